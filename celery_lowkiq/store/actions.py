@@ -1,0 +1,173 @@
+"""What an operator does to many jobs, in bounded steps. A payload that arrives in between is never lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from celery_lowkiq.rules.models import QueueSpec, ShardRef, shard_of
+
+from .keys import channel, shard_keys
+from .queries import MORGUE_KEYS, WAITING_KEYS, Queries, Renamed
+from .records import id_bytes
+from .scripts import Call, Value, load
+from .store import RedisStore
+
+#: Called with how many jobs are done so far.
+Progress = Callable[[int], None]
+
+#: Jobs and payloads that one script deals with at most.
+STEP = 1000
+STEP_IDS = 100
+STEP_BYTES = 1024 * 1024
+
+
+class _Tally:
+    def __init__(self, progress: Progress | None) -> None:
+        self.count = 0
+        self._progress = progress
+
+    def add(self, count: int) -> None:
+        self.count += count
+        if self._progress and count:
+            self._progress(self.count)
+
+
+class Actions:
+    """Changes to waiting and dead jobs. Every method returns a count of jobs and may raise StoreError;
+    what was done until then stays done, and doing it again is safe.
+    """
+
+    def __init__(self, store: RedisStore) -> None:
+        self._client = store.client
+        self._queries = Queries(store)
+
+    def perform_all_now(self, queue: QueueSpec, progress: Progress | None = None) -> int:
+        """Make all waiting jobs due now."""
+        tally = _Tally(progress)
+        for shard in queue.shard_refs():
+            # As many steps as the shard has jobs now: pushes must not keep this going.
+            (length,) = self._client.commands([("ZCARD", shard_keys(shard)["due"])])
+            for _ in range(length // STEP + 1):
+                call = load("hasten").call(
+                    shard_keys(shard), channel=channel(queue.name), index=shard.index, limit=STEP
+                )
+                moved = self._client.call(call)
+                tally.add(moved)
+                if moved < STEP:
+                    break
+        return tally.count
+
+    def delete(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
+        """Delete waiting jobs; what is in processing goes on."""
+        tally = _Tally(progress)
+        self._remove(queue, ids, WAITING_KEYS | {"marks": "failed"}, tally, only_marked=0, maximum="+inf")
+        return tally.count
+
+    def delete_all_failed(self, queue: QueueSpec, progress: Progress | None = None) -> int:
+        """Delete waiting jobs that failed before."""
+        tally = _Tally(progress)
+        for ids in self._pages(queue, "failed"):
+            self._remove(queue, ids, WAITING_KEYS | {"marks": "failed"}, tally, only_marked=1, maximum="+inf")
+        return tally.count
+
+    def kill_all_failed(self, queue: QueueSpec, progress: Progress | None = None) -> int:
+        """Move waiting jobs that failed before to the morgue."""
+        tally = _Tally(progress)
+        for ids in self._pages(queue, "failed"):
+            for shard, part in _by_shard(queue, ids).items():
+                self._steps(shard, part, tally, self._kill(queue, shard))
+        return tally.count
+
+    def morgue_delete(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
+        """Delete dead jobs."""
+        tally = _Tally(progress)
+        self._remove(queue, ids, MORGUE_KEYS | {"marks": "dead_ids"}, tally, only_marked=0, maximum="+inf")
+        return tally.count
+
+    def morgue_delete_all(self, queue: QueueSpec, progress: Progress | None = None) -> int:
+        """Delete the jobs that are dead now; who dies meanwhile stays."""
+        tally, now = _Tally(progress), self._now()
+        for ids in self._pages(queue, "dead_ids"):
+            names = MORGUE_KEYS | {"marks": "dead_ids"}
+            self._remove(queue, ids, names, tally, only_marked=0, maximum=now)
+        return tally.count
+
+    def morgue_queue_up(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
+        """Move dead jobs back to the queue, due now (rule 4)."""
+        tally = _Tally(progress)
+        self._queue_up(queue, ids, tally, "+inf")
+        return tally.count
+
+    def morgue_queue_up_all(self, queue: QueueSpec, progress: Progress | None = None) -> int:
+        """Move the jobs that are dead now back to the queue; one that dies again meanwhile stays dead."""
+        tally, now = _Tally(progress), self._now()
+        for ids in self._pages(queue, "dead_ids"):
+            self._queue_up(queue, ids, tally, now)
+        return tally.count
+
+    # -- steps
+
+    def _pages(self, queue: QueueSpec, index: str) -> Iterator[list[str]]:
+        after: str | None = None
+        while True:
+            ids, after = self._queries.members(queue, index, STEP, after)
+            yield ids
+            if after is None:
+                return
+
+    def _now(self) -> str:
+        ((seconds, micros),) = self._client.commands([("TIME",)])
+        return f"{int(seconds)}.{int(micros):06d}"
+
+    def _queue_up(self, queue: QueueSpec, ids: Iterable[str], tally: _Tally, maximum: str) -> None:
+        for shard, part in _by_shard(queue, ids).items():
+            self._steps(shard, part, tally, self._revive(queue, shard, maximum))
+
+    def _steps(self, shard: ShardRef, ids: list[Value], tally: _Tally, call: Callable[[list[Value]], Call]) -> None:
+        """Run a script that says with how many of its ids it has dealt, until none is left."""
+        while ids:
+            dealt, moved = self._client.call(call(ids[:STEP_IDS]))
+            ids = ids[dealt:]
+            tally.add(moved)
+
+    def _kill(self, queue: QueueSpec, shard: ShardRef) -> Callable[[list[Value]], Call]:
+        return lambda ids: load("kill").call(
+            shard_keys(shard), ids, merge=queue.merge.value, limit=STEP, max_bytes=STEP_BYTES
+        )
+
+    def _revive(self, queue: QueueSpec, shard: ShardRef, maximum: str) -> Callable[[list[Value]], Call]:
+        return lambda ids: load("revive").call(
+            shard_keys(shard),
+            ids,
+            merge=queue.merge.value,
+            channel=channel(queue.name),
+            index=shard.index,
+            maximum=maximum,
+            limit=STEP,
+            max_bytes=STEP_BYTES,
+        )
+
+    def _remove(
+        self, queue: QueueSpec, ids: Iterable[str], names: dict[str, str], tally: _Tally, **condition: Any
+    ) -> None:
+        for shard, part in _by_shard(queue, ids).items():
+            keys = Renamed(shard_keys(shard), names)
+            upto, cursor = b"", b""
+            while part:
+                call = load("remove").call(
+                    keys, part[:STEP_IDS], upto=upto, cursor=cursor, limit=STEP, **condition
+                )
+                dealt, deleted, upto, cursor = self._client.call(call)
+                part = part[dealt:]
+                tally.add(deleted)
+                if not cursor:
+                    upto = b""
+
+
+def _by_shard(queue: QueueSpec, ids: Iterable[str]) -> dict[ShardRef, list[Value]]:
+    parts: dict[ShardRef, list[Value]] = {}
+    for job_id in ids:
+        shard = ShardRef(queue.name, shard_of(job_id, queue.shards))
+        parts.setdefault(shard, []).append(id_bytes(job_id))
+    return parts

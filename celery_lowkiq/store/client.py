@@ -1,0 +1,129 @@
+"""Sends scripts and commands, many in one round trip, and turns Redis's errors into ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import redis
+from redis import exceptions
+
+from celery_lowkiq.rules.errors import NotOwner, StoreError, StoreFull, StoreUnavailable
+
+from .scripts import Call, Script
+
+#: Codes that Redis answers with while it cannot serve, though it will again.
+UNAVAILABLE = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "NOREPLICAS")
+
+#: How often a server may forget a script between loading and running it before that is an error.
+LOAD_ROUNDS = 3
+
+
+class ShardsDiffer(StoreError):
+    """A shard holds another number of shards than the script was given."""
+
+    def __init__(self, stored: str) -> None:
+        super().__init__(f"the shard is stored with {stored} shards")
+        self.stored = stored
+
+
+def store_error(error: BaseException) -> StoreError:
+    """What a redis-py exception means to the rest of the package."""
+    text = str(error)
+    if "OOM command not allowed" in text or isinstance(error, exceptions.OutOfMemoryError):
+        return StoreFull(
+            "Redis is at its maxmemory: nothing was stored. Raise maxmemory, or let workers drain."
+        )
+    code, _, rest = text.partition(" ")
+    if code == "NOTOWNER":
+        return NotOwner(f"the shard has changed hands (its epoch is {rest})")
+    if code == "SHARDS":
+        return ShardsDiffer(rest)
+    if (
+        isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError, OSError))
+        or code in UNAVAILABLE
+    ):
+        return StoreUnavailable(f"Redis is not available: {text or type(error).__name__}")
+    return StoreError(f"Redis refused a command: {text}")
+
+
+class Client:
+    """Runs script calls and plain commands on one Redis."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.redis = client
+        # Redis 7 knows script flags; found out when the first script with flags is loaded.
+        self._flags = True
+
+    def calls(self, calls: Sequence[Call]) -> list[Any]:
+        """Replies in order, in one round trip; a refused call has its StoreError as reply.
+
+        Raises StoreUnavailable when the outcome of all of them is unknown.
+        """
+        replies = self._send([self._evalsha(call) for call in calls])
+        for _ in range(LOAD_ROUNDS):
+            missing = [i for i, reply in enumerate(replies) if self._must_load(reply)]
+            if not missing:
+                break
+            self._load({calls[i].script for i in missing})
+            again = self._send([self._evalsha(calls[i]) for i in missing])
+            for i, reply in zip(missing, again, strict=True):
+                replies[i] = reply
+        return [store_error(r) if isinstance(r, exceptions.RedisError) else r for r in replies]
+
+    def all(self, calls: Sequence[Call]) -> list[Any]:
+        """Replies of all calls, in one round trip. Raises the first StoreError among them."""
+        return raise_refused(self.calls(calls)) if calls else []
+
+    def call(self, call: Call) -> Any:
+        """Reply of one script. Raises StoreError."""
+        return self.all([call])[0]
+
+    def commands(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Replies of plain commands, in one round trip. Raises StoreError."""
+        replies = self._send(commands) if commands else []
+        return raise_refused([store_error(r) if isinstance(r, exceptions.RedisError) else r for r in replies])
+
+    def _send(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        try:
+            if len(commands) == 1:
+                return [self._one(commands[0])]
+            with self.redis.pipeline(transaction=False) as pipe:
+                for command in commands:
+                    pipe.execute_command(*command)  # type: ignore[no-untyped-call]
+                return list(pipe.execute(raise_on_error=False))
+        except (exceptions.RedisError, OSError) as error:
+            raise store_error(error) from error
+
+    def _one(self, command: tuple[Any, ...]) -> Any:
+        try:
+            return self.redis.execute_command(*command)  # type: ignore[no-untyped-call]
+        except exceptions.ResponseError as error:
+            return error
+
+    def _evalsha(self, call: Call) -> tuple[Any, ...]:
+        return ("EVALSHA", call.script.sha(self._flags), len(call.keys), *call.keys, *call.values)
+
+    def _must_load(self, reply: Any) -> bool:
+        """fakeredis caches a script without compiling it, and finds the shebang line when it runs."""
+        if self._flags and isinstance(reply, exceptions.ResponseError) and "near '#'" in str(reply):
+            self._flags = False
+            return True
+        return isinstance(reply, exceptions.NoScriptError)
+
+    def _load(self, scripts: set[Script]) -> None:
+        for script in scripts:
+            (reply,) = self._send([("SCRIPT LOAD", script.text(self._flags))])
+            if isinstance(reply, exceptions.ResponseError) and self._flags and script.flags:
+                self._flags = False
+                (reply,) = self._send([("SCRIPT LOAD", script.text(False))])
+            if isinstance(reply, exceptions.RedisError):
+                raise store_error(reply) from reply
+
+
+def raise_refused(replies: list[Any]) -> list[Any]:
+    """The replies, unless one is a StoreError: then that is raised."""
+    for reply in replies:
+        if isinstance(reply, StoreError):
+            raise reply
+    return replies

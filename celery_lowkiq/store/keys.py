@@ -1,0 +1,72 @@
+"""The only place that spells a Redis key.
+
+Every shard has a fixed set of keys under one hash tag, so that each script can declare all it touches.
+A queue's name holds no brace, and the shard's number follows the last colon, so no name reaches another's key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from celery_lowkiq.rules.models import ShardRef
+
+#: Raised with every change of what the keys hold.
+FORMAT = 1
+
+#: Keys of a shard, with their Redis types.
+SHARD_KEYS = (
+    "lease",  # hash: owner, epoch, counter, stopping
+    "meta",  # hash: shards, score, back, front, request, claim, processed, failed, sweep
+    "senders",  # hash: sender -> last n and when
+    "due",  # zset: id -> perform_in of a waiting job
+    "jobs",  # hash: id -> packed payloads of a waiting job
+    "spill",  # hash: id, payload -> place, of waiting jobs with many payloads
+    "order",  # zset: id, place, payload
+    "failed",  # zset: id -> retry_count of a waiting job that failed
+    "errors",  # hash: id -> last error of a waiting job that failed
+    "claimed",  # zset: id -> claim number of a job in processing
+    "processing",  # hash: id -> record of a job in processing
+    "deaths",  # hash: id -> owners that died with the job in processing
+    "dead",  # zset: id -> updated_at of a job in the morgue
+    "dead_ids",  # zset of equal scores: ids in the morgue
+    "dead_jobs",  # as jobs, spill, order and errors, for the morgue
+    "dead_spill",
+    "dead_order",
+    "dead_errors",
+)
+
+
+@dataclass(frozen=True)
+class ShardKeys:
+    """Key of a shard by its name in SHARD_KEYS."""
+
+    prefix: str
+
+    def __getitem__(self, name: str) -> str:
+        return self.prefix + name
+
+    def all(self) -> list[str]:
+        """Every key that the shard may have."""
+        return [self.prefix + name for name in SHARD_KEYS]
+
+
+@lru_cache(maxsize=8192)
+def shard_keys(shard: ShardRef) -> ShardKeys:
+    """Keys of a shard."""
+    return ShardKeys(f"lowkiq:{FORMAT}:{{{shard.queue}:{shard.index}}}:")
+
+
+def queue_key(queue: str) -> str:
+    """Hash with the queue's number of shards and storage format."""
+    return f"lowkiq:queue:{{{queue}}}"
+
+
+def channel(queue: str) -> str:
+    """Where pushes are announced, as ``<shard> <perform_in>``."""
+    return f"lowkiq:{FORMAT}:pushed:{{{queue}}}"
+
+
+def queue_of_channel(name: str) -> str:
+    """The queue whose channel it is."""
+    return name.partition("{")[2][:-1]

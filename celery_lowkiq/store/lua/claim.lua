@@ -1,0 +1,71 @@
+-- Moves due jobs of a shard from waiting to processing. Never an id that is in processing (rule 9).
+--
+-- KEYS: lease meta due jobs spill order failed errors claimed processing
+-- ARGV: owner epoch merge request limit max_payloads max_bytes
+--   request: grows with each claim of an epoch; the same again returns the same batch
+--   max_payloads, max_bytes: what is taken of one id, and of all ids before the next one is left
+-- USES: time owner due bag_read bag processing
+-- FLAGS: allow-oom
+-- Returns: {now, next_due or '', claim number (0 for a request older than the last), id, processing record, ...}; error NOTOWNER <epoch>.
+-- Cost: O(limit log n), at most about 2 max_payloads payloads.
+if not is_owner() then
+  return refuse()
+end
+local now = now_us()
+local count, bytes = tonumber(max_payloads), tonumber(max_bytes)
+local known = redis.call('HMGET', meta, 'request', 'claim')
+local known_epoch, known_request = string.match(known[1] or '', '^(%d+) (%d+)$')
+local last = known_epoch == epoch and tonumber(known_request) or 0
+local number = tonumber(known[2] or 0)
+if tonumber(request) < last then
+  return {seconds(now), next_due(), 0}
+end
+
+-- Returns the number of payloads and bytes that were moved.
+local function move(id, perform_in)
+  local retry_count = redis.call('ZSCORE', failed, id) or '-1'
+  local message = redis.call('HGET', errors, id) or ''
+  redis.call('ZREM', due, id)
+  local items, more = bag_take({records = jobs, spill = spill, order = order}, id, count, bytes)
+  if more then
+    redis.call('ZADD', due, perform_in, id)
+  else
+    redis.call('ZREM', failed, id)
+    redis.call('HDEL', errors, id)
+  end
+  if #items == 0 then
+    return 0, 0
+  end
+  hold(id, number, perform_in, retry_count, message, items)
+  local size = 0
+  for _, item in ipairs(items) do
+    size = size + #item[2]
+  end
+  return #items, size
+end
+
+if tonumber(request) > last then
+  number = number + 1
+  redis.call('HSET', meta, 'request', epoch .. ' ' .. request, 'claim', number)
+  local most = tonumber(limit) + redis.call('ZCARD', claimed)
+  local ids = redis.call('ZRANGEBYSCORE', due, '-inf', seconds(now), 'WITHSCORES', 'LIMIT', 0, most)
+  local moved, payloads, size = 0, 0, 0
+  for i = 1, #ids, 2 do
+    if moved == tonumber(limit) or payloads >= count or size >= bytes then
+      break
+    end
+    if not redis.call('ZSCORE', claimed, ids[i]) then
+      local some, weight = move(ids[i], ids[i + 1])
+      payloads, size = payloads + some, size + weight
+      moved = moved + (some > 0 and 1 or 0)
+    end
+  end
+end
+
+local reply = {seconds(now), next_due(), number}
+local batch = redis.call('ZRANGEBYSCORE', claimed, number, number)
+for i, id in ipairs(batch) do
+  reply[2 + 2 * i] = id
+  reply[3 + 2 * i] = redis.call('HGET', processing, id)
+end
+return reply

@@ -1,0 +1,26 @@
+-- Moves failed jobs, as they stand now, from the queue to the morgue.
+--
+-- KEYS: meta due jobs spill order failed errors dead dead_ids dead_jobs dead_spill dead_order dead_errors
+-- ARGV: merge limit max_bytes [id]...
+--   limit: payloads to move in this step
+-- USES: time bag_read bag waiting morgue
+-- Returns: {ids dealt with, jobs moved}; go on with the ids that are left.
+-- Cost: O(limit log n). An id that has not failed is left alone.
+local now = seconds(now_us())
+local budget, moved = tonumber(limit), 0
+for i = rest, #ARGV do
+  local id = ARGV[i]
+  if redis.call('ZSCORE', failed, id) then
+    local items, more = bag_take(waiting, id, budget, tonumber(max_bytes))
+    bury(id, items, redis.call('HGET', errors, id) or '', now)
+    if more then
+      return {i - rest, moved}
+    end
+    forget(id)
+    moved, budget = moved + 1, budget - #items
+  end
+  if budget <= 0 then
+    return {i - rest + 1, moved}
+  end
+end
+return {#ARGV - rest + 1, moved}

@@ -1,0 +1,26 @@
+-- Needs KEYS claimed, processing. A job in processing is one record:
+-- '<claim> <perform_in> <retry_count> <error length> <error><packed payloads>'.
+local function hold(id, claim, perform_in, retry_count, message, items)
+  redis.call('ZADD', claimed, claim, id)
+  local head = table.concat({claim, perform_in, retry_count, #message, ''}, ' ')
+  redis.call('HSET', processing, id, head .. message .. pack_items(items))
+end
+
+-- Takes a job out of processing: {claim, perform_in, retry_count, error, items}.
+local function let_go(id)
+  local record = redis.call('HGET', processing, id) or ''
+  redis.call('ZREM', claimed, id)
+  redis.call('HDEL', processing, id)
+  local _, stop, claim, perform_in, retry_count, length =
+    string.find(record, '^(%d+) (%S+) (%S+) (%d+) ')
+  if not (stop and tonumber(perform_in) and tonumber(retry_count)) then
+    return {claim = '0', perform_in = '0', retry_count = '-1', error = '', items = unpack_items(record)}
+  end
+  return {
+    claim = claim,
+    perform_in = perform_in,
+    retry_count = retry_count,
+    error = string.sub(record, stop + 1, stop + length),
+    items = unpack_items(string.sub(record, stop + length + 1)),
+  }
+end

@@ -1,0 +1,14 @@
+-- Redis's clock as whole microseconds (a double holds them exactly until the year 2255).
+local function now_us()
+  local time = redis.call('TIME')
+  return time[1] * 1000000 + time[2]
+end
+
+-- Microseconds as decimal seconds; digits are spelled because tostring() would lose some.
+local function seconds(us)
+  return string.format('%d.%06d', math.floor(us / 1000000), us % 1000000)
+end
+
+local function delayed(us, delay)
+  return seconds(us + math.floor(tonumber(delay) * 1000000 + 0.5))
+end

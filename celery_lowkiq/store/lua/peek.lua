@@ -1,0 +1,49 @@
+-- Reads jobs without changing them: waiting ones, or (bound to the morgue's keys) dead ones.
+--
+-- KEYS: index failed errors records spill order
+-- ARGV: limit max_bytes [id]...
+--   limit, max_bytes: how much of each id's payloads to return, at least one payload
+-- USES: bag_read
+-- Returns: for each id {index score or '', retry_count, error, payload count, score, payload, ...}.
+-- Cost: O(log n + limit) an id.
+-- The first payloads of an id, and how many it has.
+local function bag_peek(id)
+  local bag = {records = records, spill = spill, order = order}
+  local record = redis.call('HGET', records, id)
+  local items, count, from = {}, 0, lex_min(id)
+  if record and record ~= SPILLED then
+    items = unpack_items(record)
+    count = #items
+    return items, count, (fitting(items, 0, 0, tonumber(limit), tonumber(max_bytes)))
+  end
+  local bytes = 0
+  repeat
+    local some, members = spilled_step(bag, id, from)
+    local fit
+    fit, bytes = fitting(some, #items, bytes, tonumber(limit), tonumber(max_bytes))
+    for i = 1, fit do
+      items[#items + 1] = some[i]
+    end
+    from = '(' .. (members[#members] or '')
+  until fit < #some or #some == 0
+  return items, redis.call('ZLEXCOUNT', order, lex_min(id), lex_max(id)), #items
+end
+
+local reply = {}
+for i = rest, #ARGV do
+  local id = ARGV[i]
+  local job = {
+    redis.call('ZSCORE', index, id) or '',
+    redis.call('ZSCORE', failed, id) or '-1',
+    redis.call('HGET', errors, id) or '',
+    0,
+  }
+  local items, count, shown = bag_peek(id)
+  job[4] = count
+  for position = 1, shown do
+    job[#job + 1] = items[position][1]
+    job[#job + 1] = items[position][2]
+  end
+  reply[#reply + 1] = job
+end
+return reply

@@ -1,0 +1,21 @@
+-- Gives a shard up.
+--
+-- KEYS: lease claimed
+-- ARGV: owner epoch
+-- USES: owner
+-- FLAGS: allow-oom
+-- Returns: 1, or 0 while jobs of it are in processing; error NOTOWNER <epoch>.
+-- Cost: O(1).
+local current = redis.call('HMGET', lease, 'owner', 'epoch')
+if current[1] == '' and current[2] == epoch then
+  return 1
+end
+if not is_owner() then
+  return refuse()
+end
+if redis.call('ZCARD', claimed) > 0 then
+  return 0
+end
+redis.call('HSET', lease, 'owner', '')
+redis.call('HINCRBY', lease, 'counter', 1)
+return 1

@@ -1,0 +1,67 @@
+-- Deletes jobs: waiting ones, or (bound to the morgue's keys) dead ones. A payload that arrives while a
+-- long bag is deleted step by step is kept: only arrivals up to the first step are deleted.
+--
+-- KEYS: index marks errors records spill order meta
+-- ARGV: only_marked maximum upto cursor limit [id]...
+--   only_marked: '1' deletes only ids that are in marks; maximum: only ids whose index score is not above it
+--   upto, cursor: '' at first, then what the step before returned; limit: payloads to look at in this step
+-- USES: bag_read
+-- Returns: {ids dealt with, jobs deleted, upto, cursor}; go on with the ids that are left.
+-- Cost: O(limit log n).
+local bag = {records = records, spill = spill, order = order}
+local arrivals = upto ~= '' and upto or string.format('%012x', 140737488355328 + (redis.call('HGET', meta, 'back') or 0))
+
+local function wanted(id)
+  local score = redis.call('ZSCORE', index, id)
+  return score and tonumber(score) <= tonumber(maximum)
+    and (only_marked ~= '1' or redis.call('ZSCORE', marks, id))
+end
+
+local function forget(id)
+  redis.call('HDEL', records, id)
+  redis.call('ZREM', index, id)
+  redis.call('ZREM', marks, id)
+  redis.call('HDEL', errors, id)
+end
+
+-- Deletes one step of a spilled bag; returns the position to go on from, or nil at its end.
+local function shrink(id, from)
+  local items, members = spilled_step(bag, id, from)
+  for i, member in ipairs(members) do
+    local place = #id + 2
+    if string.sub(member, place + 16, place + 27) <= arrivals then
+      redis.call('ZREM', order, member)
+      redis.call('HDEL', spill, id .. '\0' .. items[i][2])
+    end
+  end
+  return #members == STEP and '(' .. members[STEP] or nil
+end
+
+local looked, deleted = 0, 0
+for i = rest, #ARGV do
+  local id = ARGV[i]
+  if looked >= tonumber(limit) then
+    return {i - rest, deleted, arrivals, ''}
+  end
+  looked = looked + 1
+  if cursor ~= '' or wanted(id) then
+    if redis.call('HGET', records, id) == SPILLED then
+      local from = cursor ~= '' and cursor or lex_min(id)
+      while from and looked <= tonumber(limit) do
+        from = shrink(id, from)
+        looked = looked + STEP
+      end
+      if from then
+        return {i - rest, deleted, arrivals, from}
+      end
+      if redis.call('ZLEXCOUNT', order, lex_min(id), lex_max(id)) == 0 then
+        forget(id)
+      end
+    elseif cursor == '' then
+      forget(id)
+    end
+    deleted = deleted + 1
+  end
+  cursor = ''
+end
+return {#ARGV - rest + 1, deleted, arrivals, ''}

@@ -1,0 +1,77 @@
+-- Ends claimed jobs: out of processing, back to the queue, to the morgue and the counters, in one change
+-- (rules 3, 5, 7). What is not in processing under the named claim is left alone.
+--
+-- KEYS: lease meta due jobs spill order failed errors claimed processing deaths dead dead_ids dead_jobs dead_spill dead_order dead_errors
+-- ARGV: owner epoch merge [id claim fate retry_count delay error bad [position error]*bad]...
+--   fate: done, retry (with retry_count, delay in s), die, bury, return; bad: payloads that go to the morgue anyway
+-- USES: time owner due bag_read bag waiting morgue processing
+-- FLAGS: allow-oom
+-- Returns: {now, next_due or '', id, ...}: the ids that were settled; error NOTOWNER <epoch>.
+-- Cost: O(log n) a payload.
+if not is_owner() then
+  return refuse()
+end
+local now = now_us()
+local now_s = seconds(now)
+
+-- Takes the bad payloads (ARGV from `at`: position, error) out of a job's items and buries them.
+local function bury_bad(id, items, at, count)
+  local good, reasons = {}, {}
+  for i = at, at + 2 * count - 1, 2 do
+    reasons[tonumber(ARGV[i]) + 1] = ARGV[i + 1]
+  end
+  for position, item in ipairs(items) do
+    if reasons[position] then
+      bury(id, {item}, reasons[position], now_s)
+    else
+      good[#good + 1] = item
+    end
+  end
+  return good
+end
+
+local fates = {}
+
+function fates.done(id)
+  redis.call('HDEL', deaths, id)
+  redis.call('HINCRBY', meta, 'processed', 1)
+end
+
+function fates.retry(id, job, items, retry_count, delay, message)
+  redis.call('HINCRBY', meta, 'failed', 1)
+  put_back(id, items, delayed(now, delay), retry_count, message)
+end
+
+function fates.die(id, job, items, retry_count, delay, message)
+  redis.call('HINCRBY', meta, 'failed', 1)
+  bury(id, {items[1]}, message, now_s)
+  table.remove(items, 1)
+  put_back(id, items, now_s, '-1', '')
+end
+
+function fates.bury(id, job, items, retry_count, delay, message)
+  redis.call('HINCRBY', meta, 'failed', 1)
+  bury(id, items, message, now_s)
+end
+
+fates['return'] = function(id, job, items)
+  put_back(id, items, job.perform_in, job.retry_count, job.error)
+end
+
+local settled, at = {}, rest
+while at <= #ARGV do
+  local id, claim, fate, retry_count, delay, message, bad = unpack(ARGV, at, at + 6)
+  if redis.call('ZSCORE', claimed, id) == claim then
+    local job = let_go(id)
+    local items = bury_bad(id, job.items, at + 7, bad)
+    fates[fate](id, job, items, retry_count, delay, message)
+    settled[#settled + 1] = id
+  end
+  at = at + 7 + 2 * bad
+end
+
+local reply = {now_s, next_due()}
+for i, id in ipairs(settled) do
+  reply[2 + i] = id
+end
+return reply

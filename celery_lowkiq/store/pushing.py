@@ -1,0 +1,66 @@
+"""From jobs to push commands."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Iterator, Sequence
+
+from celery_lowkiq.rules.models import NewJob, QueueSpec, ShardRef
+
+from .keys import channel, shard_keys
+from .records import id_bytes, number_text
+from .scripts import Call, Value, load
+
+#: What one push script takes at most (the bytes may be exceeded by one payload).
+CHUNK_JOBS = 1000
+CHUNK_BYTES = 1024 * 1024
+
+
+class Sender:
+    """Numbers the pushes of one caller at a time, so that a repeated one is recognised."""
+
+    def __init__(self) -> None:
+        self.id = uuid.uuid4().hex
+        self.numbers = itertools.count(1)
+
+
+def chunked(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:
+    """The jobs in order, in parts that one script may take."""
+    chunk: list[NewJob] = []
+    size = 0
+    for job in jobs:
+        chunk.append(job)
+        size += len(job.payload)
+        if len(chunk) == CHUNK_JOBS or size >= CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def push_call(queue: QueueSpec, shard: ShardRef, sender: Sender, jobs: Sequence[NewJob]) -> Call:
+    """The command that merges jobs into their shard, under the sender's next number."""
+    rest: list[Value] = []
+    for job in jobs:
+        rest += (id_bytes(job.id), job.payload, _score(job), _when(job))
+    return load("push").call(
+        shard_keys(shard),
+        rest,
+        shards=queue.shards,
+        merge=queue.merge.value,
+        sender=sender.id,
+        n=next(sender.numbers),
+        channel=channel(queue.name),
+        index=shard.index,
+    )
+
+
+def _score(job: NewJob) -> str:
+    return "" if job.score is None else number_text(job.score)
+
+
+def _when(job: NewJob) -> str:
+    if job.perform_in is not None:
+        return number_text(job.perform_in)
+    return "" if job.delay is None else f"+{number_text(job.delay)}"

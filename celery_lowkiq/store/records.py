@@ -1,0 +1,80 @@
+"""The packed text that scripts and Python exchange; ``lua/lib`` has the other half."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from celery_lowkiq.rules.models import Job, Payload
+
+_ITEM = re.compile(rb"(\S+) (\d+) ")
+_HEAD = re.compile(rb"(\d+) (\S+) (\S+) (\d+) ")
+
+
+def number_text(value: float) -> str:
+    """A number as Lua and Redis read it back without loss; -0.0 becomes 0."""
+    return repr(float(value) + 0.0).removesuffix(".0")
+
+
+def _number(text: bytes) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def parse_items(record: bytes) -> tuple[Payload, ...]:
+    """Payloads of a packed record, smallest score first. Bytes that are no record become one payload."""
+    items: list[Payload] = []
+    at = 0
+    while at < len(record):
+        found = _ITEM.match(record, at)
+        score = _number(found.group(1)) if found else None
+        if found is None or score is None:
+            items.append(Payload(record[at:], 0.0))
+            break
+        stop = found.end() + int(found.group(2))
+        items.append(Payload(record[found.end() : stop], score))
+        at = stop
+    return tuple(items)
+
+
+def parse_id(data: bytes) -> str:
+    """An id from the store. Bytes that were planted there and are no UTF-8 survive a round trip."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def id_bytes(job_id: str) -> bytes:
+    """What the store holds for an id."""
+    return job_id.encode("utf-8", "surrogateescape")
+
+
+def parse_processing(job_id: bytes, record: bytes) -> Job:
+    """A job from its processing record."""
+    found = _HEAD.match(record)
+    perform_in = _number(found.group(2)) if found else None
+    retry_count = _number(found.group(3)) if found else None
+    if found is None or perform_in is None or retry_count is None:
+        payloads = parse_items(record)
+        return Job(parse_id(job_id), payloads, 0.0, payload_count=len(payloads))
+    stop = found.end() + int(found.group(4))
+    payloads = parse_items(record[stop:])
+    return Job(
+        id=parse_id(job_id),
+        payloads=payloads,
+        perform_in=perform_in,
+        retry_count=int(retry_count),
+        error=record[found.end() : stop] or None,
+        claim=int(found.group(1)),
+        payload_count=len(payloads),
+    )
+
+
+def parse_time(text: bytes) -> float | None:
+    """Unix s, or None for the empty text."""
+    return float(text) if text else None
+
+
+def pairs(flat: list[Any]) -> list[tuple[Any, Any]]:
+    """``[a, b, c, d]`` as ``[(a, b), (c, d)]``."""
+    return list(zip(flat[::2], flat[1::2], strict=True))

@@ -1,0 +1,94 @@
+"""Lua scripts as callables with named keys and arguments.
+
+A script's header is its declaration: ``-- KEYS: lease due`` and ``-- ARGV: owner epoch [id payload]...``
+become Lua locals of these names, and Python passes values by the same names. ``-- USES: time bag`` puts
+``lib/time.lua`` and ``lib/bag.lua`` in front; ``-- FLAGS: allow-oom`` becomes the shebang line where the
+server knows one (Redis 7). Nothing but these files ever becomes script text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from typing import Protocol, Union
+
+Value = Union[str, bytes, int, float]
+
+
+class Keys(Protocol):
+    """Keys by the names that headers use."""
+
+    def __getitem__(self, name: str, /) -> str: ...
+
+
+@dataclass(frozen=True)
+class Call:
+    """One EVALSHA, ready to be sent."""
+
+    script: Script
+    keys: tuple[str, ...]
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Script:
+    """A Lua file, bound by the names in its header."""
+
+    name: str
+    body: str
+    keys: tuple[str, ...]
+    args: tuple[str, ...]
+    flags: str
+
+    def call(self, keys: Keys, rest: Sequence[Value] = (), **args: Value) -> Call:
+        """Bind keys and arguments by name; ``rest`` fills the repeated part of ARGV.
+
+        Raises TypeError when the names are not those of the header.
+        """
+        if len(args) != len(self.args) or not all(name in args for name in self.args):
+            raise TypeError(f"{self.name}.lua takes {self.args}, got {tuple(args)}")
+        return Call(
+            self, tuple(keys[name] for name in self.keys), (*(args[name] for name in self.args), *rest)
+        )
+
+    def text(self, flags: bool) -> str:
+        """Source as sent to a server that knows script flags, or one that does not."""
+        return f"#!lua flags={self.flags}\n{self.body}" if flags and self.flags else self.body
+
+    def sha(self, flags: bool) -> str:
+        """Name under which the server caches ``text(flags)``."""
+        return _sha(self, flags)
+
+
+@lru_cache(maxsize=None)
+def _sha(script: Script, flags: bool) -> str:
+    return hashlib.sha1(script.text(flags).encode(), usedforsecurity=False).hexdigest()
+
+
+def _read(path: str) -> str:
+    return resources.files(__package__).joinpath("lua", *path.split("/")).read_text("utf-8")
+
+
+def _header(source: str, field: str) -> str:
+    found = re.search(rf"^-- {field}: *(.*)$", source, re.MULTILINE)
+    return found.group(1) if found else ""
+
+
+def _names(kind: str, names: Sequence[str]) -> str:
+    values = ", ".join(f"{kind}[{position}]" for position in range(1, len(names) + 1))
+    return f"local {', '.join(names)} = {values}\n" if names else ""
+
+
+@lru_cache(maxsize=None)
+def load(name: str) -> Script:
+    """The script of ``lua/<name>.lua``."""
+    source = _read(f"{name}.lua")
+    keys = tuple(_header(source, "KEYS").split())
+    args = tuple(_header(source, "ARGV").partition("[")[0].split())
+    libraries = "".join(_read(f"lib/{library}.lua") for library in _header(source, "USES").split())
+    binding = _names("KEYS", keys) + _names("ARGV", args) + f"local rest = {len(args) + 1}\n"
+    return Script(name, binding + libraries + source, keys, args, _header(source, "FLAGS"))

@@ -1,0 +1,179 @@
+"""Typed methods over the scripts that change jobs and leases."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import redis
+
+from celery_lowkiq.rules.models import (
+    Claim,
+    Due,
+    Lease,
+    LeaseState,
+    NewJob,
+    QueueSpec,
+    Settled,
+    ShardRef,
+    Verdict,
+    shard_of,
+)
+
+from .client import Client, ShardsDiffer, raise_refused
+from .keys import shard_keys
+from .pushing import Sender, chunked, push_call
+from .records import id_bytes, number_text, pairs, parse_id, parse_processing, parse_time
+from .registry import Registry
+from .scripts import Call, Value, load
+from .subscription import PushSubscription
+
+#: What a claim takes of one id, and of all ids together before it leaves the next one.
+CLAIM_PAYLOADS = 1000
+CLAIM_BYTES = 1024 * 1024
+
+
+class RedisStore:
+    """Jobs and leases in Redis. Safe to share between threads, not across a fork."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.client = Client(client)
+        self._registry = Registry(self.client)
+        self._senders: list[Sender] = []
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.client.redis.connection_pool.disconnect()
+
+    # -- calls
+
+    def push(self, queue: QueueSpec, jobs: Sequence[NewJob]) -> None:
+        """Merge jobs into the queue: one round trip for each 1,000 jobs of the fullest shard.
+
+        Raises ShardCountMismatch, StoreFull, or StoreUnavailable: then the outcome may be unknown, and
+        some shards may have taken their part. To push the same jobs again is safe.
+        """
+        by_shard: dict[ShardRef, list[NewJob]] = {}
+        for job in jobs:
+            by_shard.setdefault(ShardRef(queue.name, shard_of(job.id, queue.shards)), []).append(job)
+        waiting = {shard: chunked(part) for shard, part in by_shard.items()}
+        with self._sender() as sender:
+            # One chunk of a shard at a time: a chunk that was refused must not be overtaken by the next.
+            while turn := {
+                shard: chunk for shard, chunks in waiting.items() if (chunk := next(chunks, None))
+            }:
+                self._admitted(queue, [(s, push_call(queue, s, sender, chunk)) for s, chunk in turn.items()])
+
+    @contextlib.contextmanager
+    def _sender(self) -> Iterator[Sender]:
+        try:
+            sender = self._senders.pop()
+        except IndexError:
+            sender = Sender()
+        try:
+            yield sender
+        finally:
+            self._senders.append(sender)
+
+    def _admitted(self, queue: QueueSpec, calls: list[tuple[ShardRef, Call]]) -> list[Any]:
+        """Replies of calls that name the shard count, registering shards that do not know it yet."""
+        replies = self.client.calls([call for _, call in calls])
+        for position, (shard, call) in enumerate(calls):
+            if isinstance(replies[position], ShardsDiffer):
+                self._registry.admit(queue, shard)
+                replies[position] = self.client.call(call)
+        return raise_refused(replies)
+
+    # -- leases
+
+    def observe(self, shards: Sequence[ShardRef]) -> list[LeaseState]:
+        """Leases of the shards as they stand now, in one round trip."""
+        replies = self.client.commands(
+            [("HMGET", shard_keys(shard)["lease"], "owner", "epoch", "counter") for shard in shards]
+        )
+        return [
+            LeaseState((owner or b"").decode(), int(epoch or 0), int(counter or 0))
+            for owner, epoch, counter in replies
+        ]
+
+    def acquire(
+        self, queue: QueueSpec, shard: ShardRef, owner: str, seen: LeaseState, known_epoch: int
+    ) -> Lease:
+        """Take the shard if its lease is still as ``seen``, and recover what was in processing.
+
+        Raises NotOwner when the lease has changed since, ShardCountMismatch, StoreError.
+        """
+        call = load("acquire").call(
+            shard_keys(shard),
+            owner=owner,
+            seen_owner=seen.owner,
+            seen_epoch=seen.epoch,
+            seen_counter=seen.counter,
+            known_epoch=known_epoch,
+            shards=queue.shards,
+            merge=queue.merge.value,
+            max_crashes=queue.max_crashes,
+            poison_error=queue.poison_error,
+        )
+        (epoch,) = self._admitted(queue, [(shard, call)])
+        return Lease(shard, owner, int(epoch))
+
+    def renew(self, leases: Sequence[Lease], stopping: bool = False) -> list[bool]:
+        """Move the counter of each lease, in one round trip; False where it is no longer ours."""
+        calls = [_owned("renew", lease, stopping=int(stopping)) for lease in leases]
+        return [reply == 1 for reply in self.client.all(calls)]
+
+    def release(self, lease: Lease) -> bool:
+        """Give the shard up; False when jobs of it are still in processing. Raises NotOwner."""
+        return bool(self.client.call(_owned("release", lease)) == 1)
+
+    # -- batches
+
+    def claim(self, lease: Lease, request: int, limit: int) -> Claim:
+        """Move up to ``limit`` due jobs to processing; the same ``request`` returns the same batch.
+
+        At most 1,000 payloads or 1 MiB of an id, lowest scores first; the rest stays waiting.
+        Raises NotOwner, StoreUnavailable.
+        """
+        call = _owned(
+            "claim",
+            lease,
+            merge="",
+            request=request,
+            limit=limit,
+            max_payloads=CLAIM_PAYLOADS,
+            max_bytes=CLAIM_BYTES,
+        )
+        now, next_due, number, *batch = self.client.call(call)
+        jobs = [parse_processing(job_id, record) for job_id, record in pairs(batch)]
+        jobs.sort(key=lambda job: (job.perform_in, id_bytes(job.id)))
+        return Claim(number if jobs else 0, tuple(jobs), float(now), parse_time(next_due))
+
+    def settle(self, queue: QueueSpec, lease: Lease, verdicts: Sequence[Verdict]) -> Settled:
+        """End claimed jobs, in one change. Raises NotOwner, StoreUnavailable."""
+        rest = [value for verdict in verdicts for value in _verdict_values(verdict)]
+        now, next_due, *ids = self.client.call(_owned("settle", lease, rest, merge=queue.merge.value))
+        return Settled(frozenset(parse_id(job_id) for job_id in ids), float(now), parse_time(next_due))
+
+    # -- waiting for work
+
+    def next_due(self, shards: Sequence[ShardRef]) -> list[Due]:
+        """Smallest claimable ``perform_in`` of each shard, in one round trip."""
+        calls = [load("next_due").call(shard_keys(shard)) for shard in shards]
+        return [Due(parse_time(next_due), float(now)) for now, next_due in self.client.all(calls)]
+
+    def subscribe(self, queues: Sequence[QueueSpec]) -> PushSubscription:
+        """Listen to pushes on the queues. Raises StoreUnavailable."""
+        return PushSubscription(self.client.redis, [queue.name for queue in queues])
+
+
+def _owned(name: str, lease: Lease, rest: Sequence[Value] = (), **args: Value) -> Call:
+    return load(name).call(shard_keys(lease.shard), rest, owner=lease.owner, epoch=lease.epoch, **args)
+
+
+def _verdict_values(verdict: Verdict) -> Iterator[Value]:
+    yield from (id_bytes(verdict.id), verdict.claim, verdict.fate.value, verdict.retry_count)
+    yield from (number_text(verdict.delay), verdict.error, len(verdict.bad))
+    for bad in verdict.bad:
+        yield from (bad.position, bad.error)

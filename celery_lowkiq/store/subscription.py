@@ -1,0 +1,54 @@
+"""Announcements of pushes, over Redis pub/sub."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import redis
+from redis import exceptions
+
+from celery_lowkiq.rules.models import ShardRef
+
+from .client import store_error
+from .keys import channel, queue_of_channel
+
+
+class PushSubscription:
+    """One connection that listens to the queues' channels."""
+
+    def __init__(self, client: redis.Redis, queues: Sequence[str]) -> None:
+        """Raises StoreUnavailable."""
+        self._pubsub = client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
+        try:
+            self._pubsub.subscribe(*(channel(queue) for queue in queues))
+        except (exceptions.RedisError, OSError) as error:
+            raise store_error(error) from error
+
+    def wait_pushed(self, timeout: float) -> tuple[ShardRef, float] | None:
+        """The next announcement within ``timeout`` s: a shard and its new smallest ``perform_in``.
+
+        Raises StoreUnavailable when the connection is lost, or was closed.
+        """
+        try:
+            message = self._pubsub.get_message(timeout=timeout)
+        except (exceptions.RedisError, OSError, ValueError, AttributeError) as error:
+            # The last two are what redis-py makes of a socket that another thread closed.
+            raise store_error(exceptions.ConnectionError(str(error))) from error
+        if message is None or message["type"] != "message":
+            return None
+        return _announcement(message["channel"], message["data"])
+
+    def close(self) -> None:
+        """Free the connection; a thread that waits gets StoreUnavailable."""
+        connection = self._pubsub.connection
+        if connection is not None:
+            connection.disconnect()
+
+
+def _announcement(name: bytes, data: bytes) -> tuple[ShardRef, float] | None:
+    """Anyone may publish: what is not of our making is no announcement."""
+    index, _, perform_in = data.partition(b" ")
+    try:
+        return ShardRef(queue_of_channel(name.decode()), int(index)), float(perform_in)
+    except ValueError:
+        return None

@@ -1,0 +1,97 @@
+"""The seam of the worker: what it needs from the store, from Celery's side, and from its host process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from celery_lowkiq.rules.models import (
+    Batch,
+    Claim,
+    Due,
+    Lease,
+    LeaseState,
+    QueueSpec,
+    Settled,
+    ShardRef,
+    Verdict,
+)
+
+
+class Subscription(Protocol):
+    """Pushes announced by the store, for one reading thread."""
+
+    def wait_pushed(self, timeout: float) -> tuple[ShardRef, float] | None:
+        """Block up to ``timeout`` s for the next announcement: the shard and its new smallest
+        ``perform_in`` (Unix s of Redis's clock); None when none came.
+
+        Raises StoreUnavailable when the connection is lost; make a new subscription then.
+        """
+
+    def close(self) -> None:
+        """Free the connection; any other call may be in progress in another thread."""
+
+
+class Store(Protocol):
+    """What a node asks of Redis. Every method may raise StoreUnavailable, and may be repeated then."""
+
+    def observe(self, shards: Sequence[ShardRef]) -> list[LeaseState]:
+        """Leases of the shards as they stand now, in one round trip."""
+
+    def acquire(self, queue: QueueSpec, shard: ShardRef, owner: str, seen: LeaseState, known_epoch: int) -> Lease:
+        """Take the shard if its lease is still as ``seen``, and recover what was in processing.
+
+        Raises NotOwner when the lease has changed since, ShardCountMismatch.
+        """
+
+    def renew(self, leases: Sequence[Lease], stopping: bool = False) -> list[bool]:
+        """Move the counter of each lease, in one round trip; False where it is no longer ours.
+
+        ``stopping`` is written into the lease: what such an owner leaves is no crash.
+        """
+
+    def release(self, lease: Lease) -> bool:
+        """Give the shard up; False when jobs of it are still in processing. Raises NotOwner."""
+
+    def claim(self, lease: Lease, request: int, limit: int) -> Claim:
+        """Move up to ``limit`` due jobs to processing. The same ``request`` (an int that grows) again
+        returns the same batch. Raises NotOwner.
+        """
+
+    def settle(self, queue: QueueSpec, lease: Lease, verdicts: Sequence[Verdict]) -> Settled:
+        """End claimed jobs, atomically. Raises NotOwner."""
+
+    def next_due(self, shards: Sequence[ShardRef]) -> list[Due]:
+        """Smallest claimable ``perform_in`` of each shard, in one round trip."""
+
+    def subscribe(self, queues: Sequence[QueueSpec]) -> Subscription:
+        """Listen to pushes on the queues."""
+
+
+class Runner(Protocol):
+    """Celery's side: what happens with a batch between claim and settle. Never raises Exception."""
+
+    def run(self, batch: Batch) -> tuple[Verdict, ...]:
+        """Decode, run the task function, and decide about every job of the batch (results are written
+        here, before the settle). A BaseException that is no Exception goes through: it ends the worker.
+        """
+
+    def settled(self, batch: Batch, verdicts: tuple[Verdict, ...], accepted: frozenset[str]) -> None:
+        """Called after an accepted settle with the ids that it changed: on_retries_exhausted and such."""
+
+
+class Host(Protocol):
+    """The process that the worker lives in."""
+
+    def stop(self, exitcode: int, reason: str) -> None:
+        """Ask the process to end with ``exitcode`` after a drain; called from any thread."""
+
+    def last_words(self, error: BaseException) -> None:
+        """Tell the user about an error from outside a task's function that ends a lane or the worker."""
+
+
+#: Picks the next shard to claim from: ``(due times by shard, Redis's now) -> shard or None``.
+Scheduler = Callable[["dict[ShardRef, float]", float], "ShardRef | None"]
+
+#: Deals shards to lanes: ``(shards, number of lanes) -> one tuple of shards for each lane``.
+Splitter = Callable[[Sequence[ShardRef], int], "list[tuple[ShardRef, ...]]"]

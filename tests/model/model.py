@@ -1,0 +1,145 @@
+"""Plain-Python model of the rules of a job, for one shard. No Redis, no packing, no scripts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from celery_lowkiq.rules.models import Fate
+
+
+@dataclass
+class Item:
+    """A payload with its score; ``arrival`` orders equal scores."""
+
+    payload: bytes
+    score: float
+    arrival: int
+
+
+@dataclass
+class ModelJob:
+    items: dict[bytes, Item]
+    perform_in: float
+    retry_count: int = -1
+    error: bytes | None = None
+    claim: int = 0
+
+    def in_order(self) -> list[Item]:
+        return sorted(self.items.values(), key=lambda item: (item.score, item.arrival))
+
+
+@dataclass
+class Model:
+    """One shard: waiting, processing, morgue, and who died with what."""
+
+    merge: str
+    max_crashes: int
+    waiting: dict[str, ModelJob] = field(default_factory=dict)
+    processing: dict[str, ModelJob] = field(default_factory=dict)
+    morgue: dict[str, ModelJob] = field(default_factory=dict)
+    deaths: dict[str, int] = field(default_factory=dict)
+    processed: int = 0
+    failed: int = 0
+    claims: int = 0
+    back: int = 0
+    front: int = 0
+
+    def unite(self, into: dict[bytes, Item], items: list[Item], older: bool) -> None:
+        """Rule 2: of equal payloads the smaller (or larger) score stays; a tie keeps the earlier arrival."""
+        for item in reversed(items) if older else items:
+            if older:
+                self.front -= 1
+            else:
+                self.back += 1
+            arrival = self.front if older else self.back
+            known = into.get(item.payload)
+            if known is None or self._replaces(item.score, known.score, older):
+                into[item.payload] = Item(item.payload, item.score, arrival)
+
+    def _replaces(self, new: float, old: float, older: bool) -> bool:
+        if new == old:
+            return older
+        return (new > old) == (self.merge == "max")
+
+    def push(self, job_id: str, payload: bytes, score: float, perform_in: float) -> None:
+        job = self.waiting.setdefault(job_id, ModelJob({}, perform_in))
+        self.unite(job.items, [Item(payload, score, 0)], older=False)
+
+    def claim(self, limit: int, now: float) -> list[str]:
+        due = sorted(
+            (job.perform_in, job_id.encode(), job_id)
+            for job_id, job in self.waiting.items()
+            if job.perform_in <= now and job_id not in self.processing
+        )
+        ids = [job_id for _, _, job_id in due[:limit]]
+        self.claims += 1
+        for job_id in ids:
+            job = self.waiting.pop(job_id)
+            job.claim = self.claims
+            self.processing[job_id] = job
+        return ids
+
+    def put_back(self, job_id: str, items: list[Item], perform_in: float, retry_count: int, error: bytes | None) -> None:
+        """Rule 3: the payloads are united; perform_in and retry_count are those of the job that comes back."""
+        if not items:
+            return
+        job = self.waiting.setdefault(job_id, ModelJob({}, perform_in))
+        self.unite(job.items, items, older=True)
+        job.perform_in, job.retry_count = perform_in, retry_count
+        job.error = error if retry_count >= 0 else None
+
+    def bury(self, job_id: str, items: list[Item], error: bytes | None) -> None:
+        if items:
+            dead = self.morgue.setdefault(job_id, ModelJob({}, 0.0))
+            dead.error = error
+            self.unite(dead.items, items, older=False)
+
+    def settle(
+        self, job_id: str, claim: int, fate: Fate, retry_count: int, perform_in: float, now: float, error: bytes
+    ) -> bool:
+        job = self.processing.get(job_id)
+        if job is None or job.claim != claim:
+            return False
+        del self.processing[job_id]
+        items = job.in_order()
+        if fate is Fate.DONE:
+            self.processed += 1
+            self.deaths.pop(job_id, None)
+        elif fate is Fate.RETURN:
+            self.put_back(job_id, items, job.perform_in, job.retry_count, job.error)
+        else:
+            self.failed += 1
+        if fate is Fate.RETRY:
+            self.put_back(job_id, items, perform_in, retry_count, error)
+        elif fate is Fate.DIE:
+            self.bury(job_id, items[:1], error)
+            self.put_back(job_id, items[1:], now, -1, None)
+        elif fate is Fate.BURY:
+            self.bury(job_id, items, error)
+        return True
+
+    def recover(self, crashed: bool, now: float) -> None:
+        """Rule 8: what the former owner left goes back; jobs that keep killing their owner lose a payload."""
+        for job_id in sorted(self.processing, key=lambda i: (self.processing[i].claim, i.encode())):
+            job = self.processing.pop(job_id)
+            items = job.in_order()
+            if crashed:
+                self.deaths[job_id] = self.deaths.get(job_id, 0) + 1
+                if self.deaths[job_id] >= self.max_crashes:
+                    del self.deaths[job_id]
+                    self.bury(job_id, items[:1], b"poison pill")
+                    items = items[1:]
+            self.put_back(job_id, items, now, job.retry_count, job.error)
+
+    def queue_up(self, job_id: str, now: float) -> None:
+        """Rule 4."""
+        dead = self.morgue.pop(job_id, None)
+        if dead:
+            self.put_back(job_id, dead.in_order(), now, -1, None)
+
+    def kill_failed(self) -> None:
+        for job_id in sorted(self.waiting):
+            job = self.waiting[job_id]
+            if job.retry_count >= 0:
+                del self.waiting[job_id]
+                self.bury(job_id, job.in_order(), job.error)

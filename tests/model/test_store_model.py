@@ -1,0 +1,252 @@
+"""Hypothesis drives the real scripts and the plain model side by side, with lost replies and repeats."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from celery_lowkiq.embedded import EmbeddedServer
+from celery_lowkiq.rules.errors import NotOwner
+from celery_lowkiq.rules.models import Fate, Lease, Merge, NewJob, QueueSpec, ShardRef, Verdict
+from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.connect import connect
+from celery_lowkiq.store.keys import shard_keys
+from celery_lowkiq.store.pushing import Sender, push_call
+from celery_lowkiq.store.queries import Queries
+from celery_lowkiq.store.store import RedisStore
+from tests.model.model import Model
+
+IDS = st.sampled_from(["a", "b", "{c}:1", "d e", "é😀"])
+#: Long ones make a bag spill after a few pushes.
+PAYLOADS = st.sampled_from([b"1", b"2", b"3", b"", b"\0\xff 5 x", b"x" * 400, b"y" * 500, b"z" * 600, b"w" * 1500])
+SCORES = st.one_of(
+    st.sampled_from([0.0, 1.0, 1.0, 2.0, -1.5, 1e300, -1e300, 5e-324, 2.0**53]),
+    st.floats(allow_nan=False, allow_infinity=False),
+)
+#: The past is due, the far future is not, whatever the server's clock does meanwhile.
+TIMES = st.sampled_from([0.0, 1.0, 2.0, 9e9])
+NOW = "now"
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Times that a script takes from Redis's clock are copied from the store into the model."""
+
+    server: EmbeddedServer
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.client = connect({"path": self.server.socket_path}, pool_size=2, pool_timeout=5)
+        self.client.flushall()
+        self.store = RedisStore(self.client)
+        self.queries, self.actions = Queries(self.store), Actions(self.store)
+        self.sender = Sender()
+        self.sent: list = []
+        self.shard = ShardRef("q", 0)
+        self.owners = 0
+        self.request = 0
+        self.stale: list[Lease] = []
+        self.old_claims: list[tuple[str, int]] = []
+
+    @initialize(merge=st.sampled_from(list(Merge)))
+    def begin(self, merge: Merge) -> None:
+        self.queue = QueueSpec("q", shards=1, merge=merge, max_crashes=2)
+        self.model = Model(merge.value, 2)
+        self.lease = self._acquire()
+
+    def _acquire(self) -> Lease:
+        self.owners += 1
+        (seen,) = self.store.observe([self.shard])
+        self.request = 0
+        return self.store.acquire(self.queue, self.shard, f"owner-{self.owners}", seen, 0)
+
+    def _due(self, job_id: str) -> float:
+        return float(self.client.zscore(shard_keys(self.shard)["due"], job_id.encode()))
+
+    # -- what happens
+
+    @rule(job_id=IDS, payload=PAYLOADS, score=SCORES, perform_in=TIMES, repeats=st.integers(1, 2))
+    def push(self, job_id: str, payload: bytes, score: float, perform_in: float, repeats: int) -> None:
+        """A reply that was lost makes the client send the same command again."""
+        call = push_call(self.queue, self.shard, self.sender, [NewJob(job_id, payload, score, perform_in)])
+        replies = [self.store.client.call(call) for _ in range(repeats)]
+        assert replies == [1, 0][:repeats]
+        self.sent.append(call)
+        self.model.push(job_id, payload, score, perform_in)
+
+    @precondition(lambda self: self.sent)
+    @rule(data=st.data())
+    def an_old_push_arrives_again(self, data: st.DataObject) -> None:
+        assert self.store.client.call(data.draw(st.sampled_from(self.sent))) == 0
+
+    @rule(limit=st.integers(1, 4), repeats=st.integers(1, 2))
+    def claim(self, limit: int, repeats: int) -> None:
+        self.request += 1
+        claims = [self.store.claim(self.lease, self.request, limit) for _ in range(repeats)]
+        assert all(c.jobs == claims[0].jobs for c in claims)
+        ids = self.model.claim(limit, now=claims[0].now)
+        assert [job.id for job in claims[0].jobs] == ids
+        self.model.claims = claims[0].number or self.model.claims
+        self.old_claims += [(job.id, job.claim) for job in claims[0].jobs]
+        for job in claims[0].jobs:
+            known = self.model.processing[job.id]
+            assert [(p.data, p.score) for p in job.payloads] == [(i.payload, i.score) for i in known.in_order()]
+            assert (job.retry_count, job.error) == (known.retry_count, known.error)
+
+    @precondition(lambda self: self.request > 1)
+    @rule(back=st.integers(1, 3))
+    def an_old_claim_arrives_again(self, back: int) -> None:
+        if self.request - back > 0:
+            assert self.store.claim(self.lease, self.request - back, 4).jobs == ()
+
+    @precondition(lambda self: self.old_claims)
+    @rule(
+        data=st.data(),
+        fate=st.sampled_from(list(Fate)),
+        retry_count=st.integers(0, 3),
+        delay=st.sampled_from([0.0, 1e6]),
+        repeats=st.integers(1, 2),
+    )
+    def settle(self, data: st.DataObject, fate: Fate, retry_count: int, delay: float, repeats: int) -> None:
+        """Of any claim ever made: most of them are over, and change nothing."""
+        job_id, claim = data.draw(st.sampled_from(self.old_claims[-6:]))
+        verdict = Verdict(job_id, claim, fate, retry_count, delay, b"boom")
+        settled = [self.store.settle(self.queue, self.lease, [verdict]) for _ in range(repeats)]
+        assert not any(repeat.accepted for repeat in settled[1:])
+        now = settled[0].now
+        accepted = self.model.settle(job_id, claim, fate, retry_count, now + delay, now, b"boom")
+        assert settled[0].accepted == ({job_id} if accepted else set())
+
+    @rule(stopping=st.booleans())
+    def another_owner_takes_over(self, stopping: bool) -> None:
+        self.store.renew([self.lease], stopping=stopping)
+        self.stale.append(self.lease)
+        before = self.lease
+        self.lease = self._acquire()
+        assert self.lease.epoch > before.epoch
+        self.old_claims = self.old_claims[-3:]
+        self.model.recover(crashed=not stopping, now=self._recovered_at())
+
+    def _recovered_at(self) -> float:
+        for job_id in self.model.processing:
+            if self.client.zscore(shard_keys(self.shard)["due"], job_id.encode()) is not None:
+                return self._due(job_id)
+        return 0.0
+
+    @precondition(lambda self: self.stale)
+    @rule(data=st.data())
+    def a_former_owner_is_refused(self, data: st.DataObject) -> None:
+        lease = data.draw(st.sampled_from(self.stale))
+        assert self.store.renew([lease]) == [False]
+        job_id, claim = self.old_claims[-1] if self.old_claims else ("a", 1)
+        for refused in (
+            lambda: self.store.claim(lease, 999, 4),
+            lambda: self.store.settle(self.queue, lease, [Verdict(job_id, claim, Fate.DONE)]),
+            lambda: self.store.release(lease),
+        ):
+            try:
+                refused()
+            except NotOwner:
+                continue
+            raise AssertionError("a former owner was obeyed")
+
+    @rule()
+    def release_and_take_again(self) -> None:
+        released = self.store.release(self.lease)
+        assert released == (not self.model.processing)
+        if released:
+            assert self.store.release(self.lease)
+            self.stale.append(self.lease)
+            self.lease = self._acquire()
+
+    # -- what people do
+
+    @rule(job_id=IDS)
+    def queue_up(self, job_id: str) -> None:
+        moved = self.actions.morgue_queue_up(self.queue, [job_id])
+        assert moved == (job_id in self.model.morgue)
+        if moved:
+            self.model.queue_up(job_id, now=self._due(job_id))
+
+    @rule()
+    def kill_all_failed(self) -> None:
+        failed = [job_id for job_id, job in self.model.waiting.items() if job.retry_count >= 0]
+        assert self.actions.kill_all_failed(self.queue) == len(failed)
+        self.model.kill_failed()
+
+    @rule(ids=st.lists(IDS, unique=True, max_size=3))
+    def delete(self, ids: list[str]) -> None:
+        assert self.actions.delete(self.queue, ids) == len(self.model.waiting.keys() & set(ids))
+        for job_id in ids:
+            self.model.waiting.pop(job_id, None)
+
+    @rule(ids=st.lists(IDS, unique=True, max_size=2))
+    def morgue_delete(self, ids: list[str]) -> None:
+        assert self.actions.morgue_delete(self.queue, ids) == len(self.model.morgue.keys() & set(ids))
+        for job_id in ids:
+            self.model.morgue.pop(job_id, None)
+
+    @rule()
+    def perform_all_now(self) -> None:
+        later = [job_id for job_id, job in self.model.waiting.items() if job.perform_in > 1e9]
+        late = [job_id for job_id in later if job_id in self.model.waiting]
+        self.actions.perform_all_now(self.queue)
+        for job_id in late:
+            self.model.waiting[job_id].perform_in = min(self.model.waiting[job_id].perform_in, self._due(job_id))
+
+    # -- what must hold
+
+    @invariant()
+    def the_store_is_as_the_model_says(self) -> None:
+        if not hasattr(self, "lease"):
+            return
+        jobs = {job.id: job for job in self.queries.jobs(self.queue, payload_limit=100).items}
+        assert jobs.keys() == self.model.waiting.keys()
+        for job_id, job in jobs.items():
+            known = self.model.waiting[job_id]
+            assert [(p.data, p.score) for p in job.payloads] == [(i.payload, i.score) for i in known.in_order()]
+            assert (job.retry_count, job.error, job.payload_count) == (known.retry_count, known.error, len(known.items))
+            assert abs(job.perform_in - known.perform_in) < 1e-5
+        dead = {job.id: job for job in self.queries.morgue(self.queue, payload_limit=100).items}
+        assert {i: [(p.data, p.score) for p in d.payloads] for i, d in dead.items()} == {
+            i: [(m.payload, m.score) for m in d.in_order()] for i, d in self.model.morgue.items()
+        }
+        assert {i: d.error for i, d in dead.items()} == {i: d.error for i, d in self.model.morgue.items()}
+        busy = self.queries.processing(self.queue).items
+        assert {job.id for job in busy} == self.model.processing.keys()
+        stats = self.queries.stats(self.queue)
+        assert (stats.processed, stats.failed) == (self.model.processed, self.model.failed)
+        retries = sum(job.retry_count >= 0 for job in self.model.waiting.values())
+        assert (stats.length, stats.retries, stats.fresh) == (len(jobs), retries, len(jobs) - retries)
+        assert (stats.busy, stats.morgue_length) == (len(busy), len(dead))
+
+    def teardown(self) -> None:
+        if hasattr(self, "lease"):
+            self._drain()
+            left = {key for name in self._keys_of_jobs() if self.client.exists(key := shard_keys(self.shard)[name])}
+            assert not left, f"keys left after a drain: {left}"
+        self.client.connection_pool.disconnect()
+
+    def _drain(self) -> None:
+        self.lease = self._acquire()
+        self.actions.delete(self.queue, list(self.model.waiting) + list(self.model.processing))
+        self.actions.morgue_delete_all(self.queue)
+
+    def _keys_of_jobs(self) -> set[str]:
+        from celery_lowkiq.store.keys import SHARD_KEYS
+
+        return set(SHARD_KEYS) - {"lease", "meta", "senders", "deaths"}
+
+
+def test_the_store_follows_the_model(redis_server: EmbeddedServer) -> None:
+    machine = type("Machine", (StoreMachine,), {"server": redis_server})
+    from hypothesis.stateful import run_state_machine_as_test
+
+    run_state_machine_as_test(machine, settings=settings(max_examples=120, stateful_step_count=50))
+
+
+def test_the_store_follows_the_model_on_redis_62(redis_62_server: EmbeddedServer) -> None:
+    machine = type("Machine62", (StoreMachine,), {"server": redis_62_server})
+    from hypothesis.stateful import run_state_machine_as_test
+
+    run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=50))

@@ -1,0 +1,67 @@
+"""Short words for what store tests do all the time."""
+
+from __future__ import annotations
+
+import itertools
+
+from celery_lowkiq.rules.models import (
+    BadPayload,
+    Claim,
+    Fate,
+    Lease,
+    NewJob,
+    QueueSpec,
+    Settled,
+    ShardRef,
+    Verdict,
+)
+from celery_lowkiq.store.queries import Queries
+from celery_lowkiq.store.store import RedisStore
+
+ONE = QueueSpec("orders", shards=1, batch_size=10)
+SHARD = ShardRef("orders", 0)
+_requests = itertools.count(1)
+
+
+def push(store: RedisStore, job_id: str, *payloads: tuple[str, float], queue: QueueSpec = ONE, **when: float) -> None:
+    store.push(queue, [NewJob(job_id, data.encode(), score, **when) for data, score in payloads])
+
+
+def take(store: RedisStore, queue: QueueSpec = ONE, shard: int = 0, owner: str = "me") -> Lease:
+    ref = ShardRef(queue.name, shard)
+    (seen,) = store.observe([ref])
+    return store.acquire(queue, ref, owner, seen, 0)
+
+
+def claim(store: RedisStore, lease: Lease, limit: int = 10) -> Claim:
+    return store.claim(lease, next(_requests), limit)
+
+
+def end(
+    store: RedisStore,
+    lease: Lease,
+    claimed: Claim,
+    fate: Fate = Fate.DONE,
+    *,
+    queue: QueueSpec = ONE,
+    retry_count: int = 0,
+    delay: float = 0.0,
+    error: bytes = b"",
+    bad: tuple[BadPayload, ...] = (),
+) -> Settled:
+    verdicts = [Verdict(job.id, claimed.number, fate, retry_count, delay, error, bad) for job in claimed.jobs]
+    return store.settle(queue, lease, verdicts)
+
+
+def contents(claimed: Claim) -> dict[str, list[tuple[str, float]]]:
+    return {job.id: [(p.data.decode(), p.score) for p in job.payloads] for job in claimed.jobs}
+
+
+def waiting(store: RedisStore, job_id: str, queue: QueueSpec = ONE) -> list[tuple[str, float]] | None:
+    job = Queries(store).job(queue, job_id).waiting
+    return None if job is None else [(p.data.decode(), p.score) for p in job.payloads]
+
+
+def dead(store: RedisStore, job_id: str, queue: QueueSpec = ONE) -> list[tuple[str, float]] | None:
+    job = Queries(store).job(queue, job_id).dead
+    return None if job is None else [(p.data.decode(), p.score) for p in job.payloads]
