@@ -219,7 +219,7 @@ def _private_directory() -> Path:
     directory = tempfile.mkdtemp(prefix="lowkiq-")
     if len(directory) + len("/redis.sock") > MAX_SOCKET_PATH:
         os.rmdir(directory)
-        directory = tempfile.mkdtemp(prefix="lowkiq-", dir="/tmp")  # noqa: S108 - private, and short
+        directory = tempfile.mkdtemp(prefix="lowkiq-", dir="/tmp")
     return Path(directory)
 
 

@@ -124,7 +124,9 @@ class Actions:
         for shard, part in _by_shard(queue, ids).items():
             self._steps(shard, part, tally, self._revive(queue, shard, maximum))
 
-    def _steps(self, shard: ShardRef, ids: list[Value], tally: _Tally, call: Callable[[list[Value]], Call]) -> None:
+    def _steps(
+        self, shard: ShardRef, ids: list[Value], tally: _Tally, call: Callable[[list[Value]], Call]
+    ) -> None:
         """Run a script that says with how many of its ids it has dealt, until none is left."""
         while ids:
             dealt, moved = self._client.call(call(ids[:STEP_IDS]))

@@ -43,8 +43,8 @@ def connect(parameters: Mapping[str, Any], *, pool_size: int, pool_timeout: floa
         )
     else:
         options.pop("connection_class", None)
-        manager = Sentinel(list(sentinels), sentinel_kwargs=sentinel_kwargs)
-        pool = _BlockingSentinelPool(
+        manager = Sentinel(list(sentinels), sentinel_kwargs=sentinel_kwargs)  # type: ignore[no-untyped-call]
+        pool = _BlockingSentinelPool(  # type: ignore[no-untyped-call]
             master_name, manager, max_connections=pool_size, timeout=pool_timeout, **options
         )
     return redis.Redis(connection_pool=pool)

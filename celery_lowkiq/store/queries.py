@@ -115,7 +115,9 @@ class Queries:
         _check(limit=limit, payload_limit=payload_limit)
         if by == "id":
             if reverse or minimum is not None or maximum is not None:
-                raise InvalidCall("by='id' has no order: reverse, minimum and maximum go with perform_in or retry_count")
+                raise InvalidCall(
+                    "by='id' has no order: reverse, minimum and maximum go with perform_in or retry_count"
+                )
             found, cursor = self._scan(queue, id_bytes(prefix), limit, after)
         else:
             index = _index(by, _WAITING_INDEXES, prefix)
@@ -181,7 +183,9 @@ class Queries:
 
     # -- ids
 
-    def members(self, queue: QueueSpec, index: str, limit: int, after: str | None) -> tuple[list[str], str | None]:
+    def members(
+        self, queue: QueueSpec, index: str, limit: int, after: str | None
+    ) -> tuple[list[str], str | None]:
         """Ids of one of a shard's sorted sets, a page at a time; for actions on all of them."""
         found, cursor = self._members(queue, index, _Window(None, None, b"", False, limit, after))
         return [parse_id(member.id) for member in found], cursor
@@ -209,7 +213,11 @@ class Queries:
             shard = ShardRef(queue.name, index)
             (reply,) = self._client.commands([("ZSCAN", shard_keys(shard)["due"], cursor, "COUNT", limit)])
             cursor, members = int(reply[0]), _scanned(reply[1])
-            found |= {job_id: _Member(score, job_id, shard) for job_id, score in members if job_id.startswith(prefix)}
+            found |= {
+                job_id: _Member(score, job_id, shard)
+                for job_id, score in members
+                if job_id.startswith(prefix)
+            }
             budget -= max(len(members), 1)
             index += cursor == 0
         return list(found.values()), dump_scan(index, cursor) if index < queue.shards else None
@@ -226,10 +234,15 @@ class Queries:
         replies = self._read_jobs(found, MORGUE_KEYS, payload_limit)
         return [_dead_job(member, reply) for member, reply in zip(found, replies, strict=True)]
 
-    def _read_jobs(self, members: list[_Member], names: dict[str, str], payload_limit: int) -> list[list[Any]]:
+    def _read_jobs(
+        self, members: list[_Member], names: dict[str, str], payload_limit: int
+    ) -> list[list[Any]]:
         calls = [
             load("peek").call(
-                Renamed(shard_keys(member.shard), names), [member.id], limit=payload_limit, max_bytes=PEEK_BYTES
+                Renamed(shard_keys(member.shard), names),
+                [member.id],
+                limit=payload_limit,
+                max_bytes=PEEK_BYTES,
             )
             for member in members
         ]

@@ -12,7 +12,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from importlib import resources
 from typing import Protocol, Union
 
@@ -64,7 +64,7 @@ class Script:
         return _sha(self, flags)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _sha(script: Script, flags: bool) -> str:
     return hashlib.sha1(script.text(flags).encode(), usedforsecurity=False).hexdigest()
 
@@ -83,7 +83,7 @@ def _names(kind: str, names: Sequence[str]) -> str:
     return f"local {', '.join(names)} = {values}\n" if names else ""
 
 
-@lru_cache(maxsize=None)
+@cache
 def load(name: str) -> Script:
     """The script of ``lua/<name>.lua``."""
     source = _read(f"{name}.lua")

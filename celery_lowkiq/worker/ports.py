@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from celery_lowkiq.rules.models import (
@@ -38,7 +38,9 @@ class Store(Protocol):
     def observe(self, shards: Sequence[ShardRef]) -> list[LeaseState]:
         """Leases of the shards as they stand now, in one round trip."""
 
-    def acquire(self, queue: QueueSpec, shard: ShardRef, owner: str, seen: LeaseState, known_epoch: int) -> Lease:
+    def acquire(
+        self, queue: QueueSpec, shard: ShardRef, owner: str, seen: LeaseState, known_epoch: int
+    ) -> Lease:
         """Take the shard if its lease is still as ``seen``, and recover what was in processing.
 
         Raises NotOwner when the lease has changed since, ShardCountMismatch.
@@ -88,10 +90,3 @@ class Host(Protocol):
 
     def last_words(self, error: BaseException) -> None:
         """Tell the user about an error from outside a task's function that ends a lane or the worker."""
-
-
-#: Picks the next shard to claim from: ``(due times by shard, Redis's now) -> shard or None``.
-Scheduler = Callable[["dict[ShardRef, float]", float], "ShardRef | None"]
-
-#: Deals shards to lanes: ``(shards, number of lanes) -> one tuple of shards for each lane``.
-Splitter = Callable[[Sequence[ShardRef], int], "list[tuple[ShardRef, ...]]"]

@@ -79,7 +79,9 @@ class Model:
             self.processing[job_id] = job
         return ids
 
-    def put_back(self, job_id: str, items: list[Item], perform_in: float, retry_count: int, error: bytes | None) -> None:
+    def put_back(
+        self, job_id: str, items: list[Item], perform_in: float, retry_count: int, error: bytes | None
+    ) -> None:
         """Rule 3: the payloads are united; perform_in and retry_count are those of the job that comes back."""
         if not items:
             return
@@ -95,7 +97,14 @@ class Model:
             self.unite(dead.items, items, older=False)
 
     def settle(
-        self, job_id: str, claim: int, fate: Fate, retry_count: int, perform_in: float, now: float, error: bytes
+        self,
+        job_id: str,
+        claim: int,
+        fate: Fate,
+        retry_count: int,
+        perform_in: float,
+        now: float,
+        error: bytes,
     ) -> bool:
         job = self.processing.get(job_id)
         if job is None or job.claim != claim:

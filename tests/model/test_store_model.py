@@ -19,7 +19,9 @@ from tests.model.model import Model
 
 IDS = st.sampled_from(["a", "b", "{c}:1", "d e", "é😀"])
 #: Long ones make a bag spill after a few pushes.
-PAYLOADS = st.sampled_from([b"1", b"2", b"3", b"", b"\0\xff 5 x", b"x" * 400, b"y" * 500, b"z" * 600, b"w" * 1500])
+PAYLOADS = st.sampled_from(
+    [b"1", b"2", b"3", b"", b"\0\xff 5 x", b"x" * 400, b"y" * 500, b"z" * 600, b"w" * 1500]
+)
 SCORES = st.one_of(
     st.sampled_from([0.0, 1.0, 1.0, 2.0, -1.5, 1e300, -1e300, 5e-324, 2.0**53]),
     st.floats(allow_nan=False, allow_infinity=False),
@@ -90,7 +92,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.old_claims += [(job.id, job.claim) for job in claims[0].jobs]
         for job in claims[0].jobs:
             known = self.model.processing[job.id]
-            assert [(p.data, p.score) for p in job.payloads] == [(i.payload, i.score) for i in known.in_order()]
+            assert [(p.data, p.score) for p in job.payloads] == [
+                (i.payload, i.score) for i in known.in_order()
+            ]
             assert (job.retry_count, job.error) == (known.retry_count, known.error)
 
     @precondition(lambda self: self.request > 1)
@@ -192,7 +196,9 @@ class StoreMachine(RuleBasedStateMachine):
         late = [job_id for job_id in later if job_id in self.model.waiting]
         self.actions.perform_all_now(self.queue)
         for job_id in late:
-            self.model.waiting[job_id].perform_in = min(self.model.waiting[job_id].perform_in, self._due(job_id))
+            self.model.waiting[job_id].perform_in = min(
+                self.model.waiting[job_id].perform_in, self._due(job_id)
+            )
 
     # -- what must hold
 
@@ -204,8 +210,14 @@ class StoreMachine(RuleBasedStateMachine):
         assert jobs.keys() == self.model.waiting.keys()
         for job_id, job in jobs.items():
             known = self.model.waiting[job_id]
-            assert [(p.data, p.score) for p in job.payloads] == [(i.payload, i.score) for i in known.in_order()]
-            assert (job.retry_count, job.error, job.payload_count) == (known.retry_count, known.error, len(known.items))
+            assert [(p.data, p.score) for p in job.payloads] == [
+                (i.payload, i.score) for i in known.in_order()
+            ]
+            assert (job.retry_count, job.error, job.payload_count) == (
+                known.retry_count,
+                known.error,
+                len(known.items),
+            )
             assert abs(job.perform_in - known.perform_in) < 1e-5
         dead = {job.id: job for job in self.queries.morgue(self.queue, payload_limit=100).items}
         assert {i: [(p.data, p.score) for p in d.payloads] for i, d in dead.items()} == {
@@ -223,7 +235,11 @@ class StoreMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "lease"):
             self._drain()
-            left = {key for name in self._keys_of_jobs() if self.client.exists(key := shard_keys(self.shard)[name])}
+            left = {
+                key
+                for name in self._keys_of_jobs()
+                if self.client.exists(key := shard_keys(self.shard)[name])
+            }
             assert not left, f"keys left after a drain: {left}"
         self.client.connection_pool.disconnect()
 

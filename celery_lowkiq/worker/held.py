@@ -1,0 +1,37 @@
+"""A lease in the hands of this node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from celery_lowkiq.rules.models import Lease, QueueSpec, ShardRef
+
+#: Parts of the lease time T, after the moment before the last renewal was sent.
+DEADLINE = 0.8
+NO_CLAIM_BEFORE_DEADLINE = 0.3
+
+
+@dataclass
+class Held:
+    """A lease, with what only this node knows of it: how far it may be trusted, and its claims."""
+
+    queue: QueueSpec
+    lease: Lease
+    #: T, in s.
+    seconds: float
+    #: Monotonic time before the last successful renewal was sent.
+    renewed_at: float
+    request: int = 0
+
+    @property
+    def shard(self) -> ShardRef:
+        return self.lease.shard
+
+    @property
+    def deadline(self) -> float:
+        """Until this monotonic time nobody else can have the shard."""
+        return self.renewed_at + DEADLINE * self.seconds
+
+    def may_claim(self, now: float) -> bool:
+        """Whether enough of the lease is left to begin something."""
+        return now < self.deadline - NO_CLAIM_BEFORE_DEADLINE * self.seconds

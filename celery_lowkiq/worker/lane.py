@@ -1,0 +1,231 @@
+"""A thread with the shards pinned to it: pick a shard, claim, run, settle."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from celery_lowkiq.rules.clock import Clock
+from celery_lowkiq.rules.errors import NotOwner, StoreError, StoreUnavailable
+from celery_lowkiq.rules.models import Batch, Due, Settled, ShardRef, Verdict
+from celery_lowkiq.rules.schedulers import Scheduler
+
+from .agenda import Agenda
+from .held import Held
+from .outage import Outage
+from .ports import Host, Runner, Store
+
+T = TypeVar("T")
+
+logger = logging.getLogger("celery_lowkiq.worker")
+
+#: Exit status after a task raised something that is no Exception.
+CRASHED = 70
+#: A shard on which a script fails for a reason of its own is left alone for so many s.
+PARKED = 5.0
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What all lanes of a node share."""
+
+    store: Store
+    runner: Runner
+    host: Host
+    clock: Clock
+    outage: Outage
+    poll_interval: float
+    lease_seconds: float
+    #: Told when a shard turns out to be another node's.
+    lost: Callable[[Held], None]
+    #: Told when a lane has ended, for whatever reason.
+    lane_ended: Callable[[], None]
+
+
+class Lane:
+    """Works its shards one batch at a time until it is stopped."""
+
+    def __init__(self, number: int, scheduler: Scheduler, around: Surroundings) -> None:
+        self.name = f"lane-{number}"
+        self.crashed = False
+        self.ended = False
+        self._scheduler = scheduler
+        self._around = around
+        self._changed = threading.Condition()
+        self._agenda = Agenda(around.clock)
+        self._held: dict[ShardRef, Held] = {}
+        self._batch: Batch | None = None
+        self._refresh = False
+        self._stopping_at: float | None = None
+        self._thread = threading.Thread(target=self._main, name=self.name, daemon=True)
+
+    # -- called from other threads
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Begin nothing new; the running batch is finished and settled."""
+        with self._changed:
+            self._stopping_at = self._stopping_at or self._around.clock.monotonic()
+            self._changed.notify()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until the thread ended, at most ``timeout`` s."""
+        self._thread.join(timeout)
+
+    def serve(self, held: Held) -> None:
+        """Work a shard from now on."""
+        with self._changed:
+            self._held[held.shard] = held
+            self._refresh = True
+            self._changed.notify()
+
+    def drop(self, shard: ShardRef) -> None:
+        """Begin nothing more of a shard."""
+        with self._changed:
+            self._held.pop(shard, None)
+            self._agenda.forget(shard)
+
+    def hear(self, shard: ShardRef, perform_in: float) -> None:
+        """Something was pushed."""
+        with self._changed:
+            if shard in self._held:
+                self._agenda.hear(shard, perform_in)
+                self._changed.notify()
+
+    def refresh(self) -> None:
+        """Ask the store about all shards: announcements may have been missed, or a lease was renewed."""
+        with self._changed:
+            self._refresh = True
+            self._changed.notify()
+
+    @property
+    def batch(self) -> Batch | None:
+        """What runs now."""
+        return self._batch
+
+    def shards(self) -> list[ShardRef]:
+        """The shards that it serves now."""
+        with self._changed:
+            return sorted(self._held)
+
+    # -- the thread
+
+    def _main(self) -> None:
+        try:
+            while self._stopping_at is None:
+                held = self._next()
+                if held is not None:
+                    self._work(held)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, a lane never ends silently
+            self._crash(error)
+        finally:
+            self.ended = True
+            self._around.lane_ended()
+
+    def _crash(self, error: BaseException) -> None:
+        self.crashed = True
+        batch = self._batch
+        logger.critical("%s ends with %r on %s: the worker stops", self.name, error, batch and batch.shard)
+        self._around.host.last_words(error)
+        code = error.code if isinstance(error, SystemExit) else CRASHED
+        exitcode = code if isinstance(code, int) and code else CRASHED
+        self._around.host.stop(exitcode, f"{self.name}: {error!r}")
+
+    def _next(self) -> Held | None:
+        """The shard to work now; without one, wait for the next reason to look, and return None."""
+        if self._take_refresh():
+            self._ask_all()
+        with self._changed:
+            due = self._workable()
+            shard = self._scheduler(due, self._agenda.now())
+            if shard is not None:
+                return self._held[shard]
+            if not self._refresh and self._stopping_at is None:
+                left = self._agenda.seconds_until(min(due.values(), default=None))
+                poll = self._around.poll_interval
+                woken = self._changed.wait(poll if left is None else min(left, poll))
+                self._refresh |= not woken and (left is None or left > poll)
+            return None
+
+    def _workable(self) -> dict[ShardRef, float]:
+        """Due times of the shards that may be claimed from; a renewal brings back those that may not."""
+        now = self._around.clock.monotonic()
+        due = self._agenda.due()
+        return {
+            shard: due[shard] for shard, held in self._held.items() if shard in due and held.may_claim(now)
+        }
+
+    def _take_refresh(self) -> bool:
+        with self._changed:
+            refresh, self._refresh = self._refresh, False
+            return refresh
+
+    def _ask_all(self) -> None:
+        shards = self.shards()
+        try:
+            dues = self._survive(lambda: self._around.store.next_due(shards))
+        except StoreUnavailable:
+            return
+        for shard, due in zip(shards, dues, strict=True):
+            self._learn(shard, due)
+
+    def _learn(self, shard: ShardRef, due: Due) -> None:
+        with self._changed:
+            if shard in self._held:
+                self._agenda.learn(shard, due)
+
+    def _work(self, held: Held) -> None:
+        threading.current_thread().name = f"{self.name} {held.shard}"
+        try:
+            self._claim_and_run(held)
+        except NotOwner:
+            logger.warning("shard %s has changed hands: this node leaves it", held.shard)
+            self.drop(held.shard)
+            self._around.lost(held)
+        except StoreUnavailable:
+            logger.error(
+                "gave up on Redis while stopping: what was claimed of %s will be recovered", held.shard
+            )
+        except StoreError:
+            logger.exception("shard %s is left alone for %.0f s", held.shard, PARKED)
+            with self._changed:
+                self._agenda.park(held.shard, PARKED)
+        finally:
+            threading.current_thread().name = self.name
+
+    def _claim_and_run(self, held: Held) -> None:
+        store, limit = self._around.store, held.queue.batch_size
+        held.request += 1
+        claim = self._survive(lambda: store.claim(held.lease, held.request, limit))
+        self._learn(held.shard, Due(claim.next_due, claim.now))
+        if not claim.jobs:
+            return
+        batch = self._batch = Batch(held.queue, held.lease, claim.number, claim.jobs)
+        verdicts = self._around.runner.run(batch)
+        try:
+            settled = self._settle(held, verdicts)
+        finally:
+            self._batch = None
+        self._around.runner.settled(batch, verdicts, settled.accepted)
+
+    def _settle(self, held: Held, verdicts: tuple[Verdict, ...]) -> Settled:
+        store = self._around.store
+        settled = self._survive(lambda: store.settle(held.queue, held.lease, verdicts))
+        self._learn(held.shard, Due(settled.next_due, settled.now))
+        return settled
+
+    def _survive(self, action: Callable[[], T]) -> T:
+        return self._around.outage.survive(action, self._gives_up)
+
+    def _gives_up(self) -> bool:
+        """A stopping lane gives Redis one lease time to come back; an abandoned one none."""
+        stopping_at = self._stopping_at
+        if stopping_at is None or self._around.outage.stop.is_set():
+            return stopping_at is not None
+        return self._around.clock.monotonic() - stopping_at > self._around.lease_seconds

@@ -1,0 +1,130 @@
+"""The engine of a node: lanes, ownership and waker, started and stopped together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from celery_lowkiq.rules.clock import Clock
+from celery_lowkiq.rules.models import QueueSpec, ShardRef
+from celery_lowkiq.rules.schedulers import Scheduler
+from celery_lowkiq.rules.splitters import Splitter
+
+from .lane import Lane, Surroundings
+from .outage import Outage
+from .ownership import Ownership
+from .ports import Host, Runner, Store
+from .waker import Waker
+
+
+class Runtime:
+    """Serves the queues until it is drained or abandoned."""
+
+    def __init__(
+        self,
+        store: Store,
+        runner: Runner,
+        host: Host,
+        queues: Sequence[QueueSpec],
+        *,
+        lanes: int,
+        owner: str,
+        clock: Clock,
+        scheduler_factory: Callable[[], Scheduler],
+        splitter: Splitter,
+        poll_interval: float = 1.0,
+        lease_seconds: float = 10.0,
+    ) -> None:
+        """``poll_interval`` and ``lease_seconds`` in s; ``owner`` names this start of this process."""
+        self._outage = Outage(clock)
+        around = Surroundings(
+            store=store,
+            runner=runner,
+            host=host,
+            clock=clock,
+            outage=self._outage,
+            poll_interval=poll_interval,
+            lease_seconds=lease_seconds,
+            lost=lambda held: self._ownership.lost(held),
+            lane_ended=lambda: self._ownership.look_now(),
+        )
+        self._clock = clock
+        self._lanes = [Lane(number, scheduler_factory(), around) for number in range(lanes)]
+        self._placement = self._place(queues, splitter)
+        self._ownership = Ownership(
+            store,
+            host,
+            self._outage,
+            clock,
+            owner=owner,
+            lease_seconds=lease_seconds,
+            placement=self._placement,
+        )
+        self._waker = Waker(store, queues, host, self._outage, pushed=self._pushed, connected=self._refresh)
+
+    def start(self) -> None:
+        """Start all threads; shards are taken as soon as they are free."""
+        for lane in self._lanes:
+            lane.start()
+        self._waker.start()
+        self._ownership.start()
+
+    def drain(self) -> None:
+        """Begin nothing new; returns at once."""
+        for lane in self._lanes:
+            lane.stop()
+        self._ownership.drain()
+        self._waker.stop()
+
+    def abandon(self) -> None:
+        """Stop now: what runs is left to whoever owns the shard next; returns at once."""
+        for lane in self._lanes:
+            lane.stop()
+        self._ownership.abandon()
+        self._waker.stop()
+        self._outage.stop.set()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait, at most ``timeout`` s, until running batches are settled and leases released.
+
+        True when all of that is done.
+        """
+        deadline = None if timeout is None else self._clock.monotonic() + timeout
+        threads: list[Lane | Ownership | Waker] = [*self._lanes, self._ownership, self._waker]
+        for thread in threads:
+            thread.join(None if deadline is None else max(0.0, deadline - self._clock.monotonic()))
+        return self._ownership.ended and all(lane.ended for lane in self._lanes)
+
+    def busy(self) -> int:
+        """How many batches run now."""
+        return sum(lane.batch is not None for lane in self._lanes)
+
+    def snapshot(self) -> dict[str, Any]:
+        """What each lane serves and runs, as plain values."""
+        return {"lanes": [_picture(lane) for lane in self._lanes]}
+
+    def _place(
+        self, queues: Sequence[QueueSpec], splitter: Splitter
+    ) -> dict[ShardRef, tuple[QueueSpec, Lane]]:
+        by_shard = {shard: queue for queue in queues for shard in queue.shard_refs()}
+        dealt = splitter(list(by_shard), len(self._lanes))
+        return {
+            shard: (by_shard[shard], lane)
+            for lane, shards in zip(self._lanes, dealt, strict=True)
+            for shard in shards
+        }
+
+    def _pushed(self, shard: ShardRef, perform_in: float) -> None:
+        placed = self._placement.get(shard)
+        if placed is not None:
+            placed[1].hear(shard, perform_in)
+
+    def _refresh(self) -> None:
+        for lane in self._lanes:
+            lane.refresh()
+
+
+def _picture(lane: Lane) -> dict[str, Any]:
+    batch = lane.batch
+    running = {"shard": str(batch.shard), "ids": [job.id for job in batch.jobs]} if batch else None
+    return {"name": lane.name, "shards": [str(shard) for shard in lane.shards()], "running": running}

@@ -1,0 +1,82 @@
+"""One thread that listens to pushes and wakes the lane of the shard."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from celery_lowkiq.rules.errors import StoreUnavailable
+from celery_lowkiq.rules.models import QueueSpec, ShardRef
+
+from .outage import Outage, pauses
+from .ports import Host, Store, Subscription
+
+#: How often a silent subscription is looked after, in s; closing it ends the wait at once.
+LISTEN = 5.0
+
+
+class Waker:
+    """Calls ``pushed(shard, perform_in)``, and ``connected()`` whenever announcements may have been missed."""
+
+    def __init__(
+        self,
+        store: Store,
+        queues: Sequence[QueueSpec],
+        host: Host,
+        outage: Outage,
+        *,
+        pushed: Callable[[ShardRef, float], None],
+        connected: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._queues = queues
+        self._host = host
+        self._outage = outage
+        self._pushed = pushed
+        self._connected = connected
+        self._stopping = False
+        self._pauses = pauses()
+        self._subscription: Subscription | None = None
+        self._thread = threading.Thread(target=self._main, name="lowkiq-waker", daemon=True)
+
+    def start(self) -> None:
+        """Begin to listen."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Listen no more."""
+        self._stopping = True
+        if self._subscription is not None:
+            self._subscription.close()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until the thread ended, at most ``timeout`` s."""
+        self._thread.join(timeout)
+
+    def _main(self) -> None:
+        try:
+            while not self._stopping:
+                try:
+                    self._listen()
+                except StoreUnavailable as error:
+                    if self._stopping:
+                        return
+                    self._outage.begins(error)
+                    self._outage.stop.wait(next(self._pauses))
+        except Exception as error:  # noqa: BLE001 - a bug of ours must not leave a worker deaf
+            self._host.last_words(error)
+            self._host.stop(70, f"lowkiq-waker: {error!r}")
+
+    def _listen(self) -> None:
+        subscription = self._subscription = self._store.subscribe(self._queues)
+        try:
+            self._pauses = pauses()
+            self._outage.ends()
+            self._connected()
+            while not self._stopping:
+                announced = subscription.wait_pushed(LISTEN)
+                if announced is not None:
+                    self._pushed(*announced)
+        finally:
+            self._subscription = None
+            subscription.close()
