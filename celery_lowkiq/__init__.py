@@ -1,1 +1,33 @@
 """Ordered tasks for Celery: calls of one id are merged, kept in order, and never run twice at once."""
+
+from __future__ import annotations
+
+from celery_lowkiq.integration.decorator import ordered_task
+from celery_lowkiq.integration.task import OrderedTask
+from celery_lowkiq.rules.errors import (
+    ConfigurationError,
+    InvalidCall,
+    LowkiqError,
+    NotOwner,
+    PayloadError,
+    ShardCountMismatch,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ConfigurationError",
+    "InvalidCall",
+    "LowkiqError",
+    "NotOwner",
+    "OrderedTask",
+    "PayloadError",
+    "ShardCountMismatch",
+    "StoreError",
+    "StoreFull",
+    "StoreUnavailable",
+    "ordered_task",
+]

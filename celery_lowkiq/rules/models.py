@@ -1,4 +1,4 @@
-"""The values that all layers speak of. Payloads are bytes here; only ``integration`` knows what is in them."""
+"""The values that all layers speak of. Payloads are bytes here; only ``integration`` reads them."""
 
 from __future__ import annotations
 

@@ -12,13 +12,16 @@ TAKEOVER = 1.05
 RENEWALS = 5
 
 
+NEVER_SEEN = LeaseState()
+
+
 @dataclass(frozen=True)
 class Watch:
     """What a node has seen of a shard that it wants and has not."""
 
     queue: QueueSpec
     shard: ShardRef
-    seen: LeaseState = LeaseState()
+    seen: LeaseState = NEVER_SEEN
     #: Monotonic time of the first sight of ``seen``; None before any.
     since: float | None = None
     #: The largest epoch that the node knows of.

@@ -76,7 +76,7 @@ class Actions:
         tally = _Tally(progress)
         for ids in self._pages(queue, "failed"):
             for shard, part in _by_shard(queue, ids).items():
-                self._steps(shard, part, tally, self._kill(queue, shard))
+                self._steps(part, tally, self._kill(queue, shard))
         return tally.count
 
     def morgue_delete(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
@@ -122,11 +122,9 @@ class Actions:
 
     def _queue_up(self, queue: QueueSpec, ids: Iterable[str], tally: _Tally, maximum: str) -> None:
         for shard, part in _by_shard(queue, ids).items():
-            self._steps(shard, part, tally, self._revive(queue, shard, maximum))
+            self._steps(part, tally, self._revive(queue, shard, maximum))
 
-    def _steps(
-        self, shard: ShardRef, ids: list[Value], tally: _Tally, call: Callable[[list[Value]], Call]
-    ) -> None:
+    def _steps(self, ids: list[Value], tally: _Tally, call: Callable[[list[Value]], Call]) -> None:
         """Run a script that says with how many of its ids it has dealt, until none is left."""
         while ids:
             dealt, moved = self._client.call(call(ids[:STEP_IDS]))

@@ -1,7 +1,8 @@
 """The only place that spells a Redis key.
 
 Every shard has a fixed set of keys under one hash tag, so that each script can declare all it touches.
-A queue's name holds no brace, and the shard's number follows the last colon, so no name reaches another's key.
+A queue's name holds no brace, and the shard's number follows the last colon, so no name reaches the key of
+another queue.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Protocol, Union
+from typing import Protocol, TypeAlias
 
-Value = Union[str, bytes, int, float]
+Value: TypeAlias = str | bytes | int | float
 
 
 class Keys(Protocol):

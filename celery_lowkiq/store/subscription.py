@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import redis
 from redis import exceptions
 
+from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import ShardRef
 
 from .client import store_error
@@ -18,6 +19,7 @@ class PushSubscription:
 
     def __init__(self, client: redis.Redis, queues: Sequence[str]) -> None:
         """Raises StoreUnavailable."""
+        self._closed = False
         self._pubsub = client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
         try:
             self._pubsub.subscribe(*(channel(queue) for queue in queues))
@@ -31,15 +33,20 @@ class PushSubscription:
         """
         try:
             message = self._pubsub.get_message(timeout=timeout)
-        except (exceptions.RedisError, OSError, ValueError, AttributeError) as error:
-            # The last two are what redis-py makes of a socket that another thread closed.
-            raise store_error(exceptions.ConnectionError(str(error))) from error
+        except (exceptions.RedisError, OSError) as error:
+            raise store_error(error) from error
+        except Exception as error:
+            # redis-py is not made for a connection that another thread closes, and fails in many ways.
+            if not self._closed:
+                raise
+            raise StoreUnavailable("the subscription is closed") from error
         if message is None or message["type"] != "message":
             return None
         return _announcement(message["channel"], message["data"])
 
     def close(self) -> None:
         """Free the connection; a thread that waits gets StoreUnavailable."""
+        self._closed = True
         connection = self._pubsub.connection
         if connection is not None:
             connection.disconnect()

@@ -212,7 +212,7 @@ class Lane:
             settled = self._settle(held, verdicts)
         finally:
             self._batch = None
-        self._around.runner.settled(batch, verdicts, settled.accepted)
+        self._around.runner.settled(batch, settled.accepted)
 
     def _settle(self, held: Held, verdicts: tuple[Verdict, ...]) -> Settled:
         store = self._around.store

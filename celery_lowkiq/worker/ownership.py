@@ -187,8 +187,6 @@ class Ownership:
             try:
                 self._forget_crashed()
                 self._renew(stopping=True)
-                if self._abandoned:
-                    return
                 for held in self._leases():
                     self._release(held)
                 silent_since = None
@@ -204,7 +202,7 @@ class Ownership:
                 self._wake.wait(self._seconds / RENEWALS)
 
     def _forget_crashed(self) -> None:
-        """What a crashed lane left counts as a crash: its leases are not marked as those of a stopping node."""
+        """What a crashed lane left counts as a crash: its leases are not marked as stopping."""
         with self._lock:
             self._held = {s: held for s, held in self._held.items() if not self._lanes[s].crashed}
 

@@ -78,7 +78,7 @@ class Runner(Protocol):
         here, before the settle). A BaseException that is no Exception goes through: it ends the worker.
         """
 
-    def settled(self, batch: Batch, verdicts: tuple[Verdict, ...], accepted: frozenset[str]) -> None:
+    def settled(self, batch: Batch, accepted: frozenset[str]) -> None:
         """Called after an accepted settle with the ids that it changed: on_retries_exhausted and such."""
 
 

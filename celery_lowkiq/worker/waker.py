@@ -16,7 +16,7 @@ LISTEN = 5.0
 
 
 class Waker:
-    """Calls ``pushed(shard, perform_in)``, and ``connected()`` whenever announcements may have been missed."""
+    """Calls ``pushed(shard, perform_in)``, and ``connected()`` when announcements may have been missed."""
 
     def __init__(
         self,

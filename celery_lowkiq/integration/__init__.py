@@ -1,0 +1,1 @@
+"""Celery's and kombu's side: the task, its calls, and the worker's bootstep."""

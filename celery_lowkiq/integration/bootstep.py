@@ -1,0 +1,204 @@
+"""The worker's bootstep: starts the lanes when the worker is up, and ends them when it goes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from typing import Any
+
+from celery import bootsteps
+from celery.concurrency.thread import TaskPool as ThreadPool
+from celery.exceptions import ImproperlyConfigured
+from celery.worker import state
+from celery.worker.consumer import Agent, Control, Gossip, Heart, Tasks
+from celery.worker.consumer.delayed_delivery import DelayedDelivery
+
+from celery_lowkiq.rules.clock import SystemClock
+from celery_lowkiq.worker.runtime import Runtime
+
+from .runner import CeleryRunner
+from .selection import chosen, named, ordered_tasks, worker_options
+from .stores import home_of
+
+logger = logging.getLogger("celery_lowkiq")
+
+#: How long a cold shutdown waits for idle lanes to give up their shards, in s.
+COLD_PATIENCE = 2.0
+#: How often a drain looks for a second signal when the worker's event loop cannot run, in s.
+DRAIN_LOOK = 0.2
+
+
+class CeleryHost:
+    """``worker.ports.Host``: the worker process, as a lane sees it."""
+
+    def __init__(self, consumer: Any, runner: CeleryRunner) -> None:
+        self.exitcode: int | None = None
+        self._consumer = consumer
+        self._runner = runner
+
+    def stop(self, exitcode: int, reason: str) -> None:
+        """Drain and end with the exit status; the first reason wins."""
+        if self.exitcode is None:
+            self.exitcode = exitcode
+            logger.critical("the worker stops: %s", reason)
+            state.should_stop = exitcode  # type: ignore[assignment]
+            self._consumer.call_soon(_nothing)
+
+    def last_words(self, error: BaseException) -> None:
+        """Call ``lowkiq_last_words``."""
+        self._runner.last_words(error)
+
+
+class OrderedQueues(bootsteps.StartStopStep):
+    """Serves ordered queues beside the worker's pool. Starts last, so that it stops first, while events,
+    heartbeat and remote control still work.
+    """
+
+    requires = (Tasks, Control, Heart, Gossip, DelayedDelivery, Agent)
+
+    def __init__(self, consumer: Any, **options: Any) -> None:
+        """Raises ImproperlyConfigured when -Q names an ordered queue and the pool is no thread pool."""
+        super().__init__(consumer, **options)
+        self._runtime: Runtime | None = None
+        self._host: CeleryHost | None = None
+        tasks = ordered_tasks(consumer.app)
+        self._tasks = {name: tasks[name] for name in chosen(tasks, worker_options(consumer.app))}
+        self._threads = issubclass(consumer.controller.pool_cls, ThreadPool)
+        if not self._threads:
+            self._without_threads(named(tasks, worker_options(consumer.app)))
+
+    def _without_threads(self, asked_for: list[str]) -> None:
+        form = "start a worker with -P threads for them"
+        if asked_for:
+            raise ImproperlyConfigured(
+                f"-Q names the ordered queues {', '.join(asked_for)}, which need a thread pool: {form}"
+            )
+        if self._tasks:
+            logger.warning(
+                "ordered queues (%s) are not served by this pool: %s", ", ".join(self._tasks), form
+            )
+
+    # -- bootstep
+
+    def start(self, consumer: Any) -> None:
+        """Called when the worker is up, and again after each reconnect to the broker."""
+        if self._runtime is None and self._threads and self._tasks:
+            self._runtime = self._make_runtime(consumer)
+            _drain_before_soft_shutdown(consumer.controller, self._runtime)
+            self._runtime.start()
+
+    def stop(self, consumer: Any) -> None:
+        """Lanes do not need the broker: only the end of the worker ends them."""
+        if consumer.blueprint.state != bootsteps.RUN:  # type: ignore[attr-defined]
+            self._end(consumer)
+
+    def shutdown(self, consumer: Any) -> None:
+        """All that is called of a worker that stops while it reconnects."""
+        self._end(consumer)
+
+    def info(self, consumer: Any) -> dict[str, Any]:  # type: ignore[override]
+        """For ``celery inspect stats`` and Flower."""
+        return {"lowkiq": self._runtime.snapshot() if self._runtime else {"lanes": []}}
+
+    # -- its work
+
+    def _make_runtime(self, consumer: Any) -> Runtime:
+        home = home_of(consumer.app)
+        settings = home.settings
+        lanes = settings.lanes or consumer.controller.concurrency
+        specs = [task.queue_spec for task in self._tasks.values()]
+        shards = sum(spec.shards for spec in specs)
+        if shards < lanes:
+            logger.warning("%d lanes for %d shards: %d lanes stay idle", lanes, shards, lanes - shards)
+        runner = CeleryRunner(self._tasks, consumer, home.codec, settings)
+        self._host = CeleryHost(consumer, runner)
+        return Runtime(
+            home.open_store(lanes),
+            runner,
+            self._host,
+            specs,
+            lanes=lanes,
+            owner=f"{consumer.hostname}-{uuid.uuid4().hex[:12]}",
+            clock=SystemClock(),
+            scheduler_factory=settings.scheduler,
+            splitter=settings.splitter,
+            poll_interval=settings.poll_interval,
+            lease_seconds=settings.lease_seconds,
+        )
+
+    def _end(self, consumer: Any) -> None:
+        runtime, self._runtime = self._runtime, None
+        if runtime is None:
+            return
+        if not _cold():
+            self._drain(consumer, runtime)
+        if _cold():
+            runtime.abandon()
+            runtime.join(COLD_PATIENCE)
+        if self._host is not None and self._host.exitcode is not None:
+            consumer.controller.exitcode = self._host.exitcode
+
+    def _drain(self, consumer: Any, runtime: Runtime) -> None:
+        """Wait for the lanes while heartbeat and remote control go on, until a cold shutdown."""
+        runtime.drain()
+        ended = threading.Event()
+
+        def wait_for_lanes() -> None:
+            runtime.join()
+            ended.set()
+            consumer.call_soon(_nothing)
+
+        threading.Thread(target=wait_for_lanes, name="lowkiq-drain", daemon=True).start()
+        turn = _turns(consumer)
+        while not ended.is_set() and not _cold():
+            if turn is None:
+                ended.wait(DRAIN_LOOK)
+                continue
+            try:
+                turn()
+            except Exception:
+                logger.debug("the event loop ends during the drain", exc_info=True)
+                turn = None
+
+
+def _turns(consumer: Any) -> Any:
+    """One turn of the worker's event loop, without new tasks; None when there is no connection."""
+    if consumer.connection is None:
+        return None
+    if consumer.task_consumer is not None:
+        try:
+            consumer.task_consumer.cancel()
+        except Exception:  # noqa: BLE001 - a broken connection delivers nothing anyway
+            return None
+    if consumer.hub is not None:
+        loop = consumer.hub.create_loop()
+        return lambda: next(loop)
+    return lambda: _synchronous_turn(consumer)
+
+
+def _synchronous_turn(consumer: Any) -> None:
+    consumer.perform_pending_operations()
+    try:
+        consumer.connection.drain_events(timeout=DRAIN_LOOK)
+    except TimeoutError:
+        return
+
+
+def _drain_before_soft_shutdown(controller: Any, runtime: Runtime) -> None:
+    """Celery sleeps through a soft shutdown before it tells anyone; lanes must begin nothing meanwhile."""
+    wait = controller.wait_for_soft_shutdown
+
+    def drain_and_wait() -> Any:
+        runtime.drain()
+        return wait()
+
+    controller.wait_for_soft_shutdown = drain_and_wait
+
+
+def _cold() -> bool:
+    return state.should_terminate is not None and state.should_terminate is not False
+
+
+def _nothing() -> None:
+    """Wakes the event loop."""

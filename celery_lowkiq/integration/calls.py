@@ -1,0 +1,160 @@
+"""From what a caller gives to jobs for the store. Everything is checked before anything is stored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta, tzinfo
+from numbers import Real
+from typing import Any
+from uuid import UUID
+
+from celery_lowkiq.rules.errors import InvalidCall
+from celery_lowkiq.rules.models import NewJob
+
+from .codec import Codec
+
+MAX_ID_BYTES = 256
+#: Unix s; the year 2286. What is larger was surely meant in milliseconds.
+LATEST = 10_000_000_000.0
+#: A score must be a number that a double holds exactly.
+LARGEST_SCORE = 2**53
+KEYS = frozenset({"id", "payload", "score", "perform_in"})
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One checked call, as client middlewares see it.
+
+    ``perform_in`` is a Unix time and ``delay`` counts from Redis's now, both in s; at most one is set.
+    """
+
+    id: str
+    payload: Any = ""
+    score: float | None = None
+    perform_in: float | None = None
+    delay: float | None = None
+
+    def job(self, codec: Codec) -> NewJob:
+        """What the store takes. Raises PayloadError."""
+        return NewJob(self.id, codec.dump(self.payload), self.score, self.perform_in, self.delay)
+
+
+def single(
+    job_id: Any, payload: Any, *, score: Any = None, eta: Any = None, countdown: Any = None, tz: tzinfo | None
+) -> Entry:
+    """One call with Celery's words. Raises InvalidCall."""
+    if eta is not None and countdown is not None:
+        raise InvalidCall(f"countdown={countdown!r} and eta={eta!r} exclude each other: give one of them")
+    delay = None if countdown is None else read_delay(countdown)
+    when = None if eta is None else read_time("eta", eta, tz)
+    return Entry(read_id(job_id), payload, read_score(score, tz), when, delay)
+
+
+def bulk(jobs: Iterable[Mapping[str, Any]], tz: tzinfo | None) -> list[Entry]:
+    """Many calls with Lowkiq's words. Raises InvalidCall, which says which job of the list is wrong."""
+    if isinstance(jobs, (Mapping, str, bytes)):
+        raise InvalidCall(
+            f"perform_async takes a list of jobs, got {type(jobs).__name__}: write [{{'id': ...}}]"
+        )
+    entries = []
+    for position, job in enumerate(jobs):
+        try:
+            entries.append(_entry(job, tz))
+        except InvalidCall as error:
+            raise at_position(error, position) from None
+    return entries
+
+
+def at_position(error: InvalidCall, position: int) -> InvalidCall:
+    """The same error, with the place of the job in the list."""
+    return type(error)(f"job {position} of the list: {error}")
+
+
+def _entry(job: Mapping[str, Any], tz: tzinfo | None) -> Entry:
+    if not isinstance(job, Mapping):
+        raise InvalidCall(f"a job is a dict with the keys {sorted(KEYS)}, got {type(job).__name__}")
+    unknown = job.keys() - KEYS
+    if unknown or "id" not in job:
+        what = f"unknown key {sorted(map(str, unknown))[0]!r}" if unknown else "no 'id'"
+        raise InvalidCall(f"{what}: a job has 'id', and may have 'payload', 'score', 'perform_in'")
+    when = job.get("perform_in")
+    delay = read_delay(when) if isinstance(when, timedelta) else None
+    perform_in = None if when is None or delay is not None else read_time("perform_in", when, tz)
+    return Entry(
+        read_id(job["id"]), job.get("payload", ""), read_score(job.get("score"), tz), perform_in, delay
+    )
+
+
+def read_id(value: Any) -> str:
+    """Text of an id. Raises InvalidCall."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, UUID)):
+        raise InvalidCall(f"id={value!r} is a {type(value).__name__}: allowed are str, int and UUID")
+    text = str(value)
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidCall(f"id={value!r} is no valid Unicode") from None
+    if not 1 <= size <= MAX_ID_BYTES:
+        raise InvalidCall(
+            f"id={text[:40]!r} has {size} bytes: 1 to {MAX_ID_BYTES} bytes of UTF-8 are allowed"
+        )
+    if any(ord(char) < 32 or ord(char) == 127 for char in text):
+        raise InvalidCall(f"id={value!r} contains a control character, which is not allowed")
+    return text
+
+
+def read_score(value: Any, tz: tzinfo | None) -> float | None:
+    """A score; a datetime counts as its Unix time in s. Raises InvalidCall."""
+    if value is None:
+        return None
+    if isinstance(value, datetime):
+        return _timestamp(value, tz)
+    number = _real("score", value)
+    if (isinstance(value, int) and int(number) != value) or (
+        abs(number) > LARGEST_SCORE and isinstance(value, int)
+    ):
+        raise InvalidCall(
+            f"score={value!r} is no number that a double holds exactly (up to 2**53): divide it, "
+            "for instance time_ns() by 1000"
+        )
+    return number
+
+
+def read_time(name: str, value: Any, tz: tzinfo | None) -> float:
+    """A Unix time in s. Raises InvalidCall."""
+    number = _timestamp(value, tz) if isinstance(value, datetime) else _real(name, value)
+    if number > LATEST:
+        hint = " It looks like milliseconds: divide by 1000." if number < 1000 * LATEST else ""
+        raise InvalidCall(
+            f"{name}={value!r} is after the year 2286: a Unix time in seconds is allowed.{hint}"
+        )
+    if number < 0:
+        raise InvalidCall(f"{name}={value!r} is negative: a Unix time in seconds is allowed")
+    return number
+
+
+def read_delay(value: Any) -> float:
+    """Seconds from now; a negative number counts as 0. Raises InvalidCall."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else _real("countdown", value)
+    if seconds > LATEST / 10:
+        raise InvalidCall(f"countdown={value!r} is more than 30 years: seconds are allowed")
+    return max(0.0, seconds)
+
+
+def _timestamp(value: datetime, tz: tzinfo | None) -> float:
+    """A naive datetime is in the app's time zone, as Celery has it."""
+    return (value if value.tzinfo else value.replace(tzinfo=tz)).timestamp()
+
+
+def _real(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise InvalidCall(f"{name}={value!r} is a {type(value).__name__}: a number or a datetime is allowed")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise InvalidCall(f"{name}={value!r} is not finite: a number or a datetime is allowed")
+    return number

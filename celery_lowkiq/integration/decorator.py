@@ -1,0 +1,35 @@
+"""``@ordered_task``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from celery import Celery, shared_task
+
+from celery_lowkiq.rules.errors import ConfigurationError
+
+from .options import as_attributes, check_function, check_options
+from .task import OrderedTask
+
+
+def ordered_task(
+    function: Callable[..., Any] | None = None, *, app: Celery | None = None, **options: Any
+) -> Any:
+    """Make an ordered task of a function, with or without options, before or after any app exists.
+
+    The function is called with ``{id: [payload, ...]}``. Options are those of Celery's tasks and those of
+    :class:`OrderedTask`; ``app`` registers it in that app only, else it belongs to every app.
+    Raises ConfigurationError for a bad option, an async function, or one that does not take one argument.
+    """
+
+    def decorate(decorated: Callable[..., Any]) -> Any:
+        check_options(options)
+        check_function(decorated, bound=bool(options.get("bind")))
+        base = options.get("base", OrderedTask)
+        if not (isinstance(base, type) and issubclass(base, OrderedTask)):
+            raise ConfigurationError(f"base={base!r} is not allowed: a subclass of OrderedTask")
+        register: Any = shared_task if app is None else app.task
+        return register(**{**as_attributes(options), "base": base})(decorated)
+
+    return decorate if function is None else decorate(function)

@@ -1,0 +1,39 @@
+"""Running calls at once, without store and worker, in the shape that a worker would give them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from celery_lowkiq.rules.models import Merge, QueueSpec
+
+from .calls import Entry
+from .stores import Home
+
+
+def batch_of(entries: Iterable[Entry], home: Home, spec: QueueSpec) -> dict[str, list[Any]]:
+    """Payloads by id: equal ones merged (rule 2), the smallest score first, read back from their bytes.
+
+    A missing score is the call's place, as if each came a moment after the one before.
+    """
+    scores: dict[str, dict[bytes, float]] = {}
+    for place, entry in enumerate(entries):
+        data = home.codec.dump(entry.payload)
+        score = float(place) if entry.score is None else entry.score
+        known = scores.setdefault(entry.id, {})
+        if data not in known or ((score > known[data]) == (spec.merge is Merge.MAX) and score != known[data]):
+            known.pop(data, None)
+            known[data] = score
+    return {
+        job_id: [home.codec.load(data) for data in sorted(known, key=lambda data: known[data])]
+        for job_id, known in scores.items()
+    }
+
+
+def run_bulk(task: Any, entries: list[Entry], home: Home) -> None:
+    """Run a bulk call, ``batch_size`` ids at a time; ``task_eager_propagates`` decides about errors."""
+    batch = batch_of(entries, home, task.queue_spec)
+    ids = list(batch)
+    size = task.queue_spec.batch_size
+    for start in range(0, len(ids), size):
+        task.apply_batch({job_id: batch[job_id] for job_id in ids[start : start + size]})

@@ -1,0 +1,89 @@
+"""Options of an ordered task, checked when the function is decorated or the class is made."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from celery_lowkiq.rules.errors import ConfigurationError
+from celery_lowkiq.rules.models import Merge
+
+MAX_SHARDS = 4096
+MAX_BATCH = 1000
+QUEUE_NAME = re.compile(r"[!-z|~]{1,255}")
+#: Options that are functions; a function among a task's attributes must not become a method.
+FUNCTIONS = ("retry_in", "on_retries_exhausted", "key")
+RIGHT_FORM = "def sync_order(payloads_by_id): ..."
+
+
+def _whole(low: int, high: int | None) -> Callable[[Any], bool]:
+    def allowed(value: Any) -> bool:
+        number = isinstance(value, int) and not isinstance(value, bool)
+        return number and value >= low and (high is None or value <= high)
+
+    return allowed
+
+
+def _or_none(allowed: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or allowed(value)
+
+
+_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "shards": (_whole(1, MAX_SHARDS), f"a whole number from 1 to {MAX_SHARDS}"),
+    "batch_size": (_whole(1, MAX_BATCH), f"a whole number from 1 to {MAX_BATCH}"),
+    "max_retries": (_or_none(_whole(0, None)), "a whole number from 0, or None for ever"),
+    "max_crashes": (_whole(1, None), "a whole number from 1"),
+    "queue_name": (
+        _or_none(lambda value: isinstance(value, str) and bool(QUEUE_NAME.fullmatch(value))),
+        "1 to 255 printable ASCII characters without space and braces, or None for the task's name",
+    ),
+    "merge": (lambda value: value in {member.value for member in Merge}, "'min' or 'max'"),
+    **{name: (_or_none(callable), "a function, or None") for name in FUNCTIONS},
+}
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raises ConfigurationError for the first option of ours whose value is not allowed."""
+    for name, (allowed, words) in _CHECKS.items():
+        if name in options and not allowed(_plain(options[name])):
+            raise ConfigurationError(f"{name}={options[name]!r} is not allowed: {words}")
+
+
+def check_queue_name(name: str) -> None:
+    """Raises ConfigurationError when a task's name cannot be its queue's."""
+    if not QUEUE_NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"the task's name {name!r} cannot be its queue's: give queue_name=, {_CHECKS['queue_name'][1]}"
+        )
+
+
+def check_function(function: Callable[..., Any], bound: bool) -> None:
+    """Raises ConfigurationError unless the function can be called with the payloads by id."""
+    name = getattr(function, "__qualname__", repr(function))
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigurationError(f"{name} is async, which a lane cannot run: write {RIGHT_FORM}")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*([None, None] if bound else [None]))
+    except TypeError:
+        form = "def sync_order(self, payloads_by_id): ..." if bound else RIGHT_FORM
+        raise ConfigurationError(
+            f"{name}{signature} cannot be called with one argument, the payloads by id: write {form}"
+        ) from None
+
+
+def as_attributes(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as class attributes: functions stay functions."""
+    return {
+        name: staticmethod(value) if name in FUNCTIONS and callable(value) else value
+        for name, value in options.items()
+    }
+
+
+def _plain(value: Any) -> Any:
+    return value.__func__ if isinstance(value, (staticmethod, classmethod)) else value

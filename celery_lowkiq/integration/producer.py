@@ -1,0 +1,52 @@
+"""What Celery publishes an ordered call to, in place of the broker."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from celery import Celery
+
+_connections_lock = threading.Lock()
+
+
+def _lazy_connection(app: Celery) -> Any:
+    """Never connected: Celery asks a producer's connection which errors it may raise."""
+    with _connections_lock:
+        connection = app.__dict__.get("_lowkiq_connection")
+        if connection is None:
+            connection = app.__dict__["_lowkiq_connection"] = app.connection_for_write()
+        return connection
+
+
+class StoreProducer:
+    """Stands in for kombu's producer in ``Task.apply_async``: publishing stores the call.
+
+    Celery keeps doing what it does around a publish: signals, headers, the result.
+    """
+
+    auto_declare = False
+    serializer = None
+
+    def __init__(self, app: Celery, push: Callable[[], None]) -> None:
+        self._app = app
+        self._push = push
+        self.connection = _lazy_connection(app)
+
+    def publish(self, body: Any, exchange: Any = None, **properties: Any) -> None:
+        """Store the call. Celery's own events go to the broker."""
+        if getattr(exchange, "name", exchange) == "celeryev":
+            with self._app.producer_pool.acquire(block=True) as producer:
+                producer.publish(body, exchange=exchange, **properties)
+            return
+        self._push()
+
+    def revive(self, channel: Any) -> None:
+        """Nothing to renew."""
+
+    def __enter__(self) -> StoreProducer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None

@@ -1,0 +1,102 @@
+"""A run as a request of the worker: what inspect, Flower and signals see."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from celery import signals
+from celery.utils.saferepr import saferepr
+from celery.worker import state
+from celery.worker.request import Request
+from kombu.utils.uuid import uuid
+
+from .run import Run
+
+#: Longest text of a batch in events and listings, as Celery's own limit of arguments.
+ARGUMENTS_SHOWN = 1024
+
+
+class _NoMessage:
+    """Stands where a request has its broker message."""
+
+    content_type = content_encoding = None
+    body = None
+
+    def __init__(self, headers: dict[str, Any], queue: str) -> None:
+        self.headers = headers
+        self.properties: dict[str, Any] = {}
+        self.delivery_info = {"exchange": "", "routing_key": queue, "redelivered": False, "priority": 0}
+        self.payload: Any = None
+
+
+class LaneRequest(Request):
+    """A request that runs in a lane, and that no pool can stop."""
+
+    def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
+        """A lane's run cannot be cancelled; a cold shutdown leaves it to be recovered."""
+
+    def terminate(self, pool: Any, signal: Any = None) -> None:
+        """A thread cannot be ended from outside."""
+
+    def received(self, consumer: Any) -> None:
+        """Tell that the run is known; Celery's own strategy does so for broker messages."""
+        if signals.task_received.receivers:
+            signals.task_received.send(sender=consumer, request=self)
+        self.send_event(
+            "task-received",
+            name=self.name,
+            args=self.argsrepr,
+            kwargs=self.kwargsrepr,
+            root_id=self.root_id,
+            parent_id=self.parent_id,
+            retries=self.request_dict["retries"],
+            eta=None,
+            expires=None,
+        )
+
+    def begins(self) -> None:
+        """It is active from now on."""
+        pid: Any = os.getpid()
+        self.on_accepted(pid, time.monotonic())
+
+    def vanishes(self) -> None:
+        """It ended in a way that has no event."""
+        state.task_ready(self)
+
+
+def lane_request(run: Run, task: Any, consumer: Any) -> LaneRequest:
+    """The request of one run. It has an id of its own, since it may carry several calls."""
+    run_id = uuid()
+    body: tuple[Any, ...] = (
+        (run.payloads_by_id,),
+        {},
+        {"callbacks": None, "errbacks": None, "chain": None, "chord": None},
+    )
+    headers = {
+        "lang": "py",
+        "task": task.name,
+        "id": run_id,
+        "root_id": run_id,
+        "parent_id": None,
+        "retries": run.retries,
+        "argsrepr": saferepr(body[0], ARGUMENTS_SHOWN),
+        "kwargsrepr": "{}",
+        "origin": "lowkiq",
+        "ignore_result": True,
+        "timelimit": (None, None),
+        "is_eager": False,
+        "lowkiq": run.info,
+        "lowkiq_run": run,
+    }
+    return LaneRequest(
+        _NoMessage(headers, run.batch.queue.name),
+        app=consumer.app,
+        hostname=consumer.hostname,
+        eventer=consumer.event_dispatcher,
+        task=task,
+        body=body,
+        decoded=True,
+        headers=headers,
+    )

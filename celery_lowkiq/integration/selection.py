@@ -1,0 +1,69 @@
+"""Which ordered queues a worker serves."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from celery import Celery
+from celery.signals import celeryd_init
+
+from celery_lowkiq.rules.errors import ConfigurationError
+
+_OPTIONS = "_lowkiq_worker_options"
+
+
+def ordered_tasks(app: Celery) -> dict[str, Any]:
+    """The app's ordered tasks by the names of their queues. Raises ConfigurationError for a shared name."""
+    from .task import OrderedTask
+
+    found: dict[str, Any] = {}
+    tasks: dict[str, Any] = app.__dict__["_tasks"]
+    for task in tasks.values():
+        if isinstance(task, OrderedTask):
+            name = task.queue_name or task.name
+            if name in found:
+                raise ConfigurationError(
+                    f"queue_name={name!r} belongs to {found[name].name} and to {task.name}: "
+                    "every ordered task has a queue of its own"
+                )
+            found[name] = task
+    return found
+
+
+def check_names(app: Celery) -> None:
+    """Raises ConfigurationError when two ordered tasks share a queue."""
+    ordered_tasks(app)
+
+
+def chosen(names: Collection[str], options: Mapping[str, Any]) -> list[str]:
+    """The queues among ``names`` that the worker's -Q and -X leave."""
+    include, exclude = _listed(options.get("queues")), _listed(options.get("exclude_queues"))
+    return [name for name in names if (not include or name in include) and name not in exclude]
+
+
+def named(names: Collection[str], options: Mapping[str, Any]) -> list[str]:
+    """The queues among ``names`` that -Q names."""
+    include = _listed(options.get("queues"))
+    return [name for name in names if name in include]
+
+
+def worker_options(app: Celery) -> dict[str, Any]:
+    """Options of the worker's command line that the app runs under."""
+    found: dict[str, Any] = app.__dict__.get(_OPTIONS, {})
+    return found
+
+
+def _listed(value: Any) -> list[str]:
+    if not value:
+        return []
+    parts = value.split(",") if isinstance(value, str) else value
+    return [str(part).strip() for part in parts]
+
+
+def _remember_options(instance: Any = None, options: Any = None, **_: Any) -> None:
+    """Celery keeps -Q and -X to itself, but for this signal."""
+    instance.app.__dict__[_OPTIONS] = dict(options or {})
+
+
+celeryd_init.connect(_remember_options, weak=False)

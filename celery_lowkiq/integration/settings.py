@@ -1,0 +1,185 @@
+"""Settings: names, defaults and what is allowed, in one table."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from celery import Celery
+from kombu.utils.imports import symbol_by_name
+
+from celery_lowkiq.rules import schedulers, splitters
+from celery_lowkiq.rules.errors import ConfigurationError
+
+PREFIX = "lowkiq_"
+#: A payload may never be larger (bytes): a claim takes about so much at a time.
+LARGEST_PAYLOAD = 1024 * 1024
+
+SCHEDULERS = {"lag": schedulers.lag, "seq": schedulers.seq}
+SPLITTERS = {"default": splitters.default_splitter}
+
+
+def default_format_error(error: BaseException) -> str:
+    """Text that is stored as a job's error."""
+    return f"{type(error).__name__}: {error}"
+
+
+def _text_to_bytes(text: str) -> bytes:
+    return text.encode("utf-8", "backslashreplace")
+
+
+def _bytes_to_text(data: bytes) -> str:
+    return data.decode("utf-8", "backslashreplace")
+
+
+def _silent(error: BaseException) -> None:
+    """The default of last_words: Celery's log says it already."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting: its default, what it may be in words, and how a value is read (ValueError refuses it)."""
+
+    default: Any
+    allowed: str
+    read: Callable[[Any], Any]
+
+
+def _number(low: float, high: float, whole: bool = False) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+            raise ValueError(value)
+        if not low <= value <= high:
+            raise ValueError(value)
+        return value
+
+    return read
+
+
+def _optional(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else read(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(value)
+    return value
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(value)
+    return dict(value)
+
+
+def _function(named: Mapping[str, Any] | None = None) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if isinstance(value, str):
+            value = (named or {}).get(value) or _import(value)
+        if not callable(value):
+            raise ValueError(value)
+        return value
+
+    return read
+
+
+def _import(path: str) -> Any:
+    try:
+        return symbol_by_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{path!r} cannot be imported: {error}") from error
+
+
+def _functions(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, str) or not isinstance(value, (list, tuple)):
+        raise ValueError(value)
+    return tuple(_function()(entry) for entry in value)
+
+
+_FUNCTION = "a function, or the dotted path of one"
+
+SETTINGS: dict[str, Setting] = {
+    "url": Setting(None, "the URL of a Redis; None takes broker_url", _optional(_text)),
+    "redis_options": Setting({}, "a dict of redis-py connection arguments", _mapping),
+    "client_pool_size": Setting(5, "a whole number from 1 to 1000", _number(1, 1000, whole=True)),
+    "pool_timeout": Setting(5.0, "seconds from 0.1 to 600", _number(0.1, 600)),
+    "poll_interval": Setting(1.0, "seconds from 0.01 to 3600", _number(0.01, 3600)),
+    "lease_seconds": Setting(10.0, "seconds from 0.5 to 3600", _number(0.5, 3600)),
+    "lanes": Setting(
+        None, "a whole number from 1 to 1000; None takes -c", _optional(_number(1, 1000, whole=True))
+    ),
+    "scheduler": Setting(
+        "lag", f"'lag', 'seq', or {_FUNCTION} that makes a scheduler", _function(SCHEDULERS)
+    ),
+    "splitter": Setting("default", f"'default', or {_FUNCTION}", _function(SPLITTERS)),
+    "server_middlewares": Setting((), f"a list; each entry {_FUNCTION}", _functions),
+    "client_middlewares": Setting((), f"a list; each entry {_FUNCTION}", _functions),
+    "serializer": Setting("json", "the name of a kombu serializer", _text),
+    "max_payload_bytes": Setting(
+        64 * 1024, f"a whole number from 1 to {LARGEST_PAYLOAD}", _number(1, LARGEST_PAYLOAD, whole=True)
+    ),
+    "format_error": Setting(default_format_error, f"{_FUNCTION}: exception to text", _function()),
+    "dump_error": Setting(_text_to_bytes, f"{_FUNCTION}: text to bytes", _function()),
+    "load_error": Setting(_bytes_to_text, f"{_FUNCTION}: bytes to text", _function()),
+    "last_words": Setting(_silent, f"{_FUNCTION}: exception to None", _function()),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of an app, read and checked; DESIGN and docs/settings.md say what each is for."""
+
+    url: str | None
+    redis_options: dict[str, Any]
+    client_pool_size: int
+    pool_timeout: float
+    poll_interval: float
+    lease_seconds: float
+    lanes: int | None
+    scheduler: Callable[[], schedulers.Scheduler]
+    splitter: splitters.Splitter
+    server_middlewares: tuple[Any, ...]
+    client_middlewares: tuple[Any, ...]
+    serializer: str
+    max_payload_bytes: int
+    format_error: Callable[[BaseException], str]
+    dump_error: Callable[[str], bytes]
+    load_error: Callable[[bytes], str]
+    last_words: Callable[[BaseException], Any]
+
+
+def read_settings(app: Celery) -> Settings:
+    """Raises ConfigurationError, which names the setting, the value, and what is allowed."""
+    _refuse_unknown(app)
+    return Settings(**{name: _value(app, name, setting) for name, setting in SETTINGS.items()})
+
+
+def _value(app: Celery, name: str, setting: Setting) -> Any:
+    value = app.conf.get(PREFIX + name, setting.default)
+    try:
+        return setting.read(value)
+    except ValueError as error:
+        shown = "its value" if name in ("url", "redis_options") else repr(value)
+        why = f" ({error})" if str(error) not in (str(value), "") and name != "url" else ""
+        raise ConfigurationError(
+            f"{PREFIX}{name}: {shown} is not allowed{why}; allowed: {setting.allowed}"
+        ) from None
+
+
+def _refuse_unknown(app: Celery) -> None:
+    known = [PREFIX + name for name in SETTINGS]
+    for name in _given_names(app):
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(known))}"
+            raise ConfigurationError(f"unknown setting {name!r}: {hint}")
+
+
+def _given_names(app: Celery) -> set[str]:
+    """Names of all lowkiq settings that were given, in lower case and without the app's namespace."""
+    namespace = (getattr(app, "namespace", None) or "").lower()
+    names = (str(key).lower() for mapping in (app.conf.maps or ()) for key in mapping)
+    plain = (name.removeprefix(f"{namespace}_") if namespace else name for name in names)
+    return {name for name in plain if name.startswith(PREFIX)}

@@ -1,0 +1,127 @@
+"""One store for each app and process, from Celery's own Redis settings."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from celery import Celery
+from celery.app import backends
+
+from celery_lowkiq.rules.errors import ConfigurationError
+from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.connect import connect
+from celery_lowkiq.store.queries import Queries
+from celery_lowkiq.store.store import RedisStore
+
+from .codec import Codec
+from .settings import Settings, read_settings
+
+SCHEMES = ("redis", "rediss", "redis+socket", "sentinel")
+#: Seconds that Redis may be silent. Shorter than a lease: a hanging call must not cost a node its shards.
+SOCKET_TIMEOUTS = {"socket_timeout": 5.0, "socket_connect_timeout": 5.0}
+#: Broker options that say how to reach Redis, when the broker's Redis is ours, too.
+FROM_BROKER = (
+    "socket_timeout",
+    "socket_connect_timeout",
+    "socket_keepalive",
+    "socket_keepalive_options",
+    "health_check_interval",
+    "client_name",
+    "master_name",
+    "sentinel_kwargs",
+)
+#: Connections beside those of lanes and callers: announcements, leases.
+SPARE_CONNECTIONS = 3
+
+
+class Home:
+    """What an app's ordered tasks share in this process."""
+
+    def __init__(self, app: Celery) -> None:
+        self.settings = read_settings(app)
+        self.codec = Codec(self.settings.serializer, app.conf.accept_content, self.settings.max_payload_bytes)
+        self.pid = os.getpid()
+        self._app = app
+        self._lock = threading.Lock()
+        self._store: RedisStore | None = None
+
+    @property
+    def store(self) -> RedisStore:
+        """For calls, listings and actions. Connects at its first use; raises ConfigurationError."""
+        with self._lock:
+            if self._store is None:
+                self._store = self.open_store(self.settings.client_pool_size)
+            return self._store
+
+    def open_store(self, callers: int) -> RedisStore:
+        """A store with connections for so many threads. Raises ConfigurationError."""
+        client = connect(
+            parameters(self._app, self.settings),
+            pool_size=callers + SPARE_CONNECTIONS,
+            pool_timeout=self.settings.pool_timeout,
+        )
+        return RedisStore(client)
+
+    @property
+    def queries(self) -> Queries:
+        return Queries(self.store)
+
+    @property
+    def actions(self) -> Actions:
+        return Actions(self.store)
+
+
+_homes_lock = threading.Lock()
+
+
+def home_of(app: Celery) -> Home:
+    """The app's home. A forked child gets its own: connections and senders cannot be shared.
+
+    Raises ConfigurationError for unknown or bad settings.
+    """
+    home: Home | None = app.__dict__.get("_lowkiq_home")
+    if home is None or home.pid != os.getpid():
+        with _homes_lock:
+            home = app.__dict__.get("_lowkiq_home")
+            if home is None or home.pid != os.getpid():
+                home = Home(app)
+                app.__dict__["_lowkiq_home"] = home
+    return home
+
+
+def parameters(app: Celery, settings: Settings) -> dict[str, Any]:
+    """Arguments of a redis-py connection, as Celery's Redis backend would make them from the URL."""
+    url = settings.url or app.conf.broker_write_url or app.conf.broker_url
+    if isinstance(url, (list, tuple)):
+        url = url[0]
+    scheme = str(url).partition("://")[0]
+    if scheme not in SCHEMES:
+        source = "lowkiq_url" if settings.url else "broker_url"
+        raise ConfigurationError(
+            f"ordered tasks need Redis, but {source} is a {scheme!r} URL: "
+            f"set lowkiq_url to one that begins with {', '.join(f'{s}://' for s in SCHEMES)}"
+        )
+    by_url: Any = backends.by_url
+    backend_class, url = by_url(url, app.loader)
+    backend = backend_class(app=app, url=url)
+    from_broker = {} if settings.url else app.conf.broker_transport_options
+    return _merged(backend, from_broker, settings)
+
+
+def _merged(backend: Any, from_broker: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    found = {**backend.connparams, **SOCKET_TIMEOUTS}
+    for name in ("max_connections", "retry_on_timeout"):
+        found.pop(name, None)
+    if "hosts" in found:
+        hosts = found.pop("hosts")
+        found["sentinels"] = [(host["host"], int(host["port"])) for host in hosts]
+        found["master_name"] = backend._transport_options.get("master_name")
+        found["sentinel_kwargs"] = backend._transport_options.get("sentinel_kwargs")
+    found |= {name: from_broker[name] for name in FROM_BROKER if name in from_broker}
+    if "sentinels" not in found:
+        found.pop("master_name", None)
+        found.pop("sentinel_kwargs", None)
+    return {**found, **settings.redis_options}

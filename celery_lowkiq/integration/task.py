@@ -1,0 +1,295 @@
+"""The base class of ordered tasks: calls go to the store, runs come from a lane."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from celery import Celery, Task
+from celery.exceptions import Ignore, Reject, Retry
+from celery.result import AsyncResult
+
+from celery_lowkiq.rules.errors import InvalidCall
+from celery_lowkiq.rules.middleware import compose
+from celery_lowkiq.rules.models import Merge, NewJob, QueueSpec
+
+from . import eager
+from .arrivals import arrival_strategy
+from .calls import Entry, at_position, bulk, read_time, single
+from .errors import dump_error_text
+from .options import as_attributes, check_function, check_options, check_queue_name
+from .producer import StoreProducer
+from .queue import OrderedQueue
+from .stores import Home, home_of
+
+#: Options of a call that have no meaning for calls that are merged; refused rather than forgotten.
+NOT_YET = ("link", "link_error", "chain", "chord", "expires")
+POISON = "poison pill: the job took its worker down {max_crashes} times"
+
+_spec_lock = threading.Lock()
+
+
+# celery-types leaves out much of what a subclass may rely on.
+_CeleryTask: Any = Task
+
+
+class OrderedTask(_CeleryTask):  # type: ignore[misc]
+    """A task whose calls of one id are merged, kept in order, and never run twice at once.
+
+    ``run`` gets ``{id: [payload, ...]}``, the payload with the smallest score first.
+    """
+
+    abstract = True
+
+    #: Number of parts of the queue; all jobs of an id lie in one, and a part is worked by one lane.
+    shards: int = 5
+    #: How many jobs one run gets at most.
+    batch_size: int = 1
+    #: How often a failed job runs again; None means for ever.
+    max_retries: int | None = 25
+    #: Name of the ordered queue; None takes the task's name.
+    queue_name: str | None = None
+    #: ``retry_in(retry_count) -> s``; None takes the default, see ``rules.retry``.
+    retry_in: Callable[[int], float] | None = None
+    #: ``on_retries_exhausted(jobs)``: called with the jobs that died in a run.
+    on_retries_exhausted: Callable[[list[Any]], Any] | None = None
+    #: Which score stays when two payloads of an id are equal: "min" or "max".
+    merge: str = Merge.MIN.value
+    #: How many deaths of its worker a job may cause.
+    max_crashes: int = 3
+    #: ``key(payload) -> id``; with it, calls take the payload alone.
+    key: Callable[[Any], Any] | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        declared = dict(cls.__dict__)
+        check_options(declared)
+        run = declared.get("run")
+        if run is not None:
+            bound = not isinstance(run, staticmethod)
+            check_function(run if bound else run.__func__, bound)
+        if "_decorated" in declared:
+            for name, value in as_attributes(declared).items():
+                if value is not declared[name]:
+                    setattr(cls, name, value)
+        cls.__header__ = staticmethod(_header(cls))
+
+    @classmethod
+    def on_bound(cls, app: Celery) -> None:
+        """Install what the worker needs; ``@ordered_task`` alone is the whole set-up."""
+        from .bootstep import OrderedQueues
+
+        if cls.queue_name is None:
+            check_queue_name(cls.name)
+        app.steps["consumer"].add(OrderedQueues)
+
+    # -- calls
+
+    def apply_async(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        task_id: str | None = None,
+        producer: Any = None,
+        link: Any = None,
+        link_error: Any = None,
+        shadow: str | None = None,
+        **options: Any,
+    ) -> AsyncResult[Any]:
+        """Store one call: ``apply_async((id, payload), score=, countdown=, eta=)``.
+
+        Raises TypeError for wrong arguments, InvalidCall for a value that is not allowed, StoreError.
+        """
+        words = {name: options.pop(name, None) for name in ("score", "countdown", "eta")}
+        self._refuse(link=link, link_error=link_error, **options)
+        job_id, payload = self.__header__(*(args or ()), **(kwargs or {}))
+        app = self._get_app()
+        if app.conf.task_always_eager:
+            eager_result: AsyncResult[Any] = self.apply(args, kwargs, task_id=task_id, **words, **options)
+            return eager_result
+        home = home_of(app)
+        entry = single(job_id, payload, tz=app.timezone, **words)
+        job = entry.job(home.codec)
+        options.update(queue=self.queue_spec.name, routing_key=self.queue_spec.name)
+        store = StoreProducer(app, lambda: self._push(home, (entry,), [job]))
+        result: AsyncResult[Any] = super().apply_async(args, kwargs, task_id, store, shadow=shadow, **options)
+        return result
+
+    def perform_async(self, jobs: Iterable[Mapping[str, Any]]) -> None:
+        """Store many calls at once: ``[{"id": 0}, {"id": 1, "payload": {}, "score": 7, "perform_in": 9.5}]``.
+
+        ``payload`` is "" by default, ``score`` and ``perform_in`` (Unix s, datetime or timedelta) now.
+        Raises InvalidCall, which says which job is wrong; then none is stored. Raises StoreError.
+        """
+        app = self._get_app()
+        home = home_of(app)
+        entries = bulk(self._keyed(jobs), app.timezone)
+        stored = [_job_at(position, entry, home) for position, entry in enumerate(entries)]
+        if app.conf.task_always_eager:
+            eager.run_bulk(self, entries, home)
+        elif stored:
+            self._push(home, tuple(entries), stored)
+
+    def _push(self, home: Home, entries: tuple[Entry, ...], jobs: list[NewJob]) -> None:
+        spec = self.queue_spec
+        compose(home.settings.client_middlewares, self, entries, lambda: home.store.push(spec, jobs))
+
+    def _keyed(self, jobs: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
+        key = self.key
+        if key is None or isinstance(jobs, (Mapping, str, bytes)):
+            return jobs
+        return [
+            {**job, "id": key(job["payload"])}
+            if isinstance(job, Mapping) and "payload" in job and "id" not in job
+            else job
+            for job in jobs
+        ]
+
+    def _refuse(self, queue: Any = None, **options: Any) -> None:
+        name = getattr(queue, "name", queue)
+        if name is not None and name != self.queue_spec.name:
+            raise InvalidCall(
+                f"queue={name!r}: calls of {self.name} go to {self.queue_spec.name!r} only, since two queues "
+                "cannot keep one id in order. Use another task, or queue_name= at the decorator"
+            )
+        for option in NOT_YET:
+            if options.get(option):
+                raise InvalidCall(
+                    f"{option}= is not supported on {self.name}: calls are merged, so no run belongs to one. "
+                    "Call the next task from inside the function"
+                )
+
+    # -- the queue
+
+    @property
+    def queue_spec(self) -> QueueSpec:
+        """What store and worker know of the queue. Raises ConfigurationError when another task has it."""
+        spec: QueueSpec | None = self.__dict__.get("_queue_spec")
+        if spec is None:
+            with _spec_lock:
+                spec = self.__dict__["_queue_spec"] = self._make_spec()
+        return spec
+
+    def _make_spec(self) -> QueueSpec:
+        from .selection import check_names
+
+        app = self._get_app()
+        check_names(app)
+        return QueueSpec(
+            name=self.queue_name or self.name,
+            shards=self.shards,
+            batch_size=self.batch_size,
+            merge=Merge(self.merge),
+            max_crashes=self.max_crashes,
+            poison_error=dump_error_text(home_of(app).settings, POISON.format(max_crashes=self.max_crashes)),
+        )
+
+    @property
+    def ordered_queue(self) -> OrderedQueue:
+        """Reads and actions on the task's queue."""
+        return OrderedQueue(self._get_app(), self.queue_spec)
+
+    # -- runs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Called by Celery's tracer for a batch, or directly by anyone."""
+        request = self.request_stack.top
+        if request is None or request.called_directly or request._protected:
+            return super().__call__(*args, **kwargs)
+        request._protected = 1
+        run = getattr(request, "lowkiq_run", None)
+        if run is None:
+            return self.run(*args, **kwargs)
+        middlewares = home_of(self._get_app()).settings.server_middlewares
+        try:
+            return compose(middlewares, self, run.jobs, lambda: self.run(*args, **kwargs))
+        except (Ignore, Reject):
+            raise
+        except Retry as retry:
+            seen = run.fails(retry.exc or retry, retry)
+            raise seen from retry.exc
+        except Exception as error:
+            seen = run.fails(error)
+            if seen is error:
+                raise
+            raise seen from error
+
+    def apply(self, args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Any:
+        """Run the function here, as a worker would: ``(id, payload)`` becomes ``{id: [payload]}``."""
+        words = {name: options.pop(name, None) for name in ("score", "countdown", "eta")}
+        job_id, payload = self.__header__(*(args or ()), **(kwargs or {}))
+        app = self._get_app()
+        entry = single(job_id, payload, tz=app.timezone, **words)
+        return self.apply_batch(
+            eager.batch_of([entry], home_of(app), self.queue_spec), *positional, **options
+        )
+
+    def apply_batch(self, payloads_by_id: dict[str, list[Any]], *positional: Any, **options: Any) -> Any:
+        """Run the function here on a whole batch."""
+        return super().apply((payloads_by_id,), {}, *positional, **options)
+
+    def retry(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        exc: Exception | None = None,
+        throw: bool = True,
+        eta: Any = None,
+        countdown: Any = None,
+        max_retries: Any = None,
+        **options: Any,
+    ) -> Any:
+        """Run the batch again: it counts as a failure, and the lane puts every payload back.
+
+        Without ``countdown`` (s) or ``eta`` the pause is the task's ``retry_in``; ``max_retries`` replaces
+        the task's for this failure. Raises Retry; outside of a run, ``exc``.
+        """
+        if self.request.called_directly:
+            raise exc or Retry("Task can be retried", None)
+        retry: Any = Retry(exc=exc, when=self._pause(eta, countdown))
+        if max_retries is not None:
+            retry.max_retries = max_retries
+        if throw:
+            raise retry
+        return retry
+
+    def _pause(self, eta: Any, countdown: Any) -> Any:
+        if countdown is not None:
+            return float(countdown)
+        if eta is None:
+            return None
+        app = self._get_app()
+        now: datetime = app.now()
+        return max(0.0, read_time("eta", eta, app.timezone) - now.timestamp())
+
+    # -- messages that come by the broker
+
+    def Strategy(self, task: Any, app: Celery, consumer: Any, **options: Any) -> Any:  # noqa: N802 - Celery's name
+        """What the worker does with a call that a process without this code sent to the broker."""
+        return arrival_strategy(self, consumer)
+
+
+def _header(cls: type[OrderedTask]) -> Callable[..., tuple[Any, Any]]:
+    """Celery's argument check, for the arguments of a call instead of those of the function."""
+
+    def by_id(id: Any, payload: Any = "") -> tuple[Any, Any]:  # noqa: A002 - what callers write
+        return id, payload
+
+    def by_key(payload: Any) -> tuple[Any, Any]:
+        key = cls.key
+        assert key is not None
+        return key(payload), payload
+
+    header: Any = by_id if cls.key is None else by_key
+    header.__qualname__ = header.__name__ = cls.__name__
+    checked: Callable[..., tuple[Any, Any]] = header
+    return checked
+
+
+def _job_at(position: int, entry: Entry, home: Home) -> NewJob:
+    try:
+        return entry.job(home.codec)
+    except InvalidCall as error:
+        raise at_position(error, position) from error
