@@ -1,0 +1,185 @@
+"""The examples, as a newcomer runs them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import psutil
+import pytest
+
+from examples.replica.generate import generate
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+DEADLINE = 120  # seconds
+OUR_BROKER = ("BROKER_URL", "CELERY_BROKER_URL", "QUICKSTART_BROKER")
+
+
+class Run:
+    """An example that runs, with all that it started in one process group."""
+
+    def __init__(self, arguments: Sequence[str], folder: Path, log: Path) -> None:
+        environ = {name: value for name, value in os.environ.items() if name not in OUR_BROKER}
+        environ["PYTHONPATH"] = str(ROOT)  # where the package is not installed
+        self._out, self._err = log.with_suffix(".out"), log.with_suffix(".err")
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, *arguments],
+                cwd=folder,
+                env=environ,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    def end(self) -> int:
+        """Its exit status."""
+        return self.process.wait(DEADLINE)
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text()
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text()
+
+    def worker(self) -> psutil.Process | None:
+        """The Celery worker that it started."""
+        children = psutil.Process(self.process.pid).children()
+        return next((child for child in children if "celery" in child.cmdline()), None)
+
+    def has_left_something(self) -> bool:
+        """Whether something of its process group is still there."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, 0)
+            return True
+        return False
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+Starts = Callable[..., Run]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Starts]:
+    runs: list[Run] = []
+
+    def begin(*arguments: str, folder: Path = ROOT) -> Run:
+        runs.append(Run(arguments, folder, tmp_path / f"run{len(runs)}"))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.kill()
+
+
+def stream(folder: Path, events: int) -> str:
+    """A file with the first events of a made-up project."""
+    file = folder / "events.ndjson"
+    file.write_text("".join(json.dumps(asdict(event)) + "\n" for event in generate(seed=1, events=events)))
+    return str(file)
+
+
+def test_the_quickstart_saves_the_newest_state_of_each_order(start: Starts, tmp_path: Path) -> None:
+    run = start(str(ROOT / "examples" / "quickstart.py"), folder=tmp_path)
+    assert run.end() == 0, run.err
+    assert run.out.splitlines()[-4:] == [
+        "saved at the end:",
+        '  order 7: {"status": "packed", "version": 3}',
+        '  order 42: {"status": "shipped", "version": 4}',
+        '  order 99: {"status": "cancelled", "version": 2}',
+    ]
+    saved = re.findall(r"order (\d+): (\w+), version", run.err)
+    assert saved.count(("42", "paid")) == saved.count(("99", "cancelled")) == 1, "merged, and saved once"
+    assert ("42", "new") not in saved
+
+
+def test_the_replica_is_right_at_the_end(start: Starts, tmp_path: Path) -> None:
+    run = start("-m", "examples.replica", "--events", stream(tmp_path, 400))
+    assert run.end() == 0, run.err
+    result = json.loads(run.out.splitlines()[-1])
+    assert list(result) == ["events", "paths", "ordered", "celery"]
+    assert list(result["ordered"]) == list(result["celery"]) == ["calls", "stale", "wrong", "seconds"]
+    assert result["events"] == 400
+    assert result["ordered"]["stale"] == result["ordered"]["wrong"] == 0
+    assert result["paths"] <= result["ordered"]["calls"] < result["celery"]["calls"]
+    assert result["celery"]["calls"] > 400, "some are delivered twice"
+    assert result["celery"]["stale"] > 0, "without ordering it goes wrong"
+
+
+def test_the_replica_of_a_repository_is_its_tree(start: Starts, tmp_path: Path) -> None:
+    git = [
+        "git",
+        "-C",
+        str(tmp_path),
+        "-c",
+        "user.name=n",
+        "-c",
+        "user.email=e",
+        "-c",
+        "commit.gpgsign=false",
+    ]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    (tmp_path / "odd\nname").write_text("1")
+    for commands in (["init", "-q"], ["add", "."], ["commit", "-qm", "1"]):
+        subprocess.run([*git, *commands], check=True, env=environ)
+    for number in range(2, 20):
+        (tmp_path / "file").write_text(str(number))
+        subprocess.run([*git, "add", "file"], check=True, env=environ)
+        subprocess.run([*git, "commit", "-qm", str(number)], check=True, env=environ)
+    run = start("-m", "examples.replica", "--repo", str(tmp_path))
+    assert run.end() == 0, run.err
+    result = json.loads(run.out.splitlines()[-1])
+    assert (result["events"], result["paths"], result["ordered"]["wrong"]) == (19, 2, 0)
+
+
+def test_an_interrupted_replica_leaves_no_worker(start: Starts, tmp_path: Path) -> None:
+    run = start("-m", "examples.replica", "--events", stream(tmp_path, 2000))
+    eventually(lambda: "plain Celery: 0 of" in run.err, DEADLINE)
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == 130
+    assert run.err.splitlines()[-1] == "interrupted"
+    assert not run.has_left_something()
+
+
+def test_a_replica_whose_worker_dies_says_so(start: Starts, tmp_path: Path) -> None:
+    run = start("-m", "examples.replica", "--events", stream(tmp_path, 2000))
+    eventually(lambda: "plain Celery: 0 of" in run.err, DEADLINE)
+    eventually(run.worker).kill()
+    assert run.end() == 2
+    assert "examples.replica.tasks.mirror_one" in run.err, "the worker's log is shown"
+    assert run.err.splitlines()[-1] == "replica: the worker ended by itself with status -9"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--events", "missing.gz"], "replica: missing.gz cannot be read"),
+        (["--repo", "missing"], "replica: missing cannot be read"),
+        (["--redis", "redis://:secret@127.0.0.1:1/0"], "replica: "),
+        (["--redis", "amqp://:secret@127.0.0.1"], "must begin with one of redis://"),
+        (["--events", "a", "--repo", "b"], "not allowed with"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(start: Starts, arguments: list[str], complaint: str) -> None:
+    run = start("-m", "examples.replica", *arguments)
+    assert run.end() == 2
+    assert complaint in run.err.splitlines()[-1]
+    assert "Traceback" not in run.err
+    assert "secret" not in run.err

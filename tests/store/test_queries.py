@@ -1,0 +1,177 @@
+"""Listings: paged, sorted where they say so, and complete."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from celery_lowkiq.rules.errors import InvalidCall
+from celery_lowkiq.rules.models import Fate, NewJob, QueueSpec, Stats
+from celery_lowkiq.store.queries import Queries
+
+from .helpers import ONE, claim, end, push, take
+
+THREE = QueueSpec("three", shards=3, batch_size=1000)
+
+
+def all_pages(listing, **options):
+    items, after = [], None
+    while True:
+        page = listing(after=after, **options)
+        items += page.items
+        after = page.next
+        if after is None:
+            return items
+
+
+@pytest.fixture
+def queries(store):
+    return Queries(store)
+
+
+@pytest.fixture
+def hundred(store):
+    """Ids in random order, five at each time."""
+    numbers = list(range(100))
+    random.Random(1).shuffle(numbers)
+    store.push(THREE, [NewJob(f"id-{n:02d}", b"x", 1, 1000.0 + n // 5) for n in numbers])
+
+
+@pytest.fixture
+def morgue(store, hundred):
+    for shard in range(3):
+        lease = take(store, THREE, shard)
+        end(store, lease, claim(store, lease, 1000), Fate.BURY, queue=THREE, error=b"boom")
+
+
+@pytest.mark.parametrize("limit", [1, 7, 100, 1000])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_jobs_by_perform_in(queries, hundred, limit, reverse):
+    found = [(j.perform_in, j.id) for j in all_pages(lambda **o: queries.jobs(THREE, "perform_in", **o), limit=limit, reverse=reverse)]
+    assert found == sorted(found, reverse=reverse)
+    assert len(set(found)) == 100
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_minimum_and_maximum_are_included(queries, hundred, reverse):
+    options = {"minimum": 1003.0, "maximum": 1005.0, "reverse": reverse, "limit": 4}
+    found = all_pages(lambda **o: queries.jobs(THREE, "perform_in", **o), **options)
+    assert sorted({j.perform_in for j in found}) == [1003.0, 1004.0, 1005.0]
+    assert len(found) == 15
+
+
+def test_a_page_goes_on_behind_a_job_that_is_gone(queries, store, hundred):
+    from celery_lowkiq.store.actions import Actions
+
+    page = queries.jobs(THREE, "perform_in", limit=10)
+    Actions(store).delete(THREE, [page.items[-1].id])
+    following = queries.jobs(THREE, "perform_in", limit=10, after=page.next)
+    assert (following.items[0].perform_in, following.items[0].id) > (page.items[-1].perform_in, page.items[-1].id)
+    assert len(following.items) == 10
+
+
+def test_jobs_by_id_prefix(queries, hundred):
+    found = all_pages(lambda **o: queries.jobs(THREE, prefix="id-4", **o), limit=5)
+    assert sorted(j.id for j in found) == [f"id-4{n}" for n in range(10)]
+    assert len(all_pages(lambda **o: queries.jobs(THREE, **o), limit=10)) == 100
+
+
+def test_a_prefix_search_over_many_ids_stays_bounded_and_complete(queries, store):
+    store.push(THREE, [NewJob(f"{n}", b"x") for n in range(3000)] + [NewJob("needle", b"x")])
+    found = all_pages(lambda **o: queries.jobs(THREE, prefix="needle", **o), limit=10)
+    assert {j.id for j in found} == {"needle"}
+
+
+def test_failed_jobs_by_retry_count(queries, store):
+    lease = take(store)
+    for count in (2, 0, 1):
+        push(store, f"failed-{count}", ("x", 1), perform_in=1.0)
+        end(store, lease, claim(store, lease), Fate.RETRY, retry_count=count, delay=1e6, error=b"boom")
+    push(store, "fresh", ("x", 1), perform_in=9e9)
+    found = queries.jobs(ONE, "retry_count").items
+    assert [(j.id, j.retry_count, j.error) for j in found] == [(f"failed-{n}", n, b"boom") for n in range(3)]
+    assert [j.id for j in queries.jobs(ONE, "retry_count", minimum=1, reverse=True).items] == ["failed-2", "failed-1"]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("by", ["id", "updated_at"])
+def test_the_morgue_is_sorted(queries, morgue, by, reverse):
+    found = all_pages(lambda **o: queries.morgue(THREE, by, **o), limit=9, reverse=reverse)
+    key = (lambda j: j.id) if by == "id" else (lambda j: (j.updated_at, j.id))
+    assert found == sorted(found, key=key, reverse=reverse)
+    assert len(found) == 100
+    assert found[0].error == b"boom"
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_morgue_by_id_prefix(queries, morgue, reverse):
+    found = all_pages(lambda **o: queries.morgue(THREE, prefix="id-4", **o), limit=3, reverse=reverse)
+    assert [j.id for j in found] == sorted((f"id-4{n}" for n in range(10)), reverse=reverse)
+
+
+def test_processing(queries, store, hundred):
+    lease = take(store, THREE, 0)
+    claimed = claim(store, lease, 1000)
+    found = all_pages(lambda **o: queries.processing(THREE, **o), limit=7)
+    assert {j.id for j in found} == {j.id for j in claimed.jobs}
+    assert {j.claim for j in found} == {claimed.number}
+
+
+def test_one_job_may_be_in_three_places(queries, store):
+    lease = take(store)
+    push(store, "1", ("dead", 1), perform_in=1.0)
+    end(store, lease, claim(store, lease), Fate.BURY, error=b"boom")
+    push(store, "1", ("runs", 2), perform_in=1.0)
+    claim(store, lease)
+    push(store, "1", ("waits", 3))
+    found = queries.job(ONE, "1")
+    assert [p.data for p in found.waiting.payloads] == [b"waits"]
+    assert [p.data for p in found.processing.payloads] == [b"runs"]
+    assert [p.data for p in found.dead.payloads] == [b"dead"]
+    nowhere = queries.job(ONE, "2")
+    assert (nowhere.waiting, nowhere.processing, nowhere.dead) == (None, None, None)
+
+
+def test_stats(queries, store):
+    lease = take(store)
+    for job_id in "abcd":
+        push(store, job_id, ("x", 1), perform_in=1.0)
+    end(store, lease, claim(store, lease, 1))
+    end(store, lease, claim(store, lease, 1), Fate.RETRY, delay=1e6)
+    end(store, lease, claim(store, lease, 1), Fate.BURY)
+    claim(store, lease, 1)
+    push(store, "e", ("x", 1), perform_in=1.0)
+    stats = queries.stats(ONE)
+    assert stats.lag > 1e9
+    assert stats == Stats(2, 1, 1, 1, 1, 1, 2, stats.lag)
+    assert queries.stats(QueueSpec("nothing", shards=3)) == Stats()
+
+
+def test_lag_counts_only_what_may_be_claimed(queries, store):
+    lease = take(store)
+    push(store, "1", ("a", 1), perform_in=1.0)
+    claim(store, lease)
+    push(store, "1", ("b", 2), perform_in=1.0)
+    assert queries.stats(ONE).lag == 0
+    push(store, "later", ("b", 2), perform_in=9e9)
+    assert queries.stats(ONE).lag == 0
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"by": "name"}, "by='name' is not a listing"),
+        ({"by": "perform_in", "prefix": "x"}, "prefix='x' goes with by='id'"),
+        ({"by": "id", "reverse": True}, "has no order"),
+        ({"limit": 0}, "from 1 to 1000"),
+        ({"limit": 1001}, "from 1 to 1000"),
+        ({"limit": True}, "from 1 to 1000"),
+        ({"payload_limit": 0}, "payload_limit=0"),
+        ({"by": "id", "after": "nonsense"}, "no cursor"),
+        ({"by": "perform_in", "after": "!!!"}, "no cursor"),
+    ],
+)
+def test_bad_listings_are_refused(queries, options, message):
+    with pytest.raises(InvalidCall, match=message):
+        queries.jobs(ONE, **options)

@@ -1,0 +1,130 @@
+"""Bad input gets a clear error at the call, and nothing of the call is stored."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+from uuid import UUID
+
+import pytest
+
+from celery_lowkiq.integration.calls import Entry, bulk, read_delay, read_id, read_score, read_time, single
+from celery_lowkiq.rules.errors import InvalidCall
+
+UTC = timezone.utc
+
+
+@pytest.mark.parametrize(
+    "given_id, text",
+    [("42", "42"), (42, "42"), (-1, "-1"), (UUID(int=1), str(UUID(int=1))), ("{}:*", "{}:*"), ("é" * 128, "é" * 128)],
+)
+def test_ids(given_id, text):
+    assert read_id(given_id) == text
+
+
+@pytest.mark.parametrize(
+    "given_id, message",
+    [
+        (True, "bool"),
+        (1.5, "float"),
+        (None, "NoneType"),
+        (b"a", "bytes"),
+        ("", "0 bytes"),
+        ("x" * 257, "257 bytes"),
+        ("é" * 129, "258 bytes"),
+        ("a\nb", "control character"),
+        ("a\0", "control character"),
+        ("\x7f", "control character"),
+        ("\ud800", "Unicode"),
+    ],
+)
+def test_refused_ids(given_id, message):
+    with pytest.raises(InvalidCall, match=message):
+        read_id(given_id)
+
+
+def test_scores():
+    moment = datetime(2026, 1, 1, tzinfo=UTC)
+    assert read_score(None, UTC) is None
+    assert read_score(7, UTC) == 7.0
+    assert read_score(-1.5, UTC) == -1.5
+    assert read_score(2**53, UTC) == 2.0**53
+    assert read_score(moment, UTC) == moment.timestamp()
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), "1", True, 2**53 + 1, time.time_ns(), 10**400, Decimal(1)])
+def test_refused_scores(score):
+    with pytest.raises(InvalidCall, match="score="):
+        read_score(score, UTC)
+
+
+def test_times():
+    moment = datetime(2026, 1, 1, 12)
+    assert read_time("eta", 1700000000.5, UTC) == 1700000000.5
+    assert read_time("eta", moment, UTC) == moment.replace(tzinfo=UTC).timestamp()
+    assert read_time("eta", moment, timezone(timedelta(hours=2))) == moment.replace(tzinfo=UTC).timestamp() - 7200
+
+
+@pytest.mark.parametrize(
+    "when, message",
+    [
+        (1700000000000, "milliseconds: divide by 1000"),
+        (float("nan"), "not finite"),
+        (float("-inf"), "not finite"),
+        (-1, "negative"),
+        ("2026-01-01", "str"),
+        (1e300, "year 2286"),
+        (True, "bool"),
+    ],
+)
+def test_refused_times(when, message):
+    with pytest.raises(InvalidCall, match=message):
+        read_time("perform_in", when, UTC)
+
+
+def test_delays():
+    assert read_delay(5) == 5.0
+    assert read_delay(timedelta(minutes=1)) == 60.0
+    assert read_delay(-3) == 0.0
+    for wrong in (float("nan"), "5", True, 1e12):
+        with pytest.raises(InvalidCall, match="countdown="):
+            read_delay(wrong)
+
+
+def test_a_single_call_takes_celerys_words():
+    assert single(1, "p", tz=UTC) == Entry("1", "p")
+    assert single(1, "p", countdown=5, tz=UTC) == Entry("1", "p", delay=5.0)
+    assert single(1, "p", eta=5, score=2, tz=UTC) == Entry("1", "p", 2.0, 5.0)
+    with pytest.raises(InvalidCall, match="exclude each other"):
+        single(1, "p", eta=5, countdown=5, tz=UTC)
+
+
+def test_a_bulk_call_takes_lowkiqs_words_and_defaults():
+    jobs = [{"id": 0}, {"id": 1, "payload": {"attr": "v1"}}, {"id": 2, "score": 3, "perform_in": timedelta(seconds=9)}]
+    assert bulk(iter(jobs), UTC) == [
+        Entry("0", ""),
+        Entry("1", {"attr": "v1"}),
+        Entry("2", "", 3.0, None, 9.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    "job, message",
+    [
+        ({}, "job 1 of the list: no 'id'"),
+        ({"id": 1, "scor": 2}, "job 1 of the list: unknown key 'scor'"),
+        ({"id": 1, "perform_in": 1700000000000}, "job 1 of the list: perform_in=1700000000000"),
+        ("x", "job 1 of the list: a job is a dict"),
+        ({"id": None}, "job 1 of the list: id=None"),
+    ],
+)
+def test_a_bad_job_of_a_list_is_named(job, message):
+    with pytest.raises(InvalidCall, match=message):
+        bulk([{"id": 0}, job], UTC)
+
+
+@pytest.mark.parametrize("jobs", [{"id": 1}, "ab"])
+def test_a_bulk_call_wants_a_list(jobs):
+    with pytest.raises(InvalidCall, match="takes a list of jobs"):
+        bulk(jobs, UTC)

@@ -1,0 +1,112 @@
+"""Rule 10: payloads are equal when their bytes are, so there is one way to write them."""
+
+from __future__ import annotations
+
+import datetime
+import pickle
+import uuid
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kombu import serialization
+
+from celery_lowkiq.integration.codec import MARK, Codec
+from celery_lowkiq.rules.errors import PayloadError, UndecodablePayload
+
+JSON = Codec("json", ["json"], 65536)
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+@given(JSON_VALUES)
+def test_what_is_written_is_read_back(value):
+    try:
+        data = JSON.dump(value)
+    except PayloadError:
+        return  # lone surrogates are no UTF-8
+    assert JSON.load(data) == value
+
+
+def test_rule_10_equal_payloads_have_equal_bytes():
+    assert JSON.dump({"b": 1, "a": [1, 2]}) == JSON.dump({"a": [1, 2], "b": 1}) == b'{"a":[1,2],"b":1}'
+    assert JSON.dump("é😀") == '"é😀"'.encode()
+
+
+def test_what_celery_can_send_can_be_a_payload():
+    value = {"at": datetime.datetime(2026, 1, 2, 3, 4, 5), "id": uuid.UUID(int=7)}
+    assert JSON.load(JSON.dump(value)) == value
+
+
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), {1: 1, "1": 2}, {None: 1, "a": 2}, object(), {1, 2}, "\ud800", {(1, 2): 3}]
+)
+def test_what_has_no_single_way_to_be_written_is_refused(value):
+    with pytest.raises(PayloadError, match="cannot be serialized as json"):
+        JSON.dump(value)
+
+
+def test_endless_nesting_is_refused():
+    loop: list = []
+    loop.append(loop)
+    with pytest.raises(PayloadError):
+        JSON.dump(loop)
+
+
+def test_too_large_a_payload_is_refused_with_both_sizes():
+    with pytest.raises(PayloadError, match="65539 bytes, allowed are 65536"):
+        JSON.dump("x" * 65537)
+    assert len(JSON.dump("x" * 65534)) == 65536
+
+
+@given(st.binary())
+def test_no_bytes_break_the_reader(data):
+    try:
+        JSON.load(data)
+    except UndecodablePayload:
+        pass
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"NaN", b"[" * 100_000, b"\xff\xfe\0", b"{", MARK, MARK + b"x", MARK + b"a\0b", MARK + b"a\0b\0c"],
+)
+def test_hostile_bytes_are_undecodable(data):
+    with pytest.raises(UndecodablePayload):
+        JSON.load(data)
+
+
+class Bomb:
+    exploded = False
+
+    def __reduce__(self):
+        return (setattr, (Bomb, "exploded", True))
+
+
+def test_l7_pickle_is_never_read_unless_accepted():
+    content_type, encoding, body = serialization.dumps(Bomb(), serializer="pickle")
+    data = b"\0".join((MARK + content_type.encode(), encoding.encode(), body))
+    with pytest.raises(UndecodablePayload, match="accept_content"):
+        JSON.load(data)
+    with pytest.raises(UndecodablePayload):
+        JSON.load(pickle.dumps(Bomb()))
+    assert not Bomb.exploded
+    Codec("json", ["json", "pickle"], 65536).load(data)
+    assert Bomb.exploded
+
+
+@pytest.mark.parametrize("serializer", ["pickle", "yaml", "msgpack"])
+def test_other_serializers(serializer):
+    if serializer not in serialization.registry._encoders:
+        pytest.skip(f"{serializer} is not installed")
+    codec = Codec(serializer, ["json", serializer], 65536)
+    value = {"a": [1, "é"]}
+    try:
+        data = codec.dump(value)
+    except PayloadError as error:
+        pytest.skip(str(error))
+    assert codec.load(data) == value
+    assert codec.load(JSON.dump(value)) == value

@@ -1,0 +1,95 @@
+"""Splitters and schedulers; the dealing is Lowkiq's, from its README."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_lowkiq.rules import schedulers
+from celery_lowkiq.rules.middleware import compose
+from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
+from celery_lowkiq.rules.ownership import Watch
+from celery_lowkiq.rules.splitters import default_splitter
+
+A0, A1, A2 = (ShardRef("A", n) for n in range(3))
+
+
+def test_lowkiqs_splitter_table():
+    shards = [ShardRef(queue, n) for queue, count in (("A", 3), ("B", 4), ("C", 1), ("D", 2)) for n in range(count)]
+    dealt = [[f"{ref.queue}{ref.index}" for ref in lane] for lane in default_splitter(shards, 3)]
+    assert dealt == [["A0", "B0", "B3", "D1"], ["A1", "B1", "C0"], ["A2", "B2", "D0"]]
+
+
+def test_more_lanes_than_shards_leaves_lanes_idle():
+    assert default_splitter([A0], 3) == [(A0,), (), ()]
+
+
+def test_lag_picks_the_oldest_due_job():
+    pick = schedulers.lag()
+    assert pick({A0: 50, A1: 10, A2: 30}, 100) == A1
+    assert pick({A0: 101}, 100) is None
+    assert pick({}, 100) is None
+    assert pick({A1: 10, A0: 10}, 100) == A0
+
+
+def test_seq_takes_turns_and_passes_by_what_is_not_due():
+    pick = schedulers.seq()
+    due = {A0: 1, A1: 200, A2: 1}
+    assert [pick(due, 100) for _ in range(4)] == [A0, A2, A0, A2]
+    assert pick({A1: 200}, 100) is None
+    due[A1] = 1
+    assert [pick(due, 100) for _ in range(3)] == [A0, A1, A2]
+
+
+def test_two_seq_schedulers_do_not_share_their_turn():
+    one, two = schedulers.seq(), schedulers.seq()
+    assert one({A0: 1, A1: 1}, 9) == two({A0: 1, A1: 1}, 9) == A0
+
+
+def test_the_first_middleware_is_outermost():
+    seen = []
+
+    def named(name):
+        def middleware(task, batch, call):
+            seen.append(f"{name} {task} {batch}")
+            answer = call()
+            seen.append(f"after {name}")
+            return answer
+
+        return middleware
+
+    assert compose([named("a"), named("b")], "t", "jobs", lambda: 42) == 42
+    assert seen == ["a t jobs", "b t jobs", "after b", "after a"]
+
+
+class TestWatch:
+    """Rule 8's guard: nobody takes a shard from the living, judged by one's own clock only."""
+
+    start = Watch(QueueSpec("q"), ShardRef("q", 0))
+    alive = LeaseState("other", 5, 1)
+
+    def test_an_owner_gets_1_05_lease_times(self):
+        watch = self.start.look(self.alive, now=100.0)
+        assert not watch.may_take(now=100.0 + 10.49, lease_seconds=10)
+        assert watch.may_take(now=100.0 + 10.5, lease_seconds=10)
+
+    def test_a_moved_counter_starts_the_time_anew(self):
+        watch = self.start.look(self.alive, now=100.0).look(LeaseState("other", 5, 2), now=109.0)
+        assert not watch.may_take(now=110.6, lease_seconds=10)
+
+    def test_an_unmoved_counter_does_not(self):
+        watch = self.start.look(self.alive, now=100.0).look(self.alive, now=109.0)
+        assert watch.may_take(now=110.6, lease_seconds=10)
+
+    def test_a_released_shard_is_free_at_once(self):
+        assert self.start.look(LeaseState("", 5, 3), now=100.0).may_take(now=100.0, lease_seconds=10)
+
+    def test_what_was_never_seen_is_not_taken(self):
+        assert not self.start.may_take(now=1e9, lease_seconds=10)
+
+    def test_the_largest_epoch_is_remembered(self):
+        watch = self.start.look(LeaseState("other", 9, 1), now=1.0).look(LeaseState("other", 4, 1), now=2.0)
+        assert watch.known_epoch == 9
+
+    @pytest.mark.parametrize("now, seconds", [(100.0, 2.0), (109.5, 1.0), (110.5, 2.0)])
+    def test_the_next_look_is_when_the_shard_becomes_free(self, now, seconds):
+        assert self.start.look(self.alive, now=100.0).next_look(now, 10) == pytest.approx(seconds)
