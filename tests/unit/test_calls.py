@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from uuid import UUID
@@ -53,7 +52,7 @@ def test_scores():
     assert read_score(moment, UTC) == moment.timestamp()
 
 
-@pytest.mark.parametrize("score", [float("nan"), float("inf"), "1", True, 2**53 + 1, time.time_ns(), 10**400, Decimal(1)])
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), "1", True, 2**53 + 1, 1_795_240_471_760_889_393, 10**400, Decimal(1)])
 def test_refused_scores(score):
     with pytest.raises(InvalidCall, match="score="):
         read_score(score, UTC)

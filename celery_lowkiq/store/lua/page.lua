@@ -4,6 +4,7 @@
 -- ARGV: minimum maximum after_score after_id past limit reverse
 --   minimum, maximum: bounds of the score as ZRANGEBYSCORE takes them; after_score: '' for the first page
 --   past: '0' begins at (score, id) itself; reverse: '1' from the largest down
+-- USES:
 -- Returns: {id, score, ...}.
 -- Cost: O(log n * log n + limit).
 local size = redis.call('ZCARD', index)

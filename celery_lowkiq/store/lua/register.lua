@@ -3,6 +3,7 @@
 -- KEYS: queue
 -- ARGV: format shards expected
 --   expected: the count that `shards` may replace; '' replaces none
+-- USES:
 -- Returns: {format, shards} as stored now.
 -- Cost: O(1).
 local stored = redis.call('HMGET', queue, 'format', 'shards')

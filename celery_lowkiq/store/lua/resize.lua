@@ -3,6 +3,7 @@
 -- KEYS: meta due claimed dead
 -- ARGV: shards
 --   shards: a count, or 'closed': no push passes until a count is written
+-- USES:
 -- Returns: 1, or 0 when the shard has jobs of another count.
 -- Cost: O(1).
 if redis.call('HGET', meta, 'shards') == shards then

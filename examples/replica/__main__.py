@@ -1,0 +1,98 @@
+"""``python -m examples.replica [--events FILE | --repo DIR] [--redis URL]``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from kombu.exceptions import OperationalError
+
+from celery_lowkiq import LowkiqError
+from celery_lowkiq.embedded import EmbeddedServer
+
+from .report import as_json, table
+from .repository import read_history, read_tree
+from .run import RedisInUse, Stalled, run_side
+from .sides import OrderedSide, PlainSide
+from .stream import SHIPPED, Event, StreamError, final_tree, read_events, with_copies
+from .worker import WorkerDied
+
+#: Share of the messages that is delivered twice.
+COPIES, SEED = 0.1, 7
+# What the celery command and the app read before anything else.
+BROKER_VARIABLES = ("BROKER_URL", "CELERY_BROKER_URL")
+SCHEMES = ("redis://", "rediss://", "redis+socket://", "sentinel://")
+NOT_CLEAN, FAILED, INTERRUPTED, TERMINATED = 1, 2, 130, 143
+EXPECTED_ERRORS = (StreamError, RedisInUse, Stalled, WorkerDied, LowkiqError, OperationalError)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m examples.replica", description=run.__doc__)
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "--events", type=Path, metavar="FILE", default=SHIPPED, help="stream, *.ndjson or *.ndjson.gz"
+    )
+    source.add_argument("--repo", type=Path, metavar="DIR", help="git repository to take the history of")
+    parser.add_argument(
+        "--redis", type=redis_url, metavar="URL", help="Redis to use; by default a private server is started"
+    )
+    return parser.parse_args(arguments)
+
+
+def redis_url(text: str) -> str:
+    """A URL that both Celery and the ordered task can use."""
+    if not text.startswith(SCHEMES):
+        raise argparse.ArgumentTypeError(f"the URL must begin with one of {', '.join(SCHEMES)}")
+    return text
+
+
+def load(options: argparse.Namespace) -> tuple[list[Event], dict[str, str]]:
+    """The events, and the tree that they must end in."""
+    if options.repo is not None:
+        return read_history(options.repo), read_tree(options.repo)
+    events = read_events(options.events)
+    return events, final_tree(events)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Mirror a tree into SQLite from its history, through a plain Celery task and through an ordered one."""
+    events, expected = load(options)
+    messages = list(with_copies(events, COPIES, SEED))
+    paths = len({event.path for event in events})
+    print(
+        f"{len(events):,} changes of {paths:,} files, {len(messages) - len(events):,} of them delivered twice"
+    )
+    with ExitStack() as stack:
+        url = options.redis or stack.enter_context(EmbeddedServer()).url
+        os.environ.update(dict.fromkeys(BROKER_VARIABLES, url))
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="replica-")))
+        celery, ordered = (
+            run_side(side, messages, expected, directory) for side in (PlainSide(), OrderedSide())
+        )
+    print(table(celery, ordered))
+    print(as_json(len(events), paths, celery, ordered))
+    return 0 if ordered.clean else NOT_CLEAN
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, and turn what can go wrong into a message and an exit status."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    try:
+        return run(parse(arguments))
+    except EXPECTED_ERRORS as error:
+        print(f"replica: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

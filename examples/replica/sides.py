@@ -1,0 +1,59 @@
+"""The two sides that are compared: a plain Celery task and an ordered one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from .mirror import Mirror
+from .stream import Event
+from .tasks import app, mirror_merged, mirror_one
+
+
+class Side(Protocol):
+    """One of the two tasks, and what is asked of it."""
+
+    name: str
+    title: str
+
+    def send(self, event: Event) -> None:
+        """Send one message."""
+
+    def left(self, sent: int, mirror: Mirror) -> int:
+        """How much of the ``sent`` messages is not done yet."""
+
+    def clear(self, messages: Sequence[Event]) -> None:
+        """Drop what was sent and waits."""
+
+
+class PlainSide:
+    """Each message is a call."""
+
+    name = "celery"
+    title = "plain Celery"
+
+    def send(self, event: Event) -> None:
+        mirror_one.delay(event.path, event.payload)
+
+    def left(self, sent: int, mirror: Mirror) -> int:
+        return sent - mirror.writes().total
+
+    def clear(self, messages: Sequence[Event]) -> None:
+        app.control.purge()
+
+
+class OrderedSide:
+    """Messages of one path that wait together are one call."""
+
+    name = "ordered"
+    title = "ordered"
+
+    def send(self, event: Event) -> None:
+        mirror_merged.apply_async((event.path, event.payload), score=event.version)
+
+    def left(self, sent: int, mirror: Mirror) -> int:
+        stats = mirror_merged.ordered_queue.stats()
+        return stats.length + stats.busy
+
+    def clear(self, messages: Sequence[Event]) -> None:
+        mirror_merged.ordered_queue.delete(sorted({event.path for event in messages}))
