@@ -121,7 +121,8 @@ class Run:
 
     def rejected(self, error: BaseException, requeue: bool) -> None:
         """The task raised Reject: back unchanged, or all payloads to the morgue."""
-        self.verdicts = self._all(Fate.RETURN if requeue else Fate.BURY, dump_error(self._settings, error))
+        data = dump_error_text(self._settings, f"Reject: {getattr(error, 'reason', error)}")
+        self.verdicts = self._all(Fate.RETURN if requeue else Fate.BURY, data)
 
     def exhausted(self, accepted: frozenset[str]) -> list[RunJob]:
         """The jobs that died in this run, with the error that they died of."""

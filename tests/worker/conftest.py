@@ -1,0 +1,74 @@
+"""An empty store, an app that calls into it, and workers that end with the test."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_lowkiq.embedded import EmbeddedServer
+from tests.waiting import eventually
+from tests.worker import proj
+from tests.worker.nodes import Worker, worker
+
+
+class Ledger:
+    """What the tasks wrote."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def lines(self, event: str | None = None) -> list[dict[str, Any]]:
+        if not self._path.exists():
+            return []
+        whole = [line for line in self._path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        found = [json.loads(line) for line in whole]
+        return [line for line in found if event in (None, line["event"])]
+
+    def wait_for(self, event: str, count: int = 1, seconds: float = 30.0) -> list[dict[str, Any]]:
+        return eventually(lambda: found if len(found := self.lines(event)) >= count else [], seconds)
+
+
+@pytest.fixture
+def settings(redis_server: EmbeddedServer) -> dict[str, Any]:
+    """Celery's settings; a test changes them before it asks for the app or a worker."""
+    with redis.Redis(unix_socket_path=redis_server.socket_path) as client:
+        client.flushall()
+    return {"broker_url": redis_server.url}
+
+
+@pytest.fixture
+def app(settings: dict[str, Any]) -> Iterator[Celery]:
+    made = proj.make_app(**settings)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "ledger")
+
+
+@pytest.fixture
+def start_worker(app: Celery, settings: dict[str, Any], tmp_path: Path) -> Iterator[Callable[..., Worker]]:
+    """Start a worker and wait until it is ready (unless ``wait=False``)."""
+    started: list[Worker] = []
+
+    def start(*options: str, wait: bool = True, **more: Any) -> Worker:
+        env = {"PROJ_DIRECTORY": tmp_path, "PROJ_SETTINGS": json.dumps(settings), **more}
+        number = len(started)
+        node = worker(app, tmp_path / f"worker-{number}.log", "-n", f"w{number}@test", *options, **env)
+        started.append(node)
+        if wait:
+            eventually(lambda: node.ready() or node.container.status == "exited")
+            assert node.ready(), node.logs()
+        return node
+
+    yield start
+    for node in started:
+        node.teardown()

@@ -1,0 +1,100 @@
+"""The app that worker tests run: tasks that write what they do into a ledger file."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+from celery.exceptions import Ignore, Reject
+
+from celery_lowkiq import ordered_task
+
+HERE = Path(os.environ.get("PROJ_DIRECTORY", "."))
+SETTINGS = json.loads(os.environ.get("PROJ_SETTINGS", "{}"))
+
+
+def note(event: str, **fields: Any) -> None:
+    """One line, written whole, with a clock that all processes of the machine share."""
+    line = json.dumps({"event": event, "at": time.monotonic(), "pid": os.getpid(), **fields})
+    with (HERE / "ledger").open("a") as ledger:
+        ledger.write(line + "\n")
+
+
+def wait_for_gate(name: str) -> None:
+    """Until the test makes the file."""
+    while not (HERE / name).exists():
+        time.sleep(0.005)
+
+
+def make_app(**settings: Any) -> Celery:
+    """A new app with its own tasks."""
+    app = Celery("proj", set_as_current=False)
+    app.conf.update(
+        broker_connection_retry_on_startup=True, lowkiq_lease_seconds=1.0, task_ignore_result=True, **settings
+    )
+    ordered = {"app": app, "shared": False}
+
+    @ordered_task(**ordered, name="record", shards=8, max_crashes=1000)
+    def record(payloads_by_id: dict[str, list[Any]]) -> None:
+        for job_id, payloads in payloads_by_id.items():
+            note("start", id=job_id, payloads=payloads)
+            time.sleep(float(os.environ.get("PROJ_WORK", "0")))
+            note("end", id=job_id, payloads=payloads)
+
+    @ordered_task(**ordered, name="batches", shards=1, batch_size=3, bind=True)
+    def batches(self: Any, payloads_by_id: dict[str, list[Any]]) -> None:
+        info = self.request.lowkiq
+        jobs = [[job.id, list(job.scores), job.retry_count] for job in info.jobs]
+        note("batch", payloads=payloads_by_id, queue=info.queue, shard=info.shard, jobs=jobs, fence=info.fence)
+
+    @ordered_task(**ordered, name="gated", shards=4, max_crashes=2)
+    def gated(payloads_by_id: dict[str, list[Any]]) -> None:
+        (job_id,) = payloads_by_id
+        note("start", id=job_id, thread=threading.current_thread().name)
+        wait_for_gate("gate")
+        note("end", id=job_id)
+
+    @ordered_task(
+        **ordered,
+        name="outcome",
+        shards=1,
+        bind=True,
+        max_retries=1,
+        retry_in=lambda retry_count: 0.05,
+        on_retries_exhausted=lambda jobs: note("exhausted", jobs=[[job.id, job.error] for job in jobs]),
+    )
+    def outcome(self: Any, payloads_by_id: dict[str, list[Any]]) -> None:
+        ((job_id, payloads),) = payloads_by_id.items()
+        note("run", id=job_id, payloads=payloads, retries=self.request.retries, task_id=self.request.id)
+        what = payloads[0]
+        if what == "fail":
+            raise ValueError("as asked")
+        if what == "retry":
+            raise self.retry(countdown=0.01, exc=KeyError("again"))
+        if what == "ignore":
+            raise Ignore
+        if what == "reject":
+            raise Reject("not mine", requeue=False)
+        if what == "requeue" and not (HERE / "requeued").exists():
+            (HERE / "requeued").touch()
+            raise Reject("later", requeue=True)
+        if what == "exit":
+            raise SystemExit(3)
+        if what == "interrupt":
+            raise KeyboardInterrupt
+        if what == "memory":
+            raise MemoryError("too much")
+
+    @app.task(shared=False, name="plain")
+    def plain(value: Any) -> None:
+        note("plain", value=value)
+
+    return app
+
+
+app = make_app(**SETTINGS)

@@ -1,0 +1,299 @@
+"""Signals, deaths and outages: nothing is lost, nothing runs twice at once, nothing hangs."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections import defaultdict
+
+import pytest
+
+from celery_lowkiq.embedded import EmbeddedServer
+from tests.waiting import eventually
+from tests.worker import proj
+
+
+def leases(task):
+    return task.ordered_queue._home.store.observe(task.queue_spec.shard_refs())
+
+
+def released(task):
+    return all(lease.owner == "" for lease in leases(task))
+
+
+@pytest.mark.parametrize("name, status", [("SIGTERM", 0), ("SIGINT", 1)])
+def test_term_and_int_drain(app, start_worker, ledger, tmp_path, name, status):
+    """The running batch is finished and settled, nothing new begins, the shards are given up."""
+    gated = app.tasks["gated"]
+    node = start_worker(lanes=1)
+    gated.delay("runs")
+    ledger.wait_for("start")
+    gated.delay("waits")
+    node.kill(name)
+    node.wait_for_log("Warm shutdown")
+    assert node.container.status == "running"
+    (tmp_path / "gate").touch()
+    assert node.exit_status() == status, node.logs()
+    assert [line["id"] for line in ledger.lines("end")] == ["runs"]
+    stats = gated.ordered_queue.stats()
+    assert (stats.length, stats.busy, stats.processed) == (1, 0, 1)
+    assert released(gated)
+
+
+def test_a_draining_worker_still_answers(app, start_worker, ledger, tmp_path):
+    node = start_worker()
+    app.tasks["gated"].delay("1")
+    ledger.wait_for("start")
+    node.kill("SIGTERM")
+    node.wait_for_log("Warm shutdown")
+    assert eventually(lambda: app.control.ping(timeout=1.0)) == [{"w0@test": {"ok": "pong"}}]
+    (tmp_path / "gate").touch()
+    assert node.exit_status() == 0
+
+
+def test_quit_leaves_the_running_job_to_the_next_start(app, start_worker, ledger, tmp_path):
+    """And never counts as a crash, however often it happens."""
+    gated = app.tasks["gated"]
+    gated.delay("1", "payload")
+    for number in range(3):
+        node = start_worker()
+        ledger.wait_for("start", number + 1)
+        node.kill("SIGQUIT")
+        assert node.exit_status() == 0
+        assert gated.ordered_queue.stats().busy == 1
+    (tmp_path / "gate").touch()
+    node = start_worker()
+    ledger.wait_for("end")
+    eventually(lambda: gated.ordered_queue.stats().processed == 1)
+    assert gated.ordered_queue.stats().morgue_length == 0
+
+
+@pytest.mark.parametrize("what, status", [("exit", 3), ("interrupt", 70)])
+def test_what_is_no_exception_ends_the_worker_after_the_other_lanes(app, start_worker, ledger, tmp_path, what, status):
+    app.conf.lowkiq_last_words = None
+    gated, outcome = app.tasks["gated"], app.tasks["outcome"]
+    node = start_worker()
+    gated.delay("1")
+    ledger.wait_for("start")
+    outcome.delay("1", what)
+    node.wait_for_log("the worker stops: lane-")
+    assert node.container.status == "running"
+    (tmp_path / "gate").touch()
+    assert node.exit_status() == status, node.logs()
+    assert gated.ordered_queue.stats().processed == 1
+    assert released(gated)
+    assert outcome.ordered_queue.stats().busy == 1
+
+
+def test_l3_a_job_that_ends_every_worker_goes_to_the_morgue(app, start_worker, ledger):
+    outcome = app.tasks["outcome"]
+    outcome.delay("1", "exit")
+    for number in range(outcome.max_crashes):
+        node = start_worker()
+        ledger.wait_for("run", number + 1)
+        assert node.exit_status() == 3
+    start_worker()
+    eventually(lambda: outcome.ordered_queue.stats().morgue_length == 1)
+    assert outcome.ordered_queue.morgue().items[0].error.startswith("poison pill")
+    assert len(ledger.lines("run")) == outcome.max_crashes
+
+
+def test_a_second_worker_stands_by_and_takes_over(app, start_worker, ledger, tmp_path):
+    gated = app.tasks["gated"]
+    first = start_worker()
+    gated.delay("1")
+    ledger.wait_for("start")
+    start_worker()
+    gated.perform_async([{"id": f"more-{n}"} for n in range(20)])
+    starts = ledger.wait_for("start", 4)
+    assert {line["pid"] for line in starts} == {first.container.process.pid}
+    first.kill("SIGKILL")
+    (tmp_path / "gate").touch()
+    eventually(lambda: gated.ordered_queue.stats().processed == 21)
+    assert {line["id"] for line in ledger.lines("end")} == {"1", *(f"more-{n}" for n in range(20))}
+
+
+def overlaps(lines):
+    """Ids that two runs worked on at the same time; a killed process ends its runs."""
+    running, found = {}, []
+    for line in lines:
+        if line["event"] == "start":
+            other = running.get(line["id"])
+            if other is not None and other == line["pid"]:
+                found.append(line["id"])
+            running[line["id"]] = line["pid"]
+        elif line["event"] == "end":
+            if running.get(line["id"]) != line["pid"]:
+                found.append(line["id"])
+            running.pop(line["id"], None)
+    return found
+
+
+def test_sigkill_at_random_moments_loses_nothing(app, start_worker, ledger):
+    """5,000 jobs of 500 ids; every payload is processed, in score order, never two runs of an id at once."""
+    ids, per_id = 500, 10
+    record = app.tasks["record"]
+    for step in range(per_id):
+        record.perform_async([{"id": n, "payload": step, "score": step} for n in range(ids)])
+        if step == 0:
+            node = start_worker(PROJ_WORK="0.002", lanes=4)
+    chance = random.Random(5)
+    done = 0
+    for _ in range(6):
+        goal = done + chance.randint(10, 60)
+        ledger.wait_for("end", goal)
+        node.kill("SIGKILL")
+        node.exit_status()
+        done = len(ledger.lines("end"))
+        node = start_worker(PROJ_WORK="0.002", lanes=4)
+    eventually(lambda: (s := record.ordered_queue.stats()).length == s.busy == 0, 60)
+    lines = ledger.lines()
+    processed = defaultdict(list)
+    for line in lines:
+        if line["event"] == "end":
+            processed[line["id"]].append(line["payloads"])
+    for n in range(ids):
+        runs = processed[str(n)]
+        assert all(run == sorted(run) for run in runs)
+        assert {payload for run in runs for payload in run} == set(range(per_id)), f"id {n}: {runs}"
+        assert runs[-1][-1] == per_id - 1
+    assert overlaps(lines) == []
+    assert record.ordered_queue.stats().morgue_length == 0
+
+
+def test_the_overlap_checker_sees_overlaps():
+    def line(event, pid):
+        return {"event": event, "id": "1", "pid": pid}
+
+    assert overlaps([line("start", 1), line("end", 1), line("start", 1), line("end", 1)]) == []
+    assert overlaps([line("start", 1), line("start", 2), line("end", 2)]) == []
+    assert overlaps([line("start", 1), line("start", 1), line("end", 1)]) == ["1"]
+    assert overlaps([line("start", 1), line("start", 2), line("end", 1)]) == ["1"]
+
+
+@pytest.fixture
+def own_servers(settings):
+    """A broker and a store that the test may end."""
+    with EmbeddedServer(port=0) as broker, EmbeddedServer(port=0, appendonly=True) as store:
+        settings.update(
+            broker_url=broker.url,
+            lowkiq_url=store.url,
+            broker_connection_max_retries=None,
+            broker_transport_options={"socket_timeout": 2},
+        )
+        yield broker, store
+
+
+def test_lanes_do_not_need_the_broker(own_servers, app, start_worker, ledger):
+    broker, _ = own_servers
+    node = start_worker()
+    app.tasks["record"].delay("before")
+    ledger.wait_for("end")
+    broker.kill()
+    node.wait_for_log("Connection to broker lost")
+    for number in range(20):
+        app.tasks["record"].delay(f"during-{number}")
+    ledger.wait_for("end", 21)
+    broker.restart()
+    app.tasks["plain"].delay(1)
+    ledger.wait_for("plain")
+    app.tasks["record"].delay("after")
+    ledger.wait_for("end", 22)
+    assert {line["pid"] for line in ledger.lines()} == {node.container.process.pid}
+    node.kill("SIGTERM")
+    assert node.exit_status() == 0
+    assert released(app.tasks["record"])
+
+
+def test_a_worker_that_looks_for_its_broker_can_be_stopped(own_servers, app, start_worker, ledger):
+    broker, _ = own_servers
+    node = start_worker()
+    app.tasks["record"].delay("before")
+    ledger.wait_for("end")
+    broker.kill()
+    node.wait_for_log("Connection to broker lost")
+    node.kill("SIGTERM")
+    assert node.exit_status() == 0
+    assert released(app.tasks["record"])
+
+
+def test_a_store_outage_is_survived_and_logged_twice(own_servers, app, start_worker, ledger):
+    _, store = own_servers
+    record = app.tasks["record"]
+    node = start_worker(PROJ_WORK="0.05", lanes=2)
+    record.perform_async([{"id": n, "payload": n} for n in range(40)])
+    ledger.wait_for("end", 5)
+    store.kill()
+    node.wait_for_log("Ordered queues wait until it is back")
+    store.restart()
+    node.wait_for_log("Ordered queues go on")
+    eventually(lambda: (s := record.ordered_queue.stats()).length == s.busy == 0)
+    assert {line["id"] for line in ledger.lines("end")} == {str(n) for n in range(40)}
+    assert overlaps(ledger.lines()) == []
+    assert node.logs().count("Ordered queues wait until it is back") == 1
+    assert node.logs().count("Ordered queues go on") == 1
+    node.kill("SIGTERM")
+    assert node.exit_status() == 0
+
+
+def test_a_worker_without_its_store_can_be_stopped(own_servers, app, start_worker, ledger):
+    _, store = own_servers
+    node = start_worker()
+    app.tasks["record"].delay("1")
+    ledger.wait_for("end")
+    store.kill()
+    node.wait_for_log("Ordered queues wait until it is back")
+    node.kill("SIGTERM")
+    assert node.exit_status() == 0
+
+
+def test_a_worker_that_starts_before_its_store_waits_for_it(own_servers, app, start_worker, ledger):
+    _, store = own_servers
+    app.tasks["record"].delay("1")
+    store.kill()
+    node = start_worker()
+    node.wait_for_log("Ordered queues wait until it is back")
+    store.restart()
+    ledger.wait_for("end")
+
+
+def test_usr1_says_which_lane_works_on_what(app, start_worker, ledger, tmp_path):
+    node = start_worker()
+    app.tasks["gated"].delay("1")
+    (start,) = ledger.wait_for("start")
+    lane, _, shard = start["thread"].partition(" ")
+    assert lane.startswith("lane-")
+    assert shard.startswith("gated/")
+    os.kill(node.container.process.pid, signal.SIGUSR1)
+    node.wait_for_log(f"{lane} {shard}")
+    (tmp_path / "gate").touch()
+
+
+class TestOtherPools:
+    def test_they_start_as_before_warn_once_and_serve_no_ordered_queue(self, app, start_worker, ledger):
+        app.tasks["record"].delay("1")
+        node = start_worker(pool="prefork", lanes=1)
+        app.tasks["plain"].delay(1)
+        ledger.wait_for("plain")
+        assert node.logs().count("are not served by this pool") == 1
+        assert not ledger.lines("start")
+        node.kill("SIGTERM")
+        assert node.exit_status() == 0
+        assert app.tasks["record"].ordered_queue.stats().length == 1
+
+    def test_they_are_refused_an_ordered_queue_by_name(self, app, start_worker):
+        node = start_worker("-Q", "celery,record", pool="prefork", lanes=1, wait=False)
+        assert node.exit_status() != 0
+        assert "-Q names the ordered queues record, which need a thread pool" in node.logs()
+
+
+def test_bad_settings_end_a_worker_with_their_name(settings, start_worker, app):
+    settings["lowkiq_pol_interval"] = 3
+    node = start_worker(wait=False)
+    assert node.exit_status() != 0
+    assert "unknown setting 'lowkiq_pol_interval': did you mean 'lowkiq_poll_interval'?" in node.logs()
+
+
+def test_the_apps_of_two_tests_do_not_share_tasks():
+    assert proj.make_app().tasks["record"] is not proj.make_app().tasks["record"]

@@ -1,0 +1,78 @@
+"""What Flower and `celery inspect` see of ordered runs."""
+
+from __future__ import annotations
+
+import threading
+
+from celery.events import EventReceiver
+
+from tests.waiting import eventually
+
+
+class Listener:
+    """Collects task events, as Flower does."""
+
+    def __init__(self, app):
+        self.events = []
+        self._app = app
+        self.stop = threading.Event()
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self.ready = threading.Event()
+
+    def __enter__(self):
+        self._thread.start()
+        self.ready.wait(10)
+        return self
+
+    def __exit__(self, *error):
+        self.stop.set()
+        self._thread.join(10)
+
+    def _listen(self):
+        with self._app.connection_for_read() as connection:
+            receiver = EventReceiver(connection, handlers={"*": self._heard}, app=self._app)
+            with receiver.consumer_context():
+                self.ready.set()
+                while not self.stop.is_set():
+                    try:
+                        connection.drain_events(timeout=0.2)
+                    except TimeoutError:
+                        continue
+
+    def _heard(self, event):
+        if event["type"].startswith("task-"):
+            self.events.append(event)
+
+    def of(self, kind):
+        return [event for event in list(self.events) if event["type"] == kind]
+
+
+def test_runs_are_task_events(app, start_worker, ledger):
+    with Listener(app) as listener:
+        start_worker("-E")
+        app.tasks["outcome"].delay("1", "ok")
+        app.tasks["outcome"].delay("2", "fail")
+        eventually(lambda: listener.of("task-succeeded") and listener.of("task-retried") and listener.of("task-failed"))
+    assert len(listener.of("task-received")) == len(listener.of("task-started")) == 3
+    assert len(listener.of("task-retried")) == len(listener.of("task-failed")) == len(listener.of("task-succeeded")) == 1
+    received = listener.of("task-received")[0]
+    assert received["name"] == "outcome"
+    runs = {run["task_id"] for run in ledger.lines("run")}
+    assert {event["uuid"] for event in listener.events} == runs
+
+
+def test_inspect_shows_the_run_and_the_lanes(app, start_worker, ledger, tmp_path):
+    start_worker()
+    app.tasks["gated"].delay("1", {"a": 1})
+    ledger.wait_for("start")
+    inspect = app.control.inspect(timeout=2.0)
+    (active,) = eventually(inspect.active)["w0@test"]
+    assert active["name"] == "gated"
+    assert active["args"] == [{"1": [{"a": 1}]}]
+    lanes = eventually(inspect.stats)["w0@test"]["lowkiq"]["lanes"]
+    (running,) = [lane["running"] for lane in lanes if lane["running"]]
+    assert running["ids"] == ["1"]
+    assert sum(len(lane["shards"]) for lane in lanes) == 14
+    (tmp_path / "gate").touch()
+    ledger.wait_for("end")
+    eventually(lambda: app.control.inspect(timeout=2.0).active() == {"w0@test": []})
