@@ -7,7 +7,7 @@ import threading
 import uuid
 from typing import Any
 
-from celery import bootsteps
+from celery import bootsteps, signals
 from celery.concurrency.thread import TaskPool as ThreadPool
 from celery.exceptions import ImproperlyConfigured
 from celery.worker import state
@@ -85,7 +85,7 @@ class OrderedQueues(bootsteps.StartStopStep):
         """Called when the worker is up, and again after each reconnect to the broker."""
         if self._runtime is None and self._threads and self._tasks:
             self._runtime = self._make_runtime(consumer)
-            _drain_before_soft_shutdown(consumer.controller, self._runtime)
+            _hold_at_once(consumer.controller, self._runtime)
             self._runtime.start()
 
     def stop(self, consumer: Any) -> None:
@@ -141,6 +141,7 @@ class OrderedQueues(bootsteps.StartStopStep):
 
     def _drain(self, consumer: Any, runtime: Runtime) -> None:
         """Wait for the lanes while heartbeat and remote control go on, until a cold shutdown."""
+        logger.info("ordered queues stop: %d batches are running", runtime.busy())
         runtime.drain()
         ended = threading.Event()
 
@@ -185,15 +186,21 @@ def _synchronous_turn(consumer: Any) -> None:
         return
 
 
-def _drain_before_soft_shutdown(controller: Any, runtime: Runtime) -> None:
-    """Celery sleeps through a soft shutdown before it tells anyone; lanes must begin nothing meanwhile."""
+def _hold_at_once(controller: Any, runtime: Runtime) -> None:
+    """Celery's signal handlers only leave word for the event loop, or sleep through a soft shutdown: lanes
+    must begin nothing meanwhile.
+    """
     wait = controller.wait_for_soft_shutdown
 
-    def drain_and_wait() -> Any:
-        runtime.drain()
+    def hold_and_wait() -> Any:
+        runtime.hold()
         return wait()
 
-    controller.wait_for_soft_shutdown = drain_and_wait
+    def hold(**_: Any) -> None:
+        runtime.hold()
+
+    controller.wait_for_soft_shutdown = hold_and_wait
+    signals.worker_shutting_down.connect(hold, weak=False, dispatch_uid="lowkiq-hold")
 
 
 def _cold() -> bool:

@@ -68,10 +68,14 @@ class Lane:
         """Begin to work."""
         self._thread.start()
 
+    def hold(self) -> None:
+        """Begin nothing new. Takes no lock, so that a signal handler may call it; an idle lane sleeps on."""
+        self._stopping_at = self._stopping_at or self._around.clock.monotonic()
+
     def stop(self) -> None:
         """Begin nothing new; the running batch is finished and settled."""
         with self._changed:
-            self._stopping_at = self._stopping_at or self._around.clock.monotonic()
+            self.hold()
             self._changed.notify()
 
     def join(self, timeout: float | None = None) -> None:

@@ -202,9 +202,13 @@ class Ownership:
                 self._wake.wait(self._seconds / RENEWALS)
 
     def _forget_crashed(self) -> None:
-        """What a crashed lane left counts as a crash: its leases are not marked as stopping."""
+        """What a crashed lane was running counts as a crash: that lease is not marked as stopping."""
         with self._lock:
-            self._held = {s: held for s, held in self._held.items() if not self._lanes[s].crashed}
+            self._held = {shard: held for shard, held in self._held.items() if not self._crashed_on(shard)}
+
+    def _crashed_on(self, shard: ShardRef) -> bool:
+        lane = self._lanes[shard]
+        return lane.crashed and lane.batch is not None and lane.batch.shard == shard
 
     def _release(self, held: Held) -> None:
         if not self._lanes[held.shard].ended:

@@ -69,6 +69,11 @@ class Runtime:
         self._waker.start()
         self._ownership.start()
 
+    def hold(self) -> None:
+        """Begin nothing new, as far as a signal handler can: :meth:`drain` is to follow."""
+        for lane in self._lanes:
+            lane.hold()
+
     def drain(self) -> None:
         """Begin nothing new; returns at once."""
         for lane in self._lanes:

@@ -11,7 +11,24 @@ from celery_lowkiq.store.queries import Queries
 
 from .helpers import ONE, SHARD, claim, end, push, take
 
-IDS = ["{", "}", "{a}", ":", "a:b:0", "*", "[a-z]", "?", "é", "😀" * 64, "x" * 256, " ", "'\"\\", "<script>", "0", "-1"]
+IDS = [
+    "{",
+    "}",
+    "{a}",
+    ":",
+    "a:b:0",
+    "*",
+    "[a-z]",
+    "?",
+    "é",
+    "😀" * 64,
+    "x" * 256,
+    " ",
+    "'\"\\",
+    "<script>",
+    "0",
+    "-1",
+]
 DATA = [b"", b"\0", b"\xff\xfe", b"5 3 abc", b"S", b"-1 0 ", "😀".encode(), b"\r\n$5\r\n", b"x" * 70_000]
 
 
@@ -102,7 +119,13 @@ def test_bytes_planted_in_redis_are_handed_out_as_payloads(store, client):
     """Whoever decodes them sends them to the morgue; no script fails on them."""
     keys = shard_keys(SHARD)
     push(store, "0", ("registers", 1), perform_in=9e9)
-    planted = {b"a": b"garbage", b"b": b"", b"c": b"1 99999999999999 x", b"d": b"nan-ish 1 x", b"\xff": b"\xff\xfe\0"}
+    planted = {
+        b"a": b"garbage",
+        b"b": b"",
+        b"c": b"1 99999999999999 x",
+        b"d": b"nan-ish 1 x",
+        b"\xff": b"\xff\xfe\0",
+    }
     for job_id, record in planted.items():
         client.hset(keys["jobs"], job_id, record)
         client.zadd(keys["due"], {job_id: 1.0})

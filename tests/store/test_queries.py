@@ -48,7 +48,10 @@ def morgue(store, hundred):
 @pytest.mark.parametrize("limit", [1, 7, 100, 1000])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_jobs_by_perform_in(queries, hundred, limit, reverse):
-    found = [(j.perform_in, j.id) for j in all_pages(lambda **o: queries.jobs(THREE, "perform_in", **o), limit=limit, reverse=reverse)]
+    found = [
+        (j.perform_in, j.id)
+        for j in all_pages(lambda **o: queries.jobs(THREE, "perform_in", **o), limit=limit, reverse=reverse)
+    ]
     assert found == sorted(found, reverse=reverse)
     assert len(set(found)) == 100
 
@@ -67,7 +70,10 @@ def test_a_page_goes_on_behind_a_job_that_is_gone(queries, store, hundred):
     page = queries.jobs(THREE, "perform_in", limit=10)
     Actions(store).delete(THREE, [page.items[-1].id])
     following = queries.jobs(THREE, "perform_in", limit=10, after=page.next)
-    assert (following.items[0].perform_in, following.items[0].id) > (page.items[-1].perform_in, page.items[-1].id)
+    assert (following.items[0].perform_in, following.items[0].id) > (
+        page.items[-1].perform_in,
+        page.items[-1].id,
+    )
     assert len(following.items) == 10
 
 
@@ -91,7 +97,10 @@ def test_failed_jobs_by_retry_count(queries, store):
     push(store, "fresh", ("x", 1), perform_in=9e9)
     found = queries.jobs(ONE, "retry_count").items
     assert [(j.id, j.retry_count, j.error) for j in found] == [(f"failed-{n}", n, b"boom") for n in range(3)]
-    assert [j.id for j in queries.jobs(ONE, "retry_count", minimum=1, reverse=True).items] == ["failed-2", "failed-1"]
+    assert [j.id for j in queries.jobs(ONE, "retry_count", minimum=1, reverse=True).items] == [
+        "failed-2",
+        "failed-1",
+    ]
 
 
 @pytest.mark.parametrize("reverse", [False, True])

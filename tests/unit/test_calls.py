@@ -16,7 +16,14 @@ UTC = timezone.utc
 
 @pytest.mark.parametrize(
     "given_id, text",
-    [("42", "42"), (42, "42"), (-1, "-1"), (UUID(int=1), str(UUID(int=1))), ("{}:*", "{}:*"), ("é" * 128, "é" * 128)],
+    [
+        ("42", "42"),
+        (42, "42"),
+        (-1, "-1"),
+        (UUID(int=1), str(UUID(int=1))),
+        ("{}:*", "{}:*"),
+        ("é" * 128, "é" * 128),
+    ],
 )
 def test_ids(given_id, text):
     assert read_id(given_id) == text
@@ -52,7 +59,10 @@ def test_scores():
     assert read_score(moment, UTC) == moment.timestamp()
 
 
-@pytest.mark.parametrize("score", [float("nan"), float("inf"), "1", True, 2**53 + 1, 1_795_240_471_760_889_393, 10**400, Decimal(1)])
+@pytest.mark.parametrize(
+    "score",
+    [float("nan"), float("inf"), "1", True, 2**53 + 1, 1_795_240_471_760_889_393, 10**400, Decimal(1)],
+)
 def test_refused_scores(score):
     with pytest.raises(InvalidCall, match="score="):
         read_score(score, UTC)
@@ -62,7 +72,10 @@ def test_times():
     moment = datetime(2026, 1, 1, 12)
     assert read_time("eta", 1700000000.5, UTC) == 1700000000.5
     assert read_time("eta", moment, UTC) == moment.replace(tzinfo=UTC).timestamp()
-    assert read_time("eta", moment, timezone(timedelta(hours=2))) == moment.replace(tzinfo=UTC).timestamp() - 7200
+    assert (
+        read_time("eta", moment, timezone(timedelta(hours=2)))
+        == moment.replace(tzinfo=UTC).timestamp() - 7200
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,7 +113,11 @@ def test_a_single_call_takes_celerys_words():
 
 
 def test_a_bulk_call_takes_lowkiqs_words_and_defaults():
-    jobs = [{"id": 0}, {"id": 1, "payload": {"attr": "v1"}}, {"id": 2, "score": 3, "perform_in": timedelta(seconds=9)}]
+    jobs = [
+        {"id": 0},
+        {"id": 1, "payload": {"attr": "v1"}},
+        {"id": 2, "score": 3, "perform_in": timedelta(seconds=9)},
+    ]
     assert bulk(iter(jobs), UTC) == [
         Entry("0", ""),
         Entry("1", {"attr": "v1"}),

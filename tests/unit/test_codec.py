@@ -42,7 +42,8 @@ def test_what_celery_can_send_can_be_a_payload():
 
 
 @pytest.mark.parametrize(
-    "value", [float("nan"), float("inf"), {1: 1, "1": 2}, {None: 1, "a": 2}, object(), {1, 2}, "\ud800", {(1, 2): 3}]
+    "value",
+    [float("nan"), float("inf"), {1: 1, "1": 2}, {None: 1, "a": 2}, object(), {1, 2}, "\ud800", {(1, 2): 3}],
 )
 def test_what_has_no_single_way_to_be_written_is_refused(value):
     with pytest.raises(PayloadError, match="cannot be serialized as json"):

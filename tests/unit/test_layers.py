@@ -60,7 +60,9 @@ def test_the_layer_test_sees_every_kind_of_import(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path)
     (tmp_path / "worker").mkdir()
     module = tmp_path / "worker" / "bad.py"
-    module.write_text("import redis.client\nfrom ..store import keys\ndef f():\n    from celery import Celery\n")
+    module.write_text(
+        "import redis.client\nfrom ..store import keys\ndef f():\n    from celery import Celery\n"
+    )
     assert imports(module) == {"redis.client", "celery_lowkiq.store", "celery"}
 
 

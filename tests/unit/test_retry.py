@@ -41,7 +41,14 @@ def test_rule_5_lowkiqs_table_of_failures():
 
 @pytest.mark.parametrize(
     "max_retries, retry_count, fate",
-    [(1, -1, Fate.RETRY), (1, 0, Fate.DIE), (0, -1, Fate.DIE), (25, 23, Fate.RETRY), (25, 24, Fate.DIE), (None, 10**6, Fate.RETRY)],
+    [
+        (1, -1, Fate.RETRY),
+        (1, 0, Fate.DIE),
+        (0, -1, Fate.DIE),
+        (25, 23, Fate.RETRY),
+        (25, 24, Fate.DIE),
+        (None, 10**6, Fate.RETRY),
+    ],
 )
 def test_rule_5_the_last_failure(max_retries, retry_count, fate):
     policy = RetryPolicy(max_retries, retry_in=lambda n: 0.0)

@@ -14,7 +14,9 @@ A0, A1, A2 = (ShardRef("A", n) for n in range(3))
 
 
 def test_lowkiqs_splitter_table():
-    shards = [ShardRef(queue, n) for queue, count in (("A", 3), ("B", 4), ("C", 1), ("D", 2)) for n in range(count)]
+    shards = [
+        ShardRef(queue, n) for queue, count in (("A", 3), ("B", 4), ("C", 1), ("D", 2)) for n in range(count)
+    ]
     dealt = [[f"{ref.queue}{ref.index}" for ref in lane] for lane in default_splitter(shards, 3)]
     assert dealt == [["A0", "B0", "B3", "D1"], ["A1", "B1", "C0"], ["A2", "B2", "D0"]]
 

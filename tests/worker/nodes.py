@@ -84,9 +84,22 @@ class Worker(CeleryTestWorker):
         return self.container.exit_status(timeout)
 
 
-def worker(app: Celery, log: Path, *options: str, pool: str = "threads", lanes: int = 4, **env: Any) -> Worker:
+def worker(
+    app: Celery, log: Path, *options: str, pool: str = "threads", lanes: int = 4, **env: Any
+) -> Worker:
     """Start a worker; fast to boot, and quick to take over from a dead one."""
-    command = [sys.executable, "-m", "celery", "-A", "tests.worker.proj", "worker", "-P", pool, "-c", str(lanes)]
+    command = [
+        sys.executable,
+        "-m",
+        "celery",
+        "-A",
+        "tests.worker.proj",
+        "worker",
+        "-P",
+        pool,
+        "-c",
+        str(lanes),
+    ]
     command += ["--without-mingle", "--without-gossip", "-l", "INFO", *options]
     variables = {**os.environ, **{name: str(value) for name, value in env.items()}}
     return Worker(ProcessContainer(command, variables, log), app)

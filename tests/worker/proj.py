@@ -50,7 +50,9 @@ def make_app(**settings: Any) -> Celery:
     def batches(self: Any, payloads_by_id: dict[str, list[Any]]) -> None:
         info = self.request.lowkiq
         jobs = [[job.id, list(job.scores), job.retry_count] for job in info.jobs]
-        note("batch", payloads=payloads_by_id, queue=info.queue, shard=info.shard, jobs=jobs, fence=info.fence)
+        note(
+            "batch", payloads=payloads_by_id, queue=info.queue, shard=info.shard, jobs=jobs, fence=info.fence
+        )
 
     @ordered_task(**ordered, name="gated", shards=4, max_crashes=2)
     def gated(payloads_by_id: dict[str, list[Any]]) -> None:

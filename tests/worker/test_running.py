@@ -109,7 +109,12 @@ def test_what_an_outcome_does(app, start_worker, ledger, what, runs, processed, 
     outcome.delay("1", what)
     start_worker()
     ledger.wait_for("run", runs)
-    eventually(lambda: outcome.ordered_queue.stats().processed + outcome.ordered_queue.stats().failed == processed + failed)
+    eventually(
+        lambda: (
+            outcome.ordered_queue.stats().processed + outcome.ordered_queue.stats().failed
+            == processed + failed
+        )
+    )
     stats = settled(outcome)
     assert (stats.processed, stats.failed, stats.morgue_length) == (processed, failed, dead)
     assert len(ledger.lines("run")) == runs
@@ -137,7 +142,10 @@ def test_l6_an_undecodable_payload_goes_to_the_morgue_and_the_lane_goes_on(app, 
 
 
 def test_middlewares_are_around_runs_and_pushes(app, settings, start_worker, ledger, tmp_path):
-    settings["lowkiq_server_middlewares"] = ["tests.worker.middlewares.outer", "tests.worker.middlewares.inner"]
+    settings["lowkiq_server_middlewares"] = [
+        "tests.worker.middlewares.outer",
+        "tests.worker.middlewares.inner",
+    ]
     app.conf.lowkiq_client_middlewares = ["tests.worker.middlewares.client"]
     app.tasks["record"].delay("1", "x")
     from tests.worker import middlewares

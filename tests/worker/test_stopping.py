@@ -31,7 +31,7 @@ def test_term_and_int_drain(app, start_worker, ledger, tmp_path, name, status):
     ledger.wait_for("start")
     gated.delay("waits")
     node.kill(name)
-    node.wait_for_log("Warm shutdown")
+    node.wait_for_log("ordered queues stop: 1 batches are running")
     assert node.container.status == "running"
     (tmp_path / "gate").touch()
     assert node.exit_status() == status, node.logs()
@@ -46,7 +46,7 @@ def test_a_draining_worker_still_answers(app, start_worker, ledger, tmp_path):
     app.tasks["gated"].delay("1")
     ledger.wait_for("start")
     node.kill("SIGTERM")
-    node.wait_for_log("Warm shutdown")
+    node.wait_for_log("ordered queues stop: 1 batches are running")
     assert eventually(lambda: app.control.ping(timeout=1.0)) == [{"w0@test": {"ok": "pong"}}]
     (tmp_path / "gate").touch()
     assert node.exit_status() == 0
@@ -70,8 +70,9 @@ def test_quit_leaves_the_running_job_to_the_next_start(app, start_worker, ledger
 
 
 @pytest.mark.parametrize("what, status", [("exit", 3), ("interrupt", 70)])
-def test_what_is_no_exception_ends_the_worker_after_the_other_lanes(app, start_worker, ledger, tmp_path, what, status):
-    app.conf.lowkiq_last_words = None
+def test_what_is_no_exception_ends_the_worker_after_the_other_lanes(
+    app, start_worker, ledger, tmp_path, what, status
+):
     gated, outcome = app.tasks["gated"], app.tasks["outcome"]
     node = start_worker()
     gated.delay("1")

@@ -31,11 +31,11 @@ class Listener:
     def _listen(self):
         with self._app.connection_for_read() as connection:
             receiver = EventReceiver(connection, handlers={"*": self._heard}, app=self._app)
-            with receiver.consumer_context():
+            with receiver.consumer_context() as (own, _, _):
                 self.ready.set()
                 while not self.stop.is_set():
                     try:
-                        connection.drain_events(timeout=0.2)
+                        own.drain_events(timeout=0.2)
                     except TimeoutError:
                         continue
 
@@ -52,9 +52,18 @@ def test_runs_are_task_events(app, start_worker, ledger):
         start_worker("-E")
         app.tasks["outcome"].delay("1", "ok")
         app.tasks["outcome"].delay("2", "fail")
-        eventually(lambda: listener.of("task-succeeded") and listener.of("task-retried") and listener.of("task-failed"))
+        eventually(
+            lambda: (
+                listener.of("task-succeeded") and listener.of("task-retried") and listener.of("task-failed")
+            )
+        )
     assert len(listener.of("task-received")) == len(listener.of("task-started")) == 3
-    assert len(listener.of("task-retried")) == len(listener.of("task-failed")) == len(listener.of("task-succeeded")) == 1
+    assert (
+        len(listener.of("task-retried"))
+        == len(listener.of("task-failed"))
+        == len(listener.of("task-succeeded"))
+        == 1
+    )
     received = listener.of("task-received")[0]
     assert received["name"] == "outcome"
     runs = {run["task_id"] for run in ledger.lines("run")}
