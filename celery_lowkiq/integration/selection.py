@@ -18,8 +18,7 @@ def ordered_tasks(app: Celery) -> dict[str, Any]:
     from .task import OrderedTask
 
     found: dict[str, Any] = {}
-    tasks: dict[str, Any] = app.__dict__["_tasks"]
-    for task in tasks.values():
+    for task in app.tasks.values():
         if isinstance(task, OrderedTask):
             name = task.queue_name or task.name
             if name in found:

@@ -169,17 +169,16 @@ def _value(app: Celery, name: str, setting: Setting) -> Any:
 
 
 def _refuse_unknown(app: Celery) -> None:
-    known = [PREFIX + name for name in SETTINGS]
-    for name in _given_names(app):
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(known))}"
-            raise ConfigurationError(f"unknown setting {name!r}: {hint}")
+    for name in sorted(_given_names(app)):
+        if name not in SETTINGS:
+            close = difflib.get_close_matches(name, SETTINGS, n=1)
+            hint = f"did you mean {PREFIX + close[0]!r}?" if close else f"known are {', '.join(sorted(SETTINGS))}"
+            raise ConfigurationError(f"unknown setting {PREFIX + name!r}: {hint}")
 
 
 def _given_names(app: Celery) -> set[str]:
-    """Names of all lowkiq settings that were given, in lower case and without the app's namespace."""
+    """Names of all lowkiq settings that were given, in lower case, without prefix and the app's namespace."""
     namespace = (getattr(app, "namespace", None) or "").lower()
     names = (str(key).lower() for mapping in (app.conf.maps or ()) for key in mapping)
     plain = (name.removeprefix(f"{namespace}_") if namespace else name for name in names)
-    return {name for name in plain if name.startswith(PREFIX)}
+    return {name.removeprefix(PREFIX) for name in plain if name.startswith(PREFIX)}

@@ -1,0 +1,150 @@
+"""Settings are refused by name when they are wrong, and secrets stay out of every message."""
+
+from __future__ import annotations
+
+import pytest
+from celery import Celery
+
+from celery_lowkiq.integration import stores
+from celery_lowkiq.integration.errors import MAX_ERROR_BYTES, dump_error, load_error
+from celery_lowkiq.integration.settings import SETTINGS, read_settings
+from celery_lowkiq.rules import schedulers
+from celery_lowkiq.rules.errors import ConfigurationError
+
+
+def app(**settings):
+    made = Celery("unit", broker="redis://localhost:1/0", set_as_current=False)
+    made.conf.update(settings)
+    return made
+
+
+def test_defaults():
+    settings = read_settings(app())
+    assert (settings.poll_interval, settings.lease_seconds, settings.serializer) == (1.0, 10.0, "json")
+    assert settings.scheduler is schedulers.lag
+
+
+def test_values_and_dotted_paths():
+    settings = read_settings(
+        app(lowkiq_scheduler="seq", lowkiq_lanes=3, lowkiq_last_words="builtins.repr", lowkiq_server_middlewares=[print])
+    )
+    assert settings.scheduler is schedulers.seq
+    assert (settings.lanes, settings.last_words, settings.server_middlewares) == (3, repr, (print,))
+
+
+def test_a_namespace_works():
+    made = Celery("unit", set_as_current=False)
+    made.config_from_object({"CELERY_LOWKIQ_POLL_INTERVAL": 7, "CELERY_BROKER_URL": "redis://x"}, namespace="CELERY")
+    assert read_settings(made).poll_interval == 7
+    made = Celery("unit", set_as_current=False)
+    made.config_from_object({"CELERY_LOWKIQ_POL_INTERVAL": 7}, namespace="CELERY")
+    with pytest.raises(ConfigurationError, match="unknown setting 'lowkiq_pol_interval'"):
+        read_settings(made)
+
+
+@pytest.mark.parametrize(
+    "name, value, words",
+    [
+        ("lowkiq_pol_timeout", 5, "unknown setting 'lowkiq_pol_timeout': did you mean 'lowkiq_pool_timeout'"),
+        ("lowkiq_zzz", 5, "unknown setting 'lowkiq_zzz': known are"),
+        ("lowkiq_poll_interval", "1", "lowkiq_poll_interval: '1' is not allowed; allowed: seconds from"),
+        ("lowkiq_poll_interval", 0, "lowkiq_poll_interval: 0"),
+        ("lowkiq_lanes", 0, "lowkiq_lanes: 0"),
+        ("lowkiq_lanes", 2.5, "lowkiq_lanes: 2.5"),
+        ("lowkiq_lanes", True, "lowkiq_lanes: True"),
+        ("lowkiq_scheduler", "fast", "lowkiq_scheduler: 'fast'.*'lag', 'seq'"),
+        ("lowkiq_scheduler", "no.such.module", "cannot be imported"),
+        ("lowkiq_max_payload_bytes", 2**21, "whole number from 1 to 1048576"),
+        ("lowkiq_server_middlewares", print, "a list"),
+        ("lowkiq_server_middlewares", ["no.such.thing"], "cannot be imported"),
+        ("lowkiq_redis_options", [("a", 1)], "a dict of redis-py"),
+        ("lowkiq_last_words", 5, "a function"),
+    ],
+)
+def test_bad_settings(name, value, words):
+    with pytest.raises(ConfigurationError, match=words):
+        read_settings(app(**{name: value}))
+
+
+@pytest.mark.parametrize("name", ["lowkiq_url", "lowkiq_redis_options"])
+def test_secrets_are_not_shown(name):
+    with pytest.raises(ConfigurationError) as raised:
+        read_settings(app(**{name: ["redis://:hunter2@localhost"]}))
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize("url", ["amqp://u:hunter2@localhost//", "memory://", "sqs://"])
+def test_another_broker_needs_lowkiq_url(url):
+    made = Celery("unit", broker=url, set_as_current=False)
+    with pytest.raises(ConfigurationError, match="set lowkiq_url") as raised:
+        stores.parameters(made, read_settings(made))
+    assert "hunter2" not in str(raised.value)
+
+
+def parameters(url, **settings):
+    made = app(lowkiq_url=url, **settings)
+    return stores.parameters(made, read_settings(made))
+
+
+def test_urls():
+    tcp = parameters("redis://me:secret@example:7000/3")
+    assert (tcp["host"], tcp["port"], tcp["db"]) == ("example", 7000, 3)
+    assert (tcp["username"], tcp["password"]) == ("me", "secret")
+    assert parameters("redis+socket:///tmp/x.sock?virtual_host=2")["path"] == "/tmp/x.sock"
+    tls = parameters("rediss://example?ssl_cert_reqs=none")
+    assert "SSL" in tls["connection_class"].__name__
+    sentinel = parameters(
+        "sentinel://a:1;sentinel://b:2", result_backend_transport_options={"master_name": "mymaster"}
+    )
+    assert (sentinel["sentinels"], sentinel["master_name"]) == ([("a", 1), ("b", 2)], "mymaster")
+
+
+def test_a_hanging_redis_cannot_outlast_a_lease():
+    assert parameters("redis://x")["socket_timeout"] == 5.0
+    assert parameters("redis://x", lowkiq_redis_options={"socket_timeout": 2})["socket_timeout"] == 2
+
+
+def test_every_kind_of_url_makes_a_client():
+    for url in ("redis://x", "redis+socket:///tmp/x", "rediss://x?ssl_cert_reqs=none", "sentinel://a:1"):
+        made = app(lowkiq_url=url, result_backend_transport_options={"master_name": "m"})
+        home = stores.home_of(made)
+        assert home.store is home.store
+        home.store.close()
+
+
+def test_a_home_is_not_shared_with_a_forked_child(monkeypatch):
+    made = app()
+    mine = stores.home_of(made)
+    assert stores.home_of(made) is mine
+    monkeypatch.setattr("os.getpid", lambda: mine.pid + 1)
+    assert stores.home_of(made) is not mine
+
+
+class TestErrors:
+    def test_the_text_is_bounded(self):
+        settings = read_settings(app())
+        data = dump_error(settings, ValueError("é" * 10_000))
+        assert len(data) <= MAX_ERROR_BYTES
+        assert load_error(settings, data).startswith("ValueError: éé")
+
+    def test_the_users_functions_may_fail(self):
+        def broken(value):
+            raise RuntimeError("broken")
+
+        settings = read_settings(
+            app(lowkiq_format_error=broken, lowkiq_dump_error=broken, lowkiq_load_error=broken)
+        )
+        data = dump_error(settings, ValueError("x"))
+        assert load_error(settings, data) == "ValueError: x"
+
+    def test_an_error_that_cannot_be_shown(self):
+        class Mute(Exception):
+            def __str__(self):
+                raise RuntimeError
+
+        assert dump_error(read_settings(app()), Mute()) == b"Mute"
+
+
+def test_every_setting_has_a_default_that_is_allowed():
+    for setting in SETTINGS.values():
+        setting.read(setting.default)

@@ -1,0 +1,257 @@
+"""The task: decorating, options, eager calls. No Redis."""
+
+from __future__ import annotations
+
+import pytest
+from celery import Celery, shared_task
+from celery.exceptions import Retry
+
+from celery_lowkiq import ConfigurationError, InvalidCall, OrderedTask, PayloadError, ordered_task
+
+
+@pytest.fixture
+def app():
+    app = Celery("unit", broker="redis://localhost:1/0", set_as_current=False)
+    app.conf.task_always_eager = True
+    return app
+
+
+def recorder(app, **options):
+    calls = []
+
+    @ordered_task(app=app, shared=False, **options)
+    def record(payloads_by_id):
+        calls.append(payloads_by_id)
+        return sorted(payloads_by_id)
+
+    return record, calls
+
+
+class TestDecorating:
+    def test_bare_before_any_app_exists(self):
+        @ordered_task
+        def early_bird(payloads_by_id):
+            """Docs."""
+
+        app = Celery("later", set_as_current=False)
+        task = app.tasks[early_bird.name]
+        assert isinstance(task, OrderedTask)
+        assert (task.shards, task.batch_size, task.max_retries, task.merge) == (5, 1, 25, "min")
+        assert task.__doc__ == "Docs."
+
+    def test_with_options_of_ours_and_celerys(self, app):
+        task, _ = recorder(app, shards=24, batch_size=10, name="x", ignore_result=True, rate_limit="1/s")
+        assert (task.shards, task.batch_size, task.name, task.ignore_result) == (24, 10, "x", True)
+        assert (task.queue_spec.name, task.queue_spec.shards) == ("x", 24)
+
+    def test_as_app_task_with_base(self, app):
+        @app.task(base=OrderedTask, bind=True, shards=3, retry_in=lambda n: n + 1, shared=False)
+        def based(self, payloads_by_id):
+            return self.name
+
+        assert based.shards == 3
+        assert based.retry_in(4) == 5
+        assert based.apply(("1",)).get() == based.name
+
+    def test_as_a_class(self, app):
+        class Sync(OrderedTask):
+            name = "sync"
+            shards = 2
+
+            def retry_in(self, retry_count):
+                return 10 * (retry_count + 1)
+
+            def run(self, payloads_by_id):
+                return payloads_by_id
+
+            def perform_async(self, jobs):
+                super().perform_async([{**job, "id": job["payload"]["id"]} for job in jobs])
+
+        sync = app.register_task(Sync())
+        assert sync.retry_in(1) == 20
+        assert sync.apply(("1", "x")).get() == {"1": ["x"]}
+        sync.perform_async([{"payload": {"id": 3}}])
+
+    def test_functions_given_as_options_stay_functions(self, app):
+        task, _ = recorder(app, retry_in=lambda n: n, on_retries_exhausted=lambda jobs: jobs, key=lambda p: p["id"])
+        assert task.retry_in(7) == 7
+        assert task.on_retries_exhausted([1]) == [1]
+        assert task.key({"id": 9}) == 9
+
+    def test_async_functions_are_refused(self):
+        with pytest.raises(ConfigurationError, match=r"is async.*def sync_order\(payloads_by_id\)"):
+
+            @ordered_task
+            async def wrong(payloads_by_id):
+                pass
+
+    @pytest.mark.parametrize(
+        "function, bind",
+        [(lambda: 0, False), (lambda a, b: 0, False), (lambda *, a: 0, False), (lambda self: 0, True)],
+    )
+    def test_functions_that_cannot_take_the_payloads_are_refused(self, function, bind):
+        with pytest.raises(ConfigurationError, match="cannot be called with one argument"):
+            ordered_task(bind=bind)(function)
+
+    @pytest.mark.parametrize(
+        "options, words",
+        [
+            ({"shards": 0}, "shards=0 is not allowed: a whole number from 1 to 4096"),
+            ({"shards": 4097}, "shards=4097"),
+            ({"shards": True}, "shards=True"),
+            ({"batch_size": 1001}, "batch_size=1001"),
+            ({"max_retries": -1}, "max_retries=-1"),
+            ({"max_crashes": 0}, "max_crashes=0"),
+            ({"queue_name": "a b"}, "queue_name='a b'"),
+            ({"queue_name": "a{b"}, "queue_name"),
+            ({"queue_name": "x" * 256}, "queue_name"),
+            ({"queue_name": "é"}, "queue_name"),
+            ({"merge": "sum"}, "merge='sum' is not allowed: 'min' or 'max'"),
+            ({"retry_in": 5}, "retry_in=5 is not allowed: a function, or None"),
+            ({"key": "id"}, "key='id'"),
+            ({"base": Celery}, "a subclass of OrderedTask"),
+        ],
+    )
+    def test_bad_options_are_refused(self, options, words):
+        with pytest.raises(ConfigurationError, match=words.replace("(", r"\(")):
+
+            @ordered_task(**options)
+            def wrong(payloads_by_id):
+                pass
+
+    def test_bad_options_of_a_class_are_refused(self):
+        with pytest.raises(ConfigurationError, match="shards='5'"):
+            type("Wrong", (OrderedTask,), {"shards": "5"})
+
+    def test_two_tasks_cannot_share_a_queue(self, app):
+        one, _ = recorder(app, name="one", queue_name="same")
+        recorder(app, name="two", queue_name="same")
+        with pytest.raises(ConfigurationError, match="queue_name='same' belongs to one and to two"):
+            _ = one.queue_spec
+
+    def test_a_task_name_that_is_no_queue_name_asks_for_one(self, app):
+        task, _ = recorder(app, name="my task", queue_name="mine")
+        assert task.queue_spec.name == "mine"
+        with pytest.raises(ConfigurationError, match="'my other task' cannot be its queue's: give queue_name="):
+            app.finalize()
+            recorder(app, name="my other task")[0].queue_name  # noqa: B018 - binds it
+
+
+class TestEager:
+    def test_a_call_gets_the_real_shape(self, app):
+        task, calls = recorder(app)
+        assert task.delay("42", {"v": 1}).get() == ["42"]
+        task.apply_async((7,), countdown=5, score=3)
+        task.apply(("8", "p"))
+        assert calls == [{"42": [{"v": 1}]}, {"7": [""]}, {"8": ["p"]}]
+
+    def test_a_bulk_call_is_grouped_in_score_order_batch_by_batch(self, app):
+        task, calls = recorder(app, batch_size=2)
+        jobs = [(1, "b", 2), (2, "x", 1), (1, "a", 1), (3, "y", 0), (1, "b", 3)]
+        assert task.perform_async([{"id": i, "payload": p, "score": s} for i, p, s in jobs]) is None
+        assert calls == [{"1": ["a", "b"], "2": ["x"]}, {"3": ["y"]}]
+
+    @pytest.mark.parametrize("merge, order", [("min", ["b", "c", "a"]), ("max", ["c", "a", "b"])])
+    def test_equal_payloads_merge_by_rule_2(self, app, merge, order):
+        task, calls = recorder(app, merge=merge)
+        jobs = [("b", 1), ("c", 2), ("a", 3), ("b", 4)]
+        task.perform_async([{"id": 1, "payload": p, "score": s} for p, s in jobs])
+        assert calls == [{"1": order}]
+
+    def test_without_scores_the_order_of_calls_is_kept(self, app):
+        task, calls = recorder(app)
+        task.perform_async([{"id": 1, "payload": p} for p in "zyxa"])
+        assert calls == [{"1": ["z", "y", "x", "a"]}]
+
+    def test_propagation_is_obeyed(self, app):
+        @ordered_task(app=app, shared=False)
+        def fails(payloads_by_id):
+            raise KeyError("boom")
+
+        assert fails.delay("1").state == "FAILURE"
+        fails.perform_async([{"id": 1}])
+        app.conf.task_eager_propagates = True
+        with pytest.raises(KeyError):
+            fails.delay("1")
+        with pytest.raises(KeyError):
+            fails.perform_async([{"id": 1}])
+
+    def test_the_request_is_celerys(self, app):
+        @ordered_task(app=app, shared=False, bind=True)
+        def asks(self, payloads_by_id):
+            return self.request.id, self.request.is_eager
+
+        assert asks.apply_async(("1",), task_id="known").get() == ("known", True)
+
+    def test_retry_is_a_retry(self, app):
+        @ordered_task(app=app, shared=False, bind=True)
+        def again(self, payloads_by_id):
+            raise self.retry(countdown=7)
+
+        assert again.delay("1").state == "RETRY"
+
+    def test_values_are_what_a_worker_would_see(self, app):
+        task, calls = recorder(app)
+        task.delay("1", (1, 2))
+        assert calls == [{"1": [[1, 2]]}]
+
+    def test_key(self, app):
+        task, calls = recorder(app, key=lambda payload: payload["id"])
+        task.delay({"id": 5, "v": 1})
+        task.perform_async([{"payload": {"id": 6}}])
+        assert calls == [{"5": [{"id": 5, "v": 1}]}, {"6": [{"id": 6}]}]
+
+
+class TestRefusedCalls:
+    @pytest.mark.parametrize(
+        "call, error, words",
+        [
+            (lambda t: t.delay(), TypeError, "record.*missing 1 required positional argument: 'id'"),
+            (lambda t: t.delay(1, 2, 3), TypeError, "record.*takes from 1 to 2 positional arguments"),
+            (lambda t: t.delay(1, wrong=2), TypeError, "unexpected keyword argument 'wrong'"),
+            (lambda t: t.delay(None), InvalidCall, "id=None"),
+            (lambda t: t.delay(1, object()), PayloadError, "cannot be serialized"),
+            (lambda t: t.apply_async((1,), queue="other"), InvalidCall, "queue='other'.*two queues"),
+            (lambda t: t.apply_async((1,), link=t.s(2)), InvalidCall, "link= is not supported"),
+            (lambda t: t.apply_async((1,), link_error=t.s(2)), InvalidCall, "link_error= is not supported"),
+            (lambda t: t.apply_async((1,), expires=5), InvalidCall, "expires= is not supported"),
+            (lambda t: t.apply_async((1,), eta=1700000000000), InvalidCall, "milliseconds"),
+            (lambda t: t.apply_async((1,), score=float("nan")), InvalidCall, "score=nan is not finite"),
+            (lambda t: t.apply_async((1,), eta=5, countdown=5), InvalidCall, "exclude each other"),
+            (lambda t: t.perform_async([{"id": 1}, {"id": 2, "payload": {1, 2}}]), PayloadError, "job 1 of the list"),
+        ],
+    )
+    @pytest.mark.parametrize("eager", [True, False])
+    def test_bad_calls(self, app, call, error, words, eager):
+        app.conf.task_always_eager = eager
+        task, calls = recorder(app)
+        with pytest.raises(error, match=words):
+            call(task)
+        assert calls == []
+
+    def test_its_own_queue_may_be_named(self, app):
+        task, calls = recorder(app, queue_name="mine")
+        task.apply_async((1,), queue="mine")
+        assert len(calls) == 1
+
+
+def test_a_direct_call_is_the_function(app):
+    task, calls = recorder(app)
+    assert task({"1": ["x"]}) == ["1"]
+    assert calls == [{"1": ["x"]}]
+
+
+def test_retry_outside_of_a_run_raises_the_error(app):
+    task, _ = recorder(app)
+    with pytest.raises(KeyError):
+        task.retry(exc=KeyError("x"))
+    with pytest.raises(Retry):
+        task.retry()
+
+
+def test_ordinary_shared_tasks_are_untouched(app):
+    @shared_task
+    def plain(x):
+        return x
+
+    assert not isinstance(app.tasks[plain.name], OrderedTask)
