@@ -172,7 +172,11 @@ def _refuse_unknown(app: Celery) -> None:
     for name in sorted(_given_names(app)):
         if name not in SETTINGS:
             close = difflib.get_close_matches(name, SETTINGS, n=1)
-            hint = f"did you mean {PREFIX + close[0]!r}?" if close else f"known are {', '.join(sorted(SETTINGS))}"
+            hint = (
+                f"did you mean {PREFIX + close[0]!r}?"
+                if close
+                else f"known are {', '.join(sorted(SETTINGS))}"
+            )
             raise ConfigurationError(f"unknown setting {PREFIX + name!r}: {hint}")
 
 

@@ -110,9 +110,10 @@ class Ownership:
         try:
             self._renew(stopping=False)
             self._look()
-            for watch in list(self._watches.values()):
-                if self._free(watch) and not self._draining:
-                    self._take(watch)
+            for shard in self._lanes:
+                # Read anew each time: one refusal puts off all shards of its queue.
+                if self._free(self._watches[shard]) and not self._draining:
+                    self._take(self._watches[shard])
             self._outage.ends()
         except StoreUnavailable as error:
             self._outage.begins(error)

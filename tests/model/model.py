@@ -82,7 +82,7 @@ class Model:
     def put_back(
         self, job_id: str, items: list[Item], perform_in: float, retry_count: int, error: bytes | None
     ) -> None:
-        """Rule 3: the payloads are united; perform_in and retry_count are those of the job that comes back."""
+        """Rule 3: payloads are united; perform_in and retry_count are those of the job that comes back."""
         if not items:
             return
         job = self.waiting.setdefault(job_id, ModelJob({}, perform_in))

@@ -1,4 +1,4 @@
-"""DESIGN's rules of a job, by number, on a real server. Rules 5, 6 and 10 also have pure tests in tests/unit."""
+"""The rules of a job, by number, on a real server. Rules 5, 6 and 10 also have pure tests in tests/unit."""
 
 from __future__ import annotations
 

@@ -26,7 +26,12 @@ def test_defaults():
 
 def test_values_and_dotted_paths():
     settings = read_settings(
-        app(lowkiq_scheduler="seq", lowkiq_lanes=3, lowkiq_last_words="builtins.repr", lowkiq_server_middlewares=[print])
+        app(
+            lowkiq_scheduler="seq",
+            lowkiq_lanes=3,
+            lowkiq_last_words="builtins.repr",
+            lowkiq_server_middlewares=[print],
+        )
     )
     assert settings.scheduler is schedulers.seq
     assert (settings.lanes, settings.last_words, settings.server_middlewares) == (3, repr, (print,))
@@ -34,7 +39,9 @@ def test_values_and_dotted_paths():
 
 def test_a_namespace_works():
     made = Celery("unit", set_as_current=False)
-    made.config_from_object({"CELERY_LOWKIQ_POLL_INTERVAL": 7, "CELERY_BROKER_URL": "redis://x"}, namespace="CELERY")
+    made.config_from_object(
+        {"CELERY_LOWKIQ_POLL_INTERVAL": 7, "CELERY_BROKER_URL": "redis://x"}, namespace="CELERY"
+    )
     assert read_settings(made).poll_interval == 7
     made = Celery("unit", set_as_current=False)
     made.config_from_object({"CELERY_LOWKIQ_POL_INTERVAL": 7}, namespace="CELERY")

@@ -73,7 +73,9 @@ class TestDecorating:
         sync.perform_async([{"payload": {"id": 3}}])
 
     def test_functions_given_as_options_stay_functions(self, app):
-        task, _ = recorder(app, retry_in=lambda n: n, on_retries_exhausted=lambda jobs: jobs, key=lambda p: p["id"])
+        task, _ = recorder(
+            app, retry_in=lambda n: n, on_retries_exhausted=lambda jobs: jobs, key=lambda p: p["id"]
+        )
         assert task.retry_in(7) == 7
         assert task.on_retries_exhausted([1]) == [1]
         assert task.key({"id": 9}) == 9
@@ -132,9 +134,11 @@ class TestDecorating:
     def test_a_task_name_that_is_no_queue_name_asks_for_one(self, app):
         task, _ = recorder(app, name="my task", queue_name="mine")
         assert task.queue_spec.name == "mine"
-        with pytest.raises(ConfigurationError, match="'my other task' cannot be its queue's: give queue_name="):
+        recorder(app, name="my other task")
+        with pytest.raises(
+            ConfigurationError, match="'my other task' cannot be its queue's: give queue_name="
+        ):
             app.finalize()
-            recorder(app, name="my other task")[0].queue_name  # noqa: B018 - binds it
 
 
 class TestEager:
@@ -218,7 +222,11 @@ class TestRefusedCalls:
             (lambda t: t.apply_async((1,), eta=1700000000000), InvalidCall, "milliseconds"),
             (lambda t: t.apply_async((1,), score=float("nan")), InvalidCall, "score=nan is not finite"),
             (lambda t: t.apply_async((1,), eta=5, countdown=5), InvalidCall, "exclude each other"),
-            (lambda t: t.perform_async([{"id": 1}, {"id": 2, "payload": {1, 2}}]), PayloadError, "job 1 of the list"),
+            (
+                lambda t: t.perform_async([{"id": 1}, {"id": 2, "payload": {1, 2}}]),
+                PayloadError,
+                "job 1 of the list",
+            ),
         ],
     )
     @pytest.mark.parametrize("eager", [True, False])

@@ -52,7 +52,7 @@ class ProcessContainer(CeleryTestContainer):
     def logs(self) -> str:
         return self._log.read_text(errors="replace")
 
-    def kill(self, signal: str | int = "SIGKILL") -> None:  # noqa: A002 - the name in the API
+    def kill(self, signal: str | int = "SIGKILL") -> None:
         self.process.send_signal(_number(signal))
 
     def restart(self, timeout: float = 30) -> None:

@@ -1,0 +1,171 @@
+"""Redis gone in the middle of every call: one clear error, and all goes on when it is back."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from celery_lowkiq.embedded import EmbeddedServer
+from celery_lowkiq.rules.errors import LowkiqError, StoreError, StoreUnavailable
+from celery_lowkiq.rules.models import NewJob
+from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.connect import connect
+from celery_lowkiq.store.queries import Queries
+from celery_lowkiq.store.store import RedisStore
+
+from .helpers import ONE, SHARD, claim, end, push, take, waiting
+
+CALLS = {
+    "push": lambda s, lease, c: push(s, "2", ("b", 1)),
+    "observe": lambda s, lease, c: s.observe([SHARD]),
+    "acquire": lambda s, lease, c: s.acquire(ONE, SHARD, "x", s.observe([SHARD])[0], 0),
+    "renew": lambda s, lease, c: s.renew([lease]),
+    "release": lambda s, lease, c: s.release(lease),
+    "claim": lambda s, lease, c: claim(s, lease),
+    "settle": lambda s, lease, c: end(s, lease, c),
+    "next_due": lambda s, lease, c: s.next_due([SHARD]),
+    "subscribe": lambda s, lease, c: s.subscribe([ONE]),
+    "jobs": lambda s, lease, c: Queries(s).jobs(ONE),
+    "morgue": lambda s, lease, c: Queries(s).morgue(ONE),
+    "processing": lambda s, lease, c: Queries(s).processing(ONE),
+    "job": lambda s, lease, c: Queries(s).job(ONE, "1"),
+    "stats": lambda s, lease, c: Queries(s).stats(ONE),
+    "perform_all_now": lambda s, lease, c: Actions(s).perform_all_now(ONE),
+    "delete": lambda s, lease, c: Actions(s).delete(ONE, ["1"]),
+    "kill_all_failed": lambda s, lease, c: Actions(s).kill_all_failed(ONE),
+    "morgue_queue_up_all": lambda s, lease, c: Actions(s).morgue_queue_up_all(ONE),
+}
+
+
+@pytest.fixture(scope="module")
+def mortal():
+    with EmbeddedServer(appendonly=True, config={"appendfsync": "always"}) as server:
+        yield server
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_call_says_that_the_store_is_unavailable(mortal, name):
+    client = connect({"path": mortal.socket_path, "socket_timeout": 2}, pool_size=2, pool_timeout=1)
+    client.flushall()
+    store = RedisStore(client)
+    push(store, "1", ("a", 1), perform_in=1.0)
+    lease = take(store)
+    claimed = claim(store, lease)
+    mortal.kill()
+    try:
+        with pytest.raises(StoreUnavailable, match="Redis is not available"):
+            CALLS[name](store, lease, claimed)
+    finally:
+        mortal.restart()
+    CALLS[name](store, lease, claimed)
+
+
+def test_a_subscription_ends_with_its_server(mortal):
+    store = RedisStore(connect({"path": mortal.socket_path}, pool_size=2, pool_timeout=1))
+    subscription = store.subscribe([ONE])
+    mortal.kill()
+    try:
+        with pytest.raises(StoreUnavailable):
+            for _ in range(3):
+                subscription.wait_pushed(2)
+    finally:
+        mortal.restart()
+
+
+def test_a_subscription_that_is_closed_from_another_thread_ends(redis_server):
+    store = RedisStore(connect({"path": redis_server.socket_path}, pool_size=2, pool_timeout=1))
+    subscription = store.subscribe([ONE])
+    ended = threading.Event()
+
+    def listen():
+        try:
+            while True:
+                subscription.wait_pushed(30)
+        except StoreUnavailable:
+            ended.set()
+
+    threading.Thread(target=listen, daemon=True).start()
+    subscription.close()
+    assert ended.wait(5)
+
+
+def test_a_silent_redis_is_an_error_and_not_a_hang():
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen()
+        parameters = {"host": "127.0.0.1", "port": deaf.getsockname()[1], "socket_timeout": 0.2}
+        store = RedisStore(connect(parameters, pool_size=1, pool_timeout=1))
+        with pytest.raises(StoreUnavailable):
+            store.push(ONE, [NewJob("1", b"x")])
+
+
+def test_a_pool_without_a_free_connection_is_an_error_and_not_a_hang(redis_server):
+    client = connect({"path": redis_server.socket_path}, pool_size=1, pool_timeout=0.1)
+    store = RedisStore(client)
+    taken = client.connection_pool.get_connection()
+    with pytest.raises(StoreUnavailable):
+        store.push(ONE, [NewJob("1", b"x")])
+    client.connection_pool.release(taken)
+    store.push(ONE, [NewJob("1", b"x")])
+
+
+def test_no_password_is_in_any_error():
+    with EmbeddedServer(port=0, config={"requirepass": "hunter2"}) as server:
+        for password in ("wrong-hunter3", None):
+            parameters = {"host": "127.0.0.1", "port": server.port, "password": password}
+            store = RedisStore(connect(parameters, pool_size=1, pool_timeout=1))
+            with pytest.raises(LowkiqError) as raised:
+                store.push(ONE, [NewJob("1", b"x")])
+            assert "hunter" not in f"{raised.value!r} {raised.value} {store!r} {vars(store)}"
+        right = {"host": "127.0.0.1", "port": server.port, "password": "hunter2"}
+        store = RedisStore(connect(right, pool_size=1, pool_timeout=1))
+        push(store, "1", ("a", 1))
+        assert waiting(store, "1") == [("a", 1)]
+
+
+def test_a_key_of_another_type_is_an_error_that_names_it(store, client):
+    from celery_lowkiq.store.keys import shard_keys
+
+    push(store, "0", ("registers", 1))
+    client.delete(shard_keys(SHARD)["due"])
+    client.set(shard_keys(SHARD)["due"], "planted")
+    with pytest.raises(StoreError, match="WRONGTYPE"):
+        push(store, "1", ("a", 1))
+
+
+def test_behind_sentinels(redis_server, tmp_path):
+    """The master is found through a real sentinel."""
+    import subprocess
+
+    from celery_lowkiq.embedded import find_server
+    from tests.waiting import eventually
+
+    with EmbeddedServer(port=0) as master, EmbeddedServer(port=0) as probe:
+        port = probe.port
+        probe.stop()
+        config = tmp_path / "sentinel.conf"
+        config.write_text(
+            f"port {port}\nbind 127.0.0.1\ndir {tmp_path}\n"
+            f"sentinel monitor mymaster 127.0.0.1 {master.port} 1\n"
+        )
+        sentinel = subprocess.Popen(
+            [str(find_server()), str(config), "--sentinel"], stdout=subprocess.DEVNULL
+        )
+        try:
+            parameters = {"sentinels": [("127.0.0.1", port)], "master_name": "mymaster", "socket_timeout": 2}
+            store = RedisStore(connect(parameters, pool_size=2, pool_timeout=1))
+
+            def reached():
+                try:
+                    push(store, "1", ("a", 1))
+                except StoreUnavailable:
+                    return False
+                return True
+
+            eventually(reached)
+            assert waiting(store, "1") == [("a", 1)]
+        finally:
+            sentinel.kill()
+            sentinel.wait()

@@ -1,0 +1,219 @@
+"""A store in memory, and a runner and a host that remember: enough to drive a node without Redis."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from celery_lowkiq.rules.errors import NotOwner, StoreUnavailable
+from celery_lowkiq.rules.models import (
+    Batch,
+    Claim,
+    Due,
+    Fate,
+    Job,
+    Lease,
+    LeaseState,
+    Payload,
+    QueueSpec,
+    Settled,
+    ShardRef,
+    Verdict,
+)
+
+
+class FakeStore:
+    """``worker.ports.Store`` for one node. ``fail`` makes calls raise before or after they took effect."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Condition(threading.RLock())
+        self.waiting: dict[ShardRef, dict[str, Job]] = {}
+        self.processing: dict[ShardRef, dict[str, Job]] = {}
+        self.leases: dict[ShardRef, LeaseState] = {}
+        self.stopping: set[ShardRef] = set()
+        self.claims: list[tuple[ShardRef, int]] = []
+        self.settled: list[tuple[str, Fate]] = []
+        self.pushed: list[tuple[ShardRef, float]] = []
+        self.refreshes = 0
+        self.number = 0
+        self.last: dict[ShardRef, tuple[int, int]] = {}
+        #: Method name -> function that may raise; called before the effect, then with True after it.
+        self.fail: dict[str, Callable[[bool], None]] = {}
+        self.open = True
+
+    # -- what tests do
+
+    def push(
+        self, shard: ShardRef, job_id: str, perform_in: float | None = None, announce: bool = True
+    ) -> None:
+        with self.lock:
+            when = time.time() if perform_in is None else perform_in
+            self.waiting.setdefault(shard, {})[job_id] = Job(job_id, (Payload(b"x", 1.0),), when)
+            if announce:
+                self.pushed.append((shard, when))
+            self.lock.notify_all()
+
+    def steal(self, shard: ShardRef) -> None:
+        with self.lock:
+            self.leases[shard] = LeaseState("thief", self.leases[shard].epoch + 1, 1)
+
+    def _maybe_fail(self, name: str, after: bool = False) -> None:
+        if name in self.fail:
+            self.fail[name](after)
+
+    def _check(self, lease: Lease) -> None:
+        state = self.leases.get(lease.shard, LeaseState())
+        if (state.owner, state.epoch) != (lease.owner, lease.epoch):
+            raise NotOwner(str(lease.shard))
+
+    # -- the port
+
+    def observe(self, shards: list[ShardRef]) -> list[LeaseState]:
+        self._maybe_fail("observe")
+        with self.lock:
+            return [self.leases.get(shard, LeaseState()) for shard in shards]
+
+    def acquire(
+        self, queue: QueueSpec, shard: ShardRef, owner: str, seen: LeaseState, known_epoch: int
+    ) -> Lease:
+        self._maybe_fail("acquire")
+        with self.lock:
+            if self.leases.get(shard, LeaseState()) != seen:
+                raise NotOwner(str(shard))
+            state = LeaseState(owner, max(seen.epoch, known_epoch) + 1, seen.counter + 1)
+            self.leases[shard] = state
+            self.waiting.setdefault(shard, {}).update(self.processing.pop(shard, {}))
+            return Lease(shard, owner, state.epoch)
+
+    def renew(self, leases: list[Lease], stopping: bool = False) -> list[bool]:
+        self._maybe_fail("renew")
+        answers = []
+        with self.lock:
+            for lease in leases:
+                state = self.leases.get(lease.shard, LeaseState())
+                ours = (state.owner, state.epoch) == (lease.owner, lease.epoch)
+                answers.append(ours)
+                if ours:
+                    self.leases[lease.shard] = LeaseState(state.owner, state.epoch, state.counter + 1)
+                    if stopping:
+                        self.stopping.add(lease.shard)
+        return answers
+
+    def release(self, lease: Lease) -> bool:
+        self._maybe_fail("release")
+        with self.lock:
+            self._check(lease)
+            if self.processing.get(lease.shard):
+                return False
+            self.leases[lease.shard] = LeaseState("", lease.epoch, 99)
+            return True
+
+    def claim(self, lease: Lease, request: int, limit: int) -> Claim:
+        self._maybe_fail("claim")
+        with self.lock:
+            self._check(lease)
+            self.claims.append((lease.shard, request))
+            now = time.time()
+            busy = self.processing.setdefault(lease.shard, {})
+            last_request, last_number = self.last.get(lease.shard, (0, 0))
+            if request == last_request:
+                jobs = [job for job in busy.values() if job.claim == last_number]
+            else:
+                self.number += 1
+                self.last[lease.shard] = (request, self.number)
+                jobs = self._take(lease.shard, limit, now)
+            reply = Claim(self.number if jobs else 0, tuple(jobs), now, self._next_due(lease.shard))
+        self._maybe_fail("claim", after=True)
+        return reply
+
+    def _take(self, shard: ShardRef, limit: int, now: float) -> list[Job]:
+        waiting, busy = self.waiting.setdefault(shard, {}), self.processing[shard]
+        due = sorted(
+            (j for j in waiting.values() if j.perform_in <= now and j.id not in busy),
+            key=lambda j: j.perform_in,
+        )
+        taken = []
+        for job in due[:limit]:
+            del waiting[job.id]
+            busy[job.id] = Job(job.id, job.payloads, job.perform_in, job.retry_count, claim=self.number)
+            taken.append(busy[job.id])
+        return taken
+
+    def settle(self, queue: QueueSpec, lease: Lease, verdicts: tuple[Verdict, ...]) -> Settled:
+        self._maybe_fail("settle")
+        with self.lock:
+            self._check(lease)
+            busy = self.processing.setdefault(lease.shard, {})
+            accepted = set()
+            for verdict in verdicts:
+                if verdict.id in busy and busy[verdict.id].claim == verdict.claim:
+                    del busy[verdict.id]
+                    accepted.add(verdict.id)
+                    self.settled.append((verdict.id, verdict.fate))
+            self.lock.notify_all()
+            reply = Settled(frozenset(accepted), time.time(), self._next_due(lease.shard))
+        self._maybe_fail("settle", after=True)
+        return reply
+
+    def _next_due(self, shard: ShardRef) -> float | None:
+        busy = self.processing.get(shard, {})
+        return min(
+            (j.perform_in for j in self.waiting.get(shard, {}).values() if j.id not in busy), default=None
+        )
+
+    def next_due(self, shards: list[ShardRef]) -> list[Due]:
+        self._maybe_fail("next_due")
+        with self.lock:
+            self.refreshes += 1
+            return [Due(self._next_due(shard), time.time()) for shard in shards]
+
+    def subscribe(self, queues: list[QueueSpec]) -> FakeStore:
+        self._maybe_fail("subscribe")
+        self.open = True
+        return self
+
+    def wait_pushed(self, timeout: float) -> tuple[ShardRef, float] | None:
+        self._maybe_fail("wait_pushed")
+        with self.lock:
+            self.lock.wait_for(lambda: self.pushed or not self.open, timeout)
+            if not self.open:
+                raise StoreUnavailable("closed")
+            return self.pushed.pop(0) if self.pushed else None
+
+    def close(self) -> None:
+        with self.lock:
+            self.open = False
+            self.lock.notify_all()
+
+
+class FakeRunner:
+    """Remembers runs; ``act`` may block, raise, or return verdicts."""
+
+    def __init__(self, act: Callable[[Batch], tuple[Verdict, ...] | None] = lambda batch: None) -> None:
+        self.act = act
+        self.runs: list[tuple[str, str]] = []
+        self.told: list[frozenset[str]] = []
+
+    def run(self, batch: Batch) -> tuple[Verdict, ...]:
+        self.runs += [(job.id, threading.current_thread().name) for job in batch.jobs]
+        return self.act(batch) or tuple(Verdict(job.id, job.claim, Fate.DONE) for job in batch.jobs)
+
+    def settled(self, batch: Batch, accepted: frozenset[str]) -> None:
+        self.told.append(accepted)
+
+    @property
+    def ids(self) -> list[str]:
+        return [job_id for job_id, _ in self.runs]
+
+
+class FakeHost:
+    def __init__(self) -> None:
+        self.stops: list[tuple[int, str]] = []
+        self.words: list[BaseException] = []
+
+    def stop(self, exitcode: int, reason: str) -> None:
+        self.stops.append((exitcode, reason))
+
+    def last_words(self, error: BaseException) -> None:
+        self.words.append(error)

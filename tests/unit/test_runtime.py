@@ -1,0 +1,399 @@
+"""A node with real threads and a store in memory."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import pytest
+
+from celery_lowkiq.rules.clock import SystemClock
+from celery_lowkiq.rules.errors import ShardCountMismatch, StoreError, StoreUnavailable
+from celery_lowkiq.rules.models import Fate, LeaseState, QueueSpec, ShardRef
+from celery_lowkiq.rules.schedulers import lag
+from celery_lowkiq.rules.splitters import default_splitter
+from celery_lowkiq.worker.runtime import Runtime
+from tests.unit.fakes import FakeHost, FakeRunner, FakeStore
+from tests.waiting import eventually
+
+Q = QueueSpec("q", shards=4)
+SHARDS = Q.shard_refs()
+
+
+class Node:
+    """A runtime with everything around it."""
+
+    def __init__(self, **options):
+        self.store, self.runner, self.host = FakeStore(), FakeRunner(), FakeHost()
+        settings = {
+            "lanes": 2,
+            "poll_interval": 60.0,
+            "lease_seconds": 0.5,
+            "queues": [Q],
+            "owner": "me",
+            **options,
+        }
+        self.runtime = Runtime(
+            self.store,
+            self.runner,
+            self.host,
+            settings.pop("queues"),
+            clock=SystemClock(),
+            scheduler_factory=settings.pop("scheduler", lag),
+            splitter=default_splitter,
+            **settings,
+        )
+
+    def start(self):
+        self.runtime.start()
+        return self
+
+    def owns(self, owner="me"):
+        return [shard for shard in SHARDS if self.store.leases.get(shard, LeaseState()).owner == owner]
+
+    def ran(self, *ids):
+        eventually(lambda: set(ids) <= {job_id for job_id, _ in self.store.settled})
+
+
+@pytest.fixture
+def node():
+    made = []
+
+    def make(**options):
+        made.append(Node(**options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.runtime.abandon()
+        assert one.runtime.join(10) or one.runtime.busy()
+
+
+def once(error, after=False):
+    """A failure that happens at the first call only."""
+    left = [error]
+
+    def fail(is_after):
+        if is_after == after and left:
+            raise left.pop()
+
+    return fail
+
+
+def test_it_takes_the_shards_and_runs_what_waits(node):
+    one = node()
+    for shard in SHARDS:
+        one.store.push(shard, f"job-{shard.index}", announce=False)
+    one.start()
+    one.ran("job-0", "job-1", "job-2", "job-3")
+    assert one.owns() == list(SHARDS)
+    assert one.runner.told.count(frozenset()) == 0
+
+
+def test_a_shard_is_pinned_to_one_lane_as_the_splitter_deals(node):
+    one = node().start()
+    for turn in range(5):
+        for shard in SHARDS:
+            one.store.push(shard, f"{shard.index}-{turn}")
+    one.ran(*(f"{s.index}-{t}" for s in SHARDS for t in range(5)))
+    lanes = {
+        job_id[0]: {name for j, name in one.runner.runs if j[0] == job_id[0]} for job_id in one.runner.ids
+    }
+    assert lanes == {str(n): {f"lane-{n % 2} q/{n}"} for n in range(4)}
+
+
+def test_an_announcement_wakes_an_idle_lane(node):
+    one = node().start()
+    eventually(lambda: len(one.owns()) == 4 and one.store.refreshes)
+    one.store.push(SHARDS[2], "now")
+    one.ran("now")
+
+
+def test_a_due_time_wakes_a_lane_without_announcement_or_poll(node):
+    one = node()
+    one.store.push(SHARDS[0], "soon", perform_in=time.time() + 0.4, announce=False)
+    one.start()
+    eventually(lambda: one.store.refreshes)
+    one.ran("soon")
+
+
+def test_the_poll_is_the_fallback(node):
+    one = node(poll_interval=0.1).start()
+    eventually(lambda: len(one.owns()) == 4 and one.store.refreshes)
+    one.store.push(SHARDS[1], "unheard", announce=False)
+    one.ran("unheard")
+
+
+def test_an_idle_node_asks_nothing_of_the_store_between_polls(node):
+    one = node(lease_seconds=60.0).start()
+    eventually(lambda: len(one.owns()) == 4)
+    one.store.push(SHARDS[0], "settle down")
+    one.ran("settle down")
+    asked = eventually(lambda: one.store.refreshes)
+    one.store.push(SHARDS[1], "later", perform_in=time.time() + 1.0)
+    one.ran("later")
+    assert one.store.refreshes == asked
+
+
+@pytest.mark.parametrize("name", ["claim", "settle"])
+def test_a_lost_reply_is_asked_for_again_and_nothing_runs_twice(node, name):
+    one = node()
+    one.store.fail[name] = once(StoreUnavailable("reply lost"), after=True)
+    one.store.push(SHARDS[0], "1", announce=False)
+    one.start()
+    one.ran("1")
+    eventually(lambda: one.runner.told)
+    assert one.runner.ids == ["1"]
+    if name == "claim":
+        shard, request = one.store.claims[0]
+        assert one.store.claims[1] == (shard, request)
+
+
+def test_an_outage_is_logged_once_when_it_begins_and_once_when_it_ends(node, caplog):
+    caplog.set_level(logging.WARNING)
+    one = node().start()
+    eventually(lambda: len(one.owns()) == 4)
+    away = threading.Event()
+    away.set()
+
+    def unavailable(after):
+        if away.is_set():
+            raise StoreUnavailable("Redis is not available: gone")
+
+    failed = []
+    for name in ("claim", "renew", "wait_pushed", "subscribe", "next_due", "observe"):
+        one.store.fail[name] = lambda after, name=name: (failed.append(name), unavailable(after))
+    one.store.push(SHARDS[0], "1")
+    eventually(lambda: failed.count("renew") > 2 and failed.count("subscribe") > 2)
+    away.clear()
+    one.ran("1")
+    eventually(lambda: "Redis is back" in caplog.text)
+    assert caplog.text.count("Ordered queues wait until it is back") == 1
+    assert caplog.text.count("Redis is back") == 1
+
+
+def test_a_shard_that_changed_hands_is_left_alone(node, caplog):
+    one = node()
+    gate = threading.Event()
+    one.runner.act = lambda batch: gate.wait(10) and None
+    one.store.push(SHARDS[0], "1", announce=False)
+    one.start()
+    eventually(lambda: one.runner.ids)
+    one.store.steal(SHARDS[0])
+    one.store.push(SHARDS[0], "2")
+    gate.set()
+    one.store.push(SHARDS[2], "same lane")
+    one.ran("same lane")
+    assert one.store.settled == [("same lane", Fate.DONE)]
+    assert "changed hands" in caplog.text
+    assert one.runner.told == [frozenset({"same lane"})]
+
+
+def test_a_silent_owner_loses_its_shards_after_1_05_lease_times(node):
+    one = node()
+    for shard in SHARDS:
+        one.store.leases[shard] = LeaseState("dead", 7, 3)
+    began = time.monotonic()
+    one.start()
+    eventually(lambda: len(one.owns()) == 4)
+    assert time.monotonic() - began >= 1.05 * 0.5
+    assert all(one.store.leases[shard].epoch == 8 for shard in SHARDS)
+
+
+def test_a_living_owner_keeps_its_shards(node):
+    one = node()
+    alive = threading.Event()
+    looks = []
+
+    def owner_moves_its_counter(after):
+        looks.append(1)
+        if not alive.is_set():
+            for shard in SHARDS:
+                state = one.store.leases[shard]
+                one.store.leases[shard] = LeaseState("other", 7, state.counter + 1)
+
+    for shard in SHARDS:
+        one.store.leases[shard] = LeaseState("other", 7, 1)
+    one.store.fail["observe"] = owner_moves_its_counter
+    one.start()
+    eventually(lambda: len(looks) > 12)
+    assert one.owns() == []
+    alive.set()
+    eventually(lambda: len(one.owns()) == 4)
+
+
+def test_nothing_is_claimed_on_a_lease_that_could_not_be_renewed(node):
+    one = node().start()
+    eventually(lambda: len(one.owns()) == 4)
+    failures = []
+
+    def unavailable(after):
+        failures.append(1)
+        raise StoreUnavailable("no renewal")
+
+    one.store.fail["renew"] = unavailable
+    held = list(one.runtime._ownership._held.values())
+    eventually(lambda: not any(lease.may_claim(time.monotonic()) for lease in held))
+    one.store.push(SHARDS[0], "1")
+    seen = len(failures)
+    eventually(lambda: len(failures) > seen + 3)
+    assert one.runner.ids == []
+    del one.store.fail["renew"]
+    one.ran("1")
+
+
+class TestStopping:
+    def test_a_drain_finishes_what_runs_and_begins_nothing(self, node):
+        one = node(lanes=1)
+        gate = threading.Event()
+        one.runner.act = lambda batch: gate.wait(10) and None
+        one.store.push(SHARDS[0], "runs", announce=False)
+        one.start()
+        eventually(lambda: one.runner.ids)
+        one.store.push(SHARDS[0], "waits")
+        one.runtime.drain()
+        assert not one.runtime.join(0.05)
+        assert one.runtime.busy() == 1
+        gate.set()
+        assert one.runtime.join(10)
+        assert one.store.settled == [("runs", Fate.DONE)]
+        assert one.owns() == []
+        assert one.owns("") == list(SHARDS)
+
+    def test_an_idle_node_stops_at_once(self, node):
+        one = node(lease_seconds=60.0).start()
+        eventually(lambda: len(one.owns()) == 4)
+        began = time.monotonic()
+        one.runtime.drain()
+        assert one.runtime.join(10)
+        assert time.monotonic() - began < 5
+
+    def test_what_runs_at_an_abandon_is_left_and_marked_as_stopping(self, node):
+        one = node()
+        gate = threading.Event()
+        one.runner.act = lambda batch: gate.wait(10) and None
+        one.store.push(SHARDS[0], "runs", announce=False)
+        one.start()
+        eventually(lambda: one.runner.ids)
+        one.runtime.abandon()
+        eventually(lambda: one.store.stopping)
+        eventually(lambda: len(one.owns("")) == 2)
+        assert SHARDS[0] in one.owns()
+        assert one.store.settled == []
+        gate.set()
+
+    def test_a_drain_without_redis_ends_after_a_lease_time(self, node, caplog):
+        one = node()
+        gate = threading.Event()
+        one.runner.act = lambda batch: gate.wait(10) and None
+        one.store.push(SHARDS[0], "1", announce=False)
+        one.start()
+        eventually(lambda: one.runner.ids)
+
+        def unavailable(after):
+            raise StoreUnavailable("gone")
+
+        for name in ("claim", "settle", "renew", "release", "next_due", "observe"):
+            one.store.fail[name] = unavailable
+        gate.set()
+        one.runtime.drain()
+        assert one.runtime.join(20)
+        assert "will be recovered" in caplog.text
+
+    def test_stopping_before_anything_was_taken(self, node):
+        one = node()
+        one.store.fail["observe"] = lambda after: (_ for _ in ()).throw(StoreUnavailable("never there"))
+        one.start()
+        one.runtime.drain()
+        assert one.runtime.join(10)
+
+
+class TestCrashes:
+    @pytest.mark.parametrize(
+        "error, code", [(SystemExit(3), 3), (SystemExit(0), 70), (KeyboardInterrupt(), 70)]
+    )
+    def test_what_is_no_exception_stops_the_host_and_leaves_the_job(self, node, error, code):
+        one = node()
+
+        def act(batch):
+            raise error
+
+        one.runner.act = act
+        one.store.push(SHARDS[0], "1", announce=False)
+        one.start()
+        eventually(lambda: one.host.stops)
+        assert one.host.stops[0][0] == code
+        assert one.host.words == [error]
+        one.runtime.drain()
+        assert one.runtime.join(10)
+        assert one.store.settled == []
+        assert one.owns() == [SHARDS[0]]
+        assert one.store.stopping == set(SHARDS[1:])
+
+    def test_a_bug_in_a_scheduler_is_no_silent_death(self, node):
+        def broken():
+            return lambda due, now: 1 / 0
+
+        one = node(scheduler=broken).start()
+        eventually(lambda: one.host.stops)
+        assert isinstance(one.host.words[0], ZeroDivisionError)
+
+    @pytest.mark.parametrize("name", ["observe", "subscribe"])
+    def test_a_bug_in_a_helper_thread_is_no_silent_death(self, node, name):
+        one = node()
+        one.store.fail[name] = lambda after: 1 / 0
+        one.start()
+        eventually(lambda: one.host.stops)
+        assert one.host.stops[0][0] == 70
+
+    def test_a_shard_with_a_broken_script_does_not_stop_the_others(self, node, caplog):
+        one = node(lanes=1)
+        claim = one.store.claim
+
+        def broken_for_one(lease, request, limit):
+            if lease.shard == SHARDS[0]:
+                raise StoreError("WRONGTYPE")
+            return claim(lease, request, limit)
+
+        one.store.claim = broken_for_one
+        one.store.push(SHARDS[0], "broken", announce=False)
+        one.store.push(SHARDS[1], "fine", announce=False)
+        one.start()
+        one.ran("fine")
+        eventually(lambda: "q/0 is left alone" in caplog.text)
+
+
+def test_a_queue_with_another_shard_count_is_not_served_and_the_others_are(node, caplog):
+    other = QueueSpec("other", shards=1)
+    one = node(queues=[Q, other])
+    acquire = one.store.acquire
+
+    def mismatch(queue, shard, *more):
+        if queue == Q:
+            raise ShardCountMismatch("q", 7, 4)
+        return acquire(queue, shard, *more)
+
+    one.store.acquire = mismatch
+    one.store.push(ShardRef("other", 0), "1", announce=False)
+    one.start()
+    one.ran("1")
+    assert caplog.text.count("queue q is not served") == 1
+    assert "with 7 shards" in caplog.text
+
+
+def test_the_snapshot_says_what_runs_where(node):
+    one = node()
+    gate = threading.Event()
+    one.runner.act = lambda batch: gate.wait(10) and None
+    one.store.push(SHARDS[3], "1", announce=False)
+    one.start()
+    eventually(lambda: one.runner.ids)
+    eventually(lambda: len(one.owns()) == 4)
+    assert one.runtime.snapshot() == {
+        "lanes": [
+            {"name": "lane-0", "shards": ["q/0", "q/2"], "running": None},
+            {"name": "lane-1", "shards": ["q/1", "q/3"], "running": {"shard": "q/3", "ids": ["1"]}},
+        ]
+    }
+    gate.set()
