@@ -9,6 +9,7 @@ import argparse
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import redis
 from celery import Celery
@@ -37,12 +38,13 @@ def fill(store: RedisStore, queue: QueueSpec, count: int) -> None:
 def drain(store: RedisStore, queue: QueueSpec, batch: int, tasks: int) -> None:
     """Claim and settle everything, one shard after the other."""
     request = 0
+    queue = replace(queue, batch_size=batch)
     for shard in queue.shard_refs():
         (seen,) = store.observe([shard])
         lease = store.acquire(queue, shard, f"bench-{time.monotonic()}", seen, 0)
         while True:
             request += 1
-            claim = store.claim(lease, request, batch)
+            claim = store.claim(queue, lease, request)
             if not claim.jobs:
                 break
             store.settle(queue, lease, [Verdict(job.id, claim.number, Fate.DONE) for job in claim.jobs])

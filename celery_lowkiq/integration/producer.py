@@ -20,6 +20,17 @@ def _lazy_connection(app: Celery) -> Any:
         return connection
 
 
+class StoreRouter:
+    """Ordered calls have one destination: ``task_routes`` do not apply, and no broker queue is made up."""
+
+    def __init__(self, queue: str) -> None:
+        self._queue = queue
+
+    def route(self, options: dict[str, Any], *_: Any, **__: Any) -> dict[str, Any]:
+        """Options that name the ordered queue, for whoever reads the publish signals."""
+        return {**options, "exchange": "", "routing_key": self._queue}
+
+
 class StoreProducer:
     """Stands in for kombu's producer in ``Task.apply_async``: publishing stores the call.
 

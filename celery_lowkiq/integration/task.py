@@ -20,10 +20,12 @@ from .arrivals import arrival_strategy
 from .calls import Entry, at_position, bulk, read_time, single
 from .errors import dump_error_text
 from .options import as_attributes, check_function, check_options, check_queue_name
-from .producer import StoreProducer
+from .producer import StoreProducer, StoreRouter
 from .queue import OrderedQueue
+from .selection import check_names
 from .stores import Home, home_of
 
+BOOTSTEP = "celery_lowkiq.integration.bootstep:OrderedQueues"
 #: Options of a call that have no meaning for calls that are merged; refused rather than forgotten.
 NOT_YET = ("link", "link_error", "chain", "chord", "expires")
 POISON = "poison pill: the job took its worker down {max_crashes} times"
@@ -79,11 +81,10 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
     @classmethod
     def on_bound(cls, app: Celery) -> None:
         """Install what the worker needs; ``@ordered_task`` alone is the whole set-up."""
-        from .bootstep import OrderedQueues
-
         if cls.queue_name is None:
             check_queue_name(cls.name)
-        app.steps["consumer"].add(OrderedQueues)
+        # By name: only a worker imports Celery's worker, and whatever instruments that comes first.
+        app.steps["consumer"].add(BOOTSTEP)
 
     # -- calls
 
@@ -112,7 +113,8 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
         home = home_of(app)
         entry = single(job_id, payload, tz=app.timezone, **words)
         job = entry.job(home.codec)
-        options.update(queue=self.queue_spec.name, routing_key=self.queue_spec.name)
+        options.pop("queue", None)
+        options["router"] = StoreRouter(self.queue_spec.name)
         store = StoreProducer(app, lambda: self._push(home, (entry,), [job]))
         result: AsyncResult[Any] = super().apply_async(args, kwargs, task_id, store, shadow=shadow, **options)
         return result
@@ -173,8 +175,6 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
         return spec
 
     def _make_spec(self) -> QueueSpec:
-        from .selection import check_names
-
         app = self._get_app()
         check_names(app)
         return QueueSpec(

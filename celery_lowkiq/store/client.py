@@ -13,7 +13,16 @@ from celery_lowkiq.rules.errors import NotOwner, StoreError, StoreFull, StoreUna
 from .scripts import Call, Script
 
 #: Codes that Redis answers with while it cannot serve, though it will again.
-UNAVAILABLE = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "NOREPLICAS")
+UNAVAILABLE = (
+    "LOADING",
+    "READONLY",
+    "MASTERDOWN",
+    "CLUSTERDOWN",
+    "TRYAGAIN",
+    "BUSY",
+    "NOREPLICAS",
+    "MISCONF",
+)
 
 #: How often a server may forget a script between loading and running it before that is an error.
 LOAD_ROUNDS = 3

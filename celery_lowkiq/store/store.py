@@ -130,18 +130,19 @@ class RedisStore:
 
     # -- batches
 
-    def claim(self, lease: Lease, request: int, limit: int) -> Claim:
-        """Move up to ``limit`` due jobs to processing; the same ``request`` returns the same batch.
+    def claim(self, queue: QueueSpec, lease: Lease, request: int, over: int = 0) -> Claim:
+        """Move up to ``queue.batch_size`` due jobs to processing; the same ``request`` gives the same batch.
 
-        At most 1,000 payloads or 1 MiB of an id, lowest scores first; the rest stays waiting.
-        Raises NotOwner, StoreUnavailable.
+        At most 1,000 payloads or 1 MiB of an id, lowest scores first; the rest stays waiting. What is
+        still in processing of claims up to number ``over`` goes back. Raises NotOwner, StoreUnavailable.
         """
         call = _owned(
             "claim",
             lease,
-            merge="",
+            merge=queue.merge.value,
             request=request,
-            limit=limit,
+            over=over,
+            limit=queue.batch_size,
             max_payloads=CLAIM_PAYLOADS,
             max_bytes=CLAIM_BYTES,
         )

@@ -31,6 +31,8 @@ class PushSubscription:
 
         Raises StoreUnavailable when the connection is lost, or was closed.
         """
+        if self._closed:
+            raise StoreUnavailable("the subscription is closed")
         try:
             message = self._pubsub.get_message(timeout=timeout)
         except (exceptions.RedisError, OSError) as error:

@@ -22,6 +22,8 @@ class Held:
     #: Monotonic time before the last successful renewal was sent.
     renewed_at: float
     request: int = 0
+    #: The last claim that was settled, or given up.
+    over: int = 0
 
     @property
     def shard(self) -> ShardRef:

@@ -204,9 +204,9 @@ class Lane:
             threading.current_thread().name = self.name
 
     def _claim_and_run(self, held: Held) -> None:
-        store, limit = self._around.store, held.queue.batch_size
+        store = self._around.store
         held.request += 1
-        claim = self._survive(lambda: store.claim(held.lease, held.request, limit))
+        claim = self._survive(lambda: store.claim(held.queue, held.lease, held.request, held.over))
         self._learn(held.shard, Due(claim.next_due, claim.now))
         if not claim.jobs:
             return
@@ -216,6 +216,7 @@ class Lane:
             settled = self._settle(held, verdicts)
         finally:
             self._batch = None
+            held.over = claim.number
         self._around.runner.settled(batch, settled.accepted)
 
     def _settle(self, held: Held, verdicts: tuple[Verdict, ...]) -> Settled:

@@ -152,11 +152,10 @@ class Ownership:
         """Never while a thread of this node still runs something of an older epoch."""
         batch = self._lanes[watch.shard].batch
         runs = batch is not None and batch.shard == watch.shard
-        return (
-            watch.shard not in self._held
-            and not runs
-            and watch.may_take(self._clock.monotonic(), self._seconds)
-        )
+        if watch.shard in self._held or runs:
+            return False
+        # Ours already: the reply of an acquire was lost.
+        return watch.seen.owner == self._owner or watch.may_take(self._clock.monotonic(), self._seconds)
 
     def _take(self, watch: Watch) -> None:
         sent_at = self._clock.monotonic()

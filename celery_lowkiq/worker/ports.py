@@ -55,9 +55,9 @@ class Store(Protocol):
     def release(self, lease: Lease) -> bool:
         """Give the shard up; False when jobs of it are still in processing. Raises NotOwner."""
 
-    def claim(self, lease: Lease, request: int, limit: int) -> Claim:
-        """Move up to ``limit`` due jobs to processing. The same ``request`` (an int that grows) again
-        returns the same batch. Raises NotOwner.
+    def claim(self, queue: QueueSpec, lease: Lease, request: int, over: int = 0) -> Claim:
+        """Move up to ``queue.batch_size`` due jobs to processing. The same ``request`` (an int that grows)
+        again returns the same batch. No claim up to number ``over`` is open here any more. Raises NotOwner.
         """
 
     def settle(self, queue: QueueSpec, lease: Lease, verdicts: Sequence[Verdict]) -> Settled:

@@ -11,8 +11,8 @@ from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from .outage import Outage, pauses
 from .ports import Host, Store, Subscription
 
-#: How often a silent subscription is looked after, in s; closing it ends the wait at once.
-LISTEN = 5.0
+#: How long one look at a silent subscription takes at most, in s; closing it ends most of them at once.
+LISTEN = 1.0
 
 
 class Waker:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -62,6 +64,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.request = 0
         return self.store.acquire(self.queue, self.shard, f"owner-{self.owners}", seen, 0)
 
+    def _limited(self, limit: int) -> QueueSpec:
+        return replace(self.queue, batch_size=limit)
+
     def _due(self, job_id: str) -> float:
         return float(self.client.zscore(shard_keys(self.shard)["due"], job_id.encode()))
 
@@ -84,7 +89,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(limit=st.integers(1, 4), repeats=st.integers(1, 2))
     def claim(self, limit: int, repeats: int) -> None:
         self.request += 1
-        claims = [self.store.claim(self.lease, self.request, limit) for _ in range(repeats)]
+        claims = [self.store.claim(self._limited(limit), self.lease, self.request) for _ in range(repeats)]
         assert all(c.jobs == claims[0].jobs for c in claims)
         ids = self.model.claim(limit, now=claims[0].now)
         assert [job.id for job in claims[0].jobs] == ids
@@ -101,7 +106,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(back=st.integers(1, 3))
     def an_old_claim_arrives_again(self, back: int) -> None:
         if self.request - back > 0:
-            assert self.store.claim(self.lease, self.request - back, 4).jobs == ()
+            assert self.store.claim(self.queue, self.lease, self.request - back).jobs == ()
 
     @precondition(lambda self: self.old_claims)
     @rule(
@@ -144,7 +149,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.store.renew([lease]) == [False]
         job_id, claim = self.old_claims[-1] if self.old_claims else ("a", 1)
         for refused in (
-            lambda: self.store.claim(lease, 999, 4),
+            lambda: self.store.claim(self.queue, lease, 999),
             lambda: self.store.settle(self.queue, lease, [Verdict(job_id, claim, Fate.DONE)]),
             lambda: self.store.release(lease),
         ):

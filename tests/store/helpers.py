@@ -35,8 +35,8 @@ def take(store: RedisStore, queue: QueueSpec = ONE, shard: int = 0, owner: str =
     return store.acquire(queue, ref, owner, seen, 0)
 
 
-def claim(store: RedisStore, lease: Lease, limit: int = 10) -> Claim:
-    return store.claim(lease, next(_requests), limit)
+def claim(store: RedisStore, lease: Lease, limit: int = 10, over: int = 0) -> Claim:
+    return store.claim(QueueSpec(lease.shard.queue, batch_size=limit), lease, next(_requests), over)
 
 
 def end(

@@ -82,7 +82,7 @@ def test_a_subscription_that_is_closed_from_another_thread_ends(redis_server):
     def listen():
         try:
             while True:
-                subscription.wait_pushed(30)
+                subscription.wait_pushed(1)
         except StoreUnavailable:
             ended.set()
 

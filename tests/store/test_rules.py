@@ -207,7 +207,7 @@ def test_rule_11_a_former_owner_changes_nothing(store):
     with pytest.raises(NotOwner):
         end(store, former, claimed)
     with pytest.raises(NotOwner):
-        store.claim(former, 99, 1)
+        store.claim(ONE, former, 99)
     assert waiting(store, "1") == [("a", 1)]
 
 
@@ -245,3 +245,15 @@ def test_verdicts_of_a_late_settle_touch_nothing_else(store):
     second = claim(store, lease)
     assert store.settle(ONE, lease, [Verdict("1", first.number, Fate.DONE)]).accepted == frozenset()
     assert end(store, lease, second).accepted == {"1"}
+
+
+def test_a_settle_that_redis_lost_does_not_block_its_id(store):
+    """After a failover without the last writes: the owner is done with the claim, Redis is not."""
+    lease = take(store)
+    push(store, "1", ("run before", 1), perform_in=PAST)
+    lost = claim(store, lease)
+    push(store, "1", ("newer", 2), perform_in=PAST)
+    assert claim(store, lease).jobs == ()
+    again = claim(store, lease, over=lost.number)
+    assert contents(again) == {"1": [("run before", 1), ("newer", 2)]}
+    assert end(store, lease, again).accepted == {"1"}

@@ -37,6 +37,7 @@ class FakeStore:
         self.pushed: list[tuple[ShardRef, float]] = []
         self.refreshes = 0
         self.number = 0
+        self.overs: list[int] = []
         self.last: dict[ShardRef, tuple[int, int]] = {}
         #: Method name -> function that may raise; called before the effect, then with True after it.
         self.fail: dict[str, Callable[[bool], None]] = {}
@@ -109,7 +110,7 @@ class FakeStore:
             self.leases[lease.shard] = LeaseState("", lease.epoch, 99)
             return True
 
-    def claim(self, lease: Lease, request: int, limit: int) -> Claim:
+    def claim(self, queue: QueueSpec, lease: Lease, request: int, over: int = 0) -> Claim:
         self._maybe_fail("claim")
         with self.lock:
             self._check(lease)
@@ -122,7 +123,8 @@ class FakeStore:
             else:
                 self.number += 1
                 self.last[lease.shard] = (request, self.number)
-                jobs = self._take(lease.shard, limit, now)
+                self.overs.append(over)
+                jobs = self._take(lease.shard, queue.batch_size, now)
             reply = Claim(self.number if jobs else 0, tuple(jobs), now, self._next_due(lease.shard))
         self._maybe_fail("claim", after=True)
         return reply

@@ -10,7 +10,7 @@ import pytest
 
 from celery_lowkiq.rules.clock import SystemClock
 from celery_lowkiq.rules.errors import ShardCountMismatch, StoreError, StoreUnavailable
-from celery_lowkiq.rules.models import Fate, LeaseState, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import Fate, Lease, LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.rules.schedulers import lag
 from celery_lowkiq.rules.splitters import default_splitter
 from celery_lowkiq.worker.runtime import Runtime
@@ -351,10 +351,10 @@ class TestCrashes:
         one = node(lanes=1)
         claim = one.store.claim
 
-        def broken_for_one(lease, request, limit):
+        def broken_for_one(queue, lease, *more):
             if lease.shard == SHARDS[0]:
                 raise StoreError("WRONGTYPE")
-            return claim(lease, request, limit)
+            return claim(queue, lease, *more)
 
         one.store.claim = broken_for_one
         one.store.push(SHARDS[0], "broken", announce=False)
@@ -397,3 +397,39 @@ def test_the_snapshot_says_what_runs_where(node):
         ]
     }
     gate.set()
+
+
+def test_the_store_is_told_which_claims_are_over(node):
+    one = node(lanes=1, queues=[QueueSpec("q", shards=1)])
+    for number in range(3):
+        one.store.push(SHARDS[0], str(number), announce=False)
+    one.start()
+    one.ran("0", "1", "2")
+    assert one.store.overs[:3] == [0, 1, 2]
+
+
+def test_a_job_whose_settle_failed_for_good_is_over_too(node):
+    one = node(lanes=1, queues=[QueueSpec("q", shards=1)])
+    one.store.fail["settle"] = once(StoreError("ERR of its own"))
+    one.store.push(SHARDS[0], "1", announce=False)
+    one.start()
+    eventually(lambda: one.runner.ids)
+    one.runtime._pushed(SHARDS[0], 1.0)
+    eventually(lambda: 1 in one.store.overs)
+
+
+def test_an_acquire_whose_reply_was_lost_is_not_waited_for(node):
+    one = node(lease_seconds=60.0)
+    acquire = one.store.acquire
+    lost = []
+
+    def loses_one_reply(*args):
+        lease = acquire(*args) if not one.store.leases.get(args[1]) else Lease(args[1], "me", 1)
+        if not lost:
+            lost.append(lease.shard)
+            raise StoreUnavailable("reply lost")
+        return lease
+
+    one.store.acquire = loses_one_reply
+    one.start()
+    eventually(lambda: len(one.runtime._ownership._held) == 4)

@@ -134,11 +134,10 @@ class TestDecorating:
     def test_a_task_name_that_is_no_queue_name_asks_for_one(self, app):
         task, _ = recorder(app, name="my task", queue_name="mine")
         assert task.queue_spec.name == "mine"
-        recorder(app, name="my other task")
         with pytest.raises(
             ConfigurationError, match="'my other task' cannot be its queue's: give queue_name="
         ):
-            app.finalize()
+            recorder(app, name="my other task")
 
 
 class TestEager:
@@ -263,3 +262,38 @@ def test_ordinary_shared_tasks_are_untouched(app):
         return x
 
     assert not isinstance(app.tasks[plain.name], OrderedTask)
+
+
+def test_a_call_makes_up_no_broker_queue():
+    """Not even where Celery is told to refuse unknown queues; task_routes do not apply."""
+    app = Celery("unit", broker="memory://", set_as_current=False)
+    app.conf.update(task_create_missing_queues=False, task_routes={"*": {"queue": "elsewhere"}})
+    stored = []
+
+    class Remembering(OrderedTask):
+        abstract = True
+
+        def _push(self, home, entries, jobs):
+            stored.extend(entries)
+
+    @ordered_task(app=app, shared=False, base=Remembering, name="record")
+    def record(payloads_by_id):
+        pass
+
+    result = record.apply_async((1, "x"), task_id="known")
+    assert result.id == "known"
+    assert [(entry.id, entry.payload) for entry in stored] == [("1", "x")]
+    assert set(app.amqp.queues) == {"celery"}
+
+
+def test_a_client_does_not_import_celerys_worker():
+    import subprocess
+    import sys
+
+    script = (
+        "import sys; from celery import Celery; from celery_lowkiq import ordered_task; app = Celery();\n"
+        "@ordered_task\ndef f(p): pass\n"
+        "app.finalize(); assert f.shards == 5; print('celery.worker.consumer' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,10 +1,13 @@
 -- Moves due jobs of a shard from waiting to processing. Never an id that is in processing (rule 9).
+-- What is still there of claims that are over for the owner goes back first: a Redis that lost its last
+-- writes has forgotten that they were settled.
 --
 -- KEYS: lease meta due jobs spill order failed errors claimed processing
--- ARGV: owner epoch merge request limit max_payloads max_bytes
+-- ARGV: owner epoch merge request over limit max_payloads max_bytes
 --   request: grows with each claim of an epoch; the same again returns the same batch
+--   over: no claim up to this number is open at the owner any more
 --   max_payloads, max_bytes: what is taken of one id, and of all ids before the next one is left
--- USES: time owner due bag_read bag processing
+-- USES: time owner due bag_read bag waiting processing
 -- FLAGS: allow-oom
 -- Returns: {now, next_due or '', claim number (0 for a request older than the last), id, processing record, ...}; error NOTOWNER <epoch>.
 -- Cost: O(limit log n), at most about 2 max_payloads payloads.
@@ -26,7 +29,7 @@ local function move(id, perform_in)
   local retry_count = redis.call('ZSCORE', failed, id) or '-1'
   local message = redis.call('HGET', errors, id) or ''
   redis.call('ZREM', due, id)
-  local items, more = bag_take({records = jobs, spill = spill, order = order}, id, count, bytes)
+  local items, more = bag_take(waiting, id, count, bytes)
   if more then
     redis.call('ZADD', due, perform_in, id)
   else
@@ -47,6 +50,10 @@ end
 if tonumber(request) > last then
   number = number + 1
   redis.call('HSET', meta, 'request', epoch .. ' ' .. request, 'claim', number)
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', claimed, '-inf', over)) do
+    local job = let_go(id)
+    put_back(id, job.items, seconds(now), job.retry_count, job.error)
+  end
   local most = tonumber(limit) + redis.call('ZCARD', claimed)
   local ids = redis.call('ZRANGEBYSCORE', due, '-inf', seconds(now), 'WITHSCORES', 'LIMIT', 0, most)
   local moved, payloads, size = 0, 0, 0

@@ -1,0 +1,55 @@
+"""The way of a job on fakeredis, for those who test their own code with it; tests/store has the real servers."""
+
+from __future__ import annotations
+
+import fakeredis
+import pytest
+
+from celery_lowkiq.rules.errors import NotOwner, ShardCountMismatch
+from celery_lowkiq.rules.models import Fate, NewJob, QueueSpec, Verdict
+from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.queries import Queries
+from celery_lowkiq.store.store import RedisStore
+
+QUEUE = QueueSpec("orders", shards=1, batch_size=10)
+(SHARD,) = QUEUE.shard_refs()
+
+
+@pytest.fixture
+def store():
+    return RedisStore(fakeredis.FakeRedis())
+
+
+def take(store, owner="me"):
+    (seen,) = store.observe([SHARD])
+    return store.acquire(QUEUE, SHARD, owner, seen, 0)
+
+
+def test_the_way_of_a_job(store):
+    store.push(QUEUE, [NewJob("1", b"b", 2), NewJob("1", b"a", 1), NewJob("2", b"c")])
+    lease = take(store)
+    claim = store.claim(QUEUE, lease, 1)
+    assert {job.id: [p.data for p in job.payloads] for job in claim.jobs} == {"1": [b"a", b"b"], "2": [b"c"]}
+    verdicts = [Verdict("1", claim.number, Fate.DIE, error=b"boom"), Verdict("2", claim.number, Fate.DONE)]
+    assert store.settle(QUEUE, lease, verdicts).accepted == {"1", "2"}
+    assert Queries(store).morgue(QUEUE).items[0].payloads[0].data == b"a"
+    assert Actions(store).morgue_queue_up_all(QUEUE) == 1
+    assert store.renew([lease]) == [True]
+    assert store.release(lease)
+
+
+def test_a_long_job_spills_and_comes_back_in_order(store):
+    store.push(QUEUE, [NewJob("1", b"%03d" % n + b"x" * 30, float(-n), 1.0) for n in range(200)])
+    scores = [p.score for p in store.claim(QUEUE, take(store), 1).jobs[0].payloads]
+    assert scores == sorted(scores)
+    assert len(scores) == 200
+
+
+def test_refusals(store):
+    store.push(QUEUE, [NewJob("1", b"a")])
+    former = take(store, "former")
+    take(store, "heir")
+    with pytest.raises(NotOwner):
+        store.claim(QUEUE, former, 1)
+    with pytest.raises(ShardCountMismatch):
+        store.push(QueueSpec("orders", shards=2), [NewJob("1", b"a")])
