@@ -54,7 +54,7 @@ def bench(session: nox.Session) -> None:
 def chaos(session: nox.Session) -> None:
     """Workers killed at random for longer than the tests do it."""
     session.install("-e", ".[dev,embedded,hiredis]")
-    session.run("pytest", "-m", "chaos", "--timeout", "1800", *session.posargs)
+    session.run("pytest", "-s", "-m", "chaos", *session.posargs)
 
 
 @nox.session

@@ -1,4 +1,4 @@
-"""The way of a job on fakeredis, for those who test their own code with it; tests/store has the real servers."""
+"""The way of a job on fakeredis, as in tests of code that calls us; tests/store has the real servers."""
 
 from __future__ import annotations
 
