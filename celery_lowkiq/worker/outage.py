@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from celery_lowkiq.rules.clock import Clock
-from celery_lowkiq.rules.errors import StoreUnavailable
+from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 
 logger = logging.getLogger("celery_lowkiq.worker")
 
@@ -37,8 +37,8 @@ class Outage:
         #: Ends all pauses.
         self.stop = threading.Event()
 
-    def begins(self, error: StoreUnavailable) -> None:
-        """Redis did not answer."""
+    def begins(self, error: StoreError) -> None:
+        """Redis did not answer, or refused what a node cannot do without."""
         with self._lock:
             first, self._since = self._since is None, self._since or self._clock.monotonic()
         if first:

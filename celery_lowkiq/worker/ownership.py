@@ -115,7 +115,7 @@ class Ownership:
                 if self._free(self._watches[shard]) and not self._draining:
                     self._take(self._watches[shard])
             self._outage.ends()
-        except StoreUnavailable as error:
+        except StoreError as error:
             self._outage.begins(error)
         now = self._clock.monotonic()
         looks = [w.next_look(now, self._seconds) for s, w in self._watches.items() if s not in self._held]
@@ -190,7 +190,7 @@ class Ownership:
                 for held in self._leases():
                     self._release(held)
                 silent_since = None
-            except StoreUnavailable as error:
+            except StoreError as error:
                 self._outage.begins(error)
                 silent_since = silent_since or self._clock.monotonic()
                 if self._abandoned or (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from celery_lowkiq.rules.errors import StoreUnavailable
+from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 
 from .outage import Outage, pauses
@@ -58,7 +58,7 @@ class Waker:
             while not self._stopping:
                 try:
                     self._listen()
-                except StoreUnavailable as error:
+                except StoreError as error:
                     if self._stopping:
                         return
                     self._outage.begins(error)

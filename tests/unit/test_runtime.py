@@ -433,3 +433,23 @@ def test_an_acquire_whose_reply_was_lost_is_not_waited_for(node):
     one.store.acquire = loses_one_reply
     one.start()
     eventually(lambda: len(one.runtime._ownership._held) == 4)
+
+
+@pytest.mark.parametrize("name", ["renew", "observe", "subscribe"])
+def test_a_refusal_of_redis_is_no_crash(node, name, caplog):
+    """Such as an ACL without a right that the node needs: people mend it, and all goes on."""
+    one = node()
+    refused = []
+
+    def refuse(after):
+        refused.append(1)
+        if len(refused) < 3:
+            raise StoreError("Redis refused a command: NOPERM")
+
+    one.store.fail[name] = refuse
+    one.store.push(SHARDS[0], "1", announce=False)
+    one.start()
+    eventually(lambda: len(refused) >= 3)
+    one.ran("1")
+    assert one.host.stops == []
+    assert "NOPERM" in caplog.text
