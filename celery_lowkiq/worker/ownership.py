@@ -20,7 +20,7 @@ from celery_lowkiq.rules.ownership import RENEWALS, Watch
 
 from .held import Held
 from .lane import Lane
-from .outage import Outage
+from .outage import Outage, pauses
 from .ports import Host, Store
 
 logger = logging.getLogger("celery_lowkiq.worker")
@@ -56,6 +56,7 @@ class Ownership:
         self._wake = threading.Event()
         self._draining = False
         self._abandoned = False
+        self._pauses = pauses()
         self.ended = False
         self._thread = threading.Thread(target=self._main, name="lowkiq-ownership", daemon=True)
 
@@ -114,9 +115,11 @@ class Ownership:
                 # Read anew each time: one refusal puts off all shards of its queue.
                 if self._free(self._watches[shard]) and not self._draining:
                     self._take(self._watches[shard])
-            self._outage.ends()
         except StoreError as error:
             self._outage.begins(error)
+            return min(self._seconds / RENEWALS, next(self._pauses))
+        self._outage.ends()
+        self._pauses = pauses()
         now = self._clock.monotonic()
         looks = [w.next_look(now, self._seconds) for s, w in self._watches.items() if s not in self._held]
         return min([self._seconds / RENEWALS, *looks])

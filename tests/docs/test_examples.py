@@ -153,7 +153,8 @@ def test_an_interrupted_replica_leaves_no_worker(start: Starts, tmp_path: Path) 
     run = start("-m", "examples.replica", "--events", stream(tmp_path, 2000))
     eventually(lambda: "plain Celery: 0 of" in run.err, DEADLINE)
     run.process.send_signal(signal.SIGINT)
-    assert run.end() == 130
+    # Python may end by the signal itself, as it does for a Ctrl-C that hits an exec; shells say 130 for both.
+    assert run.end() in (130, -signal.SIGINT)
     assert run.err.splitlines()[-1] == "interrupted"
     assert not run.has_left_something()
 
