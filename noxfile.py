@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import nox
@@ -68,17 +69,18 @@ def repeat(session: nox.Session) -> None:
 @nox.session
 def wheel(session: nox.Session) -> None:
     """Build the wheel, install nothing but it, and run the README's example from elsewhere."""
-    session.install("build")
-    dist = Path(session.create_tmp()) / "dist"
-    shutil.rmtree(dist, ignore_errors=True)
-    session.run("python", "-m", "build", "--outdir", str(dist), str(HERE))
-    (built,) = dist.glob("*.whl")
-    session.install("--force-reinstall", f"{built}[embedded]")
-    elsewhere = Path(session.create_tmp()) / "elsewhere"
-    elsewhere.mkdir(exist_ok=True)
-    shutil.copy(HERE / "examples" / "quickstart.py", elsewhere)
-    with session.chdir(elsewhere):
-        session.run("python", "quickstart.py")
+    session.install("build", "virtualenv")
+    with tempfile.TemporaryDirectory() as directory:
+        elsewhere = Path(directory)
+        session.run("python", "-m", "build", "--outdir", str(elsewhere / "dist"), str(HERE))
+        (built,) = (elsewhere / "dist").glob("*.whl")
+        # An environment of its own: what `build` needs would hide what the wheel forgot to ask for.
+        session.run("virtualenv", "-q", str(elsewhere / "clean"))
+        python = str(elsewhere / "clean" / "bin" / "python")
+        session.run(python, "-m", "pip", "install", "-q", f"{built}[embedded]", external=True)
+        shutil.copy(HERE / "examples" / "quickstart.py", elsewhere)
+        with session.chdir(elsewhere):
+            session.run(python, "quickstart.py", external=True)
 
 
 @nox.session

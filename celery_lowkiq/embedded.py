@@ -30,7 +30,8 @@ MAX_SOCKET_PATH = 100
 WATCHER = r"""
 import shutil, signal, subprocess, sys
 directory, command = sys.argv[1], sys.argv[2:]
-signal.signal(signal.SIGINT, signal.SIG_IGN)
+for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(name, lambda *_: None)  # not SIG_IGN, which the server would inherit
 server = None
 def end(how):
     if server is not None:
@@ -42,10 +43,16 @@ def end(how):
             server.wait()
 for line in sys.stdin:
     if line.strip() == "start":
-        log = open(directory + "/server.log", "ab")
-        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=directory)
-        log.close()
-        print(server.pid, flush=True)
+        end(signal.SIGTERM)
+        with open(directory + "/server.log", "ab", buffering=0) as log:
+            try:
+                server = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=directory
+                )
+                print(server.pid, flush=True)
+            except OSError as error:
+                log.write(str(error).encode())
+                print("failed", flush=True)
     elif line.strip() == "kill":
         end(signal.SIGKILL)
         print(0, flush=True)
@@ -145,7 +152,7 @@ class EmbeddedServer:
         return self
 
     def restart(self) -> None:
-        """Start the server again after :meth:`kill`, at the same place. Raises ServerFailed."""
+        """Start the server again at the same place, after :meth:`kill` or as it runs. Raises ServerFailed."""
         self.pid = self._tell("start")
         deadline = time.monotonic() + PATIENCE
         while not self._answers():

@@ -19,6 +19,10 @@ PROTOCOL = 2
 class _BlockingSentinelPool(SentinelConnectionPool, redis.BlockingConnectionPool):
     """A sentinel's pool that waits for a free connection."""
 
+    def disconnect(self, inuse_connections: bool = True) -> None:
+        """redis-py 5 passes an argument here that its own blocking pool does not take."""
+        redis.BlockingConnectionPool.disconnect(self)
+
 
 def connect(parameters: Mapping[str, Any], *, pool_size: int, pool_timeout: float) -> redis.Redis:
     """Client for the keyword arguments of a redis-py connection.

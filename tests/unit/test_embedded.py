@@ -92,6 +92,32 @@ def test_a_server_that_cannot_start_shows_its_log():
         EmbeddedServer(config={"nonsense": "1"}).start()
 
 
+def test_an_executable_that_is_none_is_named_and_leaves_nothing(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(ServerFailed, match="/nowhere/redis-server"):
+        EmbeddedServer(executable="/nowhere/redis-server").start()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_restart_ends_the_server_that_runs():
+    with EmbeddedServer() as server:
+        first = server.pid
+        server.restart()
+        assert ping(server)
+        assert server.pid != first
+        assert not psutil.pid_exists(first)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_watcher_leaves_no_orphan(how):
+    with EmbeddedServer() as server:
+        directory, pid = Path(server.socket_path).parent, server.pid
+        psutil.Process(pid).parent().send_signal(how)
+        assert ping(server)
+    assert not psutil.pid_exists(pid)
+    assert not directory.exists()
+
+
 def test_before_start_there_is_no_address():
     with pytest.raises(ServerFailed, match=r"call start\(\)"):
         _ = EmbeddedServer().url

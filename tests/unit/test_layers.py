@@ -82,7 +82,7 @@ def test_functions_stay_small(path):
 
 @pytest.mark.parametrize("path", [p for p in LUA if p.parent.name == "lua"], ids=lambda path: path.stem)
 def test_every_script_has_a_header(path):
-    header = path.read_text().split("\n\n")[0] + path.read_text()
+    header = re.match(r"(?:--.*\n)*", path.read_text()).group()
     for field in ("KEYS", "ARGV", "USES", "Returns", "Cost"):
         assert re.search(rf"^-- {field}:", header, re.MULTILINE), f"{path.name} has no {field}"
 

@@ -1,0 +1,80 @@
+"""The documentation says what is there, and its code runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from celery_lowkiq.integration.options import _CHECKS
+from celery_lowkiq.integration.settings import SETTINGS
+from celery_lowkiq.store.keys import SHARD_KEYS
+
+ROOT = Path(__file__).parents[2]
+COMMAND = (
+    "python3 -m venv --without-pip .venv && python3 -m pip --python .venv install -q nox "
+    "&& .venv/bin/nox -s {session}"
+)
+
+
+def blocks(path: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / path).read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("path", ["README.md", "docs/quickstart.md"])
+def test_python_blocks_run_in_order(path, redis_server, monkeypatch):
+    """Celery takes the broker from the environment before the one in the code."""
+    monkeypatch.setenv("CELERY_BROKER_URL", redis_server.url)
+    names: dict = {"__name__": f"docs_{Path(path).stem}"}
+    for block in blocks(path):
+        exec(compile(block, path, "exec"), names)
+    waiting = names["sync_order"].ordered_queue.job("42").waiting
+    assert [payload.value for payload in waiting.payloads] == [{"status": "paid", "version": 7}]
+
+
+@pytest.mark.parametrize("path", sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("docs/*.md")))
+def test_python_blocks_are_python(path):
+    for block in blocks(path):
+        compile(block, path, "exec")
+
+
+def test_the_readmes_example_is_the_quickstarts():
+    (readme,) = blocks("README.md")
+    assert "@ordered_task(shards=24)\ndef sync_order(payloads_by_id):" in readme
+    quickstart = (ROOT / "examples" / "quickstart.py").read_text()
+    for line in readme.splitlines():
+        if line.strip() and "print" not in line and "delay" not in line and "proj" not in line:
+            assert line in quickstart, line
+
+
+@pytest.mark.parametrize("session", ["demo", "tests"])
+def test_the_two_commands_are_in_the_readme(session):
+    assert COMMAND.format(session=session) in (ROOT / "README.md").read_text().splitlines()
+
+
+def test_ci_runs_the_readmes_test_command():
+    assert COMMAND.format(session="tests") in (ROOT / ".ci" / "run").read_text().splitlines()
+
+
+def test_every_setting_is_documented():
+    page = (ROOT / "docs" / "settings.md").read_text()
+    assert set(re.findall(r"^\| `lowkiq_(\w+)`", page, re.MULTILINE)) == set(SETTINGS)
+
+
+def test_every_option_is_documented():
+    page = (ROOT / "docs" / "task-options.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == {*_CHECKS, "app"}
+
+
+def test_links_between_pages_exist():
+    for page in ROOT.glob("docs/**/*.md"):
+        for target in re.findall(r"\]\(([^)#:]+\.(?:md|svg))", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for target in re.findall(r"\]\((docs/[^)#]+|[A-Z]+\.md)\)", (ROOT / "README.md").read_text()):
+        assert (ROOT / target).exists(), target
+
+
+def test_the_layout_counts_its_keys_right():
+    assert len(SHARD_KEYS) == 18
+    assert "the eighteen keys" in (ROOT / "docs" / "adr" / "0001-store-layout.md").read_text()
