@@ -105,18 +105,16 @@ def read_id(value: Any) -> str:
     return text
 
 
-def read_score(value: Any, tz: tzinfo | None) -> float | None:
+def read_score(value: Any, tz: tzinfo | None, name: str = "score") -> float | None:
     """A score; a datetime counts as its Unix time in s. Raises InvalidCall."""
     if value is None:
         return None
     if isinstance(value, datetime):
         return _timestamp(value, tz)
-    number = _real("score", value)
-    if (isinstance(value, int) and int(number) != value) or (
-        abs(number) > LARGEST_SCORE and isinstance(value, int)
-    ):
+    number = _real(name, value)
+    if isinstance(value, int) and abs(value) > LARGEST_SCORE:
         raise InvalidCall(
-            f"score={value!r} is no number that a double holds exactly (up to 2**53): divide it, "
+            f"{name}={value!r} is no number that a double holds exactly (up to 2**53): divide it, "
             "for instance time_ns() by 1000"
         )
     return number

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery import Celery
+from kombu import Queue
 
 _connections_lock = threading.Lock()
 
@@ -23,12 +24,12 @@ def _lazy_connection(app: Celery) -> Any:
 class StoreRouter:
     """Ordered calls have one destination: ``task_routes`` do not apply, and no broker queue is made up."""
 
-    def __init__(self, queue: str) -> None:
-        self._queue = queue
+    def __init__(self, name: str) -> None:
+        self._queue = Queue(name, routing_key=name)
 
     def route(self, options: dict[str, Any], *_: Any, **__: Any) -> dict[str, Any]:
         """Options that name the ordered queue, for whoever reads the publish signals."""
-        return {**options, "exchange": "", "routing_key": self._queue}
+        return {**options, "queue": self._queue}
 
 
 class StoreProducer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from celery import Celery
@@ -13,9 +14,12 @@ from celery_lowkiq.rules.models import Job, Payload, QueueSpec, Stats
 from celery_lowkiq.rules.views import DeadJob, Page
 from celery_lowkiq.store.actions import Progress
 
-from .calls import read_id
+from .calls import read_id, read_score, read_time
 from .errors import load_error
 from .stores import Home, home_of
+
+BOUNDS = ("minimum", "maximum")
+TIMES = ("perform_in", "updated_at")
 
 
 @dataclass(frozen=True)
@@ -102,15 +106,16 @@ class OrderedQueue:
     def jobs(self, by: str = "id", **options: Any) -> Page[ShownJob]:
         """A page of waiting jobs, ``by`` id, perform_in or retry_count (failed jobs only).
 
-        Options: ``prefix`` (of the id), ``minimum``, ``maximum``, ``reverse``, ``limit`` (100),
-        ``after``, ``payload_limit`` (10 a job). By id they come in no order. Raises InvalidCall.
+        Options: ``prefix`` (of the id), ``minimum``, ``maximum`` (times as Unix s or datetime),
+        ``reverse``, ``limit`` (100), ``after``, ``payload_limit`` (10 a job). By id they come in no order.
+        Raises InvalidCall.
         """
-        page = self._home.queries.jobs(self.spec, by, **options)
+        page = self._home.queries.jobs(self.spec, by, **self._bounded(by, options))
         return Page(tuple(self._shown(job) for job in page.items), page.next)
 
     def morgue(self, by: str = "id", **options: Any) -> Page[ShownDeadJob]:
         """A sorted page of dead jobs, ``by`` id or updated_at; options as for :meth:`jobs`."""
-        page = self._home.queries.morgue(self.spec, by, **options)
+        page = self._home.queries.morgue(self.spec, by, **self._bounded(by, options))
         return Page(tuple(self._shown_dead(job) for job in page.items), page.next)
 
     def processing(self, **options: Any) -> Page[ShownJob]:
@@ -152,6 +157,11 @@ class OrderedQueue:
         """Move all jobs that are dead now back to the queue."""
         return self._home.actions.morgue_queue_up_all(self.spec, progress)
 
+    def _bounded(self, by: str, options: dict[str, Any]) -> dict[str, Any]:
+        read = partial(read_time, tz=self._app.timezone) if by in TIMES else _read_number
+        bounds = {name: read(name, options[name]) for name in BOUNDS if options.get(name) is not None}
+        return {**options, **bounds}
+
     # -- payloads
 
     def _payloads(self, payloads: tuple[Payload, ...]) -> tuple[ShownPayload, ...]:
@@ -171,3 +181,7 @@ class OrderedQueue:
     def _shown_dead(self, job: DeadJob) -> ShownDeadJob:
         error = load_error(self._home.settings, job.error)
         return ShownDeadJob(job.id, self._payloads(job.payloads), job.payload_count, job.updated_at, error)
+
+
+def _read_number(name: str, value: Any) -> float | None:
+    return read_score(value, None, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from celery import Celery, Task
@@ -17,7 +18,7 @@ from celery_lowkiq.rules.models import Merge, NewJob, QueueSpec
 
 from . import eager
 from .arrivals import arrival_strategy
-from .calls import Entry, at_position, bulk, read_time, single
+from .calls import Entry, at_position, bulk, read_delay, read_time, single
 from .errors import dump_error_text
 from .options import as_attributes, check_function, check_options, check_queue_name
 from .producer import StoreProducer, StoreRouter
@@ -113,8 +114,7 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
         home = home_of(app)
         entry = single(job_id, payload, tz=app.timezone, **words)
         job = entry.job(home.codec)
-        options.pop("queue", None)
-        options["router"] = StoreRouter(self.queue_spec.name)
+        options["router"] = self._router
         store = StoreProducer(app, lambda: self._push(home, (entry,), [job]))
         result: AsyncResult[Any] = super().apply_async(args, kwargs, task_id, store, shadow=shadow, **options)
         return result
@@ -173,6 +173,10 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
             with _spec_lock:
                 spec = self.__dict__["_queue_spec"] = self._make_spec()
         return spec
+
+    @cached_property
+    def _router(self) -> StoreRouter:
+        return StoreRouter(self.queue_spec.name)
 
     def _make_spec(self) -> QueueSpec:
         app = self._get_app()
@@ -257,7 +261,7 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
 
     def _pause(self, eta: Any, countdown: Any) -> Any:
         if countdown is not None:
-            return float(countdown)
+            return read_delay(countdown)
         if eta is None:
             return None
         app = self._get_app()

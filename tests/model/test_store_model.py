@@ -126,6 +126,13 @@ class StoreMachine(RuleBasedStateMachine):
         accepted = self.model.settle(job_id, claim, fate, retry_count, now + delay, now, b"boom")
         assert settled[0].accepted == ({job_id} if accepted else set())
 
+    @rule()
+    def an_acquire_is_repeated(self) -> None:
+        """Its reply was lost; nothing is recovered a second time."""
+        (seen,) = self.store.observe([self.shard])
+        again = self.store.acquire(self.queue, self.shard, self.lease.owner, seen, 0)
+        assert again == self.lease
+
     @rule(stopping=st.booleans())
     def another_owner_takes_over(self, stopping: bool) -> None:
         self.store.renew([self.lease], stopping=stopping)
@@ -263,7 +270,7 @@ def test_the_store_follows_the_model(redis_server: EmbeddedServer) -> None:
     machine = type("Machine", (StoreMachine,), {"server": redis_server})
     from hypothesis.stateful import run_state_machine_as_test
 
-    run_state_machine_as_test(machine, settings=settings(max_examples=120, stateful_step_count=50))
+    run_state_machine_as_test(machine, settings=settings(max_examples=150, stateful_step_count=50))
 
 
 def test_the_store_follows_the_model_on_redis_62(redis_62_server: EmbeddedServer) -> None:

@@ -1,0 +1,60 @@
+"""A node with real threads and a store in memory, for the tests of the runtime."""
+
+from __future__ import annotations
+
+from celery_lowkiq.rules.clock import SystemClock
+from celery_lowkiq.rules.models import LeaseState, QueueSpec
+from celery_lowkiq.rules.schedulers import lag
+from celery_lowkiq.rules.splitters import default_splitter
+from celery_lowkiq.worker.runtime import Runtime
+from tests.unit.fakes import FakeHost, FakeRunner, FakeStore
+from tests.waiting import eventually
+
+Q = QueueSpec("q", shards=4)
+SHARDS = Q.shard_refs()
+
+
+class Node:
+    """A runtime with everything around it."""
+
+    def __init__(self, **options):
+        self.store, self.runner, self.host = FakeStore(), FakeRunner(), FakeHost()
+        settings = {
+            "lanes": 2,
+            "poll_interval": 60.0,
+            "lease_seconds": 0.5,
+            "queues": [Q],
+            "owner": "me",
+            **options,
+        }
+        self.runtime = Runtime(
+            self.store,
+            self.runner,
+            self.host,
+            settings.pop("queues"),
+            clock=SystemClock(),
+            scheduler_factory=settings.pop("scheduler", lag),
+            splitter=default_splitter,
+            **settings,
+        )
+
+    def start(self):
+        self.runtime.start()
+        return self
+
+    def owns(self, owner="me"):
+        return [shard for shard in SHARDS if self.store.leases.get(shard, LeaseState()).owner == owner]
+
+    def ran(self, *ids):
+        eventually(lambda: set(ids) <= {job_id for job_id, _ in self.store.settled})
+
+
+def once(error, after=False):
+    """A failure that happens at the first call only."""
+    left = [error]
+
+    def fail(is_after):
+        if is_after == after and left:
+            raise left.pop()
+
+    return fail

@@ -1,0 +1,134 @@
+"""A node that stops, or that something goes wrong in."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
+from celery_lowkiq.rules.models import Fate
+from tests.unit.nodes import SHARDS
+from tests.waiting import eventually
+
+
+class TestStopping:
+    def test_a_drain_finishes_what_runs_and_begins_nothing(self, node):
+        one = node(lanes=1)
+        gate = threading.Event()
+        one.runner.act = lambda batch: gate.wait(10) and None
+        one.store.push(SHARDS[0], "runs", announce=False)
+        one.start()
+        eventually(lambda: one.runner.ids)
+        one.store.push(SHARDS[0], "waits")
+        one.runtime.drain()
+        assert not one.runtime.join(0.05)
+        assert one.runtime.busy() == 1
+        gate.set()
+        assert one.runtime.join(10)
+        assert one.store.settled == [("runs", Fate.DONE)]
+        assert one.owns() == []
+        assert one.owns("") == list(SHARDS)
+
+    def test_an_idle_node_stops_at_once(self, node):
+        one = node(lease_seconds=60.0).start()
+        eventually(lambda: len(one.owns()) == 4)
+        began = time.monotonic()
+        one.runtime.drain()
+        assert one.runtime.join(10)
+        assert time.monotonic() - began < 5
+
+    def test_what_runs_at_an_abandon_is_left_and_marked_as_stopping(self, node):
+        one = node()
+        gate = threading.Event()
+        one.runner.act = lambda batch: gate.wait(10) and None
+        one.store.push(SHARDS[0], "runs", announce=False)
+        one.start()
+        eventually(lambda: one.runner.ids)
+        one.runtime.abandon()
+        eventually(lambda: one.store.stopping)
+        eventually(lambda: len(one.owns("")) == 2)
+        assert SHARDS[0] in one.owns()
+        assert one.store.settled == []
+        gate.set()
+
+    def test_a_drain_without_redis_ends_after_a_lease_time(self, node, caplog):
+        one = node()
+        gate = threading.Event()
+        one.runner.act = lambda batch: gate.wait(10) and None
+        one.store.push(SHARDS[0], "1", announce=False)
+        one.start()
+        eventually(lambda: one.runner.ids)
+
+        def unavailable(after):
+            raise StoreUnavailable("gone")
+
+        for name in ("claim", "settle", "renew", "release", "next_due", "observe"):
+            one.store.fail[name] = unavailable
+        gate.set()
+        one.runtime.drain()
+        assert one.runtime.join(20)
+        assert "will be recovered" in caplog.text
+
+    def test_stopping_before_anything_was_taken(self, node):
+        one = node()
+        one.store.fail["observe"] = lambda after: (_ for _ in ()).throw(StoreUnavailable("never there"))
+        one.start()
+        one.runtime.drain()
+        assert one.runtime.join(10)
+
+
+class TestCrashes:
+    @pytest.mark.parametrize(
+        "error, code", [(SystemExit(3), 3), (SystemExit(0), 70), (KeyboardInterrupt(), 70)]
+    )
+    def test_what_is_no_exception_stops_the_host_and_leaves_the_job(self, node, error, code):
+        one = node()
+
+        def act(batch):
+            raise error
+
+        one.runner.act = act
+        one.store.push(SHARDS[0], "1", announce=False)
+        one.start()
+        eventually(lambda: one.host.stops)
+        assert one.host.stops[0][0] == code
+        assert one.host.words == [error]
+        one.runtime.drain()
+        assert one.runtime.join(10)
+        assert one.store.settled == []
+        assert one.owns() == [SHARDS[0]]
+        assert one.store.stopping == set(SHARDS[1:])
+
+    def test_a_bug_in_a_scheduler_is_no_silent_death(self, node):
+        def broken():
+            return lambda due, now: 1 / 0
+
+        one = node(scheduler=broken).start()
+        eventually(lambda: one.host.stops)
+        assert isinstance(one.host.words[0], ZeroDivisionError)
+
+    @pytest.mark.parametrize("name", ["observe", "subscribe"])
+    def test_a_bug_in_a_helper_thread_is_no_silent_death(self, node, name):
+        one = node()
+        one.store.fail[name] = lambda after: 1 / 0
+        one.start()
+        eventually(lambda: one.host.stops)
+        assert one.host.stops[0][0] == 70
+
+    def test_a_shard_with_a_broken_script_does_not_stop_the_others(self, node, caplog):
+        one = node(lanes=1)
+        claim = one.store.claim
+
+        def broken_for_one(queue, lease, *more):
+            if lease.shard == SHARDS[0]:
+                raise StoreError("WRONGTYPE")
+            return claim(queue, lease, *more)
+
+        one.store.claim = broken_for_one
+        one.store.push(SHARDS[0], "broken", announce=False)
+        one.store.push(SHARDS[1], "fine", announce=False)
+        one.start()
+        one.ran("fine")
+        eventually(lambda: "q/0 is left alone" in caplog.text)
