@@ -18,7 +18,11 @@ PREFIX = "lowkiq_"
 LARGEST_PAYLOAD = 1024 * 1024
 
 SCHEDULERS = {"lag": schedulers.lag, "seq": schedulers.seq}
-SPLITTERS = {"default": splitters.default_splitter}
+SPLITTERS = {
+    "lease": splitters.lease_splitter,
+    "default": splitters.default_splitter,
+    "by_node": splitters.by_node_from_environment,
+}
 
 
 def default_format_error(error: BaseException) -> str:
@@ -113,7 +117,7 @@ SETTINGS: dict[str, Setting] = {
     "scheduler": Setting(
         "lag", f"'lag', 'seq', or {_FUNCTION} that makes a scheduler", _function(SCHEDULERS)
     ),
-    "splitter": Setting("default", f"'default', or {_FUNCTION}", _function(SPLITTERS)),
+    "splitter": Setting("lease", f"'lease', 'default', 'by_node', or {_FUNCTION}", _function(SPLITTERS)),
     "server_middlewares": Setting((), f"a list; each entry {_FUNCTION}", _functions),
     "client_middlewares": Setting((), f"a list; each entry {_FUNCTION}", _functions),
     "serializer": Setting("json", "the name of a kombu serializer", _text),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from .balance import ORPHANED
 from .models import LeaseState, QueueSpec, ShardRef
 
 #: A shard may be taken when its lease was seen unchanged for so many lease times.
@@ -40,6 +41,10 @@ class Watch:
         if self.since is None or now < self.not_before:
             return False
         return not self.seen.owner or now >= self.since + TAKEOVER * lease_seconds
+
+    def orphaned(self, now: float, lease_seconds: float) -> bool:
+        """Whether it was free for so long that anyone should take it."""
+        return self.since is not None and now >= self.since + ORPHANED * lease_seconds
 
     def next_look(self, now: float, lease_seconds: float) -> float:
         """Seconds until looking again is of use."""

@@ -63,8 +63,13 @@ def queue_key(queue: str) -> str:
     return f"lowkiq:queue:{{{queue}}}"
 
 
+def nodes_key(queue: str) -> str:
+    """Hash with the heartbeats of the nodes that serve the queue: ``<owner> <lanes>`` -> counter."""
+    return f"lowkiq:{FORMAT}:nodes:{{{queue}}}"
+
+
 def channel(queue: str) -> str:
-    """Where pushes are announced, as ``<shard> <perform_in>``."""
+    """Where pushes are announced, as ``<shard> <perform_in>``, and releases, as ``<shard> released``."""
     return f"lowkiq:{FORMAT}:pushed:{{{queue}}}"
 
 

@@ -75,6 +75,16 @@ def parse_time(text: bytes) -> float | None:
     return float(text) if text else None
 
 
+def parse_members(reply: Any) -> dict[str, tuple[int, int]]:
+    """Lanes and counter by owner, from the hash of heartbeats."""
+    found = {}
+    for field, counter in (reply if isinstance(reply, dict) else dict(pairs(reply))).items():
+        owner, _, lanes = field.decode("utf-8", "replace").rpartition(" ")
+        if owner and lanes.isdecimal():
+            found[owner] = (int(lanes), int(counter))
+    return found
+
+
 def pairs(flat: list[Any]) -> list[tuple[Any, Any]]:
     """``[a, b, c, d]`` as ``[(a, b), (c, d)]``."""
     return list(zip(flat[::2], flat[1::2], strict=True))

@@ -22,9 +22,9 @@ from celery_lowkiq.rules.models import (
 )
 
 from .client import Client, ShardsDiffer, raise_refused
-from .keys import shard_keys
+from .keys import channel, nodes_key, shard_keys
 from .pushing import Sender, chunked, push_call
-from .records import id_bytes, number_text, pairs, parse_id, parse_processing, parse_time
+from .records import id_bytes, number_text, pairs, parse_id, parse_members, parse_processing, parse_time
 from .registry import Registry
 from .scripts import Call, Value, load
 from .subscription import PushSubscription
@@ -126,7 +126,22 @@ class RedisStore:
 
     def release(self, lease: Lease) -> bool:
         """Give the shard up; False when jobs of it are still in processing. Raises NotOwner."""
-        return bool(self.client.call(_owned("release", lease)) == 1)
+        call = _owned("release", lease, channel=channel(lease.shard.queue), index=lease.shard.index)
+        return bool(self.client.call(call) == 1)
+
+    def beat(self, queues: Sequence[str], owner: str, lanes: int) -> list[dict[str, tuple[int, int]]]:
+        """Move the node's heartbeat in each queue, in one round trip; lanes and counter of all nodes."""
+        commands: list[tuple[Any, ...]] = []
+        for queue in queues:
+            commands += [
+                ("HINCRBY", nodes_key(queue), f"{owner} {lanes}", 1),
+                ("HGETALL", nodes_key(queue)),
+            ]
+        return [parse_members(reply) for reply in self.client.commands(commands)[1::2]]
+
+    def forget_members(self, queue: str, members: Sequence[tuple[str, int]]) -> None:
+        """Remove heartbeats, named by owner and lanes."""
+        self.client.commands([("HDEL", nodes_key(queue), *(f"{owner} {lanes}" for owner, lanes in members))])
 
     # -- batches
 

@@ -26,8 +26,9 @@ class PushSubscription:
         except (exceptions.RedisError, OSError) as error:
             raise store_error(error) from error
 
-    def wait_pushed(self, timeout: float) -> tuple[ShardRef, float] | None:
-        """The next announcement within ``timeout`` s: a shard and its new smallest ``perform_in``.
+    def wait_pushed(self, timeout: float) -> tuple[ShardRef, float | None] | None:
+        """The next announcement within ``timeout`` s: a shard and its new smallest ``perform_in``, or
+        None for a shard that was released.
 
         Raises StoreUnavailable when the connection is lost, or was closed.
         """
@@ -54,10 +55,11 @@ class PushSubscription:
             connection.disconnect()
 
 
-def _announcement(name: bytes, data: bytes) -> tuple[ShardRef, float] | None:
+def _announcement(name: bytes, data: bytes) -> tuple[ShardRef, float | None] | None:
     """Anyone may publish: what is not of our making is no announcement."""
     index, _, perform_in = data.partition(b" ")
     try:
-        return ShardRef(queue_of_channel(name.decode()), int(index)), float(perform_in)
+        due = None if perform_in == b"released" else float(perform_in)
+        return ShardRef(queue_of_channel(name.decode()), int(index)), due
     except ValueError:
         return None

@@ -41,8 +41,8 @@ class Surroundings:
     lease_seconds: float
     #: Told when a shard turns out to be another node's.
     lost: Callable[[Held], None]
-    #: Told when a lane has ended, for whatever reason.
-    lane_ended: Callable[[], None]
+    #: Told when a lane has ended, or is done with a shard that was taken from it.
+    freed: Callable[[], None]
 
 
 class Lane:
@@ -57,6 +57,7 @@ class Lane:
         self._changed = threading.Condition()
         self._agenda = Agenda(around.clock)
         self._held: dict[ShardRef, Held] = {}
+        self._working: ShardRef | None = None
         self._batch: Batch | None = None
         self._refresh = False
         self._stopping_at: float | None = None
@@ -90,7 +91,7 @@ class Lane:
             self._changed.notify()
 
     def drop(self, shard: ShardRef) -> None:
-        """Begin nothing more of a shard."""
+        """Begin nothing more of a shard; it is out of the lane's hands when ``working`` is another."""
         with self._changed:
             self._held.pop(shard, None)
             self._agenda.forget(shard)
@@ -107,6 +108,11 @@ class Lane:
         with self._changed:
             self._refresh = True
             self._changed.notify()
+
+    @property
+    def working(self) -> ShardRef | None:
+        """The shard that it claims from, runs or settles now; a crashed lane keeps it."""
+        return self._working
 
     @property
     def batch(self) -> Batch | None:
@@ -126,11 +132,19 @@ class Lane:
                 held = self._next()
                 if held is not None:
                     self._work(held)
+                    self._done_with(held.shard)
         except BaseException as error:  # noqa: BLE001 - whatever it is, a lane never ends silently
             self._crash(error)
         finally:
             self.ended = True
-            self._around.lane_ended()
+            self._around.freed()
+
+    def _done_with(self, shard: ShardRef) -> None:
+        with self._changed:
+            self._working = None
+            dropped = shard not in self._held
+        if dropped:
+            self._around.freed()
 
     def _crash(self, error: BaseException) -> None:
         self.crashed = True
@@ -149,6 +163,7 @@ class Lane:
             due = self._workable()
             shard = self._scheduler(due, self._agenda.now())
             if shard is not None:
+                self._working = shard
                 return self._held[shard]
             if not self._refresh and self._stopping_at is None:
                 left = self._agenda.seconds_until(min(due.values(), default=None))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from celery_lowkiq.rules.balance import lane_for, move_between, to_give_up
 from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.errors import (
     FormatMismatch,
@@ -20,6 +21,7 @@ from celery_lowkiq.rules.ownership import RENEWALS, Watch
 
 from .held import Held
 from .lane import Lane
+from .membership import Membership, of_queues
 from .outage import Outage, pauses
 from .ports import Host, Store
 
@@ -30,7 +32,11 @@ REFUSED_AGAIN = 60.0
 
 
 class Ownership:
-    """Holds the node's leases. Lanes are told what to serve; the rest of the node asks nothing of it."""
+    """Holds the node's leases. Lanes are told what to serve; the rest of the node asks nothing of it.
+
+    With ``membership`` the shards are shared with the other nodes, and go to the lane that has the fewest;
+    without it the node wants all that are ``dealt``, each for its lane.
+    """
 
     def __init__(
         self,
@@ -41,7 +47,9 @@ class Ownership:
         *,
         owner: str,
         lease_seconds: float,
-        placement: Mapping[ShardRef, tuple[QueueSpec, Lane]],
+        lanes: Sequence[Lane],
+        dealt: Mapping[ShardRef, tuple[QueueSpec, Lane]],
+        membership: Membership | None,
     ) -> None:
         self._store = store
         self._host = host
@@ -49,9 +57,12 @@ class Ownership:
         self._clock = clock
         self._owner = owner
         self._seconds = lease_seconds
-        self._lanes = {shard: lane for shard, (_, lane) in placement.items()}
-        self._watches = {shard: Watch(queue, shard) for shard, (queue, _) in placement.items()}
+        self._lanes = lanes
+        self._membership = membership
+        self._lane_of = {shard: lane for shard, (_, lane) in dealt.items()}
+        self._watches = {shard: Watch(queue, shard) for shard, (queue, _) in dealt.items()}
         self._held: dict[ShardRef, Held] = {}
+        self._leaving: set[ShardRef] = set()
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._draining = False
@@ -88,8 +99,11 @@ class Ownership:
         """A lane was told that a shard is another node's."""
         with self._lock:
             if self._held.get(held.shard) is held:
-                del self._held[held.shard]
-                self._watches[held.shard] = Watch(held.queue, held.shard, known_epoch=held.lease.epoch)
+                self._forget(held)
+
+    def lane_of(self, shard: ShardRef) -> Lane | None:
+        """The lane that serves a shard, or would."""
+        return self._lane_of.get(shard)
 
     # -- the thread
 
@@ -107,14 +121,16 @@ class Ownership:
             self.ended = True
 
     def _turn(self) -> float:
-        """Renew, look, take; seconds until the next turn."""
+        """Renew, share, look, take; seconds until the next turn."""
         try:
             self._renew(stopping=False)
+            self._share()
             self._look()
-            for shard in self._lanes:
+            for shard in self._watches:
                 # Read anew each time: one refusal puts off all shards of its queue.
-                if self._free(self._watches[shard]) and not self._draining:
+                if not self._draining and self._free(self._watches[shard]):
                     self._take(self._watches[shard])
+            self._level()
         except StoreError as error:
             self._outage.begins(error)
             return min(self._seconds / RENEWALS, next(self._pauses))
@@ -128,6 +144,12 @@ class Ownership:
         with self._lock:
             return list(self._held.values())
 
+    def _forget(self, held: Held) -> None:
+        """Called with the lock."""
+        del self._held[held.shard]
+        self._leaving.discard(held.shard)
+        self._watches[held.shard] = Watch(held.queue, held.shard, known_epoch=held.lease.epoch)
+
     def _renew(self, stopping: bool) -> None:
         held = self._leases()
         sent_at = self._clock.monotonic()
@@ -137,28 +159,63 @@ class Ownership:
                 late = not one.may_claim(sent_at)
                 one.renewed_at = sent_at
                 if late:
-                    self._lanes[one.shard].refresh()
+                    self._lane_of[one.shard].refresh()
             else:
                 logger.warning("shard %s has changed hands: this node leaves it", one.shard)
-                self._lanes[one.shard].drop(one.shard)
+                self._lane_of[one.shard].drop(one.shard)
                 self.lost(one)
+
+    def _busy(self) -> frozenset[ShardRef]:
+        return frozenset(lane.working for lane in self._lanes if lane.working is not None)
+
+    def _share(self) -> None:
+        """Give up, one finished batch at a time, what is other nodes' share."""
+        if self._membership is not None:
+            self._membership.meet()
+            for queues, quota in self._membership.pools():
+                staying = [s for s in of_queues(list(self._held), queues) if s not in self._leaving]
+                for shard in to_give_up(staying, self._busy(), quota):
+                    self._leaving.add(shard)
+                    self._lane_of[shard].drop(shard)
+        for shard in list(self._leaving):
+            if self._lane_of[shard].working != shard:
+                self._hand_over(self._held[shard])
+
+    def _hand_over(self, held: Held) -> None:
+        if self._store.release(held.lease):
+            with self._lock:
+                self._forget(held)
+        else:
+            # Something of it is unsettled: the lane's next claim puts that back.
+            self._leaving.discard(held.shard)
+            self._lane_of[held.shard].serve(held)
 
     def _look(self) -> None:
         watched = [shard for shard in self._watches if shard not in self._held]
-        if watched:
-            states = self._store.observe(watched)
-            now = self._clock.monotonic()
-            for shard, state in zip(watched, states, strict=True):
-                self._watches[shard] = self._watches[shard].look(state, now)
+        states = self._store.observe(watched)
+        now = self._clock.monotonic()
+        for shard, state in zip(watched, states, strict=True):
+            self._watches[shard] = self._watches[shard].look(state, now)
 
     def _free(self, watch: Watch) -> bool:
-        """Never while a thread of this node still runs something of an older epoch."""
-        batch = self._lanes[watch.shard].batch
-        runs = batch is not None and batch.shard == watch.shard
-        if watch.shard in self._held or runs:
+        """Never while a thread of this node still works on an older epoch."""
+        if watch.shard in self._held or self._lane_of[watch.shard].working == watch.shard:
             return False
+        now = self._clock.monotonic()
         # Ours already: the reply of an acquire was lost.
-        return watch.seen.owner == self._owner or watch.may_take(self._clock.monotonic(), self._seconds)
+        if watch.seen.owner == self._owner:
+            return True
+        return watch.may_take(now, self._seconds) and (
+            watch.orphaned(now, self._seconds) or self._below_quota(watch.shard)
+        )
+
+    def _below_quota(self, shard: ShardRef) -> bool:
+        if self._membership is None:
+            return True
+        for queues, quota in self._membership.pools():
+            if shard.queue in queues:
+                return len(of_queues(list(self._held), queues)) < quota
+        raise AssertionError(f"{shard} is of no pool")
 
     def _take(self, watch: Watch) -> None:
         sent_at = self._clock.monotonic()
@@ -177,17 +234,36 @@ class Ownership:
         held = Held(watch.queue, lease, self._seconds, sent_at)
         with self._lock:
             self._held[watch.shard] = held
-        self._lanes[watch.shard].serve(held)
+        if self._membership is not None:
+            loads = [len(lane.shards()) for lane in self._lanes]
+            self._lane_of[watch.shard] = self._lanes[lane_for(loads)]
+        self._lane_of[watch.shard].serve(held)
+
+    def _level(self) -> None:
+        """Shards change lanes only when nothing of them is in a lane's hands."""
+        while self._membership is not None:
+            move = move_between([lane.shards() for lane in self._lanes], self._busy())
+            if move is None:
+                return
+            shard, lane = move
+            self._lane_of[shard].drop(shard)
+            if self._lane_of[shard].working != shard:
+                self._lane_of[shard] = self._lanes[lane]
+            self._lane_of[shard].serve(self._held[shard])
 
     # -- the end
 
     def _give_up(self) -> None:
         """Renew for the lanes that still work, release for those that have ended."""
         silent_since: float | None = None
-        while self._leases():
+        left = self._membership is None
+        while self._leases() or not left:
             self._wake.clear()
-            lanes_ended = all(lane.ended for lane in self._lanes.values())
+            lanes_ended = all(lane.ended for lane in self._lanes)
             try:
+                if self._membership is not None and not left:
+                    self._membership.leave()
+                    left = True
                 self._forget_crashed()
                 self._renew(stopping=True)
                 for held in self._leases():
@@ -210,11 +286,10 @@ class Ownership:
             self._held = {shard: held for shard, held in self._held.items() if not self._crashed_on(shard)}
 
     def _crashed_on(self, shard: ShardRef) -> bool:
-        lane = self._lanes[shard]
-        return lane.crashed and lane.batch is not None and lane.batch.shard == shard
+        return self._lane_of[shard].crashed and self._lane_of[shard].working == shard
 
     def _release(self, held: Held) -> None:
-        if not self._lanes[held.shard].ended:
+        if not self._lane_of[held.shard].ended:
             return
         try:
             released = self._store.release(held.lease)

@@ -21,9 +21,10 @@ from celery_lowkiq.rules.models import (
 class Subscription(Protocol):
     """Pushes announced by the store, for one reading thread."""
 
-    def wait_pushed(self, timeout: float) -> tuple[ShardRef, float] | None:
+    def wait_pushed(self, timeout: float) -> tuple[ShardRef, float | None] | None:
         """Block up to ``timeout`` s for the next announcement: the shard and its new smallest
-        ``perform_in`` (Unix s of Redis's clock); None when none came.
+        ``perform_in`` (Unix s of Redis's clock), or the shard and None when it was released; None when
+        nothing came.
 
         Raises StoreUnavailable when the connection is lost; make a new subscription then.
         """
@@ -62,6 +63,12 @@ class Store(Protocol):
 
     def settle(self, queue: QueueSpec, lease: Lease, verdicts: Sequence[Verdict]) -> Settled:
         """End claimed jobs, atomically. Raises NotOwner."""
+
+    def beat(self, queues: Sequence[str], owner: str, lanes: int) -> list[dict[str, tuple[int, int]]]:
+        """Move the node's heartbeat in each queue, in one round trip; lanes and counter of all nodes."""
+
+    def forget_members(self, queue: str, members: Sequence[tuple[str, int]]) -> None:
+        """Remove heartbeats, named by owner and lanes."""
 
     def next_due(self, shards: Sequence[ShardRef]) -> list[Due]:
         """Smallest claimable ``perform_in`` of each shard, in one round trip."""

@@ -8,9 +8,10 @@ from typing import Any
 from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.schedulers import Scheduler
-from celery_lowkiq.rules.splitters import Splitter
+from celery_lowkiq.rules.splitters import Splitter, lease_splitter
 
 from .lane import Lane, Surroundings
+from .membership import Membership
 from .outage import Outage
 from .ownership import Ownership
 from .ports import Host, Runner, Store
@@ -46,21 +47,27 @@ class Runtime:
             poll_interval=poll_interval,
             lease_seconds=lease_seconds,
             lost=lambda held: self._ownership.lost(held),
-            lane_ended=lambda: self._ownership.look_now(),
+            freed=lambda: self._ownership.look_now(),
         )
         self._clock = clock
         self._lanes = [Lane(number, scheduler_factory(), around) for number in range(lanes)]
-        self._placement = self._place(queues, splitter)
-        self._ownership = Ownership(
+        membership = None
+        if splitter is lease_splitter:
+            membership = Membership(
+                store, queues, clock, owner=owner, lanes=lanes, lease_seconds=lease_seconds
+            )
+        self._ownership: Ownership = Ownership(
             store,
             host,
             self._outage,
             clock,
             owner=owner,
             lease_seconds=lease_seconds,
-            placement=self._placement,
+            lanes=self._lanes,
+            dealt=self._deal(queues, splitter),
+            membership=membership,
         )
-        self._waker = Waker(store, queues, host, self._outage, pushed=self._pushed, connected=self._refresh)
+        self._waker = Waker(store, queues, host, self._outage, pushed=self._heard, connected=self._refresh)
 
     def start(self) -> None:
         """Start all threads; shards are taken as soon as they are free."""
@@ -108,21 +115,22 @@ class Runtime:
         """What each lane serves and runs, as plain values."""
         return {"lanes": [_picture(lane) for lane in self._lanes]}
 
-    def _place(
+    def _deal(
         self, queues: Sequence[QueueSpec], splitter: Splitter
     ) -> dict[ShardRef, tuple[QueueSpec, Lane]]:
         by_shard = {shard: queue for queue in queues for shard in queue.shard_refs()}
         dealt = splitter(list(by_shard), len(self._lanes))
-        return {
-            shard: (by_shard[shard], lane)
-            for lane, shards in zip(self._lanes, dealt, strict=True)
-            for shard in shards
-        }
+        lane_of = {shard: lane for lane, shards in zip(self._lanes, dealt, strict=True) for shard in shards}
+        return {shard: (queue, lane_of[shard]) for shard, queue in by_shard.items() if shard in lane_of}
 
-    def _pushed(self, shard: ShardRef, perform_in: float) -> None:
-        placed = self._placement.get(shard)
-        if placed is not None:
-            placed[1].hear(shard, perform_in)
+    def _heard(self, shard: ShardRef, perform_in: float | None) -> None:
+        lane = self._ownership.lane_of(shard)
+        if lane is None:
+            return
+        if perform_in is None:
+            self._ownership.look_now()
+        else:
+            lane.hear(shard, perform_in)
 
     def _refresh(self) -> None:
         for lane in self._lanes:

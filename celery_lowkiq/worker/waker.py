@@ -16,7 +16,9 @@ LISTEN = 1.0
 
 
 class Waker:
-    """Calls ``pushed(shard, perform_in)``, and ``connected()`` when announcements may have been missed."""
+    """Calls ``pushed(shard, perform_in)`` (None for a shard that was released), and ``connected()`` when
+    announcements may have been missed.
+    """
 
     def __init__(
         self,
@@ -25,7 +27,7 @@ class Waker:
         host: Host,
         outage: Outage,
         *,
-        pushed: Callable[[ShardRef, float], None],
+        pushed: Callable[[ShardRef, float | None], None],
         connected: Callable[[], None],
     ) -> None:
         self._store = store

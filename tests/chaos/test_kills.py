@@ -29,7 +29,7 @@ def store_server(settings):  # noqa: F811
 
 
 def test_nothing_is_lost_whatever_dies(store_server, app, start_worker, ledger):  # noqa: F811
-    """Two workers, one of them standing by; what dies is started again."""
+    """Two workers that share the shards; what dies is started again."""
     print(f"LOWKIQ_CHAOS_SEED={SEED}")
     chance = random.Random(SEED)
     record = app.tasks["record"]

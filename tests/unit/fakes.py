@@ -42,6 +42,7 @@ class FakeStore:
         #: Method name -> function that may raise; called before the effect, then with True after it.
         self.fail: dict[str, Callable[[bool], None]] = {}
         self.open = True
+        self.members: dict[str, dict[str, tuple[int, int]]] = {}
 
     # -- what tests do
 
@@ -163,6 +164,19 @@ class FakeStore:
         return min(
             (j.perform_in for j in self.waiting.get(shard, {}).values() if j.id not in busy), default=None
         )
+
+    def beat(self, queues: list[str], owner: str, lanes: int) -> list[dict[str, tuple[int, int]]]:
+        self._maybe_fail("beat")
+        with self.lock:
+            for queue in queues:
+                members = self.members.setdefault(queue, {})
+                members[owner] = (lanes, members.get(owner, (0, 0))[1] + 1)
+            return [dict(self.members[queue]) for queue in queues]
+
+    def forget_members(self, queue: str, members: list[tuple[str, int]]) -> None:
+        with self.lock:
+            for owner, _ in members:
+                self.members.get(queue, {}).pop(owner, None)
 
     def next_due(self, shards: list[ShardRef]) -> list[Due]:
         self._maybe_fail("next_due")

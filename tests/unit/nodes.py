@@ -17,8 +17,8 @@ SHARDS = Q.shard_refs()
 class Node:
     """A runtime with everything around it."""
 
-    def __init__(self, **options):
-        self.store, self.runner, self.host = FakeStore(), FakeRunner(), FakeHost()
+    def __init__(self, store=None, splitter=default_splitter, **options):
+        self.store, self.runner, self.host = store or FakeStore(), FakeRunner(), FakeHost()
         settings = {
             "lanes": 2,
             "poll_interval": 60.0,
@@ -34,7 +34,7 @@ class Node:
             settings.pop("queues"),
             clock=SystemClock(),
             scheduler_factory=settings.pop("scheduler", lag),
-            splitter=default_splitter,
+            splitter=splitter,
             **settings,
         )
 

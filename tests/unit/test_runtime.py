@@ -226,7 +226,7 @@ def test_a_job_whose_settle_failed_for_good_is_over_too(node):
     one.store.push(SHARDS[0], "1", announce=False)
     one.start()
     eventually(lambda: one.runner.ids)
-    one.runtime._pushed(SHARDS[0], 1.0)
+    one.runtime._heard(SHARDS[0], 1.0)
     eventually(lambda: 1 in one.store.overs)
 
 

@@ -34,9 +34,12 @@ def wait_for_gate(name: str) -> None:
 def make_app(**settings: Any) -> Celery:
     """A new app with its own tasks."""
     app = Celery("proj", set_as_current=False)
-    app.conf.update(
-        broker_connection_retry_on_startup=True, lowkiq_lease_seconds=1.0, task_ignore_result=True, **settings
-    )
+    defaults = {
+        "broker_connection_retry_on_startup": True,
+        "lowkiq_lease_seconds": 1.0,
+        "task_ignore_result": True,
+    }
+    app.conf.update({**defaults, **settings})
     ordered = {"app": app, "shared": False}
 
     @ordered_task(**ordered, name="record", shards=8, max_crashes=1000)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections import defaultdict
+import time
+from collections import Counter, defaultdict
 
 import pytest
 
@@ -100,19 +101,47 @@ def test_l3_a_job_that_ends_every_worker_goes_to_the_morgue(app, start_worker, l
     assert len(ledger.lines("run")) == outcome.max_crashes
 
 
-def test_a_second_worker_stands_by_and_takes_over(app, start_worker, ledger, tmp_path):
-    gated = app.tasks["gated"]
+def shares(app):
+    """How many shards of all queues each worker has."""
+    owners = [
+        lease.owner for name in ("record", "gated", "batches", "outcome") for lease in leases(app.tasks[name])
+    ]
+    return sorted(Counter(owner for owner in owners if owner).values())
+
+
+def test_two_workers_share_the_shards_and_one_takes_over(app, start_worker, ledger, tmp_path):
+    """The second gets its share without a break; a batch that runs meanwhile is finished first."""
+    gated, record = app.tasks["gated"], app.tasks["record"]
     first = start_worker()
-    gated.delay("1")
-    ledger.wait_for("start")
-    start_worker()
-    gated.perform_async([{"id": f"more-{n}"} for n in range(20)])
-    starts = ledger.wait_for("start", 4)
-    assert {line["pid"] for line in starts} == {first.container.process.pid}
-    first.kill("SIGKILL")
+    eventually(lambda: shares(app) == [14])
+    gated.perform_async([{"id": f"job-{n}"} for n in range(20)])
+    ledger.wait_for("start", 4)
+    second = start_worker()
+    eventually(lambda: len(shares(app)) == 2)
     (tmp_path / "gate").touch()
-    eventually(lambda: gated.ordered_queue.stats().processed == 21)
-    assert {line["id"] for line in ledger.lines("end")} == {"1", *(f"more-{n}" for n in range(20))}
+    eventually(lambda: shares(app) == [7, 7])
+    record.perform_async([{"id": n} for n in range(200)])
+    eventually(lambda: record.ordered_queue.stats().processed == 200)
+    assert {line["pid"] for line in ledger.lines("end")} == {n.container.process.pid for n in (first, second)}
+    first.kill("SIGKILL")
+    eventually(lambda: shares(app) == [14])
+    record.perform_async([{"id": f"after-{n}"} for n in range(20)])
+    eventually(lambda: record.ordered_queue.stats().processed == 220)
+    assert gated.ordered_queue.stats().processed == 20
+    assert overlaps(ledger.lines()) == []
+
+
+def test_a_worker_that_is_stopped_hands_its_shards_over_at_once(app, settings, start_worker, ledger):
+    settings["lowkiq_lease_seconds"] = app.conf.lowkiq_lease_seconds = 30
+    node = start_worker()
+    eventually(lambda: shares(app) == [14])
+    start_worker()
+    eventually(lambda: shares(app) == [7, 7], 60)
+    began = time.monotonic()
+    node.kill("SIGTERM")
+    node.exit_status()
+    eventually(lambda: shares(app) == [14])
+    assert time.monotonic() - began < 15
 
 
 def overlaps(lines):

@@ -1,7 +1,7 @@
--- Gives a shard up.
+-- Gives a shard up, and says so to those who may want it.
 --
 -- KEYS: lease claimed
--- ARGV: owner epoch
+-- ARGV: owner epoch channel index
 -- USES: owner
 -- FLAGS: allow-oom
 -- Returns: 1, or 0 while jobs of it are in processing; error NOTOWNER <epoch>.
@@ -18,4 +18,5 @@ if redis.call('ZCARD', claimed) > 0 then
 end
 redis.call('HSET', lease, 'owner', '')
 redis.call('HINCRBY', lease, 'counter', 1)
+redis.call('PUBLISH', channel, index .. ' released')
 return 1

@@ -1,0 +1,75 @@
+"""Who else serves the queues: heartbeats, judged by one's own clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from celery_lowkiq.rules.balance import Member, quotas
+from celery_lowkiq.rules.clock import Clock
+from celery_lowkiq.rules.models import QueueSpec, ShardRef
+
+from .ports import Store
+
+
+class Membership:
+    """Moves this node's heartbeat, watches those of others, and says what each node's share is."""
+
+    def __init__(
+        self,
+        store: Store,
+        queues: Sequence[QueueSpec],
+        clock: Clock,
+        *,
+        owner: str,
+        lanes: int,
+        lease_seconds: float,
+    ) -> None:
+        self._store = store
+        self._queues = {queue.name: queue for queue in queues}
+        self._clock = clock
+        self._owner = owner
+        self._lanes = lanes
+        self._seconds = lease_seconds
+        self._seen: dict[str, dict[str, Member]] = {name: {} for name in self._queues}
+
+    def meet(self) -> None:
+        """Beat once, look at the others, and remove heartbeats that ended long ago. Raises StoreError."""
+        beats = self._store.beat(list(self._queues), self._owner, self._lanes)
+        now = self._clock.monotonic()
+        for queue, found in zip(self._queues, beats, strict=True):
+            known = self._seen[queue]
+            self._seen[queue] = {
+                name: known[name].look(counter, now) if name in known else Member(name, lanes, counter, now)
+                for name, (lanes, counter) in found.items()
+                if name != self._owner
+            }
+            gone = [member for member in self._seen[queue].values() if member.gone(now, self._seconds)]
+            if gone:
+                self._store.forget_members(queue, [(member.name, member.lanes) for member in gone])
+
+    def leave(self) -> None:
+        """Take no part any more. Raises StoreError."""
+        for queue in self._queues:
+            self._store.forget_members(queue, [(self._owner, self._lanes)])
+
+    def lanes_by_node(self, queue: str) -> dict[str, int]:
+        """The nodes that serve a queue, this one included."""
+        now = self._clock.monotonic()
+        others = (member for member in self._seen[queue].values() if member.alive(now, self._seconds))
+        return {self._owner: self._lanes, **{member.name: member.lanes for member in others}}
+
+    def pools(self) -> list[tuple[frozenset[str], int]]:
+        """Queues that the same nodes serve, and how many of all their shards are this node's share."""
+        by_nodes: dict[tuple[tuple[str, int], ...], list[str]] = {}
+        for queue in self._queues:
+            nodes = tuple(sorted(self.lanes_by_node(queue).items()))
+            by_nodes.setdefault(nodes, []).append(queue)
+        return [
+            (frozenset(queues), quotas(sum(self._queues[q].shards for q in queues), dict(nodes))[self._owner])
+            for nodes, queues in by_nodes.items()
+        ]
+
+
+def of_queues(shards: Sequence[ShardRef], queues: frozenset[str]) -> list[ShardRef]:
+    """Those shards that belong to the queues."""
+    return [shard for shard in shards if shard.queue in queues]

@@ -1,0 +1,29 @@
+"""Heartbeats, and the word that a shard was released."""
+
+from __future__ import annotations
+
+from celery_lowkiq.store.keys import nodes_key
+
+from .helpers import ONE, SHARD, push, take
+
+
+def test_heartbeats_of_nodes(store, client):
+    assert store.beat(["a", "b"], "me@host", 4) == [{"me@host": (4, 1)}] * 2
+    assert store.beat(["a"], "other", 8) == [{"me@host": (4, 1), "other": (8, 1)}]
+    assert store.beat(["a"], "me@host", 4) == [{"me@host": (4, 2), "other": (8, 1)}]
+    store.forget_members("a", [("other", 8), ("nobody", 1)])
+    assert store.beat(["a"], "me@host", 4) == [{"me@host": (4, 3)}]
+    client.hset(nodes_key("a"), "planted", 7)
+    assert store.beat(["a"], "me@host", 4) == [{"me@host": (4, 4)}]
+
+
+def test_a_release_is_announced(store):
+    push(store, "1", ("a", 1), perform_in=9e9)
+    lease = take(store)
+    subscription = store.subscribe([ONE])
+    try:
+        assert store.release(lease)
+        heard = [subscription.wait_pushed(5) for _ in range(2)]
+        assert (SHARD, None) in heard
+    finally:
+        subscription.close()

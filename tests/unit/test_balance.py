@@ -1,0 +1,173 @@
+"""Who should hold what: pure decisions, and nodes that come to terms without talking."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_lowkiq.rules.balance import Member, lane_for, move_between, quotas, to_give_up
+from celery_lowkiq.rules.errors import ConfigurationError
+from celery_lowkiq.rules.models import Fate, QueueSpec, ShardRef
+from celery_lowkiq.rules.splitters import by_node_from_environment, by_node_splitter, lease_splitter
+from tests.unit.fakes import FakeStore
+from tests.unit.nodes import SHARDS, Node, Q
+from tests.waiting import eventually
+
+
+@given(st.integers(0, 500), st.dictionaries(st.text(max_size=3), st.integers(1, 32), min_size=1, max_size=12))
+def test_quotas_add_up_and_follow_the_lanes(shards, lanes):
+    found = quotas(shards, lanes)
+    assert sum(found.values()) == shards
+    for name, count in lanes.items():
+        assert abs(found[name] - shards * count / sum(lanes.values())) < 1
+
+
+@given(st.integers(0, 100), st.lists(st.sampled_from("abcdefgh"), min_size=2, unique=True))
+def test_equal_nodes_get_shares_within_one(shards, names):
+    found = quotas(shards, dict.fromkeys(names, 4)).values()
+    assert max(found) - min(found) <= 1
+    assert quotas(shards, dict.fromkeys(reversed(names), 4)) == quotas(shards, dict.fromkeys(names, 4))
+
+
+def test_what_is_given_up_is_the_surplus_and_idle_first():
+    held = [ShardRef("q", n) for n in range(5)]
+    busy = frozenset({held[4], held[3]})
+    assert to_give_up(held, busy, 3) == [held[2], held[1]]
+    assert to_give_up(held, busy, 1) == [held[2], held[1], held[0], held[4]]
+    assert to_give_up(held, busy, 5) == to_give_up(held, busy, 9) == []
+
+
+def test_shards_taken_in_order_are_dealt_as_lowkiq_deals_them():
+    loads = [0, 0, 0]
+    lanes = []
+    for _ in range(7):
+        lanes.append(lane_for(loads))
+        loads[lanes[-1]] += 1
+    assert lanes == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_shards_move_between_lanes_only_when_idle_and_worth_it():
+    a, b, c = (ShardRef("q", n) for n in range(3))
+    assert move_between([[a, b], [c]], frozenset()) is None
+    assert move_between([[a, b, c], [], []], frozenset()) == (c, 1)
+    assert move_between([[a, b, c], []], frozenset({c})) == (b, 1)
+    assert move_between([[a, b, c], []], frozenset({a, b, c})) is None
+
+
+class TestMember:
+    start = Member("other", 4, 10, since=100.0)
+
+    def test_it_counts_once_it_was_seen_to_move(self):
+        assert not self.start.alive(100.1, 10)
+        assert self.start.look(11, 102.0).alive(102.0, 10)
+
+    def test_it_is_gone_after_1_05_lease_times_without_a_beat(self):
+        member = self.start.look(11, 102.0)
+        assert member.look(11, 112.4).alive(112.4, 10)
+        assert not member.look(11, 112.5).alive(112.5, 10)
+        assert member.look(12, 113.0).alive(113.0, 10)
+
+    def test_its_heartbeat_is_removed_after_three(self):
+        assert not self.start.gone(129.9, 10)
+        assert self.start.gone(130.0, 10)
+
+
+def test_by_node_takes_a_fixed_part(monkeypatch):
+    refs = [ShardRef("q", n) for n in range(6)]
+    assert by_node_splitter(2, 1)(refs, 2) == [(refs[1], refs[5]), (refs[3],)]
+    monkeypatch.setenv("LOWKIQ_NUMBER_OF_NODES", "3")
+    monkeypatch.setenv("LOWKIQ_NODE_NUMBER", "0")
+    assert by_node_from_environment(refs, 1) == [(refs[0], refs[3])]
+    monkeypatch.setenv("LOWKIQ_NODE_NUMBER", "3")
+    with pytest.raises(ConfigurationError, match="LOWKIQ_NODE_NUMBER=3: with 3 nodes 0 to 2"):
+        by_node_from_environment(refs, 1)
+    monkeypatch.delenv("LOWKIQ_NODE_NUMBER")
+    with pytest.raises(ConfigurationError, match="LOWKIQ_NODE_NUMBER=''"):
+        by_node_from_environment(refs, 1)
+
+
+@pytest.fixture
+def cluster():
+    """Nodes on one store."""
+    store, nodes = FakeStore(), []
+
+    def add(name, **options):
+        node = Node(store=store, splitter=lease_splitter, owner=name, **options).start()
+        nodes.append(node)
+        return node
+
+    yield add
+    for node in nodes:
+        node.runtime.abandon()
+        node.runtime.join(10)
+
+
+def shares(*nodes):
+    return [len(node.owns(f"n{number}")) for number, node in enumerate(nodes)]
+
+
+class TestNodes:
+    def test_a_joining_node_gets_its_share_and_the_rest_stays(self, cluster):
+        first = cluster("n0")
+        eventually(lambda: len(first.owns("n0")) == 4)
+        second = cluster("n1")
+        eventually(lambda: shares(first, second) == [2, 2])
+        assert set(first.owns("n0")) == set(SHARDS[:2])
+
+    def test_a_running_batch_is_finished_before_its_shard_is_handed_over(self, cluster):
+        first = cluster("n0", lanes=4)
+        gate = threading.Event()
+        first.runner.act = lambda batch: gate.wait(10) and None
+        eventually(lambda: len(first.owns("n0")) == 4)
+        for shard in SHARDS:
+            first.store.push(shard, f"busy-{shard.index}")
+        eventually(lambda: len(first.runner.ids) == 4)
+        second = cluster("n1", lanes=4)
+        eventually(lambda: second.store.members["q"].get("n1", (0, 0))[1] > 8)
+        assert shares(first, second) == [4, 0]
+        gate.set()
+        eventually(lambda: shares(first, second) == [2, 2])
+        eventually(lambda: sorted(first.store.settled) == [(f"busy-{n}", Fate.DONE) for n in range(4)])
+
+    def test_a_leaving_node_is_replaced_at_once(self, cluster):
+        first, second = cluster("n0", lease_seconds=2.0), cluster("n1", lease_seconds=2.0)
+        eventually(lambda: shares(first, second) == [2, 2])
+        second.runtime.drain()
+        assert second.runtime.join(10)
+        eventually(lambda: shares(first, second) == [4, 0])
+        assert "n1" not in first.store.members["q"]
+
+    def test_a_dead_node_is_replaced_after_its_lease(self, cluster):
+        first = cluster("n0")
+        store = first.store
+        store.members["q"]["dead"] = (2, 5)
+        eventually(lambda: "dead" not in store.members["q"])
+        eventually(lambda: shares(first) == [4])
+
+    def test_nodes_of_other_queues_take_no_share(self, cluster):
+        other = QueueSpec("other", shards=3)
+        both, only_q = cluster("n0", queues=[Q, other]), cluster("n1")
+        eventually(lambda: shares(both, only_q) == [2, 2])
+        leases = both.store.leases
+        eventually(lambda: all(leases[shard].owner == "n0" for shard in other.shard_refs()))
+
+    def test_lanes_have_shares_within_one(self, cluster):
+        first = cluster("n0", lanes=2)
+        eventually(lambda: shares(first) == [4])
+        second = cluster("n1", lanes=2)
+        eventually(lambda: shares(first, second) == [2, 2])
+
+        def per_lane(node):
+            return [len(lane["shards"]) for lane in node.runtime.snapshot()["lanes"]]
+
+        eventually(lambda: per_lane(first) == per_lane(second) == [1, 1])
+
+    def test_a_node_alone_deals_its_shards_as_lowkiq_does(self, cluster):
+        queues = [QueueSpec(name, shards=count) for name, count in (("A", 3), ("B", 4), ("C", 1), ("D", 2))]
+        first = cluster("n0", queues=queues, lanes=3)
+        eventually(lambda: sum(lease.owner == "n0" for lease in first.store.leases.values()) == 10)
+        lanes = [set(lane["shards"]) for lane in first.runtime.snapshot()["lanes"]]
+        assert lanes == [{"A/0", "B/0", "B/3", "D/1"}, {"A/1", "B/1", "C/0"}, {"A/2", "B/2", "D/0"}]
