@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from celery_lowkiq import OrderedTask
 from celery_lowkiq.integration.options import _CHECKS
 from celery_lowkiq.integration.settings import SETTINGS
 from celery_lowkiq.store.keys import SHARD_KEYS
@@ -33,10 +38,29 @@ def test_python_blocks_run_in_order(path, redis_server, monkeypatch):
     assert [payload.value for payload in waiting.payloads] == [{"status": "paid", "version": 7}]
 
 
-@pytest.mark.parametrize("path", sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("docs/*.md")))
-def test_python_blocks_are_python(path):
-    for block in blocks(path):
-        compile(block, path, "exec")
+PAGES = [page for p in sorted(ROOT.glob("docs/*.md")) if blocks(page := p.relative_to(ROOT).as_posix())]
+#: What a page may take as given, since the quickstart has it.
+GIVEN = """
+from celery import Celery
+from celery_lowkiq import OrderedTask, ordered_task
+
+app = Celery("proj")
+
+
+@ordered_task
+def sync_order(payloads_by_id): ...
+"""
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_python_blocks_of_each_page_run(path, redis_server):
+    """In a process of their own: tasks without an app belong to every app that is made later."""
+    environ = {**os.environ, "CELERY_BROKER_URL": redis_server.url, "PYTHONPATH": str(ROOT)}
+    code = "\n".join([GIVEN, *blocks(path)])
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_readmes_example_is_the_quickstarts():
@@ -57,14 +81,30 @@ def test_ci_runs_the_readmes_test_command():
     assert COMMAND.format(session="tests") in (ROOT / ".ci" / "run").read_text().splitlines()
 
 
-def test_every_setting_is_documented():
-    page = (ROOT / "docs" / "settings.md").read_text()
-    assert set(re.findall(r"^\| `lowkiq_(\w+)`", page, re.MULTILINE)) == set(SETTINGS)
+def rows(path: str, name: str) -> dict[str, list[str]]:
+    """Cells of a table's lines by the name that they begin with."""
+    found = re.findall(rf"^\| `{name}` \|(.*)\|$", (ROOT / path).read_text(), re.MULTILINE)
+    return {name: [cell.strip() for cell in cells.split("|")] for name, cells in found}
 
 
-def test_every_option_is_documented():
-    page = (ROOT / "docs" / "task-options.md").read_text()
-    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == {*_CHECKS, "app"}
+def test_every_setting_is_documented_with_its_default_and_limits():
+    documented = rows("docs/settings.md", r"lowkiq_(\w+)")
+    assert set(documented) == set(SETTINGS)
+    for name, setting in SETTINGS.items():
+        default, allowed, *_ = documented[name]
+        if isinstance(setting.default, (int, float, str)):
+            assert json.loads(default.strip("`")) == setting.default, name
+        for limit in re.findall(r"[\d.]+|'\w+'", setting.allowed):
+            assert limit.replace("'", '"') in re.split(r"[ ,`]+", allowed), f"{name}: {limit}"
+
+
+def test_every_option_is_documented_with_its_default():
+    documented = rows("docs/task-options.md", r"(\w+)")
+    assert set(documented) == {*_CHECKS, "app"}
+    for name in _CHECKS:
+        default = getattr(OrderedTask, name)
+        if default is not None:
+            assert json.loads(documented[name][0].strip("`")) == default, name
 
 
 def test_links_between_pages_exist():
