@@ -29,7 +29,9 @@ def ordered_task(
         base = options.get("base", OrderedTask)
         if not (isinstance(base, type) and issubclass(base, OrderedTask)):
             raise ConfigurationError(f"base={base!r} is not allowed: a subclass of OrderedTask")
-        register: Any = shared_task if app is None else app.task
-        return register(**{**as_attributes(options), "base": base})(decorated)
+        attributes = {**as_attributes(options), "base": base}
+        if app is None:
+            return shared_task(**attributes)(decorated)
+        return app.task(**{"shared": False, **attributes})(decorated)
 
     return decorate if function is None else decorate(function)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from celery_lowkiq.rules.models import Merge, QueueSpec
+from celery_lowkiq.rules.models import Merge, QueueSpec, shard_of
 
 from .calls import Entry
+from .run import RunInfo, RunJob
 from .stores import Home
 
 
@@ -28,6 +29,15 @@ def batch_of(entries: Iterable[Entry], home: Home, spec: QueueSpec) -> dict[str,
         job_id: [home.codec.load(data) for data in sorted(known, key=lambda data: known[data])]
         for job_id, known in scores.items()
     }
+
+
+def info(spec: QueueSpec, payloads_by_id: Mapping[str, list[Any]]) -> RunInfo:
+    """``self.request.lowkiq`` of such a run: no lease, so no fence; scores are the payloads' places."""
+    jobs = tuple(
+        RunJob(job_id, tuple(payloads), tuple(map(float, range(len(payloads)))), -1, 0.0, None)
+        for job_id, payloads in payloads_by_id.items()
+    )
+    return RunInfo(spec.name, shard_of(next(iter(payloads_by_id)), spec.shards), 0, jobs)
 
 
 def run_bulk(task: Any, entries: list[Entry], home: Home) -> None:

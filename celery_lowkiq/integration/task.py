@@ -205,6 +205,7 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
         request._protected = 1
         run = getattr(request, "lowkiq_run", None)
         if run is None:
+            request.lowkiq = eager.info(self.queue_spec, *args)
             return self.run(*args, **kwargs)
         middlewares = home_of(self._get_app()).settings.server_middlewares
         try:

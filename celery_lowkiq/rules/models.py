@@ -108,13 +108,16 @@ class Claim:
     """Jobs moved from waiting to processing. ``number`` is 0 and ``jobs`` empty when none was due.
 
     ``now`` is Redis's clock (Unix s); ``next_due`` is the smallest ``perform_in`` that is left among
-    jobs that may be claimed, None when there is none.
+    jobs that may be claimed, None when there is none. ``suspect``: the batch is one. ``suspect_due``:
+    nothing was taken since only suspects are due, which the caller would not have.
     """
 
     number: int
     jobs: tuple[Job, ...]
     now: float
     next_due: float | None
+    suspect: bool = False
+    suspect_due: bool = False
 
 
 class Fate(str, enum.Enum):

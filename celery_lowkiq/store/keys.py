@@ -18,7 +18,7 @@ FORMAT = 1
 #: Keys of a shard, with their Redis types.
 SHARD_KEYS = (
     "lease",  # hash: owner, epoch, counter, stopping
-    "meta",  # hash: shards, score, back, front, request, claim, processed, failed, sweep
+    "meta",  # hash: shards, score, back, front, request, claim, kind, processed, failed, sweep
     "senders",  # hash: sender -> last n and when
     "due",  # zset: id -> perform_in of a waiting job
     "jobs",  # hash: id -> packed payloads of a waiting job
@@ -28,7 +28,7 @@ SHARD_KEYS = (
     "errors",  # hash: id -> last error of a waiting job that failed
     "claimed",  # zset: id -> claim number of a job in processing
     "processing",  # hash: id -> record of a job in processing
-    "deaths",  # hash: id -> owners that died with the job in processing
+    "deaths",  # hash: id -> mark of a job that was in processing when its owner died
     "dead",  # zset: id -> updated_at of a job in the morgue
     "dead_ids",  # zset of equal scores: ids in the morgue
     "dead_jobs",  # as jobs, spill, order and errors, for the morgue

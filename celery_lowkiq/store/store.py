@@ -32,6 +32,8 @@ from .subscription import PushSubscription
 #: What a claim takes of one id, and of all ids together before it leaves the next one.
 CLAIM_PAYLOADS = 1000
 CLAIM_BYTES = 1024 * 1024
+#: Kinds of claims, as ``claim.lua`` calls them.
+SUSPECT, ONLY_SUSPECTS = 1, 2
 
 
 class RedisStore:
@@ -145,11 +147,14 @@ class RedisStore:
 
     # -- batches
 
-    def claim(self, queue: QueueSpec, lease: Lease, request: int, over: int = 0) -> Claim:
+    def claim(
+        self, queue: QueueSpec, lease: Lease, request: int, over: int = 0, suspects: bool = True
+    ) -> Claim:
         """Move up to ``queue.batch_size`` due jobs to processing; the same ``request`` gives the same batch.
 
         At most 1,000 payloads or 1 MiB of an id, lowest scores first; the rest stays waiting. What is
-        still in processing of claims up to number ``over`` goes back. Raises NotOwner, StoreUnavailable.
+        still in processing of claims up to number ``over`` goes back. A suspect is a batch of its own;
+        without ``suspects`` none is taken. Raises NotOwner, StoreUnavailable.
         """
         call = _owned(
             "claim",
@@ -160,11 +165,23 @@ class RedisStore:
             limit=queue.batch_size,
             max_payloads=CLAIM_PAYLOADS,
             max_bytes=CLAIM_BYTES,
+            suspects=int(suspects),
         )
-        now, next_due, number, *batch = self.client.call(call)
+        now, next_due, number, kind, *batch = self.client.call(call)
         jobs = [parse_processing(job_id, record) for job_id, record in pairs(batch)]
         jobs.sort(key=lambda job: (job.perform_in, id_bytes(job.id)))
-        return Claim(number if jobs else 0, tuple(jobs), float(now), parse_time(next_due))
+        return Claim(
+            number=number if jobs else 0,
+            jobs=tuple(jobs),
+            now=float(now),
+            next_due=parse_time(next_due),
+            suspect=kind == SUSPECT,
+            suspect_due=kind == ONLY_SUSPECTS,
+        )
+
+    def forgive(self, lease: Lease) -> None:
+        """Take back the deaths that were counted for this lease's owner: it lives."""
+        self.client.call(load("forgive").call(shard_keys(lease.shard), epoch=lease.epoch))
 
     def settle(self, queue: QueueSpec, lease: Lease, verdicts: Sequence[Verdict]) -> Settled:
         """End claimed jobs, in one change. Raises NotOwner, StoreUnavailable."""

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.errors import NotOwner, StoreError, StoreUnavailable
-from celery_lowkiq.rules.models import Batch, Due, Settled, ShardRef, Verdict
+from celery_lowkiq.rules.models import Batch, Claim, Due, Settled, ShardRef, Verdict
 from celery_lowkiq.rules.schedulers import Scheduler
 
 from .agenda import Agenda
@@ -26,6 +26,8 @@ logger = logging.getLogger("celery_lowkiq.worker")
 CRASHED = 70
 #: A shard on which a script fails for a reason of its own is left alone for so many s.
 PARKED = 5.0
+#: How long a shard with a suspect waits for another lane's suspect, in s.
+SUSPECT_PAUSE = 0.2
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Surroundings:
     lease_seconds: float
     #: Told when a shard turns out to be another node's.
     lost: Callable[[Held], None]
+    #: Held by the lane that runs a suspect.
+    suspects: threading.Lock
     #: Told when a lane has ended, or is done with a shard that was taken from it.
     freed: Callable[[], None]
 
@@ -207,6 +211,7 @@ class Lane:
             logger.warning("shard %s has changed hands: this node leaves it", held.shard)
             self.drop(held.shard)
             self._around.lost(held)
+            self._forgive(held)
         except StoreUnavailable:
             logger.error(
                 "gave up on Redis while stopping: what was claimed of %s will be recovered", held.shard
@@ -218,11 +223,39 @@ class Lane:
         finally:
             threading.current_thread().name = self.name
 
+    def _forgive(self, held: Held) -> None:
+        """Whoever took the shard thought that this node had died."""
+        try:
+            self._around.store.forgive(held.lease)
+        except StoreError as error:
+            logger.warning("deaths that were counted for %s could not be taken back: %s", held.shard, error)
+
     def _claim_and_run(self, held: Held) -> None:
+        """One suspect at a time on a node: if it dies, that one is to blame."""
+        lock = self._around.suspects
+        leave = lock.acquire(blocking=False)
+        try:
+            claim = self._claim(held, suspects=leave)
+            if leave and not claim.suspect:
+                lock.release()
+                leave = False
+            if claim.suspect_due:
+                with self._changed:
+                    self._agenda.park(held.shard, SUSPECT_PAUSE)
+            self._run(held, claim)
+        finally:
+            if leave:
+                lock.release()
+
+    def _claim(self, held: Held, suspects: bool) -> Claim:
         store = self._around.store
         held.request += 1
-        claim = self._survive(lambda: store.claim(held.queue, held.lease, held.request, held.over))
+        request, over = held.request, held.over
+        claim = self._survive(lambda: store.claim(held.queue, held.lease, request, over, suspects))
         self._learn(held.shard, Due(claim.next_due, claim.now))
+        return claim
+
+    def _run(self, held: Held, claim: Claim) -> None:
         if not claim.jobs:
             return
         batch = self._batch = Batch(held.queue, held.lease, claim.number, claim.jobs)

@@ -56,10 +56,16 @@ class Store(Protocol):
     def release(self, lease: Lease) -> bool:
         """Give the shard up; False when jobs of it are still in processing. Raises NotOwner."""
 
-    def claim(self, queue: QueueSpec, lease: Lease, request: int, over: int = 0) -> Claim:
+    def claim(
+        self, queue: QueueSpec, lease: Lease, request: int, over: int = 0, suspects: bool = True
+    ) -> Claim:
         """Move up to ``queue.batch_size`` due jobs to processing. The same ``request`` (an int that grows)
-        again returns the same batch. No claim up to number ``over`` is open here any more. Raises NotOwner.
+        again returns the same batch. No claim up to number ``over`` is open here any more. A suspect is a
+        batch of its own; without ``suspects`` none is taken. Raises NotOwner.
         """
+
+    def forgive(self, lease: Lease) -> None:
+        """Take back the deaths that were counted for this lease's owner: it lives."""
 
     def settle(self, queue: QueueSpec, lease: Lease, verdicts: Sequence[Verdict]) -> Settled:
         """End claimed jobs, atomically. Raises NotOwner."""

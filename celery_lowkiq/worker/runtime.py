@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -47,6 +48,7 @@ class Runtime:
             poll_interval=poll_interval,
             lease_seconds=lease_seconds,
             lost=lambda held: self._ownership.lost(held),
+            suspects=threading.Lock(),
             freed=lambda: self._ownership.look_now(),
         )
         self._clock = clock

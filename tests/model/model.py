@@ -37,7 +37,8 @@ class Model:
     waiting: dict[str, ModelJob] = field(default_factory=dict)
     processing: dict[str, ModelJob] = field(default_factory=dict)
     morgue: dict[str, ModelJob] = field(default_factory=dict)
-    deaths: dict[str, int] = field(default_factory=dict)
+    #: By id: level, the payload that deaths are of, and how many.
+    suspects: dict[str, tuple[int, bytes, int]] = field(default_factory=dict)
     processed: int = 0
     failed: int = 0
     claims: int = 0
@@ -72,12 +73,25 @@ class Model:
             if job.perform_in <= now and job_id not in self.processing
         )
         ids = [job_id for _, _, job_id in due[:limit]]
+        for position, job_id in enumerate(ids):
+            if job_id in self.suspects:
+                ids = ids[: max(position, 1)]
+                break
         self.claims += 1
         for job_id in ids:
-            job = self.waiting.pop(job_id)
-            job.claim = self.claims
-            self.processing[job_id] = job
+            self._take(job_id)
         return ids
+
+    def _take(self, job_id: str) -> None:
+        job = self.waiting.pop(job_id)
+        level, _, _ = self.suspects.get(job_id, (0, b"", 0))
+        if level == 2 and len(job.items) > 1:
+            first = job.in_order()[0]
+            self.waiting[job_id] = job
+            del job.items[first.payload]
+            job = ModelJob({first.payload: first}, job.perform_in, job.retry_count, job.error)
+        job.claim = self.claims
+        self.processing[job_id] = job
 
     def put_back(
         self, job_id: str, items: list[Item], perform_in: float, retry_count: int, error: bytes | None
@@ -113,7 +127,8 @@ class Model:
         items = job.in_order()
         if fate is Fate.DONE:
             self.processed += 1
-            self.deaths.pop(job_id, None)
+            if job_id in self.suspects:
+                self.suspects[job_id] = (self.suspects[job_id][0], b"", 0)
         elif fate is Fate.RETURN:
             self.put_back(job_id, items, job.perform_in, job.retry_count, job.error)
         else:
@@ -125,20 +140,41 @@ class Model:
             self.put_back(job_id, items[1:], now, -1, None)
         elif fate is Fate.BURY:
             self.bury(job_id, items, error)
+        if job_id not in self.waiting:
+            self.suspects.pop(job_id, None)
         return True
 
     def recover(self, crashed: bool, now: float) -> None:
         """Rule 8: what the former owner left goes back; jobs that keep killing their owner lose a payload."""
-        for job_id in sorted(self.processing, key=lambda i: (self.processing[i].claim, i.encode())):
+        for position, job_id in enumerate(self.in_claim_order()):
             job = self.processing.pop(job_id)
             items = job.in_order()
             if crashed:
-                self.deaths[job_id] = self.deaths.get(job_id, 0) + 1
-                if self.deaths[job_id] >= self.max_crashes:
-                    del self.deaths[job_id]
-                    self.bury(job_id, items[:1], b"poison pill")
-                    items = items[1:]
-            self.put_back(job_id, items, now, job.retry_count, job.error)
+                items = self._suspect(job_id, items)
+            self.put_back(job_id, items, now + position * 1e-6, job.retry_count, job.error)
+
+    def in_claim_order(self) -> list[str]:
+        return sorted(self.processing, key=lambda i: (self.processing[i].claim, i.encode()))
+
+    def _suspect(self, job_id: str, items: list[Item]) -> list[Item]:
+        """Suspects run alone, then payload by payload; only deaths of a single payload count."""
+        if job_id not in self.suspects:
+            self.suspects[job_id] = (1, b"", 0)
+        elif len(items) > 1:
+            self.suspects[job_id] = (2, b"", 0)
+        else:
+            (item,) = items
+            _, payload, count = self.suspects[job_id]
+            count = count + 1 if payload == item.payload else 1
+            self.suspects[job_id] = (2, item.payload, count)
+            if count >= self.max_crashes:
+                self.bury(job_id, items, b"poison pill")
+                items = []
+                if job_id in self.waiting:
+                    self.suspects[job_id] = (2, b"", 0)
+                else:
+                    del self.suspects[job_id]
+        return items
 
     def queue_up(self, job_id: str, now: float) -> None:
         """Rule 4."""

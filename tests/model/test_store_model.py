@@ -144,9 +144,11 @@ class StoreMachine(RuleBasedStateMachine):
         self.model.recover(crashed=not stopping, now=self._recovered_at())
 
     def _recovered_at(self) -> float:
-        for job_id in self.model.processing:
-            if self.client.zscore(shard_keys(self.shard)["due"], job_id.encode()) is not None:
-                return self._due(job_id)
+        """Redis's clock at the takeover, from the time that it gave a job; later ones got a bit more."""
+        for position, job_id in enumerate(self.model.in_claim_order()):
+            due = self.client.zscore(shard_keys(self.shard)["due"], job_id.encode())
+            if due is not None and 1e6 < due < 8e9:
+                return float(due) - position * 1e-6
         return 0.0
 
     @precondition(lambda self: self.stale)

@@ -146,10 +146,12 @@ def test_rule_8_a_new_owner_recovers_before_it_claims(store):
 
 
 def test_rule_8_a_job_that_kills_its_owners_goes_to_the_morgue(store):
+    """Once in whatever batch, once alone, and then three times as a single payload."""
     push(store, "1", ("killer", 1), ("innocent", 2), perform_in=PAST)
-    for owner in ("a", "b", "c"):
+    for owner in ("a", "b", "c", "d", "e"):
+        assert dead(store, "1") is None
         claim(store, take(store, owner=owner))
-    lease = take(store, owner="d")
+    lease = take(store, owner="f")
     assert dead(store, "1") == [("killer", 1)]
     assert Queries(store).job(ONE, "1").dead.error == ONE.poison_error
     assert contents(claim(store, lease)) == {"1": [("innocent", 2)]}

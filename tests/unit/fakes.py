@@ -38,6 +38,8 @@ class FakeStore:
         self.refreshes = 0
         self.number = 0
         self.overs: list[int] = []
+        self.forgiven: list[Lease] = []
+        self.suspects: set[str] = set()
         self.last: dict[ShardRef, tuple[int, int]] = {}
         #: Method name -> function that may raise; called before the effect, then with True after it.
         self.fail: dict[str, Callable[[bool], None]] = {}
@@ -111,7 +113,9 @@ class FakeStore:
             self.leases[lease.shard] = LeaseState("", lease.epoch, 99)
             return True
 
-    def claim(self, queue: QueueSpec, lease: Lease, request: int, over: int = 0) -> Claim:
+    def claim(
+        self, queue: QueueSpec, lease: Lease, request: int, over: int = 0, suspects: bool = True
+    ) -> Claim:
         self._maybe_fail("claim")
         with self.lock:
             self._check(lease)
@@ -126,7 +130,11 @@ class FakeStore:
                 self.last[lease.shard] = (request, self.number)
                 self.overs.append(over)
                 jobs = self._take(lease.shard, queue.batch_size, now)
-            reply = Claim(self.number if jobs else 0, tuple(jobs), now, self._next_due(lease.shard))
+                if not suspects and any(job.id in self.suspects for job in jobs):
+                    self.waiting[lease.shard].update({job.id: busy.pop(job.id) for job in jobs})
+                    return Claim(0, (), now, self._next_due(lease.shard), suspect_due=True)
+            suspect = any(job.id in self.suspects for job in jobs)
+            reply = Claim(self.number if jobs else 0, tuple(jobs), now, self._next_due(lease.shard), suspect)
         self._maybe_fail("claim", after=True)
         return reply
 
@@ -164,6 +172,9 @@ class FakeStore:
         return min(
             (j.perform_in for j in self.waiting.get(shard, {}).values() if j.id not in busy), default=None
         )
+
+    def forgive(self, lease: Lease) -> None:
+        self.forgiven.append(lease)
 
     def beat(self, queues: list[str], owner: str, lanes: int) -> list[dict[str, tuple[int, int]]]:
         self._maybe_fail("beat")

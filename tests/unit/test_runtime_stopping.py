@@ -132,3 +132,47 @@ class TestCrashes:
         one.start()
         one.ran("fine")
         eventually(lambda: "q/0 is left alone" in caplog.text)
+
+
+class TestSuspects:
+    def test_one_suspect_at_a_time_runs_on_a_node(self, node):
+        one = node(lanes=4)
+        running, most = [], []
+
+        def act(batch):
+            running.append(batch)
+            most.append(len(running))
+            time.sleep(0.02)
+            running.remove(batch)
+
+        one.runner.act = act
+        for shard in SHARDS:
+            one.store.push(shard, f"suspect-{shard.index}", announce=False)
+            one.store.suspects.add(f"suspect-{shard.index}")
+        one.start()
+        one.ran(*one.store.suspects)
+        assert max(most) == 1
+
+    def test_other_jobs_of_other_shards_go_on_beside_one(self, node):
+        one = node(lanes=4)
+        gate = threading.Event()
+        one.runner.act = lambda batch: "suspect" in batch.jobs[0].id and gate.wait(10) and None
+        one.store.suspects.add("suspect")
+        one.store.push(SHARDS[0], "suspect", announce=False)
+        one.start()
+        eventually(lambda: one.runner.ids == ["suspect"])
+        one.store.push(SHARDS[1], "other")
+        one.ran("other")
+        gate.set()
+        one.ran("suspect")
+
+    def test_a_node_that_lost_a_shard_alive_says_so(self, node):
+        one = node()
+        gate = threading.Event()
+        one.runner.act = lambda batch: gate.wait(10) and None
+        one.store.push(SHARDS[0], "1", announce=False)
+        one.start()
+        eventually(lambda: one.runner.ids)
+        one.store.steal(SHARDS[0])
+        gate.set()
+        eventually(lambda: [lease.shard for lease in one.store.forgiven] == [SHARDS[0]])

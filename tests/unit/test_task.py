@@ -19,7 +19,7 @@ def app():
 def recorder(app, **options):
     calls = []
 
-    @ordered_task(app=app, shared=False, **options)
+    @ordered_task(app=app, **options)
     def record(payloads_by_id):
         calls.append(payloads_by_id)
         return sorted(payloads_by_id)
@@ -43,6 +43,11 @@ class TestDecorating:
         task, _ = recorder(app, shards=24, batch_size=10, name="x", ignore_result=True, rate_limit="1/s")
         assert (task.shards, task.batch_size, task.name, task.ignore_result) == (24, 10, "x", True)
         assert (task.queue_spec.name, task.queue_spec.shards) == ("x", 24)
+
+    def test_for_one_app_only(self, app):
+        recorder(app, name="mine")
+        assert "mine" in app.tasks
+        assert "mine" not in Celery("other", set_as_current=False).tasks
 
     def test_as_app_task_with_base(self, app):
         @app.task(base=OrderedTask, bind=True, shards=3, retry_in=lambda n: n + 1, shared=False)
@@ -167,7 +172,7 @@ class TestEager:
         assert calls == [{"1": ["z", "y", "x", "a"]}]
 
     def test_propagation_is_obeyed(self, app):
-        @ordered_task(app=app, shared=False)
+        @ordered_task(app=app)
         def fails(payloads_by_id):
             raise KeyError("boom")
 
@@ -180,14 +185,22 @@ class TestEager:
             fails.perform_async([{"id": 1}])
 
     def test_the_request_is_celerys(self, app):
-        @ordered_task(app=app, shared=False, bind=True)
+        @ordered_task(app=app, bind=True)
         def asks(self, payloads_by_id):
             return self.request.id, self.request.is_eager
 
         assert asks.apply_async(("1",), task_id="known").get() == ("known", True)
 
+    def test_the_request_says_where_the_batch_comes_from(self, app):
+        @ordered_task(app=app, bind=True, name="asks")
+        def asks(self, payloads_by_id):
+            info = self.request.lowkiq
+            return info.queue, info.fence, [(job.id, job.payloads, job.scores) for job in info.jobs]
+
+        assert asks.delay("1", "x").get() == ("asks", 0, [("1", ("x",), (0.0,))])
+
     def test_retry_is_a_retry(self, app):
-        @ordered_task(app=app, shared=False, bind=True)
+        @ordered_task(app=app, bind=True)
         def again(self, payloads_by_id):
             raise self.retry(countdown=7)
 

@@ -4,7 +4,7 @@
 -- KEYS: lease meta due jobs spill order failed errors claimed processing deaths dead dead_ids dead_jobs dead_spill dead_order dead_errors
 -- ARGV: owner seen_owner seen_epoch seen_counter known_epoch shards merge max_crashes poison_error
 --   known_epoch: the largest that the caller knows of, so that a Redis restored from an old copy cannot repeat one
--- USES: time bag_read bag waiting morgue processing
+-- USES: time bag_read bag waiting morgue processing suspects
 -- FLAGS: allow-oom
 -- Returns: the epoch as text (the same when repeated); error NOTOWNER <epoch>, SHARDS <stored count>.
 -- Cost: O(log n) a payload in processing.
@@ -27,18 +27,42 @@ local next_epoch = math.max(tonumber(epoch) + 1, tonumber(known_epoch) + 1, math
 epoch = string.format('%.0f', next_epoch)
 local crashed = former ~= '' and current[4] ~= '1'
 
-local function recover(id)
-  local job = let_go(id)
-  if crashed and redis.call('HINCRBY', deaths, id, 1) >= tonumber(max_crashes) then
-    redis.call('HDEL', deaths, id)
-    bury(id, {job.items[1]}, poison_error, now_s)
-    table.remove(job.items, 1)
+-- Blames a job for the death of its owner; the payload that has caused too many goes to the morgue.
+local function suspect(id, items)
+  local mark = redis.call('HGET', deaths, id)
+  if not mark then
+    write_mark(id, 1, '', '')
+    return
   end
-  put_back(id, job.items, now_s, job.retry_count, job.error)
+  local _, entries, payload = read_mark(mark)
+  if #items > 1 then
+    write_mark(id, 2, '', '')
+    return
+  end
+  local kept, count = recent(payload == items[1][2] and entries or '', now / 1000000)
+  if count + 1 < tonumber(max_crashes) then
+    write_mark(id, 2, kept .. ' ' .. math.floor(now / 1000000) .. ':' .. current[2], items[1][2])
+    return
+  end
+  bury(id, {table.remove(items, 1)}, poison_error, now_s)
+  if redis.call('HEXISTS', jobs, id) == 1 then
+    write_mark(id, 2, '', '')
+  else
+    redis.call('HDEL', deaths, id)
+  end
 end
 
-for _, id in ipairs(redis.call('ZRANGE', claimed, 0, -1)) do
-  recover(id)
+local function recover(id, perform_in)
+  local job = let_go(id)
+  if crashed and #job.items > 0 then
+    suspect(id, job.items)
+  end
+  put_back(id, job.items, perform_in, job.retry_count, job.error)
+end
+
+-- A microsecond apart, so that they run in the order of their claims.
+for i, id in ipairs(redis.call('ZRANGE', claimed, 0, -1)) do
+  recover(id, seconds(now + i - 1))
 end
 redis.call('HSET', lease, 'owner', owner, 'epoch', epoch, 'counter', string.format('%.0f', counter + 1), 'stopping', '0')
 return epoch

@@ -2,14 +2,16 @@
 -- What is still there of claims that are over for the owner goes back first: a Redis that lost its last
 -- writes has forgotten that they were settled.
 --
--- KEYS: lease meta due jobs spill order failed errors claimed processing
--- ARGV: owner epoch merge request over limit max_payloads max_bytes
+-- KEYS: lease meta due jobs spill order failed errors claimed processing deaths
+-- ARGV: owner epoch merge request over limit max_payloads max_bytes suspects
 --   request: grows with each claim of an epoch; the same again returns the same batch
 --   over: no claim up to this number is open at the owner any more
+--   suspects: '0' passes suspects by; else one of them is a batch of its own
 --   max_payloads, max_bytes: what is taken of one id, and of all ids before the next one is left
--- USES: time owner due bag_read bag waiting processing
+-- USES: time owner due bag_read bag waiting processing suspects
 -- FLAGS: allow-oom
--- Returns: {now, next_due or '', claim number (0 for a request older than the last), id, processing record, ...}; error NOTOWNER <epoch>.
+-- Returns: {now, next_due or '', claim number (0 for a request older than the last), kind, id, processing
+--   record, ...}; kind 1: the batch is a suspect, 2: only suspects are due; error NOTOWNER <epoch>.
 -- Cost: O(limit log n), at most about 2 max_payloads payloads.
 if not is_owner() then
   return refuse()
@@ -21,15 +23,15 @@ local known_epoch, known_request = string.match(known[1] or '', '^(%d+) (%d+)$')
 local last = known_epoch == epoch and tonumber(known_request) or 0
 local number = tonumber(known[2] or 0)
 if tonumber(request) < last then
-  return {seconds(now), next_due(), 0}
+  return {seconds(now), next_due(), 0, 0}
 end
 
 -- Returns the number of payloads and bytes that were moved.
-local function move(id, perform_in)
+local function move(id, perform_in, most)
   local retry_count = redis.call('ZSCORE', failed, id) or '-1'
   local message = redis.call('HGET', errors, id) or ''
   redis.call('ZREM', due, id)
-  local items, more = bag_take(waiting, id, count, bytes)
+  local items, more = bag_take(waiting, id, most, bytes)
   if more then
     redis.call('ZADD', due, perform_in, id)
   else
@@ -47,6 +49,37 @@ local function move(id, perform_in)
   return #items, size
 end
 
+-- Moves what is due. Returns 1 when that is a suspect, 2 when only suspects are due and none may be taken.
+local function fill()
+  local suspected = redis.call('HLEN', deaths)
+  local most = tonumber(limit) + redis.call('ZCARD', claimed) + suspected
+  local ids = redis.call('ZRANGEBYSCORE', due, '-inf', seconds(now), 'WITHSCORES', 'LIMIT', 0, most)
+  local moved, payloads, size, passed = 0, 0, 0, false
+  for i = 1, #ids, 2 do
+    if moved == tonumber(limit) or payloads >= count or size >= bytes then
+      break
+    end
+    local mark = suspected > 0 and redis.call('HGET', deaths, ids[i])
+    if redis.call('ZSCORE', claimed, ids[i]) then
+      mark = nil
+    elseif mark and suspects == '0' then
+      passed = true
+    elseif mark and moved > 0 then
+      break
+    else
+      local alone = mark and read_mark(mark) == 2
+      local some, weight = move(ids[i], ids[i + 1], alone and 1 or count)
+      payloads, size = payloads + some, size + weight
+      moved = moved + (some > 0 and 1 or 0)
+      if mark and some > 0 then
+        return 1
+      end
+    end
+  end
+  return passed and moved == 0 and 2 or 0
+end
+
+local kind = tonumber(redis.call('HGET', meta, 'kind') or 0)
 if tonumber(request) > last then
   number = number + 1
   redis.call('HSET', meta, 'request', epoch .. ' ' .. request, 'claim', number)
@@ -54,25 +87,14 @@ if tonumber(request) > last then
     local job = let_go(id)
     put_back(id, job.items, seconds(now), job.retry_count, job.error)
   end
-  local most = tonumber(limit) + redis.call('ZCARD', claimed)
-  local ids = redis.call('ZRANGEBYSCORE', due, '-inf', seconds(now), 'WITHSCORES', 'LIMIT', 0, most)
-  local moved, payloads, size = 0, 0, 0
-  for i = 1, #ids, 2 do
-    if moved == tonumber(limit) or payloads >= count or size >= bytes then
-      break
-    end
-    if not redis.call('ZSCORE', claimed, ids[i]) then
-      local some, weight = move(ids[i], ids[i + 1])
-      payloads, size = payloads + some, size + weight
-      moved = moved + (some > 0 and 1 or 0)
-    end
-  end
+  kind = fill()
+  redis.call('HSET', meta, 'kind', kind)
 end
 
-local reply = {seconds(now), next_due(), number}
+local reply = {seconds(now), next_due(), number, kind}
 local batch = redis.call('ZRANGEBYSCORE', claimed, number, number)
 for i, id in ipairs(batch) do
-  reply[2 + 2 * i] = id
-  reply[3 + 2 * i] = redis.call('HGET', processing, id)
+  reply[3 + 2 * i] = id
+  reply[4 + 2 * i] = redis.call('HGET', processing, id)
 end
 return reply

@@ -4,7 +4,7 @@
 -- KEYS: lease meta due jobs spill order failed errors claimed processing deaths dead dead_ids dead_jobs dead_spill dead_order dead_errors
 -- ARGV: owner epoch merge [id claim fate retry_count delay error bad [position error]*bad]...
 --   fate: done, retry (with retry_count, delay in s), die, bury, return; bad: payloads that go to the morgue anyway
--- USES: time owner due bag_read bag waiting morgue processing
+-- USES: time owner due bag_read bag waiting morgue processing suspects
 -- FLAGS: allow-oom
 -- Returns: {now, next_due or '', id, ...}: the ids that were settled; error NOTOWNER <epoch>.
 -- Cost: O(log n) a payload.
@@ -30,11 +30,16 @@ local function bury_bad(id, items, at, count)
   return good
 end
 
+local any_suspect = redis.call('HLEN', deaths) > 0
 local fates = {}
 
 function fates.done(id)
-  redis.call('HDEL', deaths, id)
   redis.call('HINCRBY', meta, 'processed', 1)
+  local mark = any_suspect and redis.call('HGET', deaths, id)
+  if mark then
+    local level = read_mark(mark)
+    write_mark(id, level, '', '')
+  end
 end
 
 function fates.retry(id, job, items, retry_count, delay, message)
@@ -65,6 +70,9 @@ while at <= #ARGV do
     local job = let_go(id)
     local items = bury_bad(id, job.items, at + 7, bad)
     fates[fate](id, job, items, retry_count, delay, message)
+    if any_suspect and redis.call('HEXISTS', jobs, id) == 0 then
+      redis.call('HDEL', deaths, id)
+    end
     settled[#settled + 1] = id
   end
   at = at + 7 + 2 * bad

@@ -1,0 +1,16 @@
+-- Takes back the deaths that were counted for an owner that turns out to be alive.
+--
+-- KEYS: deaths
+-- ARGV: epoch
+-- USES: time suspects
+-- FLAGS: allow-oom
+-- Returns: how many suspects it looked at.
+-- Cost: O(suspects of the shard): never more than were in processing when owners died.
+local marks = redis.call('HGETALL', deaths)
+local now_s = now_us() / 1000000
+for i = 1, #marks, 2 do
+  local level, entries, payload = read_mark(marks[i + 1])
+  local kept = recent(entries, now_s, epoch)
+  write_mark(marks[i], level, kept, payload)
+end
+return #marks / 2

@@ -1,0 +1,24 @@
+-- Needs KEY deaths. Ids that were in processing when their owner died are suspects: they run alone (level 1),
+-- and after another death payload by payload (level 2). Only deaths of a single payload count, for 72 hours.
+-- A mark is '<level> <time>:<epoch> ...\n<payload that the deaths are of>'.
+local MEMORY = 72 * 3600
+
+local function read_mark(mark)
+  local level, entries, payload = string.match(mark, '^(%d)([^\n]*)\n(.*)$')
+  return tonumber(level or 1), entries or '', payload or ''
+end
+
+local function write_mark(id, level, entries, payload)
+  redis.call('HSET', deaths, id, level .. entries .. '\n' .. payload)
+end
+
+-- The entries that are not older than MEMORY, but for those of an epoch, and how many they are.
+local function recent(entries, now_s, without)
+  local kept, count = '', 0
+  for time, epoch in string.gmatch(entries, ' (%d+):(%d+)') do
+    if tonumber(time) > now_s - MEMORY and epoch ~= without then
+      kept, count = kept .. ' ' .. time .. ':' .. epoch, count + 1
+    end
+  end
+  return kept, count
+end

@@ -1,0 +1,147 @@
+"""Rule 8: who was in processing when an owner died runs alone, and only a payload's own deaths count."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from celery_lowkiq.rules.models import Fate, NewJob
+from celery_lowkiq.store.keys import shard_keys
+from celery_lowkiq.store.queries import Queries
+
+from .helpers import ONE, SHARD, claim, contents, dead, end, push, take
+
+OWNERS = (f"owner-{number}" for number in itertools.count())
+
+
+def die_with(store, count=1, limit=10):
+    """An owner takes the shard, claims, and dies."""
+    for _ in range(count):
+        claim(store, take(store, owner=next(OWNERS)), limit)
+
+
+def test_unsettled_ids_of_a_dead_owner_run_alone_in_the_order_of_their_claims(store):
+    first = take(store, owner="first")
+    for job_id in ("c", "a", "b"):
+        push(store, job_id, (job_id, 1), perform_in=1.0)
+        claim(store, first)
+    lease = take(store, owner="second")
+    push(store, "later", ("x", 1))
+    batches = []
+    while (claimed := claim(store, lease)).jobs:
+        batches.append([job.id for job in claimed.jobs])
+        end(store, lease, claimed)
+    assert batches == [["c"], ["a"], ["b"], ["later"]]
+
+
+def test_a_suspect_is_never_taken_after_others_into_their_batch(store):
+    push(store, "suspect", ("x", 1), perform_in=1.0)
+    die_with(store)
+    for job_id in ("old-1", "old-2"):
+        push(store, job_id, ("x", 1), perform_in=2.0)
+    lease = take(store, owner=next(OWNERS))
+    assert [job.id for job in claim(store, lease).jobs] == ["old-1", "old-2"]
+    assert [job.id for job in claim(store, lease).jobs] == ["suspect"]
+
+
+def test_without_leave_no_suspect_is_taken(store):
+    push(store, "1", ("x", 1), perform_in=1.0)
+    die_with(store)
+    lease = take(store, owner=next(OWNERS))
+    refused = store.claim(ONE, lease, 1, suspects=False)
+    assert (refused.jobs, refused.suspect_due) == ((), True)
+    assert refused.next_due is not None
+    push(store, "2", ("y", 1))
+    passing = store.claim(ONE, lease, 2, suspects=False)
+    assert ([job.id for job in passing.jobs], passing.suspect, passing.suspect_due) == (["2"], False, False)
+    for _ in range(2):
+        taken = store.claim(ONE, lease, 3, suspects=True)
+        assert ([job.id for job in taken.jobs], taken.suspect, taken.suspect_due) == (["1"], True, False)
+
+
+def test_a_killer_is_found_and_its_neighbours_never_buried(store):
+    """It runs in a batch of four ids; whoever runs it dies."""
+    for number in range(4):
+        store.push(ONE, [NewJob(f"id-{number}", b"good %d" % n, n, 1.0) for n in range(3)])
+    store.push(ONE, [NewJob("id-2", b"killer", 1.5, 1.0)])
+    runs, deaths = [], 0
+    lease = take(store, owner=next(OWNERS))
+    while (claimed := claim(store, lease)).jobs:
+        payloads = [p.data for job in claimed.jobs for p in job.payloads]
+        if b"killer" in payloads:
+            deaths += 1
+            lease = take(store, owner=next(OWNERS))
+            continue
+        runs += payloads
+        end(store, lease, claimed)
+    assert deaths == 1 + 1 + ONE.max_crashes
+    (buried,) = Queries(store).morgue(ONE).items
+    assert ([p.data for p in buried.payloads], buried.error) == ([b"killer"], ONE.poison_error)
+    assert sorted(runs) == sorted(b"good %d" % n for n in range(3) for _ in range(4))
+
+
+def test_only_deaths_of_one_and_the_same_payload_count(store):
+    push(store, "1", ("b", 2), perform_in=1.0)
+    die_with(store, 1 + 2)
+    push(store, "1", ("a", 1))
+    die_with(store, 2)
+    assert dead(store, "1") is None
+    die_with(store, 1)
+    take(store, owner=next(OWNERS))
+    assert dead(store, "1") == [("a", 1)]
+
+
+def test_deaths_are_forgotten_after_72_hours(store, client):
+    push(store, "1", ("a", 1), perform_in=1.0)
+    die_with(store, 1 + 2)
+    take(store, owner=next(OWNERS))
+    mark = client.hget(shard_keys(SHARD)["deaths"], "1")
+    assert mark.count(b":") == 2
+    seconds = int(mark.split()[1].split(b":")[0])
+    client.hset(
+        shard_keys(SHARD)["deaths"], "1", mark.replace(b"%d" % seconds, b"%d" % (seconds - 72 * 3600))
+    )
+    die_with(store, 1)
+    take(store, owner=next(OWNERS))
+    assert dead(store, "1") is None
+
+
+def test_a_node_that_returns_alive_takes_back_what_its_epochs_counted(store, client):
+    push(store, "1", ("a", 1), perform_in=1.0)
+    die_with(store, 1)
+    for _ in range(10):
+        cut_off = take(store, owner=next(OWNERS))
+        claim(store, cut_off)
+        take(store, owner=next(OWNERS))
+        store.forgive(cut_off)
+    assert dead(store, "1") is None
+
+
+@pytest.mark.parametrize("fate", [Fate.DONE, Fate.BURY])
+def test_a_suspect_that_has_ended_leaves_no_mark(store, client, fate):
+    push(store, "1", ("a", 1), perform_in=1.0)
+    die_with(store, 2)
+    lease = take(store, owner=next(OWNERS))
+    end(store, lease, claim(store, lease), fate)
+    assert not client.exists(shard_keys(SHARD)["deaths"])
+
+
+def test_a_suspect_that_returns_or_fails_stays_one(store):
+    push(store, "1", ("a", 1), perform_in=1.0)
+    die_with(store)
+    lease = take(store, owner=next(OWNERS))
+    end(store, lease, claim(store, lease), Fate.RETURN)
+    push(store, "2", ("b", 1), perform_in=9.0)
+    assert contents(claim(store, lease, 1)) == {"2": [("b", 1)]}
+    assert contents(claim(store, lease)) == {"1": [("a", 1)]}
+
+
+def test_planted_marks_do_not_break_a_claim(store, client):
+    push(store, "1", ("a", 1), perform_in=1.0)
+    push(store, "2", ("b", 1), perform_in=2.0)
+    client.hset(shard_keys(SHARD)["deaths"], mapping={"1": b"\xff", "2": b"", "3": b"9 x:y\n"})
+    lease = take(store)
+    assert contents(claim(store, lease)) == {"1": [("a", 1)]}
+    assert contents(claim(store, lease)) == {"2": [("b", 1)]}
+    store.forgive(lease)
