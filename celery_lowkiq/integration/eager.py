@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -37,7 +38,7 @@ def info(spec: QueueSpec, payloads_by_id: Mapping[str, list[Any]]) -> RunInfo:
         RunJob(job_id, tuple(payloads), tuple(map(float, range(len(payloads)))), -1, 0.0, None)
         for job_id, payloads in payloads_by_id.items()
     )
-    return RunInfo(spec.name, shard_of(next(iter(payloads_by_id)), spec.shards), 0, jobs)
+    return RunInfo(spec.name, shard_of(next(iter(payloads_by_id)), spec.shards), 0, jobs, threading.Event())
 
 
 def run_bulk(task: Any, entries: list[Entry], home: Home) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any
 
 from celery.exceptions import Retry
 
 from celery_lowkiq.rules.errors import UndecodablePayload
-from celery_lowkiq.rules.models import BadPayload, Batch, Fate, Job, Verdict
+from celery_lowkiq.rules.models import BadPayload, Batch, Fate, Flag, Job, Verdict
 from celery_lowkiq.rules.retry import RetryPolicy, after_failure, default_retry_in
 
 from .codec import Codec
@@ -46,6 +46,8 @@ class RunInfo:
     #: The epoch of the shard's lease; it only grows, so that a database can refuse an older one.
     fence: int
     jobs: tuple[RunJob, ...]
+    #: ``lease_lost.is_set()`` while another worker may have the shard: Redis was silent for too long.
+    lease_lost: Flag = field(compare=False)
 
 
 def decode(
@@ -88,7 +90,7 @@ class Run:
     @property
     def info(self) -> RunInfo:
         lease = self.batch.lease
-        return RunInfo(lease.shard.queue, lease.shard.index, lease.epoch, self.jobs)
+        return RunInfo(lease.shard.queue, lease.shard.index, lease.epoch, self.jobs, self.batch.lost)
 
     @property
     def payloads_by_id(self) -> dict[str, list[Any]]:

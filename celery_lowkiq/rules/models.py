@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 
 def shard_of(job_id: str, shards: int) -> int:
@@ -172,14 +173,25 @@ class Due:
     now: float
 
 
+class Flag(Protocol):
+    """As much of a ``threading.Event`` as a task function needs."""
+
+    def is_set(self) -> bool:
+        """Whether it has happened."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until it has happened, at most ``timeout`` s; whether it has."""
+
+
 @dataclass(frozen=True)
 class Batch:
-    """The jobs of one claim on their way through a lane."""
+    """The jobs of one claim on their way through a lane. ``lost`` is set while the lease may be another's."""
 
     queue: QueueSpec
     lease: Lease
     claim: int
     jobs: tuple[Job, ...]
+    lost: Flag = field(compare=False)
 
     @property
     def shard(self) -> ShardRef:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 
 from celery_lowkiq.rules.models import Lease, QueueSpec, ShardRef
 
@@ -24,6 +25,8 @@ class Held:
     request: int = 0
     #: The last claim that was settled, or given up.
     over: int = 0
+    #: Set while this node cannot be sure that the shard is still its own.
+    lost: threading.Event = field(default_factory=threading.Event)
 
     @property
     def shard(self) -> ShardRef:

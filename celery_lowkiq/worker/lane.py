@@ -258,7 +258,7 @@ class Lane:
     def _run(self, held: Held, claim: Claim) -> None:
         if not claim.jobs:
             return
-        batch = self._batch = Batch(held.queue, held.lease, claim.number, claim.jobs)
+        batch = self._batch = Batch(held.queue, held.lease, claim.number, claim.jobs, held.lost)
         verdicts = self._around.runner.run(batch)
         try:
             settled = self._settle(held, verdicts)

@@ -133,6 +133,7 @@ class Ownership:
             self._level()
         except StoreError as error:
             self._outage.begins(error)
+            self._doubt()
             return min(self._seconds / RENEWALS, next(self._pauses))
         self._outage.ends()
         self._pauses = pauses()
@@ -140,12 +141,20 @@ class Ownership:
         looks = [w.next_look(now, self._seconds) for s, w in self._watches.items() if s not in self._held]
         return min([self._seconds / RENEWALS, *looks])
 
+    def _doubt(self) -> None:
+        """Tell the runs of shards that another node may have by now."""
+        now = self._clock.monotonic()
+        for held in self._leases():
+            if now >= held.deadline:
+                held.lost.set()
+
     def _leases(self) -> list[Held]:
         with self._lock:
             return list(self._held.values())
 
     def _forget(self, held: Held) -> None:
         """Called with the lock."""
+        held.lost.set()
         del self._held[held.shard]
         self._leaving.discard(held.shard)
         self._watches[held.shard] = Watch(held.queue, held.shard, known_epoch=held.lease.epoch)
@@ -158,6 +167,7 @@ class Ownership:
             if ours:
                 late = not one.may_claim(sent_at)
                 one.renewed_at = sent_at
+                one.lost.clear()
                 if late:
                     self._lane_of[one.shard].refresh()
             else:

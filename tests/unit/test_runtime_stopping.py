@@ -176,3 +176,34 @@ class TestSuspects:
         one.store.steal(SHARDS[0])
         gate.set()
         eventually(lambda: [lease.shard for lease in one.store.forgiven] == [SHARDS[0]])
+
+
+class TestLeaseLost:
+    def running(self, node):
+        one = node()
+        batches, gate = [], threading.Event()
+        one.runner.act = lambda batch: batches.append(batch) or (gate.wait(10) and None)
+        one.store.push(SHARDS[0], "1", announce=False)
+        one.start()
+        (batch,) = eventually(lambda: batches)
+        return one, batch, gate
+
+    def test_a_run_is_told_that_its_shard_changed_hands(self, node):
+        one, batch, gate = self.running(node)
+        assert not batch.lost.is_set()
+        one.store.steal(SHARDS[0])
+        assert batch.lost.wait(10)
+        gate.set()
+
+    def test_a_run_is_told_while_the_lease_cannot_be_renewed(self, node):
+        one, batch, gate = self.running(node)
+
+        def unavailable(after):
+            raise StoreUnavailable("gone")
+
+        one.store.fail["renew"] = unavailable
+        assert batch.lost.wait(10)
+        del one.store.fail["renew"]
+        eventually(lambda: not batch.lost.is_set())
+        gate.set()
+        one.ran("1")
