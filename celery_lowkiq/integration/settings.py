@@ -72,6 +72,15 @@ def _text(value: Any) -> str:
     return value
 
 
+def _one_of(*names: str) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        if value not in names:
+            raise ValueError(value)
+        return str(value)
+
+    return read
+
+
 def _mapping(value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise ValueError(value)
@@ -120,6 +129,10 @@ SETTINGS: dict[str, Setting] = {
     "splitter": Setting("lease", f"'lease', 'default', 'by_node', or {_FUNCTION}", _function(SPLITTERS)),
     "server_middlewares": Setting((), f"a list; each entry {_FUNCTION}", _functions),
     "client_middlewares": Setting((), f"a list; each entry {_FUNCTION}", _functions),
+    "push_durability": Setting(
+        "fast", "'fast', 'replicated' or 'fsynced'", _one_of("fast", "replicated", "fsynced")
+    ),
+    "push_replicas": Setting(1, "a whole number from 1 to 100", _number(1, 100, whole=True)),
     "serializer": Setting("json", "the name of a kombu serializer", _text),
     "max_payload_bytes": Setting(
         64 * 1024, f"a whole number from 1 to {LARGEST_PAYLOAD}", _number(1, LARGEST_PAYLOAD, whole=True)
@@ -146,6 +159,8 @@ class Settings:
     splitter: splitters.Splitter
     server_middlewares: tuple[Any, ...]
     client_middlewares: tuple[Any, ...]
+    push_durability: str
+    push_replicas: int
     serializer: str
     max_payload_bytes: int
     format_error: Callable[[BaseException], str]

@@ -13,6 +13,7 @@ from celery.app import backends
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.connect import connect
+from celery_lowkiq.store.durability import Durability, Level
 from celery_lowkiq.store.queries import Queries
 from celery_lowkiq.store.store import RedisStore
 
@@ -63,7 +64,8 @@ class Home:
             pool_size=callers + SPARE_CONNECTIONS,
             pool_timeout=self.settings.pool_timeout,
         )
-        return RedisStore(client)
+        durability = Durability(Level(self.settings.push_durability), self.settings.push_replicas)
+        return RedisStore(client, durability)
 
     @property
     def queries(self) -> Queries:

@@ -22,6 +22,7 @@ from celery_lowkiq.rules.models import (
 )
 
 from .client import Client, ShardsDiffer, raise_refused
+from .durability import Durability
 from .keys import channel, nodes_key, shard_keys
 from .pushing import Sender, chunked, push_call
 from .records import id_bytes, number_text, pairs, parse_id, parse_members, parse_processing, parse_time
@@ -36,11 +37,15 @@ CLAIM_BYTES = 1024 * 1024
 SUSPECT, ONLY_SUSPECTS = 1, 2
 
 
+FAST = Durability()
+
+
 class RedisStore:
     """Jobs and leases in Redis. Safe to share between threads, not across a fork."""
 
-    def __init__(self, client: redis.Redis) -> None:
+    def __init__(self, client: redis.Redis, durability: Durability = FAST) -> None:
         self.client = Client(client)
+        self._durability = durability
         self._registry = Registry(self.client)
         self._senders: list[Sender] = []
 
@@ -66,6 +71,9 @@ class RedisStore:
                 shard: chunk for shard, chunks in waiting.items() if (chunk := next(chunks, None))
             }:
                 self._admitted(queue, [(s, push_call(queue, s, sender, chunk)) for s, chunk in turn.items()])
+        if by_shard:
+            # All shards of a Redis are one stream: what was written last, confirms what came before.
+            self._durability.confirm(self.client, next(iter(by_shard)))
 
     @contextlib.contextmanager
     def _sender(self) -> Iterator[Sender]:

