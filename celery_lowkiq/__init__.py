@@ -6,6 +6,7 @@ from celery_lowkiq.integration.decorator import ordered_task
 from celery_lowkiq.integration.task import OrderedTask
 from celery_lowkiq.rules.errors import (
     ConfigurationError,
+    FormatMismatch,
     InvalidCall,
     LowkiqError,
     NotOwner,
@@ -20,6 +21,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ConfigurationError",
+    "FormatMismatch",
     "InvalidCall",
     "LowkiqError",
     "NotOwner",

@@ -3,44 +3,61 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from celery_lowkiq.rules.errors import InvalidCall
+from celery_lowkiq.rules.errors import InvalidCall, StoreUnavailable
 
-from .calls import single
 from .stores import home_of
 
 logger = logging.getLogger("celery_lowkiq")
 
+#: How long a message waits in the worker for a store that is away, in s.
+PAUSE = 1.0
 
-def arrival_strategy(task: Any, consumer: Any) -> Callable[..., None]:
+
+class Arrivals:
     """A task message handler that pushes the call, and acknowledges it only then."""
 
-    def on_message(message: Any, body: Any, ack: Any, reject: Any, *_: Any, **__: Any) -> None:
+    def __init__(self, task: Any, consumer: Any) -> None:
+        self._task = task
+        self._consumer = consumer
+        self._away = False
+
+    def __call__(self, message: Any, body: Any, ack: Any, reject: Any, *_: Any, **__: Any) -> None:
+        """Celery ends a worker for whatever leaves this method, so nothing does."""
+        errors = self._consumer.connection_errors
         try:
-            args, kwargs, _ = message.payload if body is None else body
-            _push(task, args, kwargs, message.headers)
+            args, kwargs, _embed = message.payload if body is None else body
+            self._push(args, kwargs, message.headers)
+        except StoreUnavailable as error:
+            self._tell(away=True, error=error)
+            # Sent back, it would return at once, again and again.
+            self._consumer.timer.call_after(PAUSE, self, (message, body, ack, reject))
         except (InvalidCall, TypeError, ValueError, KeyError) as error:
-            logger.error("a message for %s is rejected: %s", task.name, error)
-            reject(logger, consumer.connection_errors)
+            logger.error("a message for %s is rejected: %s", self._task.name, error)
+            reject(logger, errors)
         except Exception:
-            logger.exception("a message for %s goes back to its queue", task.name)
-            message.reject_log_error(logger, consumer.connection_errors, requeue=True)
+            logger.exception("a message for %s goes back to its queue", self._task.name)
+            message.reject_log_error(logger, errors, requeue=True)
         else:
-            ack(logger, consumer.connection_errors)
+            self._tell(away=False)
+            ack(logger, errors)
 
-    return on_message
+    def _push(self, args: Any, kwargs: Any, headers: Any) -> None:
+        home = home_of(self._task.app)
+        eta = headers.get("eta")
+        entry = self._task.entry_of(args, kwargs, eta=None if eta is None else _moment(eta))
+        home.store.push(self._task.queue_spec, [entry.job(home.codec)])
 
-
-def _push(task: Any, args: Any, kwargs: Any, headers: Any) -> None:
-    app = task.app
-    home = home_of(app)
-    job_id, payload = task.__header__(*(args or ()), **(kwargs or {}))
-    eta = headers.get("eta")
-    entry = single(job_id, payload, eta=None if eta is None else _moment(eta), tz=app.timezone)
-    home.store.push(task.queue_spec, [entry.job(home.codec)])
+    def _tell(self, away: bool, error: Exception | None = None) -> None:
+        """An outage is logged once when it begins, once when it ends."""
+        if away != self._away:
+            self._away = away
+            if away:
+                logger.error("messages for %s wait in the worker: %s", self._task.name, error)
+            else:
+                logger.info("messages for %s reach the store again", self._task.name)
 
 
 def _moment(eta: Any) -> Any:

@@ -15,6 +15,7 @@ from celery.worker.consumer import Agent, Control, Gossip, Heart, Tasks
 from celery.worker.consumer.delayed_delivery import DelayedDelivery
 
 from celery_lowkiq.rules.clock import SystemClock
+from celery_lowkiq.store.store import RedisStore
 from celery_lowkiq.worker.runtime import Runtime
 
 from .runner import CeleryRunner
@@ -62,9 +63,12 @@ class OrderedQueues(bootsteps.StartStopStep):
         super().__init__(consumer, **options)
         self._runtime: Runtime | None = None
         self._host: CeleryHost | None = None
+        self._store: RedisStore | None = None
         tasks = ordered_tasks(consumer.app)
         self._tasks = {name: tasks[name] for name in chosen(tasks, worker_options(consumer.app))}
         self._threads = issubclass(consumer.controller.pool_cls, ThreadPool)
+        if tasks and not self._tasks:
+            logger.info("no ordered queue is served: -Q and -X leave none of %s", ", ".join(tasks))
         if not self._threads:
             self._without_threads(named(tasks, worker_options(consumer.app)))
 
@@ -113,8 +117,9 @@ class OrderedQueues(bootsteps.StartStopStep):
             logger.warning("%d lanes for %d shards: %d lanes stay idle", lanes, shards, lanes - shards)
         runner = CeleryRunner(self._tasks, consumer, home.codec, settings)
         self._host = CeleryHost(consumer, runner)
+        self._store = home.open_store(lanes)
         return Runtime(
-            home.open_store(lanes),
+            self._store,
             runner,
             self._host,
             specs,
@@ -135,7 +140,9 @@ class OrderedQueues(bootsteps.StartStopStep):
             self._drain(consumer, runtime)
         if _cold():
             runtime.abandon()
-            runtime.join(COLD_PATIENCE)
+        if runtime.join(COLD_PATIENCE) and self._store is not None:
+            # Of a process that goes on, as a test's; what still runs keeps its connections.
+            self._store.close()
         if self._host is not None and self._host.exitcode is not None:
             consumer.controller.exitcode = self._host.exitcode
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 from uuid import UUID
 
@@ -20,6 +20,8 @@ MAX_ID_BYTES = 256
 LATEST = 10_000_000_000.0
 #: A score must be a number that a double holds exactly.
 LARGEST_SCORE = 2**53
+#: As much of a wrong value is shown in an error.
+SHOWN = 100
 KEYS = frozenset({"id", "payload", "score", "perform_in"})
 
 
@@ -52,19 +54,35 @@ def single(
     return Entry(read_id(job_id), payload, read_score(score, tz), when, delay)
 
 
-def bulk(jobs: Iterable[Mapping[str, Any]], tz: tzinfo | None) -> list[Entry]:
-    """Many calls with Lowkiq's words. Raises InvalidCall, which says which job of the list is wrong."""
-    if isinstance(jobs, (Mapping, str, bytes)):
+def bulk(
+    jobs: Iterable[Mapping[str, Any]], tz: tzinfo | None, key: Callable[[Any], Any] | None = None
+) -> list[Entry]:
+    """Many calls with Lowkiq's words; ``key`` finds the id of a job that gives none.
+
+    Raises InvalidCall, which says which job of the list is wrong.
+    """
+    if isinstance(jobs, (Mapping, str, bytes)) or not isinstance(jobs, Iterable):
         raise InvalidCall(
             f"perform_async takes a list of jobs, got {type(jobs).__name__}: write [{{'id': ...}}]"
         )
     entries = []
     for position, job in enumerate(jobs):
         try:
-            entries.append(_entry(job, tz))
+            entries.append(_entry(job, tz, key))
         except InvalidCall as error:
             raise at_position(error, position) from None
     return entries
+
+
+def to_jobs(entries: Iterable[Entry], codec: Codec) -> list[NewJob]:
+    """What the store takes for a bulk call. Raises PayloadError, which says which job is wrong."""
+    jobs = []
+    for position, entry in enumerate(entries):
+        try:
+            jobs.append(entry.job(codec))
+        except InvalidCall as error:
+            raise at_position(error, position) from error
+    return jobs
 
 
 def at_position(error: InvalidCall, position: int) -> InvalidCall:
@@ -72,37 +90,57 @@ def at_position(error: InvalidCall, position: int) -> InvalidCall:
     return type(error)(f"job {position} of the list: {error}")
 
 
-def _entry(job: Mapping[str, Any], tz: tzinfo | None) -> Entry:
+def id_of(key: Callable[[Any], Any], payload: Any) -> Any:
+    """The id by the task's ``key``. Raises InvalidCall when the function fails."""
+    try:
+        return key(payload)
+    except Exception as error:
+        raise InvalidCall(
+            f"key= finds no id in payload={_shown(payload)}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _entry(job: Mapping[str, Any], tz: tzinfo | None, key: Callable[[Any], Any] | None) -> Entry:
     if not isinstance(job, Mapping):
         raise InvalidCall(f"a job is a dict with the keys {sorted(KEYS)}, got {type(job).__name__}")
     unknown = job.keys() - KEYS
-    if unknown or "id" not in job:
+    keyed = key is not None and "id" not in job and "payload" in job
+    if unknown or not ("id" in job or keyed):
         what = f"unknown key {sorted(map(str, unknown))[0]!r}" if unknown else "no 'id'"
         raise InvalidCall(f"{what}: a job has 'id', and may have 'payload', 'score', 'perform_in'")
+    job_id = id_of(key, job["payload"]) if key is not None and keyed else job["id"]
     when = job.get("perform_in")
-    delay = read_delay(when) if isinstance(when, timedelta) else None
+    delay = read_delay(when, "perform_in") if isinstance(when, timedelta) else None
     perform_in = None if when is None or delay is not None else read_time("perform_in", when, tz)
-    return Entry(
-        read_id(job["id"]), job.get("payload", ""), read_score(job.get("score"), tz), perform_in, delay
-    )
+    return Entry(read_id(job_id), job.get("payload", ""), read_score(job.get("score"), tz), perform_in, delay)
 
 
 def read_id(value: Any) -> str:
     """Text of an id. Raises InvalidCall."""
     if isinstance(value, bool) or not isinstance(value, (str, int, UUID)):
-        raise InvalidCall(f"id={value!r} is a {type(value).__name__}: allowed are str, int and UUID")
-    text = str(value)
+        raise InvalidCall(f"id={_shown(value)} is a {type(value).__name__}: allowed are str, int and UUID")
+    text = _plain_text(value)
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        raise InvalidCall(f"id={value!r} is no valid Unicode") from None
+        raise InvalidCall(f"id={_shown(value)} is no valid Unicode") from None
     if not 1 <= size <= MAX_ID_BYTES:
         raise InvalidCall(
-            f"id={text[:40]!r} has {size} bytes: 1 to {MAX_ID_BYTES} bytes of UTF-8 are allowed"
+            f"id={_shown(value)} has {size} bytes: 1 to {MAX_ID_BYTES} bytes of UTF-8 are allowed"
         )
-    if any(ord(char) < 32 or ord(char) == 127 for char in text):
-        raise InvalidCall(f"id={value!r} contains a control character, which is not allowed")
+    if any(char < " " or "\x7f" <= char <= "\x9f" for char in text):
+        raise InvalidCall(f"id={_shown(value)} contains a control character, which is not allowed")
     return text
+
+
+def _plain_text(value: str | int | UUID) -> str:
+    """A member of an enum is one id with its value; what ``str`` makes of it depends on Python's version."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        # As long as the longest id at least, and no work for Python's limit of digits.
+        return int.__repr__(value) if abs(value) < 10**MAX_ID_BYTES else "9" * (MAX_ID_BYTES + 1)
+    return str(value)
 
 
 def read_score(value: Any, tz: tzinfo | None, name: str = "score") -> float | None:
@@ -112,9 +150,9 @@ def read_score(value: Any, tz: tzinfo | None, name: str = "score") -> float | No
     if isinstance(value, datetime):
         return _timestamp(value, tz)
     number = _real(name, value)
-    if isinstance(value, int) and abs(value) > LARGEST_SCORE:
+    if isinstance(value, Integral) and abs(int(value)) > LARGEST_SCORE:
         raise InvalidCall(
-            f"{name}={value!r} is no number that a double holds exactly (up to 2**53): divide it, "
+            f"{name}={_shown(value)} is no number that a double holds exactly (up to 2**53): divide it, "
             "for instance time_ns() by 1000"
         )
     return number
@@ -126,18 +164,18 @@ def read_time(name: str, value: Any, tz: tzinfo | None) -> float:
     if number > LATEST:
         hint = " It looks like milliseconds: divide by 1000." if number < 1000 * LATEST else ""
         raise InvalidCall(
-            f"{name}={value!r} is after the year 2286: a Unix time in seconds is allowed.{hint}"
+            f"{name}={_shown(value)} is after the year 2286: a Unix time in seconds is allowed.{hint}"
         )
     if number < 0:
-        raise InvalidCall(f"{name}={value!r} is negative: a Unix time in seconds is allowed")
+        raise InvalidCall(f"{name}={_shown(value)} is negative: a Unix time in seconds is allowed")
     return number
 
 
-def read_delay(value: Any) -> float:
+def read_delay(value: Any, name: str = "countdown") -> float:
     """Seconds from now; a negative number counts as 0. Raises InvalidCall."""
-    seconds = value.total_seconds() if isinstance(value, timedelta) else _real("countdown", value)
+    seconds = value.total_seconds() if isinstance(value, timedelta) else _real(name, value)
     if seconds > LATEST / 10:
-        raise InvalidCall(f"countdown={value!r} is more than 30 years: seconds are allowed")
+        raise InvalidCall(f"{name}={_shown(value)} is more than 30 years: seconds are allowed")
     return max(0.0, seconds)
 
 
@@ -148,11 +186,22 @@ def _timestamp(value: datetime, tz: tzinfo | None) -> float:
 
 def _real(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise InvalidCall(f"{name}={value!r} is a {type(value).__name__}: a number or a datetime is allowed")
+        raise InvalidCall(
+            f"{name}={_shown(value)} is a {type(value).__name__}: a number or a datetime is allowed"
+        )
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise InvalidCall(f"{name}={value!r} is not finite: a number or a datetime is allowed")
+        raise InvalidCall(f"{name}={_shown(value)} is not finite: a number or a datetime is allowed")
     return number
+
+
+def _shown(value: Any) -> str:
+    """A wrong value in an error: short, whatever it is."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - a number of too many digits, or a broken __repr__
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

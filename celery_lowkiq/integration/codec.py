@@ -15,7 +15,7 @@ from kombu import serialization
 from kombu.exceptions import KombuError
 from kombu.utils.json import JSONEncoder, object_hook
 
-from celery_lowkiq.rules.errors import PayloadError, UndecodablePayload
+from celery_lowkiq.rules.errors import ConfigurationError, PayloadError, UndecodablePayload
 
 #: No JSON text begins with this byte.
 MARK = b"\x01"
@@ -36,10 +36,15 @@ class Codec:
     """Turns payloads into bytes by one serializer, and reads what any accepted one wrote."""
 
     def __init__(self, serializer: str, accept: Collection[str], max_bytes: int) -> None:
-        """``accept``: content types or serializer names, as Celery's ``accept_content``."""
+        """``accept``: content types or serializer names, as Celery's ``accept_content``.
+
+        Raises ConfigurationError when the serializer is unknown, not installed, or not accepted.
+        """
         self._serializer = serializer
         self._accept = serialization.prepare_accept_content(accept)
         self._max_bytes = max_bytes
+        if serializer != JSON:
+            self._check_serializer()
 
     def dump(self, payload: Any) -> bytes:
         """Raises PayloadError when the payload cannot be serialized, or is too large."""
@@ -67,6 +72,16 @@ class Codec:
             raise
         except Exception as error:
             raise UndecodablePayload(f"{type(error).__name__}: {error}") from error
+
+    def _check_serializer(self) -> None:
+        """Every payload would end in the morgue if the worker could not read what calls write."""
+        try:
+            self._load_other(self._dump_other(""))
+        except Exception as error:
+            raise ConfigurationError(
+                f"lowkiq_serializer: {self._serializer!r} is not allowed ({error}); allowed: 'json', or the "
+                "name of a kombu serializer that is installed and listed in accept_content"
+            ) from error
 
     def _dump_other(self, payload: Any) -> bytes:
         content_type, encoding, body = serialization.dumps(payload, serializer=self._serializer)

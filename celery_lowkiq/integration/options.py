@@ -39,7 +39,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
         _or_none(lambda value: isinstance(value, str) and bool(QUEUE_NAME.fullmatch(value))),
         "1 to 255 printable ASCII characters without space and braces, or None for the task's name",
     ),
-    "merge": (lambda value: value in {member.value for member in Merge}, "'min' or 'max'"),
+    "merge": (lambda value: value in [member.value for member in Merge], "'min' or 'max'"),
     **{name: (_or_none(callable), "a function, or None") for name in FUNCTIONS},
 }
 
@@ -49,6 +49,11 @@ def check_options(options: Mapping[str, Any]) -> None:
     for name, (allowed, words) in _CHECKS.items():
         if name in options and not allowed(_plain(options[name])):
             raise ConfigurationError(f"{name}={options[name]!r} is not allowed: {words}")
+    if options.get("queue") is not None:
+        raise ConfigurationError(
+            f"queue={options['queue']!r} is not allowed: an ordered task has a queue of its own, "
+            "which queue_name= gives a name"
+        )
 
 
 def check_queue_name(name: str) -> None:
@@ -64,6 +69,10 @@ def check_function(function: Callable[..., Any], bound: bool) -> None:
     name = getattr(function, "__qualname__", repr(function))
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigurationError(f"{name} is async, which a lane cannot run: write {RIGHT_FORM}")
+    if inspect.isgeneratorfunction(function):
+        raise ConfigurationError(
+            f"{name} is a generator, whose body would never run: write {RIGHT_FORM} without yield"
+        )
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -77,12 +86,21 @@ def check_function(function: Callable[..., Any], bound: bool) -> None:
         ) from None
 
 
-def as_attributes(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as class attributes: functions stay functions."""
+def as_attributes(options: Mapping[str, Any], owner: str = "") -> dict[str, Any]:
+    """Options as class attributes: functions stay functions. ``owner`` is the qualified name of a class whose
+    own methods are left alone.
+    """
     return {
-        name: staticmethod(value) if name in FUNCTIONS and callable(value) else value
+        name: staticmethod(value) if name in FUNCTIONS and _is_given(value, f"{owner}.{name}") else value
         for name, value in options.items()
     }
+
+
+def _is_given(value: Any, method: str) -> bool:
+    """Whether it is a function from elsewhere, and not the method that a class body defines."""
+    if isinstance(value, (staticmethod, classmethod)):
+        return False
+    return callable(value) and getattr(value, "__qualname__", None) != method
 
 
 def _plain(value: Any) -> Any:

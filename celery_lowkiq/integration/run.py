@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any
 
-from celery.exceptions import Retry
+from celery.exceptions import MaxRetriesExceededError, Retry
 
 from celery_lowkiq.rules.errors import UndecodablePayload
 from celery_lowkiq.rules.models import BadPayload, Batch, Fate, Flag, Job, Verdict
@@ -83,6 +83,8 @@ class Run:
         self.batch = batch
         self.jobs, self._bad = decode(batch, codec, settings)
         self.error: str | None = None
+        #: Whether the verdicts are known; what fails around the function later does not change them.
+        self.decided = False
         self._policy = policy
         self._settings = settings
         self.verdicts = self._all(Fate.DONE)
@@ -106,6 +108,7 @@ class Run:
         """Decide about every job. Returns what Celery is to see: a Retry while any job of the batch runs
         again, else the error itself.
         """
+        self.decided = True
         delay = None if retry is None else _seconds(retry)
         policy = replace(self._policy, max_retries=getattr(retry, "max_retries", self._policy.max_retries))
         data = dump_error(self._settings, error)
@@ -118,8 +121,9 @@ class Run:
             for job in self.batch.jobs
         )
         delays = [verdict.delay for verdict in self.verdicts if verdict.fate is Fate.RETRY]
-        when: Any = min(delays, default=None)
-        return error if when is None else Retry(exc=error, when=when)
+        if delays:
+            return Retry(exc=error, when=min(delays))  # type: ignore[arg-type]
+        return MaxRetriesExceededError(str(error)) if isinstance(error, Retry) else error
 
     def rejected(self, error: BaseException, requeue: bool) -> None:
         """The task raised Reject: back unchanged, or all payloads to the morgue."""

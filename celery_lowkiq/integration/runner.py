@@ -44,7 +44,8 @@ class CeleryRunner:
             except Exception as error:
                 logger.exception("a run of %s failed outside its function", batch.queue.name)
                 self.last_words(error)
-                run.fails(error)
+                if not run.decided:
+                    run.fails(error)
         return run.verdicts
 
     def settled(self, batch: Batch, accepted: frozenset[str]) -> None:
@@ -91,7 +92,7 @@ class CeleryRunner:
         """What the task's own ``__call__`` has not decided: Reject, and failures around the function."""
         if info.state == REJECTED:
             run.rejected(info.retval, info.retval.requeue)
-        elif info.state in (FAILURE, RETRY) and run.error is None:
+        elif info.state in (FAILURE, RETRY) and not run.decided:
             run.fails(info.retval)
 
     def _finish(self, request: LaneRequest, info: Any, outcome: tuple[Any, ...]) -> None:

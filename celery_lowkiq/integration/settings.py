@@ -17,6 +17,8 @@ PREFIX = "lowkiq_"
 #: A payload may never be larger (bytes): a claim takes about so much at a time.
 LARGEST_PAYLOAD = 1024 * 1024
 
+_MISSING = object()
+
 SCHEDULERS = {"lag": schedulers.lag, "seq": schedulers.seq}
 SPLITTERS = {
     "lease": splitters.lease_splitter,
@@ -188,8 +190,11 @@ def _value(app: Celery, name: str, setting: Setting) -> Any:
 
 
 def _refuse_unknown(app: Celery) -> None:
-    for name in sorted(_given_names(app)):
-        if name not in SETTINGS:
+    for name, written in sorted(_given_names(app).items()):
+        if name in SETTINGS:
+            if app.conf.get(PREFIX + name, _MISSING) is _MISSING:
+                raise ConfigurationError(f"setting {written!r} has no effect: write {_spelling(app, name)}")
+        else:
             close = difflib.get_close_matches(name, SETTINGS, n=1)
             hint = (
                 f"did you mean {PREFIX + close[0]!r}?"
@@ -199,9 +204,23 @@ def _refuse_unknown(app: Celery) -> None:
             raise ConfigurationError(f"unknown setting {PREFIX + name!r}: {hint}")
 
 
-def _given_names(app: Celery) -> set[str]:
-    """Names of all lowkiq settings that were given, in lower case, without prefix and the app's namespace."""
+def _spelling(app: Celery, name: str) -> str:
+    """How the app's configuration has to write a setting."""
+    namespace = getattr(app, "namespace", None)
+    plain = PREFIX + name
+    return f"{plain!r}, or {f'{namespace}_{plain.upper()}'!r}" if namespace else repr(plain)
+
+
+def _given_names(app: Celery) -> dict[str, str]:
+    """All lowkiq settings that were given: names in lower case, without prefix and the app's namespace, and
+    how they were written.
+    """
     namespace = (getattr(app, "namespace", None) or "").lower()
-    names = (str(key).lower() for mapping in (app.conf.maps or ()) for key in mapping)
-    plain = (name.removeprefix(f"{namespace}_") if namespace else name for name in names)
-    return {name.removeprefix(PREFIX) for name in plain if name.startswith(PREFIX)}
+    found = {}
+    for written in (str(key) for mapping in (app.conf.maps or ()) for key in mapping):
+        name = written.lower()
+        if namespace:
+            name = name.removeprefix(f"{namespace}_")
+        if name.startswith(PREFIX):
+            found[name.removeprefix(PREFIX)] = written
+    return found

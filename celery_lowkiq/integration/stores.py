@@ -34,6 +34,10 @@ FROM_BROKER = (
     "master_name",
     "sentinel_kwargs",
 )
+FORMS = (
+    "redis://user:password@host:port/db, rediss://...?ssl_cert_reqs=required, redis+socket:///path or "
+    "sentinel://host:port;sentinel://host:port, with percent-encoding in user and password"
+)
 #: Connections beside those of lanes and callers: announcements, leases.
 SPARE_CONNECTIONS = 3
 
@@ -64,6 +68,7 @@ class Home:
             pool_size=callers + SPARE_CONNECTIONS,
             pool_timeout=self.settings.pool_timeout,
         )
+        _check_arguments(client.connection_pool)
         durability = Durability(Level(self.settings.push_durability), self.settings.push_replicas)
         return RedisStore(client, durability)
 
@@ -96,21 +101,43 @@ def home_of(app: Celery) -> Home:
 
 def parameters(app: Celery, settings: Settings) -> dict[str, Any]:
     """Arguments of a redis-py connection, as Celery's Redis backend would make them from the URL."""
-    url = settings.url or app.conf.broker_write_url or app.conf.broker_url
-    if isinstance(url, (list, tuple)):
-        url = url[0]
+    source = "lowkiq_url" if settings.url else "broker_url"
+    url = settings.url or _first(app.conf.broker_write_url or app.conf.broker_url)
     scheme = str(url).partition("://")[0]
     if scheme not in SCHEMES:
-        source = "lowkiq_url" if settings.url else "broker_url"
         raise ConfigurationError(
             f"ordered tasks need Redis, but {source} is a {scheme!r} URL: "
             f"set lowkiq_url to one that begins with {', '.join(f'{s}://' for s in SCHEMES)}"
         )
-    by_url: Any = backends.by_url
-    backend_class, url = by_url(url, app.loader)
-    backend = backend_class(app=app, url=url)
     from_broker = {} if settings.url else app.conf.broker_transport_options
-    return _merged(backend, from_broker, settings)
+    return _merged(_backend(app, source, url), from_broker, settings)
+
+
+def _first(url: Any) -> str:
+    """Of a broker with several URLs the first; a sentinel's make one together."""
+    text = str(url[0] if isinstance(url, (list, tuple)) else url)
+    return text if text.startswith("sentinel://") else text.partition(";")[0]
+
+
+def _backend(app: Celery, source: str, url: str) -> Any:
+    """Celery's backend for the URL, which knows what the URL and Celery's Redis settings mean."""
+    by_url: Any = backends.by_url
+    try:
+        backend_class, url = by_url(url, app.loader)
+        return backend_class(app=app, url=url)
+    except (ValueError, TypeError):
+        # Its message, and the cause with it, may quote the password.
+        raise ConfigurationError(f"{source}: its value is not allowed; allowed: {FORMS}") from None
+
+
+def _check_arguments(pool: Any) -> None:
+    """redis-py reads a connection's arguments only when it connects: too late for a typing error."""
+    try:
+        pool.connection_class(**pool.connection_kwargs)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"lowkiq_redis_options: not arguments of a redis-py connection: {error}"
+        ) from None
 
 
 def _merged(backend: Any, from_broker: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
@@ -126,4 +153,10 @@ def _merged(backend: Any, from_broker: Mapping[str, Any], settings: Settings) ->
     if "sentinels" not in found:
         found.pop("master_name", None)
         found.pop("sentinel_kwargs", None)
-    return {**found, **settings.redis_options}
+    found |= settings.redis_options
+    if "sentinels" in found and not found["master_name"]:
+        raise ConfigurationError(
+            "a sentinel:// URL needs the name of the master: set result_backend_transport_options "
+            'to {"master_name": ...}, or lowkiq_redis_options'
+        )
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
@@ -17,8 +18,8 @@ from celery_lowkiq.rules.middleware import compose
 from celery_lowkiq.rules.models import Merge, NewJob, QueueSpec
 
 from . import eager
-from .arrivals import arrival_strategy
-from .calls import Entry, at_position, bulk, read_delay, read_time, single
+from .arrivals import Arrivals
+from .calls import Entry, bulk, id_of, read_delay, read_time, single, to_jobs
 from .errors import dump_error_text
 from .options import as_attributes, check_function, check_options, check_queue_name
 from .producer import StoreProducer, StoreRouter
@@ -73,10 +74,9 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
         if run is not None:
             bound = not isinstance(run, staticmethod)
             check_function(run if bound else run.__func__, bound)
-        if "_decorated" in declared:
-            for name, value in as_attributes(declared).items():
-                if value is not declared[name]:
-                    setattr(cls, name, value)
+        for name, value in as_attributes(declared, cls.__qualname__).items():
+            if value is not declared[name]:
+                setattr(cls, name, value)
         cls.__header__ = staticmethod(_header(cls))
 
     @classmethod
@@ -106,18 +106,24 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
         """
         words = {name: options.pop(name, None) for name in ("score", "countdown", "eta")}
         self._refuse(link=link, link_error=link_error, **options)
-        job_id, payload = self.__header__(*(args or ()), **(kwargs or {}))
         app = self._get_app()
         if app.conf.task_always_eager:
             eager_result: AsyncResult[Any] = self.apply(args, kwargs, task_id=task_id, **words, **options)
             return eager_result
         home = home_of(app)
-        entry = single(job_id, payload, tz=app.timezone, **words)
+        entry = self.entry_of(args, kwargs, **words)
         job = entry.job(home.codec)
         options["router"] = self._router
         store = StoreProducer(app, lambda: self._push(home, (entry,), [job]))
         result: AsyncResult[Any] = super().apply_async(args, kwargs, task_id, store, shadow=shadow, **options)
         return result
+
+    def entry_of(self, args: Any, kwargs: Any, **words: Any) -> Entry:
+        """The call that such arguments make. Raises TypeError, as Celery does, and InvalidCall."""
+        job_id, payload = self.__header__(*(args or ()), **(kwargs or {}))
+        if self.key is not None:
+            job_id = id_of(self.key, payload)
+        return single(job_id, payload, tz=self._get_app().timezone, **words)
 
     def perform_async(self, jobs: Iterable[Mapping[str, Any]]) -> None:
         """Store many calls at once: ``[{"id": 0}, {"id": 1, "payload": {}, "score": 7, "perform_in": 9.5}]``.
@@ -127,8 +133,8 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
         """
         app = self._get_app()
         home = home_of(app)
-        entries = bulk(self._keyed(jobs), app.timezone)
-        stored = [_job_at(position, entry, home) for position, entry in enumerate(entries)]
+        entries = bulk(jobs, app.timezone, self.key)
+        stored = to_jobs(entries, home.codec)
         if app.conf.task_always_eager:
             eager.run_bulk(self, entries, home)
         elif stored:
@@ -137,17 +143,6 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
     def _push(self, home: Home, entries: tuple[Entry, ...], jobs: list[NewJob]) -> None:
         spec = self.queue_spec
         compose(home.settings.client_middlewares, self, entries, lambda: home.store.push(spec, jobs))
-
-    def _keyed(self, jobs: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
-        key = self.key
-        if key is None or isinstance(jobs, (Mapping, str, bytes)):
-            return jobs
-        return [
-            {**job, "id": key(job["payload"])}
-            if isinstance(job, Mapping) and "payload" in job and "id" not in job
-            else job
-            for job in jobs
-        ]
 
     def _refuse(self, queue: Any = None, **options: Any) -> None:
         name = getattr(queue, "name", queue)
@@ -209,7 +204,7 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
             return self.run(*args, **kwargs)
         middlewares = home_of(self._get_app()).settings.server_middlewares
         try:
-            return compose(middlewares, self, run.jobs, lambda: self.run(*args, **kwargs))
+            result = compose(middlewares, self, run.jobs, lambda: self.run(*args, **kwargs))
         except (Ignore, Reject):
             raise
         except Retry as retry:
@@ -220,16 +215,14 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
             if seen is error:
                 raise
             raise seen from error
+        run.decided = True
+        return result
 
     def apply(self, args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Any:
         """Run the function here, as a worker would: ``(id, payload)`` becomes ``{id: [payload]}``."""
         words = {name: options.pop(name, None) for name in ("score", "countdown", "eta")}
-        job_id, payload = self.__header__(*(args or ()), **(kwargs or {}))
-        app = self._get_app()
-        entry = single(job_id, payload, tz=app.timezone, **words)
-        return self.apply_batch(
-            eager.batch_of([entry], home_of(app), self.queue_spec), *positional, **options
-        )
+        entry, home = self.entry_of(args, kwargs, **words), home_of(self._get_app())
+        return self.apply_batch(eager.batch_of([entry], home, self.queue_spec), *positional, **options)
 
     def apply_batch(self, payloads_by_id: dict[str, list[Any]], *positional: Any, **options: Any) -> Any:
         """Run the function here on a whole batch."""
@@ -249,16 +242,20 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
         """Run the batch again: it counts as a failure, and the lane puts every payload back.
 
         Without ``countdown`` (s) or ``eta`` the pause is the task's ``retry_in``; ``max_retries`` replaces
-        the task's for this failure. Raises Retry; outside of a run, ``exc``.
+        the task's for this failure, and ``exc`` is by default what is being handled. Raises Retry; outside
+        of a run, ``exc``. Raises InvalidCall for ``throw=False``: a run cannot succeed and be repeated.
         """
+        if not throw:
+            raise InvalidCall("retry(throw=False) is not supported: write raise self.retry(...)")
+        handled = sys.exc_info()[1]
+        exc = exc or (handled if isinstance(handled, Exception) else None)
         if self.request.called_directly:
             raise exc or Retry("Task can be retried", None)
-        retry: Any = Retry(exc=exc, when=self._pause(eta, countdown))
+        message = None if exc else "asked for by self.retry()"
+        retry: Any = Retry(message, exc=exc, when=self._pause(eta, countdown))
         if max_retries is not None:
             retry.max_retries = max_retries
-        if throw:
-            raise retry
-        return retry
+        raise retry
 
     def _pause(self, eta: Any, countdown: Any) -> Any:
         if countdown is not None:
@@ -273,7 +270,7 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
 
     def Strategy(self, task: Any, app: Celery, consumer: Any, **options: Any) -> Any:  # noqa: N802 - Celery's name
         """What the worker does with a call that a process without this code sent to the broker."""
-        return arrival_strategy(self, consumer)
+        return Arrivals(self, consumer)
 
 
 def _header(cls: type[OrderedTask]) -> Callable[..., tuple[Any, Any]]:
@@ -283,18 +280,9 @@ def _header(cls: type[OrderedTask]) -> Callable[..., tuple[Any, Any]]:
         return id, payload
 
     def by_key(payload: Any) -> tuple[Any, Any]:
-        key = cls.key
-        assert key is not None
-        return key(payload), payload
+        return None, payload
 
     header: Any = by_id if cls.key is None else by_key
     header.__qualname__ = header.__name__ = cls.__name__
     checked: Callable[..., tuple[Any, Any]] = header
     return checked
-
-
-def _job_at(position: int, entry: Entry, home: Home) -> NewJob:
-    try:
-        return entry.job(home.codec)
-    except InvalidCall as error:
-        raise at_position(error, position) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import redis
@@ -60,6 +61,7 @@ def _announcement(name: bytes, data: bytes) -> tuple[ShardRef, float | None] | N
     index, _, perform_in = data.partition(b" ")
     try:
         due = None if perform_in == b"released" else float(perform_in)
-        return ShardRef(queue_of_channel(name.decode()), int(index)), due
+        shard = ShardRef(queue_of_channel(name.decode()), int(index))
     except ValueError:
         return None
+    return (shard, due) if due is None or math.isfinite(due) else None

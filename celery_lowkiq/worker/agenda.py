@@ -12,23 +12,32 @@ class Agenda:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._due: dict[ShardRef, float] = {}
+        #: What was announced since the last question about a shard was sent.
+        self._heard: dict[ShardRef, float] = {}
         self._offset: float | None = None
 
     def now(self) -> float:
         """Redis's clock (Unix s), as far as the last reply tells; before any, the beginning of time."""
         return 0.0 if self._offset is None else self._clock.monotonic() + self._offset
 
+    def ask(self, shard: ShardRef) -> None:
+        """A question about a shard is about to be sent: its reply will know all that was heard so far."""
+        self._heard.pop(shard, None)
+
     def learn(self, shard: ShardRef, due: Due) -> None:
-        """A reply of the store about a shard: the truth when it was sent."""
+        """A reply of the store about a shard: the truth when it was sent. What was heard since then stays,
+        for pushes after an announced one are silent.
+        """
         self._offset = due.now - self._clock.monotonic()
-        if due.next_due is None:
-            self._due.pop(shard, None)
-        else:
-            self._due[shard] = due.next_due
+        self._due.pop(shard, None)
+        for known in (due.next_due, self._heard.pop(shard, None)):
+            if known is not None:
+                self._due[shard] = min(known, self._due.get(shard, known))
 
     def hear(self, shard: ShardRef, perform_in: float) -> None:
         """An announcement: a shard has work at this time, or earlier if that was known."""
-        self._due[shard] = min(perform_in, self._due.get(shard, perform_in))
+        for known in (self._due, self._heard):
+            known[shard] = min(perform_in, known.get(shard, perform_in))
 
     def park(self, shard: ShardRef, seconds: float) -> None:
         """Leave a shard alone for a while."""
@@ -37,6 +46,7 @@ class Agenda:
     def forget(self, shard: ShardRef) -> None:
         """The shard is not the lane's any more."""
         self._due.pop(shard, None)
+        self._heard.pop(shard, None)
 
     def due(self) -> dict[ShardRef, float]:
         """Due times by shard, without those that have nothing."""

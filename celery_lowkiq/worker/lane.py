@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.errors import NotOwner, StoreError, StoreUnavailable
-from celery_lowkiq.rules.models import Batch, Claim, Due, Settled, ShardRef, Verdict
+from celery_lowkiq.rules.models import Batch, Claim, Due, Fate, Settled, ShardRef, Verdict
 from celery_lowkiq.rules.schedulers import Scheduler
 
 from .agenda import Agenda
@@ -64,6 +64,7 @@ class Lane:
         self._working: ShardRef | None = None
         self._batch: Batch | None = None
         self._refresh = False
+        self._poll_at = around.clock.monotonic() + around.poll_interval
         self._stopping_at: float | None = None
         self._thread = threading.Thread(target=self._main, name=self.name, daemon=True)
 
@@ -171,9 +172,8 @@ class Lane:
                 return self._held[shard]
             if not self._refresh and self._stopping_at is None:
                 left = self._agenda.seconds_until(min(due.values(), default=None))
-                poll = self._around.poll_interval
-                woken = self._changed.wait(poll if left is None else min(left, poll))
-                self._refresh |= not woken and (left is None or left > poll)
+                poll = max(0.0, self._poll_at - self._around.clock.monotonic())
+                self._changed.wait(poll if left is None else min(left, poll))
             return None
 
     def _workable(self) -> dict[ShardRef, float]:
@@ -185,18 +185,35 @@ class Lane:
         }
 
     def _take_refresh(self) -> bool:
+        """Whether to ask about all shards. By the clock, not only when idle: a backlog in one shard must
+        not keep the lane from others whose announcement was lost.
+        """
+        now = self._around.clock.monotonic()
         with self._changed:
-            refresh, self._refresh = self._refresh, False
-            return refresh
+            if not self._refresh and now < self._poll_at:
+                return False
+            self._refresh, self._poll_at = False, now + self._around.poll_interval
+            return True
 
     def _ask_all(self) -> None:
         shards = self.shards()
         try:
-            dues = self._survive(lambda: self._around.store.next_due(shards))
+            dues = self._ask(shards, lambda: self._around.store.next_due(shards))
         except StoreUnavailable:
+            return
+        except StoreError:
+            logger.exception("%s tries its shards one by one", self.name)
+            self._try_all()
             return
         for shard, due in zip(shards, dues, strict=True):
             self._learn(shard, due)
+
+    def _try_all(self) -> None:
+        """One shard may be at fault: the claims will tell, each for its own."""
+        with self._changed:
+            self._poll_at = self._around.clock.monotonic() + max(PARKED, self._around.poll_interval)
+            for shard in self._held:
+                self._agenda.hear(shard, self._agenda.now())
 
     def _learn(self, shard: ShardRef, due: Due) -> None:
         with self._changed:
@@ -251,30 +268,42 @@ class Lane:
         store = self._around.store
         held.request += 1
         request, over = held.request, held.over
-        claim = self._survive(lambda: store.claim(held.queue, held.lease, request, over, suspects))
+        claim = self._ask([held.shard], lambda: store.claim(held.queue, held.lease, request, over, suspects))
         self._learn(held.shard, Due(claim.next_due, claim.now))
         return claim
 
     def _run(self, held: Held, claim: Claim) -> None:
         if not claim.jobs:
             return
-        batch = self._batch = Batch(held.queue, held.lease, claim.number, claim.jobs, held.lost)
+        batch = Batch(held.queue, held.lease, claim.number, claim.jobs, held.lost)
+        if not self._may_begin(held):
+            self._settle(held, batch, tuple(Verdict(job.id, job.claim, Fate.RETURN) for job in batch.jobs))
+            return
+        self._batch = batch
         verdicts = self._around.runner.run(batch)
-        try:
-            settled = self._settle(held, verdicts)
-        finally:
-            self._batch = None
-            held.over = claim.number
+        settled = self._settle(held, batch, verdicts)
         self._around.runner.settled(batch, settled.accepted)
 
-    def _settle(self, held: Held, verdicts: tuple[Verdict, ...]) -> Settled:
+    def _may_begin(self, held: Held) -> bool:
+        """The answer of a claim may be late: after an outage another node may be about to take the shard."""
+        return self._stopping_at is None and held.may_claim(self._around.clock.monotonic())
+
+    def _settle(self, held: Held, batch: Batch, verdicts: tuple[Verdict, ...]) -> Settled:
         store = self._around.store
-        settled = self._survive(lambda: store.settle(held.queue, held.lease, verdicts))
+        try:
+            settled = self._ask([held.shard], lambda: store.settle(held.queue, held.lease, verdicts))
+        finally:
+            self._batch = None
+            held.over = batch.claim
         self._learn(held.shard, Due(settled.next_due, settled.now))
         return settled
 
-    def _survive(self, action: Callable[[], T]) -> T:
-        return self._around.outage.survive(action, self._gives_up)
+    def _ask(self, shards: Sequence[ShardRef], question: Callable[[], T]) -> T:
+        """The store's answer, however long it takes; what is heard about the shards meanwhile outlives it."""
+        with self._changed:
+            for shard in shards:
+                self._agenda.ask(shard)
+        return self._around.outage.survive(question, self._gives_up)
 
     def _gives_up(self) -> bool:
         """A stopping lane gives Redis one lease time to come back; an abandoned one none."""

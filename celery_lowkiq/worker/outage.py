@@ -34,21 +34,27 @@ class Outage:
         self._clock = clock
         self._lock = threading.Lock()
         self._since: float | None = None
+        #: Threads that have had no answer since: one that fares well does not speak for the others.
+        self._without: set[int] = set()
         #: Ends all pauses.
         self.stop = threading.Event()
 
     def begins(self, error: StoreError) -> None:
         """Redis did not answer, or refused what a node cannot do without."""
         with self._lock:
+            self._without.add(threading.get_ident())
             first, self._since = self._since is None, self._since or self._clock.monotonic()
         if first:
             logger.error("%s. Ordered queues wait until it is back.", error)
 
     def ends(self) -> None:
-        """Redis answered."""
+        """Redis answered this thread; it is back when it has answered all that failed."""
         if self._since is None:
             return
         with self._lock:
+            self._without.discard(threading.get_ident())
+            if self._without:
+                return
             since, self._since = self._since, None
         if since is not None:
             logger.warning(

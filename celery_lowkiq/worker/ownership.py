@@ -142,7 +142,10 @@ class Ownership:
         return min([self._seconds / RENEWALS, *looks])
 
     def _doubt(self) -> None:
-        """Tell the runs of shards that another node may have by now."""
+        """Tell the runs of shards that another node may have by now. What was seen of others is worth nothing
+        either: while nobody could look, an owner could not renew.
+        """
+        self._watches = {shard: replace(watch, since=None) for shard, watch in self._watches.items()}
         now = self._clock.monotonic()
         for held in self._leases():
             if now >= held.deadline:

@@ -48,8 +48,10 @@ class Waker:
     def stop(self) -> None:
         """Listen no more."""
         self._stopping = True
-        if self._subscription is not None:
-            self._subscription.close()
+        # Read once: the thread may be done with it at any moment.
+        subscription = self._subscription
+        if subscription is not None:
+            subscription.close()
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until the thread ended, at most ``timeout`` s."""

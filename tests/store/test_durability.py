@@ -59,7 +59,7 @@ def test_fsynced_waits_for_the_disk():
 def test_fsynced_is_refused_where_the_server_has_no_file():
     with EmbeddedServer(executable=valkey()) as server:
         store = store_on(server, Level.FSYNCED)
-        with pytest.raises(ConfigurationError, match="needs WAITAOF .* and appendonly yes"):
+        with pytest.raises(ConfigurationError, match=r"needs WAITAOF .* and appendonly yes"):
             store.push(ONE, [NewJob("1", b"x", 1.0)])
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
+from numbers import Integral
 from uuid import UUID
 
 import pytest
@@ -42,12 +44,59 @@ def test_ids(given_id, text):
         ("a\nb", "control character"),
         ("a\0", "control character"),
         ("\x7f", "control character"),
+        ("a\x85", "control character"),
         ("\ud800", "Unicode"),
     ],
 )
 def test_refused_ids(given_id, message):
     with pytest.raises(InvalidCall, match=message):
         read_id(given_id)
+
+
+def test_a_member_of_an_enum_is_its_value():
+    """Else callers that write the value, or run on another Python, would mean another job."""
+    text = enum.Enum("Text", {"A": "a"}, type=str)
+    number = enum.IntEnum("Number", {"ONE": 1})
+    assert (read_id(text.A), read_id(number.ONE)) == ("a", "1")
+
+
+class Int64:
+    """An integer of another library, such as numpy's."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __int__(self):
+        return self.value
+
+    def __float__(self):
+        return float(self.value)
+
+
+Integral.register(Int64)
+
+
+def test_integers_of_other_libraries():
+    assert read_score(Int64(7), UTC) == 7.0
+    with pytest.raises(InvalidCall, match="no number that a double holds exactly"):
+        read_score(Int64(1_795_240_471_760_889_393), UTC)
+
+
+def test_an_integer_of_more_digits_than_python_prints_is_no_id():
+    for value in (10**5000, -(10**5000)):
+        with pytest.raises(InvalidCall, match="257 bytes"):
+            read_id(value)
+
+
+def test_errors_are_short_whatever_the_value():
+    class Mute:
+        def __repr__(self):
+            raise RuntimeError
+
+    for value in (10**5000, Mute(), "x" * 100_000):
+        with pytest.raises(InvalidCall) as raised:
+            read_score(value, UTC)
+        assert len(str(raised.value)) < 300
 
 
 def test_scores():
@@ -140,7 +189,18 @@ def test_a_bad_job_of_a_list_is_named(job, message):
         bulk([{"id": 0}, job], UTC)
 
 
-@pytest.mark.parametrize("jobs", [{"id": 1}, "ab"])
+def test_a_key_finds_the_ids_of_a_list():
+    jobs = [{"payload": {"n": 1}}, {"id": 2, "payload": {"n": 1}}]
+    assert [entry.id for entry in bulk(jobs, UTC, lambda payload: payload["n"])] == ["1", "2"]
+    for wrong, words in (
+        ({"payload": {}}, "key= finds no id in payload={}: KeyError"),
+        ({"score": 1}, "no 'id'"),
+    ):
+        with pytest.raises(InvalidCall, match=f"job 1 of the list: {words}"):
+            bulk([{"id": 0}, wrong], UTC, lambda payload: payload["n"])
+
+
+@pytest.mark.parametrize("jobs", [{"id": 1}, "ab", 5, None])
 def test_a_bulk_call_wants_a_list(jobs):
     with pytest.raises(InvalidCall, match="takes a list of jobs"):
         bulk(jobs, UTC)

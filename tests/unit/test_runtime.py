@@ -265,3 +265,27 @@ def test_a_refusal_of_redis_is_no_crash(node, name, caplog):
     one.ran("1")
     assert one.host.stops == []
     assert "NOPERM" in caplog.text
+
+
+def test_an_outage_is_no_silence_of_the_owner(node):
+    """While nobody could look, nobody could renew: the living owner gets its time again."""
+    one = node()
+    looks, away = [], threading.Event()
+
+    def observe(after):
+        looks.append(time.monotonic())
+        if away.is_set():
+            raise StoreUnavailable("gone")
+
+    for shard in SHARDS:
+        one.store.leases[shard] = LeaseState("other", 7, 3)
+    one.store.fail["observe"] = observe
+    one.start()
+    eventually(lambda: looks)
+    away.set()
+    eventually(lambda: looks[-1] - looks[0] > 2 * 0.5)
+    away.clear()
+    seen = len(looks)
+    first = eventually(lambda: len(looks) > seen and looks[seen])
+    eventually(lambda: len(one.owns()) == 4)
+    assert time.monotonic() - first >= 1.05 * 0.5 - 0.05

@@ -47,6 +47,10 @@ def test_a_namespace_works():
     made.config_from_object({"CELERY_LOWKIQ_POL_INTERVAL": 7}, namespace="CELERY")
     with pytest.raises(ConfigurationError, match="unknown setting 'lowkiq_pol_interval'"):
         read_settings(made)
+    made = Celery("unit", set_as_current=False)
+    made.config_from_object({"LOWKIQ_POLL_INTERVAL": 7}, namespace="CELERY")
+    with pytest.raises(ConfigurationError, match=r"no effect: .* or 'CELERY_LOWKIQ_POLL_INTERVAL'"):
+        read_settings(made)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +70,7 @@ def test_a_namespace_works():
         ("lowkiq_server_middlewares", ["no.such.thing"], "cannot be imported"),
         ("lowkiq_redis_options", [("a", 1)], "a dict of redis-py"),
         ("lowkiq_last_words", 5, "a function"),
+        ("LOWKIQ_LANES", 5, "setting 'LOWKIQ_LANES' has no effect: write 'lowkiq_lanes'"),
     ],
 )
 def test_bad_settings(name, value, words):
@@ -104,6 +109,41 @@ def test_urls():
         "sentinel://a:1;sentinel://b:2", result_backend_transport_options={"master_name": "mymaster"}
     )
     assert (sentinel["sentinels"], sentinel["master_name"]) == ([("a", 1), ("b", 2)], "mymaster")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:hunter2@host:notaport/0",
+        "redis://:hunter2/3@host:1/0",
+        "redis://:hunter2@a:1/0;redis://:hunter2@b:1/0",
+        "redis://:hunter2@[::1",
+        "rediss://:hunter2@host",
+        "redis+socket://",
+    ],
+)
+def test_a_bad_url_is_refused_and_not_shown(url):
+    with pytest.raises(ConfigurationError, match="lowkiq_url: its value is not allowed") as raised:
+        parameters(url)
+    assert "hunter2" not in str(raised.value)
+
+
+def test_of_a_broker_with_several_urls_the_first_is_the_store():
+    for url in ("redis://a;redis://b", ["redis://a", "redis://b"]):
+        made = Celery("unit", broker=url, set_as_current=False)
+        assert stores.parameters(made, read_settings(made))["host"] == "a"
+
+
+def test_a_sentinel_needs_the_name_of_its_master():
+    with pytest.raises(ConfigurationError, match="master_name"):
+        parameters("sentinel://a:1")
+    assert parameters("sentinel://a:1", lowkiq_redis_options={"master_name": "m"})["master_name"] == "m"
+
+
+def test_a_misspelt_redis_option_is_refused_before_anything_connects():
+    home = stores.home_of(app(lowkiq_redis_options={"sokcet_timeout": 1}))
+    with pytest.raises(ConfigurationError, match=r"lowkiq_redis_options.*sokcet_timeout"):
+        _ = home.store
 
 
 def test_a_hanging_redis_cannot_outlast_a_lease():

@@ -92,6 +92,41 @@ class TestDecorating:
             async def wrong(payloads_by_id):
                 pass
 
+    def test_generators_are_refused(self):
+        """Their body would never run, and the job count as done."""
+        with pytest.raises(ConfigurationError, match="is a generator"):
+
+            @ordered_task
+            def wrong(payloads_by_id):
+                yield
+
+    def test_a_class_may_borrow_functions_or_define_methods(self, app):
+        def pause(retry_count):
+            return retry_count + 5
+
+        class Borrows(OrderedTask):
+            name = "borrows"
+            retry_in = pause
+            key = lambda payload: payload["id"]  # noqa: E731
+
+            def run(self, payloads_by_id):
+                return payloads_by_id
+
+        class Defines(OrderedTask):
+            name = "defines"
+            prefix = "id-"
+
+            def key(self, payload):
+                return f"{self.prefix}{payload}"
+
+            def run(self, payloads_by_id):
+                return payloads_by_id
+
+        borrows = app.register_task(Borrows())
+        assert borrows.retry_in(1) == 6
+        assert borrows.delay({"id": 3}).get() == {"3": [{"id": 3}]}
+        assert app.register_task(Defines()).delay(7).get() == {"id-7": [7]}
+
     @pytest.mark.parametrize(
         "function, bind",
         [(lambda: 0, False), (lambda a, b: 0, False), (lambda *, a: 0, False), (lambda self: 0, True)],
@@ -113,6 +148,8 @@ class TestDecorating:
             ({"queue_name": "a{b"}, "queue_name"),
             ({"queue_name": "x" * 256}, "queue_name"),
             ({"queue_name": "é"}, "queue_name"),
+            ({"merge": []}, "merge="),
+            ({"queue": "mine"}, "queue='mine' is not allowed.*queue_name="),
             ({"merge": "sum"}, "merge='sum' is not allowed: 'min' or 'max'"),
             ({"retry_in": 5}, "retry_in=5 is not allowed: a function, or None"),
             ({"key": "id"}, "key='id'"),
@@ -210,6 +247,18 @@ class TestEager:
         task, calls = recorder(app)
         task.delay("1", (1, 2))
         assert calls == [{"1": [[1, 2]]}]
+
+    def test_a_key_is_asked_once_a_call(self, app):
+        asked = []
+        task, _ = recorder(app, key=lambda payload: asked.append(payload) or payload)
+        task.delay("a")
+        assert asked == ["a"]
+
+    def test_a_payload_without_its_key_is_refused(self, app):
+        task, calls = recorder(app, key=lambda payload: payload["id"])
+        with pytest.raises(InvalidCall, match=r"key= finds no id in payload=\{'v': 1\}: KeyError"):
+            task.delay({"v": 1})
+        assert calls == []
 
     def test_key(self, app):
         task, calls = recorder(app, key=lambda payload: payload["id"])

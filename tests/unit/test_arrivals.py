@@ -1,0 +1,102 @@
+"""Calls that come by the broker are stored before they are acknowledged. No Redis."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+from celery import Celery
+
+from celery_lowkiq import ordered_task
+from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.rules.errors import StoreUnavailable
+
+
+class Store:
+    """Takes pushes, unless it is away."""
+
+    def __init__(self):
+        self.away = False
+        self.pushed = []
+
+    def push(self, spec, jobs):
+        if self.away:
+            raise StoreUnavailable("gone")
+        self.pushed += [(job.id, job.payload, job.perform_in) for job in jobs]
+
+
+class Timer:
+    """Keeps what is to happen later until the test lets it happen."""
+
+    def __init__(self):
+        self.later = []
+
+    def call_after(self, seconds, action, arguments):
+        self.later.append((action, arguments))
+
+    def fire(self):
+        due, self.later = self.later, []
+        for action, arguments in due:
+            action(*arguments)
+
+
+class Message:
+    """A message of Celery's protocol 2, and what was told the broker about it."""
+
+    def __init__(self, *args, eta=None, **kwargs):
+        self.headers = {"eta": eta}
+        self.payload = (args, kwargs, {})
+        self.answers = []
+
+    def sent_to(self, handler):
+        handler(self, None, lambda *_: self.answers.append("ack"), lambda *_: self.answers.append("reject"))
+        return self.answers
+
+
+@pytest.fixture
+def timer():
+    return Timer()
+
+
+@pytest.fixture
+def store():
+    return Store()
+
+
+@pytest.fixture
+def handler(store, timer):
+    app = Celery("unit", broker="redis://localhost:1/0", set_as_current=False)
+
+    @ordered_task(app=app, shared=False)
+    def task(payloads_by_id):
+        """Never run here."""
+
+    home_of(app)._store = store
+    return task.Strategy(task, app, SimpleNamespace(connection_errors=(), timer=timer))
+
+
+def test_a_call_is_stored_and_acknowledged(handler, store):
+    assert Message("1", {"b": 1, "a": 2}).sent_to(handler) == ["ack"]
+    assert Message(id=2, eta="2026-01-01T00:00:00Z").sent_to(handler) == ["ack"]
+    assert store.pushed == [("1", b'{"a":2,"b":1}', None), ("2", b'""', 1767225600.0)]
+
+
+@pytest.mark.parametrize("args", [(), (1, 2, 3), (None,), (1, object())])
+def test_a_call_that_is_wrong_is_rejected(handler, store, args):
+    assert Message(*args).sent_to(handler) == ["reject"]
+    assert store.pushed == []
+
+
+def test_a_store_that_is_away_is_waited_for_and_logged_twice(handler, store, timer, caplog):
+    caplog.set_level(logging.INFO, "celery_lowkiq")
+    store.away = True
+    messages = [Message(str(number)) for number in range(3)]
+    assert [message.sent_to(handler) for message in messages] == [[], [], []]
+    timer.fire()
+    assert len(timer.later) == 3
+    store.away = False
+    timer.fire()
+    assert [message.answers for message in messages] == [["ack"]] * 3
+    assert [job_id for job_id, _, _ in store.pushed] == ["0", "1", "2"]
+    assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]

@@ -1,0 +1,212 @@
+"""What a lane knows and when it may begin, where replies, announcements and leases cross."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import pytest
+
+from celery_lowkiq.rules.clock import SystemClock
+from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
+from celery_lowkiq.rules.models import Due, Fate, QueueSpec, ShardRef
+from celery_lowkiq.store.keys import channel
+from celery_lowkiq.store.subscription import _announcement
+from celery_lowkiq.worker.agenda import Agenda
+from celery_lowkiq.worker.outage import Outage
+from celery_lowkiq.worker.waker import Waker
+from tests.unit.fakes import FakeHost, FakeStore
+from tests.unit.nodes import SHARDS
+from tests.waiting import eventually
+
+ONE, TWO = QueueSpec("q", shards=1), QueueSpec("q", shards=2)
+SHARD = SHARDS[0]
+
+
+class TestAgenda:
+    @pytest.fixture
+    def agenda(self):
+        return Agenda(SystemClock())
+
+    def test_what_is_heard_while_a_question_is_out_outlives_the_reply(self, agenda):
+        agenda.ask(SHARD)
+        agenda.hear(SHARD, 50.0)
+        agenda.learn(SHARD, Due(None, 100.0))
+        assert agenda.due() == {SHARD: 50.0}
+
+    @pytest.mark.parametrize("replied, heard, known", [(40.0, 50.0, 40.0), (60.0, 50.0, 50.0)])
+    def test_the_earlier_of_reply_and_announcement_counts(self, agenda, replied, heard, known):
+        agenda.ask(SHARD)
+        agenda.hear(SHARD, heard)
+        agenda.learn(SHARD, Due(replied, 100.0))
+        assert agenda.due() == {SHARD: known}
+
+    def test_what_was_heard_before_the_question_is_in_its_reply(self, agenda):
+        agenda.hear(SHARD, 50.0)
+        agenda.ask(SHARD)
+        agenda.learn(SHARD, Due(None, 100.0))
+        assert agenda.due() == {}
+
+    def test_nothing_heard_outlives_two_replies(self, agenda):
+        agenda.ask(SHARD)
+        agenda.hear(SHARD, 50.0)
+        agenda.learn(SHARD, Due(None, 100.0))
+        agenda.learn(SHARD, Due(None, 101.0))
+        assert agenda.due() == {}
+
+
+class TestCrossing:
+    """Redis answers, a push lands and is heard, and only then does the lane read the answer."""
+
+    @pytest.fixture
+    def one(self, node):
+        return node(lanes=1, queues=[ONE])
+
+    def crosses(self, one, name):
+        method, crossed = getattr(one.store, name), []
+
+        def answers_slowly(*args):
+            reply = method(*args)
+            if not crossed:
+                crossed.append(name)
+                one.store.push(SHARD, "crossing", announce=False)
+                one.runtime._heard(SHARD, time.time())
+            return reply
+
+        setattr(one.store, name, answers_slowly)
+        return crossed
+
+    def test_the_answer_of_a_settle(self, one):
+        self.crosses(one, "settle")
+        one.store.push(SHARD, "first", announce=False)
+        one.start()
+        one.ran("first", "crossing")
+
+    def test_the_answer_about_all_shards(self, one):
+        self.crosses(one, "next_due")
+        one.start()
+        one.ran("crossing")
+
+    def test_the_answer_of_a_claim_that_found_nothing(self, one):
+        crossed = self.crosses(one, "claim")
+        one.start()
+        eventually(lambda: crossed or one.runtime._heard(SHARD, time.time()))
+        one.ran("crossing")
+
+    def test_an_announcement_from_before_the_question_costs_one_claim(self, one):
+        one.store.push(SHARD, "first")
+        one.start()
+        one.ran("first")
+        eventually(lambda: not one.store.pushed and not one.runtime._lanes[0]._refresh)
+        before = len(one.store.claims)
+        one.runtime._heard(SHARD, time.time())
+        eventually(lambda: len(one.store.claims) > before)
+        one.store.push(SHARD, "second")
+        one.ran("second")
+        assert len(one.store.claims) == before + 2
+
+
+def test_a_backlog_in_one_shard_does_not_hide_another_whose_announcement_was_lost(node):
+    one = node(lanes=1, queues=[TWO], poll_interval=0.1, lease_seconds=5.0)
+    one.runner.act = lambda batch: time.sleep(0.002)
+    for number in range(20_000):
+        one.store.push(SHARDS[0], str(number), perform_in=1e9 + number, announce=False)
+    one.start()
+    eventually(lambda: one.store.settled)
+    one.store.push(SHARDS[1], "unheard", perform_in=1.0, announce=False)
+    one.ran("unheard")
+    assert one.store.waiting[SHARDS[0]]
+
+
+def test_a_claim_that_is_answered_after_the_deadline_begins_nothing(node):
+    one = node(lanes=1, queues=[ONE]).start()
+    held = eventually(lambda: one.runtime._ownership._held.get(SHARD))
+    eventually(lambda: one.store.refreshes)
+    asked = []
+
+    def unavailable(after):
+        raise StoreUnavailable("gone")
+
+    one.store.fail["renew"] = unavailable
+    one.store.fail["claim"] = lambda after: (asked.append(after), unavailable(after))
+    one.store.push(SHARD, "1")
+    eventually(lambda: asked and time.monotonic() > held.deadline)
+    del one.store.fail["claim"]
+    eventually(lambda: one.store.settled)
+    assert one.store.settled[0] == ("1", Fate.RETURN)
+    assert one.runner.ids == []
+
+
+def test_what_was_claimed_but_not_begun_goes_back_when_the_node_stops(node):
+    one = node(lanes=1, queues=[ONE])
+    claim = one.store.claim
+
+    def stops_meanwhile(*args):
+        reply = claim(*args)
+        one.runtime.hold()
+        return reply
+
+    one.store.claim = stops_meanwhile
+    one.store.push(SHARD, "1", announce=False)
+    one.start()
+    one.ran("1")
+    one.runtime.drain()
+    assert one.runtime.join(10)
+    assert (one.store.settled, one.runner.ids) == ([("1", Fate.RETURN)], [])
+
+
+def test_a_refused_question_about_all_shards_is_no_crash(node, caplog):
+    """Each shard is tried instead."""
+
+    def refuse(after):
+        raise StoreError("Redis refused a command: WRONGTYPE")
+
+    one = node()
+    one.store.fail["next_due"] = refuse
+    for shard in SHARDS:
+        one.store.push(shard, str(shard), announce=False)
+    one.start()
+    one.ran(*map(str, SHARDS))
+    assert one.host.stops == []
+    assert "WRONGTYPE" in caplog.text
+
+
+class TestOutage:
+    def test_a_thread_that_fares_well_does_not_end_the_outage_of_another(self, caplog):
+        caplog.set_level(logging.WARNING)
+        outage = Outage(SystemClock())
+        for _ in range(3):
+            outage.begins(StoreError("NOPERM"))
+            other = threading.Thread(target=outage.ends)
+            other.start()
+            other.join()
+        assert caplog.text.count("wait until it is back") == 1
+        assert "is back after" not in caplog.text
+        outage.ends()
+        assert caplog.text.count("is back after") == 1
+
+
+def test_the_waker_may_lose_its_subscription_while_it_is_stopped():
+    """Between the look at the subscription and its closing: Redis went away just then."""
+    store = FakeStore()
+    looks = iter([store, None])
+
+    class Vanishing(Waker):
+        _subscription = property(lambda self: next(looks), lambda self, value: None)
+
+    outage = Outage(SystemClock())
+    Vanishing(store, [ONE], FakeHost(), outage, pushed=lambda *_: None, connected=lambda: None).stop()
+    assert not store.open
+
+
+@pytest.mark.parametrize("text", [b"0 nan", b"0 inf", b"0 -inf", b"0 ", b"x 1", b"0 soon"])
+def test_only_a_time_is_an_announcement(text):
+    """Anyone may publish; a lane that is told ``nan`` would wait 0 s for it, for ever."""
+    assert _announcement(channel("q").encode(), text) is None
+
+
+def test_a_time_or_a_release_is_an_announcement():
+    name = channel("q").encode()
+    assert _announcement(name, b"2 1.5") == (ShardRef("q", 2), 1.5)
+    assert _announcement(name, b"2 released") == (ShardRef("q", 2), None)

@@ -1,0 +1,135 @@
+"""What becomes of a job when something around its function fails. Celery's own tracer, no Redis."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+from celery import Celery, signals
+from celery.app.trace import build_tracer
+
+from celery_lowkiq import OrderedTask, ordered_task
+from celery_lowkiq.integration.runner import CeleryRunner
+from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.rules.models import Batch, Fate, Job, Lease, Payload, ShardRef
+
+# Celery warns of each error from outside a function.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+@pytest.fixture
+def run():
+    """Run a bound function on one job as a lane does: its verdict, and the states that Celery told."""
+    states = []
+
+    def note_state(state=None, retval=None, **_):
+        states.append((state, type(retval).__name__))
+
+    signals.task_postrun.connect(note_state)
+
+    def run_once(function, init=None, **options):
+        states.clear()
+        app = Celery("unit", broker="redis://localhost:1/0", set_as_current=False)
+        options = {"retry_in": lambda retry_count: 1, **options}
+        task = ordered_task(app=app, shared=False, bind=True, name="t", **options)(function)
+        app.finalize()
+        if init is not None:
+            app.loader.on_task_init = init
+        task.__trace__ = build_tracer(task.name, task, app.loader, "host", app=app)
+        consumer = SimpleNamespace(app=app, hostname="host", event_dispatcher=None)
+        runner = CeleryRunner({"t": task}, consumer, home_of(app).codec, home_of(app).settings)
+        job = Job("1", (Payload(b'"x"', 1.0),), perform_in=0.0, claim=1)
+        lease = Lease(ShardRef("t", 0), "me", 1)
+        (verdict,) = runner.run(Batch(task.queue_spec, lease, 1, (job,), lost=threading.Event()))
+        return verdict, list(states)
+
+    yield run_once
+    signals.task_postrun.disconnect(note_state)
+
+
+def returns(self, payloads_by_id):
+    return None
+
+
+def raises(self, payloads_by_id):
+    raise ValueError("boom")
+
+
+def fails(*_):
+    raise RuntimeError("around")
+
+
+@pytest.mark.parametrize("hook", ["on_success", "after_return"])
+def test_what_fails_after_the_function_returned_does_not_repeat_it(run, hook):
+    verdict, _ = run(returns, base=type("Hooked", (OrderedTask,), {"abstract": True, hook: fails}))
+    assert verdict.fate is Fate.DONE
+
+
+def test_a_job_whose_function_never_ran_is_not_done(run):
+    verdict, _ = run(returns, init=fails)
+    assert (verdict.fate, verdict.error) == (Fate.RETRY, b"RuntimeError: around")
+    verdict, _ = run(returns, base=type("Hooked", (OrderedTask,), {"abstract": True, "before_start": fails}))
+    assert (verdict.fate, verdict.error) == (Fate.RETRY, b"RuntimeError: around")
+
+
+#: A failing on_retry makes Celery call on_failure.
+BROKEN = {"abstract": True, "on_failure": fails, "on_retry": fails}
+
+
+@pytest.mark.parametrize("max_retries, fate", [(0, Fate.DIE), (1, Fate.RETRY)])
+def test_failing_hooks_do_not_hide_the_error(run, max_retries, fate):
+    verdict, _ = run(raises, base=type("Hooked", (OrderedTask,), BROKEN), max_retries=max_retries)
+    assert (verdict.fate, verdict.error) == (fate, b"ValueError: boom")
+
+
+def test_failing_hooks_keep_the_pause_that_was_asked_for(run):
+    def again(self, payloads_by_id):
+        raise self.retry(countdown=77)
+
+    verdict, _ = run(again, base=type("Hooked", (OrderedTask,), BROKEN))
+    assert (verdict.fate, verdict.delay) == (Fate.RETRY, 77.0)
+
+
+class TestRetry:
+    def test_its_error_is_the_one_being_handled(self, run):
+        def handles(self, payloads_by_id):
+            try:
+                raise KeyError("original")
+            except KeyError:
+                raise self.retry(countdown=3)  # noqa: B904 - as Celery's users write it
+
+        verdict, states = run(handles)
+        assert (verdict.fate, verdict.delay, verdict.error) == (Fate.RETRY, 3.0, b"KeyError: 'original'")
+        assert states == [("RETRY", "Retry")]
+        verdict, states = run(handles, max_retries=0)
+        assert (verdict.fate, verdict.error) == (Fate.DIE, b"KeyError: 'original'")
+        assert states == [("FAILURE", "KeyError")]
+
+    def test_without_any_error_a_death_is_still_a_failure(self, run):
+        def again(self, payloads_by_id):
+            raise self.retry()
+
+        verdict, states = run(again)
+        assert verdict.error == b"Retry: asked for by self.retry()"
+        assert states == [("RETRY", "Retry")]
+        verdict, states = run(again, max_retries=0)
+        assert verdict.fate is Fate.DIE
+        assert states == [("FAILURE", "MaxRetriesExceededError")]
+
+    def test_a_run_cannot_succeed_and_be_repeated(self, run):
+        def goes_on(self, payloads_by_id):
+            self.retry(throw=False)
+
+        verdict, _ = run(goes_on)
+        assert verdict.fate is Fate.RETRY
+        assert b"throw=False" in verdict.error
+
+    def test_autoretry_for(self, run):
+        options = {"autoretry_for": (ValueError,), "retry_kwargs": {"countdown": 7, "max_retries": 3}}
+        verdict, _ = run(raises, **options)
+        assert (verdict.fate, verdict.delay, verdict.error) == (Fate.RETRY, 7.0, b"ValueError: boom")
+        options["retry_kwargs"]["max_retries"] = 0
+        verdict, states = run(raises, **options)
+        assert verdict.fate is Fate.DIE
+        assert states == [("FAILURE", "ValueError")]
