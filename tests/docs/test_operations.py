@@ -1,0 +1,100 @@
+"""The user of docs/operations.md may do all that is needed, and nothing beside."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import redis
+
+from celery_lowkiq.embedded import EmbeddedServer
+from celery_lowkiq.rules.models import BadPayload, Fate, NewJob, QueueSpec, Verdict
+from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.connect import connect
+from celery_lowkiq.store.queries import Queries
+from celery_lowkiq.store.store import RedisStore
+
+PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+QUEUE = QueueSpec("orders", shards=2, batch_size=100)
+
+
+@pytest.fixture(params=["here", "6.2"])
+def restricted(request):
+    """A client with the rights that the page gives."""
+    name = "redis_server" if request.param == "here" else "redis_62_server"
+    server: EmbeddedServer = request.getfixturevalue(name)
+    (line,) = re.findall(r"^user (lowkiq on .*)$", PAGE, re.MULTILINE)
+    if request.param == "6.2":
+        line = line.replace("+script|load", "+script")
+    with redis.Redis(unix_socket_path=server.socket_path) as admin:
+        admin.flushall()
+        admin.execute_command("ACL", "SETUSER", *line.split())
+        parameters = {"path": server.socket_path, "username": "lowkiq", "password": "password"}
+        client = connect(parameters, pool_size=3, pool_timeout=5)
+        yield client
+        client.connection_pool.disconnect()
+        admin.execute_command("ACL", "DELUSER", "lowkiq")
+
+
+def test_its_rights_are_enough(restricted):
+    store = RedisStore(restricted)
+    long = [NewJob("long", b"%d" % n + b"x" * 50, float(n), 1.0) for n in range(100)]
+    store.push(QUEUE, [*long, *(NewJob(str(n), b"x") for n in range(20))])
+    store.beat(["orders"], "me", 4)
+    subscription = store.subscribe([QUEUE])
+    for shard in QUEUE.shard_refs():
+        lease = store.acquire(QUEUE, shard, "me", store.observe([shard])[0], 0)
+        assert store.renew([lease]) == [True]
+        claim = store.claim(QUEUE, lease, 1)
+        fates = (Fate.DONE, Fate.RETRY, Fate.DIE, Fate.BURY, Fate.RETURN)
+        store.settle(
+            QUEUE,
+            lease,
+            [
+                Verdict(
+                    job.id,
+                    claim.number,
+                    fates[n % 5],
+                    1,
+                    60.0,
+                    b"boom",
+                    (BadPayload(0, b"bad"),) if n % 2 else (),
+                )
+                for n, job in enumerate(claim.jobs)
+            ],
+        )
+        store.claim(QUEUE, lease, 2)
+        heir = store.acquire(QUEUE, shard, "heir", store.observe([shard])[0], 0)
+        store.forgive(heir)
+        store.release(heir)
+    queries, actions = Queries(store), Actions(store)
+    for by in ("id", "perform_in", "retry_count"):
+        queries.jobs(QUEUE, by)
+    for by in ("id", "updated_at"):
+        queries.morgue(QUEUE, by)
+    queries.processing(QUEUE)
+    queries.job(QUEUE, "1")
+    assert queries.stats(QUEUE).length > 0
+    actions.perform_all_now(QUEUE)
+    actions.kill_all_failed(QUEUE)
+    actions.morgue_queue_up(QUEUE, ["1"])
+    actions.morgue_delete_all(QUEUE)
+    actions.delete(QUEUE, [str(n) for n in range(20)] + ["long"])
+    actions.delete_all_failed(QUEUE)
+    assert store.next_due(QUEUE.shard_refs())[0].next_due is None
+    store.forget_members("orders", [("me", 4)])
+    subscription.wait_pushed(1)
+    subscription.close()
+
+
+def test_they_reach_no_other_key(restricted):
+    for command in (
+        ("SET", "lowkiq:x", "1"),
+        ("GET", "celery"),
+        ("HGET", "celery", "x"),
+        ("FLUSHALL",),
+        ("KEYS", "*"),
+    ):
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            restricted.execute_command(*command)
