@@ -15,6 +15,7 @@ from celery.worker.consumer import Agent, Control, Gossip, Heart, Tasks
 from celery.worker.consumer.delayed_delivery import DelayedDelivery
 
 from celery_lowkiq.rules.clock import SystemClock
+from celery_lowkiq.rules.models import Batch
 from celery_lowkiq.store.store import RedisStore
 from celery_lowkiq.worker.runtime import Runtime
 
@@ -45,6 +46,19 @@ class CeleryHost:
             logger.critical("the worker stops: %s", reason)
             state.should_stop = exitcode  # type: ignore[assignment]
             self._consumer.call_soon(_nothing)
+
+    def alarm(self, batch: Batch, seconds: float) -> None:
+        """Log it, and send the event ``lowkiq-overdue``."""
+        ids = [job.id for job in batch.jobs]
+        logger.error("shard %s: the run of %s takes %.1f s so far", batch.shard, ids, seconds)
+        dispatcher = self._consumer.event_dispatcher
+        if dispatcher is None or not dispatcher.enabled:
+            return
+        fields = {"queue": batch.queue.name, "shard": batch.shard.index, "ids": ids, "seconds": seconds}
+        try:
+            dispatcher.send("lowkiq-overdue", **fields)
+        except Exception:
+            logger.exception("the event lowkiq-overdue could not be sent")
 
     def last_words(self, error: BaseException) -> None:
         """Call ``lowkiq_last_words``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,6 +27,10 @@ def _whole(low: int, high: int | None) -> Callable[[Any], bool]:
     return allowed
 
 
+def _seconds(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+
+
 def _or_none(allowed: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or allowed(value)
 
@@ -35,6 +40,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "batch_size": (_whole(1, MAX_BATCH), f"a whole number from 1 to {MAX_BATCH}"),
     "max_retries": (_or_none(_whole(0, None)), "a whole number from 0, or None for ever"),
     "max_crashes": (_whole(1, None), "a whole number from 1"),
+    "max_run": (_or_none(_seconds), "seconds above 0, or None"),
     "queue_name": (
         _or_none(lambda value: isinstance(value, str) and bool(QUEUE_NAME.fullmatch(value))),
         "1 to 255 printable ASCII characters without space and braces, or None for the task's name",

@@ -63,6 +63,8 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
     merge: str = Merge.MIN.value
     #: How many deaths of its worker a job may cause.
     max_crashes: int = 3
+    #: A run that takes longer (s) raises an alarm in log, statistics and events; it goes on.
+    max_run: float | None = None
     #: ``key(payload) -> id``; with it, calls take the payload alone.
     key: Callable[[Any], Any] | None = None
 
@@ -182,6 +184,7 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
             batch_size=self.batch_size,
             merge=Merge(self.merge),
             max_crashes=self.max_crashes,
+            max_run=self.max_run,
             poison_error=dump_error_text(home_of(app).settings, POISON.format(max_crashes=self.max_crashes)),
         )
 

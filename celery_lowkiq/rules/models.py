@@ -31,6 +31,8 @@ class QueueSpec:
     max_crashes: int = 3
     #: Stored as the error of a job that took its owner down ``max_crashes`` times.
     poison_error: bytes = b"poison pill"
+    #: A batch that runs for longer (s) raises an alarm.
+    max_run: float | None = None
 
     def shard_refs(self) -> tuple[ShardRef, ...]:
         """All shards of the queue, in order."""
@@ -192,6 +194,12 @@ class Batch:
     claim: int
     jobs: tuple[Job, ...]
     lost: Flag = field(compare=False)
+    #: Monotonic time of its start.
+    began_at: float = field(compare=False, default=0.0)
+
+    def overdue(self, now: float) -> bool:
+        """Whether it runs for longer than its task allows; ``now`` is monotonic."""
+        return self.queue.max_run is not None and now - self.began_at > self.queue.max_run
 
     @property
     def shard(self) -> ShardRef:

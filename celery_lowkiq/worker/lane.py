@@ -275,7 +275,8 @@ class Lane:
     def _run(self, held: Held, claim: Claim) -> None:
         if not claim.jobs:
             return
-        batch = Batch(held.queue, held.lease, claim.number, claim.jobs, held.lost)
+        began_at = self._around.clock.monotonic()
+        batch = Batch(held.queue, held.lease, claim.number, claim.jobs, held.lost, began_at)
         if not self._may_begin(held):
             self._settle(held, batch, tuple(Verdict(job.id, job.claim, Fate.RETURN) for job in batch.jobs))
             return

@@ -16,7 +16,7 @@ from celery_lowkiq.rules.errors import (
     StoreError,
     StoreUnavailable,
 )
-from celery_lowkiq.rules.models import QueueSpec, ShardRef
+from celery_lowkiq.rules.models import Lease, QueueSpec, ShardRef
 from celery_lowkiq.rules.ownership import RENEWALS, Watch
 
 from .held import Held
@@ -63,6 +63,7 @@ class Ownership:
         self._watches = {shard: Watch(queue, shard) for shard, (queue, _) in dealt.items()}
         self._held: dict[ShardRef, Held] = {}
         self._leaving: set[ShardRef] = set()
+        self._alarmed: set[Lease] = set()
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._draining = False
@@ -131,6 +132,7 @@ class Ownership:
                 if not self._draining and self._free(self._watches[shard]):
                     self._take(self._watches[shard])
             self._level()
+            self._alarm()
         except StoreError as error:
             self._outage.begins(error)
             self._doubt()
@@ -150,6 +152,15 @@ class Ownership:
         for held in self._leases():
             if now >= held.deadline:
                 held.lost.set()
+
+    def _alarm(self) -> None:
+        """Once for each batch that runs too long; a shard has one batch at a time."""
+        now = self._clock.monotonic()
+        late = {b.lease: b for lane in self._lanes if (b := lane.batch) is not None and b.overdue(now)}
+        for lease, batch in late.items():
+            if lease not in self._alarmed:
+                self._host.alarm(batch, now - batch.began_at)
+        self._alarmed = set(late)
 
     def _leases(self) -> list[Held]:
         with self._lock:
@@ -278,6 +289,7 @@ class Ownership:
                     self._membership.leave()
                     left = True
                 self._forget_crashed()
+                self._alarm()
                 self._renew(stopping=True)
                 for held in self._leases():
                     self._release(held)

@@ -101,5 +101,8 @@ class Host(Protocol):
     def stop(self, exitcode: int, reason: str) -> None:
         """Ask the process to end with ``exitcode`` after a drain; called from any thread."""
 
+    def alarm(self, batch: Batch, seconds: float) -> None:
+        """Tell the user, once a batch, that it runs for longer than its task's ``max_run``."""
+
     def last_words(self, error: BaseException) -> None:
         """Tell the user about an error from outside a task's function that ends a lane or the worker."""

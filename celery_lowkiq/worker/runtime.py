@@ -115,7 +115,8 @@ class Runtime:
 
     def snapshot(self) -> dict[str, Any]:
         """What each lane serves and runs, as plain values."""
-        return {"lanes": [_picture(lane) for lane in self._lanes]}
+        now = self._clock.monotonic()
+        return {"lanes": [_picture(lane, now) for lane in self._lanes]}
 
     def _deal(
         self, queues: Sequence[QueueSpec], splitter: Splitter
@@ -139,7 +140,13 @@ class Runtime:
             lane.refresh()
 
 
-def _picture(lane: Lane) -> dict[str, Any]:
-    batch = lane.batch
-    running = {"shard": str(batch.shard), "ids": [job.id for job in batch.jobs]} if batch else None
+def _picture(lane: Lane, now: float) -> dict[str, Any]:
+    batch, running = lane.batch, None
+    if batch is not None:
+        running = {
+            "shard": str(batch.shard),
+            "ids": [job.id for job in batch.jobs],
+            "seconds": round(now - batch.began_at, 3),
+            "overdue": batch.overdue(now),
+        }
     return {"name": lane.name, "shards": [str(shard) for shard in lane.shards()], "running": running}

@@ -238,9 +238,13 @@ class FakeHost:
     def __init__(self) -> None:
         self.stops: list[tuple[int, str]] = []
         self.words: list[BaseException] = []
+        self.alarms: list[tuple[str, float]] = []
 
     def stop(self, exitcode: int, reason: str) -> None:
         self.stops.append((exitcode, reason))
+
+    def alarm(self, batch: Batch, seconds: float) -> None:
+        self.alarms.append((batch.jobs[0].id, seconds))
 
     def last_words(self, error: BaseException) -> None:
         self.words.append(error)

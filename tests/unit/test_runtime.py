@@ -202,11 +202,15 @@ def test_the_snapshot_says_what_runs_where(node):
     one.start()
     eventually(lambda: one.runner.ids)
     eventually(lambda: len(one.owns()) == 4)
-    assert one.runtime.snapshot() == {
-        "lanes": [
-            {"name": "lane-0", "shards": ["q/0", "q/2"], "running": None},
-            {"name": "lane-1", "shards": ["q/1", "q/3"], "running": {"shard": "q/3", "ids": ["1"]}},
-        ]
+    first, second = one.runtime.snapshot()["lanes"]
+    assert first == {"name": "lane-0", "shards": ["q/0", "q/2"], "running": None}
+    assert (second["name"], second["shards"]) == ("lane-1", ["q/1", "q/3"])
+    assert second["running"]["seconds"] >= 0
+    assert {**second["running"], "seconds": 0} == {
+        "shard": "q/3",
+        "ids": ["1"],
+        "seconds": 0,
+        "overdue": False,
     }
     gate.set()
 
@@ -289,3 +293,23 @@ def test_an_outage_is_no_silence_of_the_owner(node):
     first = eventually(lambda: len(looks) > seen and looks[seen])
     eventually(lambda: len(one.owns()) == 4)
     assert time.monotonic() - first >= 1.05 * 0.5 - 0.05
+
+
+def test_a_run_that_takes_too_long_raises_one_alarm(node):
+    one = node(queues=[QueueSpec("q", shards=4, max_run=0.2)])
+    gate = threading.Event()
+    one.runner.act = lambda batch: batch.jobs[0].id == "slow" and gate.wait(10) and None
+    one.store.push(SHARDS[0], "slow", announce=False)
+    one.store.push(SHARDS[1], "fast", announce=False)
+    one.start()
+    eventually(lambda: one.host.alarms)
+    beats = one.store.leases[SHARDS[1]].counter
+    eventually(lambda: one.store.leases[SHARDS[1]].counter > beats + 3)
+    ((job_id, seconds),) = one.host.alarms
+    assert job_id == "slow"
+    assert seconds > 0.2
+    assert [lane["running"]["overdue"] for lane in one.runtime.snapshot()["lanes"] if lane["running"]] == [
+        True
+    ]
+    gate.set()
+    one.ran("slow")

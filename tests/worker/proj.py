@@ -57,7 +57,7 @@ def make_app(**settings: Any) -> Celery:
             "batch", payloads=payloads_by_id, queue=info.queue, shard=info.shard, jobs=jobs, fence=info.fence
         )
 
-    @ordered_task(**ordered, name="gated", shards=4, max_crashes=2)
+    @ordered_task(**ordered, name="gated", shards=4, max_crashes=2, max_run=0.5)
     def gated(payloads_by_id: dict[str, list[Any]]) -> None:
         (job_id,) = payloads_by_id
         note("start", id=job_id, thread=threading.current_thread().name)

@@ -40,7 +40,7 @@ class Listener:
                         continue
 
     def _heard(self, event):
-        if event["type"].startswith("task-"):
+        if event["type"].startswith(("task-", "lowkiq-")):
             self.events.append(event)
 
     def of(self, kind):
@@ -85,3 +85,13 @@ def test_inspect_shows_the_run_and_the_lanes(app, start_worker, ledger, tmp_path
     (tmp_path / "gate").touch()
     ledger.wait_for("end")
     eventually(lambda: app.control.inspect(timeout=2.0).active() == {"w0@test": []})
+
+
+def test_a_run_that_takes_too_long_is_logged_and_told(app, start_worker, ledger, tmp_path):
+    with Listener(app) as listener:
+        node = start_worker("-E")
+        app.tasks["gated"].delay("1")
+        node.wait_for_log("the run of ['1'] takes")
+        (alarm,) = eventually(lambda: listener.of("lowkiq-overdue"))
+        (tmp_path / "gate").touch()
+    assert (alarm["queue"], alarm["ids"]) == ("gated", ["1"])
