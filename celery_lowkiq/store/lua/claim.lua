@@ -27,14 +27,14 @@ if tonumber(request) < last then
 end
 
 -- Returns the number of payloads and bytes that were moved.
-local function move(id, perform_in, most)
-  local retry_count = redis.call('ZSCORE', failed, id) or '-1'
-  local message = redis.call('HGET', errors, id) or ''
+local function move(id, perform_in, most, any_failed)
+  local retry_count = any_failed and redis.call('ZSCORE', failed, id) or '-1'
+  local message = any_failed and redis.call('HGET', errors, id) or ''
   redis.call('ZREM', due, id)
   local items, more = bag_take(waiting, id, most, bytes)
   if more then
     redis.call('ZADD', due, perform_in, id)
-  else
+  elseif any_failed then
     redis.call('ZREM', failed, id)
     redis.call('HDEL', errors, id)
   end
@@ -52,6 +52,7 @@ end
 -- Moves what is due. Returns 1 when that is a suspect, 2 when only suspects are due and none may be taken.
 local function fill()
   local suspected = redis.call('HLEN', deaths)
+  local any_failed = redis.call('ZCARD', failed) > 0
   local most = tonumber(limit) + redis.call('ZCARD', claimed) + suspected
   local ids = redis.call('ZRANGEBYSCORE', due, '-inf', seconds(now), 'WITHSCORES', 'LIMIT', 0, most)
   local moved, payloads, size, passed = 0, 0, 0, false
@@ -68,7 +69,7 @@ local function fill()
       break
     else
       local alone = mark and read_mark(mark) == 2
-      local some, weight = move(ids[i], ids[i + 1], alone and 1 or count)
+      local some, weight = move(ids[i], ids[i + 1], alone and 1 or count, any_failed)
       payloads, size = payloads + some, size + weight
       moved = moved + (some > 0 and 1 or 0)
       if mark and some > 0 then
@@ -93,8 +94,10 @@ end
 
 local reply = {seconds(now), next_due(), number, kind}
 local batch = redis.call('ZRANGEBYSCORE', claimed, number, number)
-for i, id in ipairs(batch) do
-  reply[3 + 2 * i] = id
-  reply[4 + 2 * i] = redis.call('HGET', processing, id)
+if #batch > 0 then
+  local records = redis.call('HMGET', processing, unpack(batch))
+  for i, id in ipairs(batch) do
+    reply[3 + 2 * i], reply[4 + 2 * i] = id, records[i]
+  end
 end
 return reply

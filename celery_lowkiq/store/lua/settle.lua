@@ -31,10 +31,11 @@ local function bury_bad(id, items, at, count)
 end
 
 local any_suspect = redis.call('HLEN', deaths) > 0
+local processed = 0
 local fates = {}
 
 function fates.done(id)
-  redis.call('HINCRBY', meta, 'processed', 1)
+  processed = processed + 1
   local mark = any_suspect and redis.call('HGET', deaths, id)
   if mark then
     local level = read_mark(mark)
@@ -78,6 +79,9 @@ while at <= #ARGV do
   at = at + 7 + 2 * bad
 end
 
+if processed > 0 then
+  redis.call('HINCRBY', meta, 'processed', processed)
+end
 local reply = {now_s, next_due()}
 for i, id in ipairs(settled) do
   reply[2 + i] = id
