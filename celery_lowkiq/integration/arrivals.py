@@ -6,6 +6,8 @@ import logging
 from datetime import datetime
 from typing import Any
 
+from kombu.exceptions import KombuError
+
 from celery_lowkiq.rules.errors import InvalidCall, StoreUnavailable
 
 from .stores import home_of
@@ -28,13 +30,12 @@ class Arrivals:
         """Celery ends a worker for whatever leaves this method, so nothing does."""
         errors = self._consumer.connection_errors
         try:
-            args, kwargs, _embed = message.payload if body is None else body
-            self._push(args, kwargs, message.headers)
+            self._push(*_call(message.payload if body is None else body, message.headers))
         except StoreUnavailable as error:
             self._tell(away=True, error=error)
             # Sent back, it would return at once, again and again.
             self._consumer.timer.call_after(PAUSE, self, (message, body, ack, reject))
-        except (InvalidCall, TypeError, ValueError, KeyError) as error:
+        except (InvalidCall, TypeError, ValueError, KeyError, KombuError) as error:
             logger.error("a message for %s is rejected: %s", self._task.name, error)
             reject(logger, errors)
         except Exception:
@@ -44,9 +45,8 @@ class Arrivals:
             self._tell(away=False)
             ack(logger, errors)
 
-    def _push(self, args: Any, kwargs: Any, headers: Any) -> None:
+    def _push(self, args: Any, kwargs: Any, eta: Any) -> None:
         home = home_of(self._task.app)
-        eta = headers.get("eta")
         entry = self._task.entry_of(args, kwargs, eta=None if eta is None else _moment(eta))
         home.store.push(self._task.queue_spec, [entry.job(home.codec)])
 
@@ -58,6 +58,14 @@ class Arrivals:
                 logger.error("messages for %s wait in the worker: %s", self._task.name, error)
             else:
                 logger.info("messages for %s reach the store again", self._task.name)
+
+
+def _call(body: Any, headers: Any) -> tuple[Any, Any, Any]:
+    """Arguments and eta, as protocol 2 sends them, or protocol 1 of many other clients."""
+    if isinstance(body, dict):
+        return body.get("args"), body.get("kwargs"), body.get("eta")
+    args, kwargs, _embed = body
+    return args, kwargs, headers.get("eta")
 
 
 def _moment(eta: Any) -> Any:

@@ -22,6 +22,10 @@ from .settings import Settings
 logger = logging.getLogger("celery_lowkiq")
 
 
+#: Seconds before a job whose run raised Reject(requeue=True) may run again.
+REQUEUE_PAUSE = 1.0
+
+
 @dataclass(frozen=True)
 class RunJob:
     """A job as the task function and its callbacks see it; payloads and scores in the same order."""
@@ -129,6 +133,9 @@ class Run:
         """The task raised Reject: back unchanged, or all payloads to the morgue."""
         data = dump_error_text(self._settings, f"Reject: {getattr(error, 'reason', error)}")
         self.verdicts = self._all(Fate.RETURN if requeue else Fate.BURY, data)
+        if requeue:
+            # At its own time it would be the oldest job of the lane for ever, and the only one to run.
+            self.verdicts = tuple(replace(verdict, delay=REQUEUE_PAUSE) for verdict in self.verdicts)
 
     def exhausted(self, accepted: frozenset[str]) -> list[RunJob]:
         """The jobs that died in this run, with the error that they died of."""

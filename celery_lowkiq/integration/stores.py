@@ -103,7 +103,9 @@ def parameters(app: Celery, settings: Settings) -> dict[str, Any]:
     """Arguments of a redis-py connection, as Celery's Redis backend would make them from the URL."""
     source = "lowkiq_url" if settings.url else "broker_url"
     url = settings.url or _first(app.conf.broker_write_url or app.conf.broker_url)
-    scheme = str(url).partition("://")[0]
+    scheme, separator, _ = str(url).partition("://")
+    if not separator:
+        scheme = "(no scheme)"  # what stands there instead may be a password
     if scheme not in SCHEMES:
         raise ConfigurationError(
             f"ordered tasks need Redis, but {source} is a {scheme!r} URL: "

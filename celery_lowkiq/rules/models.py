@@ -147,7 +147,9 @@ class BadPayload:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The end of one claimed job. ``delay`` (s) and ``retry_count`` count for RETRY only."""
+    """The end of one claimed job. ``retry_count`` counts for RETRY, ``delay`` (s) for RETRY and, when it is
+    not 0, for RETURN.
+    """
 
     id: str
     claim: int

@@ -14,6 +14,10 @@ def default_retry_in(retry_count: int, randint: Callable[[int, int], int] = rand
     return float(retry_count**4 + 15 + randint(0, 29) * (retry_count + 1))
 
 
+#: Seconds, more than 30 years: what is longer, was meant as never.
+LONGEST_PAUSE = 1e9
+
+
 @dataclass(frozen=True)
 class RetryPolicy:
     """How often and how fast a task's failed jobs run again; ``max_retries`` None means for ever."""
@@ -38,4 +42,5 @@ def after_failure(
     if policy.dies(job):
         return Verdict(job.id, job.claim, Fate.DIE, retry_count, error=error, bad=bad)
     pause = policy.retry_in(retry_count) if delay is None else delay
-    return Verdict(job.id, job.claim, Fate.RETRY, retry_count, max(0.0, pause), error, bad)
+    pause = min(max(0.0, pause), LONGEST_PAUSE) if pause == pause else LONGEST_PAUSE  # NaN is not equal
+    return Verdict(job.id, job.claim, Fate.RETRY, retry_count, pause, error, bad)

@@ -23,6 +23,18 @@ UNAVAILABLE = (
     "NOREPLICAS",
     "MISCONF",
 )
+#: The same as exceptions: redis-py takes the code off the text of those that it knows.
+AWAY = (
+    exceptions.ConnectionError,
+    exceptions.TimeoutError,
+    exceptions.ReadOnlyError,
+    exceptions.MasterDownError,
+    exceptions.ClusterDownError,
+    exceptions.TryAgainError,
+    OSError,
+)
+#: What a server says that does not know script flags.
+SHEBANG = "near '#'"
 
 #: How often a server may forget a script between loading and running it before that is an error.
 LOAD_ROUNDS = 3
@@ -48,10 +60,8 @@ def store_error(error: BaseException) -> StoreError:
         return NotOwner(f"the shard has changed hands (its epoch is {rest})")
     if code == "SHARDS":
         return ShardsDiffer(rest)
-    if (
-        isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError, OSError))
-        or code in UNAVAILABLE
-    ):
+    # Redis 6.2 puts the error of a command within the text of the script's error.
+    if isinstance(error, AWAY) or code in UNAVAILABLE or any(f"-{known} " in text for known in UNAVAILABLE):
         return StoreUnavailable(f"Redis is not available: {text or type(error).__name__}")
     return StoreError(f"Redis refused a command: {text}")
 
@@ -115,7 +125,7 @@ class Client:
 
     def _must_load(self, reply: Any) -> bool:
         """fakeredis caches a script without compiling it, and finds the shebang line when it runs."""
-        if self._flags and isinstance(reply, exceptions.ResponseError) and "near '#'" in str(reply):
+        if self._flags and isinstance(reply, exceptions.ResponseError) and SHEBANG in str(reply):
             self._flags = False
             return True
         return isinstance(reply, exceptions.NoScriptError)
@@ -123,7 +133,7 @@ class Client:
     def _load(self, scripts: set[Script]) -> None:
         for script in scripts:
             (reply,) = self._send([("SCRIPT LOAD", script.text(self._flags))])
-            if isinstance(reply, exceptions.ResponseError) and self._flags and script.flags:
+            if isinstance(reply, exceptions.ResponseError) and SHEBANG in str(reply) and self._flags:
                 self._flags = False
                 (reply,) = self._send([("SCRIPT LOAD", script.text(False))])
             if isinstance(reply, exceptions.RedisError):

@@ -199,9 +199,15 @@ class RedisStore:
 
     # -- waiting for work
 
-    def next_due(self, shards: Sequence[ShardRef]) -> list[Due]:
-        """Smallest claimable ``perform_in`` of each shard, in one round trip."""
-        calls = [load("next_due").call(shard_keys(shard)) for shard in shards]
+    def next_due(self, shards: Sequence[ShardRef], over: Sequence[int] = ()) -> list[Due]:
+        """Smallest claimable ``perform_in`` of each shard, in one round trip; now, when something is left
+        of claims up to the number ``over`` of the shard.
+        """
+        overs = over or [0] * len(shards)
+        calls = [
+            load("next_due").call(shard_keys(shard), over=number)
+            for shard, number in zip(shards, overs, strict=True)
+        ]
         return [Due(parse_time(next_due), float(now)) for now, next_due in self.client.all(calls)]
 
     def subscribe(self, queues: Sequence[QueueSpec]) -> PushSubscription:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import redis
 from redis import exceptions
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import ShardRef
@@ -24,6 +26,8 @@ class PushSubscription:
         self._pubsub = client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
         try:
             self._pubsub.subscribe(*(channel(queue) for queue in queues))
+            # What is announced during a silent reconnect would be missed: an error has to say so.
+            self._pubsub.connection.retry = Retry(NoBackoff(), 0)
         except (exceptions.RedisError, OSError) as error:
             raise store_error(error) from error
 

@@ -196,9 +196,11 @@ class Lane:
             return True
 
     def _ask_all(self) -> None:
-        shards = self.shards()
+        with self._changed:
+            overs = {shard: held.over for shard, held in self._held.items()}
+        shards = list(overs)
         try:
-            dues = self._ask(shards, lambda: self._around.store.next_due(shards))
+            dues = self._ask(shards, lambda: self._around.store.next_due(shards, list(overs.values())))
         except StoreUnavailable:
             return
         except StoreError:

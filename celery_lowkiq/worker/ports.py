@@ -76,8 +76,10 @@ class Store(Protocol):
     def forget_members(self, queue: str, members: Sequence[tuple[str, int]]) -> None:
         """Remove heartbeats, named by owner and lanes."""
 
-    def next_due(self, shards: Sequence[ShardRef]) -> list[Due]:
-        """Smallest claimable ``perform_in`` of each shard, in one round trip."""
+    def next_due(self, shards: Sequence[ShardRef], over: Sequence[int] = ()) -> list[Due]:
+        """Smallest claimable ``perform_in`` of each shard, in one round trip; now, when something is left
+        of claims up to the number ``over`` of the shard.
+        """
 
     def subscribe(self, queues: Sequence[QueueSpec]) -> Subscription:
         """Listen to pushes on the queues."""

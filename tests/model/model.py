@@ -130,7 +130,8 @@ class Model:
             if job_id in self.suspects:
                 self.suspects[job_id] = (self.suspects[job_id][0], b"", 0)
         elif fate is Fate.RETURN:
-            self.put_back(job_id, items, job.perform_in, job.retry_count, job.error)
+            own = job.perform_in if perform_in == now else perform_in
+            self.put_back(job_id, items, own, job.retry_count, job.error)
         else:
             self.failed += 1
         if fate is Fate.RETRY:

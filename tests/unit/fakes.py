@@ -189,7 +189,7 @@ class FakeStore:
             for owner, _ in members:
                 self.members.get(queue, {}).pop(owner, None)
 
-    def next_due(self, shards: list[ShardRef]) -> list[Due]:
+    def next_due(self, shards: list[ShardRef], over: list[int] | tuple[()] = ()) -> list[Due]:
         self._maybe_fail("next_due")
         with self.lock:
             self.refreshes += 1

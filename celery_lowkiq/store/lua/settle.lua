@@ -3,7 +3,7 @@
 --
 -- KEYS: lease meta due jobs spill order failed errors claimed processing deaths dead dead_ids dead_jobs dead_spill dead_order dead_errors
 -- ARGV: owner epoch merge [id claim fate retry_count delay error bad [position error]*bad]...
---   fate: done, retry (with retry_count, delay in s), die, bury, return; bad: payloads that go to the morgue anyway
+--   fate: done, retry (with retry_count, delay in s), die, bury, return (delay 0: at its own time); bad: payloads that go to the morgue anyway
 -- USES: time owner due bag_read bag waiting morgue processing suspects
 -- FLAGS: allow-oom
 -- Returns: {now, next_due or '', id, ...}: the ids that were settled; error NOTOWNER <epoch>.
@@ -60,8 +60,9 @@ function fates.bury(id, job, items, retry_count, delay, message)
   bury(id, items, message, now_s)
 end
 
-fates['return'] = function(id, job, items)
-  put_back(id, items, job.perform_in, job.retry_count, job.error)
+fates['return'] = function(id, job, items, retry_count, delay)
+  local perform_in = tonumber(delay) > 0 and delayed(now, delay) or job.perform_in
+  put_back(id, items, perform_in, job.retry_count, job.error)
 end
 
 local settled, at = {}, rest
