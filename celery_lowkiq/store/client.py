@@ -44,7 +44,9 @@ class ShardsDiffer(StoreError):
     """A shard holds another number of shards than the script was given."""
 
     def __init__(self, stored: str) -> None:
-        super().__init__(f"the shard is stored with {stored} shards")
+        super().__init__(
+            f"the queue changes its number of shards just now (a shard says {stored}): call again"
+        )
         self.stored = stored
 
 

@@ -6,14 +6,21 @@ without a copy, or with another one, sends its caller here.
 
 from __future__ import annotations
 
-from celery_lowkiq.rules.errors import FormatMismatch, ShardCountMismatch, StoreUnavailable
+import threading
+import time
+
+from celery_lowkiq.rules.errors import FormatMismatch, ShardCountMismatch
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 
 from .client import Client
 from .keys import FORMAT, queue_key, shard_keys
-from .scripts import Call, load
+from .scripts import load
 
 CLOSED = "closed"
+CLOSED_BY_SOMEBODY = 2
+#: How long a shard may be closed before whoever closed it is given up, and how often that is looked at, in s.
+CLOSED_SECONDS = 2.0
+CLOSED_LOOK = 0.02
 
 
 class Registry:
@@ -27,10 +34,17 @@ class Registry:
 
         Raises ShardCountMismatch when jobs of another count are left, FormatMismatch, StoreError.
         """
-        stored = self._register(queue, expected="")
-        if stored != queue.shards:
-            self._adopt(queue, stored)
-        if not self._write([shard], str(queue.shards)):
+        deadline = time.monotonic() + CLOSED_SECONDS
+        while True:
+            stored = self._register(queue, expected="")
+            if stored != queue.shards:
+                self._adopt(queue, stored)
+            # Somebody changes the count now, unless he died over it.
+            reply = self._write([shard], str(queue.shards), reopen=time.monotonic() > deadline)[0]
+            if reply != CLOSED_BY_SOMEBODY:
+                break
+            threading.Event().wait(CLOSED_LOOK)
+        if not reply:
             raise ShardCountMismatch(queue.name, self._copy(shard) or stored, queue.shards)
 
     def _register(self, queue: QueueSpec, expected: str) -> int:
@@ -46,26 +60,25 @@ class Registry:
         return stored_shards
 
     def _adopt(self, queue: QueueSpec, stored: int) -> None:
-        """Closing every shard first keeps the pushes of both counts out while the count changes."""
+        """Closing every shard first keeps the pushes of both counts out while the count changes.
+
+        Whoever did what meanwhile: the shards are opened again with the count that the registry has then.
+        """
         shards = [ShardRef(queue.name, index) for index in range(max(stored, queue.shards))]
         try:
-            closed = self._write(shards, CLOSED)
-        except StoreUnavailable:
-            self._write(shards, str(stored))
-            raise
-        if not closed or self._register(queue, expected=str(stored)) != queue.shards:
-            self._write(shards, str(stored))
-            raise ShardCountMismatch(queue.name, stored, queue.shards)
-        self._write(shards, str(queue.shards))
+            if all(reply == 1 for reply in self._write(shards, CLOSED, reopen=False)):
+                self._register(queue, expected=str(stored))
+        finally:
+            current = self._register(queue, expected="")
+            self._write(shards, str(current), reopen=True)
+        if current != queue.shards:
+            raise ShardCountMismatch(queue.name, current, queue.shards)
 
-    def _write(self, shards: list[ShardRef], value: str) -> bool:
-        """True when all shards took the value; only empty ones do."""
-        return all(reply == 1 for reply in self._client.calls([_resize(shard, value) for shard in shards]))
+    def _write(self, shards: list[ShardRef], value: str, reopen: bool) -> list[int]:
+        """For each shard: 1, 0 where it has jobs of another count, CLOSED_BY_SOMEBODY."""
+        calls = [load("resize").call(shard_keys(shard), shards=value, reopen=int(reopen)) for shard in shards]
+        return [int(reply) for reply in self._client.all(calls)]
 
     def _copy(self, shard: ShardRef) -> int:
         (stored,) = self._client.commands([("HGET", shard_keys(shard)["meta"], "shards")])
         return int(stored) if stored and stored.isdigit() else 0
-
-
-def _resize(shard: ShardRef, value: str) -> Call:
-    return load("resize").call(shard_keys(shard), shards=value)

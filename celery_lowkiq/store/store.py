@@ -33,6 +33,8 @@ from .subscription import PushSubscription
 #: What a claim takes of one id, and of all ids together before it leaves the next one.
 CLAIM_PAYLOADS = 1000
 CLAIM_BYTES = 1024 * 1024
+#: How often a shard may change its count between admitting a call and running it.
+ADMISSIONS = 5
 #: Kinds of claims, as ``claim.lua`` calls them.
 SUSPECT, ONLY_SUSPECTS = 1, 2
 
@@ -90,9 +92,10 @@ class RedisStore:
         """Replies of calls that name the shard count, registering shards that do not know it yet."""
         replies = self.client.calls([call for _, call in calls])
         for position, (shard, call) in enumerate(calls):
-            if isinstance(replies[position], ShardsDiffer):
+            attempts = iter(range(ADMISSIONS))
+            while isinstance(replies[position], ShardsDiffer) and next(attempts, None) is not None:
                 self._registry.admit(queue, shard)
-                replies[position] = self.client.call(call)
+                (replies[position],) = self.client.calls([call])
         return raise_refused(replies)
 
     # -- leases

@@ -7,9 +7,12 @@ import threading
 import pytest
 from redis import exceptions
 
-from celery_lowkiq.rules.errors import StoreFull, StoreUnavailable
-from celery_lowkiq.rules.models import Fate
+from celery_lowkiq.rules.errors import ShardCountMismatch, StoreFull, StoreUnavailable
+from celery_lowkiq.rules.models import Fate, NewJob, QueueSpec, ShardRef
+from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.client import store_error
+from celery_lowkiq.store.keys import queue_key, shard_keys
+from celery_lowkiq.store.pushing import Sender, push_call
 from celery_lowkiq.store.queries import Queries
 from celery_lowkiq.store.store import RedisStore
 from tests.waiting import eventually
@@ -110,3 +113,65 @@ def test_a_returned_job_may_be_given_a_pause(store):
     claimed = claim(store, lease)
     assert end(store, lease, claimed, Fate.RETURN, delay=60).next_due > 1e9
     assert waiting(store, "1") == [("a", 1)]
+
+
+def test_many_processes_may_adopt_a_new_count_at_once(client):
+    """Nobody is refused, and no id lies in two shards."""
+    for turn in range(15):
+        old, new = QueueSpec(f"q{turn}", shards=5), QueueSpec(f"q{turn}", shards=8)
+        store = RedisStore(client)
+        push(store, "1", ("a", 1), queue=old)
+        Actions(store).delete(old, ["1"])
+        errors = []
+
+        def pusher(number, queue=new, errors=errors):
+            try:
+                RedisStore(client).push(queue, [NewJob(f"id-{number}-{step}", b"x") for step in range(20)])
+            except Exception as error:  # noqa: BLE001 - the test shows whatever it is
+                errors.append(error)
+
+        threads = [threading.Thread(target=pusher, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        assert Queries(store).stats(new).length == 120
+        page = Queries(store).jobs(new, "perform_in", limit=1000).items
+        assert len({job.id for job in page}) == 120
+
+
+def test_a_closed_shard_is_not_opened_by_a_call_of_the_old_count(store, client):
+    """While the count changes, an old caller waits; then he is refused."""
+    old, new = QueueSpec("orders", shards=1), QueueSpec("orders", shards=2)
+    push(store, "1", ("a", 1), queue=old)
+    Actions(store).delete(old, ["1"])
+    # Half-way: one shard has the new count and a job already, the other one is closed.
+    client.hset(shard_keys(SHARD)["meta"], "shards", "closed")
+    second = ShardRef("orders", 1)
+    client.hset(shard_keys(second)["meta"], "shards", "2")
+    assert store.client.call(push_call(new, second, Sender(), [NewJob("new", b"x")])) == 1
+    outcome = []
+
+    def call():
+        try:
+            push(RedisStore(client), "1", ("old", 1), queue=old)
+            outcome.append("stored")
+        except ShardCountMismatch:
+            outcome.append("refused")
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    client.hset(queue_key("orders"), "shards", "2")
+    caller.join(20)
+    assert outcome == ["refused"]
+    assert waiting(store, "1", new) is None
+
+
+def test_a_shard_that_stays_closed_is_opened_again(store, client):
+    """Whoever closed it died over it."""
+    push(store, "1", ("a", 1))
+    Actions(store).delete(ONE, ["1"])
+    client.hset(shard_keys(SHARD)["meta"], "shards", "closed")
+    push(store, "1", ("b", 1))
+    assert waiting(store, "1") == [("b", 1)]
