@@ -202,8 +202,11 @@ class Ownership:
                     self._leaving.add(shard)
                     self._lane_of[shard].drop(shard)
         for shard in list(self._leaving):
-            if self._lane_of[shard].working != shard:
-                self._hand_over(self._held[shard])
+            idle = self._lane_of[shard].working != shard
+            # A lane may have lost it a moment ago.
+            held = self._held.get(shard)
+            if idle and held is not None:
+                self._hand_over(held)
 
     def _hand_over(self, held: Held) -> None:
         if self._store.release(held.lease):
@@ -273,7 +276,9 @@ class Ownership:
             self._lane_of[shard].drop(shard)
             if self._lane_of[shard].working != shard:
                 self._lane_of[shard] = self._lanes[lane]
-            self._lane_of[shard].serve(self._held[shard])
+            held = self._held.get(shard)
+            if held is not None:
+                self._lane_of[shard].serve(held)
 
     # -- the end
 

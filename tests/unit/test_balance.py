@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 from hypothesis import given
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 
 from celery_lowkiq.rules.balance import Member, lane_for, move_between, quotas, to_give_up
 from celery_lowkiq.rules.errors import ConfigurationError
-from celery_lowkiq.rules.models import Fate, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import Fate, Lease, QueueSpec, ShardRef
 from celery_lowkiq.rules.splitters import by_node_from_environment, by_node_splitter, lease_splitter
+from celery_lowkiq.worker.held import Held
 from tests.unit.fakes import FakeStore
 from tests.unit.nodes import SHARDS, Node, Q
 from tests.waiting import eventually
@@ -171,3 +173,33 @@ class TestNodes:
         eventually(lambda: sum(lease.owner == "n0" for lease in first.store.leases.values()) == 10)
         lanes = [set(lane["shards"]) for lane in first.runtime.snapshot()["lanes"]]
         assert lanes == [{"A/0", "B/0", "B/3", "D/1"}, {"A/1", "B/1", "C/0"}, {"A/2", "B/2", "D/0"}]
+
+
+class LosesIt:
+    """A lane that is told of the loss of its shard just while the ownership thread looks at it."""
+
+    def __init__(self, ownership, lane, held):
+        self._ownership, self._lane, self._held = ownership, lane, held
+
+    def __getattr__(self, name):
+        if name in ("working", "drop"):
+            self._ownership.lost(self._held)
+        return getattr(self._lane, name)
+
+
+@pytest.mark.parametrize("step", ["_share", "_level"])
+def test_a_shard_that_is_lost_while_it_is_given_away_is_just_gone(step):
+    node = Node(splitter=lease_splitter, lanes=2)
+    ownership = node.runtime._ownership
+    ownership._membership.meet()
+    for shard in SHARDS:
+        held = Held(Q, Lease(shard, "me", 1), 60.0, time.monotonic())
+        ownership._held[shard] = held
+        ownership._lane_of[shard] = node.runtime._lanes[0]
+        node.runtime._lanes[0].serve(held)
+    for shard in SHARDS[2:]:
+        ownership._lane_of[shard] = LosesIt(ownership, node.runtime._lanes[0], ownership._held[shard])
+    if step == "_share":
+        ownership._leaving.update(SHARDS[2:])
+    getattr(ownership, step)()
+    assert SHARDS[3] not in ownership._held
