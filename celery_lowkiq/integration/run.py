@@ -21,7 +21,6 @@ from .settings import Settings
 
 logger = logging.getLogger("celery_lowkiq")
 
-
 #: Seconds before a job whose run raised Reject(requeue=True) may run again.
 REQUEUE_PAUSE = 1.0
 
@@ -91,7 +90,7 @@ class Run:
         self.decided = False
         self._policy = policy
         self._settings = settings
-        self.verdicts = self._all(Fate.DONE)
+        self.verdicts = self._each(self._done)
 
     @property
     def info(self) -> RunInfo:
@@ -117,13 +116,7 @@ class Run:
         policy = replace(self._policy, max_retries=getattr(retry, "max_retries", self._policy.max_retries))
         data = dump_error(self._settings, error)
         self.error = load_error(self._settings, data)
-        readable = {job.id for job in self.jobs}
-        self.verdicts = tuple(
-            after_failure(job, policy, data, delay, self._bad[job.id])
-            if job.id in readable
-            else Verdict(job.id, job.claim, Fate.DONE, bad=self._bad[job.id])
-            for job in self.batch.jobs
-        )
+        self.verdicts = self._each(lambda job: after_failure(job, policy, data, delay, self._bad[job.id]))
         delays = [verdict.delay for verdict in self.verdicts if verdict.fate is Fate.RETRY]
         if delays:
             return Retry(exc=error, when=min(delays))  # type: ignore[arg-type]
@@ -132,28 +125,24 @@ class Run:
     def rejected(self, error: BaseException, requeue: bool) -> None:
         """The task raised Reject: back unchanged, or all payloads to the morgue."""
         data = dump_error_text(self._settings, f"Reject: {getattr(error, 'reason', error)}")
-        self.verdicts = self._all(Fate.RETURN if requeue else Fate.BURY, data)
-        if requeue:
-            # At its own time it would be the oldest job of the lane for ever, and the only one to run.
-            self.verdicts = tuple(replace(verdict, delay=REQUEUE_PAUSE) for verdict in self.verdicts)
+        # At its own time it would be the oldest job of the lane for ever, and the only one to run.
+        fate, delay = (Fate.RETURN, REQUEUE_PAUSE) if requeue else (Fate.BURY, 0.0)
+        self.verdicts = self._each(
+            lambda job: Verdict(job.id, job.claim, fate, delay=delay, error=data, bad=self._bad[job.id])
+        )
 
     def exhausted(self, accepted: frozenset[str]) -> list[RunJob]:
         """The jobs that died in this run, with the error that they died of."""
         dead = {verdict.id for verdict in self.verdicts if verdict.fate is Fate.DIE} & accepted
         return [replace(job, error=self.error) for job in self.jobs if job.id in dead]
 
-    def _all(self, fate: Fate, error: bytes = b"") -> tuple[Verdict, ...]:
-        readable = {job.id for job in self.jobs}
-        return tuple(
-            Verdict(
-                job.id,
-                job.claim,
-                fate if job.id in readable else Fate.DONE,
-                error=error,
-                bad=self._bad[job.id],
-            )
-            for job in self.batch.jobs
-        )
+    def _done(self, job: Job) -> Verdict:
+        return Verdict(job.id, job.claim, Fate.DONE, bad=self._bad[job.id])
+
+    def _each(self, verdict: Callable[[Job], Verdict]) -> tuple[Verdict, ...]:
+        """A verdict for each job that has run; one of which nothing could be read is done with."""
+        ran = {job.id for job in self.jobs}
+        return tuple(verdict(job) if job.id in ran else self._done(job) for job in self.batch.jobs)
 
 
 def _seconds(retry: Retry) -> float | None:
