@@ -7,8 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 from celery import Celery
+from kombu.exceptions import ContentDisallowed
 
 from celery_lowkiq import ordered_task
+from celery_lowkiq.integration.arrivals import Arrivals, _call
 from celery_lowkiq.integration.stores import home_of
 from celery_lowkiq.rules.errors import StoreUnavailable
 
@@ -100,3 +102,29 @@ def test_a_store_that_is_away_is_waited_for_and_logged_twice(handler, store, tim
     assert [message.answers for message in messages] == [["ack"]] * 3
     assert [job_id for job_id, _, _ in store.pushed] == ["0", "1", "2"]
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
+
+
+def test_both_protocols_are_read():
+    assert _call((["1"], {"payload": 2}, {}), {"eta": "soon"}) == (["1"], {"payload": 2}, "soon")
+    assert _call({"args": ["1"], "kwargs": {}, "eta": None, "task": "x"}, {}) == (["1"], {}, None)
+
+
+def test_a_message_that_cannot_be_read_is_rejected_and_not_sent_round_for_ever():
+    @ordered_task(app=Celery("unit", broker="redis://localhost:1/0", set_as_current=False), name="record")
+    def record(payloads_by_id):
+        pass
+
+    class Forbidden:
+        headers: dict = {}
+
+        @property
+        def payload(self):
+            raise ContentDisallowed("pickle")
+
+        def reject_log_error(self, *args, **kwargs):
+            raise AssertionError("sent round")
+
+    rejected = []
+    arrivals = Arrivals(record, SimpleNamespace(connection_errors=(), timer=None))
+    arrivals(Forbidden(), None, None, lambda *args: rejected.append(1))
+    assert rejected == [1]

@@ -195,3 +195,11 @@ class TestErrors:
 def test_every_setting_has_a_default_that_is_allowed():
     for setting in SETTINGS.values():
         setting.read(setting.default)
+
+
+@pytest.mark.parametrize("url", ["worker:hunter2@redis.internal:6379/0", "redis:/:hunter2@host"])
+def test_an_address_without_a_scheme_is_not_shown(url):
+    made = app(lowkiq_url=url)
+    with pytest.raises(ConfigurationError) as raised:
+        stores.parameters(made, read_settings(made))
+    assert "hunter2" not in str(raised.value)
