@@ -90,20 +90,27 @@ class Job:
 
 @dataclass(frozen=True)
 class LeaseState:
-    """What a shard's lease looks like to whoever reads it. ``owner`` is empty when nobody has it."""
+    """What a shard's lease looks like to whoever reads it. ``owner`` is empty when nobody has it.
+
+    ``server`` names the Redis process that showed it, ``given_on`` the one that gave it to its last owner.
+    They differ after a restart or a failover, which may have lost what was written in between.
+    """
 
     owner: str = ""
     epoch: int = 0
     counter: int = 0
+    server: str = ""
+    given_on: str = ""
 
 
 @dataclass(frozen=True)
 class Lease:
-    """A node's right to a shard, until another epoch begins."""
+    """A node's right to a shard, until another epoch begins; ``server`` is the Redis process that gave it."""
 
     shard: ShardRef
     owner: str
     epoch: int
+    server: str = ""
 
 
 @dataclass(frozen=True)

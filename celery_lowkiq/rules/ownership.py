@@ -29,18 +29,40 @@ class Watch:
     known_epoch: int = 0
     #: Not before this monotonic time, after an acquire was refused for good reason.
     not_before: float = 0.0
+    #: Whether looks at a shard came from more than one Redis process.
+    restarted: bool = False
 
     def look(self, state: LeaseState, now: float) -> Watch:
         """The watch after another look."""
         if self.since is not None and state == self.seen:
             return self
-        return replace(self, seen=state, since=now, known_epoch=max(self.known_epoch, state.epoch))
+        return replace(
+            self,
+            seen=state,
+            since=now,
+            known_epoch=max(self.known_epoch, state.epoch),
+            restarted=self.restarted or (self.since is not None and state.server != self.seen.server),
+        )
 
     def may_take(self, now: float, lease_seconds: float) -> bool:
         """Whether the shard is free: released, or its owner was silent for longer than its lease."""
         if self.since is None or now < self.not_before:
             return False
-        return not self.seen.owner or now >= self.since + TAKEOVER * lease_seconds
+        return self._released() or now >= self.since + TAKEOVER * lease_seconds
+
+    def _released(self) -> bool:
+        """Whether nobody can have the shard. A Redis that came back with older data may show a shard as free
+        whose owner still works: only the server that gave the last lease knows that it was given back.
+        """
+        if self.seen.owner:
+            return False
+        if self.seen.epoch == 0:
+            return self.known_epoch == 0 and not self.restarted
+        return self.seen.given_on == self.seen.server
+
+    def ours(self, owner: str) -> bool:
+        """Whether the lease is our own: the reply of an acquire was lost."""
+        return self.seen.owner == owner and self.seen.given_on == self.seen.server
 
     def orphaned(self, now: float, lease_seconds: float) -> bool:
         """Whether it was free for so long that anyone should take it."""

@@ -102,8 +102,15 @@ class Client:
 
     def commands(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Replies of plain commands, in one round trip. Raises StoreError."""
-        replies = self._send(commands) if commands else []
-        return raise_refused([store_error(r) if isinstance(r, exceptions.RedisError) else r for r in replies])
+        return _ours(self._send(commands) if commands else [])
+
+    def on_server(self, commands: Sequence[tuple[Any, ...]]) -> tuple[str, list[Any]]:
+        """Replies of plain commands with the ``run_id`` of the Redis process that gave them, in one round
+        trip; empty where the server does not tell it. Raises StoreError.
+        """
+        info, *replies = self._send([("INFO", "server"), *commands])
+        server = "" if isinstance(info, exceptions.RedisError) else str(info.get("run_id", ""))
+        return server, _ours(replies)
 
     def _send(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         try:
@@ -140,6 +147,10 @@ class Client:
                 (reply,) = self._send([("SCRIPT LOAD", script.text(False))])
             if isinstance(reply, exceptions.RedisError):
                 raise store_error(reply) from reply
+
+
+def _ours(replies: list[Any]) -> list[Any]:
+    return raise_refused([store_error(r) if isinstance(r, exceptions.RedisError) else r for r in replies])
 
 
 def raise_refused(replies: list[Any]) -> list[Any]:

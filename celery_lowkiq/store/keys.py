@@ -17,7 +17,7 @@ FORMAT = 1
 
 #: Keys of a shard, with their Redis types.
 SHARD_KEYS = (
-    "lease",  # hash: owner, epoch, counter, stopping
+    "lease",  # hash: owner, epoch, counter, stopping, server
     "meta",  # hash: shards, score, back, front, request, claim, kind, processed, failed, sweep
     "senders",  # hash: sender -> last n and when
     "due",  # zset: id -> perform_in of a waiting job

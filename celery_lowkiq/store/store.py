@@ -35,6 +35,7 @@ CLAIM_PAYLOADS = 1000
 CLAIM_BYTES = 1024 * 1024
 #: How often a shard may change its count between admitting a call and running it.
 ADMISSIONS = 5
+LEASE_FIELDS = ("owner", "epoch", "counter", "server")
 #: Kinds of claims, as ``claim.lua`` calls them.
 SUSPECT, ONLY_SUSPECTS = 1, 2
 
@@ -102,12 +103,14 @@ class RedisStore:
 
     def observe(self, shards: Sequence[ShardRef]) -> list[LeaseState]:
         """Leases of the shards as they stand now, in one round trip."""
-        replies = self.client.commands(
-            [("HMGET", shard_keys(shard)["lease"], "owner", "epoch", "counter") for shard in shards]
+        if not shards:
+            return []
+        server, replies = self.client.on_server(
+            [("HMGET", shard_keys(shard)["lease"], *LEASE_FIELDS) for shard in shards]
         )
         return [
-            LeaseState((owner or b"").decode(), int(epoch or 0), int(counter or 0))
-            for owner, epoch, counter in replies
+            LeaseState((owner or b"").decode(), int(epoch or 0), int(counter or 0), server, given_on.decode())
+            for owner, epoch, counter, given_on in ((*reply[:3], reply[3] or b"") for reply in replies)
         ]
 
     def acquire(
@@ -123,18 +126,30 @@ class RedisStore:
             seen_owner=seen.owner,
             seen_epoch=seen.epoch,
             seen_counter=seen.counter,
+            seen_server=seen.server,
             known_epoch=known_epoch,
             shards=queue.shards,
             merge=queue.merge.value,
             max_crashes=queue.max_crashes,
             poison_error=queue.poison_error,
         )
-        (epoch,) = self._admitted(queue, [(shard, call)])
-        return Lease(shard, owner, int(epoch))
+        ((epoch, server),) = self._admitted(queue, [(shard, call)])
+        return Lease(shard, owner, int(epoch), server.decode())
 
-    def renew(self, leases: Sequence[Lease], stopping: bool = False) -> list[bool]:
-        """Move the counter of each lease, in one round trip; False where it is no longer ours."""
-        calls = [_owned("renew", lease, stopping=int(stopping)) for lease in leases]
+    def renew(
+        self, leases: Sequence[Lease], lapsed: Sequence[bool] = (), stopping: bool = False
+    ) -> list[bool]:
+        """Move the counter of each lease, in one round trip; False where it is no longer ours. One that is
+        ``lapsed`` is renewed only by the server that gave it.
+        """
+        servers = [
+            lease.server if late else ""
+            for lease, late in zip(leases, lapsed or [False] * len(leases), strict=True)
+        ]
+        calls = [
+            _owned("renew", lease, stopping=int(stopping), server=server)
+            for lease, server in zip(leases, servers, strict=True)
+        ]
         return [reply == 1 for reply in self.client.all(calls)]
 
     def release(self, lease: Lease) -> bool:

@@ -37,6 +37,10 @@ class Held:
         """Until this monotonic time nobody else can have the shard."""
         return self.renewed_at + DEADLINE * self.seconds
 
+    def lapsed(self, now: float) -> bool:
+        """Whether somebody else may have taken the shard since the last renewal."""
+        return now >= self.deadline
+
     def may_claim(self, now: float) -> bool:
         """Whether enough of the lease is left to begin something."""
         return now < self.deadline - NO_CLAIM_BEFORE_DEADLINE * self.seconds

@@ -176,7 +176,8 @@ class Ownership:
     def _renew(self, stopping: bool) -> None:
         held = self._leases()
         sent_at = self._clock.monotonic()
-        renewed = self._store.renew([one.lease for one in held], stopping=stopping)
+        lapsed = [one.lapsed(sent_at) for one in held]
+        renewed = self._store.renew([one.lease for one in held], lapsed, stopping=stopping)
         for one, ours in zip(held, renewed, strict=True):
             if ours:
                 late = not one.may_claim(sent_at)
@@ -185,7 +186,7 @@ class Ownership:
                 if late:
                     self._lane_of[one.shard].refresh()
             else:
-                logger.warning("shard %s has changed hands: this node leaves it", one.shard)
+                logger.warning("shard %s is no longer this node's: it leaves it", one.shard)
                 self._lane_of[one.shard].drop(one.shard)
                 self.lost(one)
 
@@ -229,11 +230,9 @@ class Ownership:
         if watch.shard in self._held or self._lane_of[watch.shard].working == watch.shard:
             return False
         now = self._clock.monotonic()
-        # Ours already: the reply of an acquire was lost.
-        if watch.seen.owner == self._owner:
-            return True
-        return watch.may_take(now, self._seconds) and (
-            watch.orphaned(now, self._seconds) or self._below_quota(watch.shard)
+        return watch.ours(self._owner) or (
+            watch.may_take(now, self._seconds)
+            and (watch.orphaned(now, self._seconds) or self._below_quota(watch.shard))
         )
 
     def _below_quota(self, shard: ShardRef) -> bool:

@@ -47,8 +47,11 @@ class Store(Protocol):
         Raises NotOwner when the lease has changed since, ShardCountMismatch.
         """
 
-    def renew(self, leases: Sequence[Lease], stopping: bool = False) -> list[bool]:
-        """Move the counter of each lease, in one round trip; False where it is no longer ours.
+    def renew(
+        self, leases: Sequence[Lease], lapsed: Sequence[bool] = (), stopping: bool = False
+    ) -> list[bool]:
+        """Move the counter of each lease, in one round trip; False where it is no longer ours. One that is
+        ``lapsed`` (its owner was silent for too long) is renewed only by the server that gave it.
 
         ``stopping`` is written into the lease: what such an owner leaves is no crash.
         """

@@ -90,7 +90,9 @@ class FakeStore:
             self.waiting.setdefault(shard, {}).update(self.processing.pop(shard, {}))
             return Lease(shard, owner, state.epoch)
 
-    def renew(self, leases: list[Lease], stopping: bool = False) -> list[bool]:
+    def renew(
+        self, leases: list[Lease], lapsed: list[bool] | tuple[()] = (), stopping: bool = False
+    ) -> list[bool]:
         self._maybe_fail("renew")
         answers = []
         with self.lock:

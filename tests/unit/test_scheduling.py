@@ -85,6 +85,36 @@ class TestWatch:
     def test_a_released_shard_is_free_at_once(self):
         assert self.start.look(LeaseState("", 5, 3), now=100.0).may_take(now=100.0, lease_seconds=10)
 
+    def test_a_shard_that_nobody_ever_had_is_free_at_once(self):
+        assert self.start.look(LeaseState(server="a"), now=100.0).may_take(now=100.0, lease_seconds=10)
+
+    @pytest.mark.parametrize(
+        "looks",
+        [
+            # Redis came back as another process: a later lease may be lost.
+            [LeaseState("", 5, 3, server="b", given_on="a")],
+            # Its data went back to before anybody had the shard.
+            [LeaseState("other", 5, 3, "a", "a"), LeaseState(server="b")],
+            [LeaseState(server="a"), LeaseState(server="b")],
+        ],
+    )
+    def test_a_shard_that_only_an_older_copy_shows_as_free_is_not(self, looks):
+        watch = self.start
+        for state in looks:
+            watch = watch.look(state, now=100.0)
+        assert not watch.may_take(now=110.4, lease_seconds=10)
+        assert watch.may_take(now=110.5, lease_seconds=10)
+
+    def test_another_server_starts_the_time_anew(self):
+        watch = self.start.look(LeaseState("other", 5, 1, "a", "a"), now=100.0)
+        watch = watch.look(LeaseState("other", 5, 1, "b", "a"), now=109.0)
+        assert not watch.may_take(now=110.6, lease_seconds=10)
+
+    def test_our_own_lease_is_ours_only_on_the_server_that_gave_it(self):
+        assert self.start.look(LeaseState("me", 5, 1, "a", "a"), now=1.0).ours("me")
+        assert not self.start.look(LeaseState("me", 5, 1, "b", "a"), now=1.0).ours("me")
+        assert not self.start.look(LeaseState("other", 5, 1, "a", "a"), now=1.0).ours("me")
+
     def test_what_was_never_seen_is_not_taken(self):
         assert not self.start.may_take(now=1e9, lease_seconds=10)
 

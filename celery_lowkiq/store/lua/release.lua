@@ -1,4 +1,5 @@
--- Gives a shard up, and says so to those who may want it.
+-- Gives a shard up, and says so to those who may want it. The lease keeps the server that gave it: where that was
+-- another one, the next owner waits as for a silent owner.
 --
 -- KEYS: lease claimed
 -- ARGV: owner epoch channel index
