@@ -17,6 +17,8 @@ from celery.worker.consumer.delayed_delivery import DelayedDelivery
 from celery_lowkiq.rules.clock import SystemClock
 from celery_lowkiq.rules.models import Batch
 from celery_lowkiq.store.store import RedisStore
+from celery_lowkiq.worker.exclusion import Cooperative, Strict
+from celery_lowkiq.worker.kernel_timer import KernelTimer
 from celery_lowkiq.worker.runtime import Runtime
 
 from .runner import CeleryRunner
@@ -141,9 +143,10 @@ class OrderedQueues(bootsteps.StartStopStep):
             owner=f"{consumer.hostname}-{uuid.uuid4().hex[:12]}",
             clock=SystemClock(),
             scheduler_factory=settings.scheduler,
-            splitter=settings.splitter,
+            splitter=settings.make_splitter(),
             poll_interval=settings.poll_interval,
             lease_seconds=settings.lease_seconds,
+            exclusion=Strict(KernelTimer()) if settings.exclusion == "strict" else Cooperative(),
         )
 
     def _end(self, consumer: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +21,10 @@ LARGEST_PAYLOAD = 1024 * 1024
 _MISSING = object()
 
 SCHEDULERS = {"lag": schedulers.lag, "seq": schedulers.seq}
-SPLITTERS = {
+SPLITTERS: dict[str, Any] = {
     "lease": splitters.lease_splitter,
     "default": splitters.default_splitter,
-    "by_node": splitters.by_node_from_environment,
+    "by_node": splitters.by_node_splitter,
 }
 
 
@@ -122,6 +123,7 @@ SETTINGS: dict[str, Setting] = {
     "pool_timeout": Setting(5.0, "seconds from 0.1 to 600", _number(0.1, 600)),
     "poll_interval": Setting(1.0, "seconds from 0.01 to 3600", _number(0.01, 3600)),
     "lease_seconds": Setting(10.0, "seconds from 0.5 to 3600", _number(0.5, 3600)),
+    "exclusion": Setting("cooperative", "'cooperative' or 'strict'", _one_of("cooperative", "strict")),
     "lanes": Setting(
         None, "a whole number from 1 to 1000; None takes -c", _optional(_number(1, 1000, whole=True))
     ),
@@ -129,6 +131,14 @@ SETTINGS: dict[str, Setting] = {
         "lag", f"'lag', 'seq', or {_FUNCTION} that makes a scheduler", _function(SCHEDULERS)
     ),
     "splitter": Setting("lease", f"'lease', 'default', 'by_node', or {_FUNCTION}", _function(SPLITTERS)),
+    "number_of_nodes": Setting(
+        None,
+        "a whole number from 1; None takes LOWKIQ_NUMBER_OF_NODES",
+        _optional(_number(1, 4096, whole=True)),
+    ),
+    "node_number": Setting(
+        None, "a whole number from 0; None takes LOWKIQ_NODE_NUMBER", _optional(_number(0, 4095, whole=True))
+    ),
     "server_middlewares": Setting((), f"a list; each entry {_FUNCTION}", _functions),
     "client_middlewares": Setting((), f"a list; each entry {_FUNCTION}", _functions),
     "push_durability": Setting(
@@ -156,9 +166,12 @@ class Settings:
     pool_timeout: float
     poll_interval: float
     lease_seconds: float
+    exclusion: str
     lanes: int | None
     scheduler: Callable[[], schedulers.Scheduler]
     splitter: splitters.Splitter
+    number_of_nodes: int | None
+    node_number: int | None
     server_middlewares: tuple[Any, ...]
     client_middlewares: tuple[Any, ...]
     push_durability: str
@@ -169,6 +182,25 @@ class Settings:
     dump_error: Callable[[str], bytes]
     load_error: Callable[[bytes], str]
     last_words: Callable[[BaseException], Any]
+
+    def make_splitter(self) -> splitters.Splitter:
+        """Raises ConfigurationError when ``by_node`` does not know its numbers."""
+        if self.splitter is not SPLITTERS["by_node"]:
+            return self.splitter
+        nodes = _or_environment("number_of_nodes", self.number_of_nodes)
+        return splitters.by_node_splitter(nodes, _or_environment("node_number", self.node_number))
+
+
+def _or_environment(name: str, value: int | None) -> int:
+    if value is not None:
+        return value
+    variable = (PREFIX + name).upper()
+    text = os.environ.get(variable, "")
+    if not text.isdecimal():
+        raise ConfigurationError(
+            f"{variable}={text!r}: lowkiq_splitter='by_node' needs a whole number there, or {PREFIX + name}"
+        )
+    return int(text)
 
 
 def read_settings(app: Celery) -> Settings:

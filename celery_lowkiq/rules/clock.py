@@ -13,14 +13,21 @@ class Clock(Protocol):
         """Unix time in s; may jump."""
 
     def monotonic(self) -> float:
-        """Seconds since an arbitrary start; never goes back."""
+        """Seconds since an arbitrary start; never goes back, and goes on while the machine sleeps."""
 
 
 class SystemClock:
-    """The clock of this machine."""
+    """The clock of this machine. Where it cannot count sleep (all but Linux), a lease seems longer by it."""
 
     def time(self) -> float:
         return time.time()
 
-    def monotonic(self) -> float:
-        return time.monotonic()
+    if hasattr(time, "CLOCK_BOOTTIME"):
+
+        def monotonic(self) -> float:
+            return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    else:
+
+        def monotonic(self) -> float:
+            return time.monotonic()

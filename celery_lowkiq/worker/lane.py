@@ -14,6 +14,7 @@ from celery_lowkiq.rules.models import Batch, Claim, Due, Fate, Settled, ShardRe
 from celery_lowkiq.rules.schedulers import Scheduler
 
 from .agenda import Agenda
+from .exclusion import Exclusion
 from .held import Held
 from .outage import Outage
 from .ports import Host, Runner, Store
@@ -39,6 +40,7 @@ class Surroundings:
     host: Host
     clock: Clock
     outage: Outage
+    exclusion: Exclusion
     poll_interval: float
     lease_seconds: float
     #: Told when a shard turns out to be another node's.
@@ -283,7 +285,11 @@ class Lane:
             self._settle(held, batch, tuple(Verdict(job.id, job.claim, Fate.RETURN) for job in batch.jobs))
             return
         self._batch = batch
-        verdicts = self._around.runner.run(batch)
+        self._around.exclusion.begin(held)
+        try:
+            verdicts = self._around.runner.run(batch)
+        finally:
+            self._around.exclusion.end(held)
         settled = self._settle(held, batch, verdicts)
         self._around.runner.settled(batch, settled.accepted)
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from celery_lowkiq.rules.balance import lane_for, move_between, to_give_up
-from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.errors import (
     FormatMismatch,
     NotOwner,
@@ -20,10 +19,10 @@ from celery_lowkiq.rules.models import Lease, QueueSpec, ShardRef
 from celery_lowkiq.rules.ownership import RENEWALS, Watch
 
 from .held import Held
-from .lane import Lane
+from .lane import Lane, Surroundings
 from .membership import Membership, of_queues
-from .outage import Outage, pauses
-from .ports import Host, Store
+from .outage import pauses
+from .strays import Strays
 
 logger = logging.getLogger("celery_lowkiq.worker")
 
@@ -40,25 +39,24 @@ class Ownership:
 
     def __init__(
         self,
-        store: Store,
-        host: Host,
-        outage: Outage,
-        clock: Clock,
+        around: Surroundings,
         *,
         owner: str,
-        lease_seconds: float,
         lanes: Sequence[Lane],
         dealt: Mapping[ShardRef, tuple[QueueSpec, Lane]],
         membership: Membership | None,
+        strays: Strays,
     ) -> None:
-        self._store = store
-        self._host = host
-        self._outage = outage
-        self._clock = clock
+        self._store = around.store
+        self._host = around.host
+        self._outage = around.outage
+        self._exclusion = around.exclusion
+        self._clock = around.clock
+        self._seconds = around.lease_seconds
         self._owner = owner
-        self._seconds = lease_seconds
         self._lanes = lanes
         self._membership = membership
+        self._strays = strays
         self._lane_of = {shard: lane for shard, (_, lane) in dealt.items()}
         self._watches = {shard: Watch(queue, shard) for shard, (queue, _) in dealt.items()}
         self._held: dict[ShardRef, Held] = {}
@@ -133,6 +131,7 @@ class Ownership:
                     self._take(self._watches[shard])
             self._level()
             self._alarm()
+            self._strays.look()
         except StoreError as error:
             self._outage.begins(error)
             self._doubt()
@@ -174,7 +173,7 @@ class Ownership:
         self._watches[held.shard] = Watch(held.queue, held.shard, known_epoch=held.lease.epoch)
 
     def _renew(self, stopping: bool) -> None:
-        held = self._leases()
+        held = [one for one in self._leases() if not self._given_up(one)]
         sent_at = self._clock.monotonic()
         lapsed = [one.lapsed(sent_at) for one in held]
         renewed = self._store.renew([one.lease for one in held], lapsed, stopping=stopping)
@@ -189,6 +188,11 @@ class Ownership:
                 logger.warning("shard %s is no longer this node's: it leaves it", one.shard)
                 self._lane_of[one.shard].drop(one.shard)
                 self.lost(one)
+        self._exclusion.renewed()
+
+    def _given_up(self, held: Held) -> bool:
+        """Whether a run never seems to end, and may be ended by letting its lease run out."""
+        return self._exclusion.ends_overdue and held.lease in self._alarmed
 
     def _busy(self) -> frozenset[ShardRef]:
         return frozenset(lane.working for lane in self._lanes if lane.working is not None)

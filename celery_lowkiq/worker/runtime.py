@@ -11,11 +11,13 @@ from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.schedulers import Scheduler
 from celery_lowkiq.rules.splitters import Splitter, lease_splitter
 
+from .exclusion import Cooperative, Exclusion
 from .lane import Lane, Surroundings
 from .membership import Membership
 from .outage import Outage
 from .ownership import Ownership
 from .ports import Host, Runner, Store
+from .strays import Strays
 from .waker import Waker
 
 
@@ -36,38 +38,43 @@ class Runtime:
         splitter: Splitter,
         poll_interval: float = 1.0,
         lease_seconds: float = 10.0,
+        exclusion: Exclusion | None = None,
     ) -> None:
-        """``poll_interval`` and ``lease_seconds`` in s; ``owner`` names this start of this process."""
+        """``poll_interval`` and ``lease_seconds`` in s; ``owner`` names this start of this process;
+        ``exclusion`` is cooperative unless given.
+        """
         self._outage = Outage(clock)
+        self._clock = clock
         around = Surroundings(
             store=store,
             runner=runner,
             host=host,
             clock=clock,
             outage=self._outage,
+            exclusion=exclusion or Cooperative(),
             poll_interval=poll_interval,
             lease_seconds=lease_seconds,
             lost=lambda held: self._ownership.lost(held),
             suspects=threading.Lock(),
             freed=lambda: self._ownership.look_now(),
         )
-        self._clock = clock
         self._lanes = [Lane(number, scheduler_factory(), around) for number in range(lanes)]
+        dealt = self._deal(queues, splitter)
         membership = None
         if splitter is lease_splitter:
             membership = Membership(
                 store, queues, clock, owner=owner, lanes=lanes, lease_seconds=lease_seconds
             )
+        shards = {shard: queue for queue in queues for shard in queue.shard_refs()}
         self._ownership: Ownership = Ownership(
-            store,
-            host,
-            self._outage,
-            clock,
+            around,
             owner=owner,
-            lease_seconds=lease_seconds,
             lanes=self._lanes,
-            dealt=self._deal(queues, splitter),
+            dealt=dealt,
             membership=membership,
+            strays=Strays(
+                store, clock, owner=owner, lease_seconds=lease_seconds, shards=shards, wanted=dealt
+            ),
         )
         self._waker = Waker(store, queues, host, self._outage, pushed=self._heard, connected=self._refresh)
 

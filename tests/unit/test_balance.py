@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from celery_lowkiq.rules.balance import Member, lane_for, move_between, quotas, to_give_up
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.models import Fate, Lease, QueueSpec, ShardRef
-from celery_lowkiq.rules.splitters import by_node_from_environment, by_node_splitter, lease_splitter
+from celery_lowkiq.rules.splitters import by_node_splitter, lease_splitter
 from celery_lowkiq.worker.held import Held
 from tests.unit.fakes import FakeStore
 from tests.unit.nodes import SHARDS, Node, Q
@@ -77,18 +77,11 @@ class TestMember:
         assert self.start.gone(130.0, 10)
 
 
-def test_by_node_takes_a_fixed_part(monkeypatch):
+def test_by_node_takes_a_fixed_part():
     refs = [ShardRef("q", n) for n in range(6)]
     assert by_node_splitter(2, 1)(refs, 2) == [(refs[1], refs[5]), (refs[3],)]
-    monkeypatch.setenv("LOWKIQ_NUMBER_OF_NODES", "3")
-    monkeypatch.setenv("LOWKIQ_NODE_NUMBER", "0")
-    assert by_node_from_environment(refs, 1) == [(refs[0], refs[3])]
-    monkeypatch.setenv("LOWKIQ_NODE_NUMBER", "3")
-    with pytest.raises(ConfigurationError, match="LOWKIQ_NODE_NUMBER=3: with 3 nodes 0 to 2"):
-        by_node_from_environment(refs, 1)
-    monkeypatch.delenv("LOWKIQ_NODE_NUMBER")
-    with pytest.raises(ConfigurationError, match="LOWKIQ_NODE_NUMBER=''"):
-        by_node_from_environment(refs, 1)
+    with pytest.raises(ConfigurationError, match="node number 3: with 3 nodes 0 to 2 is allowed"):
+        by_node_splitter(3, 3)
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ from celery import Celery
 from celery_lowkiq.integration import stores
 from celery_lowkiq.integration.errors import MAX_ERROR_BYTES, dump_error, load_error
 from celery_lowkiq.integration.settings import SETTINGS, read_settings
-from celery_lowkiq.rules import schedulers
+from celery_lowkiq.rules import schedulers, splitters
 from celery_lowkiq.rules.errors import ConfigurationError
+from celery_lowkiq.rules.models import ShardRef
 
 
 def app(**settings):
@@ -203,3 +204,39 @@ def test_an_address_without_a_scheme_is_not_shown(url):
     with pytest.raises(ConfigurationError) as raised:
         stores.parameters(made, read_settings(made))
     assert "hunter2" not in str(raised.value)
+
+
+class TestByNode:
+    REFS = [ShardRef("q", n) for n in range(6)]
+
+    @pytest.fixture(autouse=True)
+    def environment(self, monkeypatch):
+        monkeypatch.setenv("LOWKIQ_NUMBER_OF_NODES", "3")
+        monkeypatch.setenv("LOWKIQ_NODE_NUMBER", "1")
+
+    def split(self, **settings):
+        return read_settings(app(lowkiq_splitter="by_node", **settings)).make_splitter()(self.REFS, 1)
+
+    def test_its_numbers_come_from_the_environment(self):
+        assert self.split() == [(self.REFS[1], self.REFS[4])]
+
+    def test_a_setting_goes_before_the_environment(self):
+        assert self.split(lowkiq_number_of_nodes=2, lowkiq_node_number=0) == [tuple(self.REFS[::2])]
+
+    @pytest.mark.parametrize(
+        "settings, text, words",
+        [
+            ({"lowkiq_node_number": 3}, "1", "node number 3: with 3 nodes 0 to 2 is allowed"),
+            ({}, "", "LOWKIQ_NODE_NUMBER='': lowkiq_splitter='by_node' needs a whole number"),
+            ({}, "-1", "LOWKIQ_NODE_NUMBER='-1'"),
+            ({"lowkiq_number_of_nodes": 0}, "1", "lowkiq_number_of_nodes: 0 is not allowed"),
+        ],
+    )
+    def test_wrong_numbers_are_refused(self, monkeypatch, settings, text, words):
+        monkeypatch.setenv("LOWKIQ_NODE_NUMBER", text)
+        with pytest.raises(ConfigurationError, match=words):
+            self.split(**settings)
+
+    def test_another_splitter_needs_none(self, monkeypatch):
+        monkeypatch.delenv("LOWKIQ_NODE_NUMBER")
+        assert read_settings(app()).make_splitter() is splitters.lease_splitter
