@@ -53,9 +53,11 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def chaos(session: nox.Session) -> None:
-    """Workers killed at random for longer than the tests do it."""
+    """100,000 simulated clusters, and real workers killed at random for longer than the tests do it."""
     session.install("-e", ".[dev,embedded,hiredis]")
     session.run("pytest", "-s", "-m", "chaos", *session.posargs)
+    simulations = {"LOWKIQ_SIMULATIONS": "100000", "LOWKIQ_SIMULATION_SEED": "1000"}
+    session.run("pytest", "-q", "-n", "2", "tests/simulation", "-m", "not chaos", env=simulations)
 
 
 @nox.session

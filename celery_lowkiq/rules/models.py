@@ -114,6 +114,14 @@ class Lease:
 
 
 @dataclass(frozen=True)
+class InHand:
+    """What an owner knows of its claims on a shard: the largest number, and those that it has not settled."""
+
+    last: int = 0
+    open: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class Claim:
     """Jobs moved from waiting to processing. ``number`` is 0 and ``jobs`` empty when none was due.
 

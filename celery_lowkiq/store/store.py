@@ -11,6 +11,7 @@ import redis
 from celery_lowkiq.rules.models import (
     Claim,
     Due,
+    InHand,
     Lease,
     LeaseState,
     NewJob,
@@ -174,12 +175,17 @@ class RedisStore:
     # -- batches
 
     def claim(
-        self, queue: QueueSpec, lease: Lease, request: int, over: int = 0, suspects: bool = True
+        self,
+        queue: QueueSpec,
+        lease: Lease,
+        request: int,
+        in_hand: InHand | None = None,
+        suspects: bool = True,
     ) -> Claim:
         """Move up to ``queue.batch_size`` due jobs to processing; the same ``request`` gives the same batch.
 
         At most 1,000 payloads or 1 MiB of an id, lowest scores first; the rest stays waiting. What is
-        still in processing of claims up to number ``over`` goes back. A suspect is a batch of its own;
+        in processing of other claims than those ``in_hand`` goes back. A suspect is a batch of its own;
         without ``suspects`` none is taken. Raises NotOwner, StoreUnavailable.
         """
         call = _owned(
@@ -187,7 +193,8 @@ class RedisStore:
             lease,
             merge=queue.merge.value,
             request=request,
-            over=over,
+            last=in_hand.last if in_hand else 0,
+            open=_open(in_hand),
             limit=queue.batch_size,
             max_payloads=CLAIM_PAYLOADS,
             max_bytes=CLAIM_BYTES,
@@ -217,20 +224,24 @@ class RedisStore:
 
     # -- waiting for work
 
-    def next_due(self, shards: Sequence[ShardRef], over: Sequence[int] = ()) -> list[Due]:
+    def next_due(self, shards: Sequence[ShardRef], in_hand: Sequence[InHand] = ()) -> list[Due]:
         """Smallest claimable ``perform_in`` of each shard, in one round trip; now, when something is left
-        of claims up to the number ``over`` of the shard.
+        of other claims than those ``in_hand``.
         """
-        overs = over or [0] * len(shards)
+        hands: Sequence[InHand | None] = in_hand or [None] * len(shards)
         calls = [
-            load("next_due").call(shard_keys(shard), over=number)
-            for shard, number in zip(shards, overs, strict=True)
+            load("next_due").call(shard_keys(shard), open=_open(hand))
+            for shard, hand in zip(shards, hands, strict=True)
         ]
         return [Due(parse_time(next_due), float(now)) for now, next_due in self.client.all(calls)]
 
     def subscribe(self, queues: Sequence[QueueSpec]) -> PushSubscription:
         """Listen to pushes on the queues. Raises StoreUnavailable."""
         return PushSubscription(self.client.redis, [queue.name for queue in queues])
+
+
+def _open(in_hand: InHand | None) -> str:
+    return "any" if in_hand is None else " ".join(map(str, in_hand.open))
 
 
 def _owned(name: str, lease: Lease, rest: Sequence[Value] = (), **args: Value) -> Call:

@@ -199,10 +199,10 @@ class Lane:
 
     def _ask_all(self) -> None:
         with self._changed:
-            overs = {shard: held.over for shard, held in self._held.items()}
-        shards = list(overs)
+            in_hand = {shard: held.in_hand for shard, held in self._held.items()}
+        shards = list(in_hand)
         try:
-            dues = self._ask(shards, lambda: self._around.store.next_due(shards, list(overs.values())))
+            dues = self._ask(shards, lambda: self._around.store.next_due(shards, list(in_hand.values())))
         except StoreUnavailable:
             return
         except StoreError:
@@ -271,14 +271,17 @@ class Lane:
     def _claim(self, held: Held, suspects: bool) -> Claim:
         store = self._around.store
         held.request += 1
-        request, over = held.request, held.over
-        claim = self._ask([held.shard], lambda: store.claim(held.queue, held.lease, request, over, suspects))
+        request, in_hand = held.request, held.in_hand
+        claim = self._ask(
+            [held.shard], lambda: store.claim(held.queue, held.lease, request, in_hand, suspects)
+        )
         self._learn(held.shard, Due(claim.next_due, claim.now))
         return claim
 
     def _run(self, held: Held, claim: Claim) -> None:
         if not claim.jobs:
             return
+        held.took(claim.number)
         began_at = self._around.clock.monotonic()
         batch = Batch(held.queue, held.lease, claim.number, claim.jobs, held.lost, began_at)
         if not self._may_begin(held):
@@ -303,7 +306,7 @@ class Lane:
             settled = self._ask([held.shard], lambda: store.settle(held.queue, held.lease, verdicts))
         finally:
             self._batch = None
-            held.over = batch.claim
+            held.let_go(batch.claim)
         self._learn(held.shard, Due(settled.next_due, settled.now))
         return settled
 

@@ -206,7 +206,7 @@ class Ownership:
                 for shard in to_give_up(staying, self._busy(), quota):
                     self._leaving.add(shard)
                     self._lane_of[shard].drop(shard)
-        for shard in list(self._leaving):
+        for shard in sorted(self._leaving):
             idle = self._lane_of[shard].working != shard
             # A lane may have lost it a moment ago.
             held = self._held.get(shard)

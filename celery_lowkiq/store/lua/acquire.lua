@@ -18,6 +18,8 @@ local former, epoch, counter = current[1] or '', current[2] or '0', current[3] o
 local server = server_name()
 local given_here = current[5] == server
 if former == owner and given_here then
+  -- The reply was lost. Others have seen this counter for as long as that took, and would take the shard too early.
+  redis.call('HINCRBY', lease, 'counter', 1)
   return {epoch, server}
 end
 if seen_server ~= server or former ~= seen_owner or epoch ~= seen_epoch or counter ~= seen_counter then
