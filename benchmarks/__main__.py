@@ -9,17 +9,17 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import redis
 
 from celery_lowkiq.embedded import EmbeddedServer
 
-from . import report
+from . import plot, profile, report
 from .bench import Bench
 from .machine import calibrate, facts
 from .row import Row
 from .rows import GROUPS, LONG
+from .worker import Worker, microseconds_a_job
 
 
 def arguments() -> argparse.Namespace:
@@ -85,15 +85,30 @@ def measure(bench: Bench, groups: list[str]) -> list[Row]:
     return rows
 
 
+def show_profile(bench: Bench) -> None:
+    """Where the time of a job goes in the batch-1 process row, with one lane."""
+    count = bench.count(20_000, 5_000)
+    bare = microseconds_a_job(bench, "blank", count, lanes=1)
+    bench.empty()
+    queue = bench.spec("blank")
+    bench.fill(queue, count)
+    with Worker(bench, "blank", lanes=1).profiled() as worker:
+        worker.until(lambda: bench.processed(queue) >= count)
+    print(profile.text(profile.costs(profile.read(str(worker.profile)), count, bare)))
+
+
 def run(bench: Bench, options: argparse.Namespace) -> None:
     groups = options.rows or [name for name in GROUPS if not (options.quick and name in LONG)]
     rows = measure(bench, groups)
-    lines: dict[str, Any] = {}
+    if not (options.quick or options.rows):
+        bench.curves["lanes"] = plot.by_lanes(bench)
     print(report.table(rows))
     machine = facts(bench.direct)
     print(", ".join(f"{name} {value}" for name, value in machine.items()))
     shown = {"quick": options.quick, "latency_ms": options.latency, "own_redis": options.redis is None}
-    path = report.write(rows, machine, shown, lines)
+    path = report.write(rows, machine, shown, bench.curves)
+    if bench.curves:
+        plot.draw(bench.curves, path.with_suffix(".svg"))
     print(f"written to {path}")
     if options.against:
         print(report.changes(report.compare(report.read(options.against), rows)))
@@ -108,7 +123,10 @@ def main() -> None:
     ):
         bench = Bench(url, connect(near), Path(directory), options.quick)
         try:
-            run(bench, options)
+            if options.profile:
+                show_profile(bench)
+            else:
+                run(bench, options)
         finally:
             bench.empty()
 

@@ -28,6 +28,8 @@ class Bench:
         self.quick = quick
         self.settings: dict[str, Any] = {"broker_url": url}
         self.app = proj.make_app(**self.settings)
+        #: What the plot shows: points by the name of the curve.
+        self.curves: dict[str, list[dict[str, float]]] = {}
         self._measured: dict[str, Any] = {}
 
     def count(self, full: int, quick: int) -> int:

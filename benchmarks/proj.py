@@ -83,6 +83,6 @@ def stamp(value: Any) -> None:
 if SETTINGS:
     app = make_app(**SETTINGS)
     if os.environ.get("BENCH_PROFILE"):
-        from .profile import sample_lanes
+        from .profile import profile_lanes
 
-        sample_lanes(os.environ["BENCH_PROFILE"])
+        profile_lanes(os.environ["BENCH_PROFILE"])

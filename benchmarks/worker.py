@@ -42,7 +42,7 @@ class Worker:
         }
 
     def profiled(self) -> Worker:
-        """Let the worker sample its lanes."""
+        """Let the worker profile its lane."""
         self._env["BENCH_PROFILE"] = str(self.profile)
         return self
 

@@ -48,7 +48,8 @@ def _grown(bench: Bench, push: Callable[[], object]) -> float:
 
 
 def million(bench: Bench) -> Iterator[Row]:
-    small, large = costs_by_length(bench, [1_000_000])
+    curve = bench.curves["length"] = costs_by_length(bench, [10_000, 100_000, 1_000_000])
+    small, large = curve[0], curve[-1]
     for name, text in (("claim", "claim"), ("claim-settle", "claim and settle")):
         yield Row(
             f"million-{name}",
