@@ -99,6 +99,7 @@ def show_profile(bench: Bench) -> None:
 
 def run(bench: Bench, options: argparse.Namespace) -> None:
     groups = options.rows or [name for name in GROUPS if not (options.quick and name in LONG)]
+    before = report.read(options.against) if options.against else []
     rows = measure(bench, groups)
     if not (options.quick or options.rows):
         bench.curves["lanes"] = plot.by_lanes(bench)
@@ -110,8 +111,8 @@ def run(bench: Bench, options: argparse.Namespace) -> None:
     if bench.curves:
         plot.draw(bench.curves, path.with_suffix(".svg"))
     print(f"written to {path}")
-    if options.against:
-        print(report.changes(report.compare(report.read(options.against), rows)))
+    if before:
+        print(report.changes(report.compare(before, rows)))
 
 
 def main() -> None:

@@ -30,17 +30,10 @@ class Bench:
         self.app = proj.make_app(**self.settings)
         #: What the plot shows: points by the name of the curve.
         self.curves: dict[str, list[dict[str, float]]] = {}
-        self._measured: dict[str, Any] = {}
 
     def count(self, full: int, quick: int) -> int:
         """So many jobs, or repeats."""
         return quick if self.quick else full
-
-    def once(self, name: str, measure: Callable[[], float]) -> float:
-        """A figure that several rows need is measured for the first of them."""
-        if name not in self._measured:
-            self._measured[name] = measure()
-        return float(self._measured[name])
 
     def empty(self) -> None:
         """Forget all jobs. The database is the bench's own: it refuses to run on one with keys."""

@@ -68,7 +68,7 @@ def write(
         "curves": dict(curves),
     }
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{now:%Y-%m-%d-%H%M}.json"
+    path = RESULTS / f"{now:%Y-%m-%d-%H%M%S}.json"
     path.write_text(json.dumps(content, indent=1) + "\n")
     return path
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks import profile
 from benchmarks.report import Change, changes, compare, number, table
 from benchmarks.row import Row, Target
 from benchmarks.statistics import percentile, rate
@@ -88,3 +89,31 @@ def test_the_table():
 @pytest.mark.parametrize(("value", "text"), [(None, ""), (0.123, "0.12"), (12.34, "12.3"), (1234.5, "1,234")])
 def test_numbers_show_the_digits_that_matter(value, text):
     assert number(value) == text
+
+
+LANE = ("/x/celery_lowkiq/worker/lane.py", 1, "_main")
+REDIS = ("/x/site-packages/redis/client.py", 2, "execute_command")
+HELPER = ("/lib/python3/json/decoder.py", 3, "decode")
+BUILT_IN = ("~", 0, "<built-in method builtins.len>")
+RECV = ("~", 0, "<method 'recv_into' of '_socket.socket' objects>")
+
+
+def test_a_profile_gives_built_ins_and_helpers_to_their_callers_and_sockets_to_the_network():
+    stats = {
+        LANE: (10, 10, 100e-6, 0, {}),
+        REDIS: (10, 10, 200e-6, 0, {LANE: (10, 10, 0, 0)}),
+        HELPER: (10, 10, 40e-6, 0, {LANE: (10, 10, 0, 0)}),
+        BUILT_IN: (40, 40, 40e-6, 0, {HELPER: (30, 30, 0, 0), REDIS: (10, 10, 0, 0)}),
+        RECV: (10, 10, 300e-6, 0, {REDIS: (10, 10, 0, 0)}),
+    }
+    found = profile.costs(stats, jobs=10, microseconds=68.0)
+    sums = {group: sum(cost.microseconds for cost in costs) for group, costs in found.items()}
+    assert sums == pytest.approx({"ours: lane": 17.0, "client (redis-py)": 21.0, profile.NETWORK: 30.0})
+
+
+def test_a_profile_takes_off_what_it_costs_itself_from_each_call():
+    stats = {LANE: (10, 10, 100e-6, 0, {}), REDIS: (30, 30, 100e-6, 0, {LANE: (30, 30, 0, 0)})}
+    found = profile.costs(stats, jobs=10, microseconds=12.0)
+    assert [found[group][0].microseconds for group in ("ours: lane", "client (redis-py)")] == pytest.approx(
+        [8.0, 4.0]
+    )
