@@ -99,12 +99,12 @@ def show_profile(bench: Bench) -> None:
 
 def run(bench: Bench, options: argparse.Namespace) -> None:
     groups = options.rows or [name for name in GROUPS if not (options.quick and name in LONG)]
+    machine = facts(bench.direct)
     before = report.read(options.against) if options.against else []
     rows = measure(bench, groups)
     if not (options.quick or options.rows):
         bench.curves["lanes"] = plot.by_lanes(bench)
     print(report.table(rows))
-    machine = facts(bench.direct)
     print(", ".join(f"{name} {value}" for name, value in machine.items()))
     shown = {"quick": options.quick, "latency_ms": options.latency, "own_redis": options.redis is None}
     path = report.write(rows, machine, shown, bench.curves)

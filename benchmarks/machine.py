@@ -16,12 +16,13 @@ CALIBRATION_ROUNDS = 300
 
 
 def facts(client: redis.Redis) -> dict[str, Any]:
-    """Cores, processor, and the versions of everything that counts."""
+    """Cores, processor, the load so far (others may use the machine), and all versions that count."""
     server: Any = client.info("server")
     memory: Any = client.info("memory")
     return {
         "cores": os.cpu_count(),
         "cpu": _cpu(),
+        "load": round(os.getloadavg()[0], 1),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         **{name: _version(name) for name in ("celery", "kombu", "redis", "hiredis")},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 from celery import signals
@@ -11,24 +12,24 @@ from ..bench import Bench
 from ..row import Row, Target
 from ..statistics import median, timed
 
+#: Single calls of one round.
+CALLS = 100
 PUBLISH = (signals.before_task_publish, signals.after_task_publish)
 
 
 def bulk(bench: Bench) -> Iterator[Row]:
     bench.empty()
     blank, plain = bench.app.tasks["blank"], bench.app.tasks["plain"]
-    count, singles = bench.count(50_000, 10_000), bench.count(2_000, 500)
-    jobs = [{"id": n, "payload": {"v": n}} for n in range(count)]
+    fresh = count()
 
-    def ours() -> None:
-        for start in range(0, count, 1000):
-            blank.perform_async(jobs[start : start + 1000])
+    def ours() -> float:
+        jobs = [{"id": next(fresh), "payload": {"v": 1}} for _ in range(5000)]
+        return timed(lambda: [blank.perform_async(jobs[n : n + 1000]) for n in range(0, 5000, 1000)], 5000)
 
-    mine, theirs = _in_turn(
-        bench,
-        lambda: timed(ours, count),
-        lambda: timed(lambda: [plain.apply_async((n,)) for n in range(singles)], singles),
-    )
+    def celerys() -> float:
+        return timed(lambda: [plain.apply_async((n,)) for n in range(CALLS)], CALLS)
+
+    mine, theirs = _in_turn(bench.count(15, 5), ours, celerys)
     yield Row(
         "bulk",
         "enqueue, perform_async of 1,000",
@@ -61,12 +62,15 @@ def _listener(**_: Any) -> None:
 def _delay(bench: Bench, name: str, text: str, limit: float) -> Row:
     bench.empty()
     blank, plain = bench.app.tasks["blank"], bench.app.tasks["plain"]
-    count = bench.count(3_000, 700)
-    mine, theirs = _in_turn(
-        bench,
-        lambda: timed(lambda: [blank.delay(n, {"v": n}) for n in range(count)], count),
-        lambda: timed(lambda: [plain.delay({"v": n}) for n in range(count)], count),
-    )
+    fresh = count()
+
+    def ours() -> float:
+        return timed(lambda: [blank.delay(next(fresh), {"v": 1}) for _ in range(CALLS)], CALLS)
+
+    def celerys() -> float:
+        return timed(lambda: [plain.delay({"v": 1}) for _ in range(CALLS)], CALLS)
+
+    mine, theirs = _in_turn(bench.count(30, 10), ours, celerys)
     return Row(
         name,
         text,
@@ -81,12 +85,8 @@ def _delay(bench: Bench, name: str, text: str, limit: float) -> Row:
 
 
 def _in_turn(
-    bench: Bench, ours: Callable[[], float], other: Callable[[], float]
+    rounds: int, ours: Callable[[], float], other: Callable[[], float]
 ) -> tuple[list[float], list[float]]:
-    """Both sides after each other, several times, so that a slow moment of the machine meets both."""
-    mine, theirs = [], []
-    for _ in range(3):
-        bench.empty()
-        mine.append(ours())
-        theirs.append(other())
-    return mine, theirs
+    """Both sides after each other in many short rounds, so that a slow moment of the machine meets both."""
+    pairs = [(ours(), other()) for _ in range(rounds)]
+    return [mine for mine, _ in pairs], [theirs for _, theirs in pairs]

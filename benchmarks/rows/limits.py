@@ -14,7 +14,7 @@ from celery_lowkiq.rules.models import Fate, Verdict
 from ..bench import Bench
 from ..row import Row
 from ..statistics import median, timed
-from .size import _acquire
+from .size import acquire_all
 
 
 def limits(bench: Bench) -> Iterator[Row]:
@@ -22,7 +22,7 @@ def limits(bench: Bench) -> Iterator[Row]:
     jobs = bench.count(3_000, 1_000)
     queue = bench.spec("blank")
     bench.fill(queue, 4 * jobs)
-    (lease, *_) = _acquire(bench, queue)
+    (lease, *_) = acquire_all(bench, queue)
     request = count(1)
 
     def turn() -> None:

@@ -70,7 +70,7 @@ def costs_by_length(bench: Bench, lengths: Sequence[int]) -> list[dict[str, floa
     bench.empty()
     small, large = QueueSpec("small", shards=SHARDS), QueueSpec("large", shards=SHARDS)
     bench.fill(small, 1000)
-    small_leases, large_leases = _acquire(bench, small), _acquire(bench, large)
+    small_leases, large_leases = acquire_all(bench, small), acquire_all(bench, large)
     found, base, filled = [], [], 0
     for length in lengths:
         bench.fill(large, length - filled, start=filled)
@@ -84,7 +84,7 @@ def costs_by_length(bench: Bench, lengths: Sequence[int]) -> list[dict[str, floa
     ]
 
 
-def _acquire(bench: Bench, queue: QueueSpec) -> list[Lease]:
+def acquire_all(bench: Bench, queue: QueueSpec) -> list[Lease]:
     shards = queue.shard_refs()
     seen = bench.store.observe(shards)
     return [
@@ -146,7 +146,7 @@ def _payload(number: int) -> NewJob:
 
 def _claimed_in_steps(bench: Bench, queue: QueueSpec, filled: int) -> Row:
     """All payloads of the id, as a worker would take them."""
-    (lease,) = _acquire(bench, queue)
+    (lease,) = acquire_all(bench, queue)
     steps, slowest = [], 0.0
     while True:
         began = time.perf_counter()
