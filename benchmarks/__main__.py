@@ -94,7 +94,8 @@ def show_profile(bench: Bench) -> None:
     bench.fill(queue, count)
     with Worker(bench, "blank", lanes=1).profiled() as worker:
         worker.until(lambda: bench.processed(queue) >= count)
-    print(profile.text(profile.costs(profile.read(str(worker.profile)), count, bare)))
+    stats = profile.read(str(worker.profile))
+    print(profile.text(profile.costs(stats, count, bare, profile.prices())))
 
 
 def run(bench: Bench, options: argparse.Namespace) -> None:

@@ -1,8 +1,8 @@
 """Where the time of a job goes, by cProfile in the one lane of a worker.
 
-cProfile makes every call slower: what the job takes longer than without it is taken off, the same of each
-call, so that the groups add up to a job's true time. Built-in functions and the standard library belong to
-whoever calls them, but for sockets: that time is Redis's and the network's.
+cProfile makes every call slower, one of a Python function more than one of a built-in: what the job takes
+longer than without it is taken off in that proportion, so that the groups add up to a job's true time. Built-ins
+and the standard library belong to whoever calls them, but for sockets: that is Redis's and the network's time.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import cProfile
 import pstats
 import sys
 import threading
+import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -23,6 +24,12 @@ Place: TypeAlias = tuple[str, int, str]
 
 NETWORK = "Redis and network"
 OTHER = "other"
+#: What pstats has for the file of a built-in.
+BUILT_IN = "~"
+#: What pstats has of a function that was entered before the profile began.
+NOBODY: tuple[Any, ...] = (0, 0, 0.0, 0.0, {})
+#: Calls that the prices are measured with.
+CALLS = 100_000
 #: Helpers of these belong to whoever calls them, as those of the standard library.
 HELPERS = ("/celery/utils/", "/kombu/utils/")
 SOCKETS = ("_socket.socket", "select.poll", "select.select", "select.epoll")
@@ -81,13 +88,38 @@ def group_of(place: Place) -> str:
     return next((group for group, parts in GROUPS if any(part in file for part in parts)), OTHER)
 
 
-def costs(stats: Mapping[Place, Any], jobs: int, microseconds: float) -> dict[str, list[Cost]]:
+def prices() -> tuple[float, float]:
+    """What cProfile adds to a call of a Python function, and of a built-in."""
+
+    def seconds(call: Callable[[], object], profiled: bool) -> float:
+        profile = cProfile.Profile()
+        began = time.perf_counter()
+        if profiled:
+            profile.enable()
+        for _ in range(CALLS):
+            call()
+        profile.disable()
+        return time.perf_counter() - began
+
+    def function() -> None:
+        return None
+
+    return (
+        max(0.0, seconds(function, True) - seconds(function, False)),
+        max(0.0, seconds(dict, True) - seconds(dict, False)),
+    )
+
+
+def costs(
+    stats: Mapping[Place, Any], jobs: int, microseconds: float, prices: tuple[float, float]
+) -> dict[str, list[Cost]]:
     """Functions by group, most expensive first; a job takes so many ``microseconds`` without a profiler."""
     found: defaultdict[str, list[Cost]] = defaultdict(list)
+    weights = {place: calls * prices[place[0] == BUILT_IN] for place, (_, calls, _, _, _) in stats.items()}
     profiled = sum(seconds for _, _, seconds, _, _ in stats.values()) / jobs * 1e6
-    price = (profiled - microseconds) * jobs / sum(calls for _, calls, _, _, _ in stats.values())
+    factor = (profiled - microseconds) / sum(weights.values())
     for place, (_, calls, seconds, _, callers) in stats.items():
-        own = (seconds * 1e6 - calls * price) / jobs
+        own = seconds * 1e6 / jobs - weights[place] * factor
         for group, share in _shares(stats, place, callers).items():
             found[group].append(Cost(place, own * share, calls * share / jobs))
     return {group: sorted(costs, key=lambda cost: -cost.microseconds) for group, costs in found.items()}
@@ -95,23 +127,25 @@ def costs(stats: Mapping[Place, Any], jobs: int, microseconds: float) -> dict[st
 
 def _shares(stats: Mapping[Place, Any], place: Place, callers: Mapping[Place, Any]) -> dict[str, float]:
     """A function of no group is shared out among the groups of its callers."""
-    group = group_of(place)
-    if group != OTHER or not callers:
-        return {group: 1.0}
-    total = sum(calls for _, calls, _, _ in callers.values())
-    shares: defaultdict[str, float] = defaultdict(float)
-    for caller, (_, calls, _, _) in callers.items():
-        shares[_home(stats, caller, 0)] += calls / total
-    return dict(shares)
+    if group_of(place) != OTHER:
+        return {group_of(place): 1.0}
+    calls: defaultdict[str, int] = defaultdict(int)
+    for caller, (_, count, _, _) in callers.items():
+        calls[_home(stats, caller, {place})] += count
+    # Helpers that call each other lead nowhere; whoever calls them from outside pays.
+    if len(calls) > 1:
+        calls.pop(OTHER, None)
+    total = sum(calls.values())
+    return {group: count / total for group, count in calls.items()} if total else {OTHER: 1.0}
 
 
-def _home(stats: Mapping[Place, Any], place: Place, depth: int) -> str:
+def _home(stats: Mapping[Place, Any], place: Place, seen: set[Place]) -> str:
     """The group that calls a helper most often, however many helpers lie between."""
     group = group_of(place)
-    callers = stats[place][4] if place in stats else {}
-    if group != OTHER or not callers or depth > 10:
+    callers = {c: calls for c, calls in stats.get(place, NOBODY)[4].items() if c not in seen}
+    if group != OTHER or not callers:
         return group
-    return _home(stats, max(callers, key=lambda caller: callers[caller][1]), depth + 1)
+    return _home(stats, max(callers, key=lambda caller: callers[caller][1]), {*seen, place})
 
 
 def read(path: str) -> Mapping[Place, Any]:

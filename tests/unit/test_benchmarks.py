@@ -106,14 +106,24 @@ def test_a_profile_gives_built_ins_and_helpers_to_their_callers_and_sockets_to_t
         BUILT_IN: (40, 40, 40e-6, 0, {HELPER: (30, 30, 0, 0), REDIS: (10, 10, 0, 0)}),
         RECV: (10, 10, 300e-6, 0, {REDIS: (10, 10, 0, 0)}),
     }
-    found = profile.costs(stats, jobs=10, microseconds=68.0)
+    found = profile.costs(stats, jobs=10, microseconds=68.0, prices=(1.0, 1.0))
     sums = {group: sum(cost.microseconds for cost in costs) for group, costs in found.items()}
     assert sums == pytest.approx({"ours: lane": 17.0, "client (redis-py)": 21.0, profile.NETWORK: 30.0})
 
 
-def test_a_profile_takes_off_what_it_costs_itself_from_each_call():
-    stats = {LANE: (10, 10, 100e-6, 0, {}), REDIS: (30, 30, 100e-6, 0, {LANE: (30, 30, 0, 0)})}
-    found = profile.costs(stats, jobs=10, microseconds=12.0)
-    assert [found[group][0].microseconds for group in ("ours: lane", "client (redis-py)")] == pytest.approx(
-        [8.0, 4.0]
+def test_a_profile_takes_off_what_it_costs_itself():
+    stats = {LANE: (10, 10, 100e-6, 0, {}), BUILT_IN: (40, 40, 100e-6, 0, {LANE: (40, 40, 0, 0)})}
+    found = profile.costs(stats, jobs=10, microseconds=11.0, prices=(5.0, 1.0))
+    assert {cost.place: cost.microseconds for cost in found["ours: lane"]} == pytest.approx(
+        {LANE: 5.0, BUILT_IN: 6.0}
     )
+
+
+def test_helpers_that_call_each_other_belong_to_whoever_calls_them_from_outside():
+    other = ("/lib/python3/json/scanner.py", 4, "scan")
+    stats = {
+        LANE: (10, 10, 100e-6, 0, {}),
+        HELPER: (10, 30, 40e-6, 0, {LANE: (10, 10, 0, 0), other: (0, 20, 0, 0)}),
+        other: (10, 20, 40e-6, 0, {HELPER: (10, 20, 0, 0)}),
+    }
+    assert set(profile.costs(stats, jobs=10, microseconds=1.0, prices=(1.0, 1.0))) == {"ours: lane"}
