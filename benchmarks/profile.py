@@ -1,8 +1,9 @@
 """Where the time of a job goes, by cProfile in the one lane of a worker.
 
 cProfile makes every call slower, one of a Python function more than one of a built-in: what the job takes
-longer than without it is taken off in that proportion, so that the groups add up to a job's true time. Built-ins
-and the standard library belong to whoever calls them, but for sockets: that is Redis's and the network's time.
+longer than without it is taken off in that proportion, so that the groups add up to a job's true time.
+Built-ins and the standard library belong to whoever calls them, but for sockets: that time is Redis's and the
+network's.
 """
 
 from __future__ import annotations
