@@ -83,6 +83,6 @@ def stamp(value: Any) -> None:
 if SETTINGS:
     app = make_app(**SETTINGS)
     if os.environ.get("BENCH_PROFILE"):
-        from .profile import profile_lanes
+        from .profile import watch_lanes
 
-        profile_lanes(os.environ["BENCH_PROFILE"])
+        watch_lanes(app, os.environ["BENCH_PROFILE"])

@@ -42,7 +42,7 @@ class Worker:
         }
 
     def profiled(self) -> Worker:
-        """Let the worker profile its lane."""
+        """Let the worker measure where its lane spends its time."""
         self._env["BENCH_PROFILE"] = str(self.profile)
         return self
 

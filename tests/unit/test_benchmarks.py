@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from benchmarks import profile
@@ -91,39 +93,39 @@ def test_numbers_show_the_digits_that_matter(value, text):
     assert number(value) == text
 
 
-LANE = ("/x/celery_lowkiq/worker/lane.py", 1, "_main")
-REDIS = ("/x/site-packages/redis/client.py", 2, "execute_command")
-HELPER = ("/lib/python3/json/decoder.py", 3, "decode")
-BUILT_IN = ("~", 0, "<built-in method builtins.len>")
-RECV = ("~", 0, "<method 'recv_into' of '_socket.socket' objects>")
+def in_lane(function):
+    """What the function returns in a thread that is named as lanes are."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(function()), name="lane-0")
+    thread.start()
+    thread.join()
+    return found[0]
 
 
-def test_a_profile_gives_built_ins_and_helpers_to_their_callers_and_sockets_to_the_network():
-    stats = {
-        LANE: (10, 10, 100e-6, 0, {}),
-        REDIS: (10, 10, 200e-6, 0, {LANE: (10, 10, 0, 0)}),
-        HELPER: (10, 10, 40e-6, 0, {LANE: (10, 10, 0, 0)}),
-        BUILT_IN: (40, 40, 40e-6, 0, {HELPER: (30, 30, 0, 0), REDIS: (10, 10, 0, 0)}),
-        RECV: (10, 10, 300e-6, 0, {REDIS: (10, 10, 0, 0)}),
-    }
-    found = profile.costs(stats, jobs=10, microseconds=68.0, prices=(1.0, 1.0))
-    sums = {group: sum(cost.microseconds for cost in costs) for group, costs in found.items()}
-    assert sums == pytest.approx({"ours: lane": 17.0, "client (redis-py)": 21.0, profile.NETWORK: 30.0})
+def test_time_counts_for_the_innermost_group():
+    now = [0.0]
+    watches = profile.Watches(lambda: now[0])
+
+    def spend(seconds, *inner):
+        now[0] += seconds
+        for function in inner:
+            function()
+
+    client = watches.around("client", lambda: spend(3.0))
+    store = watches.around("store", lambda: spend(1.0, client, client))
+    in_lane(watches.around("lane", lambda: spend(0.5, store)))
+    assert watches.seconds == {"lane": 0.5, "store": 1.0, "client": 6.0}
 
 
-def test_a_profile_takes_off_what_it_costs_itself():
-    stats = {LANE: (10, 10, 100e-6, 0, {}), BUILT_IN: (40, 40, 100e-6, 0, {LANE: (40, 40, 0, 0)})}
-    found = profile.costs(stats, jobs=10, microseconds=11.0, prices=(5.0, 1.0))
-    assert {cost.place: cost.microseconds for cost in found["ours: lane"]} == pytest.approx(
-        {LANE: 5.0, BUILT_IN: 6.0}
-    )
+def test_only_lanes_are_watched():
+    watches = profile.Watches()
+    assert watches.around("store", lambda: "done")() == "done"
+    assert not watches.seconds
 
 
-def test_helpers_that_call_each_other_belong_to_whoever_calls_them_from_outside():
-    other = ("/lib/python3/json/scanner.py", 4, "scan")
-    stats = {
-        LANE: (10, 10, 100e-6, 0, {}),
-        HELPER: (10, 30, 40e-6, 0, {LANE: (10, 10, 0, 0), other: (0, 20, 0, 0)}),
-        other: (10, 20, 40e-6, 0, {HELPER: (10, 20, 0, 0)}),
-    }
-    assert set(profile.costs(stats, jobs=10, microseconds=1.0, prices=(1.0, 1.0))) == {"ours: lane"}
+def test_the_profile_leaves_idle_time_out():
+    lines = profile.text({"idle": 9.0, "store": 30e-6, "lane": 10e-6}, jobs=2, bare=19.0).splitlines()
+    assert [line.split() for line in lines[1:]] == [
+        ["15.0", "us", "75.0%", "store"],
+        ["5.0", "us", "25.0%", "lane"],
+    ]
