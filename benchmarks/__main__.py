@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -118,6 +119,8 @@ def run(bench: Bench, options: argparse.Namespace) -> None:
 
 def main() -> None:
     options = arguments()
+    # So that workers and the server end with us, however we are asked to.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with (
         server(options.redis) as near,
         farther(near, options.latency) as url,
