@@ -37,8 +37,14 @@ SHARD_KEYS = {
     "dead_errors": "hash",
 }
 
-#: Keys by the names of scripts that are bound to several: one of a waiting job or of a dead one; the queue's.
-KEY_TYPES = SHARD_KEYS | {"index": "zset", "marks": "zset", "records": "hash", "queue": "hash"}
+#: The same by all names that scripts use: those bound to waiting or dead jobs, and those of a whole queue.
+KEY_TYPES = SHARD_KEYS | {
+    "index": "zset",
+    "marks": "zset",
+    "records": "hash",
+    "queue": "hash",
+    "nodes": "hash",
+}
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 from celery_lowkiq.rules.models import Job, Payload
 
 _ITEM = re.compile(rb"(\S+) (\d+) ")
+_COUNT = re.compile(rb"\d{1,18}")
 _HEAD = re.compile(rb"(\d+) (\S+) (\S+) (\d+) ")
 
 
@@ -76,12 +77,12 @@ def parse_time(text: bytes) -> float | None:
 
 
 def parse_members(reply: Any) -> dict[str, tuple[int, int]]:
-    """Lanes and counter by owner, from the hash of heartbeats."""
+    """Lanes and counter by owner, from the hash of heartbeats, without what was planted there."""
     found = {}
-    for field, counter in (reply if isinstance(reply, dict) else dict(pairs(reply))).items():
-        owner, _, lanes = field.decode("utf-8", "replace").rpartition(" ")
-        if owner and lanes.isdecimal():
-            found[owner] = (int(lanes), int(counter))
+    for field, counter in pairs(reply):
+        owner, _, lanes = field.rpartition(b" ")
+        if owner and _COUNT.fullmatch(lanes) and _COUNT.fullmatch(counter):
+            found[owner.decode("utf-8", "replace")] = (int(lanes), int(counter))
     return found
 
 

@@ -159,13 +159,9 @@ class RedisStore:
 
     def beat(self, queues: Sequence[str], owner: str, lanes: int) -> list[dict[str, tuple[int, int]]]:
         """Move the node's heartbeat in each queue, in one round trip; lanes and counter of all nodes."""
-        commands: list[tuple[Any, ...]] = []
-        for queue in queues:
-            commands += [
-                ("HINCRBY", nodes_key(queue), f"{owner} {lanes}", 1),
-                ("HGETALL", nodes_key(queue)),
-            ]
-        return [parse_members(reply) for reply in self.client.commands(commands)[1::2]]
+        member = f"{owner} {lanes}"
+        calls = [load("beat").call({"nodes": nodes_key(queue)}, member=member) for queue in queues]
+        return [parse_members(reply) for reply in self.client.all(calls)]
 
     def forget_members(self, queue: str, members: Sequence[tuple[str, int]]) -> None:
         """Remove heartbeats, named by owner and lanes."""

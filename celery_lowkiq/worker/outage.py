@@ -15,8 +15,9 @@ logger = logging.getLogger("celery_lowkiq.worker")
 
 T = TypeVar("T")
 
+#: Of the longest depends how soon a node goes on after a long outage, in s.
 FIRST_PAUSE = 0.05
-LONGEST_PAUSE = 2.0
+LONGEST_PAUSE = 1.0
 
 
 def pauses(jitter: Callable[[], float] = random.random) -> Iterator[float]:

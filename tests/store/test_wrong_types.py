@@ -12,7 +12,7 @@ import pytest
 
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.models import Fate, NewJob
-from celery_lowkiq.store.keys import KEY_TYPES, queue_key, shard_keys
+from celery_lowkiq.store.keys import KEY_TYPES, nodes_key, queue_key, shard_keys
 from celery_lowkiq.store.scripts import load
 
 from .helpers import ONE, SHARD, claim, end, push, take
@@ -54,6 +54,7 @@ def arguments(state):
             },
             (),
         ),
+        "beat": ({"member": "me 2"}, ()),
         "claim": (
             {
                 **owner,
@@ -147,7 +148,8 @@ def prepared(store, name):
 
 class Keys:
     def __getitem__(self, name):
-        return queue_key("orders") if name == "queue" else shard_keys(SHARD)[BOUND.get(name, name)]
+        of_queues = {"queue": queue_key("orders"), "nodes": nodes_key("orders")}
+        return of_queues.get(name) or shard_keys(SHARD)[BOUND.get(name, name)]
 
 
 def everything(client):
