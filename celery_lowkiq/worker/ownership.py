@@ -95,7 +95,7 @@ class Ownership:
         self._wake.set()
 
     def lost(self, held: Held) -> None:
-        """A lane was told that a shard is another node's."""
+        """A shard is not this node's any more, whoever is told first."""
         with self._lock:
             if self._held.get(held.shard) is held:
                 self._forget(held)
@@ -214,9 +214,13 @@ class Ownership:
                 self._hand_over(held)
 
     def _hand_over(self, held: Held) -> None:
-        if self._store.release(held.lease):
-            with self._lock:
-                self._forget(held)
+        try:
+            released = self._store.release(held.lease)
+        except NotOwner:
+            logger.info("shard %s was given up: it has changed hands before", held.shard)
+            released = True
+        if released:
+            self.lost(held)
         else:
             # Something of it is unsettled: the lane's next claim puts that back.
             self._leaving.discard(held.shard)
