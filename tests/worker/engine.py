@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections import Counter
 from typing import Any
 
@@ -60,11 +59,9 @@ class Engine:
         self.pushes.push(QUEUE, [NewJob(job_id, b"x") for job_id in ids])
         self._pushed += ids
 
-    def all_done(self, seconds: float = 20.0) -> float:
-        """Seconds until all that was pushed has been settled."""
-        began = time.monotonic()
+    def all_done(self, seconds: float = 20.0) -> None:
+        """Wait until all that was pushed has been settled."""
         eventually(self._idle, seconds)
-        return time.monotonic() - began
 
     def _idle(self) -> bool:
         stats = Queries(self.pushes).stats(QUEUE)

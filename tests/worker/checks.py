@@ -1,0 +1,27 @@
+"""What worker tests look at in the store and in the ledger."""
+
+from __future__ import annotations
+
+
+def leases(task):
+    return task.ordered_queue._home.store.observe(task.queue_spec.shard_refs())
+
+
+def released(task):
+    return all(lease.owner == "" for lease in leases(task))
+
+
+def overlaps(lines):
+    """Ids that two runs worked on at the same time; a killed process ends its runs."""
+    running, found = {}, []
+    for line in lines:
+        if line["event"] == "start":
+            other = running.get(line["id"])
+            if other is not None and other == line["pid"]:
+                found.append(line["id"])
+            running[line["id"]] = line["pid"]
+        elif line["event"] == "end":
+            if running.get(line["id"]) != line["pid"]:
+                found.append(line["id"])
+            running.pop(line["id"], None)
+    return found
