@@ -25,7 +25,16 @@ from .client import Client, ShardsDiffer, raise_refused
 from .durability import Durability
 from .keys import channel, nodes_key, shard_keys
 from .pushing import Sender, chunked, push_call
-from .records import id_bytes, number_text, pairs, parse_id, parse_members, parse_processing, parse_time
+from .records import (
+    id_bytes,
+    number_text,
+    pairs,
+    parse_id,
+    parse_members,
+    parse_processing,
+    parse_time,
+    parse_whole,
+)
 from .registry import Registry
 from .scripts import Call, Value, load
 from .subscription import PushSubscription
@@ -109,8 +118,8 @@ class RedisStore:
             [("HMGET", shard_keys(shard)["lease"], *LEASE_FIELDS) for shard in shards]
         )
         return [
-            LeaseState((owner or b"").decode(), int(epoch or 0), int(counter or 0), server, given_on.decode())
-            for owner, epoch, counter, given_on in ((*reply[:3], reply[3] or b"") for reply in replies)
+            LeaseState(parse_id(owner), parse_whole(epoch), parse_whole(counter), server, parse_id(given_on))
+            for owner, epoch, counter, given_on in ([field or b"" for field in reply] for reply in replies)
         ]
 
     def acquire(
@@ -123,7 +132,7 @@ class RedisStore:
         call = load("acquire").call(
             shard_keys(shard),
             owner=owner,
-            seen_owner=seen.owner,
+            seen_owner=id_bytes(seen.owner),
             seen_epoch=seen.epoch,
             seen_counter=seen.counter,
             seen_server=seen.server,
