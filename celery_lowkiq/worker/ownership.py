@@ -121,6 +121,7 @@ class Ownership:
 
     def _turn(self) -> float:
         """Renew, share, look, take; seconds until the next turn."""
+        self._outage.asks()
         try:
             self._renew(stopping=False)
             self._share()
@@ -296,6 +297,7 @@ class Ownership:
         while self._leases() or not left:
             self._wake.clear()
             lanes_ended = all(lane.ended for lane in self._lanes)
+            self._outage.asks()
             try:
                 if self._membership is not None and not left:
                     self._membership.leave()

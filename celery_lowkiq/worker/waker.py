@@ -72,12 +72,14 @@ class Waker:
             self._host.stop(70, f"lowkiq-waker: {error!r}")
 
     def _listen(self) -> None:
+        self._outage.asks()
         subscription = self._subscription = self._store.subscribe(self._queues)
         try:
             self._pauses = pauses()
             self._outage.ends()
             self._connected()
             while not self._stop.is_set():
+                self._outage.asks()
                 announced = subscription.wait_pushed(LISTEN)
                 if announced is not None:
                     self._pushed(*announced)

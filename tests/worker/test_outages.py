@@ -18,12 +18,14 @@ from tests.worker.engine import Engine
 
 #: A node works again 2 s after Redis answers; a machine that has other things to do gets more.
 BACK_WITHIN = 8.0
+#: On a slow disk everysec loses what was acknowledged, also when only the server dies.
+ALWAYS = {"appendfsync": "always"}
 BEGINS, ENDS = "Ordered queues wait until it is back", "Ordered queues go on"
 
 
 @pytest.fixture(scope="module")
 def mortal():
-    with EmbeddedServer(appendonly=True) as server:
+    with EmbeddedServer(appendonly=True, config=ALWAYS) as server:
         yield server
 
 
@@ -110,7 +112,7 @@ def test_a_full_redis_is_drained_also_by_a_node_that_starts_then(server, caplog)
 @pytest.fixture
 def own_servers(settings):
     """A broker and a store that the test may end."""
-    with EmbeddedServer(port=0) as broker, EmbeddedServer(port=0, appendonly=True) as store:
+    with EmbeddedServer(port=0) as broker, EmbeddedServer(port=0, appendonly=True, config=ALWAYS) as store:
         settings.update(
             broker_url=broker.url,
             lowkiq_url=store.url,
@@ -191,7 +193,7 @@ def test_a_worker_that_starts_before_its_store_waits_for_it(own_servers, app, st
 
 def test_one_redis_for_broker_and_store_is_restarted_twenty_times(settings, app, start_worker, ledger):
     """Plain tasks go on at the end as well; Celery takes longer to find its broker again."""
-    with EmbeddedServer(port=0, appendonly=True) as server:
+    with EmbeddedServer(port=0, appendonly=True, config=ALWAYS) as server:
         settings.update(broker_url=server.url, broker_connection_max_retries=None)
         app.conf.update(settings)
         record = app.tasks["record"]
