@@ -29,9 +29,11 @@ def open_store(path: str, callers: int = 8) -> RedisStore:
 class Engine:
     """Jobs go straight to the server; the engine reaches it by ``path``, which may lead through a front."""
 
-    def __init__(self, server: EmbeddedServer, path: str | None = None, **options: Any) -> None:
+    def __init__(
+        self, server: EmbeddedServer, path: str | None = None, runner: Any = None, **options: Any
+    ) -> None:
         self.pushes = open_store(server.socket_path)
-        self.runner, self.host = FakeRunner(), FakeHost()
+        self.runner, self.host = runner or FakeRunner(), FakeHost()
         self._numbers = itertools.count()
         self._pushed: list[str] = []
         settings = {"lanes": 2, "owner": "me", "lease_seconds": 1.0, "scheduler_factory": lag, **options}
