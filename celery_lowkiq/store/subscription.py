@@ -27,6 +27,8 @@ class PushSubscription:
         self._reading = threading.Lock()
         self._pubsub = client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
         try:
+            # A Redis that is loading takes subscriptions, though it cannot serve.
+            client.ping()
             self._pubsub.subscribe(*(channel(queue) for queue in queues))
             # What is announced during a silent reconnect would be missed: an error has to say so.
             self._retry = self._pubsub.connection.retry

@@ -7,6 +7,7 @@ import threading
 from functools import partial
 
 import pytest
+from redis.exceptions import BusyLoadingError
 
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.errors import LowkiqError, StoreError, StoreUnavailable
@@ -90,6 +91,18 @@ def test_subscriptions_give_their_connections_back_whoever_keeps_the_error(morta
     retries = {connection.retry.get_retries() for connection in client.connection_pool._connections}
     assert retries == {RETRIES}
     assert client.connection_pool.pool.qsize() == 2
+
+
+def test_a_redis_that_is_loading_has_no_subscription(redis_server, monkeypatch):
+    """It would take one, and that would look as if it were back."""
+    client = connect({"path": redis_server.socket_path}, pool_size=2, pool_timeout=1)
+
+    def loading():
+        raise BusyLoadingError("Redis is loading the dataset in memory")
+
+    monkeypatch.setattr(client, "ping", loading)
+    with pytest.raises(StoreUnavailable, match="loading"):
+        RedisStore(client).subscribe([ONE])
 
 
 def test_a_subscription_that_is_closed_from_another_thread_ends(redis_server):

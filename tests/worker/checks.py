@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 
 def leases(task):
     return task.ordered_queue._home.store.observe(task.queue_spec.shard_refs())
@@ -9,6 +11,14 @@ def leases(task):
 
 def released(task):
     return all(lease.owner == "" for lease in leases(task))
+
+
+def shares(app):
+    """How many shards of all queues each worker has."""
+    owners = [
+        lease.owner for name in ("record", "gated", "batches", "outcome") for lease in leases(app.tasks[name])
+    ]
+    return sorted(Counter(owner for owner in owners if owner).values())
 
 
 def overlaps(lines):

@@ -6,13 +6,13 @@ import os
 import random
 import signal
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 
 import pytest
 
 from tests.waiting import eventually
 from tests.worker import proj
-from tests.worker.checks import leases, overlaps, released
+from tests.worker.checks import overlaps, released, shares
 
 
 @pytest.mark.parametrize("name, status", [("SIGTERM", 0), ("SIGINT", 1)])
@@ -92,14 +92,6 @@ def test_l3_a_job_that_ends_every_worker_goes_to_the_morgue(app, start_worker, l
     eventually(lambda: outcome.ordered_queue.stats().morgue_length == 1)
     assert outcome.ordered_queue.morgue().items[0].error.startswith("poison pill")
     assert len(ledger.lines("run")) == deaths
-
-
-def shares(app):
-    """How many shards of all queues each worker has."""
-    owners = [
-        lease.owner for name in ("record", "gated", "batches", "outcome") for lease in leases(app.tasks[name])
-    ]
-    return sorted(Counter(owner for owner in owners if owner).values())
 
 
 def test_two_workers_share_the_shards_and_one_takes_over(app, start_worker, ledger, tmp_path):
