@@ -10,7 +10,7 @@ from typing import Protocol
 
 def shard_of(job_id: str, shards: int) -> int:
     """Shard of an id: ``crc32(id) % shards``, as Lowkiq has it."""
-    return zlib.crc32(job_id.encode()) % shards
+    return zlib.crc32(job_id.encode("utf-8", "surrogateescape")) % shards
 
 
 class Merge(str, enum.Enum):

@@ -26,7 +26,16 @@ from .client import Client, ShardsDiffer, raise_refused
 from .durability import Durability
 from .keys import channel, nodes_key, shard_keys
 from .pushing import Sender, chunked, push_call
-from .records import id_bytes, number_text, pairs, parse_id, parse_members, parse_processing, parse_time
+from .records import (
+    id_bytes,
+    number_text,
+    pairs,
+    parse_id,
+    parse_members,
+    parse_processing,
+    parse_time,
+    parse_whole,
+)
 from .registry import Registry
 from .scripts import Call, Value, load
 from .subscription import PushSubscription
@@ -110,8 +119,8 @@ class RedisStore:
             [("HMGET", shard_keys(shard)["lease"], *LEASE_FIELDS) for shard in shards]
         )
         return [
-            LeaseState((owner or b"").decode(), int(epoch or 0), int(counter or 0), server, given_on.decode())
-            for owner, epoch, counter, given_on in ((*reply[:3], reply[3] or b"") for reply in replies)
+            LeaseState(parse_id(owner), parse_whole(epoch), parse_whole(counter), server, parse_id(given_on))
+            for owner, epoch, counter, given_on in ([field or b"" for field in reply] for reply in replies)
         ]
 
     def acquire(
@@ -124,7 +133,7 @@ class RedisStore:
         call = load("acquire").call(
             shard_keys(shard),
             owner=owner,
-            seen_owner=seen.owner,
+            seen_owner=id_bytes(seen.owner),
             seen_epoch=seen.epoch,
             seen_counter=seen.counter,
             seen_server=seen.server,
@@ -160,13 +169,9 @@ class RedisStore:
 
     def beat(self, queues: Sequence[str], owner: str, lanes: int) -> list[dict[str, tuple[int, int]]]:
         """Move the node's heartbeat in each queue, in one round trip; lanes and counter of all nodes."""
-        commands: list[tuple[Any, ...]] = []
-        for queue in queues:
-            commands += [
-                ("HINCRBY", nodes_key(queue), f"{owner} {lanes}", 1),
-                ("HGETALL", nodes_key(queue)),
-            ]
-        return [parse_members(reply) for reply in self.client.commands(commands)[1::2]]
+        member = f"{owner} {lanes}"
+        calls = [load("beat").call({"nodes": nodes_key(queue)}, member=member) for queue in queues]
+        return [parse_members(reply) for reply in self.client.all(calls)]
 
     def forget_members(self, queue: str, members: Sequence[tuple[str, int]]) -> None:
         """Remove heartbeats, named by owner and lanes."""

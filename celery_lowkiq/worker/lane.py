@@ -167,13 +167,15 @@ class Lane:
         if self._take_refresh():
             self._ask_all()
         with self._changed:
-            due = self._workable()
-            shard = self._scheduler(due, self._agenda.now())
+            due, now = self._workable(), self._agenda.now()
+            shard = self._scheduler(due, now)
             if shard is not None:
                 self._working = shard
                 return self._held[shard]
             if not self._refresh and self._stopping_at is None:
-                left = self._agenda.seconds_until(min(due.values(), default=None))
+                # What is due and not picked is offered again with the next reason to look, or the next poll.
+                coming = min((when for when in due.values() if when > now), default=None)
+                left = self._agenda.seconds_until(coming)
                 poll = max(0.0, self._poll_at - self._around.clock.monotonic())
                 self._changed.wait(poll if left is None else min(left, poll))
             return None

@@ -11,8 +11,8 @@ import pytest
 
 from celery_lowkiq.embedded import EmbeddedServer
 from tests.waiting import eventually
+from tests.worker.checks import overlaps
 from tests.worker.conftest import app, ledger, settings, start_worker  # noqa: F401 - fixtures
-from tests.worker.test_stopping import overlaps
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 

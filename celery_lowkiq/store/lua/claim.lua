@@ -27,7 +27,7 @@ end
 
 -- Returns the number of payloads and bytes that were moved.
 local function move(id, perform_in, most, any_failed)
-  local retry_count = any_failed and redis.call('ZSCORE', failed, id) or '-1'
+  local retry_count = string.match(any_failed and redis.call('ZSCORE', failed, id) or '', '^%-?%d+$') or '-1'
   local message = any_failed and redis.call('HGET', errors, id) or ''
   redis.call('ZREM', due, id)
   local items, more = bag_take(waiting, id, most, bytes)
@@ -93,11 +93,11 @@ if tonumber(request) > latest then
 end
 
 local reply = {seconds(now), next_due(), number, kind}
-local batch = redis.call('ZRANGEBYSCORE', claimed, number, number)
+local batch = redis.call('ZRANGEBYSCORE', claimed, number, number, 'LIMIT', 0, limit)
 if #batch > 0 then
   local records = redis.call('HMGET', processing, unpack(batch))
   for i, id in ipairs(batch) do
-    reply[3 + 2 * i], reply[4 + 2 * i] = id, records[i]
+    reply[3 + 2 * i], reply[4 + 2 * i] = id, records[i] or ''
   end
 end
 return reply

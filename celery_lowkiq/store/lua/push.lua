@@ -14,7 +14,7 @@ if stored[1] ~= shards then
   return redis.error_reply('SHARDS ' .. (stored[1] or '0'))
 end
 local last = redis.call('HGET', senders, sender)
-if last and tonumber(string.match(last, '^%d+')) >= tonumber(n) then
+if last and tonumber(string.match(last, '^%d+') or 0) >= tonumber(n) then
   return 0
 end
 
@@ -50,7 +50,7 @@ if not last then
   local swept = redis.call('HSCAN', senders, redis.call('HGET', meta, 'sweep') or '0', 'COUNT', 16)
   redis.call('HSET', meta, 'sweep', swept[1])
   for i = 1, #swept[2], 2 do
-    if tonumber(string.match(swept[2][i + 1], '%d+$')) < now / 1000000 - RETENTION then
+    if tonumber(string.match(swept[2][i + 1], '%d+$') or 0) < now / 1000000 - RETENTION then
       redis.call('HDEL', senders, swept[2][i])
     end
   end

@@ -70,7 +70,8 @@ local function spill_item(bag, id, item, older)
   local field = id .. '\0' .. item[2]
   local place = redis.call('HGET', bag.spill, field)
   if place then
-    if not replaces(item[3], tonumber(string.sub(place, 29, -2)), older) then
+    local score = tonumber(string.sub(place, 29, -2))
+    if score and not replaces(item[3], score, older) then
       return
     end
     redis.call('ZREM', bag.order, id .. '\0' .. place .. item[2])
