@@ -13,6 +13,7 @@ from dataclasses import asdict
 from celery_lowkiq.rules.errors import LowkiqError
 
 from .checker import Report
+from .compare import Side, compare
 from .options import DEFAULT_FAULTS, EXCLUSIONS, FAULTS, Options
 from .run import run
 
@@ -36,15 +37,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{options.exclusion}, faults {','.join(sorted(options.faults))}"
         )
         report = run(options, _say)
+        sides = compare(given.jobs, given.kills, seed, options.lease) if given.compare_celery else ()
     except LowkiqError as error:
         _say(f"error: {error}")
         return 2
-    print(as_json(report, seed) if given.json else as_text(report))  # noqa: T201 - a command's output
-    return 0 if report.passed else 1
+    print(as_json(report, seed, sides) if given.json else as_text(report, sides))  # noqa: T201 - a command's output
+    return 0 if report.passed and not any(side.lost for side in sides if side.ordered) else 1
 
 
-def as_text(report: Report) -> str:
-    """A line for each figure and each gate."""
+def as_text(report: Report, sides: Sequence[Side] = ()) -> str:
+    """A line for each figure, each gate, and each side that was compared."""
     lines = [f"{name:28} {figure}" for name, figure in report.figures.items()]
     for gate in report.gates:
         figure = "-" if gate.figure is None else f"{gate.figure:.4g}"
@@ -52,13 +54,19 @@ def as_text(report: Report) -> str:
             f"{'ok  ' if gate.passed else 'FAIL'} {gate.name:28} {figure} (at most {gate.limit:.4g})"
         )
         lines += [f"       {example}" for example in gate.examples]
+    lines += [
+        f"{s.name:28} {s.jobs} jobs, {s.kills} kills: {s.lost} lost, {s.doubled} doubled, {s.seconds:.0f} s"
+        for s in sides
+    ]
     return "\n".join(lines)
 
 
-def as_json(report: Report, seed: int) -> str:
+def as_json(report: Report, seed: int, sides: Sequence[Side] = ()) -> str:
     """The report as one JSON object; a time without end is null."""
     gates = [{**asdict(gate), "figure": _finite(gate.figure), "passed": gate.passed} for gate in report.gates]
-    return json.dumps({"seed": seed, "passed": report.passed, "figures": report.figures, "gates": gates})
+    compared = [asdict(side) for side in sides]
+    figures = {"figures": report.figures, "gates": gates, "compared": compared}
+    return json.dumps({"seed": seed, "passed": report.passed, **figures})
 
 
 def _finite(figure: float | None) -> float | None:
@@ -82,6 +90,9 @@ def _parser() -> argparse.ArgumentParser:
         help=f"any of {','.join(FAULTS)}; default %(default)s",
     )
     parser.add_argument("--redis", metavar="URL", help="your Redis, in place of one of its own")
+    parser.add_argument("--compare-celery", action="store_true", help="plain Celery's losses beside ours")
+    parser.add_argument("--jobs", type=int, default=2000, help="jobs of the comparison (2000)")
+    parser.add_argument("--kills", type=int, default=10, help="kills of the comparison (10)")
     parser.add_argument("--json", action="store_true", help="the report as JSON")
     return parser
 

@@ -41,6 +41,8 @@ class Faults:
         while self._mends:
             heapq.heappop(self._mends)[2]()
         self._proxy.heal()
+        if self._victim is not None and self._victim.clock is not None:
+            self._victim.clock.set(0.0)
         self._cluster.tend()
 
     def kill(self, number: int) -> None:

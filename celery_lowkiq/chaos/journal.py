@@ -27,9 +27,19 @@ class Journal:
         os.close(self._file)
 
 
-def read_lines(directory: Path) -> Iterator[dict[str, Any]]:
-    """Every whole line of every process; those of one process in order."""
-    for path in sorted(directory.glob("*.jsonl")):
-        for line in path.read_bytes().splitlines(keepends=True):
-            if line.endswith(b"\n"):
-                yield json.loads(line)
+class Reader:
+    """Reads the ledger as it grows."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._read: dict[Path, int] = {}
+
+    def new_lines(self) -> Iterator[dict[str, Any]]:
+        """Every whole line that came since; those of one process in order."""
+        for path in sorted(self._directory.glob("*.jsonl")):
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                for line in file:
+                    if line.endswith(b"\n"):
+                        self._read[path] = self._read.get(path, 0) + len(line)
+                        yield json.loads(line)

@@ -8,27 +8,41 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from .app import Stage
 from .journal import Journal
 
 #: Seconds that a node gets to end after SIGTERM.
 PATIENCE = 30.0
 
 
+@dataclass(frozen=True)
+class Crew:
+    """How nodes are started: ``celery -A app worker`` with so many lanes and these variables."""
+
+    app: str
+    #: Part of the nodes' names.
+    queue: str
+    directory: Path
+    lanes: int
+    variables: Mapping[str, str]
+    #: Whether a node may kill itself at the end of a lease.
+    strict: bool = False
+
+
 class Node:
     """One worker process. A thread waits for its end and writes down when that was, and why."""
 
-    def __init__(self, command: Sequence[str], stage: Stage, journal: Journal, log: Path) -> None:
+    def __init__(self, command: Sequence[str], crew: Crew, journal: Journal, log: Path) -> None:
         self._journal = journal
-        self._strict = stage.exclusion == "strict"
+        self._strict = crew.strict
         self._cause: str | None = None
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 command,
-                env={**os.environ, **stage.variables()},
+                env={**os.environ, **crew.variables},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -80,11 +94,9 @@ class Node:
 class Cluster:
     """Nodes by number. :meth:`tend` starts those again that ended by themselves."""
 
-    def __init__(self, stage: Stage, journal: Journal, app: str, lanes: int) -> None:
-        self._stage = stage
+    def __init__(self, crew: Crew, journal: Journal) -> None:
+        self._crew = crew
         self._journal = journal
-        self._app = app
-        self._lanes = lanes
         self._nodes: dict[int, Node] = {}
         self._leaving: list[Node] = []
 
@@ -97,15 +109,15 @@ class Cluster:
 
     def name(self, number: int) -> str:
         """What its leases' owner begins with."""
-        return f"node{number}@{self._stage.queue}"
+        return f"node{number}@{self._crew.queue}"
 
     def start(self, number: int) -> None:
         """Start a node."""
-        options = ["-P", "threads", "-c", str(self._lanes), "-n", self.name(number), "-l", "INFO"]
+        options = ["-P", "threads", "-c", str(self._crew.lanes), "-n", self.name(number), "-l", "INFO"]
         quiet = ["--without-mingle", "--without-gossip", "--without-heartbeat"]
-        command = [sys.executable, "-m", "celery", "-A", self._app, "worker", *options, *quiet]
-        log = Path(self._stage.directory) / f"node{number}.log"
-        self._nodes[number] = Node(command, self._stage, self._journal, log)
+        command = [sys.executable, "-m", "celery", "-A", self._crew.app, "worker", *options, *quiet]
+        log = self._crew.directory / f"node{number}.log"
+        self._nodes[number] = Node(command, self._crew, self._journal, log)
 
     def kill(self, number: int) -> None:
         """SIGKILL to a node, and another in its place."""

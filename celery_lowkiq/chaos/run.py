@@ -13,8 +13,8 @@ from .app import Stage, add_task, make_app
 from .checker import Report, check
 from .faults import Faults
 from .history import Drain, History, history_of
-from .journal import Journal, read_lines
-from .nodes import Cluster
+from .journal import Journal, Reader
+from .nodes import Cluster, Crew
 from .options import OWN_REDIS, Options
 from .plan import plan
 from .producer import Producer
@@ -52,7 +52,7 @@ def _history(options: Options, directory: Path, say: Say) -> History:
         app = make_app(stage)
         task = add_task(app, stage)
         queue = Queue(task)
-        cluster = Cluster(stage, journal, options.app, options.lanes)
+        cluster = Cluster(_crew(options, stage, directory), journal)
         producer = Producer(task, journal, ids=options.ids, seed=options.seed)
         try:
             cluster.resize(options.nodes)
@@ -62,14 +62,14 @@ def _history(options: Options, directory: Path, say: Say) -> History:
             faults = Faults(cluster, proxy, victim, journal)
             faults.run(plan(options.seed, options))
             producer.stop()
-            drain = _drain(options, cluster, queue, faults)
+            drain = _drain(options, cluster, queue, faults, say)
         finally:
             cluster.stop()
             with contextlib.suppress(Exception):
                 queue.delete()
             app.close()
     return history_of(
-        read_lines(directory), lease=options.lease, strict=options.exclusion == "strict", drain=drain
+        Reader(directory).new_lines(), lease=options.lease, strict=options.exclusion == "strict", drain=drain
     )
 
 
@@ -118,8 +118,15 @@ def _stage_of(options: Options, directory: Path, url: str) -> Stage:
     )
 
 
-def _drain(options: Options, cluster: Cluster, queue: Queue, faults: Faults) -> Drain:
+def _crew(options: Options, stage: Stage, directory: Path) -> Crew:
+    strict = options.exclusion == "strict"
+    return Crew(options.app, stage.queue, directory, options.lanes, stage.variables(), strict)
+
+
+def _drain(options: Options, cluster: Cluster, queue: Queue, faults: Faults, say: Say) -> Drain:
     """Wait until the queue is empty, and look how long takeovers take when nothing else is wrong."""
+    if "clock" in options.faults:
+        say(f"jobs that waited for a time that the clock had jumped to: {queue.make_due()}")
     seconds = wait_for(queue.empty, NEVER)
     cluster.resize(options.nodes)
     if "kill" in options.faults:
