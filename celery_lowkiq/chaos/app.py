@@ -54,6 +54,7 @@ def make_app(stage: Stage) -> Celery:
     app.conf.update(
         lowkiq_url=stage.url,
         lowkiq_lease_seconds=stage.lease,
+        lowkiq_exclusion=stage.exclusion,
         lowkiq_redis_options={"socket_timeout": timeout, "socket_connect_timeout": timeout},
         task_default_queue=f"{stage.queue}-broker",
         task_ignore_result=True,
@@ -61,8 +62,6 @@ def make_app(stage: Stage) -> Celery:
         broker_connection_max_retries=None,
         worker_enable_remote_control=False,
     )
-    if stage.exclusion != "cooperative":
-        app.conf.update(lowkiq_exclusion=stage.exclusion)
     return app
 
 

@@ -17,6 +17,7 @@ from celery import Celery
 
 from celery_lowkiq import ordered_task
 from celery_lowkiq.embedded import EmbeddedServer
+from celery_lowkiq.integration.stores import home_of
 
 from .journal import Journal, Reader
 from .nodes import Cluster, Crew
@@ -26,8 +27,8 @@ APP = "celery_lowkiq.chaos.compare"
 VARIABLE = "LOWKIQ_CHAOS_COMPARE"
 #: Seconds of work a job.
 WORK = 0.002
-#: Seconds after which plain Celery gives a job without acknowledgement to somebody else.
-VISIBILITY = 5
+#: Plain Celery gives a job that nobody acknowledged to somebody else after 5 s, and looks every second.
+TRANSPORT = {"visibility_timeout": 5, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
 #: A side on which nothing was finished for so many s is at its end.
 STALL = 30.0
 LANES = 4
@@ -42,6 +43,7 @@ class Side:
     ordered: bool
     jobs: int
     kills: int
+    #: Neither finished nor in Redis.
     lost: int
     doubled: int
     seconds: float
@@ -68,7 +70,7 @@ def make_app(trial: Trial, journal: Journal | None = None) -> Any:
         task_ignore_result=True,
         task_acks_late=True,
         worker_prefetch_multiplier=1,
-        broker_transport_options={"visibility_timeout": VISIBILITY},
+        broker_transport_options=TRANSPORT,
         broker_connection_retry_on_startup=True,
         worker_enable_remote_control=False,
         lowkiq_lease_seconds=trial.lease,
@@ -105,11 +107,19 @@ def compare(jobs: int, kills: int, seed: int, lease: float) -> tuple[Side, Side]
 def _side(ordered: bool, jobs: int, kills: int, seed: int, lease: float) -> Side:
     with tempfile.TemporaryDirectory() as directory, EmbeddedServer() as server:
         trial = Trial(ordered, server.url, directory, lease)
-        _push(make_app(trial).tasks["compared"], trial, jobs)
+        app = make_app(trial)
+        _push(app.tasks["compared"], trial, jobs)
         began_at = time.monotonic()
         done = _work_off(trial, jobs, _points(jobs, kills, seed))
         doubled = sum(count > 1 for count in done.values())
-        return Side(ordered, jobs, kills, jobs - len(done), doubled, time.monotonic() - began_at)
+        lost = max(0, jobs - len(done) - _waiting(app))
+        return Side(ordered, jobs, kills, lost, doubled, time.monotonic() - began_at)
+
+
+def _waiting(app: Celery) -> int:
+    """Messages of plain Celery that are still in Redis."""
+    client = home_of(app).store.client
+    return sum(client.commands([("LLEN", "celery"), ("HLEN", "unacked")]))
 
 
 def _push(task: Any, trial: Trial, jobs: int) -> None:

@@ -55,10 +55,12 @@ class RecordedStore:
         self._note("acquire", called_at=called_at, owner=owner, shard=shard.index, epoch=lease.epoch)
         return lease
 
-    def renew(self, leases: Sequence[Lease], stopping: bool = False) -> list[bool]:
+    def renew(
+        self, leases: Sequence[Lease], lapsed: Sequence[bool] = (), stopping: bool = False
+    ) -> list[bool]:
         """As the store's."""
         called_at = time.monotonic()
-        renewed = self._store.renew(leases, stopping)
+        renewed = self._store.renew(leases, lapsed, stopping)
         epochs = {one.shard.index: one.epoch for one, ours in zip(leases, renewed, strict=True) if ours}
         if epochs:
             self._note("renew", called_at=called_at, epochs=epochs)

@@ -10,7 +10,7 @@ from typing import Any
 from celery_lowkiq.chaos import app as chaos_app
 from celery_lowkiq.rules import ownership as watching
 from celery_lowkiq.store import scripts, store
-from celery_lowkiq.worker import lane
+from celery_lowkiq.worker import exclusion, lane
 
 VARIABLE = "LOWKIQ_MUTANT"
 
@@ -22,6 +22,7 @@ class Mutant:
     apply: Callable[[], None]
     faults: frozenset[str]
     gates: frozenset[str]
+    exclusion: str = "cooperative"
 
 
 def script(path: str, text: str, instead: str) -> Callable[[], None]:
@@ -104,6 +105,17 @@ MUTANTS = {
         script("acquire.lua", EPOCH, "tonumber(epoch) + 1"),
         frozenset({"kill", "rollback"}),
         frozenset({"epochs that do not grow"}),
+    ),
+    "no look at which server it is": Mutant(
+        value(watching.Watch, "_released", lambda self: not self.seen.owner),
+        frozenset({"kill", "rollback", "rebalance"}),
+        frozenset({"overlapping executions"}),
+    ),
+    "no deadline in strict mode": Mutant(
+        value(exclusion.Strict, "_set", lambda self: None),
+        frozenset({"freeze"}),
+        frozenset({"overlapping executions"}),
+        exclusion="strict",
     ),
     "renewals that move nothing": Mutant(
         script("renew.lua", "redis.call('HINCRBY', lease, 'counter', 1)", ""),

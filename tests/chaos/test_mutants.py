@@ -25,7 +25,13 @@ def test_a_run_finds_the_mutant(name, monkeypatch):
     monkeypatch.setenv(VARIABLE, name)
     began_at = time.monotonic()
     for seed in SEEDS:
-        options = Options(seed, seconds=SECONDS, faults=mutant.faults, app="tests.chaos.mutants")
+        options = Options(
+            seed,
+            seconds=SECONDS,
+            exclusion=mutant.exclusion,
+            faults=mutant.faults,
+            app="tests.chaos.mutants",
+        )
         report = run(options, print)
         if report.failed() & mutant.gates:
             print(f"{name}: {sorted(report.failed())}, seed {seed}, {time.monotonic() - began_at:.0f} s")
