@@ -13,6 +13,8 @@ Address: TypeAlias = "str | tuple[str, int]"
 
 #: Bytes that are read at a time.
 CHUNK = 65536
+#: Seconds that closed connections get to end.
+PATIENCE = 5.0
 
 
 class Proxy:
@@ -50,7 +52,7 @@ class Proxy:
 
     def stop(self) -> None:
         """End with all connections."""
-        self._do(self._close())
+        self._do(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -75,6 +77,13 @@ class Proxy:
             self._server.close()
             self._server = None
         await self._cut()
+
+    async def _end(self) -> None:
+        assert self._flows is not None
+        self._flows.set()
+        await self._close()
+        if rest := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(rest, timeout=PATIENCE)
 
     async def _cut(self) -> None:
         for writer in self._writers:

@@ -22,8 +22,9 @@ from .proxy import Proxy
 from .queue import Queue, wait_for
 from .victim import Clock, Victim, address_of, find_compiler, through_proxy
 
-#: Seconds that nodes get to start, or to share the shards.
+#: Seconds that nodes get to start, and to share the shards again after a kill.
 START = 60.0
+SHARE = 20.0
 #: Seconds after which a queue that is not empty counts as never empty.
 NEVER = 60.0
 #: Kills at the end, when nothing else is wrong, which show how long a takeover takes.
@@ -131,8 +132,8 @@ def _drain(options: Options, cluster: Cluster, queue: Queue, faults: Faults, say
     cluster.resize(options.nodes)
     if "kill" in options.faults:
         for number in range(min(CALM_KILLS, options.nodes)):
-            wait_for(queue.shared_by(options.nodes, 2 * options.lease), START)
+            wait_for(queue.shared_by(options.nodes, 2 * options.lease), SHARE)
             faults.kill(number)
-        wait_for(queue.shared_by(options.nodes, options.lease), START)
+        wait_for(queue.shared_by(options.nodes, options.lease), SHARE)
     wait_for(queue.empty, NEVER)
     return Drain(seconds, queue.leftover())
