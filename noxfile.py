@@ -53,7 +53,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def chaos(session: nox.Session) -> None:
-    """Workers killed at random for longer than the tests do it."""
+    """The chaos plan: real workers and Redis under every fault, plain Celery beside them, and mutants."""
     session.install("-e", ".[dev,embedded,hiredis]")
     session.run("pytest", "-s", "-m", "chaos", *session.posargs)
 

@@ -33,11 +33,16 @@ class Faults:
         self._count = itertools.count()
 
     def run(self, faults: Iterable[Fault]) -> None:
-        """Make each at its time; at the end everything is mended."""
+        """Make each at its time; at the end, however it comes, everything is mended."""
         began_at = time.monotonic()
-        for fault in faults:
-            self._wait_until(began_at + fault.at)
-            self._make(fault)
+        try:
+            for fault in faults:
+                self._wait_until(began_at + fault.at)
+                self._make(fault)
+        finally:
+            self._mend_all()
+
+    def _mend_all(self) -> None:
         while self._mends:
             heapq.heappop(self._mends)[2]()
         self._proxy.heal()

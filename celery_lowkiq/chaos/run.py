@@ -9,6 +9,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from celery_lowkiq.rules.errors import StoreError
+
 from .app import Stage, add_task, make_app
 from .checker import Report, check
 from .faults import Faults
@@ -20,7 +22,7 @@ from .plan import plan
 from .producer import Producer
 from .proxy import Proxy
 from .queue import Queue, wait_for
-from .victim import Clock, Victim, address_of, find_compiler, through_proxy
+from .victim import Clock, Victim, address_of, can_set_clocks, through_proxy
 
 #: Seconds that nodes get to start, and to share the shards again after a kill.
 START = 60.0
@@ -59,19 +61,27 @@ def _history(options: Options, directory: Path, say: Say) -> History:
             cluster.resize(options.nodes)
             if wait_for(queue.shared_by(options.nodes, options.lease), START) is None:
                 say(f"the nodes did not share the shards within {START:.0f} s")
-            producer.start()
             faults = Faults(cluster, proxy, victim, journal)
-            faults.run(plan(options.seed, options))
-            producer.stop()
+            producer.start()
+            try:
+                faults.run(plan(options.seed, options))
+            finally:
+                producer.stop()
             drain = _drain(options, cluster, queue, faults, say)
         finally:
             cluster.stop()
-            with contextlib.suppress(Exception):
-                queue.delete()
+            _clean_up(queue, stage.queue, say)
             app.close()
     return history_of(
         Reader(directory).new_lines(), lease=options.lease, strict=options.exclusion == "strict", drain=drain
     )
+
+
+def _clean_up(queue: Queue, name: str, say: Say) -> None:
+    try:
+        queue.delete()
+    except StoreError as error:
+        say(f"the keys of queue {name} are still in Redis: {error}")
 
 
 def _possible(options: Options, say: Say) -> Options:
@@ -80,9 +90,9 @@ def _possible(options: Options, say: Say) -> Options:
     if options.redis_url is not None and options.faults & OWN_REDIS:
         left_out = set(options.faults & OWN_REDIS)
         say(f"left out, since the Redis is yours: {', '.join(sorted(left_out))}")
-    if "clock" in options.faults - left_out and find_compiler() is None:
+    if "clock" in options.faults - left_out and not can_set_clocks():
         left_out.add("clock")
-        say("left out, since there is no C compiler: clock")
+        say("left out, since it needs Linux and a C compiler: clock")
     return options.without(left_out)
 
 
@@ -91,8 +101,7 @@ def _stage(options: Options, directory: Path) -> Iterator[tuple[Stage, Proxy, Vi
     with contextlib.ExitStack() as stack:
         victim = None
         if options.redis_url is None:
-            compiler = find_compiler() if "clock" in options.faults else None
-            victim = Victim(Clock(directory, compiler) if compiler is not None else None)
+            victim = Victim(Clock(directory) if "clock" in options.faults else None)
             stack.callback(victim.stop)
             address = victim.start()
         else:

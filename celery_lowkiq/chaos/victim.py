@@ -6,6 +6,7 @@ import os
 import shutil
 import struct
 import subprocess
+import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,6 +15,7 @@ from celery_lowkiq.rules.errors import ConfigurationError
 
 from .proxy import Address
 
+COMPILER = "cc"
 #: Time as the server sees it: true time plus the microseconds that the file holds.
 SHIM = r"""
 #define _GNU_SOURCE
@@ -41,13 +43,13 @@ int gettimeofday(struct timeval *restrict now, void *restrict zone) {
 class Clock:
     """Sets a server's clock beside the true time, through a preloaded library."""
 
-    def __init__(self, directory: Path, compiler: str) -> None:
+    def __init__(self, directory: Path) -> None:
         """Raises subprocess.CalledProcessError when the compiler fails."""
         self._file = directory / "clock"
         self.set(0.0)
         source, library = directory / "clock.c", directory / "clock.so"
         source.write_text(SHIM)
-        subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+        subprocess.run([COMPILER, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
         self.executable = directory / "redis-with-clock"
         self.executable.write_text(
             f'#!/bin/sh\nLD_PRELOAD={library} LOWKIQ_CHAOS_CLOCK={self._file} exec {find_server()} "$@"\n'
@@ -60,9 +62,9 @@ class Clock:
             file.write(struct.pack("q", int(seconds * 1e6)))
 
 
-def find_compiler() -> str | None:
-    """A C compiler, for clock faults."""
-    return shutil.which("cc") or shutil.which("gcc")
+def can_set_clocks() -> bool:
+    """Whether there is what a Clock needs."""
+    return sys.platform == "linux" and shutil.which(COMPILER) is not None
 
 
 class Victim:

@@ -1,4 +1,7 @@
-"""Workers with a seeded fault: ``celery -A tests.chaos.mutants``, the fault's name in LOWKIQ_MUTANT."""
+"""Workers with a seeded fault: ``celery -A tests.chaos.mutants``, the fault's name in LOWKIQ_MUTANT.
+
+``pytest -p tests.chaos.mutants`` runs tests with it.
+"""
 
 from __future__ import annotations
 
@@ -142,6 +145,27 @@ MUTANTS = {
     ),
 }
 
+#: Random faults need luck to meet these: they ask for a command that comes twice or late.
+OF_THE_STORE = {
+    "a settle that ignores the claim's number": script(
+        "settle.lua", "redis.call('ZSCORE', claimed, id) == claim", "redis.call('ZSCORE', claimed, id)"
+    ),
+    "a claim that takes ids in processing": script(
+        "claim.lua", "if redis.call('ZSCORE', claimed, ids[i]) then", "if false then"
+    ),
+    "a push that is merged again when repeated": script(
+        "push.lua", "if last and tonumber(string.match(last, '^%d+')) >= tonumber(n) then", "if false then"
+    ),
+    "a claim that is not repeated": script("claim.lua", "if tonumber(request) > last then", "if true then"),
+}
+
 if VARIABLE in os.environ:
-    MUTANTS[os.environ[VARIABLE]].apply()
-    app = chaos_app.app
+    name = os.environ[VARIABLE]
+    OF_THE_STORE[name]() if name in OF_THE_STORE else MUTANTS[name].apply()
+
+
+def __getattr__(name: str) -> Any:
+    """``app``, that of the chaos run."""
+    if name != "app":
+        raise AttributeError(name)
+    return chaos_app.app
