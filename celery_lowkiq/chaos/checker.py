@@ -112,11 +112,15 @@ def _lost(history: History) -> tuple[list[str], list[Push]]:
         for job_id, payloads in execution.payloads.items()
         for payload in payloads
     }
-    missing = [push for push in history.pushes if (push.id, push.payload) not in done]
-    forgiven = [p for p in missing if any(r.touches(p.called_at, p.at) for r in history.rollbacks)]
-    lost = [
-        f"id {p.id} payload {p.payload} accepted at {p.at:.3f}" for p in missing if p not in set(forgiven)
-    ]
+    lost: list[str] = []
+    forgiven: list[Push] = []
+    for push in history.pushes:
+        if (push.id, push.payload) in done:
+            continue
+        if any(rollback.touches(push.called_at, push.at) for rollback in history.rollbacks):
+            forgiven.append(push)
+        else:
+            lost.append(f"id {push.id} payload {push.payload} accepted at {push.at:.3f}")
     return lost, forgiven
 
 

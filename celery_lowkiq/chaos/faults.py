@@ -32,13 +32,14 @@ class Faults:
         self._mends: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
 
-    def run(self, faults: Iterable[Fault]) -> None:
-        """Make each at its time; at the end, however it comes, everything is mended."""
+    def run(self, faults: Iterable[Fault], seconds: float) -> None:
+        """Make each at its time, for so many s; at the end, however it comes, everything is mended."""
         began_at = time.monotonic()
         try:
             for fault in faults:
                 self._wait_until(began_at + fault.at)
                 self._make(fault)
+            self._wait_until(began_at + seconds)
         finally:
             self._mend_all()
 

@@ -64,7 +64,7 @@ def _history(options: Options, directory: Path, say: Say) -> History:
             faults = Faults(cluster, proxy, victim, journal)
             producer.start()
             try:
-                faults.run(plan(options.seed, options))
+                faults.run(plan(options.seed, options), options.seconds)
             finally:
                 producer.stop()
             drain = _drain(options, cluster, queue, faults, say)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import redis
 
 from celery_lowkiq.chaos.__main__ import main
 from celery_lowkiq.chaos.options import Options
@@ -24,33 +25,18 @@ def test_nothing_is_lost_overlaps_or_gets_out_of_order(exclusion):
 
 
 def test_a_users_redis_is_left_as_it_was(capsys):
-    with EmbeddedServer(port=0) as server:
-        words = [
-            "--redis",
-            server.url,
-            "--nodes",
-            "1",
-            "--seconds",
-            "1",
-            "--seed",
-            "1",
-            "--faults",
-            "redis,cut",
-        ]
+    with EmbeddedServer(port=0, config={"requirepass": "sesame"}) as server:
+        url = f"redis://:sesame@127.0.0.1:{server.port}/0"
+        words = ["--redis", url, "--nodes", "1", "--seconds", "1", "--seed", "1", "--faults", "redis,cut"]
         main([*words, "--json"])
         shown = capsys.readouterr()
         assert "left out, since the Redis is yours: redis" in shown.err
         report = json.loads(shown.out)
         assert report["figures"]["payloads"] > 0
         assert report["figures"]["faults by kind"].keys() <= {"cut", "hole", "down"}
-        assert keys_of(server) == []
-
-
-def keys_of(server):
-    import redis
-
-    with redis.Redis(unix_socket_path=server.socket_path) as client:
-        return client.keys()
+        assert "sesame" not in shown.err + shown.out
+        with redis.Redis.from_url(url) as client:
+            assert client.keys() == []
 
 
 @pytest.mark.parametrize(
