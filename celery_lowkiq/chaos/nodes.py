@@ -16,6 +16,8 @@ from .journal import Journal
 
 #: Seconds that a node gets to end after SIGTERM.
 PATIENCE = 30.0
+#: How a node ends that was asked to; by the signal itself, when it came before its handler.
+STOPPED = (0, -signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Node:
         code = self._process.wait()
         at = time.monotonic()
         cause = self._cause
-        if cause is None or (cause == "stop" and code != 0):
+        if cause is None or (cause == "stop" and code not in STOPPED):
             killed = code == -signal.SIGKILL
             cause = "deadline" if self._strict and killed else "unexpected"
         self._journal.note("death", dead=self.pid, at=at, cause=cause, code=code)

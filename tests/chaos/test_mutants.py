@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -25,9 +26,11 @@ SECONDS = float(os.environ.get("LOWKIQ_CHAOS_MUTANT_SECONDS", "12"))
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_run_finds_the_mutant(name, monkeypatch):
+def test_a_run_finds_the_mutant(name, monkeypatch, tmp_path):
     mutant = MUTANTS[name]
     monkeypatch.setenv(VARIABLE, name)
+    # Where failed runs leave their ledgers.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     began_at = time.monotonic()
     for seed in SEEDS:
         options = Options(
@@ -42,6 +45,14 @@ def test_a_run_finds_the_mutant(name, monkeypatch):
             print(f"{name}: {sorted(report.failed())}, seed {seed}, {time.monotonic() - began_at:.0f} s")
             return
     pytest.fail(f"no run of {SEEDS} found it; they failed {sorted(report.failed())}")
+
+
+@pytest.mark.parametrize("faults", ["kill,cut", "rollback,rebalance"])
+def test_a_slow_line_alone_is_no_fault(faults, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "a slow line")
+    faults = frozenset(faults.split(","))
+    report = run(Options(1, seconds=SECONDS, faults=faults, app="tests.chaos.mutants"), print)
+    assert report.failed() - {"takeover s"} == set()
 
 
 @pytest.mark.parametrize("name", OF_THE_STORE)
