@@ -59,11 +59,17 @@ class Leases:
         return any(r.touches(grant.called_at, grant.at) and r.began_at < by for r in self._history.rollbacks)
 
     def standing_epochs(self) -> Iterator[str]:
-        """Grants whose epoch is not larger than that of one answered before they were asked for."""
+        """Grants whose epoch is not larger than that of one answered before they were asked for.
+
+        Where the clock of Redis jumped, too, not against grants that a rollback made Redis forget: it is the
+        clock that tells Redis about those.
+        """
+        clock = any(trouble.kind == "clock" for trouble in self._history.troubles)
         for shard, grants in self._grants.items():
             for position, grant in enumerate(grants):
                 before = [one for one in grants[:position] if one.at < grant.called_at]
-                if any(one.epoch >= grant.epoch for one in before):
+                known = [one for one in before if not (clock and self._forgotten(one, grant.at))]
+                if any(one.epoch >= grant.epoch for one in known):
                     yield f"shard {shard}: epoch {grant.epoch} granted at {grant.at:.3f} to {grant.owner}"
 
     def held_at(self, pid: int, at: float) -> dict[int, int]:

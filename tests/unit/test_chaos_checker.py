@@ -204,6 +204,15 @@ def test_a_settle_may_follow_a_grant_that_a_rollback_made_redis_forget():
     assert "accepted stale writes" not in check(stale).failed()
 
 
+def test_a_redis_that_forgot_a_grant_knows_of_it_by_its_clock_only():
+    back = with_(
+        acquires=(Acquire(ONE, "three", 0, 15, 8.0, 8.1),), troubles=(Trouble("rollback", 6.0, 7.9),)
+    )
+    assert check(back).failed() == {"epochs that do not grow"}
+    jumped = replace(back, troubles=(*back.troubles, Trouble("clock", 7.0, 7.0)))
+    assert check(jumped).passed
+
+
 def test_a_grant_that_is_answered_twice_is_one():
     again = with_(acquires=(Acquire(TWO, "two", 0, 20, 6.3, 6.4),))
     assert check(again).passed
