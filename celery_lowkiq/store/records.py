@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from celery_lowkiq.rules.models import Job, Payload
+from celery_lowkiq.rules.models import Job, Payload, Recorded
 
-_ITEM = re.compile(rb"(\S+) (\d+) ")
+_ITEM = re.compile(rb"(\S+) (\d+)([rR]?) ")
 _HEAD = re.compile(rb"(\d+) (\S+) (\S+) (\d+) ")
 
 
@@ -34,7 +34,9 @@ def parse_items(record: bytes) -> tuple[Payload, ...]:
             items.append(Payload(record[at:], 0.0))
             break
         stop = found.end() + int(found.group(2))
-        items.append(Payload(record[found.end() : stop], score))
+        flag = found.group(3)
+        recorded = Recorded(flag.decode()) if flag else Recorded.NONE
+        items.append(Payload(record[found.end() : stop], score, recorded))
         at = stop
     return tuple(items)
 

@@ -2,16 +2,17 @@
 -- What is still there of claims that are over for the owner goes back first: a Redis that lost its last
 -- writes has forgotten that they were settled.
 --
--- KEYS: lease meta due jobs spill order failed errors claimed processing deaths
+-- KEYS: lease meta due jobs spill order failed errors claimed processing deaths calls
 -- ARGV: owner epoch merge request over limit max_payloads max_bytes suspects
 --   request: grows with each claim of an epoch; the same again returns the same batch
 --   over: no claim up to this number is open at the owner any more
 --   suspects: '0' passes suspects by; else one of them is a batch of its own
 --   max_payloads, max_bytes: what is taken of one id, and of all ids before the next one is left
--- USES: time owner due bag_read bag waiting processing suspects
+-- USES: time owner due bag_read bag waiting processing suspects calls_read
 -- FLAGS: allow-oom
 -- Returns: {now, next_due or '', claim number (0 for a request older than the last), kind, id, processing
---   record, ...}; kind 1: the batch is a suspect, 2: only suspects are due; error NOTOWNER <epoch>.
+--   record, ...}, and the first calls when some were moved that have records; kind 1: the batch is a suspect, 2:
+--   only suspects are due; error NOTOWNER <epoch>.
 -- Cost: O(limit log n), at most about 2 max_payloads payloads.
 if not is_owner() then
   return refuse()
@@ -25,6 +26,8 @@ local number = tonumber(known[2] or 0)
 if tonumber(request) < last then
   return {seconds(now), next_due(), 0, 0}
 end
+
+local recorded = {}
 
 -- Returns the number of payloads and bytes that were moved.
 local function move(id, perform_in, most, any_failed)
@@ -42,9 +45,13 @@ local function move(id, perform_in, most, any_failed)
     return 0, 0
   end
   hold(id, number, perform_in, retry_count, message, items)
-  local size = 0
+  local size, any_recorded = 0, false
   for _, item in ipairs(items) do
     size = size + #item[2]
+    any_recorded = any_recorded or item[4] ~= ''
+  end
+  if any_recorded then
+    recorded[#recorded + 1] = id
   end
   return #items, size
 end
@@ -99,5 +106,8 @@ if #batch > 0 then
   for i, id in ipairs(batch) do
     reply[3 + 2 * i], reply[4 + 2 * i] = id, records[i]
   end
+end
+if #recorded > 0 then
+  reply[#reply + 1] = first_calls(recorded)
 end
 return reply
