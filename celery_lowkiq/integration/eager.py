@@ -41,10 +41,17 @@ def info(spec: QueueSpec, payloads_by_id: Mapping[str, list[Any]]) -> RunInfo:
     return RunInfo(spec.name, shard_of(next(iter(payloads_by_id)), spec.shards), 0, jobs, threading.Event())
 
 
-def run_bulk(task: Any, entries: list[Entry], home: Home) -> None:
-    """Run a bulk call, ``batch_size`` ids at a time; ``task_eager_propagates`` decides about errors."""
+def run_bulk(task: Any, entries: list[Entry], home: Home) -> list[Any]:
+    """Run a bulk call, ``batch_size`` ids at a time; ``task_eager_propagates`` decides about errors.
+
+    Returns the EagerResult of each entry.
+    """
     batch = batch_of(entries, home, task.queue_spec)
     ids = list(batch)
     size = task.queue_spec.batch_size
+    results = {}
     for start in range(0, len(ids), size):
-        task.apply_batch({job_id: batch[job_id] for job_id in ids[start : start + size]})
+        part = ids[start : start + size]
+        result = task.apply_batch({job_id: batch[job_id] for job_id in part})
+        results.update(dict.fromkeys(part, result))
+    return [results[entry.id] for entry in entries]

@@ -18,7 +18,7 @@ from celery_lowkiq.store.queries import Queries
 from celery_lowkiq.store.store import RedisStore
 
 from .codec import Codec
-from .settings import Settings, read_settings
+from .settings import LARGEST_PAYLOAD, Settings, read_settings
 
 SCHEMES = ("redis", "rediss", "redis+socket", "sentinel")
 #: Seconds that Redis may be silent. Shorter than a lease: a hanging call must not cost a node its shards.
@@ -48,6 +48,8 @@ class Home:
     def __init__(self, app: Celery) -> None:
         self.settings = read_settings(app)
         self.codec = Codec(self.settings.serializer, app.conf.accept_content, self.settings.max_payload_bytes)
+        #: For records of calls: links and headers are no payload, and may be as large as one can be.
+        self.record_codec = Codec(self.settings.serializer, app.conf.accept_content, LARGEST_PAYLOAD)
         self.pid = os.getpid()
         self._app = app
         self._lock = threading.Lock()
