@@ -124,7 +124,7 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
         job = entry.job(home.codec)
 
         def store(body: Any, headers: Any, properties: Any) -> None:
-            record = self._record(home, headers, body[2], properties)
+            record = self.record_of(home, headers, body[2], properties)
             self._push(home, (entry,), [replace(job, record=record)])
 
         options["router"] = self._router
@@ -133,7 +133,8 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
         )
         return result
 
-    def _record(self, home: Home, headers: Any, embed: Any, properties: Any) -> bytes | None:
+    def record_of(self, home: Home, headers: Any, embed: Any, properties: Any) -> bytes | None:
+        """What is kept of a call with such a message, if anything. Raises PayloadError."""
         note = note_of(self, headers, embed, properties, home.settings.track_calls)
         return None if note is None else note.dump(home.record_codec)
 

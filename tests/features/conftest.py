@@ -45,6 +45,10 @@ class Features:
         yield
         (self.directory / gate).touch()
 
+    def nothing(self) -> contextlib.AbstractContextManager[None]:
+        """In place of ``holding``."""
+        return contextlib.nullcontext()
+
 
 @pytest.fixture(scope="session")
 def features(tmp_path_factory: pytest.TempPathFactory, session_server: EmbeddedServer) -> Iterator[Features]:

@@ -13,6 +13,8 @@ from celery.exceptions import Ignore, Reject
 
 from celery_lowkiq import ById, JobsFailed, ordered_task
 
+#: What a run notes of its request.
+HEADERS = ("tenant", "shadow", "parent_id", "root_id", "stamps")
 HERE = Path(os.environ.get("PROJ_DIRECTORY", "."))
 
 
@@ -71,10 +73,9 @@ def make_app(url: str) -> Celery:
     def one(self: Any, payloads_by_id: dict[str, list[Any]]) -> Any:
         ((job_id, payloads),) = payloads_by_id.items()
         request = self.request
-        note(
-            "run", id=job_id, payloads=payloads, task_id=request.id, retries=request.retries,
-            headers={name: request.get(name) for name in ("tenant", "shadow", "parent_id", "root_id")},
-        )  # fmt: skip
+        headers = {name: request.get(name) for name in HEADERS}
+        fields = {"task_id": request.id, "retries": request.retries, "headers": headers}
+        note("run", id=job_id, payloads=payloads, **fields)
         what = payloads[-1]
         if isinstance(what, dict):
             returned = act(self, what)
@@ -89,12 +90,11 @@ def make_app(url: str) -> Celery:
         name="backoff",
         max_retries=9,
         autoretry_for=(OSError,),
-        dont_autoretry_for=(ConnectionError,),
         retry_backoff=0.05,
         retry_jitter=False,
         retry_kwargs={"max_retries": 1},
-        throws=(Expected,),
     )(one)
+    ordered_task(**ordered, name="expects", max_retries=0, throws=(Expected,))(one)
     ordered_task(**ordered, name="keyed", key=lambda payload: payload["id"])(one)
 
     @ordered_task(app=app, shared=False, name="batch", shards=1, batch_size=10, max_retries=0)
@@ -117,6 +117,14 @@ def make_app(url: str) -> Celery:
     @app.task(shared=False, name="add")
     def add(x: Any, y: Any) -> Any:
         return x + y
+
+    @app.task(shared=False, name="give")
+    def give(value: Any) -> Any:
+        return value
+
+    @app.task(shared=False, name="total")
+    def total(values: list[Any]) -> Any:
+        return sum(values)
 
     @app.task(shared=False, name="tell")
     def tell(value: Any, label: str) -> Any:

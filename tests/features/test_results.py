@@ -142,8 +142,9 @@ class TestBatches:
         ids, results = self.call(features, batch, new_id, [{"fail": "a"}, {"value": 2}, {"fail": "c"}])
         assert self.outcomes(results) == ["ValueError('a')", "None", "ValueError('c')"]
         assert [result.state for result in results] == ["FAILURE", "SUCCESS", "FAILURE"]
-        dead = {job.id: job.error for job in batch.ordered_queue.morgue(limit=1000).items if job.id in ids}
-        assert dead == {ids[0]: "ValueError: a", ids[2]: "ValueError: c"}
+        places = [eventually(lambda i=i: batch.ordered_queue.job(i).dead) for i in (ids[0], ids[2])]
+        assert batch.ordered_queue.job(ids[1]).dead is None
+        assert {dead.id: dead.error for dead in places} == {ids[0]: "ValueError: a", ids[2]: "ValueError: c"}
 
     @pytest.mark.parametrize("what", ["unknown", "none"])
     def test_an_unknown_id_or_none_fails_them_all(self, features, batch, new_id, what):
