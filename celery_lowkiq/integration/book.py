@@ -63,8 +63,10 @@ class CallBook:
         alive: set[int] = set()
         few = job.calls is not None and job.calls.complete
         for page in self._pages(job):
-            revoked = [call for call in page if self._revoked(job, call)]
-            living = [call for call in page if call not in revoked] if revoked else page
+            revoked: list[NotedCall] = []
+            living: list[NotedCall] = []
+            for call in page:
+                (revoked if self._revoked(job, call) else living).append(call)
             gone |= {call.payload for call in revoked}
             alive |= {call.payload for call in living}
             if few:

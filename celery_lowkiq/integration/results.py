@@ -86,12 +86,13 @@ def bulk_calls(task: Any, home: Home, jobs: list[NewJob], results: bool) -> Bulk
         "ignore_result": task.ignore_result or not results,
     }
     properties = {"reply_to": app.thread_oid}
-    ids, noted = [], []
-    for job in jobs:
-        ids.append(uuid())
-        note = note_of(task, {"id": ids[-1], **headers}, None, properties, track)
-        noted.append(job if note is None else replace(job, record=note.dump(home.record_codec)))
-    return BulkCalls(noted, CallResults(task, ids))
+    ids = [uuid() for _ in jobs]
+    note = note_of(task, {"id": "", **headers}, None, properties, track)
+    if note is not None:
+        notes = (replace(note, id=task_id) for task_id in ids)
+        records = (each.dump(home.record_codec) for each in notes)
+        jobs = [replace(job, record=record) for job, record in zip(jobs, records, strict=True)]
+    return BulkCalls(jobs, CallResults(task, ids))
 
 
 def _expiry(expires: Any, now: datetime) -> str | None:

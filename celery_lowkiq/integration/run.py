@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from numbers import Real
 from typing import Any
 
@@ -27,6 +28,10 @@ logger = logging.getLogger("celery_lowkiq")
 #: Seconds before a job whose run raised Reject(requeue=True) may run again.
 REQUEUE_PAUSE = 1.0
 NOTHING: dict[str, Collection[int]] = {}
+
+
+class PoisonPill(LowkiqError):
+    """A payload is in the morgue, since it took its worker down too often."""
 
 
 class Rejected(LowkiqError):
@@ -179,6 +184,15 @@ class Run:
         self._texts[job.id] = load_error(self._settings, data)
         return after_failure(job, policy, data, delay, self._bad[job.id])
 
+    def condemned(self) -> None:
+        """Its payload took workers down too often: it must not run again."""
+        self.decided = True
+        data = self.batch.queue.poison_error
+        self._errors = {job.id: PoisonPill(load_error(self._settings, data)) for job in self.jobs}
+        self.verdicts = self._each(
+            lambda job: Verdict(job.id, job.claim, Fate.BURY, error=data, bad=self._bad[job.id])
+        )
+
     def returned(self) -> None:
         """Nothing ran: all jobs go back, and may run again after a while."""
         self.decided = True
@@ -205,17 +219,16 @@ class Run:
 
     def ending(self, job: Job, position: int) -> Ending | None:
         """How the calls of a payload end; None when nothing has happened to them."""
-        bad = {payload.position: payload.error for payload in self._bad[job.id]}
-        verdict = next(verdict for verdict in self.verdicts if verdict.id == job.id)
+        verdict, place = self._verdicts[job.id], self._places[job.id].get(position)
         if verdict.fate is Fate.RETURN:
             return None
-        if (text := bad.get(position)) is not None:
-            return Ending(True, raising(UndecodablePayload(load_error(self._settings, text) or "")))
+        if place is None:
+            texts = (bad.error for bad in self._bad[job.id] if bad.position == position)
+            return Ending(True, raising(UndecodablePayload(load_error(self._settings, next(texts)) or "")))
         if verdict.fate is Fate.DONE:
             return Ending(True, self._success(job))
         error = self._errors[job.id]
-        first = next(place for place in range(len(job.payloads)) if place not in bad)
-        if verdict.fate is Fate.BURY or (verdict.fate is Fate.DIE and position == first):
+        if verdict.fate is Fate.BURY or (verdict.fate is Fate.DIE and place == 0):
             dead = MaxRetriesExceededError(str(error)) if isinstance(error, Retry) else error
             return Ending(True, raising(dead))
         pause = verdict.delay if verdict.fate is Fate.RETRY else 0.0
@@ -223,10 +236,29 @@ class Run:
 
     def arguments(self, job: Job, position: int) -> tuple[Any, ...]:
         """What a call of the payload would have run with alone; no payload when it is bad."""
-        bad = {payload.position for payload in self._bad[job.id]}
-        places = [place for place in range(len(job.payloads)) if place not in bad]
-        payloads = next((run_job.payloads for run_job in self.jobs if run_job.id == job.id), ())
-        return ({job.id: [payloads[places.index(position)]] if position in places else []},)
+        place = self._places[job.id].get(position)
+        return ({job.id: [] if place is None else [self._payloads[job.id][place]]},)
+
+    @cached_property
+    def _verdicts(self) -> dict[str, Verdict]:
+        """Of the decided run."""
+        return {verdict.id: verdict for verdict in self.verdicts}
+
+    @cached_property
+    def _payloads(self) -> dict[str, tuple[Any, ...]]:
+        return {job.id: job.payloads for job in self.jobs}
+
+    @cached_property
+    def _places(self) -> dict[str, dict[int, int]]:
+        """Positions in the claimed job as places among the payloads that ran, by id."""
+        bad = {job_id: {payload.position for payload in found} for job_id, found in self._bad.items()}
+        return {
+            job.id: {
+                position: place
+                for place, position in enumerate(p for p in range(len(job.payloads)) if p not in bad[job.id])
+            }
+            for job in self.batch.jobs
+        }
 
     def _success(self, job: Job) -> Callable[[], Any]:
         if self.replacement is not None:

@@ -11,7 +11,7 @@ from typing import Any
 from celery.exceptions import Reject
 from celery.states import FAILURE, REJECTED, RETRY
 
-from celery_lowkiq.rules.models import Batch, Verdict
+from celery_lowkiq.rules.models import CONDEMNED, Batch, Verdict
 from celery_lowkiq.rules.retry import RetryPolicy
 from celery_lowkiq.store.calls import CallReader
 
@@ -58,6 +58,9 @@ class CeleryRunner:
         run.call = book.single(run)
         book.begins(run)
         began_at = time.monotonic()
+        if batch.jobs[0].retry_count == CONDEMNED:
+            run.condemned()
+            return book.end(run, 0.0, told=False)
         told = self._try(task, run) and run.call is not None
         return book.end(run, time.monotonic() - began_at, told)
 

@@ -11,7 +11,7 @@ from celery import Celery
 from celery.app import backends
 
 from celery_lowkiq.rules.errors import ConfigurationError
-from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.actions import Actions, Left
 from celery_lowkiq.store.connect import connect
 from celery_lowkiq.store.durability import Durability, Level
 from celery_lowkiq.store.queries import Queries
@@ -78,9 +78,9 @@ class Home:
     def queries(self) -> Queries:
         return Queries(self.store)
 
-    @property
-    def actions(self) -> Actions:
-        return Actions(self.store)
+    def actions(self, left: Left) -> Actions:
+        """Changes to waiting and dead jobs; ``left`` hears of calls whose jobs are gone without a run."""
+        return Actions(self.store, left)
 
 
 _homes_lock = threading.Lock()

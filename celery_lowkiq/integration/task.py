@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from celery import Celery, Task
@@ -24,6 +24,7 @@ from .arrivals import Arrivals
 from .call_records import note_of
 from .calls import Entry, bulk, id_of, read_delay, read_time, single, to_jobs
 from .errors import dump_error_text
+from .leftovers import end_leftovers
 from .options import as_attributes, check_function, check_options, check_queue_name
 from .producer import StoreProducer, StoreRouter
 from .queue import OrderedQueue
@@ -218,7 +219,7 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
     @property
     def ordered_queue(self) -> OrderedQueue:
         """Reads and actions on the task's queue."""
-        return OrderedQueue(self._get_app(), self.queue_spec)
+        return OrderedQueue(self._get_app(), self.queue_spec, partial(end_leftovers, self))
 
     # -- runs
 

@@ -102,8 +102,10 @@ class FirstCalls:
     records: tuple[CallRecord, ...]
     #: Whether these are all.
     complete: bool
-    #: Number of the shard's last call before the claim: later ones are not the claim's.
-    upto: int
+
+
+#: ``retry_count`` of a job that took its owner down too often, and is handed out to be buried.
+CONDEMNED = -2
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,8 @@ class Job:
     claim: int = 0
     #: How many payloads the job has; a listing may show fewer of them.
     payload_count: int = 0
+    #: Number of the shard's last call before the claim: later ones are not the claim's.
+    last_call: int = 0
     #: None: the claim told nothing of calls. Ask, when payloads are ``recorded``.
     calls: FirstCalls | None = None
 

@@ -17,13 +17,13 @@ from celery_lowkiq.rules.models import CallRecord, FirstCalls, Job, Lease, Recor
 
 from .client import Client
 from .keys import shard_keys
-from .records import id_bytes
+from .records import id_bytes, parse_processing
 from .scripts import Call, Value, load
 
 DIGEST_BYTES = 10
 NUMBER_DIGITS = 12
-#: What one step reads: calls of a payload, and payloads.
-PAGE_CALLS = 500
+#: What one step reads: so many calls of so many payloads.
+PAGE_CALLS = 200
 PAGE_PAYLOADS = 50
 
 
@@ -71,13 +71,12 @@ def claimed_calls(jobs: Sequence[Job], reply: list[Any]) -> list[Job]:
     """The jobs with the calls that a claim's reply tells of them."""
     if not reply:
         return list(jobs)
-    upto = int(reply[0])
-    told = {reply[i]: (reply[i + 1], reply[i + 2]) for i in range(1, len(reply), 3)}
+    told = {reply[i]: (reply[i + 1], reply[i + 2]) for i in range(0, len(reply), 3)}
     found = []
     for job in jobs:
         if (entry := told.get(id_bytes(job.id))) is not None:
             more, members = entry
-            calls = FirstCalls(_calls(members, _recorded(job), upto), more != b"1", upto)
+            calls = FirstCalls(_calls(members, _recorded(job), job.last_call), more != b"1")
             job = replace(job, calls=calls)
         found.append(job)
     return found
@@ -87,6 +86,31 @@ def end_calls(lease: Lease, ended: Sequence[tuple[bytes, bytes]]) -> Call:
     """The command that deletes records, by runs of keys."""
     rest: list[Value] = [key for run in ended for key in run]
     return load("end_calls").call(shard_keys(lease.shard), rest, owner=lease.owner, epoch=lease.epoch)
+
+
+def orphaned_calls(client: Client, shard: ShardRef, orphans: list[Any]) -> Iterator[tuple[CallRecord, ...]]:
+    """Calls whose jobs are gone, page by page; those of a payload that is processed just now are not.
+
+    ``orphans``: what scripts that remove jobs tell of them. Raises StoreError.
+    """
+    for position in range(0, len(orphans), 3):
+        job_id, upto, processing = orphans[position : position + 3]
+        job = parse_processing(job_id, processing or b"")
+        alive = _recorded(job)
+        start = b"[" + job_id + b"\0"
+        while start:
+            bounds = (start, b"(" + job_id + b"\1", "LIMIT", 0, PAGE_CALLS)
+            (members,) = client.commands([("ZRANGEBYLEX", shard_keys(shard)["calls"], *bounds)])
+            found = [_member(member) for member in members]
+            gone = [
+                member
+                for member in found
+                if member.number <= int(upto)
+                and (member.digest not in alive or member.number > job.last_call)
+            ]
+            if gone:
+                yield tuple(CallRecord(member.key, -1, member.data) for member in gone)
+            start = b"(" + members[-1] if len(members) == PAGE_CALLS else b""
 
 
 class CallReader:
@@ -102,26 +126,22 @@ class CallReader:
         if job.calls is not None and job.calls.complete:
             yield job.calls.records
             return
-        upto = self._last(shard) if job.calls is None else job.calls.upto
         payloads = iter(_recorded(job).items())
         while part := dict(islice(payloads, PAGE_PAYLOADS)):
-            yield from self._payloads(shard, job, part, upto)
+            yield from self._payloads(shard, job, part)
 
     def end(self, lease: Lease, ended: Sequence[tuple[bytes, bytes]]) -> None:
         """Delete records before their job is settled. Raises NotOwner."""
         self._client.call(end_calls(lease, ended))
 
-    def _last(self, shard: ShardRef) -> int:
-        (last,) = self._client.commands([("HGET", shard_keys(shard)["meta"], "call")])
-        return int(last or 0)
-
     def _payloads(
-        self, shard: ShardRef, job: Job, positions: dict[bytes, int], upto: int
+        self, shard: ShardRef, job: Job, positions: dict[bytes, int]
     ) -> Iterator[tuple[CallRecord, ...]]:
         """Pages of some payloads: the first calls of all in one round trip, then of those that have more."""
         start = id_bytes(job.id) + b"\0"
         ranges = {
-            found: (b"[" + start + found, b"(" + start + found + b"%012x" % (upto + 1)) for found in positions
+            found: (b"[" + start + found, b"(" + start + found + b"%012x" % (job.last_call + 1))
+            for found in positions
         }
         while ranges:
             replies = self._client.commands(
@@ -130,9 +150,9 @@ class CallReader:
                     for bounds in ranges.values()
                 ]
             )
-            left = {}
-            for (found, (_, last)), members in zip(ranges.items(), replies, strict=True):
-                yield _calls(members, positions, upto)
-                if len(members) == PAGE_CALLS:
-                    left[found] = (b"(" + members[-1], last)
-            ranges = left
+            yield _calls((member for members in replies for member in members), positions, job.last_call)
+            ranges = {
+                found: (b"(" + members[-1], last)
+                for (found, (_, last)), members in zip(ranges.items(), replies, strict=True)
+                if len(members) == PAGE_CALLS
+            }

@@ -8,7 +8,7 @@ from typing import Any
 from celery_lowkiq.rules.models import Job, Payload, Recorded
 
 _ITEM = re.compile(rb"(\S+) (\d+)([rR]?) ")
-_HEAD = re.compile(rb"(\d+) (\S+) (\S+) (\d+) ")
+_HEAD = re.compile(rb"(\d+)(?:@(\d+))? (\S+) (\S+) (\d+) ")
 
 
 def number_text(value: float) -> str:
@@ -34,9 +34,8 @@ def parse_items(record: bytes) -> tuple[Payload, ...]:
             items.append(Payload(record[at:], 0.0))
             break
         stop = found.end() + int(found.group(2))
-        flag = found.group(3)
-        recorded = Recorded(flag.decode()) if flag else Recorded.NONE
-        items.append(Payload(record[found.end() : stop], score, recorded))
+        data, flag = record[found.end() : stop], found.group(3)
+        items.append(Payload(data, score, Recorded(flag.decode())) if flag else Payload(data, score))
         at = stop
     return tuple(items)
 
@@ -54,12 +53,12 @@ def id_bytes(job_id: str) -> bytes:
 def parse_processing(job_id: bytes, record: bytes) -> Job:
     """A job from its processing record."""
     found = _HEAD.match(record)
-    perform_in = _number(found.group(2)) if found else None
-    retry_count = _number(found.group(3)) if found else None
+    perform_in = _number(found.group(3)) if found else None
+    retry_count = _number(found.group(4)) if found else None
     if found is None or perform_in is None or retry_count is None:
         payloads = parse_items(record)
         return Job(parse_id(job_id), payloads, 0.0, payload_count=len(payloads))
-    stop = found.end() + int(found.group(4))
+    stop = found.end() + int(found.group(5))
     payloads = parse_items(record[stop:])
     return Job(
         id=parse_id(job_id),
@@ -69,6 +68,7 @@ def parse_processing(job_id: bytes, record: bytes) -> Job:
         error=record[found.end() : stop] or None,
         claim=int(found.group(1)),
         payload_count=len(payloads),
+        last_call=int(found.group(2) or 0),
     )
 
 

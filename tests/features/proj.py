@@ -94,6 +94,7 @@ def make_app(url: str) -> Celery:
         retry_jitter=False,
         retry_kwargs={"max_retries": 1},
     )(one)
+    ordered_task(**{**ordered, "retry_in": lambda n: 3600}, name="slow to retry", queue_name="slow")(one)
     ordered_task(**ordered, name="expects", max_retries=0, throws=(Expected,))(one)
     ordered_task(**ordered, name="keyed", key=lambda payload: payload["id"])(one)
 

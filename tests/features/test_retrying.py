@@ -55,8 +55,11 @@ def test_throws_is_logged_without_a_traceback(features, job_id):
     quick = features.app.tasks["expects"]
     error = quick.delay(job_id, {"expected": f"expected {job_id}"}).get(WAIT, propagate=False)
     assert f"expected {job_id}" in str(error)
-    (line,) = [line for line in features.node.logs().splitlines() if f"expected {job_id}" in line]
-    assert "INFO" in line
+    lines = eventually(
+        lambda: [line for line in features.node.logs().splitlines() if f"expected {job_id}" in line]
+    )
+    assert len(lines) == 1
+    assert "INFO" in lines[0]
 
 
 @pytest.mark.parametrize("merged", [False, True], ids=["alone", "merged"])

@@ -30,8 +30,8 @@ end
 local recorded = {}
 
 -- Returns the number of payloads and bytes that were moved.
-local function move(id, perform_in, most, any_failed)
-  local retry_count = any_failed and redis.call('ZSCORE', failed, id) or '-1'
+local function move(id, perform_in, most, any_failed, condemned)
+  local retry_count = condemned or any_failed and redis.call('ZSCORE', failed, id) or '-1'
   local message = any_failed and redis.call('HGET', errors, id) or ''
   redis.call('ZREM', due, id)
   local items, more = bag_take(waiting, id, most, bytes)
@@ -44,16 +44,23 @@ local function move(id, perform_in, most, any_failed)
   if #items == 0 then
     return 0, 0
   end
-  hold(id, number, perform_in, retry_count, message, items)
-  local size, any_recorded = 0, false
+  local size, last_call = 0, nil
   for _, item in ipairs(items) do
     size = size + #item[2]
-    any_recorded = any_recorded or item[4] ~= ''
+    if item[4] ~= '' and not last_call then
+      last_call = redis.call('HGET', meta, 'call')
+      recorded[#recorded + 1] = id
+    end
   end
-  if any_recorded then
-    recorded[#recorded + 1] = id
-  end
+  hold(id, number, perform_in, retry_count, message, items, last_call)
   return #items, size
+end
+
+-- Whether it comes back or not: the next payload of the id is another one.
+local function condemned(id, mark)
+  local _, entries, payload = read_mark(mark)
+  write_mark(id, 2, entries, payload)
+  return CONDEMNED
 end
 
 -- Moves what is due. Returns 1 when that is a suspect, 2 when only suspects are due and none may be taken.
@@ -75,8 +82,8 @@ local function fill()
     elseif mark and moved > 0 then
       break
     else
-      local alone = mark and read_mark(mark) == 2
-      local some, weight = move(ids[i], ids[i + 1], alone and 1 or count, any_failed)
+      local level = mark and read_mark(mark) or 0
+      local some, weight = move(ids[i], ids[i + 1], level > 1 and 1 or count, any_failed, level == 3 and condemned(ids[i], mark))
       payloads, size = payloads + some, size + weight
       moved = moved + (some > 0 and 1 or 0)
       if mark and some > 0 then

@@ -1,11 +1,11 @@
--- Needs KEYS meta, calls; see calls. The first records of jobs, for the reply of a claim:
--- {number of the shard's last record, id, '1' when it has more, {member, ...}, ...}. What is not told here, or
+-- Needs KEY calls; see calls. The first records of jobs, for the reply of a claim:
+-- {id, '1' when it has more, {member, ...}, ...}. What is not told here, or
 -- is more, is read by the page.
 local RECORDS = 100
 local RECORDS_OF_CLAIM = 1000
 
 local function first_calls(ids)
-  local reply, left = {redis.call('HGET', meta, 'call') or '0'}, RECORDS_OF_CLAIM
+  local reply, left = {}, RECORDS_OF_CLAIM
   for _, id in ipairs(ids) do
     local most = math.min(RECORDS, left)
     local found = redis.call('ZRANGEBYLEX', calls, lex_min(id), lex_max(id), 'LIMIT', 0, most + 1)
