@@ -235,7 +235,7 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
         run = getattr(request, "lowkiq_run", None)
         if run is None:
             request.lowkiq = eager.info(self.queue_spec, *args)
-            return self.run(*args, **kwargs)
+            return eager.seen(lambda: self.run(*args, **kwargs), *args)
         middlewares = home_of(self._get_app()).settings.server_middlewares
         try:
             result = compose(middlewares, self, run.jobs, lambda: self.run(*args, **kwargs))
