@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from celery_lowkiq.integration.decorator import ordered_task
+from celery_lowkiq.integration.results import ById, JobsFailed
 from celery_lowkiq.integration.task import OrderedTask
 from celery_lowkiq.rules.errors import (
     ConfigurationError,
@@ -20,9 +21,11 @@ from celery_lowkiq.rules.errors import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "ById",
     "ConfigurationError",
     "FormatMismatch",
     "InvalidCall",
+    "JobsFailed",
     "LowkiqError",
     "NotOwner",
     "OrderedTask",

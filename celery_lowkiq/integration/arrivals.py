@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -30,7 +32,8 @@ class Arrivals:
         """Celery ends a worker for whatever leaves this method, so nothing does."""
         errors = self._consumer.connection_errors
         try:
-            self._push(*_call(message.payload if body is None else body, message.headers))
+            call = read_call(message.payload if body is None else body, message.headers)
+            self._push(call, getattr(message, "properties", None) or {})
         except StoreUnavailable as error:
             self._tell(away=True, error=error)
             # Sent back, it would return at once, again and again.
@@ -45,10 +48,14 @@ class Arrivals:
             self._tell(away=False)
             ack(logger, errors)
 
-    def _push(self, args: Any, kwargs: Any, eta: Any) -> None:
+    def _push(self, call: ArrivedCall, properties: Mapping[str, Any]) -> None:
         home = home_of(self._task.app)
-        entry = self._task.entry_of(args, kwargs, eta=None if eta is None else _moment(eta))
-        home.store.push(self._task.queue_spec, [entry.job(home.codec)])
+        eta = None if call.headers.get("eta") is None else _moment(call.headers["eta"])
+        job = self._task.entry_of(call.args, call.kwargs, eta=eta).job(home.codec)
+        if call.headers.get("id"):
+            record = self._task.record_of(home, call.headers, call.embed, properties)
+            job = replace(job, record=record)
+        home.store.push(self._task.queue_spec, [job])
 
     def _tell(self, away: bool, error: Exception | None = None) -> None:
         """An outage is logged once when it begins, once when it ends."""
@@ -60,12 +67,24 @@ class Arrivals:
                 logger.info("messages for %s reach the store again", self._task.name)
 
 
-def _call(body: Any, headers: Any) -> tuple[Any, Any, Any]:
-    """Arguments and eta, as protocol 2 sends them, or protocol 1 of many other clients."""
-    if isinstance(body, dict):
-        return body.get("args"), body.get("kwargs"), body.get("eta")
-    args, kwargs, _embed = body
-    return args, kwargs, headers.get("eta")
+@dataclass(frozen=True)
+class ArrivedCall:
+    """A call as protocol 2 has it."""
+
+    args: Any
+    kwargs: Any
+    embed: Mapping[str, Any]
+    headers: Mapping[str, Any]
+
+
+def read_call(body: Any, headers: Any) -> ArrivedCall:
+    """What protocol 2 sends, or protocol 1 of many other clients: all in the body."""
+    if not isinstance(body, dict):
+        args, kwargs, embedded = body
+        return ArrivedCall(args, kwargs, embedded, headers)
+    embed = {name: body.get(name) for name in ("callbacks", "errbacks", "chord")}
+    own = {name: body.get(name) for name in ("id", "eta", "expires")} | {"group": body.get("taskset")}
+    return ArrivedCall(body.get("args"), body.get("kwargs"), embed, {**headers, **own})
 
 
 def _moment(eta: Any) -> Any:

@@ -16,6 +16,7 @@ from celery.worker.consumer.delayed_delivery import DelayedDelivery
 
 from celery_lowkiq.rules.clock import SystemClock
 from celery_lowkiq.rules.models import Batch
+from celery_lowkiq.store.calls import CallReader
 from celery_lowkiq.store.store import RedisStore
 from celery_lowkiq.worker.exclusion import Cooperative, Strict
 from celery_lowkiq.worker.kernel_timer import KernelTimer
@@ -131,9 +132,9 @@ class OrderedQueues(bootsteps.StartStopStep):
         shards = sum(spec.shards for spec in specs)
         if shards < lanes:
             logger.warning("%d lanes for %d shards: %d lanes stay idle", lanes, shards, lanes - shards)
-        runner = CeleryRunner(self._tasks, consumer, home.codec, settings)
-        self._host = CeleryHost(consumer, runner)
         self._store = home.open_store(lanes)
+        runner = CeleryRunner(self._tasks, consumer, home, CallReader(self._store.client))
+        self._host = CeleryHost(consumer, runner)
         return Runtime(
             self._store,
             runner,

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+from celery.result import EagerResult
+from celery.states import FAILURE, SUCCESS
 
 from celery_lowkiq.rules.models import Merge, QueueSpec, shard_of
 
 from .calls import Entry
+from .results import ById, JobsFailed
 from .run import RunInfo, RunJob
 from .stores import Home
 
@@ -41,10 +45,40 @@ def info(spec: QueueSpec, payloads_by_id: Mapping[str, list[Any]]) -> RunInfo:
     return RunInfo(spec.name, shard_of(next(iter(payloads_by_id)), spec.shards), 0, jobs, threading.Event())
 
 
-def run_bulk(task: Any, entries: list[Entry], home: Home) -> None:
-    """Run a bulk call, ``batch_size`` ids at a time; ``task_eager_propagates`` decides about errors."""
+def seen(run: Callable[[], Any], payloads_by_id: Mapping[str, list[Any]]) -> Any:
+    """What Celery is to see of a run: of a batch of one id its own value, or error."""
+    (job_id, *others) = payloads_by_id
+    try:
+        result = run()
+    except JobsFailed as failed:
+        if not others and failed.errors.keys() == {job_id}:
+            raise failed.errors[job_id] from failed
+        raise
+    return result.get(job_id) if isinstance(result, ById) and not others else result
+
+
+def run_bulk(task: Any, entries: list[Entry], home: Home) -> list[Any]:
+    """Run a bulk call, ``batch_size`` ids at a time; ``task_eager_propagates`` decides about errors.
+
+    Returns the EagerResult of each entry.
+    """
     batch = batch_of(entries, home, task.queue_spec)
     ids = list(batch)
     size = task.queue_spec.batch_size
+    results = {}
     for start in range(0, len(ids), size):
-        task.apply_batch({job_id: batch[job_id] for job_id in ids[start : start + size]})
+        part = ids[start : start + size]
+        result = task.apply_batch({job_id: batch[job_id] for job_id in part})
+        results.update({job_id: _own(result, job_id) for job_id in part})
+    return [results[entry.id] for entry in entries]
+
+
+def _own(result: Any, job_id: str) -> Any:
+    """The result of one id of a batch."""
+    value: Any = result.result
+    state = result.state
+    if isinstance(value, ById):
+        value = value.get(job_id)
+    elif isinstance(value, JobsFailed) and value.errors:
+        value, state = value.errors.get(job_id), FAILURE if job_id in value.errors else SUCCESS
+    return EagerResult(result.id, value, state, result.traceback)

@@ -11,6 +11,8 @@ from typing import Any
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.models import Merge
 
+from .refusals import check_celery_options
+
 MAX_SHARDS = 4096
 MAX_BATCH = 1000
 QUEUE_NAME = re.compile(r"[!-z|~]{1,255}")
@@ -55,11 +57,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     for name, (allowed, words) in _CHECKS.items():
         if name in options and not allowed(_plain(options[name])):
             raise ConfigurationError(f"{name}={options[name]!r} is not allowed: {words}")
-    if options.get("queue") is not None:
-        raise ConfigurationError(
-            f"queue={options['queue']!r} is not allowed: an ordered task has a queue of its own, "
-            "which queue_name= gives a name"
-        )
+    check_celery_options(options)
 
 
 def check_queue_name(name: str) -> None:

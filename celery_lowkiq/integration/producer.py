@@ -41,18 +41,24 @@ class StoreProducer:
     auto_declare = False
     serializer = None
 
-    def __init__(self, app: Celery, push: Callable[[], None]) -> None:
+    def __init__(self, app: Celery, push: Callable[[Any, Any, Any], None]) -> None:
+        """``push(body, headers, properties)`` stores what Celery made of the call."""
         self._app = app
         self._push = push
         self.connection = _lazy_connection(app)
 
-    def publish(self, body: Any, exchange: Any = None, **properties: Any) -> None:
+    @property
+    def channel(self) -> Any:
+        """Of the broker: where a result backend that lives there declares its queue."""
+        return self.connection.default_channel
+
+    def publish(self, body: Any, exchange: Any = None, headers: Any = None, **properties: Any) -> None:
         """Store the call. Celery's own events go to the broker."""
         if getattr(exchange, "name", exchange) == "celeryev":
             with self._app.producer_pool.acquire(block=True) as producer:
-                producer.publish(body, exchange=exchange, **properties)
+                producer.publish(body, exchange=exchange, headers=headers, **properties)
             return
-        self._push()
+        self._push(body, headers, properties)
 
     def revive(self, channel: Any) -> None:
         """Nothing to renew."""

@@ -12,7 +12,7 @@ from celery import Celery
 from celery_lowkiq.rules.errors import UndecodablePayload
 from celery_lowkiq.rules.models import Job, Payload, QueueSpec, Stats
 from celery_lowkiq.rules.views import DeadJob, Page
-from celery_lowkiq.store.actions import Progress
+from celery_lowkiq.store.actions import Actions, Left, Progress
 
 from .calls import read_id, read_score, read_time
 from .errors import load_error
@@ -69,8 +69,9 @@ class OrderedQueue:
     Listings are pages: pass ``after=page.next`` for the following one, until that is None.
     """
 
-    def __init__(self, app: Celery, spec: QueueSpec) -> None:
+    def __init__(self, app: Celery, spec: QueueSpec, left: Left) -> None:
         self._app = app
+        self._left = left
         self.spec = spec
 
     def __repr__(self) -> str:
@@ -83,6 +84,10 @@ class OrderedQueue:
     @property
     def _home(self) -> Home:
         return home_of(self._app)
+
+    @property
+    def _actions(self) -> Actions:
+        return self._home.actions(self._left)
 
     # -- reads
 
@@ -127,35 +132,35 @@ class OrderedQueue:
 
     def perform_all_now(self, progress: Progress | None = None) -> int:
         """Make all waiting jobs due now."""
-        return self._home.actions.perform_all_now(self.spec, progress)
+        return self._actions.perform_all_now(self.spec, progress)
 
     def delete(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
-        """Delete waiting jobs."""
-        return self._home.actions.delete(self.spec, map(read_id, ids), progress)
+        """Delete waiting jobs; their calls end as REVOKED."""
+        return self._actions.delete(self.spec, map(read_id, ids), progress)
 
     def delete_all_failed(self, progress: Progress | None = None) -> int:
         """Delete waiting jobs that failed before."""
-        return self._home.actions.delete_all_failed(self.spec, progress)
+        return self._actions.delete_all_failed(self.spec, progress)
 
     def kill_all_failed(self, progress: Progress | None = None) -> int:
-        """Move waiting jobs that failed before to the morgue."""
-        return self._home.actions.kill_all_failed(self.spec, progress)
+        """Move waiting jobs that failed before to the morgue; their calls end as FAILURE."""
+        return self._actions.kill_all_failed(self.spec, progress)
 
     def morgue_delete(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Delete dead jobs."""
-        return self._home.actions.morgue_delete(self.spec, map(read_id, ids), progress)
+        return self._actions.morgue_delete(self.spec, map(read_id, ids), progress)
 
     def morgue_delete_all(self, progress: Progress | None = None) -> int:
         """Delete all jobs that are dead now."""
-        return self._home.actions.morgue_delete_all(self.spec, progress)
+        return self._actions.morgue_delete_all(self.spec, progress)
 
     def morgue_queue_up(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Move dead jobs back to the queue."""
-        return self._home.actions.morgue_queue_up(self.spec, map(read_id, ids), progress)
+        return self._actions.morgue_queue_up(self.spec, map(read_id, ids), progress)
 
     def morgue_queue_up_all(self, progress: Progress | None = None) -> int:
         """Move all jobs that are dead now back to the queue."""
-        return self._home.actions.morgue_queue_up_all(self.spec, progress)
+        return self._actions.morgue_queue_up_all(self.spec, progress)
 
     def _bounded(self, by: str, options: dict[str, Any]) -> dict[str, Any]:
         read = partial(read_time, tz=self._app.timezone) if by in TIMES else _read_number

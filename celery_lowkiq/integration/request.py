@@ -12,10 +12,12 @@ from celery.worker import state
 from celery.worker.request import Request
 from kombu.utils.uuid import uuid
 
+from .call_records import CallNote
 from .run import Run
 
 #: Longest text of a batch in events and listings, as Celery's own limit of arguments.
 ARGUMENTS_SHOWN = 1024
+NO_EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 
 
 class _NoMessage:
@@ -26,7 +28,7 @@ class _NoMessage:
 
     def __init__(self, headers: dict[str, Any], queue: str) -> None:
         self.headers = headers
-        self.properties: dict[str, Any] = {}
+        self.properties = {"correlation_id": headers["id"], "reply_to": headers.get("reply_to")}
         self.delivery_info = {"exchange": "", "routing_key": queue, "redelivered": False, "priority": 0}
         self.payload: Any = None
 
@@ -67,31 +69,43 @@ class LaneRequest(Request):
 
 
 def lane_request(run: Run, task: Any, consumer: Any) -> LaneRequest:
-    """The request of one run. It has an id of its own, since it may carry several calls."""
-    run_id = uuid()
-    body: tuple[Any, ...] = (
-        (run.payloads_by_id,),
-        {},
-        {"callbacks": None, "errbacks": None, "chain": None, "chord": None},
-    )
+    """The request of a run: under the id and headers of its call, or with an id of its own for several."""
+    own = {"lowkiq": run.info, "lowkiq_run": run}
+    note = run.call or CallNote(uuid(), {"ignore_result": True})
+    return _request(note, task, consumer, (run.payloads_by_id,), run.retries, own)
+
+
+def call_request(
+    note: CallNote, task: Any, consumer: Any, arguments: tuple[Any, ...], retries: int, ending: Any = None
+) -> LaneRequest:
+    """The request of one call of a merged job; ``ending`` is what its function does."""
+    return _request(note, task, consumer, arguments, retries, {"lowkiq_ending": ending})
+
+
+def _request(
+    note: CallNote, task: Any, consumer: Any, arguments: tuple[Any, ...], retries: int, own: dict[str, Any]
+) -> LaneRequest:
+    embed = {**NO_EMBED, **note.embed}
+    body: tuple[Any, ...] = (arguments, {}, embed)
     headers = {
         "lang": "py",
         "task": task.name,
-        "id": run_id,
-        "root_id": run_id,
+        "id": note.id,
+        "root_id": note.id,
         "parent_id": None,
-        "retries": run.retries,
-        "argsrepr": saferepr(body[0], ARGUMENTS_SHOWN),
+        "retries": retries,
+        "argsrepr": saferepr(arguments, ARGUMENTS_SHOWN),
         "kwargsrepr": "{}",
         "origin": "lowkiq",
-        "ignore_result": True,
+        "ignore_result": bool(task.ignore_result),
         "timelimit": (None, None),
         "is_eager": False,
-        "lowkiq": run.info,
-        "lowkiq_run": run,
+        **note.headers,
+        **embed,
+        **own,
     }
     return LaneRequest(
-        _NoMessage(headers, run.batch.queue.name),
+        _NoMessage(headers, task.queue_spec.name),
         app=consumer.app,
         hostname=consumer.hostname,
         eventer=consumer.event_dispatcher,

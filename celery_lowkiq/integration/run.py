@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from numbers import Real
 from typing import Any
 
-from celery.exceptions import MaxRetriesExceededError, Retry
+from celery.exceptions import Ignore, MaxRetriesExceededError, Retry
 
-from celery_lowkiq.rules.errors import UndecodablePayload
+from celery_lowkiq.rules.errors import LowkiqError, UndecodablePayload
 from celery_lowkiq.rules.models import BadPayload, Batch, Fate, Flag, Job, Verdict
 from celery_lowkiq.rules.retry import RetryPolicy, after_failure, default_retry_in
 
+from .call_records import CallNote
 from .codec import Codec
+from .endings import Ending, giving, raising
 from .errors import dump_error, dump_error_text, load_error
+from .results import ById, JobsFailed
 from .settings import Settings
 
 logger = logging.getLogger("celery_lowkiq")
 
 #: Seconds before a job whose run raised Reject(requeue=True) may run again.
 REQUEUE_PAUSE = 1.0
+NOTHING: dict[str, Collection[int]] = {}
+
+
+class PoisonPill(LowkiqError):
+    """A payload is in the morgue, since it took its worker down too often."""
+
+
+class Rejected(LowkiqError):
+    """The task raised Reject: its payloads are in the morgue."""
 
 
 @dataclass(frozen=True)
@@ -53,21 +66,30 @@ class RunInfo:
     lease_lost: Flag = field(compare=False)
 
 
+#: Positions of payloads by the id of their job.
+Positions = Mapping[str, Collection[int]]
+
+
 def decode(
-    batch: Batch, codec: Codec, settings: Settings
+    batch: Batch, codec: Codec, settings: Settings, dropped: Positions
 ) -> tuple[tuple[RunJob, ...], dict[str, tuple[BadPayload, ...]]]:
-    """The jobs with what can be read of their payloads, and by id what cannot."""
+    """The jobs with what can be read of their payloads, and by id what cannot, or is dropped."""
     jobs, bad = [], {}
     for job in batch.jobs:
-        run_job, bad[job.id] = _decode_job(job, codec, settings)
+        run_job, bad[job.id] = _decode_job(job, codec, settings, dropped.get(job.id, ()))
         if run_job.payloads:
             jobs.append(run_job)
     return tuple(jobs), bad
 
 
-def _decode_job(job: Job, codec: Codec, settings: Settings) -> tuple[RunJob, tuple[BadPayload, ...]]:
+def _decode_job(
+    job: Job, codec: Codec, settings: Settings, dropped: Collection[int]
+) -> tuple[RunJob, tuple[BadPayload, ...]]:
     payloads, scores, bad = [], [], []
     for position, payload in enumerate(job.payloads):
+        if position in dropped:
+            bad.append(BadPayload(position, None))
+            continue
         try:
             payloads.append(codec.load(payload.data))
             scores.append(payload.score)
@@ -82,14 +104,31 @@ def _decode_job(job: Job, codec: Codec, settings: Settings) -> tuple[RunJob, tup
 class Run:
     """Collects the verdicts of a batch. All jobs are done unless something says otherwise."""
 
-    def __init__(self, batch: Batch, policy: RetryPolicy, codec: Codec, settings: Settings) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        policy: RetryPolicy,
+        codec: Codec,
+        settings: Settings,
+        dropped: Positions = NOTHING,
+        hopeless: tuple[type[BaseException], ...] = (),
+    ) -> None:
+        """``dropped``: payloads that nobody waits for any more; ``hopeless``: errors that no retry mends."""
         self.batch = batch
-        self.jobs, self._bad = decode(batch, codec, settings)
-        self.error: str | None = None
+        self.jobs, self._bad = decode(batch, codec, settings, dropped)
+        #: The call under whose id and headers it runs; None for a run with an id of its own.
+        self.call: CallNote | None = None
         #: Whether the verdicts are known; what fails around the function later does not change them.
         self.decided = False
+        #: Replaces the call whose request is the task's current one.
+        self.replacement: Callable[[], Any] | None = None
         self._policy = policy
         self._settings = settings
+        self._hopeless = hopeless
+        self._result: Any = None
+        self._ignored: Ignore | None = None
+        self._errors: dict[str, Exception] = {}
+        self._texts: dict[str, str | None] = {}
         self.verdicts = self._each(self._done)
 
     @property
@@ -107,24 +146,66 @@ class Run:
         """Celery's word: how often the job that failed most was tried before."""
         return max((job.retry_count + 1 for job in self.jobs), default=0)
 
-    def fails(self, error: Exception, retry: Retry | None = None) -> Exception:
+    def succeeds(self, result: Any) -> Any:
+        """The function returned. Returns what Celery is to see."""
+        self.decided = True
+        self._result = result
+        return self._value(self.jobs[0].id) if self.call is not None else result
+
+    def ignores(self, error: Ignore) -> None:
+        """The function raised Ignore: its jobs are done, and its calls get no result."""
+        self._ignored = error
+
+    def fails(self, error: Exception) -> Exception:
         """Decide about every job. Returns what Celery is to see: a Retry while any job of the batch runs
         again, else the error itself.
         """
+        named = error.errors if isinstance(error, JobsFailed) else {}
+        ids = {job.id for job in self.jobs}
+        if not named or not named.keys() <= ids:
+            named = dict.fromkeys(ids, error)
         self.decided = True
-        delay = None if retry is None else _seconds(retry)
-        policy = replace(self._policy, max_retries=getattr(retry, "max_retries", self._policy.max_retries))
-        data = dump_error(self._settings, error)
-        self.error = load_error(self._settings, data)
-        self.verdicts = self._each(lambda job: after_failure(job, policy, data, delay, self._bad[job.id]))
+        self.verdicts = self._each(
+            lambda job: self._failed(job, named[job.id]) if job.id in named else self._done(job)
+        )
         delays = [verdict.delay for verdict in self.verdicts if verdict.fate is Fate.RETRY]
+        seen = next(iter(self._errors.values())) if len(ids) == 1 else cause_of(error)
         if delays:
-            return Retry(exc=error, when=min(delays))  # type: ignore[arg-type]
-        return MaxRetriesExceededError(str(error)) if isinstance(error, Retry) else error
+            return Retry(exc=seen, when=min(delays))  # type: ignore[arg-type]
+        return MaxRetriesExceededError(str(seen)) if isinstance(seen, Retry) else seen
 
-    def rejected(self, error: BaseException, requeue: bool) -> None:
+    def _failed(self, job: Job, failure: Exception) -> Verdict:
+        error = cause_of(failure)
+        delay = _seconds(failure) if isinstance(failure, Retry) else None
+        max_retries = getattr(failure, "max_retries", self._policy.max_retries)
+        policy = replace(self._policy, max_retries=0 if isinstance(error, self._hopeless) else max_retries)
+        data = dump_error(self._settings, error)
+        self._errors[job.id] = error
+        self._texts[job.id] = load_error(self._settings, data)
+        return after_failure(job, policy, data, delay, self._bad[job.id])
+
+    def condemned(self) -> None:
+        """Its payload took workers down too often: it must not run again."""
+        self.decided = True
+        data = self.batch.queue.poison_error
+        self._errors = {job.id: PoisonPill(load_error(self._settings, data)) for job in self.jobs}
+        self.verdicts = self._each(
+            lambda job: Verdict(job.id, job.claim, Fate.BURY, error=data, bad=self._bad[job.id])
+        )
+
+    def returned(self) -> None:
+        """Nothing ran: all jobs go back, and may run again after a while."""
+        self.decided = True
+        self.verdicts = tuple(
+            Verdict(job.id, job.claim, Fate.RETURN, delay=REQUEUE_PAUSE) for job in self.batch.jobs
+        )
+
+    def rejected(self, error: Exception, requeue: bool) -> None:
         """The task raised Reject: back unchanged, or all payloads to the morgue."""
         data = dump_error_text(self._settings, f"Reject: {getattr(error, 'reason', error)}")
+        self._errors = dict.fromkeys(
+            (job.id for job in self.jobs), Rejected(str(getattr(error, "reason", error)))
+        )
         # At its own time it would be the oldest job of the lane for ever, and the only one to run.
         fate, delay = (Fate.RETURN, REQUEUE_PAUSE) if requeue else (Fate.BURY, 0.0)
         self.verdicts = self._each(
@@ -134,7 +215,60 @@ class Run:
     def exhausted(self, accepted: frozenset[str]) -> list[RunJob]:
         """The jobs that died in this run, with the error that they died of."""
         dead = {verdict.id for verdict in self.verdicts if verdict.fate is Fate.DIE} & accepted
-        return [replace(job, error=self.error) for job in self.jobs if job.id in dead]
+        return [replace(job, error=self._texts.get(job.id)) for job in self.jobs if job.id in dead]
+
+    def ending(self, job: Job, position: int) -> Ending | None:
+        """How the calls of a payload end; None when nothing has happened to them."""
+        verdict, place = self._verdicts[job.id], self._places[job.id].get(position)
+        if verdict.fate is Fate.RETURN:
+            return None
+        if place is None:
+            texts = (bad.error for bad in self._bad[job.id] if bad.position == position)
+            return Ending(True, raising(UndecodablePayload(load_error(self._settings, next(texts)) or "")))
+        if verdict.fate is Fate.DONE:
+            return Ending(True, self._success(job))
+        error = self._errors[job.id]
+        if verdict.fate is Fate.BURY or (verdict.fate is Fate.DIE and place == 0):
+            dead = MaxRetriesExceededError(str(error)) if isinstance(error, Retry) else error
+            return Ending(True, raising(dead))
+        pause = verdict.delay if verdict.fate is Fate.RETRY else 0.0
+        return Ending(False, raising(Retry(exc=error, when=pause)))  # type: ignore[arg-type]
+
+    def arguments(self, job: Job, position: int) -> tuple[Any, ...]:
+        """What a call of the payload would have run with alone; no payload when it is bad."""
+        place = self._places[job.id].get(position)
+        return ({job.id: [] if place is None else [self._payloads[job.id][place]]},)
+
+    @cached_property
+    def _verdicts(self) -> dict[str, Verdict]:
+        """Of the decided run."""
+        return {verdict.id: verdict for verdict in self.verdicts}
+
+    @cached_property
+    def _payloads(self) -> dict[str, tuple[Any, ...]]:
+        return {job.id: job.payloads for job in self.jobs}
+
+    @cached_property
+    def _places(self) -> dict[str, dict[int, int]]:
+        """Positions in the claimed job as places among the payloads that ran, by id."""
+        bad = {job_id: {payload.position for payload in found} for job_id, found in self._bad.items()}
+        return {
+            job.id: {
+                position: place
+                for place, position in enumerate(p for p in range(len(job.payloads)) if p not in bad[job.id])
+            }
+            for job in self.batch.jobs
+        }
+
+    def _success(self, job: Job) -> Callable[[], Any]:
+        if self.replacement is not None:
+            return self.replacement
+        if self._ignored is not None:
+            return raising(self._ignored)
+        return giving(self._value(job.id))
+
+    def _value(self, job_id: str) -> Any:
+        return self._result.get(job_id) if isinstance(self._result, ById) else self._result
 
     def _done(self, job: Job) -> Verdict:
         return Verdict(job.id, job.claim, Fate.DONE, bad=self._bad[job.id])
@@ -143,6 +277,11 @@ class Run:
         """A verdict for each job that has run; one of which nothing could be read is done with."""
         ran = {job.id for job in self.jobs}
         return tuple(verdict(job) if job.id in ran else self._done(job) for job in self.batch.jobs)
+
+
+def cause_of(error: Exception) -> Exception:
+    """What a Retry was raised for, if it says so; else the error itself."""
+    return error.exc if isinstance(error, Retry) and isinstance(error.exc, Exception) else error
 
 
 def _seconds(retry: Retry) -> float | None:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
 from typing import Any
 
 from celery.exceptions import Reject
-from celery.states import FAILURE, IGNORED, REJECTED, RETRY
+from celery.states import FAILURE, REJECTED, RETRY
 
-from celery_lowkiq.rules.models import Batch, Verdict
+from celery_lowkiq.rules.models import CONDEMNED, Batch, Verdict
 from celery_lowkiq.rules.retry import RetryPolicy
+from celery_lowkiq.store.calls import CallReader
 
-from .codec import Codec
-from .request import LaneRequest, lane_request
-from .run import Run, guarded
-from .settings import Settings
+from .book import CallBook
+from .request import lane_request
+from .run import NOTHING, Positions, Run, guarded
+from .stores import Home
+from .tracing import traced
 
 logger = logging.getLogger("celery_lowkiq")
 
@@ -24,11 +27,13 @@ logger = logging.getLogger("celery_lowkiq")
 class CeleryRunner:
     """``worker.ports.Runner`` for the ordered tasks of an app, by the names of their queues."""
 
-    def __init__(self, tasks: Mapping[str, Any], consumer: Any, codec: Codec, settings: Settings) -> None:
+    def __init__(self, tasks: Mapping[str, Any], consumer: Any, home: Home, reader: CallReader) -> None:
         self._tasks = tasks
         self._consumer = consumer
-        self._codec = codec
-        self._settings = settings
+        self._codec = home.codec
+        self._record_codec = home.record_codec
+        self._settings = home.settings
+        self._reader = reader
         self._last = threading.local()
         self._policies = {
             name: RetryPolicy(task.max_retries, guarded(task.retry_in)) for name, task in tasks.items()
@@ -36,17 +41,47 @@ class CeleryRunner:
 
     def run(self, batch: Batch) -> tuple[Verdict, ...]:
         """Verdicts of a batch; an error of ours counts as a failed run."""
-        run = Run(batch, self._policies[batch.queue.name], self._codec, self._settings)
+        task = self._tasks[batch.queue.name]
+        run = self._run_of(batch, task)
+        if not any(job.recorded for job in batch.jobs):
+            self._try(task, run)
+            return run.verdicts
+        book = CallBook(batch, self._reader, self._record_codec, task, self._consumer)
+        try:
+            dropped = book.admit()
+        except Exception:
+            logger.exception("a batch of %s waits, since its calls cannot be looked at", batch.queue.name)
+            run.returned()
+            return run.verdicts
+        if dropped:
+            run = self._run_of(batch, task, dropped)
+        run.call = book.single(run)
+        book.begins(run)
+        began_at = time.monotonic()
+        if batch.jobs[0].retry_count == CONDEMNED:
+            run.condemned()
+            return book.end(run, 0.0, told=False)
+        told = self._try(task, run) and run.call is not None
+        return book.end(run, time.monotonic() - began_at, told)
+
+    def _run_of(self, batch: Batch, task: Any, dropped: Positions = NOTHING) -> Run:
+        hopeless = tuple(getattr(task, "dont_autoretry_for", ()))
+        run = Run(batch, self._policies[batch.queue.name], self._codec, self._settings, dropped, hopeless)
         self._last.run = run
-        if run.jobs:
-            try:
-                self._execute(self._tasks[batch.queue.name], run)
-            except Exception as error:
-                logger.exception("a run of %s failed outside its function", batch.queue.name)
-                self.last_words(error)
-                if not run.decided:
-                    run.fails(error)
-        return run.verdicts
+        return run
+
+    def _try(self, task: Any, run: Run) -> bool:
+        """Run what there is to run. Whether Celery knows how it ended."""
+        if not run.jobs:
+            return False
+        try:
+            return self._execute(task, run)
+        except Exception as error:
+            logger.exception("a run of %s failed outside its function", run.batch.queue.name)
+            self.last_words(error)
+            if not run.decided:
+                run.fails(error)
+            return False
 
     def settled(self, batch: Batch, accepted: frozenset[str]) -> None:
         """Tell the task which of its jobs died for good."""
@@ -67,26 +102,17 @@ class CeleryRunner:
         except Exception:
             logger.exception("lowkiq_last_words failed")
 
-    def _execute(self, task: Any, run: Run) -> None:
-        request = lane_request(run, task, self._consumer)
-        self._report(lambda: request.received(self._consumer))
-        self._report(request.begins)
+    def _execute(self, task: Any, run: Run) -> bool:
+        """Whether the outcome is one that Celery has told of."""
         try:
-            result, info, runtime, text = task.__trace__(
-                request.id, request.args, request.kwargs, request.request_dict
-            )
+            info = traced(task, lane_request(run, task, self._consumer), self._consumer)
         except Reject as error:
             # Celery's tracer lets a Reject out that on_success raised.
-            self._report(request.vanishes)
             run.rejected(error, getattr(error, "requeue", False))
-            return
-        except BaseException:
-            self._report(request.vanishes)
-            raise
+            return False
         if info is not None:
             self._decide(run, info)
-        outcome = (0, text, runtime) if info is None else (1, result, runtime)
-        self._report(lambda: self._finish(request, info, outcome))
+        return info is None or info.state != REJECTED
 
     def _decide(self, run: Run, info: Any) -> None:
         """What the task's own ``__call__`` has not decided: Reject, and failures around the function."""
@@ -94,17 +120,3 @@ class CeleryRunner:
             run.rejected(info.retval, info.retval.requeue)
         elif info.state in (FAILURE, RETRY) and not run.decided:
             run.fails(info.retval)
-
-    def _finish(self, request: LaneRequest, info: Any, outcome: tuple[Any, ...]) -> None:
-        """Celery logs, counts and sends the event of the outcome."""
-        if info is not None and info.state == IGNORED:
-            request.vanishes()
-        else:
-            request.on_success(outcome)
-
-    def _report(self, tell: Callable[[], Any]) -> None:
-        """Reporting must not change what becomes of a job."""
-        try:
-            tell()
-        except Exception:
-            logger.exception("a run could not be reported")

@@ -69,6 +69,12 @@ def _optional(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda value: None if value is None else read(value)
 
 
+def _truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(value)
+    return value
+
+
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError(value)
@@ -145,6 +151,7 @@ SETTINGS: dict[str, Setting] = {
         "fast", "'fast', 'replicated' or 'fsynced'", _one_of("fast", "replicated", "fsynced")
     ),
     "push_replicas": Setting(1, "a whole number from 1 to 100", _number(1, 100, whole=True)),
+    "track_calls": Setting(False, "True or False", _truth),
     "serializer": Setting("json", "the name of a kombu serializer", _text),
     "max_payload_bytes": Setting(
         64 * 1024, f"a whole number from 1 to {LARGEST_PAYLOAD}", _number(1, LARGEST_PAYLOAD, whole=True)
@@ -176,6 +183,7 @@ class Settings:
     client_middlewares: tuple[Any, ...]
     push_durability: str
     push_replicas: int
+    track_calls: bool
     serializer: str
     max_payload_bytes: int
     format_error: Callable[[BaseException], str]

@@ -11,14 +11,14 @@ from celery import Celery
 from celery.app import backends
 
 from celery_lowkiq.rules.errors import ConfigurationError
-from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.actions import Actions, Left
 from celery_lowkiq.store.connect import connect
 from celery_lowkiq.store.durability import Durability, Level
 from celery_lowkiq.store.queries import Queries
 from celery_lowkiq.store.store import RedisStore
 
 from .codec import Codec
-from .settings import Settings, read_settings
+from .settings import LARGEST_PAYLOAD, Settings, read_settings
 
 SCHEMES = ("redis", "rediss", "redis+socket", "sentinel")
 #: Seconds that Redis may be silent. Shorter than a lease: a hanging call must not cost a node its shards.
@@ -48,6 +48,8 @@ class Home:
     def __init__(self, app: Celery) -> None:
         self.settings = read_settings(app)
         self.codec = Codec(self.settings.serializer, app.conf.accept_content, self.settings.max_payload_bytes)
+        #: For records of calls: links and headers are no payload, and may be as large as one can be.
+        self.record_codec = Codec(self.settings.serializer, app.conf.accept_content, LARGEST_PAYLOAD)
         self.pid = os.getpid()
         self._app = app
         self._lock = threading.Lock()
@@ -76,9 +78,9 @@ class Home:
     def queries(self) -> Queries:
         return Queries(self.store)
 
-    @property
-    def actions(self) -> Actions:
-        return Actions(self.store)
+    def actions(self, left: Left) -> Actions:
+        """Changes to waiting and dead jobs; ``left`` hears of calls whose jobs are gone without a run."""
+        return Actions(self.store, left)
 
 
 _homes_lock = threading.Lock()

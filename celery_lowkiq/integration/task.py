@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from celery import Celery, Task
@@ -18,18 +19,22 @@ from celery_lowkiq.rules.middleware import compose
 from celery_lowkiq.rules.models import Merge, NewJob, QueueSpec
 
 from . import eager
+from .arguments import as_keywords, header_for
 from .arrivals import Arrivals
+from .call_records import note_of
 from .calls import Entry, bulk, id_of, read_delay, read_time, single, to_jobs
 from .errors import dump_error_text
+from .leftovers import end_leftovers
 from .options import as_attributes, check_function, check_options, check_queue_name
 from .producer import StoreProducer, StoreRouter
 from .queue import OrderedQueue
+from .refusals import check_call, refuse_inline
+from .results import bulk_calls
+from .run import cause_of
 from .selection import check_names
 from .stores import Home, home_of
 
 BOOTSTEP = "celery_lowkiq.integration.bootstep:OrderedQueues"
-#: Options of a call that have no meaning for calls that are merged; refused rather than forgotten.
-NOT_YET = ("link", "link_error", "chain", "chord", "expires")
 POISON = "poison pill: the job took its worker down {max_crashes} times"
 
 _spec_lock = threading.Lock()
@@ -79,7 +84,7 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
         for name, value in as_attributes(declared, cls.__qualname__).items():
             if value is not declared[name]:
                 setattr(cls, name, value)
-        cls.__header__ = staticmethod(_header(cls))
+        cls.__header__ = staticmethod(header_for(cls.__name__, cls.key is not None))
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
@@ -102,23 +107,42 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
         shadow: str | None = None,
         **options: Any,
     ) -> AsyncResult[Any]:
-        """Store one call: ``apply_async((id, payload), score=, countdown=, eta=)``.
+        """Store one call: ``apply_async((id, payload), score=, countdown=, eta=)``, and Celery's options.
 
         Raises TypeError for wrong arguments, InvalidCall for a value that is not allowed, StoreError.
         """
         words = {name: options.pop(name, None) for name in ("score", "countdown", "eta")}
-        self._refuse(link=link, link_error=link_error, **options)
+        check_call(self.name, self.queue_spec.name, options)
         app = self._get_app()
+        links = {"link": link, "link_error": link_error}
         if app.conf.task_always_eager:
-            eager_result: AsyncResult[Any] = self.apply(args, kwargs, task_id=task_id, **words, **options)
+            eager_result: AsyncResult[Any] = self.apply(
+                args, kwargs, task_id=task_id, **links, **words, **options
+            )
             return eager_result
         home = home_of(app)
         entry = self.entry_of(args, kwargs, **words)
         job = entry.job(home.codec)
+
+        def store(body: Any, headers: Any, properties: Any) -> None:
+            record = self.record_of(home, headers, body[2], properties)
+            self._push(home, (entry,), [replace(job, record=record)])
+
         options["router"] = self._router
-        store = StoreProducer(app, lambda: self._push(home, (entry,), [job]))
-        result: AsyncResult[Any] = super().apply_async(args, kwargs, task_id, store, shadow=shadow, **options)
+        result: AsyncResult[Any] = super().apply_async(
+            args, kwargs, task_id, StoreProducer(app, store), shadow=shadow, **links, **options
+        )
         return result
+
+    def record_of(self, home: Home, headers: Any, embed: Any, properties: Any) -> bytes | None:
+        """What is kept of a call with such a message, if anything. Raises PayloadError."""
+        note = note_of(self, headers, embed, properties, home.settings.track_calls)
+        return None if note is None else note.dump(home.record_codec)
+
+    def signature(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
+        """Id and payload by name: in a chain, the result of the task before becomes the payload."""
+        named = as_keywords(args or (), kwargs or {}, self.key is not None, self.name)
+        return super().signature((), named, *rest, **options)
 
     def entry_of(self, args: Any, kwargs: Any, **words: Any) -> Entry:
         """The call that such arguments make. Raises TypeError, as Celery does, and InvalidCall."""
@@ -127,10 +151,13 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
             job_id = id_of(self.key, payload)
         return single(job_id, payload, tz=self._get_app().timezone, **words)
 
-    def perform_async(self, jobs: Iterable[Mapping[str, Any]]) -> None:
+    def perform_async(
+        self, jobs: Iterable[Mapping[str, Any]], results: bool = False
+    ) -> Sequence[AsyncResult[Any]] | None:
         """Store many calls at once: ``[{"id": 0}, {"id": 1, "payload": {}, "score": 7, "perform_in": 9.5}]``.
 
         ``payload`` is "" by default, ``score`` and ``perform_in`` (Unix s, datetime or timedelta) now.
+        With ``results``, each call has a task id, and the AsyncResults are returned, made when asked for.
         Raises InvalidCall, which says which job is wrong; then none is stored. Raises StoreError.
         """
         app = self._get_app()
@@ -138,27 +165,28 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
         entries = bulk(jobs, app.timezone, self.key)
         stored = to_jobs(entries, home.codec)
         if app.conf.task_always_eager:
-            eager.run_bulk(self, entries, home)
-        elif stored:
-            self._push(home, tuple(entries), stored)
+            done = eager.run_bulk(self, entries, home)
+            return done if results else None
+        given = bulk_calls(self, home, stored, results)
+        if stored:
+            self._push(home, tuple(entries), given.jobs)
+        return given.results if results else None
+
+    def map(self, it: Any) -> Any:
+        """Refused, as starmap and chunks: Celery would run the items in a plain task."""
+        refuse_inline(self.name, "map")
+
+    def starmap(self, it: Any) -> Any:
+        """Refused, as map."""
+        refuse_inline(self.name, "starmap")
+
+    def chunks(self, it: Any, n: int) -> Any:
+        """Refused, as map."""
+        refuse_inline(self.name, "chunks")
 
     def _push(self, home: Home, entries: tuple[Entry, ...], jobs: list[NewJob]) -> None:
         spec = self.queue_spec
         compose(home.settings.client_middlewares, self, entries, lambda: home.store.push(spec, jobs))
-
-    def _refuse(self, queue: Any = None, **options: Any) -> None:
-        name = getattr(queue, "name", queue)
-        if name is not None and name != self.queue_spec.name:
-            raise InvalidCall(
-                f"queue={name!r}: calls of {self.name} go to {self.queue_spec.name!r} only, since two queues "
-                "cannot keep one id in order. Use another task, or queue_name= at the decorator"
-            )
-        for option in NOT_YET:
-            if options.get(option):
-                raise InvalidCall(
-                    f"{option}= is not supported on {self.name}: calls are merged, so no run belongs to one. "
-                    "Call the next task from inside the function"
-                )
 
     # -- the queue
 
@@ -191,7 +219,7 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
     @property
     def ordered_queue(self) -> OrderedQueue:
         """Reads and actions on the task's queue."""
-        return OrderedQueue(self._get_app(), self.queue_spec)
+        return OrderedQueue(self._get_app(), self.queue_spec, partial(end_leftovers, self))
 
     # -- runs
 
@@ -201,25 +229,27 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
         if request is None or request.called_directly or request._protected:
             return super().__call__(*args, **kwargs)
         request._protected = 1
+        ending = getattr(request, "lowkiq_ending", None)
+        if ending is not None:
+            return ending()
         run = getattr(request, "lowkiq_run", None)
         if run is None:
             request.lowkiq = eager.info(self.queue_spec, *args)
-            return self.run(*args, **kwargs)
+            return eager.seen(lambda: self.run(*args, **kwargs), *args)
         middlewares = home_of(self._get_app()).settings.server_middlewares
         try:
             result = compose(middlewares, self, run.jobs, lambda: self.run(*args, **kwargs))
-        except (Ignore, Reject):
+        except Ignore as error:
+            run.ignores(error)
             raise
-        except Retry as retry:
-            seen = run.fails(retry.exc or retry, retry)
-            raise seen from retry.exc
+        except Reject:
+            raise
         except Exception as error:
             seen = run.fails(error)
             if seen is error:
                 raise
-            raise seen from error
-        run.decided = True
-        return result
+            raise seen from cause_of(error)
+        return run.succeeds(result)
 
     def apply(self, args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Any:
         """Run the function here, as a worker would: ``(id, payload)`` becomes ``{id: [payload]}``."""
@@ -260,6 +290,17 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
             retry.max_retries = max_retries
         raise retry
 
+    def replace(self, sig: Any) -> Any:
+        """Run a signature in place of this task, which takes over id, links, chain and chord.
+
+        In a run of several calls it does so for each of them.
+        """
+        run = getattr(self.request, "lowkiq_run", None)
+        if run is None or run.call is not None:
+            return super().replace(sig)
+        run.replacement = lambda: self.replace(sig.clone())
+        raise Ignore("each call is replaced by a new task")
+
     def _pause(self, eta: Any, countdown: Any) -> Any:
         if countdown is not None:
             return read_delay(countdown)
@@ -274,18 +315,3 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
     def Strategy(self, task: Any, app: Celery, consumer: Any, **options: Any) -> Any:  # noqa: N802 - Celery's name
         """What the worker does with a call that a process without this code sent to the broker."""
         return Arrivals(self, consumer)
-
-
-def _header(cls: type[OrderedTask]) -> Callable[..., tuple[Any, Any]]:
-    """Celery's argument check, for the arguments of a call instead of those of the function."""
-
-    def by_id(id: Any, payload: Any = "") -> tuple[Any, Any]:  # noqa: A002 - what callers write
-        return id, payload
-
-    def by_key(payload: Any) -> tuple[Any, Any]:
-        return None, payload
-
-    header: Any = by_id if cls.key is None else by_key
-    header.__qualname__ = header.__name__ = cls.__name__
-    checked: Callable[..., tuple[Any, Any]] = header
-    return checked

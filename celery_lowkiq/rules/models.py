@@ -50,12 +50,21 @@ class ShardRef:
         return f"{self.queue}/{self.index}"
 
 
+class Recorded(str, enum.Enum):
+    """Which calls of a payload have a record."""
+
+    NONE = ""
+    SOME = "r"
+    ALL = "R"
+
+
 @dataclass(frozen=True)
 class Payload:
     """What one call carries, and its place within the job."""
 
     data: bytes
     score: float
+    recorded: Recorded = Recorded.NONE
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,32 @@ class NewJob:
     score: float | None = None
     perform_in: float | None = None
     delay: float | None = None
+    #: What is kept of the call until its job has ended; None: nobody will ask.
+    record: bytes | None = None
+
+
+@dataclass(frozen=True)
+class CallRecord:
+    """A call of a claimed job."""
+
+    #: Names it in the store; keys of a payload's calls grow.
+    key: bytes
+    #: Position of its payload in the job.
+    payload: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class FirstCalls:
+    """The calls of a claimed job that came with the claim."""
+
+    records: tuple[CallRecord, ...]
+    #: Whether these are all.
+    complete: bool
+
+
+#: ``retry_count`` of a job that took its owner down too often, and is handed out to be buried.
+CONDEMNED = -2
 
 
 @dataclass(frozen=True)
@@ -86,6 +121,15 @@ class Job:
     claim: int = 0
     #: How many payloads the job has; a listing may show fewer of them.
     payload_count: int = 0
+    #: Number of the shard's last call before the claim: later ones are not the claim's.
+    last_call: int = 0
+    #: None: the claim told nothing of calls. Ask, when payloads are ``recorded``.
+    calls: FirstCalls | None = None
+
+    @property
+    def recorded(self) -> bool:
+        """Whether any call of it has a record."""
+        return any(payload.recorded is not Recorded.NONE for payload in self.payloads)
 
 
 @dataclass(frozen=True)
@@ -154,10 +198,12 @@ class Fate(str, enum.Enum):
 
 @dataclass(frozen=True)
 class BadPayload:
-    """A payload (by its position in the claimed job) that goes to the morgue whatever the job's fate."""
+    """A payload (by its position in the claimed job) that goes to the morgue whatever the job's fate; without
+    an error it is dropped.
+    """
 
     position: int
-    error: bytes
+    error: bytes | None
 
 
 @dataclass(frozen=True)
@@ -173,6 +219,8 @@ class Verdict:
     delay: float = 0.0
     error: bytes = b""
     bad: tuple[BadPayload, ...] = ()
+    #: Calls whose results are written, as first and last key of runs of keys: their records go.
+    ended: tuple[tuple[bytes, bytes], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from celery_lowkiq.rules.models import QueueSpec, ShardRef, shard_of
+from celery_lowkiq.rules.models import CallRecord, QueueSpec, ShardRef, shard_of
 
+from .calls import orphaned_calls
 from .keys import channel, shard_keys
 from .queries import MORGUE_KEYS, WAITING_KEYS, Queries, Renamed
 from .records import id_bytes
@@ -15,6 +16,9 @@ from .store import RedisStore
 
 #: Called with how many jobs are done so far.
 Progress = Callable[[int], None]
+
+#: Called with calls whose jobs are gone, and whether these are in the morgue.
+Left = Callable[[Sequence[CallRecord], bool], None]
 
 #: Jobs and payloads that one script deals with at most.
 STEP = 1000
@@ -38,9 +42,11 @@ class Actions:
     what was done until then stays done, and doing it again is safe.
     """
 
-    def __init__(self, store: RedisStore) -> None:
+    def __init__(self, store: RedisStore, left: Left | None = None) -> None:
+        """``left`` is told of the calls of jobs that are gone without a run; their records go after it."""
         self._client = store.client
         self._queries = Queries(store)
+        self._left = left
 
     def perform_all_now(self, queue: QueueSpec, progress: Progress | None = None) -> int:
         """Make all waiting jobs due now."""
@@ -76,7 +82,7 @@ class Actions:
         tally = _Tally(progress)
         for ids in self._pages(queue, "failed"):
             for shard, part in _by_shard(queue, ids).items():
-                self._steps(part, tally, self._kill(queue, shard))
+                self._steps(part, tally, self._kill(queue, shard), shard)
         return tally.count
 
     def morgue_delete(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
@@ -124,12 +130,27 @@ class Actions:
         for shard, part in _by_shard(queue, ids).items():
             self._steps(part, tally, self._revive(queue, shard, maximum))
 
-    def _steps(self, ids: list[Value], tally: _Tally, call: Callable[[list[Value]], Call]) -> None:
+    def _steps(
+        self,
+        ids: list[Value],
+        tally: _Tally,
+        call: Callable[[list[Value]], Call],
+        killed_in: ShardRef | None = None,
+    ) -> None:
         """Run a script that says with how many of its ids it has dealt, until none is left."""
         while ids:
-            dealt, moved = self._client.call(call(ids[:STEP_IDS]))
+            dealt, moved, *orphans = self._client.call(call(ids[:STEP_IDS]))
             ids = ids[dealt:]
+            if killed_in is not None:
+                self._end_calls(killed_in, orphans[0], dead=True)
             tally.add(moved)
+
+    def _end_calls(self, shard: ShardRef, orphans: list[Any], dead: bool) -> None:
+        if self._left is None:
+            return
+        for calls in orphaned_calls(self._client, shard, orphans):
+            self._left(calls, dead)
+            self._client.commands([("ZREM", shard_keys(shard)["calls"], *(c.key + c.data for c in calls))])
 
     def _kill(self, queue: QueueSpec, shard: ShardRef) -> Callable[[list[Value]], Call]:
         return lambda ids: load("kill").call(
@@ -158,8 +179,10 @@ class Actions:
                 call = load("remove").call(
                     keys, part[:STEP_IDS], upto=upto, cursor=cursor, limit=STEP, **condition
                 )
-                dealt, deleted, upto, cursor = self._client.call(call)
+                dealt, deleted, upto, cursor, orphans = self._client.call(call)
                 part = part[dealt:]
+                if names["index"] == WAITING_KEYS["index"]:
+                    self._end_calls(shard, orphans, dead=False)
                 tally.add(deleted)
                 if not cursor:
                     upto = b""

@@ -18,12 +18,13 @@ FORMAT = 1
 #: Keys of a shard, with their Redis types.
 SHARD_KEYS = {
     "lease": "hash",  # owner, epoch, counter, stopping, server
-    "meta": "hash",  # shards, score, back, front, request, claim, kind, processed, failed, sweep
+    "meta": "hash",  # shards, score, back, front, request, claim, kind, call, processed, failed, sweep
     "senders": "hash",  # sender -> last n and when
     "due": "zset",  # id -> perform_in of a waiting job
     "jobs": "hash",  # id -> packed payloads of a waiting job
     "spill": "hash",  # id, payload -> place, of waiting jobs with many payloads
     "order": "zset",  # id, place, payload
+    "calls": "zset",  # equal scores: id, digest of the payload, number, record of a call
     "failed": "zset",  # id -> retry_count of a waiting job that failed
     "errors": "hash",  # id -> last error of a waiting job that failed
     "claimed": "zset",  # id -> claim number of a job in processing

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from celery_lowkiq.rules.models import NewJob, QueueSpec, ShardRef
 
+from .calls import digest
 from .keys import channel, shard_keys
 from .records import id_bytes, number_text
 from .scripts import Call, Value, load
@@ -31,7 +32,7 @@ def chunked(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:
     size = 0
     for job in jobs:
         chunk.append(job)
-        size += len(job.payload)
+        size += len(job.payload) + len(job.record or b"")
         if len(chunk) == CHUNK_JOBS or size >= CHUNK_BYTES:
             yield chunk
             chunk, size = [], 0
@@ -42,17 +43,21 @@ def chunked(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:
 def push_call(queue: QueueSpec, shard: ShardRef, sender: Sender, jobs: Sequence[NewJob]) -> Call:
     """The command that merges jobs into their shard, under the sender's next number."""
     rest: list[Value] = []
-    for job in jobs:
+    records: list[Value] = []
+    for position, job in enumerate(jobs):
         rest += (id_bytes(job.id), job.payload, _score(job), _when(job))
+        if job.record is not None:
+            records += (position, digest(job.payload), job.record)
     return load("push").call(
         shard_keys(shard),
-        rest,
+        rest + records,
         shards=queue.shards,
         merge=queue.merge.value,
         sender=sender.id,
         n=next(sender.numbers),
         channel=channel(queue.name),
         index=shard.index,
+        records=len(records) // 3,
     )
 
 

@@ -6,12 +6,12 @@ import math
 import re
 from typing import Any
 
-from celery_lowkiq.rules.models import Job, Payload
+from celery_lowkiq.rules.models import Job, Payload, Recorded
 
 _NUMBER = re.compile(rb"[-+.e\d]+|-?inf")
-_ITEM = re.compile(rb"(\S+) (\d{1,18}) ")
+_ITEM = re.compile(rb"(\S+) (\d{1,18})([rR]?) ")
 _COUNT = re.compile(rb"\d{1,18}")
-_HEAD = re.compile(rb"(\d{1,18}) (\S+) (-?\d{1,18}) (\d{1,18}) ")
+_HEAD = re.compile(rb"(\d{1,18})(?:@(\d{1,18}))? (\S+) (-?\d{1,18}) (\d{1,18}) ")
 
 
 def number_text(value: float) -> str:
@@ -39,7 +39,8 @@ def parse_items(record: bytes) -> tuple[Payload, ...]:
             items.append(Payload(record[at:], 0.0))
             break
         stop = found.end() + int(found.group(2))
-        items.append(Payload(record[found.end() : stop], score))
+        data, flag = record[found.end() : stop], found.group(3)
+        items.append(Payload(data, score, Recorded(flag.decode())) if flag else Payload(data, score))
         at = stop
     return tuple(items)
 
@@ -57,20 +58,21 @@ def id_bytes(job_id: str) -> bytes:
 def parse_processing(job_id: bytes, record: bytes) -> Job:
     """A job from its processing record."""
     found = _HEAD.match(record)
-    perform_in = _number(found.group(2)) if found else None
+    perform_in = _number(found.group(3)) if found else None
     if found is None or perform_in is None:
         payloads = parse_items(record)
         return Job(parse_id(job_id), payloads, 0.0, payload_count=len(payloads))
-    stop = found.end() + int(found.group(4))
+    stop = found.end() + int(found.group(5))
     payloads = parse_items(record[stop:])
     return Job(
         id=parse_id(job_id),
         payloads=payloads,
         perform_in=perform_in,
-        retry_count=int(found.group(3)),
+        retry_count=int(found.group(4)),
         error=record[found.end() : stop] or None,
         claim=int(found.group(1)),
         payload_count=len(payloads),
+        last_call=int(found.group(2) or 0),
     )
 
 

@@ -22,6 +22,7 @@ from celery_lowkiq.rules.models import (
     shard_of,
 )
 
+from .calls import claimed_calls, end_calls
 from .client import Client, ShardsDiffer, raise_refused
 from .durability import Durability
 from .keys import channel, nodes_key, shard_keys
@@ -206,7 +207,8 @@ class RedisStore:
             suspects=int(suspects),
         )
         now, next_due, number, kind, *batch = self.client.call(call)
-        jobs = [parse_processing(job_id, record) for job_id, record in pairs(batch)]
+        calls = batch.pop() if len(batch) % 2 else []
+        jobs = claimed_calls([parse_processing(job_id, record) for job_id, record in pairs(batch)], calls)
         jobs.sort(key=lambda job: (job.perform_in, id_bytes(job.id)))
         return Claim(
             number=number if jobs else 0,
@@ -222,9 +224,16 @@ class RedisStore:
         self.client.call(load("forgive").call(shard_keys(lease.shard), epoch=lease.epoch))
 
     def settle(self, queue: QueueSpec, lease: Lease, verdicts: Sequence[Verdict]) -> Settled:
-        """End claimed jobs, in one change. Raises NotOwner, StoreUnavailable."""
+        """End claimed jobs, in one change. Raises NotOwner, StoreUnavailable.
+
+        The records of ended calls go first: a job that comes back without them runs once more, but a record
+        that outlived its job would give its call the outcome of another.
+        """
         rest = [value for verdict in verdicts for value in _verdict_values(verdict)]
-        now, next_due, *ids = self.client.call(_owned("settle", lease, rest, merge=queue.merge.value))
+        ended = [run for verdict in verdicts for run in verdict.ended]
+        calls = [end_calls(lease, ended)] if ended else []
+        *_, reply = self.client.all([*calls, _owned("settle", lease, rest, merge=queue.merge.value)])
+        now, next_due, *ids = reply
         return Settled(frozenset(parse_id(job_id) for job_id in ids), float(now), parse_time(next_due))
 
     # -- waiting for work
@@ -257,4 +266,4 @@ def _verdict_values(verdict: Verdict) -> Iterator[Value]:
     yield from (id_bytes(verdict.id), verdict.claim, verdict.fate.value, verdict.retry_count)
     yield from (number_text(verdict.delay), verdict.error, len(verdict.bad))
     for bad in verdict.bad:
-        yield from (bad.position, bad.error)
+        yield from (-1 - bad.position, b"") if bad.error is None else (bad.position, bad.error)

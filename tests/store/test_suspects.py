@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from celery_lowkiq.rules.models import Fate, NewJob
+from celery_lowkiq.rules.models import CONDEMNED, Fate, NewJob
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.queries import Queries
 
@@ -116,6 +116,44 @@ def test_a_node_that_returns_alive_takes_back_what_its_epochs_counted(store, cli
         take(store, owner=next(OWNERS))
         store.forgive(cut_off)
     assert dead(store, "1") is None
+
+
+def call_and_die(store, count):
+    store.push(ONE, [NewJob("1", b"killer", 1, 1.0, record=b"call")])
+    die_with(store, count)
+
+
+def test_a_killer_with_recorded_calls_is_handed_out_to_be_buried(store):
+    """Somebody has to write their results, which no script can."""
+    call_and_die(store, 1 + ONE.max_crashes)
+    push(store, "1", ("later", 2))
+    lease = take(store, owner=next(OWNERS))
+    assert dead(store, "1") is None
+    claimed = claim(store, lease)
+    (job,) = claimed.jobs
+    assert (job.retry_count, [p.data for p in job.payloads]) == (CONDEMNED, [b"killer"])
+    assert [record.data for record in job.calls.records] == [b"call"]
+    end(store, lease, claimed, Fate.BURY, error=ONE.poison_error)
+    assert dead(store, "1") == [("killer", 1)]
+    (rest,) = claim(store, lease).jobs
+    assert (rest.retry_count, [p.data for p in rest.payloads]) == (-1, [b"later"])
+
+
+def test_who_dies_over_burying_it_condemns_it_again(store):
+    call_and_die(store, 1 + ONE.max_crashes)
+    die_with(store)
+    (job,) = claim(store, take(store, owner=next(OWNERS))).jobs
+    assert job.retry_count == CONDEMNED
+
+
+def test_a_death_that_is_taken_back_condemns_nobody(store):
+    call_and_die(store, ONE.max_crashes)
+    cut_off = take(store, owner=next(OWNERS))
+    claim(store, cut_off)
+    lease = take(store, owner=next(OWNERS))
+    store.forgive(cut_off)
+    (job,) = claim(store, lease).jobs
+    assert job.retry_count == -1
 
 
 @pytest.mark.parametrize("fate", [Fate.DONE, Fate.BURY])

@@ -10,7 +10,7 @@ from celery import Celery
 from kombu.exceptions import ContentDisallowed
 
 from celery_lowkiq import ordered_task
-from celery_lowkiq.integration.arrivals import Arrivals, _call
+from celery_lowkiq.integration.arrivals import Arrivals, ArrivedCall, read_call
 from celery_lowkiq.integration.stores import home_of
 from celery_lowkiq.rules.errors import StoreUnavailable
 
@@ -21,11 +21,13 @@ class Store:
     def __init__(self):
         self.away = False
         self.pushed = []
+        self.records = []
 
     def push(self, spec, jobs):
         if self.away:
             raise StoreUnavailable("gone")
         self.pushed += [(job.id, job.payload, job.perform_in) for job in jobs]
+        self.records += [job.record for job in jobs if job.record is not None]
 
 
 class Timer:
@@ -105,8 +107,22 @@ def test_a_store_that_is_away_is_waited_for_and_logged_twice(handler, store, tim
 
 
 def test_both_protocols_are_read():
-    assert _call((["1"], {"payload": 2}, {}), {"eta": "soon"}) == (["1"], {"payload": 2}, "soon")
-    assert _call({"args": ["1"], "kwargs": {}, "eta": None, "task": "x"}, {}) == (["1"], {}, None)
+    two = read_call((["1"], {"payload": 2}, {"chord": None}), {"eta": "soon"})
+    assert two == ArrivedCall(["1"], {"payload": 2}, {"chord": None}, {"eta": "soon"})
+    body = {"args": ["1"], "kwargs": {}, "eta": None, "task": "x", "id": "known", "callbacks": [1]}
+    one = read_call(body, {"lang": "js"})
+    assert (one.args, one.kwargs, one.embed["callbacks"]) == (["1"], {}, [1])
+    assert (one.headers["id"], one.headers["eta"], one.headers["lang"]) == ("known", None, "js")
+
+
+def test_what_was_asked_of_a_call_comes_with_it(handler, store):
+    message = Message("1")
+    message.headers |= {"id": "known", "expires": "2030-01-01T00:00:00+00:00", "shadow": None}
+    message.payload = (("1",), {}, {"callbacks": [{"task": "next"}], "chord": None})
+    assert message.sent_to(handler) == ["ack"]
+    assert store.records == [
+        b'["known",{"expires":"2030-01-01T00:00:00+00:00"},{"callbacks":[{"task":"next"}]}]'
+    ]
 
 
 def test_a_message_that_cannot_be_read_is_rejected_and_not_sent_round_for_ever():

@@ -1,4 +1,4 @@
-"""The task: decorating, options, eager calls. No Redis."""
+"""The task: decorating, options, refused calls. No Redis."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import pytest
 from celery import Celery, shared_task
 from celery.exceptions import Retry
 
-from celery_lowkiq import ConfigurationError, InvalidCall, OrderedTask, PayloadError, ordered_task
+from celery_lowkiq import (
+    ConfigurationError,
+    InvalidCall,
+    OrderedTask,
+    PayloadError,
+    ordered_task,
+)
 
 
 @pytest.fixture
@@ -150,6 +156,14 @@ class TestDecorating:
             ({"queue_name": "é"}, "queue_name"),
             ({"merge": []}, "merge="),
             ({"queue": "mine"}, "queue='mine' is not allowed.*queue_name="),
+            ({"time_limit": 5}, "time_limit=5 is not allowed: a lane is a thread.*max_run="),
+            ({"soft_time_limit": 5}, "soft_time_limit=5"),
+            ({"priority": 3}, "priority=3 is not allowed"),
+            ({"compression": "gzip"}, "compression='gzip'"),
+            ({"serializer": "yaml"}, "serializer='yaml'.*lowkiq_serializer"),
+            ({"default_retry_delay": 5}, "default_retry_delay=5.*retry_in="),
+            ({"retry_backoff": True}, "retry_backoff=True is not allowed without autoretry_for="),
+            ({"pydantic": True}, "pydantic=True"),
             ({"merge": "sum"}, "merge='sum' is not allowed: 'min' or 'max'"),
             ({"retry_in": 5}, "retry_in=5 is not allowed: a function, or None"),
             ({"key": "id"}, "key='id'"),
@@ -182,91 +196,6 @@ class TestDecorating:
             recorder(app, name="my other task")
 
 
-class TestEager:
-    def test_a_call_gets_the_real_shape(self, app):
-        task, calls = recorder(app)
-        assert task.delay("42", {"v": 1}).get() == ["42"]
-        task.apply_async((7,), countdown=5, score=3)
-        task.apply(("8", "p"))
-        assert calls == [{"42": [{"v": 1}]}, {"7": [""]}, {"8": ["p"]}]
-
-    def test_a_bulk_call_is_grouped_in_score_order_batch_by_batch(self, app):
-        task, calls = recorder(app, batch_size=2)
-        jobs = [(1, "b", 2), (2, "x", 1), (1, "a", 1), (3, "y", 0), (1, "b", 3)]
-        assert task.perform_async([{"id": i, "payload": p, "score": s} for i, p, s in jobs]) is None
-        assert calls == [{"1": ["a", "b"], "2": ["x"]}, {"3": ["y"]}]
-
-    @pytest.mark.parametrize("merge, order", [("min", ["b", "c", "a"]), ("max", ["c", "a", "b"])])
-    def test_equal_payloads_merge_by_rule_2(self, app, merge, order):
-        task, calls = recorder(app, merge=merge)
-        jobs = [("b", 1), ("c", 2), ("a", 3), ("b", 4)]
-        task.perform_async([{"id": 1, "payload": p, "score": s} for p, s in jobs])
-        assert calls == [{"1": order}]
-
-    def test_without_scores_the_order_of_calls_is_kept(self, app):
-        task, calls = recorder(app)
-        task.perform_async([{"id": 1, "payload": p} for p in "zyxa"])
-        assert calls == [{"1": ["z", "y", "x", "a"]}]
-
-    def test_propagation_is_obeyed(self, app):
-        @ordered_task(app=app)
-        def fails(payloads_by_id):
-            raise KeyError("boom")
-
-        assert fails.delay("1").state == "FAILURE"
-        fails.perform_async([{"id": 1}])
-        app.conf.task_eager_propagates = True
-        with pytest.raises(KeyError):
-            fails.delay("1")
-        with pytest.raises(KeyError):
-            fails.perform_async([{"id": 1}])
-
-    def test_the_request_is_celerys(self, app):
-        @ordered_task(app=app, bind=True)
-        def asks(self, payloads_by_id):
-            return self.request.id, self.request.is_eager
-
-        assert asks.apply_async(("1",), task_id="known").get() == ("known", True)
-
-    def test_the_request_says_where_the_batch_comes_from(self, app):
-        @ordered_task(app=app, bind=True, name="asks")
-        def asks(self, payloads_by_id):
-            info = self.request.lowkiq
-            return info.queue, info.fence, [(job.id, job.payloads, job.scores) for job in info.jobs]
-
-        assert asks.delay("1", "x").get() == ("asks", 0, [("1", ("x",), (0.0,))])
-
-    def test_retry_is_a_retry(self, app):
-        @ordered_task(app=app, bind=True)
-        def again(self, payloads_by_id):
-            raise self.retry(countdown=7)
-
-        assert again.delay("1").state == "RETRY"
-
-    def test_values_are_what_a_worker_would_see(self, app):
-        task, calls = recorder(app)
-        task.delay("1", (1, 2))
-        assert calls == [{"1": [[1, 2]]}]
-
-    def test_a_key_is_asked_once_a_call(self, app):
-        asked = []
-        task, _ = recorder(app, key=lambda payload: asked.append(payload) or payload)
-        task.delay("a")
-        assert asked == ["a"]
-
-    def test_a_payload_without_its_key_is_refused(self, app):
-        task, calls = recorder(app, key=lambda payload: payload["id"])
-        with pytest.raises(InvalidCall, match=r"key= finds no id in payload=\{'v': 1\}: KeyError"):
-            task.delay({"v": 1})
-        assert calls == []
-
-    def test_key(self, app):
-        task, calls = recorder(app, key=lambda payload: payload["id"])
-        task.delay({"id": 5, "v": 1})
-        task.perform_async([{"payload": {"id": 6}}])
-        assert calls == [{"5": [{"id": 5, "v": 1}]}, {"6": [{"id": 6}]}]
-
-
 class TestRefusedCalls:
     @pytest.mark.parametrize(
         "call, error, words",
@@ -277,9 +206,16 @@ class TestRefusedCalls:
             (lambda t: t.delay(None), InvalidCall, "id=None"),
             (lambda t: t.delay(1, object()), PayloadError, "cannot be serialized"),
             (lambda t: t.apply_async((1,), queue="other"), InvalidCall, "queue='other'.*two queues"),
-            (lambda t: t.apply_async((1,), link=t.s(2)), InvalidCall, "link= is not supported"),
-            (lambda t: t.apply_async((1,), link_error=t.s(2)), InvalidCall, "link_error= is not supported"),
-            (lambda t: t.apply_async((1,), expires=5), InvalidCall, "expires= is not supported"),
+            (lambda t: t.apply_async((1,), time_limit=5), InvalidCall, "time_limit=5 is not.*max_run="),
+            (lambda t: t.apply_async((1,), soft_time_limit=5), InvalidCall, "soft_time_limit=5.*max_run="),
+            (lambda t: t.apply_async((1,), priority=0), InvalidCall, "priority=0 is not supported"),
+            (lambda t: t.apply_async((1,), compression="gzip"), InvalidCall, "compression='gzip'.*reference"),
+            (lambda t: t.apply_async((1,), serializer="yaml"), InvalidCall, "serializer=.*lowkiq_serializer"),
+            (lambda t: t.apply_async((1,), routing_key="x"), InvalidCall, "routing_key='x'.*queue_name="),
+            (lambda t: t.s(1).set(priority=3).delay(), InvalidCall, "priority=3"),
+            (lambda t: t.map([1]), InvalidCall, "record.map is not supported.*perform_async"),
+            (lambda t: t.starmap([(1,)]), InvalidCall, "record.starmap is not supported"),
+            (lambda t: t.chunks([(1,)], 1), InvalidCall, "record.chunks is not supported"),
             (lambda t: t.apply_async((1,), eta=1700000000000), InvalidCall, "milliseconds"),
             (lambda t: t.apply_async((1,), score=float("nan")), InvalidCall, "score=nan is not finite"),
             (lambda t: t.apply_async((1,), eta=5, countdown=5), InvalidCall, "exclude each other"),

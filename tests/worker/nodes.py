@@ -85,7 +85,13 @@ class Worker(CeleryTestWorker):
 
 
 def worker(
-    app: Celery, log: Path, *options: str, pool: str = "threads", lanes: int = 4, **env: Any
+    app: Celery,
+    log: Path,
+    *options: str,
+    module: str = "tests.worker.proj",
+    pool: str = "threads",
+    lanes: int = 4,
+    **env: Any,
 ) -> Worker:
     """Start a worker; fast to boot, and quick to take over from a dead one."""
     command = [
@@ -93,7 +99,7 @@ def worker(
         "-m",
         "celery",
         "-A",
-        "tests.worker.proj",
+        module,
         "worker",
         "-P",
         pool,

@@ -50,8 +50,10 @@ local function suspect(id, items)
     return
   end
   local kept, count = recent(payload == items[1][2] and entries or '', now / 1000000)
-  if count + 1 < tonumber(max_crashes) then
-    write_mark(id, 2, kept .. ' ' .. math.floor(now / 1000000) .. ':' .. current[2], items[1][2])
+  local died = count + 1 >= tonumber(max_crashes)
+  if not died or items[1][4] ~= '' then
+    local death = ' ' .. math.floor(now / 1000000) .. ':' .. current[2]
+    write_mark(id, died and 3 or 2, kept .. death, items[1][2])
     return
   end
   bury(id, {table.remove(items, 1)}, poison_error, now_s)

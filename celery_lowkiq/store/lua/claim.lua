@@ -1,16 +1,17 @@
 -- Moves due jobs of a shard from waiting to processing. Never an id that is in processing (rule 9).
 -- What is still there of claims that the owner has not in hand goes back first.
 --
--- KEYS: lease meta due jobs spill order failed errors claimed processing deaths
+-- KEYS: lease meta due jobs spill order failed errors claimed processing deaths calls
 -- ARGV: owner epoch merge request last open limit max_payloads max_bytes suspects
 --   request: grows with each claim of an epoch; the same again returns the same batch
 --   last, open: the largest number that the owner knows, and the numbers that it has in hand, or 'any'
 --   suspects: '0' passes suspects by; else one of them is a batch of its own
 --   max_payloads, max_bytes: what is taken of one id, and of all ids before the next one is left
--- USES: time owner stray due bag_read bag waiting processing suspects
+-- USES: time owner stray due bag_read bag waiting processing suspects calls_read
 -- FLAGS: allow-oom
 -- Returns: {now, next_due or '', claim number (0 for a request older than the last), kind, id, processing
---   record, ...}; kind 1: the batch is a suspect, 2: only suspects are due; error NOTOWNER <epoch>.
+--   record, ...}, and the first calls when some were moved that have records; kind 1: the batch is a suspect, 2:
+--   only suspects are due; error NOTOWNER <epoch>.
 -- Cost: O(limit log n + jobs in processing), at most about 2 max_payloads payloads.
 if not is_owner() then
   return refuse()
@@ -25,9 +26,12 @@ if tonumber(request) < latest then
   return {seconds(now), next_due(), 0, 0}
 end
 
+local recorded = {}
+
 -- Returns the number of payloads and bytes that were moved.
-local function move(id, perform_in, most, any_failed)
-  local retry_count = string.match(any_failed and redis.call('ZSCORE', failed, id) or '', '^%-?%d+$') or '-1'
+local function move(id, perform_in, most, any_failed, condemned)
+  local failures = any_failed and redis.call('ZSCORE', failed, id) or ''
+  local retry_count = condemned or string.match(failures, '^%-?%d+$') or '-1'
   local message = any_failed and redis.call('HGET', errors, id) or ''
   redis.call('ZREM', due, id)
   local items, more = bag_take(waiting, id, most, bytes)
@@ -40,12 +44,23 @@ local function move(id, perform_in, most, any_failed)
   if #items == 0 then
     return 0, 0
   end
-  hold(id, number, perform_in, retry_count, message, items)
-  local size = 0
+  local size, last_call = 0, nil
   for _, item in ipairs(items) do
     size = size + #item[2]
+    if item[4] ~= '' and not last_call then
+      last_call = redis.call('HGET', meta, 'call')
+      recorded[#recorded + 1] = id
+    end
   end
+  hold(id, number, perform_in, retry_count, message, items, last_call)
   return #items, size
+end
+
+-- Whether it comes back or not: the next payload of the id is another one.
+local function condemned(id, mark)
+  local _, entries, payload = read_mark(mark)
+  write_mark(id, 2, entries, payload)
+  return CONDEMNED
 end
 
 -- Moves what is due. Returns 1 when that is a suspect, 2 when only suspects are due and none may be taken.
@@ -67,8 +82,8 @@ local function fill()
     elseif mark and moved > 0 then
       break
     else
-      local alone = mark and read_mark(mark) == 2
-      local some, weight = move(ids[i], ids[i + 1], alone and 1 or count, any_failed)
+      local level = mark and read_mark(mark) or 0
+      local some, weight = move(ids[i], ids[i + 1], level > 1 and 1 or count, any_failed, level == 3 and condemned(ids[i], mark))
       payloads, size = payloads + some, size + weight
       moved = moved + (some > 0 and 1 or 0)
       if mark and some > 0 then
@@ -99,5 +114,8 @@ if #batch > 0 then
   for i, id in ipairs(batch) do
     reply[3 + 2 * i], reply[4 + 2 * i] = id, records[i] or ''
   end
+end
+if #recorded > 0 then
+  reply[#reply + 1] = first_calls(recorded)
 end
 return reply

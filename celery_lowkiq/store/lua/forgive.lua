@@ -11,6 +11,6 @@ local now_s = now_us() / 1000000
 for i = 1, #marks, 2 do
   local level, entries, payload = read_mark(marks[i + 1])
   local kept = recent(entries, now_s, epoch)
-  write_mark(marks[i], level, kept, payload)
+  write_mark(marks[i], level == 3 and kept ~= entries and 2 or level, kept, payload)
 end
 return #marks / 2

@@ -1,26 +1,33 @@
 -- Moves failed jobs, as they stand now, from the queue to the morgue.
 --
--- KEYS: meta due jobs spill order failed errors dead dead_ids dead_jobs dead_spill dead_order dead_errors
+-- KEYS: meta due jobs spill order failed errors dead dead_ids dead_jobs dead_spill dead_order dead_errors processing
 -- ARGV: merge limit max_bytes [id]...
 --   limit: payloads to move in this step
 -- USES: time bag_read bag waiting morgue
--- Returns: {ids dealt with, jobs moved}; go on with the ids that are left.
+-- Returns: {ids dealt with, jobs moved, orphans}; go on with the ids that are left. Orphans: id, number of the
+--   shard's last call, processing record or '', ... of moved jobs that may have had calls.
 -- Cost: O(limit log n). An id that has not failed is left alone.
 local now = seconds(now_us())
-local budget, moved = tonumber(limit), 0
+local budget, moved, orphans = tonumber(limit), 0, {}
+local last_call = redis.call('HGET', meta, 'call')
 for i = rest, #ARGV do
   local id = ARGV[i]
   if redis.call('ZSCORE', failed, id) then
     local items, more = bag_take(waiting, id, budget, tonumber(max_bytes))
     bury(id, items, redis.call('HGET', errors, id) or '', now)
     if more then
-      return {i - rest, moved}
+      return {i - rest, moved, orphans}
     end
     forget(id)
+    if last_call then
+      for _, value in ipairs({id, last_call, redis.call('HGET', processing, id) or ''}) do
+        orphans[#orphans + 1] = value
+      end
+    end
     moved, budget = moved + 1, budget - #items
   end
   if budget <= 0 then
-    return {i - rest + 1, moved}
+    return {i - rest + 1, moved, orphans}
   end
 end
-return {#ARGV - rest + 1, moved}
+return {#ARGV - rest + 1, moved, orphans}

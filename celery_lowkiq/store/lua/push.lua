@@ -1,10 +1,11 @@
 -- Merges jobs into the waiting ones of a shard (rule 2), once, however often the command is repeated.
 --
--- KEYS: meta senders due jobs spill order
--- ARGV: shards merge sender n channel index [id payload score when]...
+-- KEYS: meta senders due jobs spill order calls
+-- ARGV: shards merge sender n channel index records [id payload score when]... [position digest record]*records
 --   shards: the declared count; sender, n: n grows with each push of a sender to the shard;
 --   score: '' for one made here; when: '' now, '+<s>' a delay, else Unix s
--- USES: time wake bag_read bag
+--   records: of the calls that need one; position: of the call's job (from 0), digest: of its payload
+-- USES: time wake bag_read bag calls
 -- Returns: 1, or 0 for a repeated n; error SHARDS <stored count> when the count differs.
 -- Cost: O(log n) a job; the record of an id is rewritten while it is small.
 local RETENTION = 3600
@@ -29,7 +30,10 @@ local function made_score()
   return seconds(score_us)
 end
 
-for i = rest, #ARGV, 4 do
+local last_job = #ARGV - 3 * records
+local flags = record_calls(last_job)
+
+for i = rest, last_job, 4 do
   local id, score, when = ARGV[i], ARGV[i + 2], ARGV[i + 3]
   if score == '' then
     score = made_score()
@@ -40,7 +44,7 @@ for i = rest, #ARGV, 4 do
     when = delayed(now, when)
   end
   redis.call('ZADD', due, 'NX', when, id)
-  bag_add(bag, id, {{score, ARGV[i + 1], tonumber(score)}}, false)
+  bag_add(bag, id, {{score, ARGV[i + 1], tonumber(score), flags[i] or ''}}, false)
 end
 redis.call('HSET', meta, 'score', string.format('%.0f', score_us))
 wake(before)

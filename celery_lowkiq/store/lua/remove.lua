@@ -1,20 +1,38 @@
 -- Deletes jobs: waiting ones, or (bound to the morgue's keys) dead ones. A payload that arrives while a
 -- long bag is deleted step by step is kept: only arrivals up to the first step are deleted.
 --
--- KEYS: index marks errors records spill order meta
+-- KEYS: index marks errors records spill order meta processing
 -- ARGV: only_marked maximum upto cursor limit [id]...
 --   only_marked: '1' deletes only ids that are in marks; maximum: only ids whose index score is not above it
 --   upto, cursor: '' at first, then what the step before returned; limit: payloads to look at in this step
 -- USES: bag_read
--- Returns: {ids dealt with, jobs deleted, upto, cursor}; go on with the ids that are left.
+-- Returns: {ids dealt with, jobs deleted, upto, cursor, orphans}; go on with the ids that are left. Orphans: id,
+--   number of the shard's last call, processing record or '', ... of deleted jobs that may have had calls.
 -- Cost: O(limit log n).
 local bag = {records = records, spill = spill, order = order}
-local arrivals = upto ~= '' and upto or string.format('%012x', 140737488355328 + (redis.call('HGET', meta, 'back') or 0))
+local arrivals, last_call = string.match(upto, '^(%x+) (%d+)$')
+if not arrivals then
+  arrivals = string.format('%012x', 140737488355328 + (redis.call('HGET', meta, 'back') or 0))
+  last_call = redis.call('HGET', meta, 'call') or '0'
+end
+local orphans = {}
 
 local function wanted(id)
   local score = redis.call('ZSCORE', index, id)
   return score and tonumber(score) <= tonumber(maximum)
     and (only_marked ~= '1' or redis.call('ZSCORE', marks, id))
+end
+
+local function orphan(id)
+  if last_call ~= '0' then
+    for _, value in ipairs({id, last_call, redis.call('HGET', processing, id) or ''}) do
+      orphans[#orphans + 1] = value
+    end
+  end
+end
+
+local function reply(dealt, deleted, cursor)
+  return {dealt, deleted, arrivals .. ' ' .. last_call, cursor, orphans}
 end
 
 local function forget(id)
@@ -41,7 +59,7 @@ local looked, deleted = 0, 0
 for i = rest, #ARGV do
   local id = ARGV[i]
   if looked >= tonumber(limit) then
-    return {i - rest, deleted, arrivals, ''}
+    return reply(i - rest, deleted, '')
   end
   looked = looked + 1
   if cursor ~= '' or wanted(id) then
@@ -52,7 +70,7 @@ for i = rest, #ARGV do
         looked = looked + STEP
       end
       if from then
-        return {i - rest, deleted, arrivals, from}
+        return reply(i - rest, deleted, from)
       end
       if redis.call('ZLEXCOUNT', order, lex_min(id), lex_max(id)) == 0 then
         forget(id)
@@ -61,7 +79,8 @@ for i = rest, #ARGV do
       forget(id)
     end
     deleted = deleted + 1
+    orphan(id)
   end
   cursor = ''
 end
-return {#ARGV - rest + 1, deleted, arrivals, ''}
+return reply(#ARGV - rest + 1, deleted, '')

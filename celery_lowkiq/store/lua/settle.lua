@@ -3,7 +3,8 @@
 --
 -- KEYS: lease meta due jobs spill order failed errors claimed processing deaths dead dead_ids dead_jobs dead_spill dead_order dead_errors
 -- ARGV: owner epoch merge [id claim fate retry_count delay error bad [position error]*bad]...
---   fate: done, retry (with retry_count, delay in s), die, bury, return (delay 0: at its own time); bad: payloads that go to the morgue anyway
+--   fate: done, retry (with retry_count, delay in s), die, bury, return (delay 0: at its own time); bad: payloads that go to
+--   the morgue anyway, or, at position -1 - n, are dropped
 -- USES: time owner due bag_read bag waiting morgue processing suspects
 -- FLAGS: allow-oom
 -- Returns: {now, next_due or '', id, ...}: the ids that were settled; error NOTOWNER <epoch>.
@@ -14,17 +15,18 @@ end
 local now = now_us()
 local now_s = seconds(now)
 
--- Takes the bad payloads (ARGV from `at`: position, error) out of a job's items and buries them.
+-- Takes the bad payloads (ARGV from `at`: position, error) out of a job's items, and buries or drops them.
 local function bury_bad(id, items, at, count)
   local good, reasons = {}, {}
   for i = at, at + 2 * count - 1, 2 do
-    reasons[tonumber(ARGV[i]) + 1] = ARGV[i + 1]
+    local position = tonumber(ARGV[i])
+    reasons[position < 0 and -position or position + 1] = position >= 0 and ARGV[i + 1]
   end
   for position, item in ipairs(items) do
-    if reasons[position] then
-      bury(id, {item}, reasons[position], now_s)
-    else
+    if reasons[position] == nil then
       good[#good + 1] = item
+    elseif reasons[position] then
+      bury(id, {item}, reasons[position], now_s)
     end
   end
   return good

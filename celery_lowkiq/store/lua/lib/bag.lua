@@ -29,7 +29,7 @@ end
 local function pack_items(items)
   local parts = {}
   for i, item in ipairs(items) do
-    parts[i] = item[1] .. ' ' .. #item[2] .. ' ' .. item[2]
+    parts[i] = item[1] .. ' ' .. #item[2] .. item[4] .. ' ' .. item[2]
   end
   return table.concat(parts)
 end
@@ -42,12 +42,20 @@ local function replaces(new, old, older)
   return (merge == 'max') == (new > old)
 end
 
+-- The flag of a payload that two calls brought.
+local function joined(one, other)
+  return one == other and one or 'r'
+end
+
 local function insert(items, item, older)
   for i, other in ipairs(items) do
     if other[2] == item[2] then
+      local flag = joined(item[4], other[4])
       if not replaces(item[3], other[3], older) then
+        other[4] = flag
         return
       end
+      item = {item[1], item[2], item[3], flag}
       table.remove(items, i)
       break
     end
@@ -69,14 +77,23 @@ end
 local function spill_item(bag, id, item, older)
   local field = id .. '\0' .. item[2]
   local place = redis.call('HGET', bag.spill, field)
+  local position, score, flag = nil, item[1], item[4]
   if place then
-    local score = tonumber(string.sub(place, 29, -2))
-    if score and not replaces(item[3], score, older) then
-      return
+    local known, known_flag = string.match(string.sub(place, 29, -2), '^(.-)([rR]?)$')
+    local known_score = tonumber(known)
+    if known_score then
+      flag = joined(flag, known_flag)
+    end
+    if known_score and not replaces(item[3], known_score, older) then
+      if flag == known_flag then
+        return
+      end
+      position, score = string.sub(place, 1, 28), known
     end
     redis.call('ZREM', bag.order, id .. '\0' .. place .. item[2])
   end
-  place = sortable(item[3]) .. string.format('%012x', arrival(older)) .. item[1] .. '\0'
+  position = position or sortable(item[3]) .. string.format('%012x', arrival(older))
+  place = position .. score .. flag .. '\0'
   redis.call('HSET', bag.spill, field, place)
   redis.call('ZADD', bag.order, 0, id .. '\0' .. place .. item[2])
 end

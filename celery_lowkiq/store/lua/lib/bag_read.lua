@@ -1,10 +1,12 @@
 -- A bag is the payloads of one id, ascending by score; this part reads it.
 --
--- Small bags are one packed record, '<score> <length> <payload>' repeated, under the id in hash `records`.
+-- Small bags are one packed record, '<score> <length><flag> <payload>' repeated, under the id in hash `records`.
 -- A bag of several payloads that outgrows PACKED_BYTES spills: its record becomes the mark 'S', and every
 -- payload lies in hash `spill` (id \0 payload -> place) and in `order`, a sorted set of equal scores whose
 -- members (id \0 place payload) sort by id, score and arrival. A place is 16 hex digits of score,
--- 12 hex digits of arrival, the score, \0. An id holds no control characters, so \0 ends it.
+-- 12 hex digits of arrival, the score, the flag, \0. An id holds no control characters, so \0 ends it.
+--
+-- The flag says which calls of a payload have records (see calls): '' none, 'r' some, 'R' all.
 local SPILLED = 'S'
 local STEP = 16
 
@@ -14,17 +16,17 @@ local function is_number(text)
   return number and math.abs(number) < math.huge or string.find(text, '^-?inf$')
 end
 
--- An item is {score as text, payload, score as number}. Bytes that are no record come back as a payload
+-- An item is {score as text, payload, score as number, flag}. Bytes that are no record come back as a payload
 -- of their own: whoever decodes it will put it in the morgue.
 local function unpack_items(record)
   local items, at = {}, 1
   while at <= #record do
-    local _, stop, score, length = string.find(record, '^(%S+) (%d+) ', at)
+    local _, stop, score, length, flag = string.find(record, '^(%S+) (%d+)([rR]?) ', at)
     if not stop or not is_number(score) then
-      items[#items + 1] = {'0', string.sub(record, at), 0}
+      items[#items + 1] = {'0', string.sub(record, at), 0, ''}
       break
     end
-    items[#items + 1] = {score, string.sub(record, stop + 1, stop + length), tonumber(score)}
+    items[#items + 1] = {score, string.sub(record, stop + 1, stop + length), tonumber(score), flag}
     at = stop + length + 1
   end
   return items
@@ -41,11 +43,14 @@ end
 local function member_item(id, member)
   local place = #id + 2
   local stop = string.find(member, '\0', place, true)
-  local score = stop and string.sub(member, place + 28, stop - 1)
-  if not (score and is_number(score)) then
-    return {'0', string.sub(member, place), 0}
+  if not stop then
+    return {'0', string.sub(member, place), 0, ''}
   end
-  return {score, string.sub(member, stop + 1), tonumber(score)}
+  local score, flag = string.match(string.sub(member, place + 28, stop - 1), '^(.-)([rR]?)$')
+  if not (score and is_number(score)) then
+    return {'0', string.sub(member, place), 0, ''}
+  end
+  return {score, string.sub(member, stop + 1), tonumber(score), flag}
 end
 
 -- How many of the items, from the first, fit into count and bytes (at least one, when `held` has none).

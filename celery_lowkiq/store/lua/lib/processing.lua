@@ -1,8 +1,10 @@
 -- Needs KEYS claimed, processing. A job in processing is one record:
--- '<claim> <perform_in> <retry_count> <error length> <error><packed payloads>'.
-local function hold(id, claim, perform_in, retry_count, message, items)
+-- '<claim> <perform_in> <retry_count> <error length> <error><packed payloads>'. When its calls have records, the
+-- number of the shard's last call stands behind the claim: '<claim>@<number>'. Later calls are not the claim's.
+local function hold(id, claim, perform_in, retry_count, message, items, last_call)
   redis.call('ZADD', claimed, claim, id)
-  local head = table.concat({claim, perform_in, retry_count, #message, ''}, ' ')
+  local first = last_call and claim .. '@' .. last_call or claim
+  local head = table.concat({first, perform_in, retry_count, #message, ''}, ' ')
   redis.call('HSET', processing, id, head .. message .. pack_items(items))
 end
 
@@ -12,7 +14,7 @@ local function let_go(id)
   redis.call('ZREM', claimed, id)
   redis.call('HDEL', processing, id)
   local _, stop, claim, perform_in, retry_count, length =
-    string.find(record, '^(%d+) (%S+) (%-?%d+) (%d+) ')
+    string.find(record, '^(%d+)@?%d* (%S+) (%-?%d+) (%d+) ')
   if not (stop and is_number(perform_in)) then
     return {claim = '0', perform_in = '0', retry_count = '-1', error = '', items = unpack_items(record)}
   end

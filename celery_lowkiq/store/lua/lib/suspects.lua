@@ -1,6 +1,9 @@
 -- Needs KEY deaths. Ids that were in processing when their owner died are suspects: they run alone (level 1),
 -- and after another death payload by payload (level 2). Only deaths of a single payload count, for 72 hours.
+-- A payload that has caused too many is condemned: it goes to the morgue at once, or, when its calls have records,
+-- is handed out once more (level 3), with CONDEMNED as retry_count, for their results to be written.
 -- A mark is '<level> <time>:<epoch> ...\n<payload that the deaths are of>'.
+local CONDEMNED = '-2'
 local MEMORY = 72 * 3600
 
 local function read_mark(mark)

@@ -1,0 +1,168 @@
+"""The calls of a batch: who was revoked before it, under whose id it runs, and how each of them ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+from celery.states import STARTED
+from celery.worker import state
+
+from celery_lowkiq.rules.errors import StoreError, UndecodablePayload
+from celery_lowkiq.rules.models import Batch, CallRecord, Fate, Job, Recorded, Verdict
+from celery_lowkiq.store.calls import CallReader
+
+from .call_records import CallNote, stores_result
+from .codec import Codec
+from .request import call_request
+from .run import REQUEUE_PAUSE, Run
+from .tracing import report, traced
+
+logger = logging.getLogger("celery_lowkiq")
+
+
+@dataclass(frozen=True)
+class NotedCall:
+    """A call of a claimed job: where its record lies, and what the record says."""
+
+    record: CallRecord
+    note: CallNote
+
+    @property
+    def payload(self) -> int:
+        return self.record.payload
+
+
+class CallBook:
+    """Reads the calls of a batch in bounded parts; what came with the claim is read once."""
+
+    def __init__(self, batch: Batch, reader: CallReader, codec: Codec, task: Any, consumer: Any) -> None:
+        self._batch = batch
+        self._reader = reader
+        self._codec = codec
+        self._task = task
+        self._consumer = consumer
+        #: The living calls of jobs that have few.
+        self._known: dict[str, list[NotedCall]] = {}
+
+    # -- before the run
+
+    def admit(self) -> dict[str, set[int]]:
+        """End the calls that were revoked or have expired. Returns the payloads of which no call is left, by
+        id. Raises StoreError, and what a result backend raises.
+        """
+        dropped = {job.id: self._admit_job(job) for job in self._batch.jobs if job.recorded}
+        return {job_id: positions for job_id, positions in dropped.items() if positions}
+
+    def _admit_job(self, job: Job) -> set[int]:
+        gone: set[int] = set()
+        alive: set[int] = set()
+        few = job.calls is not None and job.calls.complete
+        for page in self._pages(job):
+            revoked: list[NotedCall] = []
+            living: list[NotedCall] = []
+            for call in page:
+                (revoked if self._revoked(job, call) else living).append(call)
+            gone |= {call.payload for call in revoked}
+            alive |= {call.payload for call in living}
+            if few:
+                self._known[job.id] = living
+            if revoked:
+                self._reader.end(self._batch.lease, [(c.record.key, c.record.key) for c in revoked])
+        return {position for position in gone - alive if job.payloads[position].recorded is Recorded.ALL}
+
+    def _revoked(self, job: Job, call: NotedCall) -> bool:
+        headers = call.note.headers
+        stamped = headers.get("stamped_headers") and state.revoked_stamps
+        if not (call.note.id in state.revoked or headers.get("expires") or stamped):
+            return False
+        request = call_request(call.note, self._task, self._consumer, ({job.id: []},), job.retry_count + 1)
+        return bool(request.revoked())
+
+    def single(self, run: Run) -> CallNote | None:
+        """The call that the run is of, when it is one call's."""
+        if len(self._batch.jobs) != 1 or len(run.jobs) != 1 or len(run.jobs[0].payloads) != 1:
+            return None
+        (job,) = self._batch.jobs
+        calls = self._known.get(job.id, ())
+        if len(calls) != 1 or job.payloads[calls[0].payload].recorded is not Recorded.ALL:
+            return None
+        return calls[0].note
+
+    def begins(self, run: Run) -> None:
+        """Tell the result backend that the calls of a run of several have started."""
+        if self._task.track_started and run.call is None:
+            report(self._started)
+
+    def _started(self) -> None:
+        meta = {"pid": os.getpid(), "hostname": self._consumer.hostname}
+        for job in self._batch.jobs:
+            for call in (call for page in self._pages(job) for call in page):
+                if stores_result(self._task, call.note.headers.get("ignore_result")):
+                    self._task.backend.store_result(call.note.id, meta, STARTED)
+
+    # -- after the run
+
+    def end(self, run: Run, runtime: float, told: bool) -> tuple[Verdict, ...]:
+        """Give each call its result, and say which records may go. ``told``: the run was its call's own."""
+        verdicts = zip(self._batch.jobs, run.verdicts, strict=True)
+        return tuple(
+            self._end_job(run, job, verdict, runtime, told) if job.recorded else verdict
+            for job, verdict in verdicts
+        )
+
+    def _end_job(self, run: Run, job: Job, verdict: Verdict, runtime: float, told: bool) -> Verdict:
+        ended: list[tuple[bytes, bytes]] = []
+        try:
+            for page in self._pages(job):
+                over = _runs(call for call in page if self._end_call(run, job, call, runtime, told))
+                if job.id in self._known:
+                    ended += over
+                elif over:
+                    self._reader.end(self._batch.lease, over)
+        except StoreError as error:
+            logger.warning("job %r runs again, since not all of its calls could be ended: %s", job.id, error)
+            return Verdict(job.id, job.claim, Fate.RETURN, delay=REQUEUE_PAUSE)
+        return replace(verdict, ended=tuple(ended))
+
+    def _end_call(self, run: Run, job: Job, call: NotedCall, runtime: float, told: bool) -> bool:
+        """Whether nothing more will happen to the call."""
+        ending = run.ending(job, call.payload)
+        if ending is None:
+            return False
+        if not told:
+            arguments = run.arguments(job, call.payload)
+            request = call_request(
+                call.note, self._task, self._consumer, arguments, job.retry_count + 1, ending.give
+            )
+            report(lambda: traced(self._task, request, self._consumer, runtime))
+        return ending.final
+
+    # -- reading
+
+    def _pages(self, job: Job) -> Iterator[list[NotedCall]]:
+        if job.id in self._known:
+            yield self._known[job.id]
+            return
+        for page in self._reader.pages(self._batch.shard, job):
+            yield [call for record in page if (call := self._noted(job, record)) is not None]
+
+    def _noted(self, job: Job, record: CallRecord) -> NotedCall | None:
+        try:
+            return NotedCall(record, CallNote.load(record.data, self._codec))
+        except UndecodablePayload as reason:
+            logger.error("job %r: a call of it is forgotten, since its record is none: %s", job.id, reason)
+            return None
+
+
+def _runs(calls: Iterable[NotedCall]) -> list[tuple[bytes, bytes]]:
+    """First and last key of the calls of each payload: they lie side by side, and end together."""
+    found = []
+    for _, group in groupby(calls, key=lambda call: call.payload):
+        keys = [call.record.key for call in group]
+        found.append((keys[0], keys[-1]))
+    return found

@@ -1,0 +1,81 @@
+"""What is kept of a call until its job has ended: its task id, and of its message what is not as always.
+
+A record is ``[task id, headers, embedded signatures]``, without the parts at its end that are empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery.backends.base import DisabledBackend
+
+from celery_lowkiq.rules.errors import PayloadError, UndecodablePayload
+
+from .codec import Codec
+
+#: Headers that a run has anyway, or that have become the job's own.
+NOT_KEPT = frozenset(
+    {"lang", "task", "id", "eta", "retries", "timelimit", "argsrepr", "kwargsrepr", "origin", "root_id"}
+)
+#: Headers that say where a call belongs; by themselves they are no reason for a record.
+PLACE = frozenset({"root_id", "parent_id", "group", "group_index", "ignore_result", "reply_to"})
+
+
+@dataclass(frozen=True)
+class CallNote:
+    """A call, as its record tells of it. ``embed``: callbacks, errbacks, chain and chord."""
+
+    id: str
+    headers: Mapping[str, Any] = field(default_factory=dict)
+    embed: Mapping[str, Any] = field(default_factory=dict)
+
+    def dump(self, codec: Codec) -> bytes:
+        """The record. Raises PayloadError."""
+        parts = [self.id, dict(self.headers), dict(self.embed)]
+        while not parts[-1]:
+            parts.pop()
+        try:
+            return codec.dump(parts)
+        except PayloadError as error:
+            raise PayloadError(f"headers, links or chord of call {self.id}: {error}") from error
+
+    @classmethod
+    def load(cls, data: bytes, codec: Codec) -> CallNote:
+        """Raises UndecodablePayload."""
+        try:
+            return cls(*codec.load(data))
+        except TypeError as error:
+            raise UndecodablePayload(f"no record of a call: {error}") from error
+
+
+def note_of(
+    task: Any,
+    headers: Mapping[str, Any],
+    embed: Mapping[str, Any] | None,
+    properties: Mapping[str, Any],
+    track: bool,
+) -> CallNote | None:
+    """What is to be kept of a call with such a message; None when nobody will ask."""
+    stored = stores_result(task, headers.get("ignore_result"))
+    kept = {name: value for name, value in headers.items() if value and name not in NOT_KEPT}
+    if headers.get("root_id") not in (None, headers["id"]):
+        kept["root_id"] = headers["root_id"]
+    ignored = bool(kept.pop("ignore_result", False))
+    if ignored != bool(task.ignore_result):
+        kept["ignore_result"] = ignored
+    if kept.get("group") is not None:
+        kept["group_index"] = headers.get("group_index")
+    embedded = {name: value for name, value in (embed or {}).items() if value}
+    if not (stored or embedded or track or kept.keys() - PLACE):
+        return None
+    if stored and properties.get("reply_to") and task.backend.as_uri().startswith("rpc"):
+        kept["reply_to"] = properties["reply_to"]
+    return CallNote(headers["id"], kept, embedded)
+
+
+def stores_result(task: Any, ignore_result: bool | None = None) -> bool:
+    """Whether anyone can ask for the result of a call."""
+    ignored = task.ignore_result if ignore_result is None else ignore_result
+    return not (ignored or isinstance(task.backend, DisabledBackend))

@@ -1,0 +1,33 @@
+"""How a call of a merged job ends: played through Celery's tracer under the call's own id.
+
+So its result, links, chord part, signals and events are Celery's, whatever its version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+
+@dataclass(frozen=True)
+class Ending:
+    """``give()`` returns a call's value, or raises what Celery is to see. Not final: the call runs again."""
+
+    final: bool
+    give: Callable[[], Any]
+
+
+def giving(value: Any) -> Callable[[], Any]:
+    """A call that succeeds."""
+    return lambda: value
+
+
+def raising(error: BaseException) -> Callable[[], NoReturn]:
+    """A call that fails, is retried, or ignored. Each raise of an exception would lengthen its traceback."""
+    traceback = error.__traceback__
+
+    def give() -> NoReturn:
+        raise error.with_traceback(traceback)
+
+    return give

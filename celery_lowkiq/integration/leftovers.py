@@ -1,0 +1,47 @@
+"""Calls whose jobs an operator has deleted or killed: nobody runs them, so here they get their results."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from celery import signals
+from celery.app.task import Context
+
+from celery_lowkiq.rules.errors import LowkiqError, UndecodablePayload
+from celery_lowkiq.rules.models import CallRecord
+
+from .call_records import CallNote, stores_result
+from .stores import home_of
+
+logger = logging.getLogger("celery_lowkiq")
+
+
+class KilledByOperator(LowkiqError):
+    """A failed job was moved to the morgue by hand."""
+
+
+def end_leftovers(task: Any, calls: Sequence[CallRecord], dead: bool) -> None:
+    """Give calls their final state: FAILURE when their payloads are in the morgue, else REVOKED. Their chords
+    fail. Raises what the result backend raises.
+    """
+    for call in calls:
+        try:
+            note = CallNote.load(call.data, home_of(task._get_app()).record_codec)
+        except UndecodablePayload as reason:
+            logger.error("a call of %s is forgotten, since its record is none: %s", task.name, reason)
+            continue
+        _end(task, note, dead)
+
+
+def _end(task: Any, note: CallNote, dead: bool) -> None:
+    headers = {"id": note.id, "root_id": note.id, "task": task.name, "delivery_info": {}}
+    request = Context({**headers, **note.headers, **note.embed})
+    stored = stores_result(task, note.headers.get("ignore_result"))
+    if dead:
+        error = KilledByOperator("the job had failed, and was moved to the morgue")
+        task.backend.mark_as_failure(note.id, error, request=request, store_result=stored)
+        return
+    task.backend.mark_as_revoked(note.id, "the job was deleted", request=request, store_result=stored)
+    signals.task_revoked.send(sender=task, request=request, terminated=False, signum=None, expired=False)

@@ -1,0 +1,102 @@
+"""Results of ordered calls: of each id of a batch, and of many calls at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from numbers import Real
+from typing import Any, overload
+
+from celery.result import AsyncResult
+from kombu.utils.uuid import uuid
+
+from celery_lowkiq.rules.errors import LowkiqError
+from celery_lowkiq.rules.models import NewJob
+
+from .call_records import note_of
+from .stores import Home
+
+
+class ById(dict[str, Any]):
+    """Returned by a task function: ``ById({id: value})`` gives each id its own result, None to the others."""
+
+
+class JobsFailed(LowkiqError):
+    """Raised by a task function: ``JobsFailed({id: exception})`` fails these jobs; the others are done.
+
+    An empty mapping, or an id that is not in the batch, fails the whole batch. Raises TypeError for what is
+    no mapping of exceptions; a text is what a result backend has kept of it.
+    """
+
+    def __init__(self, errors: Mapping[str, Exception] | str) -> None:
+        self.errors = {} if isinstance(errors, str) else dict(errors)
+        for job_id, error in self.errors.items():
+            if not isinstance(error, Exception):
+                raise TypeError(f"JobsFailed({{{job_id!r}: {error!r}}}): an exception for each id is allowed")
+        told = ", ".join(f"{job_id!r}: {error!r}" for job_id, error in self.errors.items())
+        super().__init__(errors if isinstance(errors, str) else f"failed jobs: {told or 'none was named'}")
+
+    def __reduce__(self) -> tuple[type[JobsFailed], tuple[dict[str, Exception] | str]]:
+        return type(self), (self.errors or str(self),)
+
+
+class CallResults(Sequence["AsyncResult[Any]"]):
+    """Results of a bulk call, in its order. Each AsyncResult is made when it is asked for."""
+
+    def __init__(self, task: Any, ids: Sequence[str]) -> None:
+        self._task = task
+        self.ids = ids
+
+    @overload
+    def __getitem__(self, index: int) -> AsyncResult[Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> CallResults: ...
+
+    def __getitem__(self, index: int | slice) -> AsyncResult[Any] | CallResults:
+        if isinstance(index, slice):
+            return CallResults(self._task, self.ids[index])
+        result: AsyncResult[Any] = self._task.AsyncResult(self.ids[index])
+        return result
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __repr__(self) -> str:
+        return f"<CallResults of {len(self)} calls>"
+
+
+@dataclass(frozen=True)
+class BulkCalls:
+    """Jobs with the records that they need, and the results of their calls."""
+
+    jobs: list[NewJob]
+    results: CallResults
+
+
+def bulk_calls(task: Any, home: Home, jobs: list[NewJob], results: bool) -> BulkCalls:
+    """Task ids for a bulk call, where anyone may ask for them. Raises PayloadError."""
+    track = home.settings.track_calls
+    if not (results or track or task.expires):
+        return BulkCalls(jobs, CallResults(task, ()))
+    app = task._get_app()
+    headers = {
+        "expires": _expiry(task.expires, app.now()),
+        "ignore_result": task.ignore_result or not results,
+    }
+    properties = {"reply_to": app.thread_oid}
+    ids = [uuid() for _ in jobs]
+    note = note_of(task, {"id": "", **headers}, None, properties, track)
+    if note is not None:
+        notes = (replace(note, id=task_id) for task_id in ids)
+        records = (each.dump(home.record_codec) for each in notes)
+        jobs = [replace(job, record=record) for job, record in zip(jobs, records, strict=True)]
+    return BulkCalls(jobs, CallResults(task, ids))
+
+
+def _expiry(expires: Any, now: datetime) -> str | None:
+    """As Celery's header has it."""
+    if isinstance(expires, Real):
+        expires = now + timedelta(seconds=float(expires))
+    return expires.isoformat() if isinstance(expires, datetime) else expires

@@ -1,0 +1,50 @@
+"""Runs a request through its task's tracer, and tells events and worker state of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from celery.states import IGNORED
+
+from .request import LaneRequest
+
+logger = logging.getLogger("celery_lowkiq")
+
+
+def traced(task: Any, request: LaneRequest, consumer: Any, runtime: float | None = None) -> Any:
+    """The tracer's info: None for a success. ``runtime`` (s) replaces the measured one in events.
+
+    Raises Reject when ``on_success`` does, and whatever is no Exception.
+    """
+    report(lambda: request.received(consumer))
+    report(request.begins)
+    try:
+        # Read anew each time: a reconnect to the broker rebuilds it.
+        result, info, measured, text = task.__trace__(
+            request.id, request.args, request.kwargs, request.request_dict
+        )
+    except BaseException:
+        report(request.vanishes)
+        raise
+    took = measured if runtime is None else runtime
+    outcome = (0, text, took) if info is None else (1, result, took)
+    report(lambda: _finish(request, info, outcome))
+    return info
+
+
+def _finish(request: LaneRequest, info: Any, outcome: tuple[Any, ...]) -> None:
+    """Celery logs, counts and sends the event of the outcome."""
+    if info is not None and info.state == IGNORED:
+        request.vanishes()
+    else:
+        request.on_success(outcome)
+
+
+def report(tell: Callable[[], Any]) -> None:
+    """Reporting must not change what becomes of a job."""
+    try:
+        tell()
+    except Exception:
+        logger.exception("a run could not be reported")

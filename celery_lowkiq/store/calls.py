@@ -1,0 +1,158 @@
+"""Records of calls: how they lie in the shard's key, and how a claim's owner reads and deletes them.
+
+``lua/lib/calls.lua`` has the other half. A record is tied to its payload by a digest, so it stays where it
+is while its job is claimed, fails, is merged, or is recovered; a call that came after the claim is told
+apart by its number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+from celery_lowkiq.rules.models import CallRecord, FirstCalls, Job, Lease, Recorded, ShardRef
+
+from .client import Client
+from .keys import shard_keys
+from .records import id_bytes, parse_processing
+from .scripts import Call, Value, load
+
+DIGEST_BYTES = 10
+NUMBER_DIGITS = 12
+#: What one step reads: so many calls of so many payloads.
+PAGE_CALLS = 200
+PAGE_PAYLOADS = 50
+
+
+def digest(payload: bytes) -> bytes:
+    """Stands for a payload; equal for equal ones."""
+    return hashlib.blake2b(payload, digest_size=DIGEST_BYTES).digest()
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A member of the key ``calls``, in its parts."""
+
+    key: bytes
+    digest: bytes
+    number: int
+    data: bytes
+
+
+def _member(member: bytes) -> _Member:
+    start = member.index(b"\0") + 1
+    number = start + DIGEST_BYTES
+    stop = number + NUMBER_DIGITS
+    return _Member(member[:stop], member[start:number], int(member[number:stop], 16), member[stop:])
+
+
+def _recorded(job: Job) -> dict[bytes, int]:
+    """Positions of the payloads that have recorded calls, by digest."""
+    return {
+        digest(payload.data): position
+        for position, payload in enumerate(job.payloads)
+        if payload.recorded is not Recorded.NONE
+    }
+
+
+def _calls(members: Iterable[bytes], positions: dict[bytes, int], upto: int) -> tuple[CallRecord, ...]:
+    found = map(_member, members)
+    return tuple(
+        CallRecord(call.key, positions[call.digest], call.data)
+        for call in found
+        if call.digest in positions and call.number <= upto
+    )
+
+
+def claimed_calls(jobs: Sequence[Job], reply: list[Any]) -> list[Job]:
+    """The jobs with the calls that a claim's reply tells of them."""
+    if not reply:
+        return list(jobs)
+    told = {reply[i]: (reply[i + 1], reply[i + 2]) for i in range(0, len(reply), 3)}
+    found = []
+    for job in jobs:
+        if (entry := told.get(id_bytes(job.id))) is not None:
+            more, members = entry
+            calls = FirstCalls(_calls(members, _recorded(job), job.last_call), more != b"1")
+            job = replace(job, calls=calls)
+        found.append(job)
+    return found
+
+
+def end_calls(lease: Lease, ended: Sequence[tuple[bytes, bytes]]) -> Call:
+    """The command that deletes records, by runs of keys."""
+    rest: list[Value] = [key for run in ended for key in run]
+    return load("end_calls").call(shard_keys(lease.shard), rest, owner=lease.owner, epoch=lease.epoch)
+
+
+def orphaned_calls(client: Client, shard: ShardRef, orphans: list[Any]) -> Iterator[tuple[CallRecord, ...]]:
+    """Calls whose jobs are gone, page by page; those of a payload that is processed just now are not.
+
+    ``orphans``: what scripts that remove jobs tell of them. Raises StoreError.
+    """
+    for position in range(0, len(orphans), 3):
+        job_id, upto, processing = orphans[position : position + 3]
+        job = parse_processing(job_id, processing or b"")
+        alive = _recorded(job)
+        start = b"[" + job_id + b"\0"
+        while start:
+            bounds = (start, b"(" + job_id + b"\1", "LIMIT", 0, PAGE_CALLS)
+            (members,) = client.commands([("ZRANGEBYLEX", shard_keys(shard)["calls"], *bounds)])
+            found = [_member(member) for member in members]
+            gone = [
+                member
+                for member in found
+                if member.number <= int(upto)
+                and (member.digest not in alive or member.number > job.last_call)
+            ]
+            if gone:
+                yield tuple(CallRecord(member.key, -1, member.data) for member in gone)
+            start = b"(" + members[-1] if len(members) == PAGE_CALLS else b""
+
+
+class CallReader:
+    """Reads the calls of claimed jobs. Every method may raise StoreError."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def pages(self, shard: ShardRef, job: Job) -> Iterator[tuple[CallRecord, ...]]:
+        """All calls of a claimed job, a bounded part at a time; what was read may be ended meanwhile."""
+        if not job.recorded:
+            return
+        if job.calls is not None and job.calls.complete:
+            yield job.calls.records
+            return
+        payloads = iter(_recorded(job).items())
+        while part := dict(islice(payloads, PAGE_PAYLOADS)):
+            yield from self._payloads(shard, job, part)
+
+    def end(self, lease: Lease, ended: Sequence[tuple[bytes, bytes]]) -> None:
+        """Delete records before their job is settled. Raises NotOwner."""
+        self._client.call(end_calls(lease, ended))
+
+    def _payloads(
+        self, shard: ShardRef, job: Job, positions: dict[bytes, int]
+    ) -> Iterator[tuple[CallRecord, ...]]:
+        """Pages of some payloads: the first calls of all in one round trip, then of those that have more."""
+        start = id_bytes(job.id) + b"\0"
+        ranges = {
+            found: (b"[" + start + found, b"(" + start + found + b"%012x" % (job.last_call + 1))
+            for found in positions
+        }
+        while ranges:
+            replies = self._client.commands(
+                [
+                    ("ZRANGEBYLEX", shard_keys(shard)["calls"], *bounds, "LIMIT", 0, PAGE_CALLS)
+                    for bounds in ranges.values()
+                ]
+            )
+            yield _calls((member for members in replies for member in members), positions, job.last_call)
+            ranges = {
+                found: (b"(" + members[-1], last)
+                for (found, (_, last)), members in zip(ranges.items(), replies, strict=True)
+                if len(members) == PAGE_CALLS
+            }

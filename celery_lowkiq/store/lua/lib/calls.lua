@@ -1,0 +1,21 @@
+-- Needs KEYS meta, calls. A call whose task id or headers somebody will ask for has a record, a member of the
+-- sorted set `calls` of equal scores: id \0, 10 bytes of digest of its payload, 12 hex digits of its number,
+-- the record. Numbers grow with each record of the shard. Records stay where they are while their payload is
+-- claimed, put back, or recovered; an owner deletes them when their results are written.
+local NO_FLAGS = {}
+
+-- Stores the records that follow ARGV's last job. Returns the flags of jobs by where they begin in ARGV.
+local function record_calls(last_job)
+  if last_job == #ARGV then
+    return NO_FLAGS
+  end
+  local flags = {}
+  local number = redis.call('HINCRBY', meta, 'call', (#ARGV - last_job) / 3) - (#ARGV - last_job) / 3
+  for i = last_job + 1, #ARGV, 3 do
+    local job = rest + 4 * ARGV[i]
+    number = number + 1
+    redis.call('ZADD', calls, 0, ARGV[job] .. '\0' .. ARGV[i + 1] .. string.format('%012x', number) .. ARGV[i + 2])
+    flags[job] = 'R'
+  end
+  return flags
+end

@@ -1,0 +1,20 @@
+-- Needs KEY calls; see calls. The first records of jobs, for the reply of a claim:
+-- {id, '1' when it has more, {member, ...}, ...}. What is not told here, or
+-- is more, is read by the page.
+local RECORDS = 100
+local RECORDS_OF_CLAIM = 1000
+
+local function first_calls(ids)
+  local reply, left = {}, RECORDS_OF_CLAIM
+  for _, id in ipairs(ids) do
+    local most = math.min(RECORDS, left)
+    local found = redis.call('ZRANGEBYLEX', calls, lex_min(id), lex_max(id), 'LIMIT', 0, most + 1)
+    local more = #found > most
+    found[most + 1] = nil
+    left = left - #found
+    for _, value in ipairs({id, more and '1' or '0', found}) do
+      reply[#reply + 1] = value
+    end
+  end
+  return reply
+end

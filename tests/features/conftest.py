@@ -1,0 +1,97 @@
+"""One server, one worker and one app for all feature tests of a process; a test keeps to ids of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from celery import Celery
+
+from celery_lowkiq.embedded import EmbeddedServer
+from tests.features import proj
+from tests.waiting import eventually
+from tests.worker.nodes import Worker, worker
+
+
+class Features:
+    """The running worker, and what its tasks noted."""
+
+    def __init__(self, app: Celery, directory: Path, node: Worker) -> None:
+        self.app = app
+        self.node = node
+        self.directory = directory
+
+    def noted(self, event: str, **fields: Any) -> list[dict[str, Any]]:
+        path = self.directory / "ledger"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        found = [json.loads(line) for line in lines if line.endswith("\n")]
+        wanted = {"event": event, **fields}.items()
+        return [line for line in found if all(line.get(name) == value for name, value in wanted)]
+
+    def wait_for(self, event: str, count: int = 1, **fields: Any) -> list[dict[str, Any]]:
+        return eventually(lambda: found if len(found := self.noted(event, **fields)) >= count else [], 30.0)
+
+    @contextlib.contextmanager
+    def holding(self, task: Any, job_id: str) -> Iterator[None]:
+        """What is called meanwhile on the id waits, and is merged."""
+        gate = f"gate-{uuid4().hex}"
+        task.apply_async((job_id, {"gate": gate}), ignore_result=True)
+        self.wait_for("held", gate=gate)
+        yield
+        (self.directory / gate).touch()
+
+    def nothing(self) -> contextlib.AbstractContextManager[None]:
+        """In place of ``holding``."""
+        return contextlib.nullcontext()
+
+
+@pytest.fixture(scope="session")
+def features(tmp_path_factory: pytest.TempPathFactory, session_server: EmbeddedServer) -> Iterator[Features]:
+    directory = tmp_path_factory.mktemp("features")
+    app = proj.make_app(session_server.url)
+    node = worker(
+        app,
+        directory / "worker.log",
+        "-E",
+        "-n",
+        "features@test",
+        module="tests.features.proj",
+        PROJ_DIRECTORY=directory,
+        PROJ_URL=session_server.url,
+    )
+    try:
+        eventually(lambda: node.ready() or node.container.status == "exited", 60.0)
+        assert node.ready(), node.logs()
+        yield Features(app, directory, node)
+    finally:
+        node.teardown()
+        # An AsyncResult that ends after its server would wait for it in vain.
+        app.backend.remove_pending_result = lambda result: None
+        app.close()
+
+
+@pytest.fixture(scope="session")
+def session_server() -> Iterator[EmbeddedServer]:
+    """Not the one that other tests empty."""
+    with EmbeddedServer() as server:
+        yield server
+
+
+@pytest.fixture
+def work(features: Features) -> Any:
+    return features.app.tasks["work"]
+
+
+@pytest.fixture
+def new_id() -> Callable[[], str]:
+    return lambda: uuid4().hex[:12]
+
+
+@pytest.fixture
+def job_id(new_id: Callable[[], str]) -> str:
+    return new_id()

@@ -1,0 +1,155 @@
+"""The app of the feature tests. An ordered task does what its last payload says, and notes it in a ledger."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from celery import Celery, signals
+from celery.exceptions import Ignore, Reject
+
+from celery_lowkiq import ById, JobsFailed, ordered_task
+
+#: What a run notes of its request.
+HEADERS = ("tenant", "shadow", "parent_id", "root_id", "stamps")
+HERE = Path(os.environ.get("PROJ_DIRECTORY", "."))
+
+
+def note(event: str, **fields: Any) -> None:
+    """One line, written whole."""
+    with (HERE / "ledger").open("a") as ledger:
+        ledger.write(json.dumps({"event": event, **fields}) + "\n")
+
+
+def wait_for_gate(name: str) -> None:
+    """Until the test makes the file."""
+    while not (HERE / name).exists():
+        time.sleep(0.005)
+
+
+class Expected(Exception):
+    """An error that a task says it may raise."""
+
+
+def act(self: Any, what: dict[str, Any]) -> Any:
+    """What a payload may ask for."""
+    if "gate" in what:
+        note("held", gate=what["gate"])
+        wait_for_gate(what["gate"])
+    if "fail" in what:
+        raise ValueError(what["fail"])
+    if "expected" in what:
+        raise Expected(what["expected"])
+    if "io" in what:
+        raise OSError(what["io"])
+    if "once" in what and not (HERE / what["once"]).exists():
+        (HERE / what["once"]).touch()
+        raise ValueError("the first time")
+    if "retry" in what and self.request.retries < what["retry"]:
+        raise self.retry(countdown=0.01)
+    if "ignore" in what:
+        raise Ignore
+    if "reject" in what:
+        raise Reject(what["reject"])
+    if "replace" in what:
+        return self.replace(self.app.signature("add", args=(what["replace"], 1)))
+    return what.get("return")
+
+
+def make_app(url: str) -> Celery:
+    """A new app with its own tasks."""
+    app = Celery("features", broker=url, backend=url, set_as_current=False)
+    app.conf.update(
+        broker_connection_retry_on_startup=True,
+        lowkiq_lease_seconds=2.0,
+        result_extended=True,
+        task_send_sent_event=True,
+    )
+    ordered = {"app": app, "shared": False, "bind": True, "shards": 4, "retry_in": lambda n: 0.02}
+
+    def one(self: Any, payloads_by_id: dict[str, list[Any]]) -> Any:
+        ((job_id, payloads),) = payloads_by_id.items()
+        request = self.request
+        headers = {name: request.get(name) for name in HEADERS}
+        fields = {"task_id": request.id, "retries": request.retries, "headers": headers}
+        note("run", id=job_id, payloads=payloads, **fields)
+        what = payloads[-1]
+        if isinstance(what, dict):
+            returned = act(self, what)
+            return [job_id, payloads] if returned is None else returned
+        return [job_id, payloads]
+
+    ordered_task(**ordered, name="work", max_retries=2, track_started=True)(one)
+    ordered_task(**ordered, name="quiet", max_retries=0, ignore_result=True)(one)
+    ordered_task(**ordered, name="hopeless", max_retries=9, dont_autoretry_for=(ValueError,))(one)
+    ordered_task(
+        **ordered,
+        name="backoff",
+        max_retries=9,
+        autoretry_for=(OSError,),
+        retry_backoff=0.05,
+        retry_jitter=False,
+        retry_kwargs={"max_retries": 1},
+    )(one)
+    ordered_task(**{**ordered, "retry_in": lambda n: 3600}, name="slow to retry", queue_name="slow")(one)
+    ordered_task(**ordered, name="expects", max_retries=0, throws=(Expected,))(one)
+    ordered_task(**ordered, name="keyed", key=lambda payload: payload["id"])(one)
+
+    @ordered_task(app=app, shared=False, name="batch", shards=1, batch_size=10, max_retries=0)
+    def batch(payloads_by_id: dict[str, list[Any]]) -> Any:
+        note("batch", payloads=payloads_by_id)
+        whats = {job_id: payloads[-1] for job_id, payloads in payloads_by_id.items()}
+        for what in whats.values():
+            if "gate" in what:
+                note("held", gate=what["gate"])
+                wait_for_gate(what["gate"])
+        named = {key: ValueError(what["fail"]) for key, what in whats.items() if "fail" in what}
+        if any("unknown" in what for what in whats.values()):
+            named = {"nobody": ValueError("unknown")}
+        if named or any("none" in what for what in whats.values()):
+            raise JobsFailed(named)
+        if any("same" in what for what in whats.values()):
+            return sorted(whats)
+        return ById({job_id: what["value"] for job_id, what in whats.items() if "value" in what})
+
+    @app.task(shared=False, name="add")
+    def add(x: Any, y: Any) -> Any:
+        return x + y
+
+    @app.task(shared=False, name="give")
+    def give(value: Any) -> Any:
+        return value
+
+    @app.task(shared=False, name="total")
+    def total(values: list[Any]) -> Any:
+        return sum(values)
+
+    @app.task(shared=False, name="tell")
+    def tell(value: Any, label: str) -> Any:
+        note("told", value=value, label=label)
+        return value
+
+    @app.task(shared=False, name="mourn")
+    def mourn(task_id: str) -> None:
+        note("mourned", task_id=task_id)
+
+    return app
+
+
+def _noted(signal: str) -> Any:
+    def handle(sender: Any = None, **fields: Any) -> None:
+        request = fields.get("request") or getattr(sender, "request", None)
+        note(
+            "signal", signal=signal, task=getattr(sender, "name", None), task_id=getattr(request, "id", None)
+        )
+
+    return handle
+
+
+for _name in ("task_success", "task_failure", "task_retry", "task_revoked"):
+    getattr(signals, _name).connect(_noted(_name), weak=False)
+
+app = make_app(os.environ.get("PROJ_URL", "redis://localhost:1/0"))

@@ -1,0 +1,188 @@
+"""Celery's canvas with ordered tasks in every place."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from celery import chain, chord, group
+from celery.exceptions import ChordError
+
+WAIT = 30
+
+
+@pytest.fixture
+def add(features):
+    return features.app.tasks["add"]
+
+
+@pytest.fixture
+def tell(features):
+    return features.app.tasks["tell"]
+
+
+def called(features, work, job_id, merged, **options):
+    """One call with options; merged with another one, or alone."""
+    if not merged:
+        return work.apply_async((job_id, {"return": 7}), **options)
+    with features.holding(work, job_id):
+        work.delay(job_id, "another")
+        return work.apply_async((job_id, {"return": 7}), score=2e9, **options)
+
+
+both = pytest.mark.parametrize("merged", [False, True], ids=["alone", "merged"])
+
+
+@both
+def test_link(features, work, tell, job_id, merged):
+    called(features, work, job_id, merged, link=tell.s(label=job_id))
+    assert features.wait_for("told", label=job_id)[0]["value"] == 7
+
+
+@both
+def test_several_links_of_which_one_is_ordered(features, work, tell, new_id, merged):
+    one, two = new_id(), new_id()
+    called(features, work, one, merged, link=[tell.s(label=one), work.s(two)])
+    features.wait_for("told", label=one)
+    assert features.wait_for("run", id=two)[0]["payloads"] == [7]
+
+
+@both
+def test_link_error(features, work, job_id, merged):
+    mourn = features.app.tasks["mourn"]
+    with features.holding(work, job_id) if merged else features.nothing():
+        if merged:
+            work.apply_async((job_id, {"fail": "first"}), score=1, ignore_result=True)
+        result = work.apply_async((job_id, {"fail": "boom"}), score=2, link_error=mourn.s())
+    features.wait_for("mourned", task_id=result.id)
+    assert len(features.noted("mourned", task_id=result.id)) == 1
+
+
+def test_an_ordered_errback_goes_through_the_store(features, work, add, new_id):
+    """Its payload is the id of the call that failed."""
+    one, two = new_id(), new_id()
+    result = work.apply_async((one, {"fail": "boom"}), link_error=work.s(two))
+    (run,) = features.wait_for("run", id=two)
+    assert run["payloads"] == [result.id]
+    three = new_id()
+    failed = add.apply_async((1, "x"), link_error=work.s(three))
+    assert features.wait_for("run", id=three)[0]["payloads"] == [failed.id]
+
+
+class TestChain:
+    def test_the_parents_result_is_the_payload(self, work, add, job_id):
+        result = chain(add.s(1, 2), work.s(job_id), add.s(["end"])).delay()
+        assert result.get(WAIT) == [job_id, [3], "end"]
+
+    def test_of_ordered_tasks(self, work, new_id):
+        one, two = new_id(), new_id()
+        assert (work.s(one, "x") | work.s(two)).delay().get(WAIT) == [two, [[one, ["x"]]]]
+
+    def test_an_immutable_one_keeps_its_payload(self, work, add, job_id):
+        assert chain(add.s(1, 2), work.si(job_id, "own")).delay().get(WAIT) == [job_id, ["own"]]
+
+    def test_a_payload_too_many_names_si(self, work, add, job_id):
+        with pytest.raises(TypeError, match=r"one\.si\(\.\.\.\)"):
+            work.s(job_id, "own").apply_async(("result",))
+
+    def test_a_keyed_task_takes_the_result_alone(self, features, add, job_id):
+        keyed = features.app.tasks["keyed"]
+        result = chain(features.app.tasks["give"].s({"id": job_id, "v": 1}), keyed.s()).delay()
+        assert result.get(WAIT) == [job_id, [{"id": job_id, "v": 1}]]
+
+    def test_a_failure_fails_the_rest(self, work, add, job_id):
+        result = chain(work.s(job_id, {"fail": "boom"}), add.s(1)).delay()
+        with pytest.raises(ValueError, match="boom"):
+            result.get(WAIT)
+        assert result.parent.state == "FAILURE"
+
+    def test_of_merged_calls_each_goes_on(self, features, work, add, job_id):
+        with features.holding(work, job_id):
+            results = [chain(work.s(job_id, {"return": [n]}), add.s(["end"])).delay() for n in range(3)]
+        assert [result.get(WAIT) for result in results] == [[2, "end"]] * 3
+
+
+class TestGroupsAndChords:
+    def test_a_group(self, work, new_id):
+        ids = [new_id() for _ in range(5)]
+        result = group(work.s(i, n) for n, i in enumerate(ids)).delay()
+        assert result.get(WAIT) == [[i, [n]] for n, i in enumerate(ids)]
+
+    def test_a_group_of_one_id(self, features, work, job_id):
+        with features.holding(work, job_id):
+            result = group(work.s(job_id, n) for n in range(5)).delay()
+        assert result.get(WAIT) == [[job_id, [0, 1, 2, 3, 4]]] * 5
+
+    def test_a_chord_with_an_ordered_header_and_body(self, work, add, new_id):
+        one, two, body = new_id(), new_id(), new_id()
+        header = [work.s(one, {"return": 1}), work.s(two, {"return": 2}), add.s(1, 2)]
+        assert chord(header)(work.s(body)).get(WAIT) == [body, [[1, 2, 3]]]
+
+    def test_a_chord_whose_header_was_merged(self, features, work, add, job_id):
+        total = features.app.tasks["total"]
+        with features.holding(work, job_id):
+            result = chord(work.s(job_id, {"return": 5, "n": n}) for n in range(4))(total.s())
+        assert result.get(WAIT) == 20
+
+    def test_a_chord_whose_part_failed(self, features, work, new_id):
+        total = features.app.tasks["total"]
+        header = [work.s(new_id(), {"return": 1}), work.s(new_id(), {"fail": "boom"})]
+        result = chord(header)(total.s())
+        error = result.get(WAIT, propagate=False)
+        assert isinstance(error, ChordError)
+        assert "boom" in str(error)
+
+
+class TestOptions:
+    @both
+    def test_task_id(self, features, work, job_id, merged):
+        result = called(features, work, job_id, merged, task_id=f"mine-{job_id}")
+        assert result.id == f"mine-{job_id}"
+        assert result.get(WAIT) == 7
+
+    def test_headers_and_shadow(self, features, work, job_id):
+        result = work.apply_async((job_id, "x"), headers={"tenant": "acme"}, shadow="other name")
+        result.get(WAIT)
+        (run,) = features.noted("run", id=job_id)
+        assert (run["headers"]["tenant"], run["headers"]["shadow"]) == ("acme", "other name")
+
+    def test_a_call_within_a_run_knows_its_parent(self, features, work, tell, new_id):
+        one, two = new_id(), new_id()
+        first = work.apply_async((one, "x"), link=work.s(two))
+        (run,) = features.wait_for("run", id=two)
+        assert run["headers"]["parent_id"] == run["headers"]["root_id"] == first.id
+
+    def test_stamps(self, features, work, job_id):
+        signature = work.s(job_id, "x")
+        signature.stamp(customer="acme")
+        result = signature.apply_async()
+        result.get(WAIT)
+        (run,) = features.noted("run", id=job_id)
+        assert run["headers"]["stamps"] in ({"customer": "acme"}, {"customer": ["acme"]})
+
+    def test_countdown_of_a_signature(self, work, job_id):
+        began = time.monotonic()
+        assert work.s(job_id, "x").set(countdown=0.5).delay().get(WAIT) == [job_id, ["x"]]
+        assert time.monotonic() - began >= 0.45
+
+    def test_score_of_a_signature(self, features, work, job_id):
+        with features.holding(work, job_id):
+            group(work.s(job_id, n).set(score=-n) for n in range(3)).apply_async()
+        assert features.wait_for("run", 2, id=job_id)[1]["payloads"] == [2, 1, 0]
+
+    @both
+    def test_replace(self, features, work, add, job_id, new_id, merged):
+        if not merged:
+            result = work.delay(job_id, {"replace": 41})
+            linked = chain(work.s(new_id(), {"replace": 1}), add.s(10)).delay()
+        else:
+            with features.holding(work, job_id):
+                result = work.apply_async((job_id, {"replace": 41}), score=2e9)
+                linked = chain(work.s(job_id, "other"), add.s(10)).delay()
+        assert result.get(WAIT) == 42
+        assert linked.get(WAIT) == (52 if merged else 12)
+
+    def test_a_call_by_name_brings_what_was_asked_of_it(self, features, tell, job_id):
+        result = features.app.send_task("work", (job_id, {"return": 3}), link=tell.s(label=job_id))
+        assert result.get(WAIT) == 3
+        assert features.wait_for("told", label=job_id)[0]["value"] == 3

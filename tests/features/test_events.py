@@ -1,0 +1,53 @@
+"""What Flower, ``celery events`` and ``inspect`` see of ordered calls."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from celery.events.state import State
+
+from tests.waiting import eventually
+
+WAIT = 30
+
+
+@pytest.fixture
+def watched(features):
+    """Celery's own view of all events from now on, as Flower has it."""
+    seen = State()
+    ready = threading.Event()
+    with features.app.connection_for_read() as connection:
+        receiver = features.app.events.Receiver(connection, handlers={"*": seen.event})
+        receiver.on_consume_ready = lambda *_, **__: ready.set()
+
+        thread = threading.Thread(target=lambda: receiver.capture(limit=None, wakeup=False), daemon=True)
+        thread.start()
+        assert ready.wait(WAIT)
+        yield seen
+        receiver.should_stop = True
+        thread.join(WAIT)
+
+
+def ended(seen, result, state):
+    return eventually(lambda: task if (task := seen.tasks.get(result.id)) and task.state == state else None)
+
+
+def test_a_call_of_its_own(features, work, job_id, watched):
+    result = work.delay(job_id, "x")
+    result.get(WAIT)
+    task = ended(watched, result, "SUCCESS")
+    assert (task.name, task.routing_key, task.retries) == ("work", "work", 0)
+    assert task.runtime > 0
+    assert job_id in task.args
+
+
+def test_merged_calls_each_reach_their_end(features, work, job_id, watched):
+    with features.holding(work, job_id):
+        results = [work.delay(job_id, n) for n in range(2)]
+        results.append(work.delay(job_id, {"once": f"once-{job_id}"}))
+    for result in results:
+        task = ended(watched, result, "SUCCESS")
+        assert (task.name, task.retries) == ("work", 1)
+        assert task.runtime > 0
+        assert task.retried

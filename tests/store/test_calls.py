@@ -1,0 +1,226 @@
+"""Records of calls: tied to their payloads, handed out with a claim, deleted when their results are there."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_lowkiq.rules.errors import NotOwner
+from celery_lowkiq.rules.models import BadPayload, Fate, Merge, NewJob, QueueSpec, Recorded, Verdict
+from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.calls import CallReader, digest
+from celery_lowkiq.store.keys import shard_keys
+from celery_lowkiq.store.pushing import Sender, push_call
+from tests.store.helpers import ONE, SHARD, claim, dead, end, push, take, waiting
+
+
+def call(store, job_id, payload, record, score=None, queue=ONE):
+    store.push(queue, [NewJob(job_id, payload.encode(), score, record=record.encode())])
+
+
+def told(claimed):
+    """Records of each job that came with a claim, by payload."""
+    return {
+        job.id: sorted((job.payloads[c.payload].data.decode(), c.data.decode()) for c in job.calls.records)
+        for job in claimed.jobs
+        if job.calls is not None
+    }
+
+
+def read(store, job):
+    """The same, as the owner reads them page by page."""
+    pages = CallReader(store.client).pages(SHARD, job)
+    return sorted((job.payloads[c.payload].data.decode(), c.data.decode()) for page in pages for c in page)
+
+
+def ended(job):
+    return tuple((record.key, record.key) for record in job.calls.records)
+
+
+def count(store):
+    (found,) = store.client.commands([("ZCARD", shard_keys(SHARD)["calls"])])
+    return found
+
+
+def test_a_call_without_a_record_touches_no_key_of_calls(store):
+    push(store, "1", ("a", 1.0), ("b", 2.0))
+    lease = take(store)
+    claimed = claim(store, lease)
+    assert told(claimed) == {}
+    assert [p.recorded for p in claimed.jobs[0].payloads] == [Recorded.NONE] * 2
+    end(store, lease, claimed)
+    assert count(store) == 0
+    assert store.client.commands([("HEXISTS", shard_keys(SHARD)["meta"], "call")]) == [0]
+
+
+def test_a_claim_hands_out_the_calls_of_its_payloads(store):
+    call(store, "1", "a", "call 1")
+    call(store, "1", "b", "call 2")
+    push(store, "2", ("c", 1.0))
+    call(store, "3", "d", "call 3")
+    claimed = claim(store, take(store))
+    assert told(claimed) == {"1": [("a", "call 1"), ("b", "call 2")], "3": [("d", "call 3")]}
+    assert all(job.calls.complete for job in claimed.jobs if job.calls)
+
+
+def test_calls_with_equal_payloads_each_keep_their_record(store):
+    call(store, "1", "a", "first")
+    call(store, "1", "a", "second")
+    claimed = claim(store, take(store))
+    assert told(claimed) == {"1": [("a", "first"), ("a", "second")]}
+    assert claimed.jobs[0].payloads[0].recorded is Recorded.ALL
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["packed", "spilled"])
+@pytest.mark.parametrize("order", ["recorded first", "recorded last"])
+def test_a_payload_knows_that_one_of_its_calls_has_no_record(store, order, many):
+    if many:
+        push(store, "1", *((f"{n:0100}", float(n)) for n in range(10, 40)))
+    if order == "recorded first":
+        call(store, "1", "a", "it", 1.0)
+    push(store, "1", ("a", 1.0))
+    if order == "recorded last":
+        call(store, "1", "a", "it", 1.0)
+    claimed = claim(store, take(store))
+    first, *rest = claimed.jobs[0].payloads
+    assert (first.data, first.score, first.recorded) == (b"a", 1.0, Recorded.SOME)
+    assert all(payload.recorded is Recorded.NONE for payload in rest)
+    assert told(claimed) == {"1": [("a", "it")]}
+
+
+def test_a_call_that_comes_while_its_equal_is_processed_is_the_next_claims(store):
+    lease = take(store)
+    call(store, "1", "a", "first")
+    claimed = claim(store, lease)
+    call(store, "1", "a", "second")
+    assert read(store, claimed.jobs[0]) == [("a", "first")]
+    verdict = Verdict("1", claimed.number, Fate.DONE, ended=ended(claimed.jobs[0]))
+    store.settle(ONE, lease, [verdict])
+    assert told(claim(store, lease)) == {"1": [("a", "second")]}
+
+
+@pytest.mark.parametrize("fate", [Fate.RETRY, Fate.RETURN])
+def test_calls_stay_with_a_job_that_runs_again(store, fate):
+    lease = take(store)
+    call(store, "1", "a", "first")
+    claimed = claim(store, lease)
+    call(store, "1", "b", "second")
+    end(store, lease, claimed, fate)
+    again = claim(store, lease)
+    assert told(again) == {"1": [("a", "first"), ("b", "second")]}
+    assert {payload.recorded for payload in again.jobs[0].payloads} == {Recorded.ALL}
+
+
+def test_calls_stay_with_a_job_whose_owner_died(store):
+    call(store, "1", "a", "it")
+    claim(store, take(store, owner="dead"))
+    assert told(claim(store, take(store, owner="heir"))) == {"1": [("a", "it")]}
+
+
+def test_settle_deletes_the_calls_that_have_ended(store):
+    lease = take(store)
+    call(store, "1", "a", "first")
+    call(store, "2", "a", "other")
+    one, other = (job for job in claim(store, lease).jobs)
+    store.settle(ONE, lease, [Verdict(one.id, one.claim, Fate.DONE, ended=ended(one))])
+    assert count(store) == 1
+    assert read(store, other) == [("a", "other")]
+
+
+def test_only_the_owner_deletes_calls(store):
+    call(store, "1", "a", "it")
+    lease = take(store)
+    (job,) = claim(store, lease).jobs
+    take(store, owner="heir")
+    with pytest.raises(NotOwner):
+        store.settle(ONE, lease, [Verdict("1", job.claim, Fate.DONE, ended=ended(job))])
+    with pytest.raises(NotOwner):
+        CallReader(store.client).end(lease, ended(job))
+    assert count(store) == 1
+
+
+def test_a_push_that_is_repeated_stores_its_calls_once(store):
+    call(store, "0", "x", "registers the queue")
+    sender = Sender()
+    command = push_call(ONE, SHARD, sender, [NewJob("1", b"a", record=b"it")])
+    assert [store.client.call(command) for _ in range(2)] == [1, 0]
+    assert told(claim(store, take(store)))["1"] == [("a", "it")]
+
+
+def test_a_claim_that_is_repeated_leaves_its_calls_to_be_read(store):
+    lease = take(store)
+    call(store, "1", "a", "it")
+    store.claim(ONE, lease, 1_000_000)
+    (job,) = store.claim(ONE, lease, 1_000_000).jobs
+    assert job.calls is None
+    assert read(store, job) == [("a", "it")]
+
+
+def test_many_calls_of_one_payload_are_read_in_bounded_steps(store):
+    records = [f"call {n:04}" for n in range(1200)]
+    store.push(ONE, [NewJob("1", b"a", record=record.encode()) for record in records])
+    (job,) = claim(store, take(store)).jobs
+    assert not job.calls.complete
+    pages = list(CallReader(store.client).pages(SHARD, job))
+    assert [len(page) for page in pages] == [200] * 6 + [0]
+    assert [c.data.decode() for page in pages for c in page] == records
+
+
+def test_a_part_of_a_long_id_brings_the_calls_of_that_part(store):
+    payloads = [f"payload {n:04}" for n in range(1100)]
+    store.push(ONE, [NewJob("1", p.encode(), record=p.encode()) for p in payloads])
+    lease = take(store)
+    (job,) = claim(store, lease).jobs
+    assert read(store, job) == [(p, p) for p in payloads[:1000]]
+    runs = [(c.key, c.key) for page in CallReader(store.client).pages(SHARD, job) for c in page]
+    CallReader(store.client).end(lease, runs[:600])
+    store.settle(ONE, lease, [Verdict("1", job.claim, Fate.DONE, ended=tuple(runs[600:]))])
+    (rest,) = claim(store, lease).jobs
+    assert read(store, rest) == [(p, p) for p in payloads[1000:]]
+
+
+def test_a_run_of_keys_ends_the_calls_of_one_payload_at_once(store):
+    store.push(ONE, [NewJob("1", b"a", record=b"%d" % n) for n in range(50)])
+    call(store, "1", "b", "other payload")
+    lease = take(store)
+    (job,) = claim(store, lease).jobs
+    keys = [c.key for c in job.calls.records if job.payloads[c.payload].data == b"a"]
+    CallReader(store.client).end(lease, [(keys[0], keys[-1])])
+    assert count(store) == 1
+
+
+def test_a_payload_may_be_dropped_by_a_settle(store):
+    push(store, "1", ("a", 1.0), ("b", 2.0), ("c", 3.0))
+    lease = take(store)
+    claimed = claim(store, lease)
+    end(store, lease, claimed, Fate.RETRY, bad=(BadPayload(0, None), BadPayload(2, b"unreadable")))
+    assert waiting(store, "1") == [("b", 2.0)]
+    assert dead(store, "1") == [("c", 3.0)]
+
+
+def test_what_comes_back_from_the_morgue_has_no_calls(store):
+    call(store, "1", "a", "it")
+    lease = take(store)
+    claimed = claim(store, lease)
+    (job,) = claimed.jobs
+    store.settle(ONE, lease, [Verdict("1", job.claim, Fate.DIE, ended=ended(job))])
+    Actions(store).morgue_queue_up(ONE, ["1"])
+    (again,) = claim(store, lease).jobs
+    assert not again.recorded
+    assert again.calls is None
+
+
+def test_a_payload_whose_merge_takes_the_larger_score_keeps_its_calls(store):
+    queue = QueueSpec("orders", shards=1, merge=Merge.MAX)
+    call(store, "1", "a", "first", 1.0, queue)
+    call(store, "1", "a", "second", 5.0, queue)
+    claimed = claim(store, take(store))
+    assert claimed.jobs[0].payloads[0].score == 5.0
+    assert told(claimed) == {"1": [("a", "first"), ("a", "second")]}
+
+
+def test_bytes_of_any_kind_are_told_apart(store):
+    """A digest may hold what elsewhere ends an id."""
+    payloads = [next(p for p in map(str, range(100_000)) if digest(p.encode())[n] == 0) for n in range(3)]
+    for payload in payloads:
+        call(store, "1", payload, payload)
+    assert told(claim(store, take(store))) == {"1": sorted((p, p) for p in payloads)}

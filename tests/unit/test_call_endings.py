@@ -1,0 +1,256 @@
+"""How the calls of a batch end. Celery's own tracer, results in memory, no Redis."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from celery import Celery
+from celery.app.trace import build_tracer
+from celery.backends.cache import _DUMMY_CLIENT_CACHE
+from celery.worker import state
+
+from celery_lowkiq import ordered_task
+from celery_lowkiq.integration.call_records import CallNote
+from celery_lowkiq.integration.runner import CeleryRunner
+from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.rules.errors import StoreUnavailable
+from celery_lowkiq.rules.models import (
+    CONDEMNED,
+    BadPayload,
+    Batch,
+    CallRecord,
+    Fate,
+    FirstCalls,
+    Job,
+    Lease,
+    Payload,
+    Recorded,
+    ShardRef,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+SHARD = ShardRef("t", 0)
+
+
+@pytest.fixture(autouse=True)
+def no_results():
+    """All caches in memory are one."""
+    _DUMMY_CLIENT_CACHE.clear()
+
+
+class Reader:
+    """The store's side: pages of calls, and what was ended before the settle."""
+
+    def __init__(self):
+        self.records = []
+        self.ended = []
+        self.away = False
+
+    def pages(self, shard, job):
+        if job.calls is not None and job.calls.complete:
+            yield job.calls.records
+            return
+        for start in range(0, len(self.records), 2):
+            yield tuple(self.records[start : start + 2])
+
+    def end(self, lease, ended):
+        if self.away:
+            raise StoreUnavailable("gone")
+        self.ended += ended
+
+
+class Lane:
+    """Runs batches of the task as a lane does."""
+
+    def __init__(self, function, **options):
+        self.app = Celery(
+            "unit", broker="redis://localhost:1/0", backend="cache+memory://", set_as_current=False
+        )
+        options = {"retry_in": lambda retry_count: 1, **options}
+        task = ordered_task(app=self.app, shared=False, bind=True, name="t", **options)(function)
+        self.app.finalize()
+        task.__trace__ = build_tracer(task.name, task, self.app.loader, "host", app=self.app)
+        self.task = task
+        self.events = []
+        dispatcher = SimpleNamespace(
+            enabled=True, send=lambda kind, **fields: self.events.append((kind, fields))
+        )
+        consumer = SimpleNamespace(app=self.app, hostname="host", event_dispatcher=dispatcher)
+        self.reader = Reader()
+        self.runner = CeleryRunner({"t": task}, consumer, home_of(self.app), self.reader)
+
+    def run(self, *jobs):
+        lease = Lease(SHARD, "me", 1)
+        batch = Batch(self.task.queue_spec, lease, 1, jobs, lost=threading.Event())
+        return self.runner.run(batch)
+
+    def state(self, task_id):
+        return self.app.AsyncResult(task_id).state
+
+    def result(self, task_id):
+        return self.app.AsyncResult(task_id).result
+
+
+def job(*payloads, calls=(), job_id="1", recorded=Recorded.ALL, retry_count=-1, complete=True):
+    """A claimed job. Calls are (payload's position, task id, headers)."""
+    records = tuple(
+        CallRecord(b"key %d" % n, position, CallNote(task_id, *rest).dump(CODEC))
+        for n, (position, task_id, *rest) in enumerate(calls)
+    )
+    held = tuple(Payload(data, float(score), recorded) for score, data in enumerate(payloads))
+    first = FirstCalls(records, complete)
+    return Job(job_id, held, 0.0, retry_count, claim=1, calls=first)
+
+
+CODEC = home_of(Celery("codec", broker="redis://localhost:1/0", set_as_current=False)).record_codec
+
+
+def last_payload(self, payloads_by_id):
+    return {job_id: payloads[-1] for job_id, payloads in payloads_by_id.items()}
+
+
+def boom(self, payloads_by_id):
+    raise ValueError("boom")
+
+
+def test_the_record_of_a_call_goes_with_its_settle():
+    lane = Lane(last_payload)
+    (verdict,) = lane.run(job(b"7", calls=[(0, "a")]))
+    assert (verdict.fate, verdict.ended) == (Fate.DONE, ((b"key 0", b"key 0"),))
+    assert (lane.state("a"), lane.result("a")) == ("SUCCESS", {"1": 7})
+    assert lane.reader.ended == []
+
+
+def test_calls_of_one_payload_are_one_run_of_keys():
+    lane = Lane(last_payload)
+    (verdict,) = lane.run(job(b"7", b"8", calls=[(0, "a"), (0, "b"), (1, "c")]))
+    assert verdict.ended == ((b"key 0", b"key 1"), (b"key 2", b"key 2"))
+    assert [lane.result(task_id) for task_id in "abc"] == [{"1": 8}] * 3
+
+
+def test_a_call_that_runs_again_keeps_its_record():
+    lane = Lane(boom)
+    (verdict,) = lane.run(job(b"7", b"8", calls=[(0, "a"), (1, "b")]))
+    assert (verdict.fate, verdict.ended) == (Fate.RETRY, ())
+    assert [lane.state(task_id) for task_id in "ab"] == ["RETRY", "RETRY"]
+
+
+def test_of_a_job_that_dies_only_the_first_payloads_calls_have_failed():
+    lane = Lane(boom, max_retries=0)
+    (verdict,) = lane.run(job(b"7", b"8", calls=[(0, "a"), (1, "b")]))
+    assert (verdict.fate, verdict.ended) == (Fate.DIE, ((b"key 0", b"key 0"),))
+    assert [lane.state(task_id) for task_id in "ab"] == ["FAILURE", "RETRY"]
+    assert repr(lane.result("a")) == "ValueError('boom')"
+
+
+def test_a_payload_that_nobody_can_read_fails_its_calls():
+    lane = Lane(last_payload)
+    (verdict,) = lane.run(job(b"\xff", b"8", calls=[(0, "a"), (1, "b")]))
+    assert verdict.fate is Fate.DONE
+    assert [bad.position for bad in verdict.bad] == [0]
+    assert [lane.state(task_id) for task_id in "ab"] == ["FAILURE", "SUCCESS"]
+    assert "undecodable payload" in str(lane.result("a"))
+
+
+def test_a_run_with_a_call_that_nobody_knows_has_an_id_of_its_own():
+    seen = []
+
+    def notes(self, payloads_by_id):
+        seen.append(self.request.id)
+
+    lane = Lane(notes)
+    lane.run(job(b"7", calls=[(0, "a")]))
+    lane.run(job(b"7", calls=[(0, "b")], recorded=Recorded.SOME))
+    lane.run(job(b"7", b"8", calls=[(0, "c")]))
+    assert seen[0] == "a"
+    assert not {"a", "b", "c"} & set(seen[1:])
+    assert [lane.state(task_id) for task_id in "abc"] == ["SUCCESS"] * 3
+
+
+def test_many_calls_are_ended_page_by_page_before_the_settle():
+    lane = Lane(last_payload)
+    ids = [f"call {n}" for n in range(5)]
+    few = job(b"7", calls=[(0, task_id) for task_id in ids])
+    lane.reader.records = list(few.calls.records)
+    (verdict,) = lane.run(replace(few, calls=None))
+    assert verdict.ended == ()
+    assert lane.reader.ended == [(b"key 0", b"key 1"), (b"key 2", b"key 3"), (b"key 4", b"key 4")]
+    assert {lane.state(task_id) for task_id in ids} == {"SUCCESS"}
+
+
+def test_a_job_whose_calls_cannot_all_be_ended_runs_again():
+    """Results are written before the settle; who has his already, may get it twice."""
+    lane = Lane(last_payload)
+    few = job(b"7", calls=[(0, f"call {n}") for n in range(5)])
+    lane.reader.records, lane.reader.away = list(few.calls.records), True
+    (verdict,) = lane.run(replace(few, calls=None))
+    assert (verdict.fate, verdict.delay, verdict.ended) == (Fate.RETURN, 1.0, ())
+
+
+def test_a_poison_pill_does_not_run_and_its_calls_have_failed():
+    ran = []
+
+    def kills(self, payloads_by_id):
+        ran.append(payloads_by_id)
+
+    lane = Lane(kills)
+    (verdict,) = lane.run(job(b"7", calls=[(0, "a")], retry_count=CONDEMNED))
+    assert (verdict.fate, verdict.error) == (Fate.BURY, lane.task.queue_spec.poison_error)
+    assert verdict.ended == ((b"key 0", b"key 0"),)
+    assert lane.state("a") == "FAILURE"
+    assert "poison pill" in str(lane.result("a"))
+    assert ran == []
+
+
+class TestRevoked:
+    @pytest.fixture(autouse=True)
+    def revoked(self):
+        state.revoked.add("gone")
+        yield
+        state.revoked.discard("gone")
+
+    def test_its_payload_is_dropped_without_the_morgue(self):
+        lane = Lane(last_payload)
+        (verdict,) = lane.run(job(b"7", b"8", calls=[(0, "gone"), (1, "b")]))
+        assert verdict.bad == (BadPayload(0, None),)
+        assert verdict.ended == ((b"key 1", b"key 1"),)
+        assert lane.reader.ended == [(b"key 0", b"key 0")]
+        assert (lane.state("gone"), lane.result("b")) == ("REVOKED", {"1": 8})
+
+    def test_what_is_left_is_the_run_of_one_call(self):
+        seen = []
+
+        def notes(self, payloads_by_id):
+            seen.append(self.request.id)
+
+        lane = Lane(notes)
+        lane.run(job(b"7", calls=[(0, "gone"), (0, "b")]))
+        assert seen == ["b"]
+
+    def test_a_batch_waits_when_nobody_can_be_told(self):
+        lane = Lane(last_payload)
+        lane.reader.away = True
+        (verdict,) = lane.run(job(b"7", calls=[(0, "gone")]))
+        assert verdict.fate is Fate.RETURN
+
+
+def test_events_are_sent_for_each_call():
+    lane = Lane(last_payload)
+    lane.run(job(b"7", b"8", calls=[(0, "a"), (1, "b")], retry_count=2))
+    for task_id in "ab":
+        told = [(kind, fields) for kind, fields in lane.events if fields["uuid"] == task_id]
+        assert [kind for kind, _ in told] == ["task-received", "task-started", "task-succeeded"]
+        assert told[0][1]["retries"] == 3
+        assert told[0][1]["name"] == "t"
+
+
+def test_a_record_that_nobody_can_read_is_forgotten(caplog):
+    lane = Lane(last_payload)
+    broken = job(b"7", calls=[(0, "a")])
+    record = replace(broken.calls.records[0], data=b"\xff")
+    (verdict,) = lane.run(replace(broken, calls=FirstCalls((record,), True)))
+    assert verdict.fate is Fate.DONE
+    assert "its record is none" in caplog.text
