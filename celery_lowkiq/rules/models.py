@@ -10,7 +10,7 @@ from typing import Protocol
 
 def shard_of(job_id: str, shards: int) -> int:
     """Shard of an id: ``crc32(id) % shards``, as Lowkiq has it."""
-    return zlib.crc32(job_id.encode()) % shards
+    return zlib.crc32(job_id.encode("utf-8", "surrogateescape")) % shards
 
 
 class Merge(str, enum.Enum):
@@ -155,6 +155,14 @@ class Lease:
     owner: str
     epoch: int
     server: str = ""
+
+
+@dataclass(frozen=True)
+class InHand:
+    """What an owner knows of its claims on a shard: the largest number, and those that it has not settled."""
+
+    last: int = 0
+    open: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -16,27 +16,36 @@ from celery_lowkiq.rules.models import ShardRef
 FORMAT = 1
 
 #: Keys of a shard, with their Redis types.
-SHARD_KEYS = (
-    "lease",  # hash: owner, epoch, counter, stopping, server
-    "meta",  # hash: shards, score, back, front, request, claim, kind, call, processed, failed, sweep
-    "senders",  # hash: sender -> last n and when
-    "due",  # zset: id -> perform_in of a waiting job
-    "jobs",  # hash: id -> packed payloads of a waiting job
-    "spill",  # hash: id, payload -> place, of waiting jobs with many payloads
-    "order",  # zset: id, place, payload
-    "calls",  # zset of equal scores: id, digest of the payload, number, record of a call
-    "failed",  # zset: id -> retry_count of a waiting job that failed
-    "errors",  # hash: id -> last error of a waiting job that failed
-    "claimed",  # zset: id -> claim number of a job in processing
-    "processing",  # hash: id -> record of a job in processing
-    "deaths",  # hash: id -> mark of a job that was in processing when its owner died
-    "dead",  # zset: id -> updated_at of a job in the morgue
-    "dead_ids",  # zset of equal scores: ids in the morgue
-    "dead_jobs",  # as jobs, spill, order and errors, for the morgue
-    "dead_spill",
-    "dead_order",
-    "dead_errors",
-)
+SHARD_KEYS = {
+    "lease": "hash",  # owner, epoch, counter, stopping, server
+    "meta": "hash",  # shards, score, back, front, request, claim, kind, call, processed, failed, sweep
+    "senders": "hash",  # sender -> last n and when
+    "due": "zset",  # id -> perform_in of a waiting job
+    "jobs": "hash",  # id -> packed payloads of a waiting job
+    "spill": "hash",  # id, payload -> place, of waiting jobs with many payloads
+    "order": "zset",  # id, place, payload
+    "calls": "zset",  # equal scores: id, digest of the payload, number, record of a call
+    "failed": "zset",  # id -> retry_count of a waiting job that failed
+    "errors": "hash",  # id -> last error of a waiting job that failed
+    "claimed": "zset",  # id -> claim number of a job in processing
+    "processing": "hash",  # id -> record of a job in processing
+    "deaths": "hash",  # id -> mark of a job that was in processing when its owner died
+    "dead": "zset",  # id -> updated_at of a job in the morgue
+    "dead_ids": "zset",  # equal scores: ids in the morgue
+    "dead_jobs": "hash",  # as jobs, spill, order and errors, for the morgue
+    "dead_spill": "hash",
+    "dead_order": "zset",
+    "dead_errors": "hash",
+}
+
+#: The same by all names that scripts use: those bound to waiting or dead jobs, and those of a whole queue.
+KEY_TYPES = SHARD_KEYS | {
+    "index": "zset",
+    "marks": "zset",
+    "records": "hash",
+    "queue": "hash",
+    "nodes": "hash",
+}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from celery_lowkiq.rules.views import DeadJob, Found, Page
 
 from .cursors import dump_position, dump_scan, load_position, load_scan
 from .keys import ShardKeys, shard_keys
-from .records import id_bytes, number_text, pairs, parse_id, parse_processing
+from .records import id_bytes, number_text, pairs, parse_count, parse_id, parse_processing
 from .scripts import Call, load
 from .store import RedisStore
 
@@ -282,7 +282,7 @@ def _job(member: _Member, reply: list[Any]) -> Job | None:
         id=parse_id(member.id),
         payloads=_payloads(payloads),
         perform_in=float(perform_in),
-        retry_count=int(float(retry_count)),
+        retry_count=parse_count(retry_count),
         error=error or None,
         payload_count=count,
     )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
 from celery_lowkiq.rules.models import Job, Payload, Recorded
 
-_ITEM = re.compile(rb"(\S+) (\d+)([rR]?) ")
-_HEAD = re.compile(rb"(\d+)(?:@(\d+))? (\S+) (\S+) (\d+) ")
+_NUMBER = re.compile(rb"[-+.e\d]+|-?inf")
+_ITEM = re.compile(rb"(\S+) (\d{1,18})([rR]?) ")
+_COUNT = re.compile(rb"\d{1,18}")
+_HEAD = re.compile(rb"(\d{1,18})(?:@(\d{1,18}))? (\S+) (-?\d{1,18}) (\d{1,18}) ")
 
 
 def number_text(value: float) -> str:
@@ -17,10 +20,12 @@ def number_text(value: float) -> str:
 
 
 def _number(text: bytes) -> float | None:
+    """What ``bag_read.lua`` calls a number."""
     try:
-        return float(text)
+        number = float(text) if _NUMBER.fullmatch(text) else math.nan
     except ValueError:
         return None
+    return number if math.isfinite(number) or text.endswith(b"inf") else None
 
 
 def parse_items(record: bytes) -> tuple[Payload, ...]:
@@ -54,8 +59,7 @@ def parse_processing(job_id: bytes, record: bytes) -> Job:
     """A job from its processing record."""
     found = _HEAD.match(record)
     perform_in = _number(found.group(3)) if found else None
-    retry_count = _number(found.group(4)) if found else None
-    if found is None or perform_in is None or retry_count is None:
+    if found is None or perform_in is None:
         payloads = parse_items(record)
         return Job(parse_id(job_id), payloads, 0.0, payload_count=len(payloads))
     stop = found.end() + int(found.group(5))
@@ -64,12 +68,22 @@ def parse_processing(job_id: bytes, record: bytes) -> Job:
         id=parse_id(job_id),
         payloads=payloads,
         perform_in=perform_in,
-        retry_count=int(retry_count),
+        retry_count=int(found.group(4)),
         error=record[found.end() : stop] or None,
         claim=int(found.group(1)),
         payload_count=len(payloads),
         last_call=int(found.group(2) or 0),
     )
+
+
+def parse_count(text: bytes) -> int:
+    """A retry_count; -1 where something else was planted."""
+    return int(text) if re.fullmatch(rb"-?\d{1,18}", text) else -1
+
+
+def parse_whole(text: bytes) -> int:
+    """An epoch or a counter; 0 where something else was planted, as ``acquire.lua`` has it."""
+    return int(text) if re.fullmatch(rb"[1-9]\d{0,14}", text) else 0
 
 
 def parse_time(text: bytes) -> float | None:
@@ -78,12 +92,12 @@ def parse_time(text: bytes) -> float | None:
 
 
 def parse_members(reply: Any) -> dict[str, tuple[int, int]]:
-    """Lanes and counter by owner, from the hash of heartbeats."""
+    """Lanes and counter by owner, from the hash of heartbeats, without what was planted there."""
     found = {}
-    for field, counter in (reply if isinstance(reply, dict) else dict(pairs(reply))).items():
-        owner, _, lanes = field.decode("utf-8", "replace").rpartition(" ")
-        if owner and lanes.isdecimal():
-            found[owner] = (int(lanes), int(counter))
+    for field, counter in pairs(reply):
+        owner, _, lanes = field.rpartition(b" ")
+        if owner and _COUNT.fullmatch(lanes) and _COUNT.fullmatch(counter):
+            found[owner.decode("utf-8", "replace")] = (int(lanes), int(counter))
     return found
 
 

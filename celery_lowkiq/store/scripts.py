@@ -4,6 +4,9 @@ A script's header is its declaration: ``-- KEYS: lease due`` and ``-- ARGV: owne
 become Lua locals of these names, and Python passes values by the same names. ``-- USES: time bag`` puts
 ``lib/time.lua`` and ``lib/bag.lua`` in front; ``-- FLAGS: allow-oom`` becomes the shebang line where the
 server knows one (Redis 7). Nothing but these files ever becomes script text.
+
+Redis does not roll back, so every script first touches each of its keys: one of another type is an error
+before anything was written. A key with a question mark is left to the script, to touch when it needs it.
 """
 
 from __future__ import annotations
@@ -15,6 +18,11 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Protocol, TypeAlias
+
+from .keys import KEY_TYPES
+
+#: What fails on a key of another type, at the cost of a look.
+PROBES = {"hash": "HLEN", "zset": "ZCARD"}
 
 Value: TypeAlias = str | bytes | int | float
 
@@ -83,12 +91,23 @@ def _names(kind: str, names: Sequence[str]) -> str:
     return f"local {', '.join(names)} = {values}\n" if names else ""
 
 
+def _probes(keys: Sequence[str]) -> str:
+    return "".join(f"redis.call('{PROBES[KEY_TYPES[key]]}', {key})\n" for key in keys)
+
+
 @cache
 def load(name: str) -> Script:
     """The script of ``lua/<name>.lua``."""
     source = _read(f"{name}.lua")
-    keys = tuple(_header(source, "KEYS").split())
+    declared = _header(source, "KEYS").split()
+    keys = tuple(key.rstrip("?") for key in declared)
     args = tuple(_header(source, "ARGV").partition("[")[0].split())
     libraries = "".join(_read(f"lib/{library}.lua") for library in _header(source, "USES").split())
     binding = _names("KEYS", keys) + _names("ARGV", args) + f"local rest = {len(args) + 1}\n"
-    return Script(name, binding + libraries + source, keys, args, _header(source, "FLAGS"))
+    return Script(
+        name,
+        binding + _probes([key for key in declared if key in keys]) + libraries + source,
+        keys,
+        args,
+        _header(source, "FLAGS"),
+    )

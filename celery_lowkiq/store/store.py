@@ -11,6 +11,7 @@ import redis
 from celery_lowkiq.rules.models import (
     Claim,
     Due,
+    InHand,
     Lease,
     LeaseState,
     NewJob,
@@ -26,7 +27,16 @@ from .client import Client, ShardsDiffer, raise_refused
 from .durability import Durability
 from .keys import channel, nodes_key, shard_keys
 from .pushing import Sender, chunked, push_call
-from .records import id_bytes, number_text, pairs, parse_id, parse_members, parse_processing, parse_time
+from .records import (
+    id_bytes,
+    number_text,
+    pairs,
+    parse_id,
+    parse_members,
+    parse_processing,
+    parse_time,
+    parse_whole,
+)
 from .registry import Registry
 from .scripts import Call, Value, load
 from .subscription import PushSubscription
@@ -110,8 +120,8 @@ class RedisStore:
             [("HMGET", shard_keys(shard)["lease"], *LEASE_FIELDS) for shard in shards]
         )
         return [
-            LeaseState((owner or b"").decode(), int(epoch or 0), int(counter or 0), server, given_on.decode())
-            for owner, epoch, counter, given_on in ((*reply[:3], reply[3] or b"") for reply in replies)
+            LeaseState(parse_id(owner), parse_whole(epoch), parse_whole(counter), server, parse_id(given_on))
+            for owner, epoch, counter, given_on in ([field or b"" for field in reply] for reply in replies)
         ]
 
     def acquire(
@@ -124,7 +134,7 @@ class RedisStore:
         call = load("acquire").call(
             shard_keys(shard),
             owner=owner,
-            seen_owner=seen.owner,
+            seen_owner=id_bytes(seen.owner),
             seen_epoch=seen.epoch,
             seen_counter=seen.counter,
             seen_server=seen.server,
@@ -160,13 +170,9 @@ class RedisStore:
 
     def beat(self, queues: Sequence[str], owner: str, lanes: int) -> list[dict[str, tuple[int, int]]]:
         """Move the node's heartbeat in each queue, in one round trip; lanes and counter of all nodes."""
-        commands: list[tuple[Any, ...]] = []
-        for queue in queues:
-            commands += [
-                ("HINCRBY", nodes_key(queue), f"{owner} {lanes}", 1),
-                ("HGETALL", nodes_key(queue)),
-            ]
-        return [parse_members(reply) for reply in self.client.commands(commands)[1::2]]
+        member = f"{owner} {lanes}"
+        calls = [load("beat").call({"nodes": nodes_key(queue)}, member=member) for queue in queues]
+        return [parse_members(reply) for reply in self.client.all(calls)]
 
     def forget_members(self, queue: str, members: Sequence[tuple[str, int]]) -> None:
         """Remove heartbeats, named by owner and lanes."""
@@ -175,12 +181,17 @@ class RedisStore:
     # -- batches
 
     def claim(
-        self, queue: QueueSpec, lease: Lease, request: int, over: int = 0, suspects: bool = True
+        self,
+        queue: QueueSpec,
+        lease: Lease,
+        request: int,
+        in_hand: InHand | None = None,
+        suspects: bool = True,
     ) -> Claim:
         """Move up to ``queue.batch_size`` due jobs to processing; the same ``request`` gives the same batch.
 
         At most 1,000 payloads or 1 MiB of an id, lowest scores first; the rest stays waiting. What is
-        still in processing of claims up to number ``over`` goes back. A suspect is a batch of its own;
+        in processing of other claims than those ``in_hand`` goes back. A suspect is a batch of its own;
         without ``suspects`` none is taken. Raises NotOwner, StoreUnavailable.
         """
         call = _owned(
@@ -188,7 +199,8 @@ class RedisStore:
             lease,
             merge=queue.merge.value,
             request=request,
-            over=over,
+            last=in_hand.last if in_hand else 0,
+            open=_open(in_hand),
             limit=queue.batch_size,
             max_payloads=CLAIM_PAYLOADS,
             max_bytes=CLAIM_BYTES,
@@ -226,20 +238,24 @@ class RedisStore:
 
     # -- waiting for work
 
-    def next_due(self, shards: Sequence[ShardRef], over: Sequence[int] = ()) -> list[Due]:
+    def next_due(self, shards: Sequence[ShardRef], in_hand: Sequence[InHand] = ()) -> list[Due]:
         """Smallest claimable ``perform_in`` of each shard, in one round trip; now, when something is left
-        of claims up to the number ``over`` of the shard.
+        of other claims than those ``in_hand``.
         """
-        overs = over or [0] * len(shards)
+        hands: Sequence[InHand | None] = in_hand or [None] * len(shards)
         calls = [
-            load("next_due").call(shard_keys(shard), over=number)
-            for shard, number in zip(shards, overs, strict=True)
+            load("next_due").call(shard_keys(shard), open=_open(hand))
+            for shard, hand in zip(shards, hands, strict=True)
         ]
         return [Due(parse_time(next_due), float(now)) for now, next_due in self.client.all(calls)]
 
     def subscribe(self, queues: Sequence[QueueSpec]) -> PushSubscription:
         """Listen to pushes on the queues. Raises StoreUnavailable."""
         return PushSubscription(self.client.redis, [queue.name for queue in queues])
+
+
+def _open(in_hand: InHand | None) -> str:
+    return "any" if in_hand is None else " ".join(map(str, in_hand.open))
 
 
 def _owned(name: str, lease: Lease, rest: Sequence[Value] = (), **args: Value) -> Call:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
 
 import redis
@@ -23,12 +24,18 @@ class PushSubscription:
     def __init__(self, client: redis.Redis, queues: Sequence[str]) -> None:
         """Raises StoreUnavailable."""
         self._closed = False
+        self._reading = threading.Lock()
         self._pubsub = client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
         try:
+            # A Redis that is loading takes subscriptions, though it cannot serve.
+            client.ping()
             self._pubsub.subscribe(*(channel(queue) for queue in queues))
             # What is announced during a silent reconnect would be missed: an error has to say so.
+            self._retry = self._pubsub.connection.retry
             self._pubsub.connection.retry = Retry(NoBackoff(), 0)
         except (exceptions.RedisError, OSError) as error:
+            # Not left to the garbage collector: a log handler that keeps the error would keep all this.
+            self._pubsub.close()
             raise store_error(error) from error
 
     def wait_pushed(self, timeout: float) -> tuple[ShardRef, float | None] | None:
@@ -37,6 +44,14 @@ class PushSubscription:
 
         Raises StoreUnavailable when the connection is lost, or was closed.
         """
+        try:
+            with self._reading:
+                return self._wait_pushed(timeout)
+        finally:
+            if self._closed:
+                self._give_back()
+
+    def _wait_pushed(self, timeout: float) -> tuple[ShardRef, float | None] | None:
         if self._closed:
             raise StoreUnavailable("the subscription is closed")
         try:
@@ -58,6 +73,18 @@ class PushSubscription:
         connection = self._pubsub.connection
         if connection is not None:
             connection.disconnect()
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """The connection, to its pool. A thread that reads from it just now does this when it ends."""
+        if not self._reading.acquire(blocking=False):
+            return
+        try:
+            if self._pubsub.connection is not None:
+                self._pubsub.connection.retry = self._retry
+                self._pubsub.close()
+        finally:
+            self._reading.release()
 
 
 def _announcement(name: bytes, data: bytes) -> tuple[ShardRef, float | None] | None:

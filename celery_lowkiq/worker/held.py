@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from celery_lowkiq.rules.models import Lease, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import InHand, Lease, QueueSpec, ShardRef
 
 #: Parts of the lease time T, after the moment before the last renewal was sent.
 DEADLINE = 0.8
@@ -23,14 +23,22 @@ class Held:
     #: Monotonic time before the last successful renewal was sent.
     renewed_at: float
     request: int = 0
-    #: The last claim that was settled, or given up.
-    over: int = 0
+    in_hand: InHand = field(default_factory=InHand)
     #: Set while this node cannot be sure that the shard is still its own.
     lost: threading.Event = field(default_factory=threading.Event)
 
     @property
     def shard(self) -> ShardRef:
         return self.lease.shard
+
+    def took(self, claim: int) -> None:
+        """A claim was made."""
+        self.in_hand = InHand(max(claim, self.in_hand.last), (*self.in_hand.open, claim))
+
+    def let_go(self, claim: int) -> None:
+        """A claim was settled, or given up."""
+        rest = tuple(number for number in self.in_hand.open if number != claim)
+        self.in_hand = InHand(self.in_hand.last, rest)
 
     @property
     def deadline(self) -> float:

@@ -167,13 +167,15 @@ class Lane:
         if self._take_refresh():
             self._ask_all()
         with self._changed:
-            due = self._workable()
-            shard = self._scheduler(due, self._agenda.now())
+            due, now = self._workable(), self._agenda.now()
+            shard = self._scheduler(due, now)
             if shard is not None:
                 self._working = shard
                 return self._held[shard]
             if not self._refresh and self._stopping_at is None:
-                left = self._agenda.seconds_until(min(due.values(), default=None))
+                # What is due and not picked is offered again with the next reason to look, or the next poll.
+                coming = min((when for when in due.values() if when > now), default=None)
+                left = self._agenda.seconds_until(coming)
                 poll = max(0.0, self._poll_at - self._around.clock.monotonic())
                 self._changed.wait(poll if left is None else min(left, poll))
             return None
@@ -199,10 +201,10 @@ class Lane:
 
     def _ask_all(self) -> None:
         with self._changed:
-            overs = {shard: held.over for shard, held in self._held.items()}
-        shards = list(overs)
+            in_hand = {shard: held.in_hand for shard, held in self._held.items()}
+        shards = list(in_hand)
         try:
-            dues = self._ask(shards, lambda: self._around.store.next_due(shards, list(overs.values())))
+            dues = self._ask(shards, lambda: self._around.store.next_due(shards, list(in_hand.values())))
         except StoreUnavailable:
             return
         except StoreError:
@@ -271,14 +273,17 @@ class Lane:
     def _claim(self, held: Held, suspects: bool) -> Claim:
         store = self._around.store
         held.request += 1
-        request, over = held.request, held.over
-        claim = self._ask([held.shard], lambda: store.claim(held.queue, held.lease, request, over, suspects))
+        request, in_hand = held.request, held.in_hand
+        claim = self._ask(
+            [held.shard], lambda: store.claim(held.queue, held.lease, request, in_hand, suspects)
+        )
         self._learn(held.shard, Due(claim.next_due, claim.now))
         return claim
 
     def _run(self, held: Held, claim: Claim) -> None:
         if not claim.jobs:
             return
+        held.took(claim.number)
         began_at = self._around.clock.monotonic()
         batch = Batch(held.queue, held.lease, claim.number, claim.jobs, held.lost, began_at)
         if not self._may_begin(held):
@@ -303,7 +308,7 @@ class Lane:
             settled = self._ask([held.shard], lambda: store.settle(held.queue, held.lease, verdicts))
         finally:
             self._batch = None
-            held.over = batch.claim
+            held.let_go(batch.claim)
         self._learn(held.shard, Due(settled.next_due, settled.now))
         return settled
 

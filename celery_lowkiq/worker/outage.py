@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -15,8 +16,9 @@ logger = logging.getLogger("celery_lowkiq.worker")
 
 T = TypeVar("T")
 
+#: Of the longest depends how soon a node goes on after a long outage, in s.
 FIRST_PAUSE = 0.05
-LONGEST_PAUSE = 2.0
+LONGEST_PAUSE = 1.0
 
 
 def pauses(jitter: Callable[[], float] = random.random) -> Iterator[float]:
@@ -36,13 +38,25 @@ class Outage:
         self._since: float | None = None
         #: Threads that have had no answer since: one that fares well does not speak for the others.
         self._without: set[int] = set()
+        #: When each thread asked last, and when the last outage ended (monotonic time).
+        self._asked_at: dict[int, float] = {}
+        self._ended_at = -math.inf
         #: Ends all pauses.
         self.stop = threading.Event()
 
+    def asks(self) -> None:
+        """This thread is about to ask Redis something."""
+        self._asked_at[threading.get_ident()] = self._clock.monotonic()
+
     def begins(self, error: StoreError) -> None:
-        """Redis did not answer, or refused what a node cannot do without."""
+        """Redis did not answer, or refused what a node cannot do without. A question from before the end of
+        an outage belongs to that one: only what is asked since then tells of another.
+        """
+        me = threading.get_ident()
         with self._lock:
-            self._without.add(threading.get_ident())
+            if self._asked_at.get(me, math.inf) < self._ended_at:
+                return
+            self._without.add(me)
             first, self._since = self._since is None, self._since or self._clock.monotonic()
         if first:
             logger.error("%s. Ordered queues wait until it is back.", error)
@@ -55,7 +69,7 @@ class Outage:
             self._without.discard(threading.get_ident())
             if self._without:
                 return
-            since, self._since = self._since, None
+            since, self._since, self._ended_at = self._since, None, self._clock.monotonic()
         if since is not None:
             logger.warning(
                 "Redis is back after %.1f s. Ordered queues go on.", self._clock.monotonic() - since
@@ -64,6 +78,7 @@ class Outage:
     def survive(self, action: Callable[[], T], give_up: Callable[[], bool]) -> T:
         """Repeat the action until Redis answers. Raises StoreUnavailable when ``give_up()``."""
         for pause in pauses():
+            self.asks()
             try:
                 answer = action()
             except StoreUnavailable as error:

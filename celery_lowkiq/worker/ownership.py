@@ -95,7 +95,7 @@ class Ownership:
         self._wake.set()
 
     def lost(self, held: Held) -> None:
-        """A lane was told that a shard is another node's."""
+        """A shard is not this node's any more, whoever is told first."""
         with self._lock:
             if self._held.get(held.shard) is held:
                 self._forget(held)
@@ -121,6 +121,7 @@ class Ownership:
 
     def _turn(self) -> float:
         """Renew, share, look, take; seconds until the next turn."""
+        self._outage.asks()
         try:
             self._renew(stopping=False)
             self._share()
@@ -206,7 +207,7 @@ class Ownership:
                 for shard in to_give_up(staying, self._busy(), quota):
                     self._leaving.add(shard)
                     self._lane_of[shard].drop(shard)
-        for shard in list(self._leaving):
+        for shard in sorted(self._leaving):
             idle = self._lane_of[shard].working != shard
             # A lane may have lost it a moment ago.
             held = self._held.get(shard)
@@ -214,9 +215,13 @@ class Ownership:
                 self._hand_over(held)
 
     def _hand_over(self, held: Held) -> None:
-        if self._store.release(held.lease):
-            with self._lock:
-                self._forget(held)
+        try:
+            released = self._store.release(held.lease)
+        except NotOwner:
+            logger.info("shard %s was given up: it has changed hands before", held.shard)
+            released = True
+        if released:
+            self.lost(held)
         else:
             # Something of it is unsettled: the lane's next claim puts that back.
             self._leaving.discard(held.shard)
@@ -292,6 +297,7 @@ class Ownership:
         while self._leases() or not left:
             self._wake.clear()
             lanes_ended = all(lane.ended for lane in self._lanes)
+            self._outage.asks()
             try:
                 if self._membership is not None and not left:
                     self._membership.leave()

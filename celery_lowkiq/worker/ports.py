@@ -9,6 +9,7 @@ from celery_lowkiq.rules.models import (
     Batch,
     Claim,
     Due,
+    InHand,
     Lease,
     LeaseState,
     QueueSpec,
@@ -60,11 +61,16 @@ class Store(Protocol):
         """Give the shard up; False when jobs of it are still in processing. Raises NotOwner."""
 
     def claim(
-        self, queue: QueueSpec, lease: Lease, request: int, over: int = 0, suspects: bool = True
+        self,
+        queue: QueueSpec,
+        lease: Lease,
+        request: int,
+        in_hand: InHand | None = None,
+        suspects: bool = True,
     ) -> Claim:
         """Move up to ``queue.batch_size`` due jobs to processing. The same ``request`` (an int that grows)
-        again returns the same batch. No claim up to number ``over`` is open here any more. A suspect is a
-        batch of its own; without ``suspects`` none is taken. Raises NotOwner.
+        again returns the same batch. What is in processing of other claims than those ``in_hand`` goes
+        back. A suspect is a batch of its own; without ``suspects`` none is taken. Raises NotOwner.
         """
 
     def forgive(self, lease: Lease) -> None:
@@ -79,9 +85,9 @@ class Store(Protocol):
     def forget_members(self, queue: str, members: Sequence[tuple[str, int]]) -> None:
         """Remove heartbeats, named by owner and lanes."""
 
-    def next_due(self, shards: Sequence[ShardRef], over: Sequence[int] = ()) -> list[Due]:
+    def next_due(self, shards: Sequence[ShardRef], in_hand: Sequence[InHand] = ()) -> list[Due]:
         """Smallest claimable ``perform_in`` of each shard, in one round trip; now, when something is left
-        of claims up to the number ``over`` of the shard.
+        of other claims than those ``in_hand``.
         """
 
     def subscribe(self, queues: Sequence[QueueSpec]) -> Subscription:

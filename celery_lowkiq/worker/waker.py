@@ -36,7 +36,7 @@ class Waker:
         self._outage = outage
         self._pushed = pushed
         self._connected = connected
-        self._stopping = False
+        self._stop = threading.Event()
         self._pauses = pauses()
         self._subscription: Subscription | None = None
         self._thread = threading.Thread(target=self._main, name="lowkiq-waker", daemon=True)
@@ -47,7 +47,7 @@ class Waker:
 
     def stop(self) -> None:
         """Listen no more."""
-        self._stopping = True
+        self._stop.set()
         # Read once: the thread may be done with it at any moment.
         subscription = self._subscription
         if subscription is not None:
@@ -59,25 +59,27 @@ class Waker:
 
     def _main(self) -> None:
         try:
-            while not self._stopping:
+            while not self._stop.is_set():
                 try:
                     self._listen()
                 except StoreError as error:
-                    if self._stopping:
+                    if self._stop.is_set():
                         return
                     self._outage.begins(error)
-                    self._outage.stop.wait(next(self._pauses))
+                    self._stop.wait(next(self._pauses))
         except Exception as error:  # noqa: BLE001 - a bug of ours must not leave a worker deaf
             self._host.last_words(error)
             self._host.stop(70, f"lowkiq-waker: {error!r}")
 
     def _listen(self) -> None:
+        self._outage.asks()
         subscription = self._subscription = self._store.subscribe(self._queues)
         try:
             self._pauses = pauses()
             self._outage.ends()
             self._connected()
-            while not self._stopping:
+            while not self._stop.is_set():
+                self._outage.asks()
                 announced = subscription.wait_pushed(LISTEN)
                 if announced is not None:
                     self._pushed(*announced)

@@ -8,6 +8,7 @@ from celery_lowkiq.rules.models import (
     BadPayload,
     Claim,
     Fate,
+    InHand,
     Lease,
     NewJob,
     QueueSpec,
@@ -35,8 +36,8 @@ def take(store: RedisStore, queue: QueueSpec = ONE, shard: int = 0, owner: str =
     return store.acquire(queue, ref, owner, seen, 0)
 
 
-def claim(store: RedisStore, lease: Lease, limit: int = 10, over: int = 0) -> Claim:
-    return store.claim(QueueSpec(lease.shard.queue, batch_size=limit), lease, next(_requests), over)
+def claim(store: RedisStore, lease: Lease, limit: int = 10, in_hand: InHand | None = None) -> Claim:
+    return store.claim(QueueSpec(lease.shard.queue, batch_size=limit), lease, next(_requests), in_hand)
 
 
 def end(

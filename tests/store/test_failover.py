@@ -8,7 +8,7 @@ import pytest
 
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.errors import NotOwner
-from celery_lowkiq.rules.models import LeaseState
+from celery_lowkiq.rules.models import InHand, LeaseState
 from celery_lowkiq.rules.ownership import Watch
 from celery_lowkiq.store.connect import connect
 from celery_lowkiq.store.keys import shard_keys
@@ -144,3 +144,29 @@ def test_a_server_that_does_not_tell_its_name_works_as_before(store, client):
         assert may_take_at_once(store)
     finally:
         client.execute_command("ACL", "SETUSER", "default", "+info")
+
+
+def test_a_claims_number_is_above_all_that_its_owner_remembers(store, client):
+    """Redis went back, and then to newer data again, as a second failover may: nothing may stay behind."""
+    push(store, "1", ("x", 1), perform_in=1.0)
+    lease = take(store)
+    older = dump(client)
+    first = claim(store, lease)
+    newer = dump(client)
+    restore(client, older)
+    again = claim(store, lease, in_hand=InHand(first.number))
+    assert again.number > first.number
+    restore(client, newer)
+    in_hand = InHand(again.number)
+    assert store.next_due([SHARD], [in_hand])[0].next_due is not None
+    assert [job.id for job in claim(store, lease, in_hand=in_hand).jobs] == ["1"]
+
+
+def dump(client):
+    return {key: client.dump(key) for key in client.scan_iter()}
+
+
+def restore(client, dumped):
+    client.flushall()
+    for key, value in dumped.items():
+        client.restore(key, 0, value)

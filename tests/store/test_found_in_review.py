@@ -8,7 +8,7 @@ import pytest
 from redis import exceptions
 
 from celery_lowkiq.rules.errors import ShardCountMismatch, StoreFull, StoreUnavailable
-from celery_lowkiq.rules.models import Fate, NewJob, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import Fate, InHand, NewJob, QueueSpec, ShardRef
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.client import store_error
 from celery_lowkiq.store.keys import queue_key, shard_keys
@@ -29,13 +29,13 @@ def test_a_pause_beyond_all_numbers_loses_nothing(store, delay):
     assert settled.now + 9e8 < job.perform_in < settled.now + 2e9
 
 
-def test_what_is_left_of_a_claim_that_is_over_is_due(store):
+def test_what_is_left_of_a_claim_that_nobody_has_in_hand_is_due(store):
     push(store, "1", ("a", 1), perform_in=1.0)
     claimed = claim(store, take(store))
     assert store.next_due([SHARD])[0].next_due is None
-    (due,) = store.next_due([SHARD], [claimed.number])
+    (due,) = store.next_due([SHARD], [InHand(claimed.number)])
     assert due.next_due == due.now
-    assert store.next_due([SHARD], [claimed.number - 1])[0].next_due is None
+    assert store.next_due([SHARD], [InHand(claimed.number, (claimed.number,))])[0].next_due is None
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import socket
 import threading
+from functools import partial
 
 import pytest
+from redis.exceptions import BusyLoadingError
 
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.errors import LowkiqError, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import NewJob
 from celery_lowkiq.store.actions import Actions
-from celery_lowkiq.store.connect import connect
+from celery_lowkiq.store.connect import RETRIES, connect
 from celery_lowkiq.store.queries import Queries
 from celery_lowkiq.store.store import RedisStore
+from tests.outages import away
 
 from .helpers import ONE, SHARD, claim, end, push, take, waiting
 
@@ -53,25 +56,53 @@ def test_every_call_says_that_the_store_is_unavailable(mortal, name):
     push(store, "1", ("a", 1), perform_in=1.0)
     lease = take(store)
     claimed = claim(store, lease)
-    mortal.kill()
-    try:
-        with pytest.raises(StoreUnavailable, match="Redis is not available"):
-            CALLS[name](store, lease, claimed)
-    finally:
-        mortal.restart()
+    with away(mortal), pytest.raises(StoreUnavailable, match="Redis is not available"):
+        CALLS[name](store, lease, claimed)
     CALLS[name](store, lease, claimed)
 
 
 def test_a_subscription_ends_with_its_server(mortal):
     store = RedisStore(connect({"path": mortal.socket_path}, pool_size=2, pool_timeout=1))
     subscription = store.subscribe([ONE])
-    mortal.kill()
-    try:
-        with pytest.raises(StoreUnavailable):
-            for _ in range(3):
-                subscription.wait_pushed(2)
-    finally:
-        mortal.restart()
+    with away(mortal), pytest.raises(StoreUnavailable):
+        for _ in range(3):
+            subscription.wait_pushed(2)
+
+
+def test_subscriptions_give_their_connections_back_whoever_keeps_the_error(mortal):
+    """A log handler that keeps records does; connections ran out after as many outages as there are."""
+    client = connect({"path": mortal.socket_path}, pool_size=2, pool_timeout=0.1)
+    store = RedisStore(client)
+    kept = []
+
+    def fails(action):
+        with pytest.raises(StoreUnavailable, match="onnect") as raised:
+            action()
+        kept.append(raised.value)
+
+    for _ in range(3):
+        subscription = store.subscribe([ONE])
+        assert subscription.wait_pushed(0.01) is None
+        with away(mortal):
+            fails(partial(subscription.wait_pushed, 2))
+            fails(partial(store.subscribe, [ONE]))
+        subscription.close()
+        subscription.close()
+    retries = {connection.retry.get_retries() for connection in client.connection_pool._connections}
+    assert retries == {RETRIES}
+    assert client.connection_pool.pool.qsize() == 2
+
+
+def test_a_redis_that_is_loading_has_no_subscription(redis_server, monkeypatch):
+    """It would take one, and that would look as if it were back."""
+    client = connect({"path": redis_server.socket_path}, pool_size=2, pool_timeout=1)
+
+    def loading():
+        raise BusyLoadingError("Redis is loading the dataset in memory")
+
+    monkeypatch.setattr(client, "ping", loading)
+    with pytest.raises(StoreUnavailable, match="loading"):
+        RedisStore(client).subscribe([ONE])
 
 
 def test_a_subscription_that_is_closed_from_another_thread_ends(redis_server):

@@ -7,7 +7,7 @@ import zlib
 import pytest
 
 from celery_lowkiq.rules.errors import NotOwner
-from celery_lowkiq.rules.models import Fate, Merge, NewJob, QueueSpec, ShardRef, Verdict, shard_of
+from celery_lowkiq.rules.models import Fate, InHand, Merge, NewJob, QueueSpec, ShardRef, Verdict, shard_of
 from celery_lowkiq.rules.retry import RetryPolicy, after_failure
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.queries import Queries
@@ -201,6 +201,15 @@ def test_rule_11_an_accepted_job_is_handed_out_until_it_is_settled(store):
         assert contents(claim(store, take(store, owner=owner))) == {"1": [("a", 1)]}
 
 
+def test_an_acquire_whose_reply_was_lost_begins_the_lease_anew(store):
+    """Others have watched its counter meanwhile, and would take the shard before its owner expects it."""
+    lease = take(store, owner="me")
+    (watched,) = store.observe([lease.shard])
+    assert take(store, owner="me") == lease
+    with pytest.raises(NotOwner):
+        store.acquire(ONE, lease.shard, "other", watched, 0)
+
+
 def test_rule_11_a_former_owner_changes_nothing(store):
     push(store, "1", ("a", 1), perform_in=PAST)
     former = take(store, owner="former")
@@ -256,6 +265,6 @@ def test_a_settle_that_redis_lost_does_not_block_its_id(store):
     lost = claim(store, lease)
     push(store, "1", ("newer", 2), perform_in=PAST)
     assert claim(store, lease).jobs == ()
-    again = claim(store, lease, over=lost.number)
+    again = claim(store, lease, in_hand=InHand(lost.number))
     assert contents(again) == {"1": [("run before", 1), ("newer", 2)]}
     assert end(store, lease, again).accepted == {"1"}

@@ -12,6 +12,7 @@ from celery_lowkiq.rules.models import (
     Claim,
     Due,
     Fate,
+    InHand,
     Job,
     Lease,
     LeaseState,
@@ -37,7 +38,7 @@ class FakeStore:
         self.pushed: list[tuple[ShardRef, float]] = []
         self.refreshes = 0
         self.number = 0
-        self.overs: list[int] = []
+        self.in_hands: list[InHand | None] = []
         self.forgiven: list[Lease] = []
         self.suspects: set[str] = set()
         self.last: dict[ShardRef, tuple[int, int]] = {}
@@ -116,7 +117,12 @@ class FakeStore:
             return True
 
     def claim(
-        self, queue: QueueSpec, lease: Lease, request: int, over: int = 0, suspects: bool = True
+        self,
+        queue: QueueSpec,
+        lease: Lease,
+        request: int,
+        in_hand: InHand | None = None,
+        suspects: bool = True,
     ) -> Claim:
         self._maybe_fail("claim")
         with self.lock:
@@ -130,7 +136,7 @@ class FakeStore:
             else:
                 self.number += 1
                 self.last[lease.shard] = (request, self.number)
-                self.overs.append(over)
+                self.in_hands.append(in_hand)
                 jobs = self._take(lease.shard, queue.batch_size, now)
                 if not suspects and any(job.id in self.suspects for job in jobs):
                     self.waiting[lease.shard].update({job.id: busy.pop(job.id) for job in jobs})
@@ -191,7 +197,7 @@ class FakeStore:
             for owner, _ in members:
                 self.members.get(queue, {}).pop(owner, None)
 
-    def next_due(self, shards: list[ShardRef], over: list[int] | tuple[()] = ()) -> list[Due]:
+    def next_due(self, shards: list[ShardRef], in_hand: list[InHand] | tuple[()] = ()) -> list[Due]:
         self._maybe_fail("next_due")
         with self.lock:
             self.refreshes += 1

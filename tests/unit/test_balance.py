@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 
@@ -10,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_lowkiq.rules.balance import Member, lane_for, move_between, quotas, to_give_up
-from celery_lowkiq.rules.errors import ConfigurationError
+from celery_lowkiq.rules.errors import ConfigurationError, NotOwner
 from celery_lowkiq.rules.models import Fate, Lease, QueueSpec, ShardRef
 from celery_lowkiq.rules.splitters import by_node_splitter, lease_splitter
 from celery_lowkiq.worker.held import Held
 from tests.unit.fakes import FakeStore
-from tests.unit.nodes import SHARDS, Node, Q
+from tests.unit.nodes import SHARDS, Node, Q, once
 from tests.waiting import eventually
 
 
@@ -126,6 +127,16 @@ class TestNodes:
         gate.set()
         eventually(lambda: shares(first, second) == [2, 2])
         eventually(lambda: sorted(first.store.settled) == [(f"busy-{n}", Fate.DONE) for n in range(4)])
+
+    def test_a_shard_that_changed_hands_before_it_was_handed_over_is_no_outage(self, cluster, caplog):
+        caplog.set_level(logging.INFO)
+        first = cluster("n0")
+        eventually(lambda: len(first.owns("n0")) == 4)
+        first.store.fail["release"] = once(NotOwner("the shard has changed hands"))
+        second = cluster("n1")
+        eventually(lambda: shares(first, second) == [2, 2])
+        assert [r.levelname for r in caplog.records if "it has changed hands" in r.message] == ["INFO"]
+        assert {record.levelname for record in caplog.records} == {"INFO"}
 
     def test_a_leaving_node_is_replaced_at_once(self, cluster):
         first, second = cluster("n0", lease_seconds=2.0), cluster("n1", lease_seconds=2.0)

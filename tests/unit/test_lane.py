@@ -119,6 +119,21 @@ def test_a_backlog_in_one_shard_does_not_hide_another_whose_announcement_was_los
     assert one.store.waiting[SHARDS[0]]
 
 
+def test_a_scheduler_that_wants_nothing_is_asked_again_at_each_poll_and_not_in_between(node):
+    offers = []
+
+    def wants_nothing(due, now):
+        if any(when <= now for when in due.values()):
+            offers.append(time.monotonic())
+
+    one = node(lanes=1, queues=[ONE], poll_interval=0.1, scheduler=lambda: wants_nothing)
+    one.store.push(SHARD, "1", announce=False)
+    one.start()
+    eventually(lambda: len(offers) >= 8)
+    assert offers[7] - offers[0] > 0.3
+    assert one.store.claims == []
+
+
 def test_a_claim_that_is_answered_after_the_deadline_begins_nothing(node):
     one = node(lanes=1, queues=[ONE]).start()
     held = eventually(lambda: one.runtime._ownership._held.get(SHARD))

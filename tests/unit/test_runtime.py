@@ -9,7 +9,7 @@ import time
 import pytest
 
 from celery_lowkiq.rules.errors import ShardCountMismatch, StoreError, StoreUnavailable
-from celery_lowkiq.rules.models import Fate, Lease, LeaseState, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import Fate, InHand, Lease, LeaseState, QueueSpec, ShardRef
 from tests.unit.nodes import SHARDS, Q, once
 from tests.waiting import eventually
 
@@ -215,23 +215,23 @@ def test_the_snapshot_says_what_runs_where(node):
     gate.set()
 
 
-def test_the_store_is_told_which_claims_are_over(node):
+def test_the_store_is_told_which_claims_are_in_hand(node):
     one = node(lanes=1, queues=[QueueSpec("q", shards=1)])
     for number in range(3):
         one.store.push(SHARDS[0], str(number), announce=False)
     one.start()
     one.ran("0", "1", "2")
-    assert one.store.overs[:3] == [0, 1, 2]
+    assert one.store.in_hands[:3] == [InHand(), InHand(1), InHand(2)]
 
 
-def test_a_job_whose_settle_failed_for_good_is_over_too(node):
+def test_a_job_whose_settle_failed_for_good_is_not_in_hand(node):
     one = node(lanes=1, queues=[QueueSpec("q", shards=1)])
     one.store.fail["settle"] = once(StoreError("ERR of its own"))
     one.store.push(SHARDS[0], "1", announce=False)
     one.start()
     eventually(lambda: one.runner.ids)
     one.runtime._heard(SHARDS[0], 1.0)
-    eventually(lambda: 1 in one.store.overs)
+    eventually(lambda: InHand(1) in one.store.in_hands)
 
 
 def test_an_acquire_whose_reply_was_lost_is_not_waited_for(node):

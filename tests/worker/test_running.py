@@ -122,6 +122,17 @@ def test_what_an_outcome_does(app, start_worker, ledger, what, runs, processed, 
         assert outcome.ordered_queue.morgue().items[0].error == error
 
 
+def test_a_requeued_job_waits_a_second_and_others_run_meanwhile(app, start_worker, ledger):
+    jobs = [("1", "requeue"), ("2", "ok")]
+    app.tasks["outcome"].perform_async(
+        [{"id": job_id, "payload": what, "perform_in": int(job_id)} for job_id, what in jobs]
+    )
+    start_worker()
+    runs = ledger.wait_for("run", 3)
+    assert [run["id"] for run in runs] == ["1", "2", "1"]
+    assert runs[2]["at"] - runs[0]["at"] > 0.95
+
+
 def test_l6_an_undecodable_payload_goes_to_the_morgue_and_the_lane_goes_on(app, start_worker, ledger):
     outcome = app.tasks["outcome"]
     outcome.delay("1", "good")

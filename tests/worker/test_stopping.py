@@ -1,4 +1,4 @@
-"""Signals, deaths and outages: nothing is lost, nothing runs twice at once, nothing hangs."""
+"""Signals and deaths: nothing is lost, nothing runs twice at once, nothing hangs."""
 
 from __future__ import annotations
 
@@ -6,21 +6,13 @@ import os
 import random
 import signal
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 
 import pytest
 
-from celery_lowkiq.embedded import EmbeddedServer
 from tests.waiting import eventually
 from tests.worker import proj
-
-
-def leases(task):
-    return task.ordered_queue._home.store.observe(task.queue_spec.shard_refs())
-
-
-def released(task):
-    return all(lease.owner == "" for lease in leases(task))
+from tests.worker.checks import overlaps, released, shares
 
 
 @pytest.mark.parametrize("name, status", [("SIGTERM", 0), ("SIGINT", 1)])
@@ -102,14 +94,6 @@ def test_l3_a_job_that_ends_every_worker_goes_to_the_morgue(app, start_worker, l
     assert len(ledger.lines("run")) == deaths
 
 
-def shares(app):
-    """How many shards of all queues each worker has."""
-    owners = [
-        lease.owner for name in ("record", "gated", "batches", "outcome") for lease in leases(app.tasks[name])
-    ]
-    return sorted(Counter(owner for owner in owners if owner).values())
-
-
 def test_two_workers_share_the_shards_and_one_takes_over(app, start_worker, ledger, tmp_path):
     """The second gets its share without a break; a batch that runs meanwhile is finished first."""
     gated, record = app.tasks["gated"], app.tasks["record"]
@@ -143,22 +127,6 @@ def test_a_worker_that_is_stopped_hands_its_shards_over_at_once(app, settings, s
     node.exit_status()
     eventually(lambda: shares(app) == [14])
     assert time.monotonic() - began < 15
-
-
-def overlaps(lines):
-    """Ids that two runs worked on at the same time; a killed process ends its runs."""
-    running, found = {}, []
-    for line in lines:
-        if line["event"] == "start":
-            other = running.get(line["id"])
-            if other is not None and other == line["pid"]:
-                found.append(line["id"])
-            running[line["id"]] = line["pid"]
-        elif line["event"] == "end":
-            if running.get(line["id"]) != line["pid"]:
-                found.append(line["id"])
-            running.pop(line["id"], None)
-    return found
 
 
 def test_sigkill_at_random_moments_loses_nothing(app, start_worker, ledger):
@@ -201,92 +169,6 @@ def test_the_overlap_checker_sees_overlaps():
     assert overlaps([line("start", 1), line("start", 2), line("end", 2)]) == []
     assert overlaps([line("start", 1), line("start", 1), line("end", 1)]) == ["1"]
     assert overlaps([line("start", 1), line("start", 2), line("end", 1)]) == ["1"]
-
-
-@pytest.fixture
-def own_servers(settings):
-    """A broker and a store that the test may end."""
-    with EmbeddedServer(port=0) as broker, EmbeddedServer(port=0, appendonly=True) as store:
-        settings.update(
-            broker_url=broker.url,
-            lowkiq_url=store.url,
-            broker_connection_max_retries=None,
-            broker_transport_options={"socket_timeout": 2},
-        )
-        yield broker, store
-
-
-def test_lanes_do_not_need_the_broker(own_servers, app, start_worker, ledger):
-    broker, _ = own_servers
-    node = start_worker()
-    app.tasks["record"].delay("before")
-    ledger.wait_for("end")
-    broker.kill()
-    node.wait_for_log("Connection to broker lost")
-    for number in range(20):
-        app.tasks["record"].delay(f"during-{number}")
-    ledger.wait_for("end", 21)
-    broker.restart()
-    app.tasks["plain"].delay(1)
-    ledger.wait_for("plain")
-    app.tasks["record"].delay("after")
-    ledger.wait_for("end", 22)
-    assert {line["pid"] for line in ledger.lines()} == {node.container.process.pid}
-    node.kill("SIGTERM")
-    assert node.exit_status() == 0
-    assert released(app.tasks["record"])
-
-
-def test_a_worker_that_looks_for_its_broker_can_be_stopped(own_servers, app, start_worker, ledger):
-    broker, _ = own_servers
-    node = start_worker()
-    app.tasks["record"].delay("before")
-    ledger.wait_for("end")
-    broker.kill()
-    node.wait_for_log("Connection to broker lost")
-    node.kill("SIGTERM")
-    assert node.exit_status() == 0
-    assert released(app.tasks["record"])
-
-
-def test_a_store_outage_is_survived_and_logged_twice(own_servers, app, start_worker, ledger):
-    _, store = own_servers
-    record = app.tasks["record"]
-    node = start_worker(PROJ_WORK="0.05", lanes=2)
-    record.perform_async([{"id": n, "payload": n} for n in range(40)])
-    ledger.wait_for("end", 5)
-    store.kill()
-    node.wait_for_log("Ordered queues wait until it is back")
-    store.restart()
-    node.wait_for_log("Ordered queues go on")
-    eventually(lambda: (s := record.ordered_queue.stats()).length == s.busy == 0)
-    assert {line["id"] for line in ledger.lines("end")} == {str(n) for n in range(40)}
-    assert overlaps(ledger.lines()) == []
-    assert node.logs().count("Ordered queues wait until it is back") == 1
-    assert node.logs().count("Ordered queues go on") == 1
-    node.kill("SIGTERM")
-    assert node.exit_status() == 0
-
-
-def test_a_worker_without_its_store_can_be_stopped(own_servers, app, start_worker, ledger):
-    _, store = own_servers
-    node = start_worker()
-    app.tasks["record"].delay("1")
-    ledger.wait_for("end")
-    store.kill()
-    node.wait_for_log("Ordered queues wait until it is back")
-    node.kill("SIGTERM")
-    assert node.exit_status() == 0
-
-
-def test_a_worker_that_starts_before_its_store_waits_for_it(own_servers, app, start_worker, ledger):
-    _, store = own_servers
-    app.tasks["record"].delay("1")
-    store.kill()
-    node = start_worker()
-    node.wait_for_log("Ordered queues wait until it is back")
-    store.restart()
-    ledger.wait_for("end")
 
 
 def test_usr1_says_which_lane_works_on_what(app, start_worker, ledger, tmp_path):

@@ -14,10 +14,16 @@ if stored ~= shards then
   return redis.error_reply('SHARDS ' .. (stored or '0'))
 end
 local current = redis.call('HMGET', lease, 'owner', 'epoch', 'counter', 'stopping', 'server')
-local former, epoch, counter = current[1] or '', current[2] or '0', current[3] or '0'
+-- What was planted there counts as nothing: the next owner mends the lease.
+local function whole(text)
+  return text and #text < 16 and string.match(text, '^[1-9]%d*$') or '0'
+end
+local former, epoch, counter = current[1] or '', whole(current[2]), whole(current[3])
 local server = server_name()
 local given_here = current[5] == server
 if former == owner and given_here then
+  -- The reply was lost. Others have seen this counter for as long as that took, and would take the shard too early.
+  redis.call('HINCRBY', lease, 'counter', 1)
   return {epoch, server}
 end
 if seen_server ~= server or former ~= seen_owner or epoch ~= seen_epoch or counter ~= seen_counter then

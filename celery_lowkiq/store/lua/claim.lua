@@ -1,19 +1,18 @@
 -- Moves due jobs of a shard from waiting to processing. Never an id that is in processing (rule 9).
--- What is still there of claims that are over for the owner goes back first: a Redis that lost its last
--- writes has forgotten that they were settled.
+-- What is still there of claims that the owner has not in hand goes back first.
 --
--- KEYS: lease meta due jobs spill order failed errors claimed processing deaths calls
--- ARGV: owner epoch merge request over limit max_payloads max_bytes suspects
+-- KEYS: lease meta due jobs spill order failed errors claimed processing deaths calls?
+-- ARGV: owner epoch merge request last open limit max_payloads max_bytes suspects
 --   request: grows with each claim of an epoch; the same again returns the same batch
---   over: no claim up to this number is open at the owner any more
+--   last, open: the largest number that the owner knows, and the numbers that it has in hand, or 'any'
 --   suspects: '0' passes suspects by; else one of them is a batch of its own
 --   max_payloads, max_bytes: what is taken of one id, and of all ids before the next one is left
--- USES: time owner due bag_read bag waiting processing suspects calls_read
+-- USES: time owner stray due bag_read bag waiting processing suspects calls_read
 -- FLAGS: allow-oom
 -- Returns: {now, next_due or '', claim number (0 for a request older than the last), kind, id, processing
 --   record, ...}, and the first calls when some were moved that have records; kind 1: the batch is a suspect, 2:
 --   only suspects are due; error NOTOWNER <epoch>.
--- Cost: O(limit log n), at most about 2 max_payloads payloads.
+-- Cost: O(limit log n + jobs in processing), at most about 2 max_payloads payloads.
 if not is_owner() then
   return refuse()
 end
@@ -21,9 +20,9 @@ local now = now_us()
 local count, bytes = tonumber(max_payloads), tonumber(max_bytes)
 local known = redis.call('HMGET', meta, 'request', 'claim')
 local known_epoch, known_request = string.match(known[1] or '', '^(%d+) (%d+)$')
-local last = known_epoch == epoch and tonumber(known_request) or 0
+local latest = known_epoch == epoch and tonumber(known_request) or 0
 local number = tonumber(known[2] or 0)
-if tonumber(request) < last then
+if tonumber(request) < latest then
   return {seconds(now), next_due(), 0, 0}
 end
 
@@ -31,7 +30,8 @@ local recorded = {}
 
 -- Returns the number of payloads and bytes that were moved.
 local function move(id, perform_in, most, any_failed, condemned)
-  local retry_count = condemned or any_failed and redis.call('ZSCORE', failed, id) or '-1'
+  local known = any_failed and redis.call('ZSCORE', failed, id) or ''
+  local retry_count = condemned or string.match(known, '^%-?%d+$') or '-1'
   local message = any_failed and redis.call('HGET', errors, id) or ''
   redis.call('ZREM', due, id)
   local items, more = bag_take(waiting, id, most, bytes)
@@ -95,10 +95,11 @@ local function fill()
 end
 
 local kind = tonumber(redis.call('HGET', meta, 'kind') or 0)
-if tonumber(request) > last then
-  number = number + 1
+if tonumber(request) > latest then
+  -- Above all that the owner remembers, too: a Redis with older data must not give a number twice.
+  number = math.max(number, tonumber(last)) + 1
   redis.call('HSET', meta, 'request', epoch .. ' ' .. request, 'claim', number)
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', claimed, '-inf', over)) do
+  for _, id in ipairs(strays()) do
     local job = let_go(id)
     put_back(id, job.items, seconds(now), job.retry_count, job.error)
   end
@@ -107,11 +108,11 @@ if tonumber(request) > last then
 end
 
 local reply = {seconds(now), next_due(), number, kind}
-local batch = redis.call('ZRANGEBYSCORE', claimed, number, number)
+local batch = redis.call('ZRANGEBYSCORE', claimed, number, number, 'LIMIT', 0, limit)
 if #batch > 0 then
   local records = redis.call('HMGET', processing, unpack(batch))
   for i, id in ipairs(batch) do
-    reply[3 + 2 * i], reply[4 + 2 * i] = id, records[i]
+    reply[3 + 2 * i], reply[4 + 2 * i] = id, records[i] or ''
   end
 end
 if #recorded > 0 then

@@ -1,13 +1,13 @@
--- When the shard has work next.
+-- When the shard has work next: now, when something of a claim is left that the owner has not in hand.
 --
 -- KEYS: due claimed
--- ARGV: over
---   over: no claim up to this number is open at the owner; what is still there of one has to be claimed anew
--- USES: time due
+-- ARGV: open
+--   open: the numbers of the claims that the owner has in hand, or 'any'
+-- USES: time stray due
 -- Returns: {now, next_due or ''}.
 -- Cost: O(log n + jobs in processing).
 local now = seconds(now_us())
-if #redis.call('ZRANGEBYSCORE', claimed, '-inf', over, 'LIMIT', 0, 1) > 0 then
+if #strays() > 0 then
   return {now, now}
 end
 return {now, next_due()}

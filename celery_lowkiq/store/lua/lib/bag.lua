@@ -81,7 +81,7 @@ local function spill_item(bag, id, item, older)
   if place then
     local known, known_flag = string.match(string.sub(place, 29, -2), '^(.-)([rR]?)$')
     flag = joined(flag, known_flag)
-    if not replaces(item[3], tonumber(known), older) then
+    if tonumber(known) and not replaces(item[3], tonumber(known), older) then
       if flag == known_flag then
         return
       end

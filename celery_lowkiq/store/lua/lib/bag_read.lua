@@ -10,13 +10,19 @@
 local SPILLED = 'S'
 local STEP = 16
 
+-- Lua takes more for a number than Redis and Python do.
+local function is_number(text)
+  local number = string.find(text, '^[-+.e%d]+$') and tonumber(text)
+  return number and math.abs(number) < math.huge or string.find(text, '^-?inf$')
+end
+
 -- An item is {score as text, payload, score as number, flag}. Bytes that are no record come back as a payload
 -- of their own: whoever decodes it will put it in the morgue.
 local function unpack_items(record)
   local items, at = {}, 1
   while at <= #record do
     local _, stop, score, length, flag = string.find(record, '^(%S+) (%d+)([rR]?) ', at)
-    if not stop or not tonumber(score) then
+    if not stop or not is_number(score) then
       items[#items + 1] = {'0', string.sub(record, at), 0, ''}
       break
     end
@@ -41,7 +47,7 @@ local function member_item(id, member)
     return {'0', string.sub(member, place), 0, ''}
   end
   local score, flag = string.match(string.sub(member, place + 28, stop - 1), '^(.-)([rR]?)$')
-  if not tonumber(score) then
+  if not (score and is_number(score)) then
     return {'0', string.sub(member, place), 0, ''}
   end
   return {score, string.sub(member, stop + 1), tonumber(score), flag}

@@ -14,8 +14,8 @@ local function let_go(id)
   redis.call('ZREM', claimed, id)
   redis.call('HDEL', processing, id)
   local _, stop, claim, perform_in, retry_count, length =
-    string.find(record, '^(%d+)@?%d* (%S+) (%S+) (%d+) ')
-  if not (stop and tonumber(perform_in) and tonumber(retry_count)) then
+    string.find(record, '^(%d+)@?%d* (%S+) (%-?%d+) (%d+) ')
+  if not (stop and is_number(perform_in)) then
     return {claim = '0', perform_in = '0', retry_count = '-1', error = '', items = unpack_items(record)}
   end
   return {

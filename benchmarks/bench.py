@@ -1,0 +1,84 @@
+"""What all rows of a run share: the Redis, the app that calls, and how much is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.rules.models import NewJob, QueueSpec
+from celery_lowkiq.store.keys import shard_keys
+from celery_lowkiq.store.store import RedisStore
+
+from . import proj
+
+PAYLOAD = b'{"v":1}'
+
+
+class Bench:
+    """One run. ``url`` is what clients and workers use; ``direct`` looks at Redis past any proxy."""
+
+    def __init__(self, url: str, direct: redis.Redis, directory: Path, quick: bool) -> None:
+        self.url = url
+        self.direct = direct
+        self.directory = directory
+        self.quick = quick
+        self.settings: dict[str, Any] = {"broker_url": url}
+        self.app = proj.make_app(**self.settings)
+        #: What the plot shows: points by the name of the curve.
+        self.curves: dict[str, list[dict[str, float]]] = {}
+
+    def count(self, full: int, quick: int) -> int:
+        """So many jobs, or repeats."""
+        return quick if self.quick else full
+
+    def empty(self) -> None:
+        """Forget all jobs. The database is the bench's own: it refuses to run on one with keys."""
+        self.direct.flushdb()
+
+    @property
+    def store(self) -> RedisStore:
+        """The store that callers use."""
+        return home_of(self.app).store
+
+    def spec(self, task: str) -> QueueSpec:
+        """The ordered queue of a task."""
+        spec: QueueSpec = self.app.tasks[task].queue_spec
+        return spec
+
+    def fill(self, queue: QueueSpec, count: int, start: int = 0, perform_in: float | None = None) -> None:
+        """Waiting jobs with the ids ``start`` to ``start + count - 1``."""
+        jobs = (NewJob(str(n), PAYLOAD, perform_in=perform_in) for n in range(start, start + count))
+        for chunk in _chunks(jobs, 5000):
+            self.store.push(queue, chunk)
+
+    def processed(self, queue: QueueSpec) -> int:
+        """How many jobs the workers have settled as done."""
+        return self._sum(queue, lambda pipe, keys: pipe.hget(keys["meta"], "processed"))
+
+    def owned(self, queue: QueueSpec) -> list[str]:
+        """Owners of the shards; a free one has "" for owner."""
+        pipe = self.direct.pipeline(transaction=False)
+        for shard in queue.shard_refs():
+            pipe.hget(shard_keys(shard)["lease"], "owner")
+        return [(owner or b"").decode() for owner in pipe.execute()]
+
+    def _sum(self, queue: QueueSpec, ask: Callable[[Any, Any], Any]) -> int:
+        pipe = self.direct.pipeline(transaction=False)
+        for shard in queue.shard_refs():
+            ask(pipe, shard_keys(shard))
+        return sum(int(reply or 0) for reply in pipe.execute())
+
+
+def _chunks(jobs: Iterator[NewJob], size: int) -> Iterator[list[NewJob]]:
+    chunk: list[NewJob] = []
+    for job in jobs:
+        chunk.append(job)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk

@@ -1,0 +1,88 @@
+"""The app that the workers of the bench run: ``celery -A benchmarks.proj worker -Q <queue>``."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+from celery import Celery
+
+from celery_lowkiq import ordered_task
+
+SETTINGS = json.loads(os.environ.get("BENCH_SETTINGS", "{}"))
+#: Where the tasks that note their start write; the parent reads it.
+STAMPS = os.environ.get("BENCH_STAMPS", "")
+#: What a task of I/O does, in s.
+NAP = 0.005
+
+
+def make_app(**settings: Any) -> Celery:
+    """An app with plain tasks and ordered ones, which do next to nothing."""
+    app = Celery("bench", set_as_current=False)
+    app.conf.update({"task_ignore_result": True, "broker_connection_retry_on_startup": True, **settings})
+    add_blank(app)
+    add_working(app)
+    return app
+
+
+def add_blank(app: Celery) -> None:
+    """Tasks that do nothing: what is measured is what surrounds them."""
+    ordered = {"app": app, "shared": False}
+
+    @app.task(shared=False, name="plain")
+    def plain(value: int) -> None:
+        """Celery's own."""
+
+    @ordered_task(**ordered, name="blank")
+    def blank(payloads_by_id: dict[str, list[Any]]) -> None:
+        """5 shards, batches of 1."""
+
+    @ordered_task(**ordered, name="hundreds", batch_size=100)
+    def hundreds(payloads_by_id: dict[str, list[Any]]) -> None:
+        """Batches of 100."""
+
+    @ordered_task(**ordered, name="wide", shards=64)
+    def wide(payloads_by_id: dict[str, list[Any]]) -> None:
+        """Shards for many lanes."""
+
+    @ordered_task(**ordered, name="idle", shards=200)
+    def idle(payloads_by_id: dict[str, list[Any]]) -> None:
+        """Nobody calls it."""
+
+    @ordered_task(**ordered, name="results", ignore_result=False)
+    def results(payloads_by_id: dict[str, list[Any]]) -> None:
+        """Somebody may ask for the results of its calls."""
+
+
+def add_working(app: Celery) -> None:
+    """Tasks that wait, or tell when they started."""
+    ordered = {"app": app, "shared": False}
+
+    @app.task(shared=False, name="plain-stamp")
+    def plain_stamp(value: int) -> None:
+        stamp(value)
+
+    @ordered_task(**ordered, name="naps", shards=40)
+    def naps(payloads_by_id: dict[str, list[Any]]) -> None:
+        time.sleep(NAP)
+
+    @ordered_task(**ordered, name="stamped")
+    def stamped(payloads_by_id: dict[str, list[Any]]) -> None:
+        stamp(*payloads_by_id)
+
+
+def stamp(value: Any) -> None:
+    """Note when a job started, by the clocks that all processes of a machine share."""
+    monotonic, now = time.monotonic(), time.time()
+    with open(STAMPS, "ab", buffering=0) as stamps:
+        stamps.write(f"{value} {monotonic} {now}\n".encode())
+
+
+if SETTINGS:
+    app = make_app(**SETTINGS)
+    if os.environ.get("BENCH_PROFILE"):
+        from .profile import watch_lanes
+
+        watch_lanes(app, os.environ["BENCH_PROFILE"])

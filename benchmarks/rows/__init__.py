@@ -1,0 +1,30 @@
+"""The rows of the table, in groups that ``--rows`` chooses by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ..bench import Bench
+from ..row import Row
+from . import enqueue, idle, limits, process, size, sleeping, waiting
+
+Group = Callable[[Bench], Iterator[Row]]
+
+GROUPS: dict[str, Group] = {
+    "batch1": process.batch_1,
+    "batch100": process.batch_100,
+    "events": process.events,
+    "bulk": enqueue.bulk,
+    "delay": enqueue.delay,
+    "memory": size.memory,
+    "latency": waiting.latency,
+    "lateness": waiting.lateness,
+    "million": size.million,
+    "payloads": size.payloads,
+    "idle": idle.idle,
+    "nodes": sleeping.nodes,
+    "lanes": sleeping.lanes,
+    "limits": limits.limits,
+}
+#: Too long for ``--quick``.
+LONG = ("million", "idle")

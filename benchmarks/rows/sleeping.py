@@ -1,0 +1,63 @@
+"""Tasks that wait for I/O (5 ms each): more nodes and more lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+from ..bench import Bench
+from ..proj import NAP
+from ..row import Row, Target
+from ..worker import Worker
+
+#: The last jobs do not keep all lanes busy, since ids do not fall evenly into shards.
+MOST = 0.7
+
+
+def nodes(bench: Bench) -> Iterator[Row]:
+    one, two = (_throughput(bench, nodes=n, lanes=5, count=bench.count(4_000, 1_500) * n) for n in (1, 2))
+    yield Row(
+        "nodes",
+        "5 ms tasks, two nodes of 5 lanes",
+        "jobs/s",
+        two,
+        one,
+        "one node",
+        (Target(1.9, at_least=True, of_ratio=True),),
+        more_is_better=True,
+        yardstick="other",
+    )
+
+
+def lanes(bench: Bench) -> Iterator[Row]:
+    yield Row(
+        "lanes20",
+        "5 ms tasks, one node of 20 lanes",
+        "jobs/s",
+        _throughput(bench, nodes=1, lanes=20, count=bench.count(20_000, 6_000)),
+        20 / NAP,
+        "ideal",
+        (Target(0.95, at_least=True, of_ratio=True),),
+        more_is_better=True,
+        yardstick="other",
+    )
+
+
+def _throughput(bench: Bench, nodes: int, lanes: int, count: int) -> float:
+    """All shards are dealt before the jobs come."""
+    bench.empty()
+    queue = bench.spec("naps")
+    with ExitStack() as stack:
+        workers = [
+            stack.enter_context(Worker(bench, "naps", lanes=lanes, name=f"w{n}")) for n in range(nodes)
+        ]
+        fair = queue.shards // nodes
+        workers[0].until(
+            lambda: (
+                "" not in (owners := bench.owned(queue))
+                and len(set(owners)) == nodes
+                and min(map(owners.count, set(owners))) == fair
+            )
+        )
+        bench.fill(queue, count)
+        return workers[0].rate(lambda: bench.processed(queue), count, high=MOST)

@@ -1,0 +1,41 @@
+"""Figures from samples."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+__all__ = ["median", "percentile", "rate", "timed", "timings"]
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that so many percent of all do not exceed (nearest rank)."""
+    if not values:
+        raise ValueError("no values")
+    return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
+
+
+def rate(progress: Sequence[tuple[float, float]], low: float = 0.1, high: float = 0.9) -> float:
+    """Jobs a second from samples of (time in s, jobs done): between the first sample with ``low`` of all
+    done and the first with ``high``, so that neither start nor end counts. Raises ValueError.
+    """
+    total = progress[-1][1] if progress else 0
+    begin = next(sample for sample in progress if sample[1] >= low * total)
+    end = next(sample for sample in progress if sample[1] >= high * total)
+    if end[0] <= begin[0] or end[1] <= begin[1]:
+        raise ValueError(f"too few jobs: all of {total:.0f} were done between two looks")
+    return (end[1] - begin[1]) / (end[0] - begin[0])
+
+
+def timed(action: Callable[[], object], jobs: int = 1) -> float:
+    """Microseconds a job."""
+    began = time.perf_counter()
+    action()
+    return (time.perf_counter() - began) / jobs * 1e6
+
+
+def timings(actions: Sequence[Callable[[], object]]) -> list[float]:
+    """Microseconds of each action."""
+    return [timed(action) for action in actions]

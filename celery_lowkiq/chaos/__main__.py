@@ -1,0 +1,101 @@
+"""``python -m celery_lowkiq.chaos``: exit status 0 when every gate is passed, 1 when one is not."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from celery_lowkiq.rules.errors import LowkiqError
+
+from .checker import Report
+from .compare import Side, compare
+from .options import DEFAULT_FAULTS, EXCLUSIONS, FAULTS, Options
+from .run import run
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    given = _parser().parse_args(arguments)
+    seed = given.seed if given.seed is not None else random.SystemRandom().randrange(1_000_000)
+    try:
+        options = Options(
+            seed=seed,
+            nodes=given.nodes,
+            seconds=given.seconds,
+            lease=given.lease,
+            exclusion=given.exclusion,
+            faults=frozenset(filter(None, given.faults.split(","))),
+            redis_url=given.redis,
+        )
+        _say(
+            f"seed {seed}, {options.nodes} nodes, {options.seconds:g} s, lease {options.lease:g} s, "
+            f"{options.exclusion}, faults {','.join(sorted(options.faults))}"
+        )
+        report = run(options, _say)
+        sides = compare(given.jobs, given.kills, seed, options.lease) if given.compare_celery else ()
+    except LowkiqError as error:
+        _say(f"error: {error}")
+        return 2
+    print(as_json(report, seed, sides) if given.json else as_text(report, sides))  # noqa: T201 - a command's output
+    return 0 if report.passed and not any(side.lost for side in sides if side.ordered) else 1
+
+
+def as_text(report: Report, sides: Sequence[Side] = ()) -> str:
+    """A line for each figure, each gate, and each side that was compared."""
+    lines = [f"{name:28} {figure}" for name, figure in report.figures.items()]
+    for gate in report.gates:
+        figure = "-" if gate.figure is None else f"{gate.figure:.4g}"
+        lines.append(
+            f"{'ok  ' if gate.passed else 'FAIL'} {gate.name:28} {figure} (at most {gate.limit:.4g})"
+        )
+        lines += [f"       {example}" for example in gate.examples]
+    lines += [
+        f"{s.name:28} {s.jobs} jobs, {s.kills} kills: {s.lost} lost, {s.doubled} doubled, {s.seconds:.0f} s"
+        for s in sides
+    ]
+    return "\n".join(lines)
+
+
+def as_json(report: Report, seed: int, sides: Sequence[Side] = ()) -> str:
+    """The report as one JSON object; a time without end is null."""
+    gates = [{**asdict(gate), "figure": _finite(gate.figure), "passed": gate.passed} for gate in report.gates]
+    compared = [asdict(side) for side in sides]
+    figures = {"figures": report.figures, "gates": gates, "compared": compared}
+    return json.dumps({"seed": seed, "passed": report.passed, **figures})
+
+
+def _finite(figure: float | None) -> float | None:
+    return figure if figure is not None and math.isfinite(figure) else None
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 - a command's output
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m celery_lowkiq.chaos", description=__doc__)
+    parser.add_argument("--nodes", type=int, default=4, help="worker processes (4)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long faults are made (60)")
+    parser.add_argument("--lease", type=float, default=1.0, help="lease time in s (1)")
+    parser.add_argument("--seed", type=int, help="repeats the faults of a run; drawn when left out")
+    parser.add_argument("--exclusion", choices=EXCLUSIONS, default=EXCLUSIONS[0])
+    parser.add_argument(
+        "--faults",
+        default=",".join(name for name in FAULTS if name in DEFAULT_FAULTS),
+        help=f"any of {','.join(FAULTS)}; default %(default)s",
+    )
+    parser.add_argument("--redis", metavar="URL", help="your Redis, in place of one of its own")
+    parser.add_argument("--compare-celery", action="store_true", help="plain Celery's losses beside ours")
+    parser.add_argument("--jobs", type=int, default=2000, help="jobs of the comparison (2000)")
+    parser.add_argument("--kills", type=int, default=10, help="kills of the comparison (10)")
+    parser.add_argument("--json", action="store_true", help="the report as JSON")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

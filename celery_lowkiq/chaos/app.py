@@ -1,0 +1,119 @@
+"""The workers' app. The environment says where: LOWKIQ_CHAOS holds the fields of a Stage as JSON."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import threading
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from celery import Celery
+
+from celery_lowkiq import ordered_task
+from celery_lowkiq.integration.stores import home_of
+
+from .journal import Journal
+from .recording import Recording
+
+VARIABLE = "LOWKIQ_CHAOS"
+#: Work of one id, in s: most are short; the rest, as parts of a lease time, make batches that straddle it.
+SHORT = 0.02
+LONG = 0.2
+VERY_LONG = 1.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What producer and workers of a run agree on."""
+
+    url: str
+    broker: str
+    queue: str
+    directory: str
+    lease: float = 1.0
+    shards: int = 12
+    batch_size: int = 10
+    exclusion: str = "cooperative"
+    #: Fixed seconds of work an id; None draws them.
+    work: float | None = None
+
+    def variables(self) -> dict[str, str]:
+        """What a worker's environment needs."""
+        return {VARIABLE: json.dumps(asdict(self))}
+
+
+def make_app(stage: Stage) -> Celery:
+    """An app with the one ordered task of a run, for whoever pushes."""
+    app = Celery(stage.queue, broker=stage.broker, set_as_current=False)
+    # A lost reply is to be noticed well within a lease.
+    timeout = stage.lease / 2
+    app.conf.update(
+        lowkiq_url=stage.url,
+        lowkiq_lease_seconds=stage.lease,
+        lowkiq_exclusion=stage.exclusion,
+        lowkiq_redis_options={"socket_timeout": timeout, "socket_connect_timeout": timeout},
+        task_default_queue=f"{stage.queue}-broker",
+        task_ignore_result=True,
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        worker_enable_remote_control=False,
+    )
+    return app
+
+
+def add_task(app: Celery, stage: Stage, journal: Journal | None = None, recording: Any = None) -> Any:
+    """The ordered task; it writes down what it works on, and when."""
+    runs = itertools.count()
+    chance = random.Random()  # noqa: S311 - no secret
+
+    @ordered_task(  # type: ignore[untyped-decorator]
+        app=app,
+        name=stage.queue,
+        shards=stage.shards,
+        batch_size=stage.batch_size,
+        max_crashes=1000,
+        bind=True,
+    )
+    def work(self: Any, payloads_by_id: dict[str, list[int]]) -> None:
+        assert journal is not None
+        run, info = next(runs), self.request.lowkiq
+        claimed_at = recording.claimed_at() if recording is not None else time.monotonic()
+        place = {"thread": threading.get_ident(), "shard": info.shard, "epoch": info.fence}
+        journal.note("start", run=run, payloads=payloads_by_id, claimed_at=claimed_at, **place)
+        time.sleep(sum(_seconds(chance, stage) for _ in payloads_by_id))
+        journal.note("end", run=run)
+
+    return work
+
+
+def _seconds(chance: random.Random, stage: Stage) -> float:
+    if stage.work is not None:
+        return stage.work
+    draw = chance.random()
+    if draw < 0.8:
+        return SHORT
+    return chance.uniform(SHORT, (LONG if draw < 0.995 else VERY_LONG) * stage.lease)
+
+
+def worker_app(stage: Stage) -> Celery:
+    """The app of a worker, whose store tells the journal what it is asked and what it answers."""
+    made = make_app(stage)
+    journal = Journal(stage.directory)
+    recording = Recording(journal)
+    add_task(made, stage, journal, recording)
+    home: Any = home_of(made)
+    open_store = home.open_store
+    home.open_store = lambda callers: recording.of(open_store(callers))
+    return made
+
+
+def __getattr__(name: str) -> Any:
+    """``app``, made when Celery asks for it: nobody but a worker has the environment for it."""
+    if name != "app" or VARIABLE not in os.environ:
+        raise AttributeError(name)
+    globals()["app"] = made = worker_app(Stage(**json.loads(os.environ[VARIABLE])))
+    return made

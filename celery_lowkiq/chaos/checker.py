@@ -1,0 +1,243 @@
+"""Judges a run: a pure function of its history."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right, insort
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from .history import Acquire, Death, Execution, History, Push
+from .ownership import Leases
+
+#: Seconds that the queue may take to get empty after the last fault.
+DRAIN_LIMIT = 10.0
+#: Seconds beyond the lease's own times that a takeover or a hand-over may take.
+GRACE = 1.0
+#: How much of what is wrong a gate shows.
+EXAMPLES = 5
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One demand: its figure (None: nothing to measure) and the most that it may be."""
+
+    name: str
+    figure: float | None
+    limit: float
+    examples: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        return self.figure is None or self.figure <= self.limit
+
+
+@dataclass(frozen=True)
+class Report:
+    """The gates, and figures that are shown beside them."""
+
+    gates: tuple[Gate, ...]
+    figures: dict[str, Any]
+
+    @property
+    def passed(self) -> bool:
+        return all(gate.passed for gate in self.gates)
+
+    def failed(self) -> set[str]:
+        """Names of the gates that failed."""
+        return {gate.name for gate in self.gates if not gate.passed}
+
+
+def check(history: History) -> Report:
+    """Every gate of a run."""
+    leases = Leases(history)
+    lost, forgiven = _lost(history)
+    true, frozen = _overlaps(history, leases)
+    latencies = list(_takeovers(history, leases))
+    gates = [
+        _none("lost payloads", lost),
+        _none("overlapping executions", [*true, *frozen] if history.strict else true),
+        _none("accepted stale writes", list(leases.stale_settles())),
+        _none("epochs that do not grow", list(leases.standing_epochs())),
+        _none("order inversions", [*_descending(history), *_overtaken(history)]),
+        _none("leftover keys", list(history.drain.leftover)),
+        _none("unexpected ends of workers", _unexpected(history)),
+        Gate("drain s", math.inf if history.drain.seconds is None else history.drain.seconds, DRAIN_LIMIT),
+        Gate("takeover s", max(latencies, default=None), _takeover_limit(history)),
+        _none("idle run", [] if history.pushes and history.executions else ["nothing was worked on"]),
+    ]
+    if history.troubles and {trouble.kind for trouble in history.troubles} == {"rebalance"}:
+        gates += [
+            _none("duplicates", _duplicates(history)),
+            Gate("hand-over s", max(leases.handovers(), default=None), GRACE),
+        ]
+    return Report(tuple(gates), _figures(history, forgiven, frozen, latencies))
+
+
+def _none(name: str, found: list[str]) -> Gate:
+    return Gate(name, len(found), 0, tuple(found[:EXAMPLES]))
+
+
+def _figures(
+    history: History, forgiven: list[Push], frozen: list[str], latencies: list[float]
+) -> dict[str, Any]:
+    faults: dict[str, int] = defaultdict(int)
+    for trouble in history.troubles:
+        faults[trouble.kind] += 1
+    return {
+        "payloads": len(history.pushes),
+        "executions": len(history.executions),
+        "faults": sum(faults.values()),
+        "faults by kind": dict(sorted(faults.items())),
+        "frozen overlaps": len(frozen),
+        "lost within rollbacks": len(forgiven),
+        "duplicates": len(_duplicates(history)),
+        "deaths at a deadline": sum(death.cause == "deadline" for death in history.deaths),
+        "takeovers measured": len(latencies),
+    }
+
+
+# -- payloads
+
+
+def _lost(history: History) -> tuple[list[str], list[Push]]:
+    """Accepted payloads that no run finished; apart from them those that a rollback made Redis forget."""
+    done = {
+        (job_id, payload)
+        for execution in history.executions
+        if execution.finished
+        for job_id, payloads in execution.payloads.items()
+        for payload in payloads
+    }
+    lost: list[str] = []
+    forgiven: list[Push] = []
+    for push in history.pushes:
+        if (push.id, push.payload) in done:
+            continue
+        if any(rollback.touches(push.called_at, push.at) for rollback in history.rollbacks):
+            forgiven.append(push)
+        else:
+            lost.append(f"id {push.id} payload {push.payload} accepted at {push.at:.3f}")
+    return lost, forgiven
+
+
+def _duplicates(history: History) -> list[str]:
+    """Payloads that were finished more than once."""
+    times: dict[tuple[str, int], int] = defaultdict(int)
+    for execution in history.executions:
+        for job_id, payloads in execution.payloads.items():
+            for payload in payloads:
+                times[job_id, payload] += execution.finished
+    return [f"id {job_id} payload {payload}: {n} times" for (job_id, payload), n in times.items() if n > 1]
+
+
+# -- order
+
+
+def _descending(history: History) -> Iterator[str]:
+    for execution in history.executions:
+        for job_id, payloads in execution.payloads.items():
+            if any(later <= earlier for earlier, later in pairwise(payloads)):
+                yield f"id {job_id}: a batch at {execution.began_at:.3f} has {list(payloads)}"
+
+
+def _overtaken(history: History) -> Iterator[str]:
+    """Payloads that were accepted before a later one was claimed, and that first ran after it.
+
+    It is the call of the claim that counts: what was accepted between that and the run may come next.
+    """
+    first = _first_claims(history)
+    by_id: dict[str, list[Push]] = defaultdict(list)
+    for push in history.pushes:
+        if (push.id, push.payload) in first:
+            by_id[push.id].append(push)
+    for job_id, pushes in by_id.items():
+        later: list[float] = []
+        for push in sorted(pushes, key=lambda one: -one.payload):
+            claimed_at = first[job_id, push.payload]
+            since = bisect_right(later, push.at)
+            if since < len(later) and later[since] < claimed_at:
+                yield (
+                    f"id {job_id}: payload {push.payload}, accepted at {push.at:.3f}, first claimed at "
+                    f"{claimed_at:.3f}, a later one at {later[since]:.3f}"
+                )
+            insort(later, claimed_at)
+
+
+def _first_claims(history: History) -> dict[tuple[str, int], float]:
+    first: dict[tuple[str, int], float] = {}
+    for execution in history.executions:
+        for job_id, payloads in execution.payloads.items():
+            for payload in payloads:
+                known = first.get((job_id, payload), math.inf)
+                first[job_id, payload] = min(known, execution.claimed_at)
+    return first
+
+
+# -- exclusion
+
+
+def _overlaps(history: History, leases: Leases) -> tuple[list[str], list[str]]:
+    """Pairs of runs of one id at one time; those in which the former owner's lease had run out are apart."""
+    by_id: dict[str, list[Execution]] = defaultdict(list)
+    for execution in history.executions:
+        for job_id in execution.payloads:
+            by_id[job_id].append(execution)
+    true: list[str] = []
+    frozen: list[str] = []
+    seen = set()
+    for job_id, executions in by_id.items():
+        for former, later in _meetings(executions):
+            pair = (id(former), id(later))
+            if pair not in seen:
+                seen.add(pair)
+                text = f"id {job_id}: pid {former.pid} epoch {former.epoch} and pid {later.pid} epoch " + (
+                    f"{later.epoch} from {later.began_at:.3f}"
+                )
+                (frozen if leases.ran_out(former, later) else true).append(text)
+    return true, frozen
+
+
+def _meetings(executions: list[Execution]) -> Iterator[tuple[Execution, Execution]]:
+    running: list[Execution] = []
+    for execution in sorted(executions, key=lambda one: one.began_at):
+        running = [one for one in running if one.ended_at is None or one.ended_at > execution.began_at]
+        for other in running:
+            yield other, execution
+        running.append(execution)
+
+
+# -- takeover
+
+
+def _takeover_limit(history: History) -> float:
+    return 1.05 * history.lease + history.lease / 5 + GRACE
+
+
+def _takeovers(history: History, leases: Leases) -> Iterator[float]:
+    """Seconds from each death by kill until the last of its shards was granted again.
+
+    Only where nothing else was wrong meanwhile: a takeover needs Redis, and a node that lives.
+    """
+    limit = _takeover_limit(history)
+    for death in history.deaths:
+        if death.cause != "kill" or _disturbed(history, death, limit):
+            continue
+        for shard, epoch in leases.held_at(death.pid, death.at).items():
+            taken: Acquire | None = leases.next_after(shard, epoch)
+            yield math.inf if taken is None else taken.at - death.at
+
+
+def _disturbed(history: History, death: Death, limit: float) -> bool:
+    return any(
+        trouble.touches(death.at - history.lease, death.at + limit)
+        for trouble in history.troubles
+        if not (trouble.kind == "kill" and trouble.began_at <= death.at <= trouble.ended_at)
+    )
+
+
+def _unexpected(history: History) -> list[str]:
+    return [f"pid {d.pid} at {d.at:.3f}" for d in history.deaths if d.cause == "unexpected"]

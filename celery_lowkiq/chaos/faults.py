@@ -1,0 +1,155 @@
+"""Makes the faults of a plan, and mends them."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import singledispatchmethod
+
+from .journal import Journal
+from .nodes import Cluster
+from .plan import Cut, Down, Fault, Freeze, Hole, Jump, Kill, KillRedis, Resize, Roll, Rollback
+from .proxy import Proxy
+from .victim import Victim
+
+#: Seconds between two looks after nodes that ended by themselves.
+TEND = 0.1
+
+
+class Faults:
+    """Each fault is written down when it is mended, with the time that it took. One that finds its victim
+    down already is left out.
+    """
+
+    def __init__(self, cluster: Cluster, proxy: Proxy, victim: Victim | None, journal: Journal) -> None:
+        self._cluster = cluster
+        self._proxy = proxy
+        self._victim = victim
+        self._journal = journal
+        self._mends: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+
+    def run(self, faults: Iterable[Fault], seconds: float) -> None:
+        """Make each at its time, for so many s; at the end, however it comes, everything is mended."""
+        began_at = time.monotonic()
+        try:
+            for fault in faults:
+                self._wait_until(began_at + fault.at)
+                self._make(fault)
+            self._wait_until(began_at + seconds)
+        finally:
+            self._mend_all()
+
+    def _mend_all(self) -> None:
+        while self._mends:
+            heapq.heappop(self._mends)[2]()
+        self._proxy.heal()
+        if self._victim is not None and self._victim.clock is not None:
+            self._victim.clock.set(0.0)
+        self._cluster.tend()
+
+    def kill(self, number: int) -> None:
+        """SIGKILL to a node, and another in its place."""
+        node = self._cluster.get(number)
+        if node is not None and not node.ended.is_set():
+            began_at = time.monotonic()
+            self._cluster.kill(number)
+            node.ended.wait()
+            self._note("kill", began_at)
+
+    def _wait_until(self, at: float) -> None:
+        while (now := time.monotonic()) < at:
+            self._cluster.tend()
+            if self._mends and self._mends[0][0] <= now:
+                heapq.heappop(self._mends)[2]()
+                continue
+            soonest = self._mends[0][0] if self._mends else at
+            threading.Event().wait(min(at - now, max(0.0, soonest - now), TEND))
+
+    def _note(self, kind: str, began_at: float) -> None:
+        self._journal.note("trouble", kind=kind, began_at=began_at, ended_at=time.monotonic())
+
+    def _mend_after(self, kind: str, seconds: float, mend: Callable[[], None]) -> None:
+        began_at = time.monotonic()
+
+        def mended() -> None:
+            mend()
+            self._note(kind, began_at)
+
+        heapq.heappush(self._mends, (began_at + seconds, next(self._count), mended))
+
+    @singledispatchmethod
+    def _make(self, fault: Fault) -> None:
+        raise AssertionError(f"{fault} has no maker")
+
+    @_make.register
+    def _(self, fault: Kill) -> None:
+        self.kill(fault.node)
+
+    @_make.register
+    def _(self, fault: Freeze) -> None:
+        node = self._cluster.get(fault.node)
+        if node is not None and not node.ended.is_set():
+            node.freeze()
+            self._mend_after("freeze", fault.seconds, node.thaw)
+
+    @_make.register
+    def _(self, _: Cut) -> None:
+        began_at = time.monotonic()
+        self._proxy.cut()
+        self._note("cut", began_at)
+
+    @_make.register
+    def _(self, fault: Hole) -> None:
+        self._proxy.hold()
+        self._mend_after("hole", fault.seconds, self._proxy.heal)
+
+    @_make.register
+    def _(self, fault: Down) -> None:
+        self._proxy.down()
+        self._mend_after("down", fault.seconds, self._proxy.heal)
+
+    @_make.register
+    def _(self, fault: KillRedis) -> None:
+        victim = self._victim
+        if victim is not None and victim.alive:
+            victim.kill()
+            self._mend_after("redis", fault.seconds, lambda: None if victim.alive else victim.restart())
+
+    @_make.register
+    def _(self, fault: Rollback) -> None:
+        victim = self._victim
+        if victim is not None and victim.alive:
+            began_at = time.monotonic()
+            written = victim.written()
+
+            def forget() -> None:
+                victim.kill()
+                victim.forget(written)
+                victim.restart()
+                self._note("rollback", began_at)
+
+            heapq.heappush(self._mends, (began_at + fault.seconds, next(self._count), forget))
+
+    @_make.register
+    def _(self, fault: Jump) -> None:
+        if self._victim is not None and self._victim.clock is not None:
+            began_at = time.monotonic()
+            self._victim.clock.set(fault.seconds)
+            self._note("clock", began_at)
+
+    @_make.register
+    def _(self, fault: Resize) -> None:
+        began_at = time.monotonic()
+        self._cluster.resize(fault.nodes)
+        self._note("rebalance", began_at)
+
+    @_make.register
+    def _(self, fault: Roll) -> None:
+        if self._cluster.get(fault.node) is not None:
+            began_at = time.monotonic()
+            self._cluster.roll(fault.node)
+            self._note("rebalance", began_at)

@@ -1,0 +1,185 @@
+"""What happened in a run, as values. All times are seconds of the clock that the processes share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Push:
+    """A payload that was accepted, in a call that took from ``called_at`` to ``at``. It is its own score."""
+
+    id: str
+    payload: int
+    called_at: float
+    at: float
+
+
+@dataclass(frozen=True)
+class Execution:
+    """One run of the task function. ``ended_at`` is when it returned or its process died; None: never."""
+
+    pid: int
+    shard: int
+    epoch: int
+    #: When the claim that it comes from was first asked for.
+    claimed_at: float
+    began_at: float
+    ended_at: float | None
+    payloads: Mapping[str, tuple[int, ...]]
+    #: False when its process died over it.
+    finished: bool = True
+
+
+@dataclass(frozen=True)
+class Acquire:
+    """A shard that a node was granted."""
+
+    pid: int
+    owner: str
+    shard: int
+    epoch: int
+    called_at: float
+    at: float
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """A lease that was renewed by a request sent at ``called_at``."""
+
+    shard: int
+    epoch: int
+    called_at: float
+
+
+@dataclass(frozen=True)
+class Release:
+    """A shard that a node gave up."""
+
+    shard: int
+    epoch: int
+    at: float
+
+
+@dataclass(frozen=True)
+class Settle:
+    """A settle that changed something."""
+
+    pid: int
+    shard: int
+    epoch: int
+    called_at: float
+    at: float
+
+
+@dataclass(frozen=True)
+class Death:
+    """The end of a process; ``cause`` is kill, stop (it was asked to), deadline (strict) or unexpected."""
+
+    pid: int
+    at: float
+    cause: str
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """A fault, from its beginning until it was mended."""
+
+    kind: str
+    began_at: float
+    ended_at: float
+
+    def touches(self, began_at: float, ended_at: float) -> bool:
+        """Whether it fell into that time."""
+        return self.began_at <= ended_at and began_at <= self.ended_at
+
+
+@dataclass(frozen=True)
+class Drain:
+    """The end of a run: how long the queue took to get empty (None: it did not), and what keys stayed."""
+
+    seconds: float | None
+    leftover: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class History:
+    """A whole run."""
+
+    lease: float
+    strict: bool
+    drain: Drain
+    pushes: tuple[Push, ...] = ()
+    executions: tuple[Execution, ...] = ()
+    acquires: tuple[Acquire, ...] = ()
+    renewals: tuple[Renewal, ...] = ()
+    releases: tuple[Release, ...] = ()
+    settles: tuple[Settle, ...] = ()
+    deaths: tuple[Death, ...] = ()
+    troubles: tuple[Trouble, ...] = ()
+
+    @property
+    def rollbacks(self) -> tuple[Trouble, ...]:
+        """The times of which Redis forgot what it was told."""
+        return tuple(trouble for trouble in self.troubles if trouble.kind == "rollback")
+
+
+Line = Mapping[str, Any]
+
+
+def history_of(lines: Iterable[Line], *, lease: float, strict: bool, drain: Drain) -> History:
+    """The run that a ledger tells of."""
+    found: dict[str, list[Line]] = {}
+    for line in lines:
+        found.setdefault(line["event"], []).append(line)
+    deaths = [Death(line["dead"], line["at"], line["cause"]) for line in found.get("death", ())]
+    return History(
+        lease=lease,
+        strict=strict,
+        drain=drain,
+        pushes=tuple(push for line in found.get("push", ()) for push in _pushes(line)),
+        executions=_executions(found.get("start", ()), found.get("end", ()), deaths),
+        acquires=tuple(Acquire(**_fields(line, Acquire)) for line in found.get("acquire", ())),
+        renewals=tuple(
+            Renewal(int(shard), epoch, line["called_at"])
+            for line in found.get("renew", ())
+            for shard, epoch in line["epochs"].items()
+        ),
+        releases=tuple(Release(**_fields(line, Release)) for line in found.get("release", ())),
+        settles=tuple(Settle(**_fields(line, Settle)) for line in found.get("settle", ())),
+        deaths=tuple(deaths),
+        troubles=tuple(Trouble(**_fields(line, Trouble)) for line in found.get("trouble", ())),
+    )
+
+
+def _fields(line: Line, kind: Any) -> dict[str, Any]:
+    return {name: line[name] for name in kind.__dataclass_fields__}
+
+
+def _pushes(line: Line) -> Iterable[Push]:
+    for job_id, payload in line["payloads"].items():
+        yield Push(job_id, payload, line["called_at"], line["at"])
+
+
+def _executions(
+    starts: Iterable[Line], ends: Iterable[Line], deaths: Iterable[Death]
+) -> tuple[Execution, ...]:
+    ended = {(line["pid"], line["run"]): line["at"] for line in ends}
+    died = {death.pid: death.at for death in deaths}
+    made = []
+    for line in starts:
+        end = ended.get((line["pid"], line["run"]))
+        execution = Execution(
+            pid=line["pid"],
+            shard=line["shard"],
+            epoch=line["epoch"],
+            claimed_at=line["claimed_at"],
+            began_at=line["at"],
+            ended_at=died.get(line["pid"]) if end is None else end,
+            payloads={job_id: tuple(payloads) for job_id, payloads in line["payloads"].items()},
+            finished=end is not None,
+        )
+        made.append(execution)
+    return tuple(made)

@@ -1,0 +1,55 @@
+"""What a chaos run is asked to do."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass, replace
+
+from celery_lowkiq.rules.errors import ConfigurationError
+
+#: Every kind of fault; all but the last two are on by default.
+FAULTS = ("kill", "freeze", "redis", "cut", "rollback", "clock", "rebalance")
+DEFAULT_FAULTS = frozenset(FAULTS[:5])
+#: Faults that need a Redis of our own.
+OWN_REDIS = frozenset({"redis", "rollback", "clock"})
+EXCLUSIONS = ("cooperative", "strict")
+#: Module with the workers' app.
+APP = "celery_lowkiq.chaos.app"
+
+
+@dataclass(frozen=True)
+class Options:
+    """``seconds`` is how long faults are made, ``lease`` the lease time T; both in s."""
+
+    seed: int
+    nodes: int = 4
+    seconds: float = 60.0
+    lease: float = 1.0
+    exclusion: str = "cooperative"
+    faults: frozenset[str] = DEFAULT_FAULTS
+    #: A Redis of the user's; None starts one.
+    redis_url: str | None = None
+    lanes: int = 4
+    shards: int = 12
+    ids: int = 100
+    app: str = APP
+
+    def __post_init__(self) -> None:
+        """Raises ConfigurationError."""
+        unknown = self.faults - set(FAULTS)
+        if unknown:
+            raise ConfigurationError(
+                f"faults {', '.join(sorted(unknown))} are unknown: any of {', '.join(FAULTS)}"
+            )
+        if self.exclusion not in EXCLUSIONS:
+            raise ConfigurationError(
+                f"exclusion={self.exclusion!r} is not allowed: {' or '.join(EXCLUSIONS)}"
+            )
+        if self.nodes < 1 or self.seconds <= 0:
+            raise ConfigurationError("a run needs at least one node and some seconds")
+        if not 0.5 <= self.lease <= 60:
+            raise ConfigurationError(f"lease={self.lease:g} is not allowed: seconds from 0.5 to 60")
+
+    def without(self, faults: Set[str]) -> Options:
+        """The same without some faults."""
+        return replace(self, faults=self.faults - faults)

@@ -1,0 +1,63 @@
+"""A caller that keeps pushing, as an application would, and writes down what was accepted."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import time
+from typing import Any
+
+from celery_lowkiq.rules.errors import StoreUnavailable
+
+from .journal import Journal
+
+#: Ids of one call, and seconds between two calls.
+CALL = 10
+PAUSE = 0.05
+
+
+class Producer:
+    """Pushes payloads whose scores grow, each until it is accepted, in a thread of its own."""
+
+    def __init__(self, task: Any, journal: Journal, *, ids: int, seed: int) -> None:
+        self._task = task
+        self._journal = journal
+        self._ids = [str(number) for number in range(ids)]
+        self._chance = random.Random(seed)  # noqa: S311 - no secret
+        self._numbers = itertools.count(1)
+        self._stop = threading.Event()
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._main, name="chaos-producer", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End when the current call is accepted. Raises what ended it before."""
+        self._stop.set()
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _main(self) -> None:
+        try:
+            while not self._stop.wait(PAUSE):
+                chosen = self._chance.sample(self._ids, min(CALL, len(self._ids)))
+                self.push({job_id: next(self._numbers) for job_id in chosen})
+        except Exception as error:  # noqa: BLE001 - for stop()
+            self._error = error
+
+    def push(self, payloads: dict[str, int]) -> None:
+        """One call, repeated until it is accepted; the time of the one that was, counts."""
+        jobs = [{"id": job_id, "payload": n, "score": n} for job_id, n in payloads.items()]
+        while True:
+            called_at = time.monotonic()
+            try:
+                self._task.perform_async(jobs)
+            except StoreUnavailable:
+                threading.Event().wait(PAUSE)
+            else:
+                self._journal.note("push", payloads=payloads, called_at=called_at)
+                return

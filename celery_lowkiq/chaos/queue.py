@@ -1,0 +1,97 @@
+"""The run's queue, as an operator sees it: its leases, whether it is empty, and the keys that it has."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.rules.errors import StoreUnavailable
+from celery_lowkiq.rules.models import LeaseState
+from celery_lowkiq.store.keys import nodes_key, queue_key, shard_keys
+from celery_lowkiq.store.store import RedisStore
+
+#: Seconds between two looks.
+LOOK = 0.02
+#: Keys of a shard that stay when it is empty: who has it, its counters, and who pushed lately.
+STAYING = ("lease", "meta", "senders")
+
+
+class Queue:
+    """Asks Redis through the proxy, like everybody else in the run."""
+
+    def __init__(self, task: Any) -> None:
+        self._task = task
+        self._spec = task.queue_spec
+        self._store: RedisStore = home_of(task.app).store
+
+    def leases(self) -> list[LeaseState]:
+        """Of all shards, in order."""
+        return self._store.observe(self._spec.shard_refs())
+
+    def empty(self) -> bool:
+        """Whether nothing waits and nothing is in processing."""
+        stats = self._task.ordered_queue.stats()
+        return bool(stats.length == stats.busy == 0)
+
+    def make_due(self) -> int:
+        """Make due what waits for a time that the clock of Redis had jumped to; how many jobs waited."""
+        return int(self._task.ordered_queue.perform_all_now())
+
+    def shared_by(self, nodes: int, seconds: float) -> Callable[[], bool]:
+        """A condition: so many nodes have all the shards, and each has renewed each of its leases for
+        ``seconds`` s of being looked at.
+        """
+        first: list[LeaseState] = []
+        since = time.monotonic()
+
+        def settled() -> bool:
+            nonlocal first, since
+            now = self.leases()
+            owners = [lease.owner for lease in now]
+            if owners != [lease.owner for lease in first] or not all(owners) or len(set(owners)) != nodes:
+                first, since = now, time.monotonic()
+                return False
+            moved = all(a.counter != b.counter for a, b in zip(first, now, strict=True))
+            return moved and time.monotonic() - since > seconds
+
+        return settled
+
+    def keys(self) -> set[str]:
+        """Every key of the queue. The name in the pattern is of our own making."""
+        found: set[str] = set()
+        cursor = b"0"
+        while True:
+            scan = ("SCAN", cursor, "MATCH", f"*{self._spec.name}*", "COUNT", 1000)
+            ((cursor, keys),) = self._store.client.commands([scan])
+            found |= {key.decode() for key in keys}
+            if int(cursor) == 0:
+                return found
+
+    def leftover(self) -> tuple[str, ...]:
+        """Keys that an empty queue does not need."""
+        staying = {queue_key(self._spec.name), nodes_key(self._spec.name)}
+        for shard in self._spec.shard_refs():
+            staying |= {shard_keys(shard)[name] for name in STAYING}
+        ours = {key for key in self.keys() if f"{{{self._spec.name}" in key}
+        return tuple(sorted(ours - staying))
+
+    def delete(self) -> None:
+        """Remove every key of the queue."""
+        if keys := self.keys():
+            self._store.client.commands([("DEL", key) for key in keys])
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> float | None:
+    """Seconds until it became true while Redis answered; None when it did not within the time."""
+    began_at = time.monotonic()
+    while time.monotonic() - began_at < seconds:
+        try:
+            if condition():
+                return time.monotonic() - began_at
+        except StoreUnavailable:
+            pass
+        threading.Event().wait(LOOK)
+    return None

@@ -1,0 +1,90 @@
+"""Writes down what a node asks of the store about ownership, and what it is answered."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from celery_lowkiq.rules.models import Claim, Lease, LeaseState, QueueSpec, Settled, ShardRef, Verdict
+from celery_lowkiq.store.store import RedisStore
+
+from .journal import Journal
+
+
+class Recording:
+    """The node's journal, as its store and its task share it. Claim and task run in the lane's thread."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self._lane = threading.local()
+
+    def of(self, store: RedisStore) -> Any:
+        """The store, recorded."""
+        return RecordedStore(store, self)
+
+    def claims(self, lease: Lease, request: int) -> None:
+        """A claim is asked for; asked again, it may have been answered the first time."""
+        if getattr(self._lane, "request", None) != (lease, request):
+            self._lane.request, self._lane.claimed_at = (lease, request), time.monotonic()
+
+    def claimed_at(self) -> float:
+        """When this thread first asked for what it runs now."""
+        claimed_at: float = self._lane.claimed_at
+        return claimed_at
+
+
+class RecordedStore:
+    """A RedisStore whose leases, claims and settles are written down."""
+
+    def __init__(self, store: RedisStore, recording: Recording) -> None:
+        self._store = store
+        self._recording = recording
+        self._note = recording.journal.note
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def acquire(
+        self, queue: QueueSpec, shard: ShardRef, owner: str, seen: LeaseState, known_epoch: int
+    ) -> Lease:
+        """As the store's."""
+        called_at = time.monotonic()
+        lease = self._store.acquire(queue, shard, owner, seen, known_epoch)
+        self._note("acquire", called_at=called_at, owner=owner, shard=shard.index, epoch=lease.epoch)
+        return lease
+
+    def renew(
+        self, leases: Sequence[Lease], lapsed: Sequence[bool] = (), stopping: bool = False
+    ) -> list[bool]:
+        """As the store's."""
+        called_at = time.monotonic()
+        renewed = self._store.renew(leases, lapsed, stopping)
+        epochs = {one.shard.index: one.epoch for one, ours in zip(leases, renewed, strict=True) if ours}
+        if epochs:
+            self._note("renew", called_at=called_at, epochs=epochs)
+        return renewed
+
+    def release(self, lease: Lease) -> bool:
+        """As the store's."""
+        called_at = time.monotonic()
+        released = self._store.release(lease)
+        if released:
+            self._note("release", called_at=called_at, shard=lease.shard.index, epoch=lease.epoch)
+        return released
+
+    def claim(
+        self, queue: QueueSpec, lease: Lease, request: int, over: int = 0, suspects: bool = True
+    ) -> Claim:
+        """As the store's."""
+        self._recording.claims(lease, request)
+        return self._store.claim(queue, lease, request, over, suspects)
+
+    def settle(self, queue: QueueSpec, lease: Lease, verdicts: Sequence[Verdict]) -> Settled:
+        """As the store's."""
+        called_at = time.monotonic()
+        settled = self._store.settle(queue, lease, verdicts)
+        if settled.accepted:
+            self._note("settle", called_at=called_at, shard=lease.shard.index, epoch=lease.epoch)
+        return settled

@@ -1,0 +1,177 @@
+"""Workers with a seeded fault: ``celery -A tests.chaos.mutants``, the fault's name in LOWKIQ_MUTANT.
+
+``pytest -p tests.chaos.mutants`` runs tests with it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from celery_lowkiq.chaos import app as chaos_app
+from celery_lowkiq.rules import ownership as watching
+from celery_lowkiq.store import scripts, store
+from celery_lowkiq.worker import exclusion, lane
+
+VARIABLE = "LOWKIQ_MUTANT"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """What is changed, under which faults, and which gates may find it."""
+
+    apply: Callable[[], None]
+    faults: frozenset[str]
+    gates: frozenset[str]
+    exclusion: str = "cooperative"
+
+
+def script(path: str, text: str, instead: str) -> Callable[[], None]:
+    """Another text in a Lua file. Fails when the text is not there any more."""
+
+    def apply() -> None:
+        read = scripts._read
+
+        def mutated(name: str) -> str:
+            source = read(name)
+            if name != path:
+                return source
+            assert source.count(text) == 1, f"{path} has changed: the mutant needs another text"
+            return source.replace(text, instead)
+
+        scripts._read = mutated
+
+    return apply
+
+
+def value(module: Any, name: str, instead: Any) -> Callable[[], None]:
+    """Another value in a module or class."""
+
+    def apply() -> None:
+        assert hasattr(module, name)
+        setattr(module, name, instead)
+
+    return apply
+
+
+def both(*changes: Callable[[], None]) -> Callable[[], None]:
+    def apply() -> None:
+        for change in changes:
+            change()
+
+    return apply
+
+
+def _descending(job_id: bytes, record: bytes, parse: Any = store.parse_processing) -> Any:
+    job = parse(job_id, record)
+    return replace(job, payloads=job.payloads[::-1])
+
+
+def _slow_acquire(self: Any, *args: Any, acquire: Any = store.RedisStore.acquire) -> Any:
+    time.sleep(0.1)
+    return acquire(self, *args)
+
+
+#: No fault in itself, as an unmutated run with it shows: it gives others time between a look and a take.
+SLOW_LINE = value(store.RedisStore, "acquire", _slow_acquire)
+
+EPOCH = "math.max(tonumber(epoch) + 1, tonumber(known_epoch) + 1, math.floor(now / 1000))"
+COMPARE = "former ~= seen_owner or epoch ~= seen_epoch or counter ~= seen_counter"
+PUT_BACK = "put_back(id, job.items, perform_in, job.retry_count, job.error)"
+
+MUTANTS = {
+    "no epoch check": Mutant(
+        script("lib/owner.lua", "current[1] == owner and current[2] == epoch", "true"),
+        frozenset({"freeze", "cut"}),
+        frozenset({"accepted stale writes"}),
+    ),
+    "no recovery": Mutant(
+        script("acquire.lua", PUT_BACK, ""),
+        frozenset({"kill"}),
+        frozenset({"lost payloads"}),
+    ),
+    "half a recovery": Mutant(
+        script("acquire.lua", PUT_BACK, PUT_BACK.replace("job.items,", "{job.items[1]},")),
+        frozenset({"kill"}),
+        frozenset({"lost payloads"}),
+    ),
+    "no compare before the set": Mutant(
+        both(script("acquire.lua", COMPARE, "false"), SLOW_LINE),
+        frozenset({"kill", "cut"}),
+        frozenset({"overlapping executions"}),
+    ),
+    "early takeover": Mutant(
+        value(watching, "TAKEOVER", 0.15),
+        frozenset({"kill", "freeze"}),
+        frozenset({"overlapping executions", "accepted stale writes"}),
+    ),
+    "late takeover": Mutant(
+        value(watching, "TAKEOVER", 2.5),
+        frozenset({"kill"}),
+        frozenset({"takeover s"}),
+    ),
+    "naive epoch": Mutant(
+        script("acquire.lua", EPOCH, "tonumber(epoch) + 1"),
+        frozenset({"kill", "rollback"}),
+        frozenset({"epochs that do not grow"}),
+    ),
+    "no deadline in strict mode": Mutant(
+        value(exclusion.Strict, "_set", lambda self: None),
+        frozenset({"freeze"}),
+        frozenset({"overlapping executions"}),
+        exclusion="strict",
+    ),
+    "renewals that move nothing": Mutant(
+        script("renew.lua", "redis.call('HINCRBY', lease, 'counter', 1)", ""),
+        frozenset({"kill"}),
+        frozenset({"overlapping executions"}),
+    ),
+    "a release while a batch runs": Mutant(
+        both(
+            script("release.lua", "redis.call('ZCARD', claimed) > 0", "false"),
+            value(lane.Lane, "working", property(lambda self: None)),
+        ),
+        frozenset({"kill"}),
+        frozenset({"overlapping executions"}),
+    ),
+    "payloads in the wrong order": Mutant(
+        value(store, "parse_processing", _descending),
+        frozenset({"freeze"}),
+        frozenset({"order inversions"}),
+    ),
+    "marks of suspects that stay": Mutant(
+        script("settle.lua", "    redis.call('HDEL', deaths, id)\n", ""),
+        frozenset({"kill"}),
+        frozenset({"leftover keys"}),
+    ),
+}
+
+#: Random faults need luck to meet these: they ask for a command that comes twice or late, or for a failover
+#: between a release and the next look.
+OF_THE_STORE = {
+    "no look at which server it is": value(watching.Watch, "_released", lambda self: not self.seen.owner),
+    "a settle that ignores the claim's number": script(
+        "settle.lua", "redis.call('ZSCORE', claimed, id) == claim", "redis.call('ZSCORE', claimed, id)"
+    ),
+    "a claim that takes ids in processing": script(
+        "claim.lua", "if redis.call('ZSCORE', claimed, ids[i]) then", "if false then"
+    ),
+    "a push that is merged again when repeated": script(
+        "push.lua", "if last and tonumber(string.match(last, '^%d+')) >= tonumber(n) then", "if false then"
+    ),
+    "a claim that is not repeated": script("claim.lua", "if tonumber(request) > last then", "if true then"),
+}
+
+if VARIABLE in os.environ:
+    changes = {"a slow line": SLOW_LINE, **OF_THE_STORE, **{name: m.apply for name, m in MUTANTS.items()}}
+    changes[os.environ[VARIABLE]]()
+
+
+def __getattr__(name: str) -> Any:
+    """``app``, that of the chaos run."""
+    if name != "app":
+        raise AttributeError(name)
+    return chaos_app.app

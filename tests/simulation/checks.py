@@ -1,0 +1,131 @@
+"""What must hold, looked at while it happens."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from celery_lowkiq.rules.models import Batch, Job, ShardRef, shard_of
+
+from .server import Server
+from .world import World
+
+if TYPE_CHECKING:
+    from .node import Node
+
+
+@dataclass
+class Run:
+    node: Node
+    batch: Batch
+    deadline: float
+
+
+class Checks:
+    """The ledger of a simulation."""
+
+    def __init__(self, world: World, server: Server, queue: str, shards: int, *, strict: bool) -> None:
+        self._world = world
+        self._server = server
+        self._queue = queue
+        self._shards = shards
+        self._strict = strict
+        self._running: dict[ShardRef, list[Run]] = defaultdict(list)
+        self.overlaps_of_frozen = 0
+        self.runs = 0
+        #: By id: payload -> when its push was acknowledged.
+        self.acknowledged: dict[str, dict[bytes, float]] = defaultdict(dict)
+        self._begun: dict[str, set[bytes]] = defaultdict(set)
+        self._done: dict[str, set[bytes]] = defaultdict(set)
+        self._ended: dict[str, set[bytes]] = defaultdict(set)
+        #: Acknowledgements between these times may be lost: Redis came back with older data.
+        self.lost_windows: list[tuple[float, float]] = []
+
+    def shard(self, job_id: str) -> ShardRef:
+        return ShardRef(self._queue, shard_of(job_id, self._shards))
+
+    # -- runs
+
+    def begin(self, node: Node, batch: Batch) -> Run:
+        """I1: while a run's node may trust its lease, no other run of the shard begins."""
+        self.runs += 1
+        now = self._world.now
+        for other in self._running[batch.shard]:
+            if self._strict or now < self._deadline(other):
+                self._world.violated(
+                    f"{batch.shard} runs on {node.name} while it runs on {other.node.name}, "
+                    f"whose lease lasts until {self._deadline(other):.3f}"
+                )
+            self.overlaps_of_frozen += 1
+        run = Run(node, batch, 0.0)
+        self._running[batch.shard].append(run)
+        for job in batch.jobs:
+            self._in_order(batch, job)
+        return run
+
+    def _deadline(self, run: Run) -> float:
+        held = run.node.runtime._ownership._held.get(run.batch.shard)
+        if held is None or held.lease != run.batch.lease:
+            return 0.0
+        return run.node.when(held.deadline)
+
+    def _in_order(self, batch: Batch, job: Job) -> None:
+        """I4: ascending; what was acknowledged before the claim does not come for the first time later."""
+        scores = [payload.score for payload in job.payloads]
+        if scores != sorted(scores):
+            self._world.violated(f"{job.id}: {scores}")
+        begun = self._begun[job.id]
+        begun.update(payload.data for payload in job.payloads)
+        claimed_at = self._server.claimed_at[batch.shard, batch.lease.epoch, batch.claim]
+        overtaken = [
+            payload
+            for payload in self._server.places(job.id, self.shard(job.id))
+            if int(payload) < scores[-1]
+            and payload not in begun
+            and self.acknowledged[job.id].get(payload, claimed_at) < claimed_at
+        ]
+        if overtaken:
+            self._world.violated(f"{job.id}: {scores[-1]:.0f} runs before {overtaken}")
+
+    def end(self, run: Run) -> None:
+        self._running[run.batch.shard].remove(run)
+        for job in run.batch.jobs:
+            self._ended[job.id].update(payload.data for payload in job.payloads)
+
+    def died(self, node: Node) -> None:
+        for runs in self._running.values():
+            runs[:] = [run for run in runs if run.node is not node]
+
+    def settled(self, batch: Batch, accepted: frozenset[str]) -> None:
+        for job in batch.jobs:
+            if job.id in accepted:
+                self._done[job.id].update(payload.data for payload in job.payloads)
+
+    # -- payloads
+
+    def _may_be_lost(self, job_id: str, payload: bytes) -> bool:
+        at = self.acknowledged[job_id].get(payload)
+        return at is None or any(start <= at <= end for start, end in self.lost_windows)
+
+    def nothing_is_lost(self) -> None:
+        """I3: what was acknowledged has been run to its end, or is still somewhere."""
+        for job_id, payloads in self.acknowledged.items():
+            known = self._ended[job_id].union(self._server.places(job_id, self.shard(job_id)))
+            lost = [p for p in payloads if p not in known and not self._may_be_lost(job_id, p)]
+            if lost:
+                self._world.violated(f"{job_id}: {lost} are lost")
+
+    def all_is_done(self) -> None:
+        """I3 and I5, when the queue has run empty."""
+        if not self._server.idle():
+            left = {
+                str(s): list(x.model.waiting) + list(x.model.processing)
+                for s, x in self._server.shards.items()
+            }
+            self._world.violated(f"not drained: {left}")
+        self.nothing_is_lost()
+
+    def busy(self) -> bool:
+        """Whether anything runs, be it in vain."""
+        return any(self._running.values())

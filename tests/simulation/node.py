@@ -1,0 +1,298 @@
+"""A node: the worker's own runtime on a machine, with a network between it and the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from celery_lowkiq.rules.errors import LowkiqError, StoreUnavailable
+from celery_lowkiq.rules.models import (
+    Batch,
+    Claim,
+    Due,
+    Fate,
+    InHand,
+    Lease,
+    LeaseState,
+    QueueSpec,
+    Settled,
+    ShardRef,
+    Verdict,
+)
+from celery_lowkiq.rules.schedulers import lag
+from celery_lowkiq.rules.splitters import lease_splitter
+from celery_lowkiq.worker.exclusion import Strict
+from celery_lowkiq.worker.runtime import Runtime
+
+from .checks import Checks
+from .server import Server
+from .world import Machine, Task, Threading, World, me
+
+#: A client gives a silent Redis up after so many lease times.
+PATIENCE = 0.5
+
+
+class Network:
+    """Carries calls to the server: late, never, or without an answer."""
+
+    def __init__(self, world: World, server: Server, lease_seconds: float) -> None:
+        self.world = world
+        self.server = server
+        self.seconds = lease_seconds
+        #: How often a call gets lost, each way, and how often it arrives when its caller has given it up.
+        self.loss = 0.0
+        self.cut: set[Machine] = set()
+
+    def call(self, effect: Callable[[], Any]) -> Any:
+        """Raises what the server raises, or StoreUnavailable."""
+        chance = self.world.random
+        fate = chance.random()
+        if fate < self.loss:
+            self._give_up()
+        if fate < 2 * self.loss:
+            delay = chance.random() * 1.5 * self.seconds
+            self.world.later(delay, partial(self._arrive_late, effect, self.server.starts))
+            self._give_up()
+        server = self._travel()
+        try:
+            answer, error = effect(), None
+        except LowkiqError as refused:
+            answer, error = None, refused
+        if fate < 3 * self.loss:
+            self._give_up()
+        if self._travel() != server:
+            raise StoreUnavailable("the connection is gone")
+        if error is not None:
+            raise error
+        return answer
+
+    def _arrive_late(self, effect: Callable[[], Any], server: int) -> None:
+        if self.server.starts != server or self.server.down:
+            return
+        try:
+            effect()
+        except LowkiqError:
+            # Nobody waits for the answer.
+            self.world.note("a late call was refused")
+
+    def _travel(self) -> int:
+        me().park(self.world.random.random() * 0.01 * self.seconds)
+        if self.server.down:
+            raise StoreUnavailable("connection refused")
+        if me().machine in self.cut:
+            self._give_up()
+        return self.server.starts
+
+    def _give_up(self) -> None:
+        me().park(PATIENCE * self.seconds)
+        raise StoreUnavailable("no answer")
+
+
+class Listener:
+    """A subscription: it may miss things, but not that it is cut."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._heard: list[tuple[ShardRef, float | None]] = []
+        self._task: Task | None = None
+        self._open = True
+        network.server.listeners.append(self)
+
+    def tell(self, shard: ShardRef, perform_in: float | None) -> None:
+        if self._network.world.random.random() < self._network.loss:
+            return
+        self._heard.append((shard, perform_in))
+        self._wake()
+
+    def cut(self) -> None:
+        self._open = False
+        if self in self._network.server.listeners:
+            self._network.server.listeners.remove(self)
+        self._wake()
+
+    close = cut
+
+    def _wake(self) -> None:
+        if self._task is not None:
+            self._task.wake()
+
+    def wait_pushed(self, timeout: float) -> tuple[ShardRef, float | None] | None:
+        if not self._heard and self._open:
+            self._task = me()
+            self._task.park(timeout)
+            self._task = None
+        if not self._open:
+            raise StoreUnavailable("the subscription is cut")
+        return self._heard.pop(0) if self._heard else None
+
+
+class SimStore:
+    """``worker.ports.Store`` over the network."""
+
+    def __init__(self, network: Network) -> None:
+        self._call = network.call
+        self._network = network
+        self._server = network.server
+
+    def observe(self, shards: Sequence[ShardRef]) -> list[LeaseState]:
+        return self._call(lambda: self._server.observe(shards))
+
+    def acquire(
+        self, queue: QueueSpec, shard: ShardRef, owner: str, seen: LeaseState, known_epoch: int
+    ) -> Lease:
+        return self._call(lambda: self._server.acquire(shard, owner, seen, known_epoch))
+
+    def renew(
+        self, leases: Sequence[Lease], lapsed: Sequence[bool] = (), stopping: bool = False
+    ) -> list[bool]:
+        return self._call(lambda: self._server.renew(leases, lapsed, stopping))
+
+    def release(self, lease: Lease) -> bool:
+        return self._call(lambda: self._server.release(lease))
+
+    def claim(
+        self,
+        queue: QueueSpec,
+        lease: Lease,
+        request: int,
+        in_hand: InHand | None = None,
+        suspects: bool = True,
+    ) -> Claim:
+        assert in_hand is not None
+        return self._call(lambda: self._server.claim(lease, queue.batch_size, request, in_hand, suspects))
+
+    def forgive(self, lease: Lease) -> None:
+        self._call(lambda: None)
+
+    def settle(self, queue: QueueSpec, lease: Lease, verdicts: Sequence[Verdict]) -> Settled:
+        return self._call(lambda: self._server.settle(lease, verdicts))
+
+    def beat(self, queues: Sequence[str], owner: str, lanes: int) -> list[dict[str, tuple[int, int]]]:
+        return self._call(lambda: [self._server.beat(queue, owner, lanes) for queue in queues])
+
+    def forget_members(self, queue: str, members: Sequence[tuple[str, int]]) -> None:
+        self._call(lambda: self._server.forget_members(queue, [name for name, _ in members]))
+
+    def next_due(self, shards: Sequence[ShardRef], in_hand: Sequence[InHand] = ()) -> list[Due]:
+        hands = list(zip(shards, in_hand, strict=True))
+        return self._call(lambda: [self._server.next_due(shard, hand) for shard, hand in hands])
+
+    def subscribe(self, queues: Sequence[QueueSpec]) -> Listener:
+        return self._call(lambda: Listener(self._network))
+
+
+class SimRunner:
+    """Runs take a while; some fail."""
+
+    def __init__(self, node: Node, checks: Checks) -> None:
+        self._node = node
+        self._checks = checks
+
+    def run(self, batch: Batch) -> tuple[Verdict, ...]:
+        run = self._checks.begin(self._node, batch)
+        me().park(self._duration())
+        self._checks.end(run)
+        chance = self._node.world.random
+        seconds = self._node.seconds
+        return tuple(
+            Verdict(job.id, job.claim, Fate.DONE)
+            if chance.random() > 0.05
+            else Verdict(job.id, job.claim, Fate.RETRY, job.retry_count + 1, 0.1 * seconds, b"boom")
+            for job in batch.jobs
+        )
+
+    def _duration(self) -> float:
+        """Mostly short, but straddling the lease."""
+        chance = self._node.world.random
+        if chance.random() < 0.8:
+            return 0.02 * self._node.seconds
+        return (0.2 if chance.random() < 0.8 else 2.0) * chance.random() * self._node.seconds
+
+    def settled(self, batch: Batch, accepted: frozenset[str]) -> None:
+        self._checks.settled(batch, accepted)
+
+
+class KillTimer:
+    """The kernel's timer, for the strict mode: it does not care whether a process is frozen."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._generation = 0
+
+    def set(self, at: float | None) -> None:
+        self._generation += 1
+        if at is not None:
+            self._node.world.at(self._node.when(at), partial(self._fire, self._generation))
+
+    def _fire(self, generation: int) -> None:
+        if generation == self._generation and not self._node.dead:
+            self._node.world.note(f"{self._node.name} is ended by its timer")
+            self._node.die()
+            self._node.restart()
+
+
+class Node(Machine):
+    """One start of a worker process."""
+
+    def __init__(
+        self,
+        network: Network,
+        threading: Threading,
+        checks: Checks,
+        queue: QueueSpec,
+        name: str,
+        *,
+        strict: bool,
+        lanes: int,
+        restart: Callable[[], None],
+    ) -> None:
+        """``restart`` is what its supervisor does when it was ended."""
+        chance = network.world.random
+        super().__init__(network.world, name, rate=chance.uniform(0.95, 1.05), offset=chance.uniform(0, 1e4))
+        self.seconds = network.seconds
+        self.checks = checks
+        self.restart = restart
+        threading.machine = self
+        self.runtime = Runtime(
+            SimStore(network),
+            SimRunner(self, checks),
+            self,
+            [queue],
+            lanes=lanes,
+            owner=name,
+            clock=self,
+            scheduler_factory=lag,
+            splitter=lease_splitter,
+            poll_interval=0.5 * network.seconds,
+            lease_seconds=network.seconds,
+            exclusion=Strict(KillTimer(self)) if strict else None,
+        )
+        self.drained = False
+        self.runtime.start()
+
+    def die(self) -> None:
+        super().die()
+        self.checks.died(self)
+
+    def shut_down(self) -> None:
+        """As TERM does."""
+
+        def drain() -> None:
+            self.runtime.drain()
+            self.drained = self.runtime.join()
+            # The process ends.
+            super(Node, self).die()
+
+        Task(self, drain).start()
+
+    # -- its host
+
+    def stop(self, exitcode: int, reason: str) -> None:
+        self.world.violated(f"{self.name} ends by itself: {reason}")
+
+    def alarm(self, batch: Batch, seconds: float) -> None:
+        self.world.note(f"{self.name}: {batch.shard} takes {seconds:.2f} s")
+
+    def last_words(self, error: BaseException) -> None:
+        self.world.violated(f"{self.name}: {error!r}")

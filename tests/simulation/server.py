@@ -1,0 +1,244 @@
+"""Redis in memory: leases as in the scripts, jobs by the plain model that the scripts are tested against."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from celery_lowkiq.rules.errors import NotOwner
+from celery_lowkiq.rules.models import (
+    Claim,
+    Due,
+    InHand,
+    Job,
+    Lease,
+    LeaseState,
+    Payload,
+    Settled,
+    ShardRef,
+    Verdict,
+)
+from tests.model.model import Model, ModelJob
+
+from .world import World
+
+#: Jobs that are never taken for poison: nodes die of other things here.
+MANY = 10_000
+
+
+@dataclass
+class Shard:
+    model: Model = field(default_factory=lambda: Model("min", MANY))
+    owner: str = ""
+    epoch: int = 0
+    counter: int = 0
+    stopping: bool = False
+    given_on: str = ""
+    request: tuple[int, int] = (0, 0)
+    senders: dict[str, int] = field(default_factory=dict)
+
+
+class Server:
+    """One Redis. ``fail_over`` makes another one of it, with older data."""
+
+    def __init__(self, world: World, shards: Sequence[ShardRef]) -> None:
+        self.world = world
+        self.shards = {shard: Shard() for shard in shards}
+        self.members: dict[str, dict[str, tuple[int, int]]] = {}
+        self.down = False
+        self.starts = 1
+        self.clock = 1.7e9
+        self.listeners: list = []
+        #: By shard: epochs as they were given, for the check that they only grow.
+        self.given: dict[ShardRef, int] = {}
+        #: By shard, epoch and number: when a claim was made.
+        self.claimed_at: dict[tuple[ShardRef, int, int], float] = {}
+
+    @property
+    def name(self) -> str:
+        return f"run-{self.starts}"
+
+    @property
+    def now(self) -> float:
+        return self.clock + self.world.now
+
+    # -- faults
+
+    def copy(self):
+        return copy.deepcopy((self.shards, self.members))
+
+    def stop(self) -> None:
+        self.down = True
+        self.cut_listeners()
+
+    def start(self, older=None) -> None:
+        self.down = False
+        self.starts += 1
+        if older is not None:
+            self.shards, self.members = older
+
+    def cut_listeners(self) -> None:
+        for listener in list(self.listeners):
+            listener.cut()
+
+    # -- leases
+
+    def _state(self, shard: ShardRef) -> LeaseState:
+        s = self.shards[shard]
+        return LeaseState(s.owner, s.epoch, s.counter, self.name, s.given_on)
+
+    def _owned(self, lease: Lease) -> Shard:
+        s = self.shards[lease.shard]
+        if (s.owner, s.epoch) != (lease.owner, lease.epoch):
+            raise NotOwner(str(lease.shard))
+        return s
+
+    def observe(self, shards: Sequence[ShardRef]) -> list[LeaseState]:
+        return [self._state(shard) for shard in shards]
+
+    def acquire(self, shard: ShardRef, owner: str, seen: LeaseState, known_epoch: int) -> Lease:
+        s, state = self.shards[shard], self._state(shard)
+        here = s.given_on == self.name
+        if s.owner == owner and here:
+            s.counter += 1
+            return Lease(shard, owner, s.epoch, self.name)
+        if (seen.owner, seen.epoch, seen.counter, seen.server) != (
+            state.owner,
+            state.epoch,
+            state.counter,
+            self.name,
+        ):
+            raise NotOwner(str(shard))
+        crashed = bool(s.owner) and s.owner != owner and not s.stopping and here
+        s.epoch = max(s.epoch + 1, known_epoch + 1, int(self.now * 1000))
+        s.owner, s.counter, s.stopping, s.given_on = owner, s.counter + 1, False, self.name
+        s.model.recover(crashed, self.now)
+        if s.epoch <= self.given.get(shard, 0):
+            self.world.violated(f"{shard}: epoch {s.epoch} after {self.given[shard]}")
+        self.given[shard] = s.epoch
+        return Lease(shard, owner, s.epoch, self.name)
+
+    def renew(self, leases: Sequence[Lease], lapsed: Sequence[bool], stopping: bool) -> list[bool]:
+        return [
+            self._renew(lease, late, stopping)
+            for lease, late in zip(leases, lapsed or [False] * len(leases), strict=True)
+        ]
+
+    def _renew(self, lease: Lease, lapsed: bool, stopping: bool) -> bool:
+        try:
+            s = self._owned(lease)
+        except NotOwner:
+            return False
+        if lapsed and lease.server != self.name:
+            return False
+        s.stopping = stopping
+        s.counter += 1
+        return True
+
+    def release(self, lease: Lease) -> bool:
+        s = self.shards[lease.shard]
+        if (s.owner, s.epoch) == ("", lease.epoch):
+            return True
+        self._owned(lease)
+        if s.model.processing:
+            return False
+        s.owner = ""
+        s.counter += 1
+        self.announce(lease.shard, None)
+        return True
+
+    # -- jobs
+
+    def push(self, shard: ShardRef, sender: str, n: int, entries: Sequence[tuple[str, bytes, float]]) -> None:
+        s = self.shards[shard]
+        if s.senders.get(sender, 0) >= n:
+            return
+        s.senders[sender] = n
+        for job_id, payload, score in entries:
+            s.model.push(job_id, payload, score, self.now)
+        self.announce(shard, self.now)
+
+    def claim(self, lease: Lease, limit: int, request: int, in_hand: InHand, suspects: bool) -> Claim:
+        s = self._owned(lease)
+        model = s.model
+        epoch, last = s.request
+        last = last if epoch == lease.epoch else 0
+        if request < last:
+            return Claim(0, (), self.now, self._next_due(s))
+        kind = 0
+        if request > last:
+            s.request = (lease.epoch, request)
+            model.claims = max(model.claims, in_hand.last)
+            for job_id, job in list(model.processing.items()):
+                if job.claim not in in_hand.open:
+                    del model.processing[job_id]
+                    model.put_back(job_id, job.in_order(), self.now, job.retry_count, job.error)
+            kind = self._fill(model, limit, suspects)
+            self.claimed_at[lease.shard, lease.epoch, model.claims] = self.world.now
+        jobs = [_job(i, model.processing[i]) for i in model.in_claim_order() if self._is_of(model, i)]
+        return Claim(
+            model.claims if jobs else 0, tuple(jobs), self.now, self._next_due(s), kind == 1, kind == 2
+        )
+
+    def _is_of(self, model: Model, job_id: str) -> bool:
+        return model.processing[job_id].claim == model.claims
+
+    def _fill(self, model: Model, limit: int, suspects: bool) -> int:
+        hidden = (
+            {} if suspects else {i: model.waiting.pop(i) for i in list(model.suspects) if i in model.waiting}
+        )
+        ids = model.claim(limit, self.now)
+        model.waiting.update(hidden)
+        if ids and ids[0] in model.suspects:
+            return 1
+        return 2 if hidden and not ids and any(job.perform_in <= self.now for job in hidden.values()) else 0
+
+    def settle(self, lease: Lease, verdicts: Sequence[Verdict]) -> Settled:
+        s = self._owned(lease)
+        accepted = {
+            v.id
+            for v in verdicts
+            if s.model.settle(v.id, v.claim, v.fate, v.retry_count, self.now + v.delay, self.now, v.error)
+        }
+        return Settled(frozenset(accepted), self.now, self._next_due(s))
+
+    def next_due(self, shard: ShardRef, in_hand: InHand) -> Due:
+        s = self.shards[shard]
+        left = any(job.claim not in in_hand.open for job in s.model.processing.values())
+        return Due(self.now if left else self._next_due(s), self.now)
+
+    def _next_due(self, s: Shard) -> float | None:
+        busy = s.model.processing
+        return min((job.perform_in for i, job in s.model.waiting.items() if i not in busy), default=None)
+
+    # -- members and announcements
+
+    def beat(self, queue: str, owner: str, lanes: int) -> dict[str, tuple[int, int]]:
+        members = self.members.setdefault(queue, {})
+        members[owner] = (lanes, members.get(owner, (0, 0))[1] + 1)
+        return dict(members)
+
+    def forget_members(self, queue: str, owners: Sequence[str]) -> None:
+        for owner in owners:
+            self.members.get(queue, {}).pop(owner, None)
+
+    def announce(self, shard: ShardRef, perform_in: float | None) -> None:
+        for listener in list(self.listeners):
+            listener.tell(shard, perform_in)
+
+    # -- for the checks
+
+    def places(self, job_id: str, shard: ShardRef) -> list[bytes]:
+        """The payloads of an id that are somewhere."""
+        model = self.shards[shard].model
+        jobs = [jobs.get(job_id) for jobs in (model.waiting, model.processing, model.morgue)]
+        return [payload for job in jobs if job is not None for payload in job.items]
+
+    def idle(self) -> bool:
+        return not any(s.model.waiting or s.model.processing for s in self.shards.values())
+
+
+def _job(job_id: str, job: ModelJob) -> Job:
+    payloads = tuple(Payload(item.payload, item.score) for item in job.in_order())
+    return Job(job_id, payloads, job.perform_in, job.retry_count, job.error, job.claim, len(payloads))

@@ -1,0 +1,283 @@
+"""``python -m tests.simulation.simulate SEED`` replays one seed and prints what happened."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from unittest import mock
+
+from celery_lowkiq.rules.errors import StoreUnavailable
+from celery_lowkiq.rules.models import QueueSpec
+from celery_lowkiq.worker import exclusion, lane, outage, ownership, runtime, waker
+
+from .checks import Checks
+from .node import Network, Node
+from .server import Server
+from .world import Machine, Task, Threading, World, me
+
+#: T, in s of virtual time.
+LEASE = 1.0
+#: For how many lease times faults happen.
+TROUBLE = 8
+#: And how many the nodes get afterwards to finish everything.
+PEACE = 25
+IDS = 8
+FAULTS = ("kill", "freeze", "cut", "restart_redis", "leave", "join")
+MODULES = (lane, ownership, outage, runtime, waker, exclusion)
+
+
+@dataclass(frozen=True)
+class Report:
+    seed: int
+    violations: tuple[str, ...]
+    trace: tuple[str, ...]
+    runs: int
+    faults: int
+    overlaps_of_frozen: int
+
+
+class Simulation:
+    """A cluster, its callers, and what goes wrong: anything, or ``only`` some faults."""
+
+    def __init__(
+        self, seed: int, threading: Threading, only: Sequence[str] = (), loss: float | None = None
+    ) -> None:
+        self.seed = seed
+        self.world = World(seed)
+        self.threading = threading
+        chance = self.world.random
+        self.queue = QueueSpec("q", shards=chance.randint(2, 6), batch_size=chance.randint(1, 3))
+        self.server = Server(self.world, self.queue.shard_refs())
+        self.strict = chance.random() < 0.5
+        #: A clock that is set back can repeat an epoch that was lost with its write: not both in one run.
+        jumps = chance.random() < 0.4
+        self.possible = only or (*FAULTS, "jump" if jumps else "roll_back")
+        self.network = Network(self.world, self.server, LEASE)
+        self.network.loss = chance.choice([0.0, 0.01, 0.03]) if loss is None else loss
+        self.checks = Checks(self.world, self.server, "q", self.queue.shards, strict=self.strict)
+        self.nodes: list[Node] = []
+        self.starts = 0
+        self.faults = 0
+        self.pushed = 0
+        self.calling = True
+        self.callers: list[Task] = []
+
+    def run(self) -> Report:
+        for _ in range(self.world.random.randint(2, 4)):
+            self.start_node()
+        clients = Machine(self.world, "clients")
+        for number in range(2):
+            caller = Task(clients, partial(self._call, f"sender-{number}"))
+            caller.start()
+            self.callers.append(caller)
+        Task(Machine(self.world, "trouble"), self._make_trouble).start()
+        self.world.run(TROUBLE * LEASE)
+        self._heal()
+        self.world.run(self.world.now + PEACE * LEASE, self._finished)
+        # What was settled last is being told.
+        self.world.run(self.world.now + LEASE)
+        if not self.world.violations:
+            self.checks.all_is_done()
+        self._shut_down()
+        self.world.end()
+        return Report(
+            self.seed,
+            tuple(self.world.violations),
+            tuple(self.world.trace),
+            self.checks.runs,
+            self.faults,
+            self.checks.overlaps_of_frozen,
+        )
+
+    def start_node(self) -> None:
+        self.starts += 1
+        node = Node(
+            self.network,
+            self.threading,
+            self.checks,
+            self.queue,
+            f"node-{self.starts}",
+            strict=self.strict,
+            lanes=self.world.random.randint(1, 3),
+            restart=self._start_again,
+        )
+        self.nodes.append(node)
+
+    # -- callers
+
+    def _call(self, sender: str) -> None:
+        n = 0
+        chance = self.world.random
+        while self.calling:
+            me().park(chance.random() * 0.1 * LEASE)
+            n += 1
+            self.pushed += 1
+            job_id, payload = f"id-{chance.randrange(IDS)}", b"%d" % self.pushed
+            entries = [(job_id, payload, float(self.pushed))]
+            effect = partial(self.server.push, self.checks.shard(job_id), sender, n, entries)
+            while not self._accepted(effect):
+                continue
+            self.checks.acknowledged[job_id][payload] = self.world.now
+
+    def _accepted(self, effect: partial[None]) -> bool:
+        try:
+            self.network.call(effect)
+        except StoreUnavailable:
+            me().park(0.05 * LEASE)
+            return False
+        return True
+
+    # -- faults
+
+    def _make_trouble(self) -> None:
+        chance = self.world.random
+        between = chance.choice([0.5, 1.0, 2.5]) * LEASE
+        while True:
+            me().park(2 * chance.random() * between)
+            if self.world.now > TROUBLE * LEASE:
+                return
+            self.faults += 1
+            getattr(self, f"_{chance.choice(self.possible)}")()
+
+    def _alive(self) -> list[Node]:
+        self.nodes = [node for node in self.nodes if not node.dead]
+        return self.nodes
+
+    def _kill(self) -> None:
+        if self._alive():
+            node = self.world.random.choice(self._alive())
+            self.world.note(f"{node.name} is killed")
+            node.die()
+            self._start_again()
+
+    def _start_again(self) -> None:
+        self.world.later(self.world.random.random() * 2 * LEASE, self.start_node)
+
+    def _freeze(self) -> None:
+        if self._alive():
+            node, seconds = (
+                self.world.random.choice(self._alive()),
+                self.world.random.uniform(0.3, 2.5) * LEASE,
+            )
+            self.world.note(f"{node.name} is frozen for {seconds:.3f}")
+            node.freeze(seconds)
+
+    def _cut(self) -> None:
+        if self._alive():
+            node, seconds = (
+                self.world.random.choice(self._alive()),
+                self.world.random.uniform(0.1, 1.5) * LEASE,
+            )
+            self.world.note(f"{node.name} is cut off for {seconds:.3f}")
+            self.network.cut.add(node)
+            self.server.cut_listeners()
+            self.world.later(seconds, partial(self.network.cut.discard, node))
+
+    def _restart_redis(self) -> None:
+        self._redis_away(self.world.random.choice([0.05, 0.5, 1.5]) * LEASE)
+
+    def _redis_away(self, seconds: float, older=None) -> None:
+        if not self.server.down:
+            self.world.note(f"Redis is away for {seconds:.3f}{' and forgets' if older else ''}")
+            self.server.stop()
+            self.world.later(seconds, partial(self.server.start, older))
+
+    def _roll_back(self) -> None:
+        """A failover: the replica has not seen the last writes, and is there at once or soon. Whatever cut it
+        off may have cut off a node as well.
+        """
+        chance = self.world.random
+        older, since = self.server.copy(), self.world.now
+        lost = chance.uniform(0.1, 3) * LEASE
+        if self._alive() and chance.random() < 0.5:
+            chance.choice(self._alive()).freeze(lost + chance.uniform(-0.2, 0.5) * LEASE)
+        me().park(lost)
+        if self.server.down or self.world.now > TROUBLE * LEASE:
+            return
+        self.checks.lost_windows.append((since, self.world.now + 0.02 * LEASE))
+        self._redis_away(chance.choice([0.001, 0.01, 0.5]) * LEASE, older)
+
+    def _jump(self) -> None:
+        seconds = self.world.random.uniform(-1, 1) * LEASE
+        self.world.note(f"Redis's clock jumps by {seconds:.3f}")
+        self.server.clock += seconds
+
+    def _leave(self) -> None:
+        if len(self._alive()) > 1:
+            node = self.world.random.choice(self._alive())
+            self.world.note(f"{node.name} leaves")
+            node.shut_down()
+            self._start_again()
+
+    def _join(self) -> None:
+        if len(self._alive()) < 5:
+            self.start_node()
+            self.world.note(f"{self.nodes[-1].name} joins")
+
+    # -- the end
+
+    def _heal(self) -> None:
+        self.calling = False
+        self.network.loss = 0.0
+        self.network.cut.clear()
+        if not self._alive():
+            self.start_node()
+
+    def _finished(self) -> bool:
+        called = all(caller.done for caller in self.callers)
+        return called and not self.server.down and self.server.idle() and not self.checks.busy()
+
+    def _shut_down(self) -> None:
+        """Every node can be stopped, and then none has a shard."""
+        if self.world.violations:
+            return
+        nodes = list(self._alive())
+        for node in nodes:
+            node.shut_down()
+        self.world.run(self.world.now + 5 * LEASE)
+        for node in nodes:
+            if not node.drained:
+                self.world.violated(f"{node.name} does not end")
+            # Of what a former server gave it knows nothing any more.
+            names = (node.name, self.server.name)
+            kept = [
+                str(s) for s, state in self.server.shards.items() if (state.owner, state.given_on) == names
+            ]
+            if kept:
+                self.world.violated(f"{node.name} has not released {kept}")
+
+
+@contextlib.contextmanager
+def simulated() -> Iterator[Threading]:
+    """The worker's modules on simulated threads."""
+    threading = Threading()
+    logger = logging.getLogger("celery_lowkiq")
+    disabled = logger.disabled, logger.level
+    with contextlib.ExitStack() as stack:
+        for module in MODULES:
+            stack.enter_context(mock.patch.object(module, "threading", threading))
+        pauses = partial(outage.pauses, lambda: 0.5)
+        for module in (outage, waker, ownership):
+            stack.enter_context(mock.patch.object(module, "pauses", pauses))
+        logger.setLevel(logging.CRITICAL + 1)
+        try:
+            yield threading
+        finally:
+            logger.disabled, logger.level = disabled
+
+
+def simulate(seed: int, only: Sequence[str] = (), loss: float | None = None) -> Report:
+    """What comes of a seed; always the same."""
+    with simulated() as threading:
+        return Simulation(seed, threading, only, loss).run()
+
+
+if __name__ == "__main__":
+    report = simulate(int(sys.argv[1]))
+    print(*report.trace, sep="\n")
+    print(f"seed {report.seed}: {report.runs} runs, {report.faults} faults")
+    sys.exit("\n".join(report.violations) or 0)

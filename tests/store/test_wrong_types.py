@@ -1,0 +1,194 @@
+"""R14: Redis does not roll back, so a key of another type is an error before a script's first write.
+
+Scripts and keys come from the scripts' own headers: a new one without its ``arguments`` fails here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import resources
+
+import pytest
+
+from celery_lowkiq.rules.errors import StoreError
+from celery_lowkiq.rules.models import Fate, NewJob
+from celery_lowkiq.store.calls import digest
+from celery_lowkiq.store.keys import KEY_TYPES, nodes_key, queue_key, shard_keys
+from celery_lowkiq.store.scripts import load
+
+from .helpers import ONE, SHARD, claim, end, push, take
+
+SCRIPTS = sorted(
+    path.name.removesuffix(".lua")
+    for path in resources.files("celery_lowkiq.store").joinpath("lua").iterdir()
+    if path.name.endswith(".lua")
+)
+ANNOUNCED = {"channel": "c", "index": 0}
+
+
+@dataclass(frozen=True)
+class State:
+    """Of a shard with jobs everywhere: its lease, the last claim, and the epoch of an owner that died."""
+
+    epoch: int = 0
+    counter: int = 0
+    claim: int = 0
+    died: int = 0
+    server: str = ""
+
+
+def arguments(state):
+    """By script: named arguments and the repeated part, with which it changes something."""
+    owner = {"owner": "me", "epoch": state.epoch}
+    seen = {"seen_owner": "me", "seen_epoch": state.epoch, "seen_counter": state.counter}
+    seen |= {"seen_server": state.server, "known_epoch": 0}
+    bounds = {"limit": 10, "max_bytes": 10**6}
+    return {
+        "acquire": (
+            {
+                "owner": "next",
+                **seen,
+                "shards": 1,
+                "merge": "min",
+                "max_crashes": 3,
+                "poison_error": "poison",
+            },
+            (),
+        ),
+        "beat": ({"member": "me 2"}, ()),
+        "claim": (
+            {
+                **owner,
+                "merge": "min",
+                "request": 10**9,
+                "over": 0,
+                **bounds,
+                "max_payloads": 9,
+                "suspects": 1,
+            },
+            (),
+        ),
+        "end_calls": (owner, (b"long\0", b"long\1")),
+        "forgive": ({"epoch": state.died}, ()),
+        "hasten": ({**ANNOUNCED, "limit": 10}, ()),
+        "kill": ({"merge": "min", **bounds}, ("failed",)),
+        "next_due": ({"over": 0}, ()),
+        "page": (
+            {"minimum": "-inf", "maximum": "+inf", "after_score": "", "after_id": ""}
+            | {"past": 1, "limit": 10, "reverse": 0},
+            (),
+        ),
+        "peek": (bounds, ("long", "failed")),
+        "push": (
+            {"shards": 1, "merge": "min", "sender": "s", "n": 1, **ANNOUNCED, "records": 1},
+            ("long", "x", "", "", "new", "x", "1", "+5", 1, digest(b"x"), "call"),
+        ),
+        "register": ({"format": 1, "shards": 2, "expected": 1}, ()),
+        "release": ({**owner, **ANNOUNCED}, ()),
+        "remove": (
+            {"only_marked": 0, "maximum": "+inf", "upto": "", "cursor": "", "limit": 99},
+            ("long", "failed"),
+        ),
+        "renew": ({**owner, "stopping": 0, "server": state.server}, ()),
+        "resize": ({"shards": 2, "reopen": 0}, ()),
+        "revive": ({"merge": "min", **ANNOUNCED, "maximum": "+inf", **bounds}, ("dead",)),
+        "settle": (
+            {**owner, "merge": "min"},
+            ("runs", state.claim, "die", 0, 0, "error", 1, 0, "bad"),
+        ),
+        "stats": ({}, ()),
+    }
+
+
+NAMES = list(arguments(State()))
+#: Those that change nothing.
+READERS = {"next_due", "page", "peek", "stats"}
+#: Those that change nothing of a shard with jobs.
+OF_IDLE_SHARDS = {"release", "resize"}
+#: The keys that scripts for several kinds of keys are bound to here.
+BOUND = {"index": "due", "marks": "failed", "records": "jobs"}
+PLANTS = {
+    "string": lambda client, key: client.set(key, "planted"),
+    "list": lambda client, key: client.rpush(key, "planted"),
+    "hash": lambda client, key: client.hset(key, "planted", "1"),
+    "zset": lambda client, key: client.zadd(key, {"planted": 1}),
+}
+
+
+def an_idle_shard(store):
+    push(store, "1", ("a", 1), perform_in=1.0)
+    lease = take(store)
+    end(store, lease, claim(store, lease))
+    return State(lease.epoch)
+
+
+def a_shard_with_jobs_everywhere(store):
+    """A suspect, a failed one and a long one waiting, one dead, one in processing."""
+    push(store, "suspect", ("a", 1), perform_in=1.0)
+    for owner in ("first", "second"):
+        died = take(store, owner=owner)
+        claim(store, died)
+    lease = take(store)
+    for job_id, fate in (("dead", Fate.BURY), ("failed", Fate.RETRY)):
+        push(store, job_id, ("a", 1), perform_in=1.0)
+        end(store, lease, claim(store, lease, 1), fate, delay=1000.0)
+    push(store, "runs", ("a", 1), ("b", 2), perform_in=2.0)
+    running = claim(store, lease, 1)
+    store.push(ONE, [NewJob("long", b"%d" % n * 50, float(n)) for n in range(100)])
+    (seen,) = store.observe([SHARD])
+    store.push(ONE, [NewJob("long", b"x", 0.0, record=b"call")])
+    return State(lease.epoch, seen.counter, running.number, died.epoch, seen.server)
+
+
+def call_of(name, state):
+    named, repeated = arguments(state)[name]
+    return load(name).call(Keys(), repeated, **named)
+
+
+def prepared(store, name):
+    return (an_idle_shard if name in OF_IDLE_SHARDS else a_shard_with_jobs_everywhere)(store)
+
+
+class Keys:
+    def __getitem__(self, name):
+        of_queues = {"queue": queue_key("orders"), "nodes": nodes_key("orders")}
+        return of_queues.get(name) or shard_keys(SHARD)[BOUND.get(name, name)]
+
+
+def everything(client):
+    return {key: client.dump(key) for key in client.scan_iter()}
+
+
+def test_every_script_is_tried():
+    assert NAMES == SCRIPTS
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_with_keys_of_the_right_types_it_works(store, client, name):
+    state = prepared(store, name)
+    before = everything(client)
+    (reply,) = store.client.calls([call_of(name, state)])
+    assert not isinstance(reply, StoreError), reply
+    assert (everything(client) == before) == (name in READERS)
+
+
+WRONG = [
+    (name, key, type_)
+    for name in NAMES
+    for key in load(name).keys
+    if (name, key) != ("claim", "calls")
+    for type_ in PLANTS
+    if type_ != KEY_TYPES[key]
+]
+
+
+@pytest.mark.parametrize("name, key, type_", WRONG)
+def test_a_key_of_another_type_is_an_error_before_the_first_write(store, client, name, key, type_):
+    state = prepared(store, name)
+    client.delete(Keys()[key])
+    PLANTS[type_](client, Keys()[key])
+    before = everything(client)
+    (reply,) = store.client.calls([call_of(name, state)])
+    assert isinstance(reply, StoreError)
+    assert "WRONGTYPE" in str(reply)
+    assert everything(client) == before

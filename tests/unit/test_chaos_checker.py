@@ -1,0 +1,248 @@
+"""The chaos checker: a clean run passes every gate, and each seeded violation fails its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from celery_lowkiq.chaos.checker import check
+from celery_lowkiq.chaos.history import (
+    Acquire,
+    Death,
+    Drain,
+    Execution,
+    History,
+    Push,
+    Release,
+    Renewal,
+    Settle,
+    Trouble,
+    history_of,
+)
+
+ONE, TWO = 101, 102
+
+
+def ran(pid, epoch, claimed_at, ended_at, **payloads):
+    """A run on shard 0 that begins 0.1 s after its claim."""
+    return Execution(pid, 0, epoch, claimed_at, claimed_at + 0.1, ended_at, payloads)
+
+
+#: Process ONE works from 0 s on, and is killed at 5.0 over a batch; TWO takes the shard at 6.2 and ends.
+CLEAN = History(
+    lease=1.0,
+    strict=False,
+    drain=Drain(0.5),
+    pushes=(Push("a", 1, 0.5, 0.6), Push("a", 2, 1.5, 1.6), Push("b", 3, 4.0, 4.1)),
+    executions=(
+        ran(ONE, 10, 1.0, 1.3, a=(1,)),
+        ran(ONE, 10, 2.0, 2.3, a=(2,)),
+        replace(ran(ONE, 10, 4.8, 5.0, b=(3,)), finished=False),
+        ran(TWO, 20, 6.4, 6.6, b=(3,)),
+    ),
+    acquires=(Acquire(ONE, "one", 0, 10, 0.0, 0.1), Acquire(TWO, "two", 0, 20, 6.1, 6.2)),
+    renewals=tuple(Renewal(0, 10, tick / 5) for tick in range(1, 25))
+    + tuple(Renewal(0, 20, tick / 5) for tick in range(32, 45)),
+    releases=(Release(0, 20, 9.0),),
+    settles=(Settle(ONE, 0, 10, 1.3, 1.31), Settle(ONE, 0, 10, 2.3, 2.31), Settle(TWO, 0, 20, 6.6, 6.61)),
+    deaths=(Death(ONE, 5.0, "kill"), Death(TWO, 9.1, "stop")),
+    troubles=(Trouble("kill", 4.99, 5.01),),
+)
+
+
+def with_(**more):
+    """The clean run with more of something."""
+    return replace(CLEAN, **{name: getattr(CLEAN, name) + values for name, values in more.items()})
+
+
+def without(name, position):
+    values = list(getattr(CLEAN, name))
+    del values[position]
+    return replace(CLEAN, **{name: tuple(values)})
+
+
+#: ONE went on after its lease had run out: it was frozen, not killed.
+FROZEN = replace(
+    CLEAN, executions=(*CLEAN.executions[:2], ran(ONE, 10, 4.8, 7.0, b=(3,)), CLEAN.executions[3])
+)
+
+
+def calm(**more):
+    """A run in which nodes only came and went: ONE gives the shard to TWO."""
+    history = replace(
+        CLEAN,
+        executions=(*CLEAN.executions[:2], ran(TWO, 20, 6.4, 6.6, b=(3,))),
+        releases=(Release(0, 10, 6.0), Release(0, 20, 9.0)),
+        deaths=(Death(ONE, 6.1, "stop"), Death(TWO, 9.1, "stop")),
+        troubles=(Trouble("rebalance", 5.0, 5.0),),
+    )
+    return replace(history, **more)
+
+
+SEEDED = {
+    "a payload that never ran": ("lost payloads", with_(pushes=(Push("c", 4, 4.0, 4.1),))),
+    "a payload that died with its worker": ("lost payloads", without("executions", 3)),
+    "a payload accepted before the rollback": (
+        "lost payloads",
+        with_(pushes=(Push("c", 4, 4.0, 4.1),), troubles=(Trouble("rollback", 4.2, 4.9),)),
+    ),
+    "two threads of one lease": (
+        "overlapping executions",
+        with_(executions=(ran(ONE, 10, 2.05, 2.2, a=(2,)),)),
+    ),
+    "a takeover from an owner that renews": (
+        "overlapping executions",
+        with_(
+            acquires=(Acquire(TWO, "two", 0, 11, 4.82, 4.84),),
+            executions=(ran(TWO, 11, 4.85, 5.1, b=(3,)),),
+        ),
+    ),
+    "a former owner that is still running, in strict mode": (
+        "overlapping executions",
+        replace(FROZEN, strict=True),
+    ),
+    "a settle of an older epoch": (
+        "accepted stale writes",
+        with_(settles=(Settle(ONE, 0, 10, 6.3, 6.35),)),
+    ),
+    "an epoch that was given twice": (
+        "epochs that do not grow",
+        with_(acquires=(Acquire(ONE, "three", 0, 20, 8.0, 8.1),)),
+    ),
+    "an epoch that went back": (
+        "epochs that do not grow",
+        with_(acquires=(Acquire(ONE, "three", 0, 15, 8.0, 8.1),)),
+    ),
+    "payloads that descend within a batch": (
+        "order inversions",
+        with_(pushes=(Push("a", 0, 0.1, 0.2),), executions=(ran(TWO, 20, 7.0, 7.2, a=(2, 0)),)),
+    ),
+    "a payload overtaken by a later one": (
+        "order inversions",
+        with_(
+            pushes=(Push("c", 4, 4.0, 4.1), Push("c", 5, 4.2, 4.3)),
+            executions=(ran(TWO, 20, 6.7, 6.9, c=(5,)), ran(TWO, 20, 7.0, 7.2, c=(4,))),
+        ),
+    ),
+    "a key that stays": ("leftover keys", replace(CLEAN, drain=Drain(0.5, ("a key",)))),
+    "a queue that empties slowly": ("drain s", replace(CLEAN, drain=Drain(10.1))),
+    "a queue that never empties": ("drain s", replace(CLEAN, drain=Drain(None))),
+    "a takeover that takes long": (
+        "takeover s",
+        replace(CLEAN, acquires=(CLEAN.acquires[0], Acquire(TWO, "two", 0, 20, 7.2, 7.3))),
+    ),
+    "a shard that nobody takes": (
+        "takeover s",
+        replace(without("acquires", 1), pushes=CLEAN.pushes[:2]),
+    ),
+    "a worker that ends by itself": (
+        "unexpected ends of workers",
+        with_(deaths=(Death(103, 3.0, "unexpected"),)),
+    ),
+    "a run in which nothing happens": ("idle run", replace(CLEAN, pushes=(), executions=())),
+    "a payload that runs again while nodes come and go": (
+        "duplicates",
+        calm(executions=(*calm().executions, ran(TWO, 20, 7.0, 7.2, a=(2,)))),
+    ),
+    "a shard that waits for its next owner": ("hand-over s", calm(releases=(Release(0, 10, 5.1),))),
+}
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_each_violation_fails_its_own_gate_and_no_other(name):
+    gate, history = SEEDED[name]
+    assert check(history).failed() == {gate}
+
+
+@pytest.mark.parametrize("history", [CLEAN, calm()], ids=["kill", "rebalance"])
+def test_a_clean_run_passes_every_gate(history):
+    report = check(history)
+    assert report.passed
+    assert all(gate.figure is not None for gate in report.gates if gate.name != "takeover s")
+
+
+def test_the_takeover_is_measured_from_the_death_to_the_answer():
+    (gate,) = [gate for gate in check(CLEAN).gates if gate.name == "takeover s"]
+    assert gate.figure == pytest.approx(1.2)
+    assert gate.limit == pytest.approx(2.25)
+
+
+ALLOWED = {
+    "lost within a rollback": (
+        "lost within rollbacks",
+        with_(pushes=(Push("c", 4, 4.0, 4.1),), troubles=(Trouble("rollback", 3.9, 4.9),)),
+    ),
+    "a former owner that was frozen past its lease": (
+        "frozen overlaps",
+        FROZEN,
+    ),
+    "runs again after a crash": ("duplicates", with_(executions=(ran(TWO, 20, 7.0, 7.2, a=(2,)),))),
+}
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_what_nobody_can_prevent_is_counted_apart(name):
+    figure, history = ALLOWED[name]
+    report = check(history)
+    assert report.passed, report.failed()
+    assert report.figures[figure] == 1
+    assert check(CLEAN).figures[figure] == 0
+
+
+def test_what_was_accepted_after_the_claim_may_run_after_it():
+    """A payload with a smaller score that came between the claim's call and the run."""
+    late = with_(
+        pushes=(Push("c", 4, 6.71, 6.75), Push("c", 5, 4.2, 4.3)),
+        executions=(ran(TWO, 20, 6.7, 6.9, c=(5,)), ran(TWO, 20, 7.0, 7.2, c=(4,))),
+    )
+    assert check(late).passed
+
+
+def test_a_settle_may_follow_a_grant_that_a_rollback_made_redis_forget():
+    stale = with_(settles=(Settle(ONE, 0, 10, 6.3, 6.35),), troubles=(Trouble("rollback", 6.0, 6.25),))
+    assert "accepted stale writes" not in check(stale).failed()
+
+
+def test_a_redis_that_forgot_a_grant_knows_of_it_by_its_clock_only():
+    back = with_(
+        acquires=(Acquire(ONE, "three", 0, 15, 8.0, 8.1),), troubles=(Trouble("rollback", 6.0, 7.9),)
+    )
+    assert check(back).failed() == {"epochs that do not grow"}
+    jumped = replace(back, troubles=(*back.troubles, Trouble("clock", 7.0, 7.0)))
+    assert check(jumped).passed
+
+
+def test_a_grant_that_is_answered_twice_is_one():
+    again = with_(acquires=(Acquire(TWO, "two", 0, 20, 6.3, 6.4),))
+    assert check(again).passed
+
+
+def test_a_kill_is_not_measured_while_something_else_is_wrong():
+    slow = replace(CLEAN, acquires=(CLEAN.acquires[0], Acquire(TWO, "two", 0, 20, 8.2, 8.3)))
+    assert check(replace(slow, troubles=(*slow.troubles, Trouble("redis", 6.0, 6.5)))).failed() == set()
+
+
+def test_a_history_is_read_from_the_lines_of_a_ledger():
+    place = {"pid": ONE, "shard": 0, "epoch": 10}
+    lines = [
+        {"event": "push", "at": 0.6, "called_at": 0.5, "payloads": {"a": 1}},
+        {"event": "acquire", "at": 0.1, "called_at": 0.0, "owner": "one", **place},
+        {"event": "start", "at": 1.1, "run": 0, "claimed_at": 1.0, "payloads": {"a": [1]}, **place},
+        {"event": "end", "at": 1.3, "pid": ONE, "run": 0},
+        {"event": "settle", "at": 1.4, "called_at": 1.3, **place},
+        {"event": "start", "at": 2.1, "run": 1, "claimed_at": 2.0, "payloads": {"b": [2]}, **place},
+        {"event": "renew", "at": 2.0, "called_at": 1.9, "pid": ONE, "epochs": {"0": 10}},
+        {"event": "death", "at": 2.5, "dead": ONE, "cause": "kill"},
+        {"event": "trouble", "kind": "kill", "at": 2.6, "began_at": 2.4, "ended_at": 2.6},
+    ]
+    history = history_of(lines, lease=1.0, strict=True, drain=Drain(0.1))
+    finished, broken_off = history.executions
+    assert (finished.ended_at, finished.finished) == (1.3, True)
+    assert (broken_off.ended_at, broken_off.finished, broken_off.payloads) == (2.5, False, {"b": (2,)})
+    assert history.pushes == (Push("a", 1, 0.5, 0.6),)
+    assert history.acquires == (Acquire(ONE, "one", 0, 10, 0.0, 0.1),)
+    assert history.renewals == (Renewal(0, 10, 1.9),)
+    assert history.settles == (Settle(ONE, 0, 10, 1.3, 1.4),)
+    assert history.deaths == (Death(ONE, 2.5, "kill"),)
+    assert history.troubles == (Trouble("kill", 2.4, 2.6),)

@@ -1,0 +1,97 @@
+"""The plan of a chaos run is a pure function of seed and options."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from celery_lowkiq.chaos.options import DEFAULT_FAULTS, FAULTS, Options
+from celery_lowkiq.chaos.plan import (
+    YEAR,
+    Cut,
+    Down,
+    Freeze,
+    Hole,
+    Jump,
+    Kill,
+    KillRedis,
+    Resize,
+    Roll,
+    Rollback,
+    plan,
+)
+from celery_lowkiq.rules.errors import ConfigurationError
+
+ALL = Options(seed=7, seconds=600, faults=frozenset(FAULTS))
+KINDS = {
+    "kill": {Kill},
+    "freeze": {Freeze},
+    "redis": {KillRedis},
+    "cut": {Cut, Hole, Down},
+    "rollback": {Rollback},
+    "clock": {Jump},
+    "rebalance": {Resize, Roll},
+}
+
+
+def test_the_same_seed_makes_the_same_plan():
+    assert list(plan(7, ALL)) == list(plan(7, ALL))
+    assert list(plan(7, ALL)) != list(plan(8, ALL))
+
+
+def test_faults_come_in_order_every_0_4_seconds_or_so():
+    times = [fault.at for fault in plan(7, ALL)]
+    assert all(0.2 <= b - a <= 0.6 for a, b in pairwise(times))
+    assert times[-1] < ALL.seconds
+    assert len(times) == pytest.approx(600 / 0.4, rel=0.1)
+
+
+def test_every_kind_that_is_asked_for_comes_and_no_other():
+    for name, kinds in KINDS.items():
+        faults = frozenset({name, "kill"})
+        assert {type(fault) for fault in plan(7, Options(7, seconds=600, faults=faults))} == kinds | {Kill}
+
+
+def test_times_are_those_of_the_test_plan():
+    lease = 2.0
+    for fault in plan(7, Options(7, seconds=600, lease=lease, faults=frozenset(FAULTS))):
+        if isinstance(fault, Freeze):
+            assert 0.3 * lease <= fault.seconds <= 2.5 * lease
+        elif isinstance(fault, KillRedis):
+            assert fault.seconds in (0.05 * lease, 0.5 * lease, 1.5 * lease)
+        elif isinstance(fault, (Hole, Down)):
+            assert 0 < fault.seconds <= 1.5 * lease
+        elif isinstance(fault, Rollback):
+            assert 0.1 * lease <= fault.seconds <= 2 * lease
+        elif isinstance(fault, Jump):
+            assert -3600 <= fault.seconds <= YEAR
+
+
+def test_rebalancing_alone_is_a_plan_of_its_own():
+    sizes = [
+        fault.nodes
+        for fault in plan(7, Options(7, faults=frozenset({"rebalance"})))
+        if hasattr(fault, "nodes")
+    ]
+    assert sizes == [1, 4, 2, 8]
+    assert list(plan(7, Options(7, faults=frozenset()))) == []
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"faults": frozenset({"fire"})},
+        {"exclusion": "hopeful"},
+        {"nodes": 0},
+        {"seconds": 0},
+        {"lease": 0.1},
+    ],
+)
+def test_an_impossible_run_is_refused(bad):
+    with pytest.raises(ConfigurationError):
+        Options(1, **bad)
+
+
+def test_clock_jumps_and_rebalancing_are_off_unless_asked_for():
+    assert {"kill", "freeze", "redis", "cut", "rollback"} == DEFAULT_FAULTS

@@ -1,0 +1,37 @@
+"""What worker tests look at in the store and in the ledger."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+
+def leases(task):
+    return task.ordered_queue._home.store.observe(task.queue_spec.shard_refs())
+
+
+def released(task):
+    return all(lease.owner == "" for lease in leases(task))
+
+
+def shares(app):
+    """How many shards of all queues each worker has."""
+    owners = [
+        lease.owner for name in ("record", "gated", "batches", "outcome") for lease in leases(app.tasks[name])
+    ]
+    return sorted(Counter(owner for owner in owners if owner).values())
+
+
+def overlaps(lines):
+    """Ids that two runs worked on at the same time; a killed process ends its runs."""
+    running, found = {}, []
+    for line in lines:
+        if line["event"] == "start":
+            other = running.get(line["id"])
+            if other is not None and other == line["pid"]:
+                found.append(line["id"])
+            running[line["id"]] = line["pid"]
+        elif line["event"] == "end":
+            if running.get(line["id"]) != line["pid"]:
+                found.append(line["id"])
+            running.pop(line["id"], None)
+    return found

@@ -1,0 +1,47 @@
+"""A short chaos run, and what a user sees of one; ``nox -s chaos`` has the long ones."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import redis
+
+from celery_lowkiq.chaos.__main__ import main
+from celery_lowkiq.chaos.options import Options
+from celery_lowkiq.chaos.run import run
+from celery_lowkiq.embedded import EmbeddedServer
+
+#: Gates about time say as much about a busy machine as about us.
+OF_TIME = {"drain s", "takeover s", "hand-over s"}
+
+
+@pytest.mark.parametrize("exclusion", ["cooperative", "strict"])
+def test_nothing_is_lost_overlaps_or_gets_out_of_order(exclusion):
+    options = Options(seed=1, nodes=2, seconds=4.0, exclusion=exclusion)
+    report = run(options, print)
+    assert report.failed() - OF_TIME == set(), [gate for gate in report.gates if not gate.passed]
+    assert report.figures["faults"] > 0
+
+
+def test_a_users_redis_is_left_as_it_was(capsys):
+    with EmbeddedServer(port=0, config={"requirepass": "sesame"}) as server:
+        url = f"redis://:sesame@127.0.0.1:{server.port}/0"
+        words = ["--redis", url, "--nodes", "1", "--seconds", "1", "--seed", "1", "--faults", "redis,cut"]
+        main([*words, "--json"])
+        shown = capsys.readouterr()
+        assert "left out, since the Redis is yours: redis" in shown.err
+        report = json.loads(shown.out)
+        assert report["figures"]["payloads"] > 0
+        assert report["figures"]["faults by kind"].keys() <= {"cut", "hole", "down"}
+        assert "sesame" not in shown.err + shown.out
+        with redis.Redis.from_url(url) as client:
+            assert client.keys() == []
+
+
+@pytest.mark.parametrize(
+    "words", [["--faults", "fire"], ["--lease", "0"], ["--redis", "rediss://127.0.0.1:1/0"]]
+)
+def test_an_impossible_run_is_refused_with_status_2(words, capsys):
+    assert main(["--seconds", "1", *words]) == 2
+    assert "error: " in capsys.readouterr().err

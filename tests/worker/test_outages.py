@@ -1,0 +1,212 @@
+"""R12: however a Redis is away, a node goes on when it is back, says so twice, loses and doubles nothing."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+import redis
+
+from celery_lowkiq.embedded import EmbeddedServer
+from celery_lowkiq.rules.errors import StoreFull
+from celery_lowkiq.store.client import UNAVAILABLE
+from tests.outages import Front, away, busy, full, read_only
+from tests.waiting import eventually
+from tests.worker.checks import overlaps, released
+from tests.worker.engine import Engine
+
+#: A node works again 2 s after Redis answers; a machine that has other things to do gets more.
+BACK_WITHIN = 8.0
+#: On a slow disk everysec loses what was acknowledged, also when only the server dies.
+ALWAYS = {"appendfsync": "always"}
+BEGINS, ENDS = "Ordered queues wait until it is back", "Ordered queues go on"
+
+
+@pytest.fixture(scope="module")
+def mortal():
+    with EmbeddedServer(appendonly=True, config=ALWAYS) as server:
+        yield server
+
+
+@pytest.fixture
+def server(mortal, caplog):
+    caplog.set_level(logging.WARNING)
+    with redis.Redis(unix_socket_path=mortal.socket_path) as client:
+        client.flushall()
+    return mortal
+
+
+def survives(engine, outage, caplog):
+    """The outage begins in the middle of work, and lasts until everybody has noticed it."""
+    engine.runner.act = lambda batch: threading.Event().wait(0.005) and None
+    engine.push(200)
+    eventually(lambda: len(engine.runner.ids) > 20)
+    with outage:
+        eventually(lambda: BEGINS in caplog.text)
+    engine.all_done(BACK_WITHIN)
+    eventually(lambda: caplog.text.count(ENDS) == 1)
+    assert caplog.text.count(BEGINS) == 1
+    assert engine.lost_or_doubled() == {}
+
+
+@pytest.mark.parametrize("outage", [away, read_only, busy])
+def test_a_redis_that_is_away(server, caplog, outage):
+    with Engine(server) as engine:
+        survives(engine, outage(server), caplog)
+
+
+@pytest.mark.parametrize("code", UNAVAILABLE)
+def test_a_redis_that_cannot_serve_now(server, caplog, tmp_path, code):
+    with Front(server, tmp_path) as front, Engine(server, front.path) as engine:
+        survives(engine, front.answers(f"{code} as asked"), caplog)
+
+
+def test_twenty_restarts(server, caplog):
+    with Engine(server) as engine:
+        for _ in range(20):
+            engine.push(10)
+            with away(server):
+                pass
+            engine.push(10)
+            engine.all_done(BACK_WITHIN)
+            eventually(lambda: caplog.text.count(ENDS) == caplog.text.count(BEGINS))
+    assert caplog.text.count(BEGINS) <= 20
+    assert engine.lost_or_doubled() == {}
+
+
+def test_all_connections_killed(server, caplog):
+    with Engine(server) as engine, redis.Redis(unix_socket_path=server.socket_path) as client:
+        for _ in range(5):
+            engine.push(50)
+            for type_ in ("normal", "pubsub"):
+                client.execute_command("CLIENT", "KILL", "TYPE", type_)
+            engine.all_done(BACK_WITHIN)
+            eventually(lambda: caplog.text.count(ENDS) == caplog.text.count(BEGINS))
+    assert caplog.text.count(BEGINS) <= 5
+    assert engine.lost_or_doubled() == {}
+
+
+def test_all_scripts_forgotten(server, caplog):
+    with Engine(server) as engine, redis.Redis(unix_socket_path=server.socket_path) as client:
+        for _ in range(10):
+            engine.push(30)
+            client.script_flush()
+            engine.all_done(BACK_WITHIN)
+    assert caplog.text == ""
+    assert engine.lost_or_doubled() == {}
+
+
+def test_a_full_redis_is_drained_also_by_a_node_that_starts_then(server, caplog):
+    engine = Engine(server)
+    engine.push(30)
+    with full(server):
+        with pytest.raises(StoreFull):
+            engine.push(1)
+        with engine:
+            engine.all_done()
+    assert caplog.text == ""
+    assert engine.lost_or_doubled() == {}
+
+
+@pytest.fixture
+def own_servers(settings):
+    """A broker and a store that the test may end."""
+    with EmbeddedServer(port=0) as broker, EmbeddedServer(port=0, appendonly=True, config=ALWAYS) as store:
+        settings.update(
+            broker_url=broker.url,
+            lowkiq_url=store.url,
+            broker_connection_max_retries=None,
+            broker_transport_options={"socket_timeout": 2},
+        )
+        yield broker, store
+
+
+def test_lanes_do_not_need_the_broker(own_servers, app, start_worker, ledger):
+    broker, _ = own_servers
+    node = start_worker()
+    app.tasks["record"].delay("before")
+    ledger.wait_for("end")
+    with away(broker):
+        node.wait_for_log("Connection to broker lost")
+        for number in range(20):
+            app.tasks["record"].delay(f"during-{number}")
+        ledger.wait_for("end", 21)
+    app.tasks["plain"].delay(1)
+    ledger.wait_for("plain")
+    app.tasks["record"].delay("after")
+    ledger.wait_for("end", 22)
+    assert {line["pid"] for line in ledger.lines()} == {node.container.process.pid}
+    node.kill("SIGTERM")
+    assert node.exit_status() == 0
+    assert released(app.tasks["record"])
+
+
+def test_a_worker_that_looks_for_its_broker_can_be_stopped(own_servers, app, start_worker, ledger):
+    broker, _ = own_servers
+    node = start_worker()
+    app.tasks["record"].delay("before")
+    ledger.wait_for("end")
+    with away(broker):
+        node.wait_for_log("Connection to broker lost")
+        node.kill("SIGTERM")
+        assert node.exit_status() == 0
+    assert released(app.tasks["record"])
+
+
+def test_a_store_outage_is_survived_and_logged_twice(own_servers, app, start_worker, ledger):
+    _, store = own_servers
+    record = app.tasks["record"]
+    node = start_worker(PROJ_WORK="0.05", lanes=2)
+    record.perform_async([{"id": n, "payload": n} for n in range(40)])
+    ledger.wait_for("end", 5)
+    with away(store):
+        node.wait_for_log(BEGINS)
+    node.wait_for_log(ENDS)
+    eventually(lambda: (s := record.ordered_queue.stats()).length == s.busy == 0)
+    assert {line["id"] for line in ledger.lines("end")} == {str(n) for n in range(40)}
+    assert overlaps(ledger.lines()) == []
+    assert node.logs().count(BEGINS) == node.logs().count(ENDS) == 1
+    node.kill("SIGTERM")
+    assert node.exit_status() == 0
+
+
+def test_a_worker_without_its_store_can_be_stopped(own_servers, app, start_worker, ledger):
+    _, store = own_servers
+    node = start_worker()
+    app.tasks["record"].delay("1")
+    ledger.wait_for("end")
+    with away(store):
+        node.wait_for_log(BEGINS)
+        node.kill("SIGTERM")
+        assert node.exit_status() == 0
+
+
+def test_a_worker_that_starts_before_its_store_waits_for_it(own_servers, app, start_worker, ledger):
+    _, store = own_servers
+    app.tasks["record"].delay("1")
+    with away(store):
+        node = start_worker()
+        node.wait_for_log(BEGINS)
+    ledger.wait_for("end")
+
+
+def test_one_redis_for_broker_and_store_is_restarted_twenty_times(settings, app, start_worker, ledger):
+    """Plain tasks go on at the end as well; Celery takes longer to find its broker again."""
+    with EmbeddedServer(port=0, appendonly=True, config=ALWAYS) as server:
+        settings.update(broker_url=server.url, broker_connection_max_retries=None)
+        app.conf.update(settings)
+        record = app.tasks["record"]
+        node = start_worker()
+        for number in range(20):
+            record.perform_async([{"id": f"{number}-{n}"} for n in range(5)])
+            with away(server):
+                pass
+            record.delay(f"{number}-after")
+            ledger.wait_for("end", 6 * (number + 1), BACK_WITHIN)
+        assert len(ledger.lines("start")) == 20 * 6
+        eventually(lambda: node.logs().count(BEGINS) == node.logs().count(ENDS) <= 20)
+        app.tasks["plain"].delay(1)
+        ledger.wait_for("plain")
+        node.kill("SIGTERM")
+        assert node.exit_status() == 0
