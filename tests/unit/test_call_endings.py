@@ -12,7 +12,7 @@ from celery.app.trace import build_tracer
 from celery.backends.cache import _DUMMY_CLIENT_CACHE
 from celery.worker import state
 
-from celery_lowkiq import ordered_task
+from celery_lowkiq import OrderedTask, ordered_task
 from celery_lowkiq.integration.call_records import CallNote
 from celery_lowkiq.integration.runner import CeleryRunner
 from celery_lowkiq.integration.stores import home_of
@@ -254,3 +254,21 @@ def test_a_record_that_nobody_can_read_is_forgotten(caplog):
     (verdict,) = lane.run(replace(broken, calls=FirstCalls((record,), True)))
     assert verdict.fate is Fate.DONE
     assert "its record is none" in caplog.text
+
+
+def test_hooks_are_called_for_the_run_and_for_each_call():
+    told = []
+
+    def hook(name, place):
+        def note(self, *args):
+            told.append((name, args[place]))
+
+        return note
+
+    hooks = {"before_start": hook("before", 0), "on_success": hook("success", 1)}
+    hooks |= {"after_return": hook("after", 2)}
+    lane = Lane(last_payload, base=type("Hooked", (OrderedTask,), {"abstract": True, **hooks}))
+    lane.run(job(b"7", b"8", calls=[(0, "a"), (1, "b")]))
+    run_id = told[0][1]
+    names = ["before", "success", "after"]
+    assert told == [(name, task_id) for task_id in (run_id, "a", "b") for name in names]
