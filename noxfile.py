@@ -54,7 +54,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def chaos(session: nox.Session) -> None:
-    """The chaos plan with real workers, plain Celery beside them, mutants; then 100,000 simulated clusters."""
+    """The chaos plan: real workers, plain Celery beside them, mutants; then 100,000 simulated clusters."""
     session.install("-e", ".[dev,embedded,hiredis]")
     session.run("pytest", "-s", "-m", "chaos", *session.posargs)
     simulations = {"LOWKIQ_SIMULATIONS": "100000", "LOWKIQ_SIMULATION_SEED": "1000"}

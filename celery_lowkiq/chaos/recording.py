@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from celery_lowkiq.rules.models import Claim, Lease, LeaseState, QueueSpec, Settled, ShardRef, Verdict
+from celery_lowkiq.rules.models import Claim, InHand, Lease, LeaseState, QueueSpec, Settled, ShardRef, Verdict
 from celery_lowkiq.store.store import RedisStore
 
 from .journal import Journal
@@ -75,11 +75,16 @@ class RecordedStore:
         return released
 
     def claim(
-        self, queue: QueueSpec, lease: Lease, request: int, over: int = 0, suspects: bool = True
+        self,
+        queue: QueueSpec,
+        lease: Lease,
+        request: int,
+        in_hand: InHand | None = None,
+        suspects: bool = True,
     ) -> Claim:
         """As the store's."""
         self._recording.claims(lease, request)
-        return self._store.claim(queue, lease, request, over, suspects)
+        return self._store.claim(queue, lease, request, in_hand, suspects)
 
     def settle(self, queue: QueueSpec, lease: Lease, verdicts: Sequence[Verdict]) -> Settled:
         """As the store's."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.errors import NotOwner
+from celery_lowkiq.rules.errors import NotOwner, StoreError
 from celery_lowkiq.rules.models import BadPayload, Fate, Merge, NewJob, QueueSpec, Recorded, Verdict
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.calls import CallReader, digest
@@ -153,6 +153,16 @@ def test_a_claim_that_is_repeated_leaves_its_calls_to_be_read(store):
     (job,) = store.claim(ONE, lease, 1_000_000).jobs
     assert job.calls is None
     assert read(store, job) == [("a", "it")]
+
+
+def test_a_claim_hands_its_jobs_out_though_their_calls_cannot_be_read(store, client):
+    lease = take(store)
+    call(store, "1", "a", "it")
+    client.delete(shard_keys(SHARD)["calls"])
+    client.set(shard_keys(SHARD)["calls"], "planted")
+    (job,) = claim(store, lease).jobs
+    with pytest.raises(StoreError, match="WRONGTYPE"):
+        read(store, job)
 
 
 def test_many_calls_of_one_payload_are_read_in_bounded_steps(store):

@@ -61,18 +61,19 @@ def arguments(state):
                 **owner,
                 "merge": "min",
                 "request": 10**9,
-                "over": 0,
+                "last": 0,
+                "open": "any",
                 **bounds,
                 "max_payloads": 9,
                 "suspects": 1,
             },
             (),
         ),
-        "end_calls": (owner, (b"long\0", b"long\1")),
+        "end_calls": (owner, ("a", "z")),
         "forgive": ({"epoch": state.died}, ()),
         "hasten": ({**ANNOUNCED, "limit": 10}, ()),
         "kill": ({"merge": "min", **bounds}, ("failed",)),
-        "next_due": ({"over": 0}, ()),
+        "next_due": ({"open": "any"}, ()),
         "page": (
             {"minimum": "-inf", "maximum": "+inf", "after_score": "", "after_id": ""}
             | {"past": 1, "limit": 10, "reverse": 0},
@@ -135,8 +136,8 @@ def a_shard_with_jobs_everywhere(store):
     push(store, "runs", ("a", 1), ("b", 2), perform_in=2.0)
     running = claim(store, lease, 1)
     store.push(ONE, [NewJob("long", b"%d" % n * 50, float(n)) for n in range(100)])
+    store.push(ONE, [NewJob("recorded", b"x", record=b"of a call")])
     (seen,) = store.observe([SHARD])
-    store.push(ONE, [NewJob("long", b"x", 0.0, record=b"call")])
     return State(lease.epoch, seen.counter, running.number, died.epoch, seen.server)
 
 

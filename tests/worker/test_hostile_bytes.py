@@ -18,6 +18,7 @@ from celery_lowkiq.integration.runner import CeleryRunner
 from celery_lowkiq.integration.stores import home_of
 from celery_lowkiq.rules.errors import UndecodablePayload
 from celery_lowkiq.rules.models import NewJob
+from celery_lowkiq.store.calls import CallReader
 from celery_lowkiq.store.keys import KEY_TYPES, shard_keys
 from celery_lowkiq.store.queries import Queries
 from tests.waiting import eventually
@@ -90,7 +91,7 @@ class Node:
         task.__trace__ = build_tracer(task.name, task, app.loader, "host", app=app)
         consumer = SimpleNamespace(app=app, hostname="host", event_dispatcher=None)
         home = home_of(app)
-        runner = CeleryRunner({task.name: task}, consumer, home.codec, home.settings)
+        runner = CeleryRunner({task.name: task}, consumer, home, CallReader(home.store.client))
         # Nobody announces what is planted.
         self.engine = Engine(server, runner=runner, poll_interval=0.02)
         self.store = self.engine.pushes

@@ -30,8 +30,8 @@ local recorded = {}
 
 -- Returns the number of payloads and bytes that were moved.
 local function move(id, perform_in, most, any_failed, condemned)
-  local known = any_failed and redis.call('ZSCORE', failed, id) or ''
-  local retry_count = condemned or string.match(known, '^%-?%d+$') or '-1'
+  local failures = any_failed and redis.call('ZSCORE', failed, id) or ''
+  local retry_count = condemned or string.match(failures, '^%-?%d+$') or '-1'
   local message = any_failed and redis.call('HGET', errors, id) or ''
   redis.call('ZREM', due, id)
   local items, more = bag_take(waiting, id, most, bytes)

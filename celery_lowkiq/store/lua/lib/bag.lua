@@ -80,8 +80,11 @@ local function spill_item(bag, id, item, older)
   local position, score, flag = nil, item[1], item[4]
   if place then
     local known, known_flag = string.match(string.sub(place, 29, -2), '^(.-)([rR]?)$')
-    flag = joined(flag, known_flag)
-    if tonumber(known) and not replaces(item[3], tonumber(known), older) then
+    local known_score = tonumber(known)
+    if known_score then
+      flag = joined(flag, known_flag)
+    end
+    if known_score and not replaces(item[3], known_score, older) then
       if flag == known_flag then
         return
       end
