@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from celery_lowkiq.rules.models import BadPayload, Fate, NewJob, Recorded, Verdict
 from celery_lowkiq.store.actions import Actions
@@ -71,32 +79,29 @@ class CallsMachine(RuleBasedStateMachine):
                 del self.waiting[job.id, payload.data]
             self.processing[job.id] = (job, known)
 
-    @rule(job_id=IDS)
-    def read(self, job_id):
-        """Whatever came or went meanwhile."""
-        if job_id in self.processing:
-            job, known = self.processing[job_id]
-            assert self.calls_of(job) == recorded(known)
+    @precondition(lambda self: self.processing)
+    @rule(payload=PAYLOADS, recorded=st.booleans())
+    def push_on_what_is_processed(self, payload, recorded):
+        for job_id in self.processing:
+            self.push(job_id, payload, [recorded])
 
-    @rule(job_id=IDS, fate=st.sampled_from([Fate.DONE, Fate.RETRY, Fate.RETURN, Fate.DIE, Fate.BURY]))
-    def settle(self, job_id, fate):
-        if job_id not in self.processing:
-            return
-        job, known = self.processing.pop(job_id)
+    @precondition(lambda self: self.processing)
+    @rule(fate=st.sampled_from([Fate.DONE, Fate.RETRY, Fate.RETURN, Fate.DIE, Fate.BURY]))
+    def settle(self, fate):
+        job, known = self.processing.pop(min(self.processing))
         over = {Fate.DONE: job.payloads, Fate.BURY: job.payloads, Fate.DIE: job.payloads[:1]}.get(fate, ())
         self.end(job, known, {payload.data for payload in over}, fate)
 
-    @rule(job_id=IDS)
-    def drop_a_payload(self, job_id):
-        if job_id in self.processing:
-            job, known = self.processing.pop(job_id)
-            bad = (BadPayload(0, None),)
-            self.end(job, known, {job.payloads[0].data}, Fate.RETURN, bad)
+    @precondition(lambda self: self.processing)
+    @rule()
+    def drop_a_payload(self):
+        job, known = self.processing.pop(max(self.processing))
+        self.end(job, known, {job.payloads[0].data}, Fate.RETURN, (BadPayload(0, None),))
 
     def end(self, job, known, over, fate, bad=()):
         keys = [
             (call.key, call.key)
-            for page in self.reader.pages(SHARD, job)
+            for page in self.reader.pages(SHARD, replace(job, calls=None))
             for call in page
             if job.payloads[call.payload].data in over
         ]
@@ -141,8 +146,13 @@ class CallsMachine(RuleBasedStateMachine):
         assert stored == sorted([*alive, *(name for names in held for name in names)])
         assert not self.ended & set(stored)
 
-    def calls_of(self, job):
-        return sorted(c.data.decode() for page in self.reader.pages(SHARD, job) for c in page)
+    @invariant()
+    def what_is_read_of_a_claim_is_what_it_took(self):
+        """Whatever came or went meanwhile."""
+        for job, known in getattr(self, "processing", {}).values():
+            for told in (job, replace(job, calls=None)):
+                pages = self.reader.pages(SHARD, told)
+                assert sorted(call.data.decode() for page in pages for call in page) == recorded(known)
 
 
 def recorded(known):
@@ -157,4 +167,4 @@ def flag(names):
 @pytest.mark.slow
 def test_calls_follow_their_payloads(redis_server):
     machine = type("Machine", (CallsMachine,), {"server": redis_server})
-    run_state_machine_as_test(machine, settings=settings(max_examples=120, stateful_step_count=30))
+    run_state_machine_as_test(machine, settings=settings(max_examples=150, stateful_step_count=40))
