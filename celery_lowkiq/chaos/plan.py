@@ -11,6 +11,8 @@ from .options import Options
 
 #: Seconds between two faults, on average.
 PAUSE = 0.4
+#: How often a kind comes, beside 1 of others: a Redis that is always away lets nothing happen.
+WEIGHTS = {"kill": 3, "freeze": 3, "cut": 3, "redis": 2}
 #: Sizes that a cluster is brought to, one after the other.
 SIZES = (1, 4, 2, 8)
 #: Seconds that a cluster gets to settle at each of its sizes.
@@ -112,12 +114,14 @@ def plan(seed: int, options: Options) -> Iterator[Fault]:
 
 def _mixed(chance: random.Random, options: Options) -> Iterator[Fault]:
     kinds = sorted(options.faults)
+    weights = [WEIGHTS.get(kind, 1) for kind in kinds]
     at = 0.0
     while kinds:
         at += chance.uniform(PAUSE / 2, PAUSE * 3 / 2)
         if at >= options.seconds:
             return
-        yield _MAKERS[chance.choice(kinds)](chance, at, options)
+        (kind,) = chance.choices(kinds, weights)
+        yield _MAKERS[kind](chance, at, options)
 
 
 def _rebalance(options: Options) -> Iterator[Fault]:

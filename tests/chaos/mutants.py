@@ -160,9 +160,11 @@ OF_THE_STORE = {
         "claim.lua", "if redis.call('ZSCORE', claimed, ids[i]) then", "if false then"
     ),
     "a push that is merged again when repeated": script(
-        "push.lua", "if last and tonumber(string.match(last, '^%d+')) >= tonumber(n) then", "if false then"
+        "push.lua",
+        "if last and tonumber(string.match(last, '^%d+') or 0) >= tonumber(n) then",
+        "if false then",
     ),
-    "a claim that is not repeated": script("claim.lua", "if tonumber(request) > last then", "if true then"),
+    "a claim that is not repeated": script("claim.lua", "if tonumber(request) > latest then", "if true then"),
 }
 
 if VARIABLE in os.environ:

@@ -22,7 +22,7 @@ from celery_lowkiq.store.calls import CallReader
 from celery_lowkiq.store.keys import KEY_TYPES, shard_keys
 from celery_lowkiq.store.queries import Queries
 from tests.waiting import eventually
-from tests.worker.engine import QUEUE, Engine
+from tests.worker.engine import QUEUE, Engine, open_store
 
 #: What ended a worker of plain Celery, or was a danger to it.
 KNOWN = [
@@ -90,8 +90,8 @@ class Node:
         app.finalize()
         task.__trace__ = build_tracer(task.name, task, app.loader, "host", app=app)
         consumer = SimpleNamespace(app=app, hostname="host", event_dispatcher=None)
-        home = home_of(app)
-        runner = CeleryRunner({task.name: task}, consumer, home, CallReader(home.store.client))
+        reader = CallReader(open_store(server.socket_path).client)
+        runner = CeleryRunner({task.name: task}, consumer, home_of(app), reader)
         # Nobody announces what is planted.
         self.engine = Engine(server, runner=runner, poll_interval=0.02)
         self.store = self.engine.pushes

@@ -1,0 +1,96 @@
+"""Claims and settles: how they are asked for, and what the answers mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+from celery_lowkiq.rules.errors import StoreError
+from celery_lowkiq.rules.models import Claim, InHand, Lease, Settled, ToClaim, ToSettle, Verdict
+
+from .calls import claimed_calls, end_calls
+from .keys import shard_keys
+from .records import id_bytes, number_text, pairs, parse_id, parse_processing, parse_time
+from .scripts import Call, Value, load
+
+A = TypeVar("A")
+
+#: What a claim takes of one id, and of all ids together before it leaves the next one.
+CLAIM_PAYLOADS = 1000
+CLAIM_BYTES = 1024 * 1024
+#: Kinds of claims, as ``claim.lua`` calls them.
+SUSPECT, ONLY_SUSPECTS = 1, 2
+
+
+def open_claims(in_hand: InHand | None) -> str:
+    return "any" if in_hand is None else " ".join(map(str, in_hand.open))
+
+
+def owned(name: str, lease: Lease, rest: Sequence[Value] = (), **args: Value) -> Call:
+    return load(name).call(shard_keys(lease.shard), rest, owner=lease.owner, epoch=lease.epoch, **args)
+
+
+def claim_call(wish: ToClaim) -> Call:
+    queue, in_hand = wish.queue, wish.in_hand
+    return owned(
+        "claim",
+        wish.lease,
+        merge=queue.merge.value,
+        request=wish.request,
+        last=in_hand.last if in_hand else 0,
+        open=open_claims(in_hand),
+        limit=queue.batch_size * wish.batches,
+        max_payloads=CLAIM_PAYLOADS,
+        max_bytes=CLAIM_BYTES,
+        suspects=int(wish.suspects),
+    )
+
+
+def claimed(reply: Any) -> Claim | StoreError:
+    if isinstance(reply, StoreError):
+        return reply
+    now, next_due, number, kind, *batch = reply
+    calls = batch.pop() if len(batch) % 2 else []
+    jobs = claimed_calls([parse_processing(job_id, record) for job_id, record in pairs(batch)], calls)
+    jobs.sort(key=lambda job: (job.perform_in, id_bytes(job.id)))
+    return Claim(
+        number=number if jobs else 0,
+        jobs=tuple(jobs),
+        now=float(now),
+        next_due=parse_time(next_due),
+        suspect=kind == SUSPECT,
+        suspect_due=kind == ONLY_SUSPECTS,
+    )
+
+
+def settle_calls(settle: ToSettle) -> list[Call]:
+    """The records of ended calls go first: a job that comes back without them runs once more, but a record
+    that outlived its job would give its call the outcome of another.
+    """
+    rest = [value for verdict in settle.verdicts for value in _verdict_values(verdict)]
+    ended = [run for verdict in settle.verdicts for run in verdict.ended]
+    calls = [end_calls(settle.lease, ended)] if ended else []
+    return [*calls, owned("settle", settle.lease, rest, merge=settle.queue.merge.value)]
+
+
+def settled(replies: Sequence[Any]) -> Settled | StoreError:
+    for reply in replies:
+        if isinstance(reply, StoreError):
+            return reply
+    now, next_due, *ids = replies[-1]
+    return Settled(frozenset(parse_id(job_id) for job_id in ids), float(now), parse_time(next_due))
+
+
+def sound(answer: A | StoreError | None) -> A:
+    """The answer, unless it is an error: then that is raised."""
+    if isinstance(answer, StoreError):
+        raise answer
+    assert answer is not None
+    return answer
+
+
+def _verdict_values(verdict: Verdict) -> Iterator[Value]:
+    yield from (id_bytes(verdict.id), verdict.claim, verdict.fate.value, verdict.retry_count)
+    yield from (number_text(verdict.delay), verdict.error, len(verdict.bad))
+    for bad in verdict.bad:
+        yield from (-1 - bad.position, b"") if bad.error is None else (bad.position, bad.error)

@@ -1,0 +1,33 @@
+"""The mutants of the chaos tests still change something: what they replace is still there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+APPLY_ALL = """
+from importlib import resources
+from celery_lowkiq.store import scripts
+from tests.chaos.mutants import MUTANTS, OF_THE_STORE
+
+read = scripts._read
+lua = resources.files("celery_lowkiq.store").joinpath("lua")
+files = [f.name for f in lua.iterdir() if f.name.endswith(".lua")]
+files += [f"lib/{f.name}" for f in lua.joinpath("lib").iterdir()]
+texts = {path: read(path) for path in files}
+for name, apply in {**{name: m.apply for name, m in MUTANTS.items()}, **OF_THE_STORE}.items():
+    scripts._read = read
+    apply()
+    assert scripts._read is read or {path: scripts._read(path) for path in files} != texts, name
+    print(name)
+"""
+
+
+def test_every_mutant_can_be_applied():
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", APPLY_ALL], cwd=root, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) >= 15
