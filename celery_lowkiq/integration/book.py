@@ -37,6 +37,15 @@ class NotedCall:
         return self.record.payload
 
 
+@dataclass
+class _Untold:
+    """Why calls of a job could not be told how they ended, if that is so."""
+
+    error: Exception | None = None
+    #: Whether one of them was to hear of a success.
+    success: bool = False
+
+
 class CallBook:
     """Reads the calls of a batch in bounded parts; what came with the claim is read once."""
 
@@ -117,9 +126,10 @@ class CallBook:
 
     def _end_job(self, run: Run, job: Job, verdict: Verdict, runtime: float, told: bool) -> Verdict:
         ended: list[tuple[bytes, bytes]] = []
+        untold = _Untold()
         try:
             for page in self._pages(job):
-                over = _runs(call for call in page if self._end_call(run, job, call, runtime, told))
+                over = _runs(call for call in page if self._end_call(run, job, call, runtime, told, untold))
                 if job.id in self._known:
                     ended += over
                 elif over:
@@ -127,19 +137,27 @@ class CallBook:
         except StoreError as error:
             logger.warning("job %r runs again, since not all of its calls could be ended: %s", job.id, error)
             return Verdict(job.id, job.claim, Fate.RETURN, delay=REQUEUE_PAUSE)
+        if untold.error is not None and untold.success:
+            verdict = run.undelivered(job, untold.error)
         return replace(verdict, ended=tuple(ended))
 
-    def _end_call(self, run: Run, job: Job, call: NotedCall, runtime: float, told: bool) -> bool:
+    def _end_call(
+        self, run: Run, job: Job, call: NotedCall, runtime: float, told: bool, untold: _Untold
+    ) -> bool:
         """Whether nothing more will happen to the call."""
         ending = run.ending(job, call.payload)
         if ending is None:
             return False
         if not told:
-            arguments = run.arguments(job, call.payload)
-            request = call_request(
-                call.note, self._task, self._consumer, arguments, job.retry_count + 1, ending.give
-            )
-            report(lambda: traced(self._task, request, self._consumer, runtime))
+            arguments, retries = run.arguments(job, call.payload), job.retry_count + 1
+            request = call_request(call.note, self._task, self._consumer, arguments, retries, ending.give)
+            try:
+                traced(self._task, request, self._consumer, runtime)
+            except Exception as error:
+                if untold.error is None:
+                    logger.exception("job %r: not all of its calls could be told how it ended", job.id)
+                untold.error, untold.success = error, untold.success or ending.success
+                return ending.final and not ending.success
         return ending.final
 
     # -- reading

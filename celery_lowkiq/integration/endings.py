@@ -16,6 +16,8 @@ class Ending:
 
     final: bool
     give: Callable[[], Any]
+    #: Whether its job is done: it may run again to tell the call.
+    success: bool = False
 
 
 def giving(value: Any) -> Callable[[], Any]:

@@ -184,6 +184,11 @@ class Run:
         self._texts[job.id] = load_error(self._settings, data)
         return after_failure(job, policy, data, delay, self._bad[job.id])
 
+    def undelivered(self, job: Job, error: Exception) -> Verdict:
+        """A job is done, but not all of its calls could be told: it runs again, and never dies of that."""
+        policy = replace(self._policy, max_retries=None)
+        return after_failure(job, policy, dump_error(self._settings, error), None, self._bad[job.id])
+
     def condemned(self) -> None:
         """Its payload took workers down too often: it must not run again."""
         self.decided = True
@@ -226,7 +231,7 @@ class Run:
             texts = (bad.error for bad in self._bad[job.id] if bad.position == position)
             return Ending(True, raising(UndecodablePayload(load_error(self._settings, next(texts)) or "")))
         if verdict.fate is Fate.DONE:
-            return Ending(True, self._success(job))
+            return Ending(True, self._success(job), success=True)
         error = self._errors[job.id]
         if verdict.fate is Fate.BURY or (verdict.fate is Fate.DIE and place == 0):
             dead = MaxRetriesExceededError(str(error)) if isinstance(error, Retry) else error

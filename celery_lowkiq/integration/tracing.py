@@ -8,15 +8,22 @@ from typing import Any
 
 from celery.states import IGNORED
 
+from celery_lowkiq.rules.errors import LowkiqError
+
 from .request import LaneRequest
 
 logger = logging.getLogger("celery_lowkiq")
 
 
+class NotTold(LowkiqError):
+    """Celery's tracer met an error of its own: a result backend or a broker that is away, a broken link."""
+
+
 def traced(task: Any, request: LaneRequest, consumer: Any, runtime: float | None = None) -> Any:
     """The tracer's info: None for a success. ``runtime`` (s) replaces the measured one in events.
 
-    Raises Reject when ``on_success`` does, and whatever is no Exception.
+    Raises NotTold, or another Exception, when links or the result did not go out; Reject when
+    ``on_success`` does; and whatever is no Exception.
     """
     report(lambda: request.received(consumer))
     report(request.begins)
@@ -28,6 +35,9 @@ def traced(task: Any, request: LaneRequest, consumer: Any, runtime: float | None
     except BaseException:
         report(request.vanishes)
         raise
+    if info is None and measured is None:
+        report(request.vanishes)
+        raise NotTold(f"{result.exception!r}" if result is not None else "the tracer gave up")
     took = measured if runtime is None else runtime
     outcome = (0, text, took) if info is None else (1, result, took)
     report(lambda: _finish(request, info, outcome))

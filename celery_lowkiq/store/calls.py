@@ -58,12 +58,10 @@ def _recorded(job: Job) -> dict[bytes, int]:
     }
 
 
-def _calls(members: Iterable[bytes], positions: dict[bytes, int], upto: int) -> tuple[CallRecord, ...]:
+def _calls(members: Iterable[bytes], positions: dict[bytes, int]) -> tuple[CallRecord, ...]:
     found = map(_member, members)
     return tuple(
-        CallRecord(call.key, positions[call.digest], call.data)
-        for call in found
-        if call.digest in positions and call.number <= upto
+        CallRecord(call.key, positions[call.digest], call.data) for call in found if call.digest in positions
     )
 
 
@@ -76,7 +74,7 @@ def claimed_calls(jobs: Sequence[Job], reply: list[Any]) -> list[Job]:
     for job in jobs:
         if (entry := told.get(id_bytes(job.id))) is not None:
             more, members = entry
-            calls = FirstCalls(_calls(members, _recorded(job), job.last_call), more != b"1")
+            calls = FirstCalls(_calls(members, _recorded(job)), more != b"1")
             job = replace(job, calls=calls)
         found.append(job)
     return found
@@ -150,7 +148,7 @@ class CallReader:
                     for bounds in ranges.values()
                 ]
             )
-            yield _calls((member for members in replies for member in members), positions, job.last_call)
+            yield _calls((member for members in replies for member in members), positions)
             ranges = {
                 found: (b"(" + members[-1], last)
                 for (found, (_, last)), members in zip(ranges.items(), replies, strict=True)

@@ -6,7 +6,7 @@ become Lua locals of these names, and Python passes values by the same names. ``
 server knows one (Redis 7). Nothing but these files ever becomes script text.
 
 Redis does not roll back, so every script first touches each of its keys: one of another type is an error
-before anything was written.
+before anything was written. A key with a question mark is left to the script, to touch when it needs it.
 """
 
 from __future__ import annotations
@@ -99,8 +99,15 @@ def _probes(keys: Sequence[str]) -> str:
 def load(name: str) -> Script:
     """The script of ``lua/<name>.lua``."""
     source = _read(f"{name}.lua")
-    keys = tuple(_header(source, "KEYS").split())
+    declared = _header(source, "KEYS").split()
+    keys = tuple(key.rstrip("?") for key in declared)
     args = tuple(_header(source, "ARGV").partition("[")[0].split())
     libraries = "".join(_read(f"lib/{library}.lua") for library in _header(source, "USES").split())
     binding = _names("KEYS", keys) + _names("ARGV", args) + f"local rest = {len(args) + 1}\n"
-    return Script(name, binding + _probes(keys) + libraries + source, keys, args, _header(source, "FLAGS"))
+    return Script(
+        name,
+        binding + _probes([key for key in declared if key in keys]) + libraries + source,
+        keys,
+        args,
+        _header(source, "FLAGS"),
+    )

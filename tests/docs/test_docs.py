@@ -13,6 +13,7 @@ import pytest
 
 from celery_lowkiq import OrderedTask
 from celery_lowkiq.integration.options import _CHECKS
+from celery_lowkiq.integration.refusals import _DECORATOR as REFUSED
 from celery_lowkiq.integration.settings import SETTINGS
 from celery_lowkiq.store.keys import SHARD_KEYS
 
@@ -118,3 +119,21 @@ def test_links_between_pages_exist():
 def test_the_layout_counts_its_keys_right():
     assert len(SHARD_KEYS) == 19
     assert "the nineteen keys" in (ROOT / "docs" / "adr" / "0001-store-layout.md").read_text()
+
+
+def test_every_test_that_a_page_names_exists():
+    """A row of the table of Celery's features is true because its test is there."""
+    page = (ROOT / "docs" / "celery-features.md").read_text()
+    named = re.findall(r"`(tests/[\w/]+\.py)::(?:(Test\w+)::)?(test_\w+)`", page)
+    assert len(named) > 50
+    for path, of_class, name in named:
+        source = (ROOT / path).read_text()
+        found = source.partition(f"class {of_class}:\n")[2] if of_class else source
+        indent = "    " if of_class else ""
+        assert f"\n{indent}def {name}(" in f"\n{found}", f"{path}: {of_class} {name}"
+
+
+def test_every_refused_option_is_in_the_table():
+    page = (ROOT / "docs" / "celery-features.md").read_text().partition("## Refused")[2]
+    for option in REFUSED:
+        assert f"`{option}" in page, option

@@ -149,7 +149,8 @@ def _noted(signal: str) -> Any:
     return handle
 
 
-for _name in ("task_success", "task_failure", "task_retry", "task_revoked"):
-    getattr(signals, _name).connect(_noted(_name), weak=False)
+if "PROJ_DIRECTORY" in os.environ:  # in the worker, not in the tests' own process
+    for _name in ("task_success", "task_failure", "task_retry", "task_revoked"):
+        getattr(signals, _name).connect(_noted(_name), weak=False)
 
 app = make_app(os.environ.get("PROJ_URL", "redis://localhost:1/0"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import celery
 import pytest
 from celery import exceptions
 
@@ -92,7 +93,11 @@ def test_results_that_nobody_asks_for_cost_nothing(features, job_id):
     assert result.state == "PENDING"
 
 
-@pytest.mark.parametrize("task, ignore", [("work", True), ("quiet", False)])
+#: Until 5.7 Celery itself takes the task's word for it.
+MAY_STORE = celery.VERSION >= (5, 7)
+
+
+@pytest.mark.parametrize("task, ignore", [("work", True), *([("quiet", False)] if MAY_STORE else [])])
 def test_ignore_result_of_one_call(features, job_id, task, ignore):
     result = features.app.tasks[task].apply_async((job_id, "x"), ignore_result=ignore)
     features.wait_for("run", id=job_id)

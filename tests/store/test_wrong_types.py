@@ -12,6 +12,7 @@ import pytest
 
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.models import Fate, NewJob
+from celery_lowkiq.store.calls import digest
 from celery_lowkiq.store.keys import KEY_TYPES, nodes_key, queue_key, shard_keys
 from celery_lowkiq.store.scripts import load
 
@@ -80,8 +81,8 @@ def arguments(state):
         ),
         "peek": (bounds, ("long", "failed")),
         "push": (
-            {"shards": 1, "merge": "min", "sender": "s", "n": 1, **ANNOUNCED, "records": 0},
-            ("long", "x", "", "", "new", "x", "1", "+5"),
+            {"shards": 1, "merge": "min", "sender": "s", "n": 1, **ANNOUNCED, "records": 1},
+            ("long", "x", "", "", "new", "x", "1", "+5", 1, digest(b"x"), "call"),
         ),
         "register": ({"format": 1, "shards": 2, "expected": 1}, ()),
         "release": ({**owner, **ANNOUNCED}, ()),
@@ -176,6 +177,7 @@ WRONG = [
     (name, key, type_)
     for name in NAMES
     for key in load(name).keys
+    if (name, key) != ("claim", "calls")
     for type_ in PLANTS
     if type_ != KEY_TYPES[key]
 ]

@@ -12,7 +12,7 @@ from celery.app.trace import build_tracer
 from celery.backends.cache import _DUMMY_CLIENT_CACHE
 from celery.worker import state
 
-from celery_lowkiq import ordered_task
+from celery_lowkiq import OrderedTask, ordered_task
 from celery_lowkiq.integration.call_records import CallNote
 from celery_lowkiq.integration.runner import CeleryRunner
 from celery_lowkiq.integration.stores import home_of
@@ -254,3 +254,60 @@ def test_a_record_that_nobody_can_read_is_forgotten(caplog):
     (verdict,) = lane.run(replace(broken, calls=FirstCalls((record,), True)))
     assert verdict.fate is Fate.DONE
     assert "its record is none" in caplog.text
+
+
+def test_hooks_are_called_for_the_run_and_for_each_call():
+    told = []
+
+    def hook(name, place):
+        def note(self, *args):
+            told.append((name, args[place]))
+
+        return note
+
+    hooks = {"before_start": hook("before", 0), "on_success": hook("success", 1)}
+    hooks |= {"after_return": hook("after", 2)}
+    lane = Lane(last_payload, base=type("Hooked", (OrderedTask,), {"abstract": True, **hooks}))
+    lane.run(job(b"7", b"8", calls=[(0, "a"), (1, "b")]))
+    run_id = told[0][1]
+    names = ["before", "success", "after"]
+    assert told == [(name, task_id) for task_id in (run_id, "a", "b") for name in names]
+
+
+class TestBackendsThatAreAway:
+    @pytest.fixture
+    def lane(self, monkeypatch):
+        made = Lane(last_payload, max_retries=0)
+
+        def gone(*args, **kwargs):
+            raise OSError("the backend is gone")
+
+        monkeypatch.setattr(made.task.backend, "store_result", gone)
+        return made
+
+    @pytest.mark.parametrize(
+        "calls", [[(0, "a")], [(0, "a"), (1, "b")]], ids=["a run of one call", "a run of several"]
+    )
+    def test_a_job_whose_results_cannot_be_written_runs_again_and_never_dies_of_it(self, lane, calls):
+        payloads = [b"7", b"8"][: len(calls)]
+        (verdict,) = lane.run(job(*payloads, calls=calls))
+        assert (verdict.fate, verdict.retry_count, verdict.ended) == (Fate.RETRY, 0, ())
+        assert b"the backend is gone" in verdict.error
+
+    def test_who_could_be_told_is_not_told_again(self, lane):
+        quiet = {"ignore_result": True}
+        (verdict,) = lane.run(job(b"7", b"8", calls=[(0, "a", quiet), (1, "b")]))
+        assert (verdict.fate, verdict.ended) == (Fate.RETRY, ((b"key 0", b"key 0"),))
+
+    def test_a_failure_that_cannot_be_told_is_one(self, lane):
+        (verdict,) = lane.run(job(b"\xff", calls=[(0, "a")]))
+        assert (verdict.fate, len(verdict.ended)) == (Fate.DONE, 1)
+
+
+def test_a_broken_link_fails_its_call_as_celery_has_it():
+    lane = Lane(last_payload)
+    broken = {"callbacks": [{"task": "t", "args": [], "kwargs": {}, "options": {"priority": 3}}]}
+    (verdict,) = lane.run(job(b"7", calls=[(0, "a", {}, broken)]))
+    assert (verdict.fate, len(verdict.ended)) == (Fate.DONE, 1)
+    assert lane.state("a") == "FAILURE"
+    assert "priority=3" in str(lane.result("a"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from celery_lowkiq.store.keys import shard_keys
 from tests.waiting import eventually
 
@@ -11,10 +13,15 @@ def records(task):
     return sum(redis.zcard(shard_keys(shard)["calls"]) for shard in task.queue_spec.shard_refs())
 
 
-def test_the_next_worker_gives_the_result(app, settings, start_worker, ledger, tmp_path):
-    settings["result_backend"] = app.conf.result_backend = settings["broker_url"]
+@pytest.fixture
+def settings(settings):
+    """With results."""
+    return {**settings, "result_backend": settings["broker_url"], "task_ignore_result": False}
+
+
+def test_the_next_worker_gives_the_result(app, start_worker, ledger, tmp_path):
     gated = app.tasks["gated"]
-    results = [gated.apply_async(("1", n), ignore_result=False) for n in range(2)]
+    results = [gated.delay("1", n) for n in range(2)]
     node = start_worker()
     ledger.wait_for("start")
     node.kill("SIGKILL")

@@ -1,7 +1,7 @@
 -- Moves due jobs of a shard from waiting to processing. Never an id that is in processing (rule 9).
 -- What is still there of claims that the owner has not in hand goes back first.
 --
--- KEYS: lease meta due jobs spill order failed errors claimed processing deaths calls
+-- KEYS: lease meta due jobs spill order failed errors claimed processing deaths calls?
 -- ARGV: owner epoch merge request last open limit max_payloads max_bytes suspects
 --   request: grows with each claim of an epoch; the same again returns the same batch
 --   last, open: the largest number that the owner knows, and the numbers that it has in hand, or 'any'

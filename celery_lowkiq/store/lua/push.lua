@@ -1,6 +1,6 @@
 -- Merges jobs into the waiting ones of a shard (rule 2), once, however often the command is repeated.
 --
--- KEYS: meta senders due jobs spill order calls
+-- KEYS: meta senders due jobs spill order calls?
 -- ARGV: shards merge sender n channel index records [id payload score when]... [position digest record]*records
 --   shards: the declared count; sender, n: n grows with each push of a sender to the shard;
 --   score: '' for one made here; when: '' now, '+<s>' a delay, else Unix s
@@ -23,15 +23,14 @@ local now = now_us()
 local score_us = tonumber(stored[2] or 0)
 local bag = {records = jobs, spill = spill, order = order}
 local before = head()
+local last_job = #ARGV - 3 * records
+local flags = record_calls(last_job)
 redis.call('HSET', senders, sender, n .. ' ' .. math.floor(now / 1000000))
 
 local function made_score()
   score_us = math.max(now, score_us + 1)
   return seconds(score_us)
 end
-
-local last_job = #ARGV - 3 * records
-local flags = record_calls(last_job)
 
 for i = rest, last_job, 4 do
   local id, score, when = ARGV[i], ARGV[i + 2], ARGV[i + 3]

@@ -9,6 +9,7 @@ local function record_calls(last_job)
   if last_job == #ARGV then
     return NO_FLAGS
   end
+  redis.call('ZCARD', calls)
   local flags = {}
   local number = redis.call('HINCRBY', meta, 'call', (#ARGV - last_job) / 3) - (#ARGV - last_job) / 3
   for i = last_job + 1, #ARGV, 3 do
