@@ -24,6 +24,8 @@ def watched(features):
         thread = threading.Thread(target=lambda: receiver.capture(limit=None, wakeup=False), daemon=True)
         thread.start()
         assert ready.wait(WAIT)
+        # A heartbeat: only now it is certain that nothing is missed.
+        eventually(lambda: seen.event_count)
         yield seen
         receiver.should_stop = True
         thread.join(WAIT)
