@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from celery import signals
@@ -14,6 +16,8 @@ from kombu.utils.uuid import uuid
 
 from .call_records import CallNote
 from .run import Run
+
+logger = logging.getLogger("celery_lowkiq")
 
 #: Longest text of a batch in events and listings, as Celery's own limit of arguments.
 ARGUMENTS_SHOWN = 1024
@@ -40,7 +44,13 @@ class LaneRequest(Request):
         """A lane's run cannot be cancelled; a cold shutdown leaves it to be recovered."""
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
-        """A thread cannot be ended from outside."""
+        """A thread cannot be ended from outside; the log says so to who wrote ``terminate=True``."""
+        logger.warning(
+            "%s[%s] goes on: a lane is a thread, which nothing can end from outside (max_run= raises an "
+            "alarm)",
+            self.name,
+            self.id,
+        )
 
     def received(self, consumer: Any) -> None:
         """Tell that the run is known; Celery's own strategy does so for broker messages."""
@@ -66,6 +76,19 @@ class LaneRequest(Request):
     def vanishes(self) -> None:
         """It ended in a way that has no event."""
         state.task_ready(self)
+
+
+def shown(payloads_by_id: Mapping[str, Sequence[Any]], longest: int = ARGUMENTS_SHOWN) -> str:
+    """A batch in events and logs: each id, the number of its payloads, and the payloads, cut short."""
+    parts: list[str] = []
+    left = longest
+    for job_id, payloads in payloads_by_id.items():
+        if left <= 0:
+            parts.append(f"... ({len(payloads_by_id)} ids)")
+            break
+        parts.append(f"{job_id!r} ({len(payloads)}): {saferepr(payloads, left)}")
+        left -= len(parts[-1])
+    return ", ".join(parts)
 
 
 def lane_request(run: Run, task: Any, consumer: Any) -> LaneRequest:
@@ -94,7 +117,7 @@ def _request(
         "root_id": note.id,
         "parent_id": None,
         "retries": retries,
-        "argsrepr": saferepr(arguments, ARGUMENTS_SHOWN),
+        "argsrepr": shown(*arguments),
         "kwargsrepr": "{}",
         "origin": "lowkiq",
         "ignore_result": bool(task.ignore_result),
