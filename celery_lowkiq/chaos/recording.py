@@ -7,7 +7,17 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from celery_lowkiq.rules.models import Claim, InHand, Lease, LeaseState, QueueSpec, Settled, ShardRef, Verdict
+from celery_lowkiq.rules.errors import StoreError
+from celery_lowkiq.rules.models import (
+    Claim,
+    Lease,
+    LeaseState,
+    QueueSpec,
+    Settled,
+    ShardRef,
+    ToClaim,
+    ToSettle,
+)
 from celery_lowkiq.store.store import RedisStore
 
 from .journal import Journal
@@ -74,22 +84,15 @@ class RecordedStore:
             self._note("release", called_at=called_at, shard=lease.shard.index, epoch=lease.epoch)
         return released
 
-    def claim(
-        self,
-        queue: QueueSpec,
-        lease: Lease,
-        request: int,
-        in_hand: InHand | None = None,
-        suspects: bool = True,
-    ) -> Claim:
-        """As the store's."""
-        self._recording.claims(lease, request)
-        return self._store.claim(queue, lease, request, in_hand, suspects)
-
-    def settle(self, queue: QueueSpec, lease: Lease, verdicts: Sequence[Verdict]) -> Settled:
+    def exchange(
+        self, settle: ToSettle | None, claim: ToClaim | None
+    ) -> tuple[Settled | StoreError | None, Claim | StoreError | None]:
         """As the store's."""
         called_at = time.monotonic()
-        settled = self._store.settle(queue, lease, verdicts)
-        if settled.accepted:
+        if claim is not None:
+            self._recording.claims(claim.lease, claim.request)
+        settled, claimed = self._store.exchange(settle, claim)
+        if settle is not None and isinstance(settled, Settled) and settled.accepted:
+            lease = settle.lease
             self._note("settle", called_at=called_at, shard=lease.shard.index, epoch=lease.epoch)
-        return settled
+        return settled, claimed

@@ -147,6 +147,7 @@ class OrderedQueues(bootsteps.StartStopStep):
             splitter=settings.make_splitter(),
             poll_interval=settings.poll_interval,
             lease_seconds=settings.lease_seconds,
+            window=settings.window,
             exclusion=Strict(KernelTimer()) if settings.exclusion == "strict" else Cooperative(),
         )
 

@@ -133,6 +133,7 @@ SETTINGS: dict[str, Setting] = {
     "lanes": Setting(
         None, "a whole number from 1 to 1000; None takes -c", _optional(_number(1, 1000, whole=True))
     ),
+    "window": Setting(50, "a whole number from 1 to 1000", _number(1, 1000, whole=True)),
     "scheduler": Setting(
         "lag", f"'lag', 'seq', or {_FUNCTION} that makes a scheduler", _function(SCHEDULERS)
     ),
@@ -175,6 +176,7 @@ class Settings:
     lease_seconds: float
     exclusion: str
     lanes: int | None
+    window: int
     scheduler: Callable[[], schedulers.Scheduler]
     splitter: splitters.Splitter
     number_of_nodes: int | None

@@ -224,6 +224,27 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class ToClaim:
+    """A wish for due jobs of a shard: at most so many batches. The same ``request`` gives the same jobs."""
+
+    queue: QueueSpec
+    lease: Lease
+    request: int
+    in_hand: InHand | None = None
+    suspects: bool = True
+    batches: int = 1
+
+
+@dataclass(frozen=True)
+class ToSettle:
+    """Outcomes of claimed jobs of a shard."""
+
+    queue: QueueSpec
+    lease: Lease
+    verdicts: tuple[Verdict, ...]
+
+
+@dataclass(frozen=True)
 class Settled:
     """Answer of a settle: which ids it changed (a repeated or late verdict changes nothing)."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import redis
 
+from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import (
     Claim,
     Due,
@@ -18,38 +19,31 @@ from celery_lowkiq.rules.models import (
     QueueSpec,
     Settled,
     ShardRef,
+    ToClaim,
+    ToSettle,
     Verdict,
     shard_of,
 )
 
-from .calls import claimed_calls, end_calls
+from .batches import claim_call, claimed, open_claims, owned, settle_calls, settled, sound
 from .client import Client, ShardsDiffer, raise_refused
 from .durability import Durability
 from .keys import channel, nodes_key, shard_keys
 from .pushing import Sender, chunked, push_call
 from .records import (
     id_bytes,
-    number_text,
-    pairs,
     parse_id,
     parse_members,
-    parse_processing,
     parse_time,
     parse_whole,
 )
 from .registry import Registry
-from .scripts import Call, Value, load
+from .scripts import Call, load
 from .subscription import PushSubscription
 
-#: What a claim takes of one id, and of all ids together before it leaves the next one.
-CLAIM_PAYLOADS = 1000
-CLAIM_BYTES = 1024 * 1024
 #: How often a shard may change its count between admitting a call and running it.
 ADMISSIONS = 5
 LEASE_FIELDS = ("owner", "epoch", "counter", "server")
-#: Kinds of claims, as ``claim.lua`` calls them.
-SUSPECT, ONLY_SUSPECTS = 1, 2
-
 
 FAST = Durability()
 
@@ -158,14 +152,14 @@ class RedisStore:
             for lease, late in zip(leases, lapsed or [False] * len(leases), strict=True)
         ]
         calls = [
-            _owned("renew", lease, stopping=int(stopping), server=server)
+            owned("renew", lease, stopping=int(stopping), server=server)
             for lease, server in zip(leases, servers, strict=True)
         ]
         return [reply == 1 for reply in self.client.all(calls)]
 
     def release(self, lease: Lease) -> bool:
         """Give the shard up; False when jobs of it are still in processing. Raises NotOwner."""
-        call = _owned("release", lease, channel=channel(lease.shard.queue), index=lease.shard.index)
+        call = owned("release", lease, channel=channel(lease.shard.queue), index=lease.shard.index)
         return bool(self.client.call(call) == 1)
 
     def beat(self, queues: Sequence[str], owner: str, lanes: int) -> list[dict[str, tuple[int, int]]]:
@@ -180,6 +174,26 @@ class RedisStore:
 
     # -- batches
 
+    def exchange(
+        self, settle: ToSettle | None, claim: ToClaim | None
+    ) -> tuple[Settled | StoreError | None, Claim | StoreError | None]:
+        """End claimed jobs, then move due ones to processing, in one round trip.
+
+        A claim takes at most 1,000 payloads or 1 MiB of an id, lowest scores first; the rest stays waiting.
+        What is in processing of other claims than those in hand goes back. Answers may be errors of their
+        own, as NotOwner; raises StoreUnavailable.
+        """
+        settling = settle_calls(settle) if settle is not None else []
+        claiming = [claim_call(claim)] if claim is not None else []
+        replies = self.client.calls([*settling, *claiming])
+        for reply in replies:
+            if isinstance(reply, StoreUnavailable):
+                raise reply
+        return (
+            settled(replies[: len(settling)]) if settling else None,
+            claimed(replies[-1]) if claiming else None,
+        )
+
     def claim(
         self,
         queue: QueueSpec,
@@ -188,53 +202,18 @@ class RedisStore:
         in_hand: InHand | None = None,
         suspects: bool = True,
     ) -> Claim:
-        """Move up to ``queue.batch_size`` due jobs to processing; the same ``request`` gives the same batch.
+        """Only the second half of :meth:`exchange`, for one batch. Raises NotOwner, StoreUnavailable."""
+        _, answer = self.exchange(None, ToClaim(queue, lease, request, in_hand, suspects))
+        return sound(answer)
 
-        At most 1,000 payloads or 1 MiB of an id, lowest scores first; the rest stays waiting. What is
-        in processing of other claims than those ``in_hand`` goes back. A suspect is a batch of its own;
-        without ``suspects`` none is taken. Raises NotOwner, StoreUnavailable.
-        """
-        call = _owned(
-            "claim",
-            lease,
-            merge=queue.merge.value,
-            request=request,
-            last=in_hand.last if in_hand else 0,
-            open=_open(in_hand),
-            limit=queue.batch_size,
-            max_payloads=CLAIM_PAYLOADS,
-            max_bytes=CLAIM_BYTES,
-            suspects=int(suspects),
-        )
-        now, next_due, number, kind, *batch = self.client.call(call)
-        calls = batch.pop() if len(batch) % 2 else []
-        jobs = claimed_calls([parse_processing(job_id, record) for job_id, record in pairs(batch)], calls)
-        jobs.sort(key=lambda job: (job.perform_in, id_bytes(job.id)))
-        return Claim(
-            number=number if jobs else 0,
-            jobs=tuple(jobs),
-            now=float(now),
-            next_due=parse_time(next_due),
-            suspect=kind == SUSPECT,
-            suspect_due=kind == ONLY_SUSPECTS,
-        )
+    def settle(self, queue: QueueSpec, lease: Lease, verdicts: Sequence[Verdict]) -> Settled:
+        """Only the first half of :meth:`exchange`. Raises NotOwner, StoreUnavailable."""
+        answer, _ = self.exchange(ToSettle(queue, lease, tuple(verdicts)), None)
+        return sound(answer)
 
     def forgive(self, lease: Lease) -> None:
         """Take back the deaths that were counted for this lease's owner: it lives."""
         self.client.call(load("forgive").call(shard_keys(lease.shard), epoch=lease.epoch))
-
-    def settle(self, queue: QueueSpec, lease: Lease, verdicts: Sequence[Verdict]) -> Settled:
-        """End claimed jobs, in one change. Raises NotOwner, StoreUnavailable.
-
-        The records of ended calls go first: a job that comes back without them runs once more, but a record
-        that outlived its job would give its call the outcome of another.
-        """
-        rest = [value for verdict in verdicts for value in _verdict_values(verdict)]
-        ended = [run for verdict in verdicts for run in verdict.ended]
-        calls = [end_calls(lease, ended)] if ended else []
-        *_, reply = self.client.all([*calls, _owned("settle", lease, rest, merge=queue.merge.value)])
-        now, next_due, *ids = reply
-        return Settled(frozenset(parse_id(job_id) for job_id in ids), float(now), parse_time(next_due))
 
     # -- waiting for work
 
@@ -244,7 +223,7 @@ class RedisStore:
         """
         hands: Sequence[InHand | None] = in_hand or [None] * len(shards)
         calls = [
-            load("next_due").call(shard_keys(shard), open=_open(hand))
+            load("next_due").call(shard_keys(shard), open=open_claims(hand))
             for shard, hand in zip(shards, hands, strict=True)
         ]
         return [Due(parse_time(next_due), float(now)) for now, next_due in self.client.all(calls)]
@@ -252,18 +231,3 @@ class RedisStore:
     def subscribe(self, queues: Sequence[QueueSpec]) -> PushSubscription:
         """Listen to pushes on the queues. Raises StoreUnavailable."""
         return PushSubscription(self.client.redis, [queue.name for queue in queues])
-
-
-def _open(in_hand: InHand | None) -> str:
-    return "any" if in_hand is None else " ".join(map(str, in_hand.open))
-
-
-def _owned(name: str, lease: Lease, rest: Sequence[Value] = (), **args: Value) -> Call:
-    return load(name).call(shard_keys(lease.shard), rest, owner=lease.owner, epoch=lease.epoch, **args)
-
-
-def _verdict_values(verdict: Verdict) -> Iterator[Value]:
-    yield from (id_bytes(verdict.id), verdict.claim, verdict.fate.value, verdict.retry_count)
-    yield from (number_text(verdict.delay), verdict.error, len(verdict.bad))
-    for bad in verdict.bad:
-        yield from (-1 - bad.position, b"") if bad.error is None else (bad.position, bad.error)

@@ -10,7 +10,8 @@ from typing import TypeVar
 
 from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.errors import NotOwner, StoreError, StoreUnavailable
-from celery_lowkiq.rules.models import Batch, Claim, Due, Fate, Settled, ShardRef, Verdict
+from celery_lowkiq.rules.models import Batch, Claim, Due, Settled, ShardRef, ToClaim
+from celery_lowkiq.rules.pace import batches_to_claim, mean_duration
 from celery_lowkiq.rules.schedulers import Scheduler
 
 from .agenda import Agenda
@@ -18,6 +19,7 @@ from .exclusion import Exclusion
 from .held import Held
 from .outage import Outage
 from .ports import Host, Runner, Store
+from .window import Window
 
 T = TypeVar("T")
 
@@ -43,6 +45,8 @@ class Surroundings:
     exclusion: Exclusion
     poll_interval: float
     lease_seconds: float
+    #: Most batches that a lane claims at once.
+    window: int
     #: Told when a shard turns out to be another node's.
     lost: Callable[[Held], None]
     #: Held by the lane that runs a suspect.
@@ -65,6 +69,10 @@ class Lane:
         self._held: dict[ShardRef, Held] = {}
         self._working: ShardRef | None = None
         self._batch: Batch | None = None
+        #: What is claimed and not settled yet.
+        self._window: Window | None = None
+        #: Mean duration of a batch (s), by queue.
+        self._pace: dict[str, float] = {}
         self._refresh = False
         self._poll_at = around.clock.monotonic() + around.poll_interval
         self._stopping_at: float | None = None
@@ -98,7 +106,7 @@ class Lane:
             self._changed.notify()
 
     def drop(self, shard: ShardRef) -> None:
-        """Begin nothing more of a shard; it is out of the lane's hands when ``working`` is another."""
+        """Begin nothing more of a shard; it is out of the lane's hands when it is not ``working`` on it."""
         with self._changed:
             self._held.pop(shard, None)
             self._agenda.forget(shard)
@@ -116,10 +124,23 @@ class Lane:
             self._refresh = True
             self._changed.notify()
 
+    def give_back(self, now: float) -> None:
+        """Return what has waited for too long behind a run, while that goes on; ``now`` is monotonic."""
+        window = self._window
+        returned = window.overdue(now) if window is not None else None
+        if window is None or returned is None:
+            return
+        try:
+            self._around.store.exchange(returned, None)
+        except StoreUnavailable:
+            window.put_off(returned)
+
     @property
-    def working(self) -> ShardRef | None:
-        """The shard that it claims from, runs or settles now; a crashed lane keeps it."""
-        return self._working
+    def working(self) -> frozenset[ShardRef]:
+        """The shards that it claims from, runs or settles now; a crashed lane keeps them."""
+        working, window = self._working, self._window
+        claimed = () if window is None else (window.held.shard,)
+        return frozenset(claimed if working is None else (working, *claimed))
 
     @property
     def batch(self) -> Batch | None:
@@ -135,35 +156,43 @@ class Lane:
 
     def _main(self) -> None:
         try:
-            while self._stopping_at is None:
+            while self._stopping_at is None or self._window is not None:
                 held = self._next()
                 if held is not None:
                     self._work(held)
-                    self._done_with(held.shard)
+                elif self._window is not None:
+                    self._finish()
         except BaseException as error:  # noqa: BLE001 - whatever it is, a lane never ends silently
             self._crash(error)
         finally:
             self.ended = True
             self._around.freed()
 
-    def _done_with(self, shard: ShardRef) -> None:
-        with self._changed:
-            self._working = None
-            dropped = shard not in self._held
-        if dropped:
-            self._around.freed()
-
     def _crash(self, error: BaseException) -> None:
         self.crashed = True
         batch = self._batch
+        self._save()
         logger.critical("%s ends with %r on %s: the worker stops", self.name, error, batch and batch.shard)
         self._around.host.last_words(error)
         code = error.code if isinstance(error, SystemExit) else CRASHED
         exitcode = code if isinstance(code, int) and code else CRASHED
         self._around.host.stop(exitcode, f"{self.name}: {error!r}")
 
+    def _save(self) -> None:
+        """Of what a crashed lane has claimed, only the batch that was running counts as crashed."""
+        if self._window is None or self._batch is None:
+            return
+        try:
+            self._around.store.exchange(self._window.to_settle(), None)
+        except StoreError as error:
+            logger.error("what %s had run before could not be settled: %s", self.name, error)
+
     def _next(self) -> Held | None:
-        """The shard to work now; without one, wait for the next reason to look, and return None."""
+        """The shard to work now. Without one, return None: at once when something is to be settled, else
+        after waiting for the next reason to look.
+        """
+        if self._stopping_at is not None:
+            return None
         if self._take_refresh():
             self._ask_all()
         with self._changed:
@@ -172,7 +201,7 @@ class Lane:
             if shard is not None:
                 self._working = shard
                 return self._held[shard]
-            if not self._refresh and self._stopping_at is None:
+            if not self._refresh and self._stopping_at is None and self._window is None:
                 # What is due and not picked is offered again with the next reason to look, or the next poll.
                 coming = min((when for when in due.values() if when > now), default=None)
                 left = self._agenda.seconds_until(coming)
@@ -230,21 +259,35 @@ class Lane:
         threading.current_thread().name = f"{self.name} {held.shard}"
         try:
             self._claim_and_run(held)
-        except NotOwner:
+        except StoreError as error:
+            self._failed(held, error)
+        finally:
+            self._working = None
+            threading.current_thread().name = self.name
+
+    def _finish(self) -> None:
+        """Settle what has run, without claiming anything."""
+        try:
+            self._exchange(None)
+        except StoreUnavailable as error:
+            window, self._window = self._window, None
+            if window is not None:
+                self._failed(window.held, error)
+
+    def _failed(self, held: Held, error: StoreError) -> None:
+        if isinstance(error, NotOwner):
             logger.warning("shard %s has changed hands: this node leaves it", held.shard)
             self.drop(held.shard)
             self._around.lost(held)
             self._forgive(held)
-        except StoreUnavailable:
+        elif isinstance(error, StoreUnavailable):
             logger.error(
                 "gave up on Redis while stopping: what was claimed of %s will be recovered", held.shard
             )
-        except StoreError:
-            logger.exception("shard %s is left alone for %.0f s", held.shard, PARKED)
+        else:
+            logger.error("shard %s is left alone for %.0f s: %s", held.shard, PARKED, error, exc_info=error)
             with self._changed:
                 self._agenda.park(held.shard, PARKED)
-        finally:
-            threading.current_thread().name = self.name
 
     def _forgive(self, held: Held) -> None:
         """Whoever took the shard thought that this node had died."""
@@ -258,7 +301,8 @@ class Lane:
         lock = self._around.suspects
         leave = lock.acquire(blocking=False)
         try:
-            claim = self._claim(held, suspects=leave)
+            claim = self._exchange(self._wish(held, suspects=leave))
+            assert claim is not None
             if leave and not claim.suspect:
                 lock.release()
                 leave = False
@@ -266,51 +310,72 @@ class Lane:
                 with self._changed:
                     self._agenda.park(held.shard, SUSPECT_PAUSE)
             self._run(held, claim)
+            if leave:
+                self._finish()
         finally:
             if leave:
                 lock.release()
 
-    def _claim(self, held: Held, suspects: bool) -> Claim:
-        store = self._around.store
+    def _wish(self, held: Held, suspects: bool) -> ToClaim:
         held.request += 1
-        request, in_hand = held.request, held.in_hand
-        claim = self._ask(
-            [held.shard], lambda: store.claim(held.queue, held.lease, request, in_hand, suspects)
-        )
-        self._learn(held.shard, Due(claim.next_due, claim.now))
+        batches = batches_to_claim(self._pace.get(held.queue.name), self._around.window)
+        # What is settled in the same breath is still in hand: the settle alone may fail.
+        return ToClaim(held.queue, held.lease, held.request, held.in_hand, suspects, batches)
+
+    def _exchange(self, wish: ToClaim | None) -> Claim | None:
+        """Settle what has run, and claim, in one round trip. Raises what the claim was answered."""
+        window = self._window
+        to_settle = window.to_settle() if window is not None else None
+        shards = [asked.lease.shard for asked in (to_settle, wish) if asked is not None]
+        store = self._around.store
+        settled, claim = self._ask(shards, lambda: store.exchange(to_settle, wish))
+        if window is not None:
+            self._window = None
+            assert settled is not None
+            self._settled(window, settled)
+        if isinstance(claim, StoreError):
+            raise claim
+        if claim is not None and wish is not None:
+            self._learn(wish.lease.shard, Due(claim.next_due, claim.now))
         return claim
+
+    def _settled(self, window: Window, settled: Settled | StoreError) -> None:
+        held = window.held
+        held.let_go(window.number)
+        if isinstance(settled, StoreError):
+            self._failed(held, settled)
+        else:
+            self._learn(held.shard, Due(settled.next_due, settled.now))
+            for batch in window.ran:
+                self._around.runner.settled(batch, settled.accepted)
+        with self._changed:
+            dropped = held.shard not in self._held
+        if dropped:
+            self._around.freed()
 
     def _run(self, held: Held, claim: Claim) -> None:
         if not claim.jobs:
             return
         held.took(claim.number)
-        began_at = self._around.clock.monotonic()
-        batch = Batch(held.queue, held.lease, claim.number, claim.jobs, held.lost, began_at)
-        if not self._may_begin(held):
-            self._settle(held, batch, tuple(Verdict(job.id, job.claim, Fate.RETURN) for job in batch.jobs))
-            return
-        self._batch = batch
-        self._around.exclusion.begin(held)
-        try:
-            verdicts = self._around.runner.run(batch)
-        finally:
-            self._around.exclusion.end(held)
-        settled = self._settle(held, batch, verdicts)
-        self._around.runner.settled(batch, settled.accepted)
-
-    def _may_begin(self, held: Held) -> bool:
-        """The answer of a claim may be late: after an outage another node may be about to take the shard."""
-        return self._stopping_at is None and held.may_claim(self._around.clock.monotonic())
-
-    def _settle(self, held: Held, batch: Batch, verdicts: tuple[Verdict, ...]) -> Settled:
-        store = self._around.store
-        try:
-            settled = self._ask([held.shard], lambda: store.settle(held.queue, held.lease, verdicts))
-        finally:
+        clock = self._around.clock
+        now = clock.monotonic()
+        window = self._window = Window(held, claim, now)
+        while self._may_begin(held, now) and (batch := window.next(now)) is not None:
+            self._batch = batch
+            self._around.exclusion.begin(held)
+            try:
+                verdicts = self._around.runner.run(batch)
+            finally:
+                self._around.exclusion.end(held)
+            window.add(batch, verdicts)
             self._batch = None
-            held.let_go(batch.claim)
-        self._learn(held.shard, Due(settled.next_due, settled.now))
-        return settled
+            began_at, now = now, clock.monotonic()
+            name = held.queue.name
+            self._pace[name] = mean_duration(self._pace.get(name), now - began_at)
+
+    def _may_begin(self, held: Held, now: float) -> bool:
+        """The answer of a claim may be late: after an outage another node may be about to take the shard."""
+        return self._stopping_at is None and held.may_claim(now) and self._held.get(held.shard) is held
 
     def _ask(self, shards: Sequence[ShardRef], question: Callable[[], T]) -> T:
         """The store's answer, however long it takes; what is heard about the shards meanwhile outlives it."""

@@ -17,6 +17,7 @@ from celery_lowkiq.rules.errors import (
 )
 from celery_lowkiq.rules.models import Lease, QueueSpec, ShardRef
 from celery_lowkiq.rules.ownership import RENEWALS, Watch
+from celery_lowkiq.rules.pace import WAITING
 
 from .held import Held
 from .lane import Lane, Surroundings
@@ -109,7 +110,7 @@ class Ownership:
     def _main(self) -> None:
         try:
             while not self._draining:
-                self._wake.wait(self._turn())
+                self._rest(self._turn())
                 self._wake.clear()
             self._give_up()
         except Exception as error:
@@ -118,6 +119,14 @@ class Ownership:
             self._host.stop(70, f"lowkiq-ownership: {error!r}")
         finally:
             self.ended = True
+
+    def _rest(self, seconds: float) -> None:
+        """Wait for the next turn, and give back what waits behind long runs meanwhile."""
+        until = self._clock.monotonic() + seconds
+        while not self._wake.is_set() and (left := until - self._clock.monotonic()) > 0:
+            self._wake.wait(min(left, WAITING / 2))
+            for lane in self._lanes:
+                lane.give_back(self._clock.monotonic())
 
     def _turn(self) -> float:
         """Renew, share, look, take; seconds until the next turn."""
@@ -196,7 +205,7 @@ class Ownership:
         return self._exclusion.ends_overdue and held.lease in self._alarmed
 
     def _busy(self) -> frozenset[ShardRef]:
-        return frozenset(lane.working for lane in self._lanes if lane.working is not None)
+        return frozenset[ShardRef]().union(*(lane.working for lane in self._lanes))
 
     def _share(self) -> None:
         """Give up, one finished batch at a time, what is other nodes' share."""
@@ -208,7 +217,7 @@ class Ownership:
                     self._leaving.add(shard)
                     self._lane_of[shard].drop(shard)
         for shard in sorted(self._leaving):
-            idle = self._lane_of[shard].working != shard
+            idle = shard not in self._lane_of[shard].working
             # A lane may have lost it a moment ago.
             held = self._held.get(shard)
             if idle and held is not None:
@@ -236,7 +245,7 @@ class Ownership:
 
     def _free(self, watch: Watch) -> bool:
         """Never while a thread of this node still works on an older epoch."""
-        if watch.shard in self._held or self._lane_of[watch.shard].working == watch.shard:
+        if watch.shard in self._held or watch.shard in self._lane_of[watch.shard].working:
             return False
         now = self._clock.monotonic()
         return watch.ours(self._owner) or (
@@ -282,7 +291,7 @@ class Ownership:
                 return
             shard, lane = move
             self._lane_of[shard].drop(shard)
-            if self._lane_of[shard].working != shard:
+            if shard not in self._lane_of[shard].working:
                 self._lane_of[shard] = self._lanes[lane]
             held = self._held.get(shard)
             if held is not None:
@@ -325,7 +334,7 @@ class Ownership:
             self._held = {shard: held for shard, held in self._held.items() if not self._crashed_on(shard)}
 
     def _crashed_on(self, shard: ShardRef) -> bool:
-        return self._lane_of[shard].crashed and self._lane_of[shard].working == shard
+        return self._lane_of[shard].crashed and shard in self._lane_of[shard].working
 
     def _release(self, held: Held) -> None:
         if not self._lane_of[held.shard].ended:

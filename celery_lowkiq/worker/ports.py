@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.models import (
     Batch,
     Claim,
@@ -15,6 +16,8 @@ from celery_lowkiq.rules.models import (
     QueueSpec,
     Settled,
     ShardRef,
+    ToClaim,
+    ToSettle,
     Verdict,
 )
 
@@ -60,24 +63,18 @@ class Store(Protocol):
     def release(self, lease: Lease) -> bool:
         """Give the shard up; False when jobs of it are still in processing. Raises NotOwner."""
 
-    def claim(
-        self,
-        queue: QueueSpec,
-        lease: Lease,
-        request: int,
-        in_hand: InHand | None = None,
-        suspects: bool = True,
-    ) -> Claim:
-        """Move up to ``queue.batch_size`` due jobs to processing. The same ``request`` (an int that grows)
-        again returns the same batch. What is in processing of other claims than those ``in_hand`` goes
-        back. A suspect is a batch of its own; without ``suspects`` none is taken. Raises NotOwner.
+    def exchange(
+        self, settle: ToSettle | None, claim: ToClaim | None
+    ) -> tuple[Settled | StoreError | None, Claim | StoreError | None]:
+        """End claimed jobs, each shard's atomically, then move due jobs to processing, in one round trip.
+
+        The same ``request`` (an int that grows) claims the same jobs again. What is in processing of other
+        claims than those ``in_hand`` goes back. A suspect is claimed alone; without ``suspects`` none is.
+        Either answer may be an error of its own, as NotOwner.
         """
 
     def forgive(self, lease: Lease) -> None:
         """Take back the deaths that were counted for this lease's owner: it lives."""
-
-    def settle(self, queue: QueueSpec, lease: Lease, verdicts: Sequence[Verdict]) -> Settled:
-        """End claimed jobs, atomically. Raises NotOwner."""
 
     def beat(self, queues: Sequence[str], owner: str, lanes: int) -> list[dict[str, tuple[int, int]]]:
         """Move the node's heartbeat in each queue, in one round trip; lanes and counter of all nodes."""

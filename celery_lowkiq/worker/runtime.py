@@ -39,9 +39,10 @@ class Runtime:
         poll_interval: float = 1.0,
         lease_seconds: float = 10.0,
         exclusion: Exclusion | None = None,
+        window: int = 50,
     ) -> None:
         """``poll_interval`` and ``lease_seconds`` in s; ``owner`` names this start of this process;
-        ``exclusion`` is cooperative unless given.
+        ``exclusion`` is cooperative unless given; a lane claims at most ``window`` batches at once.
         """
         self._outage = Outage(clock)
         self._clock = clock
@@ -54,6 +55,7 @@ class Runtime:
             exclusion=exclusion or Cooperative(),
             poll_interval=poll_interval,
             lease_seconds=lease_seconds,
+            window=window,
             lost=lambda held: self._ownership.lost(held),
             suspects=threading.Lock(),
             freed=lambda: self._ownership.look_now(),

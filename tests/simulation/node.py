@@ -9,15 +9,15 @@ from typing import Any
 from celery_lowkiq.rules.errors import LowkiqError, StoreUnavailable
 from celery_lowkiq.rules.models import (
     Batch,
-    Claim,
     Due,
     Fate,
     InHand,
     Lease,
     LeaseState,
     QueueSpec,
-    Settled,
     ShardRef,
+    ToClaim,
+    ToSettle,
     Verdict,
 )
 from celery_lowkiq.rules.schedulers import lag
@@ -151,22 +151,17 @@ class SimStore:
     def release(self, lease: Lease) -> bool:
         return self._call(lambda: self._server.release(lease))
 
-    def claim(
-        self,
-        queue: QueueSpec,
-        lease: Lease,
-        request: int,
-        in_hand: InHand | None = None,
-        suspects: bool = True,
-    ) -> Claim:
-        assert in_hand is not None
-        return self._call(lambda: self._server.claim(lease, queue.batch_size, request, in_hand, suspects))
+    def exchange(self, settle: ToSettle | None, claim: ToClaim | None) -> tuple[Any, Any]:
+        def effect() -> tuple[Any, Any]:
+            return (
+                settle and _answer(lambda: self._server.settle(settle.lease, settle.verdicts)),
+                claim and _answer(lambda: self._server.claim(claim)),
+            )
+
+        return self._call(effect)
 
     def forgive(self, lease: Lease) -> None:
         self._call(lambda: None)
-
-    def settle(self, queue: QueueSpec, lease: Lease, verdicts: Sequence[Verdict]) -> Settled:
-        return self._call(lambda: self._server.settle(lease, verdicts))
 
     def beat(self, queues: Sequence[str], owner: str, lanes: int) -> list[dict[str, tuple[int, int]]]:
         return self._call(lambda: [self._server.beat(queue, owner, lanes) for queue in queues])
@@ -180,6 +175,13 @@ class SimStore:
 
     def subscribe(self, queues: Sequence[QueueSpec]) -> Listener:
         return self._call(lambda: Listener(self._network))
+
+
+def _answer(ask: Callable[[], Any]) -> Any:
+    try:
+        return ask()
+    except LowkiqError as error:
+        return error
 
 
 class SimRunner:
@@ -203,10 +205,10 @@ class SimRunner:
         )
 
     def _duration(self) -> float:
-        """Mostly short, but straddling the lease."""
+        """Mostly short, on some nodes so short that many are claimed at once, but straddling the lease."""
         chance = self._node.world.random
         if chance.random() < 0.8:
-            return 0.02 * self._node.seconds
+            return self._node.quick * self._node.seconds
         return (0.2 if chance.random() < 0.8 else 2.0) * chance.random() * self._node.seconds
 
     def settled(self, batch: Batch, accepted: frozenset[str]) -> None:
@@ -251,6 +253,7 @@ class Node(Machine):
         chance = network.world.random
         super().__init__(network.world, name, rate=chance.uniform(0.95, 1.05), offset=chance.uniform(0, 1e4))
         self.seconds = network.seconds
+        self.quick = chance.choice([0.002, 0.02])
         self.checks = checks
         self.restart = restart
         threading.machine = self

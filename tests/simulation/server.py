@@ -17,6 +17,7 @@ from celery_lowkiq.rules.models import (
     Payload,
     Settled,
     ShardRef,
+    ToClaim,
     Verdict,
 )
 from tests.model.model import Model, ModelJob
@@ -159,7 +160,9 @@ class Server:
             s.model.push(job_id, payload, score, self.now)
         self.announce(shard, self.now)
 
-    def claim(self, lease: Lease, limit: int, request: int, in_hand: InHand, suspects: bool) -> Claim:
+    def claim(self, wish: ToClaim) -> Claim:
+        lease, request, in_hand = wish.lease, wish.request, wish.in_hand
+        assert in_hand is not None
         s = self._owned(lease)
         model = s.model
         epoch, last = s.request
@@ -174,7 +177,7 @@ class Server:
                 if job.claim not in in_hand.open:
                     del model.processing[job_id]
                     model.put_back(job_id, job.in_order(), self.now, job.retry_count, job.error)
-            kind = self._fill(model, limit, suspects)
+            kind = self._fill(model, wish.queue.batch_size * wish.batches, wish.suspects)
             self.claimed_at[lease.shard, lease.epoch, model.claims] = self.world.now
         jobs = [_job(i, model.processing[i]) for i in model.in_claim_order() if self._is_of(model, i)]
         return Claim(

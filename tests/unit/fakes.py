@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from celery_lowkiq.rules.errors import NotOwner, StoreUnavailable
+from celery_lowkiq.rules.errors import NotOwner, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import (
     Batch,
     Claim,
@@ -20,6 +20,8 @@ from celery_lowkiq.rules.models import (
     QueueSpec,
     Settled,
     ShardRef,
+    ToClaim,
+    ToSettle,
     Verdict,
 )
 
@@ -116,14 +118,23 @@ class FakeStore:
             self.leases[lease.shard] = LeaseState("", lease.epoch, 99)
             return True
 
-    def claim(
-        self,
-        queue: QueueSpec,
-        lease: Lease,
-        request: int,
-        in_hand: InHand | None = None,
-        suspects: bool = True,
-    ) -> Claim:
+    def exchange(self, settle: ToSettle | None, claim: ToClaim | None):
+        """Errors of one half leave the other alone, but for an outage."""
+        return tuple(
+            None if asked is None else self._answer(act, asked)
+            for act, asked in ((self.settle, settle), (self.claim, claim))
+        )
+
+    def _answer(self, act, asked):
+        try:
+            return act(asked)
+        except StoreUnavailable:
+            raise
+        except StoreError as error:
+            return error
+
+    def claim(self, wish: ToClaim) -> Claim:
+        queue, lease, request, suspects = wish.queue, wish.lease, wish.request, wish.suspects
         self._maybe_fail("claim")
         with self.lock:
             self._check(lease)
@@ -136,8 +147,8 @@ class FakeStore:
             else:
                 self.number += 1
                 self.last[lease.shard] = (request, self.number)
-                self.in_hands.append(in_hand)
-                jobs = self._take(lease.shard, queue.batch_size, now)
+                self.in_hands.append(wish.in_hand)
+                jobs = self._take(lease.shard, queue.batch_size * wish.batches, now)
                 if not suspects and any(job.id in self.suspects for job in jobs):
                     self.waiting[lease.shard].update({job.id: busy.pop(job.id) for job in jobs})
                     return Claim(0, (), now, self._next_due(lease.shard), suspect_due=True)
@@ -159,7 +170,8 @@ class FakeStore:
             taken.append(busy[job.id])
         return taken
 
-    def settle(self, queue: QueueSpec, lease: Lease, verdicts: tuple[Verdict, ...]) -> Settled:
+    def settle(self, asked: ToSettle) -> Settled:
+        lease, verdicts = asked.lease, asked.verdicts
         self._maybe_fail("settle")
         with self.lock:
             self._check(lease)
@@ -167,7 +179,9 @@ class FakeStore:
             accepted = set()
             for verdict in verdicts:
                 if verdict.id in busy and busy[verdict.id].claim == verdict.claim:
-                    del busy[verdict.id]
+                    job = busy.pop(verdict.id)
+                    if verdict.fate is Fate.RETURN:
+                        self.waiting[lease.shard].setdefault(job.id, job)
                     accepted.add(verdict.id)
                     self.settled.append((verdict.id, verdict.fate))
             self.lock.notify_all()

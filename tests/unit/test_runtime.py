@@ -216,12 +216,12 @@ def test_the_snapshot_says_what_runs_where(node):
 
 
 def test_the_store_is_told_which_claims_are_in_hand(node):
-    one = node(lanes=1, queues=[QueueSpec("q", shards=1)])
+    one = node(lanes=1, window=1, queues=[QueueSpec("q", shards=1)])
     for number in range(3):
         one.store.push(SHARDS[0], str(number), announce=False)
     one.start()
     one.ran("0", "1", "2")
-    assert one.store.in_hands[:3] == [InHand(), InHand(1), InHand(2)]
+    assert one.store.in_hands[:3] == [InHand(), InHand(1, (1,)), InHand(2, (2,))]
 
 
 def test_a_job_whose_settle_failed_for_good_is_not_in_hand(node):

@@ -121,10 +121,10 @@ class TestCrashes:
         one = node(lanes=1)
         claim = one.store.claim
 
-        def broken_for_one(queue, lease, *more):
-            if lease.shard == SHARDS[0]:
+        def broken_for_one(wish):
+            if wish.lease.shard == SHARDS[0]:
                 raise StoreError("WRONGTYPE")
-            return claim(queue, lease, *more)
+            return claim(wish)
 
         one.store.claim = broken_for_one
         one.store.push(SHARDS[0], "broken", announce=False)

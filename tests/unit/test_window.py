@@ -89,7 +89,7 @@ def test_a_window_of_one_settles_each_batch_before_the_next(node):
     one = node({0: numbered(5)}, window=1)
     one.ran(*numbered(5))
     assert [request for _, request in one.store.claims][:5] == [1, 2, 3, 4, 5]
-    assert one.store.in_hands[1] == InHand(1)
+    assert one.store.in_hands[1] == InHand(1, (1,))
 
 
 def test_what_waits_behind_a_slow_run_goes_back_while_it_runs(node):
