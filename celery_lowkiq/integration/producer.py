@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from celery import Celery
 from kombu import Queue
+from kombu.exceptions import OperationalError
+from kombu.utils.functional import fxrange
+
+from celery_lowkiq.rules.errors import StoreFull, StoreUnavailable
 
 _connections_lock = threading.Lock()
 
@@ -19,6 +25,41 @@ def _lazy_connection(app: Celery) -> Any:
         if connection is None:
             connection = app.__dict__["_lowkiq_connection"] = app.connection_for_write()
         return connection
+
+
+class CallUnavailable(StoreUnavailable, OperationalError):
+    """Redis cannot be reached: what any call of Celery's raises then."""
+
+
+class CallRefused(StoreFull, OperationalError):
+    """Redis is full: nothing was stored."""
+
+
+@contextlib.contextmanager
+def as_operational_errors() -> Iterator[None]:
+    """Make of an absent store what callers of Celery catch."""
+    try:
+        yield
+    except StoreFull as error:
+        raise CallRefused(*error.args) from error
+    except StoreUnavailable as error:
+        raise CallUnavailable(*error.args) from error
+
+
+def pauses_of(retry: Any, policy: Mapping[str, Any] | None) -> Iterator[float]:
+    """Seconds before each repetition, by Celery's ``retry`` and ``retry_policy``."""
+    if not retry:
+        return iter(())
+    given = {
+        "max_retries": 3,
+        "interval_start": 0,
+        "interval_step": 0.2,
+        "interval_max": 0.2,
+        **(policy or {}),
+    }
+    start, most = given["interval_start"], given["interval_max"]
+    pauses = fxrange(start, most + start, given["interval_step"], repeatlast=True)
+    return islice(pauses, given["max_retries"])
 
 
 class StoreRouter:
@@ -41,8 +82,8 @@ class StoreProducer:
     auto_declare = False
     serializer = None
 
-    def __init__(self, app: Celery, push: Callable[[Any, Any, Any], None]) -> None:
-        """``push(body, headers, properties)`` stores what Celery made of the call."""
+    def __init__(self, app: Celery, push: Callable[[Any, Any, Any, Iterable[float]], None]) -> None:
+        """``push(body, headers, properties, pauses)`` stores what Celery made of the call."""
         self._app = app
         self._push = push
         self.connection = _lazy_connection(app)
@@ -53,12 +94,16 @@ class StoreProducer:
         return self.connection.default_channel
 
     def publish(self, body: Any, exchange: Any = None, headers: Any = None, **properties: Any) -> None:
-        """Store the call. Celery's own events go to the broker."""
+        """Store the call, repeatedly by its retry policy while Redis is away. Celery's own events go to the
+        broker. Raises CallUnavailable.
+        """
         if getattr(exchange, "name", exchange) == "celeryev":
             with self._app.producer_pool.acquire(block=True) as producer:
                 producer.publish(body, exchange=exchange, headers=headers, **properties)
             return
-        self._push(body, headers, properties)
+        pauses = pauses_of(properties.get("retry"), properties.get("retry_policy"))
+        with as_operational_errors():
+            self._push(body, headers, properties, pauses)
 
     def revive(self, channel: Any) -> None:
         """Nothing to renew."""

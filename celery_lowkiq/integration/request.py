@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from celery import signals
@@ -14,6 +16,8 @@ from celery.worker.request import Request
 
 from .call_records import CallNote
 from .run import Run
+
+logger = logging.getLogger("celery_lowkiq")
 
 #: Longest text of a batch in events and listings, as Celery's own limit of arguments.
 ARGUMENTS_SHOWN = 1024
@@ -46,7 +50,13 @@ class LaneRequest(Request):
         """A lane's run cannot be cancelled; a cold shutdown leaves it to be recovered."""
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
-        """A thread cannot be ended from outside."""
+        """A thread cannot be ended from outside; the log says so to who wrote ``terminate=True``."""
+        logger.warning(
+            "%s[%s] goes on: a lane is a thread, which nothing can end from outside (max_run= raises an "
+            "alarm)",
+            self.name,
+            self.id,
+        )
 
     def received(self, consumer: Any) -> None:
         """Tell that the run is known; Celery's own strategy does so for broker messages."""
@@ -72,6 +82,23 @@ class LaneRequest(Request):
     def vanishes(self) -> None:
         """It ended in a way that has no event."""
         state.task_ready(self)
+
+
+def shown(
+    payloads_by_id: Mapping[str, Sequence[Any]], longest: int = ARGUMENTS_SHOWN, small: bool = False
+) -> str:
+    """A batch in events and logs: each id, the number of its payloads, and the payloads, cut short; whole,
+    and sooner, when they are ``small`` plain data.
+    """
+    parts: list[str] = []
+    left = longest
+    for job_id, payloads in payloads_by_id.items():
+        if left <= 0:
+            parts.append(f"... ({len(payloads_by_id)} ids)")
+            break
+        parts.append(f"{job_id!r} ({len(payloads)}): {repr(payloads) if small else saferepr(payloads, left)}")
+        left -= len(parts[-1])
+    return ", ".join(parts)
 
 
 class QuietRequest:
@@ -183,7 +210,7 @@ def _headers(
         "root_id": note.id,
         "parent_id": None,
         "retries": retries,
-        "argsrepr": repr(arguments) if small else saferepr(arguments, ARGUMENTS_SHOWN),
+        "argsrepr": shown(arguments[0], small=small),
         "kwargsrepr": "{}",
         "origin": "lowkiq",
         "ignore_result": bool(task.ignore_result),

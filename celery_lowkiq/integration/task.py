@@ -26,7 +26,7 @@ from .calls import Entry, bulk, id_of, read_delay, read_time, single, to_jobs
 from .errors import dump_error_text
 from .leftovers import end_leftovers
 from .options import as_attributes, check_function, check_options, check_queue_name
-from .producer import StoreProducer, StoreRouter
+from .producer import StoreProducer, StoreRouter, as_operational_errors
 from .queue import OrderedQueue
 from .refusals import check_call, refuse_inline
 from .results import bulk_calls
@@ -124,9 +124,9 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
         entry = self.entry_of(args, kwargs, **words)
         job = entry.job(home.codec)
 
-        def store(body: Any, headers: Any, properties: Any) -> None:
+        def store(body: Any, headers: Any, properties: Any, pauses: Iterable[float]) -> None:
             record = self.record_of(home, headers, body[2], properties)
-            self._push(home, (entry,), [replace(job, record=record)])
+            self._push(home, (entry,), [replace(job, record=record)], pauses)
 
         options["router"] = self._router
         result: AsyncResult[Any] = super().apply_async(
@@ -169,7 +169,8 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
             return done if results else None
         given = bulk_calls(self, home, stored, results)
         if stored:
-            self._push(home, tuple(entries), given.jobs)
+            with as_operational_errors():
+                self._push(home, tuple(entries), given.jobs)
         return given.results if results else None
 
     def map(self, it: Any) -> Any:
@@ -184,9 +185,11 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
         """Refused, as map."""
         refuse_inline(self.name, "chunks")
 
-    def _push(self, home: Home, entries: tuple[Entry, ...], jobs: list[NewJob]) -> None:
-        spec = self.queue_spec
-        compose(home.settings.client_middlewares, self, entries, lambda: home.store.push(spec, jobs))
+    def _push(
+        self, home: Home, entries: tuple[Entry, ...], jobs: list[NewJob], pauses: Iterable[float] = ()
+    ) -> None:
+        spec, store = self.queue_spec, home.store
+        compose(home.settings.client_middlewares, self, entries, lambda: store.push(spec, jobs, pauses))
 
     # -- the queue
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import redis
@@ -63,9 +64,10 @@ class RedisStore:
 
     # -- calls
 
-    def push(self, queue: QueueSpec, jobs: Sequence[NewJob]) -> None:
+    def push(self, queue: QueueSpec, jobs: Sequence[NewJob], pauses: Iterable[float] = ()) -> None:
         """Merge jobs into the queue: one round trip for each 1,000 jobs of the fullest shard.
 
+        While Redis is away, a round trip is repeated after each of the ``pauses`` (s), under its old number.
         Raises ShardCountMismatch, StoreFull, or StoreUnavailable: then the outcome may be unknown, and
         some shards may have taken their part. To push the same jobs again is safe.
         """
@@ -73,12 +75,14 @@ class RedisStore:
         for job in jobs:
             by_shard.setdefault(ShardRef(queue.name, shard_of(job.id, queue.shards)), []).append(job)
         waiting = {shard: chunked(part) for shard, part in by_shard.items()}
+        left = iter(pauses)
         with self._sender() as sender:
             # One chunk of a shard at a time: a chunk that was refused must not be overtaken by the next.
             while turn := {
                 shard: chunk for shard, chunks in waiting.items() if (chunk := next(chunks, None))
             }:
-                self._admitted(queue, [(s, push_call(queue, s, sender, chunk)) for s, chunk in turn.items()])
+                calls = [(s, push_call(queue, s, sender, chunk)) for s, chunk in turn.items()]
+                _patiently(left, lambda calls=calls: self._admitted(queue, calls))  # type: ignore[misc]
         if by_shard:
             # All shards of a Redis are one stream: what was written last, confirms what came before.
             self._durability.confirm(self.client, next(iter(by_shard)))
@@ -231,3 +235,16 @@ class RedisStore:
     def subscribe(self, queues: Sequence[QueueSpec]) -> PushSubscription:
         """Listen to pushes on the queues. Raises StoreUnavailable."""
         return PushSubscription(self.client.redis, [queue.name for queue in queues])
+
+
+def _patiently(pauses: Iterator[float], ask: Callable[[], Any]) -> None:
+    """Ask again after each pause while Redis is away. Raises StoreUnavailable after the last one."""
+    while True:
+        try:
+            ask()
+            return
+        except StoreUnavailable:
+            pause = next(pauses, None)
+            if pause is None:
+                raise
+            threading.Event().wait(pause)

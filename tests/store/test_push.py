@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from celery_lowkiq.rules.errors import FormatMismatch, ShardCountMismatch, StoreFull
+from celery_lowkiq.rules.errors import FormatMismatch, ShardCountMismatch, StoreFull, StoreUnavailable
 from celery_lowkiq.rules.models import Fate, NewJob, QueueSpec, ShardRef
 from celery_lowkiq.store.keys import queue_key, shard_keys
 from celery_lowkiq.store.pushing import CHUNK_BYTES, CHUNK_JOBS, Sender, chunked, push_call
@@ -26,6 +26,22 @@ def test_a_repeated_push_changes_nothing_even_over_a_newer_one(store):
     assert store.client.call(push_call(ONE, SHARD, sender, [NewJob("1", b"new", 2)])) == 1
     assert store.client.call(old) == 0
     assert waiting(store, "1") == [("new", 2)]
+
+
+def test_a_push_whose_reply_was_lost_is_repeated_under_its_number(store, monkeypatch):
+    push(store, "0", ("registers", 1))
+    calls, lost = store.client.calls, iter([True])
+
+    def loses_one(sent):
+        replies = calls(sent)
+        if next(lost, False):
+            raise StoreUnavailable("the reply was lost")
+        return replies
+
+    monkeypatch.setattr(store.client, "calls", loses_one)
+    store.push(ONE, [NewJob("1", b"a", 1, record=b"of the call")], pauses=[0.0])
+    assert waiting(store, "1") == [("a", 1)]
+    assert store.client.redis.zcard(shard_keys(SHARD)["calls"]) == 1
 
 
 def test_senders_are_forgotten_after_an_hour_without_a_push(store, client):

@@ -247,6 +247,21 @@ def test_events_are_sent_for_each_call():
         assert told[0][1]["name"] == "t"
 
 
+def test_events_show_ids_and_payloads_cut_short():
+    lane = Lane(last_payload, batch_size=100)
+    lane.run(job(b"7", b'"%s"' % (b"x" * 5000), calls=[(0, "a")]))
+    run, call = (fields["args"] for kind, fields in lane.events if kind == "task-received")
+    assert run.startswith("'1' (2): [7, 'xxx")
+    assert len(run) < 1100
+    assert call == "'1' (1): [7]"
+    lane.events.clear()
+    lane.run(*(job(b'"%s"' % (b"y" * 200), job_id=f"id {n}", recorded=Recorded.NONE) for n in range(50)))
+    (args,) = (fields["args"] for kind, fields in lane.events if kind == "task-received")
+    assert args.startswith("'id 0' (1): ['yyy")
+    assert args.endswith("... (50 ids)")
+    assert len(args) < 1200
+
+
 def test_a_record_that_nobody_can_read_is_forgotten(caplog):
     lane = Lane(last_payload)
     broken = job(b"7", calls=[(0, "a")])

@@ -8,6 +8,7 @@ import pytest
 from celery_lowkiq.rules.errors import NotOwner, ShardCountMismatch
 from celery_lowkiq.rules.models import Fate, NewJob, QueueSpec, Verdict
 from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.queries import Queries
 from celery_lowkiq.store.store import RedisStore
 
@@ -43,6 +44,16 @@ def test_a_long_job_spills_and_comes_back_in_order(store):
     scores = [p.score for p in store.claim(QUEUE, take(store), 1).jobs[0].payloads]
     assert scores == sorted(scores)
     assert len(scores) == 200
+
+
+def test_calls(store):
+    store.push(QUEUE, [NewJob("1", b"a", record=b"first"), NewJob("1", b"a", record=b"second")])
+    lease = take(store)
+    (job,) = store.claim(QUEUE, lease, 1).jobs
+    assert [call.data for call in job.calls.records] == [b"first", b"second"]
+    keys = [call.key for call in job.calls.records]
+    store.settle(QUEUE, lease, [Verdict("1", job.claim, Fate.DONE, ended=((keys[0], keys[1]),))])
+    assert store.client.redis.zcard(shard_keys(SHARD)["calls"]) == 0
 
 
 def test_refusals(store):

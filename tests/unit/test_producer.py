@@ -1,0 +1,69 @@
+"""Calls while Redis is away raise what any call of Celery's raises, by the call's retry policy."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+from celery import Celery
+from kombu.exceptions import OperationalError
+
+from celery_lowkiq import StoreFull, StoreUnavailable, ordered_task
+from celery_lowkiq.integration.producer import pauses_of
+from celery_lowkiq.integration.stores import home_of
+
+
+@pytest.fixture
+def task():
+    app = Celery("unit", broker="redis://localhost:1/0", set_as_current=False)
+
+    @ordered_task(app=app, shared=False)
+    def record(payloads_by_id):
+        """Never run here."""
+
+    return record
+
+
+class Away:
+    """A store that refuses, and knows how often it would have been asked."""
+
+    def __init__(self, error):
+        self.error = error
+        self.pauses = []
+
+    def push(self, spec, jobs, pauses=()):
+        self.pauses += islice(pauses, 100)
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("gone"), StoreFull("full")])
+@pytest.mark.parametrize(
+    "call", [lambda task: task.delay("1"), lambda task: task.perform_async([{"id": 1}])], ids=["one", "many"]
+)
+def test_an_absent_store_is_an_operational_error(task, call, error):
+    home_of(task.app)._store = Away(error)
+    with pytest.raises(OperationalError) as raised:
+        call(task)
+    assert isinstance(raised.value, type(error))
+    assert str(raised.value) == str(error)
+
+
+@pytest.mark.parametrize(
+    "options, pauses",
+    [
+        ({}, 3),
+        ({"retry": False}, 0),
+        ({"retry_policy": {"max_retries": 7}}, 7),
+        ({"retry_policy": {"max_retries": None}}, 100),
+    ],
+)
+def test_the_policy_says_how_often_it_is_asked(task, options, pauses):
+    store = home_of(task.app)._store = Away(StoreUnavailable("gone"))
+    with pytest.raises(OperationalError):
+        task.apply_async(("1",), **options)
+    assert len(store.pauses) == pauses
+
+
+def test_pauses_grow_as_the_policy_has_it():
+    policy = {"max_retries": 5, "interval_start": 1, "interval_step": 2, "interval_max": 4}
+    assert list(pauses_of(True, policy)) == [1, 3, 5, 5, 5]
