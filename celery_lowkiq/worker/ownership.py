@@ -20,10 +20,11 @@ from celery_lowkiq.rules.ownership import RENEWALS, Watch
 from celery_lowkiq.rules.pace import WAITING
 
 from .held import Held
-from .lane import Lane, Surroundings
+from .lane import Lane
 from .membership import Membership, of_queues
 from .outage import pauses
 from .strays import Strays
+from .surroundings import Surroundings
 
 logger = logging.getLogger("celery_lowkiq.worker")
 

@@ -12,12 +12,14 @@ from celery_lowkiq.rules.schedulers import Scheduler
 from celery_lowkiq.rules.splitters import Splitter, lease_splitter
 
 from .exclusion import Cooperative, Exclusion
-from .lane import Lane, Surroundings
+from .lane import Lane
 from .membership import Membership
 from .outage import Outage
 from .ownership import Ownership
 from .ports import Host, Runner, Store
 from .strays import Strays
+from .surroundings import Surroundings
+from .survey import Survey
 from .waker import Waker
 
 
@@ -56,11 +58,13 @@ class Runtime:
             poll_interval=poll_interval,
             lease_seconds=lease_seconds,
             window=window,
+            survey=lambda: self._survey,
             lost=lambda held: self._ownership.lost(held),
             suspects=threading.Lock(),
             freed=lambda: self._ownership.look_now(),
         )
         self._lanes = [Lane(number, scheduler_factory(), around) for number in range(lanes)]
+        self._survey = Survey(store, self._outage, self._lanes)
         dealt = self._deal(queues, splitter)
         membership = None
         if splitter is lease_splitter:

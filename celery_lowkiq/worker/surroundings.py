@@ -1,0 +1,44 @@
+"""What all lanes of a node share."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from celery_lowkiq.rules.clock import Clock
+
+from .exclusion import Exclusion
+from .held import Held
+from .outage import Outage
+from .ports import Host, Runner, Store
+
+if TYPE_CHECKING:
+    from .survey import Survey
+
+#: A shard on which a script fails for a reason of its own is left alone for so many s.
+PARKED = 5.0
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Passed to each of them."""
+
+    store: Store
+    runner: Runner
+    host: Host
+    clock: Clock
+    outage: Outage
+    exclusion: Exclusion
+    poll_interval: float
+    lease_seconds: float
+    #: Most batches that a lane claims at once.
+    window: int
+    survey: Callable[[], Survey]
+    #: Told when a shard turns out to be another node's.
+    lost: Callable[[Held], None]
+    #: Held by the lane that runs a suspect.
+    suspects: threading.Lock
+    #: Told when a lane has ended, or is done with a shard that was taken from it.
+    freed: Callable[[], None]

@@ -1,0 +1,58 @@
+"""One question to the store about all shards whose lanes have nothing to do."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
+from celery_lowkiq.rules.models import Due, InHand, ShardRef
+
+from .outage import Outage
+from .ports import Store
+
+if TYPE_CHECKING:
+    from .lane import Lane
+
+logger = logging.getLogger("celery_lowkiq.worker")
+
+
+@dataclass(frozen=True)
+class Question:
+    """About one shard of a lane; ``number`` tells its answer from that of an earlier one."""
+
+    shard: ShardRef
+    in_hand: InHand
+    number: int
+
+
+class Survey:
+    """Asked by the lane whose time has come, for all that are idle: one round trip a poll and node."""
+
+    def __init__(self, store: Store, outage: Outage, lanes: Sequence[Lane]) -> None:
+        self._store = store
+        self._outage = outage
+        self._lanes = lanes
+
+    def ask(self, asking: Lane, give_up: Callable[[], bool]) -> None:
+        """Tell the lanes when their shards have work next."""
+        asked = [(lane, lane.questions(asking is lane)) for lane in self._lanes]
+        questions = [question for _, several in asked for question in several]
+        shards = [question.shard for question in questions]
+        in_hand = [question.in_hand for question in questions]
+        try:
+            dues = self._outage.survive(lambda: self._store.next_due(shards, in_hand), give_up)
+        except StoreUnavailable:
+            return
+        except StoreError:
+            logger.exception("%s tries its shards one by one", asking.name)
+            for lane, _ in asked:
+                lane.try_all()
+            return
+        answers: dict[int, Due] = dict(enumerate(dues))
+        at = 0
+        for lane, several in asked:
+            lane.learn([(question, answers[at + i]) for i, question in enumerate(several)])
+            at += len(several)
