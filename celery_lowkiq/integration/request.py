@@ -12,7 +12,6 @@ from celery import signals
 from celery.utils.saferepr import saferepr
 from celery.worker import state
 from celery.worker.request import Request
-from kombu.utils.uuid import uuid
 
 from .call_records import CallNote
 from .run import Run
@@ -22,6 +21,7 @@ logger = logging.getLogger("celery_lowkiq")
 #: Longest text of a batch in events and listings, as Celery's own limit of arguments.
 ARGUMENTS_SHOWN = 1024
 NO_EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+IGNORED_RESULT = {"ignore_result": True}
 
 
 class _NoMessage:
@@ -32,8 +32,8 @@ class _NoMessage:
 
     def __init__(self, headers: dict[str, Any], queue: str) -> None:
         self.headers = headers
-        self.properties = {"correlation_id": headers["id"], "reply_to": headers.get("reply_to")}
-        self.delivery_info = {"exchange": "", "routing_key": queue, "redelivered": False, "priority": 0}
+        self.properties = _properties(headers)
+        self.delivery_info = _delivery_info(queue)
         self.payload: Any = None
 
 
@@ -78,55 +78,153 @@ class LaneRequest(Request):
         state.task_ready(self)
 
 
-def shown(payloads_by_id: Mapping[str, Sequence[Any]], longest: int = ARGUMENTS_SHOWN) -> str:
-    """A batch in events and logs: each id, the number of its payloads, and the payloads, cut short."""
+class QuietRequest:
+    """A request of which nobody is told. Who looks at what the worker does gets the full one."""
+
+    def __init__(self, headers: dict[str, Any], arguments: tuple[Any, ...], task: Any, consumer: Any) -> None:
+        self.id = headers["id"]
+        self.name = headers["task"]
+        self.args = arguments
+        self.kwargs: dict[str, Any] = {}
+        self._headers = headers
+        self._task = task
+        self._consumer = consumer
+        self._began_at = 0.0
+
+    @property
+    def request_dict(self) -> dict[str, Any]:
+        """What Celery's own request hands to the tracer."""
+        queue = self._task.queue_spec.name
+        return {
+            **self._headers,
+            # An empty dict, which the tracer would make by a comparison of all names.
+            "headers": {},
+            "properties": _properties(self._headers),
+            "reply_to": self._headers.get("reply_to"),
+            "correlation_id": self.id,
+            "hostname": self._consumer.hostname,
+            "delivery_info": _delivery_info(queue),
+            "args": self.args,
+            "kwargs": self.kwargs,
+        }
+
+    def received(self, consumer: Any) -> None:
+        """Nobody asks."""
+
+    def begins(self) -> None:
+        """It is active from now on."""
+        self._began_at = time.monotonic()
+        state.task_accepted(self)
+
+    def vanishes(self) -> None:
+        """It has ended."""
+        state.task_ready(self)
+
+    def on_success(self, outcome: tuple[Any, ...]) -> None:
+        """It has ended."""
+        state.task_ready(self)
+
+    def __getattr__(self, name: str) -> Any:
+        """Of the full request, made when somebody asks."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        full = _full(self._headers, self.args, self._task, self._consumer)
+        pid: Any = os.getpid()
+        full.time_start, full.worker_pid = self._began_at, pid
+        return getattr(full, name)
+
+
+def shown(payloads_by_id: Mapping[str, Sequence[Any]], small: bool) -> str:
+    """A batch in events and logs: each id, the number of its payloads, and the payloads, cut short.
+
+    ``small``: they are plain data, and short.
+    """
     parts: list[str] = []
-    left = longest
+    left = ARGUMENTS_SHOWN
     for job_id, payloads in payloads_by_id.items():
         if left <= 0:
             parts.append(f"... ({len(payloads_by_id)} ids)")
             break
-        parts.append(f"{job_id!r} ({len(payloads)}): {saferepr(payloads, left)}")
+        text = repr(payloads) if small else saferepr(payloads, left)
+        parts.append(f"{job_id!r} ({len(payloads)}): {text}")
         left -= len(parts[-1])
     return ", ".join(parts)
 
 
-def lane_request(run: Run, task: Any, consumer: Any) -> LaneRequest:
+def lane_request(run: Run, task: Any, consumer: Any) -> LaneRequest | QuietRequest:
     """The request of a run: under the id and headers of its call, or with an id of its own for several."""
     own = {"lowkiq": run.info, "lowkiq_run": run}
-    note = run.call or CallNote(uuid(), {"ignore_result": True})
-    return _request(note, task, consumer, (run.payloads_by_id,), run.retries, own)
+    note = run.call or CallNote(new_id(), IGNORED_RESULT)
+    arguments = (run.payloads_by_id,)
+    headers = _headers(note, task, arguments, run.retries, own, small=run.small)
+    if _is_told(task, consumer):
+        return _full(headers, arguments, task, consumer)
+    return QuietRequest(headers, arguments, task, consumer)
+
+
+def _is_told(task: Any, consumer: Any) -> bool:
+    """Whether events, a receiver or the log say of each run that it came, began and ended."""
+    events = consumer.event_dispatcher
+    return bool(
+        (events is not None and events.enabled and task.send_events) or signals.task_received.receivers
+    )
 
 
 def call_request(
     note: CallNote, task: Any, consumer: Any, arguments: tuple[Any, ...], retries: int, ending: Any = None
 ) -> LaneRequest:
     """The request of one call of a merged job; ``ending`` is what its function does."""
-    return _request(note, task, consumer, arguments, retries, {"lowkiq_ending": ending})
+    return _full(
+        _headers(note, task, arguments, retries, {"lowkiq_ending": ending}), arguments, task, consumer
+    )
 
 
-def _request(
-    note: CallNote, task: Any, consumer: Any, arguments: tuple[Any, ...], retries: int, own: dict[str, Any]
-) -> LaneRequest:
-    embed = {**NO_EMBED, **note.embed}
-    body: tuple[Any, ...] = (arguments, {}, embed)
-    headers = {
+def new_id() -> str:
+    """A random UUID as text, as ``str(uuid.uuid4())`` makes it but sooner."""
+    digits = os.urandom(16).hex()
+    variant = "89ab"[int(digits[16], 16) & 3]
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
+
+
+def _headers(
+    note: CallNote,
+    task: Any,
+    arguments: tuple[Any, ...],
+    retries: int,
+    own: dict[str, Any],
+    small: bool = False,
+) -> dict[str, Any]:
+    return {
         "lang": "py",
         "task": task.name,
         "id": note.id,
         "root_id": note.id,
         "parent_id": None,
         "retries": retries,
-        "argsrepr": shown(*arguments),
+        "argsrepr": shown(arguments[0], small),
         "kwargsrepr": "{}",
         "origin": "lowkiq",
         "ignore_result": bool(task.ignore_result),
         "timelimit": (None, None),
         "is_eager": False,
+        **NO_EMBED,
         **note.headers,
-        **embed,
+        **note.embed,
         **own,
     }
+
+
+def _properties(headers: dict[str, Any]) -> dict[str, Any]:
+    return {"correlation_id": headers["id"], "reply_to": headers.get("reply_to")}
+
+
+def _delivery_info(queue: str) -> dict[str, Any]:
+    return {"exchange": "", "routing_key": queue, "priority": None, "redelivered": False}
+
+
+def _full(headers: dict[str, Any], arguments: tuple[Any, ...], task: Any, consumer: Any) -> LaneRequest:
+    embed = {name: headers[name] for name in NO_EMBED}
+    body: tuple[Any, ...] = (arguments, {}, embed)
     return LaneRequest(
         _NoMessage(headers, task.queue_spec.name),
         app=consumer.app,

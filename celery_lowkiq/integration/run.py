@@ -17,7 +17,7 @@ from celery_lowkiq.rules.models import BadPayload, Batch, Fate, Flag, Job, Verdi
 from celery_lowkiq.rules.retry import RetryPolicy, after_failure, default_retry_in
 
 from .call_records import CallNote
-from .codec import Codec
+from .codec import MARK, Codec
 from .endings import Ending, giving, raising
 from .errors import dump_error, dump_error_text, load_error
 from .results import ById, JobsFailed
@@ -27,6 +27,8 @@ logger = logging.getLogger("celery_lowkiq")
 
 #: Seconds before a job whose run raised Reject(requeue=True) may run again.
 REQUEUE_PAUSE = 1.0
+#: Payloads of so many bytes are shown whole.
+SMALL = 256
 NOTHING: dict[str, Collection[int]] = {}
 
 
@@ -122,6 +124,7 @@ class Run:
         self.decided = False
         #: Replaces the call whose request is the task's current one.
         self.replacement: Callable[[], Any] | None = None
+        self.middlewares = settings.server_middlewares
         self._policy = policy
         self._settings = settings
         self._hopeless = hopeless
@@ -129,12 +132,23 @@ class Run:
         self._ignored: Ignore | None = None
         self._errors: dict[str, Exception] = {}
         self._texts: dict[str, str | None] = {}
-        self.verdicts = self._each(self._done)
+        self.verdicts = tuple(self._done(job) for job in batch.jobs)
 
     @property
     def info(self) -> RunInfo:
         lease = self.batch.lease
         return RunInfo(lease.shard.queue, lease.shard.index, lease.epoch, self.jobs, self.batch.lost)
+
+    @property
+    def small(self) -> bool:
+        """Whether its payloads are plain data of which a text is made at once."""
+        size = 0
+        for job in self.batch.jobs:
+            for payload in job.payloads:
+                size += len(payload.data)
+                if size > SMALL or payload.data.startswith(MARK):
+                    return False
+        return True
 
     @property
     def payloads_by_id(self) -> dict[str, list[Any]]:

@@ -11,13 +11,13 @@ from typing import Any
 from celery.exceptions import Reject
 from celery.states import FAILURE, REJECTED, RETRY
 
-from celery_lowkiq.rules.models import CONDEMNED, Batch, Verdict
+from celery_lowkiq.rules.models import CONDEMNED, Batch, Fate, Verdict
 from celery_lowkiq.rules.retry import RetryPolicy
 from celery_lowkiq.store.calls import CallReader
 
 from .book import CallBook
 from .request import lane_request
-from .run import NOTHING, Positions, Run, guarded
+from .run import NOTHING, Positions, Run, RunJob, guarded
 from .stores import Home
 from .tracing import traced
 
@@ -34,25 +34,39 @@ class CeleryRunner:
         self._record_codec = home.record_codec
         self._settings = home.settings
         self._reader = reader
-        self._last = threading.local()
+        #: Of each lane, the runs of its last claim in which jobs have died.
+        self._dying = threading.local()
         self._policies = {
             name: RetryPolicy(task.max_retries, guarded(task.retry_in)) for name, task in tasks.items()
         }
 
     def run(self, batch: Batch) -> tuple[Verdict, ...]:
         """Verdicts of a batch; an error of ours counts as a failed run."""
+        run, verdicts = self._verdicts(batch)
+        if any(verdict.fate is Fate.DIE for verdict in verdicts):
+            self._remember(run)
+        return verdicts
+
+    def _remember(self, run: Run) -> None:
+        """Until its claim is settled. All of a claim is settled before the lane's next one runs."""
+        batch = run.batch
+        runs = self._dying.__dict__.setdefault("runs", [])
+        runs[:] = [r for r in runs if (r.batch.lease, r.batch.claim) == (batch.lease, batch.claim)]
+        runs.append(run)
+
+    def _verdicts(self, batch: Batch) -> tuple[Run, tuple[Verdict, ...]]:
         task = self._tasks[batch.queue.name]
         run = self._run_of(batch, task)
         if not any(job.recorded for job in batch.jobs):
             self._try(task, run)
-            return run.verdicts
+            return run, run.verdicts
         book = CallBook(batch, self._reader, self._record_codec, task, self._consumer)
         try:
             dropped = book.admit()
         except Exception:
             logger.exception("a batch of %s waits, since its calls cannot be looked at", batch.queue.name)
             run.returned()
-            return run.verdicts
+            return run, run.verdicts
         if dropped:
             run = self._run_of(batch, task, dropped)
         run.call = book.single(run)
@@ -60,15 +74,13 @@ class CeleryRunner:
         began_at = time.monotonic()
         if batch.jobs[0].retry_count == CONDEMNED:
             run.condemned()
-            return book.end(run, 0.0, told=False)
+            return run, book.end(run, 0.0, told=False)
         told = self._try(task, run) and run.call is not None
-        return book.end(run, time.monotonic() - began_at, told)
+        return run, book.end(run, time.monotonic() - began_at, told)
 
     def _run_of(self, batch: Batch, task: Any, dropped: Positions = NOTHING) -> Run:
         hopeless = tuple(getattr(task, "dont_autoretry_for", ()))
-        run = Run(batch, self._policies[batch.queue.name], self._codec, self._settings, dropped, hopeless)
-        self._last.run = run
-        return run
+        return Run(batch, self._policies[batch.queue.name], self._codec, self._settings, dropped, hopeless)
 
     def _try(self, task: Any, run: Run) -> bool:
         """Run what there is to run. Whether Celery knows how it ended."""
@@ -85,14 +97,17 @@ class CeleryRunner:
 
     def settled(self, batch: Batch, accepted: frozenset[str]) -> None:
         """Tell the task which of its jobs died for good."""
-        run: Run = self._last.run
-        dead = run.exhausted(accepted)
-        callback = self._tasks[batch.queue.name].on_retries_exhausted
+        for run in self._dying.__dict__.get("runs", ()):
+            if run.batch is batch:
+                self._exhausted(run.exhausted(accepted), batch.queue.name)
+
+    def _exhausted(self, dead: list[RunJob], queue: str) -> None:
+        callback = self._tasks[queue].on_retries_exhausted
         if dead and callback is not None:
             try:
                 callback(dead)
             except Exception as error:
-                logger.exception("on_retries_exhausted of %s failed", batch.queue.name)
+                logger.exception("on_retries_exhausted of %s failed", queue)
                 self.last_words(error)
 
     def last_words(self, error: BaseException) -> None:

@@ -239,9 +239,8 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
         if run is None:
             request.lowkiq = eager.info(self.queue_spec, *args)
             return eager.seen(lambda: self.run(*args, **kwargs), *args)
-        middlewares = home_of(self._get_app()).settings.server_middlewares
         try:
-            result = compose(middlewares, self, run.jobs, lambda: self.run(*args, **kwargs))
+            result = compose(run.middlewares, self, run.jobs, partial(self.run, *args, **kwargs))
         except Ignore as error:
             run.ignores(error)
             raise

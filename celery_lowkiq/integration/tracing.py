@@ -10,8 +10,6 @@ from celery.states import IGNORED
 
 from celery_lowkiq.rules.errors import LowkiqError
 
-from .request import LaneRequest
-
 logger = logging.getLogger("celery_lowkiq")
 
 
@@ -19,14 +17,13 @@ class NotTold(LowkiqError):
     """Celery's tracer met an error of its own: a result backend or a broker that is away, a broken link."""
 
 
-def traced(task: Any, request: LaneRequest, consumer: Any, runtime: float | None = None) -> Any:
+def traced(task: Any, request: Any, consumer: Any, runtime: float | None = None) -> Any:
     """The tracer's info: None for a success. ``runtime`` (s) replaces the measured one in events.
 
     Raises NotTold, or another Exception, when links or the result did not go out; Reject when
     ``on_success`` does; and whatever is no Exception.
     """
-    report(lambda: request.received(consumer))
-    report(request.begins)
+    report(_begins, request, consumer)
     try:
         # Read anew each time: a reconnect to the broker rebuilds it.
         result, info, measured, text = task.__trace__(
@@ -39,22 +36,26 @@ def traced(task: Any, request: LaneRequest, consumer: Any, runtime: float | None
         report(request.vanishes)
         raise NotTold(f"{result.exception!r}" if result is not None else "the tracer gave up")
     took = measured if runtime is None else runtime
-    outcome = (0, text, took) if info is None else (1, result, took)
-    report(lambda: _finish(request, info, outcome))
+    report(_ends, request, info, (0, text, took) if info is None else (1, result, took))
     return info
 
 
-def _finish(request: LaneRequest, info: Any, outcome: tuple[Any, ...]) -> None:
+def report(tell: Callable[..., Any], *about: Any) -> None:
+    """Reporting must not change what becomes of a job."""
+    try:
+        tell(*about)
+    except Exception:
+        logger.exception("a run could not be reported")
+
+
+def _begins(request: Any, consumer: Any) -> None:
+    request.received(consumer)
+    request.begins()
+
+
+def _ends(request: Any, info: Any, outcome: tuple[Any, ...]) -> None:
     """Celery logs, counts and sends the event of the outcome."""
     if info is not None and info.state == IGNORED:
         request.vanishes()
     else:
         request.on_success(outcome)
-
-
-def report(tell: Callable[[], Any]) -> None:
-    """Reporting must not change what becomes of a job."""
-    try:
-        tell()
-    except Exception:
-        logger.exception("a run could not be reported")

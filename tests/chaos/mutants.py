@@ -13,7 +13,7 @@ from typing import Any
 
 from celery_lowkiq.chaos import app as chaos_app
 from celery_lowkiq.rules import ownership as watching
-from celery_lowkiq.store import scripts, store
+from celery_lowkiq.store import batches, scripts, store
 from celery_lowkiq.worker import exclusion, lane
 
 VARIABLE = "LOWKIQ_MUTANT"
@@ -65,7 +65,7 @@ def both(*changes: Callable[[], None]) -> Callable[[], None]:
     return apply
 
 
-def _descending(job_id: bytes, record: bytes, parse: Any = store.parse_processing) -> Any:
+def _descending(job_id: bytes, record: bytes, parse: Any = batches.parse_processing) -> Any:
     job = parse(job_id, record)
     return replace(job, payloads=job.payloads[::-1])
 
@@ -132,13 +132,13 @@ MUTANTS = {
     "a release while a batch runs": Mutant(
         both(
             script("release.lua", "redis.call('ZCARD', claimed) > 0", "false"),
-            value(lane.Lane, "working", property(lambda self: None)),
+            value(lane.Lane, "working", property(lambda self: frozenset())),
         ),
         frozenset({"kill"}),
         frozenset({"overlapping executions"}),
     ),
     "payloads in the wrong order": Mutant(
-        value(store, "parse_processing", _descending),
+        value(batches, "parse_processing", _descending),
         frozenset({"freeze"}),
         frozenset({"order inversions"}),
     ),
