@@ -25,8 +25,7 @@ BORDERS = {
     IDLE: ("threading:Condition.wait",),
     "ours: lane": ("celery_lowkiq.worker.lane:Lane._next", "celery_lowkiq.worker.lane:Lane._work"),
     "ours: store": (
-        "celery_lowkiq.store.store:RedisStore.claim",
-        "celery_lowkiq.store.store:RedisStore.settle",
+        "celery_lowkiq.store.store:RedisStore.exchange",
         "celery_lowkiq.store.store:RedisStore.next_due",
     ),
     "client (redis-py)": ("celery_lowkiq.store.client:Client._send",),
@@ -40,6 +39,8 @@ BORDERS = {
         "celery_lowkiq.integration.task:OrderedTask.__call__",
     ),
     "Celery: request, state, events": (
+        "celery_lowkiq.integration.request:QuietRequest.begins",
+        "celery_lowkiq.integration.request:QuietRequest.on_success",
         "celery.worker.request:Request.__init__",
         "celery.worker.request:Request.on_accepted",
         "celery.worker.request:Request.on_success",

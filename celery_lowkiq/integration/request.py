@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,6 +22,11 @@ logger = logging.getLogger("celery_lowkiq")
 #: Longest text of a batch in events and listings, as Celery's own limit of arguments.
 ARGUMENTS_SHOWN = 1024
 NO_EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+#: Seeded by the system; runs are in one process.
+_chance = random.Random()  # noqa: S311 - an id, no secret
+#: The bits that say version 4 (RFC 9562).
+_FIXED = 0x4 << 76 | 0x8 << 60
+_NOT_FIXED = ~(0xF << 76 | 0xC << 60)
 IGNORED_RESULT = {"ignore_result": True}
 
 
@@ -78,6 +84,23 @@ class LaneRequest(Request):
         state.task_ready(self)
 
 
+def shown(
+    payloads_by_id: Mapping[str, Sequence[Any]], longest: int = ARGUMENTS_SHOWN, small: bool = False
+) -> str:
+    """A batch in events and logs: each id, the number of its payloads, and the payloads, cut short; whole,
+    and sooner, when they are ``small`` plain data.
+    """
+    parts: list[str] = []
+    left = longest
+    for job_id, payloads in payloads_by_id.items():
+        if left <= 0:
+            parts.append(f"... ({len(payloads_by_id)} ids)")
+            break
+        parts.append(f"{job_id!r} ({len(payloads)}): {repr(payloads) if small else saferepr(payloads, left)}")
+        left -= len(parts[-1])
+    return ", ".join(parts)
+
+
 class QuietRequest:
     """A request of which nobody is told. Who looks at what the worker does gets the full one."""
 
@@ -94,16 +117,16 @@ class QuietRequest:
     @property
     def request_dict(self) -> dict[str, Any]:
         """What Celery's own request hands to the tracer."""
-        queue = self._task.queue_spec.name
+        headers = self._headers
         return {
-            **self._headers,
-            # An empty dict, which the tracer would make by a comparison of all names.
+            **headers,
+            # Celery would compare the names of all headers to find out that none is the user's own.
             "headers": {},
-            "properties": _properties(self._headers),
-            "reply_to": self._headers.get("reply_to"),
+            "properties": _properties(headers),
+            "reply_to": headers.get("reply_to"),
             "correlation_id": self.id,
             "hostname": self._consumer.hostname,
-            "delivery_info": _delivery_info(queue),
+            "delivery_info": _delivery_info(self._task.queue_spec.name),
             "args": self.args,
             "kwargs": self.kwargs,
         }
@@ -112,17 +135,21 @@ class QuietRequest:
         """Nobody asks."""
 
     def begins(self) -> None:
-        """It is active from now on."""
+        """It is active from now on: what Celery's ``task_accepted`` does, in half the time."""
         self._began_at = time.monotonic()
-        state.task_accepted(self)
+        state.requests[self.id] = self
+        state.active_requests.add(self)
+        state.total_count[self.name] += 1
+        state.all_total_count[0] += 1
 
     def vanishes(self) -> None:
         """It has ended."""
-        state.task_ready(self)
+        state.requests.pop(self.id, None)
+        state.active_requests.discard(self)
 
     def on_success(self, outcome: tuple[Any, ...]) -> None:
         """It has ended."""
-        state.task_ready(self)
+        self.vanishes()
 
     def __getattr__(self, name: str) -> Any:
         """Of the full request, made when somebody asks."""
@@ -132,23 +159,6 @@ class QuietRequest:
         pid: Any = os.getpid()
         full.time_start, full.worker_pid = self._began_at, pid
         return getattr(full, name)
-
-
-def shown(payloads_by_id: Mapping[str, Sequence[Any]], small: bool) -> str:
-    """A batch in events and logs: each id, the number of its payloads, and the payloads, cut short.
-
-    ``small``: they are plain data, and short.
-    """
-    parts: list[str] = []
-    left = ARGUMENTS_SHOWN
-    for job_id, payloads in payloads_by_id.items():
-        if left <= 0:
-            parts.append(f"... ({len(payloads_by_id)} ids)")
-            break
-        text = repr(payloads) if small else saferepr(payloads, left)
-        parts.append(f"{job_id!r} ({len(payloads)}): {text}")
-        left -= len(parts[-1])
-    return ", ".join(parts)
 
 
 def lane_request(run: Run, task: Any, consumer: Any) -> LaneRequest | QuietRequest:
@@ -180,10 +190,9 @@ def call_request(
 
 
 def new_id() -> str:
-    """A random UUID as text, as ``str(uuid.uuid4())`` makes it but sooner."""
-    digits = os.urandom(16).hex()
-    variant = "89ab"[int(digits[16], 16) & 3]
-    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
+    """A random UUID of version 4 as text, without a system call."""
+    digits = f"{_chance.getrandbits(128) & _NOT_FIXED | _FIXED:032x}"
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 def _headers(
@@ -201,7 +210,7 @@ def _headers(
         "root_id": note.id,
         "parent_id": None,
         "retries": retries,
-        "argsrepr": shown(arguments[0], small),
+        "argsrepr": shown(arguments[0], small=small),
         "kwargsrepr": "{}",
         "origin": "lowkiq",
         "ignore_result": bool(task.ignore_result),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery.exceptions import Ignore, MaxRetriesExceededError, Retry
 
@@ -40,8 +40,7 @@ class Rejected(LowkiqError):
     """The task raised Reject: its payloads are in the morgue."""
 
 
-@dataclass(frozen=True)
-class RunJob:
+class RunJob(NamedTuple):
     """A job as the task function and its callbacks see it; payloads and scores in the same order."""
 
     id: str
@@ -55,8 +54,7 @@ class RunJob:
     error: str | None
 
 
-@dataclass(frozen=True)
-class RunInfo:
+class RunInfo(NamedTuple):
     """``self.request.lowkiq``: where the batch comes from."""
 
     queue: str
@@ -65,7 +63,7 @@ class RunInfo:
     fence: int
     jobs: tuple[RunJob, ...]
     #: ``lease_lost.is_set()`` while another worker may have the shard: Redis was silent for too long.
-    lease_lost: Flag = field(compare=False)
+    lease_lost: Flag
 
 
 #: Positions of payloads by the id of their job.
@@ -78,15 +76,16 @@ def decode(
     """The jobs with what can be read of their payloads, and by id what cannot, or is dropped."""
     jobs, bad = [], {}
     for job in batch.jobs:
-        run_job, bad[job.id] = _decode_job(job, codec, settings, dropped.get(job.id, ()))
-        if run_job.payloads:
-            jobs.append(run_job)
+        payloads, scores, bad[job.id] = _decoded(job, codec, settings, dropped.get(job.id, ()))
+        if payloads:
+            error = None if job.error is None else load_error(settings, job.error)
+            jobs.append(RunJob(job.id, payloads, scores, job.retry_count, job.perform_in, error))
     return tuple(jobs), bad
 
 
-def _decode_job(
+def _decoded(
     job: Job, codec: Codec, settings: Settings, dropped: Collection[int]
-) -> tuple[RunJob, tuple[BadPayload, ...]]:
+) -> tuple[tuple[Any, ...], tuple[float, ...], tuple[BadPayload, ...]]:
     payloads, scores, bad = [], [], []
     for position, payload in enumerate(job.payloads):
         if position in dropped:
@@ -98,9 +97,7 @@ def _decode_job(
         except UndecodablePayload as reason:
             logger.error("job %r: payload %d goes to the morgue: %s", job.id, position, reason)
             bad.append(BadPayload(position, dump_error_text(settings, f"undecodable payload: {reason}")))
-    error = load_error(settings, job.error)
-    run_job = RunJob(job.id, tuple(payloads), tuple(scores), job.retry_count, job.perform_in, error)
-    return run_job, tuple(bad)
+    return tuple(payloads), tuple(scores), tuple(bad)
 
 
 class Run:
@@ -234,7 +231,7 @@ class Run:
     def exhausted(self, accepted: frozenset[str]) -> list[RunJob]:
         """The jobs that died in this run, with the error that they died of."""
         dead = {verdict.id for verdict in self.verdicts if verdict.fate is Fate.DIE} & accepted
-        return [replace(job, error=self._texts.get(job.id)) for job in self.jobs if job.id in dead]
+        return [job._replace(error=self._texts.get(job.id)) for job in self.jobs if job.id in dead]
 
     def ending(self, job: Job, position: int) -> Ending | None:
         """How the calls of a payload end; None when nothing has happened to them."""

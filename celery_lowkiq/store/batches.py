@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from celery_lowkiq.rules.errors import StoreError
-from celery_lowkiq.rules.models import Claim, InHand, Lease, Settled, ToClaim, ToSettle, Verdict
+from celery_lowkiq.rules.models import Claim, Fate, InHand, Lease, Settled, ToClaim, ToSettle, Verdict
 
 from .calls import claimed_calls, end_calls
 from .keys import shard_keys
@@ -67,18 +67,35 @@ def settle_calls(settle: ToSettle) -> list[Call]:
     """The records of ended calls go first: a job that comes back without them runs once more, but a record
     that outlived its job would give its call the outcome of another.
     """
-    rest = [value for verdict in settle.verdicts for value in _verdict_values(verdict)]
+    done, others = _split(settle.verdicts)
+    rest: list[Value] = [id_bytes(verdict.id) for verdict in done]
+    rest += (value for verdict in others for value in _verdict_values(verdict))
     ended = [run for verdict in settle.verdicts for run in verdict.ended]
     calls = [end_calls(settle.lease, ended)] if ended else []
-    return [*calls, owned("settle", settle.lease, rest, merge=settle.queue.merge.value)]
+    claim = done[0].claim if done else 0
+    merge = settle.queue.merge.value
+    return [*calls, owned("settle", settle.lease, rest, merge=merge, claim=claim, done=len(done))]
 
 
-def settled(replies: Sequence[Any]) -> Settled | StoreError:
+def _split(verdicts: Sequence[Verdict]) -> tuple[list[Verdict], list[Verdict]]:
+    """Those of one claim that are just done, as nearly all are, and the others."""
+    done: list[Verdict] = []
+    others: list[Verdict] = []
+    for verdict in verdicts:
+        just_done = verdict.fate is Fate.DONE and not verdict.bad
+        (done if just_done and (not done or done[0].claim == verdict.claim) else others).append(verdict)
+    return done, others
+
+
+def settled(settle: ToSettle, replies: Sequence[Any]) -> Settled | StoreError:
     for reply in replies:
         if isinstance(reply, StoreError):
             return reply
-    now, next_due, *ids = replies[-1]
-    return Settled(frozenset(parse_id(job_id) for job_id in ids), float(now), parse_time(next_due))
+    now, next_due, all_done, *ids = replies[-1]
+    accepted = {parse_id(job_id) for job_id in ids}
+    if all_done:
+        accepted.update(verdict.id for verdict in _split(settle.verdicts)[0])
+    return Settled(frozenset(accepted), float(now), parse_time(next_due))
 
 
 def sound(answer: A | StoreError | None) -> A:

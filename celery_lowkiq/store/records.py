@@ -8,6 +8,8 @@ from typing import Any
 
 from celery_lowkiq.rules.models import Job, Payload, Recorded
 
+#: A number of so many digits is one to Lua and Redis as well.
+DIGITS = 18
 _NUMBER = re.compile(rb"[-+.e\d]+|-?inf")
 _ITEM = re.compile(rb"(\S+) (\d{1,18})([rR]?) ")
 _COUNT = re.compile(rb"\d{1,18}")
@@ -57,6 +59,25 @@ def id_bytes(job_id: str) -> bytes:
 
 def parse_processing(job_id: bytes, record: bytes) -> Job:
     """A job from its processing record."""
+    return _usual(job_id, record) or _any(job_id, record)
+
+
+def _usual(job_id: bytes, record: bytes) -> Job | None:
+    """What nearly all records are, read in a quarter of the time: a job that never failed, with one payload
+    of which no call has a record.
+    """
+    parts = record.split(b" ", 6)
+    if len(parts) < 7 or parts[2] != b"-1" or parts[3] != b"0":
+        return None
+    claim, perform_in, _, _, score, length, data = parts
+    numbers = (claim, perform_in.replace(b".", b"", 1), score.replace(b".", b"", 1), length)
+    if not all(map(bytes.isdigit, numbers)) or max(map(len, numbers)) > DIGITS or int(length) != len(data):
+        return None
+    payloads = (Payload(data, float(score)),)
+    return Job(parse_id(job_id), payloads, float(perform_in), claim=int(claim), payload_count=1)
+
+
+def _any(job_id: bytes, record: bytes) -> Job:
     found = _HEAD.match(record)
     perform_in = _number(found.group(3)) if found else None
     if found is None or perform_in is None:

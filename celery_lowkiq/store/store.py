@@ -194,7 +194,7 @@ class RedisStore:
             if isinstance(reply, StoreUnavailable):
                 raise reply
         return (
-            settled(replies[: len(settling)]) if settling else None,
+            settled(settle, replies[: len(settling)]) if settle is not None else None,
             claimed(replies[-1]) if claiming else None,
         )
 

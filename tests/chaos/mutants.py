@@ -143,7 +143,7 @@ MUTANTS = {
         frozenset({"order inversions"}),
     ),
     "marks of suspects that stay": Mutant(
-        script("settle.lua", "    redis.call('HDEL', deaths, id)\n", ""),
+        script("settle.lua", "    redis.call('HDEL', deaths, id)\n  elseif", "  elseif"),
         frozenset({"kill"}),
         frozenset({"leftover keys"}),
     ),
@@ -154,10 +154,10 @@ MUTANTS = {
 OF_THE_STORE = {
     "no look at which server it is": value(watching.Watch, "_released", lambda self: not self.seen.owner),
     "a settle that ignores the claim's number": script(
-        "settle.lua", "redis.call('ZSCORE', claimed, id) == claim", "redis.call('ZSCORE', claimed, id)"
+        "settle.lua", "if numbers[i] == claim then", "if numbers[i] then"
     ),
     "a claim that takes ids in processing": script(
-        "claim.lua", "if redis.call('ZSCORE', claimed, ids[i]) then", "if false then"
+        "claim.lua", "suspected == 0 and busy == 0 and", "suspected == 0 and"
     ),
     "a push that is merged again when repeated": script(
         "push.lua",

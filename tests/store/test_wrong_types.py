@@ -94,7 +94,7 @@ def arguments(state):
         "resize": ({"shards": 2, "reopen": 0}, ()),
         "revive": ({"merge": "min", **ANNOUNCED, "maximum": "+inf", **bounds}, ("dead",)),
         "settle": (
-            {**owner, "merge": "min"},
+            {**owner, "merge": "min", "claim": 0, "done": 0},
             ("runs", state.claim, "die", 0, 0, "error", 1, 0, "bad"),
         ),
         "stats": ({}, ()),

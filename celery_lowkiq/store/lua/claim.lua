@@ -63,19 +63,64 @@ local function condemned(id, mark)
   return CONDEMNED
 end
 
+-- What nearly all jobs are: one payload, whose call has no record. It moves as it is.
+local function is_plain(record)
+  local _, stop, length = string.find(record, '^[%d.]+ (%d+) ')
+  return stop and stop + tonumber(length) == #record
+end
+
+-- Commands that move plain jobs together, and the jobs as a claim tells of them.
+local plain = {ids = {}, claimed = {}, processing = {}}
+
+local function move_plain(id, perform_in, record)
+  local at = #plain.ids + 1
+  plain.ids[at] = id
+  plain.claimed[2 * at - 1], plain.claimed[2 * at] = number, id
+  plain.processing[2 * at - 1] = id
+  plain.processing[2 * at] = number .. ' ' .. perform_in .. ' -1 0 ' .. record
+end
+
+local function write_plain()
+  if #plain.ids > 0 then
+    redis.call('ZREM', due, unpack(plain.ids))
+    redis.call('HDEL', jobs, unpack(plain.ids))
+    redis.call('ZADD', claimed, unpack(plain.claimed))
+    redis.call('HSET', processing, unpack(plain.processing))
+  end
+end
+
+-- By position: records of jobs that may be plain.
+local function plain_records(ids, any_failed)
+  local names = {}
+  for i = 1, #ids, 2 do
+    names[#names + 1] = ids[i]
+  end
+  local records = redis.call('HMGET', jobs, unpack(names))
+  local failures = any_failed and redis.call('ZMSCORE', failed, unpack(names)) or {}
+  for i, record in ipairs(records) do
+    records[i] = record and not failures[i] and is_plain(record) and record
+  end
+  return records
+end
+
 -- Moves what is due. Returns 1 when that is a suspect, 2 when only suspects are due and none may be taken.
 local function fill()
-  local suspected = redis.call('HLEN', deaths)
+  local suspected, busy = redis.call('HLEN', deaths), redis.call('ZCARD', claimed)
   local any_failed = redis.call('ZCARD', failed) > 0
-  local most = tonumber(limit) + redis.call('ZCARD', claimed) + suspected
-  local ids = redis.call('ZRANGEBYSCORE', due, '-inf', seconds(now), 'WITHSCORES', 'LIMIT', 0, most)
+  local wanted = math.min(tonumber(limit), count)
+  local ids = redis.call('ZRANGEBYSCORE', due, '-inf', seconds(now), 'WITHSCORES', 'LIMIT', 0, wanted + busy + suspected)
+  local simple = suspected == 0 and busy == 0 and #ids > 0 and plain_records(ids, any_failed) or {}
   local moved, payloads, size, passed = 0, 0, 0, false
   for i = 1, #ids, 2 do
-    if moved == tonumber(limit) or payloads >= count or size >= bytes then
+    if moved == wanted or payloads >= count or size >= bytes then
       break
     end
+    local record = simple[(i + 1) / 2]
     local mark = suspected > 0 and redis.call('HGET', deaths, ids[i])
-    if redis.call('ZSCORE', claimed, ids[i]) then
+    if record then
+      move_plain(ids[i], ids[i + 1], record)
+      payloads, size, moved = payloads + 1, size + #record, moved + 1
+    elseif busy > 0 and redis.call('ZSCORE', claimed, ids[i]) then
       mark = nil
     elseif mark and suspects == '0' then
       passed = true
@@ -83,7 +128,8 @@ local function fill()
       break
     else
       local level = mark and read_mark(mark) or 0
-      local some, weight = move(ids[i], ids[i + 1], level > 1 and 1 or count, any_failed, level == 3 and condemned(ids[i], mark))
+      local some, weight =
+        move(ids[i], ids[i + 1], level > 1 and 1 or count, any_failed, level == 3 and condemned(ids[i], mark))
       payloads, size = payloads + some, size + weight
       moved = moved + (some > 0 and 1 or 0)
       if mark and some > 0 then
@@ -91,6 +137,7 @@ local function fill()
       end
     end
   end
+  write_plain()
   return passed and moved == 0 and 2 or 0
 end
 
@@ -108,12 +155,17 @@ if tonumber(request) > latest then
 end
 
 local reply = {seconds(now), next_due(), number, kind}
-local batch = redis.call('ZRANGEBYSCORE', claimed, number, number, 'LIMIT', 0, limit)
-if #batch > 0 then
-  local records = redis.call('HMGET', processing, unpack(batch))
-  for i, id in ipairs(batch) do
-    reply[3 + 2 * i], reply[4 + 2 * i] = id, records[i] or ''
+local batch = plain.processing
+if #plain.ids == 0 or #plain.ids < redis.call('ZCOUNT', claimed, number, number) then
+  batch = {}
+  local ids = redis.call('ZRANGEBYSCORE', claimed, number, number, 'LIMIT', 0, limit)
+  local records = #ids > 0 and redis.call('HMGET', processing, unpack(ids)) or {}
+  for i, id in ipairs(ids) do
+    batch[2 * i - 1], batch[2 * i] = id, records[i] or ''
   end
+end
+for i, value in ipairs(batch) do
+  reply[4 + i] = value
 end
 if #recorded > 0 then
   reply[#reply + 1] = first_calls(recorded)

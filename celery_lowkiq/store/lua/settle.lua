@@ -2,12 +2,14 @@
 -- (rules 3, 5, 7). What is not in processing under the named claim is left alone.
 --
 -- KEYS: lease meta due jobs spill order failed errors claimed processing deaths dead dead_ids dead_jobs dead_spill dead_order dead_errors
--- ARGV: owner epoch merge [id claim fate retry_count delay error bad [position error]*bad]...
+-- ARGV: owner epoch merge claim done [id]*done [id claim fate retry_count delay error bad [position error]*bad]...
+--   claim, done: how many ids of that claim are done, with nothing else to say of them
 --   fate: done, retry (with retry_count, delay in s), die, bury, return (delay 0: at its own time); bad: payloads that go to
 --   the morgue anyway, or, at position -1 - n, are dropped
 -- USES: time owner due bag_read bag waiting morgue processing suspects
 -- FLAGS: allow-oom
--- Returns: {now, next_due or '', id, ...}: the ids that were settled; error NOTOWNER <epoch>.
+-- Returns: {now, next_due or '', 1 when all of `done` were settled, id, ...}: the other ids that were; error
+--   NOTOWNER <epoch>.
 -- Cost: O(log n) a payload.
 if not is_owner() then
   return refuse()
@@ -32,17 +34,26 @@ local function bury_bad(id, items, at, count)
   return good
 end
 
+-- `unpack` and commands take so many ids at once.
+local STEP_IDS = 1000
 local any_suspect = redis.call('HLEN', deaths) > 0
 local processed = 0
 local fates = {}
 
-function fates.done(id)
-  processed = processed + 1
+-- A success clears the count of a suspect; without anything left to run it is none any more.
+local function cleared(id)
   local mark = any_suspect and redis.call('HGET', deaths, id)
-  if mark then
+  if mark and redis.call('HEXISTS', jobs, id) == 0 then
+    redis.call('HDEL', deaths, id)
+  elseif mark then
     local level = read_mark(mark)
     write_mark(id, level, '', '')
   end
+end
+
+function fates.done(id)
+  processed = processed + 1
+  cleared(id)
 end
 
 function fates.retry(id, job, items, retry_count, delay, message)
@@ -67,7 +78,45 @@ fates['return'] = function(id, job, items, retry_count, delay)
   put_back(id, items, perform_in, job.retry_count, job.error)
 end
 
-local settled, at = {}, rest
+local settled, at = {}, rest + done
+
+-- Nearly all jobs: out of processing in a few commands.
+local function settle_done(ids)
+  local numbers = redis.call('ZMSCORE', claimed, unpack(ids))
+  local found = {}
+  for i, id in ipairs(ids) do
+    if numbers[i] == claim then
+      found[#found + 1] = id
+    end
+  end
+  if #found > 0 then
+    redis.call('ZREM', claimed, unpack(found))
+    redis.call('HDEL', processing, unpack(found))
+    processed = processed + #found
+  end
+  for _, id in ipairs(any_suspect and found or {}) do
+    cleared(id)
+  end
+  return found
+end
+
+local all_done, parts = 1, {}
+for from = rest, at - 1, STEP_IDS do
+  local ids = {unpack(ARGV, from, math.min(from + STEP_IDS, at) - 1)}
+  local found = settle_done(ids)
+  if #found < #ids then
+    all_done = 0
+  end
+  parts[#parts + 1] = found
+end
+if all_done == 0 then
+  for _, found in ipairs(parts) do
+    for _, id in ipairs(found) do
+      settled[#settled + 1] = id
+    end
+  end
+end
+
 while at <= #ARGV do
   local id, claim, fate, retry_count, delay, message, bad = unpack(ARGV, at, at + 6)
   if redis.call('ZSCORE', claimed, id) == claim then
@@ -85,8 +134,8 @@ end
 if processed > 0 then
   redis.call('HINCRBY', meta, 'processed', processed)
 end
-local reply = {now_s, next_due()}
+local reply = {now_s, next_due(), all_done}
 for i, id in ipairs(settled) do
-  reply[2 + i] = id
+  reply[3 + i] = id
 end
 return reply
