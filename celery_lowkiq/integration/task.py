@@ -13,6 +13,7 @@ from typing import Any
 from celery import Celery, Task
 from celery.exceptions import Ignore, Reject, Retry
 from celery.result import AsyncResult
+from kombu.utils.uuid import uuid
 
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.middleware import compose
@@ -28,6 +29,7 @@ from .leftovers import end_leftovers
 from .options import as_attributes, check_function, check_options, check_queue_name
 from .producer import StoreProducer, StoreRouter, as_operational_errors
 from .queue import OrderedQueue
+from .quick import is_unheard, publish_pauses
 from .refusals import check_call, refuse_inline
 from .results import bulk_calls
 from .run import cause_of
@@ -123,6 +125,8 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
         home = home_of(app)
         entry = self.entry_of(args, kwargs, **words)
         job = entry.job(home.codec)
+        if not (options or link or link_error or shadow) and is_unheard(self, app, home):
+            return self._call_unheard(home, entry, job, task_id or uuid())
 
         def store(body: Any, headers: Any, properties: Any, pauses: Iterable[float]) -> None:
             record = self.record_of(home, headers, body[2], properties)
@@ -132,6 +136,14 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
         result: AsyncResult[Any] = super().apply_async(
             args, kwargs, task_id, StoreProducer(app, store), shadow=shadow, **links, **options
         )
+        return result
+
+    def _call_unheard(self, home: Home, entry: Entry, job: NewJob, task_id: str) -> AsyncResult[Any]:
+        app = self._get_app()
+        with as_operational_errors():
+            self._push(home, (entry,), [job], publish_pauses(app))
+        result: AsyncResult[Any] = self.AsyncResult(task_id)
+        result.ignored = bool(self.ignore_result)
         return result
 
     def record_of(self, home: Home, headers: Any, embed: Any, properties: Any) -> bytes | None:

@@ -1,0 +1,43 @@
+"""Calls of which nobody but the store hears: stored without making Celery's message first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import FunctionType
+from typing import Any
+
+from celery import Celery, Task, signals
+from celery._state import get_current_worker_task
+from celery.app import base, task
+
+from .call_records import stores_result
+from .producer import pauses_of
+from .stores import Home
+
+
+def is_unheard(of: Any, app: Celery, home: Home) -> bool:
+    """Whether a call without options would be seen by nobody on its way: no publish signal, event, record of
+    it, calling task or replaced method of Celery's.
+    """
+    return not (
+        signals.before_task_publish.receivers
+        or signals.after_task_publish.receivers
+        or home.settings.track_calls
+        or of.expires is not None
+        or stores_result(of)
+        or get_current_worker_task() is not None
+        or app.conf.task_send_sent_event
+        or "send_task" in app.__dict__
+        or not _is_celerys(type(app).send_task, base)
+        or not _is_celerys(Task.apply_async, task)
+    )
+
+
+def _is_celerys(function: Any, module: Any) -> bool:
+    """Whether neither a subclass nor what instruments the process has put something in its place."""
+    return type(function) is FunctionType and function.__code__.co_filename == module.__file__
+
+
+def publish_pauses(app: Celery) -> Iterator[float]:
+    """Seconds before each repetition while Redis is away; the settings are read when it is."""
+    yield from pauses_of(app.conf.task_publish_retry, app.conf.task_publish_retry_policy)
