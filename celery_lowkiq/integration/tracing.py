@@ -20,7 +20,8 @@ class NotTold(LowkiqError):
 def traced(task: Any, request: Any, consumer: Any, runtime: float | None = None) -> Any:
     """The tracer's info: None for a success. ``runtime`` (s) replaces the measured one in events.
 
-    Raises Reject when ``on_success`` does, and whatever is no Exception.
+    Raises NotTold, or another Exception, when links or the result did not go out; Reject when
+    ``on_success`` does; and whatever is no Exception.
     """
     report(_begins, request, consumer)
     try:
@@ -31,6 +32,9 @@ def traced(task: Any, request: Any, consumer: Any, runtime: float | None = None)
     except BaseException:
         report(request.vanishes)
         raise
+    if info is None and measured is None:
+        report(request.vanishes)
+        raise NotTold(f"{result.exception!r}" if result is not None else "the tracer gave up")
     took = measured if runtime is None else runtime
     report(_ends, request, info, (0, text, took) if info is None else (1, result, took))
     return info

@@ -15,17 +15,20 @@ WAIT = 30
 @pytest.fixture
 def watched(features):
     """Celery's own view of all events from now on, as Flower has it."""
-    seen = State()
-    ready = threading.Event()
-    with features.app.connection_for_read() as connection:
-        receiver = features.app.events.Receiver(connection, handlers={"*": seen.event})
-        receiver.on_consume_ready = lambda *_, **__: ready.set()
+    seen, heard = State(), threading.Event()
 
+    def hear(event):
+        heard.set()
+        if not event["type"].startswith("probe-"):
+            seen.event(event)
+
+    with features.app.connection_for_read() as connection:
+        receiver = features.app.events.Receiver(connection, handlers={"*": hear})
         thread = threading.Thread(target=lambda: receiver.capture(limit=None, wakeup=False), daemon=True)
         thread.start()
-        assert ready.wait(WAIT)
-        # A heartbeat: only now it is certain that nothing is missed.
-        eventually(lambda: seen.event_count)
+        # A receiver says that it is ready before Redis has its subscription.
+        with features.app.events.default_dispatcher() as dispatcher:
+            eventually(lambda: dispatcher.send("probe-sent") or heard.wait(0.05), WAIT)
         yield seen
         receiver.should_stop = True
         thread.join(WAIT)
