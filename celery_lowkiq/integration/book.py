@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -139,7 +139,7 @@ class CallBook:
             return Verdict(job.id, job.claim, Fate.RETURN, delay=REQUEUE_PAUSE)
         if untold.error is not None and untold.success:
             verdict = run.undelivered(job, untold.error)
-        return replace(verdict, ended=tuple(ended))
+        return verdict._replace(ended=tuple(ended))
 
     def _end_call(
         self, run: Run, job: Job, call: NotedCall, runtime: float, told: bool, untold: _Untold

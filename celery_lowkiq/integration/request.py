@@ -173,11 +173,14 @@ def lane_request(run: Run, task: Any, consumer: Any) -> LaneRequest | QuietReque
 
 
 def _is_told(task: Any, consumer: Any) -> bool:
-    """Whether events, a receiver or the log say of each run that it came, began and ended."""
+    """Whether events or a receiver say of each run that it came, began and ended."""
+    if signals.task_received.receivers:
+        return True
     events = consumer.event_dispatcher
-    return bool(
-        (events is not None and events.enabled and task.send_events) or signals.task_received.receivers
-    )
+    if events is None or not events.enabled or not task.send_events:
+        return False
+    # Without -E a worker sends only events about itself.
+    return not events.groups or "task" in events.groups
 
 
 def call_request(

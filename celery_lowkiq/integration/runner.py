@@ -43,8 +43,10 @@ class CeleryRunner:
     def run(self, batch: Batch) -> tuple[Verdict, ...]:
         """Verdicts of a batch; an error of ours counts as a failed run."""
         run, verdicts = self._verdicts(batch)
-        if any(verdict.fate is Fate.DIE for verdict in verdicts):
-            self._remember(run)
+        for verdict in verdicts:
+            if verdict.fate is Fate.DIE:
+                self._remember(run)
+                break
         return verdicts
 
     def _remember(self, run: Run) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import zlib
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 def shard_of(job_id: str, shards: int) -> int:
@@ -58,8 +58,7 @@ class Recorded(str, enum.Enum):
     ALL = "R"
 
 
-@dataclass(frozen=True)
-class Payload:
+class Payload(NamedTuple):
     """What one call carries, and its place within the job."""
 
     data: bytes
@@ -108,8 +107,7 @@ class FirstCalls:
 CONDEMNED = -2
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """A job that a claim handed out, or that a listing found."""
 
     id: str
@@ -206,8 +204,7 @@ class BadPayload:
     error: bytes | None
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The end of one claimed job. ``retry_count`` counts for RETRY, ``delay`` (s) for RETRY and, when it is
     not 0, for RETURN.
     """

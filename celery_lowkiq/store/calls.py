@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -75,7 +75,7 @@ def claimed_calls(jobs: Sequence[Job], reply: list[Any]) -> list[Job]:
         if (entry := told.get(id_bytes(job.id))) is not None:
             more, members = entry
             calls = FirstCalls(_calls(members, _recorded(job)), more != b"1")
-            job = replace(job, calls=calls)
+            job = job._replace(calls=calls)
         found.append(job)
     return found
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from celery_lowkiq.chaos import app as chaos_app
@@ -67,7 +67,7 @@ def both(*changes: Callable[[], None]) -> Callable[[], None]:
 
 def _descending(job_id: bytes, record: bytes, parse: Any = batches.parse_processing) -> Any:
     job = parse(job_id, record)
-    return replace(job, payloads=job.payloads[::-1])
+    return job._replace(payloads=job.payloads[::-1])
 
 
 def _slow_acquire(self: Any, *args: Any, acquire: Any = store.RedisStore.acquire) -> Any:

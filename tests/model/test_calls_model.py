@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 
 import pytest
 from hypothesis import settings
@@ -101,7 +100,7 @@ class CallsMachine(RuleBasedStateMachine):
     def end(self, job, known, over, fate, bad=()):
         keys = [
             (call.key, call.key)
-            for page in self.reader.pages(SHARD, replace(job, calls=None))
+            for page in self.reader.pages(SHARD, job._replace(calls=None))
             for call in page
             if job.payloads[call.payload].data in over
         ]
@@ -150,7 +149,7 @@ class CallsMachine(RuleBasedStateMachine):
     def what_is_read_of_a_claim_is_what_it_took(self):
         """Whatever came or went meanwhile."""
         for job, known in getattr(self, "processing", {}).values():
-            for told in (job, replace(job, calls=None)):
+            for told in (job, job._replace(calls=None)):
                 pages = self.reader.pages(SHARD, told)
                 assert sorted(call.data.decode() for page in pages for call in page) == recorded(known)
 

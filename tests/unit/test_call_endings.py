@@ -76,7 +76,7 @@ class Lane:
         self.task = task
         self.events = []
         dispatcher = SimpleNamespace(
-            enabled=True, send=lambda kind, **fields: self.events.append((kind, fields))
+            enabled=True, groups=set(), send=lambda kind, **fields: self.events.append((kind, fields))
         )
         consumer = SimpleNamespace(app=self.app, hostname="host", event_dispatcher=dispatcher)
         self.reader = Reader()
@@ -175,7 +175,7 @@ def test_many_calls_are_ended_page_by_page_before_the_settle():
     ids = [f"call {n}" for n in range(5)]
     few = job(b"7", calls=[(0, task_id) for task_id in ids])
     lane.reader.records = list(few.calls.records)
-    (verdict,) = lane.run(replace(few, calls=None))
+    (verdict,) = lane.run(few._replace(calls=None))
     assert verdict.ended == ()
     assert lane.reader.ended == [(b"key 0", b"key 1"), (b"key 2", b"key 3"), (b"key 4", b"key 4")]
     assert {lane.state(task_id) for task_id in ids} == {"SUCCESS"}
@@ -186,7 +186,7 @@ def test_a_job_whose_calls_cannot_all_be_ended_runs_again():
     lane = Lane(last_payload)
     few = job(b"7", calls=[(0, f"call {n}") for n in range(5)])
     lane.reader.records, lane.reader.away = list(few.calls.records), True
-    (verdict,) = lane.run(replace(few, calls=None))
+    (verdict,) = lane.run(few._replace(calls=None))
     assert (verdict.fate, verdict.delay, verdict.ended) == (Fate.RETURN, 1.0, ())
 
 
@@ -266,7 +266,7 @@ def test_a_record_that_nobody_can_read_is_forgotten(caplog):
     lane = Lane(last_payload)
     broken = job(b"7", calls=[(0, "a")])
     record = replace(broken.calls.records[0], data=b"\xff")
-    (verdict,) = lane.run(replace(broken, calls=FirstCalls((record,), True)))
+    (verdict,) = lane.run(broken._replace(calls=FirstCalls((record,), True)))
     assert verdict.fate is Fate.DONE
     assert "its record is none" in caplog.text
 

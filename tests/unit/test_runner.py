@@ -10,6 +10,7 @@ from celery import Celery, signals
 from celery.app.trace import build_tracer
 
 from celery_lowkiq import OrderedTask, ordered_task
+from celery_lowkiq.integration import request
 from celery_lowkiq.integration.runner import CeleryRunner
 from celery_lowkiq.integration.stores import home_of
 from celery_lowkiq.rules.models import Batch, Fate, Job, Lease, Payload, ShardRef
@@ -133,3 +134,11 @@ class TestRetry:
         verdict, states = run(raises, **options)
         assert verdict.fate is Fate.DIE
         assert states == [("FAILURE", "ValueError")]
+
+
+@pytest.mark.parametrize("groups, told", [(["worker"], False), ([], True), (["worker", "task"], True)])
+def test_without_task_events_a_run_makes_no_request_object(groups, told):
+    """A worker without -E has events about itself only."""
+    events = SimpleNamespace(enabled=True, groups=set(groups), send=lambda *_, **__: None)
+    task, consumer = SimpleNamespace(send_events=True), SimpleNamespace(event_dispatcher=events)
+    assert request._is_told(task, consumer) == told
