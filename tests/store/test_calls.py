@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from celery_lowkiq.rules.errors import NotOwner, StoreError
@@ -94,7 +92,7 @@ def test_a_call_that_comes_while_its_equal_is_processed_is_the_next_claims(store
     call(store, "1", "a", "first")
     claimed = claim(store, lease)
     call(store, "1", "a", "second")
-    assert read(store, replace(claimed.jobs[0], calls=None)) == [("a", "first")]
+    assert read(store, claimed.jobs[0]._replace(calls=None)) == [("a", "first")]
     verdict = Verdict("1", claimed.number, Fate.DONE, ended=ended(claimed.jobs[0]))
     store.settle(ONE, lease, [verdict])
     assert told(claim(store, lease)) == {"1": [("a", "second")]}
