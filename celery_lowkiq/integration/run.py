@@ -27,7 +27,7 @@ logger = logging.getLogger("celery_lowkiq")
 
 #: Seconds before a job whose run raised Reject(requeue=True) may run again.
 REQUEUE_PAUSE = 1.0
-#: Payloads of so many bytes are shown whole.
+#: Payloads of a job that have so many bytes together are shown whole.
 SMALL = 256
 NOTHING: dict[str, Collection[int]] = {}
 
@@ -138,9 +138,9 @@ class Run:
 
     @property
     def small(self) -> bool:
-        """Whether its payloads are plain data of which a text is made at once."""
-        size = 0
+        """Whether the payloads of each job are plain data of which a text is made at once."""
         for job in self.batch.jobs:
+            size = 0
             for payload in job.payloads:
                 size += len(payload.data)
                 if size > SMALL or payload.data.startswith(MARK):
