@@ -32,18 +32,57 @@ local function made_score()
   return seconds(score_us)
 end
 
-for i = rest, last_job, 4 do
-  local id, score, when = ARGV[i], ARGV[i + 2], ARGV[i + 3]
-  if score == '' then
-    score = made_score()
-  end
+local now_s = seconds(now)
+
+local function time_of(when)
   if when == '' then
-    when = seconds(now)
-  elseif string.sub(when, 1, 1) == '+' then
-    when = delayed(now, when)
+    return now_s
   end
-  redis.call('ZADD', due, 'NX', when, id)
-  bag_add(bag, id, {{score, ARGV[i + 1], tonumber(score), flags[i] or ''}}, false)
+  return string.sub(when, 1, 1) == '+' and delayed(now, when) or when
+end
+
+-- Of jobs from `from` to `to` in ARGV: what waits of their ids.
+local function waiting_records(from, to)
+  local ids = {}
+  for i = from, to, 4 do
+    ids[#ids + 1] = ARGV[i]
+  end
+  return redis.call('HMGET', jobs, unpack(ids))
+end
+
+-- Ids of which nothing waits, as nearly all are, are written together: their first payload needs no merging.
+local function merge_jobs(from, to)
+  local known, times, new, place = waiting_records(from, to), {}, {}, {}
+  for i = from, to, 4 do
+    local id, payload, score = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+    if score == '' then
+      score = made_score()
+    end
+    times[#times + 1], times[#times + 2] = time_of(ARGV[i + 3]), id
+    local flag = flags[i] or ''
+    if not known[(i - from) / 4 + 1] and not place[id] then
+      place[id] = #new + 2
+      new[#new + 1], new[#new + 2] = id, score .. ' ' .. #payload .. flag .. ' ' .. payload
+    else
+      -- Another payload of an id that is new here: the first one has to be there to be merged with.
+      if place[id] and new[place[id]] then
+        redis.call('HSET', jobs, id, new[place[id]])
+      end
+      bag_add(bag, id, {{score, payload, tonumber(score), flag}}, false)
+      if place[id] then
+        new[place[id]] = redis.call('HGET', jobs, id)
+      end
+    end
+  end
+  redis.call('ZADD', due, 'NX', unpack(times))
+  if #new > 0 then
+    redis.call('HSET', jobs, unpack(new))
+  end
+end
+
+-- `unpack` takes so many values at once.
+for i = rest, last_job, 4 * 1000 do
+  merge_jobs(i, math.min(i + 4 * 1000, last_job + 1) - 1)
 end
 redis.call('HSET', meta, 'score', string.format('%.0f', score_us))
 wake(before)
