@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 from celery import bootsteps, signals
@@ -15,15 +16,18 @@ from celery.worker.consumer import Agent, Control, Gossip, Heart, Tasks
 from celery.worker.consumer.delayed_delivery import DelayedDelivery
 
 from celery_lowkiq.rules.clock import SystemClock
+from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.models import Batch
+from celery_lowkiq.rules.splitters import lease_splitter
 from celery_lowkiq.store.calls import CallReader
 from celery_lowkiq.store.store import RedisStore
 from celery_lowkiq.worker.exclusion import Cooperative, Strict
 from celery_lowkiq.worker.kernel_timer import KernelTimer
 from celery_lowkiq.worker.runtime import Runtime
 
+from . import control  # noqa: F401 - puts our commands in the place of Celery's
 from .runner import CeleryRunner
-from .selection import chosen, named, ordered_tasks, worker_options
+from .selection import chosen, leave_broker_queues, named, ordered_tasks, worker_options
 from .stores import home_of
 
 logger = logging.getLogger("celery_lowkiq")
@@ -81,13 +85,18 @@ class OrderedQueues(bootsteps.StartStopStep):
         self._runtime: Runtime | None = None
         self._host: CeleryHost | None = None
         self._store: RedisStore | None = None
-        tasks = ordered_tasks(consumer.app)
-        self._tasks = {name: tasks[name] for name in chosen(tasks, worker_options(consumer.app))}
+        consumer.ordered_queues = self
+        self._consumer = consumer
+        self._tasks = ordered_tasks(consumer.app)
+        options = worker_options(consumer.app)
+        self._served = frozenset(chosen(self._tasks, options))
         self._threads = issubclass(consumer.controller.pool_cls, ThreadPool)
-        if tasks and not self._tasks:
-            logger.info("no ordered queue is served: -Q and -X leave none of %s", ", ".join(tasks))
+        if self._tasks and not self._served:
+            logger.info("no ordered queue is served: -Q and -X leave none of %s", ", ".join(self._tasks))
+        asked_for = named(self._tasks, options)
         if not self._threads:
-            self._without_threads(named(tasks, worker_options(consumer.app)))
+            self._without_threads(asked_for)
+        leave_broker_queues(consumer.app, asked_for)
 
     def _without_threads(self, asked_for: list[str]) -> None:
         form = "start a worker with -P threads for them"
@@ -95,16 +104,15 @@ class OrderedQueues(bootsteps.StartStopStep):
             raise ImproperlyConfigured(
                 f"-Q names the ordered queues {', '.join(asked_for)}, which need a thread pool: {form}"
             )
-        if self._tasks:
-            logger.warning(
-                "ordered queues (%s) are not served by this pool: %s", ", ".join(self._tasks), form
-            )
+        if self._served:
+            served = [name for name in self._tasks if name in self._served]
+            logger.warning("ordered queues (%s) are not served by this pool: %s", ", ".join(served), form)
 
     # -- bootstep
 
     def start(self, consumer: Any) -> None:
         """Called when the worker is up, and again after each reconnect to the broker."""
-        if self._runtime is None and self._threads and self._tasks:
+        if self._runtime is None and self._threads and self._served:
             self._runtime = self._make_runtime(consumer)
             _hold_at_once(consumer.controller, self._runtime)
             self._runtime.start()
@@ -122,14 +130,49 @@ class OrderedQueues(bootsteps.StartStopStep):
         """For ``celery inspect stats`` and Flower."""
         return {"lowkiq": self._runtime.snapshot() if self._runtime else {"lanes": []}}
 
+    # -- remote control
+
+    @property
+    def tasks(self) -> Mapping[str, Any]:
+        """All ordered tasks by the names of their queues."""
+        return self._tasks
+
+    @property
+    def served(self) -> list[str]:
+        """The ordered queues that this node serves now."""
+        return sorted(self._served) if self._runtime is not None else []
+
+    def serve(self, queue: str, yes: bool) -> None:
+        """Begin or end to serve an ordered queue. Raises ConfigurationError where that cannot be."""
+        if not self._threads:
+            raise ConfigurationError("ordered queues need a thread pool: start a worker with -P threads")
+        if self._consumer.blueprint.state != bootsteps.RUN:  # type: ignore[attr-defined]
+            raise ConfigurationError("the worker stops")
+        self._serve(self._served | {queue} if yes else self._served - {queue})
+
+    def _serve(self, served: frozenset[str]) -> None:
+        if self._runtime is None:
+            self._served = served
+            self.start(self._consumer)
+            return
+        if not served <= self._runtime.known:
+            raise ConfigurationError(
+                "the splitter of this worker deals shards once, when it starts: name the queue with -Q then"
+            )
+        self._served = served
+        self._runtime.serve(served)
+
     # -- its work
 
     def _make_runtime(self, consumer: Any) -> Runtime:
         home = home_of(consumer.app)
         settings = home.settings
         lanes = settings.lanes or consumer.controller.concurrency
-        specs = [task.queue_spec for task in self._tasks.values()]
-        shards = sum(spec.shards for spec in specs)
+        splitter = settings.make_splitter()
+        # Only leases can share out a queue that comes later.
+        known = self._tasks if splitter is lease_splitter else self._served
+        specs = [task.queue_spec for name, task in self._tasks.items() if name in known]
+        shards = sum(spec.shards for spec in specs if spec.name in self._served)
         if shards < lanes:
             logger.warning("%d lanes for %d shards: %d lanes stay idle", lanes, shards, lanes - shards)
         self._store = home.open_store(lanes)
@@ -144,7 +187,8 @@ class OrderedQueues(bootsteps.StartStopStep):
             owner=f"{consumer.hostname}-{uuid.uuid4().hex[:12]}",
             clock=SystemClock(),
             scheduler_factory=settings.scheduler,
-            splitter=settings.make_splitter(),
+            splitter=splitter,
+            served=self._served,
             poll_interval=settings.poll_interval,
             lease_seconds=settings.lease_seconds,
             window=settings.window,

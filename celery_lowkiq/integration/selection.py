@@ -47,6 +47,12 @@ def named(names: Collection[str], options: Mapping[str, Any]) -> list[str]:
     return [name for name in names if name in include]
 
 
+def leave_broker_queues(app: Celery, names: Collection[str]) -> None:
+    """The broker delivers nothing for -Q's names of ordered queues, unless task_queues has them too."""
+    declared = {getattr(queue, "name", queue) for queue in app.conf.task_queues or ()}
+    app.amqp.queues.deselect([name for name in names if name not in declared])
+
+
 def worker_options(app: Celery) -> dict[str, Any]:
     """Options of the worker's command line that the app runs under."""
     found: dict[str, Any] = app.__dict__.get(_OPTIONS, {})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from celery_lowkiq.rules.balance import Member, quotas
 from celery_lowkiq.rules.clock import Clock
@@ -23,20 +23,28 @@ class Membership:
         owner: str,
         lanes: int,
         lease_seconds: float,
+        served: Collection[str],
     ) -> None:
+        """``served``: names of those ``queues`` in which the node takes part at first."""
         self._store = store
         self._queues = {queue.name: queue for queue in queues}
         self._clock = clock
         self._owner = owner
         self._lanes = lanes
         self._seconds = lease_seconds
-        self._seen: dict[str, dict[str, Member]] = {name: {} for name in self._queues}
+        self._seen: dict[str, dict[str, Member]] = {name: {} for name in self._queues if name in served}
+
+    def attend(self, queues: Collection[str]) -> None:
+        """Take part in these queues only, from now on. Raises StoreError; then nothing has changed here."""
+        for queue in self._seen.keys() - queues:
+            self._leave(queue)
+        self._seen = {name: self._seen.get(name, {}) for name in self._queues if name in queues}
 
     def meet(self) -> None:
         """Beat once, look at the others, and remove heartbeats that ended long ago. Raises StoreError."""
-        beats = self._store.beat(list(self._queues), self._owner, self._lanes)
+        beats = self._store.beat(list(self._seen), self._owner, self._lanes)
         now = self._clock.monotonic()
-        for queue, found in zip(self._queues, beats, strict=True):
+        for queue, found in zip(list(self._seen), beats, strict=True):
             known = self._seen[queue]
             self._seen[queue] = {
                 name: known[name].look(counter, now) if name in known else Member(name, lanes, counter, now)
@@ -49,8 +57,11 @@ class Membership:
 
     def leave(self) -> None:
         """Take no part any more. Raises StoreError."""
-        for queue in self._queues:
-            self._store.forget_members(queue, [(self._owner, self._lanes)])
+        for queue in self._seen:
+            self._leave(queue)
+
+    def _leave(self, queue: str) -> None:
+        self._store.forget_members(queue, [(self._owner, self._lanes)])
 
     def lanes_by_node(self, queue: str) -> dict[str, int]:
         """The nodes that serve a queue, this one included."""
@@ -61,7 +72,7 @@ class Membership:
     def pools(self) -> list[tuple[frozenset[str], int]]:
         """Queues that the same nodes serve, and how many of all their shards are this node's share."""
         by_nodes: dict[tuple[tuple[str, int], ...], list[str]] = {}
-        for queue in self._queues:
+        for queue in self._seen:
             nodes = tuple(sorted(self.lanes_by_node(queue).items()))
             by_nodes.setdefault(nodes, []).append(queue)
         return [

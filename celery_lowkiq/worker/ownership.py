@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from celery_lowkiq.rules.balance import lane_for, move_between, to_give_up
@@ -48,7 +48,9 @@ class Ownership:
         dealt: Mapping[ShardRef, tuple[QueueSpec, Lane]],
         membership: Membership | None,
         strays: Strays,
+        served: Collection[str],
     ) -> None:
+        """``served``: names of the queues whose shards are wanted at first."""
         self._store = around.store
         self._host = around.host
         self._outage = around.outage
@@ -61,6 +63,7 @@ class Ownership:
         self._strays = strays
         self._lane_of = {shard: lane for shard, (_, lane) in dealt.items()}
         self._watches = {shard: Watch(queue, shard) for shard, (queue, _) in dealt.items()}
+        self._served = self._to_serve = frozenset(served)
         self._held: dict[ShardRef, Held] = {}
         self._leaving: set[ShardRef] = set()
         self._alarmed: set[Lease] = set()
@@ -77,6 +80,11 @@ class Ownership:
     def start(self) -> None:
         """Begin to take shards."""
         self._thread.start()
+
+    def serve(self, queues: Collection[str]) -> None:
+        """Want the shards of these queues only: others are given up, each after its running batch."""
+        self._to_serve = frozenset(queues)
+        self._wake.set()
 
     def drain(self) -> None:
         """Take nothing more, and release each lane's shards when it has ended."""
@@ -134,9 +142,10 @@ class Ownership:
         self._outage.asks()
         try:
             self._renew(stopping=False)
+            self._attend()
             self._share()
             self._look()
-            for shard in self._watches:
+            for shard in self._wanted():
                 # Read anew each time: one refusal puts off all shards of its queue.
                 if not self._draining and self._free(self._watches[shard]):
                     self._take(self._watches[shard])
@@ -150,7 +159,7 @@ class Ownership:
         self._outage.ends()
         self._pauses = pauses()
         now = self._clock.monotonic()
-        looks = [w.next_look(now, self._seconds) for s, w in self._watches.items() if s not in self._held]
+        looks = [self._watches[shard].next_look(now, self._seconds) for shard in self._wanted()]
         return min([self._seconds / RENEWALS, *looks])
 
     def _doubt(self) -> None:
@@ -208,6 +217,19 @@ class Ownership:
     def _busy(self) -> frozenset[ShardRef]:
         return frozenset[ShardRef]().union(*(lane.working for lane in self._lanes))
 
+    def _attend(self) -> None:
+        """Begin with the queues that were added, and leave those that were taken away."""
+        to_serve = self._to_serve
+        if to_serve == self._served:
+            return
+        if self._membership is not None:
+            self._membership.attend(to_serve)
+        self._served = to_serve
+
+    def _wanted(self) -> list[ShardRef]:
+        """The shards that others have, or nobody."""
+        return [s for s in self._watches if s.queue in self._served and s not in self._held]
+
     def _share(self) -> None:
         """Give up, one finished batch at a time, what is other nodes' share."""
         if self._membership is not None:
@@ -215,14 +237,20 @@ class Ownership:
             for queues, quota in self._membership.pools():
                 staying = [s for s in of_queues(list(self._held), queues) if s not in self._leaving]
                 for shard in to_give_up(staying, self._busy(), quota):
-                    self._leaving.add(shard)
-                    self._lane_of[shard].drop(shard)
+                    self._give(shard)
+        for shard in [one.shard for one in self._leases()]:
+            if shard.queue not in self._served and shard not in self._leaving:
+                self._give(shard)
         for shard in sorted(self._leaving):
             idle = shard not in self._lane_of[shard].working
             # A lane may have lost it a moment ago.
             held = self._held.get(shard)
             if idle and held is not None:
                 self._hand_over(held)
+
+    def _give(self, shard: ShardRef) -> None:
+        self._leaving.add(shard)
+        self._lane_of[shard].drop(shard)
 
     def _hand_over(self, held: Held) -> None:
         try:
@@ -238,7 +266,7 @@ class Ownership:
             self._lane_of[held.shard].serve(held)
 
     def _look(self) -> None:
-        watched = [shard for shard in self._watches if shard not in self._held]
+        watched = self._wanted()
         states = self._store.observe(watched)
         now = self._clock.monotonic()
         for shard, state in zip(watched, states, strict=True):

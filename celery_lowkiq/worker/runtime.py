@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from celery_lowkiq.rules.clock import Clock
@@ -42,9 +42,11 @@ class Runtime:
         lease_seconds: float = 10.0,
         exclusion: Exclusion | None = None,
         window: int = 50,
+        served: Collection[str] | None = None,
     ) -> None:
         """``poll_interval`` and ``lease_seconds`` in s; ``owner`` names this start of this process;
         ``exclusion`` is cooperative unless given; a lane claims at most ``window`` batches at once.
+        ``served`` names those of the ``queues`` that it begins with, by default all; see :meth:`serve`.
         """
         self._outage = Outage(clock)
         self._clock = clock
@@ -65,24 +67,13 @@ class Runtime:
         )
         self._lanes = [Lane(number, scheduler_factory(), around) for number in range(lanes)]
         self._survey = Survey(store, self._outage, self._lanes)
-        dealt = self._deal(queues, splitter)
-        membership = None
-        if splitter is lease_splitter:
-            membership = Membership(
-                store, queues, clock, owner=owner, lanes=lanes, lease_seconds=lease_seconds
-            )
-        shards = {shard: queue for queue in queues for shard in queue.shard_refs()}
-        self._ownership: Ownership = Ownership(
-            around,
-            owner=owner,
-            lanes=self._lanes,
-            dealt=dealt,
-            membership=membership,
-            strays=Strays(
-                store, clock, owner=owner, lease_seconds=lease_seconds, shards=shards, wanted=dealt
-            ),
+        self._queues = queues
+        self.known = frozenset(queue.name for queue in queues)
+        self.served = self.known if served is None else frozenset(served)
+        self._ownership: Ownership = self._make_ownership(around, owner, splitter)
+        self._waker = Waker(
+            store, self._to_serve(), host, self._outage, pushed=self._heard, connected=self._refresh
         )
-        self._waker = Waker(store, queues, host, self._outage, pushed=self._heard, connected=self._refresh)
 
     def start(self) -> None:
         """Start all threads; shards are taken as soon as they are free."""
@@ -90,6 +81,14 @@ class Runtime:
             lane.start()
         self._waker.start()
         self._ownership.start()
+
+    def serve(self, names: Collection[str]) -> None:
+        """Serve these of its queues from now on, and no other; returns at once. Of a queue that goes, running
+        batches are finished, and other nodes get the shards.
+        """
+        self.served = frozenset(names)
+        self._ownership.serve(self.served)
+        self._waker.listen_to(self._to_serve())
 
     def hold(self) -> None:
         """Begin nothing new, as far as a signal handler can: :meth:`drain` is to follow."""
@@ -131,13 +130,33 @@ class Runtime:
         now = self._clock.monotonic()
         return {"lanes": [_picture(lane, now) for lane in self._lanes]}
 
-    def _deal(
-        self, queues: Sequence[QueueSpec], splitter: Splitter
-    ) -> dict[ShardRef, tuple[QueueSpec, Lane]]:
-        by_shard = {shard: queue for queue in queues for shard in queue.shard_refs()}
+    def _make_ownership(self, around: Surroundings, owner: str, splitter: Splitter) -> Ownership:
+        dealt = self._deal(splitter)
+        shards = {shard: queue for queue in self._queues for shard in queue.shard_refs()}
+        me: Any = {"owner": owner, "lease_seconds": around.lease_seconds}
+        membership = None
+        if splitter is lease_splitter:
+            membership = Membership(
+                around.store, self._queues, self._clock, lanes=len(self._lanes), served=self.served, **me
+            )
+        return Ownership(
+            around,
+            owner=owner,
+            lanes=self._lanes,
+            dealt=dealt,
+            membership=membership,
+            strays=Strays(around.store, self._clock, shards=shards, wanted=dealt, **me),
+            served=self.served,
+        )
+
+    def _deal(self, splitter: Splitter) -> dict[ShardRef, tuple[QueueSpec, Lane]]:
+        by_shard = {shard: queue for queue in self._queues for shard in queue.shard_refs()}
         dealt = splitter(list(by_shard), len(self._lanes))
         lane_of = {shard: lane for lane, shards in zip(self._lanes, dealt, strict=True) for shard in shards}
         return {shard: (queue, lane_of[shard]) for shard, queue in by_shard.items() if shard in lane_of}
+
+    def _to_serve(self) -> list[QueueSpec]:
+        return [queue for queue in self._queues if queue.name in self.served]
 
     def _heard(self, shard: ShardRef, perform_in: float | None) -> None:
         lane = self._ownership.lane_of(shard)

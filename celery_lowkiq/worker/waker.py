@@ -37,6 +37,8 @@ class Waker:
         self._pushed = pushed
         self._connected = connected
         self._stop = threading.Event()
+        #: Set by all that ends a wait: another list of queues, and the end.
+        self._changed = threading.Event()
         self._pauses = pauses()
         self._subscription: Subscription | None = None
         self._thread = threading.Thread(target=self._main, name="lowkiq-waker", daemon=True)
@@ -48,6 +50,15 @@ class Waker:
     def stop(self) -> None:
         """Listen no more."""
         self._stop.set()
+        self._interrupt()
+
+    def listen_to(self, queues: Sequence[QueueSpec]) -> None:
+        """Listen to these queues from now on."""
+        self._queues = queues
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        self._changed.set()
         # Read once: the thread may be done with it at any moment.
         subscription = self._subscription
         if subscription is not None:
@@ -63,8 +74,8 @@ class Waker:
                 try:
                     self._listen()
                 except StoreError as error:
-                    if self._stop.is_set():
-                        return
+                    if self._changed.is_set():
+                        continue
                     self._outage.begins(error)
                     self._stop.wait(next(self._pauses))
         except Exception as error:  # noqa: BLE001 - a bug of ours must not leave a worker deaf
@@ -72,13 +83,22 @@ class Waker:
             self._host.stop(70, f"lowkiq-waker: {error!r}")
 
     def _listen(self) -> None:
+        self._changed.clear()
+        # After that, so that nothing is missed that came before.
+        queues = self._queues
+        if self._stop.is_set():
+            return
+        if not queues:
+            self._outage.ends()
+            self._changed.wait()
+            return
         self._outage.asks()
-        subscription = self._subscription = self._store.subscribe(self._queues)
+        subscription = self._subscription = self._store.subscribe(queues)
         try:
             self._pauses = pauses()
             self._outage.ends()
             self._connected()
-            while not self._stop.is_set():
+            while not self._changed.is_set():
                 self._outage.asks()
                 announced = subscription.wait_pushed(LISTEN)
                 if announced is not None:

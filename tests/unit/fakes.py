@@ -207,6 +207,7 @@ class FakeStore:
             return [dict(self.members[queue]) for queue in queues]
 
     def forget_members(self, queue: str, members: list[tuple[str, int]]) -> None:
+        self._maybe_fail("forget_members")
         with self.lock:
             for owner, _ in members:
                 self.members.get(queue, {}).pop(owner, None)

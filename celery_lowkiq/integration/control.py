@@ -1,0 +1,64 @@
+"""Celery's remote control commands, where they mean something else for an ordered queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
+
+from celery.worker.control import Panel
+from kombu import Exchange, Queue
+
+from celery_lowkiq.rules.errors import ConfigurationError
+
+Command = Callable[..., Any]
+
+#: Shown as the exchange of an ordered queue, which has none.
+STORE = Exchange("lowkiq")
+
+
+def _instead(ours: Command) -> Command:
+    """Put ``ours(step, celerys, **arguments)`` in the place of Celery's command of that name.
+
+    ``celerys()`` does what Celery does.
+    """
+    name = ours.__name__
+    celerys = Panel.data[name]
+
+    @wraps(celerys)
+    def command(state: Any, **arguments: Any) -> Any:
+        as_celery = partial(celerys, state, **arguments)
+        step = getattr(state.consumer, "ordered_queues", None)
+        return as_celery() if step is None else ours(step, as_celery, **arguments)
+
+    Panel.data[name] = command
+    return ours
+
+
+@_instead
+def add_consumer(step: Any, celerys: Command, queue: str, **_: Any) -> Any:
+    """Serve an ordered queue."""
+    return _serve(step, queue, True, f"add consumer {queue}") if queue in step.tasks else celerys()
+
+
+@_instead
+def cancel_consumer(step: Any, celerys: Command, queue: str, **_: Any) -> Any:
+    """Serve an ordered queue no more."""
+    if queue not in step.tasks:
+        return celerys()
+    return _serve(step, queue, False, f"no longer consuming from {queue}")
+
+
+def _serve(step: Any, queue: str, yes: bool, done: str) -> Any:
+    try:
+        step.serve(queue, yes)
+    except ConfigurationError as error:
+        return {"error": f"ordered queue {queue}: {error}"}
+    return {"ok": done}
+
+
+@_instead
+def active_queues(step: Any, celerys: Command, **_: Any) -> Any:
+    """Celery's list, and the ordered queues in the same form."""
+    ordered = [Queue(name, STORE, name).as_dict(recurse=True) for name in step.served]
+    return [*celerys(), *ordered]

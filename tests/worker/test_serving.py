@@ -1,0 +1,121 @@
+"""``add_consumer`` and ``cancel_consumer``: which ordered queues a node serves while it runs."""
+
+from __future__ import annotations
+
+import redis
+
+from tests.waiting import eventually
+from tests.worker.checks import leases, released
+
+
+def owners(task):
+    return {lease.owner.partition("@")[0] for lease in leases(task)}
+
+
+def command(app, name, *nodes, **arguments):
+    """The answers; every node asked gives one."""
+    replies = app.control.broadcast(
+        name, reply=True, timeout=10, limit=len(nodes), destination=nodes, arguments=arguments
+    )
+    return [answer for reply in replies for answer in reply.values()]
+
+
+def active(app, node):
+    (queues,) = command(app, "active_queues", node)
+    assert all("exclusive" in queue for queue in queues), "Flower needs whole queues"
+    return {queue["name"] for queue in queues}
+
+
+def broker_queues(server):
+    with redis.Redis(unix_socket_path=server.socket_path, decode_responses=True) as client:
+        return {key.removeprefix("_kombu.binding.") for key in client.keys("_kombu.binding.*")}
+
+
+def test_a_node_leaves_a_queue_after_its_running_batch_and_others_take_it(
+    app, start_worker, ledger, tmp_path
+):
+    gated, record = app.tasks["gated"], app.tasks["record"]
+    start_worker()
+    eventually(lambda: owners(gated) == {"w0"})
+    gated.delay("runs")
+    ledger.wait_for("start")
+    start_worker()
+    eventually(lambda: owners(gated) == owners(record) == {"w0", "w1"})
+    assert command(app, "cancel_consumer", "w0@test", queue="gated") == [
+        {"ok": "no longer consuming from gated"}
+    ]
+    eventually(lambda: sorted(lease.owner[:2] for lease in leases(gated)) == ["w0", "w1", "w1", "w1"])
+    (tmp_path / "gate").touch()
+    eventually(lambda: owners(gated) == {"w1"})
+    assert [line["id"] for line in ledger.lines("end")] == ["runs"]
+    assert gated.ordered_queue.stats().processed == 1
+    assert owners(record) == {"w0", "w1"}
+    assert "gated" not in active(app, "w0@test")
+    command(app, "add_consumer", "w0@test", queue="gated")
+    command(app, "cancel_consumer", "w1@test", queue="gated")
+    eventually(lambda: owners(gated) == {"w0"})
+    assert "gated" in active(app, "w0@test")
+
+
+def test_a_queue_that_nobody_serves_waits(app, start_worker, ledger):
+    record = app.tasks["record"]
+    start_worker()
+    eventually(lambda: owners(record) == {"w0"})
+    command(app, "cancel_consumer", "w0@test", queue="record")
+    eventually(lambda: released(record))
+    record.delay("waits")
+    app.tasks["outcome"].delay("1", "ok")
+    ledger.wait_for("run")
+    assert record.ordered_queue.stats().length == 1
+    command(app, "add_consumer", "w0@test", queue="record")
+    ledger.wait_for("end")
+
+
+def test_a_queue_that_was_not_chosen_can_be_added(app, start_worker, ledger, redis_server):
+    """Also to a worker that serves none; and broker queues are what they were."""
+    start_worker("-Q", "celery")
+    assert active(app, "w0@test") == {"celery"}
+    assert command(app, "add_consumer", "w0@test", queue="record") == [{"ok": "add consumer record"}]
+    app.tasks["record"].delay("1")
+    ledger.wait_for("end")
+    assert active(app, "w0@test") == {"celery", "record"}
+    command(app, "add_consumer", "w0@test", queue="outcome")
+    app.tasks["outcome"].delay("1", "ok")
+    ledger.wait_for("run")
+    assert not broker_queues(redis_server) & set(app.tasks)
+
+
+def test_minus_q_makes_no_broker_queue_of_an_ordered_one(app, start_worker, ledger, redis_server):
+    start_worker("-Q", "record")
+    app.tasks["record"].delay("1")
+    ledger.wait_for("end")
+    assert active(app, "w0@test") == {"record"}
+    assert "record" not in broker_queues(redis_server)
+
+
+def test_celerys_own_queues_come_and_go_as_before(app, start_worker, redis_server):
+    start_worker()
+    command(app, "add_consumer", "w0@test", queue="others")
+    eventually(lambda: "others" in active(app, "w0@test"))
+    assert "others" in broker_queues(redis_server)
+    command(app, "cancel_consumer", "w0@test", queue="others")
+    eventually(lambda: "others" not in active(app, "w0@test"))
+
+
+def test_a_fixed_splitter_takes_no_queue_that_comes_later(app, settings, start_worker):
+    settings.update(lowkiq_splitter="by_node", lowkiq_number_of_nodes=1, lowkiq_node_number=0)
+    start_worker("-Q", "celery,record")
+    (answer,) = command(app, "add_consumer", "w0@test", queue="outcome")
+    assert "ordered queue outcome: the splitter of this worker deals shards once" in answer["error"]
+    command(app, "cancel_consumer", "w0@test", queue="record")
+    eventually(lambda: released(app.tasks["record"]))
+    command(app, "add_consumer", "w0@test", queue="record")
+    eventually(lambda: owners(app.tasks["record"]) == {"w0"})
+
+
+def test_other_pools_say_why_they_cannot(app, start_worker):
+    start_worker(pool="prefork", lanes=1)
+    (answer,) = command(app, "add_consumer", "w0@test", queue="record")
+    assert answer == {
+        "error": "ordered queue record: ordered queues need a thread pool: start a worker with -P threads"
+    }
