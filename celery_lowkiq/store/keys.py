@@ -14,6 +14,8 @@ from celery_lowkiq.rules.models import ShardRef
 
 #: Raised with every change of what the keys hold.
 FORMAT = 1
+#: In tests, microseconds to add to Redis's clock.
+CLOCK_KEY = "lowkiq:test:clock"
 
 #: Keys of a shard, with their Redis types.
 SHARD_KEYS = {

@@ -81,6 +81,11 @@ def _read(path: str) -> str:
     return resources.files(__package__).joinpath("lua", *path.split("/")).read_text("utf-8")
 
 
+def library(name: str) -> str:
+    """Text of ``lua/lib/<name>.lua``."""
+    return _read(f"lib/{name}.lua")
+
+
 def _header(source: str, field: str) -> str:
     found = re.search(rf"^-- {field}: *(.*)$", source, re.MULTILINE)
     return found.group(1) if found else ""
@@ -102,7 +107,7 @@ def load(name: str) -> Script:
     declared = _header(source, "KEYS").split()
     keys = tuple(key.rstrip("?") for key in declared)
     args = tuple(_header(source, "ARGV").partition("[")[0].split())
-    libraries = "".join(_read(f"lib/{library}.lua") for library in _header(source, "USES").split())
+    libraries = "".join(map(library, _header(source, "USES").split()))
     binding = _names("KEYS", keys) + _names("ARGV", args) + f"local rest = {len(args) + 1}\n"
     return Script(
         name,

@@ -52,8 +52,10 @@ FAST = Durability()
 class RedisStore:
     """Jobs and leases in Redis. Safe to share between threads, not across a fork."""
 
-    def __init__(self, client: redis.Redis, durability: Durability = FAST) -> None:
-        self.client = Client(client)
+    def __init__(
+        self, client: redis.Redis, durability: Durability = FAST, sending: type[Client] = Client
+    ) -> None:
+        self.client = sending(client)
         self._durability = durability
         self._registry = Registry(self.client)
         self._senders: list[Sender] = []

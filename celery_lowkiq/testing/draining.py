@@ -1,0 +1,94 @@
+"""Runs what is due as a worker's lane does, through Celery's tracer, in the thread that asks for it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from celery import Celery
+from celery.app import trace
+
+from celery_lowkiq.integration.runner import CeleryRunner
+from celery_lowkiq.integration.stores import Home
+from celery_lowkiq.rules.models import Batch, Claim, Lease, QueueSpec, ShardRef
+from celery_lowkiq.store.calls import CallReader
+from celery_lowkiq.store.store import RedisStore
+
+#: What ``self.request.hostname`` says, and how the owner of a drained shard is named.
+HOSTNAME = "drain@test"
+
+
+def drain(app: Celery, home: Home, tasks: Mapping[str, Any], most: int) -> int:
+    """Run the due jobs of tasks (by the names of their queues) until none is due; the number of runs.
+
+    Raises AssertionError when a worker serves a queue, or after ``most`` runs.
+    """
+    store = home.store
+    consumer = SimpleNamespace(app=app, hostname=HOSTNAME, event_dispatcher=None)
+    runner = CeleryRunner(tasks, consumer, home, CallReader(store.client))
+    specs = [task.queue_spec for task in tasks.values()]
+    runs = 0
+    with _traced(app, tasks.values()), _shards(store, specs) as shards:
+        while sum(shard.run(runner) for shard in shards):
+            runs = sum(shard.runs for shard in shards)
+            assert runs < most, f"something is still due after {runs} runs: does a task call itself?"
+    return runs
+
+
+class _Shard:
+    """A shard in the hands of the test."""
+
+    def __init__(self, store: RedisStore, queue: QueueSpec, lease: Lease) -> None:
+        self.runs = 0
+        self._store = store
+        self._queue = queue
+        self._lease = lease
+        self._requests = 0
+
+    def run(self, runner: CeleryRunner) -> bool:
+        """Run one batch, if one is due."""
+        claim = self._claim()
+        if not claim.jobs:
+            return False
+        batch = Batch(self._queue, self._lease, claim.number, claim.jobs, threading.Event())
+        verdicts = runner.run(batch)
+        settled = self._store.settle(self._queue, self._lease, verdicts)
+        runner.settled(batch, settled.accepted)
+        self.runs += 1
+        return True
+
+    def _claim(self) -> Claim:
+        self._requests += 1
+        return self._store.claim(self._queue, self._lease, self._requests)
+
+    def release(self) -> None:
+        self._store.release(self._lease)
+
+
+@contextlib.contextmanager
+def _shards(store: RedisStore, specs: Iterable[QueueSpec]) -> Iterator[list[_Shard]]:
+    owner = f"{HOSTNAME}-{uuid.uuid4().hex[:12]}"
+    with contextlib.ExitStack() as releases:
+        found = []
+        for spec in specs:
+            refs = [ShardRef(spec.name, index) for index in range(spec.shards)]
+            for ref, seen in zip(refs, store.observe(refs), strict=True):
+                # What another drain has left, when its task raised a BaseException, is recovered.
+                assert not seen.owner or seen.owner.startswith(HOSTNAME), f"a worker serves {spec.name!r}"
+                found.append(_Shard(store, spec, store.acquire(spec, ref, owner, seen, seen.epoch)))
+                releases.callback(found[-1].release)
+        yield found
+
+
+@contextlib.contextmanager
+def _traced(app: Celery, tasks: Iterable[Any]) -> Iterator[None]:
+    """Tracers as a worker builds them when it starts; looked up there, where Sentry has put its own."""
+    with contextlib.ExitStack() as former:
+        for task in tasks:
+            former.callback(setattr, task, "__trace__", task.__trace__)
+            task.__trace__ = trace.build_tracer(task.name, task, app.loader, HOSTNAME, app=app)
+        yield

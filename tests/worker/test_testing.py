@@ -1,0 +1,253 @@
+"""``celery_lowkiq.testing`` as its user sees it: a project with tests, run by pytest."""
+
+from __future__ import annotations
+
+import configparser
+import os
+from pathlib import Path
+
+import pytest
+import redis
+
+from celery_lowkiq.store.clocked import ClockedClient
+from celery_lowkiq.store.keys import CLOCK_KEY
+from celery_lowkiq.store.scripts import load
+from celery_lowkiq.store.store import RedisStore
+
+pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.xdist_group("testing")
+
+ROOT = Path(__file__).parents[2]
+PROJECT = """
+from celery import Celery
+from celery_lowkiq import ordered_task
+
+app = Celery("proj", broker="redis://localhost:1/0", backend="cache+memory://")
+saved = []
+
+@ordered_task(app=app, max_retries=1, retry_in=lambda n: 60)
+def sync(payloads_by_id):
+    for order_id, payloads in payloads_by_id.items():
+        if "bad" in payloads:
+            raise ValueError("a bad one")
+        saved.append((order_id, payloads))
+    return "saved"
+
+@ordered_task(app=app, bind=True)
+def first(self, payloads_by_id):
+    sync.delay("from first", self.request.hostname)
+
+@ordered_task(app=app)
+def endless(payloads_by_id):
+    endless.delay("1", len(saved))
+
+@app.task
+def plain():
+    pass
+"""
+HEAD = """
+import threading
+import pytest
+from proj import app, endless, first, plain, saved, sync
+
+@pytest.fixture(autouse=True)
+def nothing_saved():
+    saved.clear()
+"""
+OWN_APP = """
+@pytest.fixture
+def lowkiq_app():
+    return app
+"""
+
+
+@pytest.fixture
+def passes(pytester, monkeypatch):
+    """Run a user's tests."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(pytester.path)]))
+    pytester.makepyfile(proj=PROJECT)
+
+    def run(tests: str, count: int, head: str = HEAD + OWN_APP) -> None:
+        pytester.makepyfile(test_it=head + tests)
+        options = ("-p", "celery_lowkiq.testing", "-q", "test_it.py")
+        result = pytester.runpytest_subprocess(*options, timeout=120)
+        result.assert_outcomes(passed=count)
+
+    return run
+
+
+def test_draining(passes):
+    passes(
+        """
+def test_due_jobs_run_in_this_thread(lowkiq):
+    result = sync.delay("42", "a")
+    sync.delay("42", "b")
+    sync.delay("43", "c")
+    assert saved == []
+    assert lowkiq.drain(sync) == 2
+    assert sorted(saved) == [("42", ["a", "b"]), ("43", ["c"])]
+    assert result.get() == "saved"
+    assert lowkiq.drain(sync) == 0
+
+def test_the_next_test_begins_with_nothing(lowkiq):
+    lowkiq.assert_nothing_enqueued()
+    assert lowkiq.drain() == 0
+
+def test_what_tasks_call_is_drained_too(lowkiq):
+    first.delay("1")
+    assert lowkiq.drain(first) == 1
+    lowkiq.assert_enqueued(sync, "from first", "drain@test")
+    assert lowkiq.drain() == 1
+
+def test_a_task_that_calls_itself_is_found(lowkiq):
+    endless.delay("1", 0)
+    with pytest.raises(AssertionError, match="still due after 5 runs"):
+        lowkiq.drain(endless, most=5)
+
+def test_an_error_is_a_failed_job(lowkiq):
+    result = sync.delay("42", "bad")
+    assert lowkiq.drain() == 1
+    assert result.state == "RETRY"
+    assert "a bad one" in sync.ordered_queue.job("42").waiting.error
+    assert 55 < lowkiq.due_in(sync, "42") <= 60
+    lowkiq.clock.move(60)
+    assert lowkiq.drain() == 1
+    assert result.state == "FAILURE"
+    assert sync.ordered_queue.job("42").dead is not None
+""",
+        5,
+    )
+
+
+def test_the_clock(passes):
+    passes(
+        """
+from datetime import datetime, timedelta, timezone
+
+@pytest.mark.parametrize("wait", [3600, timedelta(hours=1)])
+def test_a_countdown(lowkiq, wait):
+    sync.apply_async(("1", "x"), countdown=3600)
+    assert lowkiq.drain() == 0
+    lowkiq.clock.move(wait)
+    assert lowkiq.drain() == 1
+
+def test_an_eta(lowkiq):
+    when = datetime(2100, 1, 1, tzinfo=timezone.utc)
+    sync.apply_async(("1", "x"), eta=when)
+    lowkiq.clock.move_to(when - timedelta(minutes=1))
+    assert lowkiq.drain() == 0
+    lowkiq.clock.move_to(when.timestamp())
+    assert lowkiq.drain() == 1
+    assert lowkiq.clock.now() >= when.timestamp()
+
+def test_actions_of_operators_go_by_it(lowkiq):
+    lowkiq.clock.move(7200)
+    sync.apply_async(("1", "x"), countdown=60)
+    assert sync.ordered_queue.perform_all_now() == 1
+    assert lowkiq.drain() == 1
+""",
+        4,
+    )
+
+
+def test_what_was_enqueued(passes):
+    passes(
+        """
+def test_it_is_read_and_asserted(lowkiq):
+    sync.delay(42, {"n": 1})
+    sync.delay(42, {"n": 2})
+    assert lowkiq.enqueued(sync) == {"42": [{"n": 1}, {"n": 2}]}
+    lowkiq.assert_enqueued(sync, 42)
+    lowkiq.assert_enqueued(sync, 42, {"n": 1}, {"n": 2})
+    lowkiq.assert_nothing_enqueued(first)
+    with pytest.raises(AssertionError, match="has the payloads"):
+        lowkiq.assert_enqueued(sync, 42, {"n": 1})
+    with pytest.raises(AssertionError, match="no job '7'"):
+        lowkiq.assert_enqueued(sync, 7)
+    with pytest.raises(AssertionError, match="no job '7'"):
+        lowkiq.due_in(sync, "7")
+    with pytest.raises(AssertionError, match="jobs wait: .*sync"):
+        lowkiq.assert_nothing_enqueued()
+
+def test_more_jobs_than_a_page_holds(lowkiq):
+    sync.perform_async({"id": n} for n in range(2500))
+    assert len(lowkiq.enqueued(sync)) == 2500
+
+def test_a_task_of_another_kind(lowkiq):
+    from celery_lowkiq import ConfigurationError
+    with pytest.raises(ConfigurationError, match="no ordered task"):
+        lowkiq.drain(plain)
+""",
+        3,
+    )
+
+
+def test_a_worker_in_the_test(passes):
+    passes(
+        """
+@pytest.fixture
+def lowkiq_app(lowkiq_server):
+    app.conf.broker_url = lowkiq_server.url
+    return app
+
+def test_it_serves_what_is_called_and_takes_the_tests_time(lowkiq):
+    later = sync.apply_async(("2", "y"), countdown=3600)
+    with lowkiq.worker(concurrency=2):
+        assert sync.delay("1", "x").get(timeout=30) == "saved"
+        with pytest.raises(AssertionError, match="a worker serves"):
+            lowkiq.drain(sync)
+        lowkiq.clock.move(3600)
+        assert later.get(timeout=30) == "saved"
+    assert saved == [("1", ["x"]), ("2", ["y"])]
+    sync.delay("3", "z")
+    assert lowkiq.drain() == 1
+""",
+        1,
+        HEAD,
+    )
+
+
+def test_the_current_app_is_the_default(passes):
+    passes(
+        """
+def test_it(lowkiq):
+    assert lowkiq.app is app
+
+def test_eager_calls_would_store_nothing(request):
+    from celery_lowkiq import ConfigurationError
+    app.conf.task_always_eager = True
+    with pytest.raises(ConfigurationError, match="task_always_eager"):
+        request.getfixturevalue("lowkiq")
+""",
+        2,
+        HEAD,
+    )
+
+
+def test_pytest_finds_the_plugin_where_the_package_is_installed():
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    # The name is the module's: pytest takes the plugin once, also when `-p` names it.
+    entry = "celery_lowkiq.testing = celery_lowkiq.testing"
+    assert config["options.entry_points"]["pytest11"].strip() == entry
+
+
+@pytest.fixture
+def client(redis_server):
+    with redis.Redis(unix_socket_path=redis_server.socket_path) as client:
+        client.flushall()
+        yield client
+        client.delete(CLOCK_KEY)
+
+
+def test_no_other_store_looks_at_the_tests_clock(client):
+    moved, usual = ClockedClient(client), RedisStore(client).client
+    moved.move(86400)
+    ((seconds, _),) = usual.commands([("TIME",)])
+    assert moved.now() - seconds > 86000
+    script = load("stats")
+    keys = dict.fromkeys(("meta", "due", "failed", "claimed", "dead"), "nothing")
+    (now, *_) = usual.call(script.call(keys))
+    (later, *_) = moved.call(script.call(keys))
+    assert 86000 < float(later) - float(now) < 87000
+    assert "clock_key" not in script.text(True)
