@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 #: What was claimed at once should have run within so many s.
-WINDOW = 0.02
+WINDOW = 0.03
 #: When it has not within so many s, the rest goes back.
 PATIENCE = 0.05
 #: What waits behind a run for so many s goes back while that goes on.
