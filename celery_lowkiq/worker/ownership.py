@@ -355,7 +355,7 @@ class Ownership:
                     logger.error("shards could not be released: their next owner waits for the lease")
                     return
             if self._leases():
-                self._wake.wait(self._seconds / RENEWALS)
+                self._rest(self._seconds / RENEWALS)
 
     def _forget_crashed(self) -> None:
         """What a crashed lane was running counts as a crash: that lease is not marked as stopping."""
