@@ -26,6 +26,7 @@ from celery_lowkiq.worker.kernel_timer import KernelTimer
 from celery_lowkiq.worker.runtime import Runtime
 
 from . import control  # noqa: F401 - puts our commands in the place of Celery's
+from .options import read_rate
 from .runner import CeleryRunner
 from .selection import chosen, leave_broker_queues, named, ordered_tasks, worker_options
 from .stores import home_of
@@ -150,6 +151,12 @@ class OrderedQueues(bootsteps.StartStopStep):
             raise ConfigurationError("the worker stops")
         self._serve(self._served | {queue} if yes else self._served - {queue})
 
+    def limit(self, queue: str) -> None:
+        """Keep to what the ``rate_limit`` of the queue's task is now. Raises ConfigurationError."""
+        rate = read_rate(self._tasks[queue].rate_limit)
+        if self._runtime is not None and not self._consumer.disable_rate_limits:
+            self._runtime.limit(queue, rate)
+
     def _serve(self, served: frozenset[str]) -> None:
         if self._runtime is None:
             self._served = served
@@ -171,6 +178,8 @@ class OrderedQueues(bootsteps.StartStopStep):
         splitter = settings.make_splitter()
         # Only leases can share out a queue that comes later.
         known = self._tasks if splitter is lease_splitter else self._served
+        limited = not consumer.disable_rate_limits
+        rates = {n: read_rate(t.rate_limit) for n, t in self._tasks.items() if limited}
         specs = [task.queue_spec for name, task in self._tasks.items() if name in known]
         shards = sum(spec.shards for spec in specs if spec.name in self._served)
         if shards < lanes:
@@ -189,6 +198,7 @@ class OrderedQueues(bootsteps.StartStopStep):
             scheduler_factory=settings.scheduler,
             splitter=splitter,
             served=self._served,
+            rates={name: rate for name, rate in rates.items() if rate is not None},
             poll_interval=settings.poll_interval,
             lease_seconds=settings.lease_seconds,
             window=settings.window,

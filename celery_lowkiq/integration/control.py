@@ -11,6 +11,8 @@ from kombu import Exchange, Queue
 
 from celery_lowkiq.rules.errors import ConfigurationError
 
+from .options import read_rate
+
 Command = Callable[..., Any]
 
 #: Shown as the exchange of an ordered queue, which has none.
@@ -55,6 +57,21 @@ def _serve(step: Any, queue: str, yes: bool, done: str) -> Any:
     except ConfigurationError as error:
         return {"error": f"ordered queue {queue}: {error}"}
     return {"ok": done}
+
+
+@_instead
+def rate_limit(step: Any, celerys: Command, task_name: str, rate_limit: Any, **_: Any) -> Any:
+    """Celery's command, and the ordered queue keeps to the limit."""
+    queues = [queue for queue, task in step.tasks.items() if task.name == task_name]
+    if queues:
+        try:
+            read_rate(rate_limit)
+        except ConfigurationError as error:
+            return {"error": str(error)}
+    reply = celerys()
+    for queue in queues:
+        step.limit(queue)
+    return reply
 
 
 @_instead

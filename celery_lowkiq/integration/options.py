@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from celery.utils.time import rate as celery_rate
+
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.models import Merge
 
@@ -18,6 +20,7 @@ MAX_BATCH = 1000
 QUEUE_NAME = re.compile(r"[!-z|~]{1,255}")
 #: Options that are functions; a function among a task's attributes must not become a method.
 FUNCTIONS = ("retry_in", "on_retries_exhausted", "key")
+RATES = "a number (runs a second) or text as '10/s', '100/m', '1000/h'; 0 or None for no limit"
 RIGHT_FORM = "def sync_order(payloads_by_id): ..."
 
 
@@ -31,6 +34,17 @@ def _whole(low: int, high: int | None) -> Callable[[Any], bool]:
 
 def _seconds(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def read_rate(value: Any) -> float | None:
+    """Runs a second of a ``rate_limit``; None for no limit. Raises ConfigurationError."""
+    try:
+        rate = float(celery_rate(value))
+    except (ValueError, TypeError, KeyError):
+        rate = math.nan
+    if isinstance(value, bool) or not 0 <= rate < math.inf:
+        raise ConfigurationError(f"rate_limit={value!r} is not allowed: {RATES}")
+    return rate or None
 
 
 def _or_none(allowed: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -57,6 +71,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     for name, (allowed, words) in _CHECKS.items():
         if name in options and not allowed(_plain(options[name])):
             raise ConfigurationError(f"{name}={options[name]!r} is not allowed: {words}")
+    read_rate(options.get("rate_limit"))
     check_celery_options(options)
 
 

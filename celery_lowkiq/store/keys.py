@@ -47,6 +47,7 @@ KEY_TYPES = SHARD_KEYS | {
     "records": "hash",
     "queue": "hash",
     "nodes": "hash",
+    "tokens": "hash",
 }
 
 
@@ -78,6 +79,11 @@ def queue_key(queue: str) -> str:
 def nodes_key(queue: str) -> str:
     """Hash with the heartbeats of the nodes that serve the queue: ``<owner> <lanes>`` -> counter."""
     return f"lowkiq:{FORMAT}:nodes:{{{queue}}}"
+
+
+def tokens_key(queue: str) -> str:
+    """Hash of a limited queue: ``left`` -> tokens, when; ``by <holder>`` -> last number, its grant, when."""
+    return f"lowkiq:{FORMAT}:tokens:{{{queue}}}"
 
 
 def channel(queue: str) -> str:

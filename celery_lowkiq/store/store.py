@@ -25,14 +25,16 @@ from celery_lowkiq.rules.models import (
     Verdict,
     shard_of,
 )
+from celery_lowkiq.rules.rate import TokenRequest, Tokens, capacity
 
 from .batches import claim_call, claimed, open_claims, owned, settle_calls, settled, sound
 from .client import Client, ShardsDiffer, raise_refused
 from .durability import Durability
-from .keys import channel, nodes_key, shard_keys
+from .keys import channel, nodes_key, shard_keys, tokens_key
 from .pushing import Sender, chunked, push_call
 from .records import (
     id_bytes,
+    number_text,
     parse_id,
     parse_members,
     parse_time,
@@ -220,6 +222,20 @@ class RedisStore:
     def forgive(self, lease: Lease) -> None:
         """Take back the deaths that were counted for this lease's owner: it lives."""
         self.client.call(load("forgive").call(shard_keys(lease.shard), epoch=lease.epoch))
+
+    def tokens(self, asked: TokenRequest) -> Tokens:
+        """Take tokens of a limited queue, or give some back; repeated, it changes nothing."""
+        call = load("tokens").call(
+            {"tokens": tokens_key(asked.queue)},
+            holder=asked.holder,
+            number=asked.number,
+            rate=number_text(asked.rate),
+            capacity=number_text(capacity(asked.rate)),
+            wanted=asked.wanted,
+            surplus=asked.surplus,
+        )
+        granted, wait = self.client.call(call)
+        return Tokens(granted, float(wait))
 
     # -- waiting for work
 

@@ -186,12 +186,18 @@ class Lane:
             return None
 
     def _workable(self) -> dict[ShardRef, float]:
-        """Due times of the shards that may be claimed from; a renewal brings back those that may not."""
+        """Due times of the shards that may be claimed from, not before the next token of a limited queue;
+        a renewal brings back those that may not.
+        """
         now = self._around.clock.monotonic()
         due = self._agenda.due()
-        return {
+        found = {
             shard: due[shard] for shard, held in self._held.items() if shard in due and held.may_claim(now)
         }
+        for queue, seconds in self._around.limits.closed().items():
+            opens_at = self._agenda.now() + seconds
+            found |= {s: max(when, opens_at) for s, when in found.items() if s.queue == queue}
+        return found
 
     def _take_refresh(self) -> bool:
         """Whether to ask about all shards. By the clock, not only when idle: a backlog in one shard must

@@ -20,6 +20,7 @@ from celery_lowkiq.rules.models import (
     ToSettle,
     Verdict,
 )
+from celery_lowkiq.rules.rate import TokenRequest, Tokens
 
 
 class Subscription(Protocol):
@@ -86,6 +87,9 @@ class Store(Protocol):
         """Smallest claimable ``perform_in`` of each shard, in one round trip; now, when something is left
         of other claims than those ``in_hand``.
         """
+
+    def tokens(self, asked: TokenRequest) -> Tokens:
+        """Take tokens of a limited queue, or give some back; the same number changes nothing."""
 
     def subscribe(self, queues: Sequence[QueueSpec]) -> Subscription:
         """Listen to pushes on the queues."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from celery_lowkiq.rules.clock import Clock
@@ -13,6 +13,7 @@ from celery_lowkiq.rules.splitters import Splitter, lease_splitter
 
 from .exclusion import Cooperative, Exclusion
 from .lane import Lane
+from .limits import Limits
 from .membership import Membership
 from .outage import Outage
 from .ownership import Ownership
@@ -43,13 +44,16 @@ class Runtime:
         exclusion: Exclusion | None = None,
         window: int = 50,
         served: Collection[str] | None = None,
+        rates: Mapping[str, float] | None = None,
     ) -> None:
         """``poll_interval`` and ``lease_seconds`` in s; ``owner`` names this start of this process;
         ``exclusion`` is cooperative unless given; a lane claims at most ``window`` batches at once.
         ``served`` names those of the ``queues`` that it begins with, by default all; see :meth:`serve`.
+        ``rates``: runs a second of limited queues, by name; see :meth:`limit`.
         """
         self._outage = Outage(clock)
         self._clock = clock
+        self._limits = Limits(clock, owner, poll_interval, rates or {})
         around = Surroundings(
             store=store,
             runner=runner,
@@ -57,6 +61,7 @@ class Runtime:
             clock=clock,
             outage=self._outage,
             exclusion=exclusion or Cooperative(),
+            limits=self._limits,
             poll_interval=poll_interval,
             lease_seconds=lease_seconds,
             window=window,
@@ -89,6 +94,11 @@ class Runtime:
         self.served = frozenset(names)
         self._ownership.serve(self.served)
         self._waker.listen_to(self._to_serve())
+
+    def limit(self, queue: str, rate: float | None) -> None:
+        """Begin at most ``rate`` runs of a queue a second, all nodes together; None takes the limit away."""
+        self._limits.limit(queue, rate)
+        self._refresh()
 
     def hold(self) -> None:
         """Begin nothing new, as far as a signal handler can: :meth:`drain` is to follow."""

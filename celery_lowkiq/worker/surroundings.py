@@ -11,6 +11,7 @@ from celery_lowkiq.rules.clock import Clock
 
 from .exclusion import Exclusion
 from .held import Held
+from .limits import Limits
 from .outage import Outage
 from .ports import Host, Runner, Store
 
@@ -31,6 +32,7 @@ class Surroundings:
     clock: Clock
     outage: Outage
     exclusion: Exclusion
+    limits: Limits
     poll_interval: float
     lease_seconds: float
     #: Most batches that a lane claims at once.

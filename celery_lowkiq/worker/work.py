@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from celery_lowkiq.rules.errors import NotOwner, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Batch, Claim, Due, Settled, ShardRef, ToClaim
 from celery_lowkiq.rules.pace import batches_to_claim, mean_duration
+from celery_lowkiq.rules.rate import runs_of
 
 from .held import Held
 from .surroundings import PARKED, Surroundings
@@ -67,10 +68,16 @@ class Work:
 
     def do(self, held: Held) -> None:
         """Claim from a shard, and run what is claimed; it is settled with the next claim."""
+        queue = held.queue
+        wanted = batches_to_claim(self._pace.get(queue.name), self._around.window)
+        surplus = 0
         try:
-            self._claim_and_run(held)
+            surplus = batches = self._take_tokens(queue.name, wanted)
+            if batches:
+                surplus = self._claim_and_run(held, batches)
         except StoreError as error:
             self._failed(held, error)
+        self._return_tokens(queue.name, surplus)
 
     def finish(self) -> None:
         """Settle what has run, without claiming anything."""
@@ -102,28 +109,55 @@ class Work:
         except StoreError as error:
             logger.warning("deaths that were counted for %s could not be taken back: %s", held.shard, error)
 
-    def _claim_and_run(self, held: Held) -> None:
-        """One suspect at a time on a node: if it dies, that one is to blame."""
+    def _take_tokens(self, queue: str, wanted: int) -> int:
+        """How many batches may be claimed now."""
+        limits = self._around.limits
+        request = limits.request(queue, self._lane.name, wanted=wanted)
+        if request is None:
+            return wanted
+        tokens = self._lane.ask([], lambda: self._around.store.tokens(request))
+        limits.learn(queue, tokens)
+        return tokens.granted
+
+    def _return_tokens(self, queue: str, surplus: int) -> None:
+        if not surplus:
+            return
+        limits = self._around.limits
+        request = limits.request(queue, self._lane.name, surplus=surplus)
+        if request is None:
+            return
+        try:
+            limits.learn(queue, self._lane.ask([], lambda: self._around.store.tokens(request)))
+        except StoreError as error:
+            logger.warning("%d tokens of queue %s could not be given back: %s", surplus, queue, error)
+
+    def _claim_and_run(self, held: Held, batches: int) -> int:
+        """How many batches were claimed and have not begun. One suspect at a time on a node: if it dies, that
+        one is to blame.
+        """
         lock = self._around.suspects
         leave = lock.acquire(blocking=False)
         try:
-            claim = self._exchange(self._wish(held, suspects=leave))
+            claim = self._exchange(self._wish(held, leave, batches))
             assert claim is not None
             if leave and not claim.suspect:
                 lock.release()
                 leave = False
             if claim.suspect_due:
                 self._lane.park(held.shard, SUSPECT_PAUSE)
-            self._run(held, claim)
+            claimed = runs_of(len(claim.jobs), held.queue.batch_size)
+            # Now, since others could use them while this runs.
+            self._return_tokens(held.queue.name, batches - claimed)
+            began = self._run(held, claim)
             if leave:
                 self.finish()
+            return claimed - began
         finally:
             if leave:
                 lock.release()
 
-    def _wish(self, held: Held, suspects: bool) -> ToClaim:
+    def _wish(self, held: Held, suspects: bool, batches: int) -> ToClaim:
         held.request += 1
-        batches = batches_to_claim(self._pace.get(held.queue.name), self._around.window)
         # What is settled in the same breath is still in hand: the settle alone may fail.
         return ToClaim(held.queue, held.lease, held.request, held.in_hand, suspects, batches)
 
@@ -156,9 +190,9 @@ class Work:
         if not self._lane.serves(held):
             self._around.freed()
 
-    def _run(self, held: Held, claim: Claim) -> None:
+    def _run(self, held: Held, claim: Claim) -> int:
         if not claim.jobs:
-            return
+            return 0
         held.took(claim.number)
         clock = self._around.clock
         now = clock.monotonic()
@@ -175,6 +209,7 @@ class Work:
             began_at, now = now, clock.monotonic()
             name = held.queue.name
             self._pace[name] = mean_duration(self._pace.get(name), now - began_at)
+        return len(window.ran)
 
     def _may_begin(self, held: Held, now: float) -> bool:
         """The answer of a claim may be late: after an outage another node may be about to take the shard."""

@@ -13,7 +13,7 @@ import pytest
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.models import Fate, NewJob
 from celery_lowkiq.store.calls import digest
-from celery_lowkiq.store.keys import KEY_TYPES, nodes_key, queue_key, shard_keys
+from celery_lowkiq.store.keys import KEY_TYPES, nodes_key, queue_key, shard_keys, tokens_key
 from celery_lowkiq.store.scripts import load
 
 from .helpers import ONE, SHARD, claim, end, push, take
@@ -98,6 +98,10 @@ def arguments(state):
             ("runs", state.claim, "die", 0, 0, "error", 1, 0, "bad"),
         ),
         "stats": ({}, ()),
+        "tokens": (
+            {"holder": "me 1", "number": 1, "rate": "0.5", "capacity": 1, "wanted": 1, "surplus": 0},
+            (),
+        ),
     }
 
 
@@ -153,6 +157,7 @@ def prepared(store, name):
 class Keys:
     def __getitem__(self, name):
         of_queues = {"queue": queue_key("orders"), "nodes": nodes_key("orders")}
+        of_queues["tokens"] = tokens_key("orders")
         return of_queues.get(name) or shard_keys(SHARD)[BOUND.get(name, name)]
 
 

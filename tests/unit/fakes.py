@@ -24,6 +24,7 @@ from celery_lowkiq.rules.models import (
     ToSettle,
     Verdict,
 )
+from celery_lowkiq.rules.rate import TokenRequest, Tokens
 
 
 class FakeStore:
@@ -46,6 +47,8 @@ class FakeStore:
         self.last: dict[ShardRef, tuple[int, int]] = {}
         #: Method name -> function that may raise; called before the effect, then with True after it.
         self.fail: dict[str, Callable[[bool], None]] = {}
+        self.bucket = 0
+        self.token_requests: list[TokenRequest] = []
         self.open = True
         self.members: dict[str, dict[str, tuple[int, int]]] = {}
 
@@ -217,6 +220,16 @@ class FakeStore:
         with self.lock:
             self.refreshes += 1
             return [Due(self._next_due(shard), time.time()) for shard in shards]
+
+    def tokens(self, asked: TokenRequest) -> Tokens:
+        """As many as ``bucket`` has; those that come back are put in it."""
+        self._maybe_fail("tokens")
+        with self.lock:
+            self.token_requests.append(asked)
+            self.bucket += asked.surplus
+            granted = min(self.bucket, asked.wanted)
+            self.bucket -= granted
+            return Tokens(granted, 0.0 if self.bucket else 3600.0)
 
     def subscribe(self, queues: list[QueueSpec]) -> FakeStore:
         self._maybe_fail("subscribe")

@@ -1,0 +1,130 @@
+"""Limited queues: what a lane asks for, what it does without a token, and what unlimited queues pay."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
+from celery_lowkiq.rules.models import QueueSpec, ShardRef
+from celery_lowkiq.rules.rate import Tokens, asks_again, capacity, runs_of
+from tests.unit.nodes import SHARDS, Q, once
+from tests.waiting import eventually
+
+OTHER = QueueSpec("other", shards=1)
+
+
+@pytest.mark.parametrize("rate, most", [(0.01, 1), (10, 1), (50, 5), (1000, 100)])
+def test_a_tenth_of_a_second_gathers_but_one_token_at_least(rate, most):
+    assert capacity(rate) == most
+
+
+@pytest.mark.parametrize("jobs, size, runs", [(0, 3, 0), (1, 3, 1), (3, 3, 1), (4, 3, 2), (5, 1, 5)])
+def test_a_run_costs_a_token_however_many_jobs_it_has(jobs, size, runs):
+    assert runs_of(jobs, size) == runs
+
+
+def test_a_node_asks_again_when_a_token_comes_and_not_later_than_it_polls():
+    assert asks_again(Tokens(0, 0.2), 1.0) == 0.2
+    assert asks_again(Tokens(0, 3600.0), 1.0) == 1.0
+
+
+@pytest.fixture
+def limited(node):
+    def make(tokens, **options):
+        one = node(rates={"q": 5.0}, **options)
+        one.store.bucket = tokens
+        return one
+
+    return make
+
+
+def push(one, count, shard=SHARDS[0]):
+    for number in range(count):
+        one.store.push(shard, f"{shard.queue}-{number}")
+
+
+def test_as_many_batches_run_as_there_are_tokens(limited):
+    one = limited(2, lanes=1).start()
+    push(one, 5)
+    eventually(lambda: len(one.runner.ids) == 2 and one.store.token_requests[-1].wanted)
+    assert len(one.store.waiting[SHARDS[0]]) == 3
+    one.store.bucket = 3
+    one.runtime.limit("q", 5.0)
+    eventually(lambda: len(one.runner.ids) == 5)
+
+
+def test_what_has_run_is_settled_though_there_is_no_token_for_more(limited):
+    one = limited(1, lanes=1).start()
+    push(one, 2)
+    eventually(lambda: len(one.store.settled) == 1)
+
+
+def test_other_queues_run_meanwhile(limited):
+    one = limited(0, lanes=1, queues=[Q, OTHER]).start()
+    push(one, 3)
+    eventually(lambda: one.store.token_requests)
+    push(one, 5, ShardRef("other", 0))
+    one.ran(*(f"other-{n}" for n in range(5)))
+    assert {request.queue for request in one.store.token_requests} == {"q"}
+
+
+def test_a_lane_without_tokens_does_not_spin(limited):
+    """Asked for the first job, and after the announcements that came meanwhile; then at each poll (60 s)."""
+    one = limited(0, lanes=1, queues=[Q, OTHER]).start()
+    push(one, 10)
+    eventually(lambda: one.store.token_requests)
+    push(one, 10, SHARDS[1])
+    push(one, 1, ShardRef("other", 0))
+    one.ran("other-0")
+    assert len(one.store.token_requests) == 1
+
+
+def test_a_surplus_goes_back(limited):
+    one = limited(1, lanes=1).start()
+    eventually(lambda: len(one.owns()) == 4 and one.store.refreshes)
+    # Nothing is there of what was announced.
+    with one.store.lock:
+        one.store.pushed.append((SHARDS[0], 1.0))
+        one.store.lock.notify_all()
+    eventually(lambda: any(request.surplus for request in one.store.token_requests) and one.store.bucket == 1)
+
+
+def test_tokens_of_a_claim_that_failed_go_back(limited):
+    one = limited(1, lanes=1)
+    one.store.fail["claim"] = once(StoreError("no"))
+    one.store.push(SHARDS[0], "left alone", announce=False)
+    one.start()
+    eventually(lambda: any(request.surplus for request in one.store.token_requests) and one.store.bucket == 1)
+
+
+def test_a_lost_reply_is_asked_for_again_under_its_number(limited):
+    one = limited(1, lanes=1)
+    one.store.fail["tokens"] = once(StoreUnavailable("reply lost"))
+    numbers = []
+    tokens = one.store.tokens
+    one.store.tokens = lambda asked: numbers.append(asked.number) or tokens(asked)
+    one.start()
+    push(one, 1)
+    one.ran("q-0")
+    assert numbers[:2] == [1, 1]
+
+
+def test_a_limit_comes_and_goes_while_the_node_runs(node):
+    one = node(lanes=1).start()
+    push(one, 1)
+    one.ran("q-0")
+    assert one.store.token_requests == []
+    one.runtime.limit("q", 1.0)
+    one.store.push(SHARDS[1], "limited")
+    eventually(lambda: one.store.token_requests)
+    assert "limited" not in one.runner.ids
+    one.runtime.limit("q", None)
+    one.ran("limited")
+
+
+def test_unlimited_queues_ask_for_no_tokens(limited):
+    one = limited(0, lanes=2, queues=[Q, OTHER])
+    one.start()
+    push(one, 20, ShardRef("other", 0))
+    one.ran(*(f"other-{n}" for n in range(20)))
+    assert one.store.token_requests == []

@@ -1,0 +1,70 @@
+"""``rate_limit`` holds for an ordered queue across all nodes."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import redis
+
+from celery_lowkiq.store.keys import tokens_key
+from tests.waiting import eventually
+from tests.worker.checks import leases
+
+RATE, JOBS = 10, 25
+
+
+@pytest.fixture
+def limited(settings):
+    """Before the app is made."""
+    settings["task_annotations"] = {"record": {"rate_limit": f"{RATE}/s"}}
+
+
+def answers(app, name, *nodes, **arguments):
+    replies = app.control.broadcast(
+        name, reply=True, timeout=10, limit=len(nodes), destination=nodes, arguments=arguments
+    )
+    return [answer for reply in replies for answer in reply.values()]
+
+
+def test_the_limit_holds_over_two_nodes_and_other_queues_go_on(limited, app, start_worker, ledger):
+    record, outcome = app.tasks["record"], app.tasks["outcome"]
+    start_worker()
+    start_worker()
+    eventually(lambda: {lease.owner[:2] for lease in leases(record)} == {"w0", "w1"})
+    pushed_at = time.monotonic()
+    record.perform_async([{"id": n} for n in range(JOBS)])
+    outcome.delay("1", "ok")
+    (run,) = ledger.wait_for("run")
+    starts = sorted(line["at"] for line in ledger.wait_for("start", JOBS))
+    assert len({line["pid"] for line in ledger.lines("start")}) == 2
+    # A full bucket has one token; a run begins after its token was taken, never before.
+    for number, at in enumerate(starts):
+        assert at - pushed_at >= number / RATE * 0.95
+    assert run["at"] < starts[-1]
+
+
+def test_a_limit_is_set_and_taken_away_at_run_time(app, start_worker, ledger, redis_server):
+    record = app.tasks["record"]
+    start_worker()
+    record.delay("before")
+    ledger.wait_for("end")
+    with redis.Redis(unix_socket_path=redis_server.socket_path) as client:
+        assert not client.exists(tokens_key("record"))
+        set_ = answers(app, "rate_limit", "w0@test", task_name="record", rate_limit="1/h")
+        assert set_ == [{"ok": "new rate limit set successfully"}]
+        record.perform_async([{"id": n} for n in range(3)])
+        ledger.wait_for("end", 2)
+        eventually(lambda: client.exists(tokens_key("record")))
+    app.tasks["outcome"].delay("1", "ok")
+    ledger.wait_for("run")
+    assert record.ordered_queue.stats().processed == 2
+    answers(app, "rate_limit", "w0@test", task_name="record", rate_limit=0)
+    ledger.wait_for("end", 4)
+
+
+@pytest.mark.parametrize("wrong", ["-1/s", "x", "5/d", "nan"])
+def test_a_bad_limit_is_refused(app, start_worker, wrong):
+    start_worker(lanes=1)
+    (answer,) = answers(app, "rate_limit", "w0@test", task_name="record", rate_limit=wrong)
+    assert answer["error"].startswith(f"rate_limit={wrong!r} is not allowed: a number (runs a second)")
