@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -103,16 +103,24 @@ class CallBook:
         return calls[0].note
 
     def begins(self, run: Run) -> None:
-        """Tell the result backend that the calls of a run of several have started."""
-        if self._task.track_started and run.call is None:
+        """Tell the result backend, and who traces, of the calls of a run of several."""
+        if run.call is not None:
+            return
+        run.callers = self._headers
+        if self._task.track_started:
             report(self._started)
+
+    def _headers(self) -> Iterator[Mapping[str, Any]]:
+        return (call.note.headers for call in self._calls())
+
+    def _calls(self) -> Iterator[NotedCall]:
+        return (call for job in self._batch.jobs for page in self._pages(job) for call in page)
 
     def _started(self) -> None:
         meta = {"pid": os.getpid(), "hostname": self._consumer.hostname}
-        for job in self._batch.jobs:
-            for call in (call for page in self._pages(job) for call in page):
-                if stores_result(self._task, call.note.headers.get("ignore_result")):
-                    self._task.backend.store_result(call.note.id, meta, STARTED)
+        for call in self._calls():
+            if stores_result(self._task, call.note.headers.get("ignore_result")):
+                self._task.backend.store_result(call.note.id, meta, STARTED)
 
     # -- after the run
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from celery import signals
+from celery.app.task import Context
 from celery.utils.saferepr import saferepr
 from celery.worker import state
 from celery.worker.request import Request
@@ -120,8 +121,6 @@ class QuietRequest:
         headers = self._headers
         return {
             **headers,
-            # Celery would compare the names of all headers to find out that none is the user's own.
-            "headers": {},
             "properties": _properties(headers),
             "reply_to": headers.get("reply_to"),
             "correlation_id": self.id,
@@ -222,8 +221,18 @@ def _headers(
         **NO_EMBED,
         **note.headers,
         **note.embed,
+        "headers": _users(note.headers),
         **own,
     }
+
+
+def _users(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """The headers of a call that are the user's own, as Celery tells them from its own: ``request.headers``.
+
+    Some tools, as Sentry, bring them as one header.
+    """
+    given = headers.get("headers")
+    return dict(given or {name: value for name, value in headers.items() if not hasattr(Context, name)})
 
 
 def _properties(headers: dict[str, Any]) -> dict[str, Any]:

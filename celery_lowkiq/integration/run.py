@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from numbers import Real
@@ -117,6 +117,8 @@ class Run:
         self.jobs, self._bad = decode(batch, codec, settings, dropped)
         #: The call under whose id and headers it runs; None for a run with an id of its own.
         self.call: CallNote | None = None
+        #: Headers of the calls of a run of several.
+        self.callers: Callable[[], Iterable[Mapping[str, Any]]] | None = None
         #: Whether the verdicts are known; what fails around the function later does not change them.
         self.decided = False
         #: Replaces the call whose request is the task's current one.

@@ -32,9 +32,11 @@ from .queue import OrderedQueue
 from .quick import is_unheard, publish_pauses
 from .refusals import check_call, refuse_inline
 from .results import bulk_calls
-from .run import cause_of
+from .run import Run, cause_of
 from .selection import check_names
+from .spans import link_calls
 from .stores import Home, home_of
+from .tracing import report
 
 BOOTSTEP = "celery_lowkiq.integration.bootstep:OrderedQueues"
 POISON = "poison pill: the job took its worker down {max_crashes} times"
@@ -251,8 +253,13 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
         if run is None:
             request.lowkiq = eager.info(self.queue_spec, *args)
             return eager.seen(lambda: self.run(*args, **kwargs), *args)
+        return self._run(run, partial(self.run, *args, **kwargs))
+
+    def _run(self, run: Run, function: Callable[[], Any]) -> Any:
+        if run.callers is not None:
+            report(link_calls, run.callers)
         try:
-            result = compose(run.middlewares, self, run.jobs, partial(self.run, *args, **kwargs))
+            result = compose(run.middlewares, self, run.jobs, function)
         except Ignore as error:
             run.ignores(error)
             raise

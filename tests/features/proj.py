@@ -74,6 +74,7 @@ def make_app(url: str) -> Celery:
         ((job_id, payloads),) = payloads_by_id.items()
         request = self.request
         headers = {name: request.get(name) for name in HEADERS}
+        headers["custom"] = request.headers
         fields = {"task_id": request.id, "retries": request.retries, "headers": headers}
         note("run", id=job_id, payloads=payloads, **fields)
         what = payloads[-1]

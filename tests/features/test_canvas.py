@@ -145,6 +145,7 @@ class TestOptions:
         result.get(WAIT)
         (run,) = features.noted("run", id=job_id)
         assert (run["headers"]["tenant"], run["headers"]["shadow"]) == ("acme", "other name")
+        assert run["headers"]["custom"] == {"tenant": "acme"}
 
     def test_a_call_within_a_run_knows_its_parent(self, features, work, tell, new_id):
         one, two = new_id(), new_id()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import configparser
-import os
-from pathlib import Path
 
 import pytest
 import redis
@@ -13,11 +11,11 @@ from celery_lowkiq.store.clocked import ClockedClient
 from celery_lowkiq.store.keys import CLOCK_KEY
 from celery_lowkiq.store.scripts import load
 from celery_lowkiq.store.store import RedisStore
+from tests.worker.users import ROOT, users_pytest
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.xdist_group("testing")
 
-ROOT = Path(__file__).parents[2]
 PROJECT = """
 from celery import Celery
 from celery_lowkiq import ordered_task
@@ -64,16 +62,8 @@ def lowkiq_app():
 @pytest.fixture
 def passes(pytester, monkeypatch):
     """Run a user's tests."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(pytester.path)]))
-    pytester.makepyfile(proj=PROJECT)
-
-    def run(tests: str, count: int, head: str = HEAD + OWN_APP) -> None:
-        pytester.makepyfile(test_it=head + tests)
-        options = ("-p", "celery_lowkiq.testing", "-q", "test_it.py")
-        result = pytester.runpytest_subprocess(*options, timeout=120)
-        result.assert_outcomes(passed=count)
-
-    return run
+    run = users_pytest(pytester, monkeypatch, proj=PROJECT)
+    return lambda tests, count, head=HEAD + OWN_APP: run(head + tests, count)
 
 
 def test_draining(passes):
