@@ -26,7 +26,7 @@ class Bench:
         self.direct = direct
         self.directory = directory
         self.quick = quick
-        self.settings: dict[str, Any] = {"broker_url": url}
+        self.settings: dict[str, Any] = {"broker_url": url, "result_backend": url}
         self.app = proj.make_app(**self.settings)
         #: What the plot shows: points by the name of the curve.
         self.curves: dict[str, list[dict[str, float]]] = {}
