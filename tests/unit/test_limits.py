@@ -80,7 +80,7 @@ def test_a_lane_without_tokens_does_not_spin(limited):
 
 
 def test_a_surplus_goes_back(limited):
-    """Nothing is there of what was announced; a look at the shard may come before the announcement is used."""
+    """Nothing is there of what was announced; a look at the shard may take the announcement away."""
     one = limited(1, lanes=1).start()
     eventually(lambda: len(one.owns()) == 4)
 
