@@ -30,6 +30,7 @@ from .options import read_rate
 from .runner import CeleryRunner
 from .selection import chosen, leave_broker_queues, named, ordered_tasks, worker_options
 from .stores import home_of
+from .threads import check_threads
 
 logger = logging.getLogger("celery_lowkiq")
 
@@ -81,7 +82,9 @@ class OrderedQueues(bootsteps.StartStopStep):
     requires = (Tasks, Control, Heart, Gossip, DelayedDelivery, Agent)
 
     def __init__(self, consumer: Any, **options: Any) -> None:
-        """Raises ImproperlyConfigured when -Q names an ordered queue and the pool is no thread pool."""
+        """Raises ImproperlyConfigured when -Q names an ordered queue and the pool is no thread pool, and for
+        --autoscale with one.
+        """
         super().__init__(consumer, **options)
         self._runtime: Runtime | None = None
         self._host: CeleryHost | None = None
@@ -97,6 +100,8 @@ class OrderedQueues(bootsteps.StartStopStep):
         asked_for = named(self._tasks, options)
         if not self._threads:
             self._without_threads(asked_for)
+        elif self._served:
+            check_threads(consumer.controller)
         leave_broker_queues(consumer.app, asked_for)
 
     def _without_threads(self, asked_for: list[str]) -> None:
@@ -137,6 +142,11 @@ class OrderedQueues(bootsteps.StartStopStep):
     def tasks(self) -> Mapping[str, Any]:
         """All ordered tasks by the names of their queues."""
         return self._tasks
+
+    @property
+    def has_lanes(self) -> bool:
+        """Whether lanes were started; they stay when the last queue goes."""
+        return self._runtime is not None
 
     @property
     def served(self) -> list[str]:

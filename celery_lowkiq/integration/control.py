@@ -12,6 +12,7 @@ from kombu import Exchange, Queue
 from celery_lowkiq.rules.errors import ConfigurationError
 
 from .options import read_rate
+from .threads import FIXED
 
 Command = Callable[..., Any]
 
@@ -72,6 +73,18 @@ def rate_limit(step: Any, celerys: Command, task_name: str, rate_limit: Any, **_
     for queue in queues:
         step.limit(queue)
     return reply
+
+
+@_instead
+def pool_grow(step: Any, celerys: Command, **_: Any) -> Any:
+    """Refused by a worker with lanes."""
+    return {"error": f"pool_grow: {FIXED}"} if step.has_lanes else celerys()
+
+
+@_instead
+def pool_shrink(step: Any, celerys: Command, **_: Any) -> Any:
+    """Refused by a worker with lanes."""
+    return {"error": f"pool_shrink: {FIXED}"} if step.has_lanes else celerys()
 
 
 @_instead

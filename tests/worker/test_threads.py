@@ -1,0 +1,39 @@
+"""What Celery has for pools of processes, and a worker with lanes does not."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def ask(app, name, **arguments):
+    (reply,) = app.control.broadcast(name, reply=True, timeout=10, limit=1, arguments=arguments)
+    return reply["w0@test"]
+
+
+def test_autoscale_is_refused(app, start_worker):
+    node = start_worker("--autoscale=4,2", wait=False)
+    assert node.exit_status() != 0
+    assert "--autoscale is not supported with ordered queues: the number of lanes is fixed" in node.logs()
+
+
+@pytest.mark.parametrize("name", ["pool_grow", "pool_shrink"])
+def test_the_pool_keeps_its_size(app, start_worker, name):
+    start_worker()
+    assert ask(app, name, n=1)["error"].startswith(f"{name}: the number of lanes is fixed")
+    assert "Autoscale not enabled" in ask(app, "autoscale", max=4, min=2)["error"]
+    assert len(ask(app, "stats")["lowkiq"]["lanes"]) == 4
+
+
+def test_other_pools_grow_as_before(app, start_worker):
+    start_worker(pool="prefork", lanes=1)
+    assert ask(app, "pool_grow", n=1) == {"ok": "pool will grow"}
+
+
+def test_settings_of_children_have_no_effect_and_the_log_says_so(app, settings, start_worker, ledger):
+    settings.update(worker_max_tasks_per_child=1, worker_max_memory_per_child=1)
+    node = start_worker(lanes=1)
+    for name in ("tasks", "memory"):
+        assert node.logs().count(f"worker_max_{name}_per_child has no effect on a thread pool") == 1
+    for number in range(3):
+        app.tasks["record"].delay(str(number))
+    assert len({line["pid"] for line in ledger.wait_for("end", 3)}) == 1
