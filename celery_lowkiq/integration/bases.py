@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from celery import Celery
@@ -37,6 +39,36 @@ def inherited(cls: type, ordered: type) -> dict[str, Any]:
         if not (issubclass(ordered, base) or issubclass(base, ordered)):
             found.update(vars(base))
     return found
+
+
+def guard_call(cls: Any, others: dict[str, Any], ordered: Any) -> None:
+    """See to a ``__call__`` of the user's. Raises ConfigurationError for one that would never be called."""
+    call, ours = cls.__call__, ordered.__call__
+    if call is ours and "__call__" in others:
+        name = others["__call__"].__qualname__
+        raise ConfigurationError(f"{name} would not be called: write its class before {ordered.__name__}")
+    if call is not ours and not hasattr(call, "guarded"):
+        cls.__call__ = _guarded(call, ours)
+
+
+def _guarded(call: Any, ordered_call: Callable[..., Any]) -> Any:
+    """A ``__call__`` of the user's, around a run and not around what tells a call how its run ended.
+
+    Raises ConfigurationError in a run that it keeps from our own ``__call__``, which knows the run.
+    """
+
+    @functools.wraps(call)
+    def guard(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(self.request, "lowkiq_ending", None) is not None:
+            return ordered_call(self, *args, **kwargs)
+        result = call(self, *args, **kwargs)
+        run = getattr(self.request, "lowkiq_run", None)
+        if run is not None and not run.decided:
+            raise ConfigurationError(f"{call.__qualname__} must call super().__call__, and not self.run")
+        return result
+
+    guard.__dict__["guarded"] = True
+    return guard
 
 
 def adopt_on_commit(cls: type, app: Celery) -> None:

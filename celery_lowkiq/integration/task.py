@@ -22,7 +22,7 @@ from celery_lowkiq.rules.models import Merge, NewJob, QueueSpec
 from . import eager
 from .arguments import as_keywords, header_for
 from .arrivals import Arrivals
-from .bases import adopt_on_commit, inherited
+from .bases import adopt_on_commit, guard_call, inherited
 from .call_records import note_of, store_state
 from .calls import Entry, bulk, id_of, read_delay, read_time, single, to_jobs
 from .errors import dump_error_text
@@ -81,7 +81,9 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         declared = dict(cls.__dict__)
-        check_options({**inherited(cls, OrderedTask), **declared})
+        others = inherited(cls, OrderedTask)
+        check_options({**others, **declared})
+        guard_call(cls, others, OrderedTask)
         run = declared.get("run")
         if run is not None:
             bound = not isinstance(run, staticmethod)

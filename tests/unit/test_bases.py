@@ -39,7 +39,7 @@ class Noting(Task):
         return "helped"
 
 
-class Ordered(OrderedTask, Noting):
+class Ordered(Noting, OrderedTask):
     """The same, written by hand."""
 
     abstract = True
@@ -55,10 +55,15 @@ def test_a_base_of_celerys_is_made_ordered(app, base):
     assert isinstance(task, OrderedTask)
     assert isinstance(task, base)
     assert work.delay("1", "x").get() == ("helped", {"1": ["x"]})
-    assert "before_start" in work.seen
-    if base is Noting:
-        assert work.seen == ["apply_async", "before_start", "call"]
-        assert work.max_retries == 3
+    assert work.seen == ["apply_async", "before_start", "call"]
+    assert work.max_retries == 3
+
+
+def test_a_call_that_would_never_be_called_is_refused():
+    with pytest.raises(
+        ConfigurationError, match=r"Noting.__call__ would not be called: .* before OrderedTask"
+    ):
+        type("WrongWayRound", (OrderedTask, Noting), {})
 
 
 @pytest.mark.parametrize("base", [Task, OrderedTask])
