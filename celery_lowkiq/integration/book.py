@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -16,7 +16,7 @@ from celery_lowkiq.rules.errors import StoreError, UndecodablePayload
 from celery_lowkiq.rules.models import Batch, CallRecord, Fate, Job, Recorded, Verdict
 from celery_lowkiq.store.calls import CallReader
 
-from .call_records import CallNote, stores_result
+from .call_records import CallNote, store_state
 from .codec import Codec
 from .request import call_request
 from .run import REQUEUE_PAUSE, Run
@@ -106,21 +106,17 @@ class CallBook:
         """Tell the result backend, and who traces, of the calls of a run of several."""
         if run.call is not None:
             return
-        run.callers = self._headers
+        run.callers = self._notes
         if self._task.track_started:
             report(self._started)
 
-    def _headers(self) -> Iterator[Mapping[str, Any]]:
-        return (call.note.headers for call in self._calls())
-
-    def _calls(self) -> Iterator[NotedCall]:
-        return (call for job in self._batch.jobs for page in self._pages(job) for call in page)
-
     def _started(self) -> None:
         meta = {"pid": os.getpid(), "hostname": self._consumer.hostname}
-        for call in self._calls():
-            if stores_result(self._task, call.note.headers.get("ignore_result")):
-                self._task.backend.store_result(call.note.id, meta, STARTED)
+        store_state(self._task, self._notes(), STARTED, meta)
+
+    def _notes(self) -> Iterator[CallNote]:
+        """Of the calls that are left, in bounded parts."""
+        return (call.note for job in self._batch.jobs for page in self._pages(job) for call in page)
 
     # -- after the run
 

@@ -5,7 +5,7 @@ A record is ``[task id, headers, embedded signatures]``, without the parts at it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,3 +79,10 @@ def stores_result(task: Any, ignore_result: bool | None = None) -> bool:
     """Whether anyone can ask for the result of a call."""
     ignored = task.ignore_result if ignore_result is None else ignore_result
     return not (ignored or isinstance(task.backend, DisabledBackend))
+
+
+def store_state(task: Any, notes: Iterable[CallNote], state: Any, meta: Any, **options: Any) -> None:
+    """Give each call whose result is stored a state on its way."""
+    for note in notes:
+        if stores_result(task, note.headers.get("ignore_result")):
+            task.backend.store_result(note.id, meta, state, **options)

@@ -7,8 +7,7 @@ from typing import Any
 
 from celery import Celery, shared_task
 
-from celery_lowkiq.rules.errors import ConfigurationError
-
+from .bases import ordered_base
 from .options import as_attributes, check_function, check_options
 from .task import OrderedTask
 
@@ -26,9 +25,7 @@ def ordered_task(
     def decorate(decorated: Callable[..., Any]) -> Any:
         check_options(options)
         check_function(decorated, bound=bool(options.get("bind")))
-        base = options.get("base", OrderedTask)
-        if not (isinstance(base, type) and issubclass(base, OrderedTask)):
-            raise ConfigurationError(f"base={base!r} is not allowed: a subclass of OrderedTask")
+        base = ordered_base(options.get("base", OrderedTask), OrderedTask)
         attributes = {**as_attributes(options), "base": base}
         if app is None:
             return shared_task(**attributes)(decorated)

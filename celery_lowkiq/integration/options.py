@@ -18,6 +18,8 @@ from .refusals import check_celery_options
 MAX_SHARDS = 4096
 MAX_BATCH = 1000
 QUEUE_NAME = re.compile(r"[!-z|~]{1,255}")
+#: Where Celery wraps the function of a task with ``pydantic=True``; the option itself does not get here.
+CELERYS_WRAPPER = "celery.app.base"
 #: Options that are functions; a function among a task's attributes must not become a method.
 FUNCTIONS = ("retry_in", "on_retries_exhausted", "key")
 RATES = "a number (runs a second) or text as '10/s', '100/m', '1000/h'; 0 or None for no limit"
@@ -86,6 +88,8 @@ def check_queue_name(name: str) -> None:
 def check_function(function: Callable[..., Any], bound: bool) -> None:
     """Raises ConfigurationError unless the function can be called with the payloads by id."""
     name = getattr(function, "__qualname__", repr(function))
+    if getattr(function, "__globals__", {}).get("__name__") == CELERYS_WRAPPER:
+        check_celery_options({"pydantic": True})
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigurationError(f"{name} is async, which a lane cannot run: write {RIGHT_FORM}")
     if inspect.isgeneratorfunction(function):

@@ -117,8 +117,8 @@ class Run:
         self.jobs, self._bad = decode(batch, codec, settings, dropped)
         #: The call under whose id and headers it runs; None for a run with an id of its own.
         self.call: CallNote | None = None
-        #: Headers of the calls of a run of several.
-        self.callers: Callable[[], Iterable[Mapping[str, Any]]] | None = None
+        #: The calls of a run of several, where any has a record.
+        self.callers: Callable[[], Iterable[CallNote]] | None = None
         #: Whether the verdicts are known; what fails around the function later does not change them.
         self.decided = False
         #: Replaces the call whose request is the task's current one.

@@ -7,16 +7,17 @@ a call come with the call's record. Where nobody has imported OpenTelemetry, not
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import Any
+
+from .call_records import CallNote
 
 #: As many links does a span keep, unless OpenTelemetry is told otherwise.
 MOST_LINKS = 128
 
 
-def link_calls(headers: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
-    """Add a link for each call to the current span, if there is one; the headers are read only then."""
+def link_calls(calls: Callable[[], Iterable[CallNote]]) -> None:
+    """Add a link for each call to the current span, if there is one; the calls are read only then."""
     if "opentelemetry.trace" not in sys.modules:
         return
     from opentelemetry import trace
@@ -26,7 +27,7 @@ def link_calls(headers: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
     span = trace.get_current_span()
     if not span.is_recording():
         return
-    for found in islice(headers(), MOST_LINKS):
-        caller = trace.get_current_span(extract(found, Context())).get_span_context()
+    for note in islice(calls(), MOST_LINKS):
+        caller = trace.get_current_span(extract(note.headers, Context())).get_span_context()
         if caller.is_valid:
             span.add_link(caller)

@@ -22,7 +22,8 @@ from celery_lowkiq.rules.models import Merge, NewJob, QueueSpec
 from . import eager
 from .arguments import as_keywords, header_for
 from .arrivals import Arrivals
-from .call_records import note_of
+from .bases import adopt_on_commit, guard_call, inherited
+from .call_records import note_of, store_state
 from .calls import Entry, bulk, id_of, read_delay, read_time, single, to_jobs
 from .errors import dump_error_text
 from .leftovers import end_leftovers
@@ -80,7 +81,9 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         declared = dict(cls.__dict__)
-        check_options(declared)
+        others = inherited(cls, OrderedTask)
+        check_options({**others, **declared})
+        guard_call(cls, others, OrderedTask)
         run = declared.get("run")
         if run is not None:
             bound = not isinstance(run, staticmethod)
@@ -97,6 +100,7 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
             check_queue_name(cls.name)
         # By name: only a worker imports Celery's worker, and whatever instruments that comes first.
         app.steps["consumer"].add(BOOTSTEP)
+        adopt_on_commit(cls, app)
 
     # -- calls
 
@@ -321,6 +325,16 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
             return super().replace(sig)
         run.replacement = lambda: self.replace(sig.clone())
         raise Ignore("each call is replaced by a new task")
+
+    def update_state(
+        self, task_id: str | None = None, state: str | None = None, meta: Any = None, **options: Any
+    ) -> None:
+        """As Celery's; in a run of several calls, of each of them whose result is stored."""
+        run = getattr(self.request, "lowkiq_run", None)
+        if task_id is None and run is not None and run.callers is not None:
+            store_state(self, run.callers(), state, meta, **options)
+        else:
+            super().update_state(task_id, state, meta, **options)
 
     def _pause(self, eta: Any, countdown: Any) -> Any:
         if countdown is not None:

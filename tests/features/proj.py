@@ -36,6 +36,8 @@ class Expected(Exception):
 
 def act(self: Any, what: dict[str, Any]) -> Any:
     """What a payload may ask for."""
+    if "progress" in what:
+        self.update_state(state="PROGRESS", meta={"done": what["progress"]})
     if "gate" in what:
         note("held", gate=what["gate"])
         wait_for_gate(what["gate"])

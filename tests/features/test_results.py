@@ -117,6 +117,19 @@ def test_a_bulk_call_returns_its_results_when_asked_to(features, work, new_id):
     assert work.perform_async([{"id": new_id()}]) is None
 
 
+@pytest.mark.parametrize("neighbours", [0, 2])
+def test_a_state_on_the_way_is_that_of_each_call(features, work, job_id, new_id, neighbours):
+    gate = f"gate-{new_id()}"
+    with features.holding(work, job_id):
+        results = [work.delay(job_id, {"n": n}) for n in range(neighbours)]
+        results.append(work.delay(job_id, {"progress": 3, "gate": gate, "return": 7}))
+    for result in results:
+        eventually(lambda result=result: result.state == "PROGRESS")
+        assert result.info == {"done": 3}
+    (features.directory / gate).touch()
+    assert [result.get(WAIT) for result in results] == [7] * (neighbours + 1)
+
+
 class TestBatches:
     @pytest.fixture
     def batch(self, features):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 from celery.app.trace import build_tracer
 from celery.backends.cache import _DUMMY_CLIENT_CACHE
 from celery.worker import state
@@ -326,3 +326,42 @@ def test_a_broken_link_fails_its_call_as_celery_has_it():
     assert (verdict.fate, len(verdict.ended)) == (Fate.DONE, 1)
     assert lane.state("a") == "FAILURE"
     assert "priority=3" in str(lane.result("a"))
+
+
+class TestACallOfTheUsers:
+    """``__call__`` of a base class is around each run, and around nothing else."""
+
+    @pytest.mark.parametrize("payloads", [(b"1",), (b"1", b"2")])
+    def test_it_is_around_the_run_only(self, payloads):
+        around = []
+
+        class Base(Task):
+            abstract = True
+
+            def __call__(self, *args, **kwargs):
+                around.append(args)
+                return super().__call__(*args, **kwargs)
+
+        lane = Lane(total, base=Base)
+        calls = [(n, f"call {n}") for n in range(len(payloads))]
+        lane.run(job(*payloads, calls=calls))
+        assert len(around) == 1
+        assert [lane.result(task_id) for _, task_id in calls] == [sum(map(int, payloads))] * len(calls)
+
+    def test_one_that_leaves_ours_out_fails_the_run(self):
+        class Base(Task):
+            abstract = True
+
+            def __call__(self, *args, **kwargs):
+                return self.run(*args, **kwargs)
+
+        lane = Lane(total, base=Base)
+        (verdict,) = lane.run(job(b"1", b"2", calls=[(0, "one"), (1, "two")]))
+        assert verdict.fate is Fate.RETRY
+        assert b"must call super().__call__" in verdict.error
+        assert lane.state("one") == lane.state("two") == "RETRY"
+
+
+def total(self, payloads_by_id):
+    (payloads,) = payloads_by_id.values()
+    return sum(payloads)
