@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from tests.waiting import eventually
+
 
 def leases(task):
     return task.ordered_queue._home.store.observe(task.queue_spec.shard_refs())
@@ -35,3 +37,19 @@ def overlaps(lines):
                 found.append(line["id"])
             running.pop(line["id"], None)
     return found
+
+
+def command(app, name, *nodes, **arguments):
+    """The nodes' answers to a remote control command, sent again until all have answered: one that has just
+    started may not listen yet.
+    """
+
+    def answers():
+        replies = app.control.broadcast(
+            name, reply=True, timeout=5, limit=len(nodes), destination=nodes, arguments=arguments
+        )
+        return (
+            [answer for reply in replies for answer in reply.values()] if len(replies) == len(nodes) else []
+        )
+
+    return eventually(answers, 40)

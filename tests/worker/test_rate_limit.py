@@ -9,7 +9,7 @@ import redis
 
 from celery_lowkiq.store.keys import tokens_key
 from tests.waiting import eventually
-from tests.worker.checks import leases
+from tests.worker.checks import command, leases
 
 RATE, JOBS = 10, 25
 
@@ -18,13 +18,6 @@ RATE, JOBS = 10, 25
 def limited(settings):
     """Before the app is made."""
     settings["task_annotations"] = {"record": {"rate_limit": f"{RATE}/s"}}
-
-
-def answers(app, name, *nodes, **arguments):
-    replies = app.control.broadcast(
-        name, reply=True, timeout=10, limit=len(nodes), destination=nodes, arguments=arguments
-    )
-    return [answer for reply in replies for answer in reply.values()]
 
 
 def test_the_limit_holds_over_two_nodes_and_other_queues_go_on(limited, app, start_worker, ledger):
@@ -51,7 +44,7 @@ def test_a_limit_is_set_and_taken_away_at_run_time(app, start_worker, ledger, re
     ledger.wait_for("end")
     with redis.Redis(unix_socket_path=redis_server.socket_path) as client:
         assert not client.exists(tokens_key("record"))
-        set_ = answers(app, "rate_limit", "w0@test", task_name="record", rate_limit="1/h")
+        set_ = command(app, "rate_limit", "w0@test", task_name="record", rate_limit="1/h")
         assert set_ == [{"ok": "new rate limit set successfully"}]
         record.perform_async([{"id": n} for n in range(3)])
         ledger.wait_for("end", 2)
@@ -59,12 +52,12 @@ def test_a_limit_is_set_and_taken_away_at_run_time(app, start_worker, ledger, re
     app.tasks["outcome"].delay("1", "ok")
     ledger.wait_for("run")
     assert record.ordered_queue.stats().processed == 2
-    answers(app, "rate_limit", "w0@test", task_name="record", rate_limit=0)
+    command(app, "rate_limit", "w0@test", task_name="record", rate_limit=0)
     ledger.wait_for("end", 4)
 
 
 @pytest.mark.parametrize("wrong", ["-1/s", "x", "5/d", "nan"])
 def test_a_bad_limit_is_refused(app, start_worker, wrong):
     start_worker(lanes=1)
-    (answer,) = answers(app, "rate_limit", "w0@test", task_name="record", rate_limit=wrong)
+    (answer,) = command(app, "rate_limit", "w0@test", task_name="record", rate_limit=wrong)
     assert answer["error"].startswith(f"rate_limit={wrong!r} is not allowed: a number (runs a second)")

@@ -5,19 +5,11 @@ from __future__ import annotations
 import redis
 
 from tests.waiting import eventually
-from tests.worker.checks import leases, released
+from tests.worker.checks import command, leases, released
 
 
 def owners(task):
     return {lease.owner.partition("@")[0] for lease in leases(task)}
-
-
-def command(app, name, *nodes, **arguments):
-    """The answers; every node asked gives one."""
-    replies = app.control.broadcast(
-        name, reply=True, timeout=10, limit=len(nodes), destination=nodes, arguments=arguments
-    )
-    return [answer for reply in replies for answer in reply.values()]
 
 
 def active(app, node):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests.worker.checks import command
+
 
 def ask(app, name, **arguments):
-    (reply,) = app.control.broadcast(name, reply=True, timeout=10, limit=1, arguments=arguments)
-    return reply["w0@test"]
+    (answer,) = command(app, name, "w0@test", **arguments)
+    return answer
 
 
 def test_autoscale_is_refused(app, start_worker):
