@@ -36,6 +36,12 @@ def first(self, payloads_by_id):
     sync.delay("from first", self.request.hostname)
 
 @ordered_task(app=app)
+def exits_once(payloads_by_id):
+    saved.append("exits")
+    if len(saved) == 1:
+        raise SystemExit(3)
+
+@ordered_task(app=app)
 def endless(payloads_by_id):
     endless.delay("1", len(saved))
 
@@ -46,7 +52,7 @@ def plain():
 HEAD = """
 import threading
 import pytest
-from proj import app, endless, first, plain, saved, sync
+from proj import app, endless, exits_once, first, plain, saved, sync
 
 @pytest.fixture(autouse=True)
 def nothing_saved():
@@ -94,6 +100,14 @@ def test_a_task_that_calls_itself_is_found(lowkiq):
     with pytest.raises(AssertionError, match="still due after 5 runs"):
         lowkiq.drain(endless, most=5)
 
+def test_what_ends_a_worker_ends_the_drain_and_the_next_one_goes_on(lowkiq):
+    exits_once.delay("1", "x")
+    with pytest.raises(SystemExit):
+        lowkiq.drain()
+    assert exits_once.ordered_queue.job("1").processing is not None
+    assert lowkiq.drain() == 1
+    assert saved == ["exits", "exits"]
+
 def test_an_error_is_a_failed_job(lowkiq):
     result = sync.delay("42", "bad")
     assert lowkiq.drain() == 1
@@ -105,7 +119,7 @@ def test_an_error_is_a_failed_job(lowkiq):
     assert result.state == "FAILURE"
     assert sync.ordered_queue.job("42").dead is not None
 """,
-        5,
+        6,
     )
 
 

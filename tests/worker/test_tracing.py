@@ -230,6 +230,14 @@ def test_a_merged_run_has_a_trace_of_its_own_and_each_call_ends_in_its_callers(l
     assert len(callers) == 2
     assert len(found) == 3
     assert callers < set(found)
+
+def test_an_error_of_a_merged_run_is_one_event(lowkiq):
+    request("bad")
+    request("good")
+    lowkiq.drain()
+    (error,) = errors()
+    assert error["exception"]["values"][-1]["value"] == "a bad one"
+    assert sync.ordered_queue.job("1").dead is not None
 """,
-        4,
+        5,
     )
