@@ -61,17 +61,6 @@ def _look_without_server(look):
     return mutant
 
 
-def _repeated_acquire_moves_nothing(acquire):
-    def mutant(self, shard, owner, seen, known_epoch):
-        before = self.shards[shard].counter
-        lease = acquire(self, shard, owner, seen, known_epoch)
-        if seen.owner == owner and seen.given_on == self.name:
-            self.shards[shard].counter = before
-        return lease
-
-    return mutant
-
-
 def _naive_epoch(acquire):
     def mutant(self, shard, owner, seen, known_epoch):
         clock, self.clock = self.clock, -1e9
@@ -140,10 +129,6 @@ RARE = {
     "a shard is taken while an older epoch of it runs": (
         patched(Ownership, "_free", _free_while_it_works),
         ("freeze", "cut"),
-    ),
-    "a repeated acquire moves no counter": (
-        patched(Server, "acquire", _repeated_acquire_moves_nothing),
-        ("cut", "roll_back", "restart_redis"),
     ),
     "a settle ends any claim": (patched(Model, "settle", _settles_any_claim), ()),
 }
