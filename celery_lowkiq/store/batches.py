@@ -23,14 +23,17 @@ SUSPECT, ONLY_SUSPECTS = 1, 2
 
 
 def open_claims(in_hand: InHand | None) -> str:
+    """As ``lib/stray.lua`` reads it."""
     return "any" if in_hand is None else " ".join(map(str, in_hand.open))
 
 
 def owned(name: str, lease: Lease, rest: Sequence[Value] = (), **args: Value) -> Call:
+    """A script that only an owner may run."""
     return load(name).call(shard_keys(lease.shard), rest, owner=lease.owner, epoch=lease.epoch, **args)
 
 
 def claim_call(wish: ToClaim) -> Call:
+    """The command of a claim."""
     queue, in_hand = wish.queue, wish.in_hand
     return owned(
         "claim",
@@ -47,6 +50,7 @@ def claim_call(wish: ToClaim) -> Call:
 
 
 def claimed(reply: Any) -> Claim | StoreError:
+    """Its answer: jobs in the order of their due times."""
     if isinstance(reply, StoreError):
         return reply
     now, next_due, number, kind, *batch = reply
@@ -64,8 +68,10 @@ def claimed(reply: Any) -> Claim | StoreError:
 
 
 def settle_calls(settle: ToSettle) -> list[Call]:
-    """The records of ended calls go first: a job that comes back without them runs once more, but a record
-    that outlived its job would give its call the outcome of another.
+    """The commands of a settle.
+
+    The records of ended calls go first: a job that comes back without them runs once more, but a record that
+    outlived its job would give its call the outcome of another.
     """
     done, others = _split(settle.verdicts)
     rest: list[Value] = [id_bytes(verdict.id) for verdict in done]
@@ -88,6 +94,7 @@ def _split(verdicts: Sequence[Verdict]) -> tuple[list[Verdict], list[Verdict]]:
 
 
 def settled(settle: ToSettle, replies: Sequence[Any]) -> Settled | StoreError:
+    """Their answer; the first error among them."""
     for reply in replies:
         if isinstance(reply, StoreError):
             return reply

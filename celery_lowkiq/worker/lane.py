@@ -95,6 +95,8 @@ class Lane:
         with self._changed:
             if not (asking or self._idle):
                 return []
+            # Whatever it was to ask for, is asked for now.
+            self._refresh = False
             self._poll_at = self._around.clock.monotonic() + self._around.poll_interval
             return [
                 Question(shard, held.in_hand, self._agenda.ask(shard)) for shard, held in self._held.items()

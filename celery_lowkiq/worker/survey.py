@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
-from celery_lowkiq.rules.models import Due, InHand, ShardRef
+from celery_lowkiq.rules.models import InHand, ShardRef
 
 from .outage import Outage
 from .ports import Store
@@ -51,8 +52,6 @@ class Survey:
             for lane, _ in asked:
                 lane.try_all()
             return
-        answers: dict[int, Due] = dict(enumerate(dues))
-        at = 0
+        answers = zip(questions, dues, strict=True)
         for lane, several in asked:
-            lane.learn([(question, answers[at + i]) for i, question in enumerate(several)])
-            at += len(several)
+            lane.learn(list(islice(answers, len(several))))

@@ -53,8 +53,11 @@ class Work:
         if window is None or returned is None:
             return
         try:
-            self._around.store.exchange(returned, None)
-        except StoreUnavailable:
+            answer, _ = self._around.store.exchange(returned, None)
+        except StoreUnavailable as error:
+            answer = error
+        if isinstance(answer, StoreError):
+            # The lane will meet it, and knows what to do.
             window.put_off(returned)
 
     def save(self) -> None:
@@ -62,9 +65,11 @@ class Work:
         if self._window is None or self.batch is None:
             return
         try:
-            self._around.store.exchange(self._window.to_settle(), None)
-        except StoreError as error:
-            logger.error("what %s had run before could not be settled: %s", self._lane.name, error)
+            answer, _ = self._around.store.exchange(self._window.to_settle(), None)
+        except StoreUnavailable as error:
+            answer = error
+        if isinstance(answer, StoreError):
+            logger.error("what %s had run before could not be settled: %s", self._lane.name, answer)
 
     def do(self, held: Held) -> None:
         """Claim from a shard, and run what is claimed; it is settled with the next claim."""

@@ -143,7 +143,7 @@ MUTANTS = {
         frozenset({"order inversions"}),
     ),
     "marks of suspects that stay": Mutant(
-        script("settle.lua", "    redis.call('HDEL', deaths, id)\n  elseif", "  elseif"),
+        script("settle.lua", "    redis.call('HDEL', deaths, id)\n", ""),
         frozenset({"kill"}),
         frozenset({"leftover keys"}),
     ),

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Fate, InHand, QueueSpec
 from celery_lowkiq.rules.pace import batches_to_claim, mean_duration
 from tests.unit.nodes import SHARDS, Node
@@ -101,6 +102,28 @@ def test_what_waits_behind_a_slow_run_goes_back_while_it_runs(node):
     gate.set()
     one.ran(*numbered(5))
     assert one.runner.ids == numbered(5)
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("away"), StoreError("ERR of its own")])
+def test_what_could_not_go_back_meanwhile_goes_with_the_rest(node, error):
+    gate, refused = threading.Event(), []
+    one = node({0: numbered(3)}, lambda batch: gate.wait(30) and None)
+    settle = one.store.settle
+
+    def fails_once(asked):
+        if not refused:
+            refused.append(asked)
+            raise error
+        return settle(asked)
+
+    one.store.settle = fails_once
+    eventually(lambda: refused)
+    gate.set()
+    one.ran(*numbered(3))
+    assert [verdict.id for verdict in refused[0].verdicts] == ["01", "02"]
+    returned = [job_id for job_id, fate in one.store.settled if fate is Fate.RETURN]
+    assert returned == ["01", "02"]
+    assert one.runner.ids == numbered(3)
 
 
 def test_after_a_slow_run_another_shard_is_not_kept_waiting(node):

@@ -40,14 +40,19 @@ local any_suspect = redis.call('HLEN', deaths) > 0
 local processed = 0
 local fates = {}
 
--- A success clears the count of a suspect; without anything left to run it is none any more.
+-- A success clears the count of a suspect.
 local function cleared(id)
   local mark = any_suspect and redis.call('HGET', deaths, id)
-  if mark and redis.call('HEXISTS', jobs, id) == 0 then
-    redis.call('HDEL', deaths, id)
-  elseif mark then
+  if mark then
     local level = read_mark(mark)
     write_mark(id, level, '', '')
+  end
+end
+
+-- Without anything left to run, it is a suspect no more.
+local function unmarked(id)
+  if any_suspect and redis.call('HEXISTS', jobs, id) == 0 then
+    redis.call('HDEL', deaths, id)
   end
 end
 
@@ -78,44 +83,31 @@ fates['return'] = function(id, job, items, retry_count, delay)
   put_back(id, items, perform_in, job.retry_count, job.error)
 end
 
-local settled, at = {}, rest + done
+local at, ended = rest + done, {}
 
 -- Nearly all jobs: out of processing in a few commands.
-local function settle_done(ids)
-  local numbers = redis.call('ZMSCORE', claimed, unpack(ids))
-  local found = {}
+for from = rest, at - 1, STEP_IDS do
+  local ids = {unpack(ARGV, from, math.min(from + STEP_IDS, at) - 1)}
+  local numbers, found = redis.call('ZMSCORE', claimed, unpack(ids)), {}
   for i, id in ipairs(ids) do
     if numbers[i] == claim then
       found[#found + 1] = id
+      ended[#ended + 1] = id
     end
   end
   if #found > 0 then
     redis.call('ZREM', claimed, unpack(found))
     redis.call('HDEL', processing, unpack(found))
-    processed = processed + #found
   end
-  for _, id in ipairs(any_suspect and found or {}) do
-    cleared(id)
-  end
-  return found
+end
+processed = #ended
+for _, id in ipairs(any_suspect and ended or {}) do
+  cleared(id)
+  unmarked(id)
 end
 
-local all_done, parts = 1, {}
-for from = rest, at - 1, STEP_IDS do
-  local ids = {unpack(ARGV, from, math.min(from + STEP_IDS, at) - 1)}
-  local found = settle_done(ids)
-  if #found < #ids then
-    all_done = 0
-  end
-  parts[#parts + 1] = found
-end
-if all_done == 0 then
-  for _, found in ipairs(parts) do
-    for _, id in ipairs(found) do
-      settled[#settled + 1] = id
-    end
-  end
-end
+local all_done = #ended == tonumber(done)
+local settled = all_done and {} or ended
 
 while at <= #ARGV do
   local id, claim, fate, retry_count, delay, message, bad = unpack(ARGV, at, at + 6)
@@ -123,9 +115,7 @@ while at <= #ARGV do
     local job = let_go(id)
     local items = bury_bad(id, job.items, at + 7, bad)
     fates[fate](id, job, items, retry_count, delay, message)
-    if any_suspect and redis.call('HEXISTS', jobs, id) == 0 then
-      redis.call('HDEL', deaths, id)
-    end
+    unmarked(id)
     settled[#settled + 1] = id
   end
   at = at + 7 + 2 * bad
@@ -134,7 +124,7 @@ end
 if processed > 0 then
   redis.call('HINCRBY', meta, 'processed', processed)
 end
-local reply = {now_s, next_due(), all_done}
+local reply = {now_s, next_due(), all_done and 1 or 0}
 for i, id in ipairs(settled) do
   reply[3 + i] = id
 end
