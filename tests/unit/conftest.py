@@ -1,8 +1,9 @@
-"""Nodes that end with their test."""
+"""Nodes that end with their test, and an app whose calls run at once."""
 
 from __future__ import annotations
 
 import pytest
+from celery import Celery
 
 from tests.unit.nodes import Node
 
@@ -19,3 +20,10 @@ def node():
     for one in made:
         one.runtime.abandon()
         assert one.runtime.join(10) or one.runtime.busy()
+
+
+@pytest.fixture
+def app():
+    app = Celery("unit", broker="redis://localhost:1/0", set_as_current=False)
+    app.conf.task_always_eager = True
+    return app

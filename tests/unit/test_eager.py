@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from celery import Celery
 
 from celery_lowkiq import (
     ById,
@@ -11,24 +10,7 @@ from celery_lowkiq import (
     JobsFailed,
     ordered_task,
 )
-
-
-@pytest.fixture
-def app():
-    app = Celery("unit", broker="redis://localhost:1/0", set_as_current=False)
-    app.conf.task_always_eager = True
-    return app
-
-
-def recorder(app, **options):
-    calls = []
-
-    @ordered_task(app=app, **options)
-    def record(payloads_by_id):
-        calls.append(payloads_by_id)
-        return sorted(payloads_by_id)
-
-    return record, calls
+from tests.unit.recording import recorder
 
 
 class TestEager:
