@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from celery_lowkiq.rules.errors import InvalidCall
@@ -176,9 +177,17 @@ class Queries:
         """Counts of a queue; its lag is the largest of its shards."""
         return sum(self.shard_stats(queue), Stats())
 
+    def stats_of(self, queues: Sequence[QueueSpec]) -> list[Stats]:
+        """Counts of several queues, in one round trip."""
+        shards = iter(self._shard_stats([shard for queue in queues for shard in queue.shard_refs()]))
+        return [sum(islice(shards, queue.shards), Stats()) for queue in queues]
+
     def shard_stats(self, queue: QueueSpec) -> list[Stats]:
         """Counts of each shard, in one round trip."""
-        calls = [load("stats").call(shard_keys(shard)) for shard in queue.shard_refs()]
+        return self._shard_stats(queue.shard_refs())
+
+    def _shard_stats(self, shards: Iterable[ShardRef]) -> list[Stats]:
+        calls = [load("stats").call(shard_keys(shard)) for shard in shards]
         return [_stats(reply) for reply in self._client.all(calls)]
 
     # -- ids

@@ -1,0 +1,53 @@
+"""All ordered queues of an app, for people: what the command line and the web page show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from celery import Celery
+
+from celery_lowkiq.rules.errors import InvalidCall
+from celery_lowkiq.rules.models import Stats
+
+from .queue import OrderedQueue
+from .selection import ordered_tasks
+from .stores import home_of
+
+
+@dataclass(frozen=True)
+class Overview:
+    """Counts of all queues at one moment, in the order of their names, and their sum."""
+
+    total: Stats
+    by_queue: Mapping[str, Stats]
+
+
+class Console:
+    """Reads that go over all ordered queues of an app. Needs no worker. Every method may raise StoreError,
+    and ConfigurationError for an app whose settings are wrong.
+    """
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+
+    def queues(self) -> dict[str, OrderedQueue]:
+        """The ordered queues by name, sorted."""
+        self._app.loader.import_default_modules()
+        return {name: task.ordered_queue for name, task in sorted(ordered_tasks(self._app).items())}
+
+    def queue(self, name: str) -> OrderedQueue:
+        """The queue of that name. Raises InvalidCall, which lists the known ones."""
+        queues = self.queues()
+        if name not in queues:
+            known = ", ".join(queues) or "none: does -A name the right app?"
+            raise InvalidCall(f"there is no ordered queue {name!r}; the app has {known}")
+        return queues[name]
+
+    def overview(self, names: Iterable[str] | None = None) -> Overview:
+        """Counts of all queues, or of the named ones, in one round trip. Raises InvalidCall."""
+        chosen = self.queues() if names is None else {name: self.queue(name) for name in names}
+        specs = [queue.spec for queue in chosen.values()]
+        found = home_of(self._app).queries.stats_of(specs)
+        by_queue = dict(zip(chosen, found, strict=True))
+        return Overview(sum(found, Stats()), by_queue)

@@ -1,0 +1,32 @@
+"""Reads over all ordered queues of an app; no worker."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_lowkiq import InvalidCall
+from celery_lowkiq.integration.console import Console
+
+
+@pytest.fixture
+def console(app):
+    return Console(app)
+
+
+def test_an_overview_has_all_queues_and_their_sum(app, console):
+    app.tasks["record"].perform_async([{"id": n} for n in range(3)])
+    app.tasks["batches"].perform_async([{"id": n} for n in range(4)])
+    found = console.overview()
+    assert list(found.by_queue) == sorted(console.queues())
+    assert (found.by_queue["record"].length, found.by_queue["batches"].length) == (3, 4)
+    assert found.total.length == 7
+
+
+def test_an_overview_of_one_queue(app, console):
+    app.tasks["record"].perform_async([{"id": 1}])
+    assert console.overview(["batches"]).total.length == 0
+
+
+def test_an_unknown_queue_is_refused_with_the_known_ones(console):
+    with pytest.raises(InvalidCall, match="'recrod'.*record"):
+        console.queue("recrod")
