@@ -291,7 +291,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Stats:
-    """Counts of one shard, or the sum of a queue's. ``lag`` in s (of a sum: the largest)."""
+    """Counts of one shard, or the sum of a queue's. ``lag`` and ``oldest`` in s (of a sum: the largest)."""
 
     length: int = 0
     fresh: int = 0
@@ -301,6 +301,12 @@ class Stats:
     processed: int = 0
     failed: int = 0
     lag: float = 0.0
+    #: Calls that were merged into a job that waited.
+    merged: int = 0
+    #: Payloads that went to the morgue.
+    dead: int = 0
+    #: For how long the oldest job that waits is due, also one that may not be claimed: its id is processed.
+    oldest: float = 0.0
 
     def __add__(self, other: Stats) -> Stats:
         return Stats(
@@ -312,4 +318,7 @@ class Stats:
             processed=self.processed + other.processed,
             failed=self.failed + other.failed,
             lag=max(self.lag, other.lag),
+            merged=self.merged + other.merged,
+            dead=self.dead + other.dead,
+            oldest=max(self.oldest, other.oldest),
         )

@@ -20,7 +20,8 @@ CLOCK_KEY = "lowkiq:test:clock"
 #: Keys of a shard, with their Redis types.
 SHARD_KEYS = {
     "lease": "hash",  # owner, epoch, counter, stopping, server
-    "meta": "hash",  # shards, score, back, front, request, claim, kind, call, processed, failed, sweep
+    # shards, score, back, front, request, claim, kind, call, sweep; counters: processed, failed, merged, dead
+    "meta": "hash",
     "senders": "hash",  # sender -> last n and when
     "due": "zset",  # id -> perform_in of a waiting job
     "jobs": "hash",  # id -> packed payloads of a waiting job

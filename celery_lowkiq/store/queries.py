@@ -317,14 +317,22 @@ def _shortened(job: Job, payload_limit: int) -> Job:
 
 
 def _stats(reply: list[Any]) -> Stats:
-    now, next_due, length, retries, dead, busy, processed, failed = reply
+    now, next_due, length, retries, morgue_length, busy, processed, failed, merged, dead, oldest = reply
     return Stats(
         length=length,
         fresh=length - retries,
         retries=retries,
-        morgue_length=dead,
+        morgue_length=morgue_length,
         busy=busy,
         processed=processed,
         failed=failed,
-        lag=max(0.0, float(now) - float(next_due)) if next_due else 0.0,
+        lag=_age(now, next_due),
+        merged=merged,
+        dead=dead,
+        oldest=_age(now, oldest),
     )
+
+
+def _age(now: bytes, since: bytes) -> float:
+    """In s; 0 for what is to come, and for nothing."""
+    return max(0.0, float(now) - float(since)) if since else 0.0

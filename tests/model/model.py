@@ -41,6 +41,8 @@ class Model:
     suspects: dict[str, tuple[int, bytes, int]] = field(default_factory=dict)
     processed: int = 0
     failed: int = 0
+    merged: int = 0
+    dead: int = 0
     claims: int = 0
     back: int = 0
     front: int = 0
@@ -63,6 +65,7 @@ class Model:
         return (new > old) == (self.merge == "max")
 
     def push(self, job_id: str, payload: bytes, score: float, perform_in: float) -> None:
+        self.merged += job_id in self.waiting
         job = self.waiting.setdefault(job_id, ModelJob({}, perform_in))
         self.unite(job.items, [Item(payload, score, 0)], older=False)
 
@@ -105,6 +108,7 @@ class Model:
         job.error = error if retry_count >= 0 else None
 
     def bury(self, job_id: str, items: list[Item], error: bytes | None) -> None:
+        self.dead += len(items)
         if items:
             dead = self.morgue.setdefault(job_id, ModelJob({}, 0.0))
             dead.error = error

@@ -242,6 +242,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert {job.id for job in busy} == self.model.processing.keys()
         stats = self.queries.stats(self.queue)
         assert (stats.processed, stats.failed) == (self.model.processed, self.model.failed)
+        assert (stats.merged, stats.dead) == (self.model.merged, self.model.dead)
         retries = sum(job.retry_count >= 0 for job in self.model.waiting.values())
         assert (stats.length, stats.retries, stats.fresh) == (len(jobs), retries, len(jobs) - retries)
         assert (stats.busy, stats.morgue_length) == (len(busy), len(dead))

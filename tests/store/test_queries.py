@@ -8,6 +8,7 @@ import pytest
 
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import Fate, NewJob, QueueSpec, Stats
+from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.queries import Queries
 
 from .helpers import ONE, claim, end, push, take
@@ -65,8 +66,6 @@ def test_minimum_and_maximum_are_included(queries, hundred, reverse):
 
 
 def test_a_page_goes_on_behind_a_job_that_is_gone(queries, store, hundred):
-    from celery_lowkiq.store.actions import Actions
-
     page = queries.jobs(THREE, "perform_in", limit=10)
     Actions(store).delete(THREE, [page.items[-1].id])
     following = queries.jobs(THREE, "perform_in", limit=10, after=page.next)
@@ -153,8 +152,37 @@ def test_stats(queries, store):
     push(store, "e", ("x", 1), perform_in=1.0)
     stats = queries.stats(ONE)
     assert stats.lag > 1e9
-    assert stats == Stats(2, 1, 1, 1, 1, 1, 2, stats.lag)
+    assert stats == Stats(2, 1, 1, 1, 1, 1, 2, stats.lag, dead=1, oldest=stats.lag)
     assert queries.stats(QueueSpec("nothing", shards=3)) == Stats()
+
+
+def test_calls_that_merged_are_counted(queries, store):
+    push(store, "new", ("a", 1))
+    push(store, "new", ("b", 1))
+    push(store, "new", ("b", 1))
+    store.push(ONE, [NewJob("bulk", b"x", n) for n in range(3)])
+    assert queries.stats(ONE).merged == 2 + 2
+
+
+def test_each_payload_that_dies_is_counted_also_after_it_left_the_morgue(queries, store):
+    lease = take(store)
+    push(store, "1", ("a", 1), ("b", 2), perform_in=1.0)
+    end(store, lease, claim(store, lease), Fate.DIE)
+    end(store, lease, claim(store, lease), Fate.RETRY)
+    actions = Actions(store)
+    actions.kill_all_failed(ONE)
+    assert actions.morgue_delete_all(ONE) == 1
+    assert queries.stats(ONE).dead == 2
+
+
+def test_the_oldest_job_may_wait_behind_a_run_of_its_own_id(queries, store):
+    lease = take(store)
+    push(store, "1", ("a", 1), perform_in=1.0)
+    claim(store, lease)
+    push(store, "1", ("b", 2), perform_in=1.0)
+    stats = queries.stats(ONE)
+    assert stats.lag == 0
+    assert stats.oldest > 1e9
 
 
 def test_lag_counts_only_what_may_be_claimed(queries, store):

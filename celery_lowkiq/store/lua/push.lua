@@ -25,6 +25,7 @@ local bag = {records = jobs, spill = spill, order = order}
 local before = head()
 local last_job = #ARGV - 3 * records
 local flags = record_calls(last_job)
+local merged = 0
 redis.call('HSET', senders, sender, n .. ' ' .. math.floor(now / 1000000))
 
 local function made_score()
@@ -68,6 +69,7 @@ local function merge_jobs(from, to)
       if place[id] and new[place[id]] then
         redis.call('HSET', jobs, id, new[place[id]])
       end
+      merged = merged + 1
       bag_add(bag, id, {{score, payload, tonumber(score), flag}}, false)
       if place[id] then
         new[place[id]] = redis.call('HGET', jobs, id)
@@ -85,6 +87,9 @@ for i = rest, last_job, 4 * 1000 do
   merge_jobs(i, math.min(i + 4 * 1000, last_job + 1) - 1)
 end
 redis.call('HSET', meta, 'score', string.format('%.0f', score_us))
+if merged > 0 then
+  redis.call('HINCRBY', meta, 'merged', merged)
+end
 wake(before)
 
 -- Each new sender sweeps away a few that were not heard of for an hour.

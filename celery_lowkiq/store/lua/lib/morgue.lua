@@ -8,6 +8,7 @@ local function bury(id, items, message, updated_at)
   redis.call('ZADD', dead, updated_at, id)
   redis.call('ZADD', dead_ids, 0, id)
   redis.call('HSET', dead_errors, id, message)
+  redis.call('HINCRBY', meta, 'dead', #items)
   -- Their calls have ended: what comes back from the morgue has none.
   for _, item in ipairs(items) do
     item[4] = ''
