@@ -123,6 +123,8 @@ class Job(NamedTuple):
     last_call: int = 0
     #: None: the claim told nothing of calls. Ask, when payloads are ``recorded``.
     calls: FirstCalls | None = None
+    #: Whether it waits for its id to be resumed.
+    held: bool = False
 
     @property
     def recorded(self) -> bool:
@@ -305,8 +307,13 @@ class Stats:
     merged: int = 0
     #: Payloads that went to the morgue.
     dead: int = 0
-    #: For how long the oldest job that waits is due, also one that may not be claimed: its id is processed.
+    #: For how long the oldest job that waits is due, also one that may not be claimed: its id is processed,
+    #: or it is paused.
     oldest: float = 0.0
+    #: Jobs, of those that ``length`` counts, whose ids are paused.
+    held: int = 0
+    #: Shards that are paused, by themselves or with their queue.
+    paused: int = 0
 
     def __add__(self, other: Stats) -> Stats:
         return Stats(
@@ -321,4 +328,6 @@ class Stats:
             merged=self.merged + other.merged,
             dead=self.dead + other.dead,
             oldest=max(self.oldest, other.oldest),
+            held=self.held + other.held,
+            paused=self.paused + other.paused,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -29,6 +30,23 @@ class Found:
     waiting: Job | None = None
     processing: Job | None = None
     dead: DeadJob | None = None
+
+
+@dataclass(frozen=True)
+class Paused:
+    """Since when (Unix s) a queue is paused, and which of its shards by themselves; how many ids are."""
+
+    queue: float | None
+    shards: Mapping[int, float]
+    ids: int
+
+
+@dataclass(frozen=True)
+class PausedId:
+    """An id that is paused since then (Unix s), whether anything waits of it or not."""
+
+    id: str
+    since: float
 
 
 @dataclass(frozen=True)

@@ -49,12 +49,12 @@ class Actions:
         self._left = left
 
     def perform_all_now(self, queue: QueueSpec, progress: Progress | None = None) -> int:
-        """Make all waiting jobs due now."""
+        """Make all waiting jobs due now; those of paused ids run when these are resumed."""
         tally = _Tally(progress)
         for shard in queue.shard_refs():
             # As many steps as the shard has jobs now: pushes must not keep this going.
-            (length,) = self._client.commands([("ZCARD", shard_keys(shard)["due"])])
-            for _ in range(length // STEP + 1):
+            indexes = [("ZCARD", shard_keys(shard)[index]) for index in ("due", "held")]
+            for _ in range(sum(self._client.commands(indexes)) // STEP + 1):
                 call = load("hasten").call(
                     shard_keys(shard), channel=channel(queue.name), index=shard.index, limit=STEP
                 )

@@ -20,10 +20,13 @@ CLOCK_KEY = "lowkiq:test:clock"
 #: Keys of a shard, with their Redis types.
 SHARD_KEYS = {
     "lease": "hash",  # owner, epoch, counter, stopping, server
-    # shards, score, back, front, request, claim, kind, call, sweep; counters: processed, failed, merged, dead
+    # shards, score, back, front, request, claim, kind, call, sweep; counts processed, failed, merged, dead;
+    # since when nothing may be claimed: paused (the shard), queue_paused (with all others, see queue_pause)
     "meta": "hash",
     "senders": "hash",  # sender -> last n and when
     "due": "zset",  # id -> perform_in of a waiting job
+    "paused": "zset",  # paused id -> since when
+    "held": "zset",  # in place of due, id -> perform_in of a waiting job whose id is paused
     "jobs": "hash",  # id -> packed payloads of a waiting job
     "spill": "hash",  # id, payload -> place, of waiting jobs with many payloads
     "order": "zset",  # id, place, payload
@@ -73,7 +76,7 @@ def shard_keys(shard: ShardRef) -> ShardKeys:
 
 
 def queue_key(queue: str) -> str:
-    """Hash with the queue's number of shards and storage format."""
+    """Hash with the queue's number of shards, storage format, and last pause."""
     return f"lowkiq:queue:{{{queue}}}"
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from typing import Any
 
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import Job, Payload, QueueSpec, ShardRef, Stats, shard_of
-from celery_lowkiq.rules.views import DeadJob, Found, Page
+from celery_lowkiq.rules.views import DeadJob, Found, Page, PausedId
 
 from .cursors import dump_position, dump_scan, load_position, load_scan
 from .keys import ShardKeys, shard_keys
@@ -24,11 +24,19 @@ MAX_LIMIT = 1000
 #: What a listing reads of one job's payloads, in bytes (at least one payload).
 PEEK_BYTES = 256 * 1024
 
-_WAITING_INDEXES = {"perform_in": "due", "retry_count": "failed"}
-_MORGUE_INDEXES = {"updated_at": "dead", "id": "dead_ids"}
-WAITING_KEYS = {"index": "due", "failed": "failed", "errors": "errors", "records": "jobs"}
+_WAITING_INDEXES = {"perform_in": ("due", "held"), "retry_count": ("failed",)}
+_MORGUE_INDEXES = {"updated_at": ("dead",), "id": ("dead_ids",)}
+#: Where the jobs of a listing by id are found.
+_SCANNED = ("due", "held")
+WAITING_KEYS = {"index": "due", "held": "held", "failed": "failed", "errors": "errors", "records": "jobs"}
 WAITING_KEYS |= {"spill": "spill", "order": "order"}
-MORGUE_KEYS = {"index": "dead", "failed": "dead", "errors": "dead_errors", "records": "dead_jobs"}
+MORGUE_KEYS = {
+    "index": "dead",
+    "held": "dead",
+    "failed": "dead",
+    "errors": "dead_errors",
+    "records": "dead_jobs",
+}
 MORGUE_KEYS |= {"spill": "dead_spill", "order": "dead_order"}
 
 
@@ -121,8 +129,10 @@ class Queries:
                 )
             found, cursor = self._scan(queue, id_bytes(prefix), limit, after)
         else:
-            index = _index(by, _WAITING_INDEXES, prefix)
-            found, cursor = self._members(queue, index, _Window(minimum, maximum, b"", reverse, limit, after))
+            indexes = _indexes(by, _WAITING_INDEXES, prefix)
+            found, cursor = self._members(
+                queue, indexes, _Window(minimum, maximum, b"", reverse, limit, after)
+            )
         return Page(tuple(job for job in self._peek(found, payload_limit) if job), cursor)
 
     def morgue(
@@ -145,8 +155,8 @@ class Queries:
         start = id_bytes(prefix)
         if by == "id" and (minimum is not None or maximum is not None):
             raise InvalidCall("minimum and maximum go with by='updated_at'")
-        index = _index(by, _MORGUE_INDEXES, "" if by == "id" else prefix)
-        found, cursor = self._members(queue, index, _Window(minimum, maximum, start, reverse, limit, after))
+        indexes = _indexes(by, _MORGUE_INDEXES, "" if by == "id" else prefix)
+        found, cursor = self._members(queue, indexes, _Window(minimum, maximum, start, reverse, limit, after))
         within = [member for member in found if member.id.startswith(start)]
         dead = tuple(job for job in self._peek_dead(within, payload_limit) if job)
         return Page(dead, cursor if len(within) == len(found) else None)
@@ -156,7 +166,7 @@ class Queries:
     ) -> Page[Job]:
         """A page of the jobs that are claimed and not settled, oldest claim of a shard first."""
         _check(limit=limit, payload_limit=payload_limit)
-        found, cursor = self._members(queue, "claimed", _Window(None, None, b"", False, limit, after))
+        found, cursor = self._members(queue, ("claimed",), _Window(None, None, b"", False, limit, after))
         records = self._client.commands([("HGET", shard_keys(m.shard)["processing"], m.id) for m in found])
         jobs = (parse_processing(m.id, record) for m, record in zip(found, records, strict=True) if record)
         return Page(tuple(_shortened(job, payload_limit) for job in jobs), cursor)
@@ -192,22 +202,31 @@ class Queries:
 
     # -- ids
 
+    def paused_ids(self, queue: QueueSpec, *, limit: int = 100, after: str | None = None) -> Page[PausedId]:
+        """A page of the ids that are paused, those first that are for longest. Raises InvalidCall."""
+        _check(limit=limit)
+        found, cursor = self._members(queue, ("paused",), _Window(None, None, b"", False, limit, after))
+        return Page(tuple(PausedId(parse_id(member.id), member.score) for member in found), cursor)
+
     def members(
         self, queue: QueueSpec, index: str, limit: int, after: str | None
     ) -> tuple[list[str], str | None]:
         """Ids of one of a shard's sorted sets, a page at a time; for actions on all of them."""
-        found, cursor = self._members(queue, index, _Window(None, None, b"", False, limit, after))
+        found, cursor = self._members(queue, (index,), _Window(None, None, b"", False, limit, after))
         return [parse_id(member.id) for member in found], cursor
 
-    def _members(self, queue: QueueSpec, index: str, window: _Window) -> tuple[list[_Member], str | None]:
-        shards = queue.shard_refs()
-        replies = self._client.all([window.call(shard, index) for shard in shards])
+    def _members(
+        self, queue: QueueSpec, indexes: Sequence[str], window: _Window
+    ) -> tuple[list[_Member], str | None]:
+        asked = [(shard, index) for shard in queue.shard_refs() for index in indexes]
+        replies = self._client.all([window.call(shard, index) for shard, index in asked])
         parts = [
             [_Member(float(score), job_id, shard) for job_id, score in pairs(reply)]
-            for shard, reply in zip(shards, replies, strict=True)
+            for (shard, _), reply in zip(asked, replies, strict=True)
         ]
         merged = heapq.merge(*parts, key=lambda member: (member.score, member.id), reverse=window.reverse)
-        found = [member for member, _ in zip(merged, range(window.limit), strict=False)]
+        # A job that was held, or held no more, between two replies may be in both.
+        found = list(islice((member for member, _ in groupby(merged)), window.limit))
         full = len(found) == window.limit
         return found, dump_position(found[-1].score, found[-1].id) if full else None
 
@@ -218,9 +237,10 @@ class Queries:
         index, cursor = load_scan(after) if after is not None else (0, 0)
         found: dict[bytes, _Member] = {}
         budget = 10 * limit
-        while index < queue.shards and len(found) < limit and budget > 0:
-            shard = ShardRef(queue.name, index)
-            (reply,) = self._client.commands([("ZSCAN", shard_keys(shard)["due"], cursor, "COUNT", limit)])
+        places = [(shard, name) for shard in queue.shard_refs() for name in _SCANNED]
+        while index < len(places) and len(found) < limit and budget > 0:
+            shard, name = places[index]
+            (reply,) = self._client.commands([("ZSCAN", shard_keys(shard)[name], cursor, "COUNT", limit)])
             cursor, members = int(reply[0]), _scanned(reply[1])
             found |= {
                 job_id: _Member(score, job_id, shard)
@@ -229,7 +249,7 @@ class Queries:
             }
             budget -= max(len(members), 1)
             index += cursor == 0
-        return list(found.values()), dump_scan(index, cursor) if index < queue.shards else None
+        return list(found.values()), dump_scan(index, cursor) if index < len(places) else None
 
     # -- payloads
 
@@ -265,7 +285,7 @@ def _scanned(reply: Any) -> list[tuple[bytes, float]]:
     return [(job_id, float(score)) for job_id, score in pairs(reply)]
 
 
-def _index(by: str, indexes: dict[str, str], prefix: str) -> str:
+def _indexes(by: str, indexes: Mapping[str, tuple[str, ...]], prefix: str) -> tuple[str, ...]:
     if by not in indexes:
         raise InvalidCall(f"by={by!r} is not a listing: allowed are {', '.join(sorted({'id', *indexes}))}")
     if prefix:
@@ -284,7 +304,7 @@ def _payloads(values: list[bytes]) -> tuple[Payload, ...]:
 
 
 def _job(member: _Member, reply: list[Any]) -> Job | None:
-    perform_in, retry_count, error, count, *payloads = reply
+    perform_in, retry_count, error, count, held, *payloads = reply
     if not perform_in:
         return None
     return Job(
@@ -294,11 +314,12 @@ def _job(member: _Member, reply: list[Any]) -> Job | None:
         retry_count=parse_count(retry_count),
         error=error or None,
         payload_count=count,
+        held=bool(held),
     )
 
 
 def _dead_job(member: _Member, reply: list[Any]) -> DeadJob | None:
-    updated_at, _, error, count, *payloads = reply
+    updated_at, _, error, count, _, *payloads = reply
     if not updated_at:
         return None
     return DeadJob(parse_id(member.id), _payloads(payloads), float(updated_at), error or None, count)
@@ -317,7 +338,8 @@ def _shortened(job: Job, payload_limit: int) -> Job:
 
 
 def _stats(reply: list[Any]) -> Stats:
-    now, next_due, length, retries, morgue_length, busy, processed, failed, merged, dead, oldest = reply
+    now, next_due, length, retries, morgue_length, busy, processed, failed, *rest = reply
+    merged, dead, oldest, held, paused = rest
     return Stats(
         length=length,
         fresh=length - retries,
@@ -330,6 +352,8 @@ def _stats(reply: list[Any]) -> Stats:
         merged=merged,
         dead=dead,
         oldest=_age(now, oldest),
+        held=held,
+        paused=paused,
     )
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import NamedTuple
 
 from celery_lowkiq.rules.errors import FormatMismatch, ShardCountMismatch
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 
 from .client import Client
 from .keys import FORMAT, queue_key, shard_keys
+from .pausing import move_paused_ids
 from .scripts import load
 
 CLOSED = "closed"
@@ -21,6 +23,14 @@ CLOSED_BY_SOMEBODY = 2
 #: How long a shard may be closed before whoever closed it is given up, and how often that is looked at, in s.
 CLOSED_SECONDS = 2.0
 CLOSED_LOOK = 0.02
+
+
+class Registered(NamedTuple):
+    """What a queue's own key says: the number of shards; number and beginning of its last pause."""
+
+    shards: int
+    pause: str
+    since: str
 
 
 class Registry:
@@ -36,47 +46,54 @@ class Registry:
         """
         deadline = time.monotonic() + CLOSED_SECONDS
         while True:
-            stored = self._register(queue, expected="")
-            if stored != queue.shards:
-                self._adopt(queue, stored)
+            stored = self._register(queue)
+            if stored.shards != queue.shards:
+                stored = self._adopt(queue, stored.shards)
             # Somebody changes the count now, unless he died over it.
-            reply = self._write([shard], str(queue.shards), reopen=time.monotonic() > deadline)[0]
+            reopen = time.monotonic() > deadline
+            (reply,) = self._write([shard], str(queue.shards), stored, reopen)
             if reply != CLOSED_BY_SOMEBODY:
                 break
             threading.Event().wait(CLOSED_LOOK)
         if not reply:
-            raise ShardCountMismatch(queue.name, self._copy(shard) or stored, queue.shards)
+            raise ShardCountMismatch(queue.name, self._copy(shard) or stored.shards, queue.shards)
 
-    def _register(self, queue: QueueSpec, expected: str) -> int:
+    def _register(self, queue: QueueSpec, expected: str = "") -> Registered:
         call = load("register").call(
             {"queue": queue_key(queue.name)}, format=FORMAT, shards=queue.shards, expected=expected
         )
-        stored_format, stored_shards = (int(value) for value in self._client.call(call))
-        if stored_format != FORMAT:
+        stored_format, shards, pause, since = (value.decode() for value in self._client.call(call))
+        if int(stored_format) != FORMAT:
             raise FormatMismatch(
                 f"queue {queue.name!r} is stored in format {stored_format}, this version reads {FORMAT}: "
                 "drain it with the version that wrote it"
             )
-        return stored_shards
+        return Registered(int(shards), pause, since)
 
-    def _adopt(self, queue: QueueSpec, stored: int) -> None:
+    def _adopt(self, queue: QueueSpec, stored: int) -> Registered:
         """Closing every shard first keeps the pushes of both counts out while the count changes.
 
         Whoever did what meanwhile: the shards are opened again with the count that the registry has then.
         """
         shards = [ShardRef(queue.name, index) for index in range(max(stored, queue.shards))]
         try:
-            if all(reply == 1 for reply in self._write(shards, CLOSED, reopen=False)):
+            if all(reply == 1 for reply in self._write(shards, CLOSED, self._register(queue), reopen=False)):
                 self._register(queue, expected=str(stored))
+                move_paused_ids(self._client, shards, queue.shards)
         finally:
-            current = self._register(queue, expected="")
-            self._write(shards, str(current), reopen=True)
-        if current != queue.shards:
-            raise ShardCountMismatch(queue.name, current, queue.shards)
+            current = self._register(queue)
+            self._write(shards, str(current.shards), current, reopen=True)
+        if current.shards != queue.shards:
+            raise ShardCountMismatch(queue.name, current.shards, queue.shards)
+        return current
 
-    def _write(self, shards: list[ShardRef], value: str, reopen: bool) -> list[int]:
+    def _write(self, shards: list[ShardRef], value: str, known: Registered, reopen: bool) -> list[int]:
         """For each shard: 1, 0 where it has jobs of another count, CLOSED_BY_SOMEBODY."""
-        calls = [load("resize").call(shard_keys(shard), shards=value, reopen=int(reopen)) for shard in shards]
+        pause = {"pause": known.pause, "since": known.since}
+        calls = [
+            load("resize").call(shard_keys(shard), shards=value, reopen=int(reopen), **pause)
+            for shard in shards
+        ]
         return [int(reply) for reply in self._client.all(calls)]
 
     def _copy(self, shard: ShardRef) -> int:

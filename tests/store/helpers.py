@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Callable, Iterator
 
 from celery_lowkiq.rules.models import (
     BadPayload,
@@ -14,6 +16,7 @@ from celery_lowkiq.rules.models import (
     QueueSpec,
     Settled,
     ShardRef,
+    Stats,
     Verdict,
 )
 from celery_lowkiq.store.queries import Queries
@@ -68,3 +71,27 @@ def waiting(store: RedisStore, job_id: str, queue: QueueSpec = ONE) -> list[tupl
 def dead(store: RedisStore, job_id: str, queue: QueueSpec = ONE) -> list[tuple[str, float]] | None:
     job = Queries(store).job(queue, job_id).dead
     return None if job is None else [(p.data.decode(), p.score) for p in job.payloads]
+
+
+def ids_of(claimed: Claim) -> list[str]:
+    return [job.id for job in claimed.jobs]
+
+
+def stats(store: RedisStore, queue: QueueSpec = ONE) -> Stats:
+    return Queries(store).stats(queue)
+
+
+@contextlib.contextmanager
+def listening(store: RedisStore) -> Iterator[Callable[[], tuple[ShardRef, float | None]]]:
+    """A function that waits for the next announcement on queue ``ONE``."""
+    subscription = store.subscribe([ONE])
+
+    def heard() -> tuple[ShardRef, float | None]:
+        while (announced := subscription.wait_pushed(5)) is None:
+            continue
+        return announced
+
+    try:
+        yield heard
+    finally:
+        subscription.close()

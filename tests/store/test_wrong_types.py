@@ -14,6 +14,7 @@ from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.models import Fate, NewJob
 from celery_lowkiq.store.calls import digest
 from celery_lowkiq.store.keys import KEY_TYPES, nodes_key, queue_key, shard_keys, tokens_key
+from celery_lowkiq.store.pausing import Pausing
 from celery_lowkiq.store.scripts import load
 
 from .helpers import ONE, SHARD, claim, end, push, take
@@ -70,6 +71,7 @@ def arguments(state):
             (),
         ),
         "end_calls": (owner, ("a", "z")),
+        "follow": ({"pause": 9, "since": 1, **ANNOUNCED}, ()),
         "forgive": ({"epoch": state.died}, ()),
         "hasten": ({**ANNOUNCED, "limit": 10}, ()),
         "kill": ({"merge": "min", **bounds}, ("failed",)),
@@ -79,6 +81,9 @@ def arguments(state):
             | {"past": 1, "limit": 10, "reverse": 0},
             (),
         ),
+        "pause": ({}, ()),
+        "pause_ids": ({}, ("long", "new")),
+        "pause_queue": ({"wanted": 1}, ()),
         "peek": (bounds, ("long", "failed")),
         "push": (
             {"shards": 1, "merge": "min", "sender": "s", "n": 1, **ANNOUNCED, "records": 1},
@@ -91,7 +96,9 @@ def arguments(state):
             ("long", "failed"),
         ),
         "renew": ({**owner, "stopping": 0, "server": state.server}, ()),
-        "resize": ({"shards": 2, "reopen": 0}, ()),
+        "resize": ({"shards": 2, "reopen": 0, "pause": 0, "since": ""}, ()),
+        "resume": (ANNOUNCED, ()),
+        "resume_ids": (ANNOUNCED, ("held",)),
         "revive": ({"merge": "min", **ANNOUNCED, "maximum": "+inf", **bounds}, ("dead",)),
         "settle": (
             {**owner, "merge": "min", "claim": 0, "done": 0},
@@ -108,8 +115,6 @@ def arguments(state):
 NAMES = list(arguments(State()))
 #: Those that change nothing.
 READERS = {"next_due", "page", "peek", "stats"}
-#: Those that change nothing of a shard with jobs.
-OF_IDLE_SHARDS = {"release", "resize"}
 #: The keys that scripts for several kinds of keys are bound to here.
 BOUND = {"index": "due", "marks": "failed", "records": "jobs"}
 PLANTS = {
@@ -127,6 +132,11 @@ def an_idle_shard(store):
     return State(lease.epoch)
 
 
+def a_paused_shard(store):
+    Pausing(store.client).pause_shard(ONE, 0)
+    return an_idle_shard(store)
+
+
 def a_shard_with_jobs_everywhere(store):
     """A suspect, a failed one and a long one waiting, one dead, one in processing."""
     push(store, "suspect", ("a", 1), perform_in=1.0)
@@ -141,6 +151,8 @@ def a_shard_with_jobs_everywhere(store):
     running = claim(store, lease, 1)
     store.push(ONE, [NewJob("long", b"%d" % n * 50, float(n)) for n in range(100)])
     store.push(ONE, [NewJob("recorded", b"x", record=b"of a call")])
+    Pausing(store.client).pause_ids(ONE, ["held", "runs"])
+    push(store, "held", ("a", 1))
     (seen,) = store.observe([SHARD])
     return State(lease.epoch, seen.counter, running.number, died.epoch, seen.server)
 
@@ -150,8 +162,12 @@ def call_of(name, state):
     return load(name).call(Keys(), repeated, **named)
 
 
+#: For those that change nothing of a shard with jobs.
+STATES = {"release": an_idle_shard, "resize": an_idle_shard, "resume": a_paused_shard}
+
+
 def prepared(store, name):
-    return (an_idle_shard if name in OF_IDLE_SHARDS else a_shard_with_jobs_everywhere)(store)
+    return STATES.get(name, a_shard_with_jobs_everywhere)(store)
 
 
 class Keys:
@@ -161,8 +177,17 @@ class Keys:
         return of_queues.get(name) or shard_keys(SHARD)[BOUND.get(name, name)]
 
 
+READ = {
+    b"string": lambda client, key: client.get(key),
+    b"list": lambda client, key: client.lrange(key, 0, -1),
+    b"hash": lambda client, key: client.hgetall(key),
+    b"zset": lambda client, key: client.zrange(key, 0, -1, withscores=True),
+}
+
+
 def everything(client):
-    return {key: client.dump(key) for key in client.scan_iter()}
+    """Not as dumped: a look may put the fields of a hash in another order."""
+    return {key: READ[client.type(key)](client, key) for key in client.scan_iter()}
 
 
 def test_every_script_is_tried():

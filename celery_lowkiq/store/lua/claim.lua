@@ -1,13 +1,14 @@
--- Moves due jobs of a shard from waiting to processing. Never an id that is in processing (rule 9).
+-- Moves due jobs of a shard from waiting to processing. Never an id that is in processing (rule 9), nothing of a paused
+-- shard.
 -- What is still there of claims that the owner has not in hand goes back first.
 --
--- KEYS: lease meta due jobs spill order failed errors claimed processing deaths calls?
+-- KEYS: lease meta due paused? held? jobs spill order failed errors claimed processing deaths calls?
 -- ARGV: owner epoch merge request last open limit max_payloads max_bytes suspects
 --   request: grows with each claim of an epoch; the same again returns the same batch
 --   last, open: the largest number that the owner knows, and the numbers that it has in hand, or 'any'
 --   suspects: '0' passes suspects by; else one of them is a batch of its own
 --   max_payloads, max_bytes: what is taken of one id, and of all ids before the next one is left
--- USES: time owner stray due bag_read bag waiting processing suspects calls_read
+-- USES: time owner stray due bag_read bag held waiting processing suspects calls_read
 -- FLAGS: allow-oom
 -- Returns: {now, next_due or '', claim number (0 for a request older than the last), kind, id, processing
 --   record, ...}, and the first calls when some were moved that have records; kind 1: the batch is a suspect, 2:
@@ -150,7 +151,7 @@ if tonumber(request) > latest then
     local job = let_go(id)
     put_back(id, job.items, seconds(now), job.retry_count, job.error)
   end
-  kind = fill()
+  kind = shard_paused and 0 or fill()
   redis.call('HSET', meta, 'kind', kind)
 end
 

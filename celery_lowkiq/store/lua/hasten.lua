@@ -1,15 +1,19 @@
--- Makes waiting jobs due now.
+-- Makes waiting jobs due now. Those that are held stay so, and are due at once when their ids are resumed.
 --
--- KEYS: due
+-- KEYS: due held
 -- ARGV: channel index limit
 -- USES: time wake
 -- Returns: how many were due later.
 -- Cost: O(limit log n). Repeated: those that are due stay as they are.
 local before = head()
 local now = seconds(now_us())
-local ids = redis.call('ZRANGEBYSCORE', due, '(' .. now, '+inf', 'LIMIT', 0, limit)
-for _, id in ipairs(ids) do
-  redis.call('ZADD', due, now, id)
+local hastened = 0
+for _, index in ipairs({due, held}) do
+  local ids = redis.call('ZRANGEBYSCORE', index, '(' .. now, '+inf', 'LIMIT', 0, limit - hastened)
+  for _, id in ipairs(ids) do
+    redis.call('ZADD', index, now, id)
+  end
+  hastened = hastened + #ids
 end
 wake(before)
-return #ids
+return hastened

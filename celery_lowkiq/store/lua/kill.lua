@@ -1,9 +1,9 @@
 -- Moves failed jobs, as they stand now, from the queue to the morgue.
 --
--- KEYS: meta due jobs spill order failed errors dead dead_ids dead_jobs dead_spill dead_order dead_errors processing
+-- KEYS: meta due paused? held? jobs spill order failed errors dead dead_ids dead_jobs dead_spill dead_order dead_errors processing
 -- ARGV: merge limit max_bytes [id]...
 --   limit: payloads to move in this step
--- USES: time bag_read bag waiting morgue
+-- USES: time bag_read bag held waiting morgue
 -- Returns: {ids dealt with, jobs moved, orphans}; go on with the ids that are left. Orphans: id, number of the
 --   shard's last call, processing record or '', ... of moved jobs that may have had calls.
 -- Cost: O(limit log n). An id that has not failed is left alone.

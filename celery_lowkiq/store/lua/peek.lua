@@ -1,10 +1,10 @@
--- Reads jobs without changing them: waiting ones, or (bound to the morgue's keys) dead ones.
+-- Reads jobs without changing them: waiting ones, or (bound to the morgue's keys, `held` as `index`) dead ones.
 --
--- KEYS: index failed errors records spill order
+-- KEYS: index held failed errors records spill order
 -- ARGV: limit max_bytes [id]...
 --   limit, max_bytes: how much of each id's payloads to return, at least one payload
 -- USES: bag_read
--- Returns: for each id {index score or '', retry_count, error, payload count, score, payload, ...}.
+-- Returns: for each id {index score or '', retry_count, error, payload count, 1 when held, score, payload, ...}.
 -- Cost: O(log n + limit) an id.
 -- The first payloads of an id, and how many it has.
 local function bag_peek(id)
@@ -32,11 +32,14 @@ end
 local reply = {}
 for i = rest, #ARGV do
   local id = ARGV[i]
+  local score = redis.call('ZSCORE', index, id)
+  local holding = not score and redis.call('ZSCORE', held, id)
   local job = {
-    redis.call('ZSCORE', index, id) or '',
+    score or holding or '',
     redis.call('ZSCORE', failed, id) or '-1',
     redis.call('HGET', errors, id) or '',
     0,
+    holding and 1 or 0,
   }
   local items, count, shown = bag_peek(id)
   job[4] = count

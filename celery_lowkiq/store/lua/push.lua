@@ -1,11 +1,11 @@
 -- Merges jobs into the waiting ones of a shard (rule 2), once, however often the command is repeated.
 --
--- KEYS: meta senders due jobs spill order calls?
+-- KEYS: meta senders due paused? held? jobs spill order calls?
 -- ARGV: shards merge sender n channel index records [id payload score when]... [position digest record]*records
 --   shards: the declared count; sender, n: n grows with each push of a sender to the shard;
 --   score: '' for one made here; when: '' now, '+<s>' a delay, else Unix s
 --   records: of the calls that need one; position: of the call's job (from 0), digest: of its payload
--- USES: time wake bag_read bag calls
+-- USES: time wake bag_read bag held calls
 -- Returns: 1, or 0 for a repeated n; error SHARDS <stored count> when the count differs.
 -- Cost: O(log n) a job; the record of an id is rewritten while it is small.
 local RETENTION = 3600
@@ -51,6 +51,24 @@ local function waiting_records(from, to)
   return redis.call('HMGET', jobs, unpack(ids))
 end
 
+-- Writes when jobs are due that do not wait yet: {perform_in, id, ...}.
+local function add_times(times)
+  if not any_paused then
+    redis.call('ZADD', due, 'NX', unpack(times))
+    return
+  end
+  local parts = {[due] = {}, [held] = {}}
+  for i = 1, #times, 2 do
+    local part = parts[index_of(times[i + 1])]
+    part[#part + 1], part[#part + 2] = times[i], times[i + 1]
+  end
+  for index, part in pairs(parts) do
+    if #part > 0 then
+      redis.call('ZADD', index, 'NX', unpack(part))
+    end
+  end
+end
+
 -- Ids of which nothing waits, as nearly all are, are written together: their first payload needs no merging.
 local function merge_jobs(from, to)
   local known, times, new, place = waiting_records(from, to), {}, {}, {}
@@ -76,7 +94,7 @@ local function merge_jobs(from, to)
       end
     end
   end
-  redis.call('ZADD', due, 'NX', unpack(times))
+  add_times(times)
   if #new > 0 then
     redis.call('HSET', jobs, unpack(new))
   end

@@ -1,9 +1,9 @@
 -- Moves dead jobs, as they stand now, from the morgue back to the queue (rule 4).
 --
--- KEYS: meta due jobs spill order failed errors dead dead_ids dead_jobs dead_spill dead_order dead_errors
+-- KEYS: meta due paused? held? jobs spill order failed errors dead dead_ids dead_jobs dead_spill dead_order dead_errors
 -- ARGV: merge channel index maximum limit max_bytes [id]...
 --   maximum: only ids with an updated_at not above it; limit: payloads to move in this step
--- USES: time wake bag_read bag waiting morgue
+-- USES: time wake bag_read bag held waiting morgue
 -- Returns: {ids dealt with, jobs moved}; go on with the ids that are left.
 -- Cost: O(limit log n).
 local now = seconds(now_us())

@@ -1,12 +1,12 @@
 -- Ends claimed jobs: out of processing, back to the queue, to the morgue and the counters, in one change
 -- (rules 3, 5, 7). What is not in processing under the named claim is left alone.
 --
--- KEYS: lease meta due jobs spill order failed errors claimed processing deaths dead dead_ids dead_jobs dead_spill dead_order dead_errors
+-- KEYS: lease meta due paused? held? jobs spill order failed errors claimed processing deaths dead dead_ids dead_jobs dead_spill dead_order dead_errors
 -- ARGV: owner epoch merge claim done [id]*done [id claim fate retry_count delay error bad [position error]*bad]...
 --   claim, done: how many ids of that claim are done, with nothing else to say of them
 --   fate: done, retry (with retry_count, delay in s), die, bury, return (delay 0: at its own time); bad: payloads that go to
 --   the morgue anyway, or, at position -1 - n, are dropped
--- USES: time owner due bag_read bag waiting morgue processing suspects
+-- USES: time owner due bag_read bag held waiting morgue processing suspects
 -- FLAGS: allow-oom
 -- Returns: {now, next_due or '', 1 when all of `done` were settled, id, ...}: the other ids that were; error
 --   NOTOWNER <epoch>.

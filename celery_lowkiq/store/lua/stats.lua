@@ -1,16 +1,28 @@
 -- Counts of a shard.
 --
--- KEYS: meta due failed claimed dead
+-- KEYS: meta due held failed claimed dead
 -- ARGV:
 -- USES: time due
 -- Returns: {now, next_due or '', waiting, failed waiting, dead, in processing, processed, failed, merged,
---   payloads that died, smallest perform_in of all that wait or ''}.
+--   payloads that died, smallest perform_in of all that wait or '', held of those that wait, 1 when the shard is paused,
+--   by itself or with its queue}.
 -- Cost: O(log n + jobs in processing).
+local holding = redis.call('ZCARD', held)
 local counters = redis.call('HMGET', meta, 'processed', 'failed', 'merged', 'dead')
+
+local function oldest()
+  local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2]
+  local held_first = redis.call('ZRANGE', held, 0, 0, 'WITHSCORES')[2]
+  if first and held_first then
+    return tonumber(first) < tonumber(held_first) and first or held_first
+  end
+  return first or held_first or ''
+end
+
 return {
   seconds(now_us()),
   next_due(),
-  redis.call('ZCARD', due),
+  redis.call('ZCARD', due) + holding,
   redis.call('ZCARD', failed),
   redis.call('ZCARD', dead),
   redis.call('ZCARD', claimed),
@@ -18,5 +30,7 @@ return {
   tonumber(counters[2] or 0),
   tonumber(counters[3] or 0),
   tonumber(counters[4] or 0),
-  redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2] or '',
+  oldest(),
+  holding,
+  shard_paused and 1 or 0,
 }

@@ -1,8 +1,8 @@
--- Needs KEYS meta, due, jobs, spill, order, failed, errors and ARGV merge.
+-- Needs KEYS meta, jobs, spill, order, failed, errors, ARGV merge, and held.
 local waiting = {records = jobs, spill = spill, order = order}
 
 local function forget(id)
-  redis.call('ZREM', due, id)
+  redis.call('ZREM', index_of(id), id)
   redis.call('ZREM', failed, id)
   redis.call('HDEL', errors, id)
 end
@@ -13,7 +13,7 @@ local function put_back(id, items, perform_in, retry_count, message)
   if #items == 0 then
     return
   end
-  redis.call('ZADD', due, perform_in, id)
+  redis.call('ZADD', index_of(id), perform_in, id)
   bag_add(waiting, id, items, true)
   if tonumber(retry_count) < 0 then
     redis.call('ZREM', failed, id)

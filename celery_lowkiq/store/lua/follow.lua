@@ -1,0 +1,14 @@
+-- Tells a shard of the last pause of its queue.
+--
+-- KEYS: meta due
+-- ARGV: pause since channel index
+--   pause, since: what pause_queue returned
+-- USES: wake follow
+-- FLAGS: allow-oom
+-- Returns: 1, or 0 when nothing began or ended.
+-- Cost: O(1). Repeated, or overtaken by a later one: nothing changes.
+local changed = follow()
+if changed and since == '' then
+  wake(nil)
+end
+return changed and 1 or 0

@@ -1,0 +1,233 @@
+"""Paused ids: what waits of them is held, whatever brings it there; nothing is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_lowkiq.rules.errors import ShardCountMismatch
+from celery_lowkiq.rules.models import Fate, InHand, NewJob, QueueSpec
+from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.keys import SHARD_KEYS, shard_keys
+from celery_lowkiq.store.pausing import STEP, Pausing
+from celery_lowkiq.store.queries import Queries
+
+from .helpers import ONE, SHARD, claim, contents, end, ids_of, listening, push, stats, take, waiting
+
+TWO = QueueSpec("two", shards=2, batch_size=1000)
+
+
+@pytest.fixture
+def pausing(store):
+    return Pausing(store.client)
+
+
+@pytest.fixture
+def actions(store):
+    return Actions(store)
+
+
+def held_ids(store, queue=ONE):
+    return {job.id for job in Queries(store).jobs(queue).items if job.held}
+
+
+def test_what_waits_of_a_paused_id_is_held_and_comes_back_at_its_own_time(store, pausing):
+    push(store, "1", ("a", 1), ("b", 2), perform_in=5.0)
+    push(store, "2", ("c", 1), perform_in=6.0)
+    lease = take(store)
+    assert pausing.pause_ids(ONE, ["1"]) == 1
+    assert store.next_due([SHARD])[0].next_due == 6.0
+    assert ids_of(claim(store, lease)) == ["2"]
+    assert (stats(store).length, stats(store).held, pausing.paused(ONE).ids) == (1, 1, 1)
+    assert (stats(store).lag, stats(store).oldest > 1e9) == (0, True)
+    assert pausing.resume_ids(ONE, ["1"]) == 1
+    assert contents(claim(store, lease)) == {"1": [("a", 1), ("b", 2)]}
+    assert (stats(store).held, pausing.paused(ONE).ids) == (0, 0)
+
+
+def test_ids_may_be_paused_and_resumed_again(store, pausing):
+    push(store, "1", ("a", 1), perform_in=5.0)
+    assert [pausing.pause_ids(ONE, ["1", "2", "1"]), pausing.pause_ids(ONE, ["2", "1"])] == [2, 0]
+    (first, second) = Queries(store).paused_ids(ONE).items
+    assert {first.id, second.id} == {"1", "2"}
+    assert pausing.resume_ids(ONE, ["1", "3"]) == 1
+    assert pausing.resume_ids(ONE, ["1"]) == 0
+    assert [paused.id for paused in Queries(store).paused_ids(ONE).items] == ["2"]
+    assert waiting(store, "1") == [("a", 1)]
+
+
+def test_later_pushes_merge_into_the_held_job(store, pausing):
+    pausing.pause_ids(ONE, ["1"])
+    lease = take(store)
+    push(store, "1", ("a", 2), perform_in=5.0)
+    store.push(ONE, [NewJob("1", b"b", 1.0, 7.0), NewJob("2", b"c", 1.0, 6.0), NewJob("1", b"d", 3.0, 8.0)])
+    assert held_ids(store) == {"1"}
+    assert ids_of(claim(store, lease)) == ["2"]
+    pausing.resume_ids(ONE, ["1"])
+    claimed = claim(store, lease)
+    assert contents(claimed) == {"1": [("b", 1), ("a", 2), ("d", 3)]}
+    assert claimed.jobs[0].perform_in == 5.0
+
+
+@pytest.mark.parametrize("fate", [Fate.RETRY, Fate.RETURN, Fate.DIE])
+def test_what_comes_back_of_a_paused_id_is_held(store, pausing, fate):
+    push(store, "1", ("a", 1), ("b", 2), perform_in=1.0)
+    lease = take(store)
+    claimed = claim(store, lease)
+    pausing.pause_ids(ONE, ["1"])
+    assert end(store, lease, claimed, fate, error=b"boom").next_due is None
+    assert held_ids(store) == {"1"}
+    pausing.resume_ids(ONE, ["1"])
+    assert ids_of(claim(store, lease)) == ["1"]
+
+
+def test_a_job_that_is_done_leaves_its_id_paused(store, pausing):
+    push(store, "1", ("a", 1), perform_in=1.0)
+    lease = take(store)
+    claimed = claim(store, lease)
+    pausing.pause_ids(ONE, ["1"])
+    end(store, lease, claimed)
+    push(store, "1", ("b", 2))
+    assert claim(store, lease).jobs == ()
+    assert held_ids(store) == {"1"}
+
+
+def test_a_takeover_recovers_into_held_and_so_do_strays(store, pausing):
+    for job_id in ("1", "2"):
+        push(store, job_id, ("a", 1), perform_in=1.0)
+    claim(store, take(store))
+    pausing.pause_ids(ONE, ["1"])
+    heir = take(store, owner="heir")
+    assert held_ids(store) == {"1"}
+    claimed = claim(store, heir)
+    assert ids_of(claimed) == ["2"]
+    pausing.pause_ids(ONE, ["2"])
+    assert claim(store, heir, in_hand=InHand(claimed.number)).jobs == ()
+    assert held_ids(store) == {"1", "2"}
+
+
+def test_ten_thousand_paused_ids(store, pausing):
+    """They are pushed, fail, and are recovered, and none of them is ever due."""
+    ids = [str(number) for number in range(10_000)]
+    store.push(TWO, [NewJob(job_id, b"x", 1, 1.0) for job_id in ids])
+    leases = [take(store, TWO, shard) for shard in range(2)]
+    failing = [claim(store, lease, 1000) for lease in leases]
+    left = [claim(store, lease, 1000) for lease in leases]
+    progress = []
+    assert pausing.pause_ids(TWO, ids, progress.append) == 10_000
+    assert progress[-1] == 10_000
+    assert len(progress) >= 10_000 // STEP
+    for lease, claimed in zip(leases, failing, strict=True):
+        end(store, lease, claimed, Fate.RETRY, queue=TWO, error=b"boom")
+    heirs = [take(store, TWO, shard, owner="heir") for shard in range(2)]
+    assert all(len(claimed.jobs) == 1000 for claimed in left)
+    store.push(TWO, [NewJob(job_id, b"y", 2) for job_id in ids])
+    found = stats(store, TWO)
+    assert (found.length, found.held, found.retries, found.busy, found.lag) == (10_000, 10_000, 2000, 0, 0)
+    assert [due.next_due for due in store.next_due(TWO.shard_refs())] == [None, None]
+    assert pausing.resume_ids(TWO, ids) == 10_000
+    payloads = []
+    for heir in heirs:
+        while (claimed := claim(store, heir, 1000)).jobs:
+            payloads += [tuple(p.data for p in job.payloads) for job in claimed.jobs]
+            end(store, heir, claimed, queue=TWO)
+    # Suspects are claimed alone; all came, with both payloads.
+    assert payloads == [(b"x", b"y")] * 10_000
+
+
+def test_resuming_an_id_wakes_lanes_at_once(store, pausing):
+    push(store, "1", ("a", 1), perform_in=5.0)
+    pausing.pause_ids(ONE, ["1"])
+    with listening(store) as heard:
+        pausing.resume_ids(ONE, ["1"])
+        assert heard() == (SHARD, 5.0)
+
+
+def test_pushes_of_a_paused_id_wake_nobody(store, pausing):
+    pausing.pause_ids(ONE, ["1"])
+    with listening(store) as heard:
+        push(store, "1", ("a", 1), perform_in=1.0)
+        push(store, "2", ("b", 1), perform_in=2.0)
+        assert heard() == (SHARD, 2.0)
+
+
+# -- what people do with held jobs
+
+
+def test_listings_show_held_jobs(store, pausing):
+    store.push(TWO, [NewJob(f"{n:02d}", b"x", 1, 1000.0 + n) for n in range(40)])
+    pausing.pause_ids(TWO, [f"{n:02d}" for n in range(0, 40, 2)])
+    queries = Queries(store)
+    listed = []
+    after = None
+    while True:
+        page = queries.jobs(TWO, "perform_in", limit=7, after=after)
+        listed += [(job.id, job.held) for job in page.items]
+        after = page.next
+        if after is None:
+            break
+    assert listed == [(f"{n:02d}", n % 2 == 0) for n in range(40)]
+    assert {job.id for job in queries.jobs(TWO, prefix="1", limit=100).items} == {
+        str(n) for n in range(10, 20)
+    }
+    assert queries.job(TWO, "04").waiting.held
+    assert not queries.job(TWO, "05").waiting.held
+
+
+def test_perform_all_now_leaves_held_jobs_held(store, pausing, actions):
+    push(store, "1", ("a", 1), perform_in=9e9)
+    push(store, "2", ("b", 1), perform_in=9e9)
+    pausing.pause_ids(ONE, ["1"])
+    assert actions.perform_all_now(ONE) == 2
+    lease = take(store)
+    assert ids_of(claim(store, lease)) == ["2"]
+    pausing.resume_ids(ONE, ["1"])
+    assert ids_of(claim(store, lease)) == ["1"]
+
+
+def test_delete_and_kill_reach_held_jobs_and_leave_ids_paused(store, client, pausing, actions):
+    lease = take(store)
+    for job_id in ("failed", "fresh"):
+        push(store, job_id, ("a", 1), perform_in=1.0)
+    end(store, lease, claim(store, lease, 1), Fate.RETRY, error=b"boom")
+    pausing.pause_ids(ONE, ["failed", "fresh"])
+    assert actions.kill_all_failed(ONE) == 1
+    assert actions.delete(ONE, ["fresh", "nobody"]) == 1
+    assert (stats(store).length, stats(store).held, stats(store).morgue_length) == (0, 0, 1)
+    assert actions.morgue_queue_up_all(ONE) == 1
+    assert held_ids(store) == {"failed"}
+    actions.delete(ONE, ["failed"])
+    pausing.resume_ids(ONE, ["failed", "fresh"])
+    kept = {name for name in SHARD_KEYS if client.exists(shard_keys(SHARD)[name])}
+    assert kept <= {"lease", "meta", "senders"}
+
+
+def test_a_queue_with_held_jobs_keeps_its_count(store, pausing):
+    pausing.pause_ids(TWO, ["1"])
+    push(store, "1", ("x", 1), queue=TWO)
+    with pytest.raises(ShardCountMismatch):
+        push(store, "1", ("y", 1), queue=QueueSpec("two", shards=3))
+    assert waiting(store, "1", TWO) == [("x", 1)]
+
+
+def test_ids_stay_paused_when_an_empty_queue_gets_another_count(store, client, pausing):
+    ids = [str(n) for n in range(2500)]
+    push(store, "other", ("x", 1), queue=TWO)
+    pausing.pause_ids(TWO, ids)
+    since = {paused.id: paused.since for paused in Queries(store).paused_ids(TWO, limit=1000).items}
+    Actions(store).delete(TWO, ["other"])
+    three = QueueSpec("two", shards=3)
+    store.push(three, [NewJob(job_id, b"x") for job_id in ids])
+    assert (stats(store, three).held, pausing.paused(three).ids) == (2500, 2500)
+    again = {paused.id: paused.since for paused in Queries(store).paused_ids(three, limit=1000).items}
+    assert since.items() == again.items()
+    assert pausing.resume_ids(three, ids) == 2500
+    assert not any(client.exists(shard_keys(shard)["paused"]) for shard in three.shard_refs())
+
+
+def test_a_step_is_bounded(store, pausing):
+    calls = []
+    original = store.client.call
+    store.client.call = lambda call: calls.append(call) or original(call)
+    pausing.pause_ids(ONE, (str(n) for n in range(2500)))
+    pausing.resume_ids(ONE, (str(n) for n in range(2500)))
+    assert [len(call.values) for call in calls] == [1000, 1000, 500, 1002, 1002, 502]
