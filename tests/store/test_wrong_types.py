@@ -13,7 +13,16 @@ import pytest
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.models import Fate, NewJob
 from celery_lowkiq.store.calls import digest
-from celery_lowkiq.store.keys import KEY_TYPES, nodes_key, queue_key, shard_keys, tokens_key
+from celery_lowkiq.store.keys import (
+    KEY_TYPES,
+    history_key,
+    nodes_key,
+    queue_key,
+    report_key,
+    reports_key,
+    shard_keys,
+    tokens_key,
+)
 from celery_lowkiq.store.scripts import load
 
 from .helpers import ONE, SHARD, claim, end, push, take
@@ -69,6 +78,7 @@ def arguments(state):
             },
             (),
         ),
+        "counters": ({}, ()),
         "end_calls": (owner, ("a", "z")),
         "forgive": ({"epoch": state.died}, ()),
         "hasten": ({**ANNOUNCED, "limit": 10}, ()),
@@ -91,8 +101,13 @@ def arguments(state):
             ("long", "failed"),
         ),
         "renew": ({**owner, "stopping": 0, "server": state.server}, ()),
+        "report": ({"owner": "me", "text": "{}", "uptime": "1.5", "ttl": 60}, ()),
         "resize": ({"shards": 2, "reopen": 0}, ()),
         "revive": ({"merge": "min", **ANNOUNCED, "maximum": "+inf", **bounds}, ("dead",)),
+        "sample": (
+            {"place": 1, "slot": 1, "at": "10.5", "processed": 1, "failed": 0, "ttl": 60},
+            (),
+        ),
         "settle": (
             {**owner, "merge": "min", "claim": 0, "done": 0},
             ("runs", state.claim, "die", 0, 0, "error", 1, 0, "bad"),
@@ -107,7 +122,7 @@ def arguments(state):
 
 NAMES = list(arguments(State()))
 #: Those that change nothing.
-READERS = {"next_due", "page", "peek", "stats"}
+READERS = {"counters", "next_due", "page", "peek", "stats"}
 #: Those that change nothing of a shard with jobs.
 OF_IDLE_SHARDS = {"release", "resize"}
 #: The keys that scripts for several kinds of keys are bound to here.
@@ -157,7 +172,8 @@ def prepared(store, name):
 class Keys:
     def __getitem__(self, name):
         of_queues = {"queue": queue_key("orders"), "nodes": nodes_key("orders")}
-        of_queues["tokens"] = tokens_key("orders")
+        of_queues |= {"tokens": tokens_key("orders"), "history": history_key("orders")}
+        of_queues |= {"report": report_key("me"), "reports": reports_key()}
         return of_queues.get(name) or shard_keys(SHARD)[BOUND.get(name, name)]
 
 
