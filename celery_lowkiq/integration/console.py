@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from celery import Celery
 
 from celery_lowkiq.rules.errors import InvalidCall
+from celery_lowkiq.rules.history import Sample, sum_of
 from celery_lowkiq.rules.models import Stats
+from celery_lowkiq.rules.reports import NodeReport, current
 
 from .queue import OrderedQueue
 from .selection import ordered_tasks
@@ -21,6 +23,14 @@ class Overview:
 
     total: Stats
     by_queue: Mapping[str, Stats]
+
+
+@dataclass(frozen=True)
+class Histories:
+    """Samples of the last hour, oldest first: of each queue, and of all together."""
+
+    total: tuple[Sample, ...]
+    by_queue: Mapping[str, tuple[Sample, ...]]
 
 
 class Console:
@@ -51,3 +61,15 @@ class Console:
         found = home_of(self._app).queries.stats_of(specs)
         by_queue = dict(zip(chosen, found, strict=True))
         return Overview(sum(found, Stats()), by_queue)
+
+    def nodes(self) -> tuple[NodeReport, ...]:
+        """The nodes by name, as they last described themselves: those that live, and those that have ended
+        within the last hour without a word.
+        """
+        return current(home_of(self._app).lookout.nodes())
+
+    def history(self, names: Iterable[str] | None = None) -> Histories:
+        """What all queues, or the named ones, have done, in one round trip. Raises InvalidCall."""
+        chosen = self.queues() if names is None else {name: self.queue(name) for name in names}
+        found = home_of(self._app).lookout.histories([queue.spec for queue in chosen.values()])
+        return Histories(sum_of(found), dict(zip(chosen, found, strict=True)))

@@ -10,6 +10,7 @@ from typing import Any
 from celery import Celery
 
 from celery_lowkiq.rules.errors import UndecodablePayload
+from celery_lowkiq.rules.history import Sample
 from celery_lowkiq.rules.models import Job, Payload, QueueSpec, Stats
 from celery_lowkiq.rules.views import DeadJob, Page
 from celery_lowkiq.store.actions import Actions, Left, Progress
@@ -127,6 +128,13 @@ class OrderedQueue:
         """A page of the jobs that are being processed; options ``limit``, ``after``, ``payload_limit``."""
         page = self._home.queries.processing(self.spec, **options)
         return Page(tuple(self._shown(job) for job in page.items), page.next)
+
+    def history(self) -> tuple[Sample, ...]:
+        """What was processed and failed up to each ten seconds of the last hour, oldest first; where no
+        worker was at work, it has a gap. ``rules.history.rates`` makes jobs a second of it.
+        """
+        (found,) = self._home.lookout.histories([self.spec])
+        return found
 
     # -- actions; each returns the number of jobs, and tells `progress` how many are done so far
 

@@ -14,6 +14,7 @@ from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.store.actions import Actions, Left
 from celery_lowkiq.store.connect import connect
 from celery_lowkiq.store.durability import Durability, Level
+from celery_lowkiq.store.lookout import Lookout
 from celery_lowkiq.store.queries import Queries
 from celery_lowkiq.store.store import RedisStore
 
@@ -77,6 +78,10 @@ class Home:
     @property
     def queries(self) -> Queries:
         return Queries(self.store)
+
+    @property
+    def lookout(self) -> Lookout:
+        return Lookout(self.store)
 
     def actions(self, left: Left) -> Actions:
         """Changes to waiting and dead jobs; ``left`` hears of calls whose jobs are gone without a run."""

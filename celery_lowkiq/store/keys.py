@@ -7,6 +7,7 @@ another queue.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -19,7 +20,7 @@ CLOCK_KEY = "lowkiq:test:clock"
 
 #: Keys of a shard, with their Redis types.
 SHARD_KEYS = {
-    "lease": "hash",  # owner, epoch, counter, stopping, server
+    "lease": "hash",  # owner, epoch, counter, stopping, server, since
     # shards, score, back, front, request, claim, kind, call, sweep; counts processed, failed, merged, dead;
     # since when nothing may be claimed: paused (the shard), queue_paused (with all others, see queue_pause)
     "meta": "hash",
@@ -52,6 +53,9 @@ KEY_TYPES = SHARD_KEYS | {
     "queue": "hash",
     "nodes": "hash",
     "tokens": "hash",
+    "report": "hash",
+    "reports": "zset",
+    "history": "hash",
 }
 
 
@@ -88,6 +92,22 @@ def nodes_key(queue: str) -> str:
 def tokens_key(queue: str) -> str:
     """Hash of a limited queue: ``left`` -> tokens, when; ``by <holder>`` -> last number, its grant, when."""
     return f"lowkiq:{FORMAT}:tokens:{{{queue}}}"
+
+
+def report_key(owner: str) -> str:
+    """Hash with what a node says of itself: started, at, text. Names may hold anything: they are hashed."""
+    digest = hashlib.sha1(owner.encode("utf-8", "surrogateescape"), usedforsecurity=False).hexdigest()
+    return f"lowkiq:{FORMAT}:report:{{nodes}}:{digest}"
+
+
+def reports_key() -> str:
+    """Sorted set of the nodes that have a report: owner -> when it was written."""
+    return f"lowkiq:{FORMAT}:reports:{{nodes}}"
+
+
+def history_key(queue: str) -> str:
+    """Hash, a ring: place of a slot of time -> ``<slot> <at> <processed> <failed>``."""
+    return f"lowkiq:{FORMAT}:history:{{{queue}}}"
 
 
 def channel(queue: str) -> str:

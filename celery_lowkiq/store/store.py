@@ -26,11 +26,12 @@ from celery_lowkiq.rules.models import (
     shard_of,
 )
 from celery_lowkiq.rules.rate import TokenRequest, Tokens, capacity
+from celery_lowkiq.rules.reports import Heard, News
 
 from .batches import claim_call, claimed, open_claims, owned, settle_calls, settled, sound
 from .client import Client, ShardsDiffer, raise_refused
 from .durability import Durability
-from .keys import channel, nodes_key, shard_keys, tokens_key
+from .keys import channel, nodes_key, report_key, reports_key, shard_keys, tokens_key
 from .pushing import Sender, chunked, push_call
 from .records import (
     id_bytes,
@@ -41,6 +42,7 @@ from .records import (
     parse_whole,
 )
 from .registry import Registry
+from .reports import news_calls, told
 from .scripts import Call, load
 from .subscription import PushSubscription
 
@@ -170,15 +172,23 @@ class RedisStore:
         call = owned("release", lease, channel=channel(lease.shard.queue), index=lease.shard.index)
         return bool(self.client.call(call) == 1)
 
-    def beat(self, queues: Sequence[str], owner: str, lanes: int) -> list[dict[str, tuple[int, int]]]:
-        """Move the node's heartbeat in each queue, in one round trip; lanes and counter of all nodes."""
+    def beat(self, queues: Sequence[str], owner: str, lanes: int, news: News | None = None) -> Heard:
+        """Move the node's heartbeat in each queue, and write the news, in one round trip; lanes and counter
+        of all nodes. News that are refused do not disturb the rest.
+        """
         member = f"{owner} {lanes}"
-        calls = [load("beat").call({"nodes": nodes_key(queue)}, member=member) for queue in queues]
-        return [parse_members(reply) for reply in self.client.all(calls)]
+        beats = [load("beat").call({"nodes": nodes_key(queue)}, member=member) for queue in queues]
+        replies = self.client.calls([*beats, *(news_calls(news) if news else [])])
+        members = [parse_members(reply) for reply in raise_refused(replies[: len(beats)])]
+        return Heard(members, told(news, replies[len(beats) :]) if news else None)
 
     def forget_members(self, queue: str, members: Sequence[tuple[str, int]]) -> None:
         """Remove heartbeats, named by owner and lanes."""
         self.client.commands([("HDEL", nodes_key(queue), *(f"{owner} {lanes}" for owner, lanes in members))])
+
+    def forget_report(self, owner: str) -> None:
+        """Remove what a node said of itself."""
+        self.client.commands([("DEL", report_key(owner)), ("ZREM", reports_key(), id_bytes(owner))])
 
     # -- batches
 

@@ -8,6 +8,7 @@ from celery_lowkiq.rules.balance import Member, quotas
 from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 
+from .heartbeat import Heartbeat
 from .ports import Store
 
 
@@ -17,6 +18,7 @@ class Membership:
     def __init__(
         self,
         store: Store,
+        heartbeat: Heartbeat,
         queues: Sequence[QueueSpec],
         clock: Clock,
         *,
@@ -27,6 +29,7 @@ class Membership:
     ) -> None:
         """``served``: names of those ``queues`` in which the node takes part at first."""
         self._store = store
+        self._heartbeat = heartbeat
         self._queues = {queue.name: queue for queue in queues}
         self._clock = clock
         self._owner = owner
@@ -42,7 +45,7 @@ class Membership:
 
     def meet(self) -> None:
         """Beat once, look at the others, and remove heartbeats that ended long ago. Raises StoreError."""
-        beats = self._store.beat(list(self._seen), self._owner, self._lanes)
+        beats = self._heartbeat.beat(list(self._seen))
         now = self._clock.monotonic()
         for queue, found in zip(list(self._seen), beats, strict=True):
             known = self._seen[queue]

@@ -19,6 +19,7 @@ from celery_lowkiq.rules.models import Lease, QueueSpec, ShardRef
 from celery_lowkiq.rules.ownership import RENEWALS, Watch
 from celery_lowkiq.rules.pace import WAITING
 
+from .heartbeat import Heartbeat
 from .held import Held
 from .lane import Lane
 from .membership import Membership, of_queues
@@ -46,6 +47,7 @@ class Ownership:
         owner: str,
         lanes: Sequence[Lane],
         dealt: Mapping[ShardRef, tuple[QueueSpec, Lane]],
+        heartbeat: Heartbeat,
         membership: Membership | None,
         strays: Strays,
         served: Collection[str],
@@ -59,11 +61,13 @@ class Ownership:
         self._seconds = around.lease_seconds
         self._owner = owner
         self._lanes = lanes
+        self._heartbeat = heartbeat
         self._membership = membership
         self._strays = strays
         self._lane_of = {shard: lane for shard, (_, lane) in dealt.items()}
         self._watches = {shard: Watch(queue, shard) for shard, (queue, _) in dealt.items()}
         self._served = self._to_serve = frozenset(served)
+        heartbeat.serves = self._served
         self._held: dict[ShardRef, Held] = {}
         self._leaving: set[ShardRef] = set()
         self._alarmed: set[Lease] = set()
@@ -83,12 +87,12 @@ class Ownership:
 
     def serve(self, queues: Collection[str]) -> None:
         """Want the shards of these queues only: others are given up, each after its running batch."""
-        self._to_serve = frozenset(queues)
+        self._to_serve = self._heartbeat.serves = frozenset(queues)
         self._wake.set()
 
     def drain(self) -> None:
         """Take nothing more, and release each lane's shards when it has ended."""
-        self._draining = True
+        self._draining = self._heartbeat.stopping = True
         self._wake.set()
 
     def abandon(self) -> None:
@@ -238,6 +242,8 @@ class Ownership:
                 staying = [s for s in of_queues(list(self._held), queues) if s not in self._leaving]
                 for shard in to_give_up(staying, self._busy(), quota):
                     self._give(shard)
+        else:
+            self._heartbeat.beat([])
         for shard in [one.shard for one in self._leases()]:
             if shard.queue not in self._served and shard not in self._leaving:
                 self._give(shard)
@@ -345,6 +351,8 @@ class Ownership:
                 self._renew(stopping=True)
                 for held in self._leases():
                     self._release(held)
+                if self._leases():
+                    self._heartbeat.beat([])
                 silent_since = None
             except StoreError as error:
                 self._outage.begins(error)
@@ -356,6 +364,7 @@ class Ownership:
                     return
             if self._leases():
                 self._rest(self._seconds / RENEWALS)
+        self._heartbeat.end()
 
     def _forget_crashed(self) -> None:
         """What a crashed lane was running counts as a crash: that lease is not marked as stopping."""

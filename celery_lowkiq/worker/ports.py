@@ -21,6 +21,7 @@ from celery_lowkiq.rules.models import (
     Verdict,
 )
 from celery_lowkiq.rules.rate import TokenRequest, Tokens
+from celery_lowkiq.rules.reports import Heard, News
 
 
 class Subscription(Protocol):
@@ -77,8 +78,13 @@ class Store(Protocol):
     def forgive(self, lease: Lease) -> None:
         """Take back the deaths that were counted for this lease's owner: it lives."""
 
-    def beat(self, queues: Sequence[str], owner: str, lanes: int) -> list[dict[str, tuple[int, int]]]:
-        """Move the node's heartbeat in each queue, in one round trip; lanes and counter of all nodes."""
+    def beat(self, queues: Sequence[str], owner: str, lanes: int, news: News) -> Heard:
+        """Move the node's heartbeat in each queue, and write the news, in one round trip; lanes and counter
+        of all nodes. News that are refused do not disturb the rest.
+        """
+
+    def forget_report(self, owner: str) -> None:
+        """Remove what a node said of itself."""
 
     def forget_members(self, queue: str, members: Sequence[tuple[str, int]]) -> None:
         """Remove heartbeats, named by owner and lanes."""

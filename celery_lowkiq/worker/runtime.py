@@ -12,6 +12,7 @@ from celery_lowkiq.rules.schedulers import Scheduler
 from celery_lowkiq.rules.splitters import Splitter, lease_splitter
 
 from .exclusion import Cooperative, Exclusion
+from .heartbeat import Heartbeat
 from .lane import Lane
 from .limits import Limits
 from .membership import Membership
@@ -144,16 +145,24 @@ class Runtime:
         dealt = self._deal(splitter)
         shards = {shard: queue for queue in self._queues for shard in queue.shard_refs()}
         me: Any = {"owner": owner, "lease_seconds": around.lease_seconds}
+        heartbeat = Heartbeat(around, owner=owner, lanes=self._lanes, queues=self._queues)
         membership = None
         if splitter is lease_splitter:
             membership = Membership(
-                around.store, self._queues, self._clock, lanes=len(self._lanes), served=self.served, **me
+                around.store,
+                heartbeat,
+                self._queues,
+                self._clock,
+                lanes=len(self._lanes),
+                served=self.served,
+                **me,
             )
         return Ownership(
             around,
             owner=owner,
             lanes=self._lanes,
             dealt=dealt,
+            heartbeat=heartbeat,
             membership=membership,
             strays=Strays(around.store, self._clock, shards=shards, wanted=dealt, **me),
             served=self.served,

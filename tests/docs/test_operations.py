@@ -10,8 +10,11 @@ import redis
 
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.models import BadPayload, Fate, NewJob, QueueSpec, Verdict
+from celery_lowkiq.rules.rate import TokenRequest
+from celery_lowkiq.rules.reports import News, NodeReport, Told
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.connect import connect
+from celery_lowkiq.store.lookout import Lookout
 from celery_lowkiq.store.queries import Queries
 from celery_lowkiq.store.store import RedisStore
 
@@ -41,7 +44,11 @@ def test_its_rights_are_enough(restricted):
     store = RedisStore(restricted)
     long = [NewJob("long", b"%d" % n + b"x" * 50, float(n), 1.0) for n in range(100)]
     store.push(QUEUE, [*long, *(NewJob(str(n), b"x") for n in range(20))])
-    store.beat(["orders"], "me", 4)
+    report = NodeReport("me", "me", 1, 10.0, False, False, ("orders",), ())
+    told = store.beat(["orders"], "me", 4, News(report, 1.0, counted=(QUEUE,))).told
+    assert isinstance(told, Told), told
+    assert isinstance(store.beat([], "me", 4, News(report, 1.0, told.samples)).told, Told)
+    store.tokens(TokenRequest("orders", "me", 1, 5.0, 1))
     subscription = store.subscribe([QUEUE])
     for shard in QUEUE.shard_refs():
         lease = store.acquire(QUEUE, shard, "me", store.observe([shard])[0], 0)
@@ -83,6 +90,10 @@ def test_its_rights_are_enough(restricted):
     actions.delete(QUEUE, [str(n) for n in range(20)] + ["long"])
     actions.delete_all_failed(QUEUE)
     assert store.next_due(QUEUE.shard_refs())[0].next_due is None
+    lookout = Lookout(store)
+    assert lookout.nodes()
+    assert lookout.histories([QUEUE]) != [()]
+    store.forget_report("me")
     store.forget_members("orders", [("me", 4)])
     subscription.wait_pushed(1)
     subscription.close()

@@ -20,6 +20,7 @@ from celery_lowkiq.rules.models import (
     ToSettle,
     Verdict,
 )
+from celery_lowkiq.rules.reports import Heard, News
 from celery_lowkiq.rules.schedulers import lag
 from celery_lowkiq.rules.splitters import lease_splitter
 from celery_lowkiq.worker.exclusion import Strict
@@ -163,8 +164,12 @@ class SimStore:
     def forgive(self, lease: Lease) -> None:
         self._call(lambda: None)
 
-    def beat(self, queues: Sequence[str], owner: str, lanes: int) -> list[dict[str, tuple[int, int]]]:
-        return self._call(lambda: [self._server.beat(queue, owner, lanes) for queue in queues])
+    def beat(self, queues: Sequence[str], owner: str, lanes: int, news: News) -> Heard:
+        """What nodes say of themselves is for people: there are none here."""
+        return self._call(lambda: Heard([self._server.beat(queue, owner, lanes) for queue in queues]))
+
+    def forget_report(self, owner: str) -> None:
+        self._call(lambda: None)
 
     def forget_members(self, queue: str, members: Sequence[tuple[str, int]]) -> None:
         self._call(lambda: self._server.forget_members(queue, [name for name, _ in members]))

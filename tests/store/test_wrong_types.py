@@ -13,7 +13,16 @@ import pytest
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.models import Fate, NewJob
 from celery_lowkiq.store.calls import digest
-from celery_lowkiq.store.keys import KEY_TYPES, nodes_key, queue_key, shard_keys, tokens_key
+from celery_lowkiq.store.keys import (
+    KEY_TYPES,
+    history_key,
+    nodes_key,
+    queue_key,
+    report_key,
+    reports_key,
+    shard_keys,
+    tokens_key,
+)
 from celery_lowkiq.store.pausing import Pausing
 from celery_lowkiq.store.scripts import load
 
@@ -70,6 +79,7 @@ def arguments(state):
             },
             (),
         ),
+        "counters": ({}, ()),
         "end_calls": (owner, ("a", "z")),
         "follow": ({"pause": 9, "since": 1, **ANNOUNCED}, ()),
         "forgive": ({"epoch": state.died}, ()),
@@ -96,10 +106,15 @@ def arguments(state):
             ("long", "failed"),
         ),
         "renew": ({**owner, "stopping": 0, "server": state.server}, ()),
+        "report": ({"owner": "me", "text": "{}", "uptime": "1.5", "ttl": 60}, ()),
         "resize": ({"shards": 2, "reopen": 0, "pause": 0, "since": ""}, ()),
         "resume": (ANNOUNCED, ()),
         "resume_ids": (ANNOUNCED, ("held",)),
         "revive": ({"merge": "min", **ANNOUNCED, "maximum": "+inf", **bounds}, ("dead",)),
+        "sample": (
+            {"place": 1, "slot": 1, "at": "10.5", "processed": 1, "failed": 0, "ttl": 60},
+            (),
+        ),
         "settle": (
             {**owner, "merge": "min", "claim": 0, "done": 0},
             ("runs", state.claim, "die", 0, 0, "error", 1, 0, "bad"),
@@ -114,7 +129,7 @@ def arguments(state):
 
 NAMES = list(arguments(State()))
 #: Those that change nothing.
-READERS = {"next_due", "page", "peek", "stats"}
+READERS = {"counters", "next_due", "page", "peek", "stats"}
 #: The keys that scripts for several kinds of keys are bound to here.
 BOUND = {"index": "due", "marks": "failed", "records": "jobs"}
 PLANTS = {
@@ -173,7 +188,8 @@ def prepared(store, name):
 class Keys:
     def __getitem__(self, name):
         of_queues = {"queue": queue_key("orders"), "nodes": nodes_key("orders")}
-        of_queues["tokens"] = tokens_key("orders")
+        of_queues |= {"tokens": tokens_key("orders"), "history": history_key("orders")}
+        of_queues |= {"report": report_key("me"), "reports": reports_key()}
         return of_queues.get(name) or shard_keys(SHARD)[BOUND.get(name, name)]
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from celery_lowkiq.rules.errors import NotOwner, StoreError, StoreUnavailable
+from celery_lowkiq.rules.history import Sample
 from celery_lowkiq.rules.models import (
     Batch,
     Claim,
@@ -25,6 +26,7 @@ from celery_lowkiq.rules.models import (
     Verdict,
 )
 from celery_lowkiq.rules.rate import TokenRequest, Tokens
+from celery_lowkiq.rules.reports import Heard, News, NodeReport, Told
 
 
 class FakeStore:
@@ -51,6 +53,8 @@ class FakeStore:
         self.token_requests: list[TokenRequest] = []
         self.open = True
         self.members: dict[str, dict[str, tuple[int, int]]] = {}
+        self.reports: dict[str, NodeReport] = {}
+        self.news: list[News] = []
 
     # -- what tests do
 
@@ -201,13 +205,26 @@ class FakeStore:
     def forgive(self, lease: Lease) -> None:
         self.forgiven.append(lease)
 
-    def beat(self, queues: list[str], owner: str, lanes: int) -> list[dict[str, tuple[int, int]]]:
+    def beat(self, queues: list[str], owner: str, lanes: int, news: News) -> Heard:
         self._maybe_fail("beat")
         with self.lock:
             for queue in queues:
                 members = self.members.setdefault(queue, {})
                 members[owner] = (lanes, members.get(owner, (0, 0))[1] + 1)
-            return [dict(self.members[queue]) for queue in queues]
+            return Heard([dict(self.members[queue]) for queue in queues], self._tell(news))
+
+    def _tell(self, news: News) -> Told | StoreError:
+        try:
+            self._maybe_fail("report")
+        except StoreError as error:
+            return error
+        self.news.append(news)
+        self.reports[news.report.owner] = news.report
+        return Told(time.time(), tuple((q.name, Sample(time.time(), 1, 0)) for q in news.counted))
+
+    def forget_report(self, owner: str) -> None:
+        self._maybe_fail("forget_report")
+        self.reports.pop(owner, None)
 
     def forget_members(self, queue: str, members: list[tuple[str, int]]) -> None:
         self._maybe_fail("forget_members")

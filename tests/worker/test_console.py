@@ -28,5 +28,5 @@ def test_an_overview_of_one_queue(app, console):
 
 
 def test_an_unknown_queue_is_refused_with_the_known_ones(console):
-    with pytest.raises(InvalidCall, match="'recrod'.*record"):
+    with pytest.raises(InvalidCall, match=r"'recrod'.*record"):
         console.queue("recrod")

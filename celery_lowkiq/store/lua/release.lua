@@ -3,7 +3,7 @@
 --
 -- KEYS: lease claimed
 -- ARGV: owner epoch channel index
--- USES: owner
+-- USES: time owner
 -- FLAGS: allow-oom
 -- Returns: 1, or 0 while jobs of it are in processing; error NOTOWNER <epoch>.
 -- Cost: O(1).
@@ -17,7 +17,7 @@ end
 if redis.call('ZCARD', claimed) > 0 then
   return 0
 end
-redis.call('HSET', lease, 'owner', '')
+redis.call('HSET', lease, 'owner', '', 'since', seconds(now_us()))
 redis.call('HINCRBY', lease, 'counter', 1)
 redis.call('PUBLISH', channel, index .. ' released')
 return 1

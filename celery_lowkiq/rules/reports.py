@@ -1,0 +1,121 @@
+"""What nodes say of themselves, for people: written with each heartbeat, never a ground for a decision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .errors import StoreError
+from .history import Sample
+from .models import Batch, QueueSpec, ShardRef
+
+#: A report names so many shards at most; of the others it tells the number.
+LISTED_SHARDS = 1000
+#: And so many ids of a batch.
+LISTED_IDS = 5
+
+
+@dataclass(frozen=True)
+class Running:
+    """A batch that ran when the node reported: some of its ids, how many it has, and since how many s."""
+
+    shard: ShardRef
+    ids: tuple[str, ...]
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class LaneReport:
+    """A lane with its shards; of a node with very many, not all are listed."""
+
+    name: str
+    shards: tuple[ShardRef, ...]
+    shard_count: int
+    running: Running | None = None
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """A node as it described itself last. Times are Unix s of Redis's clock."""
+
+    name: str
+    owner: str
+    pid: int
+    #: In s: who was silent for longer is given up by the others.
+    lease_seconds: float
+    quiet: bool
+    stopping: bool
+    #: Names of the queues that it serves; a quiet node serves none.
+    queues: tuple[str, ...]
+    lanes: tuple[LaneReport, ...]
+    # What a node does not say itself, but whoever reads it knows.
+    started_at: float = 0.0
+    seen_at: float = 0.0
+    #: For how many s it had not been heard of, when this was read.
+    silent: float = 0.0
+
+    @property
+    def alive(self) -> bool:
+        """Whether it was heard of within its lease."""
+        return self.silent < self.lease_seconds
+
+    def lane_of(self, shard: ShardRef) -> LaneReport | None:
+        """The lane that has the shard, as far as it is listed."""
+        return next((lane for lane in self.lanes if shard in lane.shards), None)
+
+    def running(self, shard: ShardRef) -> Running | None:
+        """What it runs of a shard, with the time that has passed since it said so."""
+        for lane in self.lanes:
+            if lane.running is not None and lane.running.shard == shard:
+                return lane.running
+        return None
+
+
+@dataclass(frozen=True)
+class News:
+    """What goes with a heartbeat: the report, samples to keep, and queues to be counted for the next ones."""
+
+    report: NodeReport
+    #: For how many s the node has been up.
+    uptime: float
+    samples: tuple[tuple[str, Sample], ...] = ()
+    counted: tuple[QueueSpec, ...] = ()
+
+
+class Told(NamedTuple):
+    """The answer to news: Redis's clock, and what the queues counted."""
+
+    now: float
+    samples: tuple[tuple[str, Sample], ...] = ()
+
+
+class Heard(NamedTuple):
+    """The answer to a heartbeat: by queue, lanes and counter of all nodes, and what became of the news."""
+
+    members: list[dict[str, tuple[int, int]]]
+    told: Told | StoreError | None = None
+
+
+def node_name(owner: str) -> str:
+    """The node's name, of the name of one of its starts."""
+    return owner.rpartition("-")[0] or owner
+
+
+def describe_lane(name: str, shards: Sequence[ShardRef], listed: int, running: Running | None) -> LaneReport:
+    """A lane with the first ``listed`` of its shards."""
+    return LaneReport(name, tuple(shards[:listed]), len(shards), running)
+
+
+def describe_run(batch: Batch, now: float) -> Running:
+    """A batch that runs; ``now`` is monotonic."""
+    ids = tuple(job.id for job in batch.jobs[:LISTED_IDS])
+    return Running(batch.shard, ids, len(batch.jobs), round(max(0.0, now - batch.began_at), 3))
+
+
+def current(reports: Iterable[NodeReport]) -> tuple[NodeReport, ...]:
+    """Sorted by name, without those that ended when another start of the same node is alive."""
+    found = sorted(reports, key=lambda report: (report.name, report.started_at))
+    living = {report.name for report in found if report.alive}
+    return tuple(report for report in found if report.alive or report.name not in living)

@@ -1,0 +1,16 @@
+-- Keeps what a queue has counted so far, one sample a slot of time, in a ring.
+--
+-- KEYS: history
+-- ARGV: place slot at processed failed ttl
+--   place: of the slot in the ring; ttl: s
+-- USES:
+-- FLAGS: allow-oom
+-- Returns: 1, or 0 when the slot has its sample.
+-- Cost: O(1).
+local known = redis.call('HGET', history, place)
+if known and string.match(known, '^%d+') == slot then
+  return 0
+end
+redis.call('HSET', history, place, table.concat({slot, at, processed, failed}, ' '))
+redis.call('EXPIRE', history, ttl)
+return 1

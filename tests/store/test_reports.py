@@ -1,0 +1,146 @@
+"""Reports of nodes, samples of queues, and since when a shard has its owner."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+
+import pytest
+
+from celery_lowkiq.rules.errors import StoreError
+from celery_lowkiq.rules.history import Sample
+from celery_lowkiq.rules.models import QueueSpec, ShardRef
+from celery_lowkiq.rules.reports import LaneReport, News, NodeReport, Running
+from celery_lowkiq.store.keys import history_key, report_key, reports_key, shard_keys
+from celery_lowkiq.store.lookout import Lookout
+
+from .helpers import ONE, SHARD, claim, end, push, take
+
+OWNER = "w\N{SNOWMAN}{}@host-0123"
+SHARDS = tuple(ShardRef("q", index) for index in (0, 1, 2, 5))
+RUNNING = Running(SHARDS[1], ("1", "a\udcff"), 7, 1.5)
+LANES = (
+    LaneReport("lane-0", (ShardRef("orders", 3), *SHARDS), 9, RUNNING),
+    LaneReport("lane-1", (), 0),
+)
+REPORT = NodeReport(OWNER.rpartition("-")[0], OWNER, 77, 10.0, True, False, ("orders", "q"), LANES)
+
+
+@pytest.fixture
+def lookout(store):
+    return Lookout(store)
+
+
+def tell(store, report=REPORT, uptime=5.0, **news):
+    return store.beat([], report.owner, 2, News(report, uptime, **news)).told
+
+
+def test_a_report_is_read_as_it_was_told(store, lookout):
+    now = tell(store).now
+    (found,) = lookout.nodes()
+    assert replace(found, started_at=0.0, seen_at=0.0, silent=0.0) == REPORT
+    assert found.seen_at == now
+    assert found.started_at == pytest.approx(now - 5)
+    assert found.silent < 5
+    assert found.alive
+
+
+def test_the_start_of_a_node_stays_what_it_was(store, lookout):
+    tell(store, uptime=100.0)
+    tell(store, replace(REPORT, quiet=False), uptime=900.0)
+    (found,) = lookout.nodes()
+    assert found.seen_at - found.started_at < 200
+    assert not found.quiet
+
+
+def test_a_node_that_is_silent_for_its_lease_is_not_alive(store, client, lookout):
+    now = tell(store).now
+    client.hset(report_key(OWNER), "at", now - 11)
+    (found,) = lookout.nodes()
+    assert 11 <= found.silent < 30
+    assert not found.alive
+
+
+def test_what_ended_is_forgotten(store, client, lookout):
+    tell(store)
+    tell(store, replace(REPORT, owner="other-1"))
+    store.forget_report(OWNER)
+    assert [found.name for found in lookout.nodes()] == ["other"]
+    # Another one that went without a word an hour ago.
+    client.zadd(reports_key(), {"old-1": time.time() - 3601})
+    tell(store)
+    assert client.zscore(reports_key(), "old-1") is None
+    assert 3000 < client.ttl(report_key("other-1")) <= 3600
+    assert 3000 < client.ttl(reports_key()) <= 3600
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '"x"', "[" * 10000, json.dumps({"pid": 1, "lease": 1, "lanes": 7}), "\xff"]
+)
+def test_what_no_node_has_written_is_not_shown(store, client, lookout, text):
+    tell(store)
+    client.hset(report_key(OWNER), "text", text)
+    assert lookout.nodes() == []
+
+
+def test_many_planted_shards_are_not_made(store, client, lookout):
+    tell(store)
+    text = json.loads(client.hget(report_key(OWNER), "text"))
+    text["lanes"][0]["shards"] = {"q": "0-99999999999999"}
+    client.hset(report_key(OWNER), "text", json.dumps(text))
+    (found,) = lookout.nodes()
+    assert len(found.lanes[0].shards) == 1000
+
+
+def test_a_refused_report_does_not_disturb_the_heartbeat(store, client):
+    client.set(reports_key(), "planted")
+    heard = store.beat(["orders"], "me", 4, News(REPORT, 1.0))
+    assert heard.members == [{"me": (4, 1)}]
+    assert isinstance(heard.told, StoreError)
+
+
+def test_a_queue_is_counted_with_the_report_and_kept_with_the_next(store, lookout):
+    two = QueueSpec("orders", shards=2)
+    for shard in range(2):
+        lease = take(store, two, shard)
+        push(store, {0: "1", 1: "0"}[shard], ("a", 1), perform_in=1.0, queue=two)
+        end(store, lease, claim(store, lease), queue=two)
+    told = tell(store, counted=(two, QueueSpec("empty", shards=1)))
+    assert dict(told.samples) == {"orders": Sample(told.now, 2, 0), "empty": Sample(told.now, 0, 0)}
+    assert tell(store, samples=told.samples).samples == ()
+    assert lookout.histories([two, QueueSpec("other")]) == [(Sample(told.now, 2, 0),), ()]
+
+
+def test_a_slot_has_one_sample_and_the_ring_an_hour(store, client, lookout):
+    now = time.time() // 10 * 10
+    for at in range(int(now) - 7200, int(now), 10):
+        tell(store, samples=(("orders", Sample(at + 1.5, at, 1)),))
+    tell(store, samples=(("orders", Sample(now - 10 + 3, 7, 7)),))
+    assert client.hlen(history_key("orders")) == 360
+    (found,) = lookout.histories([ONE])
+    assert 355 <= len(found) <= 360
+    assert found == tuple(sorted(found))
+    assert found[-1] == Sample(now - 10 + 1.5, int(now) - 10, 1)
+    assert found[0].at > now - 3600
+
+
+def test_planted_samples_are_not_shown(store, client, lookout):
+    tell(store, samples=(("orders", Sample(time.time(), 1, 0)),))
+    values = ("", "x", "1 2 3", "1 1.1.1 2 3", "1 -5 2 3", "9 " * 4 * 5000, "1 nan 2 3")
+    client.hset(history_key("orders"), mapping={f"planted {n}": value for n, value in enumerate(values)})
+    assert len(lookout.histories([ONE])[0]) == 1
+
+
+def test_since_when_a_shard_has_its_owner_and_since_when_none(store, client):
+    def since():
+        return float(client.hget(shard_keys(SHARD)["lease"], "since"))
+
+    push(store, "1", ("a", 1), perform_in=9e9)
+    lease = take(store)
+    taken = since()
+    assert time.time() - 60 < taken < time.time() + 60
+    assert store.renew([lease]) == [True]
+    assert since() == taken
+    store.release(lease)
+    assert since() > taken

@@ -1,0 +1,50 @@
+"""Samples of what was done, and how fast that went."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_lowkiq.rules.history import Rates, Sample, rates, sum_of
+
+NOW = 1_000_000.0
+
+
+def minute(*processed, failed=0, until=NOW - 3):
+    """Samples ten seconds apart; the last is of ``until``."""
+    return tuple(
+        Sample(until - 10 * (len(processed) - 1 - n), count, failed * n) for n, count in enumerate(processed)
+    )
+
+
+@pytest.mark.parametrize(
+    "samples, found",
+    [
+        ((), None),
+        (minute(5), None),
+        (minute(0, 20), Rates(2.0, 0.0)),
+        (minute(0, 10, 20, 30, 60, 90, 120, failed=1), Rates(2.0, 0.1)),
+        # What is older than the last minute does not count.
+        (minute(0, 9000, 9000, 9000, 9000, 9000, 9000, 9000, 9010), Rates(1 / 6, 0.0)),
+        # A gap is bridged.
+        ((Sample(NOW - 63, 100, 0), Sample(NOW - 3, 700, 6)), Rates(10.0, 0.1)),
+        # Nobody has written for a while.
+        (minute(0, 20, until=NOW - 46), None),
+        # The queue was emptied, and counts anew.
+        (minute(100, 0), None),
+    ],
+)
+def test_rates_over_the_last_minute(samples, found):
+    assert rates(samples, NOW) == found
+
+
+def test_the_sum_of_queues():
+    one = (Sample(100.0, 1, 0), Sample(110.0, 2, 1), Sample(120.0, 3, 1))
+    # It has a gap, and begins later.
+    other = (Sample(112.0, 10, 5), Sample(132.0, 30, 5))
+    assert sum_of([one, other, ()]) == (
+        Sample(100.0, 11, 5),
+        Sample(112.0, 12, 6),
+        Sample(120.0, 13, 6),
+        Sample(132.0, 33, 6),
+    )
+    assert sum_of([]) == ()

@@ -1,0 +1,68 @@
+"""What nodes say of themselves, and what is known of queues from it, without asking any worker."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_lowkiq.integration.console import Console
+from celery_lowkiq.rules.models import ShardRef
+from tests.waiting import eventually
+
+
+@pytest.fixture
+def console(app):
+    return Console(app)
+
+
+def shards(report):
+    return {str(shard) for lane in report.lanes for shard in lane.shards}
+
+
+@pytest.mark.parametrize("splitter", ["lease", "by_node"])
+def test_nodes_say_what_they_are_doing(app, settings, console, start_worker, ledger, tmp_path, splitter):
+    settings.update(lowkiq_splitter=splitter, lowkiq_number_of_nodes=1, lowkiq_node_number=0)
+    assert console.nodes() == ()
+    node = start_worker("-Q", "gated,celery", lanes=2)
+    app.tasks["gated"].delay("1")
+    ledger.wait_for("start")
+    shard = next(s for s, stats in enumerate(app.tasks["gated"].ordered_queue.shard_stats()) if stats.busy)
+    (report,) = eventually(
+        lambda: (found := console.nodes()) and found[0].running(ShardRef("gated", shard)) and found
+    )
+    assert (report.name, report.pid, report.queues) == ("w0@test", node.container.process.pid, ("gated",))
+    assert (report.alive, report.quiet, report.stopping) == (True, False, False)
+    assert report.started_at <= report.seen_at
+    assert [lane.shard_count for lane in report.lanes] == [2, 2]
+    assert shards(report) == {f"gated/{n}" for n in range(4)}
+    run = report.running(ShardRef("gated", shard))
+    assert (run.ids, run.count) == (("1",), 1)
+    node.kill("SIGTERM")
+    eventually(lambda: console.nodes()[0].stopping)
+    (tmp_path / "gate").touch()
+    node.exit_status()
+    assert console.nodes() == ()
+
+
+def test_a_node_that_died_is_shown_until_it_is_back(console, start_worker):
+    node = start_worker()
+    (before,) = eventually(console.nodes)
+    node.kill("SIGKILL")
+    node.exit_status()
+    eventually(lambda: not console.nodes()[0].alive)
+    node.container.restart()
+    (after,) = eventually(lambda: (found := console.nodes()) and found[0].alive and found)
+    assert before.name == after.name
+    assert before.pid != after.pid
+
+
+def test_a_queue_has_a_history(app, console, start_worker, ledger):
+    record = app.tasks["record"]
+    record.perform_async([{"id": n} for n in range(20)])
+    start_worker()
+    ledger.wait_for("end", 20)
+    (*_, last) = eventually(lambda: (h := record.ordered_queue.history()) and h[-1].processed == 20 and h, 40)
+    assert last.failed == 0
+    found = console.history()
+    assert found.by_queue["record"][-1].processed == 20
+    assert found.total[-1].processed == 20
+    assert set(found.by_queue) == set(console.queues())
