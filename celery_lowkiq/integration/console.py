@@ -9,6 +9,7 @@ from celery import Celery
 
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import Stats
+from celery_lowkiq.rules.views import ShardLook
 
 from .queue import OrderedQueue
 from .selection import ordered_tasks
@@ -51,3 +52,8 @@ class Console:
         found = home_of(self._app).queries.stats_of(specs)
         by_queue = dict(zip(chosen, found, strict=True))
         return Overview(sum(found, Stats()), by_queue)
+
+    def looks(self) -> list[ShardLook]:
+        """Counts and lease of each shard of all queues, in one round trip."""
+        specs = [queue.spec for queue in self.queues().values()]
+        return home_of(self._app).queries.looks(specs)
