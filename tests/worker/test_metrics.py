@@ -3,33 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 from collections.abc import Callable
-from urllib.request import urlopen
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from tests.waiting import eventually
-from tests.worker.nodes import Worker
-
-
-def metrics_url(node: Worker) -> str:
-    """Where the worker's log says that its metrics are."""
-    (url,) = eventually(lambda: re.findall(r"metrics are at (\S+)", node.logs()))
-    return url
-
-
-def scrape(url: str) -> dict[tuple[str, ...], float]:
-    """Values by name and sorted labels, as ("lowkiq_busy", "queue=record")."""
-    with urlopen(url, timeout=30) as reply:
-        text = reply.read().decode()
-    return {
-        (sample.name, *sorted(f"{name}={value}" for name, value in sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+from tests.worker.scraping import metrics_url, scrape
 
 
 @pytest.fixture
