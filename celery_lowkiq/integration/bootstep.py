@@ -24,8 +24,10 @@ from celery_lowkiq.store.store import RedisStore
 from celery_lowkiq.worker.exclusion import Cooperative, Strict
 from celery_lowkiq.worker.kernel_timer import KernelTimer
 from celery_lowkiq.worker.runtime import Runtime
+from celery_lowkiq.worker.unmeasured import UNMEASURED
 
 from . import control  # noqa: F401 - puts our commands in the place of Celery's
+from .metering import Metrics, open_metrics
 from .options import read_rate
 from .runner import CeleryRunner
 from .selection import chosen, leave_broker_queues, named, ordered_tasks, worker_options
@@ -89,6 +91,7 @@ class OrderedQueues(bootsteps.StartStopStep):
         self._runtime: Runtime | None = None
         self._host: CeleryHost | None = None
         self._store: RedisStore | None = None
+        self._metrics: Metrics | None = None
         consumer.ordered_queues = self
         self._consumer = consumer
         self._tasks = ordered_tasks(consumer.app)
@@ -122,6 +125,8 @@ class OrderedQueues(bootsteps.StartStopStep):
             self._runtime = self._make_runtime(consumer)
             _hold_at_once(consumer.controller, self._runtime)
             self._runtime.start()
+            if self._metrics is not None:
+                self._metrics.serve(self._runtime)
 
     def stop(self, consumer: Any) -> None:
         """Lanes do not need the broker: only the end of the worker ends them."""
@@ -197,6 +202,7 @@ class OrderedQueues(bootsteps.StartStopStep):
         self._store = home.open_store(lanes)
         runner = CeleryRunner(self._tasks, consumer, home, CallReader(self._store.client))
         self._host = CeleryHost(consumer, runner)
+        self._metrics = open_metrics(consumer.app, consumer.hostname)
         return Runtime(
             self._store,
             runner,
@@ -212,6 +218,7 @@ class OrderedQueues(bootsteps.StartStopStep):
             poll_interval=settings.poll_interval,
             lease_seconds=settings.lease_seconds,
             window=settings.window,
+            meter=self._metrics or UNMEASURED,
             exclusion=Strict(KernelTimer()) if settings.exclusion == "strict" else Cooperative(),
         )
 
@@ -223,6 +230,8 @@ class OrderedQueues(bootsteps.StartStopStep):
             self._drain(consumer, runtime)
         if _cold():
             runtime.abandon()
+        if self._metrics is not None:
+            self._metrics.close()
         if runtime.join(COLD_PATIENCE) and self._store is not None:
             # Of a process that goes on, as a test's; what still runs keeps its connections.
             self._store.close()

@@ -11,6 +11,7 @@ from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.history import Sample, sum_of
 from celery_lowkiq.rules.models import Stats
 from celery_lowkiq.rules.reports import NodeReport, current
+from celery_lowkiq.rules.views import ShardLook
 
 from .queue import OrderedQueue
 from .selection import ordered_tasks
@@ -73,3 +74,8 @@ class Console:
         chosen = self.queues() if names is None else {name: self.queue(name) for name in names}
         found = home_of(self._app).lookout.histories([queue.spec for queue in chosen.values()])
         return Histories(sum_of(found), dict(zip(chosen, found, strict=True)))
+
+    def looks(self) -> list[ShardLook]:
+        """Counts and lease of each shard of all queues, in one round trip."""
+        specs = [queue.spec for queue in self.queues().values()]
+        return home_of(self._app).queries.looks(specs)

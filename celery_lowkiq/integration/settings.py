@@ -160,6 +160,12 @@ SETTINGS: dict[str, Setting] = {
     "format_error": Setting(default_format_error, f"{_FUNCTION}: exception to text", _function()),
     "dump_error": Setting(_text_to_bytes, f"{_FUNCTION}: text to bytes", _function()),
     "load_error": Setting(_bytes_to_text, f"{_FUNCTION}: bytes to text", _function()),
+    "metrics_port": Setting(
+        None,
+        "a port from 0 (any free one) to 65535; None for no metrics",
+        _optional(_number(0, 65535, whole=True)),
+    ),
+    "metrics_host": Setting("127.0.0.1", "an address or a host's name", _text),
     "last_words": Setting(_silent, f"{_FUNCTION}: exception to None", _function()),
 }
 
@@ -191,6 +197,8 @@ class Settings:
     format_error: Callable[[BaseException], str]
     dump_error: Callable[[str], bytes]
     load_error: Callable[[bytes], str]
+    metrics_port: int | None
+    metrics_host: str
     last_words: Callable[[BaseException], Any]
 
     def make_splitter(self) -> splitters.Splitter:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from .models import Job, Payload
+from .models import Job, LeaseState, Payload, ShardRef, Stats
 
 T = TypeVar("T", covariant=True)
 
@@ -47,6 +47,15 @@ class PausedId:
 
     id: str
     since: float
+
+
+@dataclass(frozen=True)
+class ShardLook:
+    """A shard at one moment: its counts, and its lease (which names no server)."""
+
+    shard: ShardRef
+    stats: Stats
+    lease: LeaseState
 
 
 @dataclass(frozen=True)

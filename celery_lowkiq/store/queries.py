@@ -10,12 +10,12 @@ from itertools import groupby, islice
 from typing import Any
 
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.models import Job, Payload, QueueSpec, ShardRef, Stats, shard_of
-from celery_lowkiq.rules.views import DeadJob, Found, Page, PausedId
+from celery_lowkiq.rules.models import Job, LeaseState, Payload, QueueSpec, ShardRef, Stats, shard_of
+from celery_lowkiq.rules.views import DeadJob, Found, Page, PausedId, ShardLook
 
 from .cursors import dump_position, dump_scan, load_position, load_scan
 from .keys import ShardKeys, shard_keys
-from .records import id_bytes, number_text, pairs, parse_count, parse_id, parse_processing
+from .records import id_bytes, number_text, pairs, parse_count, parse_id, parse_processing, parse_whole
 from .scripts import Call, load
 from .store import RedisStore
 
@@ -189,16 +189,21 @@ class Queries:
 
     def stats_of(self, queues: Sequence[QueueSpec]) -> list[Stats]:
         """Counts of several queues, in one round trip."""
-        shards = iter(self._shard_stats([shard for queue in queues for shard in queue.shard_refs()]))
+        shards = iter(look.stats for look in self.looks(queues))
         return [sum(islice(shards, queue.shards), Stats()) for queue in queues]
 
     def shard_stats(self, queue: QueueSpec) -> list[Stats]:
         """Counts of each shard, in one round trip."""
-        return self._shard_stats(queue.shard_refs())
+        return [look.stats for look in self.looks([queue])]
 
-    def _shard_stats(self, shards: Iterable[ShardRef]) -> list[Stats]:
-        calls = [load("stats").call(shard_keys(shard)) for shard in shards]
-        return [_stats(reply) for reply in self._client.all(calls)]
+    def looks(self, queues: Iterable[QueueSpec]) -> list[ShardLook]:
+        """All shards of the queues, in one round trip."""
+        shards = [shard for queue in queues for shard in queue.shard_refs()]
+        replies = self._client.all([load("stats").call(shard_keys(shard)) for shard in shards])
+        return [
+            ShardLook(shard, _stats(counts), _lease(*lease))
+            for shard, (*counts, lease) in zip(shards, replies, strict=True)
+        ]
 
     # -- ids
 
@@ -355,6 +360,10 @@ def _stats(reply: list[Any]) -> Stats:
         held=held,
         paused=paused,
     )
+
+
+def _lease(owner: bytes | None, epoch: bytes | None, counter: bytes | None) -> LeaseState:
+    return LeaseState(parse_id(owner or b""), parse_whole(epoch or b""), parse_whole(counter or b""))
 
 
 def _age(now: bytes, since: bytes) -> float:

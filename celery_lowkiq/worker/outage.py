@@ -12,6 +12,9 @@ from typing import TypeVar
 from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 
+from .ports import Meter
+from .unmeasured import UNMEASURED
+
 logger = logging.getLogger("celery_lowkiq.worker")
 
 T = TypeVar("T")
@@ -32,8 +35,9 @@ def pauses(jitter: Callable[[], float] = random.random) -> Iterator[float]:
 class Outage:
     """What the threads of a node know together about Redis being away."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, meter: Meter = UNMEASURED) -> None:
         self._clock = clock
+        self._meter = meter
         self._lock = threading.Lock()
         self._since: float | None = None
         #: Threads that have had no answer since: one that fares well does not speak for the others.
@@ -52,6 +56,7 @@ class Outage:
         """Redis did not answer, or refused what a node cannot do without. A question from before the end of
         an outage belongs to that one: only what is asked since then tells of another.
         """
+        self._meter.refused()
         me = threading.get_ident()
         with self._lock:
             if self._asked_at.get(me, math.inf) < self._ended_at:
@@ -59,6 +64,7 @@ class Outage:
             self._without.add(me)
             first, self._since = self._since is None, self._since or self._clock.monotonic()
         if first:
+            self._meter.outage()
             logger.error("%s. Ordered queues wait until it is back.", error)
 
     def ends(self) -> None:

@@ -58,6 +58,7 @@ class Ownership:
         self._outage = around.outage
         self._exclusion = around.exclusion
         self._clock = around.clock
+        self._meter = around.meter
         self._seconds = around.lease_seconds
         self._owner = owner
         self._lanes = lanes
@@ -109,10 +110,9 @@ class Ownership:
         self._wake.set()
 
     def lost(self, held: Held) -> None:
-        """A shard is not this node's any more, whoever is told first."""
-        with self._lock:
-            if self._held.get(held.shard) is held:
-                self._forget(held)
+        """A shard is another node's, whoever is told first."""
+        if self._part_with(held):
+            self._meter.lost()
 
     def lane_of(self, shard: ShardRef) -> Lane | None:
         """The lane that serves a shard, or would."""
@@ -189,6 +189,14 @@ class Ownership:
         with self._lock:
             return list(self._held.values())
 
+    def _part_with(self, held: Held) -> bool:
+        """Whether the lease was still among this node's."""
+        with self._lock:
+            if self._held.get(held.shard) is not held:
+                return False
+            self._forget(held)
+            return True
+
     def _forget(self, held: Held) -> None:
         """Called with the lock."""
         held.lost.set()
@@ -212,6 +220,7 @@ class Ownership:
                 logger.warning("shard %s is no longer this node's: it leaves it", one.shard)
                 self._lane_of[one.shard].drop(one.shard)
                 self.lost(one)
+        self._meter.renewed(sum(renewed))
         self._exclusion.renewed()
 
     def _given_up(self, held: Held) -> bool:
@@ -265,7 +274,7 @@ class Ownership:
             logger.info("shard %s was given up: it has changed hands before", held.shard)
             released = True
         if released:
-            self.lost(held)
+            self._part_with(held)
         else:
             # Something of it is unsettled: the lane's next claim puts that back.
             self._leaving.discard(held.shard)

@@ -124,3 +124,24 @@ class Host(Protocol):
 
     def last_words(self, error: BaseException) -> None:
         """Tell the user about an error from outside a task's function that ends a lane or the worker."""
+
+
+class Meter(Protocol):
+    """Counts what a node does, for whoever watches it. Called on the way of every batch, from any thread: it
+    must be quick, and never raise.
+    """
+
+    def ran(self, batch: Batch, began_at: float, seconds: float) -> None:
+        """A batch began at ``began_at`` (Unix s of Redis's clock), and ran for so long."""
+
+    def renewed(self, leases: int) -> None:
+        """So many leases were renewed."""
+
+    def lost(self) -> None:
+        """A shard turned out to be another node's."""
+
+    def refused(self) -> None:
+        """Redis did not answer, or refused what was asked."""
+
+    def outage(self) -> None:
+        """Redis is away from now on, for some thread at least; told once, until it has answered all."""

@@ -18,10 +18,11 @@ from .limits import Limits
 from .membership import Membership
 from .outage import Outage
 from .ownership import Ownership
-from .ports import Host, Runner, Store
+from .ports import Host, Meter, Runner, Store
 from .strays import Strays
 from .surroundings import Surroundings
 from .survey import Survey
+from .unmeasured import UNMEASURED
 from .waker import Waker
 
 
@@ -46,13 +47,14 @@ class Runtime:
         window: int = 50,
         served: Collection[str] | None = None,
         rates: Mapping[str, float] | None = None,
+        meter: Meter = UNMEASURED,
     ) -> None:
         """``poll_interval`` and ``lease_seconds`` in s; ``owner`` names this start of this process;
         ``exclusion`` is cooperative unless given; a lane claims at most ``window`` batches at once.
         ``served`` names those of the ``queues`` that it begins with, by default all; see :meth:`serve`.
-        ``rates``: runs a second of limited queues, by name; see :meth:`limit`.
+        ``rates``: runs a second of limited queues, by name; see :meth:`limit`. ``meter`` counts what is done.
         """
-        self._outage = Outage(clock)
+        self._outage = Outage(clock, meter)
         self._clock = clock
         self._limits = Limits(clock, owner, poll_interval, rates or {})
         around = Surroundings(
@@ -63,6 +65,7 @@ class Runtime:
             outage=self._outage,
             exclusion=exclusion or Cooperative(),
             limits=self._limits,
+            meter=meter,
             poll_interval=poll_interval,
             lease_seconds=lease_seconds,
             window=window,
@@ -131,6 +134,11 @@ class Runtime:
         for thread in threads:
             thread.join(None if deadline is None else max(0.0, deadline - self._clock.monotonic()))
         return self._ownership.ended and all(lane.ended for lane in self._lanes)
+
+    @property
+    def lanes(self) -> int:
+        """How many lanes there are."""
+        return len(self._lanes)
 
     def busy(self) -> int:
         """How many batches run now."""

@@ -13,7 +13,7 @@ from .exclusion import Exclusion
 from .held import Held
 from .limits import Limits
 from .outage import Outage
-from .ports import Host, Runner, Store
+from .ports import Host, Meter, Runner, Store
 
 if TYPE_CHECKING:
     from .survey import Survey
@@ -33,6 +33,7 @@ class Surroundings:
     outage: Outage
     exclusion: Exclusion
     limits: Limits
+    meter: Meter
     poll_interval: float
     lease_seconds: float
     #: Most batches that a lane claims at once.

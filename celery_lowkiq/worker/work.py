@@ -104,6 +104,7 @@ class Work:
                 "gave up on Redis while stopping: what was claimed of %s will be recovered", held.shard
             )
         else:
+            self._around.meter.refused()
             logger.error("shard %s is left alone for %.0f s: %s", held.shard, PARKED, error, exc_info=error)
             self._lane.park(held.shard, PARKED)
 
@@ -214,6 +215,7 @@ class Work:
             began_at, now = now, clock.monotonic()
             name = held.queue.name
             self._pace[name] = mean_duration(self._pace.get(name), now - began_at)
+            self._around.meter.ran(batch, claim.now + began_at - window.claimed_at, now - began_at)
         return len(window.ran)
 
     def _may_begin(self, held: Held, now: float) -> bool:

@@ -185,6 +185,16 @@ def test_the_oldest_job_may_wait_behind_a_run_of_its_own_id(queries, store):
     assert stats.oldest > 1e9
 
 
+def test_a_look_shows_who_has_a_shard(queries, store):
+    lease = take(store, THREE, 1, owner="node")
+    looks = queries.looks([THREE, ONE])
+    assert [str(look.shard) for look in looks] == ["three/0", "three/1", "three/2", "orders/0"]
+    assert [look.lease.owner for look in looks] == ["", "node", "", ""]
+    assert looks[1].lease.epoch == lease.epoch
+    store.renew([lease])
+    assert queries.looks([THREE])[1].lease.counter == looks[1].lease.counter + 1
+
+
 def test_lag_counts_only_what_may_be_claimed(queries, store):
     lease = take(store)
     push(store, "1", ("a", 1), perform_in=1.0)

@@ -1,11 +1,11 @@
--- Counts of a shard.
+-- Counts of a shard, and its lease.
 --
--- KEYS: meta due held failed claimed dead
+-- KEYS: lease meta due held failed claimed dead
 -- ARGV:
 -- USES: time due
 -- Returns: {now, next_due or '', waiting, failed waiting, dead, in processing, processed, failed, merged,
 --   payloads that died, smallest perform_in of all that wait or '', held of those that wait, 1 when the shard is paused,
---   by itself or with its queue}.
+--   by itself or with its queue, {owner, epoch, counter}}.
 -- Cost: O(log n + jobs in processing).
 local holding = redis.call('ZCARD', held)
 local counters = redis.call('HMGET', meta, 'processed', 'failed', 'merged', 'dead')
@@ -33,4 +33,5 @@ return {
   oldest(),
   holding,
   shard_paused and 1 or 0,
+  redis.call('HMGET', lease, 'owner', 'epoch', 'counter'),
 }

@@ -1,0 +1,1 @@
+"""Prometheus: what queues hold and what a node does (extra ``metrics``)."""

@@ -1,0 +1,134 @@
+"""What a node counts of its own work, served from the worker's process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
+
+from celery import Celery
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from celery_lowkiq.rules.models import Batch
+from celery_lowkiq.worker.runtime import Runtime
+
+from .queues import QueueCollector
+from .server import Server, listen
+
+logger = logging.getLogger("celery_lowkiq.metrics")
+
+#: Upper bounds of histograms.
+RUN_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 1800)
+WAIT_SECONDS = (0.01, 0.05, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 21600)
+BATCH_JOBS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+
+LEASE_RENEWALS = ("lowkiq_lease_renewals", "Leases that were renewed, each time")
+LEASES_LOST = ("lowkiq_leases_lost", "Shards that turned out to be another node's")
+REDIS_ERRORS = ("lowkiq_redis_errors", "Questions that Redis did not answer, or refused")
+REDIS_OUTAGES = ("lowkiq_redis_outages", "Times that Redis went away")
+
+
+class _Runs(NamedTuple):
+    """The histograms of a queue."""
+
+    seconds: Histogram
+    jobs: Histogram
+    wait: Histogram
+
+
+class NodeMetrics(Collector):
+    """``worker.ports.Meter`` that a scrape reads, with the figures of all queues beside it."""
+
+    def __init__(self, app: Celery, node: str, host: str, port: int) -> None:
+        """``node``: the worker's name; ``host`` and ``port``: where to answer, see :meth:`serve`.
+
+        Raises ConfigurationError for an app whose settings are wrong.
+        """
+        self._node = node
+        self._address = (host, port)
+        self._runtime: Runtime | None = None
+        self._server: Server | None = None
+        self._registry = CollectorRegistry()
+        self._registry.register(QueueCollector(app))
+        self._registry.register(self)
+        self._renewals = self._counter(*LEASE_RENEWALS)
+        self._lost = self._counter(*LEASES_LOST)
+        self._errors = self._counter(*REDIS_ERRORS)
+        self._outages = self._counter(*REDIS_OUTAGES)
+        seconds = self._histogram("lowkiq_run_seconds", "How long a batch ran", RUN_SECONDS)
+        jobs = self._histogram("lowkiq_batch_jobs", "Jobs of a batch", BATCH_JOBS)
+        wait = self._histogram("lowkiq_wait_seconds", "From when a job was due until it began", WAIT_SECONDS)
+        self._runs = cache(lambda queue: _Runs(seconds.labels(queue), jobs.labels(queue), wait.labels(queue)))
+
+    # -- its life
+
+    def serve(self, runtime: Runtime) -> None:
+        """Answer scrapes from now on. A port that cannot be had is logged: the worker goes on without."""
+        self._runtime = runtime
+        host, port = self._address
+        try:
+            self._server = listen(self._registry, host, port)
+        except OSError as error:
+            logger.error(
+                "this worker has no metrics: lowkiq_metrics_port=%s on %s cannot be had (%s): "
+                "give each worker of a machine a port of its own",
+                port,
+                host,
+                error.strerror or error,
+            )
+        else:
+            logger.info("metrics are at %s", self._server.url)
+
+    def close(self) -> None:
+        """Answer no more."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+
+    def collect(self) -> Iterator[Metric]:
+        """The lanes, as they are now."""
+        if self._runtime is None:
+            return
+        lanes = {
+            ("lowkiq_lanes", "Lanes of the node"): self._runtime.lanes,
+            ("lowkiq_lanes_busy", "Lanes that run a batch"): self._runtime.busy(),
+        }
+        for (name, text), value in lanes.items():
+            gauge = GaugeMetricFamily(name, text, labels=["node"])
+            gauge.add_metric([self._node], value)
+            yield gauge
+
+    # -- the meter
+
+    def ran(self, batch: Batch, began_at: float, seconds: float) -> None:
+        """Observe run time, size, and how long each job was due (s)."""
+        runs = self._runs(batch.queue.name)
+        runs.seconds.observe(seconds)
+        runs.jobs.observe(len(batch.jobs))
+        for job in batch.jobs:
+            runs.wait.observe(max(0.0, began_at - job.perform_in))
+
+    def renewed(self, leases: int) -> None:
+        """Count them."""
+        self._renewals.inc(leases)
+
+    def lost(self) -> None:
+        """Count it."""
+        self._lost.inc()
+
+    def refused(self) -> None:
+        """Count it."""
+        self._errors.inc()
+
+    def outage(self) -> None:
+        """Count it."""
+        self._outages.inc()
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, ["node"], registry=self._registry).labels(self._node)
+
+    def _histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
+        return Histogram(name, text, ["queue"], buckets=bounds, registry=self._registry)

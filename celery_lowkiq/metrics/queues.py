@@ -1,0 +1,120 @@
+"""Figures of queues, read from Redis at each scrape."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from typing import NamedTuple
+
+from celery import Celery
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from celery_lowkiq.integration.console import Console
+from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.rules.clock import Clock, SystemClock
+from celery_lowkiq.rules.errors import StoreError
+from celery_lowkiq.rules.models import QueueSpec, ShardRef, Stats
+from celery_lowkiq.rules.ownership import Watch
+from celery_lowkiq.rules.views import ShardLook
+
+logger = logging.getLogger("celery_lowkiq.metrics")
+
+LABELS = ("queue",)
+
+
+class Figure(NamedTuple):
+    """A metric of a queue, and where its value comes from."""
+
+    name: str
+    text: str
+    value: Callable[[Stats], float]
+
+
+GAUGES = (
+    Figure("lowkiq_length", "Jobs that wait", lambda stats: stats.length),
+    Figure("lowkiq_fresh", "Jobs that wait and never failed", lambda stats: stats.fresh),
+    Figure("lowkiq_retries", "Jobs that wait and failed before", lambda stats: stats.retries),
+    Figure("lowkiq_morgue_length", "Jobs in the morgue", lambda stats: stats.morgue_length),
+    Figure("lowkiq_busy", "Jobs in processing", lambda stats: stats.busy),
+    Figure(
+        "lowkiq_lag_seconds", "How long the oldest job that may be claimed is due", lambda stats: stats.lag
+    ),
+    Figure("lowkiq_oldest_seconds", "How long the oldest job that waits is due", lambda stats: stats.oldest),
+)
+COUNTERS = (
+    Figure("lowkiq_processed", "Jobs that succeeded", lambda stats: stats.processed),
+    Figure("lowkiq_failed", "Jobs that failed, once for each run", lambda stats: stats.failed),
+    Figure("lowkiq_dead", "Payloads that went to the morgue", lambda stats: stats.dead),
+    Figure("lowkiq_merged", "Calls that were merged into a job that waited", lambda stats: stats.merged),
+)
+
+
+class QueueCollector(Collector):
+    """All queues of an app. A scrape is one round trip, and one scrape at a time asks Redis."""
+
+    def __init__(self, app: Celery, clock: Clock | None = None) -> None:
+        """Raises ConfigurationError for an app whose settings are wrong."""
+        self._console = Console(app)
+        self._lease_seconds = home_of(app).settings.lease_seconds
+        self._clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._watches: dict[ShardRef, Watch] = {}
+        self._problem = ""
+
+    def collect(self) -> Iterator[Metric]:
+        """The figures; without an answer of Redis only that there is none."""
+        with self._lock:
+            try:
+                looks = self._console.looks()
+            except StoreError as error:
+                self._say(str(error))
+                yield GaugeMetricFamily(*UP, value=0)
+                return
+            self._say("")
+            unowned = self._unowned(looks)
+        yield GaugeMetricFamily(*UP, value=1)
+        yield from _figures({queue: list(found) for queue, found in groupby(looks, lambda o: o.shard.queue)})
+        yield _gauge("lowkiq_shards_unowned", "Shards that no node works", unowned)
+
+    def _say(self, problem: str) -> None:
+        if problem and problem != self._problem:
+            logger.error("metrics lack the figures of queues: %s", problem)
+        self._problem = problem
+
+    def _unowned(self, looks: Iterable[ShardLook]) -> dict[str, int]:
+        """By queue: shards that a node might take. A lease says who had a shard last; that its owner lives,
+        only the next scrape can tell.
+        """
+        now = self._clock.monotonic()
+        found: dict[str, int] = {}
+        for look in looks:
+            known = self._watches.get(look.shard) or Watch(QueueSpec(look.shard.queue), look.shard)
+            watch = self._watches[look.shard] = known.look(look.lease, now)
+            free = watch.may_take(now, self._lease_seconds)
+            found[look.shard.queue] = found.get(look.shard.queue, 0) + free
+        return found
+
+
+UP = ("lowkiq_redis_up", "Whether Redis answered this scrape")
+
+
+def _figures(by_queue: dict[str, list[ShardLook]]) -> Iterator[Metric]:
+    sums = {queue: sum((look.stats for look in looks), Stats()) for queue, looks in by_queue.items()}
+    for figure in GAUGES:
+        yield _gauge(figure.name, figure.text, {queue: figure.value(stats) for queue, stats in sums.items()})
+    for figure in COUNTERS:
+        counter = CounterMetricFamily(figure.name, figure.text, labels=LABELS)
+        for queue, stats in sums.items():
+            counter.add_metric([queue], figure.value(stats))
+        yield counter
+    yield _gauge("lowkiq_shards", "Shards of the queue", {q: len(looks) for q, looks in by_queue.items()})
+
+
+def _gauge(name: str, text: str, values: dict[str, float] | dict[str, int]) -> Metric:
+    gauge = GaugeMetricFamily(name, text, labels=LABELS)
+    for queue, value in values.items():
+        gauge.add_metric([queue], value)
+    return gauge

@@ -1,0 +1,74 @@
+"""Which shards count as unowned, and what a scrape says without Redis."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from celery import Celery
+
+from celery_lowkiq.metrics.queues import QueueCollector
+from celery_lowkiq.rules.errors import StoreUnavailable
+from celery_lowkiq.rules.models import LeaseState, ShardRef, Stats
+from celery_lowkiq.rules.views import ShardLook
+
+
+class Clock:
+    now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+
+class Looks:
+    """A console that shows leases, or fails."""
+
+    def __init__(self, *leases):
+        self.leases = list(leases)
+        self.error = None
+
+    def looks(self):
+        if self.error:
+            raise self.error
+        return [ShardLook(ShardRef("q", n), Stats(), lease) for n, lease in enumerate(self.leases)]
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def collector(clock):
+    app = Celery(broker="redis://", set_as_current=False)
+    app.conf.lowkiq_lease_seconds = 10.0
+    return QueueCollector(app, clock)
+
+
+def read(collector, looks):
+    collector._console = looks
+    return {s.name: s.value for metric in collector.collect() for s in metric.samples}
+
+
+def test_a_shard_that_nobody_has_is_unowned(collector):
+    assert read(collector, Looks(LeaseState(), LeaseState("node", 1, 1)))["lowkiq_shards_unowned"] == 1
+
+
+def test_a_shard_whose_owner_is_silent_for_a_lease_time_is_unowned(collector, clock):
+    looks = Looks(LeaseState("node", 1, 1))
+    found = []
+    for clock.now in (1000.0, 1010.0, 1010.6):
+        found.append(read(collector, looks)["lowkiq_shards_unowned"])
+    looks.leases = [LeaseState("node", 1, 2)]
+    found.append(read(collector, looks)["lowkiq_shards_unowned"])
+    assert found == [0, 0, 1, 0]
+
+
+def test_without_redis_a_scrape_says_so_and_the_log_says_it_once(collector, caplog):
+    looks = Looks()
+    looks.error = StoreUnavailable("gone")
+    with caplog.at_level(logging.ERROR):
+        assert read(collector, looks) == read(collector, looks) == {"lowkiq_redis_up": 0}
+    assert [record.getMessage() for record in caplog.records] == ["metrics lack the figures of queues: gone"]
+    looks.error = None
+    assert read(collector, looks)["lowkiq_redis_up"] == 1
