@@ -18,6 +18,9 @@ PREFIX = "lowkiq_"
 #: A payload may never be larger (bytes): a claim takes about so much at a time.
 LARGEST_PAYLOAD = 1024 * 1024
 
+#: Of these no message shows the value.
+SECRETS = ("url", "redis_options", "web_auth")
+
 _MISSING = object()
 
 SCHEDULERS = {"lag": schedulers.lag, "seq": schedulers.seq}
@@ -160,6 +163,10 @@ SETTINGS: dict[str, Setting] = {
     "format_error": Setting(default_format_error, f"{_FUNCTION}: exception to text", _function()),
     "dump_error": Setting(_text_to_bytes, f"{_FUNCTION}: text to bytes", _function()),
     "load_error": Setting(_bytes_to_text, f"{_FUNCTION}: bytes to text", _function()),
+    "web_auth": Setting(None, "'user:password'; None takes LOWKIQ_WEB_AUTH", _optional(_text)),
+    "web_user_header": Setting(None, "the name of a header", _optional(_text)),
+    "web_read_only": Setting(False, "True or False", _truth),
+    "web_unpickle": Setting(False, "True or False", _truth),
     "last_words": Setting(_silent, f"{_FUNCTION}: exception to None", _function()),
 }
 
@@ -191,6 +198,10 @@ class Settings:
     format_error: Callable[[BaseException], str]
     dump_error: Callable[[str], bytes]
     load_error: Callable[[bytes], str]
+    web_auth: str | None
+    web_user_header: str | None
+    web_read_only: bool
+    web_unpickle: bool
     last_words: Callable[[BaseException], Any]
 
     def make_splitter(self) -> splitters.Splitter:
@@ -224,8 +235,8 @@ def _value(app: Celery, name: str, setting: Setting) -> Any:
     try:
         return setting.read(value)
     except ValueError as error:
-        shown = "its value" if name in ("url", "redis_options") else repr(value)
-        why = f" ({error})" if str(error) not in (str(value), "") and name != "url" else ""
+        shown = "its value" if name in SECRETS else repr(value)
+        why = f" ({error})" if str(error) not in (str(value), "") and name not in SECRETS else ""
         raise ConfigurationError(
             f"{PREFIX}{name}: {shown} is not allowed{why}; allowed: {setting.allowed}"
         ) from None
