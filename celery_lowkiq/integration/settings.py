@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from celery import Celery
@@ -175,8 +175,8 @@ SETTINGS: dict[str, Setting] = {
 class Settings:
     """The settings of an app, read and checked; DESIGN and docs/settings.md say what each is for."""
 
-    url: str | None
-    redis_options: dict[str, Any]
+    url: str | None = field(repr=False)
+    redis_options: dict[str, Any] = field(repr=False)
     client_pool_size: int
     pool_timeout: float
     poll_interval: float
@@ -198,7 +198,7 @@ class Settings:
     format_error: Callable[[BaseException], str]
     dump_error: Callable[[str], bytes]
     load_error: Callable[[bytes], str]
-    web_auth: str | None
+    web_auth: str | None = field(repr=False)
     web_user_header: str | None
     web_read_only: bool
     web_unpickle: bool

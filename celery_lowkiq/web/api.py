@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from celery_lowkiq.rules.models import Stats
 
-from .pages import site_of
+from .site import site_of
 
 
 def stats(request: Request) -> Response:

@@ -19,7 +19,7 @@ from celery_lowkiq.integration.console import Console
 from celery_lowkiq.integration.stores import home_of
 from celery_lowkiq.rules.errors import LowkiqError
 
-from . import api, pages
+from . import api, changes, pages
 from .access import Access, FindUser, header, read_basic
 from .errors import status_of
 from .guard import Guard
@@ -80,6 +80,10 @@ def _routes() -> list[Route | Mount]:
         Route("/queue", pages.queue),
         Route("/job", pages.job),
         Route("/redis", pages.server),
+        Route("/operations", pages.operations),
+        Route("/operation", pages.operation),
+        Route("/change", changes.change, methods=["POST"]),
+        Route("/cancel", changes.cancel, methods=["POST"]),
         Route("/api/v1/stats", api.stats),
         Route("/healthz", api.healthz),
         Route("/readyz", api.readyz),

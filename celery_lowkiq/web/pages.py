@@ -7,21 +7,16 @@ from starlette.responses import Response
 
 from . import show
 from .actions import ACTIONS
+from .changes import operation_of
 from .listing import SORTS, Asked
 from .params import Params
 from .render import page
-from .site import Site
+from .site import site_of
 
 #: Of each payload the page of a job reads so many bytes, and so many payloads.
 JOB = {"payload_limit": 100, "payload_bytes": show.MAX_TEXT}
 #: What such a page shows of all payloads together, in characters.
 MAX_PAGE = 1024 * 1024
-
-
-def site_of(request: Request) -> Site:
-    """The dashboard that was asked."""
-    site: Site = request.app.state.site
-    return site
 
 
 def overview(request: Request) -> Response:
@@ -69,3 +64,14 @@ def job(request: Request) -> Response:
 def server(request: Request) -> Response:
     """Redis."""
     return page(request, "redis.html", server=site_of(request).console.server())
+
+
+def operations(request: Request) -> Response:
+    """What was changed through this process."""
+    return page(request, "operations.html", operations=site_of(request).operations.all())
+
+
+def operation(request: Request) -> Response:
+    """One change, on its way or done."""
+    found = operation_of(site_of(request), Params.query(request).text("id"))
+    return page(request, "operation.html", operation=found)

@@ -16,6 +16,7 @@ from starlette.responses import HTMLResponse
 from . import show
 from .charts import bar
 from .guard import TOKEN, USER
+from .site import site_of
 
 FILTERS = {
     "plain": show.plain,
@@ -59,9 +60,16 @@ def link(request: Request, path: str, **query: Any) -> str:
     return quote(request.scope.get("root_path", "")) + path + asked
 
 
+def _current(request: Request) -> str:
+    """Path and query of the page, without prefix, and without what was just done."""
+    kept = [(name, value) for name, value in request.query_params.multi_items() if name != "did"]
+    path = str(request.scope["path"]).removeprefix(request.scope.get("root_path", "")) or "/"
+    return quote(path) + ("?" + urlencode(kept, errors="replace") if kept else "")
+
+
 def page(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
     """A rendered page."""
-    now = time.time()
+    now, site = time.time(), site_of(request)
     text = ENVIRONMENT.get_template(template).render(
         link=lambda path, **query: link(request, path, **query),
         static=lambda name: link(request, f"/static/{name}", v=_version(name)),
@@ -69,8 +77,10 @@ def page(request: Request, template: str, *, status: int = 200, **values: Any) -
         relative=lambda at: show.relative(at, now),
         now=now,
         user=request.scope.get(USER, ""),
+        current=_current(request),
+        did=site.operations.get(request.query_params.get("did", "")),
         token=request.scope.get(TOKEN, ""),
-        site=request.app.state.site,
+        site=site,
         **values,
     )
     return HTMLResponse(text.encode("utf-8", "backslashreplace"), status_code=status)

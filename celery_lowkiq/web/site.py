@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery import Celery
+from starlette.requests import Request
 
 from celery_lowkiq.integration.console import Console
 from celery_lowkiq.integration.queue import OrderedQueue
@@ -32,7 +33,7 @@ class Site:
 
     @property
     def read_only(self) -> bool:
-        return True  # until the changes are there
+        return self.access.read_only
 
     def queue(self, name: str) -> OrderedQueue:
         """Raises NotFound."""
@@ -40,3 +41,9 @@ class Site:
         if name not in queues:
             raise NotFound(f"there is no ordered queue {name[:100]!r}")
         return queues[name]
+
+
+def site_of(request: Request) -> Site:
+    """The dashboard that was asked."""
+    site: Site = request.app.state.site
+    return site
