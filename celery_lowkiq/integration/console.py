@@ -11,7 +11,9 @@ from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.history import Sample, sum_of
 from celery_lowkiq.rules.models import Stats
 from celery_lowkiq.rules.reports import NodeReport, current
+from celery_lowkiq.rules.server import ServerInfo
 from celery_lowkiq.rules.views import ShardLook
+from celery_lowkiq.store.server import read_server
 
 from .queue import OrderedQueue
 from .selection import ordered_tasks
@@ -39,13 +41,16 @@ class Console:
     and ConfigurationError for an app whose settings are wrong.
     """
 
-    def __init__(self, app: Celery) -> None:
+    def __init__(self, app: Celery, raw: bool = False) -> None:
+        """``raw``: payloads are shown as the bytes that are stored; nothing is decoded."""
         self._app = app
+        self._raw = raw
 
     def queues(self) -> dict[str, OrderedQueue]:
         """The ordered queues by name, sorted."""
         self._app.loader.import_default_modules()
-        return {name: task.ordered_queue for name, task in sorted(ordered_tasks(self._app).items())}
+        found = {name: task.ordered_queue for name, task in sorted(ordered_tasks(self._app).items())}
+        return {name: queue.raw() for name, queue in found.items()} if self._raw else found
 
     def queue(self, name: str) -> OrderedQueue:
         """The queue of that name. Raises InvalidCall, which lists the known ones."""
@@ -79,3 +84,7 @@ class Console:
         """Counts and lease of each shard of all queues, in one round trip."""
         specs = [queue.spec for queue in self.queues().values()]
         return home_of(self._app).queries.looks(specs)
+
+    def server(self) -> ServerInfo:
+        """What Redis says of itself."""
+        return read_server(home_of(self._app).store.client)

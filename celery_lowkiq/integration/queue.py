@@ -30,6 +30,8 @@ class ShownPayload:
     value: Any
     score: float
     readable: bool = True
+    #: Bytes of the whole, where ``value`` is only its beginning.
+    cut_from: int | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,14 @@ class OrderedQueue:
     def __init__(self, app: Celery, spec: QueueSpec, left: Left) -> None:
         self._app = app
         self._left = left
+        self._raw = False
         self.spec = spec
+
+    def raw(self) -> OrderedQueue:
+        """The same queue; its payloads are the bytes as stored, and nothing is decoded."""
+        queue = OrderedQueue(self._app, self.spec, self._left)
+        queue._raw = True
+        return queue
 
     def __repr__(self) -> str:
         return f"<OrderedQueue {self.name} shards={self.spec.shards}>"
@@ -100,9 +109,9 @@ class OrderedQueue:
         """Counts of each shard."""
         return self._home.queries.shard_stats(self.spec)
 
-    def job(self, job_id: Any, payload_limit: int = 100) -> ShownPlaces:
-        """Where an id is."""
-        found = self._home.queries.job(self.spec, read_id(job_id), payload_limit)
+    def job(self, job_id: Any, payload_limit: int = 100, **options: Any) -> ShownPlaces:
+        """Where an id is; option ``payload_bytes``."""
+        found = self._home.queries.job(self.spec, read_id(job_id), payload_limit, **options)
         return ShownPlaces(
             waiting=self._shown(found.waiting) if found.waiting else None,
             processing=self._shown(found.processing) if found.processing else None,
@@ -113,7 +122,8 @@ class OrderedQueue:
         """A page of waiting jobs, ``by`` id, perform_in or retry_count (failed jobs only).
 
         Options: ``prefix`` (of the id), ``minimum``, ``maximum`` (times as Unix s or datetime),
-        ``reverse``, ``limit`` (100), ``after``, ``payload_limit`` (10 a job). By id they come in no order.
+        ``reverse``, ``limit`` (100), ``after``, ``payload_limit`` (10 a job), ``payload_bytes`` (of each:
+        all; what is cut is not decoded). By id they come in no order.
         Raises InvalidCall.
         """
         page = self._home.queries.jobs(self.spec, by, **self._bounded(by, options))
@@ -181,6 +191,8 @@ class OrderedQueue:
         return tuple(self._payload(payload) for payload in payloads)
 
     def _payload(self, payload: Payload) -> ShownPayload:
+        if self._raw or payload.cut_from:
+            return ShownPayload(payload.data, payload.score, readable=False, cut_from=payload.cut_from)
         try:
             return ShownPayload(self._home.codec.load(payload.data), payload.score)
         except UndecodablePayload:

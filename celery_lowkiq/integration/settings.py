@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from celery import Celery
@@ -17,6 +17,9 @@ from celery_lowkiq.rules.errors import ConfigurationError
 PREFIX = "lowkiq_"
 #: A payload may never be larger (bytes): a claim takes about so much at a time.
 LARGEST_PAYLOAD = 1024 * 1024
+
+#: Of these no message shows the value.
+SECRETS = ("url", "redis_options", "web_auth")
 
 _MISSING = object()
 
@@ -166,6 +169,10 @@ SETTINGS: dict[str, Setting] = {
         _optional(_number(0, 65535, whole=True)),
     ),
     "metrics_host": Setting("127.0.0.1", "an address or a host's name", _text),
+    "web_auth": Setting(None, "'user:password'; None takes LOWKIQ_WEB_AUTH", _optional(_text)),
+    "web_user_header": Setting(None, "the name of a header", _optional(_text)),
+    "web_read_only": Setting(False, "True or False", _truth),
+    "web_unpickle": Setting(False, "True or False", _truth),
     "last_words": Setting(_silent, f"{_FUNCTION}: exception to None", _function()),
 }
 
@@ -174,8 +181,8 @@ SETTINGS: dict[str, Setting] = {
 class Settings:
     """The settings of an app, read and checked; DESIGN and docs/settings.md say what each is for."""
 
-    url: str | None
-    redis_options: dict[str, Any]
+    url: str | None = field(repr=False)
+    redis_options: dict[str, Any] = field(repr=False)
     client_pool_size: int
     pool_timeout: float
     poll_interval: float
@@ -199,6 +206,10 @@ class Settings:
     load_error: Callable[[bytes], str]
     metrics_port: int | None
     metrics_host: str
+    web_auth: str | None = field(repr=False)
+    web_user_header: str | None
+    web_read_only: bool
+    web_unpickle: bool
     last_words: Callable[[BaseException], Any]
 
     def make_splitter(self) -> splitters.Splitter:
@@ -232,8 +243,8 @@ def _value(app: Celery, name: str, setting: Setting) -> Any:
     try:
         return setting.read(value)
     except ValueError as error:
-        shown = "its value" if name in ("url", "redis_options") else repr(value)
-        why = f" ({error})" if str(error) not in (str(value), "") and name != "url" else ""
+        shown = "its value" if name in SECRETS else repr(value)
+        why = f" ({error})" if str(error) not in (str(value), "") and name not in SECRETS else ""
         raise ConfigurationError(
             f"{PREFIX}{name}: {shown} is not allowed{why}; allowed: {setting.allowed}"
         ) from None

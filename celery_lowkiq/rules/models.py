@@ -64,6 +64,8 @@ class Payload(NamedTuple):
     data: bytes
     score: float
     recorded: Recorded = Recorded.NONE
+    #: Bytes of the whole, where ``data`` is only its beginning.
+    cut_from: int | None = None
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,22 @@ from itertools import groupby, islice
 from typing import Any
 
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.models import Job, LeaseState, Payload, QueueSpec, ShardRef, Stats, shard_of
+from celery_lowkiq.rules.models import Job, LeaseState, QueueSpec, ShardRef, Stats, shard_of
 from celery_lowkiq.rules.views import DeadJob, Found, Page, PausedId, ShardLook
 
 from .cursors import dump_position, dump_scan, load_position, load_scan
 from .keys import ShardKeys, shard_keys
-from .records import id_bytes, number_text, pairs, parse_count, parse_id, parse_processing, parse_whole
+from .records import (
+    id_bytes,
+    number_text,
+    pairs,
+    parse_count,
+    parse_id,
+    parse_payloads,
+    parse_processing,
+    parse_whole,
+    shortened,
+)
 from .scripts import Call, load
 from .store import RedisStore
 
@@ -23,6 +33,8 @@ from .store import RedisStore
 MAX_LIMIT = 1000
 #: What a listing reads of one job's payloads, in bytes (at least one payload).
 PEEK_BYTES = 256 * 1024
+#: More than a payload can have.
+WHOLE = 2**31 - 1
 
 _WAITING_INDEXES = {"perform_in": ("due", "held"), "retry_count": ("failed",)}
 _MORGUE_INDEXES = {"updated_at": ("dead",), "id": ("dead_ids",)}
@@ -114,6 +126,7 @@ class Queries:
         limit: int = 100,
         after: str | None = None,
         payload_limit: int = 10,
+        payload_bytes: int = WHOLE,
     ) -> Page[Job]:
         """A page of waiting jobs.
 
@@ -133,7 +146,7 @@ class Queries:
             found, cursor = self._members(
                 queue, indexes, _Window(minimum, maximum, b"", reverse, limit, after)
             )
-        return Page(tuple(job for job in self._peek(found, payload_limit) if job), cursor)
+        return Page(tuple(job for job in self._peek(found, payload_limit, payload_bytes) if job), cursor)
 
     def morgue(
         self,
@@ -147,6 +160,7 @@ class Queries:
         limit: int = 100,
         after: str | None = None,
         payload_limit: int = 10,
+        payload_bytes: int = WHOLE,
     ) -> Page[DeadJob]:
         """A page of dead jobs, sorted by id (which begin with ``prefix``) or by ``updated_at``
         (between ``minimum`` and ``maximum``). Raises InvalidCall.
@@ -158,27 +172,40 @@ class Queries:
         indexes = _indexes(by, _MORGUE_INDEXES, "" if by == "id" else prefix)
         found, cursor = self._members(queue, indexes, _Window(minimum, maximum, start, reverse, limit, after))
         within = [member for member in found if member.id.startswith(start)]
-        dead = tuple(job for job in self._peek_dead(within, payload_limit) if job)
+        dead = tuple(job for job in self._peek_dead(within, payload_limit, payload_bytes) if job)
         return Page(dead, cursor if len(within) == len(found) else None)
 
     def processing(
-        self, queue: QueueSpec, *, limit: int = 100, after: str | None = None, payload_limit: int = 10
+        self,
+        queue: QueueSpec,
+        *,
+        limit: int = 100,
+        after: str | None = None,
+        payload_limit: int = 10,
+        payload_bytes: int = WHOLE,
     ) -> Page[Job]:
         """A page of the jobs that are claimed and not settled, oldest claim of a shard first."""
         _check(limit=limit, payload_limit=payload_limit)
         found, cursor = self._members(queue, ("claimed",), _Window(None, None, b"", False, limit, after))
         records = self._client.commands([("HGET", shard_keys(m.shard)["processing"], m.id) for m in found])
         jobs = (parse_processing(m.id, record) for m, record in zip(found, records, strict=True) if record)
-        return Page(tuple(_shortened(job, payload_limit) for job in jobs), cursor)
+        return Page(tuple(shortened(job, payload_limit, payload_bytes) for job in jobs), cursor)
 
-    def job(self, queue: QueueSpec, job_id: str, payload_limit: int = 100) -> Found:
+    def job(
+        self,
+        queue: QueueSpec,
+        job_id: str,
+        payload_limit: int = 100,
+        payload_bytes: int = WHOLE,
+    ) -> Found:
         """Where an id is: waiting, processing, dead, or nowhere."""
         _check(limit=1, payload_limit=payload_limit)
         member = _Member(0.0, id_bytes(job_id), ShardRef(queue.name, shard_of(job_id, queue.shards)))
-        (waiting,) = self._peek([member], payload_limit)
-        (dead,) = self._peek_dead([member], payload_limit)
+        (waiting,) = self._peek([member], payload_limit, payload_bytes)
+        (dead,) = self._peek_dead([member], payload_limit, payload_bytes)
         (record,) = self._client.commands([("HGET", shard_keys(member.shard)["processing"], member.id)])
-        processing = _shortened(parse_processing(member.id, record), payload_limit) if record else None
+        running = parse_processing(member.id, record) if record else None
+        processing = shortened(running, payload_limit, payload_bytes) if running else None
         return Found(waiting, processing, dead)
 
     # -- counts
@@ -258,18 +285,18 @@ class Queries:
 
     # -- payloads
 
-    def _peek(self, members: Iterable[_Member], payload_limit: int) -> list[Job | None]:
+    def _peek(self, members: Iterable[_Member], payload_limit: int, cut: int) -> list[Job | None]:
         found = list(members)
-        replies = self._read_jobs(found, WAITING_KEYS, payload_limit)
+        replies = self._read_jobs(found, WAITING_KEYS, payload_limit, cut)
         return [_job(member, reply) for member, reply in zip(found, replies, strict=True)]
 
-    def _peek_dead(self, members: Iterable[_Member], payload_limit: int) -> list[DeadJob | None]:
+    def _peek_dead(self, members: Iterable[_Member], payload_limit: int, cut: int) -> list[DeadJob | None]:
         found = list(members)
-        replies = self._read_jobs(found, MORGUE_KEYS, payload_limit)
+        replies = self._read_jobs(found, MORGUE_KEYS, payload_limit, cut)
         return [_dead_job(member, reply) for member, reply in zip(found, replies, strict=True)]
 
     def _read_jobs(
-        self, members: list[_Member], names: dict[str, str], payload_limit: int
+        self, members: list[_Member], names: dict[str, str], payload_limit: int, cut: int
     ) -> list[list[Any]]:
         calls = [
             load("peek").call(
@@ -277,6 +304,7 @@ class Queries:
                 [member.id],
                 limit=payload_limit,
                 max_bytes=PEEK_BYTES,
+                cut=cut,
             )
             for member in members
         ]
@@ -304,17 +332,13 @@ def _check(**limits: int) -> None:
             raise InvalidCall(f"{name}={value!r}: a whole number from 1 to {MAX_LIMIT} is allowed")
 
 
-def _payloads(values: list[bytes]) -> tuple[Payload, ...]:
-    return tuple(Payload(data, float(score)) for score, data in pairs(values))
-
-
 def _job(member: _Member, reply: list[Any]) -> Job | None:
     perform_in, retry_count, error, count, held, *payloads = reply
     if not perform_in:
         return None
     return Job(
         id=parse_id(member.id),
-        payloads=_payloads(payloads),
+        payloads=parse_payloads(payloads),
         perform_in=float(perform_in),
         retry_count=parse_count(retry_count),
         error=error or None,
@@ -327,19 +351,7 @@ def _dead_job(member: _Member, reply: list[Any]) -> DeadJob | None:
     updated_at, _, error, count, _, *payloads = reply
     if not updated_at:
         return None
-    return DeadJob(parse_id(member.id), _payloads(payloads), float(updated_at), error or None, count)
-
-
-def _shortened(job: Job, payload_limit: int) -> Job:
-    return Job(
-        job.id,
-        job.payloads[:payload_limit],
-        job.perform_in,
-        job.retry_count,
-        job.error,
-        job.claim,
-        job.payload_count,
-    )
+    return DeadJob(parse_id(member.id), parse_payloads(payloads), float(updated_at), error or None, count)
 
 
 def _stats(reply: list[Any]) -> Stats:

@@ -125,3 +125,22 @@ def parse_members(reply: Any) -> dict[str, tuple[int, int]]:
 def pairs(flat: list[Any]) -> list[tuple[Any, Any]]:
     """``[a, b, c, d]`` as ``[(a, b), (c, d)]``."""
     return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def parse_payloads(values: list[Any]) -> tuple[Payload, ...]:
+    """From score, size and data (which may be only the beginning) of each."""
+    parts = zip(values[::3], values[1::3], values[2::3], strict=True)
+    return tuple(
+        Payload(data, float(score), cut_from=size if len(data) < size else None)
+        for score, size, data in parts
+    )
+
+
+def shortened(job: Job, payload_limit: int, cut: int) -> Job:
+    """With so many payloads at most, and of each so many bytes."""
+    return job._replace(payloads=tuple(_cut(payload, cut) for payload in job.payloads[:payload_limit]))
+
+
+def _cut(payload: Payload, cut: int) -> Payload:
+    size = len(payload.data)
+    return payload if size <= cut else payload._replace(data=payload.data[:cut], cut_from=size)

@@ -94,7 +94,7 @@ def arguments(state):
         "pause": ({}, ()),
         "pause_ids": ({}, ("long", "new")),
         "pause_queue": ({"wanted": 1}, ()),
-        "peek": (bounds, ("long", "failed")),
+        "peek": ({**bounds, "cut": 1000}, ("long", "failed")),
         "push": (
             {"shards": 1, "merge": "min", "sender": "s", "n": 1, **ANNOUNCED, "records": 1},
             ("long", "x", "", "", "new", "x", "1", "+5", 1, digest(b"x"), "call"),

@@ -1,10 +1,10 @@
 -- Reads jobs without changing them: waiting ones, or (bound to the morgue's keys, `held` as `index`) dead ones.
 --
 -- KEYS: index held failed errors records spill order
--- ARGV: limit max_bytes [id]...
---   limit, max_bytes: how much of each id's payloads to return, at least one payload
+-- ARGV: limit max_bytes cut [id]...
+--   limit, max_bytes: how much of each id's payloads to return, at least one payload; of each at most `cut` bytes
 -- USES: bag_read
--- Returns: for each id {index score or '', retry_count, error, payload count, 1 when held, score, payload, ...}.
+-- Returns: for each id {index score or '', retry_count, error, payload count, 1 when held, score, size, payload, ...}.
 -- Cost: O(log n + limit) an id.
 -- The first payloads of an id, and how many it has.
 local function bag_peek(id)
@@ -44,8 +44,10 @@ for i = rest, #ARGV do
   local items, count, shown = bag_peek(id)
   job[4] = count
   for position = 1, shown do
+    local payload = items[position][2]
     job[#job + 1] = items[position][1]
-    job[#job + 1] = items[position][2]
+    job[#job + 1] = #payload
+    job[#job + 1] = string.sub(payload, 1, cut)
   end
   reply[#reply + 1] = job
 end

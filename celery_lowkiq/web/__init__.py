@@ -1,0 +1,7 @@
+"""The dashboard: an ASGI application with pages and a JSON API over the ordered queues of an app."""
+
+from __future__ import annotations
+
+from .app import make_app
+
+__all__ = ["make_app"]

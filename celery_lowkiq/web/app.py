@@ -1,0 +1,103 @@
+"""Puts the dashboard together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from celery import Celery
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from celery_lowkiq.integration.console import Console
+from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.rules.errors import LowkiqError
+
+from . import api, changes, pages
+from .access import Access, FindUser, header, read_basic
+from .errors import status_of
+from .guard import Guard
+from .render import page
+from .site import Site
+
+AUTH_VARIABLE = "LOWKIQ_WEB_AUTH"
+STATIC = Path(__file__).parent / "static"
+
+
+def make_app(
+    celery_app: Celery,
+    *,
+    auth: str | FindUser | None = None,
+    user_header: str | None = None,
+    read_only: bool | None = None,
+    origins: Sequence[str] = (),
+) -> Starlette:
+    """The dashboard of an app, to be served or mounted under any prefix.
+
+    ``auth``: ``"user:password"``, or a function that finds the user's name in a request (None refuses it);
+    ``user_header``: the header in which a reverse proxy names the user. Without either, the settings
+    ``lowkiq_web_auth`` and ``lowkiq_web_user_header`` or the environment's ``LOWKIQ_WEB_AUTH`` decide;
+    without these, only this machine is answered. ``read_only``: nothing may be changed. ``origins``: where
+    changes may come from beside the dashboard itself (``https://ops.example.com``).
+
+    Raises ConfigurationError.
+    """
+    settings = home_of(celery_app).settings
+    if auth is None and user_header is None:
+        user_header = settings.web_user_header
+        auth = None if user_header else settings.web_auth or os.environ.get(AUTH_VARIABLE)
+    access = Access(
+        **({"find_user": _find_user(auth, user_header)} if auth or user_header else {}),
+        read_only=settings.web_read_only if read_only is None else read_only,
+        origins=tuple(origins),
+    )
+    load = home_of(celery_app).codec.load if settings.web_unpickle else None
+    app = Starlette(
+        routes=_routes(),
+        middleware=[Middleware(Guard, access=access, answer=_failed)],
+        exception_handlers={LowkiqError: _failed, HTTPException: _failed},
+    )
+    app.state.site = Site(celery_app, Console(celery_app, raw=True), access, load)
+    return app
+
+
+def _find_user(auth: str | FindUser | None, user_header: str | None) -> FindUser:
+    if user_header:
+        return header(user_header)
+    assert auth is not None
+    return read_basic(auth) if isinstance(auth, str) else auth
+
+
+def _routes() -> list[Route | Mount]:
+    return [
+        Route("/", pages.overview),
+        Route("/queue", pages.queue),
+        Route("/job", pages.job),
+        Route("/redis", pages.server),
+        Route("/operations", pages.operations),
+        Route("/operation", pages.operation),
+        Route("/change", changes.change, methods=["POST"]),
+        Route("/cancel", changes.cancel, methods=["POST"]),
+        Route("/api/v1/stats", api.stats),
+        Route("/healthz", api.healthz),
+        Route("/readyz", api.readyz),
+        Mount("/static", StaticFiles(directory=STATIC)),
+    ]
+
+
+def _failed(request: Request, error: Exception) -> Response:
+    """A page that says what is wrong, or its JSON."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    if isinstance(error, LowkiqError):
+        status = status_of(error)
+    text = str(error.detail if isinstance(error, HTTPException) else error)
+    path = str(request.scope["path"]).removeprefix(request.scope.get("root_path", ""))
+    if path.startswith("/api/") or path in ("/healthz", "/readyz"):
+        return JSONResponse({"error": text}, status_code=status)
+    return page(request, "error.html", status=status, code=status, text=text)

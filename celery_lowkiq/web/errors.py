@@ -1,0 +1,42 @@
+"""What goes wrong, as an HTTP status."""
+
+from __future__ import annotations
+
+from celery_lowkiq.rules.errors import (
+    InvalidCall,
+    LowkiqError,
+    PayloadError,
+    ShardCountMismatch,
+    StoreUnavailable,
+)
+
+from .operations import TooBusy
+
+
+class NotFound(LowkiqError):
+    """There is no such thing."""
+
+
+class Refused(LowkiqError):
+    """Whoever asks may not; ``status`` says in what way."""
+
+    def __init__(self, message: str, status: int = 403) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+STATUSES: dict[type[LowkiqError], int] = {
+    NotFound: 404,
+    PayloadError: 422,
+    InvalidCall: 400,
+    ShardCountMismatch: 409,
+    TooBusy: 429,
+    StoreUnavailable: 503,
+}
+
+
+def status_of(error: LowkiqError) -> int:
+    """500 for what is nobody's request's fault."""
+    if isinstance(error, Refused):
+        return error.status
+    return next((status for kind, status in STATUSES.items() if isinstance(error, kind)), 500)

@@ -1,0 +1,123 @@
+"""Stands before every page: who asks, from where, and what browsers may do with the answer."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .access import Access, Unauthorized
+from .errors import Refused
+
+COOKIE = "lowkiq_token"
+USER = "lowkiq.user"
+TOKEN = "lowkiq.token"  # noqa: S105 a name, no secret
+#: For probes, which have no password.
+PUBLIC = ("/healthz", "/readyz")
+READS = ("GET", "HEAD", "OPTIONS")
+
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class Guard:
+    """Lets a request through to the pages, with ``scope`` telling its user and its token for forms."""
+
+    def __init__(self, app: ASGIApp, access: Access, answer: Callable[[Request, Refused], Response]) -> None:
+        self._app = app
+        self._access = access
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        known = _token(scope)
+        scope[USER], scope[TOKEN] = "", known or secrets.token_urlsafe(24)
+        sends = _with_headers(scope, send, new_token=not known)
+        try:
+            await self._check(scope)
+        except Refused as refused:
+            response = self._answer(Request(scope, receive), refused)
+            if isinstance(refused, Unauthorized):
+                response.headers["WWW-Authenticate"] = 'Basic realm="celery-lowkiq", charset="UTF-8"'
+            await response(scope, receive, sends)
+            return
+        await self._app(scope, receive, sends)
+
+    async def _check(self, scope: Scope) -> None:
+        if _path(scope) in PUBLIC:
+            return
+        scope[USER] = await self._access.user(scope)
+        if scope["method"] in READS:
+            return
+        if self._access.read_only:
+            raise Refused("the dashboard is read-only")
+        _check_origin(scope, self._access.origins)
+
+
+def check_token(request: Request, given: str) -> None:
+    """A form must carry what our cookie says, which no other site can read. Raises Refused."""
+    if not secrets.compare_digest(given.encode(), str(_token(request.scope)).encode()):
+        raise Refused("the form is not of this session: go back, load the page again, and repeat")
+
+
+def _path(scope: Scope) -> str:
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
+
+
+def _token(scope: Scope) -> str | None:
+    try:
+        cookies = SimpleCookie(Headers(scope=scope).get("cookie", ""))
+    except CookieError:
+        return None
+    return cookies[COOKIE].value if COOKIE in cookies and cookies[COOKIE].value else None
+
+
+def _check_origin(scope: Scope, allowed: tuple[str, ...]) -> None:
+    """Browsers say where a change comes from. Without a word it is no browser, or the token decides."""
+    headers = Headers(scope=scope)
+    origin = headers.get("origin")
+    if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none") and origin not in allowed:
+        raise Refused("the change comes from another site")
+    if origin is not None and origin not in allowed and urlsplit(origin).netloc != headers.get("host"):
+        raise Refused(
+            f"the change comes from another origin, {origin[:100]!r}: behind a proxy that renames the host, "
+            "allow it with origins="
+        )
+
+
+def _with_headers(scope: Scope, send: Send, new_token: bool) -> Send:
+    async def sends(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in HEADERS.items():
+                headers[name] = value
+            headers.setdefault("Cache-Control", "no-store")
+            if new_token and headers.get("content-type", "").startswith("text/html"):
+                headers.append("Set-Cookie", _cookie(scope))
+        await send(message)
+
+    return sends
+
+
+def _cookie(scope: dict[str, Any] | Any) -> str:
+    secure = "; Secure" if scope.get("scheme") == "https" else ""
+    path = scope.get("root_path", "") or "/"
+    return f"{COOKIE}={scope[TOKEN]}; Path={path}; HttpOnly; SameSite=Strict{secure}"

@@ -1,0 +1,82 @@
+"""Pieces of a queue page: which listing, and what of it a request asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from celery_lowkiq.integration.queue import OrderedQueue
+from celery_lowkiq.rules.views import Page
+
+from .params import Params
+
+#: Of each payload a listing reads so many bytes, and of each job so many payloads.
+LISTED = {"payload_limit": 3, "payload_bytes": 2048}
+SORTS = {
+    "jobs": ("perform_in", "id"),
+    "retries": ("retry_count",),
+    "morgue": ("updated_at", "id"),
+    "processing": ("claim",),
+}
+DEFAULT_LIMIT, MAX_LIMIT = 50, 500
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One page of a listing, as asked for."""
+
+    listing: str
+    by: str
+    prefix: str
+    minimum: float | None
+    maximum: float | None
+    reverse: bool
+    limit: int
+    after: str | None
+
+    @classmethod
+    def of(cls, params: Params, listing: str) -> Asked:
+        """Raises InvalidCall."""
+        sorts = SORTS[listing]
+        return cls(
+            listing=listing,
+            by=params.choice("by", ("", *sorts), "") or sorts[0],
+            prefix=params.text("prefix", ""),
+            minimum=params.number("minimum"),
+            maximum=params.number("maximum"),
+            reverse=params.flag("reverse"),
+            limit=params.whole("limit", 1, MAX_LIMIT, DEFAULT_LIMIT),
+            after=params.cursor(),
+        )
+
+    @property
+    def sorts(self) -> tuple[str, ...]:
+        return SORTS[self.listing]
+
+    @property
+    def query(self) -> dict[str, Any]:
+        """The same as fields of a query, without the cursor."""
+        return {
+            "list": self.listing,
+            "by": self.by if self.by != self.sorts[0] else None,
+            "prefix": self.prefix,
+            "minimum": self.minimum,
+            "maximum": self.maximum,
+            "reverse": "1" if self.reverse else None,
+            "limit": self.limit if self.limit != DEFAULT_LIMIT else None,
+        }
+
+    def of_queue(self, queue: OrderedQueue) -> Page[Any]:
+        """Raises InvalidCall and StoreError."""
+        if self.listing == "processing":
+            return queue.processing(limit=self.limit, after=self.after, **LISTED)
+        options = {
+            "prefix": self.prefix,
+            "minimum": self.minimum,
+            "maximum": self.maximum,
+            "reverse": self.reverse,
+            "limit": self.limit,
+            "after": self.after,
+        }
+        reads = queue.morgue if self.listing == "morgue" else queue.jobs
+        return reads(self.by, **options, **LISTED)

@@ -1,0 +1,122 @@
+"""Changes on their way: each runs in a thread, can be watched and cancelled, and says what it did."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from celery_lowkiq.rules.errors import LowkiqError
+
+from .audit import Change, audit
+
+#: So many changes run at the same time, and so many are remembered.
+MOST_RUNNING = 8
+REMEMBERED = 100
+
+Progress = Callable[[int], None]
+Run = Callable[[Progress], int]
+
+
+class TooBusy(LowkiqError):
+    """As many operations run as may; try again when one has ended."""
+
+
+class _Cancelled(Exception):
+    """Somebody cancelled it; what was done until then stays done."""
+
+
+@dataclass
+class Operation:
+    """One change. ``state``: running, done, cancelled or failed; ``total``: of how many jobs."""
+
+    change: Change
+    label: str
+    total: int
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    began_at: float = field(default_factory=time.time)
+    ended_at: float | None = None
+    count: int = 0
+    state: str = "running"
+    error: str = ""
+    _cancel: threading.Event = field(default_factory=threading.Event, repr=False)
+    _ended: threading.Event = field(default_factory=threading.Event, repr=False)
+
+    def cancel(self) -> None:
+        """Stop after the step that runs now."""
+        self._cancel.set()
+
+    def wait(self, timeout: float) -> bool:
+        """Block until it has ended, at most ``timeout`` s; whether it has."""
+        return self._ended.wait(timeout)
+
+    @property
+    def running(self) -> bool:
+        return self.state == "running"
+
+    @property
+    def cancelling(self) -> bool:
+        return self.running and self._cancel.is_set()
+
+    def run(self, run: Run) -> None:
+        """Never raises: what goes wrong is told by ``state`` and ``error``."""
+        audit(self.change, "begins")
+        try:
+            self.count = run(self._progress)
+            self._end("done")
+        except _Cancelled:
+            self._end("cancelled")
+        except LowkiqError as error:
+            self.error = str(error)
+            self._end("failed")
+        except Exception as error:
+            self.error = f"{type(error).__name__}: see the log of the web process"
+            self._end("failed")
+            raise
+
+    def _progress(self, count: int) -> None:
+        self.count = count
+        if self._cancel.is_set():
+            raise _Cancelled
+
+    def _end(self, state: str) -> None:
+        self.state, self.ended_at = state, time.time()
+        audit(self.change, state, self.count, self.error)
+        self._ended.set()
+
+
+class Operations:
+    """Those of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, Operation] = OrderedDict()
+
+    def start(self, operation: Operation, run: Run) -> Operation:
+        """Raises TooBusy."""
+        with self._lock:
+            if sum(other.running for other in self._known.values()) >= MOST_RUNNING:
+                raise TooBusy(
+                    f"{MOST_RUNNING} operations run already, and no more may: wait for one, or cancel one"
+                )
+            self._known[operation.id] = operation
+            self._forget_old()
+        threading.Thread(target=operation.run, args=(run,), name="lowkiq-operation", daemon=True).start()
+        return operation
+
+    def get(self, operation_id: str) -> Operation | None:
+        """The operation of that id, while it is remembered."""
+        return self._known.get(operation_id)
+
+    def all(self) -> list[Operation]:
+        """The remembered ones, newest first."""
+        with self._lock:
+            return list(reversed(self._known.values()))
+
+    def _forget_old(self) -> None:
+        ended = [operation.id for operation in self._known.values() if not operation.running]
+        for operation_id in ended[: max(0, len(self._known) - REMEMBERED)]:
+            del self._known[operation_id]

@@ -1,0 +1,119 @@
+"""What a request says, read strictly.
+
+Every reader raises InvalidCall with the name, the value and what is allowed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+from urllib.parse import parse_qsl
+
+from starlette.requests import Request
+
+from celery_lowkiq.rules.errors import InvalidCall
+
+from .errors import Refused
+
+#: Longest body, in bytes: a payload of 1 MiB in the form of a form.
+MAX_BODY = 4 * 1024 * 1024
+#: Most ids, and so most fields, of one change.
+MAX_IDS = 1000
+SHOWN = 100
+#: Longest cursor; none that we made is longer.
+MAX_CURSOR = 1000
+
+
+class Params:
+    """Fields of a query, a form or a JSON object."""
+
+    def __init__(self, fields: Sequence[tuple[str, str]]) -> None:
+        self._fields = fields
+
+    @classmethod
+    def query(cls, request: Request) -> Params:
+        return cls(request.query_params.multi_items())
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """The first of that name; without a default there must be one."""
+        for field, value in self._fields:
+            if field == name:
+                return value
+        if default is None:
+            raise InvalidCall(f"{name} is missing")
+        return default
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """All of that name."""
+        return tuple(value for field, value in self._fields if field == name)
+
+    def choice(self, name: str, allowed: Collection[str], default: str | None = None) -> str:
+        value = self.text(name, default)
+        if value not in allowed:
+            raise InvalidCall(f"{name}={_short(value)}: allowed are {', '.join(allowed)}")
+        return value
+
+    def whole(self, name: str, low: int, high: int, default: int) -> int:
+        text = self.text(name, "") or str(default)
+        if not (text.isascii() and text.isdigit() and len(text) < 10 and low <= int(text) <= high):
+            raise InvalidCall(f"{name}={_short(text)}: a whole number from {low} to {high} is allowed")
+        return int(text)
+
+    def number(self, name: str) -> float | None:
+        """None for a field that is empty or not there."""
+        text = self.text(name, "")
+        if not text:
+            return None
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise InvalidCall(f"{name}={_short(text)}: a number is allowed")
+        return number
+
+    def flag(self, name: str) -> bool:
+        return self.choice(name, ("", "0", "1", "false", "true"), "") in ("1", "true")
+
+    def cursor(self) -> str | None:
+        """Where a listing goes on; None at its beginning."""
+        after = self.text("after", "")
+        if len(after) > MAX_CURSOR:
+            raise InvalidCall(f"after={_short(after)}: no cursor is so long")
+        return after or None
+
+
+async def body_of(request: Request) -> bytes:
+    """Raises Refused when it is too large."""
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_BODY:
+            raise Refused(f"the request is too large: {MAX_BODY} bytes are allowed", 413)
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def form_of(request: Request) -> Params:
+    """Fields of a posted form."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip()
+    if kind != "application/x-www-form-urlencoded":
+        raise Refused(f"content type {_short(kind)}: application/x-www-form-urlencoded is allowed", 415)
+    text = (await body_of(request)).decode("utf-8", "replace")
+    try:
+        return Params(parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_IDS + 20))
+    except ValueError:
+        raise InvalidCall(f"the form has more fields than the {MAX_IDS} that are allowed") from None
+
+
+def field(fields: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
+    """A field of a JSON object, of that type."""
+    value = fields.get(name, default)
+    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+        raise InvalidCall(f"{name}={_short(value)}: {kind.__name__} is allowed")
+    return value
+
+
+def _short(value: Any) -> str:
+    return repr(value)[:SHOWN]

@@ -1,0 +1,86 @@
+"""Templates, and what all of them may use."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from functools import cache
+from importlib import resources
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import jinja2
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+
+from . import show
+from .charts import bar
+from .guard import TOKEN, USER
+from .site import site_of
+
+FILTERS = {
+    "plain": show.plain,
+    "duration": show.duration,
+    "moment": show.moment,
+    "number": show.number,
+    "size": show.size,
+    "score": show.score,
+    "score_time": show.score_time,
+    "last_line": show.last_line,
+}
+
+
+@cache
+def _version(name: str) -> str:
+    """Changes with the file, so that browsers may keep it."""
+    data = resources.files(__package__).joinpath(f"static/{name}").read_bytes()
+    return hashlib.sha256(data).hexdigest()[:12]
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader(__package__),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(FILTERS)
+    environment.globals.update(bar=bar)
+    return environment
+
+
+ENVIRONMENT = _environment()
+
+
+def link(request: Request, path: str, **query: Any) -> str:
+    """A path under whatever prefix we are mounted. Ids stand in the query: some would not do in a path."""
+    given = {name: value for name, value in query.items() if value not in (None, "")}
+    asked = "?" + urlencode(given, errors="replace") if given else ""
+    return quote(request.scope.get("root_path", "")) + path + asked
+
+
+def _current(request: Request) -> str:
+    """Path and query of the page, without prefix, and without what was just done."""
+    kept = [(name, value) for name, value in request.query_params.multi_items() if name != "did"]
+    path = str(request.scope["path"]).removeprefix(request.scope.get("root_path", "")) or "/"
+    return quote(path) + ("?" + urlencode(kept, errors="replace") if kept else "")
+
+
+def page(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
+    """A rendered page."""
+    now, site = time.time(), site_of(request)
+    text = ENVIRONMENT.get_template(template).render(
+        link=lambda path, **query: link(request, path, **query),
+        static=lambda name: link(request, f"/static/{name}", v=_version(name)),
+        here=str(request.scope["path"]).removeprefix(request.scope.get("root_path", "")) or "/",
+        relative=lambda at: show.relative(at, now),
+        now=now,
+        user=request.scope.get(USER, ""),
+        current=_current(request),
+        did=site.operations.get(request.query_params.get("did", "")),
+        token=request.scope.get(TOKEN, ""),
+        site=site,
+        **values,
+    )
+    return HTMLResponse(text.encode("utf-8", "backslashreplace"), status_code=status)

@@ -1,0 +1,137 @@
+"""Values as text for people. What comes out is text, never markup: templates escape it."""
+
+from __future__ import annotations
+
+import json
+import math
+import unicodedata
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Any
+
+from celery_lowkiq.integration.queue import ShownPayload
+
+#: What a page shows of one payload, in characters.
+MAX_TEXT = 64 * 1024
+#: A score in this range (Unix s) is shown as a time, too: the years 2001 to 2286.
+TIMES = (1e9, 1e10)
+
+Load = Callable[[bytes], Any]
+
+
+def plain(text: str) -> str:
+    """With control and formatting characters spelled out: they could hide or reorder what stands there."""
+    return "".join(_spelled(c) if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co") else c for c in text)
+
+
+def _spelled(character: str) -> str:
+    return character if character in "\n\t" else character.encode("unicode_escape").decode("ascii")
+
+
+def duration(seconds: float) -> str:
+    """Two units are enough: 340 ms, 12 s, 3 min 4 s, 2 h 5 min, 3 d 4 h."""
+    seconds = max(0.0, float(seconds))
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms" if seconds else "0 s"
+    whole = round(seconds)
+    for size, name, small, small_name in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= size:
+            rest = whole % size // small
+            return f"{whole // size:,} {name}" + (f" {rest} {small_name}" if rest else "")
+    return f"{seconds:.1f} s" if seconds < 10 and seconds != whole else f"{whole} s"
+
+
+def relative(at: float, now: float) -> str:
+    """In 3 h, or 12 s ago."""
+    if abs(at - now) < 1:
+        return "now"
+    return f"in {duration(at - now)}" if at > now else f"{duration(now - at)} ago"
+
+
+def moment(at: float) -> str:
+    """UTC, to the second; what no calendar has is shown as a number."""
+    try:
+        return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError, OSError):
+        return f"{at:g}"
+
+
+def number(value: float) -> str:
+    """With separators."""
+    return f"{value:,.0f}" if isinstance(value, int) or float(value).is_integer() else f"{value:,.2f}"
+
+
+def size(count: float) -> str:
+    """Bytes in words."""
+    if count < 1024:
+        return f"{count:.0f} B"
+    for name in ("KiB", "MiB", "GiB"):
+        count /= 1024
+        if count < 1024:
+            return f"{count:.1f} {name}"
+    return f"{count / 1024:.1f} TiB"
+
+
+def score(value: float) -> str:
+    """As exact as it is."""
+    return str(int(value)) if math.isfinite(value) and value == int(value) else repr(value)
+
+
+def score_time(value: float) -> str:
+    """The time that a score says, when it is one."""
+    return moment(value) if TIMES[0] <= value < TIMES[1] else ""
+
+
+def last_line(error: str | None) -> str:
+    """What a traceback ends with."""
+    lines = (error or "").strip().splitlines()
+    return lines[-1] if lines else ""
+
+
+def bytes_text(data: bytes) -> str:
+    """Text where it is UTF-8, else bytes as Python spells them."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return repr(data)
+
+
+def payload_text(payload: ShownPayload, load: Load | None = None, limit: int = MAX_TEXT) -> str:
+    """JSON, indented; anything else as ``load`` reads it, or as bytes. At most ``limit`` characters."""
+    data: bytes = payload.value
+    if payload.cut_from:
+        return bytes_text(_whole_characters(data[:limit]))
+    text = _json(data)
+    if text is None:
+        text = repr(load(data)) if load else bytes_text(data)
+    return text[:limit]
+
+
+def cut_note(payload: ShownPayload, text: str) -> str:
+    """Says so when not all is shown."""
+    whole = payload.cut_from or len(payload.value)
+    return f"the beginning of {size(whole)}" if payload.cut_from or len(text) >= MAX_TEXT else ""
+
+
+def _json(data: bytes) -> str | None:
+    try:
+        return json.dumps(json.loads(data), indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _whole_characters(data: bytes) -> bytes:
+    """Without a character that was cut."""
+    return data.decode("utf-8", "ignore").encode() if _is_text(data) else data
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data[:-4].decode("utf-8")
+    except UnicodeDecodeError as error:
+        return error.end >= len(data) - 8
+    return True

@@ -1,0 +1,49 @@
+"""What one dashboard is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery import Celery
+from starlette.requests import Request
+
+from celery_lowkiq.integration.console import Console
+from celery_lowkiq.integration.queue import OrderedQueue
+
+from .access import Access
+from .errors import NotFound
+from .operations import Operations
+
+
+@dataclass
+class Site:
+    """The app that it shows, and who may see it. ``load``: reads payloads that are not JSON, when it may."""
+
+    app: Celery
+    console: Console
+    access: Access
+    load: Callable[[bytes], Any] | None = None
+    operations: Operations = field(default_factory=Operations)
+
+    @property
+    def name(self) -> str:
+        return str(self.app.main or "celery")
+
+    @property
+    def read_only(self) -> bool:
+        return self.access.read_only
+
+    def queue(self, name: str) -> OrderedQueue:
+        """Raises NotFound."""
+        queues = self.console.queues()
+        if name not in queues:
+            raise NotFound(f"there is no ordered queue {name[:100]!r}")
+        return queues[name]
+
+
+def site_of(request: Request) -> Site:
+    """The dashboard that was asked."""
+    site: Site = request.app.state.site
+    return site

@@ -1,0 +1,129 @@
+// Everything works without this file; it keeps pages up to date and saves a few clicks.
+"use strict";
+
+(() => {
+  const SLOWEST = 60000;
+  const state = document.getElementById("live-state");
+  const seconds = Number(document.body.dataset.refresh || 0);
+  let paused = sessionStorage.getItem("lowkiq-paused") === "1";
+  let failures = 0;
+  let timer = 0;
+
+  // -- live updates: the page is fetched again, and its live parts change places
+
+  const inUse = (part) =>
+    (part.contains(document.activeElement) && part !== document.activeElement) ||
+    part.querySelector("input:checked, details[open], [data-hovered]") !== null ||
+    (getSelection().type === "Range" && part.contains(getSelection().anchorNode));
+
+  const swap = (fresh) => {
+    for (const part of document.querySelectorAll("[data-live]")) {
+      const next = fresh.getElementById(part.id);
+      if (!next || inUse(part) || next.innerHTML === part.innerHTML) continue;
+      const left = part.scrollLeft;
+      const focused = part === document.activeElement;
+      part.replaceWith(next);
+      next.scrollLeft = left;
+      if (focused) next.focus({ preventScroll: true });
+    }
+    document.body.dataset.refresh = fresh.body.dataset.refresh || 0;
+    enhance();
+  };
+
+  const say = (text) => {
+    if (state && state.textContent !== text) state.textContent = text;
+  };
+
+  const update = async () => {
+    try {
+      const answer = await fetch(location.href, { headers: { accept: "text/html" }, cache: "no-store" });
+      if (!answer.ok) throw new Error(answer.status);
+      swap(new DOMParser().parseFromString(await answer.text(), "text/html"));
+      failures = 0;
+      say("");
+    } catch (error) {
+      failures += 1;
+      say("Not up to date: the dashboard does not answer");
+    }
+    plan();
+  };
+
+  const plan = () => {
+    clearTimeout(timer);
+    const pause = Number(document.body.dataset.refresh || 0) * 1000;
+    if (!pause || paused || document.hidden) return;
+    timer = setTimeout(update, Math.min(SLOWEST, pause * 2 ** failures));
+  };
+
+  // -- a switch to hold the page still
+
+  const addSwitch = () => {
+    const who = document.querySelector(".who");
+    if (!seconds || !who) return;
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "live-switch";
+    const label = () => {
+      button.setAttribute("aria-pressed", String(!paused));
+      button.textContent = paused ? "Paused" : "Live";
+      button.title = paused ? "Keep the page up to date" : "Hold the page still";
+    };
+    button.addEventListener("click", () => {
+      paused = !paused;
+      sessionStorage.setItem("lowkiq-paused", paused ? "1" : "0");
+      label();
+      if (paused) plan();
+      else update();
+    });
+    label();
+    who.prepend(button);
+  };
+
+  // -- one box for all boxes of a listing
+
+  const enhance = () => {
+    for (const head of document.querySelectorAll("th.pick")) {
+      if (head.querySelector("input")) continue;
+      const boxes = () => head.closest("table").querySelectorAll("td.pick input");
+      const all = document.createElement("input");
+      all.type = "checkbox";
+      all.setAttribute("aria-label", "Choose all on this page");
+      all.addEventListener("change", () => boxes().forEach((box) => (box.checked = all.checked)));
+      head.replaceChildren(all);
+    }
+  };
+
+  // -- the chart tells what is under the pointer
+
+  const pointAt = (event) => {
+    const chart = event.target.closest && event.target.closest("svg[data-chart]");
+    for (const other of document.querySelectorAll("svg[data-hovered]")) if (other !== chart) leave(other);
+    if (!chart) return;
+    const box = chart.getBoundingClientRect();
+    const points = chart.querySelectorAll("[data-at]");
+    if (!points.length) return;
+    const share = (event.clientX - box.left) / box.width;
+    const width = chart.viewBox.baseVal.width;
+    let nearest = points[0];
+    for (const point of points)
+      if (Math.abs(point.dataset.x - share * width) < Math.abs(nearest.dataset.x - share * width)) nearest = point;
+    chart.dataset.hovered = "";
+    const line = chart.querySelector(".chart-cursor");
+    line.setAttribute("x1", nearest.dataset.x);
+    line.setAttribute("x2", nearest.dataset.x);
+    const note = document.getElementById(chart.dataset.chart);
+    if (note) note.textContent = nearest.dataset.at;
+  };
+
+  const leave = (chart) => {
+    delete chart.dataset.hovered;
+    const note = document.getElementById(chart.dataset.chart);
+    if (note) note.textContent = note.dataset.rest;
+  };
+
+  document.addEventListener("pointermove", pointAt, { passive: true });
+  document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : plan()));
+  addSwitch();
+  enhance();
+  plan();
+})();

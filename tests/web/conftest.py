@@ -1,0 +1,50 @@
+"""An app with ordered tasks, and its dashboard in front of a real Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from starlette.testclient import TestClient
+
+from celery_lowkiq.embedded import EmbeddedServer
+from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.web import make_app
+from tests.worker import proj
+
+#: As a browser on the same machine says it.
+LOCAL: dict[str, Any] = {"base_url": "http://localhost:5556", "client": ("127.0.0.1", 50000)}
+
+
+@pytest.fixture
+def settings(redis_server: EmbeddedServer) -> dict[str, Any]:
+    """Celery's settings; a test changes them before it asks for the app."""
+    with redis.Redis(unix_socket_path=redis_server.socket_path) as client:
+        client.flushall()
+    return {"broker_url": redis_server.url}
+
+
+@pytest.fixture
+def app(settings: dict[str, Any]) -> Iterator[Celery]:
+    made = proj.make_app(**settings)
+    yield made
+    home_of(made).store.close()
+    made.close()
+
+
+@pytest.fixture
+def visit(app: Celery) -> Callable[..., TestClient]:
+    """A browser in front of the dashboard with these options."""
+
+    def open_browser(**options: Any) -> TestClient:
+        return TestClient(make_app(app, **options), follow_redirects=False, **LOCAL)
+
+    return open_browser
+
+
+@pytest.fixture
+def browser(visit: Callable[..., TestClient]) -> TestClient:
+    return visit()

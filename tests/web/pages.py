@@ -1,0 +1,30 @@
+"""Filling in forms as a browser does it."""
+
+from __future__ import annotations
+
+import html
+import re
+from typing import Any
+
+from starlette.testclient import TestClient
+
+ORIGIN = "http://localhost:5556"
+
+
+def token(browser: TestClient) -> str:
+    """Of the browser's session, from the page of operations, which is always there."""
+    browser.get("/operations")
+    return browser.cookies["lowkiq_token"]
+
+
+def submit(browser: TestClient, action: str, *ids: str, queue: str = "record", **fields: Any) -> Any:
+    """Send the form of an action; follow it to the page that it ends on."""
+    data = {"token": token(browser), "queue": queue, "action": action, "id": list(ids), **fields}
+    headers = {"origin": ORIGIN, "sec-fetch-site": "same-origin"}
+    return browser.post("/change", data=data, headers=headers, follow_redirects=True)
+
+
+def hidden_fields(text: str) -> dict[str, str]:
+    """Of all forms of a page."""
+    found = re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)"', text)
+    return {name: html.unescape(value) for name, value in found}

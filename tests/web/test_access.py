@@ -1,0 +1,162 @@
+"""Who may see the dashboard, who may change something, and from where."""
+
+from __future__ import annotations
+
+import pytest
+from starlette.testclient import TestClient
+
+from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.rules.errors import ConfigurationError
+from celery_lowkiq.web import make_app
+from celery_lowkiq.web.access import is_loopback
+
+from .conftest import LOCAL
+from .pages import ORIGIN, submit, token
+
+SECRET = "s3cret:with:colons"
+
+
+def test_without_authentication_this_machine_is_answered(browser):
+    assert browser.get("/").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"client": ("10.0.0.7", 1)},
+        {"base_url": "http://rebound.example:5556"},
+        {"base_url": "http://10.0.0.1"},
+    ],
+    ids=["from elsewhere", "by a name of somebody else's", "by another address"],
+)
+def test_without_authentication_nobody_else_is(app, other):
+    stranger = TestClient(make_app(app), **{**LOCAL, **other})
+    answer = stranger.get("/")
+    assert answer.status_code == 403
+    assert "LOWKIQ_WEB_AUTH" in answer.text
+
+
+@pytest.mark.parametrize("path", ["/", "/queue?queue=record", "/api/v1/stats", "/static/app.js", "/nowhere"])
+def test_a_password_is_asked_for(visit, path):
+    browser = visit(auth=f"ops:{SECRET}")
+    asked = browser.get(path)
+    assert asked.status_code == 401
+    assert asked.headers["www-authenticate"].startswith("Basic ")
+    assert browser.get(path, auth=("ops", "wrong")).status_code == 401
+    assert browser.get(path, auth=("ops", SECRET)).status_code in (200, 404)
+
+
+@pytest.mark.parametrize("given", ["Basic", "Basic !", "Basic bm9jb2xvbg==", "Bearer x", "Basic \xe9"])
+def test_a_broken_password_is_no_password(visit, given):
+    answer = visit(auth="ops:secret").get("/", headers={"authorization": given.encode("latin-1")})
+    assert answer.status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+def test_probes_need_no_password(visit, path):
+    assert visit(auth="ops:secret").get(path).status_code == 200
+
+
+def test_the_password_of_the_environment(visit, monkeypatch):
+    monkeypatch.setenv("LOWKIQ_WEB_AUTH", "ops:secret")
+    assert visit().get("/").status_code == 401
+
+
+def test_the_password_of_the_settings(app, visit):
+    app.conf.lowkiq_web_auth = "ops:secret"
+    browser = visit()
+    assert browser.get("/").status_code == 401
+    assert browser.get("/", auth=("ops", "secret")).status_code == 200
+    assert "ops:secret" not in repr(home_of(app).settings)
+
+
+@pytest.mark.parametrize("text", ["nocolon-hunter2", ":hunter2", "hunter2:"])
+def test_a_password_that_is_none_is_refused_and_not_quoted(visit, text):
+    with pytest.raises(ConfigurationError, match="user:password") as caught:
+        visit(auth=text)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_proxys_header_names_the_user(visit):
+    browser = visit(user_header="X-Forwarded-User")
+    assert browser.get("/").status_code == 403
+    assert "anna" in browser.get("/", headers={"x-forwarded-user": "anna"}).text
+
+
+def test_a_function_finds_the_user(visit):
+    async def later(request):
+        return request.query_params.get("who")
+
+    for find in (lambda request: request.query_params.get("who"), later):
+        browser = visit(auth=find)
+        assert browser.get("/").status_code == 403
+        assert "anna" in browser.get("/?who=anna").text
+
+
+def test_a_read_only_dashboard_changes_nothing_and_offers_nothing(app, visit):
+    app.tasks["record"].delay("1", "x")
+    browser = visit(read_only=True)
+    text = browser.get("/queue?queue=record").text
+    assert "read-only" in text
+    assert 'method="post"' not in text
+    answer = submit(browser, "perform_all_now")
+    assert answer.status_code == 403
+
+
+@pytest.mark.parametrize(
+    "headers, status",
+    [
+        ({"origin": ORIGIN}, 303),
+        ({}, 303),
+        ({"origin": "https://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site", "origin": "http://localhost:80"}, 403),
+    ],
+)
+def test_a_change_comes_from_the_dashboard_itself(browser, headers, status):
+    form = {"token": token(browser), "queue": "record", "action": "perform_all_now"}
+    assert browser.post("/change", data=form, headers=headers).status_code == status
+
+
+def test_a_proxy_may_rename_the_host(visit):
+    browser = visit(origins=["https://ops.example"])
+    form = {"token": token(browser), "queue": "record", "action": "perform_all_now"}
+    headers = {"origin": "https://ops.example", "sec-fetch-site": "same-origin"}
+    assert browser.post("/change", data=form, headers=headers).status_code == 303
+
+
+@pytest.mark.parametrize("wrong", ["", "x" * 32, "ü"])
+def test_a_form_without_the_sessions_token_is_refused(browser, wrong):
+    token(browser)
+    form = {"token": wrong, "queue": "record", "action": "perform_all_now"}
+    assert browser.post("/change", data=form, headers={"origin": ORIGIN}).status_code == 403
+
+
+def test_no_cookie_is_no_token(browser):
+    form = {"token": "", "queue": "record", "action": "perform_all_now"}
+    assert browser.post("/change", data=form).status_code == 403
+    form["token"] = "None"
+    assert browser.post("/change", data=form).status_code == 403
+
+
+def test_the_cookie_is_for_our_pages_only(browser):
+    cookie = browser.get("/").headers["set-cookie"]
+    for word in ("HttpOnly", "SameSite=Strict", "Path=/"):
+        assert word in cookie
+
+
+def test_a_request_that_is_too_large_is_refused(browser):
+    data = b"token=x&pad=" + b"x" * 5_000_000
+    kind = {"content-type": "application/x-www-form-urlencoded"}
+    assert browser.post("/change", content=data, headers=kind).status_code == 413
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost", "LOCALHOST"])
+def test_loopback(host):
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "10.0.0.1", "example.org", "localhost.example.org"])
+def test_not_loopback(host):
+    assert not is_loopback(host)

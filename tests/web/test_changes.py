@@ -1,0 +1,96 @@
+"""What forms change: asked about where it is dangerous, in steps, reported, cancellable."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from celery_lowkiq.integration.queue import OrderedQueue
+from tests.waiting import eventually
+
+from .pages import ORIGIN, hidden_fields, submit, token
+
+
+@pytest.fixture
+def record(app):
+    return app.tasks["record"]
+
+
+def test_all_waiting_jobs_are_made_due(browser, record):
+    for number in range(3):
+        record.apply_async((str(number), "x"), countdown=3600)
+    page = submit(browser, "perform_all_now", back="/queue?queue=record")
+    assert "<strong>Run all now</strong>: 3 jobs" in page.text
+    assert page.url.query == f"queue=record&did={page.url.params['did']}".encode()
+    assert record.ordered_queue.jobs("perform_in", minimum=4e9).items == ()
+    assert record.ordered_queue.stats().lag > 0
+
+
+def test_a_dangerous_action_is_asked_about_first(browser, record):
+    for job_id in ("a", "b", "c"):
+        record.delay(job_id, "x")
+    asked = submit(browser, "delete", "a", "b")
+    assert "Delete: 2 jobs?" in asked.text
+    assert record.ordered_queue.stats().length == 3
+    assert hidden_fields(asked.text)["confirmed"] == "1"
+    submit(browser, "delete", "a", "b", confirmed="1")
+    assert [job.id for job in record.ordered_queue.jobs().items] == ["c"]
+
+
+def test_nothing_chosen_is_said(browser):
+    assert "no job was chosen" in submit(browser, "delete").text
+
+
+def test_a_long_action_is_watched_and_cancelled(browser, record, monkeypatch):
+    go, steps = threading.Event(), []
+
+    def slow(self, progress):
+        for count in range(1, 1000):
+            steps.append(count)
+            progress(count)
+            assert go.wait(10) or count == 1
+        return 999
+
+    monkeypatch.setattr(OrderedQueue, "perform_all_now", slow)
+    page = submit(browser, "perform_all_now")
+    operation = page.url.params["id"]
+    assert "Cancel" in page.text
+    assert "running" in page.text
+    form = {"token": token(browser), "id": operation}
+    browser.post("/cancel", data=form, headers={"origin": ORIGIN})
+    go.set()
+    text = eventually(
+        lambda: t if "cancelled" in (t := browser.get(f"/operation?id={operation}").text) else ""
+    )
+    assert "stays done" in text
+    assert len(steps) < 999
+
+
+def test_what_goes_wrong_is_reported(browser, app, monkeypatch):
+    def broken(self, progress):
+        raise OSError("<b>")
+
+    monkeypatch.setattr(OrderedQueue, "perform_all_now", broken)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    page = submit(browser, "perform_all_now")
+    assert "failed" in page.text
+    assert "<b>" not in page.text
+
+
+@pytest.mark.parametrize("back", ["//evil.example", "https://evil.example", "/\\evil.example", "/\n", ""])
+def test_a_form_cannot_send_people_elsewhere(browser, back):
+    page = submit(browser, "perform_all_now", back=back)
+    assert page.url.host == "localhost"
+    assert page.url.path == "/"
+
+
+def test_each_change_leaves_lines_in_the_log(browser, record, caplog):
+    caplog.set_level("INFO", "celery_lowkiq.audit")
+    record.delay("a\u2028b", "x")
+    submit(browser, "delete", "a\u2028b", confirmed="1")
+    lines = [line.getMessage() for line in caplog.records if line.name == "celery_lowkiq.audit"]
+    assert lines == [
+        "delete begins: user='local' from=127.0.0.1 queue='record' ids=['a\\u2028b']",
+        "delete done: user='local' from=127.0.0.1 queue='record' ids=['a\\u2028b'] jobs=1",
+    ]
