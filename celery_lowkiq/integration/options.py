@@ -12,7 +12,10 @@ from celery.utils.time import rate as celery_rate
 
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.models import Merge
+from celery_lowkiq.rules.pauses import ALLOWED as PAUSES
+from celery_lowkiq.rules.pauses import read_pauses
 
+from .policies import ERRORS, are_errors, check_policies
 from .refusals import check_celery_options
 
 MAX_SHARDS = 4096
@@ -53,7 +56,7 @@ def _or_none(allowed: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or allowed(value)
 
 
-_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+_CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "shards": (_whole(1, MAX_SHARDS), f"a whole number from 1 to {MAX_SHARDS}"),
     "batch_size": (_whole(1, MAX_BATCH), f"a whole number from 1 to {MAX_BATCH}"),
     "max_retries": (_or_none(_whole(0, None)), "a whole number from 0, or None for ever"),
@@ -65,15 +68,20 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "merge": (lambda value: value in [member.value for member in Merge], "'min' or 'max'"),
     **{name: (_or_none(callable), "a function, or None") for name in FUNCTIONS},
+    "retry_in": (read_pauses, PAUSES),
+    "dont_retry": (_or_none(are_errors), ERRORS),
 }
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Raises ConfigurationError for the first option of ours whose value is not allowed."""
+    """Raises ConfigurationError for the first option of ours whose value is not allowed. Functions are given
+    as they will be called.
+    """
     for name, (allowed, words) in _CHECKS.items():
         if name in options and not allowed(_plain(options[name])):
             raise ConfigurationError(f"{name}={options[name]!r} is not allowed: {words}")
     read_rate(options.get("rate_limit"))
+    check_policies({name: _plain(value) for name, value in options.items()})
     check_celery_options(options)
 
 

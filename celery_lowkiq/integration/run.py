@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -14,7 +13,7 @@ from celery.exceptions import Ignore, MaxRetriesExceededError, Retry
 
 from celery_lowkiq.rules.errors import LowkiqError, UndecodablePayload
 from celery_lowkiq.rules.models import BadPayload, Batch, Fate, Flag, Job, Verdict
-from celery_lowkiq.rules.retry import RetryPolicy, after_failure, default_retry_in
+from celery_lowkiq.rules.retry import RetryPolicy, after_failure
 
 from .call_records import CallNote
 from .codec import MARK, Codec
@@ -110,9 +109,8 @@ class Run:
         codec: Codec,
         settings: Settings,
         dropped: Positions = NOTHING,
-        hopeless: tuple[type[BaseException], ...] = (),
     ) -> None:
-        """``dropped``: payloads that nobody waits for any more; ``hopeless``: errors that no retry mends."""
+        """``dropped``: payloads that nobody waits for any more."""
         self.batch = batch
         self.jobs, self._bad = decode(batch, codec, settings, dropped)
         #: The call under whose id and headers it runs; None for a run with an id of its own.
@@ -126,7 +124,6 @@ class Run:
         self.middlewares = settings.server_middlewares
         self._policy = policy
         self._settings = settings
-        self._hopeless = hopeless
         self._result: Any = None
         self._ignored: Ignore | None = None
         self._errors: dict[str, Exception] = {}
@@ -190,16 +187,15 @@ class Run:
     def _failed(self, job: Job, failure: Exception) -> Verdict:
         error = cause_of(failure)
         delay = _seconds(failure) if isinstance(failure, Retry) else None
-        max_retries = getattr(failure, "max_retries", self._policy.max_retries)
-        policy = replace(self._policy, max_retries=0 if isinstance(error, self._hopeless) else max_retries)
+        policy = replace(self._policy, max_retries=getattr(failure, "max_retries", self._policy.max_retries))
         data = dump_error(self._settings, error)
         self._errors[job.id] = error
         self._texts[job.id] = load_error(self._settings, data)
-        return after_failure(job, policy, data, delay, self._bad[job.id])
+        return after_failure(job, policy, data, delay, self._bad[job.id], error)
 
     def undelivered(self, job: Job, error: Exception) -> Verdict:
         """A job is done, but not all of its calls could be told: it runs again, and never dies of that."""
-        policy = replace(self._policy, max_retries=None)
+        policy = RetryPolicy(max_retries=None)
         return after_failure(job, policy, dump_error(self._settings, error), None, self._bad[job.id])
 
     def condemned(self) -> None:
@@ -305,23 +301,3 @@ def cause_of(error: Exception) -> Exception:
 def _seconds(retry: Retry) -> float | None:
     """Delay that ``self.retry`` asked for; our own ``retry`` turns an eta into seconds."""
     return float(retry.when) if isinstance(retry.when, Real) else None
-
-
-def guarded(retry_in: Callable[[int], Any] | None) -> Callable[[int], float]:
-    """The user's ``retry_in``; where it fails or returns nonsense, the default is used."""
-    if retry_in is None:
-        return default_retry_in
-
-    def pause(retry_count: int) -> float:
-        try:
-            seconds = retry_in(retry_count)
-            if isinstance(seconds, (int, float)) and math.isfinite(seconds) and seconds >= 0:
-                return float(seconds)
-            logger.error(
-                "retry_in(%d) returned %r, no seconds from 0: the default is used", retry_count, seconds
-            )
-        except Exception:
-            logger.exception("retry_in(%d) failed: the default is used", retry_count)
-        return default_retry_in(retry_count)
-
-    return pause

@@ -12,12 +12,12 @@ from celery.exceptions import Reject
 from celery.states import FAILURE, REJECTED, RETRY
 
 from celery_lowkiq.rules.models import CONDEMNED, Batch, Fate, Verdict
-from celery_lowkiq.rules.retry import RetryPolicy
 from celery_lowkiq.store.calls import CallReader
 
 from .book import CallBook
+from .policies import policy_of
 from .request import lane_request
-from .run import NOTHING, Positions, Run, RunJob, guarded
+from .run import NOTHING, Positions, Run, RunJob
 from .stores import Home
 from .tracing import traced
 
@@ -36,9 +36,7 @@ class CeleryRunner:
         self._reader = reader
         #: Of each lane, the runs of its last claim in which jobs have died.
         self._dying = threading.local()
-        self._policies = {
-            name: RetryPolicy(task.max_retries, guarded(task.retry_in)) for name, task in tasks.items()
-        }
+        self._policies = {name: policy_of(task) for name, task in tasks.items()}
 
     def run(self, batch: Batch) -> tuple[Verdict, ...]:
         """Verdicts of a batch; an error of ours counts as a failed run."""
@@ -58,7 +56,7 @@ class CeleryRunner:
 
     def _verdicts(self, batch: Batch) -> tuple[Run, tuple[Verdict, ...]]:
         task = self._tasks[batch.queue.name]
-        run = self._run_of(batch, task)
+        run = self._run_of(batch)
         if not any(job.recorded for job in batch.jobs):
             self._try(task, run)
             return run, run.verdicts
@@ -70,7 +68,7 @@ class CeleryRunner:
             run.returned()
             return run, run.verdicts
         if dropped:
-            run = self._run_of(batch, task, dropped)
+            run = self._run_of(batch, dropped)
         run.call = book.single(run)
         book.begins(run)
         began_at = time.monotonic()
@@ -80,9 +78,8 @@ class CeleryRunner:
         told = self._try(task, run) and run.call is not None
         return run, book.end(run, time.monotonic() - began_at, told)
 
-    def _run_of(self, batch: Batch, task: Any, dropped: Positions = NOTHING) -> Run:
-        hopeless = tuple(getattr(task, "dont_autoretry_for", ()))
-        return Run(batch, self._policies[batch.queue.name], self._codec, self._settings, dropped, hopeless)
+    def _run_of(self, batch: Batch, dropped: Positions = NOTHING) -> Run:
+        return Run(batch, self._policies[batch.queue.name], self._codec, self._settings, dropped)
 
     def _try(self, task: Any, run: Run) -> bool:
         """Run what there is to run. Whether Celery knows how it ended."""

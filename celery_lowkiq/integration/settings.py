@@ -6,6 +6,7 @@ import difflib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from celery import Celery
@@ -23,7 +24,11 @@ SECRETS = ("url", "redis_options", "web_auth")
 
 _MISSING = object()
 
-SCHEDULERS = {"lag": schedulers.lag, "seq": schedulers.seq}
+SCHEDULERS: dict[str, Any] = {
+    "lag": schedulers.lag,
+    "seq": schedulers.seq,
+    "weighted": schedulers.weighted,
+}
 SPLITTERS: dict[str, Any] = {
     "lease": splitters.lease_splitter,
     "default": splitters.default_splitter,
@@ -99,6 +104,11 @@ def _mapping(value: Any) -> dict[str, Any]:
     return dict(value)
 
 
+def _weights(value: Any) -> dict[str, float]:
+    """A queue that could be drawn never, or always, would be no weight."""
+    return {_text(name): _number(0.001, 1000)(weight) for name, weight in _mapping(value).items()}
+
+
 def _function(named: Mapping[str, Any] | None = None) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
         if isinstance(value, str):
@@ -138,8 +148,12 @@ SETTINGS: dict[str, Setting] = {
     ),
     "window": Setting(50, "a whole number from 1 to 1000", _number(1, 1000, whole=True)),
     "scheduler": Setting(
-        "lag", f"'lag', 'seq', or {_FUNCTION} that makes a scheduler", _function(SCHEDULERS)
+        None,
+        f"'lag', 'seq', 'weighted', or {_FUNCTION} that makes a scheduler; None takes 'weighted' with "
+        "queue weights, else 'lag'",
+        _optional(_function(SCHEDULERS)),
     ),
+    "queue_weights": Setting({}, "a dict of queue names to numbers from 0.001 to 1000", _weights),
     "splitter": Setting("lease", f"'lease', 'default', 'by_node', or {_FUNCTION}", _function(SPLITTERS)),
     "number_of_nodes": Setting(
         None,
@@ -191,6 +205,7 @@ class Settings:
     lanes: int | None
     window: int
     scheduler: Callable[[], schedulers.Scheduler]
+    queue_weights: dict[str, float]
     splitter: splitters.Splitter
     number_of_nodes: int | None
     node_number: int | None
@@ -235,7 +250,14 @@ def _or_environment(name: str, value: int | None) -> int:
 def read_settings(app: Celery) -> Settings:
     """Raises ConfigurationError, which names the setting, the value, and what is allowed."""
     _refuse_unknown(app)
-    return Settings(**{name: _value(app, name, setting) for name, setting in SETTINGS.items()})
+    values = {name: _value(app, name, setting) for name, setting in SETTINGS.items()}
+    return Settings(**{**values, "scheduler": _scheduler(values["scheduler"], values["queue_weights"])})
+
+
+def _scheduler(given: Any, weights: dict[str, float]) -> Callable[[], schedulers.Scheduler]:
+    if given is schedulers.weighted or (given is None and weights):
+        return partial(schedulers.weighted, weights)
+    return given or schedulers.lag
 
 
 def _value(app: Celery, name: str, setting: Setting) -> Any:

@@ -65,8 +65,10 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
     max_retries: int | None = 25
     #: Name of the ordered queue; None takes the task's name.
     queue_name: str | None = None
-    #: ``retry_in(retry_count) -> s``; None takes the default, see ``rules.retry``.
-    retry_in: Callable[[int], float] | None = None
+    #: The pause before the next run of a failed job, see ``rules.pauses``; None takes the default.
+    retry_in: Any = None
+    #: Errors that no retry mends.
+    dont_retry: tuple[type[Exception], ...] | None = None
     #: ``on_retries_exhausted(jobs)``: called with the jobs that died in a run.
     on_retries_exhausted: Callable[[list[Any]], Any] | None = None
     #: Which score stays when two payloads of an id are equal: "min" or "max".
@@ -82,7 +84,6 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
         super().__init_subclass__(**options)
         declared = dict(cls.__dict__)
         others = inherited(cls, OrderedTask)
-        check_options({**others, **declared})
         guard_call(cls, others, OrderedTask)
         run = declared.get("run")
         if run is not None:
@@ -91,6 +92,8 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
         for name, value in as_attributes(declared, cls.__qualname__).items():
             if value is not declared[name]:
                 setattr(cls, name, value)
+        # Looked up as at run time: a method has its self then.
+        check_options({**others, **declared, "retry_in": object.__new__(cls).retry_in})
         cls.__header__ = staticmethod(header_for(cls.__name__, cls.key is not None))
 
     @classmethod

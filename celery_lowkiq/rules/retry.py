@@ -1,29 +1,22 @@
-"""When a failed job runs again, and when it dies (rules 5 and 6)."""
+"""What becomes of a job whose run failed (rules 5 and 6)."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from .models import BadPayload, Fate, Job, Verdict
-
-
-def default_retry_in(retry_count: int, randint: Callable[[int, int], int] = random.randint) -> float:
-    """Pause before the next run, in s: ``n**4 + 15 + randint(0, 29) * (n + 1)``, as Lowkiq and Sidekiq."""
-    return float(retry_count**4 + 15 + randint(0, 29) * (retry_count + 1))
-
-
-#: Seconds, more than 30 years: what is longer, was meant as never.
-LONGEST_PAUSE = 1e9
+from .pauses import LONGEST_PAUSE, Pauses, by_default
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often and how fast a task's failed jobs run again; ``max_retries`` None means for ever."""
+    """How often and how fast a task's failed jobs run again; ``max_retries`` None means for ever. After an
+    error that is ``hopeless`` none does.
+    """
 
     max_retries: int | None = 25
-    retry_in: Callable[[int], float] = default_retry_in
+    pauses: Pauses = by_default
+    hopeless: tuple[type[BaseException], ...] = ()
 
     def dies(self, job: Job) -> bool:
         """Whether one more failure of the job is its last."""
@@ -36,11 +29,13 @@ def after_failure(
     error: bytes,
     delay: float | None = None,
     bad: tuple[BadPayload, ...] = (),
+    cause: Exception | None = None,
 ) -> Verdict:
-    """What becomes of a job whose run failed; ``delay`` (s) replaces ``policy.retry_in``."""
+    """What becomes of a job whose run failed by ``cause``; ``delay`` (s) replaces ``policy.pauses``."""
     retry_count = job.retry_count + 1
-    if policy.dies(job):
-        return Verdict(job.id, job.claim, Fate.DIE, retry_count, error=error, bad=bad)
-    pause = policy.retry_in(retry_count) if delay is None else delay
-    pause = min(max(0.0, pause), LONGEST_PAUSE) if pause == pause else LONGEST_PAUSE  # NaN is not equal
-    return Verdict(job.id, job.claim, Fate.RETRY, retry_count, pause, error, bad)
+    if not policy.dies(job) and not isinstance(cause, policy.hopeless):
+        pause = policy.pauses(cause, retry_count) if delay is None else delay
+        if pause is not False:
+            pause = min(max(0.0, pause), LONGEST_PAUSE) if pause == pause else LONGEST_PAUSE  # NaN
+            return Verdict(job.id, job.claim, Fate.RETRY, retry_count, pause, error, bad)
+    return Verdict(job.id, job.claim, Fate.DIE, retry_count, error=error, bad=bad)

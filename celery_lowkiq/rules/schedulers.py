@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable, Mapping
 
 from .models import ShardRef
@@ -31,5 +33,22 @@ def seq() -> Scheduler:
         following = [ref for ref in ready if last and ref > last[0]]
         last[:] = [(following or ready)[0]]
         return last[0]
+
+    return pick
+
+
+def weighted(weights: Mapping[str, float], draw: Callable[[], float] = random.random) -> Scheduler:
+    """A queue among those with due jobs, drawn by weight (1 unless given), then its shard by lag. ``draw``
+    gives numbers from 0, below 1.
+    """
+    by_lag = lag()
+
+    def pick(due: Mapping[ShardRef, float], now: float) -> ShardRef | None:
+        ready = {ref: when for ref, when in due.items() if when <= now}
+        queues = sorted({ref.queue for ref in ready})
+        if len(queues) > 1:
+            # Efraimidis and Spirakis: the largest u**(1/weight) wins. Logarithms keep small weights apart.
+            queues = [max(queues, key=lambda name: math.log(1.0 - draw()) / weights.get(name, 1.0))]
+        return by_lag({ref: when for ref, when in ready.items() if ref.queue in queues}, now)
 
     return pick

@@ -97,6 +97,12 @@ def make_app(url: str) -> Celery:
         retry_jitter=False,
         retry_kwargs={"max_retries": 1},
     )(one)
+    ordered_task(**{**ordered, "retry_in": [0.02, 0.02]}, name="listed")(one)
+    ordered_task(
+        **{**ordered, "retry_in": lambda exc, n: 0.02 if isinstance(exc, OSError) else False},
+        name="decides",
+        max_retries=3,
+    )(one)
     ordered_task(**{**ordered, "retry_in": lambda n: 3600}, name="slow to retry", queue_name="slow")(one)
     ordered_task(**ordered, name="expects", max_retries=0, throws=(Expected,))(one)
     ordered_task(**ordered, name="keyed", key=lambda payload: payload["id"])(one)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.models import BadPayload, Fate, Job, Payload, Verdict
-from celery_lowkiq.rules.retry import RetryPolicy, after_failure, default_retry_in
+from celery_lowkiq.rules.pauses import default_retry_in
+from celery_lowkiq.rules.retry import RetryPolicy, after_failure
 
 
 def job(retry_count: int = -1) -> Job:
@@ -34,7 +35,7 @@ def test_the_random_part_is_drawn_from_0_to_29():
 
 
 def test_rule_5_lowkiqs_table_of_failures():
-    policy = RetryPolicy(max_retries=25, retry_in=lambda n: 100.0 + n)
+    policy = RetryPolicy(max_retries=25, pauses=lambda error, n: 100.0 + n)
     assert after_failure(job(-1), policy, b"e") == Verdict("1", 7, Fate.RETRY, 0, 100.0, b"e")
     assert after_failure(job(0), policy, b"e") == Verdict("1", 7, Fate.RETRY, 1, 101.0, b"e")
 
@@ -51,7 +52,7 @@ def test_rule_5_lowkiqs_table_of_failures():
     ],
 )
 def test_rule_5_the_last_failure(max_retries, retry_count, fate):
-    policy = RetryPolicy(max_retries, retry_in=lambda n: 0.0)
+    policy = RetryPolicy(max_retries, pauses=lambda error, n: 0.0)
     assert after_failure(job(retry_count), policy, b"e").fate is fate
     assert policy.dies(job(retry_count)) == (fate is Fate.DIE)
 

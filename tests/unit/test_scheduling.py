@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+
 import pytest
 
 from celery_lowkiq.rules import schedulers
@@ -45,6 +48,40 @@ def test_seq_takes_turns_and_passes_by_what_is_not_due():
 def test_two_seq_schedulers_do_not_share_their_turn():
     one, two = schedulers.seq(), schedulers.seq()
     assert one({A0: 1, A1: 1}, 9) == two({A0: 1, A1: 1}, 9) == A0
+
+
+class TestWeighted:
+    BOTH = {ShardRef("critical", 0): 50, ShardRef("critical", 1): 40, ShardRef("default", 0): 10}
+
+    def shares(self, weights, due, picks=10_000):
+        pick = schedulers.weighted(weights, random.Random(8).random)
+        found = Counter(pick(due, 100) for _ in range(picks))
+        return {ref: count / picks for ref, count in found.items()}
+
+    @pytest.mark.parametrize(
+        "weights, share", [({"critical": 3}, 0.75), ({"critical": 3, "default": 7}, 0.3), ({}, 0.5)]
+    )
+    def test_a_queue_gets_its_share_of_10000_picks_and_its_shards_go_by_lag(self, weights, share):
+        found = self.shares(weights, self.BOTH)
+        assert set(found) == {ShardRef("critical", 1), ShardRef("default", 0)}
+        assert found[ShardRef("critical", 1)] == pytest.approx(share, abs=0.02)
+
+    def test_of_many_queues(self):
+        weights = {"A": 0.5, "B": 1, "C": 2.5, "D": 6}
+        found = self.shares(weights, {ShardRef(name, 0): 1 for name in weights})
+        assert {ref.queue: share for ref, share in found.items()} == pytest.approx(
+            {name: weight / 10 for name, weight in weights.items()}, abs=0.02
+        )
+
+    def test_the_smallest_weight_does_not_starve(self):
+        found = self.shares({"critical": 1000, "default": 0.9}, self.BOTH)
+        assert found[ShardRef("default", 0)] > 0
+
+    def test_what_is_not_due_takes_no_part(self):
+        pick = schedulers.weighted({"critical": 1000})
+        assert pick({ShardRef("critical", 0): 200, A0: 50}, 100) == A0
+        assert pick({ShardRef("critical", 0): 200}, 100) is None
+        assert pick({}, 100) is None
 
 
 def test_the_first_middleware_is_outermost():

@@ -38,6 +38,21 @@ def test_values_and_dotted_paths():
     assert (settings.lanes, settings.last_words, settings.server_middlewares) == (3, repr, (print,))
 
 
+@pytest.mark.parametrize(
+    "given, scheduler",
+    [
+        ({"lowkiq_queue_weights": {"critical": 3}}, schedulers.weighted),
+        ({"lowkiq_scheduler": "weighted"}, schedulers.weighted),
+        ({"lowkiq_queue_weights": {"critical": 3}, "lowkiq_scheduler": "seq"}, schedulers.seq),
+        ({"lowkiq_queue_weights": {}}, schedulers.lag),
+    ],
+)
+def test_weights_choose_the_weighted_scheduler_unless_another_is_set(given, scheduler):
+    found = read_settings(app(**given)).scheduler
+    assert getattr(found, "func", found) is scheduler
+    assert found()({ShardRef("critical", 0): 5.0}, 10.0) == ShardRef("critical", 0)
+
+
 def test_a_namespace_works():
     made = Celery("unit", set_as_current=False)
     made.config_from_object(
@@ -71,6 +86,10 @@ def test_a_namespace_works():
         ("lowkiq_server_middlewares", ["no.such.thing"], "cannot be imported"),
         ("lowkiq_redis_options", [("a", 1)], "a dict of redis-py"),
         ("lowkiq_last_words", 5, "a function"),
+        ("lowkiq_queue_weights", {"critical": 0}, r"\{'critical': 0\} is not allowed.*0.001 to 1000"),
+        ("lowkiq_queue_weights", {"critical": True}, "dict of queue names to numbers"),
+        ("lowkiq_queue_weights", {5: 1}, "dict of queue names to numbers"),
+        ("lowkiq_queue_weights", ["critical"], "dict of queue names to numbers"),
         ("LOWKIQ_LANES", 5, "setting 'LOWKIQ_LANES' has no effect: write 'lowkiq_lanes'"),
     ],
 )

@@ -151,7 +151,7 @@ class TestDecorating:
             ({"rate_limit": -1}, "rate_limit=-1"),
             ({"rate_limit": True}, "rate_limit=True"),
             ({"merge": "sum"}, "merge='sum' is not allowed: 'min' or 'max'"),
-            ({"retry_in": 5}, "retry_in=5 is not allowed: a function, or None"),
+            ({"retry_in": -5}, "retry_in=-5 is not allowed: seconds from 0, a timedelta"),
             ({"key": "id"}, "key='id'"),
             ({"base": Celery}, "a subclass of OrderedTask"),
         ],

@@ -1,0 +1,235 @@
+"""How long a failed job waits: each way to say it, against the tables of Lowkiq and Gator."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from datetime import timedelta
+
+import pytest
+from celery import Celery
+
+from celery_lowkiq import ConfigurationError, OrderedTask, ordered_task
+from celery_lowkiq.integration.policies import guarded, policy_of
+from celery_lowkiq.rules import pauses
+from celery_lowkiq.rules.models import Fate, Job, Payload
+from celery_lowkiq.rules.pauses import read_pauses
+from celery_lowkiq.rules.retry import after_failure
+
+
+def work(payloads_by_id):
+    return None
+
+
+ERROR = ValueError("boom")
+MINUTE, HOUR, DAY = 60, 3600, 86400
+
+
+@pytest.fixture
+def default_is_7(monkeypatch):
+    monkeypatch.setattr(pauses, "default_retry_in", lambda retry_count: 7.0)
+
+
+def test_gators_table_of_exponential_pauses():
+    """The first fifteen, as its author printed them."""
+    pause = read_pauses("exponential")
+    found = [pause(ERROR, n) for n in range(15)]
+    assert found[:3] == [30, 31, pytest.approx(1.0333333333333334 * MINUTE)]
+    minutes = [4.55, 17.566666666666666, 52.583333333333336]
+    assert found[3:6] == pytest.approx([m * MINUTE for m in minutes])
+    hours = [(2, 10.1), (4, 40.61666666666667), (9, 6.633333333333334), (16, 24.65)]
+    assert found[6:10] == pytest.approx([h * HOUR + m * MINUTE for h, m in hours])
+    days = [(1, 3, 47.166666666666664), (1, 20, 44.68333333333333), (2, 21, 7.7), (4, 7, 8.716666666666667)]
+    days.append((6, 5, 24.233333333333334))
+    assert found[10:] == pytest.approx([d * DAY + h * HOUR + m * MINUTE for d, h, m in days])
+
+
+def by_kind(exc, retry_count):
+    """Gator's example of a custom policy."""
+    if isinstance(exc, KeyError):
+        return False
+    if isinstance(exc, ConnectionError):
+        return "exponential"
+    return [300, 600, 1500][retry_count]
+
+
+@pytest.mark.parametrize(
+    "retry_in, expected",
+    [
+        (300, [300, 300, 300, 300]),
+        (0, [0, 0, 0, 0]),
+        (timedelta(minutes=2), [120, 120, 120, 120]),
+        ([10, 20, 30], [10, 20, 30, False]),
+        ((timedelta(seconds=1.5), 2), [1.5, 2, False, False]),
+        (lambda retry_count: 10 * (retry_count + 1), [10, 20, 30, 40]),
+        (lambda n: [10, 20, 30][n] if n < 3 else False, [10, 20, 30, False]),
+        (lambda n: timedelta(hours=n), [0, HOUR, 2 * HOUR, 3 * HOUR]),
+        (lambda n: "exponential", [30, 31, 62, 273]),
+        (lambda n: None, [7, 7, 7, 7]),
+        (None, [7, 7, 7, 7]),
+        (lambda exc, n: n if exc is ERROR else 1 / 0, [0, 1, 2, 3]),
+        (functools.partial(lambda factor, n: factor * n, 5), [0, 5, 10, 15]),
+        (lambda n, factor=2: n * factor, [0, 2, 4, 6]),
+        (lambda n=0: n, [0, 1, 2, 3]),
+        (lambda n, *others, **more: n, [0, 1, 2, 3]),
+        (lambda n: 1e300, [1e9] * 4),
+    ],
+)
+def test_each_policy(retry_in, expected, default_is_7):
+    pause = read_pauses(retry_in)
+    found = [pause(ERROR, n) for n in range(4)]
+    assert found == expected
+    assert [seconds is False for seconds in found] == [seconds is False for seconds in expected]
+
+
+def test_a_function_may_decide_by_the_exception():
+    pause = read_pauses(by_kind)
+    assert pause(KeyError("deleted"), 0) is False
+    assert pause(ConnectionError("down"), 2) == 62
+    assert [pause(ERROR, n) for n in range(3)] == [300, 600, 1500]
+
+
+@pytest.mark.parametrize(
+    "retry_in, words",
+    [
+        (-1, "retry_in=-1 is not allowed: seconds from 0, a timedelta, 'exponential', a list"),
+        (True, "retry_in=True"),
+        (float("nan"), "retry_in=nan"),
+        (float("inf"), "retry_in=inf"),
+        (timedelta(seconds=-1), "retry_in=datetime.timedelta"),
+        ("linear", "retry_in='linear'"),
+        ([], "retry_in=.. is not allowed: for no retry at all give max_retries=0"),
+        ([10, -20], r"retry_in\[1\]=-20"),
+        ([10, None], r"retry_in\[1\]=None"),
+        (lambda: 5, r"lambda.*write def pause\(retry_count\) or def pause\(exc, retry_count\)"),
+        (lambda *both: 5, "is not allowed: write def"),
+        (lambda a=1, b=2: 5, "is not allowed: write def"),
+        (lambda a, b, c: 5, "is not allowed: write def"),
+        (lambda n, *, base: 5, "is not allowed: write def"),
+        (max, "retry_in=max is not allowed: write def"),
+    ],
+)
+def test_what_is_no_policy_is_refused_when_the_task_is_made(retry_in, words):
+    with pytest.raises(ConfigurationError, match=words):
+        ordered_task(retry_in=retry_in)(work)
+
+
+def fails(retry_count):
+    raise RuntimeError("a bug in the policy")
+
+
+@pytest.mark.parametrize("answer", [-1, True, float("nan"), float("inf"), "soon", [5], object()])
+def test_a_bad_answer_is_logged_and_the_default_is_used(answer, caplog):
+    pause = guarded(read_pauses(lambda retry_count: answer))
+    assert 15 <= pause(ERROR, 0) <= 44
+    assert f"retry_in returned {answer!r}; allowed: seconds from 0" in caplog.text
+
+
+def test_a_policy_that_fails_is_logged_and_the_default_is_used(caplog):
+    assert 16 <= guarded(read_pauses(fails))(ERROR, 1) <= 74
+    assert "retry_in failed" in caplog.text
+    assert "a bug in the policy" in caplog.text
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+def job(retry_count=-1):
+    return Job("1", (Payload(b"a", 1.0),), 5.0, retry_count, None, claim=7)
+
+
+def fates(policy, cause=ERROR):
+    """Of one failure after the other, with the pauses."""
+    found, retry_count = [], -1
+    while not found or found[-1] is not Fate.DIE:
+        verdict = after_failure(job(retry_count), policy, b"e", cause=cause)
+        found.append(verdict.delay if verdict.fate is Fate.RETRY else verdict.fate)
+        retry_count = verdict.retry_count
+    return found
+
+
+@pytest.fixture
+def policy():
+    def of(**options):
+        app = Celery("unit", broker="redis://localhost:1/0", set_as_current=False)
+        return policy_of(ordered_task(app=app, shared=False, **options)(work))
+
+    return of
+
+
+def test_a_list_says_how_often(policy):
+    assert fates(policy(retry_in=[10, 20, 30])) == [10, 20, 30, Fate.DIE]
+    assert fates(policy(retry_in=[1] * 40)) == [1] * 40 + [Fate.DIE]
+    assert fates(policy(retry_in=[10], max_retries=1)) == [10, Fate.DIE]
+
+
+def test_the_first_limit_counts(policy):
+    assert fates(policy(retry_in="exponential", max_retries=4)) == [30, 31, 62, 273, Fate.DIE]
+    assert fates(policy(retry_in=lambda n: False if n == 2 else 5, max_retries=None)) == [5, 5, Fate.DIE]
+
+
+def test_errors_that_no_retry_mends(policy):
+    for name in ("dont_retry", "dont_autoretry_for"):
+        one = policy(**{name: (LookupError,), "retry_in": [5, 6]})
+        assert fates(one) == [5, 6, Fate.DIE]
+        assert fates(one, KeyError("of that kind")) == [Fate.DIE]
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"retry_in": [1, 2], "max_retries": 3}, "max_retries=3 is not allowed with retry_in=.*2 times"),
+        ({"retry_in": [1, 2], "max_retries": None}, "max_retries=None is not allowed"),
+        ({"dont_retry": ValueError}, "dont_retry=.*: a tuple of exception classes"),
+        ({"dont_retry": (SystemExit,)}, "dont_retry=.*: a tuple of exception classes"),
+        ({"dont_retry": (OSError,), "dont_autoretry_for": (KeyError,)}, "name all of them in dont_retry="),
+        ({"dont_retry": (OSError,), "autoretry_for": (OSError,)}, "OSError is not allowed in both"),
+    ],
+)
+def test_what_has_no_meaning_together_is_refused(options, words):
+    with pytest.raises(ConfigurationError, match=words):
+        ordered_task(**options)(work)
+
+
+class TestOfAClass:
+    def test_a_method_may_take_either(self):
+        class One(OrderedTask):
+            name = "one"
+
+            def retry_in(self, retry_count):
+                return retry_count + 100
+
+        class Two(OrderedTask):
+            name = "two"
+
+            def retry_in(self, exc, retry_count):
+                return retry_count + 200
+
+        class Three(OrderedTask):
+            name = "three"
+
+            @classmethod
+            def retry_in(cls, exc, retry_count):
+                return retry_count + 300
+
+        class Four(OrderedTask):
+            name = "four"
+            retry_in = timedelta(seconds=400)
+
+        found = [read_pauses(task().retry_in)(ERROR, 5) for task in (One, Two, Three, Four)]
+        assert found == [105, 205, 305, 400]
+
+    def test_of_a_mixin(self):
+        class Mixin:
+            def retry_in(self, retry_count):
+                return retry_count + 100
+
+        class Mixed(Mixin, OrderedTask):
+            name = "mixed"
+
+        assert read_pauses(Mixed().retry_in)(ERROR, 5) == 105
+
+    def test_a_bad_one_is_refused(self):
+        with pytest.raises(ConfigurationError, match=r"Wrong.retry_in.*write def pause\(retry_count\)"):
+
+            class Wrong(OrderedTask):
+                def retry_in(self):
+                    return 5
