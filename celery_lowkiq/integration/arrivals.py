@@ -48,12 +48,12 @@ class Arrivals:
             self._tell(away=False)
             ack(logger, errors)
 
-    def _push(self, call: ArrivedCall, properties: Mapping[str, Any]) -> None:
+    def _push(self, call: MessagedCall, properties: Mapping[str, Any]) -> None:
         home = home_of(self._task.app)
         eta = None if call.headers.get("eta") is None else _moment(call.headers["eta"])
         job = self._task.entry_of(call.args, call.kwargs, eta=eta).job(home.codec)
         if call.headers.get("id"):
-            record = self._task.record_of(home, call.headers, call.embed, properties)
+            record = self._task.record_of(home, call, properties)
             job = replace(job, record=record)
         home.store.push(self._task.queue_spec, [job])
 
@@ -68,8 +68,8 @@ class Arrivals:
 
 
 @dataclass(frozen=True)
-class ArrivedCall:
-    """A call as protocol 2 has it."""
+class MessagedCall:
+    """A call as a message of protocol 2 has it."""
 
     args: Any
     kwargs: Any
@@ -77,14 +77,14 @@ class ArrivedCall:
     headers: Mapping[str, Any]
 
 
-def read_call(body: Any, headers: Any) -> ArrivedCall:
+def read_call(body: Any, headers: Any) -> MessagedCall:
     """What protocol 2 sends, or protocol 1 of many other clients: all in the body."""
     if not isinstance(body, dict):
         args, kwargs, embedded = body
-        return ArrivedCall(args, kwargs, embedded, headers)
+        return MessagedCall(args, kwargs, embedded, headers)
     embed = {name: body.get(name) for name in ("callbacks", "errbacks", "chord")}
     own = {name: body.get(name) for name in ("id", "eta", "expires")} | {"group": body.get("taskset")}
-    return ArrivedCall(body.get("args"), body.get("kwargs"), embed, {**headers, **own})
+    return MessagedCall(body.get("args"), body.get("kwargs"), embed, {**headers, **own})
 
 
 def _moment(eta: Any) -> Any:

@@ -15,6 +15,9 @@ from kombu.utils.functional import fxrange
 
 from celery_lowkiq.rules.errors import StoreFull, StoreUnavailable
 
+#: ``store(body, headers, properties, pauses)`` stores what Celery made of a call.
+StoresMessage = Callable[[Any, Any, Any, Iterable[float]], None]
+
 _connections_lock = threading.Lock()
 
 
@@ -82,8 +85,7 @@ class StoreProducer:
     auto_declare = False
     serializer = None
 
-    def __init__(self, app: Celery, push: Callable[[Any, Any, Any, Iterable[float]], None]) -> None:
-        """``push(body, headers, properties, pauses)`` stores what Celery made of the call."""
+    def __init__(self, app: Celery, push: StoresMessage) -> None:
         self._app = app
         self._push = push
         self.connection = _lazy_connection(app)

@@ -15,21 +15,30 @@ from .producer import pauses_of
 from .stores import Home
 
 
-def is_unheard(of: Any, app: Celery, home: Home) -> bool:
-    """Whether a call without options would be seen by nobody on its way: no publish signal, event, record of
-    it, calling task or replaced method of Celery's.
+def is_heard(app: Celery) -> bool:
+    """Whether anybody hears of a message on its way: by a publish signal or an event, or in the place of a
+    method of Celery's.
     """
-    return not (
+    return bool(
         signals.before_task_publish.receivers
         or signals.after_task_publish.receivers
-        or home.settings.track_calls
-        or of.expires is not None
-        or stores_result(of)
-        or get_current_worker_task() is not None
         or app.conf.task_send_sent_event
         or "send_task" in app.__dict__
         or not _is_celerys(type(app).send_task, base)
         or not _is_celerys(Task.apply_async, task)
+    )
+
+
+def is_unheard(of: Any, app: Celery, home: Home) -> bool:
+    """Whether a call without options would be seen by nobody: neither on its way nor by a record or a calling
+    task.
+    """
+    return not (
+        is_heard(app)
+        or home.settings.track_calls
+        or of.expires is not None
+        or stores_result(of)
+        or get_current_worker_task() is not None
     )
 
 
@@ -39,5 +48,7 @@ def _is_celerys(function: Any, module: Any) -> bool:
 
 
 def publish_pauses(app: Celery) -> Iterator[float]:
-    """Seconds before each repetition while Redis is away; the settings are read when it is."""
+    """Seconds before each repetition while Redis is away, for a call without a policy of its own; the settings
+    are read when it is.
+    """
     yield from pauses_of(app.conf.task_publish_retry, app.conf.task_publish_retry_policy)

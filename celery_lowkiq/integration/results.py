@@ -8,13 +8,16 @@ from datetime import datetime, timedelta
 from numbers import Real
 from typing import Any, overload
 
+from celery._state import get_current_worker_task
 from celery.result import AsyncResult
 from kombu.utils.uuid import uuid
 
 from celery_lowkiq.rules.errors import LowkiqError
 from celery_lowkiq.rules.models import NewJob
 
+from .arrivals import read_call
 from .call_records import note_of
+from .calls import Entry
 from .stores import Home
 
 
@@ -82,6 +85,7 @@ def bulk_calls(task: Any, home: Home, jobs: list[NewJob], results: bool) -> Bulk
         return BulkCalls(jobs, CallResults(task, ()))
     app = task._get_app()
     headers = {
+        **_parents(),
         "expires": _expiry(task.expires, app.now()),
         "ignore_result": task.ignore_result or not results,
     }
@@ -93,6 +97,32 @@ def bulk_calls(task: Any, home: Home, jobs: list[NewJob], results: bool) -> Bulk
         records = (each.dump(home.record_codec) for each in notes)
         jobs = [replace(job, record=record) for job, record in zip(jobs, records, strict=True)]
     return BulkCalls(jobs, CallResults(task, ids))
+
+
+def heard_calls(task: Any, home: Home, entries: list[Entry], jobs: list[NewJob], results: bool) -> BulkCalls:
+    """As bulk_calls, with a message of each call for whoever listens to messages; none is stored yet.
+
+    Raises PayloadError.
+    """
+    kept: list[NewJob] = []
+    ids = [uuid() for _ in jobs]
+    options = {"ignore_result": task.ignore_result or not results, "add_to_parent": results}
+    for task_id, entry, job in zip(ids, entries, jobs, strict=True):
+
+        def keep(body: Any, headers: Any, properties: Any, _: Any, job: NewJob = job) -> None:
+            kept.append(replace(job, record=task.record_of(home, read_call(body, headers), properties)))
+
+        args = (entry.id, entry.payload) if task.key is None else (entry.payload,)
+        task.make_message(args, {}, task_id, keep, **options)
+    return BulkCalls(kept, CallResults(task, ids))
+
+
+def _parents() -> dict[str, Any]:
+    """Headers of calls that are made within a run."""
+    caller = get_current_worker_task()
+    if caller is None:
+        return {}
+    return {"root_id": caller.request.root_id or caller.request.id, "parent_id": caller.request.id}
 
 
 def _expiry(expires: Any, now: datetime) -> str | None:

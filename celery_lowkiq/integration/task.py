@@ -21,18 +21,18 @@ from celery_lowkiq.rules.models import Merge, NewJob, QueueSpec
 
 from . import eager
 from .arguments import as_keywords, header_for
-from .arrivals import Arrivals
+from .arrivals import Arrivals, MessagedCall, read_call
 from .bases import adopt_on_commit, guard_call, inherited
 from .call_records import note_of, store_state
 from .calls import Entry, bulk, id_of, read_delay, read_time, single, to_jobs
 from .errors import dump_error_text
 from .leftovers import end_leftovers
 from .options import as_attributes, check_function, check_options, check_queue_name
-from .producer import StoreProducer, StoreRouter, as_operational_errors
+from .producer import StoreProducer, StoreRouter, StoresMessage, as_operational_errors
 from .queue import OrderedQueue
-from .quick import is_unheard, publish_pauses
+from .quick import is_heard, is_unheard, publish_pauses
 from .refusals import check_call, refuse_inline
-from .results import bulk_calls
+from .results import bulk_calls, heard_calls
 from .run import Run, cause_of
 from .selection import check_names
 from .spans import link_calls
@@ -138,12 +138,18 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
             return self._call_unheard(home, entry, job, task_id or uuid())
 
         def store(body: Any, headers: Any, properties: Any, pauses: Iterable[float]) -> None:
-            record = self.record_of(home, headers, body[2], properties)
+            record = self.record_of(home, read_call(body, headers), properties)
             self._push(home, (entry,), [replace(job, record=record)], pauses)
 
-        options["router"] = self._router
+        return self.make_message(args, kwargs, task_id, store, shadow=shadow, **links, **options)
+
+    def make_message(
+        self, args: Any, kwargs: Any, task_id: str | None, store: StoresMessage, **options: Any
+    ) -> AsyncResult[Any]:
+        """Have Celery make the message of a call, tell who listens to messages, and give it to ``store``."""
+        producer = StoreProducer(self._get_app(), store)
         result: AsyncResult[Any] = super().apply_async(
-            args, kwargs, task_id, StoreProducer(app, store), shadow=shadow, **links, **options
+            args, kwargs, task_id, producer, router=self._router, **options
         )
         return result
 
@@ -155,9 +161,9 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
         result.ignored = bool(self.ignore_result)
         return result
 
-    def record_of(self, home: Home, headers: Any, embed: Any, properties: Any) -> bytes | None:
+    def record_of(self, home: Home, call: MessagedCall, properties: Any) -> bytes | None:
         """What is kept of a call with such a message, if anything. Raises PayloadError."""
-        note = note_of(self, headers, embed, properties, home.settings.track_calls)
+        note = note_of(self, call.headers, call.embed, properties, home.settings.track_calls)
         return None if note is None else note.dump(home.record_codec)
 
     def signature(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
@@ -179,6 +185,7 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
 
         ``payload`` is "" by default, ``score`` and ``perform_in`` (Unix s, datetime or timedelta) now.
         With ``results``, each call has a task id, and the AsyncResults are returned, made when asked for.
+        Celery makes a message of each call where somebody listens to messages, and only there.
         Raises InvalidCall, which says which job is wrong; then none is stored. Raises StoreError.
         """
         app = self._get_app()
@@ -188,10 +195,13 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
         if app.conf.task_always_eager:
             done = eager.run_bulk(self, entries, home)
             return done if results else None
-        given = bulk_calls(self, home, stored, results)
+        if is_heard(app):
+            given = heard_calls(self, home, entries, stored, results)
+        else:
+            given = bulk_calls(self, home, stored, results)
         if stored:
             with as_operational_errors():
-                self._push(home, tuple(entries), given.jobs)
+                self._push(home, tuple(entries), given.jobs, publish_pauses(app))
         return given.results if results else None
 
     def map(self, it: Any) -> Any:

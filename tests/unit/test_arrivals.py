@@ -10,7 +10,7 @@ from celery import Celery
 from kombu.exceptions import ContentDisallowed
 
 from celery_lowkiq import ordered_task
-from celery_lowkiq.integration.arrivals import Arrivals, ArrivedCall, read_call
+from celery_lowkiq.integration.arrivals import Arrivals, MessagedCall, read_call
 from celery_lowkiq.integration.stores import home_of
 from celery_lowkiq.rules.errors import StoreUnavailable
 
@@ -108,7 +108,7 @@ def test_a_store_that_is_away_is_waited_for_and_logged_twice(handler, store, tim
 
 def test_both_protocols_are_read():
     two = read_call((["1"], {"payload": 2}, {"chord": None}), {"eta": "soon"})
-    assert two == ArrivedCall(["1"], {"payload": 2}, {"chord": None}, {"eta": "soon"})
+    assert two == MessagedCall(["1"], {"payload": 2}, {"chord": None}, {"eta": "soon"})
     body = {"args": ["1"], "kwargs": {}, "eta": None, "task": "x", "id": "known", "callbacks": [1]}
     one = read_call(body, {"lang": "js"})
     assert (one.args, one.kwargs, one.embed["callbacks"]) == (["1"], {}, [1])

@@ -64,6 +64,14 @@ def test_the_policy_says_how_often_it_is_asked(task, options, pauses):
     assert len(store.pauses) == pauses
 
 
+def test_a_bulk_call_is_repeated_by_the_apps_policy(task):
+    store = home_of(task.app)._store = Away(StoreUnavailable("gone"))
+    task.app.conf.task_publish_retry_policy = {"max_retries": 7}
+    with pytest.raises(OperationalError):
+        task.perform_async([{"id": 1}])
+    assert len(store.pauses) == 7
+
+
 def test_pauses_grow_as_the_policy_has_it():
     policy = {"max_retries": 5, "interval_start": 1, "interval_step": 2, "interval_max": 4}
     assert list(pauses_of(True, policy)) == [1, 3, 5, 5, 5]

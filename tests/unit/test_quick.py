@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import json
 
 import pytest
 from celery import Celery, signals
+from celery._state import _task_stack
 from celery.app.task import Task
 
-from celery_lowkiq import ordered_task
+from celery_lowkiq import PayloadError, ordered_task
 from celery_lowkiq.integration import task as task_module
 from celery_lowkiq.integration.producer import StoreProducer
 from celery_lowkiq.store.store import RedisStore
@@ -114,3 +116,102 @@ def test_what_instruments_celery_sees_the_call(messages, monkeypatch, owner, nam
     make_task().delay("1")
     assert seen == [name]
     assert len(messages) == 1
+
+
+BULK = [{"id": "1", "payload": "x", "score": 7}, {"id": "2", "perform_in": 9}]
+
+
+@pytest.fixture
+def stored(monkeypatch):
+    """Jobs of each push."""
+    pushes = []
+    monkeypatch.setattr(RedisStore, "push", lambda self, queue, jobs, pauses=(): pushes.append(jobs))
+    return pushes
+
+
+@pytest.fixture
+def trace():
+    """As OpenTelemetry does it: a header for each call, which the receiver of the run reads."""
+    published = []
+
+    def before(sender, headers, body, **_):
+        headers["traceparent"] = f"span of {headers['id']}"
+        published.append(("before", headers["id"], body[0]))
+
+    def after(sender, headers, **_):
+        published.append(("after", headers["id"], None))
+
+    signals.before_task_publish.connect(before)
+    signals.after_task_publish.connect(after)
+    yield published
+    signals.before_task_publish.disconnect(before)
+    signals.after_task_publish.disconnect(after)
+
+
+class TestBulk:
+    """``perform_async``: the same, for each of its calls."""
+
+    def test_nobody_listens(self, stored):
+        make_task().perform_async(BULK)
+        ((one, two),) = stored
+        assert (one.record, two.record) == (None, None)
+
+    @pytest.mark.parametrize("options", [{}, {"key": lambda payload: "1"}])
+    def test_receivers_hear_of_each_call_and_its_headers_are_kept(self, stored, trace, options):
+        make_task(options=options).perform_async(BULK)
+        ((one, two),) = stored
+        assert [(job.id, job.score, job.perform_in) for job in (one, two)] == [("1", 7, None), ("2", None, 9)]
+        arguments = [("x",), ("",)] if options else [("1", "x"), ("2", "")]
+        assert [(moment, args) for moment, _, args in trace] == [
+            ("before", arguments[0]),
+            ("after", None),
+            ("before", arguments[1]),
+            ("after", None),
+        ]
+        for job, (_, task_id, _) in zip((one, two), trace[::2], strict=True):
+            assert job.record == b'["%b",{"traceparent":"span of %b"}]' % ((task_id.encode(),) * 2)
+
+    def test_the_results_are_those_of_the_messages(self, stored, trace):
+        results = make_task(result_backend="cache+memory://").perform_async(BULK, results=True)
+        assert [result.id for result in results] == [task_id for _, task_id, _ in trace[::2]]
+
+    def test_a_list_with_a_wrong_job_makes_no_message(self, stored, trace):
+        with pytest.raises(PayloadError):
+            make_task().perform_async([*BULK, {"id": 3, "payload": {1, 2}}])
+        assert (stored, trace) == ([], [])
+
+    @pytest.mark.parametrize("heard", [False, True])
+    def test_calls_made_within_a_run_know_their_parents(self, stored, heard, request):
+        if heard:
+            request.getfixturevalue("trace")
+        task = make_task(result_backend="cache+memory://", task_ignore_result=False)
+        task.push_request(id="outer", root_id="root", called_directly=False)
+        _task_stack.push(task)
+        try:
+            task.perform_async(BULK, results=True)
+        finally:
+            _task_stack.pop()
+            task.pop_request()
+        for job in stored[0]:
+            headers = json.loads(job.record)[1]
+            assert (headers["root_id"], headers["parent_id"]) == ("root", "outer")
+
+    def test_what_instruments_celery_sees_each_call(self, stored, monkeypatch):
+        original, seen = Task.apply_async, []
+
+        @functools.wraps(original)
+        def instrumented(self, *args, **kwargs):
+            seen.append(args)
+            return original(self, *args, **kwargs)
+
+        monkeypatch.setattr(Task, "apply_async", instrumented)
+        make_task().perform_async(BULK)
+        assert len(seen) == 2
+
+
+def test_protocol_1_is_read_as_well(stored):
+    """Its message has no headers: all is in the body."""
+    task = make_task(task_protocol=1, result_backend="cache+memory://", task_ignore_result=False)
+    result = task.delay("1", "x")
+    ((job,),) = stored
+    assert job.record == b'["%b"]' % result.id.encode()

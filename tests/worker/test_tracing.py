@@ -84,6 +84,15 @@ def test_a_run_of_one_call_is_part_of_its_callers_trace(lowkiq, monkeypatch):
     assert run.attributes["messaging.destination"] == "proj.sync"
     assert run.links == ()
 
+def test_calls_in_bulk(lowkiq):
+    with ours.start_as_current_span("request"):
+        sync.perform_async([{"id": 1, "payload": "x"}, {"id": 2, "payload": "y"}])
+    assert lowkiq.drain() == 2
+    (request,), calls, runs = spans("request"), spans("apply_async/proj.sync"), spans("run/proj.sync")
+    assert [call.parent.span_id for call in calls] == [request.context.span_id] * 2
+    assert {run.parent.span_id for run in runs} == {call.context.span_id for call in calls}
+    assert len(runs) == 2
+
 def test_a_real_worker(lowkiq):
     sync.delay("1", "x")
     with lowkiq.worker():
@@ -100,7 +109,7 @@ def test_a_failed_run_says_why(lowkiq):
     assert not failed.status.is_ok
     assert [event.name for event in failed.events] == ["exception"]
 """,
-        3,
+        4,
     )
 
 
@@ -212,6 +221,16 @@ def test_a_real_worker(lowkiq):
         eventually(runs)
     assert trace_of(runs()[0])["trace_id"] == trace_of(seen(transaction="request")[0])["trace_id"]
 
+def test_calls_in_bulk(lowkiq):
+    with sentry_sdk.start_transaction(name="request"):
+        sync.perform_async([{"id": 1, "payload": "x"}, {"id": 2, "payload": "y"}])
+    assert lowkiq.drain() == 2
+    (caller,) = seen(transaction="request")
+    submitted = {span["span_id"] for span in caller["spans"] if span["op"] == "queue.submit.celery"}
+    parents = {trace_of(run)["parent_span_id"] for run in runs()}
+    assert parents <= submitted
+    assert len(parents) == 2
+
 def test_an_error_is_an_event_when_no_retry_is_left(lowkiq):
     (result,) = request("bad")
     lowkiq.drain()
@@ -239,5 +258,5 @@ def test_an_error_of_a_merged_run_is_one_event(lowkiq):
     assert error["exception"]["values"][-1]["value"] == "a bad one"
     assert sync.ordered_queue.job("1").dead is not None
 """,
-        5,
+        6,
     )
