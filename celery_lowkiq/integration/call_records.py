@@ -58,7 +58,7 @@ def note_of(
     track: bool,
 ) -> CallNote | None:
     """What is to be kept of a call with such a message; None when nobody will ask."""
-    stored = stores_result(task, headers.get("ignore_result"))
+    stored = stores_error(task, headers.get("ignore_result"))
     kept = {name: value for name, value in headers.items() if value and name not in NOT_KEPT}
     if headers.get("root_id") not in (None, headers["id"]):
         kept["root_id"] = headers["root_id"]
@@ -79,6 +79,12 @@ def stores_result(task: Any, ignore_result: bool | None = None) -> bool:
     """Whether anyone can ask for the result of a call."""
     ignored = task.ignore_result if ignore_result is None else ignore_result
     return not (ignored or isinstance(task.backend, DisabledBackend))
+
+
+def stores_error(task: Any, ignore_result: bool | None = None) -> bool:
+    """Whether anyone can ask for the error of a call, at least."""
+    kept = task.store_errors_even_if_ignored
+    return stores_result(task, False if kept else ignore_result)
 
 
 def store_state(task: Any, notes: Iterable[CallNote], state: Any, meta: Any, **options: Any) -> None:

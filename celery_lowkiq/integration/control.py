@@ -12,7 +12,7 @@ from kombu import Exchange, Queue
 from celery_lowkiq.rules.errors import ConfigurationError
 
 from .options import read_rate
-from .threads import FIXED
+from .threads import ENDLESS, FIXED
 
 Command = Callable[..., Any]
 
@@ -73,6 +73,13 @@ def rate_limit(step: Any, celerys: Command, task_name: str, rate_limit: Any, **_
     for queue in queues:
         step.limit(queue)
     return reply
+
+
+@_instead
+def time_limit(step: Any, celerys: Command, task_name: str | None = None, **_: Any) -> Any:
+    """Refused of an ordered task."""
+    ordered = any(task.name == task_name for task in step.tasks.values())
+    return {"error": f"time_limit: {ENDLESS}"} if ordered else celerys()
 
 
 @_instead

@@ -12,7 +12,7 @@ from celery.app.task import Context
 from celery_lowkiq.rules.errors import LowkiqError, UndecodablePayload
 from celery_lowkiq.rules.models import CallRecord
 
-from .call_records import CallNote, stores_result
+from .call_records import CallNote, stores_error
 from .stores import home_of
 
 logger = logging.getLogger("celery_lowkiq")
@@ -38,7 +38,7 @@ def end_leftovers(task: Any, calls: Sequence[CallRecord], dead: bool) -> None:
 def _end(task: Any, note: CallNote, dead: bool) -> None:
     headers = {"id": note.id, "root_id": note.id, "task": task.name, "delivery_info": {}}
     request = Context({**headers, **note.headers, **note.embed})
-    stored = stores_result(task, note.headers.get("ignore_result"))
+    stored = stores_error(task, note.headers.get("ignore_result"))
     if dead:
         error = KilledByOperator("the job had failed, and was moved to the morgue")
         task.backend.mark_as_failure(note.id, error, request=request, store_result=stored)

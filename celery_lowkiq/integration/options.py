@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from celery import Celery
+from celery.app.annotations import resolve_all as resolve_all_annotations
 from celery.utils.time import rate as celery_rate
 
 from celery_lowkiq.rules.errors import ConfigurationError
@@ -83,6 +85,15 @@ def check_options(options: Mapping[str, Any]) -> None:
     read_rate(options.get("rate_limit"))
     check_policies({name: _plain(value) for name, value in options.items()})
     check_celery_options(options)
+
+
+def check_annotations(task: Any, app: Celery) -> None:
+    """``task_annotations`` change a task's options when the app takes it in. Raises ConfigurationError."""
+    found: Iterable[Any] = resolve_all_annotations(app.annotations, task)
+    for given in found:
+        check_options({"autoretry_for": getattr(task, "autoretry_for", None), **given})
+        for name, value in as_attributes(given).items():
+            setattr(task, name, value)
 
 
 def check_queue_name(name: str) -> None:

@@ -10,7 +10,7 @@ from celery import Celery, Task, signals
 from celery._state import get_current_worker_task
 from celery.app import base, task
 
-from .call_records import stores_result
+from .call_records import stores_error
 from .producer import pauses_of
 from .stores import Home
 
@@ -37,7 +37,7 @@ def is_unheard(of: Any, app: Celery, home: Home) -> bool:
         is_heard(app)
         or home.settings.track_calls
         or of.expires is not None
-        or stores_result(of)
+        or stores_error(of)
         or get_current_worker_task() is not None
     )
 
@@ -48,7 +48,7 @@ def _is_celerys(function: Any, module: Any) -> bool:
 
 
 def publish_pauses(app: Celery) -> Iterator[float]:
-    """Seconds before each repetition while Redis is away, for a call without a policy of its own; the settings
+    """Seconds before each repetition while Redis is away, of a call without a policy of its own. The settings
     are read when it is.
     """
     yield from pauses_of(app.conf.task_publish_retry, app.conf.task_publish_retry_policy)

@@ -7,24 +7,40 @@ from typing import Any, NoReturn
 
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall
 
-_THREADS = "a lane is a thread, which nothing can end from outside: max_run= raises an alarm"
+from .threads import ENDLESS
+
 _MERGED = "calls of one id are merged into one job"
+_STORED = "calls go to the store, not to a broker"
+_SHOWN = (
+    "events and listings show the payloads of a run, cut short: give a reference to what must stay hidden"
+)
 
 #: Of a call, and of the decorator.
 _BOTH = {
-    "time_limit": _THREADS,
-    "soft_time_limit": _THREADS,
+    "time_limit": ENDLESS,
+    "soft_time_limit": ENDLESS,
     "priority": f"{_MERGED}, which runs by its time: give it a task of its own, or a smaller countdown",
     "compression": "payloads are stored as their serializer writes them: send a reference to large data",
     "serializer": f"{_MERGED}, so all have one serializer: set lowkiq_serializer",
-    "exchange": "calls go to the store, not to a broker: queue_name= names the ordered queue",
-    "routing_key": "calls go to the store, not to a broker: queue_name= names the ordered queue",
+    "exchange": f"{_STORED}: queue_name= names the ordered queue",
+    "routing_key": f"{_STORED}: queue_name= names the ordered queue",
+    "delivery_mode": f"{_STORED}: lowkiq_push_durability says what a call waits for",
+    "mandatory": f"{_STORED}, which always takes them",
+    "immediate": f"{_STORED}, which always takes them",
+}
+_CALL = {
+    **_BOTH,
+    "connection": f"{_STORED}: lowkiq_url says where that is",
+    "expiration": f"{_STORED}: expires= says until when a call may run",
+    "argsrepr": _SHOWN,
+    "kwargsrepr": _SHOWN,
 }
 _DECORATOR = {
     **_BOTH,
     "queue": "an ordered task has a queue of its own, which queue_name= gives a name",
     "default_retry_delay": "the pause before a retry is retry_in=, or self.retry(countdown=)",
     "pydantic": "the function gets payloads by id: validate each payload inside it",
+    "Request": "runs come from a lane, not as messages: use on_failure and the other methods, or signals",
 }
 
 
@@ -48,7 +64,7 @@ def check_call(task: str, queue: str, options: Mapping[str, Any]) -> None:
             f"queue={named!r}: calls of {task} go to {queue!r} only, since two queues "
             "cannot keep one id in order. Use another task, or queue_name= at the decorator"
         )
-    for name, reason in _BOTH.items():
+    for name, reason in _CALL.items():
         if options.get(name) not in (None, queue):
             raise InvalidCall(f"{name}={options[name]!r} is not supported on {task}: {reason}")
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from celery import Celery
+from celery.app import utils
 from kombu.utils.imports import symbol_by_name
 
 from celery_lowkiq.rules import schedulers, splitters
@@ -23,6 +25,12 @@ LARGEST_PAYLOAD = 1024 * 1024
 SECRETS = ("url", "redis_options", "web_auth")
 
 _MISSING = object()
+
+# As Celery masks the broker's URL in `inspect conf` and `report`.
+_masking: Any = utils
+_masking.HIDDEN_SETTINGS = re.compile(
+    f"{_masking.HIDDEN_SETTINGS.pattern}|{PREFIX}({'|'.join(SECRETS)})", re.IGNORECASE
+)
 
 SCHEDULERS: dict[str, Any] = {
     "lag": schedulers.lag,

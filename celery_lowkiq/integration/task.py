@@ -27,7 +27,7 @@ from .call_records import note_of, store_state
 from .calls import Entry, bulk, id_of, read_delay, read_time, single, to_jobs
 from .errors import dump_error_text
 from .leftovers import end_leftovers
-from .options import as_attributes, check_function, check_options, check_queue_name
+from .options import as_attributes, check_annotations, check_function, check_options, check_queue_name
 from .producer import StoreProducer, StoreRouter, StoresMessage, as_operational_errors
 from .queue import OrderedQueue
 from .quick import is_heard, is_unheard, publish_pauses
@@ -99,6 +99,7 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
     @classmethod
     def on_bound(cls, app: Celery) -> None:
         """Install what the worker needs; ``@ordered_task`` alone is the whole set-up."""
+        check_annotations(cls, app)
         if cls.queue_name is None:
             check_queue_name(cls.name)
         # By name: only a worker imports Celery's worker, and whatever instruments that comes first.

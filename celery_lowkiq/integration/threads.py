@@ -10,8 +10,15 @@ from celery.exceptions import ImproperlyConfigured
 logger = logging.getLogger("celery_lowkiq")
 
 FIXED = "the number of lanes is fixed when the worker starts: use -c, or lowkiq_lanes"
-#: What Celery's thread pool passes by.
-PER_CHILD = ("max_tasks_per_child", "max_memory_per_child")
+ENDLESS = "a lane is a thread, which nothing can end from outside: max_run= raises an alarm"
+NO_CHILD = "there is no child to replace"
+#: Settings that Celery's thread pool passes by, as a worker has them, with their names and why.
+WITHOUT_EFFECT = {
+    "max_tasks_per_child": ("worker_max_tasks_per_child", NO_CHILD),
+    "max_memory_per_child": ("worker_max_memory_per_child", NO_CHILD),
+    "time_limit": ("task_time_limit", ENDLESS),
+    "soft_time_limit": ("task_soft_time_limit", ENDLESS),
+}
 
 
 def check_threads(controller: Any) -> None:
@@ -20,6 +27,6 @@ def check_threads(controller: Any) -> None:
     """
     if controller.autoscale:
         raise ImproperlyConfigured(f"--autoscale is not supported with ordered queues: {FIXED}")
-    for name in PER_CHILD:
+    for name, (setting, why) in WITHOUT_EFFECT.items():
         if getattr(controller, name, None):
-            logger.warning("worker_%s has no effect on a thread pool: there is no child to replace", name)
+            logger.warning("%s has no effect on a thread pool: %s", setting, why)

@@ -41,8 +41,14 @@ class Features:
         """What is called meanwhile on the id waits, and is merged."""
         gate = f"gate-{uuid4().hex}"
         task.apply_async((job_id, {"gate": gate}), ignore_result=True)
-        self.wait_for("held", gate=gate)
-        yield
+        try:
+            self.wait_for("held", gate=gate)
+            yield
+        finally:
+            self.open(gate)
+
+    def open(self, gate: str) -> None:
+        """What is held at the gate goes on."""
         (self.directory / gate).touch()
 
     def nothing(self) -> contextlib.AbstractContextManager[None]:
@@ -85,6 +91,14 @@ def session_server() -> Iterator[EmbeddedServer]:
 @pytest.fixture
 def work(features: Features) -> Any:
     return features.app.tasks["work"]
+
+
+@pytest.fixture
+def gate(features: Features) -> Iterator[str]:
+    """A gate that is open at the end: a test that fails must not take a lane from the others."""
+    name = f"gate-{uuid4().hex}"
+    yield name
+    features.open(name)
 
 
 @pytest.fixture

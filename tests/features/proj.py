@@ -87,6 +87,9 @@ def make_app(url: str) -> Celery:
 
     ordered_task(**ordered, name="work", max_retries=2, track_started=True)(one)
     ordered_task(**ordered, name="quiet", max_retries=0, ignore_result=True)(one)
+    ordered_task(
+        **ordered, name="errors", max_retries=0, ignore_result=True, store_errors_even_if_ignored=True
+    )(one)
     ordered_task(**ordered, name="hopeless", max_retries=9, dont_autoretry_for=(ValueError,))(one)
     ordered_task(
         **ordered,

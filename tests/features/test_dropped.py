@@ -98,13 +98,12 @@ def test_a_call_in_time_does_not_expire(work, job_id):
     assert work.apply_async((job_id, "x"), expires=600).get(WAIT) == [job_id, ["x"]]
 
 
-def test_a_run_cannot_be_terminated_and_the_log_says_so(features, work, job_id):
-    gate = f"gate-{job_id}"
+def test_a_run_cannot_be_terminated_and_the_log_says_so(features, work, job_id, gate):
     result = work.delay(job_id, {"gate": gate, "return": "done"})
     features.wait_for("held", gate=gate)
     features.app.control.revoke(result.id, terminate=True)
     eventually(lambda: f"work[{result.id}] goes on: a lane is a thread" in features.node.logs())
-    (features.directory / gate).touch()
+    features.open(gate)
     features.wait_for("run", id=job_id)
 
 

@@ -31,8 +31,7 @@ def test_the_calls_of_many_payloads_too(features, work, job_id):
     assert {result.state for result in results} == {"REVOKED"}
 
 
-def test_what_is_processed_meanwhile_keeps_its_calls(features, work, job_id):
-    gate = f"gate-{job_id}"
+def test_what_is_processed_meanwhile_keeps_its_calls(features, work, job_id, gate):
     runs = work.delay(job_id, {"gate": gate, "return": "done"})
     features.wait_for("held", gate=gate)
     same = work.delay(job_id, {"gate": gate, "return": "done"})
@@ -41,7 +40,7 @@ def test_what_is_processed_meanwhile_keeps_its_calls(features, work, job_id):
     for result in (same, other):
         with pytest.raises(TaskRevokedError):
             result.get(WAIT)
-    (features.directory / gate).touch()
+    features.open(gate)
     assert runs.get(WAIT) == "done"
 
 

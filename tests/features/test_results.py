@@ -62,16 +62,15 @@ def test_a_merged_call_is_retried_and_then_succeeds(features, work, job_id):
 
 
 @pytest.mark.parametrize("merged", [False, True])
-def test_states_on_the_way(features, work, job_id, merged):
+def test_states_on_the_way(features, work, job_id, merged, gate):
     """STARTED while it runs, and RETRY between two runs."""
-    gate = f"gate-{job_id}"
     with features.holding(work, job_id):
         first = work.apply_async((job_id, {"x": 1}), {}, score=1) if merged else None
         second = work.apply_async((job_id, {"gate": gate, "once": f"once-{job_id}"}), {}, score=2)
         assert second.state == "PENDING"
-    eventually(lambda: second.state == "STARTED")
-    assert first is None or first.state == "STARTED"
-    (features.directory / gate).touch()
+    for result in (second,) if first is None else (second, first):
+        eventually(lambda result=result: result.state == "STARTED")
+    features.open(gate)
     assert second.get(WAIT)[0] == job_id
     assert len(features.noted("signal", signal="task_retry", task_id=second.id)) == 1
 
@@ -91,6 +90,20 @@ def test_results_that_nobody_asks_for_cost_nothing(features, job_id):
     (run,) = features.wait_for("run", id=job_id)
     assert run["task_id"] != result.id
     assert result.state == "PENDING"
+
+
+@pytest.mark.parametrize("merged", [False, True], ids=["alone", "merged"])
+def test_errors_are_stored_even_if_results_are_ignored(features, job_id, new_id, merged):
+    errors = features.app.tasks["errors"]
+    with features.holding(errors, job_id) if merged else features.nothing():
+        first = errors.apply_async((job_id, "first"), score=1) if merged else None
+        result = errors.apply_async((job_id, {"fail": "boom"}), score=2)
+    for failed in (first, result) if merged else (result,):
+        with pytest.raises(ValueError, match="boom"):
+            features.app.AsyncResult(failed.id).get(WAIT)
+    good = errors.delay(new_id(), "x")
+    assert features.wait_for("run", task_id=good.id)
+    assert good.state == "PENDING"
 
 
 #: Until 5.7 Celery itself takes the task's word for it.
@@ -118,15 +131,14 @@ def test_a_bulk_call_returns_its_results_when_asked_to(features, work, new_id):
 
 
 @pytest.mark.parametrize("neighbours", [0, 2])
-def test_a_state_on_the_way_is_that_of_each_call(features, work, job_id, new_id, neighbours):
-    gate = f"gate-{new_id()}"
+def test_a_state_on_the_way_is_that_of_each_call(features, work, job_id, new_id, neighbours, gate):
     with features.holding(work, job_id):
         results = [work.delay(job_id, {"n": n}) for n in range(neighbours)]
         results.append(work.delay(job_id, {"progress": 3, "gate": gate, "return": 7}))
     for result in results:
         eventually(lambda result=result: result.state == "PROGRESS")
         assert result.info == {"done": 3}
-    (features.directory / gate).touch()
+    features.open(gate)
     assert [result.get(WAIT) for result in results] == [7] * (neighbours + 1)
 
 

@@ -23,12 +23,11 @@ def test_retry(features, work, job_id, merged):
     assert first is None or first.get(WAIT) == "third time"
 
 
-def test_a_retried_job_keeps_its_payloads_and_merges_what_came_meanwhile(features, work, job_id):
-    gate = f"gate-{job_id}"
+def test_a_retried_job_keeps_its_payloads_and_merges_what_came_meanwhile(features, work, job_id, gate):
     old = work.delay(job_id, {"gate": gate, "once": f"once-{job_id}"})
     features.wait_for("held", gate=gate)
     new = work.delay(job_id, {"return": "both"})
-    (features.directory / gate).touch()
+    features.open(gate)
     assert (old.get(WAIT), new.get(WAIT)) == ("both", "both")
     assert [len(run["payloads"]) for run in features.noted("run", id=job_id)] == [1, 2]
     assert runs(features, job_id) == [0, 1]

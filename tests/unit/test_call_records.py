@@ -36,6 +36,8 @@ class TestWho:
             ("cache+memory://", {"ignore_result": True}, {}, False),
             ("cache+memory://", {"ignore_result": True}, {"ignore_result": False}, True),
             ("cache+memory://", {}, {"ignore_result": True}, False),
+            ("cache+memory://", {"ignore_result": True, "store_errors_even_if_ignored": True}, {}, True),
+            (None, {"ignore_result": True, "store_errors_even_if_ignored": True}, {}, False),
             (None, {}, {"parent_id": "p", "root_id": "r", "group": "g", "group_index": 0}, False),
             (None, {}, {"expires": "2030-01-01T00:00:00+00:00"}, True),
             (None, {}, {"shadow": "other"}, True),

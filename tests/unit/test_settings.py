@@ -259,3 +259,10 @@ class TestByNode:
     def test_another_splitter_needs_none(self, monkeypatch):
         monkeypatch.delenv("LOWKIQ_NODE_NUMBER")
         assert read_settings(app()).make_splitter() is splitters.lease_splitter
+
+
+def test_celerys_reports_show_no_password():
+    made = app(lowkiq_url="redis://:hush@localhost/1", lowkiq_web_auth="me:hush")
+    assert "hush" not in made.bugreport()
+    assert "hush" not in str(made.conf.table(with_defaults=False, censored=True))
+    assert made.conf.lowkiq_url == "redis://:hush@localhost/1"

@@ -147,6 +147,8 @@ class TestDecorating:
             ({"default_retry_delay": 5}, "default_retry_delay=5.*retry_in="),
             ({"retry_backoff": True}, "retry_backoff=True is not allowed without autoretry_for="),
             ({"pydantic": True}, "pydantic=True"),
+            ({"delivery_mode": 1}, "delivery_mode=1 is not allowed: .*lowkiq_push_durability"),
+            ({"Request": "mine:Request"}, "Request='mine:Request' is not allowed: .*on_failure"),
             ({"rate_limit": "5/d"}, "rate_limit='5/d' is not allowed: a number .runs a second."),
             ({"rate_limit": -1}, "rate_limit=-1"),
             ({"rate_limit": True}, "rate_limit=True"),
@@ -166,6 +168,25 @@ class TestDecorating:
     def test_bad_options_of_a_class_are_refused(self):
         with pytest.raises(ConfigurationError, match="shards='5'"):
             type("Wrong", (OrderedTask,), {"shards": "5"})
+
+    @pytest.mark.parametrize("name", ["annotated", "*"])
+    def test_bad_annotations_are_refused(self, name):
+        app = Celery("unit", set_as_current=False)
+        app.conf.task_annotations = {name: {"time_limit": 5}}
+        recorder(app, name="annotated", shared=False)
+        with pytest.raises(ConfigurationError, match="time_limit=5 is not allowed"):
+            app.finalize()
+
+    def test_annotations_are_options(self):
+        app = Celery("unit", set_as_current=False)
+        app.conf.task_annotations = {"annotated": {"shards": 7, "retry_in": lambda n: n + 1}}
+        task, _ = recorder(app, name="annotated", shared=False)
+        assert (task.shards, task.retry_in(1)) == (7, 2)
+
+    def test_arguments_are_checked_also_without_typing(self, app):
+        task, _ = recorder(app, typing=False)
+        with pytest.raises(TypeError, match="missing 1 required positional argument: 'id'"):
+            task.delay()
 
     def test_two_tasks_cannot_share_a_queue(self, app):
         one, _ = recorder(app, name="one", queue_name="same")
@@ -198,6 +219,12 @@ class TestRefusedCalls:
             (lambda t: t.apply_async((1,), compression="gzip"), InvalidCall, "compression='gzip'.*reference"),
             (lambda t: t.apply_async((1,), serializer="yaml"), InvalidCall, "serializer=.*lowkiq_serializer"),
             (lambda t: t.apply_async((1,), routing_key="x"), InvalidCall, "routing_key='x'.*queue_name="),
+            (lambda t: t.apply_async((1,), exchange="x"), InvalidCall, "exchange='x'.*queue_name="),
+            (lambda t: t.apply_async((1,), delivery_mode=1), InvalidCall, "delivery_mode=1.*durability"),
+            (lambda t: t.apply_async((1,), mandatory=True), InvalidCall, "mandatory=True is not supported"),
+            (lambda t: t.apply_async((1,), connection="x"), InvalidCall, "connection='x'.*lowkiq_url"),
+            (lambda t: t.apply_async((1,), expiration=5), InvalidCall, "expiration=5.*expires="),
+            (lambda t: t.apply_async((1,), argsrepr="***"), InvalidCall, "argsrepr=.*must stay hidden"),
             (lambda t: t.s(1).set(priority=3).delay(), InvalidCall, "priority=3"),
             (lambda t: t.map([1]), InvalidCall, "record.map is not supported.*perform_async"),
             (lambda t: t.starmap([(1,)]), InvalidCall, "record.starmap is not supported"),

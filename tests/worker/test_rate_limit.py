@@ -37,6 +37,20 @@ def test_the_limit_holds_over_two_nodes_and_other_queues_go_on(limited, app, sta
     assert run["at"] < starts[-1]
 
 
+def test_limits_are_disabled(limited, app, settings, start_worker, ledger, redis_server):
+    """The tenth run would not begin within the hour."""
+    settings["task_annotations"]["record"]["rate_limit"] = "1/h"
+    settings["worker_disable_rate_limits"] = True
+    start_worker()
+    app.tasks["record"].perform_async([{"id": n} for n in range(10)])
+    ledger.wait_for("end", 10)
+    command(app, "rate_limit", "w0@test", task_name="record", rate_limit="2/h")
+    app.tasks["record"].perform_async([{"id": n} for n in range(10)])
+    ledger.wait_for("end", 20)
+    with redis.Redis(unix_socket_path=redis_server.socket_path) as client:
+        assert not client.exists(tokens_key("record"))
+
+
 def test_a_limit_is_set_and_taken_away_at_run_time(app, start_worker, ledger, redis_server):
     record = app.tasks["record"]
     start_worker()

@@ -31,11 +31,26 @@ def test_other_pools_grow_as_before(app, start_worker):
     assert ask(app, "pool_grow", n=1) == {"ok": "pool will grow"}
 
 
-def test_settings_of_children_have_no_effect_and_the_log_says_so(app, settings, start_worker, ledger):
-    settings.update(worker_max_tasks_per_child=1, worker_max_memory_per_child=1)
+#: As they are in the log.
+WITHOUT_EFFECT = {
+    "worker_max_tasks_per_child": "there is no child to replace",
+    "worker_max_memory_per_child": "there is no child to replace",
+    "task_time_limit": "a lane is a thread",
+    "task_soft_time_limit": "a lane is a thread",
+}
+
+
+def test_settings_without_effect_are_in_the_log(app, settings, start_worker, ledger):
+    settings.update(dict.fromkeys(WITHOUT_EFFECT, 1))
     node = start_worker(lanes=1)
-    for name in ("tasks", "memory"):
-        assert node.logs().count(f"worker_max_{name}_per_child has no effect on a thread pool") == 1
+    for setting, why in WITHOUT_EFFECT.items():
+        assert node.logs().count(f"{setting} has no effect on a thread pool: {why}") == 1
     for number in range(3):
         app.tasks["record"].delay(str(number))
     assert len({line["pid"] for line in ledger.wait_for("end", 3)}) == 1
+
+
+def test_time_limits_at_run_time_are_refused(app, start_worker):
+    start_worker(lanes=1)
+    assert ask(app, "time_limit", task_name="record", hard=5)["error"].startswith("time_limit: a lane is")
+    assert ask(app, "time_limit", task_name="plain", hard=5) == {"ok": "time limits set successfully"}
