@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from celery import Celery
 
-from celery_lowkiq.rules.errors import UndecodablePayload
+from celery_lowkiq.rules.errors import InvalidCall, UndecodablePayload
 from celery_lowkiq.rules.history import Sample
 from celery_lowkiq.rules.models import Job, Payload, QueueSpec, Stats
-from celery_lowkiq.rules.views import DeadJob, Page
+from celery_lowkiq.rules.views import DeadJob, Page, Paused, PausedId
 from celery_lowkiq.store.actions import Actions, Left, Progress
 
 from .calls import read_id, read_score, read_time
@@ -36,7 +36,7 @@ class ShownPayload:
 
 @dataclass(frozen=True)
 class ShownJob:
-    """A waiting or processing job. ``perform_in`` is a Unix time in s."""
+    """A waiting or processing job. ``perform_in`` is a Unix time in s; ``held``: its id is paused."""
 
     id: str
     payloads: tuple[ShownPayload, ...]
@@ -44,6 +44,7 @@ class ShownJob:
     perform_in: float
     retry_count: int
     error: str | None
+    held: bool = False
 
 
 @dataclass(frozen=True)
@@ -146,10 +147,64 @@ class OrderedQueue:
         (found,) = self._home.lookout.histories([self.spec])
         return found
 
+    def paused(self) -> Paused:
+        """Since when (Unix s) the queue is paused, which shards are by themselves, and how many ids are."""
+        return self._home.pausing.paused(self.spec)
+
+    def paused_ids(self, limit: int = 100, after: str | None = None) -> Page[PausedId]:
+        """A page of the paused ids, those first that are for longest. Raises InvalidCall."""
+        return self._home.queries.paused_ids(self.spec, limit=limit, after=after)
+
+    # -- pauses: within a second nothing new of it begins on any node; what runs is finished, what comes waits
+
+    def pause(self, shard: int | None = None, job_id: Any = None) -> bool:
+        """Pause the queue, or one shard (its number), or one id. Whether this changed anything.
+
+        Each is resumed by itself: a shard or an id stays paused when the queue is resumed. An id may have no
+        job: those that come are held. Raises InvalidCall.
+        """
+        _check_one(shard, job_id)
+        if job_id is not None:
+            return self.pause_ids([job_id]) == 1
+        pausing = self._home.pausing
+        return pausing.pause(self.spec) if shard is None else pausing.pause_shard(self.spec, shard)
+
+    def resume(self, shard: int | None = None, job_id: Any = None) -> bool:
+        """End the pause of the queue, of one shard, or of one id. Whether this changed anything.
+
+        What waited is due at its own time. Raises InvalidCall.
+        """
+        _check_one(shard, job_id)
+        if job_id is not None:
+            return self.resume_ids([job_id]) == 1
+        pausing = self._home.pausing
+        return pausing.resume(self.spec) if shard is None else pausing.resume_shard(self.spec, shard)
+
+    def pause_ids(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
+        """Pause many ids, in bounded steps. Returns how many were not paused. Raises InvalidCall."""
+        return self._home.pausing.pause_ids(self.spec, map(read_id, ids), progress)
+
+    def resume_ids(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
+        """Resume many ids, in bounded steps. Returns how many were paused. Raises InvalidCall."""
+        return self._home.pausing.resume_ids(self.spec, map(read_id, ids), progress)
+
+    def resume_all_ids(self, progress: Progress | None = None) -> int:
+        """Resume all ids that are paused."""
+        return self._home.pausing.resume_ids(self.spec, self._all_paused_ids(), progress)
+
+    def _all_paused_ids(self) -> Iterator[str]:
+        after: str | None = None
+        while True:
+            page = self.paused_ids(limit=1000, after=after)
+            yield from (paused.id for paused in page.items)
+            after = page.next
+            if after is None:
+                return
+
     # -- actions; each returns the number of jobs, and tells `progress` how many are done so far
 
     def perform_all_now(self, progress: Progress | None = None) -> int:
-        """Make all waiting jobs due now."""
+        """Make all waiting jobs due now. Paused ids stay paused: theirs run when they are resumed."""
         return self._actions.perform_all_now(self.spec, progress)
 
     def delete(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
@@ -201,11 +256,16 @@ class OrderedQueue:
     def _shown(self, job: Job) -> ShownJob:
         error = load_error(self._home.settings, job.error)
         payloads = self._payloads(job.payloads)
-        return ShownJob(job.id, payloads, job.payload_count, job.perform_in, job.retry_count, error)
+        return ShownJob(job.id, payloads, job.payload_count, job.perform_in, job.retry_count, error, job.held)
 
     def _shown_dead(self, job: DeadJob) -> ShownDeadJob:
         error = load_error(self._home.settings, job.error)
         return ShownDeadJob(job.id, self._payloads(job.payloads), job.payload_count, job.updated_at, error)
+
+
+def _check_one(shard: Any, job_id: Any) -> None:
+    if shard is not None and job_id is not None:
+        raise InvalidCall(f"shard={shard!r} and job_id={job_id!r}: pass one of them, or none for the queue")
 
 
 def _read_number(name: str, value: Any) -> float | None:

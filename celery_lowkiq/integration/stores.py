@@ -15,6 +15,7 @@ from celery_lowkiq.store.actions import Actions, Left
 from celery_lowkiq.store.connect import connect
 from celery_lowkiq.store.durability import Durability, Level
 from celery_lowkiq.store.lookout import Lookout
+from celery_lowkiq.store.pausing import Pausing
 from celery_lowkiq.store.queries import Queries
 from celery_lowkiq.store.store import RedisStore
 
@@ -82,6 +83,10 @@ class Home:
     @property
     def lookout(self) -> Lookout:
         return Lookout(self.store)
+
+    @property
+    def pausing(self) -> Pausing:
+        return Pausing(self.store.client)
 
     def actions(self, left: Left) -> Actions:
         """Changes to waiting and dead jobs; ``left`` hears of calls whose jobs are gone without a run."""

@@ -15,6 +15,7 @@ from celery_lowkiq.rules.reports import News, NodeReport, Told
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.connect import connect
 from celery_lowkiq.store.lookout import Lookout
+from celery_lowkiq.store.pausing import Pausing
 from celery_lowkiq.store.queries import Queries
 from celery_lowkiq.store.store import RedisStore
 
@@ -76,6 +77,16 @@ def test_its_rights_are_enough(restricted):
         store.forgive(heir)
         store.release(heir)
     queries, actions = Queries(store), Actions(store)
+    pausing = Pausing(store.client)
+    pausing.pause(QUEUE)
+    pausing.pause_shard(QUEUE, 0)
+    pausing.pause_ids(QUEUE, ["long", "1"])
+    store.push(QUEUE, [NewJob("1", b"held")])
+    pausing.paused(QUEUE)
+    queries.paused_ids(QUEUE)
+    pausing.resume_ids(QUEUE, ["long", "1"])
+    pausing.resume_shard(QUEUE, 0)
+    pausing.resume(QUEUE)
     for by in ("id", "perform_in", "retry_count"):
         queries.jobs(QUEUE, by)
     for by in ("id", "updated_at"):

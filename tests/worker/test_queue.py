@@ -65,6 +65,48 @@ def test_nothing_of_a_list_with_a_bad_job_is_stored(app, queue):
     assert queue.job("new").waiting is None
 
 
+def test_pauses(app, queue):
+    assert queue.pause()
+    assert not queue.pause()
+    assert queue.pause(shard=1)
+    assert queue.pause(job_id=3)
+    paused = queue.paused()
+    assert (paused.queue, list(paused.shards), paused.ids) == (pytest.approx(time.time(), abs=30), [1], 1)
+    assert [one.id for one in queue.paused_ids().items] == ["3"]
+    assert queue.job(3).waiting.held
+    stats = queue.stats()
+    assert (stats.length, stats.held, stats.paused) == (5, 1, queue.spec.shards)
+    assert [queue.resume(), queue.resume(shard=1), queue.resume(job_id="3")] == [True] * 3
+    assert not any([queue.resume(), queue.resume(shard=1), queue.resume(job_id="3")])
+    stats = queue.stats()
+    assert (stats.length, stats.held, stats.paused) == (5, 0, 0)
+
+
+def test_many_ids_are_paused_and_resumed(queue):
+    heard = []
+    assert queue.pause_ids((n for n in range(3000)), heard.append) == 3000
+    assert heard == sorted(heard)
+    assert queue.resume_ids([0, "1", 99, 5000]) == 3
+    assert queue.resume_all_ids() == 2997
+    assert (queue.paused().ids, queue.stats().held, queue.stats().length) == (0, 0, 5)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"shard": 8}, "shard=8: queue 'record' has the shards 0 to 7"),
+        ({"shard": "0"}, "shard='0'"),
+        ({"shard": 0, "job_id": "1"}, "pass one of them"),
+        ({"job_id": 1.5}, "allowed are str, int and UUID"),
+    ],
+)
+def test_what_cannot_be_paused_is_refused(queue, options, message):
+    for switch in (queue.pause, queue.resume):
+        with pytest.raises(InvalidCall, match=message):
+            switch(**options)
+    assert queue.stats().paused == 0
+
+
 def test_calls_return_their_own_ids_and_send_celerys_signals(app, queue):
     from celery.signals import after_task_publish, before_task_publish
 
