@@ -72,7 +72,7 @@ class Lookout:
         """
         shard = ShardRef(queue.name, shard_of(job_id, queue.shards))
         reply = self._client.call(load("why").call(shard_keys(shard), id=id_bytes(job_id)))
-        now, owner, since, shard_paused, queue_paused, claimed, suspect, *of_job = reply
+        now, owner, since, shard_paused, queue_paused, id_paused, claimed, suspect, *of_job = reply
         asked = [report_command(parse_id(owner)), ("HGET", tokens_key(queue.name), "left")]
         report, tokens = self._client.commands(asked)
         found = parse_report(parse_id(owner), report, float(now))
@@ -88,6 +88,7 @@ class Lookout:
             unowned_since=None if owner else parse_moment(since),
             queue_paused=parse_moment(queue_paused),
             shard_paused=parse_moment(shard_paused),
+            id_paused=parse_moment(id_paused),
             rate=rate,
             token_wait=_token_wait(tokens, rate, float(now)),
             max_retries=max_retries,

@@ -10,6 +10,7 @@ from celery_lowkiq.rules.reports import LaneReport, News, NodeReport, Running
 from celery_lowkiq.rules.why import Dead, why
 from celery_lowkiq.store.keys import report_key, shard_keys
 from celery_lowkiq.store.lookout import Lookout
+from celery_lowkiq.store.pausing import Pausing
 
 from .helpers import ONE, SHARD, claim, end, push, take
 
@@ -143,3 +144,22 @@ def test_what_was_planted_breaks_no_answer(store, client, lookout):
     assert kinds(lookout, "1") == ["silent"]
     (shard,) = lookout.shards(ONE)
     assert (shard.epoch, shard.since, shard.paused_since) == (0, None, None)
+
+
+def test_what_is_paused(store, lookout):
+    pausing = Pausing(store.client)
+    take(store, owner=OWNER)
+    tell(store)
+    pausing.pause_ids(ONE, ["1"])
+    assert kinds(lookout, "1") == ["nowhere", "paused"]
+    push(store, "1", ("a", 1), perform_in=1.0)
+    push(store, "2", ("a", 1), perform_in=1.0)
+    assert kinds(lookout, "1") == ["paused"]
+    assert facts(lookout, "1").id_paused == pytest.approx(facts(lookout, "1").now, abs=60)
+    assert kinds(lookout, "2") == ["due"]
+    assert lookout.shards(ONE)[0].paused_since is None
+    pausing.pause_shard(ONE, 0)
+    pausing.pause(ONE)
+    assert kinds(lookout, "1") == ["paused"] * 3
+    (shard,) = lookout.shards(ONE)
+    assert shard.paused_since == facts(lookout, "1").shard_paused <= facts(lookout, "1").queue_paused
