@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 from celery import Celery
 
 from celery_lowkiq.rules.errors import InvalidCall, UndecodablePayload
 from celery_lowkiq.rules.history import Sample
 from celery_lowkiq.rules.models import Job, Payload, QueueSpec, Stats
+from celery_lowkiq.rules.reports import ShardReport
 from celery_lowkiq.rules.views import DeadJob, Page, Paused, PausedId
+from celery_lowkiq.rules.why import Why, why
 from celery_lowkiq.store.actions import Actions, Left, Progress
 
 from .calls import read_id, read_score, read_time
@@ -67,21 +69,29 @@ class ShownPlaces:
     dead: ShownDeadJob | None
 
 
+class Terms(TypedDict):
+    """What the task says of its runs: how many a second, and how often a failed one is tried again."""
+
+    rate: float | None
+    max_retries: int | None
+
+
 class OrderedQueue:
     """Reads and actions on the queue of one task. Every method may raise StoreError.
 
     Listings are pages: pass ``after=page.next`` for the following one, until that is None.
     """
 
-    def __init__(self, app: Celery, spec: QueueSpec, left: Left) -> None:
+    def __init__(self, app: Celery, spec: QueueSpec, left: Left, terms: Callable[[], Terms]) -> None:
         self._app = app
         self._left = left
+        self._terms = terms
         self._raw = False
         self.spec = spec
 
     def raw(self) -> OrderedQueue:
         """The same queue; its payloads are the bytes as stored, and nothing is decoded."""
-        queue = OrderedQueue(self._app, self.spec, self._left)
+        queue = OrderedQueue(self._app, self.spec, self._left, self._terms)
         queue._raw = True
         return queue
 
@@ -139,6 +149,16 @@ class OrderedQueue:
         """A page of the jobs that are being processed; options ``limit``, ``after``, ``payload_limit``."""
         page = self._home.queries.processing(self.spec, **options)
         return Page(tuple(self._shown(job) for job in page.items), page.next)
+
+    def shards(self) -> tuple[ShardReport, ...]:
+        """Each shard with its counts, who has it, and what runs of it."""
+        return self._home.lookout.shards(self.spec)
+
+    def why(self, job_id: Any) -> Why:
+        """Where an id is and why it does not run, in words. Raises InvalidCall."""
+        read = partial(load_error, self._home.settings)
+        facts = self._home.lookout.facts(self.spec, read_id(job_id), read=read, **self._terms())
+        return why(facts)
 
     def history(self) -> tuple[Sample, ...]:
         """What was processed and failed up to each ten seconds of the last hour, oldest first; where no

@@ -27,9 +27,16 @@ from .call_records import note_of, store_state
 from .calls import Entry, bulk, id_of, read_delay, read_time, single, to_jobs
 from .errors import dump_error_text
 from .leftovers import end_leftovers
-from .options import as_attributes, check_annotations, check_function, check_options, check_queue_name
+from .options import (
+    as_attributes,
+    check_annotations,
+    check_function,
+    check_options,
+    check_queue_name,
+    read_rate,
+)
 from .producer import StoreProducer, StoreRouter, StoresMessage, as_operational_errors
-from .queue import OrderedQueue
+from .queue import OrderedQueue, Terms
 from .quick import is_heard, is_unheard, publish_pauses
 from .refusals import check_call, refuse_inline
 from .results import bulk_calls, heard_calls
@@ -254,7 +261,10 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
     @property
     def ordered_queue(self) -> OrderedQueue:
         """Reads and actions on the task's queue."""
-        return OrderedQueue(self._get_app(), self.queue_spec, partial(end_leftovers, self))
+        return OrderedQueue(self._get_app(), self.queue_spec, partial(end_leftovers, self), self._terms)
+
+    def _terms(self) -> Terms:
+        return {"rate": read_rate(self.rate_limit), "max_retries": self.max_retries}
 
     # -- runs
 

@@ -38,6 +38,12 @@ def capacity(rate: float) -> float:
     return max(1.0, BURST * rate)
 
 
+def seconds_to_token(left: float, seconds: float, rate: float) -> float:
+    """In how many s there is a token, ``seconds`` after the bucket was seen to have ``left`` of them."""
+    tokens = min(capacity(rate), left + max(0.0, seconds) * rate)
+    return 0.0 if tokens >= 1 else (1 - tokens) / rate
+
+
 def runs_of(jobs: int, batch_size: int) -> int:
     """How many runs a claim makes."""
     return -(-jobs // batch_size)

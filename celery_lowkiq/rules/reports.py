@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from .errors import StoreError
 from .history import Sample
-from .models import Batch, QueueSpec, ShardRef
+from .models import Batch, QueueSpec, ShardRef, Stats
 
 #: A report names so many shards at most; of the others it tells the number.
 LISTED_SHARDS = 1000
@@ -71,6 +71,24 @@ class NodeReport:
             if lane.running is not None and lane.running.shard == shard:
                 return lane.running
         return None
+
+
+@dataclass(frozen=True)
+class ShardReport:
+    """A shard, its owner's name, and what that said last about it. Times are Unix s of Redis's clock."""
+
+    index: int
+    stats: Stats
+    #: None: nobody has it.
+    owner: str | None
+    epoch: int
+    #: When the owner took it, or left it; None: nobody ever had it.
+    since: float | None
+    #: Whether the owner was heard of within its lease.
+    alive: bool
+    running: Running | None
+    #: Since when it is paused, by itself or with its queue.
+    paused_since: float | None
 
 
 @dataclass(frozen=True)

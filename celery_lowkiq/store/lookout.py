@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from celery_lowkiq.rules.history import Sample
-from celery_lowkiq.rules.models import QueueSpec
-from celery_lowkiq.rules.reports import NodeReport
+from celery_lowkiq.rules.models import QueueSpec, ShardRef, Stats, shard_of
+from celery_lowkiq.rules.rate import seconds_to_token
+from celery_lowkiq.rules.reports import NodeReport, ShardReport, node_name
+from celery_lowkiq.rules.why import Dead, Facts, Owner, Waiting
 
-from .keys import history_key, report_key, reports_key
-from .records import parse_id
+from .keys import history_key, report_key, reports_key, shard_keys, tokens_key
+from .queries import Queries
+from .records import id_bytes, parse_count, parse_id, parse_moment, parse_whole
 from .reports import parse_history, parse_report
+from .scripts import load
 from .store import RedisStore
 
 #: So many nodes are shown at most, those that reported last.
 MOST_NODES = 1000
 REPORT_FIELDS = ("at", "started", "text")
+#: A stored error as text.
+ReadError = Callable[["bytes | None"], "str | None"]
 
 
 class Lookout:
@@ -24,6 +30,7 @@ class Lookout:
 
     def __init__(self, store: RedisStore) -> None:
         self._client = store.client
+        self._queries = Queries(store)
 
     def nodes(self) -> list[NodeReport]:
         """All that reported within the last hour and did not stop properly since, in two round trips."""
@@ -42,6 +49,106 @@ class Lookout:
             [("TIME",), *(("HVALS", history_key(queue.name)) for queue in queues)]
         )
         return [parse_history(values, seconds(time)) for values in found]
+
+    def shards(self, queue: QueueSpec) -> tuple[ShardReport, ...]:
+        """Each shard with its counts, its owner, and what that runs of it; in three round trips."""
+        shards = queue.shard_refs()
+        asked = [("HMGET", shard_keys(shard)["lease"], "owner", "epoch", "since") for shard in shards]
+        paused = [("HMGET", shard_keys(shard)["meta"], "paused", "queue_paused") for shard in shards]
+        time, *found = self._client.commands([("TIME",), *asked, *paused])
+        leases, pauses = found[: len(shards)], found[len(shards) :]
+        owners = sorted({parse_id(owner) for owner, _, _ in leases if owner})
+        reports = {report.owner: report for report in self.reports(owners, seconds(time))}
+        stats = self._queries.shard_stats(queue)
+        return tuple(
+            _shard_report(*of_shard, reports) for of_shard in zip(shards, stats, leases, pauses, strict=True)
+        )
+
+    def facts(
+        self, queue: QueueSpec, job_id: str, *, rate: float | None, max_retries: int | None, read: ReadError
+    ) -> Facts:
+        """What decides about an id, in two round trips. ``rate``: runs a second of a limited queue;
+        ``read`` makes text of a stored error.
+        """
+        shard = ShardRef(queue.name, shard_of(job_id, queue.shards))
+        reply = self._client.call(load("why").call(shard_keys(shard), id=id_bytes(job_id)))
+        now, owner, since, shard_paused, queue_paused, id_paused, claimed, suspect, *of_job = reply
+        asked = [report_command(parse_id(owner)), ("HGET", tokens_key(queue.name), "left")]
+        report, tokens = self._client.commands(asked)
+        found = parse_report(parse_id(owner), report, float(now))
+        return Facts(
+            id=job_id,
+            shard=shard,
+            now=float(now),
+            claimed=bool(claimed),
+            suspect=bool(suspect),
+            waiting=_waiting(of_job[:4], read),
+            dead=_dead(of_job[4:], read),
+            owner=_owner(parse_id(owner), parse_moment(since), shard, found) if owner else None,
+            unowned_since=None if owner else parse_moment(since),
+            queue_paused=parse_moment(queue_paused),
+            shard_paused=parse_moment(shard_paused),
+            id_paused=parse_moment(id_paused),
+            rate=rate,
+            token_wait=_token_wait(tokens, rate, float(now)),
+            max_retries=max_retries,
+        )
+
+
+def _shard_report(
+    shard: ShardRef,
+    stats: Stats,
+    lease: Sequence[bytes | None],
+    pauses: Sequence[bytes | None],
+    nodes: Mapping[str, NodeReport],
+) -> ShardReport:
+    owner, epoch, since = lease
+    node = nodes.get(parse_id(owner)) if owner else None
+    return ShardReport(
+        index=shard.index,
+        stats=stats,
+        owner=node_name(parse_id(owner)) if owner else None,
+        epoch=parse_whole(epoch or b""),
+        since=parse_moment(since),
+        alive=node is not None and node.alive,
+        running=node.running(shard) if node is not None else None,
+        paused_since=min((at for text in pauses if (at := parse_moment(text)) is not None), default=None),
+    )
+
+
+def _waiting(reply: Sequence[Any], read: ReadError) -> Waiting | None:
+    perform_in, retry_count, ahead, error = reply
+    if not perform_in:
+        return None
+    return Waiting(float(perform_in), parse_count(retry_count), read(error or None), ahead)
+
+
+def _dead(reply: Sequence[Any], read: ReadError) -> Dead | None:
+    updated_at, error = reply
+    return Dead(float(updated_at), read(error or None)) if updated_at else None
+
+
+def _owner(name: str, since: float | None, shard: ShardRef, node: NodeReport | None) -> Owner:
+    if node is None:
+        return Owner(node_name(name), since)
+    lane = node.lane_of(shard)
+    return Owner(
+        name=node.name,
+        since=since,
+        silent=node.silent,
+        alive=node.alive,
+        leaving=node.stopping or node.quiet,
+        lane=lane.name if lane is not None else None,
+        running=lane.running if lane is not None else node.running(shard),
+    )
+
+
+def _token_wait(tokens: bytes | None, rate: float | None, now: float) -> float:
+    left, _, at = (tokens or b"").partition(b" ")
+    tokens_left, micros = parse_moment(left), parse_moment(at)
+    if rate is None or tokens_left is None or micros is None:
+        return 0.0
+    return seconds_to_token(tokens_left, now - micros / 1_000_000, rate)
 
 
 def report_command(owner: str) -> tuple[Any, ...]:

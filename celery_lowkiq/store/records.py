@@ -107,6 +107,12 @@ def parse_whole(text: bytes) -> int:
     return int(text) if re.fullmatch(rb"[1-9]\d{0,14}", text) else 0
 
 
+def parse_moment(text: bytes | None) -> float | None:
+    """Unix s as a script wrote them for people; None where nothing, or something else, was written."""
+    found = _number(text or b"")
+    return found if found is not None and math.isfinite(found) else None
+
+
 def parse_time(text: bytes) -> float | None:
     """Unix s, or None for the empty text."""
     return float(text) if text else None

@@ -103,6 +103,8 @@ def test_its_rights_are_enough(restricted):
     assert store.next_due(QUEUE.shard_refs())[0].next_due is None
     lookout = Lookout(store)
     assert lookout.nodes()
+    assert lookout.shards(QUEUE)
+    lookout.facts(QUEUE, "1", rate=1.0, max_retries=1, read=lambda error: None)
     assert lookout.histories([QUEUE]) != [()]
     store.forget_report("me")
     store.forget_members("orders", [("me", 4)])

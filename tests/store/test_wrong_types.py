@@ -124,12 +124,13 @@ def arguments(state):
             {"holder": "me 1", "number": 1, "rate": "0.5", "capacity": 1, "wanted": 1, "surplus": 0},
             (),
         ),
+        "why": ({"id": "runs"}, ()),
     }
 
 
 NAMES = list(arguments(State()))
 #: Those that change nothing.
-READERS = {"counters", "next_due", "page", "peek", "stats"}
+READERS = {"counters", "next_due", "page", "peek", "stats", "why"}
 #: The keys that scripts for several kinds of keys are bound to here.
 BOUND = {"index": "due", "marks": "failed", "records": "jobs"}
 PLANTS = {

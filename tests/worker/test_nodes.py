@@ -66,3 +66,30 @@ def test_a_queue_has_a_history(app, console, start_worker, ledger):
     assert found.by_queue["record"][-1].processed == 20
     assert found.total[-1].processed == 20
     assert set(found.by_queue) == set(console.queues())
+
+
+def test_shards_and_why_of_a_run(app, start_worker, ledger, tmp_path):
+    queue = app.tasks["gated"].ordered_queue
+    assert queue.why("1").kind == "nowhere"
+    app.tasks["gated"].delay("1")
+    assert queue.why("1").kind == "unowned"
+    start_worker()
+    ledger.wait_for("start")
+    app.tasks["gated"].delay("1", "again")
+    answer = eventually(lambda: (a := queue.why(1)).kind == "running" and a)
+    assert [reason.kind for reason in answer.reasons] == ["running", "behind_itself"]
+    assert "on node w0@test lane-" in answer.text
+    shard = queue.shards()[answer.facts.shard.index]
+    assert (shard.owner, shard.alive, shard.running.ids, shard.stats.busy) == ("w0@test", True, ("1",), 1)
+    (tmp_path / "gate").touch()
+    ledger.wait_for("end", 2)
+    eventually(lambda: queue.why("1").kind == "nowhere")
+
+
+def test_why_tells_of_retries_and_the_morgue(app, start_worker, ledger):
+    outcome = app.tasks["outcome"]
+    outcome.delay("1", "fail")
+    start_worker()
+    ledger.wait_for("run", 2)
+    answer = eventually(lambda: (a := outcome.ordered_queue.why("1")).kind == "dead" and a)
+    assert answer.text.endswith("after: ValueError: as asked.")

@@ -1,0 +1,51 @@
+"""Times, durations, ids and errors as a person reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+
+UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+#: Longest error that is quoted in a sentence, in characters.
+QUOTED = 200
+
+
+def duration(seconds: float) -> str:
+    """The two largest units of so many s: ``3 h 12 min``, ``40 s``, ``0.3 s``."""
+    if seconds < 1:
+        return f"{max(0.0, seconds):.1f} s"
+    left, parts = round(seconds), []
+    for unit, size in UNITS:
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count} {unit}")
+        if len(parts) == 2 or (parts and not count):
+            break
+    return " ".join(parts)
+
+
+def moment(at: float) -> str:
+    """A Unix time (s), in UTC."""
+    try:
+        return f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+    except (OverflowError, ValueError, OSError):
+        return f"Unix time {at:.0f}"
+
+
+def since(at: float, now: float) -> str:
+    """``since 2026-11-21 10:00:00 UTC (40 s ago)``."""
+    return f"since {moment(at)} ({duration(now - at)} ago)"
+
+
+def last_line(error: str) -> str:
+    """What an error says at its end, as in a traceback."""
+    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    text = lines[-1] if lines else ""
+    return text if len(text) <= QUOTED else text[: QUOTED - 3] + "..."
+
+
+def job_names(ids: Sequence[str], count: int) -> str:
+    """``job 7``, ``jobs 7, 8 and 12 more``; ``count`` is of all, ``ids`` of some."""
+    named = ", ".join(ids)
+    more = f" and {count - len(ids)} more" if count > len(ids) else ""
+    return f"job{'s' if count > 1 else ''} {named}{more}"

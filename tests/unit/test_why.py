@@ -1,0 +1,189 @@
+"""Why an id is not running: one answer for each state of the world."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_lowkiq.rules.models import ShardRef
+from celery_lowkiq.rules.reports import Running
+from celery_lowkiq.rules.why import Dead, Facts, Owner, Waiting, why
+
+NOW = 1_795_000_000.0
+SHARD = ShardRef("orders", 7)
+OTHER = ShardRef("orders", 3)
+HOUR_AGO = NOW - 3600
+X = "node x@host lane-2"
+AGO = "since 2026-11-18 10:06:40 UTC (1 h ago)"
+
+
+def owner(running=None, **options):
+    """It reported two seconds ago."""
+    options = {"since": HOUR_AGO, "silent": 2.0, "alive": True, "lane": "lane-2", **options}
+    return Owner("x@host", running=running, **options)
+
+
+def run(*ids, shard=SHARD, count=None, seconds=38.0):
+    return Running(shard, ids, count or len(ids), seconds)
+
+
+DUE = Waiting(NOW - 5)
+BEHIND = Waiting(NOW - 5, ahead=3)
+LATER = Waiting(NOW + 11520, retry_count=3, error="Traceback:\n  File\nValueError: no stock\n")
+
+ANSWERS = {
+    "nowhere": ({}, ["nowhere"], "There is no job 42: it is done, or was deleted, or never pushed."),
+    "nowhere and paused": (
+        {"id_paused": HOUR_AGO},
+        ["nowhere", "paused"],
+        f"There is no job 42: it is done, or was deleted, or never pushed. Id 42 is paused {AGO}.",
+    ),
+    "scheduled": (
+        {"waiting": Waiting(NOW + 90), "owner": owner(run("7"))},
+        ["scheduled"],
+        "It waits for its time: in 1 min 30 s (2026-11-18 11:08:10 UTC).",
+    ),
+    "retry": (
+        {"waiting": LATER, "owner": owner(), "max_retries": 25},
+        ["scheduled"],
+        "It waits for its time: in 3 h 12 min (2026-11-18 14:18:40 UTC), retry 4 of 25 after: "
+        "ValueError: no stock.",
+    ),
+    "retry for ever": (
+        {"waiting": Waiting(NOW + 0.3, 0), "owner": owner()},
+        ["scheduled"],
+        "It waits for its time: in 0.3 s (2026-11-18 11:06:40 UTC), retry 1.",
+    ),
+    "scheduled in a shard that nobody has": (
+        {"waiting": Waiting(NOW + 90)},
+        ["scheduled", "unowned"],
+        "It waits for its time: in 1 min 30 s (2026-11-18 11:08:10 UTC). Shard 7 never had an owner: does a "
+        "worker serve queue orders?",
+    ),
+    "behind others": (
+        {"waiting": BEHIND, "owner": owner(run("y"))},
+        ["behind"],
+        f"It waits behind 3 due jobs of shard 7, owned by {X}, which has been running job y for 40 s.",
+    ),
+    "behind another shard of the lane": (
+        {"waiting": Waiting(NOW - 5, ahead=1), "owner": owner(run("a", "b", shard=OTHER, count=7))},
+        ["behind"],
+        f"It waits behind 1 due job of shard 7, owned by {X}, which has been running jobs a, b and 5 more "
+        "of orders/3 for 40 s.",
+    ),
+    "behind others on an idle lane": (
+        {"waiting": BEHIND, "owner": owner(lane=None)},
+        ["behind"],
+        "It waits behind 3 due jobs of shard 7, owned by node x@host.",
+    ),
+    "next": (
+        {"waiting": DUE, "owner": owner(run("y"))},
+        ["behind"],
+        f"It is the next of shard 7: {X} has been running job y for 40 s.",
+    ),
+    "due": (
+        {"waiting": DUE, "owner": owner()},
+        ["due"],
+        f"It is due, and about to be claimed by {X}.",
+    ),
+    "running": (
+        {"claimed": True, "owner": owner(run("41", "42"))},
+        ["running"],
+        f"It has been running for 40 s, on {X}.",
+    ),
+    "running with another behind it": (
+        {"claimed": True, "waiting": DUE, "owner": owner(run("42"))},
+        ["running", "behind_itself"],
+        f"It has been running for 40 s, on {X}. Another call waits behind it, and runs after it.",
+    ),
+    "claimed ahead": (
+        {"claimed": True, "owner": owner(run("41"))},
+        ["claimed"],
+        f"It is claimed by {X}, which has been running job 41 for 40 s: it runs with that, or next.",
+    ),
+    "just claimed": (
+        {"claimed": True, "owner": owner()},
+        ["claimed"],
+        f"It is claimed by {X}, and about to run, or has just run.",
+    ),
+    "it ran when its worker died": (
+        {"claimed": True, "owner": owner(run("42"), silent=40.0, alive=False)},
+        ["silent"],
+        "It was running on node x@host, which was last heard of 40 s ago: another node takes the shard "
+        "when the lease has run out.",
+    ),
+    "in processing without an owner": (
+        {"claimed": True, "unowned_since": HOUR_AGO},
+        ["unowned"],
+        f"Shard 7 has no owner {AGO}: does a worker serve queue orders?",
+    ),
+    "unowned": (
+        {"waiting": DUE, "unowned_since": HOUR_AGO},
+        ["unowned"],
+        f"Shard 7 has no owner {AGO}: does a worker serve queue orders?",
+    ),
+    "a silent owner": (
+        {"waiting": DUE, "owner": owner(silent=None, alive=False)},
+        ["silent"],
+        "Shard 7 belongs to node x@host, which was not heard of for an hour: another node takes the shard "
+        "when the lease has run out.",
+    ),
+    "an owner that leaves": (
+        {"waiting": DUE, "owner": owner(run("y"), leaving=True)},
+        ["leaving"],
+        "Node x@host stops or is quiet: it begins nothing new, and gives the shard away.",
+    ),
+    "paused in every way": (
+        {
+            "waiting": DUE,
+            "queue_paused": HOUR_AGO,
+            "shard_paused": HOUR_AGO,
+            "id_paused": HOUR_AGO,
+            "owner": owner(run("y")),
+        },
+        ["paused"] * 3,
+        f"Queue orders is paused {AGO}. Shard 7 is paused {AGO}. Id 42 is paused {AGO}.",
+    ),
+    "paused before its time": (
+        {"waiting": Waiting(NOW + 90), "shard_paused": HOUR_AGO, "owner": owner()},
+        ["paused", "scheduled"],
+        f"Shard 7 is paused {AGO}. It waits for its time: in 1 min 30 s (2026-11-18 11:08:10 UTC).",
+    ),
+    "limited": (
+        {"waiting": DUE, "owner": owner(), "rate": 0.1, "token_wait": 7.0},
+        ["limited", "due"],
+        "The rate limit of the queue, 0.1 runs a second, is used up: in 7 s the next may begin. "
+        f"It is due, and about to be claimed by {X}.",
+    ),
+    "a suspect": (
+        {"waiting": DUE, "owner": owner(run("y")), "suspect": True},
+        ["suspect", "behind"],
+        "It was running when its worker died: it runs alone, one such job at a time. "
+        f"It is the next of shard 7: {X} has been running job y for 40 s.",
+    ),
+    "dead": (
+        {"dead": Dead(HOUR_AGO, "ValueError: no stock"), "owner": owner()},
+        ["dead"],
+        f"It is in the morgue {AGO} after: ValueError: no stock.",
+    ),
+    "dead, and waiting again": (
+        {"dead": Dead(HOUR_AGO), "waiting": DUE, "owner": owner()},
+        ["due", "dead"],
+        f"It is due, and about to be claimed by {X}. Older payloads of it are in the morgue {AGO}.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ANSWERS)
+def test_every_answer(case):
+    found, kinds, text = ANSWERS[case]
+    answer = why(Facts("42", SHARD, NOW, **found))
+    assert answer.text == text
+    assert [reason.kind for reason in answer.reasons] == kinds
+    assert answer.kind == kinds[0]
+
+
+def test_every_kind_has_a_case():
+    kinds = {kind for _, kinds, _ in ANSWERS.values() for kind in kinds}
+    assert kinds == set(
+        why.__doc__.partition("Kinds: ")[2].strip().strip(".").replace("\n", "").replace(" ", "").split(",")
+    )
