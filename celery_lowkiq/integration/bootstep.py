@@ -27,6 +27,7 @@ from celery_lowkiq.worker.runtime import Runtime
 from celery_lowkiq.worker.unmeasured import UNMEASURED
 
 from . import control  # noqa: F401 - puts our commands in the place of Celery's
+from .log_lines import tell_of_batches
 from .metering import Metrics, open_metrics
 from .options import read_rate
 from .runner import CeleryRunner
@@ -199,6 +200,7 @@ class OrderedQueues(bootsteps.StartStopStep):
         shards = sum(spec.shards for spec in specs if spec.name in self._served)
         if shards < lanes:
             logger.warning("%d lanes for %d shards: %d lanes stay idle", lanes, shards, lanes - shards)
+        tell_of_batches()
         self._store = home.open_store(lanes)
         runner = CeleryRunner(self._tasks, consumer, home, CallReader(self._store.client))
         self._host = CeleryHost(consumer, runner)

@@ -38,11 +38,13 @@ GAUGES = (
     Figure("lowkiq_fresh", "Jobs that wait and never failed", lambda stats: stats.fresh),
     Figure("lowkiq_retries", "Jobs that wait and failed before", lambda stats: stats.retries),
     Figure("lowkiq_morgue_length", "Jobs in the morgue", lambda stats: stats.morgue_length),
+    Figure("lowkiq_held", "Jobs of paused ids, among those that wait", lambda stats: stats.held),
     Figure("lowkiq_busy", "Jobs in processing", lambda stats: stats.busy),
     Figure(
         "lowkiq_lag_seconds", "How long the oldest job that may be claimed is due", lambda stats: stats.lag
     ),
     Figure("lowkiq_oldest_seconds", "How long the oldest job that waits is due", lambda stats: stats.oldest),
+    Figure("lowkiq_shards_paused", "Shards that are paused", lambda stats: stats.paused),
 )
 COUNTERS = (
     Figure("lowkiq_processed", "Jobs that succeeded", lambda stats: stats.processed),

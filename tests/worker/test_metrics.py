@@ -34,6 +34,7 @@ def test_a_queue(app, measured, ledger):
         "lowkiq_length": 3,
         "lowkiq_fresh": 3,
         "lowkiq_retries": 0,
+        "lowkiq_held": 0,
         "lowkiq_morgue_length": 0,
         "lowkiq_busy": 0,
         "lowkiq_lag_seconds": 0,
@@ -44,6 +45,7 @@ def test_a_queue(app, measured, ledger):
         "lowkiq_merged_total": 2,
         "lowkiq_shards": 8,
         "lowkiq_shards_unowned": 0,
+        "lowkiq_shards_paused": 0,
     }
     assert found["lowkiq_failed_total", "queue=outcome"] == 2
     assert found["lowkiq_dead_total", "queue=outcome"] == 1
