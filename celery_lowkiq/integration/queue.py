@@ -18,11 +18,13 @@ from celery_lowkiq.rules.why import Why, why
 from celery_lowkiq.store.actions import Actions, Left, Progress
 
 from .calls import read_id, read_score, read_time
-from .errors import load_error
+from .errors import dump_error_text, load_error
 from .stores import Home, home_of
 
 BOUNDS = ("minimum", "maximum")
 TIMES = ("perform_in", "updated_at")
+#: Error of a job that never failed, but was moved to the morgue by hand.
+BURIED = "moved to the morgue by hand"
 
 
 @dataclass(frozen=True)
@@ -227,6 +229,29 @@ class OrderedQueue:
         """Make all waiting jobs due now. Paused ids stay paused: theirs run when they are resumed."""
         return self._actions.perform_all_now(self.spec, progress)
 
+    def perform_now(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
+        """Make waiting jobs due now; counts those that were due later."""
+        return self._actions.perform_now(self.spec, map(read_id, ids), progress)
+
+    def kill(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
+        """Move waiting jobs to the morgue; their calls end as FAILURE."""
+        reason = dump_error_text(self._home.settings, BURIED)
+        return self._actions.kill(self.spec, map(read_id, ids), reason, progress)
+
+    def drop_payload(self, job_id: Any, payload: Any) -> bool:
+        """Delete one payload of a waiting job; its calls end as REVOKED. Whether the job had it.
+
+        ``payload`` is as the queue shows it: bytes for a :meth:`raw` one. Raises InvalidCall.
+        """
+        return self._actions.edit(self.spec, read_id(job_id), self._bytes_of(payload), None)
+
+    def edit_payload(self, job_id: Any, payload: Any, value: Any) -> bool:
+        """Put ``value`` in the place of one payload of a waiting job, with its score; the calls of what stood
+        there end as REVOKED. Whether the job had it. Raises InvalidCall.
+        """
+        new, old = self._home.codec.dump(value), self._bytes_of(payload)
+        return old != new and self._actions.edit(self.spec, read_id(job_id), old, new)
+
     def delete(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Delete waiting jobs; their calls end as REVOKED."""
         return self._actions.delete(self.spec, map(read_id, ids), progress)
@@ -264,6 +289,9 @@ class OrderedQueue:
 
     def _payloads(self, payloads: tuple[Payload, ...]) -> tuple[ShownPayload, ...]:
         return tuple(self._payload(payload) for payload in payloads)
+
+    def _bytes_of(self, payload: Any) -> bytes:
+        return bytes(payload) if self._raw else self._home.codec.dump(payload)
 
     def _payload(self, payload: Payload) -> ShownPayload:
         if self._raw or payload.cut_from:

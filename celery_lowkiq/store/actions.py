@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from celery_lowkiq.rules.models import CallRecord, QueueSpec, ShardRef, shard_of
@@ -64,6 +65,34 @@ class Actions:
                     break
         return tally.count
 
+    def perform_now(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
+        """Make waiting jobs due now; counts those that were due later."""
+        tally = _Tally(progress)
+        for shard, part in _by_shard(queue, ids).items():
+            for at in range(0, len(part), STEP):
+                call = load("hasten_ids").call(
+                    shard_keys(shard), part[at : at + STEP], channel=channel(queue.name), index=shard.index
+                )
+                tally.add(self._client.call(call))
+        return tally.count
+
+    def edit(self, queue: QueueSpec, job_id: str, payload: bytes, other: bytes | None) -> bool:
+        """Put ``other`` in the place of a waiting job's payload, with its score, or (None) drop it; its calls
+        end. Whether the job had the payload.
+        """
+        shard = ShardRef(queue.name, shard_of(job_id, queue.shards))
+        call = load("edit").call(
+            shard_keys(shard),
+            merge=queue.merge.value,
+            id=id_bytes(job_id),
+            payload=payload,
+            replaced=int(other is not None),
+            other=other or b"",
+        )
+        changed, orphans = self._client.call(call)
+        self._end_calls(shard, orphans, dead=False, of=payload)
+        return bool(changed)
+
     def delete(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
         """Delete waiting jobs; what is in processing goes on."""
         tally = _Tally(progress)
@@ -81,8 +110,15 @@ class Actions:
         """Move waiting jobs that failed before to the morgue."""
         tally = _Tally(progress)
         for ids in self._pages(queue, "failed"):
-            for shard, part in _by_shard(queue, ids).items():
-                self._steps(part, tally, self._kill(queue, shard), shard)
+            self._kill(queue, ids, tally, None)
+        return tally.count
+
+    def kill(
+        self, queue: QueueSpec, ids: Iterable[str], reason: bytes, progress: Progress | None = None
+    ) -> int:
+        """Move waiting jobs to the morgue; ``reason`` is the error of those that have not failed."""
+        tally = _Tally(progress)
+        self._kill(queue, ids, tally, reason)
         return tally.count
 
     def morgue_delete(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
@@ -145,17 +181,18 @@ class Actions:
                 self._end_calls(killed_in, orphans[0], dead=True)
             tally.add(moved)
 
-    def _end_calls(self, shard: ShardRef, orphans: list[Any], dead: bool) -> None:
+    def _end_calls(self, shard: ShardRef, orphans: list[Any], dead: bool, of: bytes | None = None) -> None:
         if self._left is None:
             return
-        for calls in orphaned_calls(self._client, shard, orphans):
+        for calls in orphaned_calls(self._client, shard, orphans, of):
             self._left(calls, dead)
             self._client.commands([("ZREM", shard_keys(shard)["calls"], *(c.key + c.data for c in calls))])
 
-    def _kill(self, queue: QueueSpec, shard: ShardRef) -> Callable[[list[Value]], Call]:
-        return lambda ids: load("kill").call(
-            shard_keys(shard), ids, merge=queue.merge.value, limit=STEP, max_bytes=STEP_BYTES
-        )
+    def _kill(self, queue: QueueSpec, ids: Iterable[str], tally: _Tally, reason: bytes | None) -> None:
+        bounds: dict[str, Value] = {"merge": queue.merge.value, "limit": STEP, "max_bytes": STEP_BYTES}
+        bounds |= {"only_failed": int(reason is None), "reason": reason or b""}
+        for shard, part in _by_shard(queue, ids).items():
+            self._steps(part, tally, partial(_kill_call, shard, bounds), shard)
 
     def _revive(self, queue: QueueSpec, shard: ShardRef, maximum: str) -> Callable[[list[Value]], Call]:
         return lambda ids: load("revive").call(
@@ -186,6 +223,10 @@ class Actions:
                 tally.add(deleted)
                 if not cursor:
                     upto = b""
+
+
+def _kill_call(shard: ShardRef, bounds: Mapping[str, Value], ids: list[Value]) -> Call:
+    return load("kill").call(shard_keys(shard), ids, **bounds)
 
 
 def _by_shard(queue: QueueSpec, ids: Iterable[str]) -> dict[ShardRef, list[Value]]:

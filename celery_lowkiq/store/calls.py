@@ -86,11 +86,15 @@ def end_calls(lease: Lease, ended: Sequence[tuple[bytes, bytes]]) -> Call:
     return load("end_calls").call(shard_keys(lease.shard), rest, owner=lease.owner, epoch=lease.epoch)
 
 
-def orphaned_calls(client: Client, shard: ShardRef, orphans: list[Any]) -> Iterator[tuple[CallRecord, ...]]:
+def orphaned_calls(
+    client: Client, shard: ShardRef, orphans: list[Any], of: bytes | None = None
+) -> Iterator[tuple[CallRecord, ...]]:
     """Calls whose jobs are gone, page by page; those of a payload that is processed just now are not.
 
-    ``orphans``: what scripts that remove jobs tell of them. Raises StoreError.
+    ``orphans``: what scripts that remove jobs tell of them; ``of``: only this payload is gone.
+    Raises StoreError.
     """
+    gone_digest = None if of is None else digest(of)
     for position in range(0, len(orphans), 3):
         job_id, upto, processing = orphans[position : position + 3]
         job = parse_processing(job_id, processing or b"")
@@ -105,6 +109,7 @@ def orphaned_calls(client: Client, shard: ShardRef, orphans: list[Any]) -> Itera
                 for member in found
                 if member.number <= int(upto)
                 and (member.digest not in alive or member.number > job.last_call)
+                and gone_digest in (None, member.digest)
             ]
             if gone:
                 yield tuple(CallRecord(member.key, -1, member.data) for member in gone)

@@ -69,6 +69,21 @@ ACTIONS = _table(
         lambda queue, _, progress: queue.perform_all_now(progress),
     ),
     Action(
+        "perform_now",
+        "Run now",
+        "These waiting jobs become due now.",
+        lambda queue, target, progress: queue.perform_now(target.ids, progress),
+        on="ids",
+    ),
+    Action(
+        "kill",
+        "Bury",
+        "These waiting jobs move to the morgue; their calls end as FAILURE.",
+        lambda queue, target, progress: queue.kill(target.ids, progress),
+        on="ids",
+        dangerous=True,
+    ),
+    Action(
         "kill_all_failed",
         "Bury all",
         "Waiting jobs that failed before move to the morgue; their calls end as FAILURE.",

@@ -80,11 +80,16 @@ def arguments(state):
             (),
         ),
         "counters": ({}, ()),
+        "edit": (
+            {"merge": "min", "id": "failed", "payload": "a", "replaced": 1, "other": "b"},
+            (),
+        ),
         "end_calls": (owner, ("a", "z")),
         "follow": ({"pause": 9, "since": 1, **ANNOUNCED}, ()),
         "forgive": ({"epoch": state.died}, ()),
         "hasten": ({**ANNOUNCED, "limit": 10}, ()),
-        "kill": ({"merge": "min", **bounds}, ("failed",)),
+        "hasten_ids": (ANNOUNCED, ("failed",)),
+        "kill": ({"merge": "min", "only_failed": 1, "reason": "", **bounds}, ("failed",)),
         "next_due": ({"open": "any"}, ()),
         "page": (
             {"minimum": "-inf", "maximum": "+inf", "after_score": "", "after_id": ""}

@@ -1,20 +1,26 @@
--- Moves failed jobs, as they stand now, from the queue to the morgue.
+-- Moves jobs, as they stand now, from the queue to the morgue.
 --
 -- KEYS: meta due paused? held? jobs spill order failed errors dead dead_ids dead_jobs dead_spill dead_order dead_errors processing
--- ARGV: merge limit max_bytes [id]...
+-- ARGV: merge only_failed reason limit max_bytes [id]...
+--   only_failed: '1' leaves an id alone that has not failed; reason: the error of one that has none
 --   limit: payloads to move in this step
 -- USES: time bag_read bag held waiting morgue
 -- Returns: {ids dealt with, jobs moved, orphans}; go on with the ids that are left. Orphans: id, number of the
 --   shard's last call, processing record or '', ... of moved jobs that may have had calls.
--- Cost: O(limit log n). An id that has not failed is left alone.
+-- Cost: O(limit log n).
 local now = seconds(now_us())
 local budget, moved, orphans = tonumber(limit), 0, {}
 local last_call = redis.call('HGET', meta, 'call')
+
+local function wanted(id)
+  return redis.call('ZSCORE', failed, id) or only_failed ~= '1' and redis.call('HEXISTS', jobs, id) == 1
+end
+
 for i = rest, #ARGV do
   local id = ARGV[i]
-  if redis.call('ZSCORE', failed, id) then
+  if wanted(id) then
     local items, more = bag_take(waiting, id, budget, tonumber(max_bytes))
-    bury(id, items, redis.call('HGET', errors, id) or '', now)
+    bury(id, items, redis.call('HGET', errors, id) or reason, now)
     if more then
       return {i - rest, moved, orphans}
     end

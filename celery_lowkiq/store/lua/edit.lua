@@ -1,0 +1,71 @@
+-- Drops one payload of a waiting job, or puts another one in its place with the same score. Without any payload
+-- left the job is gone.
+--
+-- KEYS: meta due paused? held? jobs spill order failed errors processing
+-- ARGV: merge id payload replaced other
+--   replaced: '1' puts `other` there; if the job has it already, the two are united (rule 2)
+-- USES: bag_read bag held waiting
+-- Returns: {1 or 0 when the job has no such payload, orphans}: id, number of the shard's last call, processing
+--   record or ''; empty when no call has a record.
+-- Cost: O(log n), or the length of a packed record. Repeated: the payload is not there any more.
+local function packed(record)
+  local items, found = unpack_items(record), false
+  for i, item in ipairs(items) do
+    if item[2] == payload then
+      found = i
+    end
+  end
+  if not found then
+    return 0
+  end
+  if replaced == '1' then
+    items[found] = {items[found][1], other, items[found][3], ''}
+  else
+    table.remove(items, found)
+  end
+  redis.call('HDEL', jobs, id)
+  -- One after the other: equal scores keep their order, equal payloads are united.
+  bag_add(waiting, id, items, false)
+  return 1
+end
+
+local function spilled()
+  local field = id .. '\0' .. payload
+  local place = redis.call('HGET', spill, field)
+  if not place then
+    return 0
+  end
+  redis.call('HDEL', spill, field)
+  redis.call('ZREM', order, id .. '\0' .. place .. payload)
+  if replaced ~= '1' then
+    return 1
+  end
+  local score = string.match(string.sub(place, 29, -2), '^(.-)[rR]?$')
+  if redis.call('HEXISTS', spill, id .. '\0' .. other) == 1 then
+    spill_item(waiting, id, {score, other, tonumber(score), ''}, false)
+    return 1
+  end
+  place = string.sub(place, 1, 28) .. score .. '\0'
+  redis.call('HSET', spill, id .. '\0' .. other, place)
+  redis.call('ZADD', order, 0, id .. '\0' .. place .. other)
+  return 1
+end
+
+local function is_empty(record)
+  if record == SPILLED then
+    return redis.call('ZLEXCOUNT', order, lex_min(id), lex_max(id)) == 0
+  end
+  return redis.call('HGET', jobs, id) == ''
+end
+
+local record = redis.call('HGET', jobs, id)
+local changed = 0
+if record then
+  changed = record == SPILLED and spilled() or record ~= SPILLED and packed(record)
+  if is_empty(record) then
+    redis.call('HDEL', jobs, id)
+    forget(id)
+  end
+end
+local last_call = redis.call('HGET', meta, 'call')
+return {changed, last_call and {id, last_call, redis.call('HGET', processing, id) or ''} or {}}
