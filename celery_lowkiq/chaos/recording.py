@@ -76,10 +76,10 @@ class RecordedStore:
             self._note("renew", called_at=called_at, epochs=epochs)
         return renewed
 
-    def release(self, lease: Lease) -> bool:
+    def release(self, lease: Lease, unsettled: bool = False) -> bool:
         """As the store's."""
         called_at = time.monotonic()
-        released = self._store.release(lease)
+        released = self._store.release(lease, unsettled)
         if released:
             self._note("release", called_at=called_at, shard=lease.shard.index, epoch=lease.epoch)
         return released

@@ -27,6 +27,7 @@ from celery_lowkiq.worker.runtime import Runtime
 from celery_lowkiq.worker.unmeasured import UNMEASURED
 
 from . import control  # noqa: F401 - puts our commands in the place of Celery's
+from .exiting import let_go_at_exit
 from .log_lines import tell_of_batches
 from .metering import Metrics, open_metrics
 from .options import read_rate
@@ -228,26 +229,35 @@ class OrderedQueues(bootsteps.StartStopStep):
         runtime, self._runtime = self._runtime, None
         if runtime is None:
             return
-        if not _cold():
-            self._drain(consumer, runtime)
         if _cold():
             runtime.abandon()
+            runtime.join(COLD_PATIENCE)
+        else:
+            self._drain(consumer, runtime)
         if self._metrics is not None:
             self._metrics.close()
-        if runtime.join(COLD_PATIENCE) and self._store is not None:
+        if not runtime.join(0):
+            runtime.abandon()
+            let_go_at_exit(runtime)
+        elif self._store is not None:
             # Of a process that goes on, as a test's; what still runs keeps its connections.
             self._store.close()
         if self._host is not None and self._host.exitcode is not None:
             consumer.controller.exitcode = self._host.exitcode
 
     def _drain(self, consumer: Any, runtime: Runtime) -> None:
-        """Wait for the lanes while heartbeat and remote control go on, until a cold shutdown."""
+        """Wait for the lanes while heartbeat and remote control go on, until a cold shutdown, or for
+        ``lowkiq_shutdown_timeout``.
+        """
+        patience = home_of(consumer.app).settings.shutdown_timeout
         logger.info("ordered queues stop: %d batches are running", runtime.busy())
         runtime.drain()
         ended = threading.Event()
 
         def wait_for_lanes() -> None:
-            runtime.join()
+            if not runtime.join(patience):
+                running = [lane["running"] for lane in runtime.snapshot()["lanes"] if lane["running"]]
+                logger.warning("left to the next worker after %.1f s: %s", patience, running)
             ended.set()
             consumer.call_soon(_nothing)
 

@@ -150,6 +150,9 @@ SETTINGS: dict[str, Setting] = {
     "pool_timeout": Setting(5.0, "seconds from 0.1 to 600", _number(0.1, 600)),
     "poll_interval": Setting(1.0, "seconds from 0.01 to 3600", _number(0.01, 3600)),
     "lease_seconds": Setting(10.0, "seconds from 0.5 to 3600", _number(0.5, 3600)),
+    "shutdown_timeout": Setting(
+        None, "seconds from 0 to 86400; None waits for as long as it takes", _optional(_number(0, 86400))
+    ),
     "exclusion": Setting("cooperative", "'cooperative' or 'strict'", _one_of("cooperative", "strict")),
     "lanes": Setting(
         None, "a whole number from 1 to 1000; None takes -c", _optional(_number(1, 1000, whole=True))
@@ -209,6 +212,7 @@ class Settings:
     pool_timeout: float
     poll_interval: float
     lease_seconds: float
+    shutdown_timeout: float | None
     exclusion: str
     lanes: int | None
     window: int

@@ -167,9 +167,12 @@ class RedisStore:
         ]
         return [reply == 1 for reply in self.client.all(calls)]
 
-    def release(self, lease: Lease) -> bool:
-        """Give the shard up; False when jobs of it are still in processing. Raises NotOwner."""
-        call = owned("release", lease, channel=channel(lease.shard.queue), index=lease.shard.index)
+    def release(self, lease: Lease, unsettled: bool = False) -> bool:
+        """Give the shard up; False when jobs of it are still in processing, unless these may stay there,
+        ``unsettled``. Raises NotOwner.
+        """
+        queue, index = lease.shard.queue, lease.shard.index
+        call = owned("release", lease, channel=channel(queue), index=index, unsettled=int(unsettled))
         return bool(self.client.call(call) == 1)
 
     def beat(self, queues: Sequence[str], owner: str, lanes: int, news: News | None = None) -> Heard:

@@ -15,6 +15,8 @@ class Exclusion(Protocol):
 
     #: Whether a batch that runs for longer than ``max_run`` loses its lease.
     ends_overdue: bool
+    #: Whether a node whose process ends may give up a shard whose batch still runs.
+    gives_up_running: bool
 
     def begin(self, held: Held) -> None:
         """A batch of the shard is about to run."""
@@ -30,6 +32,7 @@ class Cooperative:
     """A batch that runs past its lease goes on; its settle is refused when another node has the shard."""
 
     ends_overdue = False
+    gives_up_running = True
 
     def begin(self, held: Held) -> None: ...
 
@@ -49,6 +52,7 @@ class Strict:
     """Keeps a timer that ends the process at the earliest deadline among the shards of running batches."""
 
     ends_overdue = True
+    gives_up_running = False
 
     def __init__(self, timer: Timer) -> None:
         self._timer = timer

@@ -15,10 +15,11 @@ from celery_lowkiq.rules.errors import (
     StoreError,
     StoreUnavailable,
 )
-from celery_lowkiq.rules.models import Lease, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.ownership import RENEWALS, Watch
 from celery_lowkiq.rules.pace import WAITING
 
+from .alarms import Alarms
 from .heartbeat import Heartbeat
 from .held import Held
 from .lane import Lane
@@ -71,11 +72,12 @@ class Ownership:
         heartbeat.serves = self._served
         self._held: dict[ShardRef, Held] = {}
         self._leaving: set[ShardRef] = set()
-        self._alarmed: set[Lease] = set()
+        self._alarms = Alarms(around.host, around.clock, lanes)
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._draining = False
         self._abandoned = False
+        self._exiting = False
         self._pauses = pauses()
         self.ended = False
         self._thread = threading.Thread(target=self._main, name="lowkiq-ownership", daemon=True)
@@ -100,6 +102,11 @@ class Ownership:
         """Say that this node is stopping, and leave everything as it is."""
         self._abandoned = True
         self.drain()
+
+    def let_go(self) -> None:
+        """The process ends now, and all runs with it: give up the shards that they are of."""
+        self._exiting = self._exclusion.gives_up_running
+        self._wake.set()
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until the thread ended, at most ``timeout`` s."""
@@ -154,7 +161,7 @@ class Ownership:
                 if not self._draining and self._free(self._watches[shard]):
                     self._take(self._watches[shard])
             self._level()
-            self._alarm()
+            self._alarms.look()
             self._strays.look()
         except StoreError as error:
             self._outage.begins(error)
@@ -175,15 +182,6 @@ class Ownership:
         for held in self._leases():
             if now >= held.deadline:
                 held.lost.set()
-
-    def _alarm(self) -> None:
-        """Once for each batch that runs too long; a shard has one batch at a time."""
-        now = self._clock.monotonic()
-        late = {b.lease: b for lane in self._lanes if (b := lane.batch) is not None and b.overdue(now)}
-        for lease, batch in late.items():
-            if lease not in self._alarmed:
-                self._host.alarm(batch, now - batch.began_at)
-        self._alarmed = set(late)
 
     def _leases(self) -> list[Held]:
         with self._lock:
@@ -225,7 +223,7 @@ class Ownership:
 
     def _given_up(self, held: Held) -> bool:
         """Whether a run never seems to end, and may be ended by letting its lease run out."""
-        return self._exclusion.ends_overdue and held.lease in self._alarmed
+        return self._exclusion.ends_overdue and held.lease in self._alarms.leases
 
     def _busy(self) -> frozenset[ShardRef]:
         return frozenset[ShardRef]().union(*(lane.working for lane in self._lanes))
@@ -356,7 +354,7 @@ class Ownership:
                     self._membership.leave()
                     left = True
                 self._forget_crashed()
-                self._alarm()
+                self._alarms.look()
                 self._renew(stopping=True)
                 for held in self._leases():
                     self._release(held)
@@ -384,10 +382,12 @@ class Ownership:
         return self._lane_of[shard].crashed and shard in self._lane_of[shard].working
 
     def _release(self, held: Held) -> None:
-        if not self._lane_of[held.shard].ended:
+        if not (self._lane_of[held.shard].ended or self._exiting):
             return
+        if self._exiting:
+            held.lost.set()
         try:
-            released = self._store.release(held.lease)
+            released = self._store.release(held.lease, unsettled=self._exiting)
         except NotOwner:
             released = True
         if not released:

@@ -62,8 +62,10 @@ class Store(Protocol):
         ``stopping`` is written into the lease: what such an owner leaves is no crash.
         """
 
-    def release(self, lease: Lease) -> bool:
-        """Give the shard up; False when jobs of it are still in processing. Raises NotOwner."""
+    def release(self, lease: Lease, unsettled: bool = False) -> bool:
+        """Give the shard up; False when jobs of it are still in processing, unless these may stay there,
+        ``unsettled``, for the next owner to recover. Raises NotOwner.
+        """
 
     def exchange(
         self, settle: ToSettle | None, claim: ToClaim | None

@@ -124,6 +124,13 @@ class Runtime:
         self._waker.stop()
         self._outage.stop.set()
 
+    def let_go(self, timeout: float) -> None:
+        """The process ends now, and what was abandoned with it: other nodes may have its shards at once.
+        Takes at most ``timeout`` s.
+        """
+        self._ownership.let_go()
+        self._ownership.join(timeout)
+
     def join(self, timeout: float | None = None) -> bool:
         """Wait, at most ``timeout`` s, until running batches are settled and leases released.
 

@@ -149,8 +149,8 @@ class SimStore:
     ) -> list[bool]:
         return self._call(lambda: self._server.renew(leases, lapsed, stopping))
 
-    def release(self, lease: Lease) -> bool:
-        return self._call(lambda: self._server.release(lease))
+    def release(self, lease: Lease, unsettled: bool = False) -> bool:
+        return self._call(lambda: self._server.release(lease, unsettled))
 
     def exchange(self, settle: ToSettle | None, claim: ToClaim | None) -> tuple[Any, Any]:
         def effect() -> tuple[Any, Any]:

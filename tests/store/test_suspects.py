@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from celery_lowkiq.rules.errors import NotOwner
 from celery_lowkiq.rules.models import CONDEMNED, Fate, NewJob
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.queries import Queries
@@ -33,6 +34,20 @@ def test_unsettled_ids_of_a_dead_owner_run_alone_in_the_order_of_their_claims(st
         batches.append([job.id for job in claimed.jobs])
         end(store, lease, claimed)
     assert batches == [["c"], ["a"], ["b"], ["later"]]
+
+
+def test_what_an_owner_gave_up_unsettled_runs_again_at_once_and_is_no_suspect(store):
+    push(store, "1", ("x", 1))
+    lease = take(store, owner="first")
+    claim(store, lease)
+    assert not store.release(lease)
+    assert store.release(lease, unsettled=True)
+    assert store.release(lease, unsettled=True)
+    next_lease = take(store, owner="second")
+    claimed = claim(store, next_lease)
+    assert ([job.id for job in claimed.jobs], claimed.suspect) == (["1"], False)
+    with pytest.raises(NotOwner):
+        end(store, lease, claimed)
 
 
 def test_a_suspect_is_never_taken_after_others_into_their_batch(store):

@@ -116,11 +116,11 @@ class FakeStore:
                         self.stopping.add(lease.shard)
         return answers
 
-    def release(self, lease: Lease) -> bool:
+    def release(self, lease: Lease, unsettled: bool = False) -> bool:
         self._maybe_fail("release")
         with self.lock:
             self._check(lease)
-            if self.processing.get(lease.shard):
+            if self.processing.get(lease.shard) and not unsettled:
                 return False
             self.leases[lease.shard] = LeaseState("", lease.epoch, 99)
             return True

@@ -9,8 +9,14 @@ import pytest
 
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Fate
+from celery_lowkiq.worker.exclusion import Cooperative, Strict
 from tests.unit.nodes import SHARDS
 from tests.waiting import eventually
+
+
+class NoTimer:
+    def set(self, at):
+        """Ends nothing."""
 
 
 class TestStopping:
@@ -52,6 +58,27 @@ class TestStopping:
         assert SHARDS[0] in one.owns()
         assert one.store.settled == []
         gate.set()
+
+    @pytest.mark.parametrize("exclusion", [Cooperative(), Strict(NoTimer())], ids=["cooperative", "strict"])
+    def test_what_still_runs_when_the_process_ends_is_given_up(self, node, exclusion):
+        """Where a run could go on beside the next owner's, the lease has to run out instead."""
+        one = node(exclusion=exclusion)
+        gate, batches = threading.Event(), []
+        one.runner.act = lambda batch: batches.append(batch) or (gate.wait(10) and None)
+        one.store.push(SHARDS[0], "runs", announce=False)
+        one.start()
+        (batch,) = eventually(lambda: batches)
+        one.runtime.drain()
+        assert not one.runtime.join(0.05)
+        one.runtime.abandon()
+        one.runtime.let_go(5 if exclusion.gives_up_running else 0.05)
+        given_up = exclusion.gives_up_running
+        assert (SHARDS[0] in one.owns(""), batch.lost.is_set()) == (given_up, given_up)
+        assert list(one.store.processing[SHARDS[0]]) == ["runs"]
+        assert SHARDS[0] in one.store.stopping
+        gate.set()
+        assert one.runtime.join(10)
+        assert one.store.settled == ([] if given_up else [("runs", Fate.DONE)])
 
     def test_a_drain_without_redis_ends_after_a_lease_time(self, node, caplog):
         one = node()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
 import os
@@ -15,6 +16,7 @@ from celery import Celery
 from celery.exceptions import Ignore, Reject
 
 from celery_lowkiq import ordered_task
+from celery_lowkiq.integration.stores import home_of
 
 HERE = Path(os.environ.get("PROJ_DIRECTORY", "."))
 SETTINGS = json.loads(os.environ.get("PROJ_SETTINGS", "{}"))
@@ -116,3 +118,14 @@ def make_app(**settings: Any) -> Celery:
 
 
 app = make_app(**SETTINGS)
+
+
+def note_owner() -> None:
+    """Whether a shard is left to this process."""
+    gated = app.tasks["gated"]
+    owners = [lease.owner for lease in home_of(app).store.observe(gated.queue_spec.shard_refs())]
+    note("at exit", owned=any(owners))
+
+
+if "PROJ_AT_EXIT" in os.environ:
+    atexit.register(note_owner)

@@ -2,7 +2,8 @@
 -- another one, the next owner waits as for a silent owner.
 --
 -- KEYS: lease claimed
--- ARGV: owner epoch channel index
+-- ARGV: owner epoch channel index unsettled
+--   unsettled: '1' leaves what is in processing to the next owner, who recovers it and blames no job
 -- USES: time owner
 -- FLAGS: allow-oom
 -- Returns: 1, or 0 while jobs of it are in processing; error NOTOWNER <epoch>.
@@ -14,7 +15,7 @@ end
 if not is_owner() then
   return refuse()
 end
-if redis.call('ZCARD', claimed) > 0 then
+if unsettled ~= '1' and redis.call('ZCARD', claimed) > 0 then
   return 0
 end
 redis.call('HSET', lease, 'owner', '', 'since', seconds(now_us()))
