@@ -1,1 +1,1 @@
-"""``celery -A proj lowkiq ...``."""
+"""The command line, ``celery -A proj lowkiq ...``: a command is a module of ``commands``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from celery import Celery
 
@@ -59,6 +60,10 @@ class Console:
             known = ", ".join(queues) or "none: does -A name the right app?"
             raise InvalidCall(f"there is no ordered queue {name!r}; the app has {known}")
         return queues[name]
+
+    def task(self, queue: str) -> Any:
+        """The ordered task that the queue of that name belongs to. Raises InvalidCall."""
+        return ordered_tasks(self._app)[self.queue(queue).name]
 
     def overview(self, names: Iterable[str] | None = None) -> Overview:
         """Counts of all queues, or of the named ones, in one round trip. Raises InvalidCall."""

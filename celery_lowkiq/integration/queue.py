@@ -11,7 +11,7 @@ from celery import Celery
 
 from celery_lowkiq.rules.errors import InvalidCall, UndecodablePayload
 from celery_lowkiq.rules.history import Sample
-from celery_lowkiq.rules.models import Job, Payload, QueueSpec, Stats
+from celery_lowkiq.rules.models import Job, Payload, QueueSpec, Stats, shard_of
 from celery_lowkiq.rules.reports import ShardReport
 from celery_lowkiq.rules.views import DeadJob, Page, Paused, PausedId
 from celery_lowkiq.rules.why import Why, why
@@ -121,6 +121,14 @@ class OrderedQueue:
     def shard_stats(self) -> list[Stats]:
         """Counts of each shard."""
         return self._home.queries.shard_stats(self.spec)
+
+    def shard_of(self, job_id: Any) -> int:
+        """The shard that an id lies in."""
+        return shard_of(read_id(job_id), self.spec.shards)
+
+    def owners(self) -> list[str | None]:
+        """Which node has each shard; None where none has it."""
+        return [state.owner or None for state in self._home.store.observe(self.spec.shard_refs())]
 
     def job(self, job_id: Any, payload_limit: int = 100, **options: Any) -> ShownPlaces:
         """Where an id is; option ``payload_bytes``."""

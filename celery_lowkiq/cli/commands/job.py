@@ -1,0 +1,56 @@
+"""``job``: where an id is, and what it has."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from celery_lowkiq.integration.console import Console
+from celery_lowkiq.integration.queue import ShownDeadJob, ShownJob
+from celery_lowkiq.rules.shown import escaped
+
+from ..main import FAILED
+from ..output import clock_time, job_json, payload_text, relative, write_json
+from ..params import command, json_option, queue_argument
+
+
+@command("Where an id is, and what it has.", ["job sync_order 42", "job sync_order 42 --json"])
+@queue_argument
+@click.argument("id_", metavar="ID")
+@json_option
+def job(console: Console, queue: str, id_: str, json_: bool) -> None:
+    """Where an ID of QUEUE is: waiting, being processed, in the morgue; with payloads, scores and last error.
+
+    Status 1 when it is nowhere.
+    """
+    ordered = console.queue(queue)
+    places, shard = ordered.job(id_), ordered.shard_of(id_)
+    owner = ordered.owners()[shard]
+    found = {"waiting": places.waiting, "processing": places.processing, "dead": places.dead}
+    if json_:
+        shown = {name: job_json(place) if place else None for name, place in found.items()}
+        write_json({"id": id_, "queue": queue, "shard": shard, "owner": owner, **shown})
+    else:
+        click.echo(
+            f"id        {escaped(id_)}\nqueue     {queue}\nshard     {shard}\nowner     {owner or 'none'}"
+        )
+        for name, place in found.items():
+            if place is not None:
+                click.echo(_text(name, place))
+    if not any(found.values()):
+        click.echo(f"queue {queue} has no job {escaped(id_)}", err=True)
+        raise click.exceptions.Exit(FAILED)
+
+
+def _text(name: str, place: ShownJob | ShownDeadJob) -> str:
+    when = place.updated_at if isinstance(place, ShownDeadJob) else place.perform_in
+    lines = [f"{name:10}{clock_time(when)}, {relative(when, time.time())}"]
+    if isinstance(place, ShownJob):
+        lines.append(f"  retry_count {place.retry_count}")
+    if place.error is not None:
+        lines.append(f"  error       {escaped(place.error)}")
+    lines.append(f"  payloads    {place.payload_count}")
+    lines += [f"    score {payload.score!r}  {payload_text(payload, None)}" for payload in place.payloads]
+    left = place.payload_count - len(place.payloads)
+    return "\n".join([*lines, f"    and {left} more"] if left > 0 else lines)

@@ -1,0 +1,42 @@
+"""``push``: one call, by hand."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from celery_lowkiq.integration.console import Console
+
+from ..params import STDIN, Time, When, command, queue_argument
+
+EXAMPLES = [
+    'push sync_order 42 \'{"status": "paid", "version": 7}\'',
+    "push sync_order 42 7 --score 3 --at +10m",
+    "push sync_order 42 - < payload.json",
+]
+
+
+@command("Call a task by hand.", EXAMPLES)
+@queue_argument
+@click.argument("id_", metavar="ID")
+@click.argument("payload")
+@click.option("--score", type=float, help="Place among the payloads of the id; by default now.")
+@click.option("--at", type=Time(), help="Not before this time; by default now.")
+def push(console: Console, queue: str, id_: str, payload: str, score: float | None, at: When | None) -> None:
+    """Call the task of QUEUE: PAYLOAD (JSON; - reads it from stdin) for ID. Prints the call's task id."""
+    job: dict[str, Any] = {"id": id_, "payload": _read(payload), "score": score}
+    job["perform_in"] = at
+    (result,) = console.task(queue).perform_async([job], results=True)
+    click.echo(result.id)
+
+
+def _read(text: str) -> Any:
+    try:
+        return json.loads(sys.stdin.read() if text == STDIN else text)
+    except ValueError as error:
+        raise click.BadParameter(
+            f"PAYLOAD is no JSON ({error}): a text needs quotes of its own, '\"paid\"'"
+        ) from error

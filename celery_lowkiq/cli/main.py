@@ -1,0 +1,78 @@
+"""The group of all commands, and what it makes of errors: one line and an exit status, never a traceback."""
+
+from __future__ import annotations
+
+import io
+import sys
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+import click
+from kombu.exceptions import OperationalError
+
+from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall, LowkiqError
+from celery_lowkiq.rules.shown import escaped
+
+from . import commands
+
+#: Exit status 1: it is not there, nothing was done, or Redis is away; 2: it was asked for in a wrong way.
+FAILED, USAGE = 1, 2
+EXAMPLES = """\b
+Examples:
+  celery -A proj lowkiq stats --watch 1
+  celery -A proj lowkiq job sync_order 42
+  celery -A proj lowkiq requeue sync_order --all
+"""
+
+
+class Commands(click.Group):
+    """Finds its commands among the modules of ``commands``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of all commands, sorted."""
+        return sorted(module.name.replace("_", "-") for module in iter_modules(commands.__path__))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name, if there is one."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        name = cmd_name.replace("-", "_")
+        command: click.Command = getattr(import_module(f"{commands.__name__}.{name}"), name)
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an error of ours ends it with one line."""
+        _write_any_text()
+        try:
+            return super().invoke(ctx)
+        except (LowkiqError, OperationalError) as error:
+            raise _failure(error) from error
+
+
+class _Failed(click.ClickException):
+    exit_code = FAILED
+
+
+class _Misused(click.ClickException):
+    exit_code = USAGE
+
+
+def _failure(error: Exception) -> click.ClickException:
+    wrong = isinstance(error, (InvalidCall, ConfigurationError))
+    return (_Misused if wrong else _Failed)(escaped(str(error)))
+
+
+def _write_any_text() -> None:
+    """An id that the terminal's encoding does not have is no reason to end."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+@click.group(cls=Commands, epilog=EXAMPLES)
+def lowkiq() -> None:
+    """Look into ordered queues, and act on them. Needs no worker.
+
+    Exit status: 0; 1 when something is not there, nothing was done, or Redis is away; 2 for wrong usage.
+    """

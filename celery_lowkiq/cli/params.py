@@ -1,0 +1,110 @@
+"""What commands take: a queue, ids, times; and the decorators that all commands are made with."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta
+from functools import wraps
+from typing import Any, TypeAlias, TypeVar
+
+import click
+
+from celery_lowkiq.integration.console import Console
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: A Unix time in s, a date, or a span from now.
+When: TypeAlias = "float | datetime | timedelta"
+
+_SPAN = re.compile(r"([-+])(\d+(?:\.\d+)?)(s|m|min|h|d)")
+_UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+#: Stands for: ids, or a payload, come from stdin.
+STDIN = "-"
+
+
+class Time(click.ParamType):  # type: ignore[type-arg]
+    """A point in time on the command line."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> When:
+        """Ends the command with status 2 for any other text."""
+        if value == "now":
+            return timedelta(0)
+        if span := _SPAN.fullmatch(value):
+            seconds = float(span.group(2)) * _UNITS[span.group(3)]
+            return timedelta(seconds=-seconds if span.group(1) == "-" else seconds)
+        try:
+            return float(value)
+        except ValueError:
+            pass
+        try:
+            return datetime.fromisoformat(value.replace("Z", "+00:00"))
+        except ValueError:
+            self.fail(
+                f"{value!r} is no time: allowed are now, +90s, -5m, +3h, +2d, a Unix time in s, "
+                "or a date like 2031-01-31T12:00:00",
+                param,
+                ctx,
+            )
+
+
+def absolute(when: When) -> float | datetime:
+    """The same without a span."""
+    return time.time() + when.total_seconds() if isinstance(when, timedelta) else when
+
+
+def command(short: str, examples: Sequence[str]) -> Callable[[Callable[..., None]], click.Command]:
+    """A command with a line for the list of all, and examples in its help; its function gets the Console."""
+    lines = "\n".join(f"  celery -A proj lowkiq {example}" for example in examples)
+
+    def made(function: Callable[..., None]) -> click.Command:
+        @wraps(function)
+        def with_console(**given: Any) -> None:
+            function(Console(click.get_current_context().obj.app), **given)
+
+        return click.command(short_help=short, epilog=f"\b\nExamples:\n{lines}\n")(with_console)
+
+    return made
+
+
+def queue_argument(function: F) -> F:
+    """The argument QUEUE."""
+    return click.argument("queue", metavar="QUEUE")(function)
+
+
+def json_option(function: F) -> F:
+    """The option --json."""
+    return click.option("--json", "json_", is_flag=True, help="For programs: JSON, times in Unix s.")(
+        function
+    )
+
+
+def yes_option(function: F) -> F:
+    """The option --yes."""
+    return click.option("--yes", "-y", is_flag=True, help="Do not ask.")(function)
+
+
+def ids_argument(function: F) -> F:
+    """The argument IDS, which may be left out."""
+    return click.argument("ids", metavar="[IDS]...", nargs=-1)(function)
+
+
+def each_id(ids: Sequence[str]) -> Iterator[str]:
+    """The ids that were given; ``-`` reads them from stdin, one a line."""
+    if tuple(ids) != (STDIN,):
+        yield from ids
+        return
+    for line in sys.stdin:
+        if job_id := line.rstrip("\r\n"):
+            yield job_id
+
+
+def one_of(**given: Any) -> None:
+    """Ends the command with status 2 unless exactly one is given."""
+    if sum(map(bool, given.values())) != 1:
+        names = [name.upper() if name == "ids" else f"--{name.replace('_', '-')}" for name in given]
+        raise click.UsageError(f"give one of {', '.join(names)}")

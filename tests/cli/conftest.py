@@ -1,0 +1,127 @@
+"""The command line on an empty Redis: within this process, and as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery.bin.celery import celery
+from click.testing import CliRunner, Result
+
+from celery_lowkiq.embedded import EmbeddedServer
+from celery_lowkiq.integration.console import Console
+from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.rules.models import Fate, Verdict
+from celery_lowkiq.store.actions import Actions
+from tests.cli import proj
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = Path(__file__).parent / "golden"
+#: Set to write the golden files, and the blocks of docs/command-line.md, anew.
+RENEW = "LOWKIQ_RENEW_GOLDEN"
+APP = "tests.cli.proj"
+
+#: What differs from run to run: times of today, and spans from now.
+CHANGING = [
+    (r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", "YYYY-MM-DDThh:mm:ssZ"),
+    (r"\b1[789]\d{8}\.\d+\b", "1700000000.5"),
+    (r"\bin [\d.]+ (s|min|h|days)\b", "in <span>"),
+    (r"\b[\d.]+ (s|min|h|days) ago\b", "<span> ago"),
+]
+
+
+@pytest.fixture
+def server(redis_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> EmbeddedServer:
+    """An empty Redis, which the app uses."""
+    with redis.Redis(unix_socket_path=redis_server.socket_path) as client:
+        client.flushall()
+    monkeypatch.setenv("CELERY_BROKER_URL", redis_server.url)
+    return redis_server
+
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(server: EmbeddedServer) -> Run:
+    """``run("jobs", "sync_order")`` within this process; ``.output`` has both streams."""
+
+    def run(*words: str, stdin: str | bytes | None = None) -> Result:
+        return CliRunner().invoke(celery, ["-A", APP, "lowkiq", *words], input=stdin, prog_name="celery")
+
+    return run
+
+
+def start(*words: str, app: str = APP, **more: Any) -> subprocess.Popen[bytes]:
+    """The same as a process."""
+    command = [sys.executable, "-m", "celery", "-A", app, "lowkiq", *words]
+    return subprocess.Popen(command, cwd=ROOT, **{"stdin": subprocess.DEVNULL, **more})
+
+
+def done(*words: str, stdin: bytes = b"", **more: Any) -> subprocess.CompletedProcess[str]:
+    """Such a process when it has ended."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = start(*words, **pipes, **more)
+    out, err = process.communicate(stdin, timeout=60)
+    return subprocess.CompletedProcess(process.args, process.returncode, out.decode(), err.decode())
+
+
+@pytest.fixture
+def queue(server: EmbeddedServer):
+    return proj.sync_order.ordered_queue
+
+
+@pytest.fixture
+def console(server: EmbeddedServer) -> Console:
+    return Console(proj.app)
+
+
+@pytest.fixture
+def actions(server: EmbeddedServer) -> Actions:
+    return Actions(home_of(proj.app).store)
+
+
+def end_all(task: Any, fate: Fate, error: bytes = b"ValueError: boom", retry_count: int = 0) -> int:
+    """Claim what is due and end it so, as a worker would; how many jobs it were."""
+    store, spec, count = home_of(proj.app).store, task.queue_spec, 0
+    for shard in spec.shard_refs():
+        lease = store.acquire(spec, shard, "tester@here", store.observe([shard])[0], 0)
+        request = 0
+        while (claim := store.claim(spec, lease, request := request + 1)).jobs:
+            verdicts = [Verdict(job.id, claim.number, fate, retry_count, 9e8, error) for job in claim.jobs]
+            count += len(store.settle(spec, lease, verdicts).accepted)
+        store.release(lease)
+    return count
+
+
+def settled(text: str) -> str:
+    """The text without what differs from run to run."""
+    for pattern, stands in CHANGING:
+        text = re.sub(pattern, stands, text)
+    return text
+
+
+def golden(name: str, text: str) -> str:
+    """What ``golden/<name>.txt`` holds; with LOWKIQ_RENEW_GOLDEN=1 that becomes the text."""
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get(RENEW):
+        path.write_text(text)
+    return path.read_text()
+
+
+def holds(known: Any, found: Any) -> bool:
+    """Whether all that programs knew to be there still is: fields may be added, none may go or change."""
+    if isinstance(known, dict):
+        return isinstance(found, dict) and all(
+            name in found and holds(value, found[name]) for name, value in known.items()
+        )
+    if isinstance(known, list):
+        return len(known) == len(found) and all(map(holds, known, found))
+    return bool(known == found)

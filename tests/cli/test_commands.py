@@ -1,0 +1,188 @@
+"""Each command on a queue with jobs in all states: what it shows, what it does, and its exit status."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from celery_lowkiq.rules.models import Fate
+from tests.cli import proj
+from tests.cli.conftest import end_all, golden, holds, settled
+
+#: A time that is always in the future, and looks the same for ever.
+FAR = 9_000_000_000.0
+NASTY = "evil\u202e\u2028id"
+
+
+@pytest.fixture
+def filled(queue):
+    """Dead: d1, d2. Failed, for the second time: f1. Waiting: w1 with two payloads, w2, and a nasty id."""
+    proj.sync_order.perform_async([{"id": f"d{n}", "payload": {"n": n}, "score": n} for n in (1, 2)])
+    end_all(proj.sync_order, Fate.BURY)
+    proj.sync_order.perform_async([{"id": "f1", "payload": "late", "score": 5}])
+    end_all(proj.sync_order, Fate.RETRY, b"ValueError: line\nbreak \x1b[31m", retry_count=1)
+    jobs = [
+        {"id": "w1", "payload": {"v": 1, "text": "\u00e4\x1b"}, "score": 1},
+        {"id": "w1", "payload": 2, "score": 2.5},
+    ]
+    jobs += [{"id": "w2", "payload": "x" * 200, "score": 3}, {"id": NASTY, "score": 4}]
+    proj.sync_order.perform_async([{**job, "perform_in": FAR} for job in jobs])
+    return queue
+
+
+SHOWN = [
+    "stats",
+    "stats sync_order",
+    "stats --json",
+    "jobs sync_order --by perform_in",
+    "jobs sync_order --by perform_in --reverse --limit 1",
+    "jobs sync_order --by retry_count",
+    "jobs sync_order --prefix w1 --json",
+    "jobs send_mail",
+    "job sync_order w1",
+    "job sync_order w1 --json",
+    "job sync_order f1",
+    "job sync_order d1",
+    "job sync_order d1 --json",
+    "morgue sync_order",
+    "morgue sync_order --by updated_at --from -1h --json",
+]
+
+
+@pytest.mark.parametrize("words", SHOWN)
+def test_reads(filled, run, words):
+    found = run(*words.split())
+    assert found.exit_code == 0, found.output
+    shown = settled(found.output)
+    known = golden(re.sub("[- ]+", "-", words), shown)
+    if "--json" in words:
+        assert holds(*([json.loads(line) for line in text.splitlines()] for text in (known, shown)))
+    else:
+        assert shown == known
+
+
+def test_what_is_for_programs_is_json_with_every_job(filled, run):
+    lines = [json.loads(line) for line in run("jobs", "sync_order", "--json").stdout.splitlines()]
+    assert {line["id"]: line["payload_count"] for line in lines} == {"f1": 1, "w1": 2, "w2": 1, NASTY: 1}
+
+
+def test_a_limit_is_told_and_none_is_all(queue, run):
+    proj.sync_order.perform_async([{"id": n, "perform_in": FAR} for n in range(250)])
+    found = run("jobs", "sync_order", "--limit", "120")
+    assert (len(found.stdout.splitlines()), found.stderr) == (121, "there are more than 120: see --limit\n")
+    everything = run("jobs", "sync_order", "--limit", "0")
+    assert (len(everything.stdout.splitlines()), everything.stderr) == (251, "")
+
+
+def test_no_text_of_a_job_forges_a_line_or_speaks_to_the_terminal(filled, run):
+    for words in ("jobs sync_order", "job sync_order f1", f"job sync_order {NASTY}"):
+        for line in run(*words.split(" ")).output.splitlines():
+            assert line.isprintable(), line
+
+
+@pytest.mark.parametrize(
+    "words, status, said",
+    [
+        ("job sync_order nobody", 1, "queue sync_order has no job nobody"),
+        ("jobs nothing", 2, "there is no ordered queue 'nothing'; the app has keyed, send_mail, sync_order"),
+        ("jobs sync_order --reverse", 2, "by='id' has no order"),
+        ("jobs sync_order --by perform_in --from lunch", 2, "'lunch' is no time: allowed are now"),
+        ("morgue sync_order --by perform_in", 2, "Invalid value for '--by'"),
+        ("requeue sync_order", 2, "give one of IDS, --all"),
+        ("requeue sync_order d1 --all", 2, "give one of IDS, --all"),
+        ("requeue sync_order nobody", 1, "requeued 0 dead jobs"),
+        ("delete sync_order --all --yes", 2, "--all goes with --morgue"),
+        ("delete sync_order --failed --morgue --yes", 2, "--failed without it"),
+        ("delete sync_order nobody --yes", 1, "deleted 0 waiting jobs"),
+        ("bury sync_order", 2, "give one of --failed"),
+        ("push sync_order 42 text", 2, "PAYLOAD is no JSON"),
+        ("push sync_order 42 NaN", 2, "cannot be serialized as json"),
+        ("push sync_order 42 1 --at 1e12", 2, "looks like milliseconds"),
+        ("unknown", 2, "No such command 'unknown'"),
+    ],
+)
+def test_refusals(filled, run, words, status, said):
+    before = filled.stats()
+    found = run(*words.split())
+    assert (found.exit_code, said in found.output) == (status, True), found.output
+    assert "Traceback" not in found.output
+    assert filled.stats() == before
+
+
+@pytest.mark.parametrize(
+    "words, question",
+    [
+        ("delete sync_order w1 w2", "Delete 2 waiting jobs of queue sync_order?"),
+        ("delete sync_order -", "Delete the waiting jobs that stdin names of queue sync_order?"),
+        ("delete sync_order --failed", "Delete 1 failed job of queue sync_order?"),
+        ("delete sync_order --morgue --all", "Delete 2 dead jobs of queue sync_order?"),
+        ("bury sync_order --failed", "Move 1 failed job of queue sync_order to the morgue?"),
+        ("run-now sync_order", "Make 4 waiting jobs of queue sync_order due now?"),
+    ],
+)
+def test_what_destroys_is_refused_where_nobody_can_be_asked(filled, run, words, question):
+    before = filled.stats()
+    found = run(*words.split(), stdin="y\n")
+    assert found.exit_code == 2
+    assert f"{question} Nobody can be asked without a terminal: say --yes" in found.stderr
+    assert filled.stats() == before
+
+
+def test_dead_jobs_go_back(filled, run):
+    found = run("requeue", "sync_order", "d1", "nobody")
+    assert (found.exit_code, found.stdout) == (0, "requeued 1 dead job of queue sync_order\n")
+    assert filled.job("d1").waiting.retry_count == -1
+    assert run("requeue", "sync_order", "--all").stdout == "requeued 1 dead job of queue sync_order\n"
+    assert filled.stats().morgue_length == 0
+
+
+def test_ids_come_from_stdin(filled, run):
+    found = run("requeue", "sync_order", "-", stdin="d1\nd2\r\n\n")
+    assert found.stdout == "requeued 2 dead jobs of queue sync_order\n"
+    ids = "".join(
+        f"{json.loads(line)['id']}\n" for line in run("jobs", "sync_order", "--json").stdout.splitlines()
+    )
+    assert "deleted 6 waiting jobs" in run("delete", "sync_order", "-", "--yes", stdin=ids).stdout
+
+
+def test_failed_jobs_are_buried_or_deleted(filled, run):
+    assert (
+        run("bury", "sync_order", "--failed", "--yes").stdout == "buried 1 failed job of queue sync_order\n"
+    )
+    assert filled.job("f1").dead is not None
+    run("requeue", "sync_order", "f1")
+    end_all(proj.sync_order, Fate.RETRY)
+    assert "deleted 1 failed job" in run("delete", "sync_order", "--failed", "-y").stdout
+    assert filled.stats().length == 3
+
+
+def test_dead_jobs_are_deleted(filled, run):
+    assert "deleted 1 dead job" in run("delete", "sync_order", "--morgue", "d1", "--yes").stdout
+    assert "deleted 1 dead job" in run("delete", "sync_order", "--morgue", "--all", "--yes").stdout
+
+
+def test_all_becomes_due(filled, run):
+    assert run("run-now", "sync_order", "--yes").stdout == "made due 4 later jobs of queue sync_order\n"
+    assert filled.jobs("perform_in", minimum=FAR).items == ()
+
+
+def test_push(queue, run):
+    found = run("push", "sync_order", "42", '{"b": 1, "a": "\u00e4"}', "--score", "7", "--at", str(FAR))
+    assert (found.exit_code, len(found.stdout)) == (0, 37)
+    job = queue.job("42").waiting
+    assert [(p.value, p.score) for p in job.payloads] == [({"a": "\u00e4", "b": 1}, 7.0)]
+    assert job.perform_in == FAR
+
+
+def test_push_reads_stdin_and_spans(queue, run):
+    assert run("push", "sync_order", "42", "-", "--at", "+3h", stdin='"text"\n').exit_code == 0
+    job = queue.job("42").waiting
+    assert job.payloads[0].value == "text"
+    assert 10_000 < job.perform_in - job.payloads[0].score < 11_000
+
+
+def test_push_for_a_task_that_finds_its_ids_itself(run):
+    assert run("push", "keyed", "42", '{"id": 42}').exit_code == 0
+    assert proj.keyed.ordered_queue.job("42").waiting is not None

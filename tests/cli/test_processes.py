@@ -1,0 +1,119 @@
+"""Real processes: each command once, and what only a process shows: pipes, terminals, an absent Redis."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+
+import pytest
+
+from celery_lowkiq.rules.models import Fate
+from tests.cli import proj
+from tests.cli.conftest import done, end_all, start
+from tests.waiting import eventually
+
+COMMANDS = {
+    "stats": "sync_order",
+    "stats --json": '"length": 2',
+    "jobs sync_order": "w1",
+    "job sync_order w1 --json": '"retry_count": -1',
+    "morgue sync_order": "d1",
+    "requeue sync_order --all": "requeued 1 dead job",
+    "bury sync_order --failed --yes": "buried 0 failed jobs",
+    "delete sync_order w1 --yes": "deleted 1 waiting job",
+    "run-now sync_order --yes": "made due 2 later jobs",
+    "push sync_order 7 7": "-",
+}
+
+
+@pytest.fixture
+def filled(queue):
+    proj.sync_order.delay("d1", 1)
+    end_all(proj.sync_order, Fate.BURY)
+    proj.sync_order.perform_async([{"id": f"w{n}", "perform_in": 9e9} for n in (1, 2)])
+    return queue
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_each_command(filled, words):
+    found = done(*words.split())
+    assert (found.returncode, found.stderr) == (0, "")
+    assert COMMANDS[words] in found.stdout
+
+
+def test_a_redis_that_is_down_is_one_line_without_its_password(server, monkeypatch):
+    monkeypatch.setenv("CELERY_BROKER_URL", "redis://me:secret@127.0.0.1:1/0")
+    for words in ("stats", "job sync_order 1", "push sync_order 1 1"):
+        found = done(*words.split())
+        assert (found.returncode, found.stdout, found.stderr.count("\n")) == (1, "", 1)
+        assert found.stderr.startswith("Error: Redis is not available: ")
+        assert "secret" not in found.stderr
+
+
+def test_a_reader_that_has_enough_is_no_error(queue):
+    proj.sync_order.perform_async([{"id": n, "payload": "x" * 100} for n in range(5000)])
+    process = start(
+        "jobs", "sync_order", "--limit", "0", "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    json.loads(process.stdout.readline())
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(30) == 1
+
+
+def test_an_id_that_the_terminal_cannot_show_does_not_end_the_listing(queue):
+    proj.sync_order.delay("\u0437\u0430\u043a\u0430\u0437")
+    found = done("jobs", "sync_order", env={**os.environ, "PYTHONIOENCODING": "latin-1"})
+    assert (found.returncode, "\\u0437\\u0430" in found.stdout) == (0, True)
+
+
+@contextlib.contextmanager
+def terminal(*words):
+    """A process with a terminal in front, and its other end."""
+    ours, theirs = pty.openpty()
+    process = start(*words, stdin=theirs, stdout=subprocess.PIPE, stderr=theirs)
+    os.close(theirs)
+    try:
+        yield process, ours
+    finally:
+        process.kill()
+        process.wait(30)
+        process.stdout.close()
+        os.close(ours)
+
+
+def said(terminal_end, text):
+    """All that the terminal shows until it shows the text."""
+    shown = b""
+    while text not in shown:
+        shown += os.read(terminal_end, 1000)
+    return shown
+
+
+@pytest.mark.parametrize("answer, status, left", [("y", 0, 0), ("n", 1, 2), ("", 1, 2)])
+def test_a_question_with_a_count(filled, answer, status, left):
+    with terminal("delete", "sync_order", "w1", "w2") as (process, ours):
+        assert b"Delete 2 waiting jobs of queue sync_order? [y/N]" in said(ours, b"[y/N]: ")
+        os.write(ours, answer.encode() + b"\n")
+        assert process.wait(30) == status
+    assert filled.stats().length == left
+
+
+def test_a_bar_moves_on_a_terminal_only(filled):
+    with terminal("requeue", "sync_order", "--all") as (process, ours):
+        assert b"100%" in said(ours, b"100%")
+        assert process.stdout.read() == b"requeued 1 dead job of queue sync_order\n"
+
+
+def test_watch_repeats_until_it_is_interrupted(filled):
+    process = start("stats", "--watch", "0.05", "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    first = [json.loads(process.stdout.readline())["total"]["length"] for _ in range(3)]
+    filled.delete(["w1"])
+    eventually(lambda: json.loads(process.stdout.readline())["total"]["length"] == 1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert (first, process.returncode, err) == ([2, 2, 2], 0, b"")
