@@ -105,7 +105,7 @@ def arguments(state):
             ("long", "x", "", "", "new", "x", "1", "+5", 1, digest(b"x"), "call"),
         ),
         "register": ({"format": 1, "shards": 2, "expected": 1}, ()),
-        "release": ({**owner, **ANNOUNCED}, ()),
+        "release": ({**owner, **ANNOUNCED, "unsettled": 0}, ()),
         "remove": (
             {"only_marked": 0, "maximum": "+inf", "upto": "", "cursor": "", "limit": 99},
             ("long", "failed"),
