@@ -10,7 +10,7 @@ from typing import Any
 from celery_lowkiq.integration.stores import home_of
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import LeaseState
-from celery_lowkiq.store.keys import nodes_key, queue_key, shard_keys
+from celery_lowkiq.store.keys import history_key, nodes_key, queue_key, shard_keys
 from celery_lowkiq.store.store import RedisStore
 
 #: Seconds between two looks.
@@ -72,10 +72,11 @@ class Queue:
 
     def leftover(self) -> tuple[str, ...]:
         """Keys that an empty queue does not need."""
-        staying = {queue_key(self._spec.name), nodes_key(self._spec.name)}
+        name = self._spec.name
+        staying = {queue_key(name), nodes_key(name), history_key(name)}
         for shard in self._spec.shard_refs():
             staying |= {shard_keys(shard)[name] for name in STAYING}
-        ours = {key for key in self.keys() if f"{{{self._spec.name}" in key}
+        ours = {key for key in self.keys() if f"{{{name}" in key}
         return tuple(sorted(ours - staying))
 
     def delete(self) -> None:
