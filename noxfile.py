@@ -108,7 +108,7 @@ def docs(session: nox.Session) -> None:
 @nox.session(python=["3.10", "3.11", "3.12", "3.13", "3.14"])
 @nox.parametrize("celery", ["5.5", "5.6", "5.7"])
 def matrix(session: nox.Session, celery: str) -> None:
-    """The tests of Celery's features on each version of it and each Python; one that is missing is skipped."""
+    """The tests of Celery's features on each version of it and each Python; missing ones are skipped."""
     _install(session, f"celery=={celery}.*")
     paths = session.posargs or OF_CELERY
     session.run("pytest", "-n", "2", "--dist", "loadgroup", "-m", "not chaos", *paths)
