@@ -47,6 +47,13 @@ class _NoMessage:
 class LaneRequest(Request):
     """A request that runs in a lane, and that no pool can stop."""
 
+    #: No message of it waits for an answer: Celery would cancel such runs with the connection to the broker.
+    acknowledged = True
+
+    def reject(self, requeue: bool = False) -> None:
+        """The run's own verdict says what becomes of its job."""
+        self.send_event("task-rejected", requeue=requeue)
+
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
         """A lane's run cannot be cancelled; a cold shutdown leaves it to be recovered."""
 
@@ -104,6 +111,8 @@ def shown(
 
 class QuietRequest:
     """A request of which nobody is told. Who looks at what the worker does gets the full one."""
+
+    acknowledged = True
 
     def __init__(self, headers: dict[str, Any], arguments: tuple[Any, ...], task: Any, consumer: Any) -> None:
         self.id = headers["id"]

@@ -64,6 +64,17 @@ def test_python_blocks_of_each_page_run(path, redis_server):
     assert done.returncode == 0, done.stderr
 
 
+def test_the_recurring_calls_come_at_each_quarter_of_an_hour():
+    names: dict = {}
+    for block in (GIVEN, *(block for block in blocks("docs/calling.md") if "crontab" in block)):
+        exec(compile(block, "docs/calling.md", "exec"), names)
+    names["app"].finalize()
+    for entry in names["app"].conf.beat_schedule.values():
+        assert entry["task"] in names["app"].tasks
+    recurrence = names["app"].conf.beat_schedule["sync all users"]["schedule"]
+    assert (recurrence.minute, len(recurrence.hour)) == ({0, 15, 30, 45}, 24)
+
+
 def test_the_readmes_example_is_the_quickstarts():
     (readme,) = blocks("README.md")
     assert "@ordered_task(shards=24)\ndef sync_order(payloads_by_id):" in readme

@@ -41,6 +41,8 @@ def act(self: Any, what: dict[str, Any]) -> Any:
     if "gate" in what:
         note("held", gate=what["gate"])
         wait_for_gate(what["gate"])
+    if "more" in what:
+        self.add_to_chord(self.app.signature("add", args=(what["more"], 1)))
     if "fail" in what:
         raise ValueError(what["fail"])
     if "expected" in what:
@@ -162,7 +164,14 @@ def _noted(signal: str) -> Any:
 
 
 if "PROJ_DIRECTORY" in os.environ:  # in the worker, not in the tests' own process
-    for _name in ("task_success", "task_failure", "task_retry", "task_revoked"):
+    for _name in (
+        "task_prerun",
+        "task_postrun",
+        "task_success",
+        "task_failure",
+        "task_retry",
+        "task_revoked",
+    ):
         getattr(signals, _name).connect(_noted(_name), weak=False)
 
 app = make_app(os.environ.get("PROJ_URL", "redis://localhost:1/0"))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 
 import pytest
 from celery import chain, chord, group
 from celery.exceptions import ChordError
+
+from tests.waiting import eventually
 
 WAIT = 30
 
@@ -132,6 +135,19 @@ class TestGroupsAndChords:
         assert isinstance(error, ChordError)
         assert "boom" in str(error)
 
+    def test_a_part_more(self, features, work, new_id):
+        total = features.app.tasks["total"]
+        header = [work.s(new_id(), {"more": 4, "return": 1}), work.s(new_id(), {"return": 2})]
+        assert chord(header)(total.s()).get(WAIT) == 1 + 2 + (4 + 1)
+
+    def test_a_run_of_several_is_in_no_chord_and_says_so(self, features, job_id):
+        hopeless = features.app.tasks["hopeless"]
+        with features.holding(hopeless, job_id):
+            hopeless.delay(job_id, "another")
+            hopeless.delay(job_id, {"more": 4})
+        dead = eventually(lambda: hopeless.ordered_queue.job(job_id).dead)
+        assert "not member of any chord" in dead.error
+
 
 class TestOptions:
     @both
@@ -161,9 +177,11 @@ class TestOptions:
         (run,) = features.noted("run", id=job_id)
         assert run["headers"]["stamps"] in ({"customer": "acme"}, {"customer": ["acme"]})
 
-    def test_countdown_of_a_signature(self, work, job_id):
+    @pytest.mark.parametrize("word", ["countdown", "eta"])
+    def test_time_of_a_signature(self, features, work, job_id, word):
         began = time.monotonic()
-        assert work.s(job_id, "x").set(countdown=0.5).delay().get(WAIT) == [job_id, ["x"]]
+        when = 0.5 if word == "countdown" else features.app.now() + timedelta(seconds=0.5)
+        assert work.s(job_id, "x").set(**{word: when}).delay().get(WAIT) == [job_id, ["x"]]
         assert time.monotonic() - began >= 0.45
 
     def test_score_of_a_signature(self, features, work, job_id):
@@ -182,6 +200,21 @@ class TestOptions:
                 linked = chain(work.s(job_id, "other"), add.s(10)).delay()
         assert result.get(WAIT) == 42
         assert linked.get(WAIT) == (52 if merged else 12)
+
+    def test_a_message_that_comes_twice_is_one_payload(self, features, work, job_id):
+        """As when a worker dies after it has moved a call to the store."""
+
+        def waiting():
+            job = work.ordered_queue.job(job_id).waiting
+            return [payload.value for payload in job.payloads] if job else []
+
+        with features.holding(work, job_id):
+            for payload in ("twice", "twice", "last"):
+                result = features.app.send_task("work", (job_id, payload), task_id=f"{payload}-{job_id}")
+            eventually(lambda: "last" in waiting())
+            assert waiting() == ["twice", "last"]
+        assert features.app.AsyncResult(f"twice-{job_id}").get(WAIT) == [job_id, ["twice", "last"]]
+        assert result.get(WAIT) == [job_id, ["twice", "last"]]
 
     def test_a_call_by_name_brings_what_was_asked_of_it(self, features, tell, job_id):
         result = features.app.send_task("work", (job_id, {"return": 3}), link=tell.s(label=job_id))

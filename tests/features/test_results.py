@@ -28,7 +28,9 @@ def test_merged_calls_each_have_the_result_of_the_run(features, work, job_id):
     _held, run = features.noted("run", id=job_id)
     assert run["task_id"] not in {result.id for result in results}
     for result in results:
-        assert len(features.wait_for("signal", signal="task_success", task_id=result.id)) == 1
+        for signal in ("task_prerun", "task_success", "task_postrun"):
+            assert len(features.wait_for("signal", signal=signal, task_id=result.id)) == 1
+    assert len(features.wait_for("signal", signal="task_prerun", task_id=run["task_id"])) == 1
 
 
 def test_a_call_that_failed_for_good(features, work, job_id):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +13,7 @@ from kombu.exceptions import ContentDisallowed
 
 from celery_lowkiq import ordered_task
 from celery_lowkiq.integration.arrivals import Arrivals, MessagedCall, read_call
+from celery_lowkiq.integration.call_records import CallNote
 from celery_lowkiq.integration.stores import home_of
 from celery_lowkiq.rules.errors import StoreUnavailable
 
@@ -113,6 +116,25 @@ def test_both_protocols_are_read():
     one = read_call(body, {"lang": "js"})
     assert (one.args, one.kwargs, one.embed["callbacks"]) == (["1"], {}, [1])
     assert (one.headers["id"], one.headers["eta"], one.headers["lang"]) == ("known", None, "js")
+
+
+#: As other versions of Celery sent them: one call with eta, expiry and link, and one with a header.
+MESSAGES = json.loads((Path(__file__).parent / "messages.json").read_text())
+
+
+@pytest.mark.parametrize("sender", MESSAGES)
+def test_messages_of_other_versions_are_read(handler, store, sender):
+    for sent in MESSAGES[sender]:
+        message = Message()
+        message.headers, message.payload = sent["headers"], sent["body"]
+        message.properties = sent["properties"]
+        assert message.sent_to(handler) == ["ack"]
+    assert store.pushed == [("42", b'{"v":1}', 1893456000.0), ("7", b'"x"', None)]
+    one, two = (CallNote(*json.loads(record)) for record in store.records)
+    assert (one.id, one.headers["expires"]) == ("one", "2030-01-02T00:00:00+00:00")
+    (link,) = one.embed["callbacks"]
+    assert (link["task"], link["args"]) == ("tell", [1])
+    assert (two.id, two.headers) == ("two", {"tenant": "acme"})
 
 
 def test_what_was_asked_of_a_call_comes_with_it(handler, store):

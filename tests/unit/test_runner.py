@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 
 import pytest
@@ -106,6 +107,24 @@ class TestRetry:
         verdict, states = run(handles, max_retries=0)
         assert (verdict.fate, verdict.error) == (Fate.DIE, b"KeyError: 'original'")
         assert states == [("FAILURE", "KeyError")]
+
+    def test_eta_and_max_retries(self, run):
+        def at(self, payloads_by_id):
+            raise self.retry(eta=datetime.now(timezone.utc) + timedelta(seconds=100), exc=KeyError("x"))
+
+        def once(self, payloads_by_id):
+            raise self.retry(max_retries=0)
+
+        verdict, _ = run(at)
+        assert verdict.error == b"KeyError: 'x'"
+        assert 60 < verdict.delay <= 100
+        assert run(once)[0].fate is Fate.DIE
+
+    def test_without_a_time_the_pause_is_retry_in(self, run):
+        def again(self, payloads_by_id):
+            raise self.retry()
+
+        assert run(again, retry_in=lambda retry_count: 42)[0].delay == 42
 
     def test_without_any_error_a_death_is_still_a_failure(self, run):
         def again(self, payloads_by_id):

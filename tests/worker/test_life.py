@@ -117,3 +117,19 @@ def test_a_draining_worker_beats_and_obeys(app, runs_and_waits, ledger, tmp_path
     (tmp_path / "gate").touch()
     assert node.exit_status() == 0, node.logs()
     drained(app, ledger)
+
+
+def test_what_was_revoked_stays_so_over_a_restart(app, settings, start_worker, ledger, tmp_path):
+    app.conf.lowkiq_track_calls = settings["lowkiq_track_calls"] = True
+    record, statedb = app.tasks["record"], f"--statedb={tmp_path / 'state'}"
+    node = start_worker(statedb, "-X", "record")
+    gone = record.delay("gone")
+    record.delay("stays")
+    # Sent until the worker has it: one that has just started may not listen yet.
+    eventually(lambda: gone.revoke() or f"flagged as revoked: {gone.id}" in node.logs())
+    node.kill("SIGTERM")
+    assert node.exit_status() == 0, node.logs()
+    start_worker(statedb)
+    ledger.wait_for("end")
+    eventually(lambda: (s := record.ordered_queue.stats()).length == s.busy == 0)
+    assert [line["id"] for line in ledger.lines("start")] == ["stays"]

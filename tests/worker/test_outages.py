@@ -124,20 +124,27 @@ def own_servers(settings):
         yield broker, store
 
 
-def test_lanes_do_not_need_the_broker(own_servers, app, start_worker, ledger):
+def test_lanes_do_not_need_the_broker(own_servers, app, settings, start_worker, ledger, tmp_path):
+    """Nor does a run end with the connection, since no message of it will come again."""
     broker, _ = own_servers
+    settings.update(worker_cancel_long_running_tasks_on_connection_loss=True, task_acks_late=True)
     node = start_worker()
+    app.tasks["gated"].delay("runs on")
+    ledger.wait_for("start")
     app.tasks["record"].delay("before")
     ledger.wait_for("end")
     with away(broker):
         node.wait_for_log("Connection to broker lost")
+        (tmp_path / "gate").touch()
         for number in range(20):
             app.tasks["record"].delay(f"during-{number}")
-        ledger.wait_for("end", 21)
+        ledger.wait_for("end", 22)
     app.tasks["plain"].delay(1)
     ledger.wait_for("plain")
     app.tasks["record"].delay("after")
-    ledger.wait_for("end", 22)
+    ledger.wait_for("end", 23)
+    assert len(ledger.lines("start")) == 23
+    assert "Terminating" not in node.logs()
     assert {line["pid"] for line in ledger.lines()} == {node.container.process.pid}
     node.kill("SIGTERM")
     assert node.exit_status() == 0

@@ -32,6 +32,12 @@ def test_a_countdown_is_added_to_rediss_clock(app, queue):
     assert job.perform_in == pytest.approx(time.time() + 3600, abs=30)
 
 
+def test_a_purge_of_the_broker_leaves_them_alone(app, queue):
+    app.tasks["plain"].delay(1)
+    assert app.control.purge() == 1
+    assert queue.stats().length == 5
+
+
 def test_payloads_are_decoded(queue):
     job = queue.job(3).waiting
     assert [(p.value, p.readable) for p in job.payloads] == [({"n": 3}, True)]

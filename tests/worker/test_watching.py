@@ -70,6 +70,14 @@ def test_runs_are_task_events(app, start_worker, ledger):
     assert {event["uuid"] for event in listener.events} == runs
 
 
+def test_a_rejected_run_is_an_event(app, start_worker):
+    with Listener(app) as listener:
+        start_worker("-E")
+        app.tasks["outcome"].delay("1", "reject")
+        eventually(lambda: listener.of("task-rejected"))
+    assert len(listener.of("task-rejected")) == 1
+
+
 def test_inspect_shows_the_run_and_the_lanes(app, start_worker, ledger, tmp_path):
     start_worker()
     app.tasks["gated"].delay("1", {"a": 1})
