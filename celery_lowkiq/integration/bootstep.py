@@ -26,7 +26,7 @@ from celery_lowkiq.worker.kernel_timer import KernelTimer
 from celery_lowkiq.worker.runtime import Runtime
 from celery_lowkiq.worker.unmeasured import UNMEASURED
 
-from . import control  # noqa: F401 - puts our commands in the place of Celery's
+from . import commands, control  # noqa: F401 - remote control commands
 from .exiting import let_go_at_exit
 from .log_lines import tell_of_batches
 from .metering import Metrics, open_metrics
@@ -141,7 +141,7 @@ class OrderedQueues(bootsteps.StartStopStep):
 
     def info(self, consumer: Any) -> dict[str, Any]:  # type: ignore[override]
         """For ``celery inspect stats`` and Flower."""
-        return {"lowkiq": self._runtime.snapshot() if self._runtime else {"lanes": []}}
+        return {"lowkiq": self.snapshot()}
 
     # -- remote control
 
@@ -158,7 +158,17 @@ class OrderedQueues(bootsteps.StartStopStep):
     @property
     def served(self) -> list[str]:
         """The ordered queues that this node serves now."""
-        return sorted(self._served) if self._runtime is not None else []
+        return sorted(self._served) if self._runtime is not None and not self._runtime.is_quiet else []
+
+    def snapshot(self) -> dict[str, Any]:
+        """What each lane serves and runs, as plain values."""
+        return self._runtime.snapshot() if self._runtime else {"quiet": False, "lanes": []}
+
+    def quiet(self, yes: bool) -> None:
+        """Begin nothing new of ordered queues, or go on. Raises ConfigurationError without lanes."""
+        if self._runtime is None:
+            raise ConfigurationError("this worker serves no ordered queue")
+        self._runtime.quiet(yes)
 
     def serve(self, queue: str, yes: bool) -> None:
         """Begin or end to serve an ordered queue. Raises ConfigurationError where that cannot be."""

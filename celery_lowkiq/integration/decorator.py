@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -32,3 +33,8 @@ def ordered_task(
         return app.task(**{"shared": False, **attributes})(decorated)
 
     return decorate if function is None else decorate(function)
+
+
+# Celery's command line shows the commands that it knows; a producer does without Celery's worker.
+if "celery.worker.control" in sys.modules:
+    from . import commands  # noqa: F401

@@ -94,10 +94,14 @@ def tokens_key(queue: str) -> str:
     return f"lowkiq:{FORMAT}:tokens:{{{queue}}}"
 
 
+def ticket_key(ticket: str) -> str:
+    """Hash of a command that only one worker is to do: ``by`` -> its name."""
+    return f"lowkiq:{FORMAT}:ticket:{_digest(ticket)}"
+
+
 def report_key(owner: str) -> str:
     """Hash with what a node says of itself: started, at, text. Names may hold anything: they are hashed."""
-    digest = hashlib.sha1(owner.encode("utf-8", "surrogateescape"), usedforsecurity=False).hexdigest()
-    return f"lowkiq:{FORMAT}:report:{{nodes}}:{digest}"
+    return f"lowkiq:{FORMAT}:report:{{nodes}}:{_digest(owner)}"
 
 
 def reports_key() -> str:
@@ -118,3 +122,7 @@ def channel(queue: str) -> str:
 def queue_of_channel(name: str) -> str:
     """The queue whose channel it is."""
     return name.partition("{")[2][:-1]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha1(text.encode("utf-8", "surrogateescape"), usedforsecurity=False).hexdigest()

@@ -31,7 +31,7 @@ from celery_lowkiq.rules.reports import Heard, News
 from .batches import claim_call, claimed, open_claims, owned, settle_calls, settled, sound
 from .client import Client, ShardsDiffer, raise_refused
 from .durability import Durability
-from .keys import channel, nodes_key, report_key, reports_key, shard_keys, tokens_key
+from .keys import channel, nodes_key, report_key, reports_key, shard_keys, ticket_key, tokens_key
 from .pushing import Sender, chunked, push_call
 from .records import (
     id_bytes,
@@ -48,6 +48,8 @@ from .subscription import PushSubscription
 
 #: How often a shard may change its count between admitting a call and running it.
 ADMISSIONS = 5
+#: How long a ticket is known, in s.
+TICKET_SECONDS = 60
 LEASE_FIELDS = ("owner", "epoch", "counter", "server")
 
 FAST = Durability()
@@ -192,6 +194,14 @@ class RedisStore:
     def forget_report(self, owner: str) -> None:
         """Remove what a node said of itself."""
         self.client.commands([("DEL", report_key(owner)), ("ZREM", reports_key(), id_bytes(owner))])
+
+    def take(self, ticket: str, name: str) -> str:
+        """Who is to do what only one should: whoever took the ticket first. Known for a minute."""
+        key = ticket_key(ticket)
+        *_, taken_by = self.client.commands(
+            [("HSETNX", key, "by", id_bytes(name)), ("EXPIRE", key, TICKET_SECONDS), ("HGET", key, "by")]
+        )
+        return parse_id(taken_by)
 
     # -- batches
 

@@ -79,6 +79,9 @@ class Runtime:
         self._queues = queues
         self.known = frozenset(queue.name for queue in queues)
         self.served = self.known if served is None else frozenset(served)
+        #: Told to serve nothing for now.
+        self.is_quiet = False
+        self._heartbeat = Heartbeat(around, owner=owner, lanes=self._lanes, queues=queues)
         self._ownership: Ownership = self._make_ownership(around, owner, splitter)
         self._waker = Waker(
             store, self._to_serve(), host, self._outage, pushed=self._heard, connected=self._refresh
@@ -96,8 +99,19 @@ class Runtime:
         batches are finished, and other nodes get the shards.
         """
         self.served = frozenset(names)
-        self._ownership.serve(self.served)
-        self._waker.listen_to(self._to_serve())
+        self._attend()
+
+    def quiet(self, yes: bool) -> None:
+        """Serve nothing until told otherwise, then again what it serves; returns at once. Running batches are
+        finished, and other nodes get the shards.
+        """
+        self.is_quiet = self._heartbeat.quiet = yes
+        self._attend()
+
+    def _attend(self) -> None:
+        serving = self._to_serve()
+        self._ownership.serve([queue.name for queue in serving])
+        self._waker.listen_to(serving)
 
     def limit(self, queue: str, rate: float | None) -> None:
         """Begin at most ``rate`` runs of a queue a second, all nodes together; None takes the limit away."""
@@ -154,18 +168,17 @@ class Runtime:
     def snapshot(self) -> dict[str, Any]:
         """What each lane serves and runs, as plain values."""
         now = self._clock.monotonic()
-        return {"lanes": [_picture(lane, now) for lane in self._lanes]}
+        return {"quiet": self.is_quiet, "lanes": [_picture(lane, now) for lane in self._lanes]}
 
     def _make_ownership(self, around: Surroundings, owner: str, splitter: Splitter) -> Ownership:
         dealt = self._deal(splitter)
         shards = {shard: queue for queue in self._queues for shard in queue.shard_refs()}
         me: Any = {"owner": owner, "lease_seconds": around.lease_seconds}
-        heartbeat = Heartbeat(around, owner=owner, lanes=self._lanes, queues=self._queues)
         membership = None
         if splitter is lease_splitter:
             membership = Membership(
                 around.store,
-                heartbeat,
+                self._heartbeat,
                 self._queues,
                 self._clock,
                 lanes=len(self._lanes),
@@ -177,7 +190,7 @@ class Runtime:
             owner=owner,
             lanes=self._lanes,
             dealt=dealt,
-            heartbeat=heartbeat,
+            heartbeat=self._heartbeat,
             membership=membership,
             strays=Strays(around.store, self._clock, shards=shards, wanted=dealt, **me),
             served=self.served,
@@ -190,7 +203,7 @@ class Runtime:
         return {shard: (queue, lane_of[shard]) for shard, queue in by_shard.items() if shard in lane_of}
 
     def _to_serve(self) -> list[QueueSpec]:
-        return [queue for queue in self._queues if queue.name in self.served]
+        return [queue for queue in self._queues if queue.name in self.served and not self.is_quiet]
 
     def _heard(self, shard: ShardRef, perform_in: float | None) -> None:
         lane = self._ownership.lane_of(shard)

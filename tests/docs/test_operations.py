@@ -101,6 +101,7 @@ def test_its_rights_are_enough(restricted):
     actions.delete(QUEUE, [str(n) for n in range(20)] + ["long"])
     actions.delete_all_failed(QUEUE)
     assert store.next_due(QUEUE.shard_refs())[0].next_due is None
+    assert store.take("ticket", "me") == "me"
     lookout = Lookout(store)
     assert lookout.nodes()
     assert lookout.shards(QUEUE)

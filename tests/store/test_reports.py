@@ -144,3 +144,10 @@ def test_since_when_a_shard_has_its_owner_and_since_when_none(store, client):
     assert since() == taken
     store.release(lease)
     assert since() > taken
+
+
+def test_a_ticket_is_taken_once_and_forgotten_after_a_minute(store, client):
+    assert store.take("one", "me") == "me"
+    assert store.take("one", "other") == "me"
+    assert store.take("two", "other") == "other"
+    assert all(0 < client.ttl(key) <= 60 for key in client.scan_iter())

@@ -119,7 +119,7 @@ class TestCrashes:
         one.runner.act = act
         one.store.push(SHARDS[0], "1", announce=False)
         one.start()
-        eventually(lambda: one.host.stops)
+        eventually(lambda: one.host.stops and len(one.owns()) == 4)
         assert one.host.stops[0][0] == code
         assert one.host.words == [error]
         one.runtime.drain()

@@ -1,0 +1,148 @@
+"""Remote control commands of ordered queues: ``celery inspect lowkiq``, ``celery control lowkiq_...``.
+
+A command that acts on a queue may reach several workers. Sent by Celery's command line it carries a ticket,
+and the worker that is first to take it acts for all. Without one each acts, and finds little left to do.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from celery.worker.control import control_command, inspect_command
+from kombu.utils.uuid import uuid
+
+from celery_lowkiq.rules.errors import LowkiqError
+
+from .console import Console
+from .queue import OrderedQueue
+from .stores import home_of
+
+logger = logging.getLogger("celery_lowkiq")
+
+#: A worker replies within so many s; what takes longer goes on, and is logged when it is done.
+REPLY = 0.5
+
+#: What an action does to a queue, or to some ids of it; its answer is said to whoever asked.
+OnAll = Callable[[OrderedQueue], Any]
+OnSome = Callable[..., Any]
+
+
+def ticketed(queue: str) -> list[str]:
+    """The queue, with what tells this command from the next one like it; for Celery's command line."""
+    return [queue, uuid()]
+
+
+#: Celery's command line gives the last of exactly so many words to the variadic part, too: hence ``job_id``.
+_OF_A_QUEUE: dict[str, Any] = {
+    "args": [("queue", ticketed), ("job_id", str)],
+    "variadic": "ids",
+    "signature": "<queue> [id1 [...]]",
+}
+
+
+@inspect_command()
+def lowkiq(state: Any, **_: Any) -> Any:
+    """Lanes with their shards and runs, and counts of the ordered queues that the worker serves."""
+    step = _step(state)
+    try:
+        stats = Console(state.app).overview(step.served).by_queue
+    except LowkiqError as error:
+        return {**step.snapshot(), "error": str(error)}
+    return {**step.snapshot(), "queues": {name: asdict(found) for name, found in stats.items()}}
+
+
+@control_command()
+def lowkiq_quiet(state: Any, **_: Any) -> Any:
+    """Begin nothing new of ordered queues; other workers get the shards. Use -d to name the worker."""
+    return _quiet(state, True, "quiet: what runs is finished, and nothing new begins")
+
+
+@control_command()
+def lowkiq_unquiet(state: Any, **_: Any) -> Any:
+    """Serve ordered queues again, as before lowkiq_quiet."""
+    return _quiet(state, False, "serves ordered queues again")
+
+
+@control_command(**_OF_A_QUEUE)
+def lowkiq_pause(state: Any, **given: Any) -> Any:
+    """Pause an ordered queue, or only some ids of it, on all workers."""
+    return _act(state, "pause", given, OrderedQueue.pause, OrderedQueue.pause_ids)
+
+
+@control_command(**_OF_A_QUEUE)
+def lowkiq_resume(state: Any, **given: Any) -> Any:
+    """Resume an ordered queue, or only some ids of it."""
+    return _act(state, "resume", given, OrderedQueue.resume, OrderedQueue.resume_ids)
+
+
+@control_command(**_OF_A_QUEUE)
+def lowkiq_run_now(state: Any, **given: Any) -> Any:
+    """Make all jobs of an ordered queue due now, or some of them."""
+    return _act(state, "run now", given, OrderedQueue.perform_all_now, OrderedQueue.perform_now)
+
+
+@control_command(**_OF_A_QUEUE)
+def lowkiq_requeue(state: Any, **given: Any) -> Any:
+    """Move all dead jobs of an ordered queue back from the morgue, or some of them."""
+    return _act(state, "requeue", given, OrderedQueue.morgue_queue_up_all, OrderedQueue.morgue_queue_up)
+
+
+def _step(state: Any) -> Any:
+    return state.consumer.ordered_queues
+
+
+def _quiet(state: Any, yes: bool, done: str) -> Any:
+    try:
+        _step(state).quiet(yes)
+    except LowkiqError as error:
+        return {"error": str(error)}
+    return {"ok": done}
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a command named: a queue, perhaps ids of it, perhaps a ticket."""
+
+    queue: str
+    ids: tuple[str, ...] = ()
+    ticket: str | None = None
+
+
+def _read(queue: Any, job_id: str | None = None, ids: Sequence[str] = (), **_: Any) -> _Asked:
+    if isinstance(queue, str):
+        return _Asked(queue, tuple(ids))
+    name, ticket = queue
+    return _Asked(name, () if job_id is None else tuple(dict.fromkeys((job_id, *ids))), ticket)
+
+
+def _act(state: Any, name: str, given: dict[str, Any], on_all: OnAll, on_some: OnSome) -> Any:
+    """In a thread of its own: the worker's event loop must not wait for a million jobs."""
+    asked = _read(**given)
+    act = partial(on_some, ids=asked.ids) if asked.ids else on_all
+    what = f"{name} {asked.queue}"
+    reply: dict[str, Any] = {}
+    thread = threading.Thread(
+        target=_take_and_act, args=(state, asked, act, what, reply), name="lowkiq-command", daemon=True
+    )
+    thread.start()
+    thread.join(REPLY)
+    return reply or {"ok": f"{what} goes on: the worker logs its end"}
+
+
+def _take_and_act(state: Any, asked: _Asked, act: OnAll, what: str, reply: dict[str, Any]) -> None:
+    me = state.hostname
+    try:
+        queue = Console(state.app).queue(asked.queue)
+        taken_by = home_of(state.app).store.take(asked.ticket, me) if asked.ticket else me
+        answer = act(queue) if taken_by == me else f"left to {taken_by}"
+    except LowkiqError as error:
+        logger.error("%s: %s", what, error)
+        reply["error"] = str(error)
+        return
+    logger.info("%s: %s", what, answer)
+    reply["ok"] = answer
