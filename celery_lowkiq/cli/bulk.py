@@ -37,9 +37,9 @@ def jobs(count: int, kind: str = "") -> str:
 
 def with_progress(label: str, length: int, act: Callable[[Progress], int]) -> int:
     """What ``act(progress)`` returns; on a terminal a bar moves on stderr."""
-    if not sys.stderr.isatty():
+    if length <= 0 or not sys.stderr.isatty():
         return act(lambda _: None)
-    with click.progressbar(length=max(length, 1), label=label, file=sys.stderr) as bar:
+    with click.progressbar(length=length, label=label, file=sys.stderr) as bar:
         return act(lambda done: bar.update(done - bar.pos))
 
 

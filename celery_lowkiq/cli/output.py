@@ -13,7 +13,7 @@ import click
 from kombu.utils.json import JSONEncoder
 
 from celery_lowkiq.integration.queue import ShownDeadJob, ShownJob, ShownPayload
-from celery_lowkiq.rules.shown import duration, escaped, shortened
+from celery_lowkiq.rules.words import duration, escaped, shortened
 
 #: As much of a payload or an error is shown in a table.
 CELL = 60

@@ -8,7 +8,7 @@ import click
 
 from celery_lowkiq.integration.console import Console
 from celery_lowkiq.integration.queue import ShownDeadJob, ShownJob
-from celery_lowkiq.rules.shown import escaped
+from celery_lowkiq.rules.words import escaped
 
 from ..main import FAILED
 from ..output import clock_time, job_json, payload_text, relative, write_json

@@ -10,7 +10,7 @@ import click
 from celery_lowkiq.integration.console import Console, Overview
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import Stats
-from celery_lowkiq.rules.shown import duration, escaped
+from celery_lowkiq.rules.words import duration, escaped
 
 from ..output import table, write_json
 from ..params import command, json_option
