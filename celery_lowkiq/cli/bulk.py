@@ -9,6 +9,7 @@ from itertools import islice
 import click
 
 from .main import FAILED
+from .output import count_of
 
 #: Called with how many jobs are done so far.
 Progress = Callable[[int], None]
@@ -32,7 +33,7 @@ def confirm(question: str, yes: bool) -> None:
 
 def jobs(count: int, kind: str = "") -> str:
     """``1 dead job``, ``2 dead jobs``."""
-    return f"{count} {kind + ' ' if kind else ''}job{'' if count == 1 else 's'}"
+    return count_of(count, f"{kind} job".lstrip())
 
 
 def with_progress(label: str, length: int, act: Callable[[Progress], int]) -> int:

@@ -60,6 +60,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     )
 
 
+def count_of(count: int, word: str) -> str:
+    """``1 job``, ``2 jobs``."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
 def clock_time(when: float) -> str:
     """A Unix time as people read it, in UTC; as a number where there is no such date."""
     try:

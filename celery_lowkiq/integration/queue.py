@@ -127,10 +127,6 @@ class OrderedQueue:
         """The shard that an id lies in."""
         return shard_of(read_id(job_id), self.spec.shards)
 
-    def owners(self) -> list[str | None]:
-        """Which node has each shard; None where none has it."""
-        return [state.owner or None for state in self._home.store.observe(self.spec.shard_refs())]
-
     def job(self, job_id: Any, payload_limit: int = 100, **options: Any) -> ShownPlaces:
         """Where an id is; option ``payload_bytes``."""
         found = self._home.queries.job(self.spec, read_id(job_id), payload_limit, **options)

@@ -25,7 +25,7 @@ from celery_lowkiq.rules.models import Payload, Recorded
 SCORES = st.floats(allow_nan=False, allow_infinity=False)
 VALUES = st.recursive(st.none() | st.booleans() | SCORES | st.integers() | st.text(), st.lists, max_leaves=5)
 DATA = st.binary(max_size=50) | VALUES.map(lambda value: json.dumps(value).encode())
-PAYLOADS = st.builds(Payload, DATA, SCORES, st.sampled_from(Recorded))
+PAYLOADS = st.tuples(DATA, SCORES, st.sampled_from(Recorded)).map(lambda parts: Payload(*parts))
 IDS = st.text(min_size=1) | st.binary(min_size=1).map(lambda data: data.decode("utf-8", "surrogateescape"))
 JOBS = st.builds(
     Entry,
