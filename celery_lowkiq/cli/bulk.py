@@ -9,6 +9,7 @@ from itertools import islice
 import click
 
 from .main import FAILED
+from .output import count_of
 
 #: Called with how many jobs are done so far.
 Progress = Callable[[int], None]
@@ -32,14 +33,14 @@ def confirm(question: str, yes: bool) -> None:
 
 def jobs(count: int, kind: str = "") -> str:
     """``1 dead job``, ``2 dead jobs``."""
-    return f"{count} {kind + ' ' if kind else ''}job{'' if count == 1 else 's'}"
+    return count_of(count, f"{kind} job".lstrip())
 
 
 def with_progress(label: str, length: int, act: Callable[[Progress], int]) -> int:
     """What ``act(progress)`` returns; on a terminal a bar moves on stderr."""
-    if not sys.stderr.isatty():
+    if length <= 0 or not sys.stderr.isatty():
         return act(lambda _: None)
-    with click.progressbar(length=max(length, 1), label=label, file=sys.stderr) as bar:
+    with click.progressbar(length=length, label=label, file=sys.stderr) as bar:
         return act(lambda done: bar.update(done - bar.pos))
 
 

@@ -12,7 +12,7 @@ import click
 from kombu.exceptions import OperationalError
 
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall, LowkiqError
-from celery_lowkiq.rules.shown import escaped
+from celery_lowkiq.rules.words import escaped
 
 from . import commands
 

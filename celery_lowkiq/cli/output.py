@@ -13,7 +13,7 @@ import click
 from kombu.utils.json import JSONEncoder
 
 from celery_lowkiq.integration.queue import ShownDeadJob, ShownJob, ShownPayload
-from celery_lowkiq.rules.shown import duration, escaped, shortened
+from celery_lowkiq.rules.words import duration, escaped, shortened
 
 #: As much of a payload or an error is shown in a table.
 CELL = 60
@@ -58,6 +58,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(
         "  ".join(padded(cell, column) for column, cell in enumerate(line)).rstrip() for line in lines
     )
+
+
+def count_of(count: int, word: str) -> str:
+    """``1 job``, ``2 jobs``."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
 def clock_time(when: float) -> str:

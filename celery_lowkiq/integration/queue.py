@@ -19,6 +19,7 @@ from celery_lowkiq.store.actions import Actions, Left, Progress
 
 from .calls import read_id, read_score, read_time
 from .errors import dump_error_text, load_error
+from .moving import Loaded, dump_lines, load_lines
 from .stores import Home, home_of
 
 BOUNDS = ("minimum", "maximum")
@@ -125,10 +126,6 @@ class OrderedQueue:
     def shard_of(self, job_id: Any) -> int:
         """The shard that an id lies in."""
         return shard_of(read_id(job_id), self.spec.shards)
-
-    def owners(self) -> list[str | None]:
-        """Which node has each shard; None where none has it."""
-        return [state.owner or None for state in self._home.store.observe(self.spec.shard_refs())]
 
     def job(self, job_id: Any, payload_limit: int = 100, **options: Any) -> ShownPlaces:
         """Where an id is; option ``payload_bytes``."""
@@ -287,6 +284,29 @@ class OrderedQueue:
     def morgue_queue_up_all(self, progress: Progress | None = None) -> int:
         """Move all jobs that are dead now back to the queue."""
         return self._actions.morgue_queue_up_all(self.spec, progress)
+
+    # -- moving to another Redis
+
+    def dump(self) -> Iterator[bytes]:
+        """All jobs as lines: waiting, being processed, and dead. What is in one state from beginning to end
+        is there once; what changes meanwhile may be missed, or come twice. Pause the queue first.
+        """
+        return dump_lines(self._home, self.spec)
+
+    def load(
+        self,
+        lines: Iterable[bytes],
+        *,
+        renamed: bool = False,
+        again: bool = False,
+        progress: Callable[[Loaded], object] | None = None,
+    ) -> Loaded:
+        """Merge the lines of a dump into the queue, each once, also when that is begun again after a break.
+
+        ``renamed``: the dump may be of a queue with another name; ``again``: what was loaded before is loaded
+        once more. Raises BadDump, which names the line, ShardCountMismatch.
+        """
+        return load_lines(self._home, self.spec, lines, renamed=renamed, again=again, progress=progress)
 
     def _bounded(self, by: str, options: dict[str, Any]) -> dict[str, Any]:
         read = partial(read_time, tz=self._app.timezone) if by in TIMES else _read_number

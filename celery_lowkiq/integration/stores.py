@@ -76,6 +76,10 @@ class Home:
         durability = Durability(Level(self.settings.push_durability), self.settings.push_replicas)
         return RedisStore(client, durability)
 
+    def check_serializer(self, name: str) -> None:
+        """Raises ConfigurationError when this app may not read what the serializer writes."""
+        Codec(name, self._app.conf.accept_content, LARGEST_PAYLOAD)
+
     @property
     def queries(self) -> Queries:
         return Queries(self.store)

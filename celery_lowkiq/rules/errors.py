@@ -26,6 +26,10 @@ class UndecodablePayload(LowkiqError):
     """Bytes found in the store are not a payload; they belong in the morgue."""
 
 
+class BadDump(LowkiqError):
+    """A file is no dump, not all of one, or one of another queue."""
+
+
 class ShardCountMismatch(LowkiqError):
     """The queue was stored with another number of shards than the code declares."""
 

@@ -41,7 +41,7 @@ def last_line(error: str) -> str:
     """What an error says at its end, as in a traceback."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
     text = lines[-1] if lines else ""
-    return text if len(text) <= QUOTED else text[: QUOTED - 3] + "..."
+    return shortened(text, QUOTED)
 
 
 def job_names(ids: Sequence[str], count: int) -> str:
@@ -49,3 +49,19 @@ def job_names(ids: Sequence[str], count: int) -> str:
     named = ", ".join(ids)
     more = f" and {count - len(ids)} more" if count > len(ids) else ""
     return f"job{'s' if count > 1 else ''} {named}{more}"
+
+
+def escaped(text: str) -> str:
+    """Text from outside on one line: what is not printable, and could forge a line or speak to a terminal,
+    stands as an escape.
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
+
+
+def shortened(text: str, width: int) -> str:
+    """At most so many characters of it."""
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def _escape(char: str) -> str:
+    return char.encode("unicode_escape", "surrogatepass").decode("ascii")

@@ -33,7 +33,7 @@ def digest(payload: bytes) -> bytes:
 
 
 @dataclass(frozen=True)
-class _Member:
+class Member:
     """A member of the key ``calls``, in its parts."""
 
     key: bytes
@@ -42,11 +42,12 @@ class _Member:
     data: bytes
 
 
-def _member(member: bytes) -> _Member:
+def parse_call(member: bytes) -> Member:
+    """A member of the key ``calls``."""
     start = member.index(b"\0") + 1
     number = start + DIGEST_BYTES
     stop = number + NUMBER_DIGITS
-    return _Member(member[:stop], member[start:number], int(member[number:stop], 16), member[stop:])
+    return Member(member[:stop], member[start:number], int(member[number:stop], 16), member[stop:])
 
 
 def _recorded(job: Job) -> dict[bytes, int]:
@@ -59,7 +60,7 @@ def _recorded(job: Job) -> dict[bytes, int]:
 
 
 def _calls(members: Iterable[bytes], positions: dict[bytes, int]) -> tuple[CallRecord, ...]:
-    found = map(_member, members)
+    found = map(parse_call, members)
     return tuple(
         CallRecord(call.key, positions[call.digest], call.data) for call in found if call.digest in positions
     )
@@ -103,7 +104,7 @@ def orphaned_calls(
         while start:
             bounds = (start, b"(" + job_id + b"\1", "LIMIT", 0, PAGE_CALLS)
             (members,) = client.commands([("ZRANGEBYLEX", shard_keys(shard)["calls"], *bounds)])
-            found = [_member(member) for member in members]
+            found = [parse_call(member) for member in members]
             gone = [
                 member
                 for member in found

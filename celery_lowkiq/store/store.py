@@ -90,7 +90,7 @@ class RedisStore:
                 shard: chunk for shard, chunks in waiting.items() if (chunk := next(chunks, None))
             }:
                 calls = [(s, push_call(queue, s, sender, chunk)) for s, chunk in turn.items()]
-                _patiently(left, lambda calls=calls: self._admitted(queue, calls))  # type: ignore[misc]
+                _patiently(left, lambda calls=calls: self.admitted(queue, calls))  # type: ignore[misc]
         if by_shard:
             # All shards of a Redis are one stream: what was written last, confirms what came before.
             self._durability.confirm(self.client, next(iter(by_shard)))
@@ -106,7 +106,7 @@ class RedisStore:
         finally:
             self._senders.append(sender)
 
-    def _admitted(self, queue: QueueSpec, calls: list[tuple[ShardRef, Call]]) -> list[Any]:
+    def admitted(self, queue: QueueSpec, calls: list[tuple[ShardRef, Call]]) -> list[Any]:
         """Replies of calls that name the shard count, registering shards that do not know it yet."""
         replies = self.client.calls([call for _, call in calls])
         for position, (shard, call) in enumerate(calls):
@@ -150,7 +150,7 @@ class RedisStore:
             max_crashes=queue.max_crashes,
             poison_error=queue.poison_error,
         )
-        ((epoch, server),) = self._admitted(queue, [(shard, call)])
+        ((epoch, server),) = self.admitted(queue, [(shard, call)])
         return Lease(shard, owner, int(epoch), server.decode())
 
     def renew(

@@ -18,7 +18,9 @@ NASTY = "evil\u202e\u2028id"
 
 @pytest.fixture
 def filled(queue):
-    """Dead: d1, d2. Failed, for the second time: f1. Waiting: w1 with two payloads, w2, and a nasty id."""
+    """Dead: d1, d2. Failed, for the second time: f1. Waiting: w1 with two payloads, w2, and a nasty id.
+    Held, since its id is paused: h1.
+    """
     proj.sync_order.perform_async([{"id": f"d{n}", "payload": {"n": n}, "score": n} for n in (1, 2)])
     end_all(proj.sync_order, Fate.BURY)
     proj.sync_order.perform_async([{"id": "f1", "payload": "late", "score": 5}])
@@ -27,8 +29,13 @@ def filled(queue):
         {"id": "w1", "payload": {"v": 1, "text": "\u00e4\x1b"}, "score": 1},
         {"id": "w1", "payload": 2, "score": 2.5},
     ]
-    jobs += [{"id": "w2", "payload": "x" * 200, "score": 3}, {"id": NASTY, "score": 4}]
+    jobs += [
+        {"id": "w2", "payload": "x" * 200, "score": 3},
+        {"id": NASTY, "score": 4},
+        {"id": "h1", "score": 6},
+    ]
     proj.sync_order.perform_async([{**job, "perform_in": FAR} for job in jobs])
+    queue.pause(job_id="h1")
     return queue
 
 
@@ -45,6 +52,16 @@ SHOWN = [
     "job sync_order w1 --json",
     "job sync_order f1",
     "job sync_order d1",
+    "job sync_order h1",
+    "why sync_order w1",
+    "why sync_order f1",
+    "why sync_order d1 --json",
+    "why sync_order h1",
+    "paused sync_order",
+    "paused sync_order --json",
+    "paused send_mail",
+    "nodes",
+    "nodes --json",
     "job sync_order d1 --json",
     "morgue sync_order",
     "morgue sync_order --by updated_at --from -1h --json",
@@ -65,7 +82,13 @@ def test_reads(filled, run, words):
 
 def test_what_is_for_programs_is_json_with_every_job(filled, run):
     lines = [json.loads(line) for line in run("jobs", "sync_order", "--json").stdout.splitlines()]
-    assert {line["id"]: line["payload_count"] for line in lines} == {"f1": 1, "w1": 2, "w2": 1, NASTY: 1}
+    assert {line["id"]: line["payload_count"] for line in lines} == {
+        "f1": 1,
+        "w1": 2,
+        "w2": 1,
+        NASTY: 1,
+        "h1": 1,
+    }
 
 
 def test_a_limit_is_told_and_none_is_all(queue, run):
@@ -100,6 +123,12 @@ def test_no_text_of_a_job_forges_a_line_or_speaks_to_the_terminal(filled, run):
         ("push sync_order 42 text", 2, "PAYLOAD is no JSON"),
         ("push sync_order 42 NaN", 2, "cannot be serialized as json"),
         ("push sync_order 42 1 --at 1e12", 2, "looks like milliseconds"),
+        ("why sync_order nobody", 1, "There is no job nobody: it is done, or was deleted, or never pushed."),
+        ("pause sync_order --shard 1 --id 1", 2, "give --shard or --id, not both"),
+        ("pause sync_order --shard 4", 2, "shard"),
+        ("pause sync_order --id h1", 1, "1 id of queue sync_order: paused before"),
+        ("resume sync_order", 1, "queue sync_order: not paused"),
+        ("resume sync_order --all-ids --id h1", 2, "--all-ids goes without"),
         ("unknown", 2, "No such command 'unknown'"),
     ],
 )
@@ -119,7 +148,7 @@ def test_refusals(filled, run, words, status, said):
         ("delete sync_order --failed", "Delete 1 failed job of queue sync_order?"),
         ("delete sync_order --morgue --all", "Delete 2 dead jobs of queue sync_order?"),
         ("bury sync_order --failed", "Move 1 failed job of queue sync_order to the morgue?"),
-        ("run-now sync_order", "Make 4 waiting jobs of queue sync_order due now?"),
+        ("run-now sync_order", "Make 5 waiting jobs of queue sync_order due now?"),
     ],
 )
 def test_what_destroys_is_refused_where_nobody_can_be_asked(filled, run, words, question):
@@ -144,7 +173,7 @@ def test_ids_come_from_stdin(filled, run):
     ids = "".join(
         f"{json.loads(line)['id']}\n" for line in run("jobs", "sync_order", "--json").stdout.splitlines()
     )
-    assert "deleted 6 waiting jobs" in run("delete", "sync_order", "-", "--yes", stdin=ids).stdout
+    assert "deleted 7 waiting jobs" in run("delete", "sync_order", "-", "--yes", stdin=ids).stdout
 
 
 def test_failed_jobs_are_buried_or_deleted(filled, run):
@@ -155,7 +184,7 @@ def test_failed_jobs_are_buried_or_deleted(filled, run):
     run("requeue", "sync_order", "f1")
     end_all(proj.sync_order, Fate.RETRY)
     assert "deleted 1 failed job" in run("delete", "sync_order", "--failed", "-y").stdout
-    assert filled.stats().length == 3
+    assert filled.stats().length == 4
 
 
 def test_dead_jobs_are_deleted(filled, run):
@@ -164,8 +193,26 @@ def test_dead_jobs_are_deleted(filled, run):
 
 
 def test_all_becomes_due(filled, run):
-    assert run("run-now", "sync_order", "--yes").stdout == "made due 4 later jobs of queue sync_order\n"
+    assert run("run-now", "sync_order", "--yes").stdout == "made due 5 later jobs of queue sync_order\n"
     assert filled.jobs("perform_in", minimum=FAR).items == ()
+
+
+def test_pause_and_resume(filled, run):
+    for part in ([], ["--shard", "2"], ["--id", "w1", "--id", "w2"]):
+        assert run("pause", "sync_order", *part).output.startswith("paused ")
+        assert run("pause", "sync_order", *part).exit_code == 1
+    shown = [json.loads(line) for line in run("paused", "sync_order", "--json").stdout.splitlines()]
+    assert [next(iter(line.items())) for line in shown[:3]] == [
+        ("queue", "sync_order"),
+        ("shard", 2),
+        ("id", "h1"),
+    ]
+    assert {line["id"] for line in shown[2:]} == {"h1", "w1", "w2"}
+    assert filled.stats().held == 3
+    for part in ([], ["--shard", "2"], ["--id", "w1"]):
+        assert run("resume", "sync_order", *part).exit_code == 0
+    assert run("resume", "sync_order", "--all-ids").output == "resumed 2 ids of queue sync_order\n"
+    assert run("paused", "sync_order").output == "none\n"
 
 
 def test_push(queue, run):

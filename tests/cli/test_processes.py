@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 
@@ -13,8 +14,9 @@ import pytest
 
 from celery_lowkiq.rules.models import Fate
 from tests.cli import proj
-from tests.cli.conftest import done, end_all, start
+from tests.cli.conftest import APP, done, end_all, start
 from tests.waiting import eventually
+from tests.worker.nodes import worker
 
 COMMANDS = {
     "stats": "sync_order",
@@ -27,6 +29,11 @@ COMMANDS = {
     "delete sync_order w1 --yes": "deleted 1 waiting job",
     "run-now sync_order --yes": "made due 2 later jobs",
     "push sync_order 7 7": "-",
+    "why sync_order w1": "It waits for its time",
+    "pause sync_order": "paused queue sync_order",
+    "pause sync_order --id w1": "paused 1 id of queue sync_order",
+    "paused send_mail --json": "",
+    "nodes --json": "",
 }
 
 
@@ -117,3 +124,21 @@ def test_watch_repeats_until_it_is_interrupted(filled):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert (first, process.returncode, err) == ([2, 2, 2], 0, b"")
+
+
+@pytest.fixture
+def a_worker(filled, tmp_path):
+    node = worker(proj.app, tmp_path / "worker.log", "-n", "w0@test", module=APP, lanes=2)
+    eventually(lambda: node.ready() or node.container.status == "exited")
+    yield node
+    node.teardown()
+
+
+def test_nodes_and_lanes(a_worker, run):
+    node = eventually(lambda: run("nodes", "--json").stdout and json.loads(run("nodes", "--json").stdout))
+    assert (node["name"], node["alive"], len(node["lanes"])) == ("w0@test", True, 2)
+    assert eventually(lambda: re.search(r"^w0@test +working .* nothing$", run("nodes").stdout, re.MULTILINE))
+    assert run("stats").stdout.endswith("\n1 node, 2 lanes, 0 of them busy\n")
+    assert (
+        eventually(lambda: json.loads(run("job", "sync_order", "w1", "--json").stdout)["owner"]) == "w0@test"
+    )

@@ -9,11 +9,14 @@ import pytest
 import redis
 
 from celery_lowkiq.embedded import EmbeddedServer
+from celery_lowkiq.rules.dumps import Header
 from celery_lowkiq.rules.models import BadPayload, Fate, NewJob, QueueSpec, Verdict
 from celery_lowkiq.rules.rate import TokenRequest
 from celery_lowkiq.rules.reports import News, NodeReport, Told
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.connect import connect
+from celery_lowkiq.store.dumping import Dumping
+from celery_lowkiq.store.loading import Loading
 from celery_lowkiq.store.lookout import Lookout
 from celery_lowkiq.store.pausing import Pausing
 from celery_lowkiq.store.queries import Queries
@@ -94,6 +97,8 @@ def test_its_rights_are_enough(restricted):
     queries.processing(QUEUE)
     queries.job(QUEUE, "1")
     assert queries.stats(QUEUE).length > 0
+    dumped = list(enumerate(Dumping(store).entries(QUEUE), 1))
+    Loading(store, QUEUE, Header("0" * 32, "orders", 2, "json", 0)).load(dumped)
     actions.perform_all_now(QUEUE)
     actions.kill_all_failed(QUEUE)
     actions.morgue_queue_up(QUEUE, ["1"])

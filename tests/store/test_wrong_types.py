@@ -80,6 +80,7 @@ def arguments(state):
             (),
         ),
         "counters": ({}, ()),
+        "dump": ({"cursor": "", **bounds}, ("long", "failed")),
         "edit": (
             {"merge": "min", "id": "failed", "payload": "a", "replaced": 1, "other": "b"},
             (),
@@ -90,6 +91,14 @@ def arguments(state):
         "hasten": ({**ANNOUNCED, "limit": 10}, ()),
         "hasten_ids": (ANNOUNCED, ("failed",)),
         "kill": ({"merge": "min", "only_failed": 1, "reason": "", **bounds}, ("failed",)),
+        "load": (
+            {"shards": 1, "merge": "min", "sender": "s", **ANNOUNCED, "last_score": 0},
+            (
+                *("1", "calls", "new", 0, -1, "", 1, digest(b"x"), "call", ""),
+                *("2", "waiting", "long", 5, 3, "error", 1, "1", "x", "R"),
+                *("3", "dead", "dead", 9e9, -1, "error", 1, "1", "x", ""),
+            ),
+        ),
         "next_due": ({"open": "any"}, ()),
         "page": (
             {"minimum": "-inf", "maximum": "+inf", "after_score": "", "after_id": ""}
@@ -135,7 +144,7 @@ def arguments(state):
 
 NAMES = list(arguments(State()))
 #: Those that change nothing.
-READERS = {"counters", "next_due", "page", "peek", "stats", "why"}
+READERS = {"counters", "dump", "next_due", "page", "peek", "stats", "why"}
 #: The keys that scripts for several kinds of keys are bound to here.
 BOUND = {"index": "due", "marks": "failed", "records": "jobs"}
 PLANTS = {

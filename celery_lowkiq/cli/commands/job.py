@@ -8,10 +8,10 @@ import click
 
 from celery_lowkiq.integration.console import Console
 from celery_lowkiq.integration.queue import ShownDeadJob, ShownJob
-from celery_lowkiq.rules.shown import escaped
+from celery_lowkiq.rules.words import escaped, moment
 
 from ..main import FAILED
-from ..output import clock_time, job_json, payload_text, relative, write_json
+from ..output import job_json, payload_text, relative, write_json
 from ..params import command, json_option, queue_argument
 
 
@@ -26,7 +26,7 @@ def job(console: Console, queue: str, id_: str, json_: bool) -> None:
     """
     ordered = console.queue(queue)
     places, shard = ordered.job(id_), ordered.shard_of(id_)
-    owner = ordered.owners()[shard]
+    owner = ordered.shards()[shard].owner
     found = {"waiting": places.waiting, "processing": places.processing, "dead": places.dead}
     if json_:
         shown = {name: job_json(place) if place else None for name, place in found.items()}
@@ -45,9 +45,11 @@ def job(console: Console, queue: str, id_: str, json_: bool) -> None:
 
 def _text(name: str, place: ShownJob | ShownDeadJob) -> str:
     when = place.updated_at if isinstance(place, ShownDeadJob) else place.perform_in
-    lines = [f"{name:10}{clock_time(when)}, {relative(when, time.time())}"]
+    lines = [f"{name:10}{moment(when)}, {relative(when, time.time())}"]
     if isinstance(place, ShownJob):
         lines.append(f"  retry_count {place.retry_count}")
+        if place.held:
+            lines.append("  held        its id is paused")
     if place.error is not None:
         lines.append(f"  error       {escaped(place.error)}")
     lines.append(f"  payloads    {place.payload_count}")

@@ -1,21 +1,63 @@
-"""``stats``: counts of all ordered queues, or of one."""
+"""``stats``: counts of all ordered queues, or of one; and who works."""
 
 from __future__ import annotations
 
 import threading
-from dataclasses import asdict
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 import click
 
-from celery_lowkiq.integration.console import Console, Overview
+from celery_lowkiq.integration.console import Console
 from celery_lowkiq.rules.errors import StoreUnavailable
+from celery_lowkiq.rules.history import Rates, rates
 from celery_lowkiq.rules.models import Stats
-from celery_lowkiq.rules.shown import duration, escaped
+from celery_lowkiq.rules.reports import NodeReport
+from celery_lowkiq.rules.words import duration, escaped
 
-from ..output import table, write_json
+from ..output import count_of, table, write_json
 from ..params import command, json_option
 
-HEADER = ("queue", ">length", ">fresh", ">retries", ">busy", ">morgue", ">lag", ">processed", ">failed")
+COUNTS = ("length", "fresh", "retries", "held", "busy", "morgue_length")
+AMOUNTS = ("queue", ">length", ">fresh", ">retries", ">held", ">busy", ">morgue", ">lag")
+HEADER = (*AMOUNTS, ">processed", ">/s", ">failed", ">/s", "paused")
+
+
+@dataclass(frozen=True)
+class _Line:
+    """Counts of a queue, or of all together."""
+
+    name: str
+    shards: int
+    counts: Stats
+    rates: Rates | None
+
+    def row(self) -> list[str]:
+        """For people."""
+        counts, speed = self.counts, self.rates
+        numbers = [str(getattr(counts, name)) for name in COUNTS]
+        processed = [str(counts.processed), f"{speed.processed:.1f}" if speed else "-"]
+        failed = [str(counts.failed), f"{speed.failed:.1f}" if speed else "-"]
+        paused = f"{counts.paused} of {self.shards} shards" if counts.paused else ""
+        return [self.name, *numbers, duration(counts.lag), *processed, *failed, paused]
+
+    def fields(self) -> dict[str, object]:
+        """For programs."""
+        return {
+            **asdict(self.counts),
+            "shards": self.shards,
+            "rates": asdict(self.rates) if self.rates else None,
+        }
+
+
+@dataclass(frozen=True)
+class _Picture:
+    """What one look has found."""
+
+    queues: Sequence[_Line]
+    total: _Line
+    workers: Mapping[str, int]
 
 
 @command("Counts of all queues, or of one.", ["stats", "stats sync_order --json", "stats --watch 1"])
@@ -23,14 +65,15 @@ HEADER = ("queue", ">length", ">fresh", ">retries", ">busy", ">morgue", ">lag", 
 @click.option("--watch", type=click.FloatRange(min=0.05), metavar="SECONDS", help="Again and again.")
 @json_option
 def stats(console: Console, queue: str | None, watch: float | None, json_: bool) -> None:
-    """Counts of all ordered queues and their sum, or of one QUEUE.
+    """Counts of all ordered queues and their sum, or of one QUEUE; how many nodes and lanes there are.
 
-    length: waiting jobs, fresh ones and retries; busy: being processed; morgue: dead jobs; lag: how long the
-    oldest due job has waited; processed, failed: how many ever.
+    length: waiting jobs; fresh, retries: those that never failed, and the others; held: those whose ids are
+    paused; busy: being processed; morgue: dead jobs; lag: how long the oldest due job has waited; processed,
+    failed: how many ever; /s: a second, over the last minute.
     """
     names = None if queue is None else [queue]
     if watch is None:
-        _show(console.overview(names), json_)
+        _show(_look(console, names), json_)
     else:
         _watch(console, names, watch, json_)
 
@@ -40,7 +83,7 @@ def _watch(console: Console, names: list[str] | None, seconds: float, json_: boo
     try:
         while True:
             try:
-                found = console.overview(names)
+                found = _look(console, names)
             except StoreUnavailable as error:
                 click.echo(escaped(str(error)), err=True)
             else:
@@ -52,17 +95,29 @@ def _watch(console: Console, names: list[str] | None, seconds: float, json_: boo
         """The usual end."""
 
 
-def _show(overview: Overview, json_: bool) -> None:
+def _look(console: Console, names: list[str] | None) -> _Picture:
+    overview, past, now = console.overview(names), console.history(names), time.time()
+    queues = console.queues()
+    lines = [
+        _Line(name, queues[name].spec.shards, counts, rates(past.by_queue[name], now))
+        for name, counts in overview.by_queue.items()
+    ]
+    total = _Line("total", sum(line.shards for line in lines), overview.total, rates(past.total, now))
+    return _Picture(lines, total, _workers(console.nodes()))
+
+
+def _workers(nodes: Sequence[NodeReport]) -> dict[str, int]:
+    lanes = [lane for node in nodes if node.alive for lane in node.lanes]
+    busy = sum(lane.running is not None for lane in lanes)
+    return {"nodes": sum(node.alive for node in nodes), "lanes": len(lanes), "lanes_busy": busy}
+
+
+def _show(found: _Picture, json_: bool) -> None:
     if json_:
-        queues = {name: asdict(counts) for name, counts in overview.by_queue.items()}
-        write_json({"queues": queues, "total": asdict(overview.total)})
+        queues = {line.name: line.fields() for line in found.queues}
+        write_json({"queues": queues, "total": found.total.fields(), **found.workers})
         return
-    rows = [_row(name, counts) for name, counts in overview.by_queue.items()]
-    if len(rows) != 1:
-        rows.append(_row("total", overview.total))
-    click.echo(table(HEADER, rows))
-
-
-def _row(name: str, counts: Stats) -> list[str]:
-    numbers = [counts.length, counts.fresh, counts.retries, counts.busy, counts.morgue_length]
-    return [name, *map(str, numbers), duration(counts.lag), str(counts.processed), str(counts.failed)]
+    rows = [line.row() for line in found.queues]
+    click.echo(table(HEADER, [*rows, found.total.row()] if len(rows) != 1 else rows))
+    nodes, lanes, busy = found.workers.values()
+    click.echo(f"\n{count_of(nodes, 'node')}, {count_of(lanes, 'lane')}, {busy} of them busy")

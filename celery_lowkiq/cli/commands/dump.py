@@ -1,0 +1,43 @@
+"""``dump``: a queue as a file."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from celery_lowkiq.integration.console import Console
+
+from ..bulk import Progress, jobs, with_progress
+from ..params import command, queue_argument
+
+
+@command(
+    "Write a queue to stdout.",
+    ["dump sync_order > sync_order.jsonl", "dump sync_order | gzip > sync_order.jsonl.gz"],
+)
+@queue_argument
+def dump(console: Console, queue: str) -> None:
+    """Write all jobs of QUEUE to stdout, as JSON lines for `load`: waiting, being processed, and dead.
+
+    It only reads. What changes meanwhile may be missed, or come twice: pause the queue, and stop its callers,
+    before you move it.
+    """
+    ordered = console.queue(queue)
+    stats = ordered.stats()
+    length = stats.length + stats.busy + stats.morgue_length
+
+    def act(progress: Progress) -> int:
+        out, count = sys.stdout.buffer, 0
+        for count, line in enumerate(ordered.dump()):
+            out.write(line)
+            progress(count)
+        out.flush()
+        return count - 1
+
+    lines = with_progress("dump", length, act)
+    click.echo(f"dumped {lines} lines of jobs of queue {queue}", err=True)
+    if stats.busy:
+        click.echo(
+            f"{jobs(stats.busy)} being processed: wait, or they run once more after the load", err=True
+        )

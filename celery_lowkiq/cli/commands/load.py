@@ -1,0 +1,54 @@
+"""``load``: a queue from a file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import click
+
+from celery_lowkiq.integration.console import Console
+from celery_lowkiq.rules.dumps import LONGEST_LINE
+
+from ..bulk import Progress, with_progress
+from ..params import command, queue_argument
+
+EXAMPLES = ["load sync_order < sync_order.jsonl", "load orders --renamed < sync_order.jsonl"]
+
+
+@command("Read a dump from stdin into a queue.", EXAMPLES)
+@queue_argument
+@click.option("--renamed", is_flag=True, help="Take the dump of a queue with another name.")
+@click.option("--again", is_flag=True, help="Load also what was loaded before, within the last week.")
+def load(console: Console, queue: str, renamed: bool, again: bool) -> None:
+    """Merge what `dump` wrote, from stdin, into QUEUE.
+
+    Was it interrupted? Run it again with the same file: what was loaded is passed over, also when it has run
+    meanwhile. Nothing is lost and nothing doubled.
+    """
+    ordered = console.queue(queue)
+    source = sys.stdin.buffer
+    read = 0
+
+    def lines() -> Iterator[bytes]:
+        nonlocal read
+        while line := source.readline(LONGEST_LINE):
+            read += len(line)
+            yield line
+
+    def act(progress: Progress) -> int:
+        done = ordered.load(lines(), renamed=renamed, again=again, progress=lambda _: progress(read))
+        click.echo(f"loaded {done.new} of {done.lines} lines into queue {queue}")
+        return done.new
+
+    with_progress("load", _size(source), act)
+
+
+def _size(source: BinaryIO) -> int:
+    """Bytes of a file; 0 of what is none."""
+    try:
+        return os.fstat(source.fileno()).st_size
+    except (OSError, ValueError):
+        return 0

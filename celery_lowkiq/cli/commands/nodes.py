@@ -1,0 +1,58 @@
+"""``nodes``: who works, and on what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import click
+
+from celery_lowkiq.integration.console import Console
+from celery_lowkiq.rules.reports import LaneReport, NodeReport
+from celery_lowkiq.rules.words import duration, job_names
+
+from ..output import table, write_json
+from ..params import command, json_option
+
+HEADER = ("node", "state", ">seen", ">up", "lane", ">shards", "doing")
+
+
+@command("Nodes, their lanes, and what these do.", ["nodes", "nodes --json"])
+@json_option
+def nodes(console: Console, json_: bool) -> None:
+    """Each node with its lanes: their shards, and what they are doing, as the node last told.
+
+    seen: how long ago that was. A node that was silent for longer than its lease is lost, and others take its
+    shards.
+    """
+    found = console.nodes()
+    if json_:
+        for node in found:
+            write_json({**asdict(node), "alive": node.alive})
+    elif found:
+        click.echo(table(HEADER, [row for node in found for row in _rows(node)]))
+    else:
+        click.echo("none: does a worker with ordered queues run?", err=True)
+
+
+def _rows(node: NodeReport) -> Iterator[list[str]]:
+    """The node's name stands once."""
+    up = node.seen_at - node.started_at
+    first = [node.name, _state(node), f"{duration(node.silent)} ago", duration(up)]
+    for number, lane in enumerate(node.lanes or (LaneReport("-", (), 0),)):
+        yield [*(first if number == 0 else [""] * len(first)), lane.name, str(lane.shard_count), _doing(lane)]
+
+
+def _state(node: NodeReport) -> str:
+    if not node.alive:
+        return "lost"
+    if node.stopping:
+        return "stopping"
+    return "quiet" if node.quiet else "working"
+
+
+def _doing(lane: LaneReport) -> str:
+    run = lane.running
+    if run is None:
+        return "nothing"
+    return f"{job_names(run.ids, run.count)} of {run.shard} for {duration(run.seconds)}"

@@ -1,0 +1,43 @@
+"""``paused``: what is paused, and since when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+from celery_lowkiq.integration.console import Console
+from celery_lowkiq.integration.queue import OrderedQueue
+from celery_lowkiq.rules.words import escaped, moment
+
+from ..listing import pages
+from ..output import write_json
+from ..params import command, json_option, queue_argument
+
+
+@command("What is paused of a queue.", ["paused sync_order", "paused sync_order --json"])
+@queue_argument
+@json_option
+def paused(console: Console, queue: str, json_: bool) -> None:
+    """What is paused of QUEUE, and since when: the queue, shards, ids."""
+    ordered = console.queue(queue)
+    found = False
+    for what, since in _paused(ordered):
+        found = True
+        if json_:
+            write_json({**what, "since": since})
+        else:
+            ((kind, name),) = what.items()
+            click.echo(f"{kind} {escaped(str(name))} since {moment(since)}")
+    if not found and not json_:
+        click.echo("none", err=True)
+
+
+def _paused(queue: OrderedQueue) -> Iterator[tuple[dict[str, str | int], float]]:
+    now = queue.paused()
+    if now.queue is not None:
+        yield {"queue": queue.name}, now.queue
+    for shard, since in sorted(now.shards.items()):
+        yield {"shard": shard}, since
+    for one in pages(queue.paused_ids):
+        yield {"id": one.id}, one.since

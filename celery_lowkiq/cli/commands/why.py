@@ -1,0 +1,33 @@
+"""``why``: one answer to why an id does not run."""
+
+from __future__ import annotations
+
+import click
+
+from celery_lowkiq.integration.console import Console
+from celery_lowkiq.rules.words import escaped
+
+from ..main import FAILED
+from ..output import write_json
+from ..params import command, json_option, queue_argument
+
+
+@command("Why an id is not running.", ["why sync_order 42", "why sync_order 42 --json"])
+@queue_argument
+@click.argument("id_", metavar="ID")
+@json_option
+def why(console: Console, queue: str, id_: str, json_: bool) -> None:
+    """Where an ID of QUEUE is, and why it does not run, in words.
+
+    It is done or was never there, waits for its time or behind others, is paused, or dead; its shard has no
+    owner, or one that does not answer; or it is running. Status 1 when there is no such job.
+    """
+    answer = console.queue(queue).why(id_)
+    if json_:
+        reasons = [{"kind": reason.kind, "text": reason.text} for reason in answer.reasons]
+        write_json({"id": id_, "queue": queue, "kind": answer.kind, "text": answer.text, "reasons": reasons})
+    else:
+        for reason in answer.reasons:
+            click.echo(escaped(reason.text))
+    if answer.kind == "nowhere":
+        raise click.exceptions.Exit(FAILED)

@@ -1,0 +1,75 @@
+-- Merges what a dump tells of jobs into a shard (rules 2 and 3), each line once, however often it comes.
+--
+-- KEYS: meta senders due paused? held? jobs spill order failed errors calls dead dead_ids dead_jobs dead_spill dead_order dead_errors
+-- ARGV: shards merge sender channel index last_score [n kind id when retry_count error count [score payload flag]*count]...
+--   shards: the declared count; sender: of the dump; n: grows with the lines of a dump
+--   last_score: the shard makes no smaller ones (us)
+--   kind: waiting, dead, or calls (with digest, record, '' in place of score, payload, flag)
+-- USES: time wake bag_read bag held waiting
+-- Returns: how many were new; error SHARDS <stored count> when the count differs.
+-- Cost: O(log n) a payload.
+--
+-- How long lines that were loaded are known, in s.
+local MEMORY = 7 * 24 * 3600
+
+local stored = redis.call('HMGET', meta, 'shards', 'score')
+if stored[1] ~= shards then
+  return redis.error_reply('SHARDS ' .. (stored[1] or '0'))
+end
+local last = tonumber(string.match(redis.call('HGET', senders, sender) or '0', '^%d+') or 0)
+local before = head()
+local morgue = {records = dead_jobs, spill = dead_spill, order = dead_order}
+local kinds = {}
+
+-- A job that failed brings its time along (rule 3); of another one, the time of what waits stays (rule 2).
+function kinds.waiting(id, items, when, retry_count, message)
+  local where = index_of(id)
+  if tonumber(retry_count) < 0 then
+    redis.call('ZADD', where, 'NX', when, id)
+  else
+    redis.call('ZADD', where, when, id)
+    redis.call('ZADD', failed, retry_count, id)
+    redis.call('HSET', errors, id, message)
+  end
+  bag_add(waiting, id, items, false)
+end
+
+-- The later death stays.
+function kinds.dead(id, items, when, _, message)
+  local known = redis.call('ZSCORE', dead, id)
+  if not known or tonumber(known) < tonumber(when) then
+    redis.call('ZADD', dead, when, id)
+    redis.call('HSET', dead_errors, id, message)
+  end
+  redis.call('ZADD', dead_ids, 0, id)
+  bag_add(morgue, id, items, false)
+end
+
+function kinds.calls(id, items)
+  local number = redis.call('HINCRBY', meta, 'call', #items) - #items
+  for i, item in ipairs(items) do
+    redis.call('ZADD', calls, 0, id .. '\0' .. item[1] .. string.format('%012x', number + i) .. item[2])
+  end
+end
+
+local at, new = rest, 0
+while at <= #ARGV do
+  local n, kind, id, when, retry_count, message, count = unpack(ARGV, at, at + 6)
+  local stop = at + 6 + 3 * count
+  if tonumber(n) > last then
+    local items = {}
+    for i = at + 7, stop, 3 do
+      items[#items + 1] = {ARGV[i], ARGV[i + 1], tonumber(ARGV[i]), ARGV[i + 2]}
+    end
+    kinds[kind](id, items, when, retry_count, message)
+    last, new = tonumber(n), new + 1
+  end
+  at = stop + 1
+end
+if new > 0 then
+  local known_until = math.floor(now_us() / 1000000) + MEMORY
+  redis.call('HSET', senders, sender, string.format('%.0f %.0f', last, known_until))
+  redis.call('HSET', meta, 'score', string.format('%.0f', math.max(tonumber(stored[2] or 0), tonumber(last_score))))
+  wake(before)
+end
+return new
