@@ -13,6 +13,8 @@ nox.options.sessions = ["tests"]
 nox.options.error_on_missing_interpreters = True
 
 CODE = ("celery_lowkiq", "tests", "examples", "benchmarks", "noxfile.py")
+#: What the test command leaves out has a session of its own.
+QUICK = "not chaos and not browser"
 HERE = Path(__file__).parent
 
 
@@ -42,7 +44,14 @@ def tests(session: nox.Session) -> None:
     """Lint, then all tests but the long ones; arguments go to pytest."""
     _install(session)
     _lint(session)
-    session.run("pytest", "-n", "2", "--dist", "loadgroup", "-m", "not chaos", *session.posargs)
+    session.run("pytest", "-n", "2", "--dist", "loadgroup", "-m", QUICK, *session.posargs)
+
+
+@nox.session
+def browser(session: nox.Session) -> None:
+    """Pages in a headless Chromium; skipped where there is none."""
+    _install(session)
+    session.run("pytest", "-m", "browser", *session.posargs)
 
 
 @nox.session
@@ -106,7 +115,7 @@ def docs(session: nox.Session) -> None:
 def matrix(session: nox.Session, celery: str) -> None:
     """The tests on each supported Python and Celery that is installed here."""
     _install(session, f"celery=={celery}.*")
-    session.run("pytest", "-n", "2", "--dist", "loadgroup", "-m", "not chaos", *session.posargs)
+    session.run("pytest", "-n", "2", "--dist", "loadgroup", "-m", QUICK, *session.posargs)
 
 
 if __name__ == "__main__":
