@@ -59,7 +59,7 @@ def node(app: Celery, env: dict[str, str], directory: Path) -> Iterator[Worker]:
 @pytest.fixture(scope="module")
 def site(app: Celery, node: Worker, env: dict[str, str], directory: Path) -> Iterator[FlowerSite]:
     """Flower, once it has seen events of the worker."""
-    with flower(directory, f"--conf={Path(__file__).with_name('conf.py')}", **env) as found:
+    with flower(directory, "lowkiq", "flower", **env) as found:
         eventually(lambda: node.ready())
         numbers = itertools.count()
         eventually(lambda: app.tasks["record"].delay(f"canary-{next(numbers)}", "x") and tasks(found), 60)

@@ -72,10 +72,10 @@ class FlowerSite:
 
 
 @contextmanager
-def flower(directory: Path, *options: str, user: str = USER, **env: str) -> Iterator[FlowerSite]:
-    """``celery -A tests.worker.proj flower``; without authentication when ``user`` is empty."""
+def flower(directory: Path, *command: str, user: str = USER, **env: str) -> Iterator[FlowerSite]:
+    """``celery -A tests.worker.proj <command>``; without authentication when ``user`` is empty."""
     log = directory / "flower.log"
-    words = [sys.executable, "-m", "celery", "-A", "tests.worker.proj", "flower", *options]
+    words = [sys.executable, "-m", "celery", "-A", "tests.worker.proj", *command]
     words += ["--address=127.0.0.1", "--port=0", *([f"--basic-auth={user}"] if user else [])]
     with log.open("wb") as output:
         process = subprocess.Popen(

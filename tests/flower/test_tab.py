@@ -96,7 +96,7 @@ def test_nothing_is_done_by_strangers(site):
 
 def test_a_flower_without_authentication_shows_and_does_nothing(site, env, outcome, tmp_path, pytestconfig):
     conf = pytestconfig.rootpath / "tests" / "flower" / "conf.py"
-    with flower(tmp_path, f"--conf={conf}", "--url-prefix=ops", user="", **env) as other:
+    with flower(tmp_path, "flower", f"--conf={conf}", "--url-prefix=ops", user="", **env) as other:
         page = other.get("/ops/ordered/queue?queue=outcome")
         assert "Actions need a Flower with authentication" in page
         assert '<button class="btn' not in page
