@@ -16,6 +16,8 @@ nox.options.error_on_missing_interpreters = not any(word.startswith("matrix") fo
 #: Tests of what Celery and its versions may change.
 OF_CELERY = ("tests/unit", "tests/store", "tests/features", "tests/worker")
 CODE = ("celery_lowkiq", "tests", "examples", "benchmarks", "noxfile.py")
+#: What the test command leaves out has a session of its own.
+QUICK = "not chaos and not browser"
 HERE = Path(__file__).parent
 
 
@@ -45,7 +47,14 @@ def tests(session: nox.Session) -> None:
     """Lint, then all tests but the long ones; arguments go to pytest."""
     _install(session)
     _lint(session)
-    session.run("pytest", "-n", "2", "--dist", "loadgroup", "-m", "not chaos", *session.posargs)
+    session.run("pytest", "-n", "2", "--dist", "loadgroup", "-m", QUICK, *session.posargs)
+
+
+@nox.session
+def browser(session: nox.Session) -> None:
+    """Pages in a headless Chromium; skipped where there is none."""
+    _install(session)
+    session.run("pytest", "-m", "browser", *session.posargs)
 
 
 @nox.session
@@ -111,7 +120,7 @@ def matrix(session: nox.Session, celery: str) -> None:
     """The tests of Celery's features on each version of it and each Python; missing ones are skipped."""
     _install(session, f"celery=={celery}.*")
     paths = session.posargs or OF_CELERY
-    session.run("pytest", "-n", "2", "--dist", "loadgroup", "-m", "not chaos", *paths)
+    session.run("pytest", "-n", "2", "--dist", "loadgroup", "-m", QUICK, *paths)
 
 
 if __name__ == "__main__":

@@ -8,14 +8,14 @@ from functools import cache
 from typing import NamedTuple
 
 from celery import Celery
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from celery_lowkiq.rules.models import Batch
 from celery_lowkiq.worker.runtime import Runtime
 
-from .queues import QueueCollector
+from .queues import queue_registry
 from .server import Server, listen
 
 logger = logging.getLogger("celery_lowkiq.metrics")
@@ -51,8 +51,7 @@ class NodeMetrics(Collector):
         self._address = (host, port)
         self._runtime: Runtime | None = None
         self._server: Server | None = None
-        self._registry = CollectorRegistry()
-        self._registry.register(QueueCollector(app))
+        self._registry = queue_registry(app)
         self._registry.register(self)
         self._renewals = self._counter(*LEASE_RENEWALS)
         self._lost = self._counter(*LEASES_LOST)

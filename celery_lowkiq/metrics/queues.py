@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from celery import Celery
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -98,6 +99,13 @@ class QueueCollector(Collector):
             free = watch.may_take(now, self._lease_seconds)
             found[look.shard.queue] = found.get(look.shard.queue, 0) + free
         return found
+
+
+def queue_registry(app: Celery) -> CollectorRegistry:
+    """Of an exporter. Raises ConfigurationError for an app whose settings are wrong."""
+    registry = CollectorRegistry()
+    registry.register(QueueCollector(app))
+    return registry
 
 
 UP = ("lowkiq_redis_up", "Whether Redis answered this scrape")

@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
+from celery_lowkiq.embedded import EmbeddedServer
+from tests.outages import away
 from tests.waiting import eventually
 from tests.worker.scraping import metrics_url, scrape
 
@@ -89,6 +91,19 @@ def test_a_node_and_its_lanes(app, measured, ledger, tmp_path):
     assert found["lowkiq_lanes", "node=w0@test"] == 4
     for name in ("leases_lost", "redis_errors", "redis_outages"):
         assert found[f"lowkiq_{name}_total", "node=w0@test"] == 0
+
+
+def test_an_outage_is_counted_and_its_scrapes_say_so(start_worker, settings):
+    with EmbeddedServer() as mortal:
+        settings["lowkiq_url"] = mortal.url
+        url = metrics_url(start_worker())
+        with away(mortal):
+            found = eventually(lambda: s if (s := scrape(url))["lowkiq_redis_up",] == 0 else None)
+            assert ("lowkiq_length", "queue=record") not in found
+            eventually(lambda: scrape(url)["lowkiq_redis_outages_total", "node=w0@test"] == 1)
+        found = eventually(lambda: s if (s := scrape(url))["lowkiq_redis_up",] == 1 else None)
+        assert found["lowkiq_length", "queue=record"] == 0
+        assert found["lowkiq_redis_errors_total", "node=w0@test"] >= 1
 
 
 def test_a_port_in_use_costs_the_metrics_and_not_the_worker(app, settings, start_worker, ledger):

@@ -1,0 +1,7 @@
+"""Ordered queues in Flower: a tab of its own (extra ``flower``)."""
+
+from __future__ import annotations
+
+from .tab import install
+
+__all__ = ["install"]

@@ -1,0 +1,123 @@
+"""The pages of the tab, and what they do: behind Flower's own authentication, as its own."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+from flower.api import BaseApiHandler
+from flower.utils import strtobool
+from flower.views import BaseHandler
+from tornado.ioloop import IOLoop
+from tornado.web import HTTPError, RequestHandler, authenticated
+
+from celery_lowkiq.integration.console import Console
+from celery_lowkiq.integration.queue import OrderedQueue, ShownDeadJob
+from celery_lowkiq.rules.errors import InvalidCall, LowkiqError
+from celery_lowkiq.rules.words import duration, escaped, shortened
+
+from .actions import ACTIONS, told
+
+logger = logging.getLogger("celery_lowkiq.flower")
+
+T = TypeVar("T")
+
+#: Dead jobs on a page, and characters of a text.
+PAGE = 100
+LONGEST = 300
+#: What templates call.
+TEXT = {"span": duration, "text": lambda value: shortened(escaped(str(value)), LONGEST)}
+
+
+class OrderedPage(BaseHandler):  # type: ignore[misc]
+    """All queues."""
+
+    @authenticated
+    async def get(self) -> None:
+        """Counts of each."""
+        found = await _answer(Console(self.capp).overview)
+        self.render("ordered.html", overview=found, **TEXT)
+
+
+class OrderedQueuePage(BaseHandler):  # type: ignore[misc]
+    """One queue and its morgue."""
+
+    @authenticated
+    async def get(self) -> None:
+        """The counts, and a page of dead jobs, those that died last first."""
+        name, after = self.get_query_argument("queue"), self.get_query_argument("after", None)
+        said = told(self.get_query_argument("did", ""), self.get_query_argument("count", ""))
+        found = await _answer(lambda: _queue(Console(self.capp), name, after))
+        self.render("ordered_queue.html", said=said, may_act=_may_act(self), actions=ACTIONS, **found, **TEXT)
+
+
+class OrderedAction(BaseApiHandler):  # type: ignore[misc]
+    """What a form asks for. As all that changes something in Flower it needs authentication, or Flower's word
+    that none is needed.
+    """
+
+    @authenticated
+    async def post(self) -> None:
+        """Do it, and go back to the queue's page."""
+        # Flower asks for the token only where it keeps a session.
+        RequestHandler.check_xsrf_cookie(self)
+        name, did = self.get_body_argument("queue"), self.get_body_argument("action")
+        ids = self.get_body_arguments("id", strip=False)
+        action = ACTIONS.get(did)
+        if action is None:
+            raise HTTPError(400, f"action={did[:100]!r}: allowed are {', '.join(ACTIONS)}")
+        count = await _answer(lambda: int(action.run(Console(self.capp).queue(name), ids)))
+        logger.info(
+            "%s: %s of queue %s by %r changed %d", self.request.remote_ip, did, name, self.current_user, count
+        )
+        self.redirect(
+            f"{self.reverse_url('ordered-queue')}?{urlencode({'queue': name, 'did': did, 'count': count})}"
+        )
+
+
+class OrderedApi(BaseApiHandler):  # type: ignore[misc]
+    """``GET /api/ordered``: counts of all queues as JSON."""
+
+    @authenticated
+    async def get(self) -> None:
+        """By queue."""
+        found = await _answer(Console(self.capp).overview)
+        self.write({queue: vars(stats) for queue, stats in found.by_queue.items()})
+
+
+async def _answer(ask: Callable[[], T]) -> T:
+    """The answer of a question to Redis, which Flower's loop does not wait for."""
+    try:
+        return await IOLoop.current().run_in_executor(None, ask)
+    except InvalidCall as error:
+        raise HTTPError(404, str(error)) from error
+    except LowkiqError as error:
+        raise HTTPError(503, str(error)) from error
+
+
+def _queue(console: Console, name: str, after: str | None) -> dict[str, Any]:
+    queue: OrderedQueue = console.queue(name)
+    page = queue.morgue("updated_at", reverse=True, limit=PAGE, payload_limit=3, after=after)
+    return {
+        "queue": name,
+        "stats": queue.stats(),
+        "paused": queue.paused(),
+        "dead": page.items,
+        "next": page.next,
+        "payloads": _payloads,
+    }
+
+
+def _payloads(job: ShownDeadJob) -> str:
+    shown = ", ".join(repr(payload.value) for payload in job.payloads)
+    return f"{job.payload_count}: {shown}"
+
+
+def _may_act(handler: Any) -> bool:
+    options = handler.application.options
+    return bool(options.basic_auth or options.auth) or bool(
+        strtobool(os.environ.get("FLOWER_UNAUTHENTICATED_API") or "false")
+    )

@@ -1,0 +1,122 @@
+"""The tab that we add to Flower."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_lowkiq.flower.actions import told
+from celery_lowkiq.flower.tab import with_tab
+from tests.flower.processes import flower
+from tests.waiting import eventually
+
+EVIL = '<img src=x onerror="alert(1)">'
+
+
+@pytest.fixture
+def outcome(app, site):
+    """A queue with dead jobs, one of them of ill will, and empty afterwards."""
+    task = app.tasks["outcome"]
+    for job_id in ("dead-1", "dead-2", EVIL):
+        task.delay(job_id, "fail")
+    eventually(lambda: task.ordered_queue.stats().morgue_length == 3)
+    yield task.ordered_queue
+    task.ordered_queue.resume()
+    eventually(lambda: task.ordered_queue.stats().length == task.ordered_queue.stats().busy == 0)
+    task.ordered_queue.morgue_delete_all()
+
+
+def test_every_page_has_the_tab(site):
+    for path in ("/tasks", "/ordered", "/ordered/queue?queue=record"):
+        text = site.get(path)
+        assert text.index("Broker") < text.index('href="/ordered"') < text.index("Documentation")
+
+
+def test_all_queues_with_their_counts(site, outcome):
+    text = site.get("/ordered")
+    for name in ("record", "batches", "gated", "outcome"):
+        assert f'href="/ordered/queue?queue={name}"' in text
+    assert site.json("/api/ordered")["outcome"]["morgue_length"] == 3
+
+
+def test_what_comes_from_outside_is_text(site, outcome):
+    text = site.get("/ordered/queue?queue=outcome")
+    assert "<img src=x" not in text
+    assert "&lt;img src=x onerror=&quot;alert(1)&quot;&gt;" in text
+
+
+def test_a_dead_job_is_queued_up_again(site, outcome):
+    answer = site.act("outcome", "requeue", id=EVIL)
+    assert (answer.status, answer.headers["Location"]) == (
+        302,
+        "/ordered/queue?queue=outcome&did=requeue&count=1",
+    )
+    assert "Dead jobs that are back in the queue: 1." in site.get(answer.headers["Location"])
+    eventually(lambda: outcome.stats().failed >= 3 * 2 + 1)
+
+
+def test_all_dead_jobs_are_queued_up_while_the_queue_is_paused(site, outcome):
+    assert site.act("outcome", "pause").status == 302
+    assert outcome.paused().queue is not None
+    assert "The queue is paused." in site.get("/ordered/queue?queue=outcome")
+    assert site.act("outcome", "requeue-all").headers["Location"].endswith("count=3")
+    assert (outcome.stats().length, outcome.stats().morgue_length) == (3, 0)
+    assert site.act("outcome", "run-now").status == 302
+    assert site.act("outcome", "resume").status == 302
+    assert outcome.paused().queue is None
+
+
+@pytest.mark.parametrize("path, status", [("queue?queue=nothing", 404), ("queue", 400), ("elsewhere", 404)])
+def test_what_is_not_there(site, path, status):
+    assert site.ask(f"/ordered/{path}").status == status
+
+
+def test_an_unknown_action_is_refused(site):
+    answer = site.act("outcome", "destroy")
+    assert answer.status == 400
+    assert "'destroy'" in answer.text
+
+
+def test_nothing_is_done_without_the_token(site, outcome):
+    form = {"queue": "outcome", "action": "requeue-all"}
+    assert site.ask("/ordered/action", form).status == 403
+    assert site.ask("/ordered/action", {**form, "_xsrf": "a" * 32}).status == 403
+    assert site.ask("/ordered/action?queue=outcome&action=requeue-all").status == 405
+    assert outcome.stats().morgue_length == 3
+
+
+@pytest.mark.parametrize("user", ["", "ops:wrong"])
+@pytest.mark.parametrize("path", ["/ordered", "/ordered/queue?queue=record", "/api/ordered"])
+def test_nothing_is_shown_to_strangers(site, user, path):
+    assert type(site)(site.url, user).ask(path).status == 401
+
+
+def test_nothing_is_done_by_strangers(site):
+    assert type(site)(site.url, "").ask("/ordered/action", {"queue": "record"}).status in (401, 403)
+
+
+def test_a_flower_without_authentication_shows_and_does_nothing(site, env, outcome, tmp_path, pytestconfig):
+    conf = pytestconfig.rootpath / "tests" / "flower" / "conf.py"
+    with flower(tmp_path, "flower", f"--conf={conf}", "--url-prefix=ops", user="", **env) as other:
+        page = other.get("/ops/ordered/queue?queue=outcome")
+        assert "Actions need a Flower with authentication" in page
+        assert '<button class="btn' not in page
+        assert 'href="/ops/ordered"' in page
+        assert other.ask("/ops/ordered/action", {"queue": "outcome", "action": "requeue-all"}).status == 401
+    assert outcome.stats().morgue_length == 3
+
+
+def test_a_bar_that_we_do_not_know_stays_as_it_is(caplog):
+    assert with_tab("<ul></ul>") == "<ul></ul>"
+    assert "without a tab" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "did, count, said",
+    [
+        ("requeue", "1200", "Dead jobs that are back in the queue: 1,200."),
+        ("evil", "1", ""),
+        ("requeue", "<b>", ""),
+    ],
+)
+def test_only_actions_say_something(did, count, said):
+    assert told(did, count) == said
