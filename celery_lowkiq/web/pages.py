@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
+from itertools import groupby
+
 from starlette.requests import Request
 from starlette.responses import Response
 
-from . import show
+from celery_lowkiq.rules.reports import LaneReport
+
+from . import charts, show
 from .actions import ACTIONS
 from .changes import operation_of
 from .listing import SORTS, Asked
@@ -15,15 +21,25 @@ from .site import site_of
 
 #: Of each payload the page of a job reads so many bytes, and so many payloads.
 JOB = {"payload_limit": 100, "payload_bytes": show.MAX_TEXT}
+#: So many queues of a lane are told.
+MOST_PARTS = 10
 #: What such a page shows of all payloads together, in characters.
 MAX_PAGE = 1024 * 1024
 
 
 def overview(request: Request) -> Response:
     """All queues, the latest first."""
-    found = site_of(request).console.overview()
+    console, now = site_of(request).console, time.time()
+    found, history = console.overview(), console.history()
     queues = sorted(found.by_queue.items(), key=lambda entry: (-entry[1].lag, entry[0]))
-    return page(request, "overview.html", total=found.total, queues=queues)
+    return page(
+        request,
+        "overview.html",
+        total=found.total,
+        queues=queues,
+        history=charts.columns(history.total, now, charts.MINUTE),
+        sparks={name: charts.columns(one, now, charts.MINUTES) for name, one in history.by_queue.items()},
+    )
 
 
 def queue(request: Request) -> Response:
@@ -59,6 +75,39 @@ def job(request: Request) -> Response:
         payload_text=lambda payload: show.payload_text(payload, site_of(request).load),
         show=show,
     )
+
+
+@dataclass(frozen=True)
+class ShardsPart:
+    """The shards of one queue that a lane has, shortened to ranges: 0-3, 7."""
+
+    queue: str
+    text: str
+
+
+def shard_parts(lane: LaneReport) -> list[ShardsPart]:
+    """What a lane has, by queue; of a lane with very many not all is told."""
+    found = groupby(sorted(lane.shards), key=lambda shard: shard.queue)
+    parts = [ShardsPart(name, _ranges([shard.index for shard in shards])) for name, shards in found]
+    return parts[:MOST_PARTS]
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Of sorted numbers."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def nodes(request: Request) -> Response:
+    """The workers, their lanes, and what each runs."""
+    found = site_of(request).console.nodes()
+    busy = sum(lane.running is not None for node in found if node.alive for lane in node.lanes)
+    return page(request, "nodes.html", nodes=found, busy=busy, shard_parts=shard_parts)
 
 
 def server(request: Request) -> Response:

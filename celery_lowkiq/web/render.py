@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from . import show
-from .charts import bar
+from .charts import history_chart, peak, sparkline
 from .guard import TOKEN, USER
 from .site import site_of
 
@@ -46,7 +46,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(FILTERS)
-    environment.globals.update(bar=bar)
+    environment.globals.update(history_chart=history_chart, peak=peak, sparkline=sparkline)
     return environment
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import unicodedata
@@ -111,10 +112,12 @@ def payload_text(payload: ShownPayload, load: Load | None = None, limit: int = M
     return text[:limit]
 
 
-def cut_note(payload: ShownPayload, text: str) -> str:
-    """Says so when not all is shown."""
+def mark(payload: ShownPayload) -> str | None:
+    """Names a payload of a job; None when too little of it was read to tell."""
+    if payload.cut_from and len(payload.value) < MAX_TEXT:
+        return None
     whole = payload.cut_from or len(payload.value)
-    return f"the beginning of {size(whole)}" if payload.cut_from or len(text) >= MAX_TEXT else ""
+    return f"{hashlib.blake2b(payload.value[:MAX_TEXT], digest_size=16).hexdigest()}-{whole}"
 
 
 def _json(data: bytes) -> str | None:
