@@ -9,6 +9,7 @@ from itertools import groupby
 from starlette.requests import Request
 from starlette.responses import Response
 
+from celery_lowkiq.rules.models import Stats
 from celery_lowkiq.rules.reports import LaneReport
 
 from . import charts, show
@@ -17,6 +18,7 @@ from .changes import operation_of
 from .listing import SORTS, Asked
 from .params import Params
 from .render import page
+from .shards import shards_look
 from .site import site_of
 
 #: Of each payload the page of a job reads so many bytes, and so many payloads.
@@ -43,18 +45,25 @@ def overview(request: Request) -> Response:
 
 
 def queue(request: Request) -> Response:
-    """One queue and a listing of it."""
+    """One queue and a listing of it, or its shards."""
     params = Params.query(request)
     shown = site_of(request).queue(params.text("queue"))
-    asked = Asked.of(params, params.choice("list", SORTS, "jobs"))
+    listed = params.choice("list", (*SORTS, "shards", "paused"), "jobs")
+    asked = Asked.of(params, listed) if listed in SORTS else None
+    paused_ids = shown.paused_ids(after=params.cursor()) if listed == "paused" else None
+    shards = shown.shards()
     return page(
         request,
         "queue.html",
         queue=shown,
-        stats=shown.stats(),
-        shards=shown.shard_stats(),
+        listed=listed,
+        shards=shards,
+        stats=sum((shard.stats for shard in shards), Stats()),
+        looks=[shards_look(shard) for shard in shards],
+        paused=shown.paused(),
         asked=asked,
-        found=asked.of_queue(shown),
+        found=asked.of_queue(shown) if asked else paused_ids,
+        history=charts.columns(shown.history(), time.time(), charts.MINUTE),
         actions=ACTIONS,
         show=show,
     )
@@ -63,14 +72,18 @@ def queue(request: Request) -> Response:
 def job(request: Request) -> Response:
     """All of one id."""
     params = Params.query(request)
-    shown = site_of(request).queue(params.text("queue"))
-    job_id = params.text("id")
+    shown, job_id = site_of(request).queue(params.text("queue")), params.text("id")
+    places, why = shown.job(job_id, **JOB), shown.why(job_id)
+    edited = params.text("edit", "")
     return page(
         request,
         "job.html",
         queue=shown,
         job_id=job_id,
-        places=shown.job(job_id, **JOB),
+        places=places,
+        why=why,
+        paused=why.facts.id_paused,
+        edited=edited,
         actions=ACTIONS,
         payload_text=lambda payload: show.payload_text(payload, site_of(request).load),
         show=show,
