@@ -16,6 +16,7 @@ from . import charts, show
 from .actions import ACTIONS
 from .changes import operation_of
 from .listing import SORTS, Asked
+from .overview import look_at
 from .params import Params
 from .render import page
 from .shards import shards_look
@@ -32,13 +33,16 @@ MAX_PAGE = 1024 * 1024
 def overview(request: Request) -> Response:
     """All queues, the latest first."""
     console, now = site_of(request).console, time.time()
-    found, history = console.overview(), console.history()
-    queues = sorted(found.by_queue.items(), key=lambda entry: (-entry[1].lag, entry[0]))
+    history = console.history()
+    alive = [node for node in console.nodes() if node.alive]
+    queues = look_at(history.by_queue, console.looks(), {node.owner for node in alive})
     return page(
         request,
         "overview.html",
-        total=found.total,
+        total=sum((queue.stats for queue in queues), Stats()),
         queues=queues,
+        alive=len(alive),
+        lanes=sum(len(node.lanes) for node in alive),
         history=charts.columns(history.total, now, charts.MINUTE),
         sparks={name: charts.columns(one, now, charts.MINUTES) for name, one in history.by_queue.items()},
     )

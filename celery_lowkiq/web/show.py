@@ -14,6 +14,8 @@ from celery_lowkiq.integration.queue import ShownPayload
 
 #: What a page shows of one payload, in characters.
 MAX_TEXT = 64 * 1024
+#: JSON that is not longer stands in one line.
+ONE_LINE = 100
 #: A score in this range (Unix s) is shown as a time, too: the years 2001 to 2286.
 TIMES = (1e9, 1e10)
 
@@ -122,7 +124,9 @@ def mark(payload: ShownPayload) -> str | None:
 
 def _json(data: bytes) -> str | None:
     try:
-        return json.dumps(json.loads(data), indent=2, ensure_ascii=False)
+        value = json.loads(data)
+        text = json.dumps(value, ensure_ascii=False)
+        return text if len(text) <= ONE_LINE else json.dumps(value, indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):
         return None
 
