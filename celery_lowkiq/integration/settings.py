@@ -17,6 +17,8 @@ from kombu.utils.imports import symbol_by_name
 from celery_lowkiq.rules import schedulers, splitters
 from celery_lowkiq.rules.errors import ConfigurationError
 
+from .tracebacks import format_traceback
+
 PREFIX = "lowkiq_"
 #: A payload may never be larger (bytes): a claim takes about so much at a time.
 LARGEST_PAYLOAD = 1024 * 1024
@@ -185,7 +187,11 @@ SETTINGS: dict[str, Setting] = {
     "max_payload_bytes": Setting(
         64 * 1024, f"a whole number from 1 to {LARGEST_PAYLOAD}", _number(1, LARGEST_PAYLOAD, whole=True)
     ),
-    "format_error": Setting(default_format_error, f"{_FUNCTION}: exception to text", _function()),
+    "format_error": Setting(
+        default_format_error,
+        f"'traceback', or {_FUNCTION}: exception to text",
+        _function({"traceback": format_traceback}),
+    ),
     "dump_error": Setting(_text_to_bytes, f"{_FUNCTION}: text to bytes", _function()),
     "load_error": Setting(_bytes_to_text, f"{_FUNCTION}: bytes to text", _function()),
     "metrics_port": Setting(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,24 +11,48 @@ from celery_lowkiq.integration.queue import OrderedQueue
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import Stats
 
+from . import show
+from .errors import NotFound
 from .operations import Progress
+
+#: A payload is found among so many of its job, those with the smallest scores.
+SEARCHED = 1000
 
 
 @dataclass(frozen=True)
 class Target:
-    """What of a queue is changed."""
+    """What of a queue is changed: ids, a shard, or the payload of an id that has this mark."""
 
     ids: tuple[str, ...] = ()
+    shard: int | None = None
+    mark: str | None = None
+    #: JSON of a new payload.
+    value: str | None = None
+
+    @property
+    def given(self) -> set[str]:
+        """Names of what is there."""
+        fields = {"ids": self.ids or None, "shard": self.shard, "mark": self.mark, "value": self.value}
+        return {name for name, value in fields.items() if value is not None}
 
 
 Runs = Callable[[OrderedQueue, Target, Progress], int]
+#: What each kind of action needs to be told; nothing else may be given.
+NEEDS = {
+    "queue": set[str](),
+    "all": set[str](),
+    "ids": {"ids"},
+    "shard": {"shard"},
+    "payload": {"ids", "mark"},
+    "value": {"ids", "mark", "value"},
+}
 
 
 @dataclass(frozen=True)
 class Action:
     """``label`` says what it does (a button), ``effect`` what becomes of the jobs (a question).
 
-    ``on``: what it is done to, "all" that ``counts`` counts, or "ids". ``dangerous``: it is asked about.
+    ``on``: what it is done to, a key of NEEDS; "all" is what ``counts`` counts. ``dangerous``: asked about.
     """
 
     name: str
@@ -40,17 +65,48 @@ class Action:
 
     def total(self, queue: OrderedQueue, target: Target) -> int:
         """How many jobs it will be done to, about. Raises StoreError."""
-        return self.counts(queue.stats()) if self.on == "all" else len(target.ids)
+        return self.counts(queue.stats()) if self.on == "all" else max(1, len(target.ids))
 
-    def check(self, target: Target) -> None:
+    def check(self, queue: OrderedQueue, target: Target) -> None:
         """Raises InvalidCall when the target is not what the action is done to."""
-        if (self.on == "ids") != bool(target.ids):
-            needs = "needs ids" if self.on == "ids" else "takes no ids"
-            raise InvalidCall(f"action={self.name!r} {needs}")
+        needs = NEEDS[self.on]
+        if target.given != needs:
+            raise InvalidCall(f"action={self.name!r} takes {' and '.join(sorted(needs)) or 'the queue only'}")
+        if target.shard is not None and not 0 <= target.shard < queue.spec.shards:
+            raise InvalidCall(f"shard={target.shard}: 0 to {queue.spec.shards - 1} are allowed")
+        if "mark" in needs and len(target.ids) != 1:
+            raise InvalidCall(f"action={self.name!r} takes one id")
+        if target.value is not None:
+            _new_value(target)
 
 
-def _table(*actions: Action) -> dict[str, Action]:
-    return {action.name: action for action in actions}
+def _payload(queue: OrderedQueue, target: Target) -> bytes:
+    """Raises NotFound."""
+    waiting = queue.job(target.ids[0], payload_limit=SEARCHED).waiting
+    for payload in waiting.payloads if waiting else ():
+        if show.mark(payload) == target.mark:
+            data: bytes = payload.value
+            return data
+    raise NotFound("the job waits no more, or has no such payload any more: nothing was changed")
+
+
+def _new_value(target: Target) -> Any:
+    try:
+        return json.loads(target.value or "", parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        raise InvalidCall("the new payload is not JSON: nothing was changed") from None
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(name)
+
+
+def _drop(queue: OrderedQueue, target: Target, _: Progress) -> int:
+    return int(queue.drop_payload(target.ids[0], _payload(queue, target)))
+
+
+def _edit(queue: OrderedQueue, target: Target, _: Progress) -> int:
+    return int(queue.edit_payload(target.ids[0], _payload(queue, target), _new_value(target)))
 
 
 def _retries(stats: Stats) -> int:
@@ -61,7 +117,54 @@ def _dead(stats: Stats) -> int:
     return stats.morgue_length
 
 
+def _table(*actions: Action) -> dict[str, Action]:
+    return {action.name: action for action in actions}
+
+
 ACTIONS = _table(
+    Action(
+        "pause",
+        "Pause",
+        "Nothing new of the queue begins on any node; what runs is finished.",
+        lambda queue, *_: int(queue.pause()),
+        on="queue",
+    ),
+    Action("resume", "Resume", "The queue goes on.", lambda queue, *_: int(queue.resume()), on="queue"),
+    Action(
+        "pause_shard",
+        "Pause",
+        "Nothing new of the shard begins; what runs is finished.",
+        lambda queue, target, _: int(queue.pause(shard=target.shard)),
+        on="shard",
+    ),
+    Action(
+        "resume_shard",
+        "Resume",
+        "The shard goes on, unless the queue is paused.",
+        lambda queue, target, _: int(queue.resume(shard=target.shard)),
+        on="shard",
+    ),
+    Action(
+        "pause_ids",
+        "Pause",
+        "Jobs of these ids are held, also those that come, until the ids are resumed.",
+        lambda queue, target, progress: queue.pause_ids(target.ids, progress),
+        on="ids",
+    ),
+    Action(
+        "resume_ids",
+        "Resume",
+        "Jobs of these ids are due at their own time again.",
+        lambda queue, target, progress: queue.resume_ids(target.ids, progress),
+        on="ids",
+    ),
+    Action(
+        "resume_all_ids",
+        "Resume all ids",
+        "All ids that are paused are resumed.",
+        lambda queue, _, progress: queue.resume_all_ids(progress),
+        counts=lambda stats: stats.held,
+    ),
     Action(
         "perform_all_now",
         "Run all now",
@@ -108,6 +211,21 @@ ACTIONS = _table(
         dangerous=True,
     ),
     Action(
+        "drop_payload",
+        "Drop",
+        "This payload is deleted; its calls end as REVOKED. The others of the job stay.",
+        _drop,
+        on="payload",
+        dangerous=True,
+    ),
+    Action(
+        "edit_payload",
+        "Save",
+        "This payload is replaced, with the same score; the calls of what stood there end as REVOKED.",
+        _edit,
+        on="value",
+    ),
+    Action(
         "morgue_queue_up",
         "Queue up",
         "These dead jobs go back to the queue, due now, as new.",
@@ -140,8 +258,8 @@ ACTIONS = _table(
 )
 
 
-def action_of(name: Any) -> Action:
+def action_of(name: str) -> Action:
     """Raises InvalidCall, which lists the known ones."""
     if name not in ACTIONS:
-        raise InvalidCall(f"action={str(name)[:100]!r}: allowed are {', '.join(ACTIONS)}")
+        raise InvalidCall(f"action={name[:100]!r}: allowed are {', '.join(ACTIONS)}")
     return ACTIONS[name]

@@ -20,7 +20,7 @@ class Change:
     action: str
     queue: str
     ids: tuple[str, ...] = ()
-    detail: str = ""
+    shard: int | None = None
 
 
 def audit(change: Change, state: str, count: int | None = None, error: str = "") -> None:
@@ -29,7 +29,7 @@ def audit(change: Change, state: str, count: int | None = None, error: str = "")
     more = f", ... {len(change.ids)} in all" if len(change.ids) > SHOWN_IDS else ""
     parts = [f"{change.action} {state}: user={change.user!a} from={change.address} queue={change.queue!a}"]
     parts += [f"ids=[{shown}{more}]"] if change.ids else []
-    parts += [change.detail] if change.detail else []
+    parts += [f"shard={change.shard}"] if change.shard is not None else []
     parts += [f"jobs={count}"] if count is not None else []
     parts += [f"error={error!a}"] if error else []
     logger.info(" ".join(parts))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -28,10 +30,10 @@ def begin(request: Request, queue: OrderedQueue, action: Action, target: Target)
     """Start a change, with a line in the log. Raises InvalidCall, TooBusy and StoreError."""
     if len(target.ids) > MAX_IDS:
         raise InvalidCall(f"{len(target.ids)} ids: at most {MAX_IDS} at once are allowed")
-    target = Target(tuple(map(read_id, target.ids)))
-    action.check(target)
+    target = replace(target, ids=tuple(map(read_id, target.ids)))
+    action.check(queue, target)
     client = request.client.host if request.client else "?"
-    change = Change(str(request.scope[USER]), client, action.name, queue.name, target.ids)
+    change = Change(str(request.scope[USER]), client, action.name, queue.name, target.ids, target.shard)
     operation = Operation(change, action.label, action.total(queue, target))
     operations = site_of(request).operations
     return operations.start(operation, lambda progress: action.run(queue, target, progress))
@@ -47,7 +49,7 @@ async def change(request: Request) -> Response:
 def _change(request: Request, form: Params) -> Response:
     site = site_of(request)
     queue, action = site.queue(form.text("queue")), action_of(form.text("action"))
-    target = Target(form.texts("id"))
+    target = _target(form)
     if action.on == "ids" and not target.ids:
         raise InvalidCall("no job was chosen: tick some, then say what to do with them")
     if action.dangerous and not form.flag("confirmed"):
@@ -56,6 +58,11 @@ def _change(request: Request, form: Params) -> Response:
     if operation.wait(PATIENCE):
         return _back(request, form.text("back", "/"), operation)
     return RedirectResponse(link(request, "/operation", id=operation.id), 303)
+
+
+def _target(form: Params) -> Target:
+    shard = form.whole("shard", 0, 4095, 0) if form.text("shard", "") else None
+    return Target(form.texts("id"), shard, form.text("mark", "") or None, form.text("value", "") or None)
 
 
 def _ask(request: Request, form: Params, queue: OrderedQueue, action: Action, target: Target) -> Response:

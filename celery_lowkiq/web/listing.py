@@ -45,7 +45,12 @@ class Asked:
             minimum=params.number("minimum"),
             maximum=params.number("maximum"),
             reverse=params.flag("reverse"),
-            limit=params.whole("limit", 1, MAX_LIMIT, DEFAULT_LIMIT),
+            limit=params.whole(
+                "limit",
+                1,
+                MAX_LIMIT,  #: Listings by the last part of an API path.
+                DEFAULT_LIMIT,
+            ),
             after=params.cursor(),
         )
 
@@ -63,7 +68,10 @@ class Asked:
             "minimum": self.minimum,
             "maximum": self.maximum,
             "reverse": "1" if self.reverse else None,
-            "limit": self.limit if self.limit != DEFAULT_LIMIT else None,
+            "limit": self.limit
+            if self.limit  #: Listings by the last part of an API path.
+            != DEFAULT_LIMIT
+            else None,
         }
 
     def of_queue(self, queue: OrderedQueue) -> Page[Any]:

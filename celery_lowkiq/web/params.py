@@ -107,11 +107,15 @@ async def form_of(request: Request) -> Params:
         raise InvalidCall(f"the form has more fields than the {MAX_IDS} that are allowed") from None
 
 
+#: Types of JSON, and how they are called in an error.
+KINDS = {str: "a text", int: "a whole number", float: "a number", list: "a list"}
+
+
 def field(fields: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
-    """A field of a JSON object, of that type."""
+    """A field of a JSON object, of that type: a key of KINDS."""
     value = fields.get(name, default)
-    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-        raise InvalidCall(f"{name}={_short(value)}: {kind.__name__} is allowed")
+    if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool):
+        raise InvalidCall(f"{name}={_short(value)}: {KINDS[kind]} is allowed")
     return value
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -14,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from . import show
-from .charts import bar
+from .charts import history_chart, peak, sparkline
 from .guard import TOKEN, USER
 from .site import site_of
 
@@ -46,7 +47,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(FILTERS)
-    environment.globals.update(bar=bar)
+    environment.globals.update(history_chart=history_chart, peak=peak, sparkline=sparkline)
     return environment
 
 
@@ -55,9 +56,12 @@ ENVIRONMENT = _environment()
 
 def link(request: Request, path: str, **query: Any) -> str:
     """A path under whatever prefix we are mounted. Ids stand in the query: some would not do in a path."""
+    return quote(request.scope.get("root_path", "")) + _query(path, query)
+
+
+def _query(path: str, query: Mapping[str, Any]) -> str:
     given = {name: value for name, value in query.items() if value not in (None, "")}
-    asked = "?" + urlencode(given, errors="replace") if given else ""
-    return quote(request.scope.get("root_path", "")) + path + asked
+    return path + ("?" + urlencode(given, errors="replace") if given else "")
 
 
 def _current(request: Request) -> str:
@@ -72,6 +76,7 @@ def page(request: Request, template: str, *, status: int = 200, **values: Any) -
     now, site = time.time(), site_of(request)
     text = ENVIRONMENT.get_template(template).render(
         link=lambda path, **query: link(request, path, **query),
+        link_here=lambda path, **query: _query(path, query),
         static=lambda name: link(request, f"/static/{name}", v=_version(name)),
         here=str(request.scope["path"]).removeprefix(request.scope.get("root_path", "")) or "/",
         relative=lambda at: show.relative(at, now),

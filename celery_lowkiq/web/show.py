@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import unicodedata
@@ -13,6 +14,8 @@ from celery_lowkiq.integration.queue import ShownPayload
 
 #: What a page shows of one payload, in characters.
 MAX_TEXT = 64 * 1024
+#: JSON that is not longer stands in one line.
+ONE_LINE = 100
 #: A score in this range (Unix s) is shown as a time, too: the years 2001 to 2286.
 TIMES = (1e9, 1e10)
 
@@ -111,15 +114,19 @@ def payload_text(payload: ShownPayload, load: Load | None = None, limit: int = M
     return text[:limit]
 
 
-def cut_note(payload: ShownPayload, text: str) -> str:
-    """Says so when not all is shown."""
+def mark(payload: ShownPayload) -> str | None:
+    """Names a payload of a job; None when too little of it was read to tell."""
+    if payload.cut_from and len(payload.value) < MAX_TEXT:
+        return None
     whole = payload.cut_from or len(payload.value)
-    return f"the beginning of {size(whole)}" if payload.cut_from or len(text) >= MAX_TEXT else ""
+    return f"{hashlib.blake2b(payload.value[:MAX_TEXT], digest_size=16).hexdigest()}-{whole}"
 
 
 def _json(data: bytes) -> str | None:
     try:
-        return json.dumps(json.loads(data), indent=2, ensure_ascii=False)
+        value = json.loads(data)
+        text = json.dumps(value, ensure_ascii=False)
+        return text if len(text) <= ONE_LINE else json.dumps(value, indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):
         return None
 

@@ -11,10 +11,10 @@ from starlette.testclient import TestClient
 ORIGIN = "http://localhost:5556"
 
 
-def token(browser: TestClient) -> str:
+def token(browser: TestClient, prefix: str = "") -> str:
     """Of the browser's session, from the page of operations, which is always there."""
-    browser.get("/operations")
-    return browser.cookies["lowkiq_token"]
+    browser.get(f"{prefix}/operations")
+    return str(browser.cookies["lowkiq_token"])
 
 
 def submit(browser: TestClient, action: str, *ids: str, queue: str = "record", **fields: Any) -> Any:

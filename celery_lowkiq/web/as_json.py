@@ -1,0 +1,130 @@
+"""Values of the package as JSON has them; numbers that JSON lacks become null."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from celery_lowkiq.integration.queue import ShownDeadJob, ShownJob, ShownPayload
+from celery_lowkiq.rules.errors import InvalidCall
+from celery_lowkiq.rules.models import QueueSpec, Stats
+from celery_lowkiq.rules.reports import NodeReport
+
+from . import show
+from .actions import Target
+from .operations import Operation
+from .params import field
+
+#: A value within so many lists can be written whatever stands around it.
+SPARE_DEPTH = 50
+
+
+def number(value: float) -> float | None:
+    """Infinity is no JSON."""
+    return value if math.isfinite(value) else None
+
+
+def plain(value: Any) -> dict[str, Any]:
+    """A dataclass of numbers and texts."""
+    return {name: number(v) if isinstance(v, float) else v for name, v in asdict(value).items()}
+
+
+def stats(found: Stats) -> dict[str, Any]:
+    return plain(found)
+
+
+def queue(spec: QueueSpec, found: Stats) -> dict[str, Any]:
+    """A queue with its counts."""
+    return {"name": spec.name, "shards": spec.shards, "batch_size": spec.batch_size, "stats": stats(found)}
+
+
+def job(found: ShownJob | ShownDeadJob, load: show.Load | None) -> dict[str, Any]:
+    """A job in whatever place. ``error`` and ``payloads`` as the page shows them."""
+    shown: dict[str, Any] = {
+        "id": found.id,
+        "error": found.error,
+        "payload_count": found.payload_count,
+        "payloads": [payload(one, load) for one in found.payloads],
+    }
+    if isinstance(found, ShownDeadJob):
+        return {**shown, "updated_at": number(found.updated_at)}
+    return {**shown, "perform_in": number(found.perform_in), "retry_count": found.retry_count}
+
+
+def payload(found: ShownPayload, load: show.Load | None) -> dict[str, Any]:
+    """``value`` for JSON, ``text`` for all; ``mark`` names it in a change."""
+    size = found.cut_from or len(found.value)
+    return {
+        "score": number(found.score),
+        "mark": show.mark(found),
+        "value": None if found.cut_from else _value(found.value),
+        "text": show.payload_text(found, load),
+        "size": size,
+        "cut": found.cut_from is not None,
+    }
+
+
+def _value(data: bytes) -> Any:
+    try:
+        value = nested = json.loads(data, parse_constant=_refuse)
+        for _ in range(SPARE_DEPTH):
+            nested = [nested]
+        json.dumps(nested)
+    except (ValueError, RecursionError):
+        return None
+    return value
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(name)
+
+
+def node(found: NodeReport) -> dict[str, Any]:
+    """A node with its lanes; shards as ``queue/index``."""
+    lanes = [
+        {
+            "name": lane.name,
+            "shards": [str(shard) for shard in lane.shards],
+            "shard_count": lane.shard_count,
+            "running": running(lane.running),
+        }
+        for lane in found.lanes
+    ]
+    return {**plain(found), "queues": list(found.queues), "alive": found.alive, "lanes": lanes}
+
+
+def running(found: Any) -> dict[str, Any] | None:
+    """A batch that runs."""
+    if found is None:
+        return None
+    return {"shard": str(found.shard), "ids": list(found.ids), "count": found.count, "seconds": found.seconds}
+
+
+def operation(found: Operation) -> dict[str, Any]:
+    """A change and how far it is."""
+    return {
+        "id": found.id,
+        "action": found.change.action,
+        "queue": found.change.queue,
+        "user": found.change.user,
+        "state": found.state,
+        "count": found.count,
+        "total": found.total,
+        "began_at": found.began_at,
+        "ended_at": found.ended_at,
+        "error": found.error,
+    }
+
+
+def target(fields: Mapping[str, Any]) -> Target:
+    """What a change is done to. Raises InvalidCall."""
+    ids = field(fields, "ids", list, [])
+    if not all(isinstance(one, str) for one in ids):
+        raise InvalidCall("ids: a list of texts is allowed")
+    shard = None if fields.get("shard") is None else field(fields, "shard", int)
+    mark = None if fields.get("mark") is None else field(fields, "mark", str)
+    value = json.dumps(fields["value"]) if "value" in fields else None
+    return Target(tuple(ids), shard, mark, value)

@@ -1,0 +1,42 @@
+"""What the first page says of each queue."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from celery_lowkiq.rules.models import Stats
+from celery_lowkiq.rules.views import ShardLook
+
+
+@dataclass(frozen=True)
+class QueueLook:
+    """Counts of a queue; ``unowned``: how many of its shards no living node has."""
+
+    name: str
+    shards: int
+    stats: Stats
+    unowned: int
+
+    @property
+    def unserved(self) -> bool:
+        return self.unowned == self.shards
+
+    @property
+    def paused(self) -> bool:
+        """Whether all of it is."""
+        return self.stats.paused == self.shards
+
+
+def look_at(names: Iterable[str], looks: Iterable[ShardLook], owners: Collection[str]) -> list[QueueLook]:
+    """The queues, the latest first; ``owners`` are those of the living nodes."""
+    by_queue: dict[str, list[ShardLook]] = {name: [] for name in names}
+    for look in looks:
+        by_queue[look.shard.queue].append(look)
+    found = [_queue(name, shards, owners) for name, shards in by_queue.items()]
+    return sorted(found, key=lambda queue: (-queue.stats.lag, queue.name))
+
+
+def _queue(name: str, shards: list[ShardLook], owners: Collection[str]) -> QueueLook:
+    unowned = sum(look.lease.owner not in owners for look in shards)
+    return QueueLook(name, len(shards), sum((look.stats for look in shards), Stats()), unowned)

@@ -1,0 +1,51 @@
+"""What a shard looks like in the strip of all shards of a queue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from celery_lowkiq.rules.reports import ShardReport
+
+from .show import duration, plain
+
+#: A lag (s) from which a shard is late, and from which it is very late.
+LATE, VERY_LATE = 10.0, 300.0
+#: Steps of how much waits.
+STEPS = (1, 10, 100, 1000)
+
+
+@dataclass(frozen=True)
+class Look:
+    """``kind`` is its colour: idle, some-1 to some-4, late, very-late, paused or unowned."""
+
+    index: int
+    kind: str
+    text: str
+
+
+def shards_look(shard: ShardReport) -> Look:
+    """A colour for the eye, and all of it in words."""
+    return Look(shard.index, _kind(shard), _text(shard))
+
+
+def _kind(shard: ShardReport) -> str:
+    stats = shard.stats
+    if shard.owner is None or not shard.alive:
+        return "unowned"
+    if shard.paused_since is not None:
+        return "paused"
+    if stats.lag >= LATE:
+        return "very-late" if stats.lag >= VERY_LATE else "late"
+    level = sum(stats.length + stats.busy >= step for step in STEPS)
+    return f"some-{level}" if level else "idle"
+
+
+def _text(shard: ShardReport) -> str:
+    parts = [f"Shard {shard.index}", f"{shard.stats.length:,} waiting"]
+    parts += [f"lag {duration(shard.stats.lag)}"] if shard.stats.lag else []
+    parts += ["paused"] if shard.paused_since is not None else []
+    parts.append("nobody has it" if shard.owner is None else plain(shard.owner))
+    parts += ["which is silent"] if shard.owner and not shard.alive else []
+    if shard.running is not None:
+        parts.append(f"runs {plain(', '.join(shard.running.ids[:3]))}")
+    return " · ".join(parts)

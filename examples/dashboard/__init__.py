@@ -1,0 +1,1 @@
+"""The dashboard within other applications, under a prefix."""

@@ -1,0 +1,117 @@
+"""An app that looks like somebody's: for the screenshots and the tests in a browser."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import time
+from typing import Any
+
+import redis
+from celery import Celery
+
+from celery_lowkiq import ordered_task
+from celery_lowkiq.rules.history import KEPT, STEP
+from celery_lowkiq.store.keys import history_key
+
+STATES = ("created", "paid", "packed", "shipped", "delivered")
+#: Ids that always fail, that fail until their morgue, and that take long.
+FAILING, DOOMED, SLOW = "SO-2200", "SO-2300", "SO-2400"
+
+
+class CarrierUnavailable(Exception):
+    """The parcel service does not answer."""
+
+
+def make_app(broker_url: str) -> Celery:
+    """A shop that keeps its orders, invoices, stock and search index in step with others."""
+    app = Celery("shop", set_as_current=False, broker=broker_url)
+    app.conf.update(
+        broker_connection_retry_on_startup=True,
+        task_ignore_result=True,
+        lowkiq_lease_seconds=3.0,
+        lowkiq_format_error="traceback",
+    )
+    ordered = {"app": app, "shared": False}
+
+    @ordered_task(**ordered, name="sync_order", shards=24, retry_in=lambda _: 900.0, max_retries=5)
+    def sync_order(payloads_by_id: dict[str, list[Any]]) -> None:
+        for order_id, payloads in payloads_by_id.items():
+            if order_id.startswith(SLOW):
+                time.sleep(float(os.environ.get("SHOWCASE_SLOW", "60")))
+            if order_id.startswith(FAILING):
+                raise CarrierUnavailable(
+                    f"503 from api.carrier.example for version {payloads[-1]['version']}"
+                )
+
+    @ordered_task(**ordered, name="send_invoice", shards=8, max_retries=0)
+    def send_invoice(payloads_by_id: dict[str, list[Any]]) -> None:
+        for invoice_id in payloads_by_id:
+            if invoice_id.startswith("INV-9"):
+                raise ValueError(f"customer of {invoice_id} has no address")
+
+    @ordered_task(**ordered, name="update_stock", shards=16)
+    def update_stock(payloads_by_id: dict[str, list[Any]]) -> None: ...
+
+    @ordered_task(**ordered, name="index_product", shards=8)
+    def index_product(payloads_by_id: dict[str, list[Any]]) -> None: ...
+
+    return app
+
+
+def fill(app: Celery) -> None:
+    """Something of everything; the same each time."""
+    dice = random.Random(7)
+    sync_order, send_invoice = app.tasks["sync_order"], app.tasks["send_invoice"]
+    stock, index = app.tasks["update_stock"], app.tasks["index_product"]
+    index.ordered_queue.pause()
+    for number in range(640):
+        order = {
+            "status": dice.choice(STATES),
+            "version": dice.randint(1, 9),
+            "total": dice.randint(900, 90000),
+        }
+        sync_order.apply_async((f"SO-{10000 + number}", order), countdown=30 + number * dice.random() * 20)
+    for version in (3, 4, 5):
+        order = {"status": STATES[version - 1], "version": version, "lines": [{"sku": "TEA-01", "count": 2}]}
+        sync_order.apply_async((FAILING, order))
+    for number in range(5):
+        sync_order.delay(f"{FAILING}-{number}", {"status": "paid", "version": number})
+        send_invoice.delay(f"INV-9{number:03}", {"total": 1200 + number})
+        send_invoice.apply_async((f"INV-1{number:03}", {"total": 80}), countdown=3600)
+        sync_order.delay(f"{SLOW}-{number}", {"status": "packed", "version": 1})
+    for number in range(230):
+        stock.apply_async((f"TEA-{number:02}", {"delta": -1}), countdown=dice.randint(600, 9000))
+        index.delay(f"P-{number}", {"title": "Earl Grey", "price": 790})
+    sync_order.ordered_queue.pause(job_id="SO-10007")
+    sync_order.ordered_queue.pause(shard=17)
+
+
+def remember(app: Celery, client: redis.Redis) -> None:
+    """An hour of history, as if workers had been at it."""
+    dice, now = random.Random(11), time.time()
+    rates = {"sync_order": 26.0, "send_invoice": 7.0, "update_stock": 15.0, "index_product": 4.0}
+    for queue, rate in rates.items():
+        stats = app.tasks[queue].ordered_queue.stats()
+        processed, failed = stats.processed, stats.failed
+        samples = {}
+        for ago in range(0, KEPT - STEP, STEP):
+            at = now - ago - STEP
+            samples[str(int(at // STEP) % (KEPT // STEP))] = (
+                f"{int(at // STEP)} {at:.3f} {processed} {failed}"
+            )
+            wave = 1.0 + 0.55 * math.sin(ago / 700) + dice.random() * 0.5
+            processed += -int(rate * STEP * wave)
+            if queue == "sync_order" and 900 < ago < 1500:
+                failed -= dice.randint(0, 90)
+        lowest = processed, failed
+        lifted = {}
+        for field, text in samples.items():
+            slot, at_text, done, lost = text.split()
+            lifted[field] = f"{slot} {at_text} {int(done) - lowest[0]} {int(lost) - lowest[1]}"
+        client.delete(history_key(queue))
+        client.hset(history_key(queue), mapping=lifted)
+
+
+app = make_app(os.environ.get("SHOWCASE_BROKER", "redis://localhost:1/0"))

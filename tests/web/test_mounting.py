@@ -1,0 +1,109 @@
+"""The examples: the dashboard within other applications, under a prefix that all its links have."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from starlette.testclient import TestClient
+
+from .pages import token
+
+PREFIX = "/ops/queues"
+ORIGIN = "http://localhost:8000"
+
+
+@pytest.fixture
+def shop(redis_server, settings, monkeypatch, tmp_path):
+    """The examples' app on our Redis, as if each had a process of its own."""
+    monkeypatch.setenv("CELERY_BROKER_URL", redis_server.url)
+    monkeypatch.setenv("DASHBOARD_AUTH", "ops:secret")
+    monkeypatch.setenv("DJANGO_DATABASE", str(tmp_path / "db"))
+    from examples.dashboard import shop
+
+    shop.app.conf.broker_url = redis_server.url
+    shop.app.__dict__.pop("_lowkiq_home", None)
+    return shop
+
+
+@pytest.fixture
+def fastapi(shop):
+    from examples.dashboard.with_fastapi import api
+
+    return TestClient(api, base_url=ORIGIN, follow_redirects=False)
+
+
+@pytest.fixture
+def flask(shop):
+    """Served as WSGI; the client speaks ASGI, so the way there is taken back."""
+    from a2wsgi import WSGIMiddleware
+
+    from examples.dashboard.with_flask import site
+
+    return TestClient(WSGIMiddleware(site), base_url=ORIGIN, follow_redirects=False)
+
+
+@pytest.fixture
+def django(shop):
+    from django.contrib.auth import get_user_model
+    from django.contrib.sessions.backends.db import SessionStore
+    from django.core.management import call_command
+
+    from examples.dashboard import with_django
+
+    call_command("migrate", verbosity=0)
+    user, _ = get_user_model().objects.get_or_create(username="ops", is_staff=True)
+    session = SessionStore()
+    session["_auth_user_id"] = str(user.pk)
+    session.save()
+    browser = TestClient(with_django.application, base_url=ORIGIN, follow_redirects=False)
+    browser.cookies.set("sessionid", session.session_key)
+    return browser
+
+
+@pytest.fixture(params=["fastapi", "flask", "django"])
+def browser(request):
+    found = request.getfixturevalue(request.param)
+    if request.param != "django":
+        found.auth = ("ops", "secret")
+    return found
+
+
+def test_the_application_itself_is_there(browser):
+    assert browser.get("/").json() == {"dashboard": f"{PREFIX}/"}
+
+
+def test_every_link_of_every_page_stays_under_the_prefix(browser, shop):
+    shop.sync_order.apply_async(("42", {"status": "paid"}), countdown=60)
+    seen, to_see = set(), [f"{PREFIX}/"]
+    while to_see:
+        path = to_see.pop()
+        seen.add(path)
+        page = browser.get(path)
+        assert page.status_code == 200, (path, page.text)
+        if "html" not in page.headers["content-type"]:
+            continue
+        targets = re.findall(r'(href|src|action)="([^"#]+)', page.text.replace("&amp;", "&"))
+        outside = [target for _, target in targets if not target.startswith(f"{PREFIX}/")]
+        assert outside == [], path
+        to_see += {target for kind, target in targets if kind != "action"} - seen - set(to_see)
+    assert f"{PREFIX}/job?queue=examples.dashboard.shop.sync_order&id=42" in seen
+
+
+def test_a_change_works_under_the_prefix(browser, shop):
+    shop.sync_order.apply_async(("43", "x"), countdown=60)
+    form = {"queue": shop.sync_order.name, "action": "perform_all_now", "back": "/nodes"}
+    form["token"] = token(browser, PREFIX)
+    answer = browser.post(f"{PREFIX}/change", data=form, headers={"origin": ORIGIN})
+    assert answer.status_code == 303, answer.text
+    assert answer.headers["location"].startswith(f"{PREFIX}/nodes?did=")
+
+
+def test_others_than_staff_are_refused_in_django(django):
+    django.cookies.clear()
+    assert django.get(f"{PREFIX}/").status_code == 403
+
+
+def test_without_the_password_nothing_is_shown(fastapi, flask):
+    for browser in (fastapi, flask):
+        assert browser.get(f"{PREFIX}/").status_code == 401

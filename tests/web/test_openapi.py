@@ -1,0 +1,64 @@
+"""Whatever is asked, the API answers as its description says, and never with an error of its own."""
+
+from __future__ import annotations
+
+import pytest
+import schemathesis
+from hypothesis import given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi import checks
+
+from celery_lowkiq.web import make_app
+from celery_lowkiq.web.openapi import description
+
+CHECKS = [
+    not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_schema_conformance,
+]
+PATHS = description("/")["paths"]
+
+
+def operations(wrong: bool):
+    """All, or those of which a request can be wrong."""
+    return [
+        (path, method)
+        for path, methods in PATHS.items()
+        for method, operation in methods.items()
+        if not wrong
+        or "requestBody" in operation
+        or any(parameter["in"] == "query" for parameter in operation["parameters"])
+    ]
+
+
+@pytest.fixture
+def api(app):
+    """With something of everything in it."""
+    record, outcome = app.tasks["record"], app.tasks["outcome"]
+    record.delay("1", {"a": 1})
+    outcome.delay("1", "x")
+    outcome.ordered_queue.kill(["1"])
+    return schemathesis.openapi.from_asgi("/api/v1/openapi.json", make_app(app, auth=lambda _: "fuzz"))
+
+
+@pytest.mark.parametrize("path, method", operations(wrong=False))
+def test_the_api_does_what_it_says(api, path, method):
+    check(api[path][method], GenerationMode.POSITIVE)
+
+
+@pytest.mark.parametrize("path, method", operations(wrong=True))
+def test_a_wrong_request_is_refused_as_described(api, path, method):
+    check(api[path][method], GenerationMode.NEGATIVE)
+
+
+def check(operation, mode):
+    @given(case=operation.as_strategy(generation_mode=mode))
+    @settings(max_examples=25)
+    def ask(case):
+        if case.query and mode is GenerationMode.POSITIVE:
+            case.query["queue"] = "record"
+        case.call_and_validate(checks=CHECKS)
+
+    ask()
