@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from celery_lowkiq.integration.decorator import ordered_task
+from celery_lowkiq.integration.outcomes import Again, BusinessFailure
 from celery_lowkiq.integration.results import ById, JobsFailed
 from celery_lowkiq.integration.task import OrderedTask
 from celery_lowkiq.rules.errors import (
@@ -21,6 +22,8 @@ from celery_lowkiq.rules.errors import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "Again",
+    "BusinessFailure",
     "ById",
     "ConfigurationError",
     "FormatMismatch",

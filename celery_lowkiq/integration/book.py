@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -100,23 +101,27 @@ class CallBook:
         calls = self._known.get(job.id, ())
         if len(calls) != 1 or job.payloads[calls[0].payload].recorded is not Recorded.ALL:
             return None
+        if not run.hands(job.id, calls[0].payload):
+            return None
         return calls[0].note
 
     def begins(self, run: Run) -> None:
         """Tell the result backend, and who traces, of the calls of a run of several."""
         if run.call is not None:
             return
-        run.callers = self._notes
+        run.callers = partial(self._notes, run)
         if self._task.track_started:
-            report(self._started)
+            report(self._started, run)
 
-    def _started(self) -> None:
+    def _started(self, run: Run) -> None:
         meta = {"pid": os.getpid(), "hostname": self._consumer.hostname}
-        store_state(self._task, self._notes(), STARTED, meta)
+        store_state(self._task, self._notes(run), STARTED, meta)
 
-    def _notes(self) -> Iterator[CallNote]:
-        """Of the calls that are left, in bounded parts."""
-        return (call.note for job in self._batch.jobs for page in self._pages(job) for call in page)
+    def _notes(self, run: Run) -> Iterator[CallNote]:
+        """Of the calls that the run is of, in bounded parts."""
+        for job in self._batch.jobs:
+            for page in self._pages(job):
+                yield from (call.note for call in page if run.hands(job.id, call.payload))
 
     # -- after the run
 

@@ -6,14 +6,16 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from celery.exceptions import Retry
 from celery.result import EagerResult
 from celery.states import FAILURE, SUCCESS
 
 from celery_lowkiq.rules.models import Merge, QueueSpec, shard_of
 
 from .calls import Entry
+from .handed import RunInfo, RunJob
+from .outcomes import Again
 from .results import ById, JobsFailed
-from .run import RunInfo, RunJob
 from .stores import Home
 
 
@@ -50,11 +52,18 @@ def seen(run: Callable[[], Any], payloads_by_id: Mapping[str, list[Any]]) -> Any
     (job_id, *others) = payloads_by_id
     try:
         result = run()
+    except Again as again:
+        raise _not_now(again) from again
     except JobsFailed as failed:
         if not others and failed.errors.keys() == {job_id}:
-            raise failed.errors[job_id] from failed
+            raise _not_now(failed.errors[job_id]) from failed
         raise
     return result.get(job_id) if isinstance(result, ById) and not others else result
+
+
+def _not_now(error: Exception) -> Exception:
+    """Without a queue nothing runs again, as with ``self.retry``."""
+    return Retry(str(error), when=error.after) if isinstance(error, Again) else error  # type: ignore[arg-type]
 
 
 def run_bulk(task: Any, entries: list[Entry], home: Home) -> list[Any]:

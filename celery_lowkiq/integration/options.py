@@ -22,6 +22,7 @@ from .refusals import check_celery_options
 
 MAX_SHARDS = 4096
 MAX_BATCH = 1000
+MAX_PAYLOADS = 1000
 QUEUE_NAME = re.compile(r"[!-z|~]{1,255}")
 #: Where Celery wraps the function of a task with ``pydantic=True``; the option itself does not get here.
 CELERYS_WRAPPER = "celery.app.base"
@@ -71,6 +72,10 @@ _CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "merge": (lambda value: value in [member.value for member in Merge], "'min' or 'max'"),
     **{name: (_or_none(callable), "a function, or None") for name in FUNCTIONS},
     "retry_in": (read_pauses, PAUSES),
+    "max_payloads_per_run": (
+        _or_none(_whole(1, MAX_PAYLOADS)),
+        f"a whole number from 1 to {MAX_PAYLOADS}, which is the most that a claim takes, or None",
+    ),
     "dont_retry": (_or_none(are_errors), ERRORS),
 }
 

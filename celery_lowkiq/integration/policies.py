@@ -12,8 +12,13 @@ from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.pauses import Pauses, default_retry_in, is_list, read_pauses
 from celery_lowkiq.rules.retry import RetryPolicy
 
+from .outcomes import Again, BusinessFailure
+from .results import JobsFailed
+
 logger = logging.getLogger("celery_lowkiq")
 
+#: What a task raises to say how a job goes on.
+NO_ERRORS = (TaskPredicate, Again, BusinessFailure, JobsFailed)
 ERRORS = "a tuple of exception classes, or None"
 
 
@@ -41,7 +46,7 @@ def guarded(pauses: Pauses) -> Pauses:
 def are_errors(value: Any) -> bool:
     """Whether it is what ``except`` may name, and what a failure may be."""
     return isinstance(value, tuple) and all(
-        isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, TaskPredicate)
+        isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, NO_ERRORS)
         for kind in value
     )
 

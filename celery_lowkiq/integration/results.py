@@ -26,7 +26,8 @@ class ById(dict[str, Any]):
 
 
 class JobsFailed(LowkiqError):
-    """Raised by a task function: ``JobsFailed({id: exception})`` fails these jobs; the others are done.
+    """Raised by a task function: ``JobsFailed({id: exception})`` fails these jobs; the others are done. Among
+    the exceptions may be Again, BusinessFailure, and Celery's Retry.
 
     An empty mapping, or an id that is not in the batch, fails the whole batch. Raises TypeError for what is
     no mapping of exceptions; a text is what a result backend has kept of it.

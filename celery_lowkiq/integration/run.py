@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from datetime import datetime
 from functools import cached_property
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any
 
 from celery.exceptions import Ignore, MaxRetriesExceededError, Retry
 
 from celery_lowkiq.rules.errors import LowkiqError, UndecodablePayload
-from celery_lowkiq.rules.models import BadPayload, Batch, Fate, Flag, Job, Verdict
+from celery_lowkiq.rules.models import BadPayload, Batch, Fate, Job, Verdict
 from celery_lowkiq.rules.retry import RetryPolicy, after_failure
 
 from .call_records import CallNote
 from .codec import MARK, Codec
 from .endings import Ending, giving, raising
 from .errors import dump_error, dump_error_text, load_error
-from .results import ById, JobsFailed
+from .handed import NOTHING, Positions, RunInfo, RunJob, hand_all
+from .outcomes import Again, BusinessFailure, Part, meant, outcomes
+from .results import ById
 from .settings import Settings
-
-logger = logging.getLogger("celery_lowkiq")
 
 #: Seconds before a job whose run raised Reject(requeue=True) may run again.
 REQUEUE_PAUSE = 1.0
 #: Payloads of a job that have so many bytes together are shown whole.
 SMALL = 256
-NOTHING: dict[str, Collection[int]] = {}
+#: Seconds before what is left of a job runs again at once: at its own time it would be the oldest job of the
+#: lane for ever, and the only one to run.
+AT_ONCE = 1e-6
 
 
 class PoisonPill(LowkiqError):
@@ -37,66 +39,6 @@ class PoisonPill(LowkiqError):
 
 class Rejected(LowkiqError):
     """The task raised Reject: its payloads are in the morgue."""
-
-
-class RunJob(NamedTuple):
-    """A job as the task function and its callbacks see it; payloads and scores in the same order."""
-
-    id: str
-    payloads: tuple[Any, ...]
-    scores: tuple[float, ...]
-    #: -1 never failed, 0 failed once, ...
-    retry_count: int
-    #: Unix time in s.
-    perform_in: float
-    #: Text of the last failure.
-    error: str | None
-
-
-class RunInfo(NamedTuple):
-    """``self.request.lowkiq``: where the batch comes from."""
-
-    queue: str
-    shard: int
-    #: The epoch of the shard's lease; it only grows, so that a database can refuse an older one.
-    fence: int
-    jobs: tuple[RunJob, ...]
-    #: ``lease_lost.is_set()`` while another worker may have the shard: Redis was silent for too long.
-    lease_lost: Flag
-
-
-#: Positions of payloads by the id of their job.
-Positions = Mapping[str, Collection[int]]
-
-
-def decode(
-    batch: Batch, codec: Codec, settings: Settings, dropped: Positions
-) -> tuple[tuple[RunJob, ...], dict[str, tuple[BadPayload, ...]]]:
-    """The jobs with what can be read of their payloads, and by id what cannot, or is dropped."""
-    jobs, bad = [], {}
-    for job in batch.jobs:
-        payloads, scores, bad[job.id] = _decoded(job, codec, settings, dropped.get(job.id, ()))
-        if payloads:
-            error = None if job.error is None else load_error(settings, job.error)
-            jobs.append(RunJob(job.id, payloads, scores, job.retry_count, job.perform_in, error))
-    return tuple(jobs), bad
-
-
-def _decoded(
-    job: Job, codec: Codec, settings: Settings, dropped: Collection[int]
-) -> tuple[tuple[Any, ...], tuple[float, ...], tuple[BadPayload, ...]]:
-    payloads, scores, bad = [], [], []
-    for position, payload in enumerate(job.payloads):
-        if position in dropped:
-            bad.append(BadPayload(position, None))
-            continue
-        try:
-            payloads.append(codec.load(payload.data))
-            scores.append(payload.score)
-        except UndecodablePayload as reason:
-            logger.error("job %r: payload %d goes to the morgue: %s", job.id, position, reason)
-            bad.append(BadPayload(position, dump_error_text(settings, f"undecodable payload: {reason}")))
-    return tuple(payloads), tuple(scores), tuple(bad)
 
 
 class Run:
@@ -109,10 +51,12 @@ class Run:
         codec: Codec,
         settings: Settings,
         dropped: Positions = NOTHING,
+        most: int | None = None,
     ) -> None:
-        """``dropped``: payloads that nobody waits for any more."""
+        """``dropped``: payloads that nobody waits for any more; ``most``: of one job in this run."""
         self.batch = batch
-        self.jobs, self._bad = decode(batch, codec, settings, dropped)
+        self._handed = hand_all(batch, codec, settings, dropped, most)
+        self.jobs = tuple(handed.job for handed in self._handed.values() if handed.job is not None)
         #: The call under whose id and headers it runs; None for a run with an id of its own.
         self.call: CallNote | None = None
         #: The calls of a run of several, where any has a record.
@@ -124,11 +68,18 @@ class Run:
         self.middlewares = settings.server_middlewares
         self._policy = policy
         self._settings = settings
+        self._dump = codec.dump
         self._result: Any = None
         self._ignored: Ignore | None = None
         self._errors: dict[str, Exception] = {}
         self._texts: dict[str, str | None] = {}
-        self.verdicts = tuple(self._done(job) for job in batch.jobs)
+        #: Jobs that raised Again.
+        self._parts: dict[str, Part] = {}
+        #: Positions that stay for a later run, by id.
+        self._left = {job_id: handed.beyond for job_id, handed in self._handed.items()}
+        #: What was decided of the payloads that are not left, by id; nothing yet: they are done.
+        self._decided: dict[str, Verdict] = {}
+        self.verdicts = tuple(self._keep(job, self._done(job)) for job in batch.jobs)
 
     @property
     def info(self) -> RunInfo:
@@ -145,6 +96,10 @@ class Run:
                 if size > SMALL or payload.data.startswith(MARK):
                     return False
         return True
+
+    def hands(self, job_id: str, position: int) -> bool:
+        """Whether a payload of a claimed job is among those that the function gets."""
+        return position in self._places[job_id]
 
     @property
     def payloads_by_id(self) -> dict[str, list[Any]]:
@@ -166,23 +121,45 @@ class Run:
         """The function raised Ignore: its jobs are done, and its calls get no result."""
         self._ignored = error
 
-    def fails(self, error: Exception) -> Exception:
+    def fails(self, error: Exception) -> Exception | None:
         """Decide about every job. Returns what Celery is to see: a Retry while any job of the batch runs
-        again, else the error itself.
+        again, else the error itself; None when all of them are done.
         """
-        named = error.errors if isinstance(error, JobsFailed) else {}
-        ids = {job.id for job in self.jobs}
-        if not named or not named.keys() <= ids:
-            named = dict.fromkeys(ids, error)
         self.decided = True
-        self.verdicts = self._each(
-            lambda job: self._failed(job, named[job.id]) if job.id in named else self._done(job)
-        )
+        try:
+            found = outcomes(error, self.jobs, self._dump)
+        except LowkiqError as refused:
+            error, found = refused, {job.id: refused for job in self.jobs}
+        self._each(lambda job: self._outcome(job, found.get(job.id)))
         delays = [verdict.delay for verdict in self.verdicts if verdict.fate is Fate.RETRY]
-        seen = next(iter(self._errors.values())) if len(ids) == 1 else cause_of(error)
+        delays += [part.again.after for part in self._parts.values() if part.left]
+        if not delays and not self._errors:
+            return None
+        single = len(self.jobs) == 1 and self._errors
+        seen = next(iter(self._errors.values())) if single else cause_of(meant(error))
+        if isinstance(seen, Again):
+            seen = Retry(str(seen))
         if delays:
             return Retry(exc=seen, when=min(delays))  # type: ignore[arg-type]
+        if all(isinstance(one, BusinessFailure) for one in self._errors.values()):
+            return seen if isinstance(seen, BusinessFailure) else BusinessFailure(str(seen))
         return MaxRetriesExceededError(str(seen)) if isinstance(seen, Retry) else seen
+
+    def value(self) -> Any:
+        """What Celery is to see of a run that raised, when all of its jobs are done."""
+        return self._value(self.jobs[0].id) if self.call is not None else None
+
+    def _outcome(self, job: Job, outcome: Exception | Part | None) -> Verdict:
+        handed = self._handed[job.id]
+        if isinstance(outcome, Part):
+            self._parts[job.id] = outcome
+            self._left[job.id] = {*handed.beyond, *(handed.positions[place] for place in outcome.left)}
+            return self._done(job)._replace(delay=outcome.again.after)
+        if isinstance(outcome, BusinessFailure):
+            self._errors[job.id] = outcome
+            dropped = (BadPayload(position, None) for position in handed.positions)
+            return Verdict(job.id, job.claim, Fate.BURY, bad=(*handed.bad, *dropped))
+        return self._done(job) if outcome is None else self._failed(job, outcome)
 
     def _failed(self, job: Job, failure: Exception) -> Verdict:
         error = cause_of(failure)
@@ -191,28 +168,25 @@ class Run:
         data = dump_error(self._settings, error)
         self._errors[job.id] = error
         self._texts[job.id] = load_error(self._settings, data)
-        return after_failure(job, policy, data, delay, self._bad[job.id], error)
+        return after_failure(job, policy, data, delay, self._handed[job.id].bad, error)
 
     def undelivered(self, job: Job, error: Exception) -> Verdict:
         """A job is done, but not all of its calls could be told: it runs again, and never dies of that."""
         policy = RetryPolicy(max_retries=None)
-        return after_failure(job, policy, dump_error(self._settings, error), None, self._bad[job.id])
+        return after_failure(job, policy, dump_error(self._settings, error), None, self._handed[job.id].bad)
 
     def condemned(self) -> None:
         """Its payload took workers down too often: it must not run again."""
         self.decided = True
         data = self.batch.queue.poison_error
         self._errors = {job.id: PoisonPill(load_error(self._settings, data)) for job in self.jobs}
-        self.verdicts = self._each(
-            lambda job: Verdict(job.id, job.claim, Fate.BURY, error=data, bad=self._bad[job.id])
-        )
+        self._each(lambda job: self._done(job)._replace(fate=Fate.BURY, error=data))
 
     def returned(self) -> None:
         """Nothing ran: all jobs go back, and may run again after a while."""
         self.decided = True
-        self.verdicts = tuple(
-            Verdict(job.id, job.claim, Fate.RETURN, delay=REQUEUE_PAUSE) for job in self.batch.jobs
-        )
+        jobs = self.batch.jobs
+        self.verdicts = tuple(Verdict(job.id, job.claim, Fate.RETURN, delay=REQUEUE_PAUSE) for job in jobs)
 
     def rejected(self, error: Exception, requeue: bool) -> None:
         """The task raised Reject: back unchanged, or all payloads to the morgue."""
@@ -220,11 +194,8 @@ class Run:
         self._errors = dict.fromkeys(
             (job.id for job in self.jobs), Rejected(str(getattr(error, "reason", error)))
         )
-        # At its own time it would be the oldest job of the lane for ever, and the only one to run.
         fate, delay = (Fate.RETURN, REQUEUE_PAUSE) if requeue else (Fate.BURY, 0.0)
-        self.verdicts = self._each(
-            lambda job: Verdict(job.id, job.claim, fate, delay=delay, error=data, bad=self._bad[job.id])
-        )
+        self._each(lambda job: self._done(job)._replace(fate=fate, delay=delay, error=data))
 
     def exhausted(self, accepted: frozenset[str]) -> list[RunJob]:
         """The jobs that died in this run, with the error that they died of."""
@@ -233,11 +204,11 @@ class Run:
 
     def ending(self, job: Job, position: int) -> Ending | None:
         """How the calls of a payload end; None when nothing has happened to them."""
-        verdict, place = self._verdicts[job.id], self._places[job.id].get(position)
-        if verdict.fate is Fate.RETURN:
+        verdict, place = self._decided.get(job.id) or self._done(job), self._places[job.id].get(position)
+        if verdict.fate is Fate.RETURN or position in self._left[job.id]:
             return None
         if place is None:
-            texts = (bad.error for bad in self._bad[job.id] if bad.position == position)
+            texts = (bad.error for bad in self._handed[job.id].bad if bad.position == position)
             return Ending(True, raising(UndecodablePayload(load_error(self._settings, next(texts)) or "")))
         if verdict.fate is Fate.DONE:
             return Ending(True, self._success(job), success=True)
@@ -254,24 +225,15 @@ class Run:
         return ({job.id: [] if place is None else [self._payloads[job.id][place]]},)
 
     @cached_property
-    def _verdicts(self) -> dict[str, Verdict]:
-        """Of the decided run."""
-        return {verdict.id: verdict for verdict in self.verdicts}
-
-    @cached_property
     def _payloads(self) -> dict[str, tuple[Any, ...]]:
         return {job.id: job.payloads for job in self.jobs}
 
     @cached_property
     def _places(self) -> dict[str, dict[int, int]]:
         """Positions in the claimed job as places among the payloads that ran, by id."""
-        bad = {job_id: {payload.position for payload in found} for job_id, found in self._bad.items()}
         return {
-            job.id: {
-                position: place
-                for place, position in enumerate(p for p in range(len(job.payloads)) if p not in bad[job.id])
-            }
-            for job in self.batch.jobs
+            job_id: {position: place for place, position in enumerate(handed.positions)}
+            for job_id, handed in self._handed.items()
         }
 
     def _success(self, job: Job) -> Callable[[], Any]:
@@ -282,15 +244,30 @@ class Run:
         return giving(self._value(job.id))
 
     def _value(self, job_id: str) -> Any:
+        if job_id in self._parts:
+            return self._parts[job_id].again.result
         return self._result.get(job_id) if isinstance(self._result, ById) else self._result
 
     def _done(self, job: Job) -> Verdict:
-        return Verdict(job.id, job.claim, Fate.DONE, bad=self._bad[job.id])
+        return Verdict(job.id, job.claim, Fate.DONE, bad=self._handed[job.id].bad)
 
-    def _each(self, verdict: Callable[[Job], Verdict]) -> tuple[Verdict, ...]:
-        """A verdict for each job that has run; one of which nothing could be read is done with."""
-        ran = {job.id for job in self.jobs}
-        return tuple(verdict(job) if job.id in ran else self._done(job) for job in self.batch.jobs)
+    def _each(self, verdict: Callable[[Job], Verdict]) -> None:
+        """Decide about each job that has run; one of which nothing could be read is done with."""
+        for job in self.batch.jobs:
+            ran = self._handed[job.id].job is not None
+            self._decided[job.id] = verdict(job) if ran else self._done(job)
+        self.verdicts = tuple(self._keep(job, self._decided[job.id]) for job in self.batch.jobs)
+
+    def _keep(self, job: Job, verdict: Verdict) -> Verdict:
+        """What is left of a job stays queued, whatever became of the rest of its payloads."""
+        left = self._left[job.id]
+        if not left or verdict.fate not in (Fate.DONE, Fate.BURY):
+            return verdict
+        gone = {*left, *(bad.position for bad in verdict.bad)}
+        error = verdict.error if verdict.fate is Fate.BURY else None
+        over = (BadPayload(p, error) for p in self._handed[job.id].positions if p not in gone)
+        delay = max(verdict.delay, AT_ONCE)
+        return Verdict(job.id, job.claim, Fate.RETURN, delay=delay, bad=(*verdict.bad, *over))
 
 
 def cause_of(error: Exception) -> Exception:
@@ -299,5 +276,8 @@ def cause_of(error: Exception) -> Exception:
 
 
 def _seconds(retry: Retry) -> float | None:
-    """Delay that ``self.retry`` asked for; our own ``retry`` turns an eta into seconds."""
-    return float(retry.when) if isinstance(retry.when, Real) else None
+    """Delay that a Retry asks for, by a number or a time."""
+    when: Any = retry.when
+    if isinstance(when, datetime):
+        return (when - datetime.now(when.tzinfo)).total_seconds()
+    return float(when) if isinstance(when, Real) else None

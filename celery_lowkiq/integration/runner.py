@@ -15,9 +15,10 @@ from celery_lowkiq.rules.models import CONDEMNED, Batch, Fate, Verdict
 from celery_lowkiq.store.calls import CallReader
 
 from .book import CallBook
+from .handed import NOTHING, Positions, RunJob
 from .policies import policy_of
 from .request import lane_request
-from .run import NOTHING, Positions, Run, RunJob
+from .run import Run
 from .stores import Home
 from .tracing import traced
 
@@ -79,7 +80,9 @@ class CeleryRunner:
         return run, book.end(run, time.monotonic() - began_at, told)
 
     def _run_of(self, batch: Batch, dropped: Positions = NOTHING) -> Run:
-        return Run(batch, self._policies[batch.queue.name], self._codec, self._settings, dropped)
+        name = batch.queue.name
+        most = self._tasks[name].max_payloads_per_run
+        return Run(batch, self._policies[name], self._codec, self._settings, dropped, most)
 
     def _try(self, task: Any, run: Run) -> bool:
         """Run what there is to run. Whether Celery knows how it ended."""

@@ -35,6 +35,7 @@ from .options import (
     check_queue_name,
     read_rate,
 )
+from .outcomes import BusinessFailure
 from .producer import StoreProducer, StoreRouter, StoresMessage, as_operational_errors
 from .queue import OrderedQueue, Terms
 from .quick import is_heard, is_unheard, publish_pauses
@@ -76,6 +77,8 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
     retry_in: Any = None
     #: Errors that no retry mends.
     dont_retry: tuple[type[Exception], ...] | None = None
+    #: How many payloads of an id one run gets at most; the others get runs of their own.
+    max_payloads_per_run: int | None = None
     #: ``on_retries_exhausted(jobs)``: called with the jobs that died in a run.
     on_retries_exhausted: Callable[[list[Any]], Any] | None = None
     #: Which score stays when two payloads of an id are equal: "min" or "max".
@@ -99,6 +102,8 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
         for name, value in as_attributes(declared, cls.__qualname__).items():
             if value is not declared[name]:
                 setattr(cls, name, value)
+        # What is expected is logged as INFO, without a traceback.
+        cls.throws = (*(kind for kind in cls.throws if kind is not BusinessFailure), BusinessFailure)
         # Looked up as at run time: a method has its self then.
         check_options({**others, **declared, "retry_in": object.__new__(cls).retry_in})
         cls.__header__ = staticmethod(header_for(cls.__name__, cls.key is not None))
@@ -295,6 +300,8 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
             raise
         except Exception as error:
             seen = run.fails(error)
+            if seen is None:
+                return run.value()
             if seen is error:
                 raise
             raise seen from cause_of(error)

@@ -11,7 +11,7 @@ from typing import Any
 from celery import Celery, signals
 from celery.exceptions import Ignore, Reject
 
-from celery_lowkiq import ById, JobsFailed, ordered_task
+from celery_lowkiq import Again, BusinessFailure, ById, JobsFailed, ordered_task
 
 #: What a run notes of its request.
 HEADERS = ("tenant", "shadow", "parent_id", "root_id", "stamps")
@@ -56,6 +56,8 @@ def act(self: Any, what: dict[str, Any]) -> Any:
         raise self.retry(countdown=0.01)
     if "ignore" in what:
         raise Ignore
+    if "business" in what:
+        raise BusinessFailure(what["business"])
     if "reject" in what:
         raise Reject(what["reject"])
     if "replace" in what:
@@ -83,6 +85,8 @@ def make_app(url: str) -> Celery:
         note("run", id=job_id, payloads=payloads, **fields)
         what = payloads[-1]
         if isinstance(what, dict):
+            if len(payloads) > what.get("take", len(payloads)):
+                raise Again(payloads[what["take"] :], after=0.01, result=["taken", payloads[: what["take"]]])
             returned = act(self, what)
             return [job_id, payloads] if returned is None else returned
         return [job_id, payloads]
@@ -110,6 +114,7 @@ def make_app(url: str) -> Celery:
     )(one)
     ordered_task(**{**ordered, "retry_in": lambda n: 3600}, name="slow to retry", queue_name="slow")(one)
     ordered_task(**ordered, name="expects", max_retries=0, throws=(Expected,))(one)
+    ordered_task(**ordered, name="portions", max_payloads_per_run=2)(one)
     ordered_task(**ordered, name="keyed", key=lambda payload: payload["id"])(one)
 
     @ordered_task(app=app, shared=False, name="batch", shards=1, batch_size=10, max_retries=0)

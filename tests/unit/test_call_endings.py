@@ -2,110 +2,23 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
-from celery import Celery, Task
-from celery.app.trace import build_tracer
-from celery.backends.cache import _DUMMY_CLIENT_CACHE
+from celery import Task
 from celery.worker import state
 
-from celery_lowkiq import OrderedTask, ordered_task
-from celery_lowkiq.integration.call_records import CallNote
-from celery_lowkiq.integration.runner import CeleryRunner
-from celery_lowkiq.integration.stores import home_of
-from celery_lowkiq.rules.errors import StoreUnavailable
+from celery_lowkiq import OrderedTask
 from celery_lowkiq.rules.models import (
     CONDEMNED,
     BadPayload,
-    Batch,
-    CallRecord,
     Fate,
     FirstCalls,
-    Job,
-    Lease,
-    Payload,
     Recorded,
-    ShardRef,
 )
+from tests.unit.lanes import Lane, job
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-SHARD = ShardRef("t", 0)
-
-
-@pytest.fixture(autouse=True)
-def no_results():
-    """All caches in memory are one."""
-    _DUMMY_CLIENT_CACHE.clear()
-
-
-class Reader:
-    """The store's side: pages of calls, and what was ended before the settle."""
-
-    def __init__(self):
-        self.records = []
-        self.ended = []
-        self.away = False
-
-    def pages(self, shard, job):
-        if job.calls is not None and job.calls.complete:
-            yield job.calls.records
-            return
-        for start in range(0, len(self.records), 2):
-            yield tuple(self.records[start : start + 2])
-
-    def end(self, lease, ended):
-        if self.away:
-            raise StoreUnavailable("gone")
-        self.ended += ended
-
-
-class Lane:
-    """Runs batches of the task as a lane does."""
-
-    def __init__(self, function, **options):
-        self.app = Celery(
-            "unit", broker="redis://localhost:1/0", backend="cache+memory://", set_as_current=False
-        )
-        options = {"retry_in": lambda retry_count: 1, **options}
-        task = ordered_task(app=self.app, shared=False, bind=True, name="t", **options)(function)
-        self.app.finalize()
-        task.__trace__ = build_tracer(task.name, task, self.app.loader, "host", app=self.app)
-        self.task = task
-        self.events = []
-        dispatcher = SimpleNamespace(
-            enabled=True, groups=set(), send=lambda kind, **fields: self.events.append((kind, fields))
-        )
-        consumer = SimpleNamespace(app=self.app, hostname="host", event_dispatcher=dispatcher)
-        self.reader = Reader()
-        self.runner = CeleryRunner({"t": task}, consumer, home_of(self.app), self.reader)
-
-    def run(self, *jobs):
-        lease = Lease(SHARD, "me", 1)
-        batch = Batch(self.task.queue_spec, lease, 1, jobs, lost=threading.Event())
-        return self.runner.run(batch)
-
-    def state(self, task_id):
-        return self.app.AsyncResult(task_id).state
-
-    def result(self, task_id):
-        return self.app.AsyncResult(task_id).result
-
-
-def job(*payloads, calls=(), job_id="1", recorded=Recorded.ALL, retry_count=-1, complete=True):
-    """A claimed job. Calls are (payload's position, task id, headers)."""
-    records = tuple(
-        CallRecord(b"key %d" % n, position, CallNote(task_id, *rest).dump(CODEC))
-        for n, (position, task_id, *rest) in enumerate(calls)
-    )
-    held = tuple(Payload(data, float(score), recorded) for score, data in enumerate(payloads))
-    first = FirstCalls(records, complete)
-    return Job(job_id, held, 0.0, retry_count, claim=1, calls=first)
-
-
-CODEC = home_of(Celery("codec", broker="redis://localhost:1/0", set_as_current=False)).record_codec
 
 
 def last_payload(self, payloads_by_id):

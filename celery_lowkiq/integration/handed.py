@@ -1,0 +1,96 @@
+"""What of a claimed batch is handed to the task function, and what is not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from celery_lowkiq.rules.errors import UndecodablePayload
+from celery_lowkiq.rules.models import BadPayload, Batch, Flag, Job
+
+from .codec import Codec
+from .errors import dump_error_text, load_error
+from .settings import Settings
+
+logger = logging.getLogger("celery_lowkiq")
+
+#: Positions of payloads by the id of their job.
+Positions = Mapping[str, Collection[int]]
+NOTHING: dict[str, Collection[int]] = {}
+
+
+class RunJob(NamedTuple):
+    """A job as the task function and its callbacks see it; payloads and scores in the same order."""
+
+    id: str
+    payloads: tuple[Any, ...]
+    scores: tuple[float, ...]
+    #: -1 never failed, 0 failed once, ...
+    retry_count: int
+    #: Unix time in s.
+    perform_in: float
+    #: Text of the last failure.
+    error: str | None
+
+
+class RunInfo(NamedTuple):
+    """``self.request.lowkiq``: where the batch comes from."""
+
+    queue: str
+    shard: int
+    #: The epoch of the shard's lease; it only grows, so that a database can refuse an older one.
+    fence: int
+    jobs: tuple[RunJob, ...]
+    #: ``lease_lost.is_set()`` while another worker may have the shard: Redis was silent for too long.
+    lease_lost: Flag
+
+
+class Handed(NamedTuple):
+    """Of one claimed job. Positions count all of its payloads, places those that are handed over."""
+
+    #: None when nothing of it can be run.
+    job: RunJob | None
+    #: Positions by place.
+    positions: Sequence[int]
+    #: What goes to the morgue, or is dropped, whatever becomes of the rest.
+    bad: tuple[BadPayload, ...]
+    #: Positions that are kept for a later run.
+    beyond: Collection[int]
+
+
+def hand(job: Job, codec: Codec, settings: Settings, dropped: Collection[int], most: int | None) -> Handed:
+    """At most so many payloads of a job, the lowest scores first, without those that are ``dropped``, or that
+    nobody can read.
+    """
+    payloads: list[Any] = []
+    positions: list[int] = []
+    bad: list[BadPayload] = []
+    beyond: list[int] = []
+    for position, payload in enumerate(job.payloads):
+        if position in dropped:
+            bad.append(BadPayload(position, None))
+        elif len(payloads) == most:
+            beyond.append(position)
+        else:
+            try:
+                payloads.append(codec.load(payload.data))
+                positions.append(position)
+            except UndecodablePayload as reason:
+                logger.error("job %r: payload %d goes to the morgue: %s", job.id, position, reason)
+                bad.append(BadPayload(position, dump_error_text(settings, f"undecodable payload: {reason}")))
+    run_job = _run_job(job, payloads, positions, settings) if payloads else None
+    return Handed(run_job, positions, tuple(bad), beyond)
+
+
+def _run_job(job: Job, payloads: list[Any], positions: list[int], settings: Settings) -> RunJob:
+    scores = tuple(job.payloads[position].score for position in positions)
+    error = None if job.error is None else load_error(settings, job.error)
+    return RunJob(job.id, tuple(payloads), scores, job.retry_count, job.perform_in, error)
+
+
+def hand_all(
+    batch: Batch, codec: Codec, settings: Settings, dropped: Positions, most: int | None
+) -> dict[str, Handed]:
+    """By id."""
+    return {job.id: hand(job, codec, settings, dropped.get(job.id, ()), most) for job in batch.jobs}

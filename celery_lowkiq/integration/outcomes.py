@@ -1,0 +1,127 @@
+"""What a task function may raise to say how its jobs go on, beside failures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from typing import Any
+
+from celery.exceptions import Retry
+from celery.utils.saferepr import saferepr
+
+from celery_lowkiq.rules.errors import LowkiqError
+
+from .calls import read_delay
+from .handed import RunJob
+from .results import JobsFailed
+
+#: Longest text of a payload in an error.
+SHOWN = 200
+
+
+class Again(LowkiqError):
+    """Raised by a task function that is not done: the job runs again with the payloads that are left.
+
+    ``payloads_left`` are some of those that it was called with, by default all; the others are done, and
+    their calls get the ``result``. It is no failure: ``retry_count`` stays, and scores stay. The job runs
+    again ``after`` some seconds, or a timedelta. Raises TypeError and InvalidCall for what is neither.
+    """
+
+    def __init__(
+        self,
+        payloads_left: Sequence[Any] | None = None,
+        after: float | timedelta = 0.0,
+        result: Any = None,
+    ) -> None:
+        if not isinstance(payloads_left, (list, tuple, type(None))):
+            raise TypeError(f"Again({payloads_left!r}): a list of payloads is allowed, or None for all")
+        self.payloads_left = payloads_left
+        self.after = read_delay(after, "after")
+        self.result = result
+        left = "all" if payloads_left is None else len(payloads_left)
+        super().__init__(f"payloads left: {left}; again after {self.after:g} s")
+
+    def __reduce__(self) -> tuple[type[Again], tuple[Any, float, Any]]:
+        return type(self), (self.payloads_left, self.after, self.result)
+
+
+class BusinessFailure(LowkiqError):
+    """Raised by a task function: the job has failed for a reason that no repetition changes.
+
+    Its payloads are dropped: no retry, no morgue. Its calls end as FAILURE with this error.
+    """
+
+
+class NotHanded(LowkiqError):
+    """Again names a payload that the run was not called with."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A job of which these places among its payloads are left."""
+
+    left: frozenset[int]
+    again: Again
+
+
+def outcomes(
+    error: Exception, jobs: Sequence[RunJob], dump: Callable[[Any], bytes]
+) -> dict[str, Exception | Part]:
+    """What becomes of the jobs of a run that raised, by id; those that are missing are done.
+
+    Raises NotHanded, and PayloadError for what can be no payload.
+    """
+    error = meant(error)
+    named = dict(error.errors) if isinstance(error, JobsFailed) else {}
+    by_id = {job.id: job for job in jobs}
+    if not named or not named.keys() <= by_id.keys():
+        named = dict.fromkeys(by_id, error)
+    found: dict[str, Exception | Part] = {job_id: meant(one) for job_id, one in named.items()}
+    for again in {one for one in found.values() if isinstance(one, Again)}:
+        found |= _parts(again, [by_id[job_id] for job_id, one in found.items() if one is again], dump)
+    return found
+
+
+def meant(error: Exception) -> Exception:
+    """The error itself; ``autoretry_for=(Exception,)`` makes a Retry also of what says how jobs go on."""
+    cause = error.exc if isinstance(error, Retry) else None
+    return cause if isinstance(cause, (Again, BusinessFailure, JobsFailed)) else error
+
+
+def _parts(again: Again, jobs: Sequence[RunJob], dump: Callable[[Any], bytes]) -> dict[str, Part]:
+    """Of the jobs that one Again is for: each keeps those payloads that are its own."""
+    if again.payloads_left is None:
+        return {job.id: Part(frozenset(range(len(job.payloads))), again) for job in jobs}
+    finders = {job.id: _Finder(job.payloads, dump) for job in jobs}
+    left: dict[str, set[int]] = {job.id: set() for job in jobs}
+    for payload in again.payloads_left:
+        places = {job_id: finder.place(payload) for job_id, finder in finders.items()}
+        found = {job_id: place for job_id, place in places.items() if place is not None}
+        if not found:
+            raise NotHanded(
+                f"Again: {saferepr(payload, SHOWN)} was not handed to {', '.join(map(repr, left))}; allowed "
+                "are payloads that the run was called with: enqueue new ones with delay()"
+            )
+        for job_id, place in found.items():
+            left[job_id].add(place)
+    return {job_id: Part(frozenset(places), again) for job_id, places in left.items()}
+
+
+class _Finder:
+    """Finds the payloads of a job: the same objects, or what is equal when it is stored."""
+
+    def __init__(self, payloads: Sequence[Any], dump: Callable[[Any], bytes]) -> None:
+        self._payloads = payloads
+        self._dump = dump
+        self._by_identity = {id(payload): place for place, payload in enumerate(payloads)}
+
+    def place(self, payload: Any) -> int | None:
+        """None for what is not among them. Raises PayloadError for what is no payload."""
+        place = self._by_identity.get(id(payload))
+        return self._by_data.get(self._dump(payload)) if place is None else place
+
+    @cached_property
+    def _by_data(self) -> dict[bytes, int]:
+        return {self._dump(payload): place for place, payload in enumerate(self._payloads)}

@@ -1,0 +1,262 @@
+"""What a function may raise beside failures: Again, BusinessFailure, Retry; bare, or for each job."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from celery.exceptions import Reject, Retry
+
+from celery_lowkiq import Again, BusinessFailure, ConfigurationError, InvalidCall, JobsFailed, ordered_task
+from celery_lowkiq.rules.models import BadPayload, Fate, Recorded
+from tests.unit.lanes import Lane, job
+
+
+def raising(error):
+    """A function that raises what ``error`` makes of its payloads."""
+
+    def function(self, payloads_by_id):
+        raise error(payloads_by_id) if callable(error) else error
+
+    return function
+
+
+def dropped(verdict):
+    """Positions of payloads that are done with."""
+    assert {bad.error for bad in verdict.bad} <= {None}
+    return [bad.position for bad in verdict.bad]
+
+
+def three(**options):
+    return job(b"1", b"2", b"3", calls=[(0, "a"), (1, "b"), (2, "c")], **options)
+
+
+def states(lane):
+    return [lane.state(task_id) for task_id in "abc"]
+
+
+class TestAgain:
+    def test_what_is_left_goes_back_as_it_was_and_the_rest_is_done(self):
+        lane = Lane(raising(lambda batch: Again(batch["1"][2:], after=5, result="so far")))
+        (verdict,) = lane.run(three(retry_count=3))
+        assert (verdict.fate, verdict.delay, dropped(verdict)) == (Fate.RETURN, 5.0, [0, 1])
+        assert states(lane) == ["SUCCESS", "SUCCESS", "PENDING"]
+        assert (lane.result("a"), lane.result("b")) == ("so far", "so far")
+        assert verdict.ended == ((b"key 0", b"key 0"), (b"key 1", b"key 1"))
+
+    def test_at_once_is_behind_what_is_due_already(self):
+        (verdict,) = Lane(raising(lambda batch: Again(batch["1"][1:]))).run(three())
+        assert 0 < verdict.delay < 0.001
+
+    def test_all_of_it(self):
+        lane = Lane(raising(Again(after=timedelta(minutes=1))))
+        (verdict,) = lane.run(three())
+        assert (verdict.fate, verdict.delay, dropped(verdict), verdict.ended) == (Fate.RETURN, 60.0, [], ())
+        assert states(lane) == ["PENDING"] * 3
+
+    def test_nothing_of_it(self):
+        lane = Lane(raising(Again([], result=7)))
+        (verdict,) = lane.run(three())
+        assert (verdict.fate, verdict.bad) == (Fate.DONE, ())
+        assert [lane.result(task_id) for task_id in "abc"] == [7, 7, 7]
+
+    def test_of_a_single_call_celery_sees_a_retry_and_then_the_result(self):
+        lane = Lane(raising(Again()))
+        (verdict,) = lane.run(job(b"1", calls=[(0, "a")]))
+        assert (verdict.fate, verdict.ended, lane.state("a")) == (Fate.RETURN, (), "RETRY")
+        lane = Lane(raising(Again([], result=7)))
+        (verdict,) = lane.run(job(b"1", calls=[(0, "a")]))
+        assert (verdict.fate, lane.result("a")) == (Fate.DONE, 7)
+
+    def test_equal_payloads_are_found(self):
+        stored = job(b'{"a":1,"b":[2]}', b"1.0", b"1", b'"x"', recorded=Recorded.NONE)
+        lane = Lane(raising(Again([{"b": [2], "a": 1}, 1.0, "x"])))
+        (verdict,) = lane.run(stored)
+        assert dropped(verdict) == [2]
+
+    @pytest.mark.parametrize("left, words", [(["new"], "Again: 'new' was not handed"), ([{1}], "serialized")])
+    def test_something_else_fails_the_batch(self, left, words):
+        lane = Lane(raising(Again(left)), batch_size=2)
+        verdicts = lane.run(job(b"1", recorded=Recorded.NONE), job(b"2", job_id="2", recorded=Recorded.NONE))
+        assert [verdict.fate for verdict in verdicts] == [Fate.RETRY, Fate.RETRY]
+        assert all(words in verdict.error.decode() for verdict in verdicts)
+
+    def test_raised_bare_each_job_keeps_its_own(self):
+        lane = Lane(raising(Again([2, 3])), batch_size=3)
+        jobs = [job(b"1", b"2", job_id="x"), job(b"3", b"4", job_id="y"), job(b"5", job_id="z")]
+        verdicts = lane.run(*jobs)
+        assert [verdict.fate for verdict in verdicts] == [Fate.RETURN, Fate.RETURN, Fate.DONE]
+        assert [dropped(verdict) for verdict in verdicts] == [[0], [1], []]
+
+    def test_payloads_that_nobody_can_read_are_no_part_of_it(self):
+        lane = Lane(raising(lambda batch: Again(batch["1"][1:])))
+        (verdict,) = lane.run(job(b"\xff", b"2", b"3", calls=[(0, "a"), (1, "b"), (2, "c")]))
+        assert [bad.position for bad in verdict.bad] == [0, 1]
+        assert (b"undecodable" in verdict.bad[0].error, verdict.bad[1].error) == (True, None)
+        assert states(lane) == ["FAILURE", "SUCCESS", "PENDING"]
+
+    @pytest.mark.parametrize(
+        "arguments, error", [(("abc",), TypeError), (({"1": []},), TypeError), (([], "soon"), InvalidCall)]
+    )
+    def test_what_is_none_is_refused_where_it_is_made(self, arguments, error):
+        with pytest.raises(error):
+            Again(*arguments)
+
+    def test_autoretry_for_all_exceptions_leaves_it_alone(self):
+        lane = Lane(raising(lambda batch: Again(batch["1"][1:])), autoretry_for=(Exception,))
+        (verdict,) = lane.run(three(retry_count=3))
+        assert (verdict.fate, dropped(verdict)) == (Fate.RETURN, [0])
+
+    def test_it_can_be_pickled(self):
+        again = pickle.loads(pickle.dumps(Again([1], 5, "x")))
+        assert (again.payloads_left, again.after, again.result) == ([1], 5.0, "x")
+
+
+class TestBusinessFailure:
+    ERROR = BusinessFailure("not eligible")
+
+    @pytest.mark.parametrize("function", [raising(ERROR), raising(JobsFailed({"1": ERROR}))])
+    def test_no_retry_no_morgue_and_its_message_is_the_result(self, function, caplog):
+        lane = Lane(function)
+        (verdict,) = lane.run(three())
+        assert (verdict.fate, verdict.bad) == (Fate.BURY, tuple(BadPayload(n, None) for n in range(3)))
+        assert len(verdict.ended) == 3
+        assert states(lane) == ["FAILURE"] * 3
+        assert isinstance(lane.result("b"), BusinessFailure)
+        assert str(lane.result("b")) == "not eligible"
+        assert {record.levelname for record in caplog.records} <= {"INFO"}
+
+    def test_of_a_single_call(self, caplog):
+        caplog.set_level("INFO")
+        lane = Lane(raising(self.ERROR), throws=[KeyError], autoretry_for=(Exception,))
+        (verdict,) = lane.run(job(b"1", calls=[(0, "a")]))
+        assert (verdict.fate, lane.state("a"), str(lane.result("a"))) == (
+            Fate.BURY,
+            "FAILURE",
+            "not eligible",
+        )
+        (line,) = [record for record in caplog.records if "not eligible" in record.getMessage()]
+        assert (line.levelname, line.exc_info) == ("INFO", None)
+
+    def test_a_batch_of_them_is_logged_as_one(self, caplog):
+        lane = Lane(raising(JobsFailed({"1": self.ERROR, "2": BusinessFailure("too late")})), batch_size=2)
+        lane.run(*(job(b"1", job_id=job_id, recorded=Recorded.NONE) for job_id in "12"))
+        assert {record.levelname for record in caplog.records} <= {"INFO"}
+
+    def test_it_calls_nobody_about_exhausted_retries(self):
+        dead = []
+        lane = Lane(raising(self.ERROR), on_retries_exhausted=dead.append)
+        lane.run(job(b"1", recorded=Recorded.NONE))
+        assert dead == []
+
+
+class TestEachJob:
+    def test_every_kind_in_one_batch(self):
+        def function(self, payloads_by_id):
+            raise JobsFailed(
+                {
+                    "again": Again(payloads_by_id["again"][1:], after=9),
+                    "retry": Retry(exc=KeyError("busy"), when=7),
+                    "business": BusinessFailure("not eligible"),
+                    "error": ValueError("boom"),
+                }
+            )
+
+        lane = Lane(function, batch_size=5, retry_in=300)
+        names = ["again", "retry", "business", "error", "done"]
+        jobs = [job(b"1", b"2", job_id=name, recorded=Recorded.NONE) for name in names]
+        verdicts = dict(zip(names, lane.run(*jobs), strict=True))
+        assert {name: verdict.fate for name, verdict in verdicts.items()} == {
+            "again": Fate.RETURN,
+            "retry": Fate.RETRY,
+            "business": Fate.BURY,
+            "error": Fate.RETRY,
+            "done": Fate.DONE,
+        }
+        assert (verdicts["retry"].delay, verdicts["retry"].error) == (7.0, b"KeyError: 'busy'")
+        assert (verdicts["error"].delay, verdicts["again"].delay) == (300.0, 9.0)
+
+    def test_a_retry_at_a_time(self):
+        when = datetime.now(timezone.utc) + timedelta(hours=1)
+        for at in (when, when.astimezone().replace(tzinfo=None)):
+            (verdict,) = Lane(raising(Retry(when=at))).run(job(b"1", recorded=Recorded.NONE))
+            assert verdict.delay == pytest.approx(3600, abs=60)
+
+
+class TestMostPayloads:
+    def test_the_lowest_scores_run_and_the_rest_goes_back(self):
+        seen = []
+
+        def function(self, payloads_by_id):
+            seen.append(payloads_by_id)
+            return "done"
+
+        lane = Lane(function, max_payloads_per_run=2)
+        (verdict,) = lane.run(three(retry_count=1))
+        assert seen == [{"1": [1, 2]}]
+        assert (verdict.fate, dropped(verdict)) == (Fate.RETURN, [0, 1])
+        assert 0 < verdict.delay < 0.001
+        assert states(lane) == ["SUCCESS", "SUCCESS", "PENDING"]
+
+    def test_the_last_ones_are_done(self):
+        (verdict,) = Lane(raising(Again([])), max_payloads_per_run=3).run(three())
+        assert (verdict.fate, verdict.bad) == (Fate.DONE, ())
+
+    def test_a_run_of_one_call_is_of_the_payload_that_it_gets(self):
+        ids = []
+
+        def function(self, payloads_by_id):
+            ids.append(self.request.id)
+
+        lane = Lane(function, max_payloads_per_run=1)
+        lane.run(job(b"1", b"2", calls=[(1, "later")]))
+        assert ids != ["later"]
+        assert lane.state("later") == "PENDING"
+
+    def test_a_failure_is_the_whole_jobs_and_the_others_are_not_told(self):
+        lane = Lane(raising(ValueError("boom")), max_payloads_per_run=2)
+        (verdict,) = lane.run(three())
+        assert (verdict.fate, verdict.bad) == (Fate.RETRY, ())
+        assert states(lane) == ["RETRY", "RETRY", "PENDING"]
+
+    def test_a_death_is_the_first_payloads(self):
+        lane = Lane(raising(ValueError("boom")), max_payloads_per_run=2, max_retries=0)
+        (verdict,) = lane.run(three())
+        assert verdict.fate is Fate.DIE
+        assert states(lane) == ["FAILURE", "RETRY", "PENDING"]
+
+    @pytest.mark.parametrize(
+        "error, buried", [(Reject("not mine"), True), (BusinessFailure("not eligible"), False)]
+    )
+    def test_what_was_not_handed_is_not_judged(self, error, buried):
+        lane = Lane(raising(error), max_payloads_per_run=2)
+        (verdict,) = lane.run(three())
+        assert (verdict.fate, [bad.position for bad in verdict.bad]) == (Fate.RETURN, [0, 1])
+        assert [bad.error is not None for bad in verdict.bad] == [buried, buried]
+        assert states(lane) == ["FAILURE", "FAILURE", "PENDING"]
+
+    def test_again_is_of_those_that_were_handed(self):
+        lane = Lane(raising(lambda batch: Again(batch["1"][1:], after=5)), max_payloads_per_run=2)
+        (verdict,) = lane.run(three())
+        assert (verdict.fate, verdict.delay, dropped(verdict)) == (Fate.RETURN, 5.0, [0])
+        assert states(lane) == ["SUCCESS", "PENDING", "PENDING"]
+
+    @pytest.mark.parametrize("most", [0, 1001, 2.5, "all"])
+    def test_bad_numbers_are_refused(self, most):
+        with pytest.raises(ConfigurationError, match=r"max_payloads_per_run=.*1 to 1000"):
+            ordered_task(max_payloads_per_run=most)(lambda payloads_by_id: None)
+
+
+def test_at_once_nothing_runs_again(app):
+    """``task_always_eager``: as with ``self.retry``."""
+    for error in (Again(after=5), JobsFailed({"1": Again(after=5)})):
+        task = ordered_task(app=app, shared=False, bind=True, name="eager")(raising(error))
+        assert task.delay("1", "x").state == "RETRY"
+        del app.tasks["eager"]
+
+
+@pytest.mark.parametrize("kind", [Again, BusinessFailure, JobsFailed, Retry, Reject])
+def test_they_are_no_errors_that_a_retry_could_mend_or_not(kind):
+    with pytest.raises(ConfigurationError, match="dont_retry="):
+        ordered_task(dont_retry=(kind,))(lambda payloads_by_id: None)
