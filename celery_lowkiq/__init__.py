@@ -5,6 +5,7 @@ from __future__ import annotations
 from celery_lowkiq.integration.decorator import ordered_task
 from celery_lowkiq.integration.results import ById, JobsFailed
 from celery_lowkiq.integration.task import OrderedTask
+from celery_lowkiq.integration.trackers import Tracker, track, trackers
 from celery_lowkiq.rules.errors import (
     ConfigurationError,
     FormatMismatch,
@@ -34,5 +35,8 @@ __all__ = [
     "StoreError",
     "StoreFull",
     "StoreUnavailable",
+    "Tracker",
     "ordered_task",
+    "track",
+    "trackers",
 ]

@@ -21,6 +21,7 @@ from .endings import Ending, giving, raising
 from .errors import dump_error, dump_error_text, load_error
 from .results import ById, JobsFailed
 from .settings import Settings
+from .tracked import TrackedCalls
 
 logger = logging.getLogger("celery_lowkiq")
 
@@ -117,6 +118,8 @@ class Run:
         self.call: CallNote | None = None
         #: The calls of a run of several, where any has a record.
         self.callers: Callable[[], Iterable[CallNote]] | None = None
+        #: Who tells the trackers of its calls; None where no call has a record.
+        self.tracked: TrackedCalls | None = None
         #: Whether the verdicts are known; what fails around the function later does not change them.
         self.decided = False
         #: Replaces the call whose request is the task's current one.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import NewJob
@@ -27,17 +26,11 @@ from .keys import TRACKERS_KEY, TrackerKeys, tracker_channel
 from .listening import Listener
 from .pushing import patiently
 from .records import id_bytes, number_text, parse_id
-from .scripts import Call, Value, load
+from .scripts import Value, load
+from .telling import STEP, by_tracker, parts, tell_calls, text_bytes
 
-T = TypeVar("T")
-
-#: What one script takes at most.
-STEP = 500
 #: So many trackers are listed; older ones are there until they expire, for who knows their ids.
 LISTED = 10_000
-#: What is kept of a message, in bytes.
-MAX_TEXT = 1024
-
 #: Answers of ``track_add.lua``.
 UNKNOWN, CANCELLED = b"unknown", b"cancelled"
 
@@ -81,7 +74,7 @@ class Tracks:
         """
         keys = TrackerKeys(tracker)
         steps = []
-        for part in _parts(calls):
+        for part in parts(calls):
             rest: list[Value] = [value for call in part for value in (call.call, _what(call))]
             steps.append(load("track_add").call(keys, rest, channel=tracker_channel(tracker), latest=latest))
         replies = patiently(iter(pauses), lambda: self._client.all(steps))
@@ -98,7 +91,7 @@ class Tracks:
     def progress(self, runs: Iterable[News], text: str, current: float | None, total: float | None) -> None:
         """Keep what runs that began say of their progress, in one round trip."""
         calls = []
-        for tracker, found in _by_tracker(runs).items():
+        for tracker, found in by_tracker(runs).items():
             rest: list[Value] = [value for run in found for value in (run.call, run.epoch, run.claim)]
             calls.append(
                 load("track_progress").call(
@@ -171,17 +164,6 @@ class Tracks:
         ]
 
 
-def tell_calls(news: Iterable[News]) -> list[tuple[str, Call]]:
-    """The commands that tell trackers of news, with the tracker of each."""
-    calls = []
-    for tracker, found in _by_tracker(news).items():
-        for part in _parts(found):
-            rest: list[Value] = [value for each in part for value in _news_values(each)]
-            script = load("track_tell").call(TrackerKeys(tracker), rest, channel=tracker_channel(tracker))
-            calls.append((tracker, script))
-    return calls
-
-
 def read_id(value: str) -> str:
     """The id of a tracker. Raises InvalidCall."""
     if not _ID.fullmatch(value):
@@ -196,36 +178,6 @@ def due_last(jobs: Iterable[NewJob]) -> str:
         return number_text(when)
     delay = max((job.delay for job in jobs if job.delay is not None), default=None)
     return "" if delay is None else f"+{number_text(delay)}"
-
-
-def text_bytes(text: str) -> bytes:
-    """A message as it is kept: cut to MAX_TEXT bytes."""
-    data = text.encode("utf-8", "backslashreplace")
-    return data[:MAX_TEXT].decode("utf-8", "ignore").encode()
-
-
-def _news_values(news: News) -> tuple[Value, ...]:
-    return (
-        news.call,
-        news.epoch,
-        news.claim,
-        news.state.value,
-        news.said_in.value,
-        text_bytes(news.text),
-    )
-
-
-def _by_tracker(news: Iterable[News]) -> dict[str, list[News]]:
-    found: dict[str, list[News]] = {}
-    for each in news:
-        found.setdefault(each.tracker, []).append(each)
-    return found
-
-
-def _parts(values: Iterable[T]) -> Iterator[list[T]]:
-    left = iter(values)
-    while part := list(islice(left, STEP)):
-        yield part
 
 
 def unknown(tracker: str) -> InvalidCall:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.errors import InvalidCall
+from celery_lowkiq.rules.errors import InvalidCall, StoreFull
+from celery_lowkiq.rules.models import Fate, Verdict
 from celery_lowkiq.rules.tracking import Counts, NewCall, State, began, ended, ends_without_run
 from celery_lowkiq.store.keys import TRACKER_KEYS, TrackerKeys
-from celery_lowkiq.store.tracks import STEP, Tracks
+from celery_lowkiq.store.telling import STEP
+from celery_lowkiq.store.tracks import Tracks
+from tests.store.helpers import ONE, claim, push, take
 
 DAY = 86400
 
@@ -238,3 +241,37 @@ def test_what_was_planted_ends_in_no_error(tracks, tracker, client):
     tracks.tell([ended(began(tracker, "a", 5, 1), over=True, success=False, text="boom")])
     assert said(tracks, tracker) == [("error", "boom")]
     assert counts(tracks, tracker) == Counts(error=1)
+
+
+def test_a_full_redis_takes_news(tracks, tracker, client):
+    tracks.add(tracker, calls("a", "b"))
+    client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(StoreFull):
+            tracks.add(tracker, calls("c"))
+        tracks.tell([began(tracker, "a", 5, 1)])
+        assert tracks.cancel(tracker) == 1
+    finally:
+        client.config_set("maxmemory", 0)
+    assert counts(tracks, tracker) == Counts(working=1, failed=1)
+
+
+def test_trouble_with_a_tracker_does_not_hold_up_a_settle(store, tracks, tracker, client):
+    push(store, "1", ("x", 1.0))
+    lease = take(store)
+    claimed = claim(store, lease)
+    client.delete(TrackerKeys(tracker)["tracker"])
+    client.set(TrackerKeys(tracker)["tracker"], "planted")
+    news = ended(began(tracker, "a", 5, 1), over=True, success=True)
+    verdict = Verdict("1", claimed.number, Fate.DONE, news=(news,))
+    assert store.settle(ONE, lease, [verdict]).accepted == {"1"}
+
+
+def test_news_go_with_the_settle(store, tracks, tracker):
+    push(store, "1", ("x", 1.0))
+    lease = take(store)
+    claimed = claim(store, lease)
+    tracks.add(tracker, calls("a"))
+    news = ended(began(tracker, "a", lease.epoch, claimed.number), over=True, success=True)
+    store.settle(ONE, lease, [Verdict("1", claimed.number, Fate.DONE, news=(news,))])
+    assert counts(tracks, tracker) == Counts(finished=1)

@@ -10,6 +10,7 @@
 if not redis.call('HGET', tracker, 'closed') then
   return -1
 end
+may_write()
 redis.call('HSET', tracker, 'closed', '1')
 local waiting = {}
 if cancel == '1' then

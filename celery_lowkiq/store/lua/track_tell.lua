@@ -13,6 +13,7 @@ local cancelled = redis.call('HGET', tracker, 'cancelled')
 if not cancelled then
   return 0
 end
+may_write()
 
 local function is_news(epoch, claim, ended, last_epoch, last_claim, last_ended)
   if epoch ~= last_epoch then

@@ -14,6 +14,11 @@ local now = now_us()
 local now_s = seconds(now)
 local changed = {}
 
+-- A full Redis 6.2 refuses a script whose first write could need memory.
+local function may_write()
+  redis.call('EXPIRE', tracker, PENDING)
+end
+
 -- State and place of arrival; nil for a call that the tracker does not know.
 local function where(call)
   local score = tonumber(redis.call('ZSCORE', places, call) or '')
