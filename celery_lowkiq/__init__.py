@@ -17,6 +17,7 @@ from celery_lowkiq.rules.errors import (
     StoreError,
     StoreFull,
     StoreUnavailable,
+    UnknownTracker,
 )
 
 __version__ = "0.1.0"
@@ -36,6 +37,7 @@ __all__ = [
     "StoreFull",
     "StoreUnavailable",
     "Tracker",
+    "UnknownTracker",
     "ordered_task",
     "track",
     "trackers",

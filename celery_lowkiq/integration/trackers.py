@@ -9,13 +9,14 @@ from typing import Any
 
 from celery import Celery, current_app
 
-from celery_lowkiq.rules.errors import InvalidCall, UndecodablePayload
+from celery_lowkiq.rules.errors import InvalidCall, UndecodablePayload, UnknownTracker
 from celery_lowkiq.rules.tracking import CallView, Counts, Message, State, TrackerView
 from celery_lowkiq.rules.views import Page
 from celery_lowkiq.store.queries import check_limits
-from celery_lowkiq.store.tracks import Tracks, read_id, unknown
+from celery_lowkiq.store.tracks import Tracks, read_id
 
-from .stores import Home, home_of
+from .codec import Codec
+from .stores import home_of
 from .tracked import progress_of
 
 LONGEST_NAME = 200
@@ -42,23 +43,29 @@ class TrackedCall:
 class Tracker:
     """A group of calls. In a ``with`` block it is closed at the end: no more calls will be added.
 
-    Any process may watch it by its id. Every method may raise StoreError, and InvalidCall when it is gone.
+    Any process may watch it by its id. Every method may raise StoreError, and UnknownTracker when it has
+    expired.
     """
 
-    def __init__(self, app: Celery, tracker_id: str, name: str, mine: bool = False) -> None:
-        """``mine``: whoever waits has added all calls itself, and need not wait for the closing."""
+    def __init__(
+        self, app: Celery, tracker_id: str, name: str, mine: bool = False, raw: bool = False
+    ) -> None:
+        """``mine``: whoever waits has added all calls itself, and need not wait for the closing. ``raw``:
+        payloads are shown as the bytes that are stored; nothing is decoded.
+        """
         self.id = tracker_id
         self.name = name
         self._app = app
         self._mine = mine
+        self._raw = raw
 
     @classmethod
-    def get(cls, app: Celery, tracker_id: str) -> Tracker:
-        """The tracker with this id. Raises InvalidCall when there is none."""
+    def get(cls, app: Celery, tracker_id: str, raw: bool = False) -> Tracker:
+        """The tracker with this id. Raises UnknownTracker, InvalidCall for what is no id."""
         view = home_of(app).tracks.view(read_id(tracker_id))
         if view is None:
-            raise unknown(tracker_id)
-        return cls(app, tracker_id, view.name)
+            raise UnknownTracker(tracker_id)
+        return cls(app, tracker_id, view.name, raw=raw)
 
     def __repr__(self) -> str:
         return f"<Tracker {self.id} {self.name!r}>"
@@ -83,7 +90,7 @@ class Tracker:
         """All that is known of the group, in one look of constant cost."""
         found = self._tracks.view(self.id)
         if found is None:
-            raise unknown(self.id)
+            raise UnknownTracker(self.id)
         return found
 
     def counts(self) -> Counts:
@@ -102,8 +109,8 @@ class Tracker:
         """
         check_limits(limit=limit)
         page = self._tracks.calls(self.id, read_states(state), limit, after)
-        home = home_of(self._app)
-        return Page(tuple(_shown(home, call) for call in page.items), page.next)
+        codec = None if self._raw else home_of(self._app).codec
+        return Page(tuple(_shown(codec, call) for call in page.items), page.next)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until all calls have ended, at most ``timeout`` s. Whether they have.
@@ -194,11 +201,13 @@ def read_states(value: State | str | Iterable[State | str] | None) -> tuple[Stat
         raise InvalidCall(f"state={value!r:.100} is none: allowed are {known}") from None
 
 
-def _shown(home: Home, call: CallView) -> TrackedCall:
-    try:
-        payload = home.codec.load(call.payload)
-    except UndecodablePayload:
-        payload = call.payload.decode("utf-8", "backslashreplace")
+def _shown(codec: Codec | None, call: CallView) -> TrackedCall:
+    payload: Any = call.payload
+    if codec is not None:
+        try:
+            payload = codec.load(call.payload)
+        except UndecodablePayload:
+            payload = call.payload.decode("utf-8", "backslashreplace")
     return TrackedCall(
         task_id=call.call,
         queue=call.queue,

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from celery_lowkiq.rules.errors import InvalidCall
+from celery_lowkiq.rules.errors import InvalidCall, UnknownTracker
 from celery_lowkiq.rules.models import NewJob
 from celery_lowkiq.rules.tracking import (
     CallView,
@@ -70,7 +70,7 @@ class Tracks:
         says it. While Redis is away it is asked again after each of the ``pauses`` (s).
 
         Returns whether they may run: calls of a tracker that was cancelled are known, and have ended. Raises
-        InvalidCall for a tracker that has expired.
+        UnknownTracker for one that has expired.
         """
         keys = TrackerKeys(tracker)
         steps = []
@@ -79,7 +79,7 @@ class Tracks:
             steps.append(load("track_add").call(keys, rest, channel=tracker_channel(tracker), latest=latest))
         replies = patiently(iter(pauses), lambda: self._client.all(steps))
         if UNKNOWN in replies:
-            raise unknown(tracker)
+            raise UnknownTracker(tracker)
         return CANCELLED not in replies
 
     def tell(self, news: Iterable[News]) -> set[str]:
@@ -178,11 +178,6 @@ def due_last(jobs: Iterable[NewJob]) -> str:
         return number_text(when)
     delay = max((job.delay for job in jobs if job.delay is not None), default=None)
     return "" if delay is None else f"+{number_text(delay)}"
-
-
-def unknown(tracker: str) -> InvalidCall:
-    """The error for a tracker that is not there."""
-    return InvalidCall(f"tracker {tracker} has expired, or is in another Redis: track() opens a new one")
 
 
 def _number_or_dash(value: float | None) -> str:
