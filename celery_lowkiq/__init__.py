@@ -6,6 +6,7 @@ from celery_lowkiq.integration.decorator import ordered_task
 from celery_lowkiq.integration.outcomes import Again, BusinessFailure
 from celery_lowkiq.integration.results import ById, JobsFailed
 from celery_lowkiq.integration.task import OrderedTask
+from celery_lowkiq.integration.trackers import Tracker, track, trackers
 from celery_lowkiq.rules.errors import (
     ConfigurationError,
     FormatMismatch,
@@ -17,6 +18,7 @@ from celery_lowkiq.rules.errors import (
     StoreError,
     StoreFull,
     StoreUnavailable,
+    UnknownTracker,
 )
 
 __version__ = "0.1.0"
@@ -37,5 +39,9 @@ __all__ = [
     "StoreError",
     "StoreFull",
     "StoreUnavailable",
+    "Tracker",
+    "UnknownTracker",
     "ordered_task",
+    "track",
+    "trackers",
 ]

@@ -15,6 +15,7 @@ from celery.worker import state
 
 from celery_lowkiq.rules.errors import StoreError, UndecodablePayload
 from celery_lowkiq.rules.models import Batch, CallRecord, Fate, Job, Recorded, Verdict
+from celery_lowkiq.rules.tracking import News
 from celery_lowkiq.store.calls import CallReader
 
 from .call_records import CallNote, store_state
@@ -22,6 +23,7 @@ from .codec import Codec
 from .request import call_request
 from .run import REQUEUE_PAUSE, Run
 from .tracing import report, traced
+from .tracked import TrackedCalls
 
 logger = logging.getLogger("celery_lowkiq")
 
@@ -50,12 +52,21 @@ class _Untold:
 class CallBook:
     """Reads the calls of a batch in bounded parts; what came with the claim is read once."""
 
-    def __init__(self, batch: Batch, reader: CallReader, codec: Codec, task: Any, consumer: Any) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        reader: CallReader,
+        codec: Codec,
+        task: Any,
+        consumer: Any,
+        tracked: TrackedCalls,
+    ) -> None:
         self._batch = batch
         self._reader = reader
         self._codec = codec
         self._task = task
         self._consumer = consumer
+        self._tracked = tracked
         #: The living calls of jobs that have few.
         self._known: dict[str, list[NotedCall]] = {}
 
@@ -65,25 +76,43 @@ class CallBook:
         """End the calls that were revoked or have expired. Returns the payloads of which no call is left, by
         id. Raises StoreError, and what a result backend raises.
         """
-        dropped = {job.id: self._admit_job(job) for job in self._batch.jobs if job.recorded}
+        recorded = [job for job in self._batch.jobs if job.recorded]
+        for job in recorded:
+            if job.calls is not None and job.calls.complete:
+                (self._known[job.id],) = self._pages(job)
+        self._begin((job, call) for job in recorded for call in self._known.get(job.id, ()))
+        dropped = {job.id: self._admit_job(job) for job in recorded}
         return {job_id: positions for job_id, positions in dropped.items() if positions}
 
     def _admit_job(self, job: Job) -> set[int]:
         gone: set[int] = set()
         alive: set[int] = set()
-        few = job.calls is not None and job.calls.complete
+        few = job.id in self._known
         for page in self._pages(job):
+            if not few:
+                self._begin((job, call) for call in page)
             revoked: list[NotedCall] = []
             living: list[NotedCall] = []
+            news: list[News] = []
             for call in page:
-                (revoked if self._revoked(job, call) else living).append(call)
+                known = call.note.id in state.revoked
+                if self._revoked(job, call):
+                    revoked.append(call)
+                    late = call.note.headers.get("expires") and not known
+                    news += self._tracked.dropped(call.note, "expired" if late else "revoked")
+                else:
+                    living.append(call)
             gone |= {call.payload for call in revoked}
             alive |= {call.payload for call in living}
             if few:
                 self._known[job.id] = living
             if revoked:
-                self._reader.end(self._batch.lease, [(c.record.key, c.record.key) for c in revoked])
+                self._reader.end(self._batch.lease, [(c.record.key, c.record.key) for c in revoked], news)
         return {position for position in gone - alive if job.payloads[position].recorded is Recorded.ALL}
+
+    def _begin(self, calls: Iterable[tuple[Job, NotedCall]]) -> None:
+        """Tell trackers. The calls of a cancelled one are revoked."""
+        state.revoked.update(self._tracked.begin((job, call.note) for job, call in calls))
 
     def _revoked(self, job: Job, call: NotedCall) -> bool:
         headers = call.note.headers
@@ -135,20 +164,30 @@ class CallBook:
 
     def _end_job(self, run: Run, job: Job, verdict: Verdict, runtime: float, told: bool) -> Verdict:
         ended: list[tuple[bytes, bytes]] = []
+        news: list[News] = []
         untold = _Untold()
         try:
             for page in self._pages(job):
-                over = _runs(call for call in page if self._end_call(run, job, call, runtime, told, untold))
+                gone = [call for call in page if self._end_call(run, job, call, runtime, told, untold)]
+                heard = [each for call in page for each in self._news(run, job, call, call in gone)]
+                over = _runs(gone)
                 if job.id in self._known:
                     ended += over
-                elif over:
-                    self._reader.end(self._batch.lease, over)
+                    news += heard
+                elif over or heard:
+                    self._reader.end(self._batch.lease, over, heard)
         except StoreError as error:
             logger.warning("job %r runs again, since not all of its calls could be ended: %s", job.id, error)
             return Verdict(job.id, job.claim, Fate.RETURN, delay=REQUEUE_PAUSE)
         if untold.error is not None and untold.success:
             verdict = run.undelivered(job, untold.error)
-        return verdict._replace(ended=tuple(ended))
+        return verdict._replace(ended=tuple(ended), news=tuple(news))
+
+    def _news(self, run: Run, job: Job, call: NotedCall, over: bool) -> Iterable[News]:
+        if not call.note.tracker:
+            return ()
+        ending = run.ending(job, call.payload)
+        return self._tracked.ended(job, call.note, ending, over)
 
     def _end_call(
         self, run: Run, job: Job, call: NotedCall, runtime: float, told: bool, untold: _Untold

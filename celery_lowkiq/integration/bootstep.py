@@ -21,6 +21,7 @@ from celery_lowkiq.rules.models import Batch
 from celery_lowkiq.rules.splitters import lease_splitter
 from celery_lowkiq.store.calls import CallReader
 from celery_lowkiq.store.store import RedisStore
+from celery_lowkiq.store.tracks import Tracks
 from celery_lowkiq.worker.exclusion import Cooperative, Strict
 from celery_lowkiq.worker.kernel_timer import KernelTimer
 from celery_lowkiq.worker.runtime import Runtime
@@ -213,7 +214,9 @@ class OrderedQueues(bootsteps.StartStopStep):
             logger.warning("%d lanes for %d shards: %d lanes stay idle", lanes, shards, lanes - shards)
         tell_of_batches()
         self._store = home.open_store(lanes)
-        runner = CeleryRunner(self._tasks, consumer, home, CallReader(self._store.client))
+        runner = CeleryRunner(
+            self._tasks, consumer, home, CallReader(self._store.client), Tracks(self._store.client)
+        )
         self._host = CeleryHost(consumer, runner)
         self._metrics = open_metrics(consumer.app, consumer.hostname)
         return Runtime(

@@ -1,6 +1,6 @@
 """What is kept of a call until its job has ended: its task id, and of its message what is not as always.
 
-A record is ``[task id, headers, embedded signatures]``, without the parts at its end that are empty.
+A record is ``[task id, headers, embedded signatures, tracker]``, without the parts at its end that are empty.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ class CallNote:
     id: str
     headers: Mapping[str, Any] = field(default_factory=dict)
     embed: Mapping[str, Any] = field(default_factory=dict)
+    #: Id of the tracker that is told what becomes of it; "" for none.
+    tracker: str = ""
 
     def dump(self, codec: Codec) -> bytes:
         """The record. Raises PayloadError."""
-        parts = [self.id, dict(self.headers), dict(self.embed)]
+        parts = [self.id, dict(self.headers), dict(self.embed), self.tracker]
         while not parts[-1]:
             parts.pop()
         try:
@@ -56,6 +58,7 @@ def note_of(
     embed: Mapping[str, Any] | None,
     properties: Mapping[str, Any],
     track: bool,
+    tracker: str = "",
 ) -> CallNote | None:
     """What is to be kept of a call with such a message; None when nobody will ask."""
     stored = stores_error(task, headers.get("ignore_result"))
@@ -68,11 +71,11 @@ def note_of(
     if kept.get("group") is not None:
         kept["group_index"] = headers.get("group_index")
     embedded = {name: value for name, value in (embed or {}).items() if value}
-    if not (stored or embedded or track or kept.keys() - PLACE):
+    if not (stored or embedded or track or tracker or kept.keys() - PLACE):
         return None
     if stored and properties.get("reply_to") and task.backend.as_uri().startswith("rpc"):
         kept["reply_to"] = properties["reply_to"]
-    return CallNote(headers["id"], kept, embedded)
+    return CallNote(headers["id"], kept, embedded, tracker)
 
 
 def stores_result(task: Any, ignore_result: bool | None = None) -> bool:

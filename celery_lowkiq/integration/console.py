@@ -13,12 +13,14 @@ from celery_lowkiq.rules.history import Sample, sum_of
 from celery_lowkiq.rules.models import Stats
 from celery_lowkiq.rules.reports import NodeReport, current
 from celery_lowkiq.rules.server import ServerInfo
-from celery_lowkiq.rules.views import ShardLook
+from celery_lowkiq.rules.tracking import TrackerView
+from celery_lowkiq.rules.views import Page, ShardLook
 from celery_lowkiq.store.server import read_server
 
 from .queue import OrderedQueue
 from .selection import ordered_tasks
 from .stores import home_of
+from .trackers import Tracker, trackers
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,14 @@ class Console:
         """Counts and lease of each shard of all queues, in one round trip."""
         specs = [queue.spec for queue in self.queues().values()]
         return home_of(self._app).queries.looks(specs)
+
+    def trackers(self, limit: int = 100, after: str | None = None) -> Page[TrackerView]:
+        """A page of the tracked groups of calls, the latest first. Raises InvalidCall."""
+        return trackers(self._app, limit, after)
+
+    def tracker(self, tracker_id: str) -> Tracker:
+        """One of them. Raises UnknownTracker, InvalidCall for what is no id."""
+        return Tracker.get(self._app, tracker_id, raw=self._raw)
 
     def server(self) -> ServerInfo:
         """What Redis says of itself."""

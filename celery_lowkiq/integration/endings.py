@@ -25,11 +25,12 @@ def giving(value: Any) -> Callable[[], Any]:
     return lambda: value
 
 
-def raising(error: BaseException) -> Callable[[], NoReturn]:
+class raising:  # noqa: N801 - read as a verb
     """A call that fails, is retried, or ignored. Each raise of an exception would lengthen its traceback."""
-    traceback = error.__traceback__
 
-    def give() -> NoReturn:
-        raise error.with_traceback(traceback)
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        self._traceback = error.__traceback__
 
-    return give
+    def __call__(self) -> NoReturn:
+        raise self.error.with_traceback(self._traceback)

@@ -14,7 +14,7 @@ MAX_ERROR_BYTES = 8 * 1024
 
 def dump_error(settings: Settings, error: BaseException) -> bytes:
     """What is stored of an exception, at most 8 KiB."""
-    return dump_error_text(settings, _format(settings, error))
+    return dump_error_text(settings, format_error(settings, error))
 
 
 def dump_error_text(settings: Settings, text: str) -> bytes:
@@ -43,7 +43,8 @@ def load_error(settings: Settings, data: bytes | None) -> str | None:
         return data.decode("utf-8", "backslashreplace")
 
 
-def _format(settings: Settings, error: BaseException) -> str:
+def format_error(settings: Settings, error: BaseException) -> str:
+    """Text of an exception, as ``lowkiq_format_error`` has it."""
     try:
         return str(settings.format_error(error))
     except Exception:

@@ -11,11 +11,15 @@ from celery.app.task import Context
 
 from celery_lowkiq.rules.errors import LowkiqError, UndecodablePayload
 from celery_lowkiq.rules.models import CallRecord
+from celery_lowkiq.rules.tracking import State, ends_without_run
 
 from .call_records import CallNote, stores_error
 from .stores import home_of
 
 logger = logging.getLogger("celery_lowkiq")
+
+KILLED = "the job had failed, and was moved to the morgue"
+DELETED = "the job was deleted"
 
 
 class KilledByOperator(LowkiqError):
@@ -26,13 +30,20 @@ def end_leftovers(task: Any, calls: Sequence[CallRecord], dead: bool) -> None:
     """Give calls their final state: FAILURE when their payloads are in the morgue, else REVOKED. Their chords
     fail. Raises what the result backend raises.
     """
+    home = home_of(task._get_app())
+    news = []
     for call in calls:
         try:
-            note = CallNote.load(call.data, home_of(task._get_app()).record_codec)
+            note = CallNote.load(call.data, home.record_codec)
         except UndecodablePayload as reason:
             logger.error("a call of %s is forgotten, since its record is none: %s", task.name, reason)
             continue
         _end(task, note, dead)
+        if note.tracker:
+            how, text = (State.ERROR, KILLED) if dead else (State.FAILED, DELETED)
+            news.append(ends_without_run(note.tracker, note.id, how, text))
+    if news:
+        home.tracks.tell(news)
 
 
 def _end(task: Any, note: CallNote, dead: bool) -> None:
@@ -40,8 +51,8 @@ def _end(task: Any, note: CallNote, dead: bool) -> None:
     request = Context({**headers, **note.headers, **note.embed})
     stored = stores_error(task, note.headers.get("ignore_result"))
     if dead:
-        error = KilledByOperator("the job had failed, and was moved to the morgue")
+        error = KilledByOperator(KILLED)
         task.backend.mark_as_failure(note.id, error, request=request, store_result=stored)
         return
-    task.backend.mark_as_revoked(note.id, "the job was deleted", request=request, store_result=stored)
+    task.backend.mark_as_revoked(note.id, DELETED, request=request, store_result=stored)
     signals.task_revoked.send(sender=task, request=request, terminated=False, signum=None, expired=False)

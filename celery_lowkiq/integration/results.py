@@ -79,10 +79,10 @@ class BulkCalls:
     results: CallResults
 
 
-def bulk_calls(task: Any, home: Home, jobs: list[NewJob], results: bool) -> BulkCalls:
+def bulk_calls(task: Any, home: Home, jobs: list[NewJob], results: bool, tracker: str = "") -> BulkCalls:
     """Task ids for a bulk call, where anyone may ask for them. Raises PayloadError."""
     track = home.settings.track_calls
-    if not (results or track or task.expires):
+    if not (results or track or tracker or task.expires):
         return BulkCalls(jobs, CallResults(task, ()))
     app = task._get_app()
     headers = {
@@ -92,7 +92,7 @@ def bulk_calls(task: Any, home: Home, jobs: list[NewJob], results: bool) -> Bulk
     }
     properties = {"reply_to": app.thread_oid}
     ids = [uuid() for _ in jobs]
-    note = note_of(task, {"id": "", **headers}, None, properties, track)
+    note = note_of(task, {"id": "", **headers}, None, properties, track, tracker)
     if note is not None:
         notes = (replace(note, id=task_id) for task_id in ids)
         records = (each.dump(home.record_codec) for each in notes)
@@ -100,7 +100,9 @@ def bulk_calls(task: Any, home: Home, jobs: list[NewJob], results: bool) -> Bulk
     return BulkCalls(jobs, CallResults(task, ids))
 
 
-def heard_calls(task: Any, home: Home, entries: list[Entry], jobs: list[NewJob], results: bool) -> BulkCalls:
+def heard_calls(
+    task: Any, home: Home, entries: list[Entry], jobs: list[NewJob], results: bool, tracker: str = ""
+) -> BulkCalls:
     """As bulk_calls, with a message of each call for whoever listens to messages; none is stored yet.
 
     Raises PayloadError.
@@ -111,7 +113,8 @@ def heard_calls(task: Any, home: Home, entries: list[Entry], jobs: list[NewJob],
     for task_id, entry, job in zip(ids, entries, jobs, strict=True):
 
         def keep(body: Any, headers: Any, properties: Any, _: Any, job: NewJob = job) -> None:
-            kept.append(replace(job, record=task.record_of(home, read_call(body, headers), properties)))
+            record = task.record_of(home, read_call(body, headers), properties, tracker)
+            kept.append(replace(job, record=record))
 
         args = (entry.id, entry.payload) if task.key is None else (entry.payload,)
         task.make_message(args, {}, task_id, keep, **options)

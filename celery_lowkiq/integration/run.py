@@ -23,6 +23,7 @@ from .handed import NOTHING, Positions, RunInfo, RunJob, hand_all
 from .outcomes import Again, BusinessFailure, Part, meant, outcomes
 from .results import ById
 from .settings import Settings
+from .tracked import TrackedCalls
 
 #: Seconds before a job whose run raised Reject(requeue=True) may run again.
 REQUEUE_PAUSE = 1.0
@@ -61,6 +62,8 @@ class Run:
         self.call: CallNote | None = None
         #: The calls of a run of several, where any has a record.
         self.callers: Callable[[], Iterable[CallNote]] | None = None
+        #: Who tells the trackers of its calls; None where no call has a record.
+        self.tracked: TrackedCalls | None = None
         #: Whether the verdicts are known; what fails around the function later does not change them.
         self.decided = False
         #: Replaces the call whose request is the task's current one.

@@ -13,6 +13,7 @@ from celery.states import FAILURE, REJECTED, RETRY
 
 from celery_lowkiq.rules.models import CONDEMNED, Batch, Fate, Verdict
 from celery_lowkiq.store.calls import CallReader
+from celery_lowkiq.store.tracks import Tracks
 
 from .book import CallBook
 from .handed import NOTHING, Positions, RunJob
@@ -21,6 +22,7 @@ from .request import lane_request
 from .run import Run
 from .stores import Home
 from .tracing import traced
+from .tracked import TrackedCalls
 
 logger = logging.getLogger("celery_lowkiq")
 
@@ -28,13 +30,16 @@ logger = logging.getLogger("celery_lowkiq")
 class CeleryRunner:
     """``worker.ports.Runner`` for the ordered tasks of an app, by the names of their queues."""
 
-    def __init__(self, tasks: Mapping[str, Any], consumer: Any, home: Home, reader: CallReader) -> None:
+    def __init__(
+        self, tasks: Mapping[str, Any], consumer: Any, home: Home, reader: CallReader, tracks: Tracks
+    ) -> None:
         self._tasks = tasks
         self._consumer = consumer
         self._codec = home.codec
         self._record_codec = home.record_codec
         self._settings = home.settings
         self._reader = reader
+        self._tracks = tracks
         #: Of each lane, the runs of its last claim in which jobs have died.
         self._dying = threading.local()
         self._policies = {name: policy_of(task) for name, task in tasks.items()}
@@ -61,7 +66,8 @@ class CeleryRunner:
         if not any(job.recorded for job in batch.jobs):
             self._try(task, run)
             return run, run.verdicts
-        book = CallBook(batch, self._reader, self._record_codec, task, self._consumer)
+        tracked = TrackedCalls(batch.lease.epoch, self._tracks, self._settings)
+        book = CallBook(batch, self._reader, self._record_codec, task, self._consumer, tracked)
         try:
             dropped = book.admit()
         except Exception:
@@ -70,13 +76,17 @@ class CeleryRunner:
             return run, run.verdicts
         if dropped:
             run = self._run_of(batch, dropped)
-        run.call = book.single(run)
+        run.call, run.tracked = book.single(run), tracked
         book.begins(run)
         began_at = time.monotonic()
         if batch.jobs[0].retry_count == CONDEMNED:
             run.condemned()
             return run, book.end(run, 0.0, told=False)
-        told = self._try(task, run) and run.call is not None
+        try:
+            told = self._try(task, run) and run.call is not None
+        except BaseException as error:
+            tracked.interrupted(error)
+            raise
         return run, book.end(run, time.monotonic() - began_at, told)
 
     def _run_of(self, batch: Batch, dropped: Positions = NOTHING) -> Run:

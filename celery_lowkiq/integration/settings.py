@@ -183,6 +183,9 @@ SETTINGS: dict[str, Setting] = {
     ),
     "push_replicas": Setting(1, "a whole number from 1 to 100", _number(1, 100, whole=True)),
     "track_calls": Setting(False, "True or False", _truth),
+    "track_ttl": Setting(
+        7 * 86400, "seconds, a whole number from 60 to 31536000", _number(60, 31536000, whole=True)
+    ),
     "serializer": Setting("json", "the name of a kombu serializer", _text),
     "max_payload_bytes": Setting(
         64 * 1024, f"a whole number from 1 to {LARGEST_PAYLOAD}", _number(1, LARGEST_PAYLOAD, whole=True)
@@ -232,6 +235,7 @@ class Settings:
     push_durability: str
     push_replicas: int
     track_calls: bool
+    track_ttl: int
     serializer: str
     max_payload_bytes: int
     format_error: Callable[[BaseException], str]

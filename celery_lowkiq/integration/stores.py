@@ -18,6 +18,7 @@ from celery_lowkiq.store.lookout import Lookout
 from celery_lowkiq.store.pausing import Pausing
 from celery_lowkiq.store.queries import Queries
 from celery_lowkiq.store.store import RedisStore
+from celery_lowkiq.store.tracks import Tracks
 
 from .codec import Codec
 from .settings import LARGEST_PAYLOAD, Settings, read_settings
@@ -79,6 +80,10 @@ class Home:
     def check_serializer(self, name: str) -> None:
         """Raises ConfigurationError when this app may not read what the serializer writes."""
         Codec(name, self._app.conf.accept_content, LARGEST_PAYLOAD)
+
+    @property
+    def tracks(self) -> Tracks:
+        return Tracks(self.store.client)
 
     @property
     def queries(self) -> Queries:

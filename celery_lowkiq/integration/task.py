@@ -46,6 +46,8 @@ from .selection import check_names
 from .spans import link_calls
 from .stores import Home, home_of
 from .tracing import report
+from .tracked_push import Push, tracked_bulk, tracked_single
+from .trackers import Tracker, TracksCalls, tracker_of
 
 BOOTSTEP = "celery_lowkiq.integration.bootstep:OrderedQueues"
 POISON = "poison pill: the job took its worker down {max_crashes} times"
@@ -57,7 +59,7 @@ _spec_lock = threading.Lock()
 _CeleryTask: Any = Task
 
 
-class OrderedTask(_CeleryTask):  # type: ignore[misc]
+class OrderedTask(TracksCalls, _CeleryTask):  # type: ignore[misc]
     """A task whose calls of one id are merged, kept in order, and never run twice at once.
 
     ``run`` gets ``{id: [payload, ...]}``, the payload with the smallest score first.
@@ -138,6 +140,7 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
         words = {name: options.pop(name, None) for name in ("score", "countdown", "eta")}
         check_call(self.name, self.queue_spec.name, options)
         app = self._get_app()
+        tracker = tracker_of(options.pop("tracker", None), app)
         links = {"link": link, "link_error": link_error}
         if app.conf.task_always_eager:
             eager_result: AsyncResult[Any] = self.apply(
@@ -147,12 +150,14 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
         home = home_of(app)
         entry = self.entry_of(args, kwargs, **words)
         job = entry.job(home.codec)
-        if not (options or link or link_error or shadow) and is_unheard(self, app, home):
+        if not (options or link or link_error or shadow or tracker) and is_unheard(self, app, home):
             return self._call_unheard(home, entry, job, task_id or uuid())
 
         def store(body: Any, headers: Any, properties: Any, pauses: Iterable[float]) -> None:
-            record = self.record_of(home, read_call(body, headers), properties)
-            self._push(home, (entry,), [replace(job, record=record)], pauses)
+            call = read_call(body, headers)
+            record = self.record_of(home, call, properties, tracker)
+            push = tracked_single(home, tracker, call.headers["id"])
+            self._push(home, (entry,), [replace(job, record=record)], pauses, push)
 
         return self.make_message(args, kwargs, task_id, store, shadow=shadow, **links, **options)
 
@@ -174,9 +179,9 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
         result.ignored = bool(self.ignore_result)
         return result
 
-    def record_of(self, home: Home, call: MessagedCall, properties: Any) -> bytes | None:
+    def record_of(self, home: Home, call: MessagedCall, properties: Any, tracker: str = "") -> bytes | None:
         """What is kept of a call with such a message, if anything. Raises PayloadError."""
-        note = note_of(self, call.headers, call.embed, properties, home.settings.track_calls)
+        note = note_of(self, call.headers, call.embed, properties, home.settings.track_calls, tracker)
         return None if note is None else note.dump(home.record_codec)
 
     def signature(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
@@ -192,12 +197,13 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
         return single(job_id, payload, tz=self._get_app().timezone, **words)
 
     def perform_async(
-        self, jobs: Iterable[Mapping[str, Any]], results: bool = False
+        self, jobs: Iterable[Mapping[str, Any]], results: bool = False, tracker: Tracker | str | None = None
     ) -> Sequence[AsyncResult[Any]] | None:
         """Store many calls at once: ``[{"id": 0}, {"id": 1, "payload": {}, "score": 7, "perform_in": 9.5}]``.
 
         ``payload`` is "" by default, ``score`` and ``perform_in`` (Unix s, datetime or timedelta) now.
         With ``results``, each call has a task id, and the AsyncResults are returned, made when asked for.
+        ``tracker`` (or its id) is told what becomes of the calls.
         Celery makes a message of each call where somebody listens to messages, and only there.
         Raises InvalidCall, which says which job is wrong; then none is stored. Raises StoreError.
         """
@@ -205,16 +211,18 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
         home = home_of(app)
         entries = bulk(jobs, app.timezone, self.key)
         stored = to_jobs(entries, home.codec)
+        tracker_id = tracker_of(tracker, app)
         if app.conf.task_always_eager:
             done = eager.run_bulk(self, entries, home)
             return done if results else None
         if is_heard(app):
-            given = heard_calls(self, home, entries, stored, results)
+            given = heard_calls(self, home, entries, stored, results, tracker_id)
         else:
-            given = bulk_calls(self, home, stored, results)
+            given = bulk_calls(self, home, stored, results, tracker_id)
         if stored:
+            push = tracked_bulk(home, tracker_id, given.results.ids)
             with as_operational_errors():
-                self._push(home, tuple(entries), given.jobs, publish_pauses(app))
+                self._push(home, tuple(entries), given.jobs, publish_pauses(app), push)
         return given.results if results else None
 
     def map(self, it: Any) -> Any:
@@ -230,10 +238,16 @@ class OrderedTask(_CeleryTask):  # type: ignore[misc]
         refuse_inline(self.name, "chunks")
 
     def _push(
-        self, home: Home, entries: tuple[Entry, ...], jobs: list[NewJob], pauses: Iterable[float] = ()
+        self,
+        home: Home,
+        entries: tuple[Entry, ...],
+        jobs: list[NewJob],
+        pauses: Iterable[float] = (),
+        push: Push | None = None,
     ) -> None:
-        spec, store = self.queue_spec, home.store
-        compose(home.settings.client_middlewares, self, entries, lambda: store.push(spec, jobs, pauses))
+        spec = self.queue_spec
+        push = push or home.store.push
+        compose(home.settings.client_middlewares, self, entries, lambda: push(spec, jobs, pauses))
 
     # -- the queue
 

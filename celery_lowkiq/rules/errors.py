@@ -18,6 +18,17 @@ class InvalidCall(LowkiqError, ValueError):
     """A call carries an id, payload, score or time that is not allowed; nothing of the call was stored."""
 
 
+class UnknownTracker(InvalidCall):
+    """There is no tracker with this id: it has expired, or is in another Redis."""
+
+    def __init__(self, tracker: str) -> None:
+        super().__init__(f"tracker {tracker} has expired, or is in another Redis: track() opens a new one")
+        self.tracker = tracker
+
+    def __reduce__(self) -> tuple[type[UnknownTracker], tuple[str]]:
+        return type(self), (self.tracker,)
+
+
 class PayloadError(InvalidCall):
     """A payload cannot be serialized, or is larger than ``lowkiq_max_payload_bytes``."""
 

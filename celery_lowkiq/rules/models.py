@@ -7,6 +7,8 @@ import zlib
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from .tracking import News
+
 
 def shard_of(job_id: str, shards: int) -> int:
     """Shard of an id: ``crc32(id) % shards``, as Lowkiq has it."""
@@ -222,6 +224,8 @@ class Verdict(NamedTuple):
     bad: tuple[BadPayload, ...] = ()
     #: Calls whose results are written, as first and last key of runs of keys: their records go.
     ended: tuple[tuple[bytes, bytes], ...] = ()
+    #: What trackers are told of its calls, with the settle.
+    news: tuple[News, ...] = ()
 
 
 @dataclass(frozen=True)

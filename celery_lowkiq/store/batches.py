@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -12,6 +13,9 @@ from .calls import claimed_calls, end_calls
 from .keys import shard_keys
 from .records import id_bytes, number_text, pairs, parse_id, parse_processing, parse_time
 from .scripts import Call, Value, load
+from .telling import tell_calls
+
+logger = logging.getLogger("celery_lowkiq.store")
 
 A = TypeVar("A")
 
@@ -70,17 +74,25 @@ def claimed(reply: Any) -> Claim | StoreError:
 def settle_calls(settle: ToSettle) -> list[Call]:
     """The commands of a settle.
 
-    The records of ended calls go first: a job that comes back without them runs once more, but a record that
-    outlived its job would give its call the outcome of another.
+    Trackers are told first: what is told twice counts once. Then the records of ended calls go: a job that
+    comes back without them runs once more, but a record that outlived its job would give its call the
+    outcome of another.
     """
     done, others = _split(settle.verdicts)
     rest: list[Value] = [id_bytes(verdict.id) for verdict in done]
     rest += (value for verdict in others for value in _verdict_values(verdict))
     ended = [run for verdict in settle.verdicts for run in verdict.ended]
-    calls = [end_calls(settle.lease, ended)] if ended else []
+    calls = _tells(settle)
+    if ended:
+        calls.append(end_calls(settle.lease, ended))
     claim = done[0].claim if done else 0
     merge = settle.queue.merge.value
     return [*calls, owned("settle", settle.lease, rest, merge=merge, claim=claim, done=len(done))]
+
+
+def _tells(settle: ToSettle) -> list[Call]:
+    news = [each for verdict in settle.verdicts for each in verdict.news]
+    return [call for _, call in tell_calls(news)]
 
 
 def _split(verdicts: Sequence[Verdict]) -> tuple[list[Verdict], list[Verdict]]:
@@ -94,8 +106,14 @@ def _split(verdicts: Sequence[Verdict]) -> tuple[list[Verdict], list[Verdict]]:
 
 
 def settled(settle: ToSettle, replies: Sequence[Any]) -> Settled | StoreError:
-    """Their answer; the first error among them."""
-    for reply in replies:
+    """Their answer; the first error among them. Trouble with a tracker is not the shard's."""
+    told = len(_tells(settle))
+    for reply in replies[:told]:
+        if isinstance(reply, StoreError):
+            logger.warning(
+                "a tracker was not told how calls of shard %s ended: %s", settle.lease.shard, reply
+            )
+    for reply in replies[told:]:
         if isinstance(reply, StoreError):
             return reply
     now, next_due, all_done, *ids = replies[-1]

@@ -14,11 +14,13 @@ from itertools import islice
 from typing import Any
 
 from celery_lowkiq.rules.models import CallRecord, FirstCalls, Job, Lease, Recorded, ShardRef
+from celery_lowkiq.rules.tracking import News
 
 from .client import Client
 from .keys import shard_keys
 from .records import id_bytes, parse_processing
 from .scripts import Call, Value, load
+from .telling import tell_calls
 
 DIGEST_BYTES = 10
 NUMBER_DIGITS = 12
@@ -134,9 +136,10 @@ class CallReader:
         while part := dict(islice(payloads, PAGE_PAYLOADS)):
             yield from self._payloads(shard, job, part)
 
-    def end(self, lease: Lease, ended: Sequence[tuple[bytes, bytes]]) -> None:
-        """Delete records before their job is settled. Raises NotOwner."""
-        self._client.call(end_calls(lease, ended))
+    def end(self, lease: Lease, ended: Sequence[tuple[bytes, bytes]], news: Sequence[News] = ()) -> None:
+        """Tell trackers of calls, and delete records, before their job is settled. Raises NotOwner."""
+        told = [call for _, call in tell_calls(news)]
+        self._client.all([*told, end_calls(lease, ended)])
 
     def _payloads(
         self, shard: ShardRef, job: Job, positions: dict[bytes, int]

@@ -37,5 +37,12 @@ def load_scan(text: str) -> tuple[int, int]:
     return int(shard), int(cursor)
 
 
+def load_place(text: str) -> int:
+    """A place of arrival. Raises InvalidCall when the text is not a cursor of this kind."""
+    if not (text.isascii() and text.isdecimal() and len(text) < 16):
+        raise _not_a_cursor(text)
+    return int(text)
+
+
 def _not_a_cursor(text: str) -> InvalidCall:
     return InvalidCall(f"after={text!r} is no cursor of this listing: pass the `next` of the page before")

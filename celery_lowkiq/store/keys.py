@@ -45,6 +45,14 @@ SHARD_KEYS = {
     "dead_errors": "hash",
 }
 
+#: Keys of a tracker, with their Redis types.
+TRACKER_KEYS = {
+    "tracker": "hash",  # name, opened, ttl, closed, cancelled, added, latest, and a count for each state
+    "tracked": "hash",  # task id -> epoch, claim and end of the last run, when, progress, what it is of
+    "places": "zset",  # task id -> state and place of arrival in one number
+    "messages": "hash",  # task id -> the last messages
+}
+
 #: The same by all names that scripts use: those bound to waiting or dead jobs, and those of a whole queue.
 KEY_TYPES = SHARD_KEYS | {
     "index": "zset",
@@ -56,6 +64,7 @@ KEY_TYPES = SHARD_KEYS | {
     "report": "hash",
     "reports": "zset",
     "history": "hash",
+    **TRACKER_KEYS,
 }
 
 
@@ -112,6 +121,25 @@ def reports_key() -> str:
 def history_key(queue: str) -> str:
     """Hash, a ring: place of a slot of time -> ``<slot> <at> <processed> <failed>``."""
     return f"lowkiq:{FORMAT}:history:{{{queue}}}"
+
+
+@dataclass(frozen=True)
+class TrackerKeys:
+    """Key of a tracker by its name in TRACKER_KEYS."""
+
+    id: str
+
+    def __getitem__(self, name: str) -> str:
+        return f"lowkiq:{FORMAT}:tracker:{{{self.id}}}:{name}"
+
+
+#: Sorted set of all trackers by when they were opened.
+TRACKERS_KEY = f"lowkiq:{FORMAT}:trackers"
+
+
+def tracker_channel(tracker: str) -> str:
+    """Where it is announced that nothing of a tracker is pending any more."""
+    return f"lowkiq:{FORMAT}:tracked:{{{tracker}}}"
 
 
 def channel(queue: str) -> str:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
+from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import NewJob, QueueSpec, ShardRef
 
 from .calls import digest
 from .keys import channel, shard_keys
 from .records import id_bytes, number_text
 from .scripts import Call, Value, load
+
+T = TypeVar("T")
 
 #: What one push script takes at most (the bytes may be exceeded by one payload).
 CHUNK_JOBS = 1000
@@ -59,6 +64,18 @@ def push_call(queue: QueueSpec, shard: ShardRef, sender: Sender, jobs: Sequence[
         index=shard.index,
         records=len(records) // 3,
     )
+
+
+def patiently(pauses: Iterator[float], ask: Callable[[], T]) -> T:
+    """Ask again after each pause (s) while Redis is away. Raises StoreUnavailable after the last one."""
+    while True:
+        try:
+            return ask()
+        except StoreUnavailable:
+            pause = next(pauses, None)
+            if pause is None:
+                raise
+            threading.Event().wait(pause)
 
 
 def _score(job: NewJob) -> str:

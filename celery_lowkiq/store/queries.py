@@ -134,7 +134,7 @@ class Queries:
         and ``maximum``; ``by="id"`` finds ids that begin with ``prefix``, in no order, and a page may be
         empty or a little longer than ``limit`` while there is a next one. Raises InvalidCall.
         """
-        _check(limit=limit, payload_limit=payload_limit)
+        check_limits(limit=limit, payload_limit=payload_limit)
         if by == "id":
             if reverse or minimum is not None or maximum is not None:
                 raise InvalidCall(
@@ -165,7 +165,7 @@ class Queries:
         """A page of dead jobs, sorted by id (which begin with ``prefix``) or by ``updated_at``
         (between ``minimum`` and ``maximum``). Raises InvalidCall.
         """
-        _check(limit=limit, payload_limit=payload_limit)
+        check_limits(limit=limit, payload_limit=payload_limit)
         start = id_bytes(prefix)
         if by == "id" and (minimum is not None or maximum is not None):
             raise InvalidCall("minimum and maximum go with by='updated_at'")
@@ -185,7 +185,7 @@ class Queries:
         payload_bytes: int = WHOLE,
     ) -> Page[Job]:
         """A page of the jobs that are claimed and not settled, oldest claim of a shard first."""
-        _check(limit=limit, payload_limit=payload_limit)
+        check_limits(limit=limit, payload_limit=payload_limit)
         found, cursor = self._members(queue, ("claimed",), _Window(None, None, b"", False, limit, after))
         records = self._client.commands([("HGET", shard_keys(m.shard)["processing"], m.id) for m in found])
         jobs = (parse_processing(m.id, record) for m, record in zip(found, records, strict=True) if record)
@@ -199,7 +199,7 @@ class Queries:
         payload_bytes: int = WHOLE,
     ) -> Found:
         """Where an id is: waiting, processing, dead, or nowhere."""
-        _check(limit=1, payload_limit=payload_limit)
+        check_limits(limit=1, payload_limit=payload_limit)
         member = _Member(0.0, id_bytes(job_id), ShardRef(queue.name, shard_of(job_id, queue.shards)))
         (waiting,) = self._peek([member], payload_limit, payload_bytes)
         (dead,) = self._peek_dead([member], payload_limit, payload_bytes)
@@ -236,7 +236,7 @@ class Queries:
 
     def paused_ids(self, queue: QueueSpec, *, limit: int = 100, after: str | None = None) -> Page[PausedId]:
         """A page of the ids that are paused, those first that are for longest. Raises InvalidCall."""
-        _check(limit=limit)
+        check_limits(limit=limit)
         found, cursor = self._members(queue, ("paused",), _Window(None, None, b"", False, limit, after))
         return Page(tuple(PausedId(parse_id(member.id), member.score) for member in found), cursor)
 
@@ -326,7 +326,8 @@ def _indexes(by: str, indexes: Mapping[str, tuple[str, ...]], prefix: str) -> tu
     return indexes[by]
 
 
-def _check(**limits: int) -> None:
+def check_limits(**limits: int) -> None:
+    """Raises InvalidCall for a length of a page that is not allowed."""
     for name, value in limits.items():
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_LIMIT:
             raise InvalidCall(f"{name}={value!r}: a whole number from 1 to {MAX_LIMIT} is allowed")

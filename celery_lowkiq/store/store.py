@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import redis
@@ -32,7 +31,7 @@ from .batches import claim_call, claimed, open_claims, owned, settle_calls, sett
 from .client import Client, ShardsDiffer, raise_refused
 from .durability import Durability
 from .keys import channel, nodes_key, report_key, reports_key, shard_keys, ticket_key, tokens_key
-from .pushing import Sender, chunked, push_call
+from .pushing import Sender, chunked, patiently, push_call
 from .records import (
     id_bytes,
     number_text,
@@ -90,7 +89,7 @@ class RedisStore:
                 shard: chunk for shard, chunks in waiting.items() if (chunk := next(chunks, None))
             }:
                 calls = [(s, push_call(queue, s, sender, chunk)) for s, chunk in turn.items()]
-                _patiently(left, lambda calls=calls: self.admitted(queue, calls))  # type: ignore[misc]
+                patiently(left, lambda calls=calls: self.admitted(queue, calls))  # type: ignore[misc]
         if by_shard:
             # All shards of a Redis are one stream: what was written last, confirms what came before.
             self._durability.confirm(self.client, next(iter(by_shard)))
@@ -276,16 +275,3 @@ class RedisStore:
     def subscribe(self, queues: Sequence[QueueSpec]) -> PushSubscription:
         """Listen to pushes on the queues. Raises StoreUnavailable."""
         return PushSubscription(self.client.redis, [queue.name for queue in queues])
-
-
-def _patiently(pauses: Iterator[float], ask: Callable[[], Any]) -> None:
-    """Ask again after each pause while Redis is away. Raises StoreUnavailable after the last one."""
-    while True:
-        try:
-            ask()
-            return
-        except StoreUnavailable:
-            pause = next(pauses, None)
-            if pause is None:
-                raise
-            threading.Event().wait(pause)

@@ -29,7 +29,7 @@ def drain(app: Celery, home: Home, tasks: Mapping[str, Any], most: int) -> int:
     """
     store = home.store
     consumer = SimpleNamespace(app=app, hostname=HOSTNAME, event_dispatcher=None)
-    runner = CeleryRunner(tasks, consumer, home, CallReader(store.client))
+    runner = CeleryRunner(tasks, consumer, home, CallReader(store.client), home.tracks)
     specs = [task.queue_spec for task in tasks.values()]
     runs = 0
     with _traced(app, tasks.values()), _shards(store, specs) as shards:

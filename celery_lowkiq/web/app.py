@@ -19,7 +19,7 @@ from celery_lowkiq.integration.console import Console
 from celery_lowkiq.integration.stores import home_of
 from celery_lowkiq.rules.errors import LowkiqError
 
-from . import api, changes, pages
+from . import api, changes, pages, tracked
 from .access import Access, FindUser, header, read_basic
 from .errors import status_of
 from .guard import Guard
@@ -88,6 +88,7 @@ def _routes() -> list[Route | Mount]:
         *(Route(f"/api/v1{path}", endpoint, methods=[method]) for method, path, endpoint in api.ROUTES),
         Route("/healthz", api.healthz),
         Route("/readyz", api.readyz),
+        *tracked.ROUTES,
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
 

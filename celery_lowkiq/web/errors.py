@@ -8,6 +8,7 @@ from celery_lowkiq.rules.errors import (
     PayloadError,
     ShardCountMismatch,
     StoreUnavailable,
+    UnknownTracker,
 )
 
 from .operations import TooBusy
@@ -28,6 +29,7 @@ class Refused(LowkiqError):
 STATUSES: dict[type[LowkiqError], int] = {
     NotFound: 404,
     PayloadError: 422,
+    UnknownTracker: 404,
     InvalidCall: 400,
     ShardCountMismatch: 409,
     TooBusy: 429,

@@ -38,6 +38,8 @@ def act(self: Any, what: dict[str, Any]) -> Any:
     """What a payload may ask for."""
     if "progress" in what:
         self.update_state(state="PROGRESS", meta={"done": what["progress"]})
+    if "say" in what:
+        self.progress(what["say"], current=1, total=2)
     if "gate" in what:
         note("held", gate=what["gate"])
         wait_for_gate(what["gate"])

@@ -12,9 +12,12 @@ import pytest
 
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.models import Fate, NewJob
+from celery_lowkiq.rules.tracking import NewCall, began
 from celery_lowkiq.store.calls import digest
 from celery_lowkiq.store.keys import (
     KEY_TYPES,
+    TRACKER_KEYS,
+    TrackerKeys,
     history_key,
     nodes_key,
     queue_key,
@@ -25,6 +28,7 @@ from celery_lowkiq.store.keys import (
 )
 from celery_lowkiq.store.pausing import Pausing
 from celery_lowkiq.store.scripts import load
+from celery_lowkiq.store.tracks import Tracks
 
 from .helpers import ONE, SHARD, claim, end, push, take
 
@@ -34,6 +38,7 @@ SCRIPTS = sorted(
     if path.name.endswith(".lua")
 )
 ANNOUNCED = {"channel": "c", "index": 0}
+TRACKER = "0" * 32
 
 
 @dataclass(frozen=True)
@@ -138,13 +143,19 @@ def arguments(state):
             {"holder": "me 1", "number": 1, "rate": "0.5", "capacity": 1, "wanted": 1, "surplus": 0},
             (),
         ),
+        "track_add": ({"channel": "c", "latest": "+5"}, ("new", "0 0 ")),
+        "track_close": ({"channel": "c", "cancel": 1, "limit": 10}, ()),
+        "track_open": ({"name": "new", "ttl": 60}, ()),
+        "track_page": ({"after": 0, "limit": 10}, (0, 1)),
+        "track_progress": ({"current": 1, "total": 2, "text": "said"}, ("runs", 5, 1)),
+        "track_tell": ({"channel": "c"}, ("waits", 5, 1, "enqueued", "error", "boom")),
         "why": ({"id": "runs"}, ()),
     }
 
 
 NAMES = list(arguments(State()))
 #: Those that change nothing.
-READERS = {"counters", "dump", "next_due", "page", "peek", "stats", "why"}
+READERS = {"counters", "dump", "next_due", "page", "peek", "stats", "track_page", "why"}
 #: The keys that scripts for several kinds of keys are bound to here.
 BOUND = {"index": "due", "marks": "failed", "records": "jobs"}
 PLANTS = {
@@ -187,6 +198,19 @@ def a_shard_with_jobs_everywhere(store):
     return State(lease.epoch, seen.counter, running.number, died.epoch, seen.server)
 
 
+def a_tracker(store):
+    """With a call that waits, and one that runs."""
+    tracks = Tracks(store.client)
+    store.client.call(load("track_open").call(TrackerKeys(TRACKER), name="old", ttl=60))
+    tracks.add(TRACKER, [NewCall("waits", "orders", "1", b""), NewCall("runs", "orders", "2", b"")])
+    tracks.tell([began(TRACKER, "runs", 5, 1)._replace(text="said")])
+    return State()
+
+
+def no_tracker(store):
+    return State()
+
+
 def call_of(name, state):
     named, repeated = arguments(state)[name]
     return load(name).call(Keys(), repeated, **named)
@@ -197,6 +221,8 @@ STATES = {"release": an_idle_shard, "resize": an_idle_shard, "resume": a_paused_
 
 
 def prepared(store, name):
+    if name.startswith("track_"):
+        return (no_tracker if name == "track_open" else a_tracker)(store)
     return STATES.get(name, a_shard_with_jobs_everywhere)(store)
 
 
@@ -205,6 +231,8 @@ class Keys:
         of_queues = {"queue": queue_key("orders"), "nodes": nodes_key("orders")}
         of_queues |= {"tokens": tokens_key("orders"), "history": history_key("orders")}
         of_queues |= {"report": report_key("me"), "reports": reports_key()}
+        if name in TRACKER_KEYS:
+            return TrackerKeys(TRACKER)[name]
         return of_queues.get(name) or shard_keys(SHARD)[BOUND.get(name, name)]
 
 

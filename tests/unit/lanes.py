@@ -34,6 +34,7 @@ class Reader:
     def __init__(self):
         self.records = []
         self.ended = []
+        self.news = []
         self.away = False
 
     def pages(self, shard, job):
@@ -43,10 +44,31 @@ class Reader:
         for start in range(0, len(self.records), 2):
             yield tuple(self.records[start : start + 2])
 
-    def end(self, lease, ended):
+    def end(self, lease, ended, news=()):
         if self.away:
             raise StoreUnavailable("gone")
         self.ended += ended
+        self.news += news
+
+
+class Tracks:
+    """What trackers were told before the settle."""
+
+    def __init__(self):
+        self.told = []
+        self.cancelled = set()
+        self.away = None
+
+    def tell(self, news):
+        if self.away is not None:
+            raise self.away
+        self.told += news
+        return self.cancelled
+
+    def progress(self, runs, text, current, total):
+        if self.away is not None:
+            raise self.away
+        self.told.append(([run.call for run in runs], text, current, total))
 
 
 class Lane:
@@ -69,7 +91,8 @@ class Lane:
         )
         consumer = SimpleNamespace(app=self.app, hostname="host", event_dispatcher=dispatcher)
         self.reader = Reader()
-        self.runner = CeleryRunner({"t": task}, consumer, home_of(self.app), self.reader)
+        self.tracks = Tracks()
+        self.runner = CeleryRunner({"t": task}, consumer, home_of(self.app), self.reader, self.tracks)
 
     def run(self, *jobs):
         lease = Lease(SHARD, "me", 1)

@@ -80,7 +80,7 @@ class TestWhat:
             assert CallNote.load(note.dump(codec), codec) == note
         assert CallNote("a").dump(codec) == b'["a"]'
 
-    @pytest.mark.parametrize("data", [b"\xff", b"[1,2,3,4]", b"7"])
+    @pytest.mark.parametrize("data", [b"\xff", b"[1,2,3,4,5]", b"7"])
     def test_other_bytes_are_no_record(self, data):
         with pytest.raises(UndecodablePayload):
             CallNote.load(data, home_of(make().app).record_codec)

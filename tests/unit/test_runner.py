@@ -40,7 +40,7 @@ def run():
             app.loader.on_task_init = init
         task.__trace__ = build_tracer(task.name, task, app.loader, "host", app=app)
         consumer = SimpleNamespace(app=app, hostname="host", event_dispatcher=None)
-        runner = CeleryRunner({"t": task}, consumer, home_of(app), reader=None)
+        runner = CeleryRunner({"t": task}, consumer, home_of(app), reader=None, tracks=None)
         job = Job("1", (Payload(b'"x"', 1.0),), perform_in=0.0, claim=1)
         lease = Lease(ShardRef("t", 0), "me", 1)
         (verdict,) = runner.run(Batch(task.queue_spec, lease, 1, (job,), lost=threading.Event()))

@@ -91,7 +91,7 @@ class Node:
         task.__trace__ = build_tracer(task.name, task, app.loader, "host", app=app)
         consumer = SimpleNamespace(app=app, hostname="host", event_dispatcher=None)
         reader = CallReader(open_store(server.socket_path).client)
-        runner = CeleryRunner({task.name: task}, consumer, home_of(app), reader)
+        runner = CeleryRunner({task.name: task}, consumer, home_of(app), reader, home_of(app).tracks)
         # Nobody announces what is planted.
         self.engine = Engine(server, runner=runner, poll_interval=0.02)
         self.store = self.engine.pushes

@@ -1,0 +1,116 @@
+"""``progress``: how far a tracked group of calls is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from celery_lowkiq.integration.console import Console
+from celery_lowkiq.integration.trackers import TrackedCall, Tracker
+from celery_lowkiq.rules.errors import UnknownTracker
+from celery_lowkiq.rules.tracking import State, TrackerView
+from celery_lowkiq.rules.words import escaped
+
+from ..listing import pages, write_listing
+from ..main import FAILED
+from ..output import as_json, clock_time, error_text, table, write_json
+from ..params import command, json_option
+
+STATES = [state.value for state in State]
+GROUPS = ("id", "name", "opened", ">total", *(f">{state}" for state in STATES), "")
+CALLS = ("queue", "id", "state", "updated", "progress", "payload", "last message")
+EXAMPLES = [
+    "progress",
+    "progress 0d6c1bd6c5d24d1f8b1f3f3a3c9f5a11",
+    "progress 0d6c1bd6c5d24d1f8b1f3f3a3c9f5a11 --state failed --state error",
+]
+#: Seconds between two looks at a group that is watched; its end is heard at once.
+LOOK = 0.25
+
+
+@command("How far a tracked group of calls is.", EXAMPLES)
+@click.argument("id_", metavar="[ID]", required=False)
+@click.option("--state", "states", type=click.Choice(STATES), multiple=True, help="List its calls so far.")
+@click.option(
+    "--limit", default=100, show_default=True, help="At most so many; 0: all.", type=click.IntRange(0)
+)
+@json_option
+def progress(console: Console, id_: str | None, states: tuple[str, ...], limit: int, json_: bool) -> None:
+    """How far the tracked group with this ID is; without one, all groups, the latest first.
+
+    On a terminal a bar moves until all calls have ended. Status 1 when there is no such group.
+    """
+    if id_ is None:
+        write_listing(pages(console.trackers), limit, GROUPS, _group_row, _group_json if json_ else None)
+        return
+    try:
+        tracker = console.tracker(id_)
+    except UnknownTracker as error:
+        click.echo(escaped(str(error)), err=True)
+        raise click.exceptions.Exit(FAILED) from error
+    if states:
+        found: Iterator[TrackedCall] = pages(tracker.jobs, state=states)
+        write_listing(found, limit, CALLS, _call_row, _call_json if json_ else None)
+        return
+    if sys.stderr.isatty() and not json_:
+        _watch(tracker)
+    view = tracker.view()
+    if json_:
+        write_json(_group_json(view))
+    else:
+        click.echo(table(GROUPS, [_group_row(view)]))
+
+
+def _watch(tracker: Tracker) -> None:
+    """Move the bar until the end, or until somebody has seen enough."""
+    try:
+        with click.progressbar(length=1, label=escaped(tracker.name), file=sys.stderr, show_pos=True) as bar:
+            ended = False
+            while not ended:
+                ended = tracker.wait(LOOK)
+                counts = tracker.counts()
+                bar.length = max(counts.total, 1)
+                bar.update(counts.ended - bar.pos)
+                bar.render_progress()
+    except KeyboardInterrupt:
+        """The usual end of a look."""
+
+
+def _group_row(view: TrackerView) -> list[str]:
+    counts = view.counts
+    numbers = [counts.total, *(getattr(counts, state) for state in STATES)]
+    how = "cancelled" if view.cancelled else "done" if view.done else "" if view.closed else "open"
+    return [view.id, view.name, clock_time(view.opened_at), *map(str, numbers), how]
+
+
+def _group_json(view: TrackerView) -> dict[str, Any]:
+    counts = asdict(view.counts) | {"total": view.counts.total}
+    return view._asdict() | {"counts": counts, "done": view.done}
+
+
+def _call_row(call: TrackedCall) -> list[str]:
+    said = error_text(call.messages[-1].text) if call.messages else ""
+    return [
+        call.queue,
+        call.id,
+        call.state.value,
+        clock_time(call.updated_at),
+        _progress(call),
+        error_text(as_json(call.payload)),
+        said,
+    ]
+
+
+def _progress(call: TrackedCall) -> str:
+    if call.current is None:
+        return ""
+    return f"{call.current:g}" if call.total is None else f"{call.current:g}/{call.total:g}"
+
+
+def _call_json(call: TrackedCall) -> dict[str, Any]:
+    messages = [message._asdict() | {"state": message.state.value} for message in call.messages]
+    return asdict(call) | {"state": call.state.value, "messages": messages}

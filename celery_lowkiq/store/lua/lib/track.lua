@@ -1,0 +1,87 @@
+-- Needs KEYS tracker, tracked, places, messages; ARGV channel. What is known of a call is `<epoch> <claim> <ended>
+-- <updated> <current> <total> ` and what it is of; its state and its place of arrival are the score in `places`.
+local SPAN = 1099511627776
+local STATES = {'enqueued', 'working', 'finished', 'failed', 'error'}
+local MESSAGES = 20
+-- A tracker that waits for something is not forgotten before, in s.
+local PENDING = 30 * 86400
+
+local ordinals = {}
+for i, state in ipairs(STATES) do
+  ordinals[state] = i - 1
+end
+local now = now_us()
+local now_s = seconds(now)
+local changed = {}
+
+-- A full Redis 6.2 refuses a script whose first write could need memory.
+local function may_write()
+  redis.call('EXPIRE', tracker, PENDING)
+end
+
+-- State and place of arrival; nil for a call that the tracker does not know.
+local function where(call)
+  local score = tonumber(redis.call('ZSCORE', places, call) or '')
+  if score then
+    return STATES[math.floor(score / SPAN) + 1], score % SPAN
+  end
+end
+
+local function place(call, arrival, state, former)
+  redis.call('ZADD', places, string.format('%.0f', ordinals[state] * SPAN + arrival), call)
+  changed[state] = (changed[state] or 0) + 1
+  if former then
+    changed[former] = (changed[former] or 0) - 1
+  end
+end
+
+local function is_pending(state)
+  return state == 'enqueued' or state == 'working'
+end
+
+-- Epoch, claim, whether that run has ended, and what the call is of. What was planted there counts as no run.
+local function known(call)
+  local record = redis.call('HGET', tracked, call) or ''
+  local epoch, claim, ended, start = string.match(record, '^(%d+) (%d+) ([01]) %S+ %S+ %S+ ()')
+  return tonumber(epoch or 0), tonumber(claim or 0), tonumber(ended or 0), string.sub(record, start or 1)
+end
+
+local function know(call, epoch, claim, ended, current, total, what)
+  local run = string.format('%.0f %.0f %d ', epoch, claim, ended)
+  redis.call('HSET', tracked, call, run .. now_s .. ' ' .. current .. ' ' .. total .. ' ' .. what)
+end
+
+-- Adds to the messages of a call; the oldest goes when there are many.
+local function say(call, state, text)
+  if text == '' then
+    return
+  end
+  local count, said = string.match(redis.call('HGET', messages, call) or '', '^(%d+) (.*)$')
+  count, said = tonumber(count or 0), said or ''
+  if count >= MESSAGES then
+    local _, stop, length = string.find(said, '^%S+ %a+ (%d+) ')
+    count, said = count - 1, string.sub(said, (stop or #said) + (length or 0) + 1)
+  end
+  redis.call('HSET', messages, call, count + 1 .. ' ' .. said .. now_s .. ' ' .. state .. ' ' .. #text .. ' ' .. text)
+end
+
+-- The counts, how long all this is kept, and whoever waits for its end.
+local function conclude()
+  local any = false
+  for state, by in pairs(changed) do
+    any = true
+    redis.call('HINCRBY', tracker, state, by)
+  end
+  local kept = redis.call('HMGET', tracker, 'ttl', 'enqueued', 'working', 'latest')
+  local pending = (kept[2] or 0) + (kept[3] or 0) > 0
+  local ttl = tonumber(kept[1] or PENDING)
+  if pending then
+    ttl = math.max(ttl, PENDING) + math.max(0, math.ceil((kept[4] or 0) - now / 1000000))
+  end
+  for _, key in ipairs({tracker, tracked, places, messages}) do
+    redis.call('EXPIRE', key, ttl)
+  end
+  if any and not pending then
+    redis.call('PUBLISH', channel, 'done')
+  end
+end

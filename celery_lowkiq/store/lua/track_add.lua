@@ -1,0 +1,40 @@
+-- Adds calls to a tracker before they are pushed. One that it knows is left alone, unless it has ended: then it is
+-- another call of the same task id. Calls of a cancelled tracker have ended at once.
+--
+-- KEYS: tracker tracked places messages
+-- ARGV: channel latest [call what]...
+--   latest: when the last of them is due: '' now, '+<s>' a delay, else Unix s; what: its queue, id and payload
+-- USES: time track
+-- Returns: 'added', 'cancelled', or 'unknown' for a tracker that has expired.
+-- Cost: O(log n) a call.
+local kept = redis.call('HMGET', tracker, 'cancelled', 'latest', 'added')
+if not kept[1] then
+  return 'unknown'
+end
+
+local due = now / 1000000
+if latest ~= '' then
+  due = string.sub(latest, 1, 1) == '+' and tonumber(delayed(now, latest)) or tonumber(latest)
+end
+if due > tonumber(kept[2]) then
+  redis.call('HSET', tracker, 'latest', string.format('%.0f', math.min(due, now / 1000000 + LONGEST)))
+end
+
+local arrival = tonumber(kept[3])
+local cancelled = kept[1] == '1'
+local first = cancelled and 'failed' or 'enqueued'
+for i = rest, #ARGV, 2 do
+  local call = ARGV[i]
+  local state, place_of_it = where(call)
+  if not state then
+    arrival = arrival + 1
+    place(call, arrival, first)
+    know(call, 0, 0, 0, '-', '-', ARGV[i + 1])
+    say(call, first, cancelled and 'cancelled' or '')
+  elseif not is_pending(state) then
+    place(call, place_of_it, first, state)
+  end
+end
+redis.call('HSET', tracker, 'added', string.format('%.0f', arrival))
+conclude()
+return cancelled and 'cancelled' or 'added'

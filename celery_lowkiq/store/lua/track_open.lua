@@ -1,0 +1,15 @@
+-- Opens a tracker. Repeated: it stays as it is.
+--
+-- KEYS: tracker
+-- ARGV: name ttl
+--   ttl: s that it is kept after its last change
+-- USES: time
+-- Returns: when it was opened.
+-- Cost: O(1).
+local now_s = seconds(now_us())
+if redis.call('HSETNX', tracker, 'opened', now_s) == 1 then
+  redis.call('HSET', tracker, 'name', name, 'ttl', ttl, 'closed', '0', 'cancelled', '0', 'added', '0', 'latest', '0',
+    'enqueued', '0', 'working', '0', 'finished', '0', 'failed', '0', 'error', '0')
+  redis.call('EXPIRE', tracker, ttl)
+end
+return redis.call('HGET', tracker, 'opened')

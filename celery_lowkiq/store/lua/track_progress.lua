@@ -1,0 +1,19 @@
+-- Keeps what a run says of its progress, while it is the last run of its call.
+--
+-- KEYS: tracker tracked places messages
+-- ARGV: current total text [call epoch claim]...
+--   current, total: numbers, or '-' when they were not given
+-- USES: time track
+-- Returns: how many calls it was kept of.
+-- Cost: O(1) a call.
+local kept = 0
+for i = rest, #ARGV, 3 do
+  local call, epoch, claim = unpack(ARGV, i, i + 2)
+  local last_epoch, last_claim, ended, what = known(call)
+  if last_epoch == tonumber(epoch) and last_claim == tonumber(claim) and ended == 0 then
+    know(call, last_epoch, last_claim, ended, current, total, what)
+    say(call, 'working', text)
+    kept = kept + 1
+  end
+end
+return kept

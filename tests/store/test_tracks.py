@@ -1,0 +1,277 @@
+"""Trackers on a real Redis: counts move once, whatever comes twice, late, or from a former owner."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_lowkiq.rules.errors import InvalidCall, StoreFull
+from celery_lowkiq.rules.models import Fate, Verdict
+from celery_lowkiq.rules.tracking import Counts, NewCall, State, began, ended, ends_without_run
+from celery_lowkiq.store.keys import TRACKER_KEYS, TrackerKeys
+from celery_lowkiq.store.telling import STEP
+from celery_lowkiq.store.tracks import Tracks
+from tests.store.helpers import ONE, claim, push, take
+
+DAY = 86400
+
+
+@pytest.fixture
+def tracks(store):
+    return Tracks(store.client)
+
+
+@pytest.fixture
+def tracker(tracks):
+    return tracks.open("import", ttl=7 * DAY)
+
+
+def calls(*names, queue="orders"):
+    return [NewCall(name, queue, f"id of {name}", b'"payload"') for name in names]
+
+
+def counts(tracks, tracker):
+    return tracks.view(tracker).counts
+
+
+def page(tracks, tracker, *states, limit=1000, after=None):
+    return tracks.calls(tracker, states or tuple(State), limit, after)
+
+
+def states(tracks, tracker):
+    return {view.call: view.state.value for view in page(tracks, tracker).items}
+
+
+def said(tracks, tracker, call="a"):
+    (view,) = [view for view in page(tracks, tracker).items if view.call == call]
+    return [(message.state.value, message.text) for message in view.messages]
+
+
+def test_a_call_goes_through_its_states(tracks, tracker):
+    assert tracks.add(tracker, calls("a"))
+    assert counts(tracks, tracker) == Counts(enqueued=1)
+    run = began(tracker, "a", 5, 1)
+    tracks.tell([run])
+    assert counts(tracks, tracker) == Counts(working=1)
+    tracks.tell([ended(run, over=True, success=True)])
+    assert counts(tracks, tracker) == Counts(finished=1)
+
+
+def test_what_is_known_of_a_call(tracks, tracker):
+    tracks.add(tracker, calls("a"))
+    run = began(tracker, "a", 5, 1)
+    tracks.tell([run])
+    tracks.progress([run], "row 3\nof 10", 3, 10)
+    (view,) = page(tracks, tracker).items
+    assert (view.queue, view.job_id, view.payload) == ("orders", "id of a", b'"payload"')
+    assert (view.state, view.current, view.total) == (State.WORKING, 3.0, 10.0)
+    assert [(m.state, m.text) for m in view.messages] == [(State.WORKING, "row 3\nof 10")]
+    assert view.updated_at == view.messages[0].at > 1e9
+
+
+def test_news_that_come_twice_count_once(tracks, tracker):
+    tracks.add(tracker, calls("a", "b"))
+    tracks.add(tracker, calls("a", "b"))
+    run = began(tracker, "a", 5, 1)
+    failed = ended(run, over=True, success=False, text="boom")
+    for news in (run, run, failed, failed, run):
+        tracks.tell([news])
+    assert counts(tracks, tracker) == Counts(enqueued=1, error=1)
+    assert said(tracks, tracker) == [("error", "boom")]
+
+
+def test_an_error_waits_for_its_retry(tracks, tracker):
+    tracks.add(tracker, calls("a"))
+    tracks.tell([ended(began(tracker, "a", 5, 1), over=False, success=False, text="boom")])
+    assert counts(tracks, tracker) == Counts(enqueued=1)
+    tracks.tell([ended(began(tracker, "a", 5, 2), over=True, success=True)])
+    assert counts(tracks, tracker) == Counts(finished=1)
+    assert said(tracks, tracker) == [("error", "boom")]
+
+
+@pytest.mark.parametrize("newer", [(5, 2), (6, 1)], ids=["claim", "epoch"])
+def test_a_former_run_changes_nothing(tracks, tracker, newer):
+    """Its shard has changed hands, or its settle was lost: claims begin anew where Redis has lost some."""
+    tracks.add(tracker, calls("a"))
+    former, run = began(tracker, "a", 5, 1), began(tracker, "a", *newer)
+    tracks.tell([former])
+    tracks.tell([run])
+    tracks.tell([ended(former, over=True, success=True)])
+    tracks.progress([former], "late", 1, 2)
+    assert counts(tracks, tracker) == Counts(working=1)
+    assert said(tracks, tracker) == [("error", "interrupted: the worker of its last run is gone")]
+    tracks.tell([ended(run, over=True, success=False, business=True, text="no")])
+    assert counts(tracks, tracker) == Counts(failed=1)
+
+
+def test_a_run_that_is_repeated_after_its_end_moves_the_count_back_and_forth(tracks, tracker):
+    """The worker died between its news and its settle."""
+    tracks.add(tracker, calls("a"))
+    tracks.tell([ended(began(tracker, "a", 5, 1), over=True, success=True)])
+    run = began(tracker, "a", 6, 2)
+    tracks.tell([run])
+    assert counts(tracks, tracker) == Counts(working=1)
+    tracks.tell([ended(run, over=True, success=True)])
+    assert counts(tracks, tracker) == Counts(finished=1)
+    assert said(tracks, tracker) == []
+
+
+def test_a_call_that_nobody_runs_ends_unless_it_has_ended(tracks, tracker):
+    tracks.add(tracker, calls("a", "b"))
+    tracks.tell([ended(began(tracker, "a", 5, 1), over=True, success=True)])
+    tracks.tell([ends_without_run(tracker, call, State.FAILED, "deleted") for call in "ab"])
+    assert states(tracks, tracker) == {"a": "finished", "b": "failed"}
+    assert said(tracks, tracker, "b") == [("failed", "deleted")]
+
+
+def test_a_push_whose_outcome_was_unknown_and_that_came_through(tracks, tracker):
+    tracks.add(tracker, calls("a"))
+    tracks.tell([ends_without_run(tracker, "a", State.FAILED, "not pushed")])
+    tracks.tell([began(tracker, "a", 5, 1)])
+    assert counts(tracks, tracker) == Counts(working=1)
+
+
+def test_news_of_unknown_calls_and_trackers_change_nothing(tracks, tracker, client):
+    gone = "0" * 32
+    assert tracks.tell([began(tracker, "a", 5, 1), began(gone, "a", 5, 1)]) == set()
+    assert counts(tracks, tracker) == Counts()
+    assert tracks.view(gone) is None
+    assert not client.exists(*(TrackerKeys(gone)[name] for name in TRACKER_KEYS))
+    with pytest.raises(InvalidCall, match="has expired"):
+        tracks.add(gone, calls("a"))
+
+
+def test_a_task_id_that_is_called_again_waits_again(tracks, tracker):
+    tracks.add(tracker, calls("a"))
+    tracks.tell([ended(began(tracker, "a", 5, 1), over=True, success=True)])
+    tracks.add(tracker, calls("a"))
+    assert counts(tracks, tracker) == Counts(enqueued=1)
+    tracks.tell([began(tracker, "a", 5, 2)])
+    assert counts(tracks, tracker) == Counts(working=1)
+
+
+def test_cancelling_ends_what_waits_in_bounded_steps(tracks, tracker):
+    tracks.add(tracker, calls(*map(str, range(STEP + 1)), "runs"))
+    run = began(tracker, "runs", 5, 1)
+    tracks.tell([run])
+    assert [tracks.cancel(tracker) for _ in range(3)] == [STEP, 1, 0]
+    assert counts(tracks, tracker) == Counts(working=1, failed=STEP + 1)
+    assert tracks.tell([began(tracker, "1", 5, 2)]) == {tracker}, "it shall not run"
+    tracks.tell([ended(run, over=False, success=False, text="boom")])
+    tracks.tell([began(tracker, "runs", 5, 3)])
+    assert counts(tracks, tracker) == Counts(failed=STEP + 2)
+    assert said(tracks, tracker, "runs") == [("error", "boom"), ("failed", "cancelled")]
+
+
+def test_calls_of_a_cancelled_tracker_have_ended(tracks, tracker):
+    tracks.cancel(tracker)
+    assert not tracks.add(tracker, calls("a"))
+    assert counts(tracks, tracker) == Counts(failed=1)
+
+
+def test_its_end_is_heard(tracks, tracker):
+    with tracks.listen(tracker) as listener:
+        tracks.add(tracker, calls("a"))
+        tracks.close(tracker)
+        assert not listener.wait(0.05)
+        tracks.tell([ended(began(tracker, "a", 5, 1), over=True, success=True)])
+        assert listener.wait(20)
+    assert tracks.view(tracker).done
+
+
+def test_closing_what_has_ended_is_heard(tracks, tracker):
+    with tracks.listen(tracker) as listener:
+        assert not tracks.view(tracker).done
+        tracks.close(tracker)
+        assert listener.wait(20)
+
+
+def test_pages_by_arrival_and_state(tracks, tracker):
+    tracks.add(tracker, calls(*"abcdef"))
+    for number, call in enumerate("dba"):
+        tracks.tell([ended(began(tracker, call, 5, number), over=True, success=True)])
+    first = page(tracks, tracker, limit=4)
+    rest = page(tracks, tracker, limit=4, after=first.next)
+    assert "".join(view.call for view in (*first.items, *rest.items)) == "abcdef"
+    assert rest.next is None
+    assert "".join(view.call for view in page(tracks, tracker, State.FINISHED).items) == "abd"
+    two = page(tracks, tracker, State.FINISHED, State.ENQUEUED, limit=3, after="1")
+    assert ("".join(view.call for view in two.items), two.next) == ("bcd", "4")
+    with pytest.raises(InvalidCall, match="no cursor"):
+        page(tracks, tracker, after="x")
+
+
+def test_only_the_last_messages_are_kept_and_long_ones_are_cut(tracks, tracker):
+    tracks.add(tracker, calls("a"))
+    run = began(tracker, "a", 5, 1)
+    tracks.tell([run])
+    for number in range(30):
+        tracks.progress([run], f"{number} " + "é" * 1000, number, None)
+    kept = said(tracks, tracker)
+    assert [int(text.split()[0]) for _, text in kept] == list(range(10, 30))
+    assert {len(text.encode()) for _, text in kept} == {1023}
+
+
+def test_a_tracker_is_kept_while_it_waits_and_for_its_ttl_after(tracks, client):
+    tracker = tracks.open("short", ttl=60)
+    keys = [TrackerKeys(tracker)[name] for name in TRACKER_KEYS]
+    tracks.add(tracker, calls("a"), latest=f"+{100 * DAY}")
+    run = began(tracker, "a", 5, 1)
+    tracks.tell([run._replace(text="begins")])
+    assert all(client.ttl(key) > 129 * DAY for key in keys), "until what is due last has had its time"
+    tracks.tell([ended(run, over=True, success=True)])
+    assert all(50 <= client.ttl(key) <= 60 for key in keys)
+
+
+def test_trackers_are_listed_latest_first(tracks, tracker, client):
+    others = [tracks.open(f"other {n}", ttl=60) for n in range(3)]
+    client.delete(TrackerKeys(others[1])["tracker"])
+    first = tracks.recent(2, None)
+    rest = tracks.recent(2, first.next)
+    assert [view.name for view in (*first.items, *rest.items)] == ["other 2", "other 0", "import"]
+    assert rest.next is None
+    assert len(tracks.recent(10, None).items) == 3
+
+
+def test_what_was_planted_ends_in_no_error(tracks, tracker, client):
+    tracks.add(tracker, calls("a"))
+    keys = TrackerKeys(tracker)
+    client.hset(keys["tracked"], "a", b"\xffnonsense")
+    client.hset(keys["messages"], "a", b"\xff")
+    tracks.tell([began(tracker, "a", 5, 1)])
+    tracks.tell([ended(began(tracker, "a", 5, 1), over=True, success=False, text="boom")])
+    assert said(tracks, tracker) == [("error", "boom")]
+    assert counts(tracks, tracker) == Counts(error=1)
+
+
+def test_a_full_redis_takes_news(tracks, tracker, client):
+    tracks.add(tracker, calls("a", "b"))
+    client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(StoreFull):
+            tracks.add(tracker, calls("c"))
+        tracks.tell([began(tracker, "a", 5, 1)])
+        assert tracks.cancel(tracker) == 1
+    finally:
+        client.config_set("maxmemory", 0)
+    assert counts(tracks, tracker) == Counts(working=1, failed=1)
+
+
+def test_trouble_with_a_tracker_does_not_hold_up_a_settle(store, tracks, tracker, client):
+    push(store, "1", ("x", 1.0))
+    lease = take(store)
+    claimed = claim(store, lease)
+    client.delete(TrackerKeys(tracker)["tracker"])
+    client.set(TrackerKeys(tracker)["tracker"], "planted")
+    news = ended(began(tracker, "a", 5, 1), over=True, success=True)
+    verdict = Verdict("1", claimed.number, Fate.DONE, news=(news,))
+    assert store.settle(ONE, lease, [verdict]).accepted == {"1"}
+
+
+def test_news_go_with_the_settle(store, tracks, tracker):
+    push(store, "1", ("x", 1.0))
+    lease = take(store)
+    claimed = claim(store, lease)
+    tracks.add(tracker, calls("a"))
+    news = ended(began(tracker, "a", lease.epoch, claimed.number), over=True, success=True)
+    store.settle(ONE, lease, [Verdict("1", claimed.number, Fate.DONE, news=(news,))])
+    assert counts(tracks, tracker) == Counts(finished=1)

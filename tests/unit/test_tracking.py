@@ -1,0 +1,217 @@
+"""Tracked calls without Redis: what becomes of a state, and who is told when."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from celery import Celery
+from celery.exceptions import Retry
+
+from celery_lowkiq import InvalidCall, Tracker, ordered_task, track
+from celery_lowkiq.integration.call_records import CallNote
+from celery_lowkiq.integration.endings import Ending, giving, raising
+from celery_lowkiq.integration.settings import default_format_error
+from celery_lowkiq.integration.tracked import PROGRESS_PAUSE, TrackedCalls, progress_of
+from celery_lowkiq.integration.trackers import read_states
+from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
+from celery_lowkiq.rules.models import Job
+from celery_lowkiq.rules.tracking import Counts, News, State, TrackerView, began, ended, ends_without_run
+
+RUN = began("t", "call", 5, 7)
+SETTINGS = SimpleNamespace(format_error=default_format_error)
+
+
+@pytest.mark.parametrize(
+    ("over", "success", "business", "state", "said_in"),
+    [
+        (True, True, False, State.FINISHED, None),
+        (True, False, False, State.ERROR, State.ERROR),
+        (True, False, True, State.FAILED, State.FAILED),
+        (False, False, False, State.ENQUEUED, State.ERROR),
+        (False, True, False, State.ENQUEUED, State.ERROR),
+    ],
+)
+def test_what_the_end_of_a_run_makes_of_a_call(over, success, business, state, said_in):
+    news = ended(RUN, over, success, business, "boom")
+    assert news.state is state
+    assert (news.text, news.said_in) == (("boom", said_in) if said_in else ("", RUN.said_in))
+    assert (news.tracker, news.call, news.epoch, news.claim) == ("t", "call", 5, 7)
+
+
+def test_who_has_no_run_names_none():
+    news = ends_without_run("t", "call", State.FAILED, "deleted")
+    assert (news.epoch, news.claim, news.said_in) == (0, 0, State.FAILED)
+
+
+def test_counts():
+    counts = Counts(enqueued=1, working=2, finished=3, failed=4, error=5)
+    assert (counts.pending, counts.ended, counts.total) == (3, 12, 15)
+    assert Counts.of({"enqueued": b"1", "working": b"2", "finished": 3, "failed": 4, "error": "5"}) == counts
+
+
+@pytest.mark.parametrize(
+    ("closed", "counts", "done"),
+    [(True, Counts(finished=1), True), (True, Counts(working=1), False), (False, Counts(), False)],
+)
+def test_a_tracker_is_done_when_nothing_is_to_come(closed, counts, done):
+    assert TrackerView("t", "name", 1.0, closed, False, counts).done is done
+
+
+class Tracks:
+    def __init__(self, cancelled=(), error=None):
+        self.told = []
+        self.cancelled = set(cancelled)
+        self.error = error
+
+    def tell(self, news):
+        if self.error is not None:
+            raise self.error
+        self.told.append(list(news))
+        return self.cancelled
+
+    def progress(self, runs, text, current, total):
+        if self.error is not None:
+            raise self.error
+        self.told.append(([run.call for run in runs], text, current, total))
+
+
+def job(job_id="1", claim=7):
+    return Job(job_id, (), 0.0, claim=claim)
+
+
+def tracked(tracks, *calls):
+    """Whose calls (id, tracker, job) have begun."""
+    made = TrackedCalls(5, tracks, SETTINGS)
+    made.begin((job(job_id), CallNote(call, tracker=tracker)) for call, tracker, job_id in calls)
+    tracks.told.clear()
+    return made
+
+
+def test_a_batch_without_tracked_calls_asks_nothing():
+    tracks = Tracks(error=AssertionError("asked"))
+    calls = TrackedCalls(5, tracks, SETTINGS)
+    assert calls.begin([(job(), CallNote("call"))]) == set()
+    assert calls.dropped(CallNote("call"), "revoked") == []
+    assert calls.ended(job(), CallNote("call"), None, over=True) == []
+    calls.progress("half", 1, 2)
+
+
+def test_calls_of_a_cancelled_tracker_shall_not_run_and_hear_of_no_progress():
+    tracks = Tracks(cancelled={"gone"})
+    calls = TrackedCalls(5, tracks, SETTINGS)
+    notes = [CallNote("a", tracker="gone"), CallNote("b", tracker="kept"), CallNote("c")]
+    assert calls.begin((job(), note) for note in notes) == {"a"}
+    assert tracks.told == [[began("gone", "a", 5, 7), began("kept", "b", 5, 7)]]
+    calls.progress("half", None, None)
+    assert tracks.told[1] == (["b"], "half", None, None)
+
+
+def test_a_run_does_not_begin_while_its_tracker_is_away():
+    with pytest.raises(StoreUnavailable):
+        tracked(Tracks(error=StoreUnavailable("gone")), ("a", "t", "1"))
+
+
+def test_a_broken_tracker_does_not_stop_a_run(caplog):
+    calls = tracked(Tracks(error=StoreError("WRONGTYPE")), ("a", "t", "1"))
+    calls.progress("half", 1, 2)
+    assert "trackers were not told that calls begin to run: WRONGTYPE" in caplog.text
+
+
+def test_progress_of_one_job_or_of_all():
+    tracks = Tracks()
+    calls = tracked(tracks, ("a", "t", "1"), ("b", "t", "2"), ("c", "u", "2"))
+    calls.progress("all", 1, 2)
+    calls.progress("one", 1, 2, "2")
+    calls.progress("none", 1, 2, "3")
+    assert tracks.told == [(["a", "b", "c"], "all", 1, 2), (["b", "c"], "one", 1, 2)]
+
+
+def test_progress_without_a_text_is_told_now_and_then_and_at_its_end(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("celery_lowkiq.integration.tracked.time.monotonic", lambda: now[0])
+    tracks = Tracks()
+    calls = tracked(tracks, ("a", "t", "1"))
+    for current in range(1, 5):
+        calls.progress("", current, 4)
+    calls.progress("said", 5, None)
+    now[0] += PROGRESS_PAUSE
+    calls.progress("", 6, None)
+    assert [told[2] for told in tracks.told] == [1, 4, 5, 6]
+
+
+def test_progress_that_cannot_be_told_is_logged_and_the_run_goes_on(caplog):
+    tracks = Tracks()
+    calls = tracked(tracks, ("a", "t", "1"))
+    tracks.error = StoreUnavailable("gone")
+    calls.progress("half", 1, 2)
+    assert "a tracker was not told of progress: gone" in caplog.text
+
+
+def test_an_interrupted_run_is_told_at_once(caplog):
+    tracks = Tracks()
+    calls = tracked(tracks, ("a", "t", "1"))
+    calls.interrupted(SystemExit(3))
+    text = "interrupted: SystemExit: 3"
+    assert tracks.told == [[News("t", "a", State.ENQUEUED, State.ERROR, text, 5, 7)]]
+    tracks.error = StoreUnavailable("gone")
+    calls.interrupted(SystemExit(3))
+    assert "trackers were not told that a run was interrupted: gone" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("ending", "over", "state", "text"),
+    [
+        (None, False, State.ENQUEUED, ""),
+        (Ending(True, giving(1), success=True), True, State.FINISHED, ""),
+        (Ending(True, raising(ValueError("boom"))), True, State.ERROR, "ValueError: boom"),
+        (Ending(False, raising(Retry(exc=ValueError("boom")))), False, State.ENQUEUED, "ValueError: boom"),
+    ],
+    ids=["returned", "success", "error", "retry"],
+)
+def test_what_a_tracker_is_told_of_an_ending(ending, over, state, text):
+    (news,) = tracked(Tracks()).ended(job(), CallNote("call", tracker="t"), ending, over)
+    assert (news.state, news.text, news.epoch, news.claim) == (state, text, 5, 7)
+
+
+@pytest.mark.parametrize("wrong", [(7, 1, 2, None), ("", "1", 2, None), ("", 1, float("nan"), None)])
+def test_progress_that_is_none_is_refused(wrong):
+    with pytest.raises(InvalidCall):
+        progress_of(*wrong)
+
+
+def test_states_by_name():
+    assert read_states(None) == tuple(State)
+    assert read_states("error") == read_states([State.ERROR]) == (State.ERROR,)
+    with pytest.raises(InvalidCall, match="'lost' is none: allowed are enqueued"):
+        read_states("lost")
+
+
+@pytest.fixture
+def app():
+    made = Celery("unit", broker="redis://localhost:1/0", set_as_current=False)
+
+    @ordered_task(app=made, shared=False, bind=True, name="t")
+    def told(self, payloads_by_id):
+        self.progress("half", current=1, total=2)
+
+    return made
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201, None])
+def test_a_tracker_has_a_name(app, name):
+    with pytest.raises(InvalidCall, match="1 to 200 characters"):
+        track(name, app=app)
+
+
+def test_eager_calls_have_no_tracker_and_ignore_progress(app):
+    app.conf.task_always_eager = True
+    with pytest.raises(InvalidCall, match="task_always_eager"):
+        track("name", app=app)
+    with pytest.raises(InvalidCall, match="task_always_eager"):
+        app.tasks["t"].perform_async([{"id": 1}], tracker="0" * 32)
+    assert app.tasks["t"].delay("1").state == "SUCCESS"
+
+
+def test_a_tracker_travels_as_its_id(app):
+    assert Tracker(app, "0" * 32, "name").__json__() == "0" * 32

@@ -1,0 +1,100 @@
+"""The pages of tracked groups, their JSON, and cancelling."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from celery_lowkiq import track
+from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.rules.tracking import began, ended
+
+from .pages import ORIGIN, token
+
+NASTY = "<script>alert(1)</script>"
+
+
+@pytest.fixture
+def tracker(app):
+    """Of three calls one has ended by an error, one runs, and one waits."""
+    with track(f"import {NASTY}", app) as made:
+        app.tasks["record"].perform_async(
+            [{"id": n, "payload": {"row": NASTY}} for n in range(3)], tracker=made
+        )
+    first, second, _ = (call.task_id for call in made.jobs().items)
+    runs = [began(made.id, call, 5, 1) for call in (first, second)]
+    tracks = home_of(app).tracks
+    tracks.tell([runs[0]._replace(text="tried"), runs[1]])
+    tracks.tell([ended(runs[0], over=True, success=False, text=f"ValueError: {NASTY}")])
+    tracks.progress(runs[1:], "half", 1, 2)
+    return made
+
+
+def test_groups_are_listed_with_their_counts(browser, tracker):
+    page = browser.get("/trackers").text
+    assert f'href="/tracker?id={tracker.id}"' in page
+    assert '<progress max="3" value="1"' in page
+    assert NASTY not in page
+    assert "Nothing is tracked" not in page
+
+
+def test_without_a_group_the_page_says_so(browser):
+    assert "Nothing is tracked" in browser.get("/trackers").text
+
+
+def test_a_group_with_its_calls(browser, tracker):
+    page = browser.get(f"/tracker?id={tracker.id}").text
+    assert '<strong class="num">1</strong> <span class="muted">of 3 calls have ended' in page
+    assert 'data-refresh="1"' in page
+    assert page.count("/job?queue=record") == 3
+    assert "1 / 2" in page
+    assert NASTY not in page
+
+
+def test_calls_are_filtered_and_paged(browser, tracker):
+    page = browser.get(f"/tracker?id={tracker.id}&state=error").text
+    assert page.count("/job?queue=record") == 1
+    assert "ValueError: &lt;script&gt;" in page
+    first = browser.get(f"/tracker?id={tracker.id}&limit=2").text
+    assert f"/tracker?id={tracker.id}&amp;after=2" in first
+    assert browser.get(f"/tracker?id={tracker.id}&after=2").text.count("/job?queue=record") == 1
+
+
+def test_what_waits_is_cancelled_and_the_log_says_by_whom(browser, tracker, caplog):
+    caplog.set_level(logging.INFO, "celery_lowkiq.audit")
+    form = {"token": token(browser), "id": tracker.id}
+    page = browser.post("/tracker/cancel", data=form, headers={"origin": ORIGIN}, follow_redirects=True)
+    assert "cancelled" in page.text
+    assert "Cancel what waits" not in page.text
+    assert tracker.counts().failed == 1
+    assert any("cancel done" in line and "jobs=1" in line for line in caplog.messages)
+
+
+def test_cancelling_needs_the_forms_token_and_the_right(browser, visit, tracker):
+    assert browser.post("/tracker/cancel", data={"id": tracker.id}).status_code == 403
+    reader = visit(read_only=True)
+    assert "Cancel what waits" not in reader.get(f"/tracker?id={tracker.id}").text
+    assert reader.post("/tracker/cancel", data={"id": tracker.id}).status_code == 403
+    assert not tracker.view().cancelled
+
+
+def test_json(browser, tracker):
+    (group,) = browser.get("/api/v1/trackers").json()["items"]
+    assert group == browser.get(f"/api/v1/tracker?id={tracker.id}").json()
+    counts = {"enqueued": 1, "working": 1, "finished": 0, "failed": 0, "error": 1, "total": 3}
+    assert (group["counts"], group["closed"], group["done"]) == (counts, True, False)
+    calls = browser.get(f"/api/v1/tracker/calls?id={tracker.id}&limit=2").json()
+    assert [call["id"] for call in calls["items"]] == ["0", "1"]
+    (last,) = browser.get(f"/api/v1/tracker/calls?id={tracker.id}&after={calls['next']}").json()["items"]
+    assert (last["id"], last["state"], last["messages"]) == ("2", "enqueued", [])
+    assert calls["items"][0]["messages"][-1]["text"] == f"ValueError: {NASTY}"
+    assert (calls["items"][1]["current"], calls["items"][1]["total"]) == (1, 2)
+
+
+@pytest.mark.parametrize("path", ["/tracker", "/api/v1/tracker"])
+@pytest.mark.parametrize(
+    "query, status", [("", 400), ("?id=x", 400), (f"?id={'0' * 32}", 404), ("?id={}&state=lost", 400)]
+)
+def test_what_cannot_be_shown_is_said(browser, tracker, path, query, status):
+    assert browser.get(path + query.format(tracker.id)).status_code == status
