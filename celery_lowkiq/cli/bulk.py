@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 import click
 
 from .main import FAILED
 from .output import count_of
+from .params import STDIN
 
 #: Called with how many jobs are done so far.
 Progress = Callable[[int], None]
@@ -34,6 +35,11 @@ def confirm(question: str, yes: bool) -> None:
 def jobs(count: int, kind: str = "") -> str:
     """``1 dead job``, ``2 dead jobs``."""
     return count_of(count, f"{kind} job".lstrip())
+
+
+def which(ids: Sequence[str], count: int, kind: str) -> str:
+    """What a question is about: ids that come from stdin are not counted."""
+    return f"the {kind} jobs that stdin names" if tuple(ids) == (STDIN,) else jobs(count, kind)
 
 
 def with_progress(label: str, length: int, act: Callable[[Progress], int]) -> int:

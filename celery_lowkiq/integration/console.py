@@ -46,13 +46,13 @@ class Console:
 
     def __init__(self, app: Celery, raw: bool = False) -> None:
         """``raw``: payloads are shown as the bytes that are stored; nothing is decoded."""
-        self._app = app
+        self.app = app
         self._raw = raw
 
     def queues(self) -> dict[str, OrderedQueue]:
         """The ordered queues by name, sorted."""
-        self._app.loader.import_default_modules()
-        found = {name: task.ordered_queue for name, task in sorted(ordered_tasks(self._app).items())}
+        self.app.loader.import_default_modules()
+        found = {name: task.ordered_queue for name, task in sorted(ordered_tasks(self.app).items())}
         return {name: queue.raw() for name, queue in found.items()} if self._raw else found
 
     def queue(self, name: str) -> OrderedQueue:
@@ -65,13 +65,13 @@ class Console:
 
     def task(self, queue: str) -> Any:
         """The ordered task that the queue of that name belongs to. Raises InvalidCall."""
-        return ordered_tasks(self._app)[self.queue(queue).name]
+        return ordered_tasks(self.app)[self.queue(queue).name]
 
     def overview(self, names: Iterable[str] | None = None) -> Overview:
         """Counts of all queues, or of the named ones, in one round trip. Raises InvalidCall."""
         chosen = self.queues() if names is None else {name: self.queue(name) for name in names}
         specs = [queue.spec for queue in chosen.values()]
-        found = home_of(self._app).queries.stats_of(specs)
+        found = home_of(self.app).queries.stats_of(specs)
         by_queue = dict(zip(chosen, found, strict=True))
         return Overview(sum(found, Stats()), by_queue)
 
@@ -79,18 +79,18 @@ class Console:
         """The nodes by name, as they last described themselves: those that live, and those that have ended
         within the last hour without a word.
         """
-        return current(home_of(self._app).lookout.nodes())
+        return current(home_of(self.app).lookout.nodes())
 
     def history(self, names: Iterable[str] | None = None) -> Histories:
         """What all queues, or the named ones, have done, in one round trip. Raises InvalidCall."""
         chosen = self.queues() if names is None else {name: self.queue(name) for name in names}
-        found = home_of(self._app).lookout.histories([queue.spec for queue in chosen.values()])
+        found = home_of(self.app).lookout.histories([queue.spec for queue in chosen.values()])
         return Histories(sum_of(found), dict(zip(chosen, found, strict=True)))
 
     def looks(self) -> list[ShardLook]:
         """Counts and lease of each shard of all queues, in one round trip."""
         specs = [queue.spec for queue in self.queues().values()]
-        return home_of(self._app).queries.looks(specs)
+        return home_of(self.app).queries.looks(specs)
 
     def trackers(self, limit: int = 100, after: str | None = None) -> Page[TrackerView]:
         """A page of the tracked groups of calls, the latest first. Raises InvalidCall."""
@@ -102,4 +102,4 @@ class Console:
 
     def server(self) -> ServerInfo:
         """What Redis says of itself."""
-        return read_server(home_of(self._app).store.client)
+        return read_server(home_of(self.app).store.client)

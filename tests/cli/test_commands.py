@@ -119,7 +119,10 @@ def test_no_text_of_a_job_forges_a_line_or_speaks_to_the_terminal(filled, run):
         ("delete sync_order --all --yes", 2, "--all goes with --morgue"),
         ("delete sync_order --failed --morgue --yes", 2, "--failed without it"),
         ("delete sync_order nobody --yes", 1, "deleted 0 waiting jobs"),
-        ("bury sync_order", 2, "give one of --failed"),
+        ("bury sync_order", 2, "give one of IDS, --failed"),
+        ("bury sync_order nobody --yes", 1, "buried 0 waiting jobs"),
+        ("run-now sync_order nobody", 1, "made due 0 later jobs"),
+        ("quiet nobody@here", 1, "nobody@here does not answer"),
         ("push sync_order 42 text", 2, "PAYLOAD is no JSON"),
         ("push sync_order 42 NaN", 2, "cannot be serialized as json"),
         ("push sync_order 42 1 --at 1e12", 2, "looks like milliseconds"),
@@ -147,6 +150,7 @@ def test_refusals(filled, run, words, status, said):
         ("delete sync_order -", "Delete the waiting jobs that stdin names of queue sync_order?"),
         ("delete sync_order --failed", "Delete 1 failed job of queue sync_order?"),
         ("delete sync_order --morgue --all", "Delete 2 dead jobs of queue sync_order?"),
+        ("bury sync_order w1", "Move 1 waiting job of queue sync_order to the morgue?"),
         ("bury sync_order --failed", "Move 1 failed job of queue sync_order to the morgue?"),
         ("run-now sync_order", "Make 5 waiting jobs of queue sync_order due now?"),
     ],
@@ -190,6 +194,15 @@ def test_failed_jobs_are_buried_or_deleted(filled, run):
 def test_dead_jobs_are_deleted(filled, run):
     assert "deleted 1 dead job" in run("delete", "sync_order", "--morgue", "d1", "--yes").stdout
     assert "deleted 1 dead job" in run("delete", "sync_order", "--morgue", "--all", "--yes").stdout
+
+
+def test_some_jobs_are_buried_or_become_due(filled, run):
+    assert run("bury", "sync_order", "w1", "--yes").output == "buried 1 waiting job of queue sync_order\n"
+    assert (
+        run("run-now", "sync_order", "-", stdin="w1\nw2\n").output
+        == "made due 1 later job of queue sync_order\n"
+    )
+    assert filled.job("w2").waiting.perform_in < FAR
 
 
 def test_all_becomes_due(filled, run):

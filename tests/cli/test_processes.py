@@ -142,3 +142,11 @@ def test_nodes_and_lanes(a_worker, run):
     assert (
         eventually(lambda: json.loads(run("job", "sync_order", "w1", "--json").stdout)["owner"]) == "w0@test"
     )
+
+
+def test_a_node_is_quieted(a_worker, run):
+    eventually(lambda: "w0@test  working" in run("nodes").stdout)
+    assert run("quiet", "w0@test").stdout.startswith("w0@test: quiet: ")
+    eventually(lambda: "w0@test  quiet" in run("nodes").stdout)
+    assert run("unquiet", "w0@test").exit_code == 0
+    eventually(lambda: "w0@test  working" in run("nodes").stdout)

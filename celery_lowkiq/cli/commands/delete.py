@@ -10,8 +10,8 @@ import click
 from celery_lowkiq.integration.console import Console
 from celery_lowkiq.integration.queue import OrderedQueue
 
-from ..bulk import Progress, confirm, in_chunks, jobs, report, with_progress
-from ..params import STDIN, command, each_id, ids_argument, one_of, queue_argument, yes_option
+from ..bulk import Progress, confirm, in_chunks, report, which, with_progress
+from ..params import command, each_id, ids_argument, one_of, queue_argument, yes_option
 
 EXAMPLES = [
     "delete sync_order 42 43",
@@ -48,8 +48,7 @@ def delete(
     if (all_ and not morgue) or (failed and morgue):
         raise click.UsageError("--all goes with --morgue, and --failed without it")
     what = _deletion(console.queue(queue), ids, morgue, failed)
-    which = f"the {what.kind} jobs that stdin names" if ids == (STDIN,) else jobs(what.count, what.kind)
-    confirm(f"Delete {which} of queue {queue}?", yes)
+    confirm(f"Delete {which(ids, what.count, what.kind)} of queue {queue}?", yes)
     done = with_progress("delete", what.count, what.act)
     report(done, "deleted", what.kind, queue, named=bool(ids))
 

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from celery_lowkiq.integration.console import Console
 
-from ..bulk import confirm, jobs, report, with_progress
-from ..params import command, queue_argument, yes_option
+from ..bulk import confirm, in_chunks, jobs, report, with_progress
+from ..params import command, each_id, ids_argument, queue_argument, yes_option
 
 
-@command("Make waiting jobs due now.", ["run-now sync_order", "run-now sync_order --yes"])
+@command("Make waiting jobs due now.", ["run-now sync_order 42", "run-now sync_order --yes"])
 @queue_argument
+@ids_argument
 @yes_option
-def run_now(console: Console, queue: str, yes: bool) -> None:
-    """Make all waiting jobs of QUEUE due now, retries and those that were to run later."""
+def run_now(console: Console, queue: str, ids: tuple[str, ...], yes: bool) -> None:
+    """Make waiting jobs of QUEUE due now, retries and those that were to run later: some IDS (-: from stdin),
+    or all.
+    """
     ordered = console.queue(queue)
-    count = ordered.stats().length
-    confirm(f"Make {jobs(count, 'waiting')} of queue {queue} due now?", yes)
-    done = with_progress("run-now", count, ordered.perform_all_now)
-    report(done, "made due", "later", queue, named=False)
+    if ids:
+        done = with_progress(
+            "run-now", len(ids), lambda progress: in_chunks(each_id(ids), ordered.perform_now, progress)
+        )
+    else:
+        count = ordered.stats().length
+        confirm(f"Make {jobs(count, 'waiting')} of queue {queue} due now?", yes)
+        done = with_progress("run-now", count, ordered.perform_all_now)
+    report(done, "made due", "later", queue, named=bool(ids))

@@ -1,0 +1,80 @@
+"""Child processes that are started, restarted and ended together."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+#: Seconds that a process gets to end by itself.
+PATIENCE = 10.0
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to start."""
+
+    name: str
+    words: Sequence[str]
+
+
+@dataclass(eq=False)
+class Child:
+    """A process that runs, or has run."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    ended: threading.Event = field(default_factory=threading.Event)
+
+
+class Crew:
+    """Starts processes, each in a session of its own: a Ctrl-C reaches only us, and we end them by pid."""
+
+    def __init__(
+        self, commands: Sequence[Command], environ: Mapping[str, str], ended: Callable[[Child], None]
+    ) -> None:
+        """``ended`` is called, in a thread, for each process that has ended, for whatever reason."""
+        self._commands = commands
+        self._environ = {**os.environ, **environ}
+        self._ended = ended
+        self._children: list[Child] = []
+
+    def start(self) -> None:
+        """Start a process for each command."""
+        for command in self._commands:
+            process = subprocess.Popen(
+                list(command.words), env=self._environ, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+            child = Child(command.name, process)
+            self._children.append(child)
+            threading.Thread(
+                target=self._wait, args=(child,), name=f"wait for {child.name}", daemon=True
+            ).start()
+
+    def stop(self) -> bool:
+        """End all that run; whether each did so in time, without being killed."""
+        for child in self._children:
+            child.process.terminate()
+        deadline = time.monotonic() + PATIENCE
+        late = [c for c in self._children if not c.ended.wait(max(0.0, deadline - time.monotonic()))]
+        self.kill()
+        for child in self._children:
+            child.ended.wait()
+        self._children.clear()
+        return not late
+
+    def kill(self) -> None:
+        """End at once what still runs. May be called from a signal handler while another call waits."""
+        for child in list(self._children):
+            child.process.kill()
+
+    def __contains__(self, child: Child) -> bool:
+        return child in self._children
+
+    def _wait(self, child: Child) -> None:
+        child.process.wait()
+        child.ended.set()
+        self._ended(child)

@@ -1,0 +1,230 @@
+"""``dev``: a real Redis, a real worker, code that changes, and nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+from celery_lowkiq.cli.changes import Code, changes, code_of, polled
+from tests.cli.conftest import ROOT
+from tests.waiting import eventually
+
+APP = """
+from celery import Celery
+from celery_lowkiq import ordered_task
+
+app = Celery("devapp", broker="redis://192.0.2.1:1/0")
+app.conf.update({settings})
+
+@ordered_task(app=app, name="hello")
+def hello(payloads_by_id):
+    print("{greeting}", payloads_by_id, flush=True)
+"""
+
+
+class Dev:
+    """A ``dev`` at work on an app in a directory."""
+
+    def __init__(self, directory: Path, *options: str, **settings: object) -> None:
+        self._directory = directory
+        self.settings = settings
+        self.write("hello one")
+        self._log = (directory / "log").open("wb")
+        self.process = subprocess.Popen(
+            [*self._celery(), "dev", "--lanes", "1", *options],
+            cwd=directory,
+            env=self._environ(),
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+        )
+
+    def write(self, greeting: str) -> None:
+        text = APP.format(settings=repr(self.settings), greeting=greeting)
+        (self._directory / "devapp.py").write_text(text)
+
+    def spoil(self) -> None:
+        (self._directory / "devapp.py").write_text("this is no Python")
+
+    def log(self) -> str:
+        return (self._directory / "log").read_text(errors="replace")
+
+    def says(self, text: str, times: int = 1) -> None:
+        def said() -> bool:
+            assert self.process.poll() is None, self.log()
+            return self.log().count(text) >= times
+
+        eventually(said, 60)
+
+    def push(self) -> None:
+        url = re.search(r"CELERY_BROKER_URL=(\S+)", self.log()).group(1)
+        environ = self._environ(CELERY_BROKER_URL=url)
+        words = [*self._celery(), "push", "hello", "1", "1"]
+        subprocess.run(words, cwd=self._directory, env=environ, check=True, stdout=subprocess.DEVNULL)
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(30)
+            self.process.kill()
+        self.process.wait(30)
+        self._log.close()
+
+    def _celery(self) -> list[str]:
+        return [sys.executable, "-m", "celery", "-A", "devapp", "lowkiq"]
+
+    def _environ(self, **more: str) -> dict[str, str]:
+        path = f"{self._directory}:{ROOT}"
+        return {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **more}
+
+
+@pytest.fixture
+def start_dev(tmp_path, monkeypatch):
+    monkeypatch.delenv("CELERY_BROKER_URL", raising=False)
+    started = []
+
+    def start(*options, **settings):
+        started.append(Dev(tmp_path, *options, **settings))
+        return started[-1]
+
+    yield start
+    for dev in started:
+        dev.end()
+
+
+def test_changed_code_runs_and_nothing_is_left_behind(start_dev):
+    dev = start_dev("--no-web")
+    dev.says(" ready.")
+    dev.push()
+    dev.says("hello one")
+    dev.spoil()
+    dev.says("the worker has ended with status 2; it starts anew when code changes")
+    dev.write("hello two")
+    dev.says(" ready.", 2)
+    dev.push()
+    dev.says("hello two")
+    children = psutil.Process(dev.process.pid).children(recursive=True)
+    assert len(children) >= 3  # the worker, Redis, and who watches it
+    dev.process.send_signal(signal.SIGINT)
+    assert dev.process.wait(30) == 0
+    assert psutil.wait_procs(children, timeout=30)[1] == []
+
+
+def test_a_setting_of_the_app_does_not_lead_the_worker_elsewhere(start_dev):
+    dev = start_dev("--no-web", "--no-reload", lowkiq_url="redis://192.0.2.1:1/0")
+    dev.says("the app sets lowkiq_url")
+    dev.says(" ready.")
+
+
+def test_the_dashboard_comes_with_it(start_dev):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    dev = start_dev("--no-reload", "--web-port", str(port))
+    dev.says("Uvicorn running on")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30) as page:
+        assert b"hello" in page.read()
+
+
+def test_without_reload_its_status_is_the_workers(start_dev):
+    dev = start_dev("--no-web", "--no-reload", lowkiq_nonsense=1)
+    assert dev.process.wait(60) == 1
+    assert "the worker has ended with status 1" in dev.log()
+    assert "lowkiq_nonsense" in dev.log()
+
+
+def test_a_second_interrupt_does_not_wait(start_dev):
+    dev = start_dev("--no-web", "--no-reload")
+    dev.says(" ready.")
+    (worker,) = [p for p in psutil.Process(dev.process.pid).children() if "worker" in p.cmdline()]
+    worker.suspend()
+    dev.process.send_signal(signal.SIGTERM)
+    dev.process.send_signal(signal.SIGINT)
+    assert dev.process.wait(30) in (0, 1)
+    assert not worker.is_running()
+
+
+def test_the_app_must_be_named(monkeypatch):
+    monkeypatch.delenv("CELERY_APP", raising=False)
+    words = [sys.executable, "-m", "celery", "lowkiq", "dev"]
+    found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (found.returncode, "name it, celery -A proj lowkiq dev" in found.stderr) == (2, True)
+
+
+# -- what is watched
+
+
+@pytest.fixture
+def package(tmp_path):
+    (tmp_path / "below" / "__pycache__").mkdir(parents=True)
+    (tmp_path / "a.py").write_text("1")
+    (tmp_path / "below" / "b.py").write_text("1")
+    return tmp_path
+
+
+def more(path):
+    path.write_text(path.read_text() + "1" if path.exists() else "1")
+
+
+EDITS = {
+    "changed": lambda path, _: more(path / "a.py"),
+    "changed below": lambda path, _: more(path / "below" / "b.py"),
+    "new": lambda path, number: more(path / "below" / f"new{number}.py"),
+    "moved": lambda path, number: next(path.glob("a*.py")).rename(path / f"a{number}.py"),
+}
+WATCHES = {"watchfiles": changes, "polled": lambda code, stop: polled(code, stop, 0.02)}
+
+
+@pytest.mark.parametrize("watch", WATCHES)
+@pytest.mark.parametrize("edit", EDITS)
+def test_what_changes_is_seen(package, edit, watch):
+    stop, seen = threading.Event(), threading.Event()
+
+    def look():
+        for _ in WATCHES[watch](Code((package,), recursive=True), stop):
+            seen.set()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        # The first edits may come before the watch begins.
+        numbers = itertools.count()
+        eventually(lambda: EDITS[edit](package, next(numbers)) or seen.wait(0.1))
+    finally:
+        stop.set()
+        thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_without_watchfiles_it_is_polled(package, monkeypatch):
+    monkeypatch.setitem(sys.modules, "watchfiles", None)
+    found = changes(Code((package,), recursive=True), threading.Event())
+    assert found.gi_code is polled.__code__
+
+
+def test_only_code_is_looked_at(package):
+    (package / "below" / "__pycache__" / "c.py").write_text("")
+    (package / "text.txt").write_text("")
+    names = [path.name for path in Code((package,), recursive=True).files()]
+    assert sorted(names) == ["a.py", "b.py"]
+    assert [path.name for path in Code((package,), recursive=False).files()] == ["a.py"]
+
+
+def test_the_code_of_an_app():
+    package = code_of("tests.cli.proj:app")
+    assert (package.directories[0], package.recursive) == (ROOT / "tests", True)
+    module = code_of("timeit:app")
+    assert (module.directories, module.recursive) == ((Path(os.__file__).parent,), False)
