@@ -39,6 +39,9 @@ class Model:
     morgue: dict[str, ModelJob] = field(default_factory=dict)
     #: By id: level, the payload that deaths are of, and how many.
     suspects: dict[str, tuple[int, bytes, int]] = field(default_factory=dict)
+    #: Ids that are paused, and whether the shard is: by itself ("shard"), with its queue ("queue").
+    paused: set[str] = field(default_factory=set)
+    pauses: set[str] = field(default_factory=set)
     processed: int = 0
     failed: int = 0
     merged: int = 0
@@ -71,9 +74,9 @@ class Model:
 
     def claim(self, limit: int, now: float) -> list[str]:
         due = sorted(
-            (job.perform_in, job_id.encode(), job_id)
-            for job_id, job in self.waiting.items()
-            if job.perform_in <= now and job_id not in self.processing
+            (self.waiting[job_id].perform_in, job_id.encode(), job_id)
+            for job_id in self.claimable()
+            if self.waiting[job_id].perform_in <= now
         )
         ids = [job_id for _, _, job_id in due[:limit]]
         for position, job_id in enumerate(ids):
@@ -84,6 +87,15 @@ class Model:
         for job_id in ids:
             self._take(job_id)
         return ids
+
+    def claimable(self) -> list[str]:
+        """Ids that wait for nothing but their time."""
+        if self.pauses:
+            return []
+        return [i for i in self.waiting if i not in self.processing and i not in self.paused]
+
+    def next_due(self) -> float | None:
+        return min((self.waiting[job_id].perform_in for job_id in self.claimable()), default=None)
 
     def _take(self, job_id: str) -> None:
         job = self.waiting.pop(job_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -14,6 +15,7 @@ from celery_lowkiq.rules.models import Fate, Lease, Merge, NewJob, QueueSpec, Sh
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.connect import connect
 from celery_lowkiq.store.keys import shard_keys
+from celery_lowkiq.store.pausing import Pausing
 from celery_lowkiq.store.pushing import Sender, push_call
 from celery_lowkiq.store.queries import Queries
 from celery_lowkiq.store.store import RedisStore
@@ -30,7 +32,7 @@ SCORES = st.one_of(
 )
 #: The past is due, the far future is not, whatever the server's clock does meanwhile.
 TIMES = st.sampled_from([0.0, 1.0, 2.0, 9e9])
-NOW = "now"
+JOBS = st.builds(NewJob, IDS, PAYLOADS, SCORES, TIMES)
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -44,6 +46,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.client.flushall()
         self.store = RedisStore(self.client)
         self.queries, self.actions = Queries(self.store), Actions(self.store)
+        self.pausing = Pausing(self.store.client)
         self.sender = Sender()
         self.sent: list = []
         self.shard = ShardRef("q", 0)
@@ -52,11 +55,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.stale: list[Lease] = []
         self.old_claims: list[tuple[str, int]] = []
 
-    @initialize(merge=st.sampled_from(list(Merge)))
-    def begin(self, merge: Merge) -> None:
+    @initialize(merge=st.sampled_from(list(Merge)), jobs=st.lists(JOBS, min_size=1, max_size=8))
+    def begin(self, merge: Merge, jobs: list[NewJob]) -> None:
         self.queue = QueueSpec("q", shards=1, merge=merge, max_crashes=2)
         self.model = Model(merge.value, 2)
         self.lease = self._acquire()
+        self.push(jobs, 1)
 
     def _acquire(self) -> Lease:
         self.owners += 1
@@ -68,18 +72,28 @@ class StoreMachine(RuleBasedStateMachine):
         return replace(self.queue, batch_size=limit)
 
     def _due(self, job_id: str) -> float:
-        return float(self.client.zscore(shard_keys(self.shard)["due"], job_id.encode()))
+        """When a waiting job is due, held or not."""
+        found = self._found_due(job_id)
+        assert found is not None
+        return found
+
+    def _found_due(self, job_id: str) -> float | None:
+        keys = shard_keys(self.shard)
+        times = [self.client.zscore(keys[name], job_id.encode()) for name in ("due", "held")]
+        assert None in times, f"{job_id} is due and held"
+        return next((float(time) for time in times if time is not None), None)
 
     # -- what happens
 
-    @rule(job_id=IDS, payload=PAYLOADS, score=SCORES, perform_in=TIMES, repeats=st.integers(1, 2))
-    def push(self, job_id: str, payload: bytes, score: float, perform_in: float, repeats: int) -> None:
+    @rule(jobs=st.lists(JOBS, min_size=1, max_size=4), repeats=st.integers(1, 2))
+    def push(self, jobs: list[NewJob], repeats: int) -> None:
         """A reply that was lost makes the client send the same command again."""
-        call = push_call(self.queue, self.shard, self.sender, [NewJob(job_id, payload, score, perform_in)])
+        call = push_call(self.queue, self.shard, self.sender, jobs)
         replies = [self.store.client.call(call) for _ in range(repeats)]
         assert replies == [1, 0][:repeats]
         self.sent.append(call)
-        self.model.push(job_id, payload, score, perform_in)
+        for job in jobs:
+            self.model.push(job.id, job.payload, job.score, job.perform_in)
 
     @precondition(lambda self: self.sent)
     @rule(data=st.data())
@@ -117,14 +131,29 @@ class StoreMachine(RuleBasedStateMachine):
         repeats=st.integers(1, 2),
     )
     def settle(self, data: st.DataObject, fate: Fate, retry_count: int, delay: float, repeats: int) -> None:
-        """Of any claim ever made: most of them are over, and change nothing."""
-        job_id, claim = data.draw(st.sampled_from(self.old_claims[-6:]))
+        """Of what is in processing, or of any claim ever made: most of them are over, and change nothing."""
+        running = [(job_id, job.claim) for job_id, job in self.model.processing.items()]
+        claims = [running, self.old_claims[-6:]] if running else [self.old_claims[-6:]]
+        job_id, claim = data.draw(st.one_of(*map(st.sampled_from, claims)))
+        self._settle(job_id, claim, fate, retry_count, delay, repeats)
+
+    def _settle(
+        self, job_id: str, claim: int, fate: Fate, retry_count: int, delay: float, repeats: int
+    ) -> None:
         verdict = Verdict(job_id, claim, fate, retry_count, delay, b"boom")
         settled = [self.store.settle(self.queue, self.lease, [verdict]) for _ in range(repeats)]
         assert not any(repeat.accepted for repeat in settled[1:])
         now = settled[0].now
         accepted = self.model.settle(job_id, claim, fate, retry_count, now + delay, now, b"boom")
         assert settled[0].accepted == ({job_id} if accepted else set())
+
+    @rule(limit=st.integers(1, 4), fate=st.sampled_from(list(Fate)), delay=st.sampled_from([0.0, 1e6]))
+    def run(self, limit: int, fate: Fate, delay: float) -> None:
+        """Claim and settle, as most often happens."""
+        self.claim(limit, 1)
+        for job_id in self.model.in_claim_order():
+            if (claim := self.model.processing[job_id].claim) == self.model.claims:
+                self._settle(job_id, claim, fate, 0, delay, 1)
 
     @rule()
     def an_acquire_is_repeated(self) -> None:
@@ -146,9 +175,9 @@ class StoreMachine(RuleBasedStateMachine):
     def _recovered_at(self) -> float:
         """Redis's clock at the takeover, from the time that it gave a job; later ones got a bit more."""
         for position, job_id in enumerate(self.model.in_claim_order()):
-            due = self.client.zscore(shard_keys(self.shard)["due"], job_id.encode())
+            due = self._found_due(job_id)
             if due is not None and 1e6 < due < 8e9:
-                return float(due) - position * 1e-6
+                return due - position * 1e-6
         return 0.0
 
     @precondition(lambda self: self.stale)
@@ -210,9 +239,39 @@ class StoreMachine(RuleBasedStateMachine):
         late = [job_id for job_id in later if job_id in self.model.waiting]
         self.actions.perform_all_now(self.queue)
         for job_id in late:
+            assert self._due(job_id) < 8e9
             self.model.waiting[job_id].perform_in = min(
                 self.model.waiting[job_id].perform_in, self._due(job_id)
             )
+
+    @rule(ids=st.lists(IDS, max_size=2), repeats=st.integers(1, 2))
+    def pause_ids(self, ids: list[str], repeats: int) -> None:
+        changed = [self.pausing.pause_ids(self.queue, ids) for _ in range(repeats)]
+        assert changed == [len(set(ids) - self.model.paused), 0][:repeats]
+        self.model.paused.update(ids)
+
+    @rule(ids=st.lists(IDS, max_size=4), repeats=st.integers(1, 2))
+    def resume_ids(self, ids: list[str], repeats: int) -> None:
+        changed = [self.pausing.resume_ids(self.queue, ids) for _ in range(repeats)]
+        assert changed == [len(set(ids) & self.model.paused), 0][:repeats]
+        self.model.paused.difference_update(ids)
+
+    @rule(what=st.sampled_from(["queue", "shard"]), repeats=st.integers(1, 2))
+    def pause(self, what: str, repeats: int) -> None:
+        pause = {"queue": self.pausing.pause, "shard": lambda queue: self.pausing.pause_shard(queue, 0)}
+        changed = [pause[what](self.queue) for _ in range(repeats)]
+        assert changed == [what not in self.model.pauses, False][:repeats]
+        self.model.pauses.add(what)
+
+    @precondition(lambda self: self.model.pauses)
+    @rule(repeats=st.integers(1, 2))
+    def resume(self, repeats: int) -> None:
+        for _ in range(repeats):
+            assert self.pausing.resume(self.queue) == ("queue" in self.model.pauses)
+            self.model.pauses.discard("queue")
+            assert bool(self.queries.stats(self.queue).paused) == bool(self.model.pauses)
+            assert self.pausing.resume_shard(self.queue, 0) == ("shard" in self.model.pauses)
+            self.model.pauses.discard("shard")
 
     # -- what must hold
 
@@ -233,6 +292,7 @@ class StoreMachine(RuleBasedStateMachine):
                 len(known.items),
             )
             assert abs(job.perform_in - known.perform_in) < 1e-5
+            assert job.held == (job_id in self.model.paused)
         dead = {job.id: job for job in self.queries.morgue(self.queue, payload_limit=100).items}
         assert {i: [(p.data, p.score) for p in d.payloads] for i, d in dead.items()} == {
             i: [(m.payload, m.score) for m in d.in_order()] for i, d in self.model.morgue.items()
@@ -246,6 +306,13 @@ class StoreMachine(RuleBasedStateMachine):
         retries = sum(job.retry_count >= 0 for job in self.model.waiting.values())
         assert (stats.length, stats.retries, stats.fresh) == (len(jobs), retries, len(jobs) - retries)
         assert (stats.busy, stats.morgue_length) == (len(busy), len(dead))
+        assert (stats.held, stats.paused) == (sum(job.held for job in jobs.values()), bool(self.model.pauses))
+        assert {paused.id for paused in self.queries.paused_ids(self.queue).items} == self.model.paused
+        (due,) = self.store.next_due([self.shard])
+        assert due.next_due == self._near(self.model.next_due())
+
+    def _near(self, due: float | None) -> object:
+        return None if due is None else pytest.approx(due, abs=1e-5)
 
     def teardown(self) -> None:
         if hasattr(self, "lease"):
@@ -262,6 +329,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.lease = self._acquire()
         self.actions.delete(self.queue, list(self.model.waiting) + list(self.model.processing))
         self.actions.morgue_delete_all(self.queue)
+        self.pausing.resume_ids(self.queue, self.model.paused)
 
     def _keys_of_jobs(self) -> set[str]:
         from celery_lowkiq.store.keys import SHARD_KEYS

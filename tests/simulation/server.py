@@ -195,7 +195,8 @@ class Server:
         model.waiting.update(hidden)
         if ids and ids[0] in model.suspects:
             return 1
-        return 2 if hidden and not ids and any(job.perform_in <= self.now for job in hidden.values()) else 0
+        passed = [model.waiting[i] for i in hidden if i in model.claimable()]
+        return 2 if not ids and any(job.perform_in <= self.now for job in passed) else 0
 
     def settle(self, lease: Lease, verdicts: Sequence[Verdict]) -> Settled:
         s = self._owned(lease)
@@ -212,8 +213,20 @@ class Server:
         return Due(self.now if left else self._next_due(s), self.now)
 
     def _next_due(self, s: Shard) -> float | None:
-        busy = s.model.processing
-        return min((job.perform_in for i, job in s.model.waiting.items() if i not in busy), default=None)
+        return s.model.next_due()
+
+    # -- pauses
+
+    def pause(self, shard: ShardRef, job_id: str | None) -> None:
+        """A shard, or one of its ids."""
+        model = self.shards[shard].model
+        model.paused.add(job_id) if job_id else model.pauses.add("shard")
+
+    def resume(self, shard: ShardRef, job_id: str | None) -> None:
+        model = self.shards[shard].model
+        model.paused.discard(job_id) if job_id else model.pauses.discard("shard")
+        if (due := model.next_due()) is not None:
+            self.announce(shard, due)
 
     # -- members and announcements
 

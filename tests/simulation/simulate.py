@@ -26,7 +26,7 @@ TROUBLE = 8
 #: And how many the nodes get afterwards to finish everything.
 PEACE = 25
 IDS = 8
-FAULTS = ("kill", "freeze", "cut", "restart_redis", "leave", "join")
+FAULTS = ("kill", "freeze", "cut", "restart_redis", "leave", "join", "pause")
 MODULES = (lane, ownership, outage, runtime, waker, exclusion)
 
 
@@ -223,9 +223,24 @@ class Simulation:
             self.start_node()
             self.world.note(f"{self.nodes[-1].name} joins")
 
+    def _pause(self) -> None:
+        chance = self.world.random
+        job_id = chance.choice([None, f"id-{chance.randrange(IDS)}"])
+        shard = self.checks.shard(job_id) if job_id else chance.choice(self.queue.shard_refs())
+        self.world.note(f"{job_id or shard} is paused")
+        self.server.pause(shard, job_id)
+        self.world.later(chance.random() * 3 * LEASE, partial(self.server.resume, shard, job_id))
+
     # -- the end
 
+    def _resume_all(self) -> None:
+        """A Redis that came back with older data may have forgotten a resume."""
+        for shard, state in self.server.shards.items():
+            for job_id in (None, *sorted(state.model.paused)):
+                self.server.resume(shard, job_id)
+
     def _heal(self) -> None:
+        self.world.later(LEASE, self._resume_all)
         self.calling = False
         self.network.loss = 0.0
         self.network.cut.clear()
