@@ -8,7 +8,8 @@ from typing import Any
 
 from celery import Celery
 
-from celery_lowkiq.rules.errors import InvalidCall
+from celery_lowkiq.rules.checkup import OK, Finding, examine, unreachable
+from celery_lowkiq.rules.errors import InvalidCall, StoreError
 from celery_lowkiq.rules.history import Sample, sum_of
 from celery_lowkiq.rules.models import Stats
 from celery_lowkiq.rules.reports import NodeReport, current
@@ -103,3 +104,13 @@ class Console:
     def server(self) -> ServerInfo:
         """What Redis says of itself."""
         return read_server(home_of(self._app).store.client)
+
+    def checkup(self) -> tuple[Finding, ...]:
+        """Whether all is well with Redis, the nodes and the queues, and what to do where it is not. Raises
+        ConfigurationError only.
+        """
+        try:
+            patient = home_of(self._app).examination.patient([q.spec for q in self.queues().values()])
+        except StoreError as error:
+            return (unreachable(str(error)),)
+        return (Finding(OK, "connection", "Redis answers."), *examine(patient))
