@@ -8,7 +8,8 @@ from typing import Any
 
 from celery import Celery
 
-from celery_lowkiq.rules.errors import InvalidCall
+from celery_lowkiq.rules.checkup import OK, Finding, examine, unreachable
+from celery_lowkiq.rules.errors import InvalidCall, StoreError
 from celery_lowkiq.rules.history import Sample, sum_of
 from celery_lowkiq.rules.models import Stats
 from celery_lowkiq.rules.reports import NodeReport, current
@@ -94,12 +95,22 @@ class Console:
 
     def trackers(self, limit: int = 100, after: str | None = None) -> Page[TrackerView]:
         """A page of the tracked groups of calls, the latest first. Raises InvalidCall."""
-        return trackers(self._app, limit, after)
+        return trackers(self.app, limit, after)
 
     def tracker(self, tracker_id: str) -> Tracker:
         """One of them. Raises UnknownTracker, InvalidCall for what is no id."""
-        return Tracker.get(self._app, tracker_id, raw=self._raw)
+        return Tracker.get(self.app, tracker_id, raw=self._raw)
 
     def server(self) -> ServerInfo:
         """What Redis says of itself."""
         return read_server(home_of(self.app).store.client)
+
+    def checkup(self) -> tuple[Finding, ...]:
+        """Whether all is well with Redis, the nodes and the queues, and what to do where it is not. Raises
+        ConfigurationError only.
+        """
+        try:
+            patient = home_of(self.app).examination.patient([q.spec for q in self.queues().values()])
+        except StoreError as error:
+            return (unreachable(str(error)),)
+        return (Finding(OK, "connection", "Redis answers."), *examine(patient))

@@ -14,6 +14,7 @@ from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.store.actions import Actions, Left
 from celery_lowkiq.store.connect import connect
 from celery_lowkiq.store.durability import Durability, Level
+from celery_lowkiq.store.examination import Examination
 from celery_lowkiq.store.lookout import Lookout
 from celery_lowkiq.store.pausing import Pausing
 from celery_lowkiq.store.queries import Queries
@@ -96,6 +97,10 @@ class Home:
     @property
     def pausing(self) -> Pausing:
         return Pausing(self.store.client)
+
+    @property
+    def examination(self) -> Examination:
+        return Examination(self.store)
 
     def actions(self, left: Left) -> Actions:
         """Changes to waiting and dead jobs; ``left`` hears of calls whose jobs are gone without a run."""

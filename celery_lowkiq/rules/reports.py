@@ -84,8 +84,9 @@ class ShardReport:
     epoch: int
     #: When the owner took it, or left it; None: nobody ever had it.
     since: float | None
-    #: Whether the owner was heard of within its lease.
+    #: Whether the owner was heard of within its lease, and for how many s it was not; None: not for an hour.
     alive: bool
+    silent: float | None
     running: Running | None
     #: Since when it is paused, by itself or with its queue.
     paused_since: float | None

@@ -111,6 +111,7 @@ def _shard_report(
         epoch=parse_whole(epoch or b""),
         since=parse_moment(since),
         alive=node is not None and node.alive,
+        silent=node.silent if node is not None else None,
         running=node.running(shard) if node is not None else None,
         paused_since=min((at for text in pauses if (at := parse_moment(text)) is not None), default=None),
     )

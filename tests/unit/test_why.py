@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.reports import Running
 from celery_lowkiq.rules.why import Dead, Facts, Owner, Waiting, why
 
+PAGE = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
 NOW = 1_795_000_000.0
 SHARD = ShardRef("orders", 7)
 OTHER = ShardRef("orders", 3)
@@ -182,8 +185,8 @@ def test_every_answer(case):
     assert answer.kind == kinds[0]
 
 
-def test_every_kind_has_a_case():
+def test_every_kind_has_a_case_and_its_row_in_the_docs():
     kinds = {kind for _, kinds, _ in ANSWERS.values() for kind in kinds}
-    assert kinds == set(
-        why.__doc__.partition("Kinds: ")[2].strip().strip(".").replace("\n", "").replace(" ", "").split(",")
-    )
+    named = why.__doc__.partition("Kinds: ")[2].replace(",", " ").replace(".", " ").split()
+    assert kinds == set(named)
+    assert all(f"| `{kind}` |" in PAGE for kind in kinds)

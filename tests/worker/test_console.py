@@ -6,6 +6,8 @@ import pytest
 
 from celery_lowkiq import InvalidCall
 from celery_lowkiq.integration.console import Console
+from tests.waiting import eventually
+from tests.worker import proj
 
 
 @pytest.fixture
@@ -30,3 +32,23 @@ def test_an_overview_of_one_queue(app, console):
 def test_an_unknown_queue_is_refused_with_the_known_ones(console):
     with pytest.raises(InvalidCall, match=r"'recrod'.*record"):
         console.queue("recrod")
+
+
+def test_a_checkup_finds_what_is_not_served(console, app):
+    app.tasks["record"].perform_async([{"id": 1}])
+    found = {(finding.subject, finding.level) for finding in console.checkup()}
+    assert {("connection", "ok"), ("queue record", "error"), ("queue batches", "warning")} <= found
+
+
+def test_a_checkup_of_a_worker_that_is_well(console, start_worker):
+    start_worker()
+    eventually(
+        lambda: {f.level for f in console.checkup() if f.subject.startswith(("queue", "node"))} == {"ok"}
+    )
+
+
+def test_a_checkup_of_a_server_that_is_away_says_so_without_the_password(tmp_path):
+    app = proj.make_app(broker_url="redis://:secret@127.0.0.1:1/0")
+    (found,) = Console(app).checkup()
+    assert (found.level, found.subject) == ("error", "connection")
+    assert "secret" not in f"{found}"

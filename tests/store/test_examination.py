@@ -1,0 +1,109 @@
+"""A checkup of a real server."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from unittest import mock
+
+import pytest
+
+from celery_lowkiq.rules.checkup import ERROR, OK, WARNING, examine
+from celery_lowkiq.rules.errors import StoreUnavailable
+from celery_lowkiq.rules.models import QueueSpec
+from celery_lowkiq.rules.reports import News, NodeReport
+from celery_lowkiq.store import examination
+from celery_lowkiq.store.connect import connect
+from celery_lowkiq.store.examination import Examination
+from celery_lowkiq.store.keys import queue_key
+from celery_lowkiq.store.pausing import Pausing
+from celery_lowkiq.store.store import RedisStore
+
+from .helpers import ONE, claim, push, take
+
+
+def found(store, *queues):
+    """Texts by subject and level."""
+    texts = defaultdict(list)
+    for finding in examine(Examination(store).patient(queues)):
+        texts[finding.subject, finding.level].append(finding.text)
+    return {key: " ".join(some) for key, some in texts.items()}
+
+
+def serve(store, owner="me-1"):
+    report = NodeReport("me", owner, 1, 10.0, False, False, (ONE.name,), ())
+    store.beat([], owner, 1, News(report, 3600.0))
+
+
+def test_what_a_server_says_of_itself(store, client):
+    answers = found(store)
+    version = client.info("server")["redis_version"]
+    assert answers["server", OK].split()[0] in ("Redis", "Valkey")
+    if "Redis" in answers["server", OK]:
+        assert answers["server", OK] == f"Redis {version}"
+    assert answers["maxmemory-policy", OK] == "noeviction"
+    assert ("clock", OK) in answers
+    client.config_set("maxmemory-policy", "allkeys-lru")
+    client.config_set("maxmemory", 10**9)
+    try:
+        assert "throws jobs away" in found(store)["maxmemory-policy", ERROR]
+    finally:
+        client.config_set("maxmemory", 0)
+        client.config_set("maxmemory-policy", "noeviction")
+
+
+def test_what_is_written_to_disk(store, client):
+    (save,) = client.config_get("save").values()
+    try:
+        client.config_set("save", "")
+        assert "loses all jobs" in found(store)["persistence", WARNING]
+        client.config_set("save", "3600 1")
+        assert "Snapshots only" in found(store)["persistence", WARNING]
+    finally:
+        client.config_set("save", save)
+
+
+def test_a_clock_that_differs(store):
+    now = time.time()
+    with mock.patch.object(examination.time, "time", return_value=now + 60):
+        assert "behind this host's" in found(store)["clock", WARNING]
+
+
+def test_what_the_user_may_not_read(store, client):
+    client.execute_command("ACL", "SETUSER", "few", "on", ">x", "~*", "+@all", "-config", "-info")
+    known = {"path": client.connection_pool.connection_kwargs["path"], "username": "few", "password": "x"}
+    limited = connect(known, pool_size=2, pool_timeout=5)
+    try:
+        answers = found(RedisStore(limited))
+        assert answers["server", OK] == "Redis of an unknown version"
+        assert "does not tell" in answers["maxmemory-policy", WARNING]
+        assert "CONFIG GET is forbidden" in answers["persistence", WARNING]
+    finally:
+        limited.connection_pool.disconnect()
+        client.execute_command("ACL", "DELUSER", "few")
+
+
+def test_queues(store, client):
+    assert found(store, ONE)["queue orders", WARNING] == "No worker serves it; 0 jobs wait."
+    push(store, "1", ("a", 1), perform_in=1.0)
+    assert found(store, ONE)["queue orders", ERROR] == "No worker serves it; 1 jobs wait."
+    lease = take(store, owner="me-1")
+    serve(store)
+    assert found(store, ONE)["queue orders", OK] == "1 jobs wait, 1 shards are served"
+    claim(store, lease)
+    serve(store, "other-1")
+    store.forget_report("me-1")
+    answers = found(store, ONE)
+    assert "without a living owner (me)" in answers["queue orders", WARNING]
+    Pausing(store.client).pause(ONE)
+    assert "is paused" in found(store, ONE)["queue orders", WARNING]
+    more = QueueSpec("orders", shards=2)
+    assert "stored with 1 shards, the code declares 2" in found(store, more)["queue orders", ERROR]
+    client.hset(queue_key("orders"), "format", 7)
+    assert "stored in format 7" in found(store, ONE)["queue orders", ERROR]
+
+
+def test_a_server_that_is_not_there(tmp_path):
+    away = RedisStore(connect({"path": str(tmp_path / "none")}, pool_size=1, pool_timeout=1))
+    with pytest.raises(StoreUnavailable):
+        Examination(away).patient([ONE])

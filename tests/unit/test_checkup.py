@@ -1,0 +1,144 @@
+"""What is found, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from celery_lowkiq.rules.checkup import ERROR, OK, WARNING, Patient, QueueState, Server, examine, unreachable
+from celery_lowkiq.rules.models import Stats
+from celery_lowkiq.rules.reports import NodeReport, ShardReport
+from celery_lowkiq.rules.views import Paused
+
+NOW = 1_795_000_000.0
+WELL = Server("Redis", "7.0.15", "noeviction", 0, True, "everysec", "", True, 0.2, 0.1)
+
+
+def node(name="a@host", queues=("orders",), **options):
+    options = {"started_at": NOW - 3600, "seen_at": NOW - 1, "silent": 1.0, **options}
+    quiet = options.pop("quiet", False)
+    return NodeReport(name, f"{name}-1", 1, 10.0, quiet, False, queues, (), **options)
+
+
+def shard(index=0, owner="a@host", since=NOW - 3600, alive=True, silent=1.0, **stats):
+    return ShardReport(index, Stats(**stats), owner, 5, since, alive, silent, None, None)
+
+
+def queue(*shards, **options):
+    found = shards or (shard(0), shard(1))
+    return replace(QueueState("orders", len(found), len(found), 1, found), **options)
+
+
+def findings(server=WELL, nodes=None, queues=None):
+    patient = Patient(
+        NOW, 1, server, [node()] if nodes is None else nodes, [queue()] if queues is None else queues
+    )
+    return examine(patient)
+
+
+def levels(found):
+    return {(finding.level, finding.subject) for finding in found if finding.level != OK}
+
+
+def test_all_is_well():
+    found = findings()
+    assert levels(found) == set()
+    assert [finding.subject for finding in found] == [
+        "server",
+        "maxmemory-policy",
+        "persistence",
+        "clock",
+        "nodes",
+        "queue orders",
+    ]
+    assert not any(finding.advice for finding in found)
+
+
+@pytest.mark.parametrize(
+    "changed, level, subject, text",
+    [
+        ({"version": "6.0.16"}, ERROR, "server", "Redis 6.0.16"),
+        ({"name": "Valkey", "version": "8.1"}, OK, "server", "Valkey 8.1"),
+        ({"version": ""}, OK, "server", "Redis of an unknown version"),
+        ({"policy": "allkeys-lru"}, WARNING, "maxmemory-policy", "harmless while no maxmemory"),
+        ({"policy": "allkeys-lru", "maxmemory": 5}, ERROR, "maxmemory-policy", "throws jobs away"),
+        ({"policy": None}, WARNING, "maxmemory-policy", "does not tell"),
+        ({"appendfsync": "always"}, OK, "persistence", "loses nothing"),
+        ({"appendfsync": None}, OK, "persistence", "loses the last second or two"),
+        ({"appendfsync": "no"}, OK, "persistence", "loses what the operating system"),
+        ({"written": False}, ERROR, "persistence", "last write to disk failed"),
+        ({"aof": False, "save": ""}, WARNING, "persistence", "loses all jobs"),
+        ({"aof": False, "save": "3600 1"}, WARNING, "persistence", "since the last one"),
+        ({"aof": False, "save": None}, WARNING, "persistence", "CONFIG GET is forbidden"),
+        ({"aof": None}, WARNING, "persistence", "No append-only file is known"),
+        ({"ahead": -1.05}, OK, "clock", "differ by 1 s at most"),
+        ({"ahead": 125.0}, WARNING, "clock", "Redis's clock is 2 min 5 s ahead of this host's"),
+        ({"ahead": -5.0}, WARNING, "clock", "Redis's clock is 5 s behind this host's"),
+    ],
+)
+def test_the_server(changed, level, subject, text):
+    (found,) = [f for f in findings(replace(WELL, **changed)) if f.subject == subject]
+    assert found.level == level
+    assert text in found.text
+    assert bool(found.advice) == (level != OK)
+
+
+def test_a_server_that_is_not_there():
+    found = unreachable("Redis is not available: refused")
+    assert (found.level, found.subject) == (ERROR, "connection")
+
+
+def test_nodes_that_died_or_are_quiet():
+    found = findings(nodes=[node(), node("b@host", silent=300.0), node("c@host", (), quiet=True)])
+    assert levels(found) == {(WARNING, "node b@host"), (WARNING, "node c@host")}
+    texts = {finding.subject: finding.text for finding in found}
+    assert texts["nodes"] == "1 at work: a@host"
+    assert "last heard of 5 min ago" in texts["node b@host"]
+
+
+@pytest.mark.parametrize(
+    "found, level, text",
+    [
+        (queue(stored=5), ERROR, "stored with 5 shards, the code declares 2"),
+        (queue(format=2), ERROR, "format 2; this version of celery-lowkiq reads 1"),
+        (queue(stored=None, format=None), OK, "0 jobs wait, 2 shards are served"),
+        (queue(paused=Paused(NOW - 60, {}, 0)), WARNING, "paused since 2026-11-18 11:05:40 UTC (1 min ago)"),
+        (queue(paused=Paused(None, {3: NOW - 60, 5: NOW}, 0)), WARNING, "Shards paused by themselves: 3, 5"),
+        (queue(paused=Paused(None, {}, 7)), WARNING, "7 ids are paused"),
+        (queue(shard(0), shard(1, None, NOW - 31, alive=False)), ERROR, "Nobody takes shard 1, though nodes"),
+        (queue(shard(0, None, None, alive=False)), ERROR, "Nobody takes shard 0"),
+        (queue(*(shard(n, None, None, alive=False) for n in range(12))), ERROR, "8, 9 and 2 more"),
+        # It changes hands.
+        (queue(shard(0, None, NOW - 29, alive=False)), OK, "shards are served"),
+        (queue(shard(0, "dead", alive=False, silent=29.0)), OK, "shards are served"),
+        (queue(shard(0, "dead", alive=False, silent=31.0)), ERROR, "Nobody takes shard 0"),
+        (queue(shard(0, "dead", alive=False, silent=None)), ERROR, "Nobody takes shard 0"),
+        (
+            queue(shard(0, "dead", alive=False, silent=20.0, busy=3)),
+            WARNING,
+            "3 jobs are in processing in shard 0 without a living owner (dead)",
+        ),
+        (queue(shard(0, busy=3)), OK, "shards are served"),
+    ],
+)
+def test_queues(found, level, text):
+    (finding,) = [f for f in findings(queues=[found]) if f.subject == "queue orders"]
+    assert (finding.level, bool(finding.advice)) == (level, level != OK)
+    assert text in finding.text
+
+
+@pytest.mark.parametrize(
+    "nodes", [[], [node(silent=11.0)], [node(queues=("others",))], [node(queues=(), quiet=True)]]
+)
+def test_a_queue_that_nobody_serves(nodes):
+    empty = queue(shard(0, None, None, alive=False, silent=None))
+    waiting = queue(shard(0, None, None, alive=False, silent=None, length=2))
+    assert (WARNING, "queue orders") in levels(findings(nodes=nodes, queues=[empty]))
+    (found,) = [f for f in findings(nodes=nodes, queues=[waiting]) if f.subject == "queue orders"]
+    assert (found.level, found.text) == (ERROR, "No worker serves it; 2 jobs wait.")
+
+
+def test_a_node_that_has_just_started_takes_its_shards_soon():
+    just = queue(shard(0, None, None, alive=False, silent=None))
+    assert levels(findings(nodes=[node(started_at=NOW - 5)], queues=[just])) == set()
