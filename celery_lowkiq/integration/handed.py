@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from celery_lowkiq.rules.errors import UndecodablePayload
-from celery_lowkiq.rules.models import BadPayload, Batch, Flag, Job
+from celery_lowkiq.rules.models import BadPayload, Flag, Job
 
 from .codec import Codec
 from .errors import dump_error_text, load_error
@@ -51,12 +51,15 @@ class Handed(NamedTuple):
 
     #: None when nothing of it can be run.
     job: RunJob | None
-    #: Positions by place.
-    positions: Sequence[int]
     #: What goes to the morgue, or is dropped, whatever becomes of the rest.
     bad: tuple[BadPayload, ...]
     #: Positions that are kept for a later run.
     beyond: Collection[int]
+
+    def positions(self, job: Job) -> list[int]:
+        """Of the claimed job's payloads that are handed over, by place."""
+        others = {*self.beyond, *(payload.position for payload in self.bad)}
+        return [position for position in range(len(job.payloads)) if position not in others]
 
 
 def hand(job: Job, codec: Codec, settings: Settings, dropped: Collection[int], most: int | None) -> Handed:
@@ -64,7 +67,7 @@ def hand(job: Job, codec: Codec, settings: Settings, dropped: Collection[int], m
     nobody can read.
     """
     payloads: list[Any] = []
-    positions: list[int] = []
+    scores: list[float] = []
     bad: list[BadPayload] = []
     beyond: list[int] = []
     for position, payload in enumerate(job.payloads):
@@ -75,22 +78,12 @@ def hand(job: Job, codec: Codec, settings: Settings, dropped: Collection[int], m
         else:
             try:
                 payloads.append(codec.load(payload.data))
-                positions.append(position)
+                scores.append(payload.score)
             except UndecodablePayload as reason:
                 logger.error("job %r: payload %d goes to the morgue: %s", job.id, position, reason)
                 bad.append(BadPayload(position, dump_error_text(settings, f"undecodable payload: {reason}")))
-    run_job = _run_job(job, payloads, positions, settings) if payloads else None
-    return Handed(run_job, positions, tuple(bad), beyond)
-
-
-def _run_job(job: Job, payloads: list[Any], positions: list[int], settings: Settings) -> RunJob:
-    scores = tuple(job.payloads[position].score for position in positions)
+    if not payloads:
+        return Handed(None, tuple(bad), beyond)
     error = None if job.error is None else load_error(settings, job.error)
-    return RunJob(job.id, tuple(payloads), scores, job.retry_count, job.perform_in, error)
-
-
-def hand_all(
-    batch: Batch, codec: Codec, settings: Settings, dropped: Positions, most: int | None
-) -> dict[str, Handed]:
-    """By id."""
-    return {job.id: hand(job, codec, settings, dropped.get(job.id, ()), most) for job in batch.jobs}
+    handed = RunJob(job.id, tuple(payloads), tuple(scores), job.retry_count, job.perform_in, error)
+    return Handed(handed, tuple(bad), beyond)

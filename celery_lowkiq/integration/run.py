@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
@@ -19,7 +19,7 @@ from .call_records import CallNote
 from .codec import MARK, Codec
 from .endings import Ending, giving, raising
 from .errors import dump_error, dump_error_text, load_error
-from .handed import NOTHING, Positions, RunInfo, RunJob, hand_all
+from .handed import NOTHING, Positions, RunInfo, RunJob, hand
 from .outcomes import Again, BusinessFailure, Part, meant, outcomes
 from .results import ById
 from .settings import Settings
@@ -56,7 +56,9 @@ class Run:
     ) -> None:
         """``dropped``: payloads that nobody waits for any more; ``most``: of one job in this run."""
         self.batch = batch
-        self._handed = hand_all(batch, codec, settings, dropped, most)
+        self._handed = {
+            job.id: hand(job, codec, settings, dropped.get(job.id, ()), most) for job in batch.jobs
+        }
         self.jobs = tuple(handed.job for handed in self._handed.values() if handed.job is not None)
         #: The call under whose id and headers it runs; None for a run with an id of its own.
         self.call: CallNote | None = None
@@ -78,11 +80,11 @@ class Run:
         self._texts: dict[str, str | None] = {}
         #: Jobs that raised Again.
         self._parts: dict[str, Part] = {}
-        #: Positions that stay for a later run, by id.
-        self._left = {job_id: handed.beyond for job_id, handed in self._handed.items()}
+        #: Positions that stay for a later run, by id, of jobs that have some.
+        self._left = {job_id: handed.beyond for job_id, handed in self._handed.items() if handed.beyond}
         #: What was decided of the payloads that are not left, by id; nothing yet: they are done.
         self._decided: dict[str, Verdict] = {}
-        self.verdicts = tuple(self._keep(job, self._done(job)) for job in batch.jobs)
+        self.verdicts = self._kept([self._done(job) for job in batch.jobs])
 
     @property
     def info(self) -> RunInfo:
@@ -154,13 +156,14 @@ class Run:
 
     def _outcome(self, job: Job, outcome: Exception | Part | None) -> Verdict:
         handed = self._handed[job.id]
+        positions = handed.positions(job)
         if isinstance(outcome, Part):
             self._parts[job.id] = outcome
-            self._left[job.id] = {*handed.beyond, *(handed.positions[place] for place in outcome.left)}
+            self._left[job.id] = {*handed.beyond, *(positions[place] for place in outcome.left)}
             return self._done(job)._replace(delay=outcome.again.after)
         if isinstance(outcome, BusinessFailure):
             self._errors[job.id] = outcome
-            dropped = (BadPayload(position, None) for position in handed.positions)
+            dropped = (BadPayload(position, None) for position in positions)
             return Verdict(job.id, job.claim, Fate.BURY, bad=(*handed.bad, *dropped))
         return self._done(job) if outcome is None else self._failed(job, outcome)
 
@@ -208,7 +211,7 @@ class Run:
     def ending(self, job: Job, position: int) -> Ending | None:
         """How the calls of a payload end; None when nothing has happened to them."""
         verdict, place = self._decided.get(job.id) or self._done(job), self._places[job.id].get(position)
-        if verdict.fate is Fate.RETURN or position in self._left[job.id]:
+        if verdict.fate is Fate.RETURN or position in self._left.get(job.id, ()):
             return None
         if place is None:
             texts = (bad.error for bad in self._handed[job.id].bad if bad.position == position)
@@ -235,8 +238,8 @@ class Run:
     def _places(self) -> dict[str, dict[int, int]]:
         """Positions in the claimed job as places among the payloads that ran, by id."""
         return {
-            job_id: {position: place for place, position in enumerate(handed.positions)}
-            for job_id, handed in self._handed.items()
+            job.id: {p: place for place, p in enumerate(self._handed[job.id].positions(job))}
+            for job in self.batch.jobs
         }
 
     def _success(self, job: Job) -> Callable[[], Any]:
@@ -259,16 +262,21 @@ class Run:
         for job in self.batch.jobs:
             ran = self._handed[job.id].job is not None
             self._decided[job.id] = verdict(job) if ran else self._done(job)
-        self.verdicts = tuple(self._keep(job, self._decided[job.id]) for job in self.batch.jobs)
+        self.verdicts = self._kept(list(self._decided.values()))
+
+    def _kept(self, verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
+        """What is left of a job stays queued, whatever became of the rest of its payloads."""
+        if not self._left:
+            return tuple(verdicts)
+        return tuple(map(self._keep, self.batch.jobs, verdicts))
 
     def _keep(self, job: Job, verdict: Verdict) -> Verdict:
-        """What is left of a job stays queued, whatever became of the rest of its payloads."""
-        left = self._left[job.id]
+        left = self._left.get(job.id)
         if not left or verdict.fate not in (Fate.DONE, Fate.BURY):
             return verdict
         gone = {*left, *(bad.position for bad in verdict.bad)}
         error = verdict.error if verdict.fate is Fate.BURY else None
-        over = (BadPayload(p, error) for p in self._handed[job.id].positions if p not in gone)
+        over = (BadPayload(p, error) for p in self._handed[job.id].positions(job) if p not in gone)
         delay = max(verdict.delay, AT_ONCE)
         return Verdict(job.id, job.claim, Fate.RETURN, delay=delay, bad=(*verdict.bad, *over))
 

@@ -98,7 +98,7 @@ def make_app(url: str) -> Celery:
     ordered_task(
         **ordered, name="errors", max_retries=0, ignore_result=True, store_errors_even_if_ignored=True
     )(one)
-    ordered_task(**ordered, name="hopeless", max_retries=9, dont_autoretry_for=(ValueError,))(one)
+    ordered_task(**ordered, name="hopeless", max_retries=9, dont_retry=(ValueError,))(one)
     ordered_task(
         **ordered,
         name="backoff",

@@ -41,7 +41,7 @@ def test_autoretry_for_has_retry_backoff(features, job_id):
     assert len(features.wait_for("signal", signal="task_retry", task_id=result.id)) == 1
 
 
-def test_dont_autoretry_for_kills_at_once(features, job_id):
+def test_dont_retry_kills_at_once(features, job_id):
     hopeless = features.app.tasks["hopeless"]
     with pytest.raises(ValueError, match="no retry mends"):
         hopeless.delay(job_id, {"fail": "no retry mends"}).get(WAIT)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from celery_lowkiq.rules.models import Fate
+
+#: Positions of payloads that are buried with an error, or dropped without one.
+NONE_BAD: Mapping[int, bytes | None] = {}
 
 
 @dataclass
@@ -135,12 +139,18 @@ class Model:
         perform_in: float,
         now: float,
         error: bytes,
+        bad: Mapping[int, bytes | None] = NONE_BAD,
     ) -> bool:
         job = self.processing.get(job_id)
         if job is None or job.claim != claim:
             return False
         del self.processing[job_id]
-        items = job.in_order()
+        claimed = job.in_order()
+        items = [item for position, item in enumerate(claimed) if position not in bad]
+        for position, item in enumerate(claimed):
+            reason = bad.get(position)
+            if reason is not None:
+                self.bury(job_id, [item], reason)
         if fate is Fate.DONE:
             self.processed += 1
             if job_id in self.suspects:

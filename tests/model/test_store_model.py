@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.errors import NotOwner
-from celery_lowkiq.rules.models import Fate, Lease, Merge, NewJob, QueueSpec, ShardRef, Verdict
+from celery_lowkiq.rules.models import BadPayload, Fate, Lease, Merge, NewJob, QueueSpec, ShardRef, Verdict
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.connect import connect
 from celery_lowkiq.store.keys import shard_keys
@@ -128,23 +128,40 @@ class StoreMachine(RuleBasedStateMachine):
         fate=st.sampled_from(list(Fate)),
         retry_count=st.integers(0, 3),
         delay=st.sampled_from([0.0, 1e6]),
+        bad=st.dictionaries(st.integers(0, 3), st.sampled_from([None, b"bad"]), max_size=2),
         repeats=st.integers(1, 2),
     )
-    def settle(self, data: st.DataObject, fate: Fate, retry_count: int, delay: float, repeats: int) -> None:
+    def settle(
+        self,
+        data: st.DataObject,
+        fate: Fate,
+        retry_count: int,
+        delay: float,
+        bad: dict[int, bytes | None],
+        repeats: int,
+    ) -> None:
         """Of what is in processing, or of any claim ever made: most of them are over, and change nothing."""
         running = [(job_id, job.claim) for job_id, job in self.model.processing.items()]
         claims = [running, self.old_claims[-6:]] if running else [self.old_claims[-6:]]
         job_id, claim = data.draw(st.one_of(*map(st.sampled_from, claims)))
-        self._settle(job_id, claim, fate, retry_count, delay, repeats)
+        self._settle(job_id, claim, fate, retry_count, delay, bad, repeats)
 
     def _settle(
-        self, job_id: str, claim: int, fate: Fate, retry_count: int, delay: float, repeats: int
+        self,
+        job_id: str,
+        claim: int,
+        fate: Fate,
+        retry_count: int,
+        delay: float,
+        bad: dict[int, bytes | None],
+        repeats: int,
     ) -> None:
-        verdict = Verdict(job_id, claim, fate, retry_count, delay, b"boom")
+        parts = tuple(BadPayload(position, error) for position, error in bad.items())
+        verdict = Verdict(job_id, claim, fate, retry_count, delay, b"boom", parts)
         settled = [self.store.settle(self.queue, self.lease, [verdict]) for _ in range(repeats)]
         assert not any(repeat.accepted for repeat in settled[1:])
         now = settled[0].now
-        accepted = self.model.settle(job_id, claim, fate, retry_count, now + delay, now, b"boom")
+        accepted = self.model.settle(job_id, claim, fate, retry_count, now + delay, now, b"boom", bad)
         assert settled[0].accepted == ({job_id} if accepted else set())
 
     @rule(limit=st.integers(1, 4), fate=st.sampled_from(list(Fate)), delay=st.sampled_from([0.0, 1e6]))
@@ -153,7 +170,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.claim(limit, 1)
         for job_id in self.model.in_claim_order():
             if (claim := self.model.processing[job_id].claim) == self.model.claims:
-                self._settle(job_id, claim, fate, 0, delay, 1)
+                self._settle(job_id, claim, fate, 0, delay, {}, 1)
 
     @rule()
     def an_acquire_is_repeated(self) -> None:
@@ -205,6 +222,15 @@ class StoreMachine(RuleBasedStateMachine):
             assert self.store.release(self.lease)
             self.stale.append(self.lease)
             self.lease = self._acquire()
+
+    @rule()
+    def leave_all_unsettled_and_take_again(self) -> None:
+        """As a process does whose end cannot wait for its batches: nobody is to blame."""
+        assert self.store.release(self.lease, unsettled=True)
+        self.stale.append(self.lease)
+        self.lease = self._acquire()
+        self.old_claims = self.old_claims[-3:]
+        self.model.recover(crashed=False, now=self._recovered_at())
 
     # -- what people do
 
