@@ -1,0 +1,256 @@
+"""The dashboard as somebody sees it: every page and every action, with a real worker behind."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from importlib import resources
+from typing import Any
+
+import pytest
+
+from tests.browsing import chromium, complaints
+from tests.waiting import eventually
+
+from .serving import served, shop
+from .showcase import FAILING
+
+pytestmark = pytest.mark.browser
+
+PAGES = {
+    "overview": "/",
+    "queue": "/queue?queue=sync_order",
+    "retries": "/queue?queue=sync_order&list=retries",
+    "morgue": "/queue?queue=send_invoice&list=morgue",
+    "processing": "/queue?queue=sync_order&list=processing",
+    "shards": "/queue?queue=sync_order&list=shards",
+    "paused ids": "/queue?queue=sync_order&list=paused",
+    "paused queue": "/queue?queue=index_product",
+    "job": f"/job?queue=sync_order&id={FAILING}",
+    "dead job": "/job?queue=send_invoice&id=INV-9000",
+    "unknown job": "/job?queue=sync_order&id=nobody",
+    "nodes": "/nodes",
+    "operations": "/operations",
+    "redis": "/redis",
+    "error": "/queue?queue=nobody",
+}
+SERIOUS = ("serious", "critical")
+
+
+@pytest.fixture(scope="module")
+def app(redis_server, tmp_path_factory):
+    with shop(redis_server, tmp_path_factory.mktemp("shop")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def site(app):
+    with served(app) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with chromium(tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+@pytest.fixture
+def visit(browser, site):
+    """Opens a page; afterwards the browser must have had nothing to complain of but a status we ask for."""
+    complaints(browser)
+    yield lambda path: browser.get(site + path)
+    assert [said for said in complaints(browser) if "status of 40" not in said] == []
+
+
+@pytest.fixture
+def orders(app):
+    return app.tasks["sync_order"].ordered_queue
+
+
+def text(browser, selector="main") -> str:
+    return str(
+        browser.execute_script("return document.querySelector(arguments[0])?.innerText || ''", selector)
+    )
+
+
+def press(browser, label, within="main"):
+    path = f"//{within}//button[normalize-space()='{label}']"
+    browser.find_element("xpath", path).click()
+
+
+def violations(browser) -> list[Any]:
+    """What axe finds serious."""
+    source = resources.files("axe_core_python").joinpath("axe.min.js").read_text("utf-8")
+    browser.execute_script(source)
+    found = browser.execute_async_script("axe.run().then(arguments[0])")["violations"]
+    return [
+        (one["id"], [node["html"] for node in one.get("nodes", ())])
+        for one in found
+        if one["impact"] in SERIOUS
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("page", PAGES)
+def test_axe_finds_nothing_serious(browser, visit, page, scheme):
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    visit(PAGES[page])
+    assert browser.title
+    assert violations(browser) == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_phone_shows_every_page_without_moving_it_sideways(browser, visit, page):
+    size = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        visit(PAGES[page])
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_every_link_leads_somewhere(browser, visit, site):
+    """From the first page, one of each kind of page and listing."""
+    seen: dict[str, str] = {}
+    to_see = ["/"]
+    while to_see:
+        path = to_see.pop()
+        visit(path)
+        assert "Something is wrong" not in text(browser), path
+        links = browser.execute_script("return [...document.links].map(link => link.getAttribute('href'))")
+        for link in links:
+            kind = link.partition("#")[0].partition("&id=")[0].partition("&after=")[0]
+            if kind.startswith("/") and kind not in seen:
+                seen[kind] = link
+                to_see.append(link)
+    assert {"/nodes", "/redis", "/operations", "/job?queue=sync_order"} <= set(seen)
+
+
+def test_the_page_is_kept_up_to_date_until_it_is_paused(app, browser, visit):
+    visit("/queue?queue=update_stock")
+    before = text(browser, "#tiles")
+    app.tasks["update_stock"].apply_async(("NEW-1", {"delta": 1}), countdown=7200)
+    eventually(lambda: text(browser, "#tiles") != before)
+    browser.find_element("css selector", ".live-switch").click()
+    assert text(browser, ".live-switch") == "Paused"
+    browser.find_element("css selector", ".live-switch").click()
+
+
+def test_the_chart_tells_what_is_under_the_pointer(browser, visit):
+    visit("/")
+    chart = browser.find_element("css selector", "svg.chart")
+    from selenium.webdriver import ActionChains
+
+    ActionChains(browser).move_to_element(chart).perform()
+    eventually(lambda: "processed" in text(browser, "#chart-note"))
+
+
+def test_a_queue_is_paused_and_goes_on(browser, visit, orders):
+    visit(PAGES["queue"])
+    press(browser, "Pause")
+    eventually(lambda: "Paused since" in text(browser))
+    assert orders.paused().queue
+    press(browser, "Resume")
+    eventually(lambda: not orders.paused().queue)
+
+
+def test_a_shard_is_paused_and_goes_on(browser, visit, orders):
+    visit(PAGES["shards"])
+    press(browser, "Pause", "tr[@id='shard-2']")
+    eventually(lambda: 2 in orders.paused().shards)
+    press(browser, "Resume", "tr[@id='shard-2']")
+    eventually(lambda: 2 not in orders.paused().shards)
+
+
+def test_a_failed_job_is_run_again_and_its_payloads_are_edited_and_dropped(browser, visit, orders):
+    visit(PAGES["job"])
+    assert "CarrierUnavailable" in text(browser, "pre.error")
+    assert "waits for its time" in text(browser, ".why")
+    press(browser, "Run now")
+    eventually(lambda: orders.job(FAILING).waiting and orders.job(FAILING).waiting.retry_count > 0)
+    visit(PAGES["job"])
+    browser.find_element("link text", "Edit").click()
+    box = browser.find_element("id", "value")
+    box.clear()
+    box.send_keys('{"status": "<b>edited</b>"}')
+    press(browser, "Save")
+    eventually(lambda: "<b>edited</b>" in text(browser))
+    count = orders.job(FAILING).waiting.payload_count
+    press(browser, "Drop")
+    assert "is deleted" in text(browser)
+    press(browser, "Drop")
+    eventually(lambda: orders.job(FAILING).waiting.payload_count == count - 1)
+
+
+def test_an_id_is_paused_and_resumed(browser, visit, orders):
+    visit("/job?queue=sync_order&id=SO-10009")
+    press(browser, "Pause")
+    eventually(lambda: "is paused" in text(browser, ".why"))
+    press(browser, "Resume")
+    eventually(lambda: orders.job("SO-10009").waiting is None or not orders.job("SO-10009").waiting.held)
+
+
+def test_chosen_jobs_are_deleted(browser, visit, app):
+    stock = app.tasks["update_stock"].ordered_queue
+    before = stock.stats().length
+    visit("/queue?queue=update_stock")
+    for box in itertools.islice(browser.find_elements("css selector", "td.pick input"), 3):
+        box.click()
+    press(browser, "Delete")
+    assert "Delete: 3 jobs?" in text(browser)
+    press(browser, "Delete")
+    eventually(lambda: "3 jobs" in text(browser, ".did"))
+    assert stock.stats().length == before - 3
+
+
+def test_all_of_a_page_are_chosen_at_once_and_buried(browser, visit, app):
+    stock = app.tasks["update_stock"].ordered_queue
+    visit("/queue?queue=update_stock&limit=4")
+    browser.find_element("css selector", "th.pick input").click()
+    press(browser, "Bury")
+    press(browser, "Bury")
+    eventually(lambda: stock.stats().morgue_length == 4)
+
+
+def test_the_dead_come_back_or_go(browser, visit, app):
+    stock = app.tasks["update_stock"].ordered_queue
+    dead = stock.stats().morgue_length
+    visit("/queue?queue=update_stock&list=morgue")
+    browser.find_element("css selector", "td.pick input").click()
+    press(browser, "Queue up")
+    eventually(lambda: stock.stats().morgue_length == dead - 1)
+    press(browser, "Delete all")
+    press(browser, "Delete all")
+    eventually(lambda: stock.stats().morgue_length == 0)
+
+
+def test_all_run_now_and_the_operation_is_listed(browser, visit, app):
+    stock = app.tasks["update_stock"].ordered_queue
+    visit("/queue?queue=update_stock")
+    press(browser, "Run all now")
+    eventually(lambda: "Run all now" in text(browser, ".did"))
+    assert stock.jobs("perform_in", minimum=time.time() + 60).items == ()
+    visit("/operations")
+    assert "Run all now" in text(browser)
+
+
+def test_retries_are_buried_together(browser, visit, orders):
+    visit(PAGES["retries"])
+    press(browser, "Bury all")
+    press(browser, "Bury all")
+    eventually(lambda: orders.stats().morgue_length > 0)
+
+
+def test_it_works_without_javascript(browser, visit, app):
+    """All but the live updates."""
+    index = app.tasks["index_product"].ordered_queue
+    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        visit(PAGES["paused queue"])
+        press(browser, "Resume")
+    finally:
+        browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+    eventually(lambda: index.paused().queue is None)
