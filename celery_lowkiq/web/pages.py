@@ -20,14 +20,13 @@ from .overview import look_at
 from .params import Params
 from .render import page
 from .shards import shards_look
+from .show import Texts
 from .site import site_of
 
 #: Of each payload the page of a job reads so many bytes, and so many payloads.
 JOB = {"payload_limit": 100, "payload_bytes": show.MAX_TEXT}
 #: So many queues of a lane are told.
 MOST_PARTS = 10
-#: What such a page shows of all payloads together, in characters.
-MAX_PAGE = 1024 * 1024
 
 
 def overview(request: Request) -> Response:
@@ -89,7 +88,7 @@ def job(request: Request) -> Response:
         paused=why.facts.id_paused,
         edited=edited,
         actions=ACTIONS,
-        payload_text=lambda payload: show.payload_text(payload, site_of(request).load),
+        texts=Texts(site_of(request).load),
         show=show,
     )
 

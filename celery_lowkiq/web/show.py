@@ -7,13 +7,17 @@ import json
 import math
 import unicodedata
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
 from celery_lowkiq.integration.queue import ShownPayload
+from celery_lowkiq.rules.errors import UndecodablePayload
 
 #: What a page shows of one payload, in characters.
 MAX_TEXT = 64 * 1024
+#: Of all payloads of a page, and of each at least, when there is no more room.
+MAX_PAGE, LEAST = 512 * 1024, 500
 #: JSON that is not longer stands in one line.
 ONE_LINE = 100
 #: A score in this range (Unix s) is shown as a time, too: the years 2001 to 2286.
@@ -104,14 +108,36 @@ def bytes_text(data: bytes) -> str:
 
 
 def payload_text(payload: ShownPayload, load: Load | None = None, limit: int = MAX_TEXT) -> str:
-    """JSON, indented; anything else as ``load`` reads it, or as bytes. At most ``limit`` characters."""
+    """JSON as it is stored, indented when it is long; anything else as ``load`` reads it, or as bytes."""
     data: bytes = payload.value
     if payload.cut_from:
-        return bytes_text(_whole_characters(data[:limit]))
+        return bytes_text(_whole_characters(data[:limit]))[:limit]
     text = _json(data)
     if text is None:
-        text = repr(load(data)) if load else bytes_text(data)
+        text = _loaded(data, load) if load else bytes_text(data)
     return text[:limit]
+
+
+@dataclass
+class Texts:
+    """The texts of the payloads on one page, which all together stay within MAX_PAGE characters, or so."""
+
+    load: Load | None = None
+    left: int = MAX_PAGE
+
+    def __call__(self, payload: ShownPayload) -> tuple[str, int]:
+        """The text, and of how many bytes it is only the beginning (0: it is all)."""
+        limit = max(LEAST, min(MAX_TEXT, self.left))
+        text = payload_text(payload, self.load, limit)
+        self.left -= len(text)
+        return text, (payload.cut_from or len(payload.value)) if payload.cut_from or len(text) == limit else 0
+
+
+def _loaded(data: bytes, load: Load) -> str:
+    try:
+        return repr(load(data))
+    except UndecodablePayload as error:
+        return f"{bytes_text(data)}\n({error})"
 
 
 def mark(payload: ShownPayload) -> str | None:
