@@ -58,6 +58,13 @@ def browser(session: nox.Session) -> None:
 
 
 @nox.session
+def screenshots(session: nox.Session) -> None:
+    """Pictures of the dashboard's pages, for the documentation."""
+    _install(session)
+    session.run("python", "-m", "tests.web.screenshots", "docs/_static/dashboard")
+
+
+@nox.session
 def demo(session: nox.Session) -> None:
     """The replica example on the stream that comes with it; arguments go to it."""
     session.install("-e", ".[embedded,hiredis]")

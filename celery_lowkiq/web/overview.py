@@ -23,6 +23,11 @@ class QueueLook:
         return self.unowned == self.shards
 
     @property
+    def troubled(self) -> bool:
+        """Whether somebody should look at it."""
+        return bool(self.unowned or self.stats.paused)
+
+    @property
     def paused(self) -> bool:
         """Whether all of it is."""
         return self.stats.paused == self.shards

@@ -6,12 +6,14 @@ import math
 import os
 import random
 import time
+from pathlib import Path
 from typing import Any
 
 import redis
 from celery import Celery
 
 from celery_lowkiq import ordered_task
+from celery_lowkiq.integration.tracebacks import format_traceback
 from celery_lowkiq.rules.history import KEPT, STEP
 from celery_lowkiq.store.keys import history_key
 
@@ -23,6 +25,13 @@ FAILING, DOOMED, SLOW = "SO-2200", "SO-2300", "SO-2400"
 class CarrierUnavailable(Exception):
     """The parcel service does not answer."""
 
+    __module__ = "shop"
+
+
+def format_error(error: BaseException) -> str:
+    """With a traceback that does not tell where this file lies."""
+    return format_traceback(error).replace(str(Path(__file__).parent), "/srv/shop")
+
 
 def make_app(broker_url: str) -> Celery:
     """A shop that keeps its orders, invoices, stock and search index in step with others."""
@@ -31,7 +40,7 @@ def make_app(broker_url: str) -> Celery:
         broker_connection_retry_on_startup=True,
         task_ignore_result=True,
         lowkiq_lease_seconds=3.0,
-        lowkiq_format_error="traceback",
+        lowkiq_format_error=format_error,
     )
     ordered = {"app": app, "shared": False}
 
@@ -114,4 +123,5 @@ def remember(app: Celery, client: redis.Redis) -> None:
         client.hset(history_key(queue), mapping=lifted)
 
 
+#: For the worker's process.
 app = make_app(os.environ.get("SHOWCASE_BROKER", "redis://localhost:1/0"))

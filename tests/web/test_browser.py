@@ -151,7 +151,7 @@ def test_the_chart_tells_what_is_under_the_pointer(browser, visit):
 def test_a_queue_is_paused_and_goes_on(browser, visit, orders):
     visit(PAGES["queue"])
     press(browser, "Pause")
-    eventually(lambda: "Paused since" in text(browser))
+    eventually(lambda: "Paused since" in text(browser, "#notes"))
     assert orders.paused().queue
     press(browser, "Resume")
     eventually(lambda: not orders.paused().queue)

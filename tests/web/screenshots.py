@@ -1,0 +1,63 @@
+"""Pictures of each page for the documentation: ``nox -s screenshots``."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from celery_lowkiq.embedded import EmbeddedServer
+from tests.browsing import chromium
+from tests.web.serving import served, shop
+from tests.web.showcase import FAILING
+
+PAGES = {
+    "overview": "/",
+    "queue": "/queue?queue=sync_order",
+    "shards": "/queue?queue=sync_order&list=shards",
+    "retries": "/queue?queue=sync_order&list=retries",
+    "job": f"/job?queue=sync_order&id={FAILING}",
+    "nodes": "/nodes",
+    "operation": "/operations",
+    "redis": "/redis",
+}
+#: Width, height and pixels a point of a screen.
+SCREENS = {"light": (1200, 800, 1), "dark": (1200, 800, 1), "phone": (390, 780, 2)}
+#: Pages are cut below so many points.
+TALLEST = 1150
+
+
+def take(browser: Any, url: str, screen: str, to: Path) -> None:
+    """A picture of all of the page."""
+    width, height, scale = SCREENS[screen]
+    scheme = "dark" if screen == "dark" else "light"
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    phone = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": screen == "phone"}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    browser.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
+    browser.get(url)
+    whole = browser.execute_script("return document.documentElement.scrollHeight")
+    tall = {**phone, "height": min(max(whole, height), TALLEST)}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", tall)
+    browser.save_screenshot(str(to))
+
+
+def main(folder: Path) -> None:
+    """All pictures, into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        EmbeddedServer() as server,
+        shop(server, Path(scratch)) as app,
+        served(app) as url,
+        chromium(Path(scratch) / "profile") as browser,
+    ):
+        for page, path in PAGES.items():
+            for screen in SCREENS:
+                take(browser, url + path, screen, folder / f"{page}-{screen}.png")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
