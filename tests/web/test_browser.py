@@ -79,6 +79,18 @@ def press(browser, label, within="main"):
     browser.find_element("xpath", path).click()
 
 
+def reads(browser, words, selector="main"):
+    """Waits until a part of the page has the words."""
+    eventually(lambda: words in text(browser, selector))
+
+
+def do(browser, label, question):
+    """Press a button, and the one of the question that comes then."""
+    press(browser, label)
+    reads(browser, question, "h1")
+    press(browser, label)
+
+
 def violations(browser) -> list[Any]:
     """What axe finds serious."""
     source = resources.files("axe_core_python").joinpath("axe.min.js").read_text("utf-8")
@@ -145,13 +157,13 @@ def test_the_chart_tells_what_is_under_the_pointer(browser, visit):
     from selenium.webdriver import ActionChains
 
     ActionChains(browser).move_to_element(chart).perform()
-    eventually(lambda: "processed" in text(browser, "#chart-note"))
+    reads(browser, "processed", "#chart-note")
 
 
 def test_a_queue_is_paused_and_goes_on(browser, visit, orders):
     visit(PAGES["queue"])
     press(browser, "Pause")
-    eventually(lambda: "Paused since" in text(browser, "#notes"))
+    reads(browser, "Paused since", "#notes")
     assert orders.paused().queue
     press(browser, "Resume")
     eventually(lambda: not orders.paused().queue)
@@ -165,30 +177,37 @@ def test_a_shard_is_paused_and_goes_on(browser, visit, orders):
     eventually(lambda: 2 not in orders.paused().shards)
 
 
-def test_a_failed_job_is_run_again_and_its_payloads_are_edited_and_dropped(browser, visit, orders):
+def test_a_failed_job_tells_why_it_waits_and_is_run_now(browser, visit, orders):
     visit(PAGES["job"])
     assert "CarrierUnavailable" in text(browser, "pre.error")
     assert "waits for its time" in text(browser, ".why")
     press(browser, "Run now")
-    eventually(lambda: orders.job(FAILING).waiting and orders.job(FAILING).waiting.retry_count > 0)
-    visit(PAGES["job"])
+    reads(browser, "Run now: 1 job", ".did")
+    found = orders.job(FAILING).waiting
+    assert found is None or found.retry_count > 0 or found.perform_in <= time.time()
+
+
+def test_a_payload_is_edited_and_another_one_dropped(app, browser, visit, orders):
+    for number in (1, 2):
+        app.tasks["sync_order"].apply_async(("EDIT", {"n": number}), countdown=7200)
+    visit("/job?queue=sync_order&id=EDIT")
     browser.find_element("link text", "Edit").click()
     box = browser.find_element("id", "value")
     box.clear()
     box.send_keys('{"status": "<b>edited</b>"}')
     press(browser, "Save")
-    eventually(lambda: "<b>edited</b>" in text(browser))
-    count = orders.job(FAILING).waiting.payload_count
+    reads(browser, "<b>edited</b>")
     press(browser, "Drop")
-    assert "is deleted" in text(browser)
+    reads(browser, "This payload is deleted")
     press(browser, "Drop")
-    eventually(lambda: orders.job(FAILING).waiting.payload_count == count - 1)
+    reads(browser, "Drop: 1 job", ".did")
+    assert [payload.value for payload in orders.job("EDIT").waiting.payloads] == [{"n": 2}]
 
 
 def test_an_id_is_paused_and_resumed(browser, visit, orders):
     visit("/job?queue=sync_order&id=SO-10009")
     press(browser, "Pause")
-    eventually(lambda: "is paused" in text(browser, ".why"))
+    reads(browser, "is paused", ".why")
     press(browser, "Resume")
     eventually(lambda: orders.job("SO-10009").waiting is None or not orders.job("SO-10009").waiting.held)
 
@@ -199,10 +218,8 @@ def test_chosen_jobs_are_deleted(browser, visit, app):
     visit("/queue?queue=update_stock")
     for box in itertools.islice(browser.find_elements("css selector", "td.pick input"), 3):
         box.click()
-    press(browser, "Delete")
-    assert "Delete: 3 jobs?" in text(browser)
-    press(browser, "Delete")
-    eventually(lambda: "3 jobs" in text(browser, ".did"))
+    do(browser, "Delete", "Delete: 3 jobs?")
+    reads(browser, "3 jobs", ".did")
     assert stock.stats().length == before - 3
 
 
@@ -210,8 +227,7 @@ def test_all_of_a_page_are_chosen_at_once_and_buried(browser, visit, app):
     stock = app.tasks["update_stock"].ordered_queue
     visit("/queue?queue=update_stock&limit=4")
     browser.find_element("css selector", "th.pick input").click()
-    press(browser, "Bury")
-    press(browser, "Bury")
+    do(browser, "Bury", "Bury: 4 jobs?")
     eventually(lambda: stock.stats().morgue_length == 4)
 
 
@@ -221,9 +237,9 @@ def test_the_dead_come_back_or_go(browser, visit, app):
     visit("/queue?queue=update_stock&list=morgue")
     browser.find_element("css selector", "td.pick input").click()
     press(browser, "Queue up")
-    eventually(lambda: stock.stats().morgue_length == dead - 1)
-    press(browser, "Delete all")
-    press(browser, "Delete all")
+    reads(browser, "Queue up: 1 job", ".did")
+    assert stock.stats().morgue_length == dead - 1
+    do(browser, "Delete all", "Delete all: 3 jobs?")
     eventually(lambda: stock.stats().morgue_length == 0)
 
 
@@ -231,7 +247,7 @@ def test_all_run_now_and_the_operation_is_listed(browser, visit, app):
     stock = app.tasks["update_stock"].ordered_queue
     visit("/queue?queue=update_stock")
     press(browser, "Run all now")
-    eventually(lambda: "Run all now" in text(browser, ".did"))
+    reads(browser, "Run all now", ".did")
     assert stock.jobs("perform_in", minimum=time.time() + 60).items == ()
     visit("/operations")
     assert "Run all now" in text(browser)
@@ -239,8 +255,7 @@ def test_all_run_now_and_the_operation_is_listed(browser, visit, app):
 
 def test_retries_are_buried_together(browser, visit, orders):
     visit(PAGES["retries"])
-    press(browser, "Bury all")
-    press(browser, "Bury all")
+    do(browser, "Bury all", "Bury all:")
     eventually(lambda: orders.stats().morgue_length > 0)
 
 
