@@ -13,10 +13,11 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+from celery import Celery
 from celery.worker.control import control_command, inspect_command
 from kombu.utils.uuid import uuid
 
-from celery_lowkiq.rules.errors import LowkiqError
+from celery_lowkiq.rules.errors import ConfigurationError, LowkiqError
 
 from .console import Console
 from .queue import OrderedQueue
@@ -48,12 +49,7 @@ _OF_A_QUEUE: dict[str, Any] = {
 @inspect_command()
 def lowkiq(state: Any, **_: Any) -> Any:
     """Lanes with their shards and runs, and counts of the ordered queues that the worker serves."""
-    step = _step(state)
-    try:
-        stats = Console(state.app).overview(step.served).by_queue
-    except LowkiqError as error:
-        return {**step.snapshot(), "error": str(error)}
-    return {**step.snapshot(), "queues": {name: asdict(found) for name, found in stats.items()}}
+    return _answer(lambda: _picture(_step(state), state.app))
 
 
 @control_command()
@@ -93,15 +89,34 @@ def lowkiq_requeue(state: Any, **given: Any) -> Any:
 
 
 def _step(state: Any) -> Any:
-    return state.consumer.ordered_queues
+    """The bootstep. Raises ConfigurationError for a worker of an app without ordered tasks."""
+    step = getattr(state.consumer, "ordered_queues", None)
+    if step is None:
+        raise ConfigurationError("the app of this worker has no ordered task")
+    return step
+
+
+def _answer(ask: Callable[[], Any]) -> Any:
+    try:
+        return ask()
+    except LowkiqError as error:
+        return {"error": str(error)}
+
+
+def _picture(step: Any, app: Celery) -> dict[str, Any]:
+    """Lanes are shown also when Redis is away."""
+    stats = _answer(
+        lambda: {n: asdict(found) for n, found in Console(app).overview(step.served).by_queue.items()}
+    )
+    return {**step.snapshot(), "queues": stats}
 
 
 def _quiet(state: Any, yes: bool, done: str) -> Any:
-    try:
+    def quiet() -> dict[str, str]:
         _step(state).quiet(yes)
-    except LowkiqError as error:
-        return {"error": str(error)}
-    return {"ok": done}
+        return {"ok": done}
+
+    return _answer(quiet)
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,9 @@ def clock(server: Server) -> Finding:
     """Countdowns go by Redis's clock; an eta is a time of the caller's."""
     off = abs(server.ahead)
     if off <= CLOCKS + server.give_or_take:
-        return Finding(OK, "clock", f"This host and Redis differ by {duration(off)} at most.")
+        return Finding(
+            OK, "clock", f"This host and Redis differ by {duration(off + server.give_or_take)} at most."
+        )
     text = f"Redis's clock is {duration(off)} {'ahead of' if server.ahead > 0 else 'behind'} this host's."
     return Finding(WARNING, "clock", text, "Let NTP set both clocks: an eta comes too early or too late.")
 

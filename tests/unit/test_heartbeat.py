@@ -38,6 +38,21 @@ def test_a_report_tells_lanes_shards_and_what_they_run(node, splitter):
     eventually(lambda: one.store.reports[OWNER].running(SHARDS[1]) is None)
 
 
+def test_a_quiet_node_serves_nothing_until_it_is_told_otherwise(node):
+    one = node(owner=OWNER, splitter=lease_splitter).start()
+    eventually(lambda: len(one.owns(OWNER)) == 4)
+    one.runtime.quiet(True)
+    eventually(lambda: one.owns(OWNER) == [])
+    report = eventually(lambda: (r := one.store.reports[OWNER]).quiet and r)
+    assert report.queues == ()
+    one.runtime.serve(["q"])
+    one.store.push(SHARDS[0], "waits")
+    one.runtime.quiet(False)
+    one.ran("waits")
+    eventually(lambda: one.store.reports[OWNER].queues == ("q",) and len(one.owns(OWNER)) == 4)
+    assert not one.store.reports[OWNER].quiet
+
+
 def test_a_node_that_stops_reports_until_its_last_run_ended_and_is_forgotten_then(node):
     one = node(owner=OWNER)
     gate = threading.Event()
