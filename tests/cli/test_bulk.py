@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
 import threading
 from dataclasses import replace
 
@@ -13,7 +15,7 @@ from celery_lowkiq.integration.stores import home_of
 from celery_lowkiq.rules.models import Fate, NewJob
 from celery_lowkiq.store.dumping import Dumping
 from tests.cli import proj
-from tests.cli.conftest import end_all
+from tests.cli.conftest import end_all, start
 from tests.waiting import eventually
 
 JOBS = 100_000
@@ -91,8 +93,8 @@ def fill(count, fate, prefix):
     """So many jobs that end so."""
     store, spec = home_of(proj.app).store, proj.sync_order.queue_spec
     jobs = [NewJob(f"{prefix}{n}", b"%d" % n, float(n), 1.0) for n in range(count)]
-    for start in range(0, count, 10_000):
-        store.push(spec, jobs[start : start + 10_000])
+    for first in range(0, count, 10_000):
+        store.push(spec, jobs[first : first + 10_000])
     assert end_all(proj.sync_order, fate, spec=replace(spec, batch_size=1000)) == count
     return {(job.id, job.payload) for job in jobs}
 
@@ -143,3 +145,28 @@ def test_a_queue_moves_while_producers_push_to_the_other_redis(run, queue, serve
         assert run("load", "sync_order", stdin=dumped).exit_code == 0
         check_bounds(scripts, JOBS // MOST_IDS)
     assert found() == there | producer.accepted
+
+
+def memory_of(*words, **pipes):
+    """Largest memory (MiB) of such a process."""
+    process = start(*words, **pipes)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return usage.ru_maxrss / 1024
+
+
+def test_dump_and_load_need_little_memory(queue, server, tmp_path):
+    """100 MB go through each of them."""
+    store, spec, path = home_of(proj.app).store, queue.spec, tmp_path / "dump"
+    small = memory_of("dump", "sync_order", stdout=subprocess.DEVNULL)
+    for first in range(0, 50_000, 1000):
+        store.push(spec, [NewJob(str(n), b"x" * 2000, perform_in=FAR) for n in range(first, first + 1000)])
+    with path.open("wb") as file:
+        assert memory_of("dump", "sync_order", stdout=file) < small + 40
+    assert path.stat().st_size > 100_000_000
+    with redis.Redis(unix_socket_path=server.socket_path) as client:
+        client.flushall()
+    with path.open("rb") as file:
+        assert memory_of("load", "sync_order", stdin=file, stdout=subprocess.DEVNULL) < small + 40
+    assert queue.stats().length == 50_000

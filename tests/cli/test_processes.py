@@ -59,6 +59,9 @@ def test_a_redis_that_is_down_is_one_line_without_its_password(server, monkeypat
         assert (found.returncode, found.stdout, found.stderr.count("\n")) == (1, "", 1)
         assert found.stderr.startswith("Error: Redis is not available: ")
         assert "secret" not in found.stderr
+    found = done("doctor")
+    assert (found.returncode, found.stderr, "secret" in found.stdout) == (1, "", False)
+    assert found.stdout.startswith("error    connection: Redis is not available: ")
 
 
 def test_a_reader_that_has_enough_is_no_error(queue):
