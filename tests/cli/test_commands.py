@@ -111,7 +111,11 @@ def test_no_text_of_a_job_forges_a_line_or_speaks_to_the_terminal(filled, run):
     "words, status, said",
     [
         ("job sync_order nobody", 1, "queue sync_order has no job nobody"),
-        ("jobs nothing", 2, "there is no ordered queue 'nothing'; the app has keyed, send_mail, sync_order"),
+        (
+            "jobs nothing",
+            2,
+            "there is no ordered queue 'nothing'; the app has answering, keyed, send_mail, sync_order",
+        ),
         ("jobs sync_order --reverse", 2, "by='id' has no order"),
         ("jobs sync_order --by perform_in --from lunch", 2, "'lunch' is no time: allowed are now"),
         ("morgue sync_order --by perform_in", 2, "Invalid value for '--by'"),
