@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from ..bench import Bench
 from ..row import Row
-from . import enqueue, idle, limits, process, size, sleeping, waiting
+from . import enqueue, idle, limits, operators, process, size, sleeping, waiting
 
 Group = Callable[[Bench], Iterator[Row]]
 
@@ -25,6 +25,7 @@ GROUPS: dict[str, Group] = {
     "nodes": sleeping.nodes,
     "lanes": sleeping.lanes,
     "limits": limits.limits,
+    "operators": operators.operators,
 }
 #: Too long for ``--quick``.
 LONG = ("million", "idle")

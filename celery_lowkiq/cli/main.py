@@ -48,6 +48,11 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except (LowkiqError, OperationalError) as error:
             raise _failure(error) from error
+        except Exception as error:
+            # What ends the calls of deleted jobs writes their results.
+            if isinstance(error, getattr(ctx.obj.app.backend, "connection_errors", ())):
+                raise _Failed(f"the result backend is not available: {escaped(str(error))}") from error
+            raise
 
 
 class _Failed(click.ClickException):

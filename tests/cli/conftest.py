@@ -19,7 +19,7 @@ from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.integration.console import Console
 from celery_lowkiq.integration.selection import ordered_tasks
 from celery_lowkiq.integration.stores import home_of
-from celery_lowkiq.rules.models import Fate, Verdict
+from celery_lowkiq.rules.models import Fate, QueueSpec, Verdict
 from celery_lowkiq.store.actions import Actions
 from tests.cli import proj
 
@@ -94,9 +94,15 @@ def actions(server: EmbeddedServer) -> Actions:
     return Actions(home_of(proj.app).store)
 
 
-def end_all(task: Any, fate: Fate, error: bytes = b"ValueError: boom", retry_count: int = 0) -> int:
+def end_all(
+    task: Any,
+    fate: Fate,
+    error: bytes = b"ValueError: boom",
+    retry_count: int = 0,
+    spec: QueueSpec | None = None,
+) -> int:
     """Claim what is due and end it so, as a worker would; how many jobs it were."""
-    store, spec, count = home_of(proj.app).store, task.queue_spec, 0
+    store, spec, count = home_of(proj.app).store, spec or task.queue_spec, 0
     for shard in spec.shard_refs():
         lease = store.acquire(spec, shard, "tester@here", store.observe([shard])[0], 0)
         request = 0

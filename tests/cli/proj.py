@@ -8,7 +8,7 @@ from celery_lowkiq import ordered_task
 
 app = Celery("proj", set_as_current=False)
 app.conf.update(broker_connection_retry_on_startup=True, task_ignore_result=True)
-QUEUES = {"sync_order", "send_mail", "keyed"}
+QUEUES = {"sync_order", "send_mail", "keyed", "answering"}
 
 
 @ordered_task(app=app, shared=False, name="sync_order", shards=4, batch_size=100)
@@ -24,3 +24,8 @@ def send_mail(payloads_by_id):
 @ordered_task(app=app, shared=False, name="keyed", shards=1, key=lambda payload: payload["id"])
 def keyed(payload_by_id):
     """Finds the id in the payload."""
+
+
+@ordered_task(app=app, shared=False, name="answering", shards=1, ignore_result=False)
+def answering(payloads_by_id):
+    """Somebody waits for what it returns."""

@@ -7,6 +7,8 @@ import re
 
 import pytest
 
+from celery_lowkiq.integration.console import Console
+from celery_lowkiq.rules.checkup import Finding
 from celery_lowkiq.rules.models import Fate
 from tests.cli import proj
 from tests.cli.conftest import end_all, golden, holds, settled
@@ -109,7 +111,11 @@ def test_no_text_of_a_job_forges_a_line_or_speaks_to_the_terminal(filled, run):
     "words, status, said",
     [
         ("job sync_order nobody", 1, "queue sync_order has no job nobody"),
-        ("jobs nothing", 2, "there is no ordered queue 'nothing'; the app has keyed, send_mail, sync_order"),
+        (
+            "jobs nothing",
+            2,
+            "there is no ordered queue 'nothing'; the app has answering, keyed, send_mail, sync_order",
+        ),
         ("jobs sync_order --reverse", 2, "by='id' has no order"),
         ("jobs sync_order --by perform_in --from lunch", 2, "'lunch' is no time: allowed are now"),
         ("morgue sync_order --by perform_in", 2, "Invalid value for '--by'"),
@@ -246,3 +252,21 @@ def test_push_reads_stdin_and_spans(queue, run):
 def test_push_for_a_task_that_finds_its_ids_itself(run):
     assert run("push", "keyed", "42", '{"id": 42}').exit_code == 0
     assert proj.keyed.ordered_queue.job("42").waiting is not None
+
+
+def test_the_doctor_says_what_to_do(filled, run):
+    found = run("doctor")
+    assert found.exit_code == 1
+    assert (
+        "\nerror    queue sync_order: No worker serves it; 5 jobs wait.\n         Start a worker "
+        in found.stdout
+    )
+    findings = [json.loads(line) for line in run("doctor", "--json").stdout.splitlines()]
+    assert {"connection", "maxmemory-policy", "queue sync_order"} <= {line["subject"] for line in findings}
+    assert {"level", "subject", "text", "advice"} == set(findings[0])
+
+
+def test_the_doctor_is_content(run, monkeypatch):
+    monkeypatch.setattr(Console, "checkup", lambda self: (Finding("ok", "all", "is well"),))
+    found = run("doctor")
+    assert (found.exit_code, found.output) == (0, "ok       all: is well\n")

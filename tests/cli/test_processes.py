@@ -59,6 +59,25 @@ def test_a_redis_that_is_down_is_one_line_without_its_password(server, monkeypat
         assert (found.returncode, found.stdout, found.stderr.count("\n")) == (1, "", 1)
         assert found.stderr.startswith("Error: Redis is not available: ")
         assert "secret" not in found.stderr
+    found = done("doctor")
+    assert (found.returncode, found.stderr, "secret" in found.stdout) == (1, "", False)
+    assert found.stdout.startswith("error    connection: Redis is not available: ")
+
+
+def test_a_result_backend_that_is_down_is_one_line(server, monkeypatch):
+    """Deleted jobs stay, as long as their calls cannot be told."""
+    monkeypatch.setenv("CELERY_RESULT_BACKEND", "redis://me:secret@127.0.0.1:1/0")
+    assert done("push", "answering", "1", "1").returncode == 0
+    found = done("delete", "answering", "1", "--yes")
+    assert (found.returncode, found.stdout, found.stderr.count("\n")) == (1, "", 1)
+    assert found.stderr.startswith("Error: the result backend is not available: ")
+    assert "secret" not in found.stderr
+
+
+def test_a_pause_and_its_end(filled):
+    assert done("pause", "sync_order", "--shard", "1").stdout == "paused shard 1 of queue sync_order\n"
+    assert done("resume", "sync_order", "--shard", "1").stdout == "resumed shard 1 of queue sync_order\n"
+    assert filled.stats().paused == 0
 
 
 def test_a_reader_that_has_enough_is_no_error(queue):
@@ -146,7 +165,7 @@ def test_nodes_and_lanes(a_worker, run):
 
 def test_a_node_is_quieted(a_worker, run):
     eventually(lambda: "w0@test  working" in run("nodes").stdout)
-    assert run("quiet", "w0@test").stdout.startswith("w0@test: quiet: ")
+    assert done("quiet", "w0@test").stdout.startswith("w0@test: quiet: ")
     eventually(lambda: "w0@test  quiet" in run("nodes").stdout)
-    assert run("unquiet", "w0@test").exit_code == 0
+    assert done("unquiet", "w0@test").returncode == 0
     eventually(lambda: "w0@test  working" in run("nodes").stdout)

@@ -1,0 +1,55 @@
+"""What operators do to many jobs at once, by the queue's own methods; nobody else is at work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+from celery_lowkiq.rules.models import Fate, Verdict
+
+from ..bench import Bench
+from ..row import Row
+from .size import acquire_all
+
+_requests = count(1)
+
+
+def operators(bench: Bench) -> Iterator[Row]:
+    bench.empty()
+    queue, jobs = bench.app.tasks["blank"].ordered_queue, bench.count(100_000, 10_000)
+    _end_all(bench, jobs, Fate.BURY)
+    lines: list[bytes] = []
+    steps: dict[str, tuple[str, Callable[[], Any]]] = {
+        "dump": ("dump", lambda: lines.extend(queue.dump())),
+        "requeue": ("requeue --all", queue.morgue_queue_up_all),
+        "run-now": ("run-now", queue.perform_all_now),
+        "bury": ("bury --failed", queue.kill_all_failed),
+        "delete": ("delete --morgue --all", queue.morgue_delete_all),
+        "load": ("load", lambda: queue.load(lines)),
+    }
+    before = {"run-now": lambda: _postpone(bench, jobs), "bury": lambda: _end_all(bench, 0, Fate.RETRY)}
+    for name, (text, act) in steps.items():
+        before.get(name, lambda: None)()
+        began = time.perf_counter()
+        act()
+        cost = (time.perf_counter() - began) * 1e6 / jobs
+        yield Row(f"operators-{name}", f"operators, {jobs} jobs: {text}", "us/job", cost)
+
+
+def _postpone(bench: Bench, jobs: int) -> None:
+    """All of them are due much later."""
+    bench.empty()
+    bench.fill(bench.spec("blank"), jobs, perform_in=9e9)
+
+
+def _end_all(bench: Bench, jobs: int, fate: Fate) -> None:
+    """Push so many, and end all that is due so."""
+    spec = replace(bench.spec("blank"), batch_size=1000)
+    bench.fill(spec, jobs)
+    for lease in acquire_all(bench, spec):
+        while claimed := bench.store.claim(spec, lease, next(_requests)).jobs:
+            verdicts = [Verdict(job.id, job.claim, fate, 0, 9e8, b"boom") for job in claimed]
+            bench.store.settle(spec, lease, verdicts)
