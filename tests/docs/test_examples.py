@@ -114,7 +114,7 @@ def test_the_quickstart_saves_the_newest_state_of_each_order(start: Starts, tmp_
 def test_an_import_is_watched_and_its_refused_rows_are_written_down(start: Starts, tmp_path: Path) -> None:
     run = start(str(ROOT / "examples" / "csv_import.py"), "--rows", "400", folder=tmp_path)
     found = eventually(lambda: re.search(r"watch it: (\S+)/tracker\?id=(\w+)", run.out), DEADLINE)
-    with urllib.request.urlopen(f"{found[1]}/api/v1/tracker?id={found[2]}") as answer:
+    with urllib.request.urlopen(f"{found[1]}/api/v1/trackers/{found[2]}") as answer:
         assert json.load(answer)["counts"]["total"] == 400
     assert run.end() == 0, run.err
     last = "392 products saved; 6 rows refused, 2 in error: see refused.csv"
