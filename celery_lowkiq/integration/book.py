@@ -72,25 +72,26 @@ class CallBook:
 
     # -- before the run
 
-    def admit(self) -> dict[str, set[int]]:
-        """End the calls that were revoked or have expired. Returns the payloads of which no call is left, by
-        id. Raises StoreError, and what a result backend raises.
+    def admit(self, run: Run) -> dict[str, set[int]]:
+        """Tell trackers of the calls that the run hands to the function, and end those that were revoked or
+        have expired. Returns the payloads of which no call is left, by id. Raises StoreError, and what a
+        result backend raises.
         """
         recorded = [job for job in self._batch.jobs if job.recorded]
         for job in recorded:
             if job.calls is not None and job.calls.complete:
                 (self._known[job.id],) = self._pages(job)
-        self._begin((job, call) for job in recorded for call in self._known.get(job.id, ()))
-        dropped = {job.id: self._admit_job(job) for job in recorded}
+        self._begin(run, ((job, call) for job in recorded for call in self._known.get(job.id, ())))
+        dropped = {job.id: self._admit_job(run, job) for job in recorded}
         return {job_id: positions for job_id, positions in dropped.items() if positions}
 
-    def _admit_job(self, job: Job) -> set[int]:
+    def _admit_job(self, run: Run, job: Job) -> set[int]:
         gone: set[int] = set()
         alive: set[int] = set()
         few = job.id in self._known
         for page in self._pages(job):
             if not few:
-                self._begin((job, call) for call in page)
+                self._begin(run, ((job, call) for call in page))
             revoked: list[NotedCall] = []
             living: list[NotedCall] = []
             news: list[News] = []
@@ -110,9 +111,10 @@ class CallBook:
                 self._reader.end(self._batch.lease, [(c.record.key, c.record.key) for c in revoked], news)
         return {position for position in gone - alive if job.payloads[position].recorded is Recorded.ALL}
 
-    def _begin(self, calls: Iterable[tuple[Job, NotedCall]]) -> None:
+    def _begin(self, run: Run, calls: Iterable[tuple[Job, NotedCall]]) -> None:
         """Tell trackers. The calls of a cancelled one are revoked."""
-        state.revoked.update(self._tracked.begin((job, call.note) for job, call in calls))
+        found = [(job, call.note, run.hands(job.id, call.payload)) for job, call in calls]
+        state.revoked.update(self._tracked.begin(found))
 
     def _revoked(self, job: Job, call: NotedCall) -> bool:
         headers = call.note.headers
@@ -187,6 +189,8 @@ class CallBook:
         if not call.note.tracker:
             return ()
         ending = run.ending(job, call.payload)
+        if ending is None and not run.hands(job.id, call.payload):
+            return ()
         return self._tracked.ended(job, call.note, ending, over)
 
     def _end_call(

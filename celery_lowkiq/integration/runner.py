@@ -69,7 +69,7 @@ class CeleryRunner:
         tracked = TrackedCalls(batch.lease.epoch, self._tracks, self._settings)
         book = CallBook(batch, self._reader, self._record_codec, task, self._consumer, tracked)
         try:
-            dropped = book.admit()
+            dropped = book.admit(run)
         except Exception:
             logger.exception("a batch of %s waits, since its calls cannot be looked at", batch.queue.name)
             run.returned()

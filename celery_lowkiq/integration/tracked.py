@@ -11,13 +11,14 @@ from celery.exceptions import Retry
 
 from celery_lowkiq.rules.errors import InvalidCall, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Job
-from celery_lowkiq.rules.tracking import News, State, began, ended, ends_without_run
+from celery_lowkiq.rules.tracking import News, State, began, ended, ends_without_run, waits
 from celery_lowkiq.store.tracks import Tracks
 
 from .call_records import CallNote
 from .calls import read_id, read_score
 from .endings import Ending
 from .errors import format_error
+from .outcomes import BusinessFailure
 from .settings import Settings
 
 logger = logging.getLogger("celery_lowkiq")
@@ -39,27 +40,32 @@ class TrackedCalls:
         self._running: list[tuple[str, News]] = []
         self._progressed_at = -PROGRESS_PAUSE
 
-    def begin(self, calls: Iterable[tuple[Job, CallNote]]) -> set[str]:
-        """A run of the calls is about to begin. Returns the ids of those that shall not run, since their
-        tracker was cancelled. Raises StoreUnavailable.
+    def begin(self, calls: Iterable[tuple[Job, CallNote, bool]]) -> set[str]:
+        """A run is about to begin, which is handed some of the calls. Returns the ids of all of them that
+        shall not run any more, since their tracker was cancelled. Raises StoreUnavailable.
         """
-        news = [
+        tracked = [(job, note, handed) for job, note, handed in calls if note.tracker]
+        begin = [
             (job.id, began(note.tracker, note.id, self._epoch, job.claim))
-            for job, note in calls
-            if note.tracker
+            for job, note, handed in tracked
+            if handed
         ]
-        if not news:
-            return set()
+        asked = {news.tracker for _, news in begin}
+        rest = {note.tracker: note.id for _, note, _ in tracked if note.tracker not in asked}
+        cancelled = self._tell([news for _, news in begin] + [waits(*each) for each in rest.items()])
+        running = [(job_id, news) for job_id, news in begin if news.tracker not in cancelled]
+        self._running += running[: MOST_RUNNING - len(self._running)]
+        return {note.id for _, note, _ in tracked if note.tracker in cancelled}
+
+    def _tell(self, news: list[News]) -> set[str]:
+        """Trackers that were cancelled."""
         try:
-            cancelled = self._tracks.tell(each for _, each in news)
+            return self._tracks.tell(news) if news else set()
         except StoreUnavailable:
             raise
         except StoreError as error:
             logger.warning("trackers were not told that calls begin to run: %s", error)
             return set()
-        running = [(job_id, each) for job_id, each in news if each.tracker not in cancelled]
-        self._running += running[: MOST_RUNNING - len(self._running)]
-        return {each.call for _, each in news if each.tracker in cancelled}
 
     def progress(
         self, text: str, current: float | None, total: float | None, job_id: str | None = None
@@ -99,8 +105,9 @@ class TrackedCalls:
         error = getattr(ending.give, "error", None)
         if isinstance(error, Retry) and isinstance(error.exc, Exception):
             error = error.exc
-        text = "" if error is None else format_error(self._settings, error)
-        return [ended(run, over, ending.success, text=text)]
+        business = isinstance(error, BusinessFailure)
+        text = "" if error is None else str(error) if business else format_error(self._settings, error)
+        return [ended(run, over, ending.success, business, text)]
 
 
 def progress_of(text: Any, current: Any, total: Any, job_id: Any) -> Callable[[TrackedCalls], None]:

@@ -128,6 +128,11 @@ def began(tracker: str, call: str, epoch: int, claim: int) -> News:
     return News(tracker, call, State.WORKING, epoch=epoch, claim=claim)
 
 
+def waits(tracker: str, call: str) -> News:
+    """The call goes on waiting."""
+    return News(tracker, call, State.ENQUEUED)
+
+
 def ended(began: News, over: bool, success: bool, business: bool = False, text: str = "") -> News:
     """The run that ``began`` has ended. Not ``over``: the call runs again."""
     if success and over:

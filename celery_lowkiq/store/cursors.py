@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 
 from celery_lowkiq.rules.errors import InvalidCall
 
@@ -19,7 +20,10 @@ def load_position(cursor: str) -> tuple[float, bytes]:
     """Raises InvalidCall when the text is not a cursor of this kind."""
     try:
         score, _, job_id = base64.urlsafe_b64decode(cursor.encode()).partition(b" ")
-        return float(score), job_id
+        found = float(score)
+        if math.isnan(found):
+            raise ValueError(score)
+        return found, job_id
     except (ValueError, binascii.Error):
         raise _not_a_cursor(cursor) from None
 

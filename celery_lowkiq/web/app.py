@@ -26,6 +26,7 @@ from .guard import Guard
 from .render import page
 from .site import Site
 
+API = (*api.ROUTES, *tracked.API_ROUTES)
 AUTH_VARIABLE = "LOWKIQ_WEB_AUTH"
 STATIC = Path(__file__).parent / "static"
 
@@ -85,7 +86,7 @@ def _routes() -> list[Route | Mount]:
         Route("/operation", pages.operation),
         Route("/change", changes.change, methods=["POST"]),
         Route("/cancel", changes.cancel, methods=["POST"]),
-        *(Route(f"/api/v1{path}", endpoint, methods=[method]) for method, path, endpoint in api.ROUTES),
+        *(Route(f"/api/v1{path}", endpoint, methods=[method]) for method, path, endpoint in API),
         Route("/healthz", api.healthz),
         Route("/readyz", api.readyz),
         *tracked.ROUTES,

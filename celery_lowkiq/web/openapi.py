@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from celery_lowkiq.rules.tracking import State
+
 from .actions import ACTIONS, NEEDS
 from .listing import DEFAULT_LIMIT, MAX_LIMIT, SORTS
 from .params import MAX_IDS
@@ -69,6 +71,28 @@ SCHEMAS: dict[str, Schema] = {
         error=TEXT,
     ),
     "Operations": _object(operations=_list(_named("Operation"))),
+    "Tracker": _object(
+        id=TEXT,
+        name=TEXT,
+        opened_at={"type": "number"},
+        closed=FLAG,
+        cancelled=FLAG,
+        done=FLAG,
+        counts=_object(**{state.value: COUNT for state in State}, total=COUNT),
+    ),
+    "Trackers": _object(items=_list(_named("Tracker")), next={"type": ["string", "null"]}),
+    "Call": _object(
+        task_id=TEXT,
+        queue=TEXT,
+        id=TEXT,
+        payload=TEXT,
+        state={"enum": [state.value for state in State]},
+        updated_at={"type": "number"},
+        current=NUMBER,
+        total=NUMBER,
+        messages=_list(_object(at={"type": "number"}, state=TEXT, text=TEXT)),
+    ),
+    "Calls": _object(items=_list(_named("Call")), next={"type": ["string", "null"]}),
     "Change": {
         "type": "object",
         "properties": {
@@ -143,6 +167,23 @@ def _listing(name: str) -> Schema:
     )
 
 
+def _trackers() -> dict[str, Schema]:
+    one = _parameter("id", TEXT, required=True, where="path")
+    limit = {**COUNT, "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT}
+    page = (_parameter("limit", limit), _parameter("after", TEXT))
+    state = _parameter("state", {"enum": ["", *(state.value for state in State)]})
+    return {
+        "/trackers": {"get": _operation("Tracked groups of calls, the latest first", "Trackers", *page)},
+        "/trackers/{id}": {
+            "get": _operation("One group and its counts", "Tracker", one),
+            "delete": _operation("Calls that wait have ended as failed; what runs goes on", "Tracker", one),
+        },
+        "/trackers/{id}/calls": {
+            "get": _operation("A page of a group's calls, as they came", "Calls", one, state, *page)
+        },
+    }
+
+
 def _change() -> Schema:
     body = {"required": True, "content": {"application/json": {"schema": _named("Change")}}}
     found = _operation("The operation has ended; its `state` says how", "Operation", requestBody=body)
@@ -171,6 +212,7 @@ def _paths() -> dict[str, Schema]:
             "get": _operation("One operation", "Operation", one),
             "delete": cancels,
         },
+        **_trackers(),
     }
 
 

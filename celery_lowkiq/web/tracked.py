@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from celery_lowkiq.integration.trackers import TrackedCall, Tracker
@@ -15,13 +15,14 @@ from celery_lowkiq.rules.tracking import State, TrackerView
 from celery_lowkiq.rules.views import Page
 
 from . import show
+from .api import Json
 from .audit import Change, audit
 from .guard import USER, check_token
 from .params import Params, form_of
 from .render import link, page
 from .site import site_of
 
-#: States by their names, and "" for all of them.
+#: States by their names; "" for all of them.
 STATES = ("", *(state.value for state in State))
 DEFAULT_LIMIT, MAX_LIMIT = 50, 500
 #: As much of a payload is shown, in characters.
@@ -48,23 +49,6 @@ def tracker(request: Request) -> Response:
     )
 
 
-def trackers_json(request: Request) -> Response:
-    """The same for programs."""
-    found = _groups(request)
-    return _json(map(_group, found.items), found)
-
-
-def tracker_json(request: Request) -> Response:
-    """One group for programs."""
-    return JSONResponse(_group(_asked(request)[0].view()))
-
-
-def calls_json(request: Request) -> Response:
-    """A page of its calls for programs."""
-    found = _calls(request, *_asked(request))
-    return _json(map(_call, found.items), found)
-
-
 async def cancel(request: Request) -> Response:
     """A form: no more calls of a group begin."""
     form = await form_of(request)
@@ -74,11 +58,47 @@ async def cancel(request: Request) -> Response:
 
 def _cancel(request: Request, tracker_id: str) -> Response:
     group = site_of(request).console.tracker(tracker_id)
+    _cancelled(request, group)
+    return RedirectResponse(link(request, "/tracker", id=group.id), 303)
+
+
+def _cancelled(request: Request, group: Tracker) -> int:
     client = request.client.host if request.client else "?"
     change = Change(str(request.scope[USER]), client, "cancel", f"tracker {group.name}", (group.id,))
     audit(change, "begins")
-    audit(change, "done", group.cancel())
-    return RedirectResponse(link(request, "/tracker", id=group.id), 303)
+    count = group.cancel()
+    audit(change, "done", count)
+    return count
+
+
+# -- for programs
+
+
+def api_trackers(request: Request) -> Response:
+    """All groups, the latest first."""
+    return _json(_group, _groups(request))
+
+
+def api_tracker(request: Request) -> Response:
+    """One group."""
+    return Json(_group(_named(request).view()))
+
+
+def api_calls(request: Request) -> Response:
+    """A page of its calls."""
+    state = Params.query(request).choice("state", STATES, "")
+    return _json(_call, _calls(request, _named(request), state))
+
+
+def api_cancel(request: Request) -> Response:
+    """No more calls of it begin."""
+    group = _named(request)
+    _cancelled(request, group)
+    return Json(_group(group.view()))
+
+
+def _named(request: Request) -> Tracker:
+    return site_of(request).console.tracker(request.path_params["id"])
 
 
 def _groups(request: Request) -> Page[TrackerView]:
@@ -103,8 +123,8 @@ def _payload_text(call: TrackedCall) -> str:
     return show.bytes_text(call.payload)[:PEEK]
 
 
-def _json(items: Iterable[dict[str, Any]], found: Page[Any]) -> Response:
-    return JSONResponse({"items": list(items), "next": found.next})
+def _json(shown: Callable[[Any], dict[str, Any]], found: Page[Any]) -> Response:
+    return Json({"items": [shown(item) for item in found.items], "next": found.next})
 
 
 def _group(view: TrackerView) -> dict[str, Any]:
@@ -127,11 +147,15 @@ def _call(call: TrackedCall) -> dict[str, Any]:
     }
 
 
-ROUTES = [
+ROUTES = (
     Route("/trackers", trackers),
     Route("/tracker", tracker),
     Route("/tracker/cancel", cancel, methods=["POST"]),
-    Route("/api/v1/trackers", trackers_json),
-    Route("/api/v1/tracker", tracker_json),
-    Route("/api/v1/tracker/calls", calls_json),
-]
+)
+#: Under ``/api/v1``.
+API_ROUTES = (
+    ("GET", "/trackers", api_trackers),
+    ("GET", "/trackers/{id}", api_tracker),
+    ("DELETE", "/trackers/{id}", api_cancel),
+    ("GET", "/trackers/{id}/calls", api_calls),
+)

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -108,6 +109,20 @@ def test_the_quickstart_saves_the_newest_state_of_each_order(start: Starts, tmp_
     saved = re.findall(r"order (\d+): (\w+), version", run.err)
     assert saved.count(("42", "paid")) == saved.count(("99", "cancelled")) == 1, "merged, and saved once"
     assert ("42", "new") not in saved
+
+
+def test_an_import_is_watched_and_its_refused_rows_are_written_down(start: Starts, tmp_path: Path) -> None:
+    run = start(str(ROOT / "examples" / "csv_import.py"), "--rows", "400", folder=tmp_path)
+    found = eventually(lambda: re.search(r"watch it: (\S+)/tracker\?id=(\w+)", run.out), DEADLINE)
+    with urllib.request.urlopen(f"{found[1]}/api/v1/trackers/{found[2]}") as answer:
+        assert json.load(answer)["counts"]["total"] == 400
+    assert run.end() == 0, run.err
+    last = "392 products saved; 6 rows refused, 2 in error: see refused.csv"
+    assert last in run.out.splitlines()
+    refused = (tmp_path / "refused.csv").read_text().splitlines()
+    assert len(refused) == 1 + 8
+    assert "sku-50,failed,a price of -1 is not allowed" in refused
+    assert "sku-200,error,ValueError: could not convert string to float: 'call us'" in refused
 
 
 def test_the_replica_is_right_at_the_end(start: Starts, tmp_path: Path) -> None:

@@ -82,6 +82,39 @@ def test_each_error_is_a_message_and_the_last_one_is_final(features, work, track
     assert said(by_id(tracker)[job_id]) == [("error", "ValueError: boom")] * 3
 
 
+@pytest.mark.parametrize("merged", [False, True], ids=["alone", "merged"])
+def test_a_business_failure_ends_as_failed_with_its_message(features, work, tracker, job_id, merged):
+    with features.holding(work, job_id) if merged else features.nothing():
+        for payload in [1, {"business": "not eligible"}] if merged else [{"business": "not eligible"}]:
+            work.apply_async((job_id, payload), tracker=tracker)
+    assert tracker.wait(WAIT)
+    assert tracker.counts() == Counts(failed=1 + merged)
+    assert {tuple(said(call)) for call in tracker.jobs().items} == {(("failed", "not eligible"),)}
+
+
+def test_what_a_run_is_not_handed_waits(features, tracker, job_id):
+    portions, gate = features.app.tasks["portions"], f"gate-{job_id}"
+    with features.holding(portions, job_id):
+        for number, payload in enumerate((1, {"gate": gate}, 3, 4, 5)):
+            portions.apply_async((job_id, payload), score=number, tracker=tracker)
+    features.wait_for("held", gate=gate)
+    assert tracker.counts() == Counts(working=2, enqueued=3)
+    tracker.cancel()
+    (features.directory / gate).touch()
+    assert tracker.wait(WAIT)
+    assert tracker.counts() == Counts(finished=2, failed=3)
+    eventually(lambda: portions.ordered_queue.job(job_id).waiting is None)
+    assert len(features.noted("run", id=job_id)) == 2
+
+
+def test_payloads_that_are_left_wait_again(features, work, tracker, job_id):
+    with features.holding(work, job_id):
+        for score in (1, 2, 3):
+            work.apply_async((job_id, {"n": score, "take": 2, "return": "all"}), score=score, tracker=tracker)
+    assert tracker.wait(WAIT)
+    assert tracker.counts() == Counts(finished=3)
+
+
 def test_merged_calls_keep_the_counts_of_each_tracker_right(features, work, tracker, job_id):
     other = track("other", features.app)
     with features.holding(work, job_id):

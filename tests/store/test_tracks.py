@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+
 import pytest
 
 from celery_lowkiq.rules.errors import InvalidCall, StoreFull
@@ -230,6 +232,9 @@ def test_trackers_are_listed_latest_first(tracks, tracker, client):
     assert [view.name for view in (*first.items, *rest.items)] == ["other 2", "other 0", "import"]
     assert rest.next is None
     assert len(tracks.recent(10, None).items) == 3
+    for planted in ("x", base64.urlsafe_b64encode(b"nan x").decode()):
+        with pytest.raises(InvalidCall, match="no cursor"):
+            tracks.recent(2, planted)
 
 
 def test_what_was_planted_ends_in_no_error(tracks, tracker, client):

@@ -8,7 +8,7 @@ import pytest
 from celery import Celery
 from celery.exceptions import Retry
 
-from celery_lowkiq import InvalidCall, Tracker, ordered_task, track
+from celery_lowkiq import BusinessFailure, InvalidCall, Tracker, ordered_task, track
 from celery_lowkiq.integration.call_records import CallNote
 from celery_lowkiq.integration.endings import Ending, giving, raising
 from celery_lowkiq.integration.settings import default_format_error
@@ -16,7 +16,16 @@ from celery_lowkiq.integration.tracked import PROGRESS_PAUSE, TrackedCalls, prog
 from celery_lowkiq.integration.trackers import read_states
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Job
-from celery_lowkiq.rules.tracking import Counts, News, State, TrackerView, began, ended, ends_without_run
+from celery_lowkiq.rules.tracking import (
+    Counts,
+    News,
+    State,
+    TrackerView,
+    began,
+    ended,
+    ends_without_run,
+    waits,
+)
 
 RUN = began("t", "call", 5, 7)
 SETTINGS = SimpleNamespace(format_error=default_format_error)
@@ -83,7 +92,7 @@ def job(job_id="1", claim=7):
 def tracked(tracks, *calls):
     """Whose calls (id, tracker, job) have begun."""
     made = TrackedCalls(5, tracks, SETTINGS)
-    made.begin((job(job_id), CallNote(call, tracker=tracker)) for call, tracker, job_id in calls)
+    made.begin((job(job_id), CallNote(call, tracker=tracker), True) for call, tracker, job_id in calls)
     tracks.told.clear()
     return made
 
@@ -91,7 +100,7 @@ def tracked(tracks, *calls):
 def test_a_batch_without_tracked_calls_asks_nothing():
     tracks = Tracks(error=AssertionError("asked"))
     calls = TrackedCalls(5, tracks, SETTINGS)
-    assert calls.begin([(job(), CallNote("call"))]) == set()
+    assert calls.begin([(job(), CallNote("call"), True)]) == set()
     assert calls.dropped(CallNote("call"), "revoked") == []
     assert calls.ended(job(), CallNote("call"), None, over=True) == []
     calls.progress("half", 1, 2)
@@ -101,10 +110,19 @@ def test_calls_of_a_cancelled_tracker_shall_not_run_and_hear_of_no_progress():
     tracks = Tracks(cancelled={"gone"})
     calls = TrackedCalls(5, tracks, SETTINGS)
     notes = [CallNote("a", tracker="gone"), CallNote("b", tracker="kept"), CallNote("c")]
-    assert calls.begin((job(), note) for note in notes) == {"a"}
+    assert calls.begin((job(), note, True) for note in notes) == {"a"}
     assert tracks.told == [[began("gone", "a", 5, 7), began("kept", "b", 5, 7)]]
     calls.progress("half", None, None)
     assert tracks.told[1] == (["b"], "half", None, None)
+
+
+def test_calls_that_a_run_is_not_handed_go_on_waiting_unless_their_tracker_was_cancelled():
+    tracks = Tracks(cancelled={"gone"})
+    calls = TrackedCalls(5, tracks, SETTINGS)
+    given = [("a", "t", True), ("b", "t", False), ("c", "gone", False), ("d", "gone", False)]
+    shall_not = calls.begin((job(), CallNote(call, tracker=of), handed) for call, of, handed in given)
+    assert shall_not == {"c", "d"}
+    assert tracks.told == [[began("t", "a", 5, 7), waits("gone", "d")]]
 
 
 def test_a_run_does_not_begin_while_its_tracker_is_away():
@@ -165,9 +183,10 @@ def test_an_interrupted_run_is_told_at_once(caplog):
         (None, False, State.ENQUEUED, ""),
         (Ending(True, giving(1), success=True), True, State.FINISHED, ""),
         (Ending(True, raising(ValueError("boom"))), True, State.ERROR, "ValueError: boom"),
+        (Ending(True, raising(BusinessFailure("not eligible"))), True, State.FAILED, "not eligible"),
         (Ending(False, raising(Retry(exc=ValueError("boom")))), False, State.ENQUEUED, "ValueError: boom"),
     ],
-    ids=["returned", "success", "error", "retry"],
+    ids=["returned", "success", "error", "business", "retry"],
 )
 def test_what_a_tracker_is_told_of_an_ending(ending, over, state, text):
     (news,) = tracked(Tracks()).ended(job(), CallNote("call", tracker="t"), ending, over)

@@ -81,20 +81,38 @@ def test_cancelling_needs_the_forms_token_and_the_right(browser, visit, tracker)
 
 def test_json(browser, tracker):
     (group,) = browser.get("/api/v1/trackers").json()["items"]
-    assert group == browser.get(f"/api/v1/tracker?id={tracker.id}").json()
+    assert group == browser.get(f"/api/v1/trackers/{tracker.id}").json()
     counts = {"enqueued": 1, "working": 1, "finished": 0, "failed": 0, "error": 1, "total": 3}
     assert (group["counts"], group["closed"], group["done"]) == (counts, True, False)
-    calls = browser.get(f"/api/v1/tracker/calls?id={tracker.id}&limit=2").json()
+    calls = browser.get(f"/api/v1/trackers/{tracker.id}/calls?limit=2").json()
     assert [call["id"] for call in calls["items"]] == ["0", "1"]
-    (last,) = browser.get(f"/api/v1/tracker/calls?id={tracker.id}&after={calls['next']}").json()["items"]
+    (last,) = browser.get(f"/api/v1/trackers/{tracker.id}/calls?after={calls['next']}").json()["items"]
     assert (last["id"], last["state"], last["messages"]) == ("2", "enqueued", [])
     assert calls["items"][0]["messages"][-1]["text"] == f"ValueError: {NASTY}"
     assert (calls["items"][1]["current"], calls["items"][1]["total"]) == (1, 2)
 
 
-@pytest.mark.parametrize("path", ["/tracker", "/api/v1/tracker"])
+def test_cancelling_by_the_api(browser, tracker):
+    group = browser.delete(f"/api/v1/trackers/{tracker.id}").json()
+    assert (group["cancelled"], group["counts"]["failed"]) == (True, 1)
+
+
+NOBODY = "0" * 32
+
+
 @pytest.mark.parametrize(
-    "query, status", [("", 400), ("?id=x", 400), (f"?id={'0' * 32}", 404), ("?id={}&state=lost", 400)]
+    "path, status",
+    [
+        ("/tracker", 400),
+        ("/tracker?id=x", 400),
+        (f"/tracker?id={NOBODY}", 404),
+        ("/tracker?id={}&state=lost", 400),
+        ("/api/v1/trackers/x", 400),
+        (f"/api/v1/trackers/{NOBODY}", 404),
+        ("/api/v1/trackers/{}/calls?state=lost", 400),
+        ("/api/v1/trackers/{}/calls?after=x", 400),
+        ("/api/v1/trackers?after=x", 400),
+    ],
 )
-def test_what_cannot_be_shown_is_said(browser, tracker, path, query, status):
-    assert browser.get(path + query.format(tracker.id)).status_code == status
+def test_what_cannot_be_shown_is_said(browser, tracker, path, status):
+    assert browser.get(path.format(tracker.id)).status_code == status

@@ -154,6 +154,24 @@ def test_actions_of_operators_go_by_it(lowkiq):
     )
 
 
+def test_tracked_calls(passes):
+    passes(
+        """
+def test_a_group_is_drained_by_the_tests_clock(lowkiq):
+    tracker = sync.track([{"id": 1}, {"id": 2, "payload": "bad"}])
+    lowkiq.drain()
+    assert (tracker.counts().finished, tracker.counts().enqueued) == (1, 1)
+    lowkiq.clock.move(60)
+    lowkiq.drain()
+    assert tracker.wait(0)
+    (failed,) = tracker.jobs("error").items
+    assert failed.messages[-1].text == "ValueError: a bad one"
+    assert failed.updated_at > tracker.view().opened_at + 59
+""",
+        1,
+    )
+
+
 def test_what_was_enqueued(passes):
     passes(
         """
