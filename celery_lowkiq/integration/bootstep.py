@@ -28,6 +28,7 @@ from celery_lowkiq.worker.runtime import Runtime
 from celery_lowkiq.worker.unmeasured import UNMEASURED
 
 from . import commands, control  # noqa: F401 - remote control commands
+from .event_loop import DRAIN_LOOK, turns
 from .exiting import let_go_at_exit
 from .log_lines import tell_of_batches
 from .metering import Metrics, open_metrics
@@ -41,8 +42,6 @@ logger = logging.getLogger("celery_lowkiq")
 
 #: How long a cold shutdown waits for idle lanes to give up their shards, in s.
 COLD_PATIENCE = 2.0
-#: How often a drain looks for a second signal when the worker's event loop cannot run, in s.
-DRAIN_LOOK = 0.2
 
 
 class CeleryHost:
@@ -275,7 +274,7 @@ class OrderedQueues(bootsteps.StartStopStep):
             consumer.call_soon(_nothing)
 
         threading.Thread(target=wait_for_lanes, name="lowkiq-drain", daemon=True).start()
-        turn = _turns(consumer)
+        turn = turns(consumer)
         while not ended.is_set() and not _cold():
             if turn is None:
                 ended.wait(DRAIN_LOOK)
@@ -285,29 +284,6 @@ class OrderedQueues(bootsteps.StartStopStep):
             except Exception:
                 logger.debug("the event loop ends during the drain", exc_info=True)
                 turn = None
-
-
-def _turns(consumer: Any) -> Any:
-    """One turn of the worker's event loop, without new tasks; None when there is no connection."""
-    if consumer.connection is None:
-        return None
-    if consumer.task_consumer is not None:
-        try:
-            consumer.task_consumer.cancel()
-        except Exception:  # noqa: BLE001 - a broken connection delivers nothing anyway
-            return None
-    if consumer.hub is not None:
-        loop = consumer.hub.create_loop()
-        return lambda: next(loop)
-    return lambda: _synchronous_turn(consumer)
-
-
-def _synchronous_turn(consumer: Any) -> None:
-    consumer.perform_pending_operations()
-    try:
-        consumer.connection.drain_events(timeout=DRAIN_LOOK)
-    except TimeoutError:
-        return
 
 
 def _hold_at_once(controller: Any, runtime: Runtime) -> None:

@@ -43,6 +43,8 @@ def act(self: Any, what: dict[str, Any]) -> Any:
     if "gate" in what:
         note("held", gate=what["gate"])
         wait_for_gate(what["gate"])
+    if "adds" in what:
+        return self.app.tasks["add"].delay(what["adds"], 1).id
     if "more" in what:
         self.add_to_chord(self.app.signature("add", args=(what["more"], 1)))
     if "fail" in what:

@@ -33,6 +33,17 @@ def test_merged_calls_each_have_the_result_of_the_run(features, work, job_id):
     assert len(features.wait_for("signal", signal="task_prerun", task_id=run["task_id"])) == 1
 
 
+@pytest.mark.parametrize("merged", [False, True], ids=["alone", "merged"])
+def test_the_children_of_a_call_are_those_of_its_own_run(features, work, job_id, merged):
+    with features.holding(work, job_id) if merged else features.nothing():
+        first = work.delay(job_id, "first") if merged else None
+        result = work.delay(job_id, {"adds": 2})
+    child = result.get(WAIT)
+    assert features.app.AsyncResult(child).get(WAIT) == 3
+    assert [found.id for found in result.children or ()] == ([] if merged else [child])
+    assert first is None or first.get(WAIT) == child
+
+
 def test_a_call_that_failed_for_good(features, work, job_id):
     result = work.delay(job_id, {"fail": "boom"})
     with pytest.raises(ValueError, match="boom"):

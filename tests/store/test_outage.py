@@ -88,7 +88,7 @@ def test_subscriptions_give_their_connections_back_whoever_keeps_the_error(morta
             fails(partial(store.subscribe, [ONE]))
         subscription.close()
         subscription.close()
-    retries = {connection.retry.get_retries() for connection in client.connection_pool._connections}
+    retries = {connection.retry._retries for connection in client.connection_pool._connections}
     assert retries == {RETRIES}
     assert client.connection_pool.pool.qsize() == 2
 
