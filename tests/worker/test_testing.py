@@ -72,6 +72,27 @@ def passes(pytester, monkeypatch):
     return lambda tests, count, head=HEAD + OWN_APP: run(head + tests, count)
 
 
+def test_what_is_paused_is_not_drained(passes):
+    passes(
+        """
+def test_it(lowkiq):
+    queue = sync.ordered_queue
+    queue.pause(job_id="1")
+    sync.delay("1", "x")
+    sync.delay("2", "y")
+    assert lowkiq.drain() == 1
+    lowkiq.assert_enqueued(sync, "1", "x")
+    queue.pause()
+    queue.resume(job_id="1")
+    assert lowkiq.drain() == 0
+    queue.resume()
+    assert lowkiq.drain() == 1
+    assert saved == [("2", ["y"]), ("1", ["x"])]
+""",
+        1,
+    )
+
+
 def test_draining(passes):
     passes(
         """
