@@ -226,6 +226,8 @@ class Verdict(NamedTuple):
     ended: tuple[tuple[bytes, bytes], ...] = ()
     #: What trackers are told of its calls, with the settle.
     news: tuple[News, ...] = ()
+    #: What the log of the job's tries is to say of this one; empty: nothing.
+    try_text: bytes = b""
 
 
 @dataclass(frozen=True)

@@ -133,6 +133,6 @@ def sound(answer: A | StoreError | None) -> A:
 
 def _verdict_values(verdict: Verdict) -> Iterator[Value]:
     yield from (id_bytes(verdict.id), verdict.claim, verdict.fate.value, verdict.retry_count)
-    yield from (number_text(verdict.delay), verdict.error, len(verdict.bad))
+    yield from (number_text(verdict.delay), verdict.error, verdict.try_text, len(verdict.bad))
     for bad in verdict.bad:
         yield from (-1 - bad.position, b"") if bad.error is None else (bad.position, bad.error)

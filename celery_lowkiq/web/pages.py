@@ -85,6 +85,7 @@ def job(request: Request) -> Response:
         job_id=job_id,
         places=places,
         why=why,
+        tries=shown.tries(job_id),
         paused=why.facts.id_paused,
         edited=edited,
         actions=ACTIONS,

@@ -161,7 +161,7 @@ class StoreMachine(RuleBasedStateMachine):
         repeats: int,
     ) -> None:
         parts = tuple(BadPayload(position, error) for position, error in bad.items())
-        verdict = Verdict(job_id, claim, fate, retry_count, delay, b"boom", parts)
+        verdict = Verdict(job_id, claim, fate, retry_count, delay, b"boom", parts, try_text=b"boom")
         settled = [self.store.settle(self.queue, self.lease, [verdict]) for _ in range(repeats)]
         assert not any(repeat.accepted for repeat in settled[1:])
         now = settled[0].now
