@@ -12,7 +12,7 @@ from typing import Any
 import redis
 from celery import Celery
 
-from celery_lowkiq import ordered_task
+from celery_lowkiq import ordered_task, track
 from celery_lowkiq.integration.tracebacks import format_traceback
 from celery_lowkiq.rules.history import KEPT, STEP
 from celery_lowkiq.store.keys import history_key
@@ -85,11 +85,12 @@ def fill(app: Celery) -> None:
     for version in (3, 4, 5):
         order = {"status": STATES[version - 1], "version": version, "lines": [{"sku": "TEA-01", "count": 2}]}
         sync_order.apply_async((FAILING, order))
-    for number in range(5):
-        sync_order.delay(f"{FAILING}-{number}", {"status": "paid", "version": number})
-        send_invoice.delay(f"INV-9{number:03}", {"total": 1200 + number})
-        send_invoice.apply_async((f"INV-1{number:03}", {"total": 80}), countdown=3600)
-        sync_order.delay(f"{SLOW}-{number}", {"status": "packed", "version": 1})
+    with track("invoices of November", app) as tracker:
+        for number in range(5):
+            sync_order.delay(f"{FAILING}-{number}", {"status": "paid", "version": number})
+            send_invoice.apply_async((f"INV-9{number:03}", {"total": 1200 + number}), tracker=tracker)
+            send_invoice.apply_async((f"INV-1{number:03}", {"total": 80}), countdown=3600, tracker=tracker)
+            sync_order.delay(f"{SLOW}-{number}", {"status": "packed", "version": 1})
     for number in range(230):
         stock.apply_async((f"TEA-{number:02}", {"delta": -1}), countdown=dice.randint(600, 9000))
         index.delay(f"P-{number}", {"title": "Earl Grey", "price": 790})

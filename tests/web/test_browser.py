@@ -30,6 +30,7 @@ PAGES = {
     "dead job": "/job?queue=send_invoice&id=INV-9000",
     "unknown job": "/job?queue=sync_order&id=nobody",
     "nodes": "/nodes",
+    "tracked groups": "/trackers",
     "operations": "/operations",
     "redis": "/redis",
     "error": "/queue?queue=nobody",
@@ -139,6 +140,18 @@ def test_every_link_leads_somewhere(browser, visit, site):
                 seen[kind] = link
                 to_see.append(link)
     assert {"/nodes", "/redis", "/operations", "/job?queue=sync_order"} <= set(seen)
+
+
+def test_a_tracked_group_is_watched_and_cancelled(browser, visit):
+    visit("/trackers")
+    browser.find_element("link text", "invoices of November").click()
+    reads(browser, "of 10 calls have ended")
+    assert violations(browser) == []
+    browser.find_element("partial link text", "Error").click()
+    reads(browser, "has no address", "#calls")
+    press(browser, "Cancel what waits")
+    reads(browser, "10 of 10 calls have ended")
+    reads(browser, "cancelled", "#progress")
 
 
 def test_the_page_is_kept_up_to_date_until_it_is_paused(app, browser, visit):
