@@ -42,9 +42,13 @@ def test_a_checkup_finds_what_is_not_served(console, app):
 
 def test_a_checkup_of_a_worker_that_is_well(console, start_worker):
     start_worker()
-    eventually(
-        lambda: {f.level for f in console.checkup() if f.subject.startswith(("queue", "node"))} == {"ok"}
-    )
+    found = []
+
+    def well():
+        found[:] = [f for f in console.checkup() if f.subject.startswith(("queue", "node"))]
+        return {f.level for f in found} == {"ok"}
+
+    eventually(well)
 
 
 def test_a_checkup_of_a_server_that_is_away_says_so_without_the_password(tmp_path):
