@@ -113,6 +113,11 @@ def server(request: Request) -> Response:
     return Json(as_json.plain(site_of(request).console.server()))
 
 
+def checkup(request: Request) -> Response:
+    """Whether all is well, and what to do where it is not."""
+    return Json({"findings": [as_json.plain(finding) for finding in site_of(request).console.checkup()]})
+
+
 # -- changes
 
 
@@ -181,6 +186,7 @@ ROUTES = (
     ("GET", "/history", history),
     ("GET", "/nodes", nodes),
     ("GET", "/redis", server),
+    ("GET", "/checkup", checkup),
     ("POST", "/changes", change),
     ("GET", "/operations", operations),
     ("GET", "/operations/{id}", operation),

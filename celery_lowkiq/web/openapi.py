@@ -72,6 +72,7 @@ SCHEMAS: dict[str, Schema] = {
     "PausedIds": _object(items=_list(_object(id=TEXT, since=NUMBER)), next={"type": ["string", "null"]}),
     "Samples": _object(samples=_list(_object(at=NUMBER, processed=COUNT, failed=COUNT))),
     "Nodes": _object(nodes=_list(_object(name=TEXT, alive=FLAG, quiet=FLAG, pid=COUNT, lanes=_list(_LANE)))),
+    "Findings": _object(findings=_list(_object(level=TEXT, subject=TEXT, text=TEXT, advice=TEXT))),
     "Server": _object(kind=TEXT, version=TEXT, used_memory=COUNT, maxmemory_policy=TEXT),
     "Operation": _object(
         id=TEXT,
@@ -220,6 +221,7 @@ def _paths() -> dict[str, Schema]:
             "get": _operation("What was done in the last hour", "Samples", _parameter("queue", TEXT))
         },
         "/nodes": {"get": _operation("The nodes and what each runs", "Nodes")},
+        "/checkup": {"get": _operation("Whether all is well, and what to do where it is not", "Findings")},
         "/redis": {"get": _operation("What Redis says of itself", "Server")},
         "/changes": {"post": _change()},
         "/operations": {"get": _operation("The operations of this process", "Operations")},

@@ -214,7 +214,7 @@ def test_a_payload_is_edited_and_another_one_dropped(app, browser, visit, orders
     press(browser, "Drop")
     reads(browser, "This payload is deleted")
     press(browser, "Drop")
-    reads(browser, "Drop: 1 job", ".did")
+    reads(browser, "Drop: 1 payload", ".did")
     assert [payload.value for payload in orders.job("EDIT").waiting.payloads] == [{"n": 2}]
 
 
