@@ -14,7 +14,7 @@ nox.options.sessions = ["tests"]
 nox.options.error_on_missing_interpreters = not any(word.startswith("matrix") for word in sys.argv)
 
 #: Tests of what Celery and its versions may change.
-OF_CELERY = ("tests/unit", "tests/store", "tests/features", "tests/worker")
+OF_CELERY = ("tests/unit", "tests/store", "tests/features", "tests/worker", "tests/flower")
 CODE = ("celery_lowkiq", "tests", "examples", "benchmarks", "noxfile.py")
 #: What the test command leaves out has a session of its own.
 QUICK = "not chaos and not browser"
