@@ -117,12 +117,15 @@ class CallBook:
         state.revoked.update(self._tracked.begin(found))
 
     def _revoked(self, job: Job, call: NotedCall) -> bool:
-        headers = call.note.headers
-        stamped = headers.get("stamped_headers") and state.revoked_stamps
-        if not (call.note.id in state.revoked or headers.get("expires") or stamped):
+        note = call.note.before_its_job_failed() if job.retry_count < 0 else call.note
+        stamped = note.headers.get("stamped_headers") and state.revoked_stamps
+        unwanted = call.payload < job.unwanted
+        if not (unwanted or note.id in state.revoked or note.headers.get("expires") or stamped):
             return False
-        request = call_request(call.note, self._task, self._consumer, ({job.id: []},), job.retry_count + 1)
-        return bool(request.revoked())
+        request = call_request(note, self._task, self._consumer, ({job.id: []},), job.retry_count + 1)
+        if unwanted:
+            request._announce_revoked("dropped by a policy of the task", False, None, False)
+        return unwanted or bool(request.revoked())
 
     def single(self, run: Run) -> CallNote | None:
         """The call that the run is of, when it is one call's."""

@@ -6,7 +6,7 @@ A record is ``[task id, headers, embedded signatures, tracker]``, without the pa
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from celery.backends.base import DisabledBackend
@@ -19,6 +19,8 @@ from .codec import Codec
 NOT_KEPT = frozenset(
     {"lang", "task", "id", "eta", "retries", "timelimit", "argsrepr", "kwargsrepr", "origin", "root_id"}
 )
+#: Our header: when a call's time to live ends (ISO 8601, UTC).
+TTL_ENDS = "lowkiq_ttl_ends"
 #: Headers that say where a call belongs; by themselves they are no reason for a record.
 PLACE = frozenset({"root_id", "parent_id", "group", "group_index", "ignore_result", "reply_to"})
 
@@ -32,6 +34,15 @@ class CallNote:
     embed: Mapping[str, Any] = field(default_factory=dict)
     #: Id of the tracker that is told what becomes of it; "" for none.
     tracker: str = ""
+
+    def before_its_job_failed(self) -> CallNote:
+        """The call as long as its job has not failed: without an ``expires`` of its own, it expires when its
+        time to live ends.
+        """
+        ends = self.headers.get(TTL_ENDS)
+        if ends is None or self.headers.get("expires"):
+            return self
+        return replace(self, headers={**self.headers, "expires": ends})
 
     def dump(self, codec: Codec) -> bytes:
         """The record. Raises PayloadError."""

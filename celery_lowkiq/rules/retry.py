@@ -31,9 +31,15 @@ def after_failure(
     bad: tuple[BadPayload, ...] = (),
     cause: Exception | None = None,
 ) -> Verdict:
-    """What becomes of a job whose run failed by ``cause``; ``delay`` (s) replaces ``policy.pauses``."""
+    """What becomes of a job whose run failed by ``cause``; ``delay`` (s) replaces ``policy.pauses``. A run before
+    the job's own time counts for nothing: else a call a second would use up all retries.
+    """
     retry_count = job.retry_count + 1
-    if not policy.dies(job) and not isinstance(cause, policy.hopeless):
+    hopeless = isinstance(cause, policy.hopeless)
+    if job.early and not hopeless:
+        own = job.perform_in
+        return Verdict(job.id, job.claim, Fate.RETRY, job.retry_count, 0.0, error, bad, perform_in=own)
+    if not policy.dies(job) and not hopeless:
         pause = policy.pauses(cause, retry_count) if delay is None else delay
         if pause is not False:
             pause = min(max(0.0, pause), LONGEST_PAUSE) if pause == pause else LONGEST_PAUSE  # NaN

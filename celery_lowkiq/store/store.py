@@ -146,6 +146,7 @@ class RedisStore:
             known_epoch=known_epoch,
             shards=queue.shards,
             merge=queue.merge.value,
+            policy=queue.policy,
             max_crashes=queue.max_crashes,
             poison_error=queue.poison_error,
         )

@@ -1,12 +1,14 @@
 -- Merges jobs into the waiting ones of a shard (rule 2), once, however often the command is repeated.
 --
--- KEYS: meta senders due paused? held? jobs spill order calls?
--- ARGV: shards merge sender n channel index records [id payload score when]... [position digest record]*records
+-- KEYS: meta senders due paused? held? jobs spill order calls? failed errors processing first? early? peaks?
+-- ARGV: shards merge policy sender n channel index records [id payload score when]... [position digest record]*records
 --   shards: the declared count; sender, n: n grows with each push of a sender to the shard;
 --   score: '' for one made here; when: '' now, '+<s>' a delay, else Unix s
 --   records: of the calls that need one; position: of the call's job (from 0), digest: of its payload
--- USES: time wake bag_read bag held calls
--- Returns: 1, or 0 for a repeated n; error SHARDS <stored count> when the count differs.
+-- USES: time wake bag_read bag held calls policy keep stale arriving
+-- Returns: 1, or 0 for a repeated n, or, where a policy dropped something, {positions of calls that were dropped, what
+--   was dropped for others: id, number of the shard's last call, processing record or '', ...}; error SHARDS <stored
+--   count> when the count differs, FULL <length> <allowed> when there is no place, and nothing was stored.
 -- Cost: O(log n) a job; the record of an id is rewritten while it is small.
 local RETENTION = 3600
 
@@ -24,6 +26,10 @@ local score_us = tonumber(stored[2] or 0)
 local bag = {records = jobs, spill = spill, order = order}
 local before = head()
 local last_job = #ARGV - 3 * records
+local refusal = full(last_job)
+if refusal then
+  return refusal
+end
 local flags = record_calls(last_job)
 local merged = 0
 redis.call('HSET', senders, sender, n .. ' ' .. math.floor(now / 1000000))
@@ -100,9 +106,60 @@ local function merge_jobs(from, to)
   end
 end
 
--- `unpack` takes so many values at once.
-for i = rest, last_job, 4 * 1000 do
-  merge_jobs(i, math.min(i + 4 * 1000, last_job + 1) - 1)
+local dropped, evicted = {}, {}
+
+local function drop(i)
+  dropped[#dropped + 1] = (i - rest) / 4
+  redis.call('HINCRBY', meta, 'dropped', 1)
+end
+
+-- Whether there is a place for a new job.
+local function has_place()
+  if not asked.length or asked.full == 'refuse' or length < asked.length then
+    length = (length or 0) + 1
+    return true
+  end
+  local gone = asked.full == 'drop_oldest' and evict() or {}
+  for _, value in ipairs(gone) do
+    evicted[#evicted + 1] = value
+  end
+  return #gone > 0
+end
+
+-- The job in ARGV from `i` on, of a task with policies. A payload that somebody hears of is dropped when it is claimed.
+local function merge_job(i)
+  local id, payload, score, flag = ARGV[i], ARGV[i + 1], ARGV[i + 2], flags[i] or ''
+  local time, peak = time_of(ARGV[i + 3]), score ~= '' and peak_of(id)
+  local waits = redis.call('HEXISTS', jobs, id) == 1
+  if peak and tonumber(score) < peak and flag == '' or not waits and not has_place() then
+    return drop(i)
+  end
+  if score == '' then
+    score = made_score()
+  end
+  bag_add(bag, id, {{score, payload, tonumber(score), flag}}, false)
+  trim(bag, id)
+  merged = merged + (waits and 1 or 0)
+  local due_at = not waits and time
+  if waits and redis.call('ZSCORE', failed, id) then
+    due_at = after_failure(id, time)
+  elseif asked.debounce then
+    due_at = debounced(id, now, ARGV[i + 3] == '' and '0' or time)
+  end
+  if due_at then
+    redis.call('ZADD', index_of(id), due_at, id)
+  end
+end
+
+if policy == '' then
+  -- `unpack` takes so many values at once.
+  for i = rest, last_job, 4 * 1000 do
+    merge_jobs(i, math.min(i + 4 * 1000, last_job + 1) - 1)
+  end
+else
+  for i = rest, last_job, 4 do
+    merge_job(i)
+  end
 end
 redis.call('HSET', meta, 'score', string.format('%.0f', score_us))
 if merged > 0 then
@@ -120,4 +177,4 @@ if not last then
     end
   end
 end
-return 1
+return #dropped + #evicted > 0 and {dropped, evicted} or 1

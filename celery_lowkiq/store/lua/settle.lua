@@ -1,12 +1,12 @@
 -- Ends claimed jobs: out of processing, back to the queue, to the morgue and the counters, in one change
 -- (rules 3, 5, 7). What is not in processing under the named claim is left alone.
 --
--- KEYS: lease meta due paused? held? jobs spill order failed errors claimed processing deaths dead dead_ids dead_jobs dead_spill dead_order dead_errors
--- ARGV: owner epoch merge claim done [id]*done [id claim fate retry_count delay error bad [position error]*bad]...
+-- KEYS: lease meta due paused? held? jobs spill order failed errors claimed processing deaths dead dead_ids dead_jobs dead_spill dead_order dead_errors first? early? peaks?
+-- ARGV: owner epoch merge policy claim done [id]*done [id claim fate retry_count delay error bad [position error]*bad]...
 --   claim, done: how many ids of that claim are done, with nothing else to say of them
---   fate: done, retry (with retry_count, delay in s), die, bury, return (delay 0: at its own time); bad: payloads that go to
+--   fate: done, retry (with retry_count, delay in s, or, after @, a Unix time), die, bury, return (delay 0: at its own time); bad: payloads that go to
 --   the morgue anyway, or, at position -1 - n, are dropped
--- USES: time owner due bag_read bag held waiting morgue processing suspects
+-- USES: time owner due bag_read bag held policy keep stale waiting morgue processing suspects
 -- FLAGS: allow-oom
 -- Returns: {now, next_due or '', 1 when all of `done` were settled, id, ...}: the other ids that were; error
 --   NOTOWNER <epoch>.
@@ -19,7 +19,7 @@ local now_s = seconds(now)
 
 -- Takes the bad payloads (ARGV from `at`: position, error) out of a job's items, and buries or drops them.
 local function bury_bad(id, items, at, count)
-  local good, reasons = {}, {}
+  local good, reasons, dropped = {}, {}, 0
   for i = at, at + 2 * count - 1, 2 do
     local position = tonumber(ARGV[i])
     reasons[position < 0 and -position or position + 1] = position >= 0 and ARGV[i + 1]
@@ -29,7 +29,12 @@ local function bury_bad(id, items, at, count)
       good[#good + 1] = item
     elseif reasons[position] then
       bury(id, {item}, reasons[position], now_s)
+    else
+      dropped = dropped + 1
     end
+  end
+  if dropped > 0 then
+    redis.call('HINCRBY', meta, 'dropped', dropped)
   end
   return good
 end
@@ -56,14 +61,18 @@ local function unmarked(id)
   end
 end
 
-function fates.done(id)
+function fates.done(id, job, items)
   processed = processed + 1
   cleared(id)
+  if asked.stale and #items > 0 then
+    reach(id, items[#items][1])
+  end
 end
 
 function fates.retry(id, job, items, retry_count, delay, message)
   redis.call('HINCRBY', meta, 'failed', 1)
-  put_back(id, items, delayed(now, delay), retry_count, message)
+  local perform_in = string.match(delay, '^@(.+)$') or delayed(now, delay)
+  put_back(id, items, perform_in, retry_count, message)
 end
 
 function fates.die(id, job, items, retry_count, delay, message)
@@ -80,6 +89,12 @@ end
 
 fates['return'] = function(id, job, items, retry_count, delay)
   local perform_in = tonumber(delay) > 0 and delayed(now, delay) or job.perform_in
+  -- An early run that did not take place is to be made up for.
+  if asked.now and tonumber(delay) <= 0 and tonumber(perform_in) > now / 1000000 and tonumber(job.retry_count) >= 0 then
+    put_back(id, items, now_s, job.retry_count, job.error)
+    redis.call('HSET', early, id, perform_in)
+    return
+  end
   put_back(id, items, perform_in, job.retry_count, job.error)
 end
 
@@ -123,6 +138,9 @@ end
 
 if processed > 0 then
   redis.call('HINCRBY', meta, 'processed', processed)
+  if asked.stale then
+    sweep_peaks()
+  end
 end
 local reply = {now_s, next_due(), all_done and 1 or 0}
 for i, id in ipairs(settled) do
