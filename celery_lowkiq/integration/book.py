@@ -20,6 +20,7 @@ from celery_lowkiq.store.calls import CallReader
 
 from .call_records import CallNote, store_state
 from .codec import Codec
+from .leftovers import DROPPED
 from .request import call_request
 from .run import REQUEUE_PAUSE, Run
 from .tracing import report, traced
@@ -124,7 +125,7 @@ class CallBook:
             return False
         request = call_request(note, self._task, self._consumer, ({job.id: []},), job.retry_count + 1)
         if unwanted:
-            request._announce_revoked("dropped by a policy of the task", False, None, False)
+            request.dropped(DROPPED)
         return unwanted or bool(request.revoked())
 
     def single(self, run: Run) -> CallNote | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from typing import Any
 
 from celery.backends.base import DisabledBackend
@@ -14,6 +15,7 @@ from celery.backends.base import DisabledBackend
 from celery_lowkiq.rules.errors import PayloadError, UndecodablePayload
 
 from .codec import Codec
+from .queue_policies import seconds_of
 
 #: Headers that a run has anyway, or that have become the job's own.
 NOT_KEPT = frozenset(
@@ -81,6 +83,8 @@ def note_of(
         kept["ignore_result"] = ignored
     if kept.get("group") is not None:
         kept["group_index"] = headers.get("group_index")
+    if task.job_ttl is not None and not headers.get("expires"):
+        kept[TTL_ENDS] = ttl_ends(task)
     embedded = {name: value for name, value in (embed or {}).items() if value}
     if not (stored or embedded or track or tracker or kept.keys() - PLACE):
         return None
@@ -93,6 +97,12 @@ def stores_result(task: Any, ignore_result: bool | None = None) -> bool:
     """Whether anyone can ask for the result of a call."""
     ignored = task.ignore_result if ignore_result is None else ignore_result
     return not (ignored or isinstance(task.backend, DisabledBackend))
+
+
+def ttl_ends(task: Any) -> str:
+    """When the time to live of a call ends that is made now; ISO 8601."""
+    ends: datetime = task._get_app().now() + timedelta(seconds=seconds_of(task.job_ttl) or 0.0)
+    return ends.isoformat()
 
 
 def stores_error(task: Any, ignore_result: bool | None = None) -> bool:

@@ -18,6 +18,7 @@ from celery_lowkiq.rules.pauses import ALLOWED as PAUSES
 from celery_lowkiq.rules.pauses import read_pauses
 
 from .policies import ERRORS, are_errors, check_policies
+from .queue_policies import check_queue_policies
 from .refusals import check_celery_options
 
 MAX_SHARDS = 4096
@@ -88,6 +89,7 @@ def check_options(options: Mapping[str, Any]) -> None:
         if name in options and not allowed(_plain(options[name])):
             raise ConfigurationError(f"{name}={options[name]!r} is not allowed: {words}")
     read_rate(options.get("rate_limit"))
+    check_queue_policies(options)
     check_policies({name: _plain(value) for name, value in options.items()})
     check_celery_options(options)
 

@@ -280,7 +280,7 @@ class OrderedQueue:
     def morgue_queue_up(
         self, ids: Iterable[Any], progress: Progress | None = None, force: bool = False
     ) -> int:
-        """Move dead jobs back to the queue; of a task with ``drop_stale``, stale payloads only with ``force``."""
+        """Move dead jobs back to the queue; of a task with drop_stale, stale payloads only with ``force``."""
         return self._actions.morgue_queue_up(self.spec, map(read_id, ids), progress, force)
 
     def morgue_queue_up_all(self, progress: Progress | None = None, force: bool = False) -> int:

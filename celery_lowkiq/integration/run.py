@@ -42,6 +42,12 @@ class Rejected(LowkiqError):
     """The task raised Reject: its payloads are in the morgue."""
 
 
+def with_unwanted(batch: Batch, dropped: Positions) -> Positions:
+    """The dropped payloads, with those that policies of the task drop."""
+    unwanted = {job.id: range(job.unwanted) for job in batch.jobs if job.unwanted}
+    return {job_id: {*dropped.get(job_id, ()), *unwanted.get(job_id, ())} for job_id in {*dropped, *unwanted}}
+
+
 class Run:
     """Collects the verdicts of a batch. All jobs are done unless something says otherwise."""
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from celery import Celery
 from celery.app import backends
 
 from celery_lowkiq.rules.errors import ConfigurationError
+from celery_lowkiq.rules.models import CallRecord, QueueSpec
 from celery_lowkiq.store.actions import Actions, Left
 from celery_lowkiq.store.connect import connect
 from celery_lowkiq.store.durability import Durability, Level
@@ -76,7 +77,16 @@ class Home:
         )
         _check_arguments(client.connection_pool)
         durability = Durability(Level(self.settings.push_durability), self.settings.push_replicas)
-        return RedisStore(client, durability)
+        store = RedisStore(client, durability)
+        store.dropped = self._dropped
+        return store
+
+    def _dropped(self, queue: QueueSpec, calls: Sequence[CallRecord]) -> None:
+        """End the calls that a push dropped. Raises what the result backend raises."""
+        from .leftovers import DROPPED, end_leftovers
+        from .selection import ordered_tasks
+
+        end_leftovers(ordered_tasks(self._app)[queue.name], calls, dead=False, reason=DROPPED)
 
     def check_serializer(self, name: str) -> None:
         """Raises ConfigurationError when this app may not read what the serializer writes."""

@@ -76,8 +76,8 @@ class StoreFull(StoreUnavailable):
 
 
 class QueueFull(StoreError):
-    """A shard has as many waiting jobs as the task's ``max_length`` allows it; of the calls for this shard none
-    was stored. To call again later is safe.
+    """A shard has as many waiting jobs as the task's ``max_length`` allows it; of the calls for this shard
+    none was stored. To call again later is safe.
     """
 
 

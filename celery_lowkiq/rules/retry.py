@@ -31,8 +31,8 @@ def after_failure(
     bad: tuple[BadPayload, ...] = (),
     cause: Exception | None = None,
 ) -> Verdict:
-    """What becomes of a job whose run failed by ``cause``; ``delay`` (s) replaces ``policy.pauses``. A run before
-    the job's own time counts for nothing: else a call a second would use up all retries.
+    """What becomes of a job whose run failed by ``cause``; ``delay`` (s) replaces ``policy.pauses``. A run
+    before the job's own time counts for nothing: else a call a second would use up all retries.
     """
     retry_count = job.retry_count + 1
     hopeless = isinstance(cause, policy.hopeless)

@@ -84,6 +84,7 @@ class Actions:
         call = load("edit").call(
             shard_keys(shard),
             merge=queue.merge.value,
+            policy=queue.policy,
             id=id_bytes(job_id),
             payload=payload,
             replaced=int(other is not None),
@@ -195,12 +196,19 @@ class Actions:
             self._client.commands([("ZREM", shard_keys(shard)["calls"], *(c.key + c.data for c in calls))])
 
     def _kill(self, queue: QueueSpec, ids: Iterable[str], tally: _Tally, reason: bytes | None) -> None:
-        bounds: dict[str, Value] = {"merge": queue.merge.value, "policy": queue.policy, "limit": STEP, "max_bytes": STEP_BYTES}
+        bounds: dict[str, Value] = {
+            "merge": queue.merge.value,
+            "policy": queue.policy,
+            "limit": STEP,
+            "max_bytes": STEP_BYTES,
+        }
         bounds |= {"only_failed": int(reason is None), "reason": reason or b""}
         for shard, part in _by_shard(queue, ids).items():
             self._steps(part, tally, partial(_kill_call, shard, bounds), shard)
 
-    def _revive(self, queue: QueueSpec, shard: ShardRef, maximum: str, force: bool) -> Callable[[list[Value]], Call]:
+    def _revive(
+        self, queue: QueueSpec, shard: ShardRef, maximum: str, force: bool
+    ) -> Callable[[list[Value]], Call]:
         return lambda ids: load("revive").call(
             shard_keys(shard),
             ids,

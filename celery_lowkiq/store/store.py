@@ -29,6 +29,7 @@ from celery_lowkiq.rules.reports import Heard, News
 
 from .batches import claim_call, claimed, open_claims, owned, settle_calls, settled, sound
 from .client import Client, ShardsDiffer, raise_refused
+from .dropping import Dropped, tell_dropped
 from .durability import Durability
 from .keys import channel, nodes_key, report_key, reports_key, shard_keys, ticket_key, tokens_key
 from .pushing import Sender, chunked, patiently, push_call
@@ -64,6 +65,8 @@ class RedisStore:
         self._durability = durability
         self._registry = Registry(self.client)
         self._senders: list[Sender] = []
+        #: Hears of calls that a push drops by a policy of the task.
+        self.dropped: Dropped | None = None
 
     def close(self) -> None:
         """Close all connections."""
@@ -75,8 +78,8 @@ class RedisStore:
         """Merge jobs into the queue: one round trip for each 1,000 jobs of the fullest shard.
 
         While Redis is away, a round trip is repeated after each of the ``pauses`` (s), under its old number.
-        Raises ShardCountMismatch, StoreFull, or StoreUnavailable: then the outcome may be unknown, and
-        some shards may have taken their part. To push the same jobs again is safe.
+        Raises ShardCountMismatch, StoreFull, QueueFull, or StoreUnavailable: then the outcome may be unknown,
+        and some shards may have taken their part. To push the same jobs again is safe.
         """
         by_shard: dict[ShardRef, list[NewJob]] = {}
         for job in jobs:
@@ -89,7 +92,10 @@ class RedisStore:
                 shard: chunk for shard, chunks in waiting.items() if (chunk := next(chunks, None))
             }:
                 calls = [(s, push_call(queue, s, sender, chunk)) for s, chunk in turn.items()]
-                patiently(left, lambda calls=calls: self.admitted(queue, calls))  # type: ignore[misc]
+                replies = patiently(left, lambda calls=calls: self.admitted(queue, calls))  # type: ignore[misc]
+                if queue.policy and self.dropped is not None:
+                    for (shard, chunk), reply in zip(turn.items(), replies, strict=True):
+                        tell_dropped(self.client, queue, shard, chunk, reply, self.dropped)
         if by_shard:
             # All shards of a Redis are one stream: what was written last, confirms what came before.
             self._durability.confirm(self.client, next(iter(by_shard)))
