@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,8 @@ from celery_lowkiq.store.tracks import Tracks
 
 from .codec import Codec
 from .settings import LARGEST_PAYLOAD, Settings, read_settings
+
+logger = logging.getLogger("celery_lowkiq")
 
 SCHEMES = ("redis", "rediss", "redis+socket", "sentinel")
 #: Seconds that Redis may be silent. Shorter than a lease: a hanging call must not cost a node its shards.
@@ -66,6 +69,7 @@ class Home:
         with self._lock:
             if self._store is None:
                 self._store = self.open_store(self.settings.client_pool_size)
+                self._store.dropped = self._dropped
             return self._store
 
     def open_store(self, callers: int) -> RedisStore:
@@ -77,16 +81,17 @@ class Home:
         )
         _check_arguments(client.connection_pool)
         durability = Durability(Level(self.settings.push_durability), self.settings.push_replicas)
-        store = RedisStore(client, durability)
-        store.dropped = self._dropped
-        return store
+        return RedisStore(client, durability)
 
     def _dropped(self, queue: QueueSpec, calls: Sequence[CallRecord]) -> None:
-        """End the calls that a push dropped. Raises what the result backend raises."""
+        """End the calls that a push dropped. The push is over: what fails here is only logged."""
         from .leftovers import DROPPED, end_leftovers
         from .selection import ordered_tasks
 
-        end_leftovers(ordered_tasks(self._app)[queue.name], calls, dead=False, reason=DROPPED)
+        try:
+            end_leftovers(ordered_tasks(self._app)[queue.name], calls, dead=False, reason=DROPPED)
+        except Exception:
+            logger.exception("%d calls of %r were dropped and not told", len(calls), queue.name)
 
     def check_serializer(self, name: str) -> None:
         """Raises ConfigurationError when this app may not read what the serializer writes."""

@@ -212,14 +212,26 @@ class Fate(str, enum.Enum):
     RETURN = "return"
 
 
+class Gone(str, enum.Enum):
+    """Why a payload goes, and not to the morgue."""
+
+    #: Nobody wants it to run any more; it counts as dropped.
+    DROPPED = ""
+    #: It has run, and failed for good.
+    OVER = "over"
+    #: It has run with success, though others of its job have not.
+    DONE = "done"
+
+
 @dataclass(frozen=True)
 class BadPayload:
     """A payload (by its position in the claimed job) that goes to the morgue whatever the job's fate; without
-    an error it is dropped.
+    an error it is ``gone``.
     """
 
     position: int
     error: bytes | None
+    gone: Gone = Gone.DROPPED
 
 
 class Verdict(NamedTuple):

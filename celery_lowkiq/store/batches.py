@@ -147,4 +147,4 @@ def _verdict_values(verdict: Verdict) -> Iterator[Value]:
     when = f"@{number_text(verdict.perform_in)}" if verdict.perform_in else number_text(verdict.delay)
     yield from (when, verdict.error, len(verdict.bad))
     for bad in verdict.bad:
-        yield from (-1 - bad.position, b"") if bad.error is None else (bad.position, bad.error)
+        yield from (-1 - bad.position, bad.gone.value) if bad.error is None else (bad.position, bad.error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import redis
@@ -29,7 +29,7 @@ from celery_lowkiq.rules.reports import Heard, News
 
 from .batches import claim_call, claimed, open_claims, owned, settle_calls, settled, sound
 from .client import Client, ShardsDiffer, raise_refused
-from .dropping import Dropped, tell_dropped
+from .dropping import Dropped, DropsOfPush
 from .durability import Durability
 from .keys import channel, nodes_key, report_key, reports_key, shard_keys, ticket_key, tokens_key
 from .pushing import Sender, chunked, patiently, push_call
@@ -53,6 +53,8 @@ TICKET_SECONDS = 60
 LEASE_FIELDS = ("owner", "epoch", "counter", "server")
 
 FAST = Durability()
+#: Told of the replies of a push.
+Hears = Callable[[Sequence[Any]], None]
 
 
 class RedisStore:
@@ -92,10 +94,8 @@ class RedisStore:
                 shard: chunk for shard, chunks in waiting.items() if (chunk := next(chunks, None))
             }:
                 calls = [(s, push_call(queue, s, sender, chunk)) for s, chunk in turn.items()]
-                replies = patiently(left, lambda calls=calls: self.admitted(queue, calls))  # type: ignore[misc]
-                if queue.policy and self.dropped is not None:
-                    for (shard, chunk), reply in zip(turn.items(), replies, strict=True):
-                        tell_dropped(self.client, queue, shard, chunk, reply, self.dropped)
+                hear = self._hears(queue, turn)
+                patiently(left, lambda calls=calls, hear=hear: self.admitted(queue, calls, hear))  # type: ignore[misc]
         if by_shard:
             # All shards of a Redis are one stream: what was written last, confirms what came before.
             self._durability.confirm(self.client, next(iter(by_shard)))
@@ -111,14 +111,25 @@ class RedisStore:
         finally:
             self._senders.append(sender)
 
-    def admitted(self, queue: QueueSpec, calls: list[tuple[ShardRef, Call]]) -> list[Any]:
-        """Replies of calls that name the shard count, registering shards that do not know it yet."""
+    def _hears(self, queue: QueueSpec, turn: Mapping[ShardRef, Sequence[NewJob]]) -> Hears | None:
+        if not queue.policy or self.dropped is None:
+            return None
+        return DropsOfPush(self.client, queue, turn, self.dropped).hear
+
+    def admitted(
+        self, queue: QueueSpec, calls: list[tuple[ShardRef, Call]], hear: Hears | None = None
+    ) -> list[Any]:
+        """Replies of calls that name the shard count, registering shards that do not know it yet. What they
+        are, is heard of before the first error among them is raised.
+        """
         replies = self.client.calls([call for _, call in calls])
         for position, (shard, call) in enumerate(calls):
             attempts = iter(range(ADMISSIONS))
             while isinstance(replies[position], ShardsDiffer) and next(attempts, None) is not None:
                 self._registry.admit(queue, shard)
                 (replies[position],) = self.client.calls([call])
+        if hear is not None:
+            hear(replies)
         return raise_refused(replies)
 
     # -- leases

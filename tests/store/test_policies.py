@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.errors import QueueFull
-from celery_lowkiq.rules.models import Fate, NewJob, QueueSpec, Verdict
+from celery_lowkiq.rules.errors import QueueFull, StoreError
+from celery_lowkiq.rules.models import BadPayload, Fate, Gone, NewJob, QueueSpec, Verdict, shard_of
 from celery_lowkiq.rules.policies import AfterFailure, Policies, WhenFull
 from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.pausing import Pausing
+from celery_lowkiq.store.pushing import Sender, push_call
 from celery_lowkiq.store.queries import Queries
 
 from .helpers import take
+
+
+@pytest.fixture
+def told(store):
+    """The records of calls that the store tells of."""
+    found = []
+    store.dropped = lambda queue, calls: found.extend(call.data for call in calls)
+    return found
+
+
+def recorded(shard):
+    return shard.store.client.commands([("ZRANGE", "lowkiq:1:{orders:0}:calls", 0, -1)])[0]
 
 
 def spec(**policies):
@@ -86,6 +100,25 @@ class TestKeep:
         verdict = Verdict("1", job.claim, Fate.RETRY, 3, 9e6, b"boom")
         shard.store.settle(shard.spec, shard.lease, [verdict])
         assert (shard.payloads(), shard.waiting().retry_count) == ([b"high"], 3)
+
+    def test_also_when_it_has_many_payloads(self, store):
+        shard = Shard(store, keep=100)
+        for n in range(100):
+            shard.push("1", b"old %d" % n, n)
+        (job,) = shard.claim()
+        for n in range(100):
+            shard.push("1", b"new %d" % n, 1000 + n)
+        store.settle(shard.spec, shard.lease, [Verdict("1", job.claim, Fate.RETRY, 3, 9e6, b"boom")])
+        assert shard.waiting().retry_count == -1
+        assert all(data.startswith(b"new") for data in shard.payloads())
+
+    def test_a_call_of_which_nothing_stays_does_not_make_a_job_due(self, store):
+        shard = Shard(store, keep=1, on_push_after_failure=AfterFailure.NOW)
+        shard.push("1", b"high", 2)
+        shard.run(Fate.RETRY, retry_count=0, delay=1000.0)
+        before = shard.waiting().perform_in
+        shard.push("1", b"low", 1)
+        assert (shard.payloads(), shard.waiting().perform_in) == ([b"high"], before)
 
     def test_recorded_payloads_are_dropped_by_the_run(self, store):
         shard = Shard(store, keep=1)
@@ -182,8 +215,38 @@ class TestStale:
         assert [p.data for p in shard.queries.job(shard.spec, "1").dead.payloads] == [b"3" * size]
         assert actions.morgue_queue_up_all(shard.spec) == 0
         assert actions.morgue_queue_up_all(shard.spec, force=True) == 1
-        assert shard.payloads() == [b"3" * size, b"9" * size]
         assert shard.queries.job(shard.spec, "1").dead is None
+        (job,) = shard.claim()
+        assert ([p.data for p in job.payloads], job.unwanted) == ([b"3" * size, b"9" * size], 0)
+
+    def test_many_dead_payloads_come_back_in_steps(self, store):
+        shard = Shard(store, drop_stale=1000.0)
+        for n in range(2500):
+            shard.push("1", b"%04d" % n, n)
+        while shard.run(Fate.BURY, error=b"boom"):
+            pass
+        shard.push("1", b"now", 1200)
+        shard.run()
+        assert Actions(store).morgue_queue_up_all(shard.spec) == 1
+        assert shard.waiting().payload_count == 1300
+        assert shard.queries.job(shard.spec, "1").dead.payload_count == 1200
+
+    def test_what_again_leaves_is_not_stale(self, store):
+        shard = Shard(store, drop_stale=1000.0)
+        for score in (1, 2, 3, 4):
+            shard.push("1", b"%d" % score, score)
+        done = tuple(BadPayload(position, None, Gone.DONE) for position in (0, 2, 3))
+        shard.run(Fate.RETURN, bad=done)
+        (job,) = shard.claim()
+        assert ([p.data for p in job.payloads], job.unwanted, shard.dropped) == ([b"2"], 0, 0)
+        shard.push("1", b"early", 0.5)
+        assert shard.dropped == 1
+
+    def test_marks_vanish_where_nothing_is_processed_any_more(self, store, client):
+        shard = Shard(store, drop_stale=1000.0)
+        shard.push("1", b"5", 5)
+        shard.run()
+        assert 900 < client.ttl("lowkiq:1:{orders:0}:peaks") <= 1000
 
     def test_old_marks_are_swept(self, store, client):
         shard = Shard(store, drop_stale=1000.0)
@@ -217,6 +280,25 @@ class TestAfterFailure:
         shard, own = self.failed(store)
         shard.push("1", b"b", 2)
         shard.run(Fate.RETURN)
+        (job,) = shard.claim()
+        assert (job.early, job.perform_in) == (True, own)
+
+    def test_what_its_owner_left_is_due_again_and_still_early(self, store):
+        shard, own = self.failed(store)
+        shard.push("1", b"b", 2)
+        (job,) = shard.claim()
+        store.release(shard.lease, unsettled=True)
+        shard.lease = take(store, shard.spec)
+        (again,) = shard.claim()
+        assert (again.early, again.perform_in, again.retry_count) == (True, own, job.retry_count)
+
+    def test_a_paused_id_is_due_when_it_is_resumed(self, store):
+        shard, own = self.failed(store)
+        pausing = Pausing(store.client)
+        pausing.pause_ids(shard.spec, ["1"])
+        shard.push("1", b"b", 2)
+        assert shard.claim() == ()
+        pausing.resume_ids(shard.spec, ["1"])
         (job,) = shard.claim()
         assert (job.early, job.perform_in) == (True, own)
 
@@ -255,16 +337,44 @@ class TestLength:
         assert shard.waiting("3") is not None
         assert shard.dropped == 1
 
-    def test_calls_that_were_dropped_are_told(self, store):
-        told = []
-        store.dropped = lambda queue, calls: told.append([call.data for call in calls])
+    def test_what_waits_of_paused_ids_has_its_place(self, store):
+        shard = Shard(store, max_length=1)
+        shard.push("1")
+        Pausing(store.client).pause_ids(shard.spec, ["1"])
+        with pytest.raises(QueueFull):
+            shard.push("2")
+
+    def test_the_calls_of_a_job_that_gave_way_are_told(self, store, told):
         shard = Shard(store, max_length=1, when_full=WhenFull.DROP_OLDEST)
         store.push(shard.spec, [NewJob("1", b"x", record=b"first")])
         store.push(shard.spec, [NewJob("2", b"x", record=b"second")])
-        assert told == [[b"first"]]
-        newest = Shard(store, max_length=1, when_full=WhenFull.DROP_NEWEST)
-        store.push(newest.spec, [NewJob("3", b"x", record=b"third")])
-        assert told == [[b"first"], [b"third"]]
+        assert told == [b"first"]
+        assert len(recorded(shard)) == 1
+
+    def test_a_call_that_was_dropped_is_told_and_leaves_no_record(self, store, told):
+        shard = Shard(store, max_length=1, when_full=WhenFull.DROP_NEWEST)
+        store.push(shard.spec, [NewJob("1", b"x", record=b"first"), NewJob("2", b"x", record=b"second")])
+        assert told == [b"second"]
+        assert len(recorded(shard)) == 1
+
+    @pytest.mark.parametrize("when_full", [WhenFull.DROP_NEWEST, WhenFull.DROP_OLDEST])
+    def test_a_push_whose_reply_was_lost_hears_it_when_it_is_repeated(self, store, when_full):
+        shard = Shard(store, max_length=1, when_full=when_full)
+        jobs = [NewJob(job_id, b"x", record=b"a call") for job_id in ("1", "2|é", "3")]
+        call = push_call(shard.spec, shard.lease.shard, Sender(), jobs)
+        reply, *repeats = [store.client.call(call) for _ in range(3)]
+        assert isinstance(reply, list)
+        assert repeats == [reply, reply]
+        assert shard.dropped == 2
+
+    def test_they_are_told_also_when_another_shard_refuses(self, store, told, client):
+        jobs = [NewJob(str(n), b"x", record=b"%d" % n) for n in range(20)]
+        two = QueueSpec("two", shards=2, policies=Policies(max_length=2, when_full=WhenFull.DROP_NEWEST))
+        store.push(two, jobs[:1])
+        client.set("lowkiq:1:{two:1}:due", "no sorted set")
+        with pytest.raises(StoreError, match="WRONGTYPE"):
+            store.push(two, jobs)
+        assert len(told) == sum(shard_of(job.id, 2) == 0 for job in jobs) - 1
 
     def test_a_repeated_push_is_refused_no_second_time(self, store):
         """A job that was admitted is not asked again."""

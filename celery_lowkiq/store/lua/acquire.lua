@@ -69,7 +69,7 @@ local function recover(id, perform_in)
   if crashed and #job.items > 0 then
     suspect(id, job.items)
   end
-  put_back(id, job.items, perform_in, job.retry_count, job.error)
+  put_unfinished(id, job, job.items, perform_in)
 end
 
 -- A microsecond apart, so that they run in the order of their claims.

@@ -161,7 +161,7 @@ if tonumber(request) > latest then
   redis.call('HSET', meta, 'request', epoch .. ' ' .. request, 'claim', number)
   for _, id in ipairs(strays()) do
     local job = let_go(id)
-    put_back(id, job.items, seconds(now), job.retry_count, job.error)
+    put_unfinished(id, job, job.items, seconds(now))
   end
   kind = shard_paused and 0 or fill()
   redis.call('HSET', meta, 'kind', kind)
@@ -180,7 +180,7 @@ end
 for i, value in ipairs(batch) do
   reply[4 + i] = value
 end
-local unwanted = drops(batch)
+local unwanted = (asked.keep or asked.stale) and drops(batch) or {}
 if #recorded > 0 or #unwanted > 0 then
   reply[#reply + 1] = first_calls(recorded)
 end

@@ -5,7 +5,7 @@
 -- ARGV: owner epoch merge policy claim done [id]*done [id claim fate retry_count delay error bad [position error]*bad]...
 --   claim, done: how many ids of that claim are done, with nothing else to say of them
 --   fate: done, retry (with retry_count, delay in s, or, after @, a Unix time), die, bury, return (delay 0: at its own time); bad: payloads that go to
---   the morgue anyway, or, at position -1 - n, are dropped
+--   the morgue anyway; at position -1 - n, with '' for an error, are dropped; with 'over' or 'done', have run
 -- USES: time owner due bag_read bag held policy keep stale waiting morgue processing suspects
 -- FLAGS: allow-oom
 -- Returns: {now, next_due or '', 1 when all of `done` were settled, id, ...}: the other ids that were; error
@@ -17,24 +17,36 @@ end
 local now = now_us()
 local now_s = seconds(now)
 
--- Takes the bad payloads (ARGV from `at`: position, error) out of a job's items, and buries or drops them.
-local function bury_bad(id, items, at, count)
-  local good, reasons, dropped = {}, {}, 0
+-- Takes the bad payloads (ARGV from `at`: position, error) out of a job's items: buried, dropped, or over.
+local function take_bad(id, items, at, count)
+  local good, reasons, words = {}, {}, {}
   for i = at, at + 2 * count - 1, 2 do
     local position = tonumber(ARGV[i])
-    reasons[position < 0 and -position or position + 1] = position >= 0 and ARGV[i + 1]
+    if position < 0 then
+      words[-position] = ARGV[i + 1]
+    else
+      reasons[position + 1] = ARGV[i + 1]
+    end
   end
+  local dropped, top = 0, nil
   for position, item in ipairs(items) do
-    if reasons[position] == nil then
-      good[#good + 1] = item
+    local word = words[position]
+    if word == 'done' then
+      -- What stays of the job, with smaller scores, is not stale.
+      top = #good == 0 and item[1] or top
+    elseif word then
+      dropped = dropped + (word == '' and 1 or 0)
     elseif reasons[position] then
       bury(id, {item}, reasons[position], now_s)
     else
-      dropped = dropped + 1
+      good[#good + 1] = item
     end
   end
   if dropped > 0 then
     redis.call('HINCRBY', meta, 'dropped', dropped)
+  end
+  if top and asked.stale then
+    reach(id, top)
   end
   return good
 end
@@ -88,14 +100,12 @@ function fates.bury(id, job, items, retry_count, delay, message)
 end
 
 fates['return'] = function(id, job, items, retry_count, delay)
-  local perform_in = tonumber(delay) > 0 and delayed(now, delay) or job.perform_in
-  -- An early run that did not take place is to be made up for.
-  if asked.now and tonumber(delay) <= 0 and tonumber(perform_in) > now / 1000000 and tonumber(job.retry_count) >= 0 then
-    put_back(id, items, now_s, job.retry_count, job.error)
-    redis.call('HSET', early, id, perform_in)
-    return
+  local time = tonumber(delay) > 0 and delayed(now, delay) or job.perform_in
+  -- An early run that did not take place is due again.
+  if asked.now and tonumber(job.retry_count) >= 0 and tonumber(time) > now / 1000000 and tonumber(delay) <= 0 then
+    time = now_s
   end
-  put_back(id, items, perform_in, job.retry_count, job.error)
+  put_unfinished(id, job, items, time)
 end
 
 local at, ended = rest + done, {}
@@ -128,7 +138,7 @@ while at <= #ARGV do
   local id, claim, fate, retry_count, delay, message, bad = unpack(ARGV, at, at + 6)
   if redis.call('ZSCORE', claimed, id) == claim then
     local job = let_go(id)
-    local items = bury_bad(id, job.items, at + 7, bad)
+    local items = take_bad(id, job.items, at + 7, bad)
     fates[fate](id, job, items, retry_count, delay, message)
     unmarked(id)
     settled[#settled + 1] = id

@@ -130,6 +130,7 @@ local function take_packed(bag, id, record, max_count, max_bytes, lowest)
     rest[#rest + 1] = table.remove(items, 1)
   end
   local fit = fitting(items, 0, 0, max_count, max_bytes)
+  local cut = fit < #items
   for i = fit + 1, #items do
     rest[#rest + 1] = items[i]
     items[i] = nil
@@ -139,7 +140,7 @@ local function take_packed(bag, id, record, max_count, max_bytes, lowest)
   else
     redis.call('HSET', bag.records, id, pack_items(rest))
   end
-  return items, #rest > 0
+  return items, #rest > 0, cut
 end
 
 local function take_spilled(bag, id, max_count, max_bytes, lowest)
@@ -162,20 +163,20 @@ local function take_spilled(bag, id, max_count, max_bytes, lowest)
       if not more then
         redis.call('HDEL', bag.records, id)
       end
-      return taken, more
+      return taken, more, false
     end
     if fit < #members then
-      return taken, true
+      return taken, true, true
     end
   end
 end
 
--- Removes items from the bag, lowest scores first, none below `lowest` if that is given. Returns them, and whether the bag
--- keeps more.
+-- Removes items from the bag, lowest scores first, none below `lowest` if that is given. Returns them, whether the bag
+-- keeps any, and whether it keeps some that were to be taken.
 local function bag_take(bag, id, max_count, max_bytes, lowest)
   local record = redis.call('HGET', bag.records, id)
   if not record then
-    return {}, false
+    return {}, false, false
   elseif record == SPILLED then
     return take_spilled(bag, id, max_count, max_bytes, lowest)
   end
