@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
 from celery_lowkiq.rules.errors import ConfigurationError
+from celery_lowkiq.rules.pauses import LONGEST_PAUSE
 from celery_lowkiq.rules.policies import MARK_SECONDS, NONE, AfterFailure, Policies, WhenFull
 
-SECONDS = "seconds above 0, or a timedelta"
+SECONDS = f"seconds above 0 up to {LONGEST_PAUSE:,.0f}, or a timedelta"
 LARGEST_KEEP = 1000
+#: Options of a task that a policy may contradict.
+OTHERS = ("expires", "max_payloads_per_run", "max_retries")
 
 
 def seconds_of(value: Any) -> float | None:
-    """Seconds of a number or timedelta; None for what is neither, or not above 0."""
+    """Seconds of a number or timedelta; None for what is neither, or not within (0, LONGEST_PAUSE]."""
     if isinstance(value, timedelta):
         value = value.total_seconds()
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if number and 0 < value < math.inf else None
+    return float(value) if number and 0 < value <= LONGEST_PAUSE else None
 
 
-def _whole(value: Any, high: float = math.inf) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= high
+def _whole(value: Any, high: float | None = None) -> bool:
+    return (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and value >= 1
+        and (high is None or value <= high)
+    )
 
 
 def _is_time(value: Any) -> bool:
@@ -35,7 +42,8 @@ def _one_of(values: Any) -> tuple[Callable[[Any], bool], str]:
     return lambda value: value in names, " or ".join(map(repr, names))
 
 
-_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+#: What each of them may be, as a check and in words.
+POLICIES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "keep": (
         lambda value: value == "all" or _whole(value, LARGEST_KEEP),
         f"'all', or a whole number of payloads from 1 to {LARGEST_KEEP}",
@@ -50,14 +58,6 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_length": (_whole, "a whole number of jobs from 1"),
     "when_full": _one_of(WhenFull),
     "job_ttl": (_is_time, SECONDS),
-}
-#: What an option stands for when it is not given.
-DEFAULTS: dict[str, Any] = {
-    **dict.fromkeys(("debounce", "debounce_max", "max_length", "job_ttl")),
-    "keep": "all",
-    "drop_stale": False,
-    "on_push_after_failure": AfterFailure.WAIT.value,
-    "when_full": WhenFull.REFUSE.value,
 }
 
 
@@ -83,19 +83,21 @@ class QueuePolicies:
     job_ttl: Any = None
 
 
-def check_queue_policies(options: Mapping[str, Any]) -> None:
-    """Raises ConfigurationError for a value that is not allowed, and for policies that exclude each other."""
-    given = {name: options[name] for name in DEFAULTS if options.get(name, DEFAULTS[name]) != DEFAULTS[name]}
-    for name, value in given.items():
-        allowed, words = _CHECKS[name]
-        if not allowed(value):
-            raise ConfigurationError(f"{name}={value!r} is not allowed: {words}")
-    for wrong, message in _contradictions({**DEFAULTS, **given}, options):
+def check_queue_policies(options: Mapping[str, Any], base: Any) -> None:
+    """Raises ConfigurationError for a value that is not allowed, and for policies that exclude each other;
+    those that are not among the options are the ``base``'s.
+    """
+    given = {name: options.get(name, getattr(base, name)) for name in POLICIES}
+    for name, (allowed, words) in POLICIES.items():
+        if given[name] != getattr(QueuePolicies, name) and not allowed(given[name]):
+            raise ConfigurationError(f"{name}={given[name]!r} is not allowed: {words}")
+    others = {name: options.get(name, getattr(base, name)) for name in OTHERS}
+    for wrong, message in (*_of_time(given, others), *_of_number(given, others)):
         if wrong:
             raise ConfigurationError(message)
 
 
-def _contradictions(given: Mapping[str, Any], options: Mapping[str, Any]) -> list[tuple[bool, str]]:
+def _of_time(given: Mapping[str, Any], others: Mapping[str, Any]) -> list[tuple[bool, str]]:
     debounce, longest, ttl = (seconds_of(given[name]) for name in ("debounce", "debounce_max", "job_ttl"))
     return [
         (
@@ -103,21 +105,37 @@ def _contradictions(given: Mapping[str, Any], options: Mapping[str, Any]) -> lis
             f"debounce_max={given['debounce_max']!r} bounds a debounce, but there is none: give debounce=",
         ),
         (
-            None not in (longest, debounce) and longest < debounce,  # type: ignore[operator]
+            debounce is not None and longest is not None and longest < debounce,
             f"debounce_max={given['debounce_max']!r} is less than debounce={given['debounce']!r}: no call "
             "would ever put the job off",
         ),
         (
-            None not in (ttl, debounce) and ttl <= debounce,  # type: ignore[operator]
+            debounce is not None and ttl is not None and ttl <= debounce,
             f"job_ttl={given['job_ttl']!r} is not more than debounce={given['debounce']!r}: each payload "
             "would be dropped before it may start",
+        ),
+        (
+            ttl is not None and others["expires"] is not None,
+            f"job_ttl={given['job_ttl']!r} is not allowed with expires={others['expires']!r}, which says the "
+            "same of each call, also after a failure: take one of them out",
+        ),
+    ]
+
+
+def _of_number(given: Mapping[str, Any], others: Mapping[str, Any]) -> list[tuple[bool, str]]:
+    keep, portion = given["keep"], others["max_payloads_per_run"]
+    return [
+        (
+            keep != "all" and portion is not None and portion >= keep,
+            f"max_payloads_per_run={portion!r} is not less than keep={keep!r}: no job ever has more payloads "
+            "than one run gets: take one of them out",
         ),
         (
             given["when_full"] != WhenFull.REFUSE.value and given["max_length"] is None,
             f"when_full={given['when_full']!r} needs max_length=: without it no queue is ever full",
         ),
         (
-            given["on_push_after_failure"] == AfterFailure.NOW.value and options.get("max_retries", 25) == 0,
+            given["on_push_after_failure"] == AfterFailure.NOW.value and others["max_retries"] == 0,
             "on_push_after_failure='now' needs retries, but max_retries=0: no job ever waits for one",
         ),
     ]

@@ -108,7 +108,7 @@ class OrderedTask(QueuePolicies, TracksCalls, _CeleryTask):  # type: ignore[misc
         # What is expected is logged as INFO, without a traceback.
         cls.throws = (*(kind for kind in cls.throws if kind is not BusinessFailure), BusinessFailure)
         # Looked up as at run time: a method has its self then.
-        check_options({**others, **declared, "retry_in": object.__new__(cls).retry_in})
+        check_options({**others, **declared, "retry_in": object.__new__(cls).retry_in}, cls)
         cls.__header__ = staticmethod(header_for(cls.__name__, cls.key is not None))
 
     @classmethod

@@ -33,7 +33,7 @@ local function take_bad(id, items, at, count)
     local word = words[position]
     if word == 'done' then
       -- What stays of the job, with smaller scores, is not stale.
-      top = #good == 0 and item[1] or top
+      top = (not good[1] or item[3] <= good[1][3]) and item[1] or top
     elseif word then
       dropped = dropped + (word == '' and 1 or 0)
     elseif reasons[position] then

@@ -108,13 +108,14 @@ if policy ~= '' then
   local function debounced(id, now, time)
     local began, floor = string.match(redis.call('HGET', first, id) or '', '^(%d+) (%S+)$')
     began = tonumber(began) or now
-    floor = math.max(tonumber(floor) or 0, tonumber(time))
-    redis.call('HSET', first, id, string.format('%.0f %.6f', began, floor))
+    floor = tonumber(floor or 0) > tonumber(time) and floor or time
+    redis.call('HSET', first, id, string.format('%.0f ', began) .. floor)
     local due_at = now + asked.debounce * 1000000
     if asked.debounce_max then
       due_at = math.min(due_at, began + asked.debounce_max * 1000000)
     end
-    return seconds(math.max(due_at, floor * 1000000))
+    due_at = seconds(due_at)
+    return tonumber(floor) > tonumber(due_at) and floor or due_at
   end
 
   -- When a job is due after one more call, for `time` as the caller gave it, '0' for none; nil leaves it as it is.
