@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from ..bench import Bench
 from ..row import Row
-from . import enqueue, idle, limits, operators, process, size, sleeping, waiting
+from . import enqueue, idle, limits, operators, pages, process, size, sleeping, waiting
 
 Group = Callable[[Bench], Iterator[Row]]
 
@@ -26,6 +26,7 @@ GROUPS: dict[str, Group] = {
     "lanes": sleeping.lanes,
     "limits": limits.limits,
     "operators": operators.operators,
+    "pages": pages.pages,
 }
 #: Too long for ``--quick``.
-LONG = ("million", "idle")
+LONG = ("million", "idle", "pages")

@@ -23,7 +23,7 @@ from .stores import Home
 def batch_of(entries: Iterable[Entry], home: Home, spec: QueueSpec) -> dict[str, list[Any]]:
     """Payloads by id: equal ones merged (rule 2), the smallest score first, read back from their bytes.
 
-    A missing score is the call's place, as if each came a moment after the one before. A task's ``keep`` holds.
+    A missing score is the call's place, as if each came a moment after the one before. ``keep`` holds.
     """
     scores: dict[str, dict[bytes, float]] = {}
     for place, entry in enumerate(entries):

@@ -13,9 +13,10 @@ from celery_lowkiq.rules.errors import InvalidCall, UndecodablePayload
 from celery_lowkiq.rules.history import Sample
 from celery_lowkiq.rules.models import Job, Payload, QueueSpec, Stats, shard_of
 from celery_lowkiq.rules.reports import ShardReport
-from celery_lowkiq.rules.views import DeadJob, Page, Paused, PausedId
+from celery_lowkiq.rules.views import DeadJob, Page, Paused, PausedId, Try
 from celery_lowkiq.rules.why import Why, why
 from celery_lowkiq.store.actions import Actions, Left, Progress
+from celery_lowkiq.store.tries import read_tries
 
 from .calls import read_id, read_score, read_time
 from .errors import dump_error_text, load_error
@@ -160,6 +161,10 @@ class OrderedQueue:
     def shards(self) -> tuple[ShardReport, ...]:
         """Each shard with its counts, who has it, and what runs of it."""
         return self._home.lookout.shards(self.spec)
+
+    def tries(self, job_id: Any) -> tuple[Try, ...]:
+        """The last ten failed runs of a job that waits or is dead, oldest first. Raises InvalidCall."""
+        return read_tries(self._home.store.client, self.spec, read_id(job_id))
 
     def why(self, job_id: Any) -> Why:
         """Where an id is and why it does not run, in words. Raises InvalidCall."""

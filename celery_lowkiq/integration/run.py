@@ -15,6 +15,7 @@ from celery.exceptions import Ignore, MaxRetriesExceededError, Retry
 from celery_lowkiq.rules.errors import LowkiqError, UndecodablePayload
 from celery_lowkiq.rules.models import BadPayload, Batch, Fate, Gone, Job, Verdict
 from celery_lowkiq.rules.retry import RetryPolicy, after_failure
+from celery_lowkiq.store.tries import try_text
 
 from .call_records import CallNote
 from .codec import MARK, Codec
@@ -181,7 +182,8 @@ class Run:
         data = dump_error(self._settings, error)
         self._errors[job.id] = error
         self._texts[job.id] = load_error(self._settings, data)
-        return after_failure(job, policy, data, delay, self._handed[job.id].bad, error)
+        verdict = after_failure(job, policy, data, delay, self._handed[job.id].bad, error)
+        return verdict._replace(try_text=try_text(self._texts[job.id]))
 
     def undelivered(self, job: Job, error: Exception) -> Verdict:
         """A job is done, but not all of its calls could be told: it runs again, and never dies of that."""

@@ -252,6 +252,8 @@ class Verdict(NamedTuple):
     news: tuple[News, ...] = ()
     #: Unix time (s) that replaces ``delay`` for RETRY; 0 for none.
     perform_in: float = 0.0
+    #: What the log of the job's tries is to say of this one; empty: nothing.
+    try_text: bytes = b""
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ class ShardReport:
 
 
 @dataclass(frozen=True)
-class News:
+class NodeNews:
     """What goes with a heartbeat: the report, samples to keep, and queues to be counted for the next ones."""
 
     report: NodeReport

@@ -33,6 +33,16 @@ class Found:
 
 
 @dataclass(frozen=True)
+class Try:
+    """A failed run of a job: when (Unix s), its retry_count after it, the node, and the error's last line."""
+
+    at: float
+    retry_count: int
+    node: str
+    error: str
+
+
+@dataclass(frozen=True)
 class Paused:
     """Since when (Unix s) a queue is paused, and which of its shards by themselves; how many ids are."""
 

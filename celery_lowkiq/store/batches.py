@@ -145,6 +145,6 @@ def sound(answer: A | StoreError | None) -> A:
 def _verdict_values(verdict: Verdict) -> Iterator[Value]:
     yield from (id_bytes(verdict.id), verdict.claim, verdict.fate.value, verdict.retry_count)
     when = f"@{number_text(verdict.perform_in)}" if verdict.perform_in else number_text(verdict.delay)
-    yield from (when, verdict.error, len(verdict.bad))
+    yield from (when, verdict.error, verdict.try_text, len(verdict.bad))
     for bad in verdict.bad:
         yield from (-1 - bad.position, bad.gone.value) if bad.error is None else (bad.position, bad.error)

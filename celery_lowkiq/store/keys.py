@@ -40,6 +40,7 @@ SHARD_KEYS = {
     "errors": "hash",  # id -> last error of a waiting job that failed
     "claimed": "zset",  # id -> claim number of a job in processing
     "processing": "hash",  # id -> record of a job in processing
+    "tries": "hash",  # id -> log of the last tries of a job that failed
     "deaths": "hash",  # id -> mark of a job that was in processing when its owner died
     "dead": "zset",  # id -> updated_at of a job in the morgue
     "dead_ids": "zset",  # equal scores: ids in the morgue

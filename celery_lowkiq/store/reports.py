@@ -10,7 +10,15 @@ from typing import Any
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.history import KEPT, STEP, Sample, slot
 from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.rules.reports import LISTED_SHARDS, LaneReport, News, NodeReport, Running, Told, node_name
+from celery_lowkiq.rules.reports import (
+    LISTED_SHARDS,
+    LaneReport,
+    NodeNews,
+    NodeReport,
+    Running,
+    Told,
+    node_name,
+)
 
 from .keys import history_key, report_key, reports_key, shard_keys
 from .records import number_text
@@ -20,7 +28,7 @@ from .scripts import Call, load
 REMEMBERED = 3600
 
 
-def news_calls(news: News) -> list[Call]:
+def news_calls(news: NodeNews) -> list[Call]:
     """The report first, then samples, then the counters of shards."""
     report = load("report").call(
         {"report": report_key(news.report.owner), "reports": reports_key()},
@@ -50,7 +58,7 @@ def sample_call(queue: str, sample: Sample) -> Call:
     )
 
 
-def told(news: News, replies: Sequence[Any]) -> Told | StoreError:
+def told(news: NodeNews, replies: Sequence[Any]) -> Told | StoreError:
     """What the replies to :func:`news_calls` say."""
     for reply in replies:
         if isinstance(reply, StoreError):

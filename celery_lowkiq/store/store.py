@@ -25,7 +25,7 @@ from celery_lowkiq.rules.models import (
     shard_of,
 )
 from celery_lowkiq.rules.rate import TokenRequest, Tokens, capacity
-from celery_lowkiq.rules.reports import Heard, News
+from celery_lowkiq.rules.reports import Heard, NodeNews
 
 from .batches import claim_call, claimed, open_claims, owned, settle_calls, settled, sound
 from .client import Client, ShardsDiffer, raise_refused
@@ -194,7 +194,7 @@ class RedisStore:
         call = owned("release", lease, channel=channel(queue), index=index, unsettled=int(unsettled))
         return bool(self.client.call(call) == 1)
 
-    def beat(self, queues: Sequence[str], owner: str, lanes: int, news: News | None = None) -> Heard:
+    def beat(self, queues: Sequence[str], owner: str, lanes: int, news: NodeNews | None = None) -> Heard:
         """Move the node's heartbeat in each queue, and write the news, in one round trip; lanes and counter
         of all nodes. News that are refused do not disturb the rest.
         """

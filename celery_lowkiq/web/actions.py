@@ -62,6 +62,8 @@ class Action:
     on: str = "all"
     counts: Callable[[Stats], int] = lambda stats: stats.length
     dangerous: bool = False
+    #: What its count counts; empty: it is done, or there was nothing to do.
+    unit: str = "job"
 
     def total(self, queue: OrderedQueue, target: Target) -> int:
         """How many jobs it will be done to, about. Raises StoreError."""
@@ -128,14 +130,18 @@ ACTIONS = _table(
         "Nothing new of the queue begins on any node; what runs is finished.",
         lambda queue, *_: int(queue.pause()),
         on="queue",
+        unit="",
     ),
-    Action("resume", "Resume", "The queue goes on.", lambda queue, *_: int(queue.resume()), on="queue"),
+    Action(
+        "resume", "Resume", "The queue goes on.", lambda queue, *_: int(queue.resume()), on="queue", unit=""
+    ),
     Action(
         "pause_shard",
         "Pause",
         "Nothing new of the shard begins; what runs is finished.",
         lambda queue, target, _: int(queue.pause(shard=target.shard)),
         on="shard",
+        unit="",
     ),
     Action(
         "resume_shard",
@@ -143,6 +149,7 @@ ACTIONS = _table(
         "The shard goes on, unless the queue is paused.",
         lambda queue, target, _: int(queue.resume(shard=target.shard)),
         on="shard",
+        unit="",
     ),
     Action(
         "pause_ids",
@@ -150,6 +157,7 @@ ACTIONS = _table(
         "Jobs of these ids are held, also those that come, until the ids are resumed.",
         lambda queue, target, progress: queue.pause_ids(target.ids, progress),
         on="ids",
+        unit="id",
     ),
     Action(
         "resume_ids",
@@ -157,6 +165,7 @@ ACTIONS = _table(
         "Jobs of these ids are due at their own time again.",
         lambda queue, target, progress: queue.resume_ids(target.ids, progress),
         on="ids",
+        unit="id",
     ),
     Action(
         "resume_all_ids",
@@ -164,6 +173,7 @@ ACTIONS = _table(
         "All ids that are paused are resumed.",
         lambda queue, _, progress: queue.resume_all_ids(progress),
         counts=lambda stats: stats.held,
+        unit="id",
     ),
     Action(
         "perform_all_now",
@@ -217,6 +227,7 @@ ACTIONS = _table(
         _drop,
         on="payload",
         dangerous=True,
+        unit="payload",
     ),
     Action(
         "edit_payload",
@@ -224,6 +235,7 @@ ACTIONS = _table(
         "This payload is replaced, with the same score; the calls of what stood there end as REVOKED.",
         _edit,
         on="value",
+        unit="payload",
     ),
     Action(
         "morgue_queue_up",

@@ -70,7 +70,29 @@ def job(request: Request) -> Response:
     queue = site_of(request).queue(params.text("queue"))
     places, load = queue.job(params.text("id"), **JOB), site_of(request).load
     parts = {"waiting": places.waiting, "processing": places.processing, "dead": places.dead}
-    return Json({name: as_json.job(part, load) if part else None for name, part in parts.items()})
+    shown = {name: as_json.job(part, load) if part else None for name, part in parts.items()}
+    why, tries = queue.why(params.text("id")), queue.tries(params.text("id"))
+    return Json({**shown, "why": as_json.why(why), "tries": [as_json.plain(one) for one in tries]})
+
+
+def shards(request: Request) -> Response:
+    """The shards of a queue, who has each, and what is paused."""
+    queue = site_of(request).queue(Params.query(request).text("queue"))
+    paused = queue.paused()
+    return Json(
+        {
+            "shards": [as_json.shard(one) for one in queue.shards()],
+            "paused": paused.queue,
+            "paused_ids": paused.ids,
+        }
+    )
+
+
+def paused_ids(request: Request) -> Response:
+    """A page of the paused ids of a queue."""
+    params = Params.query(request)
+    found = site_of(request).queue(params.text("queue")).paused_ids(after=params.cursor())
+    return Json({"items": [as_json.plain(one) for one in found.items], "next": found.next})
 
 
 def history(request: Request) -> Response:
@@ -89,6 +111,11 @@ def nodes(request: Request) -> Response:
 def server(request: Request) -> Response:
     """What Redis says of itself."""
     return Json(as_json.plain(site_of(request).console.server()))
+
+
+def checkup(request: Request) -> Response:
+    """Whether all is well, and what to do where it is not."""
+    return Json({"findings": [as_json.plain(finding) for finding in site_of(request).console.checkup()]})
 
 
 # -- changes
@@ -154,9 +181,12 @@ ROUTES = (
     ("GET", "/queues", queues),
     *(("GET", f"/{name}", listing) for name in SORTS),
     ("GET", "/job", job),
+    ("GET", "/shards", shards),
+    ("GET", "/paused_ids", paused_ids),
     ("GET", "/history", history),
     ("GET", "/nodes", nodes),
     ("GET", "/redis", server),
+    ("GET", "/checkup", checkup),
     ("POST", "/changes", change),
     ("GET", "/operations", operations),
     ("GET", "/operations/{id}", operation),

@@ -11,7 +11,8 @@ from typing import Any
 from celery_lowkiq.integration.queue import ShownDeadJob, ShownJob, ShownPayload
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import QueueSpec, Stats
-from celery_lowkiq.rules.reports import NodeReport
+from celery_lowkiq.rules.reports import NodeReport, ShardReport
+from celery_lowkiq.rules.why import Why
 
 from . import show
 from .actions import Target
@@ -20,6 +21,19 @@ from .params import field
 
 #: A value within so many lists can be written whatever stands around it.
 SPARE_DEPTH = 50
+
+
+def shard(found: ShardReport) -> dict[str, Any]:
+    """A shard with its counts and its owner."""
+    times = {"since": found.since, "paused_since": found.paused_since}
+    return {
+        "index": found.index,
+        "stats": stats(found.stats),
+        "owner": found.owner,
+        "alive": found.alive,
+        "running": running(found.running),
+        **times,
+    }
 
 
 def number(value: float) -> float | None:
@@ -94,6 +108,11 @@ def node(found: NodeReport) -> dict[str, Any]:
         for lane in found.lanes
     ]
     return {**plain(found), "queues": list(found.queues), "alive": found.alive, "lanes": lanes}
+
+
+def why(found: Why) -> dict[str, Any]:
+    """The reasons, the main one first."""
+    return {"kind": found.kind, "text": found.text, "reasons": [plain(one) for one in found.reasons]}
 
 
 def running(found: Any) -> dict[str, Any] | None:

@@ -34,7 +34,7 @@ def begin(request: Request, queue: OrderedQueue, action: Action, target: Target)
     action.check(queue, target)
     client = request.client.host if request.client else "?"
     change = Change(str(request.scope[USER]), client, action.name, queue.name, target.ids, target.shard)
-    operation = Operation(change, action.label, action.total(queue, target))
+    operation = Operation(change, action.label, action.total(queue, target), action.unit)
     operations = site_of(request).operations
     return operations.start(operation, lambda progress: action.run(queue, target, progress))
 

@@ -36,6 +36,7 @@ class Operation:
     change: Change
     label: str
     total: int
+    unit: str = "job"
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     began_at: float = field(default_factory=time.time)
     ended_at: float | None = None

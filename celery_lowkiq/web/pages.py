@@ -25,6 +25,8 @@ from .site import site_of
 
 #: Of each payload the page of a job reads so many bytes, and so many payloads.
 JOB = {"payload_limit": 100, "payload_bytes": show.MAX_TEXT}
+#: Of findings, the worst first.
+LEVELS = ("error", "warning", "ok")
 #: So many queues of a lane are told.
 MOST_PARTS = 10
 
@@ -85,6 +87,7 @@ def job(request: Request) -> Response:
         job_id=job_id,
         places=places,
         why=why,
+        tries=shown.tries(job_id),
         paused=why.facts.id_paused,
         edited=edited,
         actions=ACTIONS,
@@ -128,7 +131,9 @@ def nodes(request: Request) -> Response:
 
 def server(request: Request) -> Response:
     """Redis."""
-    return page(request, "redis.html", server=site_of(request).console.server())
+    console = site_of(request).console
+    found = sorted(console.checkup(), key=lambda finding: LEVELS.index(finding.level))
+    return page(request, "redis.html", server=console.server(), findings=found)
 
 
 def operations(request: Request) -> Response:

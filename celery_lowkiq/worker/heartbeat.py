@@ -13,7 +13,7 @@ from celery_lowkiq.rules.reports import (
     LISTED_SHARDS,
     Heard,
     LaneReport,
-    News,
+    NodeNews,
     NodeReport,
     Told,
     describe_lane,
@@ -65,10 +65,10 @@ class Heartbeat:
         except StoreError as error:
             logger.info("what this node did last is shown for a while: %s", error)
 
-    def _news(self) -> News:
+    def _news(self) -> NodeNews:
         now = self._clock.monotonic()
         samples, self._samples = self._samples, ()
-        return News(self._report(now), now - self._started_at, samples, self._to_count(now))
+        return NodeNews(self._report(now), now - self._started_at, samples, self._to_count(now))
 
     def _report(self, now: float) -> NodeReport:
         return NodeReport(

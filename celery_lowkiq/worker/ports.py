@@ -21,7 +21,7 @@ from celery_lowkiq.rules.models import (
     Verdict,
 )
 from celery_lowkiq.rules.rate import TokenRequest, Tokens
-from celery_lowkiq.rules.reports import Heard, News
+from celery_lowkiq.rules.reports import Heard, NodeNews
 
 
 class Subscription(Protocol):
@@ -80,7 +80,7 @@ class Store(Protocol):
     def forgive(self, lease: Lease) -> None:
         """Take back the deaths that were counted for this lease's owner: it lives."""
 
-    def beat(self, queues: Sequence[str], owner: str, lanes: int, news: News) -> Heard:
+    def beat(self, queues: Sequence[str], owner: str, lanes: int, news: NodeNews) -> Heard:
         """Move the node's heartbeat in each queue, and write the news, in one round trip; lanes and counter
         of all nodes. News that are refused do not disturb the rest.
         """

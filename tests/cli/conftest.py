@@ -17,11 +17,11 @@ from click.testing import CliRunner, Result
 
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.integration.console import Console
-from celery_lowkiq.integration.selection import ordered_tasks
 from celery_lowkiq.integration.stores import home_of
 from celery_lowkiq.rules.models import Fate, QueueSpec, Verdict
 from celery_lowkiq.store.actions import Actions
 from tests.cli import proj
+from tests.foreign import drop_shared
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
@@ -46,9 +46,7 @@ def server(redis_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> Emb
     with redis.Redis(unix_socket_path=redis_server.socket_path) as client:
         client.flushall()
     monkeypatch.setenv("CELERY_BROKER_URL", redis_server.url)
-    # Shared tasks of other tests belong to every app of the process.
-    for name in ordered_tasks(proj.app).keys() - proj.QUEUES:
-        del proj.app.tasks[name]
+    drop_shared(proj.app, proj.__name__)
     return redis_server
 
 

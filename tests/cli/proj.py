@@ -8,7 +8,6 @@ from celery_lowkiq import ordered_task
 
 app = Celery("proj", set_as_current=False)
 app.conf.update(broker_connection_retry_on_startup=True, task_ignore_result=True)
-QUEUES = {"sync_order", "send_mail", "keyed", "answering"}
 
 
 @ordered_task(app=app, shared=False, name="sync_order", shards=4, batch_size=100)

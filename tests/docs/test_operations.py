@@ -12,7 +12,7 @@ from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.dumps import Header
 from celery_lowkiq.rules.models import BadPayload, Fate, NewJob, QueueSpec, Verdict
 from celery_lowkiq.rules.rate import TokenRequest
-from celery_lowkiq.rules.reports import News, NodeReport, Told
+from celery_lowkiq.rules.reports import NodeNews, NodeReport, Told
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.connect import connect
 from celery_lowkiq.store.dumping import Dumping
@@ -49,9 +49,9 @@ def test_its_rights_are_enough(restricted):
     long = [NewJob("long", b"%d" % n + b"x" * 50, float(n), 1.0) for n in range(100)]
     store.push(QUEUE, [*long, *(NewJob(str(n), b"x") for n in range(20))])
     report = NodeReport("me", "me", 1, 10.0, False, False, ("orders",), ())
-    told = store.beat(["orders"], "me", 4, News(report, 1.0, counted=(QUEUE,))).told
+    told = store.beat(["orders"], "me", 4, NodeNews(report, 1.0, counted=(QUEUE,))).told
     assert isinstance(told, Told), told
-    assert isinstance(store.beat([], "me", 4, News(report, 1.0, told.samples)).told, Told)
+    assert isinstance(store.beat([], "me", 4, NodeNews(report, 1.0, told.samples)).told, Told)
     store.tokens(TokenRequest("orders", "me", 1, 5.0, 1))
     subscription = store.subscribe([QUEUE])
     for shard in QUEUE.shard_refs():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import replace
 
 import pytest
@@ -10,11 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from celery_lowkiq.embedded import EmbeddedServer
+from celery_lowkiq.rules.dumps import Header, State
 from celery_lowkiq.rules.errors import NotOwner
 from celery_lowkiq.rules.models import BadPayload, Fate, Lease, Merge, NewJob, QueueSpec, ShardRef, Verdict
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.connect import connect
+from celery_lowkiq.store.dumping import Dumping
 from celery_lowkiq.store.keys import shard_keys
+from celery_lowkiq.store.loading import Loading
 from celery_lowkiq.store.pausing import Pausing
 from celery_lowkiq.store.pushing import Sender, push_call
 from celery_lowkiq.store.queries import Queries
@@ -157,7 +161,7 @@ class StoreMachine(RuleBasedStateMachine):
         repeats: int,
     ) -> None:
         parts = tuple(BadPayload(position, error) for position, error in bad.items())
-        verdict = Verdict(job_id, claim, fate, retry_count, delay, b"boom", parts)
+        verdict = Verdict(job_id, claim, fate, retry_count, delay, b"boom", parts, try_text=b"boom")
         settled = [self.store.settle(self.queue, self.lease, [verdict]) for _ in range(repeats)]
         assert not any(repeat.accepted for repeat in settled[1:])
         now = settled[0].now
@@ -298,6 +302,14 @@ class StoreMachine(RuleBasedStateMachine):
             assert bool(self.queries.stats(self.queue).paused) == bool(self.model.pauses)
             assert self.pausing.resume_shard(self.queue, 0) == ("shard" in self.model.pauses)
             self.model.pauses.discard("shard")
+
+    @rule()
+    def load_what_is_there(self) -> None:
+        """Payloads that are there with their scores merge away, and times and errors are the same."""
+        entries = Dumping(self.store).entries(self.queue)
+        still = [entry for entry in entries if entry.state is not State.PROCESSING]
+        header = Header(uuid.uuid4().hex, "q", 1, "json", 0)
+        assert Loading(self.store, self.queue, header).load(list(enumerate(still, 1))) == len(still)
 
     # -- what must hold
 

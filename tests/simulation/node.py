@@ -20,7 +20,7 @@ from celery_lowkiq.rules.models import (
     ToSettle,
     Verdict,
 )
-from celery_lowkiq.rules.reports import Heard, News
+from celery_lowkiq.rules.reports import Heard, NodeNews
 from celery_lowkiq.rules.schedulers import lag
 from celery_lowkiq.rules.splitters import lease_splitter
 from celery_lowkiq.worker.exclusion import Strict
@@ -164,7 +164,7 @@ class SimStore:
     def forgive(self, lease: Lease) -> None:
         self._call(lambda: None)
 
-    def beat(self, queues: Sequence[str], owner: str, lanes: int, news: News) -> Heard:
+    def beat(self, queues: Sequence[str], owner: str, lanes: int, news: NodeNews) -> Heard:
         """What nodes say of themselves is for people: there are none here."""
         return self._call(lambda: Heard([self._server.beat(queue, owner, lanes) for queue in queues]))
 

@@ -6,7 +6,7 @@ import pytest
 
 from celery_lowkiq.rules.models import Fate, QueueSpec, Stats
 from celery_lowkiq.rules.rate import TokenRequest
-from celery_lowkiq.rules.reports import LaneReport, News, NodeReport, Running
+from celery_lowkiq.rules.reports import LaneReport, NodeNews, NodeReport, Running
 from celery_lowkiq.rules.why import Dead, why
 from celery_lowkiq.store.keys import report_key, shard_keys
 from celery_lowkiq.store.lookout import Lookout
@@ -26,7 +26,7 @@ def lookout(store):
 def tell(store, running=None, shards=(SHARD,), **options):
     lanes = (LaneReport("lane-0", (), 0), LaneReport("lane-1", shards, len(shards), running))
     report = NodeReport("w@host", OWNER, 7, 10.0, options.get("quiet", False), False, ("orders",), lanes)
-    return store.beat([], OWNER, 2, News(report, 1.0)).told.now
+    return store.beat([], OWNER, 2, NodeNews(report, 1.0)).told.now
 
 
 def facts(lookout, job_id, rate=None):

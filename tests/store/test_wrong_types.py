@@ -142,7 +142,7 @@ def arguments(state):
         ),
         "settle": (
             {**owner, "merge": "min", "policy": POLICY, "claim": 0, "done": 0},
-            ("runs", state.claim, "die", 0, 0, "error", 1, 0, "bad"),
+            ("runs", state.claim, "die", 0, 0, "error", "last line", 1, 0, "bad"),
         ),
         "stats": ({}, ()),
         "tokens": (

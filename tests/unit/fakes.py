@@ -26,7 +26,7 @@ from celery_lowkiq.rules.models import (
     Verdict,
 )
 from celery_lowkiq.rules.rate import TokenRequest, Tokens
-from celery_lowkiq.rules.reports import Heard, News, NodeReport, Told
+from celery_lowkiq.rules.reports import Heard, NodeNews, NodeReport, Told
 
 
 class FakeStore:
@@ -54,7 +54,7 @@ class FakeStore:
         self.open = True
         self.members: dict[str, dict[str, tuple[int, int]]] = {}
         self.reports: dict[str, NodeReport] = {}
-        self.news: list[News] = []
+        self.news: list[NodeNews] = []
 
     # -- what tests do
 
@@ -205,7 +205,7 @@ class FakeStore:
     def forgive(self, lease: Lease) -> None:
         self.forgiven.append(lease)
 
-    def beat(self, queues: list[str], owner: str, lanes: int, news: News) -> Heard:
+    def beat(self, queues: list[str], owner: str, lanes: int, news: NodeNews) -> Heard:
         self._maybe_fail("beat")
         with self.lock:
             for queue in queues:
@@ -213,7 +213,7 @@ class FakeStore:
                 members[owner] = (lanes, members.get(owner, (0, 0))[1] + 1)
             return Heard([dict(self.members[queue]) for queue in queues], self._tell(news))
 
-    def _tell(self, news: News) -> Told | StoreError:
+    def _tell(self, news: NodeNews) -> Told | StoreError:
         try:
             self._maybe_fail("report")
         except StoreError as error:

@@ -209,12 +209,15 @@ def test_a_class_adds_to_the_policies_of_its_base(app):
         make(app, base=Base, job_ttl=5)
 
 
-def test_an_annotation_is_checked_with_the_rest():
-    app = Celery("policies", broker="redis://localhost:1/0", set_as_current=False)
+@pytest.mark.parametrize("own", [{"debounce": 5}, {}])
+def test_an_annotation_is_checked_with_the_rest(app, own):
     app.conf.task_annotations = {"task": {"debounce_max": 60}}
-    assert policies_of(make(app, debounce=5)).debounce_max == 60.0
-    with pytest.raises(ConfigurationError, match="there is none"):
-        make(app).queue_spec  # noqa: B018 - a task is made when it is used
+    task = make(app, **own)
+    if own:
+        assert policies_of(task).debounce_max == 60.0
+    else:
+        with pytest.raises(ConfigurationError, match="there is none"):
+            task.queue_spec  # noqa: B018 - a task is made when it is used
 
 
 def test_without_a_store_a_bulk_call_keeps_the_highest(app):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 from celery_lowkiq.embedded import EmbeddedServer
 from tests.browsing import chromium
@@ -19,7 +21,7 @@ PAGES = {
     "retries": "/queue?queue=sync_order&list=retries",
     "job": f"/job?queue=sync_order&id={FAILING}",
     "nodes": "/nodes",
-    "operation": "/operations",
+    "operations": "/operations",
     "redis": "/redis",
 }
 #: Width, height and pixels a point of a screen.
@@ -44,6 +46,20 @@ def take(browser: Any, url: str, screen: str, to: Path) -> None:
     browser.save_screenshot(str(to))
 
 
+def change(url: str) -> None:
+    """Something for the list of operations."""
+    for action, more in (
+        ("perform_now", {"ids": ["TEA-07"]}),
+        ("perform_all_now", {}),
+        ("pause", {}),
+        ("resume", {}),
+    ):
+        body = {"queue": "update_stock", "action": action, "wait": 10, **more}
+        headers = {"Content-Type": "application/json"}
+        asked = Request(f"{url}/api/v1/changes", json.dumps(body).encode(), headers)
+        urlopen(asked).close()
+
+
 def main(folder: Path) -> None:
     """All pictures, into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -54,6 +70,7 @@ def main(folder: Path) -> None:
         served(app) as url,
         chromium(Path(scratch) / "profile") as browser,
     ):
+        change(url)
         for page, path in PAGES.items():
             for screen in SCREENS:
                 take(browser, url + path, screen, folder / f"{page}-{screen}.png")

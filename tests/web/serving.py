@@ -13,6 +13,7 @@ import uvicorn
 from celery import Celery
 
 from celery_lowkiq.embedded import EmbeddedServer
+from celery_lowkiq.integration.queue import OrderedQueue
 from celery_lowkiq.web import make_app
 from tests.waiting import eventually
 from tests.web import showcase
@@ -44,13 +45,19 @@ def shop(server: EmbeddedServer, folder: Path) -> Iterator[Celery]:
         node = _worker(app, server, folder)
         try:
             orders, invoices = (app.tasks[name].ordered_queue for name in ("sync_order", "send_invoice"))
-            eventually(lambda: invoices.stats().morgue_length and orders.stats().retries > 1, 60)
+            eventually(lambda: invoices.stats().morgue_length and _has_waited(orders), 90)
             eventually(lambda: any(shard.running for shard in orders.shards()), 60)
             showcase.remember(app, client)
             yield app
         finally:
             node.teardown()
             app.close()
+
+
+def _has_waited(orders: OrderedQueue) -> bool:
+    """Whether the failing order has its quick tries behind it."""
+    waiting = orders.job(showcase.FAILING).waiting
+    return waiting is not None and waiting.retry_count >= showcase.LOOKED_AT
 
 
 def _worker(app: Celery, server: EmbeddedServer, folder: Path) -> Worker:

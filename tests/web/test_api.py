@@ -62,7 +62,8 @@ def test_other_listings(browser, listing):
 def test_a_job_with_its_payloads(browser, record):
     record.apply_async(("1", {"a": [1, None]}), score=5)
     found = get(browser, "/job", queue="record", id="1")
-    assert (found["processing"], found["dead"]) == (None, None)
+    assert (found["processing"], found["dead"], found["tries"]) == (None, None, [])
+    assert found["why"]["kind"] == "unowned"
     (payload,) = found["waiting"]["payloads"]
     assert (payload["value"], payload["score"], payload["cut"]) == ({"a": [1, None]}, 5, False)
 
@@ -95,6 +96,15 @@ def test_pauses(browser, record, change):
     change("resume_ids", ids=["1"])
     assert [paused.id for paused in record.ordered_queue.paused_ids().items] == ["2"]
     assert change("resume_all_ids")["count"] == 1
+
+
+def test_shards_and_paused_ids(browser, change):
+    change("pause_shard", shard=3)
+    change("pause_ids", ids=["1"])
+    found = get(browser, "/shards", queue="record")
+    assert [shard["index"] for shard in found["shards"] if shard["paused_since"]] == [3]
+    assert (found["paused"], found["paused_ids"]) == (None, 1)
+    assert [one["id"] for one in get(browser, "/paused_ids", queue="record")["items"]] == ["1"]
 
 
 def test_the_end_of_a_change_is_waited_for_and_remembered(browser, record, change):

@@ -30,6 +30,7 @@ PAGES = {
     "dead job": "/job?queue=send_invoice&id=INV-9000",
     "unknown job": "/job?queue=sync_order&id=nobody",
     "nodes": "/nodes",
+    "tracked groups": "/trackers",
     "operations": "/operations",
     "redis": "/redis",
     "error": "/queue?queue=nobody",
@@ -141,6 +142,18 @@ def test_every_link_leads_somewhere(browser, visit, site):
     assert {"/nodes", "/redis", "/operations", "/job?queue=sync_order"} <= set(seen)
 
 
+def test_a_tracked_group_is_watched_and_cancelled(browser, visit):
+    visit("/trackers")
+    browser.find_element("link text", "invoices of November").click()
+    reads(browser, "of 10 calls have ended")
+    assert violations(browser) == []
+    browser.find_element("partial link text", "Error").click()
+    reads(browser, "has no address", "#calls")
+    press(browser, "Cancel what waits")
+    reads(browser, "10 of 10 calls have ended")
+    reads(browser, "cancelled", "#progress")
+
+
 def test_the_page_is_kept_up_to_date_until_it_is_paused(app, browser, visit):
     visit("/queue?queue=update_stock")
     before = text(browser, "#tiles")
@@ -181,6 +194,7 @@ def test_a_failed_job_tells_why_it_waits_and_is_run_now(browser, visit, orders):
     visit(PAGES["job"])
     assert "CarrierUnavailable" in text(browser, "pre.error")
     assert "waits for its time" in text(browser, ".why")
+    assert "on worker-1@shop" in text(browser, ".tries")
     press(browser, "Run now")
     reads(browser, "Run now: 1 job", ".did")
     found = orders.job(FAILING).waiting
@@ -200,7 +214,7 @@ def test_a_payload_is_edited_and_another_one_dropped(app, browser, visit, orders
     press(browser, "Drop")
     reads(browser, "This payload is deleted")
     press(browser, "Drop")
-    reads(browser, "Drop: 1 job", ".did")
+    reads(browser, "Drop: 1 payload", ".did")
     assert [payload.value for payload in orders.job("EDIT").waiting.payloads] == [{"n": 2}]
 
 

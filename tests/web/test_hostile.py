@@ -11,6 +11,7 @@ import time
 import pytest
 import redis
 
+from celery_lowkiq import track
 from celery_lowkiq.rules.models import ShardRef, shard_of
 from celery_lowkiq.store.keys import shard_keys
 
@@ -113,6 +114,28 @@ def test_hostile_payloads(browser, record, client, payload):
         is_harmless(browser.get(path))
     found = browser.get("/api/v1/job?queue=record&id=1").json()["waiting"]["payloads"][0]
     assert found["cut"] or found["value"] == payload
+
+
+@pytest.mark.parametrize("job_id", IDS)
+def test_hostile_ids_and_names_of_tracked_calls(browser, app, record, job_id):
+    with track(job_id[:200], app) as tracker:
+        record.apply_async((job_id, {"text": job_id}), countdown=1000, tracker=tracker)
+    for path in ("/trackers", f"/tracker?id={tracker.id}"):
+        is_harmless(browser.get(path))
+    (call,) = browser.get(f"/api/v1/trackers/{tracker.id}/calls").json()["items"]
+    assert call["id"] == job_id
+
+
+@pytest.fixture
+def pickled(settings):
+    settings["lowkiq_serializer"] = "pickle"
+
+
+def test_a_tracked_payload_is_not_unpickled(pickled, browser, record, tmp_path):
+    tracker = record.track([{"id": 1, "payload": Trap(tmp_path / "trace")}])
+    is_harmless(browser.get(f"/tracker?id={tracker.id}"))
+    assert browser.get(f"/api/v1/trackers/{tracker.id}/calls").json()["items"][0]["id"] == "1"
+    assert not (tmp_path / "trace").exists()
 
 
 def test_an_error_is_data_too(browser, record, client):

@@ -17,6 +17,7 @@ from celery.exceptions import Ignore, Reject
 
 from celery_lowkiq import ordered_task
 from celery_lowkiq.integration.stores import home_of
+from tests.foreign import drop_shared
 
 HERE = Path(os.environ.get("PROJ_DIRECTORY", "."))
 SETTINGS = json.loads(os.environ.get("PROJ_SETTINGS", "{}"))
@@ -114,6 +115,7 @@ def make_app(**settings: Any) -> Celery:
     def plain(value: Any) -> None:
         note("plain", value=value)
 
+    drop_shared(app, __name__)
     return app
 
 

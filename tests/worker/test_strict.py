@@ -39,6 +39,8 @@ def test_an_idle_worker_that_is_frozen_goes_on(app, start_worker, ledger):
     node = start_worker()
     app.tasks["record"].delay("1")
     ledger.wait_for("end")
+    # Idle it is when the job's end is stored: else the other one runs it again.
+    eventually(lambda: (s := app.tasks["record"].ordered_queue.stats()).processed == 1 and s.busy == 0)
     owner = {lease.owner for lease in observe(app)}
     node.kill("SIGSTOP")
     counters = [lease.counter for lease in observe(app)]

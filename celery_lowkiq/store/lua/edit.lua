@@ -1,7 +1,7 @@
 -- Drops one payload of a waiting job, or puts another one in its place with the same score. Without any payload
 -- left the job is gone.
 --
--- KEYS: meta due paused? held? jobs spill order failed errors processing first? early?
+-- KEYS: meta due paused? held? jobs spill order failed errors processing tries first? early?
 -- ARGV: merge policy id payload replaced other
 --   replaced: '1' puts `other` there; if the job has it already, the two are united (rule 2)
 -- USES: bag_read bag held policy keep waiting
@@ -65,6 +65,7 @@ if record then
   if is_empty(record) then
     redis.call('HDEL', jobs, id)
     forget(id)
+    redis.call('HDEL', tries, id)
   end
 end
 local last_call = redis.call('HGET', meta, 'call')

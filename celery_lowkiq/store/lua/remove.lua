@@ -1,7 +1,7 @@
 -- Deletes jobs: waiting ones, held or not, or (bound to the morgue's keys, `held` as `index`) dead ones. A payload that
 -- arrives while a long bag is deleted step by step is kept: only arrivals up to the first step are deleted.
 --
--- KEYS: index held marks errors records spill order meta processing first? early?
+-- KEYS: index held marks errors records spill order meta processing tries first? early?
 -- ARGV: policy only_marked maximum upto cursor limit [id]...
 --   only_marked: '1' deletes only ids that are in marks; maximum: only ids whose index score is not above it
 --   upto, cursor: '' at first, then what the step before returned; limit: payloads to look at in this step
@@ -42,6 +42,7 @@ local function forget(id)
   redis.call('ZREM', marks, id)
   redis.call('HDEL', errors, id)
   forget_policy(id)
+  redis.call('HDEL', tries, id)
 end
 
 -- Deletes one step of a spilled bag; returns the position to go on from, or nil at its end.

@@ -1,12 +1,14 @@
 -- Ends claimed jobs: out of processing, back to the queue, to the morgue and the counters, in one change
 -- (rules 3, 5, 7). What is not in processing under the named claim is left alone.
 --
--- KEYS: lease meta due paused? held? jobs spill order failed errors claimed processing deaths dead dead_ids dead_jobs dead_spill dead_order dead_errors first? early? peaks?
--- ARGV: owner epoch merge policy claim done [id]*done [id claim fate retry_count delay error bad [position error]*bad]...
+-- KEYS: lease meta due paused? held? jobs spill order failed errors claimed processing tries deaths dead dead_ids dead_jobs dead_spill dead_order dead_errors first? early? peaks?
+-- ARGV: owner epoch merge policy claim done [id]*done [id claim fate retry_count delay error try bad [position error]*bad]...
 --   claim, done: how many ids of that claim are done, with nothing else to say of them
---   fate: done, retry (with retry_count, delay in s, or, after @, a Unix time), die, bury, return (delay 0: at its own time); bad: payloads that go to
---   the morgue anyway; at position -1 - n, with '' for an error, are dropped; with 'over' or 'done', have run
--- USES: time owner due bag_read bag held policy keep stale waiting morgue processing suspects
+--   fate: done, retry (with retry_count, delay in s, or, after @, a Unix time), die, bury, return (delay 0: at its own time)
+--   try: '' or what the log of the job's tries is to say
+--   bad: payloads that go to the morgue anyway; at position -1 - n, with '' for an error, are dropped; with 'over' or
+--   'done', have run
+-- USES: time owner due bag_read bag held policy keep stale waiting morgue processing tries suspects
 -- FLAGS: allow-oom
 -- Returns: {now, next_due or '', 1 when all of `done` were settled, id, ...}: the other ids that were; error
 --   NOTOWNER <epoch>.
@@ -79,6 +81,7 @@ function fates.done(id, job, items)
   if asked.stale and #items > 0 then
     reach(id, items[#items][1])
   end
+  end_log(id)
 end
 
 function fates.retry(id, job, items, retry_count, delay, message)
@@ -126,24 +129,26 @@ for from = rest, at - 1, STEP_IDS do
   end
 end
 processed = #ended
-for _, id in ipairs(any_suspect and ended or {}) do
+for _, id in ipairs((any_suspect or any_tries) and ended or {}) do
   cleared(id)
   unmarked(id)
+  end_log(id)
 end
 
 local all_done = #ended == tonumber(done)
 local settled = all_done and {} or ended
 
 while at <= #ARGV do
-  local id, claim, fate, retry_count, delay, message, bad = unpack(ARGV, at, at + 6)
+  local id, claim, fate, retry_count, delay, message, try, bad = unpack(ARGV, at, at + 7)
   if redis.call('ZSCORE', claimed, id) == claim then
     local job = let_go(id)
-    local items = take_bad(id, job.items, at + 7, bad)
+    local items = take_bad(id, job.items, at + 8, bad)
     fates[fate](id, job, items, retry_count, delay, message)
+    log_try(id, now_s, retry_count, try)
     unmarked(id)
     settled[#settled + 1] = id
   end
-  at = at + 7 + 2 * bad
+  at = at + 8 + 2 * bad
 end
 
 if processed > 0 then

@@ -1,9 +1,12 @@
--- Needs KEYS due, jobs, spill, order, failed, errors, processing, calls?, first?, early?, and time, policy, keep, stale, held.
+-- Needs KEYS due, jobs, spill, order, failed, errors, processing, tries?, calls?, first?, early?, and time, policy, keep, stale, held.
 -- What policies say of a call that arrives.
 local length, full, forgo, has_place, given_way, told, later
 if policy ~= '' then
   length = asked.length and redis.call('ZCARD', due) + (any_paused and redis.call('ZCARD', held) or 0)
   local LOOKED_AT = 16
+  if asked.full == 'drop_oldest' then
+    redis.call('HLEN', tries)
+  end
 
   -- Ids from ARGV's first to its last job of which nothing waits.
   local function new_ids(last_job)
@@ -56,6 +59,7 @@ if policy ~= '' then
         redis.call('ZREM', due, id)
         redis.call('ZREM', failed, id)
         redis.call('HDEL', errors, id)
+        redis.call('HDEL', tries, id)
         forget_policy(id)
         redis.call('HINCRBY', meta, 'dropped', #items)
         if any_recorded(items) then

@@ -1,0 +1,24 @@
+-- Needs KEYS tries, jobs, dead and ARGV owner. The log of a job that failed: a line a try, oldest first, of time, retry_count,
+-- node and the last line of the error, with tabs between. It goes with the job, but stays while the id is in the morgue.
+local TRIES = 10
+local any_tries = redis.call('HLEN', tries) > 0
+
+local function log_try(id, at, retry_count, text)
+  local nothing_left = redis.call('HEXISTS', jobs, id) == 0 and not redis.call('ZSCORE', dead, id)
+  if text == '' or nothing_left then
+    return
+  end
+  local lines = {}
+  for line in string.gmatch(redis.call('HGET', tries, id) or '', '[^\n]+') do
+    lines[#lines + 1] = line
+  end
+  local node = string.match(owner, '^(.+)%-[^-]*$') or owner
+  lines[#lines + 1] = table.concat({at, retry_count, node, text}, '\t')
+  redis.call('HSET', tries, id, table.concat(lines, '\n', math.max(1, #lines - TRIES + 1)))
+end
+
+local function end_log(id)
+  if any_tries and not redis.call('ZSCORE', dead, id) then
+    redis.call('HDEL', tries, id)
+  end
+end

@@ -1,0 +1,114 @@
+"""The log of a failing job: its last tries, for as long as the job is there."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_lowkiq.rules.models import BadPayload, Fate, Verdict
+from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.keys import shard_keys
+from celery_lowkiq.store.tries import MAX_TEXT, read_tries, try_text
+
+from .helpers import ONE, SHARD, claim, push, take
+
+
+def fail(store, lease, text, fate=Fate.RETRY, retry_count=0, bad=(), count=10):
+    """Let what is due fail with that text in the log."""
+    claimed = claim(store, lease, count)
+    verdicts = [
+        Verdict(job.id, claimed.number, fate, retry_count, 0.0, b"error", bad, try_text=text)
+        for job in claimed.jobs
+    ]
+    store.settle(ONE, lease, verdicts)
+
+
+def texts(store, job_id="1"):
+    return [one.error for one in read_tries(store.client, ONE, job_id)]
+
+
+def is_forgotten(store):
+    return not store.client.redis.exists(shard_keys(SHARD)["tries"])
+
+
+def test_each_try_is_logged_with_its_time_number_and_node(store):
+    push(store, "1", ("a", 1))
+    lease = take(store, owner="celery@host-1234-abcdef012345")
+    for number in range(3):
+        fail(store, lease, b"error %d" % number, retry_count=number)
+    tries = read_tries(store.client, ONE, "1")
+    assert [(one.retry_count, one.node, one.error) for one in tries] == [
+        (number, "celery@host-1234", f"error {number}") for number in range(3)
+    ]
+    assert sorted(tries, key=lambda one: one.at) == list(tries)
+
+
+def test_the_last_ten_are_kept(store):
+    push(store, "1", ("a", 1))
+    lease = take(store)
+    for number in range(25):
+        fail(store, lease, b"%d" % number, retry_count=number)
+    assert texts(store) == [str(number) for number in range(15, 25)]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_success_ends_the_log(store, together):
+    push(store, "1", ("a", 1))
+    lease = take(store)
+    fail(store, lease, b"x")
+    if together:
+        push(store, "2", ("a", 1))
+    claimed = claim(store, lease)
+    store.settle(ONE, lease, [Verdict(job.id, claimed.number, Fate.DONE) for job in claimed.jobs])
+    assert is_forgotten(store)
+
+
+def test_in_the_morgue_it_stays_until_the_job_is_deleted(store):
+    push(store, "1", ("a", 1), ("b", 2))
+    lease = take(store)
+    fail(store, lease, b"x")
+    fail(store, lease, b"y", Fate.DIE)
+    claimed = claim(store, lease)
+    store.settle(ONE, lease, [Verdict("1", claimed.number, Fate.DONE)])
+    assert texts(store) == ["x", "y"]
+    Actions(store).morgue_delete(ONE, ["1"])
+    assert is_forgotten(store)
+
+
+def test_a_job_that_is_deleted_takes_it_along(store):
+    push(store, "1", ("a", 1))
+    fail(store, take(store), b"x")
+    Actions(store).delete(ONE, ["1"])
+    assert is_forgotten(store)
+
+
+def test_a_job_without_its_last_payload_takes_it_along(store):
+    push(store, "1", ("a", 1))
+    fail(store, take(store), b"x")
+    assert Actions(store).edit(ONE, "1", b"a", None)
+    assert is_forgotten(store)
+
+
+def test_a_job_of_which_nothing_is_left_has_none(store):
+    push(store, "1", ("a", 1))
+    fail(store, take(store), b"x", bad=(BadPayload(0, None),))
+    assert is_forgotten(store)
+
+
+def test_what_was_planted_there_is_passed_by(store):
+    log = b"\xff\n1.5\t0\tnode\tfine\nnonsense\n1e9\t0\tn\tx\n1\t2\t3\n"
+    store.client.redis.hset(shard_keys(SHARD)["tries"], "1", log)
+    assert texts(store) == ["fine"]
+
+
+@pytest.mark.parametrize(
+    "error, kept",
+    [
+        (None, b""),
+        ("", b""),
+        ("Traceback\n  File x\nValueError: a\tb\n\n", b"ValueError: a b"),
+        ("\ud800", b"\\ud800"),
+        ("x" * 1000, b"x" * MAX_TEXT),
+    ],
+)
+def test_the_last_line_of_an_error(error, kept):
+    assert try_text(error) == kept
