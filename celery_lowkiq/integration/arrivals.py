@@ -10,13 +10,13 @@ from typing import Any
 
 from kombu.exceptions import KombuError
 
-from celery_lowkiq.rules.errors import InvalidCall, StoreUnavailable
+from celery_lowkiq.rules.errors import InvalidCall, QueueFull, StoreUnavailable
 
 from .stores import home_of
 
 logger = logging.getLogger("celery_lowkiq")
 
-#: How long a message waits in the worker for a store that is away, in s.
+#: How long a message waits in the worker for a store that is away, or a queue that is full, in s.
 PAUSE = 1.0
 
 
@@ -34,7 +34,7 @@ class Arrivals:
         try:
             call = read_call(message.payload if body is None else body, message.headers)
             self._push(call, getattr(message, "properties", None) or {})
-        except StoreUnavailable as error:
+        except (StoreUnavailable, QueueFull) as error:
             self._tell(away=True, error=error)
             # Sent back, it would return at once, again and again.
             self._consumer.timer.call_after(PAUSE, self, (message, body, ack, reject))
@@ -64,7 +64,7 @@ class Arrivals:
             if away:
                 logger.error("messages for %s wait in the worker: %s", self._task.name, error)
             else:
-                logger.info("messages for %s reach the store again", self._task.name)
+                logger.info("messages for %s reach their queue again", self._task.name)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from celery_lowkiq.store.calls import CallReader
 
 from .call_records import CallNote, store_state
 from .codec import Codec
+from .leftovers import DROPPED
 from .request import call_request
 from .run import REQUEUE_PAUSE, Run
 from .tracing import report, traced
@@ -96,11 +97,9 @@ class CallBook:
             living: list[NotedCall] = []
             news: list[News] = []
             for call in page:
-                known = call.note.id in state.revoked
-                if self._revoked(job, call):
+                if reason := self._revoked(job, call):
                     revoked.append(call)
-                    late = call.note.headers.get("expires") and not known
-                    news += self._tracked.dropped(call.note, "expired" if late else "revoked")
+                    news += self._tracked.dropped(call.note, reason)
                 else:
                     living.append(call)
             gone |= {call.payload for call in revoked}
@@ -116,13 +115,20 @@ class CallBook:
         found = [(job, call.note, run.hands(job.id, call.payload)) for job, call in calls]
         state.revoked.update(self._tracked.begin(found))
 
-    def _revoked(self, job: Job, call: NotedCall) -> bool:
-        headers = call.note.headers
-        stamped = headers.get("stamped_headers") and state.revoked_stamps
-        if not (call.note.id in state.revoked or headers.get("expires") or stamped):
-            return False
-        request = call_request(call.note, self._task, self._consumer, ({job.id: []},), job.retry_count + 1)
-        return bool(request.revoked())
+    def _revoked(self, job: Job, call: NotedCall) -> str:
+        """Ends a call that shall not run any more. Why it shall not; "" when it shall."""
+        note = call.note.before_its_job_failed() if job.retry_count < 0 else call.note
+        stamped = note.headers.get("stamped_headers") and state.revoked_stamps
+        unwanted, known = call.payload < job.unwanted, note.id in state.revoked
+        if not (unwanted or known or note.headers.get("expires") or stamped):
+            return ""
+        request = call_request(note, self._task, self._consumer, ({job.id: []},), job.retry_count + 1)
+        if unwanted:
+            request.dropped(DROPPED)
+            return DROPPED
+        if not request.revoked():
+            return ""
+        return "expired" if note.headers.get("expires") and not known else "revoked"
 
     def single(self, run: Run) -> CallNote | None:
         """The call that the run is of, when it is one call's."""

@@ -6,7 +6,8 @@ A record is ``[task id, headers, embedded signatures, tracker]``, without the pa
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from typing import Any
 
 from celery.backends.base import DisabledBackend
@@ -14,11 +15,14 @@ from celery.backends.base import DisabledBackend
 from celery_lowkiq.rules.errors import PayloadError, UndecodablePayload
 
 from .codec import Codec
+from .queue_policies import seconds_of
 
 #: Headers that a run has anyway, or that have become the job's own.
 NOT_KEPT = frozenset(
     {"lang", "task", "id", "eta", "retries", "timelimit", "argsrepr", "kwargsrepr", "origin", "root_id"}
 )
+#: Our header: when a call's time to live ends (ISO 8601, UTC).
+TTL_ENDS = "lowkiq_ttl_ends"
 #: Headers that say where a call belongs; by themselves they are no reason for a record.
 PLACE = frozenset({"root_id", "parent_id", "group", "group_index", "ignore_result", "reply_to"})
 
@@ -32,6 +36,15 @@ class CallNote:
     embed: Mapping[str, Any] = field(default_factory=dict)
     #: Id of the tracker that is told what becomes of it; "" for none.
     tracker: str = ""
+
+    def before_its_job_failed(self) -> CallNote:
+        """The call as long as its job has not failed: without an ``expires`` of its own, it expires when its
+        time to live ends.
+        """
+        ends = self.headers.get(TTL_ENDS)
+        if ends is None or self.headers.get("expires"):
+            return self
+        return replace(self, headers={**self.headers, "expires": ends})
 
     def dump(self, codec: Codec) -> bytes:
         """The record. Raises PayloadError."""
@@ -70,6 +83,8 @@ def note_of(
         kept["ignore_result"] = ignored
     if kept.get("group") is not None:
         kept["group_index"] = headers.get("group_index")
+    if task.job_ttl is not None and not headers.get("expires"):
+        kept[TTL_ENDS] = ttl_ends(task)
     embedded = {name: value for name, value in (embed or {}).items() if value}
     if not (stored or embedded or track or tracker or kept.keys() - PLACE):
         return None
@@ -82,6 +97,12 @@ def stores_result(task: Any, ignore_result: bool | None = None) -> bool:
     """Whether anyone can ask for the result of a call."""
     ignored = task.ignore_result if ignore_result is None else ignore_result
     return not (ignored or isinstance(task.backend, DisabledBackend))
+
+
+def ttl_ends(task: Any) -> str:
+    """When the time to live of a call ends that is made now; ISO 8601."""
+    ends: datetime = task._get_app().now() + timedelta(seconds=seconds_of(task.job_ttl) or 0.0)
+    return ends.isoformat()
 
 
 def stores_error(task: Any, ignore_result: bool | None = None) -> bool:

@@ -24,9 +24,9 @@ def ordered_task(
     """
 
     def decorate(decorated: Callable[..., Any]) -> Any:
-        check_options(options)
-        check_function(decorated, bound=bool(options.get("bind")))
         base = ordered_base(options.get("base", OrderedTask), OrderedTask)
+        check_options(options, base)
+        check_function(decorated, bound=bool(options.get("bind")))
         attributes = {**as_attributes(options), "base": base}
         if app is None:
             return shared_task(**attributes)(decorated)

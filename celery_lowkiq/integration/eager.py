@@ -11,6 +11,7 @@ from celery.result import EagerResult
 from celery.states import FAILURE, SUCCESS
 
 from celery_lowkiq.rules.models import Merge, QueueSpec, shard_of
+from celery_lowkiq.rules.policies import surplus
 
 from .calls import Entry
 from .handed import RunInfo, RunJob
@@ -22,7 +23,7 @@ from .stores import Home
 def batch_of(entries: Iterable[Entry], home: Home, spec: QueueSpec) -> dict[str, list[Any]]:
     """Payloads by id: equal ones merged (rule 2), the smallest score first, read back from their bytes.
 
-    A missing score is the call's place, as if each came a moment after the one before.
+    A missing score is the call's place, as if each came a moment after the one before. ``keep`` holds.
     """
     scores: dict[str, dict[bytes, float]] = {}
     for place, entry in enumerate(entries):
@@ -32,10 +33,11 @@ def batch_of(entries: Iterable[Entry], home: Home, spec: QueueSpec) -> dict[str,
         if data not in known or ((score > known[data]) == (spec.merge is Merge.MAX) and score != known[data]):
             known.pop(data, None)
             known[data] = score
-    return {
-        job_id: [home.codec.load(data) for data in sorted(known, key=lambda data: known[data])]
-        for job_id, known in scores.items()
-    }
+    batch = {}
+    for job_id, known in scores.items():
+        kept = sorted(known, key=lambda data: known[data])[surplus(len(known), spec.policies.keep) :]
+        batch[job_id] = [home.codec.load(data) for data in kept]
+    return batch
 
 
 def info(spec: QueueSpec, payloads_by_id: Mapping[str, list[Any]]) -> RunInfo:

@@ -20,33 +20,34 @@ logger = logging.getLogger("celery_lowkiq")
 
 KILLED = "the job had failed, and was moved to the morgue"
 DELETED = "the job was deleted"
+DROPPED = "the payload was dropped by a policy of the task"
 
 
 class KilledByOperator(LowkiqError):
     """A failed job was moved to the morgue by hand."""
 
 
-def end_leftovers(task: Any, calls: Sequence[CallRecord], dead: bool) -> None:
-    """Give calls their final state: FAILURE when their payloads are in the morgue, else REVOKED. Their chords
-    fail. Raises what the result backend raises.
+def end_leftovers(task: Any, calls: Sequence[CallRecord], dead: bool, reason: str = DELETED) -> None:
+    """Give calls their final state: FAILURE when their payloads are in the morgue, else REVOKED for a reason.
+    Their chords fail. Raises what the result backend raises.
     """
     home = home_of(task._get_app())
     news = []
     for call in calls:
         try:
             note = CallNote.load(call.data, home.record_codec)
-        except UndecodablePayload as reason:
-            logger.error("a call of %s is forgotten, since its record is none: %s", task.name, reason)
+        except UndecodablePayload as error:
+            logger.error("a call of %s is forgotten, since its record is none: %s", task.name, error)
             continue
-        _end(task, note, dead)
+        _end(task, note, dead, reason)
         if note.tracker:
-            how, text = (State.ERROR, KILLED) if dead else (State.FAILED, DELETED)
+            how, text = (State.ERROR, KILLED) if dead else (State.FAILED, reason)
             news.append(ends_without_run(note.tracker, note.id, how, text))
     if news:
         home.tracks.tell(news)
 
 
-def _end(task: Any, note: CallNote, dead: bool) -> None:
+def _end(task: Any, note: CallNote, dead: bool, reason: str) -> None:
     headers = {"id": note.id, "root_id": note.id, "task": task.name, "delivery_info": {}}
     request = Context({**headers, **note.headers, **note.embed})
     stored = stores_error(task, note.headers.get("ignore_result"))
@@ -54,5 +55,5 @@ def _end(task: Any, note: CallNote, dead: bool) -> None:
         error = KilledByOperator(KILLED)
         task.backend.mark_as_failure(note.id, error, request=request, store_result=stored)
         return
-    task.backend.mark_as_revoked(note.id, DELETED, request=request, store_result=stored)
+    task.backend.mark_as_revoked(note.id, reason, request=request, store_result=stored)
     signals.task_revoked.send(sender=task, request=request, terminated=False, signum=None, expired=False)

@@ -18,6 +18,7 @@ from celery_lowkiq.rules.pauses import ALLOWED as PAUSES
 from celery_lowkiq.rules.pauses import read_pauses
 
 from .policies import ERRORS, are_errors, check_policies
+from .queue_policies import check_queue_policies
 from .refusals import check_celery_options
 
 MAX_SHARDS = 4096
@@ -80,14 +81,15 @@ _CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
-def check_options(options: Mapping[str, Any]) -> None:
+def check_options(options: Mapping[str, Any], base: Any) -> None:
     """Raises ConfigurationError for the first option of ours whose value is not allowed. Functions are given
-    as they will be called.
+    as they will be called; ``base`` has the options that are not given.
     """
     for name, (allowed, words) in _CHECKS.items():
         if name in options and not allowed(_plain(options[name])):
             raise ConfigurationError(f"{name}={options[name]!r} is not allowed: {words}")
     read_rate(options.get("rate_limit"))
+    check_queue_policies(options, base)
     check_policies({name: _plain(value) for name, value in options.items()})
     check_celery_options(options)
 
@@ -96,7 +98,7 @@ def check_annotations(task: Any, app: Celery) -> None:
     """``task_annotations`` change a task's options when the app takes it in. Raises ConfigurationError."""
     found: Iterable[Any] = resolve_all_annotations(app.annotations, task)
     for given in found:
-        check_options({"autoretry_for": getattr(task, "autoretry_for", None), **given})
+        check_options({"autoretry_for": getattr(task, "autoretry_for", None), **given}, task)
         for name, value in as_attributes(given).items():
             setattr(task, name, value)
 

@@ -282,13 +282,15 @@ class OrderedQueue:
         """Delete all jobs that are dead now."""
         return self._actions.morgue_delete_all(self.spec, progress)
 
-    def morgue_queue_up(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
-        """Move dead jobs back to the queue."""
-        return self._actions.morgue_queue_up(self.spec, map(read_id, ids), progress)
+    def morgue_queue_up(
+        self, ids: Iterable[Any], progress: Progress | None = None, force: bool = False
+    ) -> int:
+        """Move dead jobs back to the queue; of a task with drop_stale, stale payloads only with ``force``."""
+        return self._actions.morgue_queue_up(self.spec, map(read_id, ids), progress, force)
 
-    def morgue_queue_up_all(self, progress: Progress | None = None) -> int:
-        """Move all jobs that are dead now back to the queue."""
-        return self._actions.morgue_queue_up_all(self.spec, progress)
+    def morgue_queue_up_all(self, progress: Progress | None = None, force: bool = False) -> int:
+        """Move all jobs that are dead now back to the queue; ``force`` as for :meth:`morgue_queue_up`."""
+        return self._actions.morgue_queue_up_all(self.spec, progress, force)
 
     # -- moving to another Redis
 

@@ -37,6 +37,7 @@ def is_unheard(of: Any, app: Celery, home: Home) -> bool:
         is_heard(app)
         or home.settings.track_calls
         or of.expires is not None
+        or of.job_ttl is not None
         or stores_error(of)
         or get_current_worker_task() is not None
     )

@@ -66,6 +66,10 @@ class LaneRequest(Request):
             self.id,
         )
 
+    def dropped(self, reason: str) -> None:
+        """Its payload is not wanted any more: it ends as REVOKED."""
+        self._announce_revoked(reason, False, None, False)  # type: ignore[attr-defined]
+
     def received(self, consumer: Any) -> None:
         """Tell that the run is known; Celery's own strategy does so for broker messages."""
         if signals.task_received.receivers:

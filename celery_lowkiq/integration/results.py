@@ -82,7 +82,7 @@ class BulkCalls:
 def bulk_calls(task: Any, home: Home, jobs: list[NewJob], results: bool, tracker: str = "") -> BulkCalls:
     """Task ids for a bulk call, where anyone may ask for them. Raises PayloadError."""
     track = home.settings.track_calls
-    if not (results or track or tracker or task.expires):
+    if not (results or track or tracker or task.expires or task.job_ttl):
         return BulkCalls(jobs, CallResults(task, ()))
     app = task._get_app()
     headers = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -12,7 +13,7 @@ from typing import Any
 from celery.exceptions import Ignore, MaxRetriesExceededError, Retry
 
 from celery_lowkiq.rules.errors import LowkiqError, UndecodablePayload
-from celery_lowkiq.rules.models import BadPayload, Batch, Fate, Job, Verdict
+from celery_lowkiq.rules.models import BadPayload, Batch, Fate, Gone, Job, Verdict
 from celery_lowkiq.rules.retry import RetryPolicy, after_failure
 from celery_lowkiq.store.tries import try_text
 
@@ -41,6 +42,12 @@ class PoisonPill(LowkiqError):
 
 class Rejected(LowkiqError):
     """The task raised Reject: its payloads are in the morgue."""
+
+
+def with_unwanted(batch: Batch, dropped: Positions) -> Positions:
+    """The dropped payloads, with those that policies of the task drop."""
+    unwanted = {job.id: range(job.unwanted) for job in batch.jobs if job.unwanted}
+    return {job_id: {*dropped.get(job_id, ()), *unwanted.get(job_id, ())} for job_id in {*dropped, *unwanted}}
 
 
 class Run:
@@ -137,7 +144,7 @@ class Run:
         except LowkiqError as refused:
             error, found = refused, {job.id: refused for job in self.jobs}
         self._each(lambda job: self._outcome(job, found.get(job.id)))
-        delays = [verdict.delay for verdict in self.verdicts if verdict.fate is Fate.RETRY]
+        delays = [_pause(verdict) for verdict in self.verdicts if verdict.fate is Fate.RETRY]
         delays += [part.again.after for part in self._parts.values() if part.left]
         if not delays and not self._errors:
             return None
@@ -164,8 +171,8 @@ class Run:
             return self._done(job)._replace(delay=outcome.again.after)
         if isinstance(outcome, BusinessFailure):
             self._errors[job.id] = outcome
-            dropped = (BadPayload(position, None) for position in positions)
-            return Verdict(job.id, job.claim, Fate.BURY, bad=(*handed.bad, *dropped))
+            over = (BadPayload(position, None, Gone.OVER) for position in positions)
+            return Verdict(job.id, job.claim, Fate.BURY, bad=(*handed.bad, *over))
         return self._done(job) if outcome is None else self._failed(job, outcome)
 
     def _failed(self, job: Job, failure: Exception) -> Verdict:
@@ -224,7 +231,7 @@ class Run:
         if verdict.fate is Fate.BURY or (verdict.fate is Fate.DIE and place == 0):
             dead = MaxRetriesExceededError(str(error)) if isinstance(error, Retry) else error
             return Ending(True, raising(dead))
-        pause = verdict.delay if verdict.fate is Fate.RETRY else 0.0
+        pause = _pause(verdict) if verdict.fate is Fate.RETRY else 0.0
         return Ending(False, raising(Retry(exc=error, when=pause)))  # type: ignore[arg-type]
 
     def arguments(self, job: Job, position: int) -> tuple[Any, ...]:
@@ -278,7 +285,7 @@ class Run:
             return verdict
         gone = {*left, *(bad.position for bad in verdict.bad)}
         error = verdict.error if verdict.fate is Fate.BURY else None
-        over = (BadPayload(p, error) for p in self._handed[job.id].positions(job) if p not in gone)
+        over = (BadPayload(p, error, Gone.DONE) for p in self._handed[job.id].positions(job) if p not in gone)
         delay = max(verdict.delay, AT_ONCE)
         return Verdict(job.id, job.claim, Fate.RETURN, delay=delay, bad=(*verdict.bad, *over))
 
@@ -286,6 +293,11 @@ class Run:
 def cause_of(error: Exception) -> Exception:
     """What a Retry was raised for, if it says so; else the error itself."""
     return error.exc if isinstance(error, Retry) and isinstance(error.exc, Exception) else error
+
+
+def _pause(verdict: Verdict) -> float:
+    """Seconds until a job that failed runs again."""
+    return max(0.0, verdict.perform_in - time.time()) if verdict.perform_in else verdict.delay
 
 
 def _seconds(retry: Retry) -> float | None:

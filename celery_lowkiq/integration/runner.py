@@ -19,7 +19,7 @@ from .book import CallBook
 from .handed import NOTHING, Positions, RunJob
 from .policies import policy_of
 from .request import lane_request
-from .run import Run
+from .run import Run, with_unwanted
 from .stores import Home
 from .tracing import traced
 from .tracked import TrackedCalls
@@ -91,6 +91,8 @@ class CeleryRunner:
 
     def _run_of(self, batch: Batch, dropped: Positions = NOTHING) -> Run:
         name = batch.queue.name
+        if batch.queue.policy:
+            dropped = with_unwanted(batch, dropped)
         most = self._tasks[name].max_payloads_per_run
         return Run(batch, self._policies[name], self._codec, self._settings, dropped, most)
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from celery import Celery
 from celery.app import backends
 
 from celery_lowkiq.rules.errors import ConfigurationError
+from celery_lowkiq.rules.models import CallRecord, QueueSpec
 from celery_lowkiq.store.actions import Actions, Left
 from celery_lowkiq.store.connect import connect
 from celery_lowkiq.store.durability import Durability, Level
@@ -23,6 +25,8 @@ from celery_lowkiq.store.tracks import Tracks
 
 from .codec import Codec
 from .settings import LARGEST_PAYLOAD, Settings, read_settings
+
+logger = logging.getLogger("celery_lowkiq")
 
 SCHEMES = ("redis", "rediss", "redis+socket", "sentinel")
 #: Seconds that Redis may be silent. Shorter than a lease: a hanging call must not cost a node its shards.
@@ -65,6 +69,7 @@ class Home:
         with self._lock:
             if self._store is None:
                 self._store = self.open_store(self.settings.client_pool_size)
+                self._store.dropped = self._dropped
             return self._store
 
     def open_store(self, callers: int) -> RedisStore:
@@ -77,6 +82,16 @@ class Home:
         _check_arguments(client.connection_pool)
         durability = Durability(Level(self.settings.push_durability), self.settings.push_replicas)
         return RedisStore(client, durability)
+
+    def _dropped(self, queue: QueueSpec, calls: Sequence[CallRecord]) -> None:
+        """End the calls that a push dropped. The push is over: what fails here is only logged."""
+        from .leftovers import DROPPED, end_leftovers
+        from .selection import ordered_tasks
+
+        try:
+            end_leftovers(ordered_tasks(self._app)[queue.name], calls, dead=False, reason=DROPPED)
+        except Exception:
+            logger.exception("%d calls of %r were dropped and not told", len(calls), queue.name)
 
     def check_serializer(self, name: str) -> None:
         """Raises ConfigurationError when this app may not read what the serializer writes."""

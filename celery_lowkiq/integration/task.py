@@ -38,6 +38,7 @@ from .options import (
 from .outcomes import BusinessFailure
 from .producer import StoreProducer, StoreRouter, StoresMessage, as_operational_errors
 from .queue import OrderedQueue, Terms
+from .queue_policies import QueuePolicies, policies_of
 from .quick import is_heard, is_unheard, publish_pauses
 from .refusals import check_call, refuse_inline
 from .results import bulk_calls, heard_calls
@@ -59,7 +60,7 @@ _spec_lock = threading.Lock()
 _CeleryTask: Any = Task
 
 
-class OrderedTask(TracksCalls, _CeleryTask):  # type: ignore[misc]
+class OrderedTask(QueuePolicies, TracksCalls, _CeleryTask):  # type: ignore[misc]
     """A task whose calls of one id are merged, kept in order, and never run twice at once.
 
     ``run`` gets ``{id: [payload, ...]}``, the payload with the smallest score first.
@@ -107,7 +108,7 @@ class OrderedTask(TracksCalls, _CeleryTask):  # type: ignore[misc]
         # What is expected is logged as INFO, without a traceback.
         cls.throws = (*(kind for kind in cls.throws if kind is not BusinessFailure), BusinessFailure)
         # Looked up as at run time: a method has its self then.
-        check_options({**others, **declared, "retry_in": object.__new__(cls).retry_in})
+        check_options({**others, **declared, "retry_in": object.__new__(cls).retry_in}, cls)
         cls.__header__ = staticmethod(header_for(cls.__name__, cls.key is not None))
 
     @classmethod
@@ -275,6 +276,7 @@ class OrderedTask(TracksCalls, _CeleryTask):  # type: ignore[misc]
             max_crashes=self.max_crashes,
             max_run=self.max_run,
             poison_error=dump_error_text(home_of(app).settings, POISON.format(max_crashes=self.max_crashes)),
+            policies=policies_of(self),
         )
 
     @property

@@ -52,6 +52,11 @@ COUNTERS = (
     Figure("lowkiq_failed", "Jobs that failed, once for each run", lambda stats: stats.failed),
     Figure("lowkiq_dead", "Payloads that went to the morgue", lambda stats: stats.dead),
     Figure("lowkiq_merged", "Calls that were merged into a job that waited", lambda stats: stats.merged),
+    Figure(
+        "lowkiq_dropped",
+        "Payloads that were dropped without a run: revoked, expired, or by a policy",
+        lambda stats: stats.dropped,
+    ),
 )
 
 

@@ -75,5 +75,11 @@ class StoreFull(StoreUnavailable):
     """Redis is at its ``maxmemory`` and refuses writes; nothing was stored. Workers can still drain."""
 
 
+class QueueFull(StoreError):
+    """A shard has as many waiting jobs as the task's ``max_length`` allows it; of the calls for this shard
+    none was stored. To call again later is safe.
+    """
+
+
 class NotOwner(StoreError):
     """A script of a shard's owner was refused: the shard has changed hands."""

@@ -7,6 +7,8 @@ import zlib
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from .policies import NONE as NO_POLICIES
+from .policies import Policies
 from .tracking import News
 
 
@@ -35,10 +37,16 @@ class QueueSpec:
     poison_error: bytes = b"poison pill"
     #: A batch that runs for longer (s) raises an alarm.
     max_run: float | None = None
+    policies: Policies = NO_POLICIES
 
     def shard_refs(self) -> tuple[ShardRef, ...]:
         """All shards of the queue, in order."""
         return tuple(ShardRef(self.name, index) for index in range(self.shards))
+
+    @property
+    def policy(self) -> str:
+        """What scripts are told of the policies."""
+        return "" if self.policies is NO_POLICIES else self.policies.words(self.shards)
 
 
 @dataclass(frozen=True, order=True)
@@ -127,6 +135,10 @@ class Job(NamedTuple):
     last_call: int = 0
     #: None: the claim told nothing of calls. Ask, when payloads are ``recorded``.
     calls: FirstCalls | None = None
+    #: So many of its payloads, from the smallest score on, are dropped by a policy.
+    unwanted: int = 0
+    #: A new call made it due before its ``perform_in``, which is still to come.
+    early: bool = False
     #: Whether it waits for its id to be resumed.
     held: bool = False
 
@@ -200,14 +212,26 @@ class Fate(str, enum.Enum):
     RETURN = "return"
 
 
+class Gone(str, enum.Enum):
+    """Why a payload goes, and not to the morgue."""
+
+    #: Nobody wants it to run any more; it counts as dropped.
+    DROPPED = ""
+    #: It has run, and failed for good.
+    OVER = "over"
+    #: It has run with success, though others of its job have not.
+    DONE = "done"
+
+
 @dataclass(frozen=True)
 class BadPayload:
     """A payload (by its position in the claimed job) that goes to the morgue whatever the job's fate; without
-    an error it is dropped.
+    an error it is ``gone``.
     """
 
     position: int
     error: bytes | None
+    gone: Gone = Gone.DROPPED
 
 
 class Verdict(NamedTuple):
@@ -226,6 +250,8 @@ class Verdict(NamedTuple):
     ended: tuple[tuple[bytes, bytes], ...] = ()
     #: What trackers are told of its calls, with the settle.
     news: tuple[News, ...] = ()
+    #: Unix time (s) that replaces ``delay`` for RETRY; 0 for none.
+    perform_in: float = 0.0
     #: What the log of the job's tries is to say of this one; empty: nothing.
     try_text: bytes = b""
 
@@ -322,6 +348,8 @@ class Stats:
     held: int = 0
     #: Shards that are paused, by themselves or with their queue.
     paused: int = 0
+    #: Payloads that were dropped without a run: revoked, expired, or by a policy.
+    dropped: int = 0
 
     def __add__(self, other: Stats) -> Stats:
         return Stats(
@@ -338,4 +366,5 @@ class Stats:
             oldest=max(self.oldest, other.oldest),
             held=self.held + other.held,
             paused=self.paused + other.paused,
+            dropped=self.dropped + other.dropped,
         )

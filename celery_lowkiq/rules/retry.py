@@ -33,9 +33,22 @@ def after_failure(
 ) -> Verdict:
     """What becomes of a job whose run failed by ``cause``; ``delay`` (s) replaces ``policy.pauses``."""
     retry_count = job.retry_count + 1
+    if job.early:
+        return _after_early_run(job, policy, error, bad, cause)
     if not policy.dies(job) and not isinstance(cause, policy.hopeless):
         pause = policy.pauses(cause, retry_count) if delay is None else delay
         if pause is not False:
             pause = min(max(0.0, pause), LONGEST_PAUSE) if pause == pause else LONGEST_PAUSE  # NaN
             return Verdict(job.id, job.claim, Fate.RETRY, retry_count, pause, error, bad)
     return Verdict(job.id, job.claim, Fate.DIE, retry_count, error=error, bad=bad)
+
+
+def _after_early_run(
+    job: Job, policy: RetryPolicy, error: bytes, bad: tuple[BadPayload, ...], cause: Exception | None
+) -> Verdict:
+    """A run before the job's own time counts for nothing, else a call a second would use up all retries; but
+    what is given up at once, is.
+    """
+    if isinstance(cause, policy.hopeless) or policy.pauses(cause, job.retry_count) is False:
+        return Verdict(job.id, job.claim, Fate.DIE, job.retry_count + 1, error=error, bad=bad)
+    return Verdict(job.id, job.claim, Fate.RETRY, job.retry_count, 0.0, error, bad, perform_in=job.perform_in)

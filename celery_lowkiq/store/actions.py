@@ -84,6 +84,7 @@ class Actions:
         call = load("edit").call(
             shard_keys(shard),
             merge=queue.merge.value,
+            policy=queue.policy,
             id=id_bytes(job_id),
             payload=payload,
             replaced=int(other is not None),
@@ -135,17 +136,21 @@ class Actions:
             self._remove(queue, ids, names, tally, only_marked=0, maximum=now)
         return tally.count
 
-    def morgue_queue_up(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
-        """Move dead jobs back to the queue, due now (rule 4)."""
+    def morgue_queue_up(
+        self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None, force: bool = False
+    ) -> int:
+        """Move dead jobs back to the queue, due now (rule 4). Stale payloads only with ``force``."""
         tally = _Tally(progress)
-        self._queue_up(queue, ids, tally, "+inf")
+        self._queue_up(queue, ids, tally, "+inf", force)
         return tally.count
 
-    def morgue_queue_up_all(self, queue: QueueSpec, progress: Progress | None = None) -> int:
+    def morgue_queue_up_all(
+        self, queue: QueueSpec, progress: Progress | None = None, force: bool = False
+    ) -> int:
         """Move the jobs that are dead now back to the queue; one that dies again meanwhile stays dead."""
         tally, now = _Tally(progress), self._now()
         for ids in self._pages(queue, "dead_ids"):
-            self._queue_up(queue, ids, tally, now)
+            self._queue_up(queue, ids, tally, now, force)
         return tally.count
 
     # -- steps
@@ -162,9 +167,11 @@ class Actions:
         ((seconds, micros),) = self._client.commands([("TIME",)])
         return f"{int(seconds)}.{int(micros):06d}"
 
-    def _queue_up(self, queue: QueueSpec, ids: Iterable[str], tally: _Tally, maximum: str) -> None:
+    def _queue_up(
+        self, queue: QueueSpec, ids: Iterable[str], tally: _Tally, maximum: str, force: bool
+    ) -> None:
         for shard, part in _by_shard(queue, ids).items():
-            self._steps(part, tally, self._revive(queue, shard, maximum))
+            self._steps(part, tally, self._revive(queue, shard, maximum, force))
 
     def _steps(
         self,
@@ -189,19 +196,28 @@ class Actions:
             self._client.commands([("ZREM", shard_keys(shard)["calls"], *(c.key + c.data for c in calls))])
 
     def _kill(self, queue: QueueSpec, ids: Iterable[str], tally: _Tally, reason: bytes | None) -> None:
-        bounds: dict[str, Value] = {"merge": queue.merge.value, "limit": STEP, "max_bytes": STEP_BYTES}
+        bounds: dict[str, Value] = {
+            "merge": queue.merge.value,
+            "policy": queue.policy,
+            "limit": STEP,
+            "max_bytes": STEP_BYTES,
+        }
         bounds |= {"only_failed": int(reason is None), "reason": reason or b""}
         for shard, part in _by_shard(queue, ids).items():
             self._steps(part, tally, partial(_kill_call, shard, bounds), shard)
 
-    def _revive(self, queue: QueueSpec, shard: ShardRef, maximum: str) -> Callable[[list[Value]], Call]:
+    def _revive(
+        self, queue: QueueSpec, shard: ShardRef, maximum: str, force: bool
+    ) -> Callable[[list[Value]], Call]:
         return lambda ids: load("revive").call(
             shard_keys(shard),
             ids,
             merge=queue.merge.value,
+            policy=queue.policy,
             channel=channel(queue.name),
             index=shard.index,
             maximum=maximum,
+            force=int(force),
             limit=STEP,
             max_bytes=STEP_BYTES,
         )
@@ -212,13 +228,15 @@ class Actions:
         for shard, part in _by_shard(queue, ids).items():
             keys = Renamed(shard_keys(shard), names)
             upto, cursor = b"", b""
+            of_waiting = names["index"] == WAITING_KEYS["index"]
+            condition["policy"] = queue.policy if of_waiting else ""
             while part:
                 call = load("remove").call(
                     keys, part[:STEP_IDS], upto=upto, cursor=cursor, limit=STEP, **condition
                 )
                 dealt, deleted, upto, cursor, orphans = self._client.call(call)
                 part = part[dealt:]
-                if names["index"] == WAITING_KEYS["index"]:
+                if of_waiting:
                     self._end_calls(shard, orphans, dead=False)
                 tally.add(deleted)
                 if not cursor:

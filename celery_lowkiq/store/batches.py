@@ -43,6 +43,7 @@ def claim_call(wish: ToClaim) -> Call:
         "claim",
         wish.lease,
         merge=queue.merge.value,
+        policy=queue.policy,
         request=wish.request,
         last=in_hand.last if in_hand else 0,
         open=open_claims(in_hand),
@@ -58,8 +59,14 @@ def claimed(reply: Any) -> Claim | StoreError:
     if isinstance(reply, StoreError):
         return reply
     now, next_due, number, kind, *batch = reply
+    unwanted = batch.pop() if len(batch) > 1 and isinstance(batch[-2], list) else []
     calls = batch.pop() if len(batch) % 2 else []
     jobs = claimed_calls([parse_processing(job_id, record) for job_id, record in pairs(batch)], calls)
+    if unwanted:
+        counts = dict(pairs(unwanted))
+        jobs = [job._replace(unwanted=counts.get(id_bytes(job.id), 0)) for job in jobs]
+    if any(job.perform_in > float(now) for job in jobs):
+        jobs = [job._replace(early=job.perform_in > float(now)) for job in jobs]
     jobs.sort(key=lambda job: (job.perform_in, id_bytes(job.id)))
     return Claim(
         number=number if jobs else 0,
@@ -78,7 +85,7 @@ def settle_calls(settle: ToSettle) -> list[Call]:
     comes back without them runs once more, but a record that outlived its job would give its call the
     outcome of another.
     """
-    done, others = _split(settle.verdicts)
+    done, others = _split(settle)
     rest: list[Value] = [id_bytes(verdict.id) for verdict in done]
     rest += (value for verdict in others for value in _verdict_values(verdict))
     ended = [run for verdict in settle.verdicts for run in verdict.ended]
@@ -86,8 +93,8 @@ def settle_calls(settle: ToSettle) -> list[Call]:
     if ended:
         calls.append(end_calls(settle.lease, ended))
     claim = done[0].claim if done else 0
-    merge = settle.queue.merge.value
-    return [*calls, owned("settle", settle.lease, rest, merge=merge, claim=claim, done=len(done))]
+    words = {"merge": settle.queue.merge.value, "policy": settle.queue.policy}
+    return [*calls, owned("settle", settle.lease, rest, claim=claim, done=len(done), **words)]
 
 
 def _tells(settle: ToSettle) -> list[Call]:
@@ -95,11 +102,15 @@ def _tells(settle: ToSettle) -> list[Call]:
     return [call for _, call in tell_calls(news)]
 
 
-def _split(verdicts: Sequence[Verdict]) -> tuple[list[Verdict], list[Verdict]]:
-    """Those of one claim that are just done, as nearly all are, and the others."""
+def _split(settle: ToSettle) -> tuple[list[Verdict], list[Verdict]]:
+    """Those of one claim that are just done, as nearly all are, and the others. Where it is remembered which
+    scores were done, nothing is just done.
+    """
+    if settle.queue.policies.drop_stale is not None:
+        return [], list(settle.verdicts)
     done: list[Verdict] = []
     others: list[Verdict] = []
-    for verdict in verdicts:
+    for verdict in settle.verdicts:
         just_done = verdict.fate is Fate.DONE and not verdict.bad
         (done if just_done and (not done or done[0].claim == verdict.claim) else others).append(verdict)
     return done, others
@@ -119,7 +130,7 @@ def settled(settle: ToSettle, replies: Sequence[Any]) -> Settled | StoreError:
     now, next_due, all_done, *ids = replies[-1]
     accepted = {parse_id(job_id) for job_id in ids}
     if all_done:
-        accepted.update(verdict.id for verdict in _split(settle.verdicts)[0])
+        accepted.update(verdict.id for verdict in _split(settle)[0])
     return Settled(frozenset(accepted), float(now), parse_time(next_due))
 
 
@@ -133,6 +144,7 @@ def sound(answer: A | StoreError | None) -> A:
 
 def _verdict_values(verdict: Verdict) -> Iterator[Value]:
     yield from (id_bytes(verdict.id), verdict.claim, verdict.fate.value, verdict.retry_count)
-    yield from (number_text(verdict.delay), verdict.error, verdict.try_text, len(verdict.bad))
+    when = f"@{number_text(verdict.perform_in)}" if verdict.perform_in else number_text(verdict.delay)
+    yield from (when, verdict.error, verdict.try_text, len(verdict.bad))
     for bad in verdict.bad:
-        yield from (-1 - bad.position, b"") if bad.error is None else (bad.position, bad.error)
+        yield from (-1 - bad.position, bad.gone.value) if bad.error is None else (bad.position, bad.error)

@@ -8,7 +8,7 @@ from typing import Any
 import redis
 from redis import exceptions
 
-from celery_lowkiq.rules.errors import NotOwner, StoreError, StoreFull, StoreUnavailable
+from celery_lowkiq.rules.errors import NotOwner, QueueFull, StoreError, StoreFull, StoreUnavailable
 
 from .scripts import Call, Script
 
@@ -62,6 +62,12 @@ def store_error(error: BaseException) -> StoreError:
         return NotOwner(f"the shard has changed hands (its epoch is {rest})")
     if code == "SHARDS":
         return ShardsDiffer(rest)
+    if code == "FULL":
+        length, _, allowed = rest.partition(" ")
+        return QueueFull(
+            f"{length} jobs wait in the shard, of {allowed} that the task's max_length allows it: call again "
+            "later, serve the queue faster, or let it drop with when_full"
+        )
     # Redis 6.2 puts the error of a command within the text of the script's error.
     if isinstance(error, AWAY) or code in UNAVAILABLE or any(f"-{known} " in text for known in UNAVAILABLE):
         return StoreUnavailable(f"Redis is not available: {text or type(error).__name__}")

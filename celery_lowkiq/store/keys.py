@@ -21,7 +21,8 @@ CLOCK_KEY = "lowkiq:test:clock"
 #: Keys of a shard, with their Redis types.
 SHARD_KEYS = {
     "lease": "hash",  # owner, epoch, counter, stopping, server, since
-    # shards, score, back, front, request, claim, kind, call, sweep; counts processed, failed, merged, dead;
+    # shards, score, back, front, request, claim, kind, call, sweep; swept; counts processed, failed,
+    # merged, dead, dropped;
     # since when nothing may be claimed: paused (the shard), queue_paused (with all others, see queue_pause)
     "meta": "hash",
     "senders": "hash",  # sender -> last n and when
@@ -32,6 +33,9 @@ SHARD_KEYS = {
     "spill": "hash",  # id, payload -> place, of waiting jobs with many payloads
     "order": "zset",  # id, place, payload
     "calls": "zset",  # equal scores: id, digest of the payload, number, record of a call
+    "first": "hash",  # id -> time of the first call (us) and earliest perform_in, while calls put the job off
+    "early": "hash",  # id -> perform_in of a waiting job that failed, when a call made it due before that
+    "peaks": "hash",  # id -> highest score processed with success, and when (s)
     "failed": "zset",  # id -> retry_count of a waiting job that failed
     "errors": "hash",  # id -> last error of a waiting job that failed
     "claimed": "zset",  # id -> claim number of a job in processing

@@ -42,6 +42,7 @@ class Loading:
             rest,
             shards=self._queue.shards,
             merge=self._queue.merge.value,
+            policy=self._queue.policy,
             sender=f"load-{self._header.dump}",
             channel=channel(self._queue.name),
             index=shard.index,

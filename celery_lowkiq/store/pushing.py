@@ -58,6 +58,7 @@ def push_call(queue: QueueSpec, shard: ShardRef, sender: Sender, jobs: Sequence[
         rest + records,
         shards=queue.shards,
         merge=queue.merge.value,
+        policy=queue.policy,
         sender=sender.id,
         n=next(sender.numbers),
         channel=channel(queue.name),

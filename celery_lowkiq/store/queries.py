@@ -357,7 +357,7 @@ def _dead_job(member: _Member, reply: list[Any]) -> DeadJob | None:
 
 def _stats(reply: list[Any]) -> Stats:
     now, next_due, length, retries, morgue_length, busy, processed, failed, *rest = reply
-    merged, dead, oldest, held, paused = rest
+    merged, dead, oldest, held, paused, dropped = rest
     return Stats(
         length=length,
         fresh=length - retries,
@@ -372,6 +372,7 @@ def _stats(reply: list[Any]) -> Stats:
         oldest=_age(now, oldest),
         held=held,
         paused=paused,
+        dropped=dropped,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import redis
@@ -29,6 +29,7 @@ from celery_lowkiq.rules.reports import Heard, NodeNews
 
 from .batches import claim_call, claimed, open_claims, owned, settle_calls, settled, sound
 from .client import Client, ShardsDiffer, raise_refused
+from .dropping import Dropped, DropsOfPush
 from .durability import Durability
 from .keys import channel, nodes_key, report_key, reports_key, shard_keys, ticket_key, tokens_key
 from .pushing import Sender, chunked, patiently, push_call
@@ -52,6 +53,8 @@ TICKET_SECONDS = 60
 LEASE_FIELDS = ("owner", "epoch", "counter", "server")
 
 FAST = Durability()
+#: Told of the replies of a push.
+Hears = Callable[[Sequence[Any]], None]
 
 
 class RedisStore:
@@ -64,6 +67,8 @@ class RedisStore:
         self._durability = durability
         self._registry = Registry(self.client)
         self._senders: list[Sender] = []
+        #: Hears of calls that a push drops by a policy of the task.
+        self.dropped: Dropped | None = None
 
     def close(self) -> None:
         """Close all connections."""
@@ -75,8 +80,8 @@ class RedisStore:
         """Merge jobs into the queue: one round trip for each 1,000 jobs of the fullest shard.
 
         While Redis is away, a round trip is repeated after each of the ``pauses`` (s), under its old number.
-        Raises ShardCountMismatch, StoreFull, or StoreUnavailable: then the outcome may be unknown, and
-        some shards may have taken their part. To push the same jobs again is safe.
+        Raises ShardCountMismatch, StoreFull, QueueFull, or StoreUnavailable: then the outcome may be unknown,
+        and some shards may have taken their part. To push the same jobs again is safe.
         """
         by_shard: dict[ShardRef, list[NewJob]] = {}
         for job in jobs:
@@ -89,7 +94,8 @@ class RedisStore:
                 shard: chunk for shard, chunks in waiting.items() if (chunk := next(chunks, None))
             }:
                 calls = [(s, push_call(queue, s, sender, chunk)) for s, chunk in turn.items()]
-                patiently(left, lambda calls=calls: self.admitted(queue, calls))  # type: ignore[misc]
+                hear = self._hears(queue, turn)
+                patiently(left, lambda calls=calls, hear=hear: self.admitted(queue, calls, hear))  # type: ignore[misc]
         if by_shard:
             # All shards of a Redis are one stream: what was written last, confirms what came before.
             self._durability.confirm(self.client, next(iter(by_shard)))
@@ -105,14 +111,25 @@ class RedisStore:
         finally:
             self._senders.append(sender)
 
-    def admitted(self, queue: QueueSpec, calls: list[tuple[ShardRef, Call]]) -> list[Any]:
-        """Replies of calls that name the shard count, registering shards that do not know it yet."""
+    def _hears(self, queue: QueueSpec, turn: Mapping[ShardRef, Sequence[NewJob]]) -> Hears | None:
+        if not queue.policy or self.dropped is None:
+            return None
+        return DropsOfPush(self.client, queue, turn, self.dropped).hear
+
+    def admitted(
+        self, queue: QueueSpec, calls: list[tuple[ShardRef, Call]], hear: Hears | None = None
+    ) -> list[Any]:
+        """Replies of calls that name the shard count, registering shards that do not know it yet. What they
+        are, is heard of before the first error among them is raised.
+        """
         replies = self.client.calls([call for _, call in calls])
         for position, (shard, call) in enumerate(calls):
             attempts = iter(range(ADMISSIONS))
             while isinstance(replies[position], ShardsDiffer) and next(attempts, None) is not None:
                 self._registry.admit(queue, shard)
                 (replies[position],) = self.client.calls([call])
+        if hear is not None:
+            hear(replies)
         return raise_refused(replies)
 
     # -- leases
@@ -146,6 +163,7 @@ class RedisStore:
             known_epoch=known_epoch,
             shards=queue.shards,
             merge=queue.merge.value,
+            policy=queue.policy,
             max_crashes=queue.max_crashes,
             poison_error=queue.poison_error,
         )

@@ -245,6 +245,14 @@ ACTIONS = _table(
         on="ids",
     ),
     Action(
+        "morgue_force_up",
+        "Queue up by force",
+        "These dead jobs go back to the queue, also payloads that are older than what was done.",
+        lambda queue, target, progress: queue.morgue_queue_up(target.ids, progress, force=True),
+        on="ids",
+        dangerous=True,
+    ),
+    Action(
         "morgue_queue_up_all",
         "Queue up all",
         "All jobs that are dead now go back to the queue, due now, as new.",

@@ -15,7 +15,7 @@ def sync_order(payloads_by_id):
     """Mirrors an order."""
 
 
-@ordered_task(app=app, shared=False, name="send_mail", shards=2)
+@ordered_task(app=app, shared=False, name="send_mail", shards=2, drop_stale=True)
 def send_mail(payloads_by_id):
     """Sends a mail."""
 

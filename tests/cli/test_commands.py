@@ -177,6 +177,17 @@ def test_dead_jobs_go_back(filled, run):
     assert filled.stats().morgue_length == 0
 
 
+@pytest.mark.parametrize("which", ["1", "--all"])
+def test_what_is_stale_goes_back_by_force_only(queue, run, which):
+    proj.send_mail.apply_async(("1", "old"), score=1)
+    end_all(proj.send_mail, Fate.BURY)
+    proj.send_mail.apply_async(("1", "new"), score=2)
+    end_all(proj.send_mail, Fate.DONE)
+    assert run("requeue", "send_mail", which).stdout == "requeued 0 dead jobs of queue send_mail\n"
+    forced = run("requeue", "send_mail", which, "--force")
+    assert (forced.exit_code, forced.stdout) == (0, "requeued 1 dead job of queue send_mail\n")
+
+
 def test_ids_come_from_stdin(filled, run):
     found = run("requeue", "sync_order", "-", stdin="d1\nd2\r\n\n")
     assert found.stdout == "requeued 2 dead jobs of queue sync_order\n"

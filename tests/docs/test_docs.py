@@ -13,6 +13,7 @@ import pytest
 
 from celery_lowkiq import OrderedTask
 from celery_lowkiq.integration.options import _CHECKS
+from celery_lowkiq.integration.queue_policies import POLICIES
 from celery_lowkiq.integration.refusals import _DECORATOR as REFUSED
 from celery_lowkiq.integration.settings import SETTINGS
 from celery_lowkiq.store.keys import SHARD_KEYS
@@ -112,8 +113,9 @@ def test_every_setting_is_documented_with_its_default_and_limits():
 
 def test_every_option_is_documented_with_its_default():
     documented = rows("docs/task-options.md", r"(\w+)")
-    assert set(documented) == {*_CHECKS, "app"}
-    for name in _CHECKS:
+    options = {*_CHECKS, *POLICIES}
+    assert set(documented) == options | {"app"}
+    for name in options:
         default = getattr(OrderedTask, name)
         if default is not None:
             assert json.loads(documented[name][0].strip("`")) == default, name
@@ -128,8 +130,8 @@ def test_links_between_pages_exist():
 
 
 def test_the_layout_counts_its_keys_right():
-    assert len(SHARD_KEYS) == 22
-    assert "the twenty-two keys" in (ROOT / "docs" / "adr" / "0001-store-layout.md").read_text()
+    assert len(SHARD_KEYS) == 25
+    assert "the twenty-five keys" in (ROOT / "docs" / "adr" / "0001-store-layout.md").read_text()
 
 
 def test_every_test_that_a_page_names_exists():

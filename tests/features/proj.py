@@ -119,6 +119,17 @@ def make_app(url: str) -> Celery:
     ordered_task(**{**ordered, "retry_in": lambda n: 3600}, name="slow to retry", queue_name="slow")(one)
     ordered_task(**ordered, name="expects", max_retries=0, throws=(Expected,))(one)
     ordered_task(**ordered, name="portions", max_payloads_per_run=2)(one)
+    ordered_task(**ordered, name="latest", keep=1)(one)
+    ordered_task(**ordered, name="calm", debounce=2, debounce_max=600)(one)
+    ordered_task(**ordered, name="bounded", debounce=1, debounce_max=1)(one)
+    ordered_task(**ordered, name="newer", drop_stale=True)(one)
+    ordered_task(**ordered, name="short", job_ttl=3)(one)
+    ordered_task(
+        **{**ordered, "retry_in": 3600}, name="impatient", max_retries=2, on_push_after_failure="now"
+    )(one)
+    for when_full in ("refuse", "drop_newest", "drop_oldest"):
+        few = {**ordered, "shards": 1, "max_length": 1, "when_full": when_full}
+        ordered_task(**few, name=when_full)(one)
     ordered_task(**ordered, name="keyed", key=lambda payload: payload["id"])(one)
 
     @ordered_task(app=app, shared=False, name="batch", shards=1, batch_size=10, max_retries=0)

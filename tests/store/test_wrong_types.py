@@ -38,6 +38,7 @@ SCRIPTS = sorted(
     if path.name.endswith(".lua")
 )
 ANNOUNCED = {"channel": "c", "index": 0}
+POLICY = "keep=9 debounce=5 stale=9 now=1 length=100 full=drop_oldest"
 TRACKER = "0" * 32
 
 
@@ -65,6 +66,7 @@ def arguments(state):
                 **seen,
                 "shards": 1,
                 "merge": "min",
+                "policy": POLICY,
                 "max_crashes": 3,
                 "poison_error": "poison",
             },
@@ -75,6 +77,7 @@ def arguments(state):
             {
                 **owner,
                 "merge": "min",
+                "policy": POLICY,
                 "request": 10**9,
                 "last": 0,
                 "open": "any",
@@ -87,7 +90,7 @@ def arguments(state):
         "counters": ({}, ()),
         "dump": ({"cursor": "", **bounds}, ("long", "failed")),
         "edit": (
-            {"merge": "min", "id": "failed", "payload": "a", "replaced": 1, "other": "b"},
+            {"merge": "min", "policy": POLICY, "id": "failed", "payload": "a", "replaced": 1, "other": "b"},
             (),
         ),
         "end_calls": (owner, ("a", "z")),
@@ -95,9 +98,9 @@ def arguments(state):
         "forgive": ({"epoch": state.died}, ()),
         "hasten": ({**ANNOUNCED, "limit": 10}, ()),
         "hasten_ids": (ANNOUNCED, ("failed",)),
-        "kill": ({"merge": "min", "only_failed": 1, "reason": "", **bounds}, ("failed",)),
+        "kill": ({"merge": "min", "policy": POLICY, "only_failed": 1, "reason": "", **bounds}, ("failed",)),
         "load": (
-            {"shards": 1, "merge": "min", "sender": "s", **ANNOUNCED, "last_score": 0},
+            {"shards": 1, "merge": "min", "policy": POLICY, "sender": "s", **ANNOUNCED, "last_score": 0},
             (
                 *("1", "calls", "new", 0, -1, "", 1, digest(b"x"), "call", ""),
                 *("2", "waiting", "long", 5, 3, "error", 1, "1", "x", "R"),
@@ -115,13 +118,13 @@ def arguments(state):
         "pause_queue": ({"wanted": 1}, ()),
         "peek": ({**bounds, "cut": 1000}, ("long", "failed")),
         "push": (
-            {"shards": 1, "merge": "min", "sender": "s", "n": 1, **ANNOUNCED, "records": 1},
+            {"shards": 1, "merge": "min", "policy": POLICY, "sender": "s", "n": 1, **ANNOUNCED, "records": 1},
             ("long", "x", "", "", "new", "x", "1", "+5", 1, digest(b"x"), "call"),
         ),
         "register": ({"format": 1, "shards": 2, "expected": 1}, ()),
         "release": ({**owner, **ANNOUNCED, "unsettled": 0}, ()),
         "remove": (
-            {"only_marked": 0, "maximum": "+inf", "upto": "", "cursor": "", "limit": 99},
+            {"policy": POLICY, "only_marked": 0, "maximum": "+inf", "upto": "", "cursor": "", "limit": 99},
             ("long", "failed"),
         ),
         "renew": ({**owner, "stopping": 0, "server": state.server}, ()),
@@ -129,13 +132,16 @@ def arguments(state):
         "resize": ({"shards": 2, "reopen": 0, "pause": 0, "since": ""}, ()),
         "resume": (ANNOUNCED, ()),
         "resume_ids": (ANNOUNCED, ("held",)),
-        "revive": ({"merge": "min", **ANNOUNCED, "maximum": "+inf", **bounds}, ("dead",)),
+        "revive": (
+            {"merge": "min", "policy": POLICY, **ANNOUNCED, "maximum": "+inf", "force": 0, **bounds},
+            ("dead",),
+        ),
         "sample": (
             {"place": 1, "slot": 1, "at": "10.5", "processed": 1, "failed": 0, "ttl": 60},
             (),
         ),
         "settle": (
-            {**owner, "merge": "min", "claim": 0, "done": 0},
+            {**owner, "merge": "min", "policy": POLICY, "claim": 0, "done": 0},
             ("runs", state.claim, "die", 0, 0, "error", "last line", 1, 0, "bad"),
         ),
         "stats": ({}, ()),

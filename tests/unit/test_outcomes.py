@@ -9,7 +9,7 @@ import pytest
 from celery.exceptions import Reject, Retry
 
 from celery_lowkiq import Again, BusinessFailure, ConfigurationError, InvalidCall, JobsFailed, ordered_task
-from celery_lowkiq.rules.models import BadPayload, Fate, Recorded
+from celery_lowkiq.rules.models import BadPayload, Fate, Gone, Recorded
 from tests.unit.lanes import Lane, job
 
 
@@ -120,7 +120,10 @@ class TestBusinessFailure:
     def test_no_retry_no_morgue_and_its_message_is_the_result(self, function, caplog):
         lane = Lane(function)
         (verdict,) = lane.run(three())
-        assert (verdict.fate, verdict.bad) == (Fate.BURY, tuple(BadPayload(n, None) for n in range(3)))
+        assert (verdict.fate, verdict.bad) == (
+            Fate.BURY,
+            tuple(BadPayload(n, None, Gone.OVER) for n in range(3)),
+        )
         assert len(verdict.ended) == 3
         assert states(lane) == ["FAILURE"] * 3
         assert isinstance(lane.result("b"), BusinessFailure)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 
 from celery_lowkiq.integration.queue import OrderedQueue
+from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.rules.models import Fate, Verdict
+from celery_lowkiq.rules.policies import Policies
 from tests.waiting import eventually
 
 from .pages import ORIGIN, hidden_fields, submit, token
@@ -40,6 +44,31 @@ def test_a_dangerous_action_is_asked_about_first(browser, record):
 
 def test_nothing_chosen_is_said(browser):
     assert "no job was chosen" in submit(browser, "delete").text
+
+
+def test_what_is_stale_is_queued_up_by_force(browser, record):
+    spec = record.queue_spec
+    record.__dict__["_queue_spec"] = replace(spec, policies=Policies(drop_stale=1000.0))
+    queue = record.ordered_queue
+    for score, fate in ((1, Fate.BURY), (2, Fate.DONE)):
+        record.apply_async(("a", score), score=score)
+        end(record, fate)
+    assert "Queue up by force" in browser.get("/job?queue=record&id=a").text
+    submit(browser, "morgue_queue_up", "a")
+    assert queue.job("a").dead is not None
+    assert "Queue up by force: 1 job?" in submit(browser, "morgue_force_up", "a").text
+    submit(browser, "morgue_force_up", "a", confirmed="1")
+    assert queue.job("a").waiting is not None
+
+
+def end(task, fate):
+    """Claim what is due and end it so, as a worker would."""
+    store, spec = home_of(task.app).store, task.queue_spec
+    for shard in spec.shard_refs():
+        lease = store.acquire(spec, shard, "tester", store.observe([shard])[0], 0)
+        claim = store.claim(spec, lease, 1)
+        store.settle(spec, lease, [Verdict(job.id, claim.number, fate) for job in claim.jobs])
+        store.release(lease)
 
 
 def test_a_long_action_is_watched_and_cancelled(browser, record, monkeypatch):

@@ -45,6 +45,7 @@ def test_a_queue(app, measured, ledger):
         "lowkiq_failed_total": 0,
         "lowkiq_dead_total": 0,
         "lowkiq_merged_total": 2,
+        "lowkiq_dropped_total": 0,
         "lowkiq_shards": 8,
         "lowkiq_shards_unowned": 0,
         "lowkiq_shards_paused": 0,

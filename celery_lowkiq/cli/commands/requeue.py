@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import click
 
 from celery_lowkiq.integration.console import Console
@@ -17,7 +19,8 @@ from ..params import command, each_id, ids_argument, one_of, queue_argument
 @queue_argument
 @ids_argument
 @click.option("--all", "all_", is_flag=True, help="All that are dead now.")
-def requeue(console: Console, queue: str, ids: tuple[str, ...], all_: bool) -> None:
+@click.option("--force", is_flag=True, help="Also what is older than what was done for its id (drop_stale).")
+def requeue(console: Console, queue: str, ids: tuple[str, ...], all_: bool, force: bool) -> None:
     """Move dead jobs of QUEUE back to the queue: due now, as if they had never failed.
 
     IDS may be -: they come from stdin, one a line.
@@ -26,9 +29,10 @@ def requeue(console: Console, queue: str, ids: tuple[str, ...], all_: bool) -> N
     ordered = console.queue(queue)
     if all_:
         length = ordered.stats().morgue_length
-        done = with_progress("requeue", length, ordered.morgue_queue_up_all)
+        done = with_progress("requeue", length, partial(ordered.morgue_queue_up_all, force=force))
     else:
+        queue_up = partial(ordered.morgue_queue_up, force=force)
         done = with_progress(
-            "requeue", len(ids), lambda progress: in_chunks(each_id(ids), ordered.morgue_queue_up, progress)
+            "requeue", len(ids), lambda progress: in_chunks(each_id(ids), queue_up, progress)
         )
     report(done, "requeued", "dead", queue, named=not all_)

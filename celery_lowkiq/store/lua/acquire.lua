@@ -1,11 +1,11 @@
 -- Takes a shard over, if its lease is still what the caller saw, and puts what its former owner left in
 -- processing back into the queue before anyone may claim (rule 8).
 --
--- KEYS: lease meta due paused? held? jobs spill order failed errors claimed processing deaths dead dead_ids dead_jobs dead_spill dead_order dead_errors
--- ARGV: owner seen_owner seen_epoch seen_counter seen_server known_epoch shards merge max_crashes poison_error
+-- KEYS: lease meta due paused? held? jobs spill order failed errors claimed processing deaths dead dead_ids dead_jobs dead_spill dead_order dead_errors first? early?
+-- ARGV: owner seen_owner seen_epoch seen_counter seen_server known_epoch shards merge policy max_crashes poison_error
 --   seen_server: the server that showed the lease; another one may have lost what was written since
 --   known_epoch: the largest that the caller knows of, so that a Redis restored from an old copy cannot repeat one
--- USES: time server bag_read bag held waiting morgue processing suspects
+-- USES: time server bag_read bag held policy keep waiting morgue processing suspects
 -- FLAGS: allow-oom
 -- Returns: {epoch as text, server} (the same when repeated); error NOTOWNER <epoch>, SHARDS <stored count>.
 -- Cost: O(log n) a payload in processing; INFO takes about 20 us.
@@ -69,7 +69,7 @@ local function recover(id, perform_in)
   if crashed and #job.items > 0 then
     suspect(id, job.items)
   end
-  put_back(id, job.items, perform_in, job.retry_count, job.error)
+  put_unfinished(id, job, job.items, perform_in)
 end
 
 -- A microsecond apart, so that they run in the order of their claims.

@@ -2,16 +2,17 @@
 -- shard.
 -- What is still there of claims that the owner has not in hand goes back first.
 --
--- KEYS: lease meta due paused? held? jobs spill order failed errors claimed processing deaths calls?
--- ARGV: owner epoch merge request last open limit max_payloads max_bytes suspects
+-- KEYS: lease meta due paused? held? jobs spill order failed errors claimed processing deaths calls? first? early? peaks?
+-- ARGV: owner epoch merge policy request last open limit max_payloads max_bytes suspects
 --   request: grows with each claim of an epoch; the same again returns the same batch
 --   last, open: the largest number that the owner knows, and the numbers that it has in hand, or 'any'
 --   suspects: '0' passes suspects by; else one of them is a batch of its own
 --   max_payloads, max_bytes: what is taken of one id, and of all ids before the next one is left
--- USES: time owner stray due bag_read bag held waiting processing suspects calls_read
+-- USES: time owner stray due bag_read bag held policy keep stale waiting processing suspects calls_read drops
 -- FLAGS: allow-oom
 -- Returns: {now, next_due or '', claim number (0 for a request older than the last), kind, id, processing
---   record, ...}, and the first calls when some were moved that have records; kind 1: the batch is a suspect, 2:
+--   record, ...}, the first calls when some were moved that have records, and, behind such calls, {id, number of payloads
+--   from the smallest score on that a policy drops, ...}; kind 1: the batch is a suspect, 2:
 --   only suspects are due; error NOTOWNER <epoch>.
 -- Cost: O(limit log n + jobs in processing), at most about 2 max_payloads payloads.
 if not is_owner() then
@@ -34,13 +35,21 @@ local function move(id, perform_in, most, any_failed, condemned)
   local failures = any_failed and redis.call('ZSCORE', failed, id) or ''
   local retry_count = condemned or string.match(failures, '^%-?%d+$') or '-1'
   local message = any_failed and redis.call('HGET', errors, id) or ''
+  local own = asked.now and any_failed and redis.call('HGET', early, id)
   redis.call('ZREM', due, id)
   local items, more = bag_take(waiting, id, most, bytes)
   if more then
     redis.call('ZADD', due, perform_in, id)
-  elseif any_failed then
-    redis.call('ZREM', failed, id)
-    redis.call('HDEL', errors, id)
+  else
+    forget_policy(id)
+    if any_failed then
+      redis.call('ZREM', failed, id)
+      redis.call('HDEL', errors, id)
+    end
+  end
+  -- Its own time is still to come: the run is an early one.
+  if own and tonumber(own) > now / 1000000 then
+    perform_in = own
   end
   if #items == 0 then
     return 0, 0
@@ -87,6 +96,9 @@ local function write_plain()
     redis.call('HDEL', jobs, unpack(plain.ids))
     redis.call('ZADD', claimed, unpack(plain.claimed))
     redis.call('HSET', processing, unpack(plain.processing))
+    if asked.debounce then
+      redis.call('HDEL', first, unpack(plain.ids))
+    end
   end
 end
 
@@ -149,7 +161,7 @@ if tonumber(request) > latest then
   redis.call('HSET', meta, 'request', epoch .. ' ' .. request, 'claim', number)
   for _, id in ipairs(strays()) do
     local job = let_go(id)
-    put_back(id, job.items, seconds(now), job.retry_count, job.error)
+    put_unfinished(id, job, job.items, seconds(now))
   end
   kind = shard_paused and 0 or fill()
   redis.call('HSET', meta, 'kind', kind)
@@ -168,7 +180,11 @@ end
 for i, value in ipairs(batch) do
   reply[4 + i] = value
 end
-if #recorded > 0 then
+local unwanted = (asked.keep or asked.stale) and drops(batch) or {}
+if #recorded > 0 or #unwanted > 0 then
   reply[#reply + 1] = first_calls(recorded)
+end
+if #unwanted > 0 then
+  reply[#reply + 1] = unwanted
 end
 return reply

@@ -1,11 +1,11 @@
 -- Merges what a dump tells of jobs into a shard (rules 2 and 3), each line once, however often it comes.
 --
--- KEYS: meta senders due paused? held? jobs spill order failed errors calls dead dead_ids dead_jobs dead_spill dead_order dead_errors
--- ARGV: shards merge sender channel index last_score [n kind id when retry_count error count [score payload flag]*count]...
+-- KEYS: meta senders due paused? held? jobs spill order failed errors calls dead dead_ids dead_jobs dead_spill dead_order dead_errors first? early?
+-- ARGV: shards merge policy sender channel index last_score [n kind id when retry_count error count [score payload flag]*count]...
 --   shards: the declared count; sender: of the dump; n: grows with the lines of a dump
 --   last_score: the shard makes no smaller ones (us)
 --   kind: waiting, dead, or calls (with digest, record, '' in place of score, payload, flag)
--- USES: time wake bag_read bag held waiting
+-- USES: time wake bag_read bag held policy keep waiting
 -- Returns: how many were new; error SHARDS <stored count> when the count differs.
 -- Cost: O(log n) a payload.
 --
@@ -30,8 +30,12 @@ function kinds.waiting(id, items, when, retry_count, message)
     redis.call('ZADD', where, when, id)
     redis.call('ZADD', failed, retry_count, id)
     redis.call('HSET', errors, id, message)
+    forget_policy(id)
   end
   bag_add(waiting, id, items, false)
+  if asked.keep then
+    any_kept(waiting, id, items)
+  end
 end
 
 -- The later death stays.

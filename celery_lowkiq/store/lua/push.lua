@@ -1,12 +1,15 @@
 -- Merges jobs into the waiting ones of a shard (rule 2), once, however often the command is repeated.
 --
--- KEYS: meta senders due paused? held? jobs spill order calls?
--- ARGV: shards merge sender n channel index records [id payload score when]... [position digest record]*records
+-- KEYS: meta senders due paused? held? jobs spill order calls? failed errors processing tries? first? early? peaks?
+-- ARGV: shards merge policy sender n channel index records [id payload score when]... [position digest record]*records
 --   shards: the declared count; sender, n: n grows with each push of a sender to the shard;
 --   score: '' for one made here; when: '' now, '+<s>' a delay, else Unix s
 --   records: of the calls that need one; position: of the call's job (from 0), digest: of its payload
--- USES: time wake bag_read bag held calls
--- Returns: 1, or 0 for a repeated n; error SHARDS <stored count> when the count differs.
+-- USES: time wake bag_read bag held calls policy keep stale arriving
+-- Returns: 1, or 0 for a repeated n, or, also when repeated, where a policy dropped calls that have records, {text of
+--   their positions, id, number of the shard's last call, processing record or '', ...}: of jobs that gave way to others;
+--   error SHARDS <stored count> when the count differs, FULL <length> <allowed> when there is no place, and nothing was
+--   stored.
 -- Cost: O(log n) a job; the record of an id is rewritten while it is small.
 local RETENTION = 3600
 
@@ -14,9 +17,12 @@ local stored = redis.call('HMGET', meta, 'shards', 'score')
 if stored[1] ~= shards then
   return redis.error_reply('SHARDS ' .. (stored[1] or '0'))
 end
+
+-- '<n> <s>', or, where calls were dropped, '<n> <text>|<s>'.
 local last = redis.call('HGET', senders, sender)
 if last and tonumber(string.match(last, '^%d+') or 0) >= tonumber(n) then
-  return 0
+  local text = policy ~= '' and string.match(last, '^' .. n .. ' (.*)|%d+$')
+  return text and told(text) or 0
 end
 
 local now = now_us()
@@ -24,7 +30,11 @@ local score_us = tonumber(stored[2] or 0)
 local bag = {records = jobs, spill = spill, order = order}
 local before = head()
 local last_job = #ARGV - 3 * records
-local flags = record_calls(last_job)
+local refusal = asked.length and full(last_job)
+if refusal then
+  return refusal
+end
+local flags, members = record_calls(last_job)
 local merged = 0
 redis.call('HSET', senders, sender, n .. ' ' .. math.floor(now / 1000000))
 
@@ -100,9 +110,38 @@ local function merge_jobs(from, to)
   end
 end
 
--- `unpack` takes so many values at once.
-for i = rest, last_job, 4 * 1000 do
-  merge_jobs(i, math.min(i + 4 * 1000, last_job + 1) - 1)
+local gone = ''
+if policy == '' then
+  -- `unpack` takes so many values at once.
+  for i = rest, last_job, 4 * 1000 do
+    merge_jobs(i, math.min(i + 4 * 1000, last_job + 1) - 1)
+  end
+else
+  -- The job in ARGV from `i` on, of a task with policies. A stale payload that somebody hears of is dropped by its claim.
+  local function merge_job(i)
+    local id, payload, score, flag = ARGV[i], ARGV[i + 1], ARGV[i + 2], flags[i] or ''
+    if score == '' then
+      score = made_score()
+    end
+    local waits = redis.call('HEXISTS', jobs, id) == 1
+    local peak = asked.stale and flag == '' and peak_of(id)
+    if peak and tonumber(score) < peak or not waits and not has_place() then
+      return forgo(i, members[i])
+    end
+    bag_add(bag, id, {{score, payload, tonumber(score), flag}}, false)
+    if asked.keep and trim(bag, id, STEP)[payload] then
+      return
+    end
+    merged = merged + (waits and 1 or 0)
+    local due_at = later(id, waits, now, ARGV[i + 3] == '' and '0' or time_of(ARGV[i + 3]))
+    if due_at then
+      redis.call('ZADD', index_of(id), due_at, id)
+    end
+  end
+  for i = rest, last_job, 4 do
+    merge_job(i)
+  end
+  gone = given_way()
 end
 redis.call('HSET', meta, 'score', string.format('%.0f', score_us))
 if merged > 0 then
@@ -119,5 +158,9 @@ if not last then
       redis.call('HDEL', senders, swept[2][i])
     end
   end
+end
+if gone ~= '' then
+  redis.call('HSET', senders, sender, n .. ' ' .. gone .. '|' .. math.floor(now / 1000000))
+  return told(gone)
 end
 return 1

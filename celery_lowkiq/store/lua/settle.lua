@@ -1,12 +1,14 @@
 -- Ends claimed jobs: out of processing, back to the queue, to the morgue and the counters, in one change
 -- (rules 3, 5, 7). What is not in processing under the named claim is left alone.
 --
--- KEYS: lease meta due paused? held? jobs spill order failed errors claimed processing tries deaths dead dead_ids dead_jobs dead_spill dead_order dead_errors
--- ARGV: owner epoch merge claim done [id]*done [id claim fate retry_count delay error try bad [position error]*bad]...
+-- KEYS: lease meta due paused? held? jobs spill order failed errors claimed processing tries deaths dead dead_ids dead_jobs dead_spill dead_order dead_errors first? early? peaks?
+-- ARGV: owner epoch merge policy claim done [id]*done [id claim fate retry_count delay error try bad [position error]*bad]...
 --   claim, done: how many ids of that claim are done, with nothing else to say of them
---   fate: done, retry (with retry_count, delay in s), die, bury, return (delay 0: at its own time); try: '' or what the log
---   of the job's tries is to say; bad: payloads that go to the morgue anyway, or, at position -1 - n, are dropped
--- USES: time owner due bag_read bag held waiting morgue processing tries suspects
+--   fate: done, retry (with retry_count, delay in s, or, after @, a Unix time), die, bury, return (delay 0: at its own time)
+--   try: '' or what the log of the job's tries is to say
+--   bad: payloads that go to the morgue anyway; at position -1 - n, with '' for an error, are dropped; with 'over' or
+--   'done', have run
+-- USES: time owner due bag_read bag held policy keep stale waiting morgue processing tries suspects
 -- FLAGS: allow-oom
 -- Returns: {now, next_due or '', 1 when all of `done` were settled, id, ...}: the other ids that were; error
 --   NOTOWNER <epoch>.
@@ -17,19 +19,36 @@ end
 local now = now_us()
 local now_s = seconds(now)
 
--- Takes the bad payloads (ARGV from `at`: position, error) out of a job's items, and buries or drops them.
-local function bury_bad(id, items, at, count)
-  local good, reasons = {}, {}
+-- Takes the bad payloads (ARGV from `at`: position, error) out of a job's items: buried, dropped, or over.
+local function take_bad(id, items, at, count)
+  local good, reasons, words = {}, {}, {}
   for i = at, at + 2 * count - 1, 2 do
     local position = tonumber(ARGV[i])
-    reasons[position < 0 and -position or position + 1] = position >= 0 and ARGV[i + 1]
+    if position < 0 then
+      words[-position] = ARGV[i + 1]
+    else
+      reasons[position + 1] = ARGV[i + 1]
+    end
   end
+  local dropped, top = 0, nil
   for position, item in ipairs(items) do
-    if reasons[position] == nil then
-      good[#good + 1] = item
+    local word = words[position]
+    if word == 'done' then
+      -- What stays of the job, with smaller scores, is not stale.
+      top = (not good[1] or item[3] <= good[1][3]) and item[1] or top
+    elseif word then
+      dropped = dropped + (word == '' and 1 or 0)
     elseif reasons[position] then
       bury(id, {item}, reasons[position], now_s)
+    else
+      good[#good + 1] = item
     end
+  end
+  if dropped > 0 then
+    redis.call('HINCRBY', meta, 'dropped', dropped)
+  end
+  if top and asked.stale then
+    reach(id, top)
   end
   return good
 end
@@ -56,15 +75,19 @@ local function unmarked(id)
   end
 end
 
-function fates.done(id)
+function fates.done(id, job, items)
   processed = processed + 1
   cleared(id)
+  if asked.stale and #items > 0 then
+    reach(id, items[#items][1])
+  end
   end_log(id)
 end
 
 function fates.retry(id, job, items, retry_count, delay, message)
   redis.call('HINCRBY', meta, 'failed', 1)
-  put_back(id, items, delayed(now, delay), retry_count, message)
+  local perform_in = string.match(delay, '^@(.+)$') or delayed(now, delay)
+  put_back(id, items, perform_in, retry_count, message)
 end
 
 function fates.die(id, job, items, retry_count, delay, message)
@@ -80,8 +103,12 @@ function fates.bury(id, job, items, retry_count, delay, message)
 end
 
 fates['return'] = function(id, job, items, retry_count, delay)
-  local perform_in = tonumber(delay) > 0 and delayed(now, delay) or job.perform_in
-  put_back(id, items, perform_in, job.retry_count, job.error)
+  local time = tonumber(delay) > 0 and delayed(now, delay) or job.perform_in
+  -- An early run that did not take place is due again.
+  if asked.now and tonumber(job.retry_count) >= 0 and tonumber(time) > now / 1000000 and tonumber(delay) <= 0 then
+    time = now_s
+  end
+  put_unfinished(id, job, items, time)
 end
 
 local at, ended = rest + done, {}
@@ -115,7 +142,7 @@ while at <= #ARGV do
   local id, claim, fate, retry_count, delay, message, try, bad = unpack(ARGV, at, at + 7)
   if redis.call('ZSCORE', claimed, id) == claim then
     local job = let_go(id)
-    local items = bury_bad(id, job.items, at + 8, bad)
+    local items = take_bad(id, job.items, at + 8, bad)
     fates[fate](id, job, items, retry_count, delay, message)
     log_try(id, now_s, retry_count, try)
     unmarked(id)
@@ -126,6 +153,9 @@ end
 
 if processed > 0 then
   redis.call('HINCRBY', meta, 'processed', processed)
+  if asked.stale then
+    sweep_peaks()
+  end
 end
 local reply = {now_s, next_due(), all_done and 1 or 0}
 for i, id in ipairs(settled) do

@@ -5,10 +5,10 @@
 -- USES: time due
 -- Returns: {now, next_due or '', waiting, failed waiting, dead, in processing, processed, failed, merged,
 --   payloads that died, smallest perform_in of all that wait or '', held of those that wait, 1 when the shard is paused,
---   by itself or with its queue, {owner, epoch, counter}}.
+--   by itself or with its queue, payloads that were dropped, {owner, epoch, counter}}.
 -- Cost: O(log n + jobs in processing).
 local holding = redis.call('ZCARD', held)
-local counters = redis.call('HMGET', meta, 'processed', 'failed', 'merged', 'dead')
+local counters = redis.call('HMGET', meta, 'processed', 'failed', 'merged', 'dead', 'dropped')
 
 local function oldest()
   local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2]
@@ -33,5 +33,6 @@ return {
   oldest(),
   holding,
   shard_paused and 1 or 0,
+  tonumber(counters[5] or 0),
   redis.call('HMGET', lease, 'owner', 'epoch', 'counter'),
 }

@@ -124,9 +124,13 @@ local function bag_add(bag, id, items, older)
   end
 end
 
-local function take_packed(bag, id, record, max_count, max_bytes)
+local function take_packed(bag, id, record, max_count, max_bytes, lowest)
   local items, rest = unpack_items(record), {}
+  while lowest and items[1] and items[1][3] < lowest do
+    rest[#rest + 1] = table.remove(items, 1)
+  end
   local fit = fitting(items, 0, 0, max_count, max_bytes)
+  local cut = fit < #items
   for i = fit + 1, #items do
     rest[#rest + 1] = items[i]
     items[i] = nil
@@ -136,13 +140,14 @@ local function take_packed(bag, id, record, max_count, max_bytes)
   else
     redis.call('HSET', bag.records, id, pack_items(rest))
   end
-  return items, #rest > 0
+  return items, #rest > 0, cut
 end
 
-local function take_spilled(bag, id, max_count, max_bytes)
+local function take_spilled(bag, id, max_count, max_bytes, lowest)
   local taken, bytes = {}, 0
+  local from = lex_min(id) .. (lowest and sortable(lowest) or '')
   while true do
-    local items, members = spilled_step(bag, id, lex_min(id))
+    local items, members = spilled_step(bag, id, from)
     local gone, fields, fit = {}, {}, 0
     fit, bytes = fitting(items, #taken, bytes, max_count, max_bytes)
     for i = 1, fit do
@@ -154,22 +159,26 @@ local function take_spilled(bag, id, max_count, max_bytes)
       redis.call('HDEL', bag.spill, unpack(fields))
     end
     if #members == 0 then
-      redis.call('HDEL', bag.records, id)
-      return taken, false
+      local more = lowest and redis.call('ZLEXCOUNT', bag.order, lex_min(id), lex_max(id)) > 0
+      if not more then
+        redis.call('HDEL', bag.records, id)
+      end
+      return taken, more, false
     end
     if fit < #members then
-      return taken, true
+      return taken, true, true
     end
   end
 end
 
--- Removes items from the bag, lowest scores first. Returns them, and whether the bag keeps more.
-local function bag_take(bag, id, max_count, max_bytes)
+-- Removes items from the bag, lowest scores first, none below `lowest` if that is given. Returns them, whether the bag
+-- keeps any, and whether it keeps some that were to be taken.
+local function bag_take(bag, id, max_count, max_bytes, lowest)
   local record = redis.call('HGET', bag.records, id)
   if not record then
-    return {}, false
+    return {}, false, false
   elseif record == SPILLED then
-    return take_spilled(bag, id, max_count, max_bytes)
+    return take_spilled(bag, id, max_count, max_bytes, lowest)
   end
-  return take_packed(bag, id, record, max_count, max_bytes)
+  return take_packed(bag, id, record, max_count, max_bytes, lowest)
 end

@@ -4,19 +4,20 @@
 -- claimed, put back, or recovered; an owner deletes them when their results are written.
 local NO_FLAGS = {}
 
--- Stores the records that follow ARGV's last job. Returns the flags of jobs by where they begin in ARGV.
+-- Stores the records that follow ARGV's last job. Returns the flags of jobs by where they begin in ARGV, and their members.
 local function record_calls(last_job)
   if last_job == #ARGV then
-    return NO_FLAGS
+    return NO_FLAGS, NO_FLAGS
   end
   redis.call('ZCARD', calls)
-  local flags = {}
+  local flags, members = {}, {}
   local number = redis.call('HINCRBY', meta, 'call', (#ARGV - last_job) / 3) - (#ARGV - last_job) / 3
   for i = last_job + 1, #ARGV, 3 do
     local job = rest + 4 * ARGV[i]
     number = number + 1
-    redis.call('ZADD', calls, 0, ARGV[job] .. '\0' .. ARGV[i + 1] .. string.format('%012x', number) .. ARGV[i + 2])
+    members[job] = ARGV[job] .. '\0' .. ARGV[i + 1] .. string.format('%012x', number) .. ARGV[i + 2]
+    redis.call('ZADD', calls, 0, members[job])
     flags[job] = 'R'
   end
-  return flags
+  return flags, members
 end

@@ -8,11 +8,8 @@ local function hold(id, claim, perform_in, retry_count, message, items, last_cal
   redis.call('HSET', processing, id, head .. message .. pack_items(items))
 end
 
--- Takes a job out of processing: {claim, perform_in, retry_count, error, items}.
-local function let_go(id)
-  local record = redis.call('HGET', processing, id) or ''
-  redis.call('ZREM', claimed, id)
-  redis.call('HDEL', processing, id)
+-- A record of a job in processing: {claim, perform_in, retry_count, error, items}.
+local function read_held(record)
   local _, stop, claim, perform_in, retry_count, length =
     string.find(record, '^(%d+)@?%d* (%S+) (%-?%d+) (%d+) ')
   if not (stop and is_number(perform_in)) then
@@ -25,4 +22,12 @@ local function let_go(id)
     error = string.sub(record, stop + 1, stop + length),
     items = unpack_items(string.sub(record, stop + length + 1)),
   }
+end
+
+-- Takes a job out of processing.
+local function let_go(id)
+  local record = redis.call('HGET', processing, id) or ''
+  redis.call('ZREM', claimed, id)
+  redis.call('HDEL', processing, id)
+  return read_held(record)
 end

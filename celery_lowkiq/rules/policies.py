@@ -1,0 +1,113 @@
+"""What a task may ask for beyond the rules of a job: which payloads are kept, and when a job is due."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class AfterFailure(str, enum.Enum):
+    """What a push does to a job that waits for its retry."""
+
+    #: The call waits behind the pause of the retry, as in Lowkiq.
+    WAIT = "wait"
+    #: The job is due now; a run that fails then puts its retry_count and perform_in back.
+    NOW = "now"
+
+
+class WhenFull(str, enum.Enum):
+    """What becomes of a new job for which there is no place in its shard."""
+
+    REFUSE = "refuse"
+    DROP_NEWEST = "drop_newest"
+    DROP_OLDEST = "drop_oldest"
+
+
+#: How long the mark of an id is kept that ``drop_stale`` compares with, in s: a week.
+MARK_SECONDS = 7 * 86400.0
+
+
+@dataclass(frozen=True)
+class Policies:
+    """The policies of a queue that change what the store does; by default none, at no cost."""
+
+    #: A waiting job keeps so many payloads, those with the highest scores.
+    keep: int | None = None
+    #: Each call moves the job to so many s after it.
+    debounce: float | None = None
+    #: ... but at most to so many s after the first call that waits.
+    debounce_max: float | None = None
+    #: For so many s, payloads are dropped whose score is below one that was processed for their id.
+    drop_stale: float | None = None
+    on_push_after_failure: AfterFailure = AfterFailure.WAIT
+    #: Jobs that may wait in the queue.
+    max_length: int | None = None
+    when_full: WhenFull = WhenFull.REFUSE
+
+    def words(self, shards: int) -> str:
+        """What scripts are told, as ``lib/policy.lua`` reads it: '' for nothing."""
+        told: dict[str, float | int | str | None] = {
+            "keep": self.keep,
+            "debounce": self.debounce,
+            "debounce_max": self.debounce_max,
+            "stale": self.drop_stale,
+            "now": 1 if self.on_push_after_failure is AfterFailure.NOW else None,
+        }
+        if self.max_length is not None:
+            told |= {"length": length_of_shard(self.max_length, shards), "full": self.when_full.value}
+        return " ".join(f"{name}={value}" for name, value in told.items() if value is not None)
+
+
+NONE = Policies()
+
+
+def length_of_shard(max_length: int, shards: int) -> int:
+    """Jobs that may wait in one shard: its part of the queue's, rounded up."""
+    return math.ceil(max_length / shards)
+
+
+# What the scripts decide (lua/lib/keep, stale, drops and arriving), in Python: the model of the store
+# holds them to it, and runs without a store go by it.
+
+
+def surplus(count: int, keep: int | None) -> int:
+    """How many of a job's payloads are dropped, from the smallest score on."""
+    return 0 if keep is None else max(0, count - keep)
+
+
+def stale(scores: Sequence[float], peak: float | None) -> int:
+    """How many of ascending scores are below the highest one that was processed with success."""
+    return 0 if peak is None else sum(score < peak for score in scores)
+
+
+def has_place(length: int, allowed: int | None) -> bool:
+    """Whether one more job may wait in a shard where so many do."""
+    return allowed is None or length < allowed
+
+
+def debounced(
+    now: float, first: float, debounce: float, debounce_max: float | None, not_before: float
+) -> float:
+    """When a job is due (Unix s) after a call at ``now``: ``debounce`` s later, at most ``debounce_max`` s
+    after the ``first`` call, never before a time that a call asked for.
+    """
+    latest = math.inf if debounce_max is None else first + debounce_max
+    return max(min(now + debounce, latest), not_before)
+
+
+def after_failure(own: float, asked: float, policy: AfterFailure) -> float:
+    """When a job is due (Unix s) that waits for its retry until its ``own`` time, after a call that asked for
+    another one.
+    """
+    return min(own, asked) if policy is AfterFailure.NOW else own
+
+
+def reached(done: Sequence[float], left: Sequence[float], peak: float | None) -> float | None:
+    """The highest score processed with success, after a run that did some payloads and left others: what is
+    left is not stale.
+    """
+    lowest = min(left, default=math.inf)
+    scores = [score for score in done if score <= lowest]
+    return max([*scores, *([] if peak is None else [peak])], default=None)

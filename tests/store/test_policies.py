@@ -1,0 +1,385 @@
+"""Policies of a queue: what is kept of an id, and when its job is due."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_lowkiq.rules.errors import QueueFull, StoreError
+from celery_lowkiq.rules.models import BadPayload, Fate, Gone, NewJob, QueueSpec, Verdict, shard_of
+from celery_lowkiq.rules.policies import AfterFailure, Policies, WhenFull
+from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.pausing import Pausing
+from celery_lowkiq.store.pushing import Sender, push_call
+from celery_lowkiq.store.queries import Queries
+
+from .helpers import take
+
+
+@pytest.fixture
+def told(store):
+    """The records of calls that the store tells of."""
+    found = []
+    store.dropped = lambda queue, calls: found.extend(call.data for call in calls)
+    return found
+
+
+def recorded(shard):
+    return shard.store.client.commands([("ZRANGE", "lowkiq:1:{orders:0}:calls", 0, -1)])[0]
+
+
+def spec(**policies):
+    return QueueSpec("orders", shards=1, batch_size=100, policies=Policies(**policies))
+
+
+class Shard:
+    """The only shard of a queue with policies, and its owner."""
+
+    def __init__(self, store, **policies):
+        self.store = store
+        self.spec = spec(**policies)
+        self.queries = Queries(store)
+        self.lease = take(store, self.spec)
+        self.requests = 0
+
+    def push(self, job_id, payload=b"x", score=None, **when):
+        self.store.push(self.spec, [NewJob(job_id, payload, score, **when)])
+
+    def claim(self):
+        self.requests += 1
+        return self.store.claim(self.spec, self.lease, self.requests).jobs
+
+    def run(self, fate=Fate.DONE, **verdict):
+        jobs = self.claim()
+        self.store.settle(self.spec, self.lease, [Verdict(j.id, j.claim, fate, **verdict) for j in jobs])
+        return jobs
+
+    def waiting(self, job_id="1"):
+        return self.queries.job(self.spec, job_id).waiting
+
+    def payloads(self, job_id="1"):
+        return [payload.data for payload in self.waiting(job_id).payloads]
+
+    @property
+    def dropped(self):
+        return self.queries.stats(self.spec).dropped
+
+
+class TestKeep:
+    def test_the_highest_scores_stay(self, store):
+        shard = Shard(store, keep=2)
+        for score in (5, 3, 9, 1, 7):
+            shard.push("1", b"%d" % score, score)
+        assert shard.payloads() == [b"7", b"9"]
+        assert shard.dropped == 3
+
+    def test_long_payloads_too(self, store):
+        shard = Shard(store, keep=20)
+        for score in range(200):
+            shard.push("1", b"%03d" % score * 100, score)
+        assert [data[:3] for data in shard.payloads()] == [b"%03d" % n for n in range(180, 200)]
+
+    def test_a_failed_job_of_which_nothing_stays_leaves_the_waiting_ones_time(self, store):
+        shard = Shard(store, keep=1)
+        shard.push("1", b"old", 1)
+        (job,) = shard.claim()
+        shard.push("1", b"new", 2, perform_in=1000.0)
+        verdict = Verdict("1", job.claim, Fate.RETRY, 3, 9e6, b"boom")
+        shard.store.settle(shard.spec, shard.lease, [verdict])
+        waiting = shard.waiting()
+        assert ([p.data for p in waiting.payloads], waiting.perform_in, waiting.retry_count) == (
+            [b"new"],
+            1000.0,
+            -1,
+        )
+
+    def test_a_failed_job_of_which_something_stays_has_its_own_time(self, store):
+        shard = Shard(store, keep=1)
+        shard.push("1", b"high", 2)
+        (job,) = shard.claim()
+        shard.push("1", b"low", 1)
+        verdict = Verdict("1", job.claim, Fate.RETRY, 3, 9e6, b"boom")
+        shard.store.settle(shard.spec, shard.lease, [verdict])
+        assert (shard.payloads(), shard.waiting().retry_count) == ([b"high"], 3)
+
+    def test_also_when_it_has_many_payloads(self, store):
+        shard = Shard(store, keep=100)
+        for n in range(100):
+            shard.push("1", b"old %d" % n, n)
+        (job,) = shard.claim()
+        for n in range(100):
+            shard.push("1", b"new %d" % n, 1000 + n)
+        store.settle(shard.spec, shard.lease, [Verdict("1", job.claim, Fate.RETRY, 3, 9e6, b"boom")])
+        assert shard.waiting().retry_count == -1
+        assert all(data.startswith(b"new") for data in shard.payloads())
+
+    def test_a_call_of_which_nothing_stays_does_not_make_a_job_due(self, store):
+        shard = Shard(store, keep=1, on_push_after_failure=AfterFailure.NOW)
+        shard.push("1", b"high", 2)
+        shard.run(Fate.RETRY, retry_count=0, delay=1000.0)
+        before = shard.waiting().perform_in
+        shard.push("1", b"low", 1)
+        assert (shard.payloads(), shard.waiting().perform_in) == ([b"high"], before)
+
+    def test_recorded_payloads_are_dropped_by_the_run(self, store):
+        shard = Shard(store, keep=1)
+        for score in (1, 2, 3):
+            store.push(shard.spec, [NewJob("1", b"%d" % score, score, record=b"a call")])
+        (job,) = shard.claim()
+        assert ([p.data for p in job.payloads], job.unwanted) == ([b"1", b"2", b"3"], 2)
+
+
+class TestDebounce:
+    def test_each_call_puts_the_job_off(self, store):
+        shard = Shard(store, debounce=100.0)
+        shard.push("1", b"a")
+        first = shard.waiting().perform_in
+        shard.push("1", b"b")
+        assert 0 < shard.waiting().perform_in - first < 50
+        assert shard.claim() == ()
+
+    def test_at_most_so_long_after_the_first_call(self, store):
+        shard = Shard(store, debounce=100.0, debounce_max=100.0)
+        shard.push("1", b"a")
+        first = shard.waiting().perform_in
+        shard.push("1", b"b")
+        assert shard.waiting().perform_in == first
+
+    def test_never_before_a_given_time(self, store):
+        shard = Shard(store, debounce=1.0, debounce_max=2.0)
+        shard.push("1", b"a", perform_in=4e9)
+        shard.push("1", b"b")
+        assert shard.waiting().perform_in == 4e9
+
+    def test_the_first_call_after_a_claim_is_a_first_one(self, store, client):
+        shard = Shard(store, debounce=0.001, debounce_max=0.002)
+        shard.push("1", b"a", perform_in=1.0)
+        client.hset("lowkiq:1:{orders:0}:first", "1", "1000000 1.0")
+        client.zadd("lowkiq:1:{orders:0}:due", {"1": 1.0})
+        assert [job.id for job in shard.claim()] == ["1"]
+        shard.push("1", b"b")
+        assert shard.waiting().perform_in > 1e9
+
+    def test_a_job_that_failed_is_not_put_off(self, store):
+        shard = Shard(store, debounce=0.000001)
+        shard.push("1", b"a", perform_in=1.0)
+        shard.run(Fate.RETRY, retry_count=0, delay=1000.0)
+        before = shard.waiting().perform_in
+        shard.push("1", b"b")
+        assert shard.waiting().perform_in == before
+
+
+class TestStale:
+    def test_a_payload_below_one_that_was_processed_is_dropped(self, store):
+        shard = Shard(store, drop_stale=1000.0)
+        shard.push("1", b"5", 5)
+        shard.run()
+        shard.push("1", b"3", 3)
+        assert (shard.waiting(), shard.dropped) == (None, 1)
+
+    def test_an_equal_score_passes(self, store):
+        shard = Shard(store, drop_stale=1000.0)
+        shard.push("1", b"5", 5)
+        shard.run()
+        shard.push("1", b"other", 5)
+        (job,) = shard.claim()
+        assert job.unwanted == 0
+
+    def test_what_came_while_a_newer_one_ran_is_dropped_by_its_run(self, store):
+        shard = Shard(store, drop_stale=1000.0)
+        shard.push("1", b"5", 5)
+        (running,) = shard.claim()
+        shard.push("1", b"3", 3)
+        shard.push("1", b"6", 6)
+        store.settle(shard.spec, shard.lease, [Verdict("1", running.claim, Fate.DONE)])
+        (job,) = shard.claim()
+        assert ([p.data for p in job.payloads], job.unwanted) == ([b"3", b"6"], 1)
+
+    def test_a_failure_leaves_no_mark(self, store):
+        shard = Shard(store, drop_stale=1000.0)
+        shard.push("1", b"5", 5)
+        shard.run(Fate.BURY, error=b"boom")
+        shard.push("1", b"3", 3)
+        assert shard.payloads() == [b"3"]
+
+    @pytest.mark.parametrize("size", [1, 100])
+    def test_a_dead_payload_comes_back_by_force_only(self, store, size):
+        shard = Shard(store, drop_stale=1000.0)
+        shard.push("1", b"3" * size, 3)
+        shard.push("1", b"9" * size, 9)
+        shard.run(Fate.BURY, error=b"boom")
+        shard.push("1", b"5", 5)
+        shard.run()
+        actions = Actions(store)
+        assert actions.morgue_queue_up_all(shard.spec) == 1
+        assert shard.payloads() == [b"9" * size]
+        assert [p.data for p in shard.queries.job(shard.spec, "1").dead.payloads] == [b"3" * size]
+        assert actions.morgue_queue_up_all(shard.spec) == 0
+        assert actions.morgue_queue_up_all(shard.spec, force=True) == 1
+        assert shard.queries.job(shard.spec, "1").dead is None
+        (job,) = shard.claim()
+        assert ([p.data for p in job.payloads], job.unwanted) == ([b"3" * size, b"9" * size], 0)
+
+    def test_many_dead_payloads_come_back_in_steps(self, store):
+        shard = Shard(store, drop_stale=1000.0)
+        for n in range(2500):
+            shard.push("1", b"%04d" % n, n)
+        while shard.run(Fate.BURY, error=b"boom"):
+            pass
+        shard.push("1", b"now", 1200)
+        shard.run()
+        assert Actions(store).morgue_queue_up_all(shard.spec) == 1
+        assert shard.waiting().payload_count == 1300
+        assert shard.queries.job(shard.spec, "1").dead.payload_count == 1200
+
+    def test_what_again_leaves_is_not_stale(self, store):
+        shard = Shard(store, drop_stale=1000.0)
+        for score in (1, 2, 3, 4):
+            shard.push("1", b"%d" % score, score)
+        done = tuple(BadPayload(position, None, Gone.DONE) for position in (0, 2, 3))
+        shard.run(Fate.RETURN, bad=done)
+        (job,) = shard.claim()
+        assert ([p.data for p in job.payloads], job.unwanted, shard.dropped) == ([b"2"], 0, 0)
+        shard.push("1", b"early", 0.5)
+        assert shard.dropped == 1
+
+    def test_marks_vanish_where_nothing_is_processed_any_more(self, store, client):
+        shard = Shard(store, drop_stale=1000.0)
+        shard.push("1", b"5", 5)
+        shard.run()
+        assert 900 < client.ttl("lowkiq:1:{orders:0}:peaks") <= 1000
+
+    def test_old_marks_are_swept(self, store, client):
+        shard = Shard(store, drop_stale=1000.0)
+        client.hset("lowkiq:1:{orders:0}:peaks", "gone", "5 1000")
+        shard.push("1", b"5", 5)
+        shard.run()
+        assert client.hkeys("lowkiq:1:{orders:0}:peaks") == [b"1"]
+
+
+class TestAfterFailure:
+    def failed(self, store):
+        shard = Shard(store, on_push_after_failure=AfterFailure.NOW)
+        shard.push("1", b"a", 1)
+        shard.run(Fate.RETRY, retry_count=2, delay=1000.0, error=b"boom")
+        return shard, shard.waiting().perform_in
+
+    def test_a_call_makes_the_job_due(self, store):
+        shard, own = self.failed(store)
+        shard.push("1", b"b", 2)
+        (job,) = shard.claim()
+        assert (job.early, job.perform_in, job.retry_count) == (True, own, 2)
+
+    def test_a_failure_puts_its_time_back(self, store):
+        shard, own = self.failed(store)
+        shard.push("1", b"b", 2)
+        shard.run(Fate.RETRY, retry_count=2, perform_in=own, error=b"again")
+        assert (shard.waiting().perform_in, shard.waiting().retry_count) == (own, 2)
+        assert shard.claim() == ()
+
+    def test_what_was_returned_is_due_again_and_still_early(self, store):
+        shard, own = self.failed(store)
+        shard.push("1", b"b", 2)
+        shard.run(Fate.RETURN)
+        (job,) = shard.claim()
+        assert (job.early, job.perform_in) == (True, own)
+
+    def test_what_its_owner_left_is_due_again_and_still_early(self, store):
+        shard, own = self.failed(store)
+        shard.push("1", b"b", 2)
+        (job,) = shard.claim()
+        store.release(shard.lease, unsettled=True)
+        shard.lease = take(store, shard.spec)
+        (again,) = shard.claim()
+        assert (again.early, again.perform_in, again.retry_count) == (True, own, job.retry_count)
+
+    def test_a_paused_id_is_due_when_it_is_resumed(self, store):
+        shard, own = self.failed(store)
+        pausing = Pausing(store.client)
+        pausing.pause_ids(shard.spec, ["1"])
+        shard.push("1", b"b", 2)
+        assert shard.claim() == ()
+        pausing.resume_ids(shard.spec, ["1"])
+        (job,) = shard.claim()
+        assert (job.early, job.perform_in) == (True, own)
+
+    def test_a_deleted_job_leaves_nothing_behind(self, store, client):
+        shard, _ = self.failed(store)
+        shard.push("1", b"b", 2)
+        Actions(store).delete(shard.spec, ["1"])
+        assert not client.exists("lowkiq:1:{orders:0}:early")
+
+
+class TestLength:
+    def test_a_full_shard_refuses_and_stores_nothing(self, store):
+        shard = Shard(store, max_length=2)
+        shard.push("1")
+        with pytest.raises(QueueFull, match="1 jobs wait in the shard, of 2"):
+            store.push(shard.spec, [NewJob("2", b"x"), NewJob("3", b"x")])
+        assert shard.queries.stats(shard.spec).length == 1
+
+    def test_merging_is_always_allowed(self, store):
+        shard = Shard(store, max_length=1)
+        shard.push("1", b"a", 1)
+        shard.push("1", b"b", 2)
+        assert shard.payloads() == [b"a", b"b"]
+
+    def test_the_newest_is_dropped(self, store):
+        shard = Shard(store, max_length=1, when_full=WhenFull.DROP_NEWEST)
+        shard.push("1")
+        shard.push("2")
+        assert (shard.waiting("2"), shard.dropped) == (None, 1)
+
+    def test_the_oldest_gives_way(self, store):
+        shard = Shard(store, max_length=2, when_full=WhenFull.DROP_OLDEST)
+        for n in (1, 2, 3):
+            shard.push(str(n), perform_in=float(n))
+        assert shard.waiting("1") is None
+        assert shard.waiting("3") is not None
+        assert shard.dropped == 1
+
+    def test_what_waits_of_paused_ids_has_its_place(self, store):
+        shard = Shard(store, max_length=1)
+        shard.push("1")
+        Pausing(store.client).pause_ids(shard.spec, ["1"])
+        with pytest.raises(QueueFull):
+            shard.push("2")
+
+    def test_the_calls_of_a_job_that_gave_way_are_told(self, store, told):
+        shard = Shard(store, max_length=1, when_full=WhenFull.DROP_OLDEST)
+        store.push(shard.spec, [NewJob("1", b"x", record=b"first")])
+        store.push(shard.spec, [NewJob("2", b"x", record=b"second")])
+        assert told == [b"first"]
+        assert len(recorded(shard)) == 1
+
+    def test_a_call_that_was_dropped_is_told_and_leaves_no_record(self, store, told):
+        shard = Shard(store, max_length=1, when_full=WhenFull.DROP_NEWEST)
+        store.push(shard.spec, [NewJob("1", b"x", record=b"first"), NewJob("2", b"x", record=b"second")])
+        assert told == [b"second"]
+        assert len(recorded(shard)) == 1
+
+    @pytest.mark.parametrize("when_full", [WhenFull.DROP_NEWEST, WhenFull.DROP_OLDEST])
+    def test_a_push_whose_reply_was_lost_hears_it_when_it_is_repeated(self, store, when_full):
+        shard = Shard(store, max_length=1, when_full=when_full)
+        jobs = [NewJob(job_id, b"x", record=b"a call") for job_id in ("1", "2|é", "3")]
+        call = push_call(shard.spec, shard.lease.shard, Sender(), jobs)
+        reply, *repeats = [store.client.call(call) for _ in range(3)]
+        assert isinstance(reply, list)
+        assert repeats == [reply, reply]
+        assert shard.dropped == 2
+
+    def test_they_are_told_also_when_another_shard_refuses(self, store, told, client):
+        jobs = [NewJob(str(n), b"x", record=b"%d" % n) for n in range(20)]
+        two = QueueSpec("two", shards=2, policies=Policies(max_length=2, when_full=WhenFull.DROP_NEWEST))
+        store.push(two, jobs[:1])
+        client.set("lowkiq:1:{two:1}:due", "no sorted set")
+        with pytest.raises(StoreError, match="WRONGTYPE"):
+            store.push(two, jobs)
+        assert len(told) == sum(shard_of(job.id, 2) == 0 for job in jobs) - 1
+
+    def test_a_repeated_push_is_refused_no_second_time(self, store):
+        """A job that was admitted is not asked again."""
+        shard = Shard(store, max_length=1)
+        shard.push("1")
+        assert shard.run()
+        shard.push("2")
+        assert shard.waiting("2") is not None

@@ -1,0 +1,232 @@
+"""Policies of a queue, without Redis: the rules, and which options have no meaning together."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from celery import Celery
+
+from celery_lowkiq import ConfigurationError, OrderedTask, ordered_task
+from celery_lowkiq.integration.call_records import TTL_ENDS, CallNote, note_of
+from celery_lowkiq.integration.queue_policies import policies_of
+from celery_lowkiq.rules.models import Fate, Job, Payload
+from celery_lowkiq.rules.policies import (
+    NONE,
+    AfterFailure,
+    Policies,
+    WhenFull,
+    after_failure,
+    debounced,
+    has_place,
+    length_of_shard,
+    reached,
+    stale,
+    surplus,
+)
+from celery_lowkiq.rules.retry import RetryPolicy
+from celery_lowkiq.rules.retry import after_failure as failed
+
+
+@pytest.mark.parametrize("count, keep, gone", [(3, 2, 1), (2, 2, 0), (1, 2, 0), (1000, None, 0)])
+def test_a_job_keeps_so_many_payloads(count, keep, gone):
+    assert surplus(count, keep) == gone
+
+
+@pytest.mark.parametrize("peak, count", [(None, 0), (1.0, 0), (3.0, 2), (9.0, 4)])
+def test_below_what_was_done_is_stale_and_equal_passes(peak, count):
+    assert stale([1.0, 2.0, 3.0, 5.0], peak) == count
+
+
+@pytest.mark.parametrize(
+    "done, left, peak, mark",
+    [
+        ([1, 2, 3], [], None, 3),
+        ([1, 2], [], 5, 5),
+        ([1, 3], [2], None, 1),
+        ([3], [2], None, None),
+        ([2], [2], 1, 2),
+        ([], [], None, None),
+    ],
+)
+def test_what_a_run_leaves_is_not_stale(done, left, peak, mark):
+    assert reached(done, left, peak) == mark
+
+
+@pytest.mark.parametrize(
+    "now, first, longest, not_before, due",
+    [
+        (10, 10, None, 0, 15),
+        (14, 10, None, 0, 19),
+        (14, 10, 60, 0, 19),
+        (68, 10, 60, 0, 70),
+        (90, 10, 60, 0, 70),
+        (10, 10, 60, 40, 40),
+        (10, 10, 60, 99, 99),
+    ],
+)
+def test_a_call_puts_its_job_off_but_not_for_ever(now, first, longest, not_before, due):
+    assert debounced(now, first, 5, longest, not_before) == due
+
+
+@pytest.mark.parametrize(
+    "policy, asked, due",
+    [(AfterFailure.WAIT, 10, 100), (AfterFailure.NOW, 10, 10), (AfterFailure.NOW, 200, 100)],
+)
+def test_a_call_for_a_job_that_waits_for_its_retry(policy, asked, due):
+    assert after_failure(100, asked, policy) == due
+
+
+@pytest.mark.parametrize("length, allowed, place", [(9, 10, True), (10, 10, False), (10**6, None, True)])
+def test_a_shard_has_so_many_places(length, allowed, place):
+    assert has_place(length, allowed) == place
+
+
+@pytest.mark.parametrize("longest, shards, part", [(10, 5, 2), (11, 5, 3), (1, 5, 1)])
+def test_the_length_of_a_queue_is_shared_by_its_shards(longest, shards, part):
+    assert length_of_shard(longest, shards) == part
+
+
+class TestEarlyRuns:
+    JOB = Job("1", (Payload(b"a", 1.0),), 500.0, 3, None, claim=7, early=True)
+
+    def test_a_failure_restores_count_and_time(self):
+        verdict = failed(self.JOB, RetryPolicy(max_retries=4, pauses=lambda error, n: 1.0), b"boom")
+        assert (verdict.fate, verdict.retry_count, verdict.perform_in) == (Fate.RETRY, 3, 500.0)
+
+    def test_a_failure_that_no_retry_mends_ends_it(self):
+        policy = RetryPolicy(hopeless=(KeyError,))
+        assert failed(self.JOB, policy, b"boom", cause=KeyError()).fate is Fate.DIE
+        policy = RetryPolicy(pauses=lambda error, n: False)
+        assert failed(self.JOB, policy, b"boom").fate is Fate.DIE
+
+    def test_the_last_pause_of_a_list_is_waited_for(self):
+        policy = RetryPolicy(max_retries=4, pauses=lambda error, n: [9, 9, 9, 9][n])
+        assert failed(self.JOB, policy, b"boom").fate is Fate.RETRY
+
+
+class TestTimeToLive:
+    ENDS = "2030-01-01T00:00:00+00:00"
+
+    def test_it_is_an_expiry_until_the_job_fails(self):
+        note = CallNote("1", {TTL_ENDS: self.ENDS})
+        assert note.before_its_job_failed().headers["expires"] == self.ENDS
+        assert "expires" not in note.headers
+
+    def test_the_expiry_of_a_call_comes_first(self):
+        note = CallNote("1", {TTL_ENDS: self.ENDS, "expires": "2029-01-01T00:00:00+00:00"})
+        assert note.before_its_job_failed() is note
+
+    def test_it_begins_with_the_call(self, app):
+        task = make(app, job_ttl=timedelta(minutes=5))
+        note = note_of(task, {"id": "1"}, None, {}, track=False)
+        ends = datetime.fromisoformat(note.headers[TTL_ENDS])
+        left = ends - datetime.now(timezone.utc)
+        assert timedelta(minutes=4) < left <= timedelta(minutes=5)
+
+
+@pytest.fixture
+def app():
+    return Celery("policies", broker="redis://localhost:1/0", set_as_current=False)
+
+
+def nothing(payloads_by_id):
+    """A task's function."""
+
+
+def make(app, **options):
+    return ordered_task(nothing, app=app, name="task", **options)
+
+
+def test_policies_of_a_task(app):
+    task = make(
+        app,
+        keep=3,
+        debounce=timedelta(seconds=5),
+        debounce_max=60,
+        drop_stale=True,
+        on_push_after_failure="now",
+        max_length=10,
+        when_full="drop_oldest",
+    )
+    policies = policies_of(task)
+    assert policies == Policies(3, 5.0, 60.0, 7 * 86400.0, AfterFailure.NOW, 10, WhenFull.DROP_OLDEST)
+    assert policies.words(shards=5) == (
+        "keep=3 debounce=5.0 debounce_max=60.0 stale=604800.0 now=1 length=2 full=drop_oldest"
+    )
+
+
+def test_a_task_without_policies_sends_no_words(app):
+    task = make(app, job_ttl=5)
+    assert policies_of(task) is NONE
+    assert task.queue_spec.policy == ""
+
+
+WRONG = [
+    ({"keep": 0}, "keep=0 is not allowed: 'all', or a whole number of payloads from 1 to 1000"),
+    ({"keep": True}, "keep=True"),
+    ({"keep": 1001}, "keep=1001"),
+    ({"debounce": 0}, "debounce=0 is not allowed: seconds above 0"),
+    ({"debounce": timedelta(0)}, "debounce="),
+    ({"debounce": 1e10}, "up to 1,000,000,000"),
+    ({"drop_stale": "yes"}, "drop_stale='yes'"),
+    ({"on_push_after_failure": "later"}, "'wait' or 'now'"),
+    ({"max_length": 0}, "max_length=0"),
+    ({"max_length": 9, "when_full": "explode"}, "'refuse' or 'drop_newest' or 'drop_oldest'"),
+    ({"job_ttl": -1}, "job_ttl=-1"),
+]
+MEANINGLESS = [
+    ({"debounce_max": 60}, "there is none: give debounce="),
+    ({"debounce": 5, "debounce_max": 4}, "debounce_max=4 is less than debounce=5"),
+    ({"debounce": 5, "job_ttl": 5}, "job_ttl=5 is not more than debounce=5"),
+    ({"job_ttl": 5, "expires": 9}, "job_ttl=5 is not allowed with expires=9"),
+    ({"keep": 5, "max_payloads_per_run": 5}, "max_payloads_per_run=5 is not less than keep=5"),
+    ({"when_full": "drop_oldest"}, "needs max_length="),
+    ({"on_push_after_failure": "now", "max_retries": 0}, "needs retries"),
+]
+
+
+@pytest.mark.parametrize("options, message", WRONG + MEANINGLESS)
+def test_what_has_no_meaning_is_refused_at_decoration(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        ordered_task(nothing, **options)
+
+
+@pytest.mark.parametrize("options, message", WRONG + MEANINGLESS)
+def test_and_in_a_class(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        type("Task", (OrderedTask,), {"run": lambda self, payloads_by_id: None, **options})
+
+
+def test_a_class_adds_to_the_policies_of_its_base(app):
+    class Base(OrderedTask):
+        abstract = True
+        debounce = 5
+
+    task = make(app, base=Base, debounce_max=60)
+    assert policies_of(task) == Policies(debounce=5.0, debounce_max=60.0)
+    with pytest.raises(ConfigurationError, match="job_ttl=5 is not more than debounce=5"):
+        make(app, base=Base, job_ttl=5)
+
+
+@pytest.mark.parametrize("own", [{"debounce": 5}, {}])
+def test_an_annotation_is_checked_with_the_rest(app, own):
+    app.conf.task_annotations = {"task": {"debounce_max": 60}}
+    task = make(app, **own)
+    if own:
+        assert policies_of(task).debounce_max == 60.0
+    else:
+        with pytest.raises(ConfigurationError, match="there is none"):
+            task.queue_spec  # noqa: B018 - a task is made when it is used
+
+
+def test_without_a_store_a_bulk_call_keeps_the_highest(app):
+    app.conf.task_always_eager = True
+    seen = []
+
+    @ordered_task(app=app, keep=2)
+    def task(payloads_by_id):
+        seen.append(payloads_by_id)
+
+    task.perform_async([{"id": 1, "payload": n, "score": n} for n in (3, 1, 2)])
+    assert seen == [{"1": [2, 3]}]
