@@ -16,6 +16,8 @@ from celery_lowkiq import Again, BusinessFailure, ById, JobsFailed, ordered_task
 #: What a run notes of its request.
 HEADERS = ("tenant", "shadow", "parent_id", "root_id", "stamps")
 HERE = Path(os.environ.get("PROJ_DIRECTORY", "."))
+#: Of calls of "short", in s: a busy machine starts a run sooner.
+TTL = 8
 
 
 def note(event: str, **fields: Any) -> None:
@@ -123,7 +125,7 @@ def make_app(url: str) -> Celery:
     ordered_task(**ordered, name="calm", debounce=2, debounce_max=600)(one)
     ordered_task(**ordered, name="bounded", debounce=1, debounce_max=1)(one)
     ordered_task(**ordered, name="newer", drop_stale=True)(one)
-    ordered_task(**ordered, name="short", job_ttl=3)(one)
+    ordered_task(**ordered, name="short", job_ttl=TTL)(one)
     ordered_task(
         **{**ordered, "retry_in": 3600}, name="impatient", max_retries=2, on_push_after_failure="now"
     )(one)

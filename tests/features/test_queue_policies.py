@@ -9,6 +9,7 @@ from celery.exceptions import ChordError, TaskRevokedError
 from celery_lowkiq import QueueFull, track
 from celery_lowkiq.integration.leftovers import DROPPED
 from celery_lowkiq.rules.tracking import Counts
+from tests.features.proj import TTL
 from tests.waiting import eventually
 
 WAIT = 30
@@ -177,7 +178,7 @@ def test_the_time_to_live_ends_what_has_not_started_and_no_retries(features, gat
     features.wait_for("held", 2, gate=gate)
     late = task.delay(two, "late")
     began = features.app.now()
-    eventually(lambda: (features.app.now() - began).total_seconds() > 3.1)
+    eventually(lambda: (features.app.now() - began).total_seconds() > TTL + 0.1)
     features.open(gate)
     with pytest.raises(TaskRevokedError):
         late.get(WAIT)
