@@ -120,8 +120,9 @@ class TestAfterFailure:
         first = task.delay(job_id, {"fail": "down"})
 
         def waiting():
+            """The job, when it has failed and waits for its retry."""
             job = queue.job(job_id)
-            return job.processing is None and job.waiting
+            return job.processing is None and job.waiting and job.waiting.retry_count >= 0 and job.waiting
 
         own = eventually(waiting).perform_in
         for n in range(1, 5):
@@ -169,22 +170,32 @@ class TestLength:
         assert isinstance(result.get(WAIT, propagate=False), ChordError)
 
 
-def test_the_time_to_live_ends_what_has_not_started_and_no_retries(features, gate, new_id):
-    task = features.app.tasks["short"]
-    one, two = new_id(), new_id()
-    before = task.ordered_queue.stats().dropped
-    started = task.delay(one, {"gate": gate, "once": f"once-{one}", "return": "at last"})
-    task.apply_async((two, {"gate": gate}), ignore_result=True)
-    features.wait_for("held", 2, gate=gate)
-    late = task.delay(two, "late")
+def outlive(features):
     began = features.app.now()
     eventually(lambda: (features.app.now() - began).total_seconds() > TTL + 0.1)
-    features.open(gate)
-    with pytest.raises(TaskRevokedError):
-        late.get(WAIT)
-    assert started.get(WAIT) == "at last"
-    assert "late" not in str(payloads(features, two))
-    assert eventually(lambda: task.ordered_queue.stats().dropped == before + 1)
+
+
+class TestTimeToLive:
+    def test_it_ends_what_has_not_started(self, features, gate, job_id):
+        task = features.app.tasks["short"]
+        before = task.ordered_queue.stats().dropped
+        task.apply_async((job_id, {"gate": gate}), ignore_result=True)
+        features.wait_for("held", gate=gate)
+        late = task.delay(job_id, "late")
+        outlive(features)
+        features.open(gate)
+        with pytest.raises(TaskRevokedError):
+            late.get(WAIT)
+        assert "late" not in str(payloads(features, job_id))
+        assert eventually(lambda: task.ordered_queue.stats().dropped == before + 1)
+
+    def test_it_ends_no_retries(self, features, gate, job_id):
+        task = features.app.tasks["short"]
+        started = task.delay(job_id, {"gate": gate, "once": f"once-{job_id}", "return": "at last"})
+        features.wait_for("held", gate=gate)
+        outlive(features)
+        features.open(gate)
+        assert started.get(WAIT) == "at last"
 
 
 def test_a_tracker_counts_a_dropped_call_as_failed(features, job_id):
