@@ -67,7 +67,7 @@ def make_app(broker_url: str) -> Celery:
             if invoice_id.startswith("INV-9"):
                 raise ValueError(f"customer of {invoice_id} has no address")
 
-    @ordered_task(**ordered, name="update_stock", shards=16)
+    @ordered_task(**ordered, name="update_stock", shards=16, drop_stale=True)
     def update_stock(payloads_by_id: dict[str, list[Any]]) -> None: ...
 
     @ordered_task(**ordered, name="index_product", shards=8)

@@ -17,16 +17,22 @@
     (getSelection().type === "Range" && part.contains(getSelection().anchorNode));
 
   const swap = (fresh) => {
+    let held = false;
     for (const part of document.querySelectorAll("[data-live]")) {
       const next = fresh.getElementById(part.id);
-      if (!next || inUse(part) || next.innerHTML === part.innerHTML) continue;
+      if (!next || next.innerHTML === part.innerHTML) continue;
+      if (inUse(part)) {
+        held = true;
+        continue;
+      }
       const left = part.scrollLeft;
       const focused = part === document.activeElement;
       part.replaceWith(next);
       next.scrollLeft = left;
       if (focused) next.focus({ preventScroll: true });
     }
-    document.body.dataset.refresh = fresh.body.dataset.refresh || 0;
+    // The last update must not pass by a part that was held still.
+    if (!held) document.body.dataset.refresh = fresh.body.dataset.refresh || 0;
     enhance();
   };
 

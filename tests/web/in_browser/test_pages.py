@@ -4,104 +4,15 @@ from __future__ import annotations
 
 import itertools
 import time
-from importlib import resources
-from typing import Any
 
 import pytest
 
-from tests.browsing import chromium, complaints
 from tests.waiting import eventually
+from tests.web.showcase import FAILING
 
-from .serving import served, shop
-from .showcase import FAILING
+from .acting import PAGES, do, press, reads, text, violations
 
 pytestmark = pytest.mark.browser
-
-PAGES = {
-    "overview": "/",
-    "queue": "/queue?queue=sync_order",
-    "retries": "/queue?queue=sync_order&list=retries",
-    "morgue": "/queue?queue=send_invoice&list=morgue",
-    "processing": "/queue?queue=sync_order&list=processing",
-    "shards": "/queue?queue=sync_order&list=shards",
-    "paused ids": "/queue?queue=sync_order&list=paused",
-    "paused queue": "/queue?queue=index_product",
-    "job": f"/job?queue=sync_order&id={FAILING}",
-    "dead job": "/job?queue=send_invoice&id=INV-9000",
-    "unknown job": "/job?queue=sync_order&id=nobody",
-    "nodes": "/nodes",
-    "tracked groups": "/trackers",
-    "operations": "/operations",
-    "redis": "/redis",
-    "error": "/queue?queue=nobody",
-}
-SERIOUS = ("serious", "critical")
-
-
-@pytest.fixture(scope="module")
-def app(redis_server, tmp_path_factory):
-    with shop(redis_server, tmp_path_factory.mktemp("shop")) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def site(app):
-    with served(app) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with chromium(tmp_path_factory.mktemp("profile")) as found:
-        yield found
-
-
-@pytest.fixture
-def visit(browser, site):
-    """Opens a page; afterwards the browser must have had nothing to complain of but a status we ask for."""
-    complaints(browser)
-    yield lambda path: browser.get(site + path)
-    assert [said for said in complaints(browser) if "status of 40" not in said] == []
-
-
-@pytest.fixture
-def orders(app):
-    return app.tasks["sync_order"].ordered_queue
-
-
-def text(browser, selector="main") -> str:
-    return str(
-        browser.execute_script("return document.querySelector(arguments[0])?.innerText || ''", selector)
-    )
-
-
-def press(browser, label, within="main"):
-    path = f"//{within}//button[normalize-space()='{label}']"
-    browser.find_element("xpath", path).click()
-
-
-def reads(browser, words, selector="main"):
-    """Waits until a part of the page has the words."""
-    eventually(lambda: words in text(browser, selector))
-
-
-def do(browser, label, question):
-    """Press a button, and the one of the question that comes then."""
-    press(browser, label)
-    reads(browser, question, "h1")
-    press(browser, label)
-
-
-def violations(browser) -> list[Any]:
-    """What axe finds serious."""
-    source = resources.files("axe_core_python").joinpath("axe.min.js").read_text("utf-8")
-    browser.execute_script(source)
-    found = browser.execute_async_script("axe.run().then(arguments[0])")["violations"]
-    return [
-        (one["id"], [node["html"] for node in one.get("nodes", ())])
-        for one in found
-        if one["impact"] in SERIOUS
-    ]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -226,8 +137,7 @@ def test_an_id_is_paused_and_resumed(browser, visit, orders):
     eventually(lambda: orders.job("SO-10009").waiting is None or not orders.job("SO-10009").waiting.held)
 
 
-def test_chosen_jobs_are_deleted(browser, visit, app):
-    stock = app.tasks["update_stock"].ordered_queue
+def test_chosen_jobs_are_deleted(browser, visit, stock):
     before = stock.stats().length
     visit("/queue?queue=update_stock")
     for box in itertools.islice(browser.find_elements("css selector", "td.pick input"), 3):
@@ -237,16 +147,14 @@ def test_chosen_jobs_are_deleted(browser, visit, app):
     assert stock.stats().length == before - 3
 
 
-def test_all_of_a_page_are_chosen_at_once_and_buried(browser, visit, app):
-    stock = app.tasks["update_stock"].ordered_queue
+def test_all_of_a_page_are_chosen_at_once_and_buried(browser, visit, stock):
     visit("/queue?queue=update_stock&limit=4")
     browser.find_element("css selector", "th.pick input").click()
     do(browser, "Bury", "Bury: 4 jobs?")
     eventually(lambda: stock.stats().morgue_length == 4)
 
 
-def test_the_dead_come_back_or_go(browser, visit, app):
-    stock = app.tasks["update_stock"].ordered_queue
+def test_the_dead_come_back_or_go(browser, visit, stock):
     dead = stock.stats().morgue_length
     visit("/queue?queue=update_stock&list=morgue")
     browser.find_element("css selector", "td.pick input").click()
@@ -257,8 +165,7 @@ def test_the_dead_come_back_or_go(browser, visit, app):
     eventually(lambda: stock.stats().morgue_length == 0)
 
 
-def test_all_run_now_and_the_operation_is_listed(browser, visit, app):
-    stock = app.tasks["update_stock"].ordered_queue
+def test_all_run_now_and_the_operation_is_listed(browser, visit, stock):
     visit("/queue?queue=update_stock")
     press(browser, "Run all now")
     reads(browser, "Run all now", ".did")

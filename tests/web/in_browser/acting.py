@@ -1,0 +1,70 @@
+"""What somebody in front of the browser does and sees."""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import Any
+
+from celery_lowkiq.integration.queue import OrderedQueue
+from tests.waiting import eventually
+from tests.web.showcase import FAILING
+
+PAGES = {
+    "overview": "/",
+    "queue": "/queue?queue=sync_order",
+    "retries": "/queue?queue=sync_order&list=retries",
+    "morgue": "/queue?queue=send_invoice&list=morgue",
+    "processing": "/queue?queue=sync_order&list=processing",
+    "shards": "/queue?queue=sync_order&list=shards",
+    "paused ids": "/queue?queue=sync_order&list=paused",
+    "paused queue": "/queue?queue=index_product",
+    "job": f"/job?queue=sync_order&id={FAILING}",
+    "dead job": "/job?queue=send_invoice&id=INV-9000",
+    "unknown job": "/job?queue=sync_order&id=nobody",
+    "nodes": "/nodes",
+    "tracked groups": "/trackers",
+    "operations": "/operations",
+    "redis": "/redis",
+    "error": "/queue?queue=nobody",
+}
+SERIOUS = ("serious", "critical")
+
+
+def text(browser: Any, selector: str = "main") -> str:
+    return str(
+        browser.execute_script("return document.querySelector(arguments[0])?.innerText || ''", selector)
+    )
+
+
+def press(browser: Any, label: str, within: str = "main") -> None:
+    path = f"//{within}//button[normalize-space()='{label}']"
+    browser.find_element("xpath", path).click()
+
+
+def reads(browser: Any, words: str, selector: str = "main") -> None:
+    """Waits until a part of the page has the words."""
+    eventually(lambda: words in text(browser, selector))
+
+
+def do(browser: Any, label: str, question: str, within: str = "main") -> None:
+    """Press a button, and the one of the question that comes then."""
+    press(browser, label, within)
+    reads(browser, question, "h1")
+    press(browser, label)
+
+
+def violations(browser: Any) -> list[Any]:
+    """What axe finds serious."""
+    source = resources.files("axe_core_python").joinpath("axe.min.js").read_text("utf-8")
+    browser.execute_script(source)
+    found = browser.execute_async_script("axe.run().then(arguments[0])")["violations"]
+    return [
+        (one["id"], [node["html"] for node in one.get("nodes", ())])
+        for one in found
+        if one["impact"] in SERIOUS
+    ]
+
+
+def due_later(queue: OrderedQueue, now: float) -> int:
+    """How many jobs wait for a time that is more than a minute away; at most 1000 are counted."""
+    return len(queue.jobs("perform_in", minimum=now + 60, limit=1000).items)

@@ -1,0 +1,106 @@
+"""One server, one worker, one dashboard and one browser for all that is seen and pressed here."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from celery import Celery
+
+from celery_lowkiq.embedded import EmbeddedServer
+from celery_lowkiq.integration.queue import OrderedQueue
+from tests.browsing import chromium, complaints
+from tests.web.serving import served, shop
+
+from .acting import press, reads
+
+
+class Gate:
+    """Lets a change take its steps on Redis one by one."""
+
+    def __init__(self) -> None:
+        self._steps = threading.Semaphore(0)
+
+    def after_each_step(self, progress: Callable[[int], None], count: int) -> None:
+        progress(count)
+        assert self._steps.acquire(timeout=60)
+
+    def step(self, times: int = 1) -> None:
+        self._steps.release(times)
+
+
+@pytest.fixture(scope="package")
+def server() -> Iterator[EmbeddedServer]:
+    """Not the one that other tests empty."""
+    with EmbeddedServer() as found:
+        yield found
+
+
+@pytest.fixture(scope="package")
+def app(server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Celery]:
+    with shop(server, tmp_path_factory.mktemp("shop")) as found:
+        yield found
+
+
+@pytest.fixture(scope="package")
+def site(app: Celery) -> Iterator[str]:
+    with served(app) as url:
+        yield url
+
+
+@pytest.fixture(scope="package")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with chromium(tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+@pytest.fixture
+def contented(browser: Any) -> Iterator[None]:
+    """Afterwards the browser must have had nothing to complain of but a status we ask for."""
+    complaints(browser)
+    yield
+    assert [said for said in complaints(browser) if "status of 40" not in said] == []
+
+
+@pytest.fixture
+def visit(browser: Any, site: str, contented: None) -> Callable[[str], None]:
+    """Opens a page."""
+    return lambda path: browser.get(site + path)
+
+
+@pytest.fixture
+def orders(app: Celery) -> OrderedQueue:
+    return app.tasks["sync_order"].ordered_queue
+
+
+@pytest.fixture
+def stock(app: Celery) -> OrderedQueue:
+    return app.tasks["update_stock"].ordered_queue
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    """Stands in the way of "Run all now"."""
+    found, real = Gate(), OrderedQueue.perform_all_now
+    monkeypatch.setattr(
+        OrderedQueue,
+        "perform_all_now",
+        lambda queue, progress: real(queue, partial(found.after_each_step, progress)),
+    )
+    yield found
+    found.step(1000)
+
+
+@pytest.fixture
+def watched(app: Celery, browser: Any, visit: Callable[[str], None], gate: Gate) -> Any:
+    """The page of a change that has taken its first step of many."""
+    for _ in range(60):
+        app.tasks["update_stock"].apply_async((uuid4().hex, {"delta": 1}), countdown=7200)
+    visit("/queue?queue=update_stock")
+    press(browser, "Run all now")
+    reads(browser, "running")
+    return browser

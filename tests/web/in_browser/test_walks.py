@@ -1,0 +1,196 @@
+"""Every form of every page is walked: what it does to jobs is seen on the page and in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+from uuid import uuid4
+
+import pytest
+from starlette.routing import Route
+
+from celery_lowkiq import track
+from celery_lowkiq.integration.console import Console
+from celery_lowkiq.web import make_app, show
+from celery_lowkiq.web.actions import ACTIONS
+from tests.waiting import eventually
+from tests.web.serving import served
+from tests.web.showcase import FAILING, LOOKED_AT
+
+from . import test_operations, test_pages
+from .acting import press, reads, text, violations
+
+pytestmark = pytest.mark.browser
+
+
+class Walk(NamedTuple):
+    """``page``: a listing, or the page of a job; ``begins`` and ``ends``: where jobs are before and after."""
+
+    page: str
+    action: str
+    begins: str
+    ends: str
+
+
+#: Buttons for jobs: chosen ones of a listing, all of a listing, and the one of a job's page.
+WALKS = (
+    Walk("jobs", "perform_now", "waiting", "ran"),
+    Walk("jobs", "pause_ids", "waiting", "held"),
+    Walk("jobs", "kill", "waiting", "dead"),
+    Walk("jobs", "delete", "waiting", "gone"),
+    Walk("jobs", "perform_all_now", "waiting", "ran"),
+    Walk("retries", "perform_now", "failed", "failed again"),
+    Walk("retries", "kill", "failed", "dead"),
+    Walk("retries", "delete", "failed", "gone"),
+    Walk("retries", "kill_all_failed", "failed", "dead"),
+    Walk("retries", "delete_all_failed", "failed", "gone"),
+    Walk("morgue", "morgue_queue_up", "dead", "ran"),
+    Walk("morgue", "morgue_delete", "dead", "gone"),
+    Walk("morgue", "morgue_queue_up_all", "dead", "ran"),
+    Walk("morgue", "morgue_delete_all", "dead", "gone"),
+    Walk("paused", "resume_ids", "held", "waiting"),
+    Walk("paused", "resume_all_ids", "held", "waiting"),
+    Walk("job", "perform_now", "waiting", "ran"),
+    Walk("job", "kill", "waiting", "dead"),
+    Walk("job", "delete", "waiting", "gone"),
+    Walk("job", "morgue_queue_up", "dead", "ran"),
+    Walk("job", "morgue_force_up", "dead", "ran"),
+    Walk("job", "morgue_delete", "dead", "gone"),
+)
+#: Other forms, and the test that walks each.
+ELSEWHERE: dict[tuple[str, str], Callable[..., None]] = {
+    ("queue", "pause"): test_pages.test_a_queue_is_paused_and_goes_on,
+    ("queue", "resume"): test_pages.test_a_queue_is_paused_and_goes_on,
+    ("shards", "pause_shard"): test_pages.test_a_shard_is_paused_and_goes_on,
+    ("shards", "resume_shard"): test_pages.test_a_shard_is_paused_and_goes_on,
+    ("job", "pause_ids"): test_pages.test_an_id_is_paused_and_resumed,
+    ("job", "resume_ids"): test_pages.test_an_id_is_paused_and_resumed,
+    ("job", "edit_payload"): test_pages.test_a_payload_is_edited_and_another_one_dropped,
+    ("job", "drop_payload"): test_pages.test_a_payload_is_edited_and_another_one_dropped,
+    ("/tracker", "/tracker/cancel"): test_pages.test_a_tracked_group_is_watched_and_cancelled,
+    ("/operation", "/cancel"): test_operations.test_it_is_cancelled_and_says_what_was_done,
+}
+
+LISTINGS = ("jobs", "retries", "morgue", "processing", "shards", "paused")
+FOR_PROGRAMS = ("/api/", "/healthz", "/readyz")
+
+
+def make_jobs(app, state):
+    """Two jobs of ids of their own in that state, and their queue."""
+    failing = state == "failed"
+    task = app.tasks["sync_order" if failing else "update_stock"]
+    queue, ids = task.ordered_queue, [f"{FAILING if failing else 'W'}-{uuid4().hex[:8]}" for _ in "12"]
+    for job_id in ids:
+        task.apply_async((job_id, {"version": 1}), **({} if failing else {"countdown": 7200}))
+    if state == "held":
+        queue.pause_ids(ids)
+    if state == "dead":
+        queue.kill(ids)
+    eventually(lambda: [place(queue, job_id) for job_id in ids] == [state, state], 180)
+    return queue, ids
+
+
+def place(queue, job_id):
+    found = queue.job(job_id)
+    if found.waiting is None:
+        return "dead" if found.dead else "running" if found.processing else "gone"
+    if found.waiting.retry_count > LOOKED_AT:
+        return "failed again"
+    if found.waiting.retry_count == LOOKED_AT:
+        return "failed"
+    return "held" if found.waiting.held else "waiting"
+
+
+@pytest.mark.parametrize("walk", WALKS, ids=lambda walk: f"{walk.page}-{walk.action}")
+def test_a_form_does_what_it_says(app, browser, visit, walk):
+    queue, ids = make_jobs(app, walk.begins)
+    action, processed = ACTIONS[walk.action], queue.stats().processed
+    changed = ids[:1] if walk.page == "job" else ids
+    if walk.page == "job":
+        visit(f"/job?queue={queue.name}&id={ids[0]}")
+    else:
+        visit(f"/queue?queue={queue.name}&list={walk.page}&limit=500")
+    if walk.page != "job" and action.on == "ids":
+        for job_id in ids:
+            browser.find_element("css selector", f"input[value='{job_id}']").click()
+    press(browser, action.label, "section")
+    if action.dangerous:
+        reads(browser, f"{action.label}: ", "h1")
+        assert action.effect in text(browser)
+        assert violations(browser) == []
+        press(browser, action.label)
+    reads(browser, f"{action.label}: " + ("" if action.on == "all" else f"{len(changed)} "), ".did")
+    ends = "gone" if walk.ends == "ran" else walk.ends
+    # A slow job of the showcase may be on the same lane, twice.
+    eventually(lambda: {place(queue, job_id) for job_id in changed} == {ends}, 180)
+    if walk.ends == "ran":
+        eventually(lambda: queue.stats().processed >= processed + len(changed))
+
+
+def forms(browser):
+    """The page's posting forms: the kind of page, and what each button would do."""
+    found = browser.execute_script("""
+        const url = new URL(location.href);
+        const listing = url.pathname === "/queue" ? url.searchParams.get("list") || "jobs" : url.pathname;
+        return [...document.querySelectorAll("form[method=post] button")].map((button) => {
+          const fields = new FormData(button.form, button);
+          const page = listing === "/job" ? "job" : button.closest(".head") ? "queue" : listing;
+          return [page, fields.get("action") || button.form.getAttribute("action")];
+        });
+    """)
+    return [tuple(form) for form in found]
+
+
+def pages_with_forms(app):
+    """Addresses that show every form but those of a running operation."""
+    shop = {state: make_jobs(app, state)[1][0] for state in ("waiting", "held", "dead", "failed")}
+    with track("to be cancelled", app) as tracker:
+        app.tasks["update_stock"].apply_async(("TRACKED", {}), countdown=7200, tracker=tracker)
+    queues = Console(app, raw=True).queues()
+    stock = queues["update_stock"]
+    stock.pause(shard=0)
+    queues["index_product"].pause()
+    edited = show.mark(stock.job(shop["waiting"]).waiting.payloads[0])
+    for listing in LISTINGS:
+        yield f"/queue?queue=update_stock&list={listing}"
+    yield "/queue?queue=sync_order&list=retries"
+    yield "/queue?queue=index_product"
+    for state in ("waiting", "held", "dead"):
+        yield f"/job?queue=update_stock&id={shop[state]}"
+    yield f"/job?queue=update_stock&id={shop['waiting']}&edit={edited}"
+    yield f"/tracker?id={tracker.id}"
+    yield from ("/", "/nodes", "/redis", "/operations", "/trackers")
+    stock.resume(shard=0)
+
+
+def test_no_form_and_no_page_is_forgotten(app, browser, visit, watched):
+    """What can be pressed stands in the tables above, and what stands there can be pressed."""
+    found, seen = set(forms(browser)), {"/operation"}
+    for path in pages_with_forms(app):
+        visit(path)
+        found |= set(forms(browser))
+        seen.add(path.partition("?")[0])
+    assert found == {(walk.page, walk.action) for walk in WALKS} | set(ELSEWHERE)
+    assert {action for _, action in found} >= set(ACTIONS)
+    routes = [route for route in make_app(app).routes if isinstance(route, Route)]
+    ours = {route.path: route.methods for route in routes if not route.path.startswith(FOR_PROGRAMS)}
+    assert {path for path, methods in ours.items() if "GET" in methods} == seen
+    changes = {action for _, action in found if action.startswith("/")} | {"/change"}
+    assert {path for path, methods in ours.items() if "POST" in methods} == changes
+
+
+def test_nothing_can_be_pressed_where_nothing_may_be_changed(app, browser, contented):
+    with served(app, read_only=True) as url:
+        for path in pages_with_forms(app):
+            browser.get(url + path)
+            assert forms(browser) == [], path
+            assert "read-only" in text(browser, "header")
+            assert not browser.execute_script("return document.querySelector('.pick')")
+
+
+def test_a_listing_is_searched(browser, visit):
+    visit("/queue?queue=sync_order&by=id")
+    browser.find_element("name", "prefix").send_keys("SO-1000")
+    press(browser, "Search")
+    reads(browser, "SO-10009", "#jobs")
+    assert "SO-1001" not in text(browser, "#jobs").replace("SO-1000", "")
