@@ -53,6 +53,11 @@ def do(browser: Any, label: str, question: str, within: str = "main") -> None:
     press(browser, label)
 
 
+def leave(browser: Any) -> None:
+    """Before its dashboard ends: the page would ask it for news, and complain."""
+    browser.get("about:blank")
+
+
 def violations(browser: Any) -> list[Any]:
     """What axe finds serious."""
     source = resources.files("axe_core_python").joinpath("axe.min.js").read_text("utf-8")

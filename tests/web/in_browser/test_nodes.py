@@ -10,7 +10,7 @@ from tests.web import showcase
 from tests.web.serving import served
 from tests.worker.nodes import worker
 
-from .acting import reads, text, violations
+from .acting import leave, reads, text, violations
 
 pytestmark = pytest.mark.browser
 
@@ -65,3 +65,4 @@ def test_a_node_is_seen_through_its_life(empty_shop, start, browser, contented):
         shows("last heard of")
         reads(browser, "silent", "#nodes")
         reads(browser, "0 alive", "#sub")
+        leave(browser)

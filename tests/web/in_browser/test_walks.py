@@ -18,7 +18,7 @@ from tests.web.serving import served
 from tests.web.showcase import FAILING, LOOKED_AT
 
 from . import test_operations, test_pages
-from .acting import press, reads, text, violations
+from .acting import leave, press, reads, text, violations
 
 pytestmark = pytest.mark.browser
 
@@ -186,6 +186,7 @@ def test_nothing_can_be_pressed_where_nothing_may_be_changed(app, browser, conte
             assert forms(browser) == [], path
             assert "read-only" in text(browser, "header")
             assert not browser.execute_script("return document.querySelector('.pick')")
+        leave(browser)
 
 
 def test_a_listing_is_searched(browser, visit):
