@@ -55,7 +55,7 @@ def claim_call(wish: ToClaim) -> Call:
 
 
 def claimed(reply: Any) -> Claim | StoreError:
-    """Its answer: jobs in the order of their due times."""
+    """Its answer: jobs in the order of their own times."""
     if isinstance(reply, StoreError):
         return reply
     now, next_due, number, kind, *batch = reply

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from celery_lowkiq.rules.models import Fate
+from celery_lowkiq.rules.models import Fate, Gone, NewJob
+from celery_lowkiq.rules.policies import (
+    NONE,
+    AfterFailure,
+    Policies,
+    WhenFull,
+    after_failure,
+    debounced,
+    has_place,
+    reached,
+    stale,
+    surplus,
+)
 
-#: Positions of payloads that are buried with an error, or dropped without one.
-NONE_BAD: Mapping[int, bytes | None] = {}
+#: Positions of payloads that are buried with an error, or go for another reason.
+Bad = Mapping[int, "bytes | Gone"]
+NONE_BAD: Bad = {}
 
 
 @dataclass
 class Item:
-    """A payload with its score; ``arrival`` orders equal scores."""
+    """A payload with its score; ``arrival`` orders equal scores; ``flag`` says which calls are recorded."""
 
     payload: bytes
     score: float
     arrival: int
+    flag: str = ""
 
 
 @dataclass
@@ -27,6 +41,9 @@ class ModelJob:
     retry_count: int = -1
     error: bytes | None = None
     claim: int = 0
+    #: Of a claimed job: how many payloads the claim drops, and whether it came before its time.
+    unwanted: int = 0
+    early: bool = False
 
     def in_order(self) -> list[Item]:
         return sorted(self.items.values(), key=lambda item: (item.score, item.arrival))
@@ -38,6 +55,7 @@ class Model:
 
     merge: str
     max_crashes: int
+    policies: Policies = NONE
     waiting: dict[str, ModelJob] = field(default_factory=dict)
     processing: dict[str, ModelJob] = field(default_factory=dict)
     morgue: dict[str, ModelJob] = field(default_factory=dict)
@@ -50,6 +68,12 @@ class Model:
     failed: int = 0
     merged: int = 0
     dead: int = 0
+    dropped: int = 0
+    #: By id, under a policy: the first call and the earliest time; the own time of a job that is due before
+    #: it; the highest score that was done.
+    firsts: dict[str, tuple[float, float]] = field(default_factory=dict)
+    early: dict[str, float] = field(default_factory=dict)
+    peaks: dict[str, float] = field(default_factory=dict)
     claims: int = 0
     back: int = 0
     front: int = 0
@@ -63,18 +87,95 @@ class Model:
                 self.back += 1
             arrival = self.front if older else self.back
             known = into.get(item.payload)
+            flag = item.flag if known is None or known.flag == item.flag else "r"
             if known is None or self._replaces(item.score, known.score, older):
-                into[item.payload] = Item(item.payload, item.score, arrival)
+                into[item.payload] = Item(item.payload, item.score, arrival, flag)
+            else:
+                known.flag = flag
 
     def _replaces(self, new: float, old: float, older: bool) -> bool:
         if new == old:
             return older
         return (new > old) == (self.merge == "max")
 
-    def push(self, job_id: str, payload: bytes, score: float, perform_in: float) -> None:
-        self.merged += job_id in self.waiting
-        job = self.waiting.setdefault(job_id, ModelJob({}, perform_in))
-        self.unite(job.items, [Item(payload, score, 0)], older=False)
+    # -- calls
+
+    def refuses(self, jobs: Sequence[NewJob]) -> bool:
+        """Whether there is no place for all new ids among them."""
+        new = {job.id for job in jobs} - self.waiting.keys()
+        full = self.policies.when_full is WhenFull.REFUSE and self.policies.max_length is not None
+        return (
+            full and bool(new) and not has_place(len(self.waiting) + len(new) - 1, self.policies.max_length)
+        )
+
+    def push(self, jobs: Sequence[NewJob], now: float) -> tuple[list[int], list[str]]:
+        """Positions of calls that were dropped, and ids that gave way, of those that somebody hears of."""
+        gone: list[int] = []
+        evicted: list[str] = []
+        for position, job in enumerate(jobs):
+            if not self._push(job, now, evicted):
+                self.dropped += 1
+                gone += [position] if job.record is not None else []
+        return gone, evicted
+
+    def _push(self, job: NewJob, now: float, evicted: list[str]) -> bool:
+        flag, waits = "" if job.record is None else "R", job.id in self.waiting
+        assert job.score is not None
+        assert job.perform_in is not None
+        if not flag and stale([job.score], self.peaks.get(job.id)):
+            return False
+        if not waits and not self._make_place(evicted):
+            return False
+        known = self.waiting.setdefault(job.id, ModelJob({}, job.perform_in))
+        self.unite(known.items, [Item(job.payload, job.score, 0, flag)], older=False)
+        if job.payload not in self._trim(known):
+            self.merged += waits
+            self._put_off(job.id, known, job.perform_in, now)
+        return True
+
+    def _make_place(self, evicted: list[str]) -> bool:
+        if self.policies.when_full is WhenFull.REFUSE or has_place(
+            len(self.waiting), self.policies.max_length
+        ):
+            return True
+        due = [(job.perform_in, i.encode(), i) for i, job in self.waiting.items() if i not in self.paused]
+        if self.policies.when_full is WhenFull.DROP_NEWEST or not due:
+            return False
+        _, _, oldest = min(due)
+        items = self.waiting.pop(oldest).items
+        self.forget(oldest)
+        self.dropped += len(items)
+        evicted += [oldest] if any(item.flag for item in items.values()) else []
+        return True
+
+    def _put_off(self, job_id: str, job: ModelJob, asked: float, now: float) -> None:
+        policies = self.policies
+        if job.retry_count >= 0:
+            own = job.perform_in
+            job.perform_in = after_failure(own, asked, policies.on_push_after_failure)
+            if job.perform_in < own:
+                self.early.setdefault(job_id, own)
+        elif policies.debounce is not None:
+            first, floor = self.firsts.get(job_id, (now, asked))
+            self.firsts[job_id] = first, max(floor, asked)
+            longest = policies.debounce_max
+            job.perform_in = debounced(now, first, policies.debounce, longest, max(floor, asked))
+
+    def _trim(self, job: ModelJob) -> set[bytes]:
+        """What is not kept; of that, payloads that somebody hears of stay until a claim."""
+        items = job.in_order()[: surplus(len(job.items), self.policies.keep)]
+        for item in items:
+            if not item.flag:
+                del job.items[item.payload]
+                self.dropped += 1
+        return {item.payload for item in items}
+
+    def forget(self, job_id: str) -> None:
+        """The job waits no more."""
+        self.firsts.pop(job_id, None)
+        self.early.pop(job_id, None)
+
+    # -- claims
 
     def claim(self, limit: int, now: float) -> list[str]:
         due = sorted(
@@ -89,8 +190,8 @@ class Model:
                 break
         self.claims += 1
         for job_id in ids:
-            self._take(job_id)
-        return ids
+            self._take(job_id, now)
+        return sorted(ids, key=lambda i: (self.processing[i].perform_in, i.encode()))
 
     def claimable(self) -> list[str]:
         """Ids that wait for nothing but their time."""
@@ -101,34 +202,57 @@ class Model:
     def next_due(self) -> float | None:
         return min((self.waiting[job_id].perform_in for job_id in self.claimable()), default=None)
 
-    def _take(self, job_id: str) -> None:
+    def _take(self, job_id: str, now: float) -> None:
         job = self.waiting.pop(job_id)
+        own = self.early.get(job_id, 0.0)
         level, _, _ = self.suspects.get(job_id, (0, b"", 0))
         if level == 2 and len(job.items) > 1:
             first = job.in_order()[0]
             self.waiting[job_id] = job
             del job.items[first.payload]
             job = ModelJob({first.payload: first}, job.perform_in, job.retry_count, job.error)
+        else:
+            self.forget(job_id)
+        if own > now:
+            job.perform_in, job.early = own, True
+        rest = len(self.waiting[job_id].items) if job_id in self.waiting else 0
+        beyond = min(surplus(len(job.items) + rest, self.policies.keep), len(job.items))
+        scores = [item.score for item in job.in_order()]
+        job.unwanted = max(beyond, stale(scores, self.peaks.get(job_id)))
         job.claim = self.claims
         self.processing[job_id] = job
 
     def put_back(
         self, job_id: str, items: list[Item], perform_in: float, retry_count: int, error: bytes | None
-    ) -> None:
-        """Rule 3: payloads are united; perform_in and retry_count are those of the job that comes back."""
+    ) -> bool:
+        """Rule 3: payloads are united; perform_in and retry_count are those of the job that comes back, if
+        anything of it is kept.
+        """
         if not items:
-            return
+            return False
         job = self.waiting.setdefault(job_id, ModelJob({}, perform_in))
         self.unite(job.items, items, older=True)
+        if {item.payload for item in items} <= self._trim(job):
+            return False
+        self.forget(job_id)
         job.perform_in, job.retry_count = perform_in, retry_count
         job.error = error if retry_count >= 0 else None
+        return True
+
+    def put_unfinished(self, job_id: str, job: ModelJob, items: list[Item], time: float) -> None:
+        """An early run that did not end is made up for."""
+        back = self.put_back(job_id, items, time, job.retry_count, job.error)
+        may = self.policies.on_push_after_failure is AfterFailure.NOW and job.retry_count >= 0
+        if back and may and job.perform_in > time:
+            self.early[job_id] = job.perform_in
 
     def bury(self, job_id: str, items: list[Item], error: bytes | None) -> None:
         self.dead += len(items)
         if items:
             dead = self.morgue.setdefault(job_id, ModelJob({}, 0.0))
             dead.error = error
-            self.unite(dead.items, items, older=False)
+            plain = [Item(item.payload, item.score, item.arrival) for item in items]
+            self.unite(dead.items, plain, older=False)
 
     def settle(
         self,
@@ -139,7 +263,7 @@ class Model:
         perform_in: float,
         now: float,
         error: bytes,
-        bad: Mapping[int, bytes | None] = NONE_BAD,
+        bad: Bad = NONE_BAD,
     ) -> bool:
         job = self.processing.get(job_id)
         if job is None or job.claim != claim:
@@ -147,17 +271,24 @@ class Model:
         del self.processing[job_id]
         claimed = job.in_order()
         items = [item for position, item in enumerate(claimed) if position not in bad]
+        parts = []
         for position, item in enumerate(claimed):
             reason = bad.get(position)
-            if reason is not None:
+            self.dropped += reason is Gone.DROPPED
+            if reason is Gone.DONE:
+                parts.append(item.score)
+            elif isinstance(reason, bytes):
                 self.bury(job_id, [item], reason)
+        self._reach(job_id, parts, [item.score for item in items])
         if fate is Fate.DONE:
             self.processed += 1
+            self._reach(job_id, [item.score for item in items], [])
             if job_id in self.suspects:
                 self.suspects[job_id] = (self.suspects[job_id][0], b"", 0)
         elif fate is Fate.RETURN:
-            own = job.perform_in if perform_in == now else perform_in
-            self.put_back(job_id, items, own, job.retry_count, job.error)
+            at_once = job.early and job.retry_count >= 0
+            time = perform_in if perform_in != now else now if at_once else job.perform_in
+            self.put_unfinished(job_id, job, items, time)
         else:
             self.failed += 1
         if fate is Fate.RETRY:
@@ -178,7 +309,7 @@ class Model:
             items = job.in_order()
             if crashed:
                 items = self._suspect(job_id, items)
-            self.put_back(job_id, items, now + position * 1e-6, job.retry_count, job.error)
+            self.put_unfinished(job_id, job, items, now + position * 1e-6)
 
     def in_claim_order(self) -> list[str]:
         return sorted(self.processing, key=lambda i: (self.processing[i].claim, i.encode()))
@@ -203,15 +334,35 @@ class Model:
                     del self.suspects[job_id]
         return items
 
-    def queue_up(self, job_id: str, now: float) -> None:
-        """Rule 4."""
-        dead = self.morgue.pop(job_id, None)
-        if dead:
-            self.put_back(job_id, dead.in_order(), now, -1, None)
+    def _reach(self, job_id: str, done: Sequence[float], left: Sequence[float]) -> None:
+        peak = reached(done, left, self.peaks.get(job_id))
+        if self.policies.drop_stale is not None and peak is not None:
+            self.peaks[job_id] = peak
+
+    def queue_up(self, job_id: str, now: float, force: bool) -> None:
+        """Rule 4. What is stale stays, unless by force."""
+        if job_id not in self.morgue:
+            return
+        if force:
+            self.peaks.pop(job_id, None)
+        dead = self.morgue[job_id]
+        items = self.revivable(job_id)
+        for item in items:
+            del dead.items[item.payload]
+        if not dead.items:
+            del self.morgue[job_id]
+        self.put_back(job_id, items, now, -1, None)
+
+    def revivable(self, job_id: str, force: bool = False) -> list[Item]:
+        """Dead payloads of the id that go back to the queue."""
+        items = self.morgue[job_id].in_order() if job_id in self.morgue else []
+        peak = None if force else self.peaks.get(job_id)
+        return items[stale([item.score for item in items], peak) :]
 
     def kill_failed(self) -> None:
         for job_id in sorted(self.waiting):
             job = self.waiting[job_id]
             if job.retry_count >= 0:
                 del self.waiting[job_id]
+                self.forget(job_id)
                 self.bury(job_id, job.in_order(), job.error)

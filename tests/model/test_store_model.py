@@ -12,8 +12,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.dumps import Header, State
-from celery_lowkiq.rules.errors import NotOwner
-from celery_lowkiq.rules.models import BadPayload, Fate, Lease, Merge, NewJob, QueueSpec, ShardRef, Verdict
+from celery_lowkiq.rules.errors import NotOwner, QueueFull
+from celery_lowkiq.rules.models import (
+    BadPayload,
+    Fate,
+    Gone,
+    Lease,
+    Merge,
+    NewJob,
+    QueueSpec,
+    ShardRef,
+    Verdict,
+)
+from celery_lowkiq.rules.policies import NONE, AfterFailure, Policies, WhenFull
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.connect import connect
 from celery_lowkiq.store.dumping import Dumping
@@ -37,12 +48,42 @@ SCORES = st.one_of(
 #: The past is due, the far future is not, whatever the server's clock does meanwhile.
 TIMES = st.sampled_from([0.0, 1.0, 2.0, 9e9])
 JOBS = st.builds(NewJob, IDS, PAYLOADS, SCORES, TIMES)
+BAD = st.dictionaries(st.integers(0, 3), st.sampled_from([b"bad", *Gone]), max_size=2)
+#: Calls that meet often: few ids, payloads and scores.
+CALLS = st.builds(
+    NewJob,
+    st.sampled_from(["a", "b", "d e"]),
+    st.sampled_from([b"1", b"2", b"3", b"x" * 400, b"y" * 700]),
+    st.sampled_from([1.0, 2.0, 2.0, 3.0]),
+    st.sampled_from([0.0, 1.0, 1.0, 9e9]),
+    record=st.sampled_from([None, None, b"a call"]),
+)
+#: Calls before and during a run, what becomes of it, after which delay, and of single payloads.
+STEPS = st.tuples(
+    st.lists(CALLS, max_size=3),
+    st.lists(CALLS, max_size=2),
+    st.sampled_from([Fate.DONE, Fate.RETRY, *Fate]),
+    st.sampled_from([0.0, 1e6]),
+    BAD | st.just({}),
+)
+POLICIES = st.builds(
+    Policies,
+    keep=st.sampled_from([None, 1, 2]),
+    debounce=st.sampled_from([None, None, None, 1e-6, 1e5]),
+    debounce_max=st.sampled_from([None, 1e5]),
+    drop_stale=st.sampled_from([None, 1e6]),
+    on_push_after_failure=st.sampled_from(AfterFailure),
+    max_length=st.sampled_from([None, None, 1, 2]),
+    when_full=st.sampled_from(WhenFull),
+)
 
 
 class StoreMachine(RuleBasedStateMachine):
     """Times that a script takes from Redis's clock are copied from the store into the model."""
 
     server: EmbeddedServer
+    #: Deaths after which a payload goes to the morgue.
+    max_crashes = 2
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,6 +94,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.pausing = Pausing(self.store.client)
         self.sender = Sender()
         self.sent: list = []
+        self.last_reply: object = 0
         self.shard = ShardRef("q", 0)
         self.owners = 0
         self.request = 0
@@ -60,9 +102,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.old_claims: list[tuple[str, int]] = []
 
     @initialize(merge=st.sampled_from(list(Merge)), jobs=st.lists(JOBS, min_size=1, max_size=8))
-    def begin(self, merge: Merge, jobs: list[NewJob]) -> None:
-        self.queue = QueueSpec("q", shards=1, merge=merge, max_crashes=2)
-        self.model = Model(merge.value, 2)
+    def begin(self, merge: Merge, jobs: list[NewJob], policies: Policies = NONE) -> None:
+        self.queue = QueueSpec("q", shards=1, merge=merge, max_crashes=self.max_crashes, policies=policies)
+        self.model = Model(merge.value, self.max_crashes, policies)
         self.lease = self._acquire()
         self.push(jobs, 1)
 
@@ -93,22 +135,54 @@ class StoreMachine(RuleBasedStateMachine):
     def push(self, jobs: list[NewJob], repeats: int) -> None:
         """A reply that was lost makes the client send the same command again."""
         call = push_call(self.queue, self.shard, self.sender, jobs)
+        if self.model.refuses(jobs):
+            with pytest.raises(QueueFull):
+                self.store.client.call(call)
+            return
+        began = self._clock()
         replies = [self.store.client.call(call) for _ in range(repeats)]
-        assert replies == [1, 0][:repeats]
+        took = self._clock() - began
         self.sent.append(call)
-        for job in jobs:
-            self.model.push(job.id, job.payload, job.score, job.perform_in)
+        gone, evicted = self.model.push(jobs, now=began)
+        self._copy_times({job.id for job in jobs}, took)
+        if not gone and not evicted:
+            assert replies == [1, 0][:repeats]
+        for positions, *others in replies if gone or evicted else ():
+            assert [int(position) for position in positions.split()] == gone
+            assert [job_id.decode() for job_id in others[::3]] == evicted
+        self.last_reply = replies[0] if gone or evicted else 0
+
+    def _clock(self) -> float:
+        seconds, micros = self.client.time()
+        return float(seconds + micros / 1e6)
+
+    def _copy_times(self, ids: set[str], took: float) -> None:
+        """Of jobs that calls have put off: from the script's clock, which is a little later."""
+        for job_id in ids & self.model.firsts.keys():
+            known = self.model.waiting[job_id]
+            due = self._due(job_id)
+            assert known.perform_in - 1e-5 <= due <= known.perform_in + took + 1e-5
+            known.perform_in = due
+            began, floor = self._told("first", job_id)
+            self.model.firsts[job_id] = float(began) / 1e6, float(floor)
+
+    def _told(self, name: str, job_id: str) -> list[bytes]:
+        """Of a hash that a policy keeps."""
+        return self.client.hget(shard_keys(self.shard)[name], job_id.encode()).split(b" ")
 
     @precondition(lambda self: self.sent)
     @rule(data=st.data())
     def an_old_push_arrives_again(self, data: st.DataObject) -> None:
-        assert self.store.client.call(data.draw(st.sampled_from(self.sent))) == 0
+        call = data.draw(st.sampled_from(self.sent))
+        assert self.store.client.call(call) == (self.last_reply if call is self.sent[-1] else 0)
 
     @rule(limit=st.integers(1, 4), repeats=st.integers(1, 2))
     def claim(self, limit: int, repeats: int) -> None:
         self.request += 1
         claims = [self.store.claim(self._limited(limit), self.lease, self.request) for _ in range(repeats)]
-        assert all(c.jobs == claims[0].jobs for c in claims)
+        # A repeated claim does not tell of calls again.
+        told = [[job._replace(calls=None) for job in c.jobs] for c in claims]
+        assert all(jobs == told[0] for jobs in told)
         ids = self.model.claim(limit, now=claims[0].now)
         assert [job.id for job in claims[0].jobs] == ids
         self.model.claims = claims[0].number or self.model.claims
@@ -119,6 +193,8 @@ class StoreMachine(RuleBasedStateMachine):
                 (i.payload, i.score) for i in known.in_order()
             ]
             assert (job.retry_count, job.error) == (known.retry_count, known.error)
+            assert (job.unwanted, job.early) == (known.unwanted, known.early)
+            assert job.perform_in == pytest.approx(known.perform_in, abs=1e-5)
 
     @precondition(lambda self: self.request > 1)
     @rule(back=st.integers(1, 3))
@@ -132,7 +208,7 @@ class StoreMachine(RuleBasedStateMachine):
         fate=st.sampled_from(list(Fate)),
         retry_count=st.integers(0, 3),
         delay=st.sampled_from([0.0, 1e6]),
-        bad=st.dictionaries(st.integers(0, 3), st.sampled_from([None, b"bad"]), max_size=2),
+        bad=BAD,
         repeats=st.integers(1, 2),
     )
     def settle(
@@ -141,7 +217,7 @@ class StoreMachine(RuleBasedStateMachine):
         fate: Fate,
         retry_count: int,
         delay: float,
-        bad: dict[int, bytes | None],
+        bad: dict[int, bytes | Gone],
         repeats: int,
     ) -> None:
         """Of what is in processing, or of any claim ever made: most of them are over, and change nothing."""
@@ -157,15 +233,22 @@ class StoreMachine(RuleBasedStateMachine):
         fate: Fate,
         retry_count: int,
         delay: float,
-        bad: dict[int, bytes | None],
+        bad: dict[int, bytes | Gone],
         repeats: int,
     ) -> None:
-        parts = tuple(BadPayload(position, error) for position, error in bad.items())
+        parts = tuple(
+            BadPayload(position, None, reason) if isinstance(reason, Gone) else BadPayload(position, reason)
+            for position, reason in bad.items()
+        )
         verdict = Verdict(job_id, claim, fate, retry_count, delay, b"boom", parts, try_text=b"boom")
+        known = self.model.processing.get(job_id)
+        if known is not None and known.claim == claim and known.early and fate is Fate.RETRY:
+            verdict = verdict._replace(retry_count=known.retry_count, perform_in=known.perform_in)
         settled = [self.store.settle(self.queue, self.lease, [verdict]) for _ in range(repeats)]
         assert not any(repeat.accepted for repeat in settled[1:])
         now = settled[0].now
-        accepted = self.model.settle(job_id, claim, fate, retry_count, now + delay, now, b"boom", bad)
+        time = verdict.perform_in or now + delay
+        accepted = self.model.settle(job_id, claim, fate, verdict.retry_count, time, now, b"boom", bad)
         assert settled[0].accepted == ({job_id} if accepted else set())
 
     @rule(limit=st.integers(1, 4), fate=st.sampled_from(list(Fate)), delay=st.sampled_from([0.0, 1e6]))
@@ -194,12 +277,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.model.recover(crashed=not stopping, now=self._recovered_at())
 
     def _recovered_at(self) -> float:
-        """Redis's clock at the takeover, from the time that it gave a job; later ones got a bit more."""
-        for position, job_id in enumerate(self.model.in_claim_order()):
-            due = self._found_due(job_id)
-            if due is not None and 1e6 < due < 8e9:
-                return due - position * 1e-6
-        return 0.0
+        """Redis's clock at the takeover; jobs after the first got a bit more."""
+        return float(self.client.hget(shard_keys(self.shard)["lease"], "since"))
 
     @precondition(lambda self: self.stale)
     @rule(data=st.data())
@@ -238,12 +317,13 @@ class StoreMachine(RuleBasedStateMachine):
 
     # -- what people do
 
-    @rule(job_id=IDS)
-    def queue_up(self, job_id: str) -> None:
-        moved = self.actions.morgue_queue_up(self.queue, [job_id])
-        assert moved == (job_id in self.model.morgue)
+    @rule(job_id=IDS, force=st.booleans())
+    def queue_up(self, job_id: str, force: bool) -> None:
+        moved = self.actions.morgue_queue_up(self.queue, [job_id], force=force)
+        assert moved == bool(self.model.revivable(job_id, force))
         if moved:
-            self.model.queue_up(job_id, now=self._due(job_id))
+            # Where nothing of it is kept, no time is given.
+            self.model.queue_up(job_id, now=self._due(job_id), force=force)
 
     @rule()
     def kill_all_failed(self) -> None:
@@ -256,6 +336,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.actions.delete(self.queue, ids) == len(self.model.waiting.keys() & set(ids))
         for job_id in ids:
             self.model.waiting.pop(job_id, None)
+            self.model.forget(job_id)
 
     @rule(ids=st.lists(IDS, unique=True, max_size=2))
     def morgue_delete(self, ids: list[str]) -> None:
@@ -341,6 +422,14 @@ class StoreMachine(RuleBasedStateMachine):
         stats = self.queries.stats(self.queue)
         assert (stats.processed, stats.failed) == (self.model.processed, self.model.failed)
         assert (stats.merged, stats.dead) == (self.model.merged, self.model.dead)
+        assert stats.dropped == self.model.dropped
+        assert {i: float(told[1]) for i, told in self._all("first").items()} == {
+            i: floor for i, (_, floor) in self.model.firsts.items()
+        }
+        assert {i: float(told[0]) for i, told in self._all("early").items()} == pytest.approx(
+            self.model.early, abs=1e-5
+        )
+        assert {i: float(told[0]) for i, told in self._all("peaks").items()} == self.model.peaks
         retries = sum(job.retry_count >= 0 for job in self.model.waiting.values())
         assert (stats.length, stats.retries, stats.fresh) == (len(jobs), retries, len(jobs) - retries)
         assert (stats.busy, stats.morgue_length) == (len(busy), len(dead))
@@ -348,6 +437,10 @@ class StoreMachine(RuleBasedStateMachine):
         assert {paused.id for paused in self.queries.paused_ids(self.queue).items} == self.model.paused
         (due,) = self.store.next_due([self.shard])
         assert due.next_due == self._near(self.model.next_due())
+
+    def _all(self, name: str) -> dict[str, list[bytes]]:
+        found = self.client.hgetall(shard_keys(self.shard)[name])
+        return {job_id.decode(): told.split(b" ") for job_id, told in found.items()}
 
     def _near(self, due: float | None) -> object:
         return None if due is None else pytest.approx(due, abs=1e-5)
@@ -372,7 +465,45 @@ class StoreMachine(RuleBasedStateMachine):
     def _keys_of_jobs(self) -> set[str]:
         from celery_lowkiq.store.keys import SHARD_KEYS
 
-        return set(SHARD_KEYS) - {"lease", "meta", "senders", "deaths"}
+        # Records go with their results, and marks with their time.
+        return set(SHARD_KEYS) - {"lease", "meta", "senders", "deaths", "calls", "peaks"}
+
+
+class PolicyMachine(StoreMachine):
+    """Calls of a task with policies, some of them with records. Nobody is condemned here, and nothing is
+    loaded, since records would become more and more.
+    """
+
+    max_crashes = 10**6
+    load_what_is_there = pause = resume = None  # type: ignore[assignment]
+    a_former_owner_is_refused = an_acquire_is_repeated = an_old_claim_arrives_again = None  # type: ignore[assignment]
+
+    @initialize(
+        merge=st.sampled_from(list(Merge)), jobs=st.lists(CALLS, min_size=1, max_size=4), policies=POLICIES
+    )
+    def begin(self, merge: Merge, jobs: list[NewJob], policies: Policies = NONE) -> None:
+        super().begin(merge, jobs, policies)
+
+    @rule(jobs=st.lists(CALLS, min_size=1, max_size=4), repeats=st.integers(1, 2))
+    def push(self, jobs: list[NewJob], repeats: int) -> None:
+        # What gives way depends on what has spilled, which a model without packing cannot know.
+        small = self.queue.policies.when_full is WhenFull.DROP_OLDEST
+        jobs = [replace(job, payload=job.payload[:2]) for job in jobs] if small else jobs
+        super().push(jobs, repeats)
+
+    @rule(steps=st.lists(STEPS, min_size=2, max_size=8))
+    def many_runs(self, steps: list[tuple]) -> None:
+        """Calls before and during runs, one after the other: most policies are about what was before."""
+        for before, during, fate, delay, bad in steps:
+            if before:
+                self.push(before, 1)
+            self.claim(4, 1)
+            if during:
+                self.push(during, 1)
+            for job_id in self.model.in_claim_order():
+                claim = self.model.processing[job_id].claim
+                self._settle(job_id, claim, fate, 0, delay, bad, 1)
+                self.the_store_is_as_the_model_says()
 
 
 def test_the_store_follows_the_model(redis_server: EmbeddedServer) -> None:
@@ -380,6 +511,20 @@ def test_the_store_follows_the_model(redis_server: EmbeddedServer) -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
     run_state_machine_as_test(machine, settings=settings(max_examples=150, stateful_step_count=50))
+
+
+def test_the_store_follows_the_model_with_policies(redis_server: EmbeddedServer) -> None:
+    machine = type("Machine", (PolicyMachine,), {"server": redis_server})
+    from hypothesis.stateful import run_state_machine_as_test
+
+    run_state_machine_as_test(machine, settings=settings(max_examples=150, stateful_step_count=50))
+
+
+def test_policies_on_redis_62(redis_62_server: EmbeddedServer) -> None:
+    machine = type("Machine62", (PolicyMachine,), {"server": redis_62_server})
+    from hypothesis.stateful import run_state_machine_as_test
+
+    run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=50))
 
 
 def test_the_store_follows_the_model_on_redis_62(redis_62_server: EmbeddedServer) -> None:

@@ -30,7 +30,6 @@ function kinds.waiting(id, items, when, retry_count, message)
     redis.call('ZADD', where, when, id)
     redis.call('ZADD', failed, retry_count, id)
     redis.call('HSET', errors, id, message)
-    forget_policy(id)
   end
   bag_add(waiting, id, items, false)
   if asked.keep then

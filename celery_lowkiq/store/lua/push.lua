@@ -133,7 +133,7 @@ else
       return
     end
     merged = merged + (waits and 1 or 0)
-    local due_at = later(id, waits, now, ARGV[i + 3] == '' and '0' or time_of(ARGV[i + 3]))
+    local due_at = later(id, waits, time_of(ARGV[i + 3]), ARGV[i + 3] ~= '', now)
     if due_at then
       redis.call('ZADD', index_of(id), due_at, id)
     end

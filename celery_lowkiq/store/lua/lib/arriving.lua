@@ -108,11 +108,11 @@ if policy ~= '' then
     end
   end
 
-  -- When a job that has not failed is due after one more call for `time`.
-  local function debounced(id, now, time)
+  -- When a job that has not failed is due after one more call, not before `asked_for`.
+  local function debounced(id, asked_for, now)
     local began, floor = string.match(redis.call('HGET', first, id) or '', '^(%d+) (%S+)$')
     began = tonumber(began) or now
-    floor = tonumber(floor or 0) > tonumber(time) and floor or time
+    floor = tonumber(floor or 0) > tonumber(asked_for) and floor or asked_for
     redis.call('HSET', first, id, string.format('%.0f ', began) .. floor)
     local due_at = now + asked.debounce * 1000000
     if asked.debounce_max then
@@ -122,14 +122,13 @@ if policy ~= '' then
     return tonumber(floor) > tonumber(due_at) and floor or due_at
   end
 
-  -- When a job is due after one more call, for `time` as the caller gave it, '0' for none; nil leaves it as it is.
-  function later(id, waits, now, time)
+  -- When a job is due after one more call for `time`, which the caller has given or not; nil leaves it as it is.
+  function later(id, waits, time, given, now)
     if waits and redis.call('ZSCORE', failed, id) then
-      return after_failure(id, time == '0' and seconds(now) or time)
+      return after_failure(id, time)
     elseif asked.debounce then
-      return debounced(id, now, time)
-    elseif not waits then
-      return time == '0' and seconds(now) or time
+      return debounced(id, given and time or '0', now)
     end
+    return not waits and time or nil
   end
 end

@@ -4,8 +4,10 @@ local TRIES = 10
 local any_tries = redis.call('HLEN', tries) > 0
 
 local function log_try(id, at, retry_count, text)
-  local nothing_left = redis.call('HEXISTS', jobs, id) == 0 and not redis.call('ZSCORE', dead, id)
-  if text == '' or nothing_left then
+  if redis.call('HEXISTS', jobs, id) == 0 and not redis.call('ZSCORE', dead, id) then
+    redis.call('HDEL', tries, id)
+    return
+  elseif text == '' then
     return
   end
   local lines = {}
