@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from celery_lowkiq.rules.errors import QueueFull, StoreError
@@ -159,6 +161,15 @@ class TestDebounce:
         shard.push("1", b"b")
         assert shard.waiting().perform_in > 1e9
 
+    def test_what_a_claim_leaves_is_not_put_off_anew(self, store):
+        shard = Shard(store, debounce=1e-6, debounce_max=1e-6)
+        calls = [NewJob("1", b"%d" % n, n) for n in range(1001)]
+        store.push(shard.spec, calls)
+        assert len(shard.claim()[0].payloads) == 1000
+        before = shard.waiting().perform_in
+        store.push(shard.spec, calls[:1])
+        assert shard.waiting().perform_in == before
+
     def test_a_job_that_failed_is_not_put_off(self, store):
         shard = Shard(store, debounce=0.000001)
         shard.push("1", b"a", perform_in=1.0)
@@ -241,6 +252,15 @@ class TestStale:
         assert ([p.data for p in job.payloads], job.unwanted, shard.dropped) == ([b"2"], 0, 0)
         shard.push("1", b"early", 0.5)
         assert shard.dropped == 1
+
+    def test_an_empty_queue_with_marks_takes_another_number_of_shards(self, store):
+        shard = Shard(store, drop_stale=1000.0, debounce=1e-6)
+        shard.push("1", b"5", 5)
+        shard.run()
+        store.release(shard.lease)
+        wider = replace(shard.spec, shards=4)
+        store.push(wider, [NewJob(str(n), b"x") for n in range(9)])
+        assert shard.queries.stats(wider).length == 9
 
     def test_marks_vanish_where_nothing_is_processed_any_more(self, store, client):
         shard = Shard(store, drop_stale=1000.0)

@@ -15,20 +15,20 @@ from celery_lowkiq import ordered_task
 from celery_lowkiq.integration.arrivals import Arrivals, MessagedCall, read_call
 from celery_lowkiq.integration.call_records import CallNote
 from celery_lowkiq.integration.stores import home_of
-from celery_lowkiq.rules.errors import StoreUnavailable
+from celery_lowkiq.rules.errors import QueueFull, StoreUnavailable
 
 
 class Store:
-    """Takes pushes, unless it is away."""
+    """Takes pushes, unless there is an error that keeps it from that."""
 
     def __init__(self):
-        self.away = False
+        self.error = None
         self.pushed = []
         self.records = []
 
     def push(self, spec, jobs):
-        if self.away:
-            raise StoreUnavailable("gone")
+        if self.error is not None:
+            raise self.error
         self.pushed += [(job.id, job.payload, job.perform_in) for job in jobs]
         self.records += [job.record for job in jobs if job.record is not None]
 
@@ -95,14 +95,15 @@ def test_a_call_that_is_wrong_is_rejected(handler, store, args):
     assert store.pushed == []
 
 
-def test_a_store_that_is_away_is_waited_for_and_logged_twice(handler, store, timer, caplog):
+@pytest.mark.parametrize("error", [StoreUnavailable("gone"), QueueFull("full")])
+def test_a_store_that_takes_nothing_is_waited_for_and_logged_twice(handler, store, timer, caplog, error):
     caplog.set_level(logging.INFO, "celery_lowkiq")
-    store.away = True
+    store.error = error
     messages = [Message(str(number)) for number in range(3)]
     assert [message.sent_to(handler) for message in messages] == [[], [], []]
     timer.fire()
     assert len(timer.later) == 3
-    store.away = False
+    store.error = None
     timer.fire()
     assert [message.answers for message in messages] == [["ack"]] * 3
     assert [job_id for job_id, _, _ in store.pushed] == ["0", "1", "2"]

@@ -41,6 +41,14 @@ def exits_once(payloads_by_id):
     if len(saved) == 1:
         raise SystemExit(3)
 
+@ordered_task(app=app, keep=1, debounce=5, debounce_max=8, drop_stale=True)
+def latest(payloads_by_id):
+    saved.append(payloads_by_id)
+
+@ordered_task(app=app, shards=1, max_length=1, when_full="drop_newest")
+def few(payloads_by_id):
+    saved.append(payloads_by_id)
+
 @ordered_task(app=app)
 def endless(payloads_by_id):
     endless.delay("1", len(saved))
@@ -52,7 +60,7 @@ def plain():
 HEAD = """
 import threading
 import pytest
-from proj import app, endless, exits_once, first, plain, saved, sync
+from proj import app, endless, exits_once, few, first, latest, plain, saved, sync
 
 @pytest.fixture(autouse=True)
 def nothing_saved():
@@ -90,6 +98,36 @@ def test_it(lowkiq):
     assert saved == [("2", ["y"]), ("1", ["x"])]
 """,
         1,
+    )
+
+
+def test_policies_hold_by_the_clock_of_the_test(passes):
+    passes(
+        """
+def test_calls_that_come_close_together(lowkiq):
+    calls = [latest.apply_async(("1", n), score=n) for n in (1, 3, 2)]
+    assert 4 < lowkiq.due_in(latest, "1") <= 5
+    assert lowkiq.drain() == 0
+    lowkiq.clock.move(4)
+    latest.apply_async(("1", 4), score=4)
+    assert 3 < lowkiq.due_in(latest, "1") <= 4
+    lowkiq.clock.move(4)
+    assert lowkiq.drain() == 1
+    assert saved == [{"1": [4]}]
+    assert [call.state for call in calls] == ["REVOKED"] * 3
+    latest.apply_async(("1", 3), score=3)
+    lowkiq.clock.move(8)
+    lowkiq.drain()
+    assert saved == [{"1": [4]}]
+
+def test_a_full_queue_drops_and_tells(lowkiq):
+    first, second = few.delay("1", "x"), few.delay("2", "x")
+    assert second.state == "REVOKED"
+    assert lowkiq.drain() == 1
+    assert saved == [{"1": ["x"]}]
+    assert first.state == "SUCCESS"
+""",
+        2,
     )
 
 
