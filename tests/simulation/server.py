@@ -14,6 +14,7 @@ from celery_lowkiq.rules.models import (
     Job,
     Lease,
     LeaseState,
+    NewJob,
     Payload,
     Settled,
     ShardRef,
@@ -156,8 +157,7 @@ class Server:
         if s.senders.get(sender, 0) >= n:
             return
         s.senders[sender] = n
-        for job_id, payload, score in entries:
-            s.model.push(job_id, payload, score, self.now)
+        s.model.push([NewJob(*entry, perform_in=self.now) for entry in entries], self.now)
         self.announce(shard, self.now)
 
     def claim(self, wish: ToClaim) -> Claim:

@@ -6,64 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from celery_lowkiq.rules.errors import QueueFull, StoreError
-from celery_lowkiq.rules.models import BadPayload, Fate, Gone, NewJob, QueueSpec, Verdict, shard_of
-from celery_lowkiq.rules.policies import AfterFailure, Policies, WhenFull
+from celery_lowkiq.rules.models import BadPayload, Fate, Gone, NewJob, Verdict
+from celery_lowkiq.rules.policies import AfterFailure
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.pausing import Pausing
-from celery_lowkiq.store.pushing import Sender, push_call
-from celery_lowkiq.store.queries import Queries
 
 from .helpers import take
-
-
-@pytest.fixture
-def told(store):
-    """The records of calls that the store tells of."""
-    found = []
-    store.dropped = lambda queue, calls: found.extend(call.data for call in calls)
-    return found
-
-
-def recorded(shard):
-    return shard.store.client.commands([("ZRANGE", "lowkiq:1:{orders:0}:calls", 0, -1)])[0]
-
-
-def spec(**policies):
-    return QueueSpec("orders", shards=1, batch_size=100, policies=Policies(**policies))
-
-
-class Shard:
-    """The only shard of a queue with policies, and its owner."""
-
-    def __init__(self, store, **policies):
-        self.store = store
-        self.spec = spec(**policies)
-        self.queries = Queries(store)
-        self.lease = take(store, self.spec)
-        self.requests = 0
-
-    def push(self, job_id, payload=b"x", score=None, **when):
-        self.store.push(self.spec, [NewJob(job_id, payload, score, **when)])
-
-    def claim(self):
-        self.requests += 1
-        return self.store.claim(self.spec, self.lease, self.requests).jobs
-
-    def run(self, fate=Fate.DONE, **verdict):
-        jobs = self.claim()
-        self.store.settle(self.spec, self.lease, [Verdict(j.id, j.claim, fate, **verdict) for j in jobs])
-        return jobs
-
-    def waiting(self, job_id="1"):
-        return self.queries.job(self.spec, job_id).waiting
-
-    def payloads(self, job_id="1"):
-        return [payload.data for payload in self.waiting(job_id).payloads]
-
-    @property
-    def dropped(self):
-        return self.queries.stats(self.spec).dropped
+from .shard import Shard
 
 
 class TestKeep:
@@ -327,79 +276,3 @@ class TestAfterFailure:
         shard.push("1", b"b", 2)
         Actions(store).delete(shard.spec, ["1"])
         assert not client.exists("lowkiq:1:{orders:0}:early")
-
-
-class TestLength:
-    def test_a_full_shard_refuses_and_stores_nothing(self, store):
-        shard = Shard(store, max_length=2)
-        shard.push("1")
-        with pytest.raises(QueueFull, match="1 jobs wait in the shard, of 2"):
-            store.push(shard.spec, [NewJob("2", b"x"), NewJob("3", b"x")])
-        assert shard.queries.stats(shard.spec).length == 1
-
-    def test_merging_is_always_allowed(self, store):
-        shard = Shard(store, max_length=1)
-        shard.push("1", b"a", 1)
-        shard.push("1", b"b", 2)
-        assert shard.payloads() == [b"a", b"b"]
-
-    def test_the_newest_is_dropped(self, store):
-        shard = Shard(store, max_length=1, when_full=WhenFull.DROP_NEWEST)
-        shard.push("1")
-        shard.push("2")
-        assert (shard.waiting("2"), shard.dropped) == (None, 1)
-
-    def test_the_oldest_gives_way(self, store):
-        shard = Shard(store, max_length=2, when_full=WhenFull.DROP_OLDEST)
-        for n in (1, 2, 3):
-            shard.push(str(n), perform_in=float(n))
-        assert shard.waiting("1") is None
-        assert shard.waiting("3") is not None
-        assert shard.dropped == 1
-
-    def test_what_waits_of_paused_ids_has_its_place(self, store):
-        shard = Shard(store, max_length=1)
-        shard.push("1")
-        Pausing(store.client).pause_ids(shard.spec, ["1"])
-        with pytest.raises(QueueFull):
-            shard.push("2")
-
-    def test_the_calls_of_a_job_that_gave_way_are_told(self, store, told):
-        shard = Shard(store, max_length=1, when_full=WhenFull.DROP_OLDEST)
-        store.push(shard.spec, [NewJob("1", b"x", record=b"first")])
-        store.push(shard.spec, [NewJob("2", b"x", record=b"second")])
-        assert told == [b"first"]
-        assert len(recorded(shard)) == 1
-
-    def test_a_call_that_was_dropped_is_told_and_leaves_no_record(self, store, told):
-        shard = Shard(store, max_length=1, when_full=WhenFull.DROP_NEWEST)
-        store.push(shard.spec, [NewJob("1", b"x", record=b"first"), NewJob("2", b"x", record=b"second")])
-        assert told == [b"second"]
-        assert len(recorded(shard)) == 1
-
-    @pytest.mark.parametrize("when_full", [WhenFull.DROP_NEWEST, WhenFull.DROP_OLDEST])
-    def test_a_push_whose_reply_was_lost_hears_it_when_it_is_repeated(self, store, when_full):
-        shard = Shard(store, max_length=1, when_full=when_full)
-        jobs = [NewJob(job_id, b"x", record=b"a call") for job_id in ("1", "2|é", "3")]
-        call = push_call(shard.spec, shard.lease.shard, Sender(), jobs)
-        reply, *repeats = [store.client.call(call) for _ in range(3)]
-        assert isinstance(reply, list)
-        assert repeats == [reply, reply]
-        assert shard.dropped == 2
-
-    def test_they_are_told_also_when_another_shard_refuses(self, store, told, client):
-        jobs = [NewJob(str(n), b"x", record=b"%d" % n) for n in range(20)]
-        two = QueueSpec("two", shards=2, policies=Policies(max_length=2, when_full=WhenFull.DROP_NEWEST))
-        store.push(two, jobs[:1])
-        client.set("lowkiq:1:{two:1}:due", "no sorted set")
-        with pytest.raises(StoreError, match="WRONGTYPE"):
-            store.push(two, jobs)
-        assert len(told) == sum(shard_of(job.id, 2) == 0 for job in jobs) - 1
-
-    def test_a_repeated_push_is_refused_no_second_time(self, store):
-        """A job that was admitted is not asked again."""
-        shard = Shard(store, max_length=1)
-        shard.push("1")
-        assert shard.run()
-        shard.push("2")
-        assert shard.waiting("2") is not None

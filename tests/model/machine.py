@@ -1,0 +1,360 @@
+"""Drives the real scripts and the plain model side by side, with lost replies and repeats."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant, precondition, rule
+
+from celery_lowkiq.embedded import EmbeddedServer
+from celery_lowkiq.rules.errors import NotOwner, QueueFull
+from celery_lowkiq.rules.models import (
+    BadPayload,
+    Fate,
+    Gone,
+    Lease,
+    Merge,
+    NewJob,
+    QueueSpec,
+    ShardRef,
+    Verdict,
+)
+from celery_lowkiq.rules.policies import NONE, Policies
+from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.connect import connect
+from celery_lowkiq.store.keys import shard_keys
+from celery_lowkiq.store.pausing import Pausing
+from celery_lowkiq.store.pushing import Sender, push_call
+from celery_lowkiq.store.queries import Queries
+from celery_lowkiq.store.store import RedisStore
+from tests.model.model import Model
+from tests.model.people import IDS, PeopleRules
+
+#: Long ones make a bag spill after a few pushes.
+PAYLOADS = st.sampled_from(
+    [b"1", b"2", b"3", b"", b"\0\xff 5 x", b"x" * 400, b"y" * 500, b"z" * 600, b"w" * 1500]
+)
+SCORES = st.one_of(
+    st.sampled_from([0.0, 1.0, 1.0, 2.0, -1.5, 1e300, -1e300, 5e-324, 2.0**53]),
+    st.floats(allow_nan=False, allow_infinity=False),
+)
+#: The past is due, the far future is not, whatever the server's clock does meanwhile.
+TIMES = st.sampled_from([0.0, 1.0, 2.0, 9e9])
+JOBS = st.builds(NewJob, IDS, PAYLOADS, SCORES, TIMES)
+BAD = st.dictionaries(st.integers(0, 3), st.sampled_from([b"bad", *Gone]), max_size=2)
+
+
+class StoreMachine(PeopleRules):
+    """Times that a script takes from Redis's clock are copied from the store into the model."""
+
+    server: EmbeddedServer
+    #: Deaths after which a payload goes to the morgue.
+    max_crashes = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.client = connect({"path": self.server.socket_path}, pool_size=2, pool_timeout=5)
+        self.client.flushall()
+        self.store = RedisStore(self.client)
+        self.queries, self.actions = Queries(self.store), Actions(self.store)
+        self.pausing = Pausing(self.store.client)
+        self.sender = Sender()
+        self.sent: list = []
+        self.last_reply: object = 0
+        self.shard = ShardRef("q", 0)
+        self.owners = 0
+        self.request = 0
+        self.stale: list[Lease] = []
+        self.old_claims: list[tuple[str, int]] = []
+
+    @initialize(merge=st.sampled_from(list(Merge)), jobs=st.lists(JOBS, min_size=1, max_size=8))
+    def begin(self, merge: Merge, jobs: list[NewJob], policies: Policies = NONE) -> None:
+        self.queue = QueueSpec("q", shards=1, merge=merge, max_crashes=self.max_crashes, policies=policies)
+        self.model = Model(merge.value, self.max_crashes, policies)
+        self.lease = self._acquire()
+        self.push(jobs, 1)
+
+    def _acquire(self) -> Lease:
+        self.owners += 1
+        (seen,) = self.store.observe([self.shard])
+        self.request = 0
+        return self.store.acquire(self.queue, self.shard, f"owner-{self.owners}", seen, 0)
+
+    def _limited(self, limit: int) -> QueueSpec:
+        return replace(self.queue, batch_size=limit)
+
+    def _due(self, job_id: str) -> float:
+        """When a waiting job is due, held or not."""
+        found = self._found_due(job_id)
+        assert found is not None
+        return found
+
+    def _found_due(self, job_id: str) -> float | None:
+        keys = shard_keys(self.shard)
+        times = [self.client.zscore(keys[name], job_id.encode()) for name in ("due", "held")]
+        assert None in times, f"{job_id} is due and held"
+        return next((float(time) for time in times if time is not None), None)
+
+    # -- what happens
+
+    @rule(jobs=st.lists(JOBS, min_size=1, max_size=4), repeats=st.integers(1, 2))
+    def push(self, jobs: list[NewJob], repeats: int) -> None:
+        """A reply that was lost makes the client send the same command again."""
+        call = push_call(self.queue, self.shard, self.sender, jobs)
+        if self.model.refuses(jobs):
+            with pytest.raises(QueueFull):
+                self.store.client.call(call)
+            return
+        began = self._clock()
+        replies = [self.store.client.call(call) for _ in range(repeats)]
+        took = self._clock() - began
+        self.sent.append(call)
+        gone, evicted = self.model.push(jobs, now=began)
+        self._copy_times({job.id for job in jobs}, took)
+        if not gone and not evicted:
+            assert replies == [1, 0][:repeats]
+        for positions, *others in replies if gone or evicted else ():
+            assert [int(position) for position in positions.split()] == gone
+            assert [job_id.decode() for job_id in others[::3]] == evicted
+        self.last_reply = replies[0] if gone or evicted else 0
+
+    def _clock(self) -> float:
+        seconds, micros = self.client.time()
+        return float(seconds + micros / 1e6)
+
+    def _copy_times(self, ids: set[str], took: float) -> None:
+        """Of jobs that calls have put off: from the script's clock, which is a little later."""
+        for job_id in ids & self.model.firsts.keys():
+            known = self.model.waiting[job_id]
+            due = self._due(job_id)
+            assert known.perform_in - 1e-5 <= due <= known.perform_in + took + 1e-5
+            known.perform_in = due
+            began, floor = self._told("first", job_id)
+            self.model.firsts[job_id] = float(began) / 1e6, float(floor)
+
+    def _told(self, name: str, job_id: str) -> list[bytes]:
+        """Of a hash that a policy keeps."""
+        return self.client.hget(shard_keys(self.shard)[name], job_id.encode()).split(b" ")
+
+    @precondition(lambda self: self.sent)
+    @rule(data=st.data())
+    def an_old_push_arrives_again(self, data: st.DataObject) -> None:
+        call = data.draw(st.sampled_from(self.sent))
+        assert self.store.client.call(call) == (self.last_reply if call is self.sent[-1] else 0)
+
+    @rule(limit=st.integers(1, 4), repeats=st.integers(1, 2))
+    def claim(self, limit: int, repeats: int) -> None:
+        self.request += 1
+        claims = [self.store.claim(self._limited(limit), self.lease, self.request) for _ in range(repeats)]
+        # A repeated claim does not tell of calls again.
+        told = [[job._replace(calls=None) for job in c.jobs] for c in claims]
+        assert all(jobs == told[0] for jobs in told)
+        ids = self.model.claim(limit, now=claims[0].now)
+        assert [job.id for job in claims[0].jobs] == ids
+        self.model.claims = claims[0].number or self.model.claims
+        self.old_claims += [(job.id, job.claim) for job in claims[0].jobs]
+        for job in claims[0].jobs:
+            known = self.model.processing[job.id]
+            assert [(p.data, p.score) for p in job.payloads] == [
+                (i.payload, i.score) for i in known.in_order()
+            ]
+            assert (job.retry_count, job.error) == (known.retry_count, known.error)
+            assert (job.unwanted, job.early) == (known.unwanted, known.early)
+            assert job.perform_in == pytest.approx(known.perform_in, abs=1e-5)
+
+    @precondition(lambda self: self.request > 1)
+    @rule(back=st.integers(1, 3))
+    def an_old_claim_arrives_again(self, back: int) -> None:
+        if self.request - back > 0:
+            assert self.store.claim(self.queue, self.lease, self.request - back).jobs == ()
+
+    @precondition(lambda self: self.old_claims)
+    @rule(
+        data=st.data(),
+        fate=st.sampled_from(list(Fate)),
+        retry_count=st.integers(0, 3),
+        delay=st.sampled_from([0.0, 1e6]),
+        bad=BAD,
+        repeats=st.integers(1, 2),
+    )
+    def settle(
+        self,
+        data: st.DataObject,
+        fate: Fate,
+        retry_count: int,
+        delay: float,
+        bad: dict[int, bytes | Gone],
+        repeats: int,
+    ) -> None:
+        """Of what is in processing, or of any claim ever made: most of them are over, and change nothing."""
+        running = [(job_id, job.claim) for job_id, job in self.model.processing.items()]
+        claims = [running, self.old_claims[-6:]] if running else [self.old_claims[-6:]]
+        job_id, claim = data.draw(st.one_of(*map(st.sampled_from, claims)))
+        self._settle(job_id, claim, fate, retry_count, delay, bad, repeats)
+
+    def _settle(
+        self,
+        job_id: str,
+        claim: int,
+        fate: Fate,
+        retry_count: int,
+        delay: float,
+        bad: dict[int, bytes | Gone],
+        repeats: int,
+    ) -> None:
+        parts = tuple(
+            BadPayload(position, None, reason) if isinstance(reason, Gone) else BadPayload(position, reason)
+            for position, reason in bad.items()
+        )
+        verdict = Verdict(job_id, claim, fate, retry_count, delay, b"boom", parts, try_text=b"boom")
+        known = self.model.processing.get(job_id)
+        if known is not None and known.claim == claim and known.early and fate is Fate.RETRY:
+            verdict = verdict._replace(retry_count=known.retry_count, perform_in=known.perform_in)
+        settled = [self.store.settle(self.queue, self.lease, [verdict]) for _ in range(repeats)]
+        assert not any(repeat.accepted for repeat in settled[1:])
+        now = settled[0].now
+        time = verdict.perform_in or now + delay
+        accepted = self.model.settle(job_id, claim, fate, verdict.retry_count, time, now, b"boom", bad)
+        assert settled[0].accepted == ({job_id} if accepted else set())
+
+    @rule(limit=st.integers(1, 4), fate=st.sampled_from(list(Fate)), delay=st.sampled_from([0.0, 1e6]))
+    def run(self, limit: int, fate: Fate, delay: float) -> None:
+        """Claim and settle, as most often happens."""
+        self.claim(limit, 1)
+        for job_id in self.model.in_claim_order():
+            if (claim := self.model.processing[job_id].claim) == self.model.claims:
+                self._settle(job_id, claim, fate, 0, delay, {}, 1)
+
+    @rule()
+    def an_acquire_is_repeated(self) -> None:
+        """Its reply was lost; nothing is recovered a second time."""
+        (seen,) = self.store.observe([self.shard])
+        again = self.store.acquire(self.queue, self.shard, self.lease.owner, seen, 0)
+        assert again == self.lease
+
+    @rule(stopping=st.booleans())
+    def another_owner_takes_over(self, stopping: bool) -> None:
+        self.store.renew([self.lease], stopping=stopping)
+        self.stale.append(self.lease)
+        before = self.lease
+        self.lease = self._acquire()
+        assert self.lease.epoch > before.epoch
+        self.old_claims = self.old_claims[-3:]
+        self.model.recover(crashed=not stopping, now=self._recovered_at())
+
+    def _recovered_at(self) -> float:
+        """Redis's clock at the takeover; jobs after the first got a bit more."""
+        return float(self.client.hget(shard_keys(self.shard)["lease"], "since"))
+
+    @precondition(lambda self: self.stale)
+    @rule(data=st.data())
+    def a_former_owner_is_refused(self, data: st.DataObject) -> None:
+        lease = data.draw(st.sampled_from(self.stale))
+        assert self.store.renew([lease]) == [False]
+        job_id, claim = self.old_claims[-1] if self.old_claims else ("a", 1)
+        for refused in (
+            lambda: self.store.claim(self.queue, lease, 999),
+            lambda: self.store.settle(self.queue, lease, [Verdict(job_id, claim, Fate.DONE)]),
+            lambda: self.store.release(lease),
+        ):
+            try:
+                refused()
+            except NotOwner:
+                continue
+            raise AssertionError("a former owner was obeyed")
+
+    @rule()
+    def release_and_take_again(self) -> None:
+        released = self.store.release(self.lease)
+        assert released == (not self.model.processing)
+        if released:
+            assert self.store.release(self.lease)
+            self.stale.append(self.lease)
+            self.lease = self._acquire()
+
+    @rule()
+    def leave_all_unsettled_and_take_again(self) -> None:
+        """As a process does whose end cannot wait for its batches: nobody is to blame."""
+        assert self.store.release(self.lease, unsettled=True)
+        self.stale.append(self.lease)
+        self.lease = self._acquire()
+        self.old_claims = self.old_claims[-3:]
+        self.model.recover(crashed=False, now=self._recovered_at())
+
+    # -- what must hold
+
+    @invariant()
+    def the_store_is_as_the_model_says(self) -> None:
+        if not hasattr(self, "lease"):
+            return
+        jobs = {job.id: job for job in self.queries.jobs(self.queue, payload_limit=100).items}
+        assert jobs.keys() == self.model.waiting.keys()
+        for job_id, job in jobs.items():
+            known = self.model.waiting[job_id]
+            assert [(p.data, p.score) for p in job.payloads] == [
+                (i.payload, i.score) for i in known.in_order()
+            ]
+            assert (job.retry_count, job.error, job.payload_count) == (
+                known.retry_count,
+                known.error,
+                len(known.items),
+            )
+            assert abs(job.perform_in - known.perform_in) < 1e-5
+            assert job.held == (job_id in self.model.paused)
+        dead = {job.id: job for job in self.queries.morgue(self.queue, payload_limit=100).items}
+        assert {i: [(p.data, p.score) for p in d.payloads] for i, d in dead.items()} == {
+            i: [(m.payload, m.score) for m in d.in_order()] for i, d in self.model.morgue.items()
+        }
+        assert {i: d.error for i, d in dead.items()} == {i: d.error for i, d in self.model.morgue.items()}
+        busy = self.queries.processing(self.queue).items
+        assert {job.id for job in busy} == self.model.processing.keys()
+        stats = self.queries.stats(self.queue)
+        assert (stats.processed, stats.failed) == (self.model.processed, self.model.failed)
+        assert (stats.merged, stats.dead) == (self.model.merged, self.model.dead)
+        assert stats.dropped == self.model.dropped
+        assert {i: float(told[1]) for i, told in self._all("first").items()} == {
+            i: floor for i, (_, floor) in self.model.firsts.items()
+        }
+        assert {i: float(told[0]) for i, told in self._all("early").items()} == pytest.approx(
+            self.model.early, abs=1e-5
+        )
+        assert {i: float(told[0]) for i, told in self._all("peaks").items()} == self.model.peaks
+        retries = sum(job.retry_count >= 0 for job in self.model.waiting.values())
+        assert (stats.length, stats.retries, stats.fresh) == (len(jobs), retries, len(jobs) - retries)
+        assert (stats.busy, stats.morgue_length) == (len(busy), len(dead))
+        assert (stats.held, stats.paused) == (sum(job.held for job in jobs.values()), bool(self.model.pauses))
+        assert {paused.id for paused in self.queries.paused_ids(self.queue).items} == self.model.paused
+        (due,) = self.store.next_due([self.shard])
+        assert due.next_due == self._near(self.model.next_due())
+
+    def _all(self, name: str) -> dict[str, list[bytes]]:
+        found = self.client.hgetall(shard_keys(self.shard)[name])
+        return {job_id.decode(): told.split(b" ") for job_id, told in found.items()}
+
+    def _near(self, due: float | None) -> object:
+        return None if due is None else pytest.approx(due, abs=1e-5)
+
+    def teardown(self) -> None:
+        if hasattr(self, "lease"):
+            self._drain()
+            left = {
+                key
+                for name in self._keys_of_jobs()
+                if self.client.exists(key := shard_keys(self.shard)[name])
+            }
+            assert not left, f"keys left after a drain: {left}"
+        self.client.connection_pool.disconnect()
+
+    def _drain(self) -> None:
+        self.lease = self._acquire()
+        self.actions.delete(self.queue, list(self.model.waiting) + list(self.model.processing))
+        self.actions.morgue_delete_all(self.queue)
+        self.pausing.resume_ids(self.queue, self.model.paused)
+
+    def _keys_of_jobs(self) -> set[str]:
+        from celery_lowkiq.store.keys import SHARD_KEYS
+
+        # Records go with their results, and marks with their time.
+        return set(SHARD_KEYS) - {"lease", "meta", "senders", "deaths", "calls", "peaks"}

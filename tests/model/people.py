@@ -1,0 +1,110 @@
+"""What people do to a queue, in the real store and in the model."""
+
+from __future__ import annotations
+
+import uuid
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from celery_lowkiq.rules.dumps import Header, State
+from celery_lowkiq.rules.models import QueueSpec
+from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.dumping import Dumping
+from celery_lowkiq.store.loading import Loading
+from celery_lowkiq.store.pausing import Pausing
+from celery_lowkiq.store.queries import Queries
+from celery_lowkiq.store.store import RedisStore
+from tests.model.model import Model
+
+IDS = st.sampled_from(["a", "b", "{c}:1", "d e", "é😀"])
+
+
+class PeopleRules(RuleBasedStateMachine):
+    """For a machine that has store and model."""
+
+    store: RedisStore
+    queries: Queries
+    actions: Actions
+    pausing: Pausing
+    queue: QueueSpec
+    model: Model
+
+    def _due(self, job_id: str) -> float:
+        """When a waiting job is due, held or not."""
+        raise NotImplementedError
+
+    @rule(job_id=IDS, force=st.booleans())
+    def queue_up(self, job_id: str, force: bool) -> None:
+        moved = self.actions.morgue_queue_up(self.queue, [job_id], force=force)
+        assert moved == bool(self.model.revivable(job_id, force))
+        if moved:
+            # Where nothing of it is kept, no time is given.
+            self.model.queue_up(job_id, now=self._due(job_id), force=force)
+
+    @rule()
+    def kill_all_failed(self) -> None:
+        failed = [job_id for job_id, job in self.model.waiting.items() if job.retry_count >= 0]
+        assert self.actions.kill_all_failed(self.queue) == len(failed)
+        self.model.kill_failed()
+
+    @rule(ids=st.lists(IDS, unique=True, max_size=3))
+    def delete(self, ids: list[str]) -> None:
+        assert self.actions.delete(self.queue, ids) == len(self.model.waiting.keys() & set(ids))
+        for job_id in ids:
+            self.model.waiting.pop(job_id, None)
+            self.model.forget(job_id)
+
+    @rule(ids=st.lists(IDS, unique=True, max_size=2))
+    def morgue_delete(self, ids: list[str]) -> None:
+        assert self.actions.morgue_delete(self.queue, ids) == len(self.model.morgue.keys() & set(ids))
+        for job_id in ids:
+            self.model.morgue.pop(job_id, None)
+
+    @rule()
+    def perform_all_now(self) -> None:
+        later = [job_id for job_id, job in self.model.waiting.items() if job.perform_in > 1e9]
+        late = [job_id for job_id in later if job_id in self.model.waiting]
+        self.actions.perform_all_now(self.queue)
+        for job_id in late:
+            assert self._due(job_id) < 8e9
+            self.model.waiting[job_id].perform_in = min(
+                self.model.waiting[job_id].perform_in, self._due(job_id)
+            )
+
+    @rule(ids=st.lists(IDS, max_size=2), repeats=st.integers(1, 2))
+    def pause_ids(self, ids: list[str], repeats: int) -> None:
+        changed = [self.pausing.pause_ids(self.queue, ids) for _ in range(repeats)]
+        assert changed == [len(set(ids) - self.model.paused), 0][:repeats]
+        self.model.paused.update(ids)
+
+    @rule(ids=st.lists(IDS, max_size=4), repeats=st.integers(1, 2))
+    def resume_ids(self, ids: list[str], repeats: int) -> None:
+        changed = [self.pausing.resume_ids(self.queue, ids) for _ in range(repeats)]
+        assert changed == [len(set(ids) & self.model.paused), 0][:repeats]
+        self.model.paused.difference_update(ids)
+
+    @rule(what=st.sampled_from(["queue", "shard"]), repeats=st.integers(1, 2))
+    def pause(self, what: str, repeats: int) -> None:
+        pause = {"queue": self.pausing.pause, "shard": lambda queue: self.pausing.pause_shard(queue, 0)}
+        changed = [pause[what](self.queue) for _ in range(repeats)]
+        assert changed == [what not in self.model.pauses, False][:repeats]
+        self.model.pauses.add(what)
+
+    @precondition(lambda self: self.model.pauses)
+    @rule(repeats=st.integers(1, 2))
+    def resume(self, repeats: int) -> None:
+        for _ in range(repeats):
+            assert self.pausing.resume(self.queue) == ("queue" in self.model.pauses)
+            self.model.pauses.discard("queue")
+            assert bool(self.queries.stats(self.queue).paused) == bool(self.model.pauses)
+            assert self.pausing.resume_shard(self.queue, 0) == ("shard" in self.model.pauses)
+            self.model.pauses.discard("shard")
+
+    @rule()
+    def load_what_is_there(self) -> None:
+        """Payloads that are there with their scores merge away, and times and errors are the same."""
+        entries = Dumping(self.store).entries(self.queue)
+        still = [entry for entry in entries if entry.state is not State.PROCESSING]
+        header = Header(uuid.uuid4().hex, "q", 1, "json", 0)
+        assert Loading(self.store, self.queue, header).load(list(enumerate(still, 1))) == len(still)

@@ -1,0 +1,89 @@
+"""The same machine for tasks with policies: calls that meet often, some of them with records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, rule, run_state_machine_as_test
+
+from celery_lowkiq.embedded import EmbeddedServer
+from celery_lowkiq.rules.models import Fate, Merge, NewJob
+from celery_lowkiq.rules.policies import NONE, AfterFailure, Policies, WhenFull
+from tests.model.machine import BAD, StoreMachine
+
+#: Calls that meet often: few ids, payloads and scores.
+CALLS = st.builds(
+    NewJob,
+    st.sampled_from(["a", "b", "d e"]),
+    st.sampled_from([b"1", b"2", b"3", b"x" * 400, b"y" * 700]),
+    st.sampled_from([1.0, 2.0, 2.0, 3.0]),
+    st.sampled_from([0.0, 1.0, 1.0, 9e9]),
+    record=st.sampled_from([None, None, b"a call"]),
+)
+#: Calls before and during a run, what becomes of it, after which delay, and of single payloads.
+STEPS = st.tuples(
+    st.lists(CALLS, max_size=3),
+    st.lists(CALLS, max_size=2),
+    st.sampled_from([Fate.DONE, Fate.RETRY, *Fate]),
+    st.sampled_from([0.0, 1e6]),
+    BAD | st.just({}),
+)
+POLICIES = st.builds(
+    Policies,
+    keep=st.sampled_from([None, 1, 2]),
+    debounce=st.sampled_from([None, None, None, 1e-6, 1e5]),
+    debounce_max=st.sampled_from([None, 1e5]),
+    drop_stale=st.sampled_from([None, 1e6]),
+    on_push_after_failure=st.sampled_from(AfterFailure),
+    max_length=st.sampled_from([None, None, 1, 2]),
+    when_full=st.sampled_from(WhenFull),
+)
+
+
+class PolicyMachine(StoreMachine):
+    """Calls of a task with policies, some of them with records. Nobody is condemned here, and nothing is
+    loaded, since records would become more and more.
+    """
+
+    max_crashes = 10**6
+    load_what_is_there = pause = resume = None  # type: ignore[assignment]
+    a_former_owner_is_refused = an_acquire_is_repeated = an_old_claim_arrives_again = None  # type: ignore[assignment]
+
+    @initialize(
+        merge=st.sampled_from(list(Merge)), jobs=st.lists(CALLS, min_size=1, max_size=4), policies=POLICIES
+    )
+    def begin(self, merge: Merge, jobs: list[NewJob], policies: Policies = NONE) -> None:
+        super().begin(merge, jobs, policies)
+
+    @rule(jobs=st.lists(CALLS, min_size=1, max_size=4), repeats=st.integers(1, 2))
+    def push(self, jobs: list[NewJob], repeats: int) -> None:
+        # What gives way depends on what has spilled, which a model without packing cannot know.
+        small = self.queue.policies.when_full is WhenFull.DROP_OLDEST
+        jobs = [replace(job, payload=job.payload[:2]) for job in jobs] if small else jobs
+        super().push(jobs, repeats)
+
+    @rule(steps=st.lists(STEPS, min_size=2, max_size=8))
+    def many_runs(self, steps: list[tuple]) -> None:
+        """Calls before and during runs, one after the other: most policies are about what was before."""
+        for before, during, fate, delay, bad in steps:
+            if before:
+                self.push(before, 1)
+            self.claim(4, 1)
+            if during:
+                self.push(during, 1)
+            for job_id in self.model.in_claim_order():
+                claim = self.model.processing[job_id].claim
+                self._settle(job_id, claim, fate, 0, delay, bad, 1)
+                self.the_store_is_as_the_model_says()
+
+
+def test_the_store_follows_the_model_with_policies(redis_server: EmbeddedServer) -> None:
+    machine = type("Machine", (PolicyMachine,), {"server": redis_server})
+    run_state_machine_as_test(machine, settings=settings(max_examples=150, stateful_step_count=50))
+
+
+def test_policies_on_redis_62(redis_62_server: EmbeddedServer) -> None:
+    machine = type("Machine62", (PolicyMachine,), {"server": redis_62_server})
+    run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=50))

@@ -1,0 +1,46 @@
+"""One shard of a queue with policies."""
+
+from __future__ import annotations
+
+from celery_lowkiq.rules.models import Fate, NewJob, QueueSpec, Verdict
+from celery_lowkiq.rules.policies import Policies
+from celery_lowkiq.store.queries import Queries
+
+from .helpers import take
+
+
+def spec(**policies):
+    return QueueSpec("orders", shards=1, batch_size=100, policies=Policies(**policies))
+
+
+class Shard:
+    """The only shard of a queue with policies, and its owner."""
+
+    def __init__(self, store, **policies):
+        self.store = store
+        self.spec = spec(**policies)
+        self.queries = Queries(store)
+        self.lease = take(store, self.spec)
+        self.requests = 0
+
+    def push(self, job_id, payload=b"x", score=None, **when):
+        self.store.push(self.spec, [NewJob(job_id, payload, score, **when)])
+
+    def claim(self):
+        self.requests += 1
+        return self.store.claim(self.spec, self.lease, self.requests).jobs
+
+    def run(self, fate=Fate.DONE, **verdict):
+        jobs = self.claim()
+        self.store.settle(self.spec, self.lease, [Verdict(j.id, j.claim, fate, **verdict) for j in jobs])
+        return jobs
+
+    def waiting(self, job_id="1"):
+        return self.queries.job(self.spec, job_id).waiting
+
+    def payloads(self, job_id="1"):
+        return [payload.data for payload in self.waiting(job_id).payloads]
+
+    @property
+    def dropped(self):
+        return self.queries.stats(self.spec).dropped
