@@ -106,6 +106,8 @@ class TestStale:
         task.apply_async((job_id, {"reject": "dead"}), score=3)
         dead = eventually(lambda: queue.job(job_id).dead)
         assert task.apply_async((job_id, "newer"), score=5).get(WAIT) == [job_id, ["newer"]]
+        # The mark is set when the run is settled, and its result is known before.
+        eventually(lambda: queue.job(job_id).processing is None)
         assert queue.morgue_queue_up([job_id]) == 0
         assert queue.job(job_id).dead.payloads == dead.payloads
         runs = len(payloads(features, job_id))
