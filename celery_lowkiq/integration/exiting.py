@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import atexit
 
+from celery_lowkiq.rules.ownership import EXIT_PATIENCE
 from celery_lowkiq.worker.runtime import Runtime
-
-#: How long the end of a process waits for Redis, in s.
-EXIT_PATIENCE = 2.0
 
 
 def let_go_at_exit(runtime: Runtime) -> None:

@@ -154,6 +154,7 @@ class LeaseState:
 
     ``server`` names the Redis process that showed it, ``given_on`` the one that gave it to its last owner.
     They differ after a restart or a failover, which may have lost what was written in between.
+    ``leaving``: given up by a process that was about to end, and whose last runs end with it.
     """
 
     owner: str = ""
@@ -161,6 +162,7 @@ class LeaseState:
     counter: int = 0
     server: str = ""
     given_on: str = ""
+    leaving: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,10 @@ from .models import LeaseState, QueueSpec, ShardRef
 TAKEOVER = 1.05
 #: The owner renews so many times in a lease time, and others look as often.
 RENEWALS = 5
+#: A process that ends while batches run waits at most so long for Redis when it gives up their shards, in s.
+EXIT_PATIENCE = 0.4
+#: Such a shard is free when it was seen given up for so long, in s: by then that process is gone.
+LEAVING = 0.5
 
 
 NEVER_SEEN = LeaseState()
@@ -48,7 +52,12 @@ class Watch:
         """Whether the shard is free: released, or its owner was silent for longer than its lease."""
         if self.since is None or now < self.not_before:
             return False
-        return self._released() or now >= self.since + TAKEOVER * lease_seconds
+        return now >= self._free_at(self.since, lease_seconds)
+
+    def _free_at(self, since: float, lease_seconds: float) -> float:
+        if not self._released():
+            return since + TAKEOVER * lease_seconds
+        return since + LEAVING if self.seen.leaving else since
 
     def _released(self) -> bool:
         """Whether nobody can have the shard. A Redis that came back with older data may show a shard as free
@@ -73,4 +82,4 @@ class Watch:
         regular = lease_seconds / RENEWALS
         if self.since is None:
             return regular
-        return min(regular, max(0.0, self.since + TAKEOVER * lease_seconds - now) or regular)
+        return min(regular, max(0.0, self._free_at(self.since, lease_seconds) - now) or regular)

@@ -20,7 +20,7 @@ CLOCK_KEY = "lowkiq:test:clock"
 
 #: Keys of a shard, with their Redis types.
 SHARD_KEYS = {
-    "lease": "hash",  # owner, epoch, counter, stopping, server, since
+    "lease": "hash",  # owner, epoch, counter, stopping, leaving, server, since
     # shards, score, back, front, request, claim, kind, call, sweep; swept; counts processed, failed,
     # merged, dead, dropped;
     # since when nothing may be claimed: paused (the shard), queue_paused (with all others, see queue_pause)

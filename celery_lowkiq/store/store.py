@@ -50,7 +50,7 @@ from .subscription import PushSubscription
 ADMISSIONS = 5
 #: How long a ticket is known, in s.
 TICKET_SECONDS = 60
-LEASE_FIELDS = ("owner", "epoch", "counter", "server")
+LEASE_FIELDS = ("owner", "epoch", "counter", "server", "leaving")
 
 FAST = Durability()
 #: Told of the replies of a push.
@@ -142,8 +142,17 @@ class RedisStore:
             [("HMGET", shard_keys(shard)["lease"], *LEASE_FIELDS) for shard in shards]
         )
         return [
-            LeaseState(parse_id(owner), parse_whole(epoch), parse_whole(counter), server, parse_id(given_on))
-            for owner, epoch, counter, given_on in ([field or b"" for field in reply] for reply in replies)
+            LeaseState(
+                parse_id(owner),
+                parse_whole(epoch),
+                parse_whole(counter),
+                server,
+                parse_id(given_on),
+                leaving == b"1",
+            )
+            for owner, epoch, counter, given_on, leaving in (
+                [field or b"" for field in reply] for reply in replies
+            )
         ]
 
     def acquire(

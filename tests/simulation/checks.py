@@ -57,6 +57,10 @@ class Checks:
                     f"{batch.shard} runs on {node.name} while it runs on {other.node.name}, "
                     f"whose lease lasts until {self._deadline(other):.3f}"
                 )
+            if other.node.exiting and not other.node.frozen_at_exit:
+                self._world.violated(
+                    f"{batch.shard} runs on {node.name} while it runs on {other.node.name}, which is ending"
+                )
             self.overlaps_of_frozen += 1
         run = Run(node, batch, 0.0)
         self._running[batch.shard].append(run)

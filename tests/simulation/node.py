@@ -20,6 +20,7 @@ from celery_lowkiq.rules.models import (
     ToSettle,
     Verdict,
 )
+from celery_lowkiq.rules.ownership import EXIT_PATIENCE
 from celery_lowkiq.rules.reports import Heard, NodeNews
 from celery_lowkiq.rules.schedulers import lag
 from celery_lowkiq.rules.splitters import lease_splitter
@@ -277,6 +278,8 @@ class Node(Machine):
             exclusion=Strict(KillTimer(self)) if strict else None,
         )
         self.drained = False
+        #: It ends by a deadline; from its last act on only what is frozen may live on for long.
+        self.leaving = self.exiting = self.frozen_at_exit = False
         self.runtime.start()
 
     def die(self) -> None:
@@ -293,6 +296,24 @@ class Node(Machine):
             super(Node, self).die()
 
         Task(self, drain).start()
+
+    def shut_down_by(self, seconds: float) -> None:
+        """As TERM does where a deadline is set: what runs then ends with the process."""
+        self.leaving = True
+
+        def leave() -> None:
+            self.runtime.drain()
+            if not self.runtime.join(seconds):
+                self.runtime.abandon()
+                self.exiting = True
+                self.runtime.let_go(EXIT_PATIENCE)
+            self.die()
+
+        Task(self, leave).start()
+
+    def freeze(self, seconds: float) -> None:
+        super().freeze(seconds)
+        self.frozen_at_exit |= self.exiting
 
     # -- its host
 

@@ -36,6 +36,7 @@ class Shard:
     epoch: int = 0
     counter: int = 0
     stopping: bool = False
+    leaving: bool = False
     given_on: str = ""
     request: tuple[int, int] = (0, 0)
     senders: dict[str, int] = field(default_factory=dict)
@@ -88,7 +89,7 @@ class Server:
 
     def _state(self, shard: ShardRef) -> LeaseState:
         s = self.shards[shard]
-        return LeaseState(s.owner, s.epoch, s.counter, self.name, s.given_on)
+        return LeaseState(s.owner, s.epoch, s.counter, self.name, s.given_on, s.leaving)
 
     def _owned(self, lease: Lease) -> Shard:
         s = self.shards[lease.shard]
@@ -114,7 +115,8 @@ class Server:
             raise NotOwner(str(shard))
         crashed = bool(s.owner) and s.owner != owner and not s.stopping and here
         s.epoch = max(s.epoch + 1, known_epoch + 1, int(self.now * 1000))
-        s.owner, s.counter, s.stopping, s.given_on = owner, s.counter + 1, False, self.name
+        s.owner, s.counter, s.given_on = owner, s.counter + 1, self.name
+        s.stopping = s.leaving = False
         s.model.recover(crashed, self.now)
         if s.epoch <= self.given.get(shard, 0):
             self.world.violated(f"{shard}: epoch {s.epoch} after {self.given[shard]}")
@@ -146,6 +148,7 @@ class Server:
         if s.model.processing and not unsettled:
             return False
         s.owner = ""
+        s.leaving = unsettled
         s.counter += 1
         self.announce(lease.shard, None)
         return True

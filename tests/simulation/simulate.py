@@ -26,7 +26,7 @@ TROUBLE = 8
 #: And how many the nodes get afterwards to finish everything.
 PEACE = 25
 IDS = 8
-FAULTS = ("kill", "freeze", "cut", "restart_redis", "leave", "join", "pause")
+FAULTS = ("kill", "freeze", "cut", "restart_redis", "leave", "abandon", "join", "pause")
 MODULES = (lane, ownership, outage, runtime, waker, exclusion)
 
 
@@ -218,6 +218,13 @@ class Simulation:
             node.shut_down()
             self._start_again()
 
+    def _abandon(self) -> None:
+        if self._alive():
+            node, seconds = self.world.random.choice(self._alive()), 0.3 * self.world.random.random() * LEASE
+            self.world.note(f"{node.name} leaves within {seconds:.3f}, whatever runs")
+            node.shut_down_by(seconds)
+            self._start_again()
+
     def _join(self) -> None:
         if len(self._alive()) < 5:
             self.start_node()
@@ -255,7 +262,7 @@ class Simulation:
         """Every node can be stopped, and then none has a shard."""
         if self.world.violations:
             return
-        nodes = list(self._alive())
+        nodes = [node for node in self._alive() if not node.leaving]
         for node in nodes:
             node.shut_down()
         self.world.run(self.world.now + 5 * LEASE)

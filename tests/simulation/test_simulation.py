@@ -131,6 +131,10 @@ RARE = {
         ("freeze", "cut"),
     ),
     "a settle ends any claim": (patched(Model, "settle", _settles_any_claim), ()),
+    "what an ending process gave up is free at once": (
+        patched(rules, "LEAVING", value=0.0),
+        ("abandon", "join", "cut"),
+    ),
 }
 
 

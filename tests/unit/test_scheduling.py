@@ -122,6 +122,12 @@ class TestWatch:
     def test_a_released_shard_is_free_at_once(self):
         assert self.start.look(LeaseState("", 5, 3), now=100.0).may_take(now=100.0, lease_seconds=10)
 
+    def test_one_that_an_ending_process_gave_up_is_free_when_that_is_gone(self):
+        watch = self.start.look(LeaseState("", 5, 3, leaving=True), now=100.0)
+        assert not watch.may_take(now=100.4, lease_seconds=10)
+        assert watch.next_look(now=100.4, lease_seconds=10) == pytest.approx(0.1)
+        assert watch.may_take(now=100.5, lease_seconds=10)
+
     def test_a_shard_that_nobody_ever_had_is_free_at_once(self):
         assert self.start.look(LeaseState(server="a"), now=100.0).may_take(now=100.0, lease_seconds=10)
 

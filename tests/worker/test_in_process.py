@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 import pytest
@@ -12,6 +13,14 @@ from celery_lowkiq import ordered_task
 from tests.waiting import eventually
 
 NAME = "the-store"
+
+
+@pytest.fixture(autouse=True)
+def root_level():
+    """A worker's level would silence what later tests listen to."""
+    level = logging.root.level
+    yield
+    logging.root.setLevel(level)
 
 
 @pytest.fixture

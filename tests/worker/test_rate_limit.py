@@ -65,7 +65,7 @@ def test_a_limit_is_set_and_taken_away_at_run_time(app, start_worker, ledger, re
         eventually(lambda: client.exists(tokens_key("record")))
     app.tasks["outcome"].delay("1", "ok")
     ledger.wait_for("run")
-    assert record.ordered_queue.stats().processed == 2
+    eventually(lambda: record.ordered_queue.stats().processed == 2)
     command(app, "rate_limit", "w0@test", task_name="record", rate_limit=0)
     ledger.wait_for("end", 4)
 

@@ -77,5 +77,5 @@ for i, id in ipairs(redis.call('ZRANGE', claimed, 0, -1)) do
   recover(id, seconds(now + i - 1))
 end
 redis.call('HSET', lease, 'owner', owner, 'epoch', epoch, 'counter', string.format('%.0f', counter + 1), 'stopping', '0',
-  'server', server, 'since', now_s)
+  'leaving', '0', 'server', server, 'since', now_s)
 return {epoch, server}

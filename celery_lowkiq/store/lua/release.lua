@@ -3,7 +3,8 @@
 --
 -- KEYS: lease claimed
 -- ARGV: owner epoch channel index unsettled
---   unsettled: '1' leaves what is in processing to the next owner, who recovers it and blames no job
+--   unsettled: '1' leaves what is in processing to the next owner, who recovers it and blames no job, when the process
+--     that runs it has had the time to end
 -- USES: time owner
 -- FLAGS: allow-oom
 -- Returns: 1, or 0 while jobs of it are in processing; error NOTOWNER <epoch>.
@@ -18,7 +19,7 @@ end
 if unsettled ~= '1' and redis.call('ZCARD', claimed) > 0 then
   return 0
 end
-redis.call('HSET', lease, 'owner', '', 'since', seconds(now_us()))
+redis.call('HSET', lease, 'owner', '', 'since', seconds(now_us()), 'leaving', unsettled)
 redis.call('HINCRBY', lease, 'counter', 1)
 redis.call('PUBLISH', channel, index .. ' released')
 return 1
