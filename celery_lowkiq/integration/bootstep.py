@@ -34,7 +34,7 @@ from .log_lines import tell_of_batches
 from .metering import Metrics, open_metrics
 from .options import read_rate
 from .runner import CeleryRunner
-from .selection import chosen, leave_broker_queues, named, ordered_tasks, worker_options
+from .selection import chosen, leave_broker_queues, named, ordered_tasks, warn_of_weights, worker_options
 from .stores import home_of
 from .threads import check_threads
 
@@ -203,6 +203,7 @@ class OrderedQueues(bootsteps.StartStopStep):
         settings = home.settings
         lanes = settings.lanes or consumer.controller.concurrency
         splitter = settings.make_splitter()
+        warn_of_weights(self._tasks, settings.queue_weights)
         # Only leases can share out a queue that comes later.
         known = self._tasks if splitter is lease_splitter else self._served
         limited = not consumer.disable_rate_limits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -9,6 +10,8 @@ from celery import Celery
 from celery.signals import celeryd_init
 
 from celery_lowkiq.rules.errors import ConfigurationError
+
+logger = logging.getLogger("celery_lowkiq.worker")
 
 _OPTIONS = "_lowkiq_worker_options"
 
@@ -45,6 +48,17 @@ def named(names: Collection[str], options: Mapping[str, Any]) -> list[str]:
     """The queues among ``names`` that -Q names."""
     include = _listed(options.get("queues"))
     return [name for name in names if name in include]
+
+
+def warn_of_weights(names: Collection[str], weights: Collection[str]) -> None:
+    """Of ``lowkiq_queue_weights`` that name no ordered queue: most often a typing error."""
+    unknown = sorted(set(weights) - set(names))
+    if unknown:
+        logger.warning(
+            "lowkiq_queue_weights names %s, which is no ordered queue of this app: its queues are %s",
+            ", ".join(unknown),
+            ", ".join(sorted(names)),
+        )
 
 
 def leave_broker_queues(app: Celery, names: Collection[str]) -> None:
