@@ -57,7 +57,7 @@ class Checks:
                     f"{batch.shard} runs on {node.name} while it runs on {other.node.name}, "
                     f"whose lease lasts until {self._deadline(other):.3f}"
                 )
-            if other.node.exiting and not other.node.frozen_at_exit:
+            if now < other.node.given_up.get(batch.shard, 0.0):
                 self._world.violated(
                     f"{batch.shard} runs on {node.name} while it runs on {other.node.name}, which is ending"
                 )

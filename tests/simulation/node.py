@@ -278,8 +278,10 @@ class Node(Machine):
             exclusion=Strict(KillTimer(self)) if strict else None,
         )
         self.drained = False
-        #: It ends by a deadline; from its last act on only what is frozen may live on for long.
-        self.leaving = self.exiting = self.frozen_at_exit = False
+        #: It ends by a deadline.
+        self.leaving = False
+        #: Until when (the world's time) its leases would last that it gives up in its last moment.
+        self.given_up: dict[ShardRef, float] = {}
         self.runtime.start()
 
     def die(self) -> None:
@@ -305,15 +307,17 @@ class Node(Machine):
             self.runtime.drain()
             if not self.runtime.join(seconds):
                 self.runtime.abandon()
-                self.exiting = True
+                held = self.runtime._ownership._held
+                self.given_up = {shard: self.when(one.deadline) for shard, one in held.items()}
                 self.runtime.let_go(EXIT_PATIENCE)
             self.die()
 
         Task(self, leave).start()
 
     def freeze(self, seconds: float) -> None:
+        """Only what is frozen may live on for long after its last act."""
         super().freeze(seconds)
-        self.frozen_at_exit |= self.exiting
+        self.given_up.clear()
 
     # -- its host
 
