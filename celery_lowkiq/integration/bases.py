@@ -11,6 +11,9 @@ from celery.app.task import Task
 
 from celery_lowkiq.rules.errors import ConfigurationError
 
+#: Celery's task class, of which celery-types leaves out much that a subclass may rely on.
+CeleryTask: Any = Task
+
 #: Methods of the task class that Celery gives to a Django project's app.
 ON_COMMIT = ("delay_on_commit", "apply_async_on_commit")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from celery_lowkiq.rules.balance import Member, quotas
+from celery_lowkiq.rules.balance import Member, quotas, to_give_up
 from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 
@@ -72,7 +72,20 @@ class Membership:
         others = (member for member in self._seen[queue].values() if member.alive(now, self._seconds))
         return {self._owner: self._lanes, **{member.name: member.lanes for member in others}}
 
-    def pools(self) -> list[tuple[frozenset[str], int]]:
+    def below_quota(self, shard: ShardRef, held: Sequence[ShardRef]) -> bool:
+        """Whether a node that has these may have one more shard of that queue."""
+        queues, quota = next(pool for pool in self._pools() if shard.queue in pool[0])
+        return len(_of_queues(held, queues)) < quota
+
+    def surplus(self, held: Sequence[ShardRef], busy: frozenset[ShardRef]) -> list[ShardRef]:
+        """What a node that has these, and works on the ``busy`` ones now, is to give up."""
+        return [
+            shard
+            for queues, quota in self._pools()
+            for shard in to_give_up(_of_queues(held, queues), busy, quota)
+        ]
+
+    def _pools(self) -> list[tuple[frozenset[str], int]]:
         """Queues that the same nodes serve, and how many of all their shards are this node's share."""
         by_nodes: dict[tuple[tuple[str, int], ...], list[str]] = {}
         for queue in self._seen:
@@ -84,6 +97,6 @@ class Membership:
         ]
 
 
-def of_queues(shards: Sequence[ShardRef], queues: frozenset[str]) -> list[ShardRef]:
+def _of_queues(shards: Sequence[ShardRef], queues: frozenset[str]) -> list[ShardRef]:
     """Those shards that belong to the queues."""
     return [shard for shard in shards if shard.queue in queues]

@@ -14,7 +14,7 @@ from celery_lowkiq.rules import ownership as rules
 from celery_lowkiq.rules.ownership import Watch
 from celery_lowkiq.worker.exclusion import Cooperative
 from celery_lowkiq.worker.held import Held
-from celery_lowkiq.worker.ownership import Ownership
+from celery_lowkiq.worker.taking import Taking
 from tests.model.model import Model
 from tests.simulation import node
 from tests.simulation.server import Server
@@ -82,7 +82,7 @@ def _settles_any_claim(settle):
 
 def _free_while_it_works(free):
     def mutant(self, watch):
-        lane = self._lane_of[watch.shard]
+        lane = self._holdings.lane_of[watch.shard]
         working, lane._working = lane._working, None
         try:
             return free(self, watch)
@@ -113,7 +113,7 @@ PLAIN = {
     "epochs grow by one": patched(Server, "acquire", _naive_epoch),
     "no check of owner and epoch": patched(Server, "_owned", value=_owned_by_anybody),
     "a failure is two changes": patched(Model, "settle", _loses_half_of_a_failure),
-    "nothing is ever taken": patched(Ownership, "_free", value=lambda self, watch: False),
+    "nothing is ever taken": patched(Taking, "_free", value=lambda self, watch: False),
 }
 #: Rare: each with the faults that bring it to light, and a directed test of its own elsewhere.
 RARE = {
@@ -127,7 +127,7 @@ RARE = {
         ("roll_back",),
     ),
     "a shard is taken while an older epoch of it runs": (
-        patched(Ownership, "_free", _free_while_it_works),
+        patched(Taking, "_free", _free_while_it_works),
         ("freeze", "cut"),
     ),
     "a settle ends any claim": (patched(Model, "settle", _settles_any_claim), ()),

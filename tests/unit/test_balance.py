@@ -191,19 +191,22 @@ class LosesIt:
         return getattr(self._lane, name)
 
 
-@pytest.mark.parametrize("step", ["_share", "_level"])
+@pytest.mark.parametrize("step", ["share", "level"])
 def test_a_shard_that_is_lost_while_it_is_given_away_is_just_gone(step):
     node = Node(splitter=lease_splitter, lanes=2)
-    ownership = node.runtime._ownership
+    ownership, lane = node.runtime._ownership, node.runtime._lanes[0]
+    holdings, sharing = ownership._holdings, ownership._sharing
     ownership._membership.meet()
     for shard in SHARDS:
         held = Held(Q, Lease(shard, "me", 1), 60.0, time.monotonic())
-        ownership._held[shard] = held
-        ownership._lane_of[shard] = node.runtime._lanes[0]
-        node.runtime._lanes[0].serve(held)
+        holdings.add(held)
+        holdings.lane_of[shard] = lane
+        lane.serve(held)
     for shard in SHARDS[2:]:
-        ownership._lane_of[shard] = LosesIt(ownership, node.runtime._lanes[0], ownership._held[shard])
-    if step == "_share":
-        ownership._leaving.update(SHARDS[2:])
-    getattr(ownership, step)()
-    assert SHARDS[3] not in ownership._held
+        holdings.lane_of[shard] = LosesIt(ownership, lane, holdings.held[shard])
+    if step == "share":
+        holdings.leaving.update(SHARDS[2:])
+        sharing.share({"q"})
+    else:
+        sharing.level()
+    assert SHARDS[3] not in holdings.held

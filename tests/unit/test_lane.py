@@ -136,7 +136,7 @@ def test_a_scheduler_that_wants_nothing_is_asked_again_at_each_poll_and_not_in_b
 
 def test_a_claim_that_is_answered_after_the_deadline_begins_nothing(node):
     one = node(lanes=1, queues=[ONE]).start()
-    held = eventually(lambda: one.runtime._ownership._held.get(SHARD))
+    held = eventually(lambda: one.runtime._ownership._holdings.held.get(SHARD))
     eventually(lambda: one.store.refreshes)
     asked = []
 

@@ -11,7 +11,7 @@ from celery._state import _task_stack
 from celery.app.task import Task
 
 from celery_lowkiq import PayloadError, ordered_task
-from celery_lowkiq.integration import task as task_module
+from celery_lowkiq.integration import task_calls
 from celery_lowkiq.integration.producer import StoreProducer
 from celery_lowkiq.store.store import RedisStore
 
@@ -31,7 +31,7 @@ def messages(monkeypatch):
             made.append(kwargs)
             super().publish(*args, **kwargs)
 
-    monkeypatch.setattr(task_module, "StoreProducer", Noted)
+    monkeypatch.setattr(task_calls, "StoreProducer", Noted)
     monkeypatch.setattr(RedisStore, "push", lambda self, queue, jobs, pauses=(): stored.append(jobs))
     yield made
     assert len(stored) == 1

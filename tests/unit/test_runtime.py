@@ -166,7 +166,7 @@ def test_nothing_is_claimed_on_a_lease_that_could_not_be_renewed(node):
         raise StoreUnavailable("no renewal")
 
     one.store.fail["renew"] = unavailable
-    held = list(one.runtime._ownership._held.values())
+    held = list(one.runtime._ownership._holdings.held.values())
     eventually(lambda: not any(lease.may_claim(time.monotonic()) for lease in held))
     one.store.push(SHARDS[0], "1")
     seen = len(failures)
@@ -248,7 +248,7 @@ def test_an_acquire_whose_reply_was_lost_is_not_waited_for(node):
 
     one.store.acquire = loses_one_reply
     one.start()
-    eventually(lambda: len(one.runtime._ownership._held) == 4)
+    eventually(lambda: len(one.runtime._ownership._holdings.held) == 4)
 
 
 @pytest.mark.parametrize("name", ["renew", "observe", "subscribe"])

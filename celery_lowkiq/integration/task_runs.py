@@ -1,0 +1,119 @@
+"""Runs of an ordered task: begun by a lane, and what its function may say while one goes on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from celery.exceptions import Ignore, Reject, Retry
+
+from celery_lowkiq.rules.errors import InvalidCall
+from celery_lowkiq.rules.middleware import compose
+
+from . import eager
+from .bases import CeleryTask
+from .call_records import store_state
+from .calls import read_delay, read_time
+from .run import Run, cause_of
+from .spans import link_calls
+from .tracing import report
+
+
+class RunsBatches(CeleryTask):  # type: ignore[misc]
+    """What Celery's tracer calls, and the methods of Celery's that mean a whole batch here."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Called by Celery's tracer for a batch, or directly by anyone."""
+        request = self.request_stack.top
+        if request is None or request.called_directly or request._protected:
+            return super().__call__(*args, **kwargs)
+        request._protected = 1
+        ending = getattr(request, "lowkiq_ending", None)
+        if ending is not None:
+            return ending()
+        run = getattr(request, "lowkiq_run", None)
+        if run is None:
+            request.lowkiq = eager.info(self.queue_spec, *args)
+            return eager.seen(lambda: self.run(*args, **kwargs), *args)
+        return self._run(run, partial(self.run, *args, **kwargs))
+
+    def _run(self, run: Run, function: Callable[[], Any]) -> Any:
+        if run.callers is not None:
+            report(link_calls, run.callers)
+        try:
+            result = compose(run.middlewares, self, run.jobs, function)
+        except Ignore as error:
+            run.ignores(error)
+            raise
+        except Reject:
+            raise
+        except Exception as error:
+            seen = run.fails(error)
+            if seen is None:
+                return run.value()
+            if seen is error:
+                raise
+            raise seen from cause_of(error)
+        return run.succeeds(result)
+
+    def retry(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        exc: Exception | None = None,
+        throw: bool = True,
+        eta: Any = None,
+        countdown: Any = None,
+        max_retries: Any = None,
+        **options: Any,
+    ) -> Any:
+        """Run the batch again: it counts as a failure, and the lane puts every payload back.
+
+        Without ``countdown`` (s) or ``eta`` the pause is the task's ``retry_in``; ``max_retries`` replaces
+        the task's for this failure, and ``exc`` is by default what is being handled. Raises Retry; outside
+        of a run, ``exc``. Raises InvalidCall for ``throw=False``: a run cannot succeed and be repeated.
+        """
+        if not throw:
+            raise InvalidCall("retry(throw=False) is not supported: write raise self.retry(...)")
+        handled = sys.exc_info()[1]
+        exc = exc or (handled if isinstance(handled, Exception) else None)
+        if self.request.called_directly:
+            raise exc or Retry("Task can be retried", None)
+        message = None if exc else "asked for by self.retry()"
+        retry: Any = Retry(message, exc=exc, when=self._pause(eta, countdown))
+        if max_retries is not None:
+            retry.max_retries = max_retries
+        raise retry
+
+    def replace(self, sig: Any) -> Any:
+        """Run a signature in place of this task, which takes over id, links, chain and chord.
+
+        In a run of several calls it does so for each of them.
+        """
+        run = getattr(self.request, "lowkiq_run", None)
+        if run is None or run.call is not None:
+            return super().replace(sig)
+        run.replacement = lambda: self.replace(sig.clone())
+        raise Ignore("each call is replaced by a new task")
+
+    def update_state(
+        self, task_id: str | None = None, state: str | None = None, meta: Any = None, **options: Any
+    ) -> None:
+        """As Celery's; in a run of several calls, of each of them whose result is stored."""
+        run = getattr(self.request, "lowkiq_run", None)
+        if task_id is None and run is not None and run.callers is not None:
+            store_state(self, run.callers(), state, meta, **options)
+        else:
+            super().update_state(task_id, state, meta, **options)
+
+    def _pause(self, eta: Any, countdown: Any) -> Any:
+        if countdown is not None:
+            return read_delay(countdown)
+        if eta is None:
+            return None
+        app = self._get_app()
+        now: datetime = app.now()
+        return max(0.0, read_time("eta", eta, app.timezone) - now.timestamp())

@@ -1,0 +1,95 @@
+"""Which shards a node gives up while it goes on, and on which lane each of the others lies."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+
+from celery_lowkiq.rules.balance import move_between
+from celery_lowkiq.rules.errors import NotOwner
+from celery_lowkiq.rules.models import ShardRef
+
+from .heartbeat import Heartbeat
+from .held import Held
+from .holdings import Holdings
+from .lane import Lane
+from .membership import Membership
+from .ports import Store
+
+logger = logging.getLogger("celery_lowkiq.worker")
+
+
+class Sharing:
+    """With ``membership`` other nodes get their share, and lanes get equal parts; without it a node keeps
+    what it has of the queues that it serves, each shard on its lane.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        holdings: Holdings,
+        *,
+        lanes: Sequence[Lane],
+        heartbeat: Heartbeat,
+        membership: Membership | None,
+    ) -> None:
+        self._store = store
+        self._holdings = holdings
+        self._lanes = lanes
+        self._heartbeat = heartbeat
+        self._membership = membership
+
+    def share(self, served: Collection[str]) -> None:
+        """Beat, and give up, one finished batch at a time, what is other nodes' share. Raises StoreError."""
+        holdings = self._holdings
+        if self._membership is not None:
+            self._membership.meet()
+            staying = [shard for shard in list(holdings.held) if shard not in holdings.leaving]
+            for shard in self._membership.surplus(staying, self._busy()):
+                self._give(shard)
+        else:
+            self._heartbeat.beat([])
+        for shard in [held.shard for held in holdings.leases()]:
+            if shard.queue not in served and shard not in holdings.leaving:
+                self._give(shard)
+        for shard in sorted(holdings.leaving):
+            idle = not holdings.works_on(shard)
+            # A lane may have lost it a moment ago.
+            held = holdings.held.get(shard)
+            if idle and held is not None:
+                self._hand_over(held)
+
+    def level(self) -> None:
+        """Shards change lanes only when nothing of them is in a lane's hands."""
+        lane_of = self._holdings.lane_of
+        while self._membership is not None:
+            move = move_between([lane.shards() for lane in self._lanes], self._busy())
+            if move is None:
+                return
+            shard, lane = move
+            lane_of[shard].drop(shard)
+            if not self._holdings.works_on(shard):
+                lane_of[shard] = self._lanes[lane]
+            held = self._holdings.held.get(shard)
+            if held is not None:
+                lane_of[shard].serve(held)
+
+    def _busy(self) -> frozenset[ShardRef]:
+        return frozenset[ShardRef]().union(*(lane.working for lane in self._lanes))
+
+    def _give(self, shard: ShardRef) -> None:
+        self._holdings.leaving.add(shard)
+        self._holdings.lane_of[shard].drop(shard)
+
+    def _hand_over(self, held: Held) -> None:
+        try:
+            released = self._store.release(held.lease)
+        except NotOwner:
+            logger.info("shard %s was given up: it has changed hands before", held.shard)
+            released = True
+        if released:
+            self._holdings.part_with(held)
+        else:
+            # Something of it is unsettled: the lane's next claim puts that back.
+            self._holdings.leaving.discard(held.shard)
+            self._holdings.lane_of[held.shard].serve(held)
