@@ -307,7 +307,7 @@ class Node(Machine):
             self.runtime.drain()
             if not self.runtime.join(seconds):
                 self.runtime.abandon()
-                held = self.runtime._ownership._held
+                held = self.runtime._ownership._holdings.held
                 self.given_up = {shard: self.when(one.deadline) for shard, one in held.items()}
                 self.runtime.let_go(EXIT_PATIENCE)
             self.die()
