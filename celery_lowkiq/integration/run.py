@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
@@ -89,7 +89,9 @@ class Run:
         #: Jobs that raised Again.
         self._parts: dict[str, Part] = {}
         #: Positions that stay for a later run, by id, of jobs that have some.
-        self._left = {job_id: handed.beyond for job_id, handed in self._handed.items() if handed.beyond}
+        self._left: dict[str, Collection[int]] = {}
+        if most is not None:
+            self._left = {job_id: handed.beyond for job_id, handed in self._handed.items() if handed.beyond}
         #: What was decided of the payloads that are not left, by id; nothing yet: they are done.
         self._decided: dict[str, Verdict] = {}
         self.verdicts = self._kept([self._done(job) for job in batch.jobs])
