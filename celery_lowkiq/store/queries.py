@@ -7,8 +7,8 @@ from itertools import islice
 from typing import Any
 
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.models import Job, LeaseState, QueueSpec, ShardRef, Stats, shard_of
-from celery_lowkiq.rules.views import DeadJob, Found, Page, PausedId, ShardLook
+from celery_lowkiq.rules.models import Job, LeaseState, QueueSpec, ShardRef, shard_of
+from celery_lowkiq.rules.views import DeadJob, Found, Page, PausedId, ShardLook, Stats
 
 from .keys import shard_keys
 from .members import Member, Members, Window
