@@ -7,17 +7,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from celery_lowkiq.rules.claims import Claim, Settled, ToClaim, ToSettle
 from celery_lowkiq.rules.errors import StoreError
-from celery_lowkiq.rules.models import (
-    Claim,
-    Lease,
-    LeaseState,
-    QueueSpec,
-    Settled,
-    ShardRef,
-    ToClaim,
-    ToSettle,
-)
+from celery_lowkiq.rules.models import Lease, LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.store.store import RedisStore
 
 from .journal import Journal

@@ -11,11 +11,10 @@ from celery import Celery
 from celery_lowkiq.rules.checkup import OK, Finding, examine, unreachable
 from celery_lowkiq.rules.errors import InvalidCall, StoreError
 from celery_lowkiq.rules.history import Sample, sum_of
-from celery_lowkiq.rules.models import Stats
 from celery_lowkiq.rules.reports import NodeReport, current
 from celery_lowkiq.rules.server import ServerInfo
 from celery_lowkiq.rules.tracking import TrackerView
-from celery_lowkiq.rules.views import Page, ShardLook
+from celery_lowkiq.rules.views import Page, ShardLook, Stats
 from celery_lowkiq.store.server import read_server
 
 from .queue import OrderedQueue

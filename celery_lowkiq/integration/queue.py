@@ -11,9 +11,9 @@ from celery import Celery
 
 from celery_lowkiq.rules.errors import InvalidCall, UndecodablePayload
 from celery_lowkiq.rules.history import Sample
-from celery_lowkiq.rules.models import Job, Payload, QueueSpec, Stats, shard_of
+from celery_lowkiq.rules.models import Job, Payload, QueueSpec, shard_of
 from celery_lowkiq.rules.reports import ShardReport
-from celery_lowkiq.rules.views import DeadJob, Page, Paused, PausedId, Try
+from celery_lowkiq.rules.views import DeadJob, Page, Paused, PausedId, Stats, Try
 from celery_lowkiq.rules.why import Why, why
 from celery_lowkiq.store.actions import Actions, Left, Progress
 from celery_lowkiq.store.tries import read_tries

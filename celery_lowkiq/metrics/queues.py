@@ -17,9 +17,9 @@ from celery_lowkiq.integration.console import Console
 from celery_lowkiq.integration.stores import home_of
 from celery_lowkiq.rules.clock import Clock, SystemClock
 from celery_lowkiq.rules.errors import StoreError
-from celery_lowkiq.rules.models import QueueSpec, ShardRef, Stats
+from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.ownership import Watch
-from celery_lowkiq.rules.views import ShardLook
+from celery_lowkiq.rules.views import ShardLook, Stats
 
 logger = logging.getLogger("celery_lowkiq.metrics")
 

@@ -175,31 +175,6 @@ class Lease:
     server: str = ""
 
 
-@dataclass(frozen=True)
-class InHand:
-    """What an owner knows of its claims on a shard: the largest number, and those that it has not settled."""
-
-    last: int = 0
-    open: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Claim:
-    """Jobs moved from waiting to processing. ``number`` is 0 and ``jobs`` empty when none was due.
-
-    ``now`` is Redis's clock (Unix s); ``next_due`` is the smallest ``perform_in`` that is left among
-    jobs that may be claimed, None when there is none. ``suspect``: the batch is one. ``suspect_due``:
-    nothing was taken since only suspects are due, which the caller would not have.
-    """
-
-    number: int
-    jobs: tuple[Job, ...]
-    now: float
-    next_due: float | None
-    suspect: bool = False
-    suspect_due: bool = False
-
-
 class Fate(str, enum.Enum):
     """What a settle does with a claimed job."""
 
@@ -258,44 +233,6 @@ class Verdict(NamedTuple):
     try_text: bytes = b""
 
 
-@dataclass(frozen=True)
-class ToClaim:
-    """A wish for due jobs of a shard: at most so many batches. The same ``request`` gives the same jobs."""
-
-    queue: QueueSpec
-    lease: Lease
-    request: int
-    in_hand: InHand | None = None
-    suspects: bool = True
-    batches: int = 1
-
-
-@dataclass(frozen=True)
-class ToSettle:
-    """Outcomes of claimed jobs of a shard."""
-
-    queue: QueueSpec
-    lease: Lease
-    verdicts: tuple[Verdict, ...]
-
-
-@dataclass(frozen=True)
-class Settled:
-    """Answer of a settle: which ids it changed (a repeated or late verdict changes nothing)."""
-
-    accepted: frozenset[str]
-    now: float
-    next_due: float | None
-
-
-@dataclass(frozen=True)
-class Due:
-    """Smallest claimable ``perform_in`` of a shard (None: nothing waits), read at Redis's ``now``."""
-
-    next_due: float | None
-    now: float
-
-
 class Flag(Protocol):
     """As much of a ``threading.Event`` as a task function needs."""
 
@@ -325,48 +262,3 @@ class Batch:
     @property
     def shard(self) -> ShardRef:
         return self.lease.shard
-
-
-@dataclass(frozen=True)
-class Stats:
-    """Counts of one shard, or the sum of a queue's. ``lag`` and ``oldest`` in s (of a sum: the largest)."""
-
-    length: int = 0
-    fresh: int = 0
-    retries: int = 0
-    morgue_length: int = 0
-    busy: int = 0
-    processed: int = 0
-    failed: int = 0
-    lag: float = 0.0
-    #: Calls that were merged into a job that waited.
-    merged: int = 0
-    #: Payloads that went to the morgue.
-    dead: int = 0
-    #: For how long the oldest job that waits is due, also one that may not be claimed: its id is processed,
-    #: or it is paused.
-    oldest: float = 0.0
-    #: Jobs, of those that ``length`` counts, whose ids are paused.
-    held: int = 0
-    #: Shards that are paused, by themselves or with their queue.
-    paused: int = 0
-    #: Payloads that were dropped without a run: revoked, expired, or by a policy.
-    dropped: int = 0
-
-    def __add__(self, other: Stats) -> Stats:
-        return Stats(
-            length=self.length + other.length,
-            fresh=self.fresh + other.fresh,
-            retries=self.retries + other.retries,
-            morgue_length=self.morgue_length + other.morgue_length,
-            busy=self.busy + other.busy,
-            processed=self.processed + other.processed,
-            failed=self.failed + other.failed,
-            lag=max(self.lag, other.lag),
-            merged=self.merged + other.merged,
-            dead=self.dead + other.dead,
-            oldest=max(self.oldest, other.oldest),
-            held=self.held + other.held,
-            paused=self.paused + other.paused,
-            dropped=self.dropped + other.dropped,
-        )

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from .errors import StoreError
 from .history import Sample
-from .models import Batch, QueueSpec, ShardRef, Stats
+from .models import Batch, QueueSpec, ShardRef
+from .views import Stats
 
 #: A report names so many shards at most; of the others it tells the number.
 LISTED_SHARDS = 1000

@@ -1,4 +1,4 @@
-"""What listings show."""
+"""What counts and listings show."""
 
 from __future__ import annotations
 
@@ -6,9 +6,54 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from .models import Job, LeaseState, Payload, ShardRef, Stats
+from .models import Job, LeaseState, Payload, ShardRef
 
 T = TypeVar("T", covariant=True)
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counts of one shard, or the sum of a queue's. ``lag`` and ``oldest`` in s (of a sum: the largest)."""
+
+    length: int = 0
+    fresh: int = 0
+    retries: int = 0
+    morgue_length: int = 0
+    busy: int = 0
+    processed: int = 0
+    failed: int = 0
+    lag: float = 0.0
+    #: Calls that were merged into a job that waited.
+    merged: int = 0
+    #: Payloads that went to the morgue.
+    dead: int = 0
+    #: For how long the oldest job that waits is due, also one that may not be claimed: its id is processed,
+    #: or it is paused.
+    oldest: float = 0.0
+    #: Jobs, of those that ``length`` counts, whose ids are paused.
+    held: int = 0
+    #: Shards that are paused, by themselves or with their queue.
+    paused: int = 0
+    #: Payloads that were dropped without a run: revoked, expired, or by a policy.
+    dropped: int = 0
+
+    def __add__(self, other: Stats) -> Stats:
+        return Stats(
+            length=self.length + other.length,
+            fresh=self.fresh + other.fresh,
+            retries=self.retries + other.retries,
+            morgue_length=self.morgue_length + other.morgue_length,
+            busy=self.busy + other.busy,
+            processed=self.processed + other.processed,
+            failed=self.failed + other.failed,
+            lag=max(self.lag, other.lag),
+            merged=self.merged + other.merged,
+            dead=self.dead + other.dead,
+            oldest=max(self.oldest, other.oldest),
+            held=self.held + other.held,
+            paused=self.paused + other.paused,
+            dropped=self.dropped + other.dropped,
+        )
 
 
 @dataclass(frozen=True)

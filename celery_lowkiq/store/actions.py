@@ -10,7 +10,8 @@ from celery_lowkiq.rules.models import CallRecord, QueueSpec, ShardRef, shard_of
 
 from .calls import orphaned_calls
 from .keys import channel, shard_keys
-from .queries import MORGUE_KEYS, WAITING_KEYS, Queries, Renamed
+from .peeks import MORGUE_KEYS, WAITING_KEYS, Renamed
+from .queries import Queries
 from .records import id_bytes
 from .scripts import Call, Value, load
 from .store import RedisStore

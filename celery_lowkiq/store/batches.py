@@ -6,8 +6,9 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
+from celery_lowkiq.rules.claims import Claim, InHand, Settled, ToClaim, ToSettle
 from celery_lowkiq.rules.errors import StoreError
-from celery_lowkiq.rules.models import Claim, Fate, InHand, Lease, Settled, ToClaim, ToSettle, Verdict
+from celery_lowkiq.rules.models import Fate, Lease, Verdict
 
 from .calls import claimed_calls, end_calls
 from .keys import shard_keys

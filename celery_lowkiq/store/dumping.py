@@ -10,7 +10,7 @@ from celery_lowkiq.rules.models import Payload, QueueSpec, Recorded, ShardRef
 
 from .calls import PAGE_CALLS, parse_call
 from .keys import shard_keys
-from .queries import MORGUE_KEYS, WAITING_KEYS, Renamed
+from .peeks import MORGUE_KEYS, WAITING_KEYS, Renamed
 from .records import parse_count, parse_id, parse_processing
 from .scripts import load
 from .store import RedisStore

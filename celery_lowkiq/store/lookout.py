@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from celery_lowkiq.rules.history import Sample
-from celery_lowkiq.rules.models import QueueSpec, ShardRef, Stats, shard_of
+from celery_lowkiq.rules.models import QueueSpec, ShardRef, shard_of
 from celery_lowkiq.rules.rate import seconds_to_token
 from celery_lowkiq.rules.reports import NodeReport, ShardReport, node_name
+from celery_lowkiq.rules.views import Stats
 from celery_lowkiq.rules.why import Dead, Facts, Owner, Waiting
 
 from .keys import history_key, report_key, reports_key, shard_keys, tokens_key

@@ -2,108 +2,28 @@
 
 from __future__ import annotations
 
-import heapq
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import islice
 from typing import Any
 
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.models import Job, LeaseState, QueueSpec, ShardRef, Stats, shard_of
-from celery_lowkiq.rules.views import DeadJob, Found, Page, PausedId, ShardLook
+from celery_lowkiq.rules.models import Job, LeaseState, QueueSpec, ShardRef, shard_of
+from celery_lowkiq.rules.views import DeadJob, Found, Page, PausedId, ShardLook, Stats
 
-from .cursors import dump_position, dump_scan, load_position, load_scan
-from .keys import ShardKeys, shard_keys
-from .records import (
-    id_bytes,
-    number_text,
-    pairs,
-    parse_count,
-    parse_id,
-    parse_payloads,
-    parse_processing,
-    parse_whole,
-    shortened,
-)
-from .scripts import Call, load
+from .keys import shard_keys
+from .members import Member, Members, Window
+from .peeks import Peeks
+from .records import id_bytes, parse_id, parse_processing, parse_whole, shortened
+from .scripts import load
 from .store import RedisStore
 
 #: Longest page.
 MAX_LIMIT = 1000
-#: What a listing reads of one job's payloads, in bytes (at least one payload).
-PEEK_BYTES = 256 * 1024
 #: More than a payload can have.
 WHOLE = 2**31 - 1
 
 _WAITING_INDEXES = {"perform_in": ("due", "held"), "retry_count": ("failed",)}
 _MORGUE_INDEXES = {"updated_at": ("dead",), "id": ("dead_ids",)}
-#: Where the jobs of a listing by id are found.
-_SCANNED = ("due", "held")
-WAITING_KEYS = {"index": "due", "held": "held", "failed": "failed", "errors": "errors", "records": "jobs"}
-WAITING_KEYS |= {"spill": "spill", "order": "order"}
-MORGUE_KEYS = {
-    "index": "dead",
-    "held": "dead",
-    "failed": "dead",
-    "errors": "dead_errors",
-    "records": "dead_jobs",
-}
-MORGUE_KEYS |= {"spill": "dead_spill", "order": "dead_order"}
-
-
-@dataclass(frozen=True)
-class Renamed:
-    """A shard's keys under the names that a script for several of them uses."""
-
-    keys: ShardKeys
-    names: dict[str, str]
-
-    def __getitem__(self, name: str) -> str:
-        return self.keys[self.names.get(name, name)]
-
-
-@dataclass(frozen=True)
-class _Member:
-    """An entry of a sorted index."""
-
-    score: float
-    id: bytes
-    shard: ShardRef
-
-
-@dataclass(frozen=True)
-class _Window:
-    """Which part of an index a page shows."""
-
-    minimum: float | None
-    maximum: float | None
-    prefix: bytes
-    reverse: bool
-    limit: int
-    after: str | None
-
-    def call(self, shard: ShardRef, index: str) -> Call:
-        score, job_id, past = self._start()
-        return load("page").call(
-            {"index": shard_keys(shard)[index]},
-            minimum=number_text(-math.inf if self.minimum is None else self.minimum),
-            maximum=number_text(math.inf if self.maximum is None else self.maximum),
-            after_score=score,
-            after_id=job_id,
-            past=int(past),
-            limit=self.limit,
-            reverse=int(self.reverse),
-        )
-
-    def _start(self) -> tuple[str, bytes, bool]:
-        """Position and whether to begin behind it. No byte of an id is 0xff."""
-        if self.after is not None:
-            score, job_id = load_position(self.after)
-            return number_text(score), job_id, True
-        if self.prefix:
-            return "0", self.prefix + (b"\xff" if self.reverse else b""), self.reverse
-        return "", b"", True
 
 
 class Queries:
@@ -111,6 +31,8 @@ class Queries:
 
     def __init__(self, store: RedisStore) -> None:
         self._client = store.client
+        self._members = Members(store.client)
+        self._peeks = Peeks(store.client)
 
     # -- jobs
 
@@ -140,13 +62,13 @@ class Queries:
                 raise InvalidCall(
                     "by='id' has no order: reverse, minimum and maximum go with perform_in or retry_count"
                 )
-            found, cursor = self._scan(queue, id_bytes(prefix), limit, after)
+            found, cursor = self._members.scan(queue, id_bytes(prefix), limit, after)
         else:
             indexes = _indexes(by, _WAITING_INDEXES, prefix)
-            found, cursor = self._members(
-                queue, indexes, _Window(minimum, maximum, b"", reverse, limit, after)
-            )
-        return Page(tuple(job for job in self._peek(found, payload_limit, payload_bytes) if job), cursor)
+            window = Window(limit, after, minimum, maximum, reverse=reverse)
+            found, cursor = self._members.page(queue, indexes, window)
+        jobs = self._peeks.waiting(found, payload_limit, payload_bytes)
+        return Page(tuple(job for job in jobs if job), cursor)
 
     def morgue(
         self,
@@ -170,9 +92,10 @@ class Queries:
         if by == "id" and (minimum is not None or maximum is not None):
             raise InvalidCall("minimum and maximum go with by='updated_at'")
         indexes = _indexes(by, _MORGUE_INDEXES, "" if by == "id" else prefix)
-        found, cursor = self._members(queue, indexes, _Window(minimum, maximum, start, reverse, limit, after))
+        window = Window(limit, after, minimum, maximum, start, reverse)
+        found, cursor = self._members.page(queue, indexes, window)
         within = [member for member in found if member.id.startswith(start)]
-        dead = tuple(job for job in self._peek_dead(within, payload_limit, payload_bytes) if job)
+        dead = tuple(job for job in self._peeks.dead(within, payload_limit, payload_bytes) if job)
         return Page(dead, cursor if len(within) == len(found) else None)
 
     def processing(
@@ -186,7 +109,7 @@ class Queries:
     ) -> Page[Job]:
         """A page of the jobs that are claimed and not settled, oldest claim of a shard first."""
         check_limits(limit=limit, payload_limit=payload_limit)
-        found, cursor = self._members(queue, ("claimed",), _Window(None, None, b"", False, limit, after))
+        found, cursor = self._members.page(queue, ("claimed",), Window(limit, after))
         records = self._client.commands([("HGET", shard_keys(m.shard)["processing"], m.id) for m in found])
         jobs = (parse_processing(m.id, record) for m, record in zip(found, records, strict=True) if record)
         return Page(tuple(shortened(job, payload_limit, payload_bytes) for job in jobs), cursor)
@@ -200,9 +123,9 @@ class Queries:
     ) -> Found:
         """Where an id is: waiting, processing, dead, or nowhere."""
         check_limits(limit=1, payload_limit=payload_limit)
-        member = _Member(0.0, id_bytes(job_id), ShardRef(queue.name, shard_of(job_id, queue.shards)))
-        (waiting,) = self._peek([member], payload_limit, payload_bytes)
-        (dead,) = self._peek_dead([member], payload_limit, payload_bytes)
+        member = Member(0.0, id_bytes(job_id), ShardRef(queue.name, shard_of(job_id, queue.shards)))
+        (waiting,) = self._peeks.waiting([member], payload_limit, payload_bytes)
+        (dead,) = self._peeks.dead([member], payload_limit, payload_bytes)
         (record,) = self._client.commands([("HGET", shard_keys(member.shard)["processing"], member.id)])
         running = parse_processing(member.id, record) if record else None
         processing = shortened(running, payload_limit, payload_bytes) if running else None
@@ -237,85 +160,15 @@ class Queries:
     def paused_ids(self, queue: QueueSpec, *, limit: int = 100, after: str | None = None) -> Page[PausedId]:
         """A page of the ids that are paused, those first that are for longest. Raises InvalidCall."""
         check_limits(limit=limit)
-        found, cursor = self._members(queue, ("paused",), _Window(None, None, b"", False, limit, after))
+        found, cursor = self._members.page(queue, ("paused",), Window(limit, after))
         return Page(tuple(PausedId(parse_id(member.id), member.score) for member in found), cursor)
 
     def members(
         self, queue: QueueSpec, index: str, limit: int, after: str | None
     ) -> tuple[list[str], str | None]:
         """Ids of one of a shard's sorted sets, a page at a time; for actions on all of them."""
-        found, cursor = self._members(queue, (index,), _Window(None, None, b"", False, limit, after))
+        found, cursor = self._members.page(queue, (index,), Window(limit, after))
         return [parse_id(member.id) for member in found], cursor
-
-    def _members(
-        self, queue: QueueSpec, indexes: Sequence[str], window: _Window
-    ) -> tuple[list[_Member], str | None]:
-        asked = [(shard, index) for shard in queue.shard_refs() for index in indexes]
-        replies = self._client.all([window.call(shard, index) for shard, index in asked])
-        parts = [
-            [_Member(float(score), job_id, shard) for job_id, score in pairs(reply)]
-            for (shard, _), reply in zip(asked, replies, strict=True)
-        ]
-        merged = heapq.merge(*parts, key=lambda member: (member.score, member.id), reverse=window.reverse)
-        # A job that was held, or held no more, between two replies may be in both.
-        found = list(islice((member for member, _ in groupby(merged)), window.limit))
-        full = len(found) == window.limit
-        return found, dump_position(found[-1].score, found[-1].id) if full else None
-
-    def _scan(
-        self, queue: QueueSpec, prefix: bytes, limit: int, after: str | None
-    ) -> tuple[list[_Member], str | None]:
-        """Looks at no more than some multiple of ``limit`` ids, however few of them match."""
-        index, cursor = load_scan(after) if after is not None else (0, 0)
-        found: dict[bytes, _Member] = {}
-        budget = 10 * limit
-        places = [(shard, name) for shard in queue.shard_refs() for name in _SCANNED]
-        while index < len(places) and len(found) < limit and budget > 0:
-            shard, name = places[index]
-            (reply,) = self._client.commands([("ZSCAN", shard_keys(shard)[name], cursor, "COUNT", limit)])
-            cursor, members = int(reply[0]), _scanned(reply[1])
-            found |= {
-                job_id: _Member(score, job_id, shard)
-                for job_id, score in members
-                if job_id.startswith(prefix)
-            }
-            budget -= max(len(members), 1)
-            index += cursor == 0
-        return list(found.values()), dump_scan(index, cursor) if index < len(places) else None
-
-    # -- payloads
-
-    def _peek(self, members: Iterable[_Member], payload_limit: int, cut: int) -> list[Job | None]:
-        found = list(members)
-        replies = self._read_jobs(found, WAITING_KEYS, payload_limit, cut)
-        return [_job(member, reply) for member, reply in zip(found, replies, strict=True)]
-
-    def _peek_dead(self, members: Iterable[_Member], payload_limit: int, cut: int) -> list[DeadJob | None]:
-        found = list(members)
-        replies = self._read_jobs(found, MORGUE_KEYS, payload_limit, cut)
-        return [_dead_job(member, reply) for member, reply in zip(found, replies, strict=True)]
-
-    def _read_jobs(
-        self, members: list[_Member], names: dict[str, str], payload_limit: int, cut: int
-    ) -> list[list[Any]]:
-        calls = [
-            load("peek").call(
-                Renamed(shard_keys(member.shard), names),
-                [member.id],
-                limit=payload_limit,
-                max_bytes=PEEK_BYTES,
-                cut=cut,
-            )
-            for member in members
-        ]
-        return [reply[0] for reply in self._client.all(calls)]
-
-
-def _scanned(reply: Any) -> list[tuple[bytes, float]]:
-    """redis-py answers ZSCAN with pairs, or flat, by its version."""
-    if reply and isinstance(reply[0], (tuple, list)):
-        return [(job_id, float(score)) for job_id, score in reply]
-    return [(job_id, float(score)) for job_id, score in pairs(reply)]
 
 
 def _indexes(by: str, indexes: Mapping[str, tuple[str, ...]], prefix: str) -> tuple[str, ...]:
@@ -331,28 +184,6 @@ def check_limits(**limits: int) -> None:
     for name, value in limits.items():
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_LIMIT:
             raise InvalidCall(f"{name}={value!r}: a whole number from 1 to {MAX_LIMIT} is allowed")
-
-
-def _job(member: _Member, reply: list[Any]) -> Job | None:
-    perform_in, retry_count, error, count, held, *payloads = reply
-    if not perform_in:
-        return None
-    return Job(
-        id=parse_id(member.id),
-        payloads=parse_payloads(payloads),
-        perform_in=float(perform_in),
-        retry_count=parse_count(retry_count),
-        error=error or None,
-        payload_count=count,
-        held=bool(held),
-    )
-
-
-def _dead_job(member: _Member, reply: list[Any]) -> DeadJob | None:
-    updated_at, _, error, count, _, *payloads = reply
-    if not updated_at:
-        return None
-    return DeadJob(parse_id(member.id), parse_payloads(payloads), float(updated_at), error or None, count)
 
 
 def _stats(reply: list[Any]) -> Stats:

@@ -8,22 +8,9 @@ from typing import Any
 
 import redis
 
+from celery_lowkiq.rules.claims import Claim, Due, InHand, Settled, ToClaim, ToSettle
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
-from celery_lowkiq.rules.models import (
-    Claim,
-    Due,
-    InHand,
-    Lease,
-    LeaseState,
-    NewJob,
-    QueueSpec,
-    Settled,
-    ShardRef,
-    ToClaim,
-    ToSettle,
-    Verdict,
-    shard_of,
-)
+from celery_lowkiq.rules.models import Lease, LeaseState, NewJob, QueueSpec, ShardRef, Verdict, shard_of
 from celery_lowkiq.rules.rate import TokenRequest, Tokens, capacity
 from celery_lowkiq.rules.reports import Heard, NodeNews
 

@@ -14,7 +14,8 @@ from celery.app import trace
 
 from celery_lowkiq.integration.runner import CeleryRunner
 from celery_lowkiq.integration.stores import Home
-from celery_lowkiq.rules.models import Batch, Claim, Lease, QueueSpec, ShardRef
+from celery_lowkiq.rules.claims import Claim
+from celery_lowkiq.rules.models import Batch, Lease, QueueSpec, ShardRef
 from celery_lowkiq.store.calls import CallReader
 from celery_lowkiq.store.store import RedisStore
 

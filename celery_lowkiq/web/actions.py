@@ -9,7 +9,7 @@ from typing import Any
 
 from celery_lowkiq.integration.queue import OrderedQueue
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.models import Stats
+from celery_lowkiq.rules.views import Stats
 
 from . import show
 from .errors import NotFound

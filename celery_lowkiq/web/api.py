@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.models import Stats
+from celery_lowkiq.rules.views import Stats
 
 from . import as_json
 from .actions import action_of

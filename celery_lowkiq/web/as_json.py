@@ -10,8 +10,9 @@ from typing import Any
 
 from celery_lowkiq.integration.queue import ShownDeadJob, ShownJob, ShownPayload
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.models import QueueSpec, Stats
+from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.reports import NodeReport, ShardReport
+from celery_lowkiq.rules.views import Stats
 from celery_lowkiq.rules.why import Why
 
 from . import show

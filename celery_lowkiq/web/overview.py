@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from celery_lowkiq.rules.models import Stats
-from celery_lowkiq.rules.views import ShardLook
+from celery_lowkiq.rules.views import ShardLook, Stats
 
 
 @dataclass(frozen=True)

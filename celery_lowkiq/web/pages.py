@@ -9,8 +9,8 @@ from itertools import groupby
 from starlette.requests import Request
 from starlette.responses import Response
 
-from celery_lowkiq.rules.models import Stats
 from celery_lowkiq.rules.reports import LaneReport
+from celery_lowkiq.rules.views import Stats
 
 from . import charts, show
 from .actions import ACTIONS

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from celery_lowkiq.rules.claims import Due
 from celery_lowkiq.rules.clock import Clock
-from celery_lowkiq.rules.models import Due, ShardRef
+from celery_lowkiq.rules.models import ShardRef
 
 
 class Agenda:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from celery_lowkiq.rules.models import InHand, Lease, QueueSpec, ShardRef
+from celery_lowkiq.rules.claims import InHand
+from celery_lowkiq.rules.models import Lease, QueueSpec, ShardRef
 
 #: Parts of the lease time T, after the moment before the last renewal was sent.
 DEADLINE = 0.8

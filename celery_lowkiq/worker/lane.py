@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from celery_lowkiq.rules.models import Batch, Due, ShardRef
+from celery_lowkiq.rules.claims import Due
+from celery_lowkiq.rules.models import Batch, ShardRef
 from celery_lowkiq.rules.schedulers import Scheduler
 
 from .agenda import Agenda

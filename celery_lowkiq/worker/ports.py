@@ -5,21 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from celery_lowkiq.rules.claims import Claim, Due, InHand, Settled, ToClaim, ToSettle
 from celery_lowkiq.rules.errors import StoreError
-from celery_lowkiq.rules.models import (
-    Batch,
-    Claim,
-    Due,
-    InHand,
-    Lease,
-    LeaseState,
-    QueueSpec,
-    Settled,
-    ShardRef,
-    ToClaim,
-    ToSettle,
-    Verdict,
-)
+from celery_lowkiq.rules.models import Batch, Lease, LeaseState, QueueSpec, ShardRef, Verdict
 from celery_lowkiq.rules.rate import TokenRequest, Tokens
 from celery_lowkiq.rules.reports import Heard, NodeNews
 

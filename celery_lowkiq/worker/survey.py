@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from celery_lowkiq.rules.claims import InHand
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
-from celery_lowkiq.rules.models import InHand, ShardRef
+from celery_lowkiq.rules.models import ShardRef
 
 from .outage import Outage
 from .ports import Store

@@ -6,7 +6,8 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
-from celery_lowkiq.rules.models import Batch, Claim, Fate, Job, ToSettle, Verdict
+from celery_lowkiq.rules.claims import Claim, ToSettle
+from celery_lowkiq.rules.models import Batch, Fate, Job, Verdict
 from celery_lowkiq.rules.pace import PATIENCE, WAITING
 
 from .held import Held

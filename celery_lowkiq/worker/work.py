@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from celery_lowkiq.rules.claims import Claim, Due, Settled, ToClaim
 from celery_lowkiq.rules.errors import NotOwner, StoreError, StoreUnavailable
-from celery_lowkiq.rules.models import Batch, Claim, Due, Settled, ShardRef, ToClaim
+from celery_lowkiq.rules.models import Batch, ShardRef
 from celery_lowkiq.rules.pace import batches_to_claim, mean_duration
 from celery_lowkiq.rules.rate import runs_of
 

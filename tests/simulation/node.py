@@ -6,20 +6,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from celery_lowkiq.rules.claims import Due, InHand, ToClaim, ToSettle
 from celery_lowkiq.rules.errors import LowkiqError, StoreUnavailable
-from celery_lowkiq.rules.models import (
-    Batch,
-    Due,
-    Fate,
-    InHand,
-    Lease,
-    LeaseState,
-    QueueSpec,
-    ShardRef,
-    ToClaim,
-    ToSettle,
-    Verdict,
-)
+from celery_lowkiq.rules.models import Batch, Fate, Lease, LeaseState, QueueSpec, ShardRef, Verdict
 from celery_lowkiq.rules.ownership import EXIT_PATIENCE
 from celery_lowkiq.rules.reports import Heard, NodeNews
 from celery_lowkiq.rules.schedulers import lag

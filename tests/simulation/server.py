@@ -6,21 +6,9 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from celery_lowkiq.rules.claims import Claim, Due, InHand, Settled, ToClaim
 from celery_lowkiq.rules.errors import NotOwner
-from celery_lowkiq.rules.models import (
-    Claim,
-    Due,
-    InHand,
-    Job,
-    Lease,
-    LeaseState,
-    NewJob,
-    Payload,
-    Settled,
-    ShardRef,
-    ToClaim,
-    Verdict,
-)
+from celery_lowkiq.rules.models import Job, Lease, LeaseState, NewJob, Payload, ShardRef, Verdict
 from tests.model.model import Model, ModelJob
 
 from .world import World

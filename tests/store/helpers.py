@@ -6,19 +6,9 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 
-from celery_lowkiq.rules.models import (
-    BadPayload,
-    Claim,
-    Fate,
-    InHand,
-    Lease,
-    NewJob,
-    QueueSpec,
-    Settled,
-    ShardRef,
-    Stats,
-    Verdict,
-)
+from celery_lowkiq.rules.claims import Claim, InHand, Settled
+from celery_lowkiq.rules.models import BadPayload, Fate, Lease, NewJob, QueueSpec, ShardRef, Verdict
+from celery_lowkiq.rules.views import Stats
 from celery_lowkiq.store.queries import Queries
 from celery_lowkiq.store.store import RedisStore
 

@@ -7,8 +7,9 @@ import itertools
 import pytest
 
 from celery_lowkiq.embedded import EmbeddedServer
+from celery_lowkiq.rules.claims import InHand
 from celery_lowkiq.rules.errors import NotOwner
-from celery_lowkiq.rules.models import InHand, LeaseState
+from celery_lowkiq.rules.models import LeaseState
 from celery_lowkiq.rules.ownership import Watch
 from celery_lowkiq.store.connect import connect
 from celery_lowkiq.store.keys import shard_keys

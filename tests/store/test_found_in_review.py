@@ -7,8 +7,9 @@ import threading
 import pytest
 from redis import exceptions
 
+from celery_lowkiq.rules.claims import InHand
 from celery_lowkiq.rules.errors import ShardCountMismatch, StoreFull, StoreUnavailable
-from celery_lowkiq.rules.models import Fate, InHand, NewJob, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import Fate, NewJob, QueueSpec, ShardRef
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.client import store_error
 from celery_lowkiq.store.keys import queue_key, shard_keys

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.models import Fate, QueueSpec, Stats
+from celery_lowkiq.rules.models import Fate, QueueSpec
 from celery_lowkiq.rules.rate import TokenRequest
 from celery_lowkiq.rules.reports import LaneReport, NodeNews, NodeReport, Running
+from celery_lowkiq.rules.views import Stats
 from celery_lowkiq.rules.why import Dead, why
 from celery_lowkiq.store.keys import report_key, shard_keys
 from celery_lowkiq.store.lookout import Lookout

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from celery_lowkiq.rules.claims import InHand
 from celery_lowkiq.rules.errors import ShardCountMismatch
-from celery_lowkiq.rules.models import Fate, InHand, NewJob, QueueSpec
+from celery_lowkiq.rules.models import Fate, NewJob, QueueSpec
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.keys import SHARD_KEYS, shard_keys
 from celery_lowkiq.store.pausing import STEP, Pausing

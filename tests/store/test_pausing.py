@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from celery_lowkiq.rules.claims import InHand
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.models import Fate, InHand, NewJob, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import Fate, NewJob, QueueSpec, ShardRef
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.keys import channel, queue_key, shard_keys
 from celery_lowkiq.store.pausing import Pausing

@@ -7,7 +7,8 @@ import random
 import pytest
 
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.models import Fate, NewJob, QueueSpec, Stats
+from celery_lowkiq.rules.models import Fate, NewJob, QueueSpec
+from celery_lowkiq.rules.views import Stats
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.queries import Queries
 

@@ -6,8 +6,9 @@ import zlib
 
 import pytest
 
+from celery_lowkiq.rules.claims import InHand
 from celery_lowkiq.rules.errors import NotOwner
-from celery_lowkiq.rules.models import Fate, InHand, Merge, NewJob, QueueSpec, ShardRef, Verdict, shard_of
+from celery_lowkiq.rules.models import Fate, Merge, NewJob, QueueSpec, ShardRef, Verdict, shard_of
 from celery_lowkiq.rules.retry import RetryPolicy, after_failure
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.queries import Queries

@@ -6,23 +6,18 @@ import threading
 import time
 from collections.abc import Callable
 
+from celery_lowkiq.rules.claims import Claim, Due, InHand, Settled, ToClaim, ToSettle
 from celery_lowkiq.rules.errors import NotOwner, StoreError, StoreUnavailable
 from celery_lowkiq.rules.history import Sample
 from celery_lowkiq.rules.models import (
     Batch,
-    Claim,
-    Due,
     Fate,
-    InHand,
     Job,
     Lease,
     LeaseState,
     Payload,
     QueueSpec,
-    Settled,
     ShardRef,
-    ToClaim,
-    ToSettle,
     Verdict,
 )
 from celery_lowkiq.rules.rate import TokenRequest, Tokens

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from celery_lowkiq.rules.checkup import ERROR, OK, WARNING, Patient, QueueState, Server, examine, unreachable
-from celery_lowkiq.rules.models import Stats
 from celery_lowkiq.rules.reports import NodeReport, ShardReport
-from celery_lowkiq.rules.views import Paused
+from celery_lowkiq.rules.views import Paused, Stats
 
 NOW = 1_795_000_000.0
 WELL = Server("Redis", "7.0.15", "noeviction", 0, True, "everysec", "", True, 0.2, 0.1)

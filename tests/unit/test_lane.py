@@ -8,9 +8,10 @@ import time
 
 import pytest
 
+from celery_lowkiq.rules.claims import Due
 from celery_lowkiq.rules.clock import SystemClock
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
-from celery_lowkiq.rules.models import Due, Fate, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import Fate, QueueSpec, ShardRef
 from celery_lowkiq.store.keys import channel
 from celery_lowkiq.store.subscription import _announcement
 from celery_lowkiq.worker.agenda import Agenda

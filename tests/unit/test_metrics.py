@@ -9,8 +9,8 @@ from celery import Celery
 
 from celery_lowkiq.metrics.queues import QueueCollector
 from celery_lowkiq.rules.errors import StoreUnavailable
-from celery_lowkiq.rules.models import LeaseState, ShardRef, Stats
-from celery_lowkiq.rules.views import ShardLook
+from celery_lowkiq.rules.models import LeaseState, ShardRef
+from celery_lowkiq.rules.views import ShardLook, Stats
 
 
 class Clock:

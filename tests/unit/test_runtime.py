@@ -8,8 +8,9 @@ import time
 
 import pytest
 
+from celery_lowkiq.rules.claims import InHand
 from celery_lowkiq.rules.errors import ShardCountMismatch, StoreError, StoreUnavailable
-from celery_lowkiq.rules.models import Fate, InHand, Lease, LeaseState, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import Fate, Lease, LeaseState, QueueSpec, ShardRef
 from tests.unit.nodes import SHARDS, Q, once
 from tests.waiting import eventually
 

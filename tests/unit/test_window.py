@@ -6,8 +6,9 @@ import threading
 
 import pytest
 
+from celery_lowkiq.rules.claims import InHand
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
-from celery_lowkiq.rules.models import Fate, InHand, QueueSpec
+from celery_lowkiq.rules.models import Fate, QueueSpec
 from celery_lowkiq.rules.pace import batches_to_claim, mean_duration
 from tests.unit.nodes import SHARDS, Node
 from tests.waiting import eventually

@@ -12,8 +12,8 @@ import click
 from celery_lowkiq.integration.console import Console
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.history import Rates, rates
-from celery_lowkiq.rules.models import Stats
 from celery_lowkiq.rules.reports import NodeReport
+from celery_lowkiq.rules.views import Stats
 from celery_lowkiq.rules.words import duration, escaped
 
 from ..output import count_of, table, write_json
