@@ -24,6 +24,7 @@ MORGUE_KEYS = {
     "held": "dead",
     "ranked": "dead",
     "classes": "dead",
+    "paused": "dead",
     "failed": "dead",
     "errors": "dead_errors",
     "records": "dead_jobs",

@@ -2,7 +2,8 @@
 -- shard.
 -- What is still there of claims that the owner has not in hand goes back first.
 --
--- KEYS: lease meta due ranked? classes? paused? held? jobs spill order failed errors claimed processing deaths calls? first? early? peaks? buckets?
+-- KEYS: lease? meta? due ranked? classes? paused? held? jobs spill order failed errors claimed processing deaths calls?
+-- POLICY KEYS: first? early? peaks? buckets?
 -- ARGV: owner epoch merge policy request last open limit max_payloads max_bytes suspects max_wait
 --   request: grows with each claim of an epoch; the same again returns the same batch
 --   last, open: the largest number that the owner knows, and the numbers that it has in hand, or 'any'
@@ -127,7 +128,9 @@ local function fill()
   local suspected, busy = redis.call('HLEN', deaths), redis.call('ZCARD', claimed)
   local any_failed = redis.call('ZCARD', failed) > 0
   local wanted = math.min(tonumber(limit), count)
-  local ids = turns(now, wanted + busy + suspected + (asked.rate and LOOKED_AT or 0))
+  local most = wanted + busy + suspected + (asked.rate and LOOKED_AT or 0)
+  local ids = turns and turns(now, most)
+    or redis.call('ZRANGEBYSCORE', due, '-inf', seconds(now), 'WITHSCORES', 'LIMIT', 0, most)
   local simple = suspected == 0 and busy == 0 and #ids > 0 and plain_records(ids, any_failed) or {}
   local moved, payloads, size, passed = 0, 0, 0, false
   for i = 1, #ids, 2 do

@@ -1,7 +1,7 @@
 -- Reads jobs with all their payloads, a bounded part at a time: waiting ones, held or not, or (bound to the morgue's keys,
 -- `held`, `ranked` and `classes` as `index`) dead ones.
 --
--- KEYS: index held ranked classes failed errors records spill order
+-- KEYS: index paused? held ranked classes failed errors records spill order
 -- ARGV: cursor limit max_bytes [id]...
 --   cursor: '', or what the step before returned: where to go on within the first id
 --   limit, max_bytes: payloads to return, and their size; exceeded by one step of a long job

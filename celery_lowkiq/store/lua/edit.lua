@@ -1,7 +1,8 @@
 -- Drops one payload of a waiting job, or puts another one in its place with the same score. Without any payload
 -- left the job is gone.
 --
--- KEYS: meta due ranked? classes? paused? held? jobs spill order failed errors processing tries first? early?
+-- KEYS: meta due ranked? classes? paused? held? jobs spill order failed errors processing tries
+-- POLICY KEYS: first? early?
 -- ARGV: merge policy id payload replaced other
 --   replaced: '1' puts `other` there; if the job has it already, the two are united (rule 2)
 -- USES: bag_read bag ranks held policy keep waiting

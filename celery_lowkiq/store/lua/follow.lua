@@ -1,6 +1,6 @@
 -- Tells a shard of the last pause of its queue.
 --
--- KEYS: meta due ranked? classes?
+-- KEYS: meta due ranked? classes? paused?
 -- ARGV: pause since channel index
 --   pause, since: what pause_queue returned
 -- USES: ranks wake follow

@@ -1,6 +1,6 @@
 -- Makes waiting jobs due now. Those that are held stay so, and are due at once when their ids are resumed.
 --
--- KEYS: due ranked? classes? held
+-- KEYS: due ranked? classes? paused? held
 -- ARGV: channel index limit
 -- USES: time ranks wake
 -- Returns: how many were due later.

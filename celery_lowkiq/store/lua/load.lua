@@ -1,6 +1,7 @@
 -- Merges what a dump tells of jobs into a shard (rules 2 and 3), each line once, however often it comes.
 --
--- KEYS: meta senders due ranked? classes? paused? held? jobs spill order failed errors calls dead dead_ids dead_jobs dead_spill dead_order dead_errors first? early?
+-- KEYS: meta senders due ranked? classes? paused? held? jobs spill order failed errors calls dead dead_ids dead_jobs dead_spill dead_order dead_errors
+-- POLICY KEYS: first? early?
 -- ARGV: shards merge policy sender channel index last_score [n kind id when retry_count error priority count [score payload flag]*count]...
 --   shards: the declared count; sender: of the dump; n: grows with the lines of a dump
 --   last_score: the shard makes no smaller ones (us)

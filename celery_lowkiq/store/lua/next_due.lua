@@ -1,6 +1,6 @@
 -- When the shard has work next: now, when something of a claim is left that the owner has not in hand.
 --
--- KEYS: meta due ranked? classes? claimed
+-- KEYS: meta due ranked? classes? paused? claimed
 -- ARGV: open
 --   open: the numbers of the claims that the owner has in hand, or 'any'
 -- USES: time stray ranks due

@@ -25,7 +25,7 @@ for _, id in ipairs(any_ranked and ids or {}) do
   if perform_in then
     redis.call('ZREM', ranked, id)
     redis.call('ZADD', held, perform_in, id)
-    redis.call('ZADD', classes, class_score(rank + HELD_CLASSES, perform_in), id)
+    redis.call('ZADD', classes, class_score(-rank, perform_in), id)
   end
 end
 return redis.call('ZADD', paused, 'NX', unpack(news))

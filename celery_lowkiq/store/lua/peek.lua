@@ -1,7 +1,7 @@
 -- Reads jobs without changing them: waiting ones, or (bound to the morgue's keys, `held`, `ranked` and `classes` as
 -- `index`) dead ones.
 --
--- KEYS: index held ranked classes failed errors records spill order
+-- KEYS: index paused? held ranked classes failed errors records spill order
 -- ARGV: limit max_bytes cut [id]...
 --   limit, max_bytes: how much of each id's payloads to return, at least one payload; of each at most `cut` bytes
 -- USES: bag_read ranks

@@ -1,6 +1,7 @@
 -- Merges jobs into the waiting ones of a shard (rule 2), once, however often the command is repeated.
 --
--- KEYS: meta senders due ranked? classes? paused? held? jobs spill order calls? failed errors processing tries? first? early? peaks?
+-- KEYS: meta? senders? due? ranked? classes? paused? held? jobs spill order calls? failed errors processing tries?
+-- POLICY KEYS: first? early? peaks?
 -- ARGV: shards merge policy sender n channel index records [id payload score when]... [position digest record]*records
 --   shards: the declared count; sender, n: n grows with each push of a sender to the shard;
 --   score: '' for one made here; when: '' now, '+<s>' a delay, else Unix s; with policy ranked=1, '<priority> ' before that

@@ -2,7 +2,8 @@
 -- dead ones. A payload that arrives while a long bag is deleted step by step is kept: only arrivals up to the first step
 -- are deleted.
 --
--- KEYS: index held ranked classes marks errors records spill order meta processing tries first? early?
+-- KEYS: index held ranked classes marks errors records spill order meta processing tries
+-- POLICY KEYS: first? early?
 -- ARGV: policy only_marked maximum upto cursor limit [id]...
 --   only_marked: '1' deletes only ids that are in marks; maximum: only ids whose index score is not above it
 --   upto, cursor: '' at first, then what the step before returned; limit: payloads to look at in this step

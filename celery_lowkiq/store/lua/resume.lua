@@ -1,6 +1,6 @@
 -- Ends the pause of a shard; one of its whole queue goes on.
 --
--- KEYS: meta due ranked? classes?
+-- KEYS: meta due ranked? classes? paused?
 -- ARGV: channel index
 -- USES: ranks wake
 -- FLAGS: allow-oom

@@ -1,6 +1,7 @@
 -- Moves dead jobs, as they stand now, from the morgue back to the queue (rule 4).
 --
--- KEYS: meta due ranked? classes? paused? held? jobs spill order failed errors dead dead_ids dead_jobs dead_spill dead_order dead_errors first? early? peaks?
+-- KEYS: meta due ranked? classes? paused? held? jobs spill order failed errors dead dead_ids dead_jobs dead_spill dead_order dead_errors
+-- POLICY KEYS: first? early? peaks?
 -- ARGV: merge policy channel index maximum force limit max_bytes [id]...
 --   force: '1' moves stale payloads, too; maximum: only ids with an updated_at not above it
 --   limit: payloads to move in this step

@@ -1,7 +1,8 @@
 -- Ends claimed jobs: out of processing, back to the queue, to the morgue and the counters, in one change
 -- (rules 3, 5, 7). What is not in processing under the named claim is left alone.
 --
--- KEYS: lease meta due ranked? classes? paused? held? jobs spill order failed errors claimed processing tries deaths dead dead_ids dead_jobs dead_spill dead_order dead_errors first? early? peaks? buckets?
+-- KEYS: lease? meta? due ranked? classes? paused? held? jobs spill order failed errors claimed? processing tries? deaths? dead dead_ids dead_jobs dead_spill dead_order dead_errors
+-- POLICY KEYS: first? early? peaks? buckets?
 -- ARGV: owner epoch merge policy claim done [id]*done [id claim fate retry_count delay error try bad [position error]*bad]...
 --   claim, done: how many ids of that claim are done, with nothing else to say of them
 --   fate: done, retry (with retry_count, delay in s, or, after @, a Unix time), die, bury, return (delay 0: at its own time)

@@ -1,6 +1,6 @@
 -- Counts of a shard, and its lease.
 --
--- KEYS: lease meta due ranked? classes? held failed claimed dead
+-- KEYS: lease meta due ranked? classes? paused? held failed claimed dead
 -- ARGV:
 -- USES: time ranks due
 -- Returns: {now, next_due or '', waiting, failed waiting, dead, in processing, processed, failed, merged,

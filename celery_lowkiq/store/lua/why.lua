@@ -14,7 +14,7 @@ end
 -- How many have their turn before it, once it is due, but for what is overdue.
 local function ahead()
   local rank, score = rank_of(id), redis.call('ZSCORE', classes, id)
-  if rank == 0 or tonumber(score) >= HELD_CLASSES * CLASS then
+  if rank == 0 or tonumber(score) < 0 then
     return redis.call('ZRANK', due, id) or 0
   end
   local now_s = now_us() / 1000000

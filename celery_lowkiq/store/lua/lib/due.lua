@@ -3,19 +3,18 @@
 local pauses = redis.call('HMGET', meta, 'paused', 'queue_paused')
 local shard_paused = pauses[1] or pauses[2]
 
-local function next_due()
+local function next_due(index)
   if shard_paused then
     return ''
   end
-  local first
-  for _, index in ipairs(any_ranked and {due, ranked} or {due}) do
-    local heads = redis.call('ZRANGE', index, 0, redis.call('ZCARD', claimed), 'WITHSCORES')
-    for i = 1, #heads, 2 do
-      if not redis.call('ZSCORE', claimed, heads[i]) then
-        first = first and tonumber(first) < tonumber(heads[i + 1]) and first or heads[i + 1]
-        break
-      end
+  local first = ''
+  local heads = redis.call('ZRANGE', index or due, 0, redis.call('ZCARD', claimed), 'WITHSCORES')
+  for i = 1, #heads, 2 do
+    if not redis.call('ZSCORE', claimed, heads[i]) then
+      first = heads[i + 1]
+      break
     end
   end
-  return first or ''
+  local other = any_ranked and not index and next_due(ranked) or ''
+  return (first == '' or other ~= '' and tonumber(other) < tonumber(first)) and other or first
 end

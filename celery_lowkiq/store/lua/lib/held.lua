@@ -1,6 +1,5 @@
 -- Needs KEYS due, paused?, held?, and ranks. A waiting job of a paused id lies in `held` in place of `due` or `ranked`:
 -- whoever looks for work does not meet it. While no id of the shard is paused, nothing is held.
-local any_paused = redis.call('ZCARD', paused) > 0
 if any_paused then
   redis.call('ZCARD', held)
 end
@@ -26,10 +25,13 @@ local function lay(id, perform_in, rank)
   if any_ranked and rank ~= rank_of(id) then
     lift(id)
   end
-  local index = any_paused and redis.call('ZSCORE', paused, id) and held or rank > 0 and ranked or due
-  redis.call('ZADD', index, perform_in, id)
   if rank > 0 then
-    redis.call('ZADD', classes, class_score(index == held and rank + HELD_CLASSES or rank, perform_in), id)
     any_ranked = true
+    redis.call('ZADD', classes, class_score(rank, perform_in), id)
+  end
+  local index = index_of(id)
+  redis.call('ZADD', index, perform_in, id)
+  if rank > 0 and index == held then
+    redis.call('ZADD', classes, class_score(-rank, perform_in), id)
   end
 end

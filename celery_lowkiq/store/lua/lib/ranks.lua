@@ -1,10 +1,11 @@
--- Needs KEYS ranked?, classes?. A waiting job with another priority than 0 lies in `ranked` in place of `due`, and has a
--- place in `classes`: those of one priority side by side, the oldest first, and those of paused ids (see held) behind
--- them all.
--- Who gives no priority pays one look.
+-- Needs KEYS paused?, ranked?, classes?. A waiting job with another priority than 0 lies in `ranked` in place of `due`, and
+-- has a place in `classes`: those of one priority side by side, the oldest first. Those of paused ids (see held) have
+-- negative places, so that nobody who looks for work meets them.
+-- Nearly always there is neither a paused id nor a priority, and one look tells that.
 local CLASS = 2 ^ 34
-local HELD_CLASSES = 16
-local any_ranked = redis.call('ZCARD', classes) > 0
+local any_special = redis.call('EXISTS', paused, classes) > 0
+local any_paused = any_special and redis.call('ZCARD', paused) > 0
+local any_ranked = any_special and redis.call('ZCARD', classes) > 0
 if any_ranked then
   redis.call('ZCARD', ranked)
 end
@@ -16,5 +17,5 @@ end
 -- The priority of a waiting job; 0 is the most urgent.
 local function rank_of(id)
   local score = any_ranked and redis.call('ZSCORE', classes, id)
-  return score and math.floor(tonumber(score) / CLASS) % HELD_CLASSES or 0
+  return score and math.abs(math.floor(tonumber(score) / CLASS)) or 0
 end
