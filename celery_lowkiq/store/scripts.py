@@ -6,8 +6,8 @@ become Lua locals of these names, and Python passes values by the same names. ``
 server knows one (Redis 7). Nothing but these files ever becomes script text.
 
 Redis does not roll back, so every script first touches each of its keys: one of another type is an error
-before anything was written. A key with a question mark is left to the script, to touch when it needs it. Keys that only
-policies use are POLICY KEYS: a queue without a policy does not send them, since each costs a part of a us.
+before anything was written. A key with a question mark is left to the script, to touch when it needs it.
+Keys that only policies use are POLICY KEYS: a queue without a policy does not send them.
 """
 
 from __future__ import annotations

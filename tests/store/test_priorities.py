@@ -9,7 +9,6 @@ import pytest
 
 from celery_lowkiq.rules.models import Fate, NewJob, Verdict
 from celery_lowkiq.rules.policies import WhenFull
-from celery_lowkiq.rules.priorities import turn
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.lookout import Lookout
 from celery_lowkiq.store.pausing import Pausing
@@ -44,11 +43,6 @@ def priorities(shard, *ids):
 
 
 class TestTurns:
-    def test_the_rule(self):
-        jobs = [(0, 50), (9, 30), (5, 20), (1, 45), (0, 35)]
-        in_order = sorted(jobs, key=lambda job: turn(*job, now=100, max_wait=60))
-        assert in_order == [(5, 20), (9, 30), (0, 35), (0, 50), (1, 45)]
-
     @pytest.mark.parametrize("most", [1, 2, 100])
     def test_the_more_urgent_run_first_and_of_one_priority_the_oldest(self, store, most):
         shard = shard_of(store)
