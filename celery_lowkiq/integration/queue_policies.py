@@ -193,5 +193,6 @@ def policies_of(task: Any) -> Policies:
         retry_priority=task.retry_priority,
         priority_max_wait=home_of(app).settings.priority_max_wait,
         rate_per_id=read_rate(task.rate_limit_per_id) if limited else None,
+        per_run=task.max_payloads_per_run,
     )
     return NONE if found == NONE else found

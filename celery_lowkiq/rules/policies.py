@@ -56,11 +56,14 @@ class Policies:
     priority_max_wait: float = 60.0
     #: Runs a second of one id.
     rate_per_id: float | None = None
+    #: A claim takes so many payloads of an id, those with the lowest scores.
+    per_run: int | None = None
 
     def words(self, shards: int) -> str:
         """What scripts are told, as ``lib/policy.lua`` reads it: '' for nothing."""
         told: dict[str, float | int | str | None] = {
             "keep": self.keep,
+            "most": self.per_run,
             "debounce": self.debounce,
             "debounce_max": self.debounce_max,
             "stale": self.drop_stale,

@@ -203,13 +203,15 @@ class Model:
         self.buckets.take(job_id, now)
         own = self.early.get(job_id, 0.0)
         level, _, _ = self.suspects.get(job_id, (0, b"", 0))
-        if level == 2 and len(job.items) > 1:
-            first = job.in_order()[0]
-            self.waiting[job_id] = job
-            del job.items[first.payload]
-            job = replace(job, items={first.payload: first})
+        most = 1 if level == 2 else self.policies.per_run
+        taken = {item.payload: item for item in job.in_order()[:most]}
+        if len(taken) < len(job.items):
+            rest = {payload: item for payload, item in job.items.items() if payload not in taken}
+            at = job.perform_in if level == 2 else now
+            self.waiting[job_id] = replace(job, items=rest, perform_in=at)
         else:
             self.forget(job_id)
+        job = replace(job, items=taken)
         if own > now:
             job.perform_in, job.early = own, True
         rest = len(self.waiting[job_id].items) if job_id in self.waiting else 0

@@ -45,6 +45,7 @@ POLICIES = st.builds(
     priority_max_wait=MAX_WAITS,
     #: One run in eleven days, or as many as there are.
     rate_per_id=st.sampled_from([None, None, 1e-6, 1e7]),
+    per_run=st.sampled_from([None, None, 1, 2]),
 )
 
 

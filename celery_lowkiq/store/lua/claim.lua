@@ -39,8 +39,12 @@ local function move(id, perform_in, most, any_failed, condemned)
   local message = any_failed and redis.call('HGET', errors, id) or ''
   local own = asked.now and any_failed and redis.call('HGET', early, id)
   local rank = rank_of(id)
-  local items, more = bag_take(waiting, id, most, bytes)
-  if not more then
+  local portion = math.min(most, asked.most or most)
+  local items, more = bag_take(waiting, id, portion, bytes)
+  if more and portion < most then
+    -- At its own time the rest would be the oldest job of the shard for ever, and the only one to run.
+    lay(id, seconds(now), rank)
+  elseif not more then
     lift(id)
     forget_policy(id)
     if any_failed then
