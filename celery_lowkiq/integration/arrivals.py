@@ -12,6 +12,7 @@ from kombu.exceptions import KombuError
 
 from celery_lowkiq.rules.errors import InvalidCall, QueueFull, StoreUnavailable
 
+from .calls import priority_of
 from .stores import home_of
 
 logger = logging.getLogger("celery_lowkiq")
@@ -33,7 +34,7 @@ class Arrivals:
         errors = self._consumer.connection_errors
         try:
             call = read_call(message.payload if body is None else body, message.headers)
-            self._push(call, getattr(message, "properties", None) or {})
+            self._push(call, getattr(message, "properties", None) or {}, _priority(message))
         except (StoreUnavailable, QueueFull) as error:
             self._tell(away=True, error=error)
             # Sent back, it would return at once, again and again.
@@ -48,10 +49,10 @@ class Arrivals:
             self._tell(away=False)
             ack(logger, errors)
 
-    def _push(self, call: MessagedCall, properties: Mapping[str, Any]) -> None:
+    def _push(self, call: MessagedCall, properties: Mapping[str, Any], priority: int | None) -> None:
         home = home_of(self._task.app)
         eta = None if call.headers.get("eta") is None else _moment(call.headers["eta"])
-        job = self._task.entry_of(call.args, call.kwargs, eta=eta).job(home.codec)
+        job = self._task.entry_of(call.args, call.kwargs, eta=eta, priority=priority).job(home.codec)
         if call.headers.get("id"):
             record = self._task.record_of(home, call, properties)
             job = replace(job, record=record)
@@ -85,6 +86,12 @@ def read_call(body: Any, headers: Any) -> MessagedCall:
     embed = {name: body.get(name) for name in ("callbacks", "errbacks", "chord")}
     own = {name: body.get(name) for name in ("id", "eta", "expires")} | {"group": body.get("taskset")}
     return MessagedCall(body.get("args"), body.get("kwargs"), embed, {**headers, **own})
+
+
+def _priority(message: Any) -> int | None:
+    """Virtual transports tell it as delivery information: 0 also of a call that gave none."""
+    told = (getattr(message, "properties", None), getattr(message, "delivery_info", None))
+    return next((found for each in told if each and (found := priority_of(each))), None)
 
 
 def _moment(eta: Any) -> Any:

@@ -32,7 +32,7 @@ from .event_loop import DRAIN_LOOK, turns
 from .exiting import let_go_at_exit
 from .log_lines import tell_of_batches
 from .metering import Metrics, open_metrics
-from .options import read_rate
+from .rates import read_rate
 from .runner import CeleryRunner
 from .selection import chosen, leave_broker_queues, named, ordered_tasks, warn_of_weights, worker_options
 from .stores import home_of

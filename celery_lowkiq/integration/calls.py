@@ -12,6 +12,7 @@ from uuid import UUID
 
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import NewJob
+from celery_lowkiq.rules.priorities import LEAST_URGENT, MOST_URGENT
 
 from .codec import Codec
 
@@ -22,7 +23,10 @@ LATEST = 10_000_000_000.0
 LARGEST_SCORE = 2**53
 #: As much of a wrong value is shown in an error.
 SHOWN = 100
-KEYS = frozenset({"id", "payload", "score", "perform_in"})
+#: Options of ``apply_async`` that are read here.
+WORDS = ("score", "countdown", "eta", "priority")
+PRIORITIES = f"a whole number from {MOST_URGENT}, the most urgent, to {LEAST_URGENT}, or None"
+KEYS = frozenset({"id", "payload", "score", "perform_in", "priority"})
 
 
 @dataclass(frozen=True)
@@ -37,21 +41,35 @@ class Entry:
     score: float | None = None
     perform_in: float | None = None
     delay: float | None = None
+    #: From 0, the most urgent, to 9; None: the task's.
+    priority: int | None = None
+
+    def for_message(self) -> dict[str, Any]:
+        """Options of its own that whoever listens to messages hears of."""
+        return {} if self.priority is None else {"priority": self.priority}
 
     def job(self, codec: Codec) -> NewJob:
         """What the store takes. Raises PayloadError."""
-        return NewJob(self.id, codec.dump(self.payload), self.score, self.perform_in, self.delay)
+        data = codec.dump(self.payload)
+        return NewJob(self.id, data, self.score, self.perform_in, self.delay, None, self.priority)
 
 
 def single(
-    job_id: Any, payload: Any, *, score: Any = None, eta: Any = None, countdown: Any = None, tz: tzinfo | None
+    job_id: Any,
+    payload: Any,
+    *,
+    score: Any = None,
+    eta: Any = None,
+    countdown: Any = None,
+    priority: Any = None,
+    tz: tzinfo | None,
 ) -> Entry:
     """One call with Celery's words. Raises InvalidCall."""
     if eta is not None and countdown is not None:
         raise InvalidCall(f"countdown={countdown!r} and eta={eta!r} exclude each other: give one of them")
     delay = None if countdown is None else read_delay(countdown)
     when = None if eta is None else read_time("eta", eta, tz)
-    return Entry(read_id(job_id), payload, read_score(score, tz), when, delay)
+    return Entry(read_id(job_id), payload, read_score(score, tz), when, delay, read_priority(priority))
 
 
 def bulk(
@@ -107,12 +125,15 @@ def _entry(job: Mapping[str, Any], tz: tzinfo | None, key: Callable[[Any], Any] 
     keyed = key is not None and "id" not in job and "payload" in job
     if unknown or not ("id" in job or keyed):
         what = f"unknown key {sorted(map(str, unknown))[0]!r}" if unknown else "no 'id'"
-        raise InvalidCall(f"{what}: a job has 'id', and may have 'payload', 'score', 'perform_in'")
+        raise InvalidCall(
+            f"{what}: a job has 'id', and may have 'payload', 'score', 'perform_in', 'priority'"
+        )
     job_id = id_of(key, job["payload"]) if key is not None and keyed else job["id"]
     when = job.get("perform_in")
     delay = read_delay(when, "perform_in") if isinstance(when, timedelta) else None
     perform_in = None if when is None or delay is not None else read_time("perform_in", when, tz)
-    return Entry(read_id(job_id), job.get("payload", ""), read_score(job.get("score"), tz), perform_in, delay)
+    score, priority = read_score(job.get("score"), tz), read_priority(job.get("priority"))
+    return Entry(read_id(job_id), job.get("payload", ""), score, perform_in, delay, priority)
 
 
 def read_id(value: Any) -> str:
@@ -156,6 +177,26 @@ def read_score(value: Any, tz: tzinfo | None, name: str = "score") -> float | No
             "for instance time_ns() by 1000"
         )
     return number
+
+
+def is_priority(value: Any) -> bool:
+    """Whether it is one: a whole number from 0 to 9."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return whole and MOST_URGENT <= value <= LEAST_URGENT
+
+
+def read_priority(value: Any) -> int | None:
+    """A priority, or None. Raises InvalidCall."""
+    if value is None or is_priority(value):
+        return value  # type: ignore[no-any-return]
+    raise InvalidCall(f"priority={_shown(value)} is not allowed: {PRIORITIES}")
+
+
+def priority_of(properties: Mapping[str, Any]) -> int | None:
+    """What a message of Celery's says, which may be from a broker with more than ten; None: nothing."""
+    value = properties.get("priority")
+    known = isinstance(value, int) and not isinstance(value, bool)
+    return min(max(value, MOST_URGENT), LEAST_URGENT) if known and value is not None else None
 
 
 def read_time(name: str, value: Any, tz: tzinfo | None) -> float:

@@ -11,7 +11,7 @@ from kombu import Exchange, Queue
 
 from celery_lowkiq.rules.errors import ConfigurationError
 
-from .options import read_rate
+from .rates import read_rate
 from .threads import ENDLESS, FIXED
 
 Command = Callable[..., Any]

@@ -53,28 +53,21 @@ class Handed(NamedTuple):
     job: RunJob | None
     #: What goes to the morgue, or is dropped, whatever becomes of the rest.
     bad: tuple[BadPayload, ...]
-    #: Positions that are kept for a later run.
-    beyond: Collection[int]
 
     def positions(self, job: Job) -> list[int]:
         """Of the claimed job's payloads that are handed over, by place."""
-        others = {*self.beyond, *(payload.position for payload in self.bad)}
+        others = {payload.position for payload in self.bad}
         return [position for position in range(len(job.payloads)) if position not in others]
 
 
-def hand(job: Job, codec: Codec, settings: Settings, dropped: Collection[int], most: int | None) -> Handed:
-    """At most so many payloads of a job, the lowest scores first, without those that are ``dropped``, or that
-    nobody can read.
-    """
+def hand(job: Job, codec: Codec, settings: Settings, dropped: Collection[int]) -> Handed:
+    """A job without the payloads that are ``dropped``, or that nobody can read."""
     payloads: list[Any] = []
     scores: list[float] = []
     bad: list[BadPayload] = []
-    beyond: list[int] = []
     for position, payload in enumerate(job.payloads):
         if position in dropped:
             bad.append(BadPayload(position, None))
-        elif len(payloads) == most:
-            beyond.append(position)
         else:
             try:
                 payloads.append(codec.load(payload.data))
@@ -83,7 +76,7 @@ def hand(job: Job, codec: Codec, settings: Settings, dropped: Collection[int], m
                 logger.error("job %r: payload %d goes to the morgue: %s", job.id, position, reason)
                 bad.append(BadPayload(position, dump_error_text(settings, f"undecodable payload: {reason}")))
     if not payloads:
-        return Handed(None, tuple(bad), beyond)
+        return Handed(None, tuple(bad))
     error = None if job.error is None else load_error(settings, job.error)
     handed = RunJob(job.id, tuple(payloads), tuple(scores), job.retry_count, job.perform_in, error)
-    return Handed(handed, tuple(bad), beyond)
+    return Handed(handed, tuple(bad))

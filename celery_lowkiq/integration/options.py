@@ -10,7 +10,6 @@ from typing import Any
 
 from celery import Celery
 from celery.app.annotations import resolve_all as resolve_all_annotations
-from celery.utils.time import rate as celery_rate
 
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.models import Merge
@@ -19,6 +18,7 @@ from celery_lowkiq.rules.pauses import read_pauses
 
 from .policies import ERRORS, are_errors, check_policies
 from .queue_policies import check_queue_policies
+from .rates import read_rate
 from .refusals import check_celery_options
 
 MAX_SHARDS = 4096
@@ -29,7 +29,6 @@ QUEUE_NAME = re.compile(r"[!-z|~]{1,255}")
 CELERYS_WRAPPER = "celery.app.base"
 #: Options that are functions; a function among a task's attributes must not become a method.
 FUNCTIONS = ("retry_in", "on_retries_exhausted", "key")
-RATES = "a number (runs a second) or text as '10/s', '100/m', '1000/h'; 0 or None for no limit"
 RIGHT_FORM = "def sync_order(payloads_by_id): ..."
 
 
@@ -43,17 +42,6 @@ def _whole(low: int, high: int | None) -> Callable[[Any], bool]:
 
 def _seconds(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
-
-
-def read_rate(value: Any) -> float | None:
-    """Runs a second of a ``rate_limit``; None for no limit. Raises ConfigurationError."""
-    try:
-        rate = float(celery_rate(value))
-    except (ValueError, TypeError, KeyError):
-        rate = math.nan
-    if isinstance(value, bool) or not 0 <= rate < math.inf:
-        raise ConfigurationError(f"rate_limit={value!r} is not allowed: {RATES}")
-    return rate or None
 
 
 def _or_none(allowed: Callable[[Any], bool]) -> Callable[[Any], bool]:

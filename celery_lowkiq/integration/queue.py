@@ -12,6 +12,7 @@ from celery import Celery
 from celery_lowkiq.rules.errors import InvalidCall, UndecodablePayload
 from celery_lowkiq.rules.history import Sample
 from celery_lowkiq.rules.models import Job, Payload, QueueSpec, shard_of
+from celery_lowkiq.rules.priorities import MOST_URGENT
 from celery_lowkiq.rules.reports import ShardReport
 from celery_lowkiq.rules.views import DeadJob, Page, Paused, PausedId, Stats, Try
 from celery_lowkiq.rules.why import Why, why
@@ -42,7 +43,9 @@ class ShownPayload:
 
 @dataclass(frozen=True)
 class ShownJob:
-    """A waiting or processing job. ``perform_in`` is a Unix time in s; ``held``: its id is paused."""
+    """A waiting or processing job. ``perform_in`` is a Unix time in s; ``held``: its id is paused;
+    ``priority`` goes from 0, the most urgent, to 9.
+    """
 
     id: str
     payloads: tuple[ShownPayload, ...]
@@ -51,6 +54,7 @@ class ShownJob:
     retry_count: int
     error: str | None
     held: bool = False
+    priority: int = MOST_URGENT
 
 
 @dataclass(frozen=True)
@@ -339,7 +343,8 @@ class OrderedQueue:
     def _shown(self, job: Job) -> ShownJob:
         error = load_error(self._home.settings, job.error)
         payloads = self._payloads(job.payloads)
-        return ShownJob(job.id, payloads, job.payload_count, job.perform_in, job.retry_count, error, job.held)
+        told = (job.perform_in, job.retry_count, error, job.held, job.priority)
+        return ShownJob(job.id, payloads, job.payload_count, *told)
 
     def _shown_dead(self, job: DeadJob) -> ShownDeadJob:
         error = load_error(self._home.settings, job.error)

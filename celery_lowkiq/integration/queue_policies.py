@@ -9,11 +9,16 @@ from typing import Any
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.pauses import LONGEST_PAUSE
 from celery_lowkiq.rules.policies import MARK_SECONDS, NONE, AfterFailure, Policies, WhenFull
+from celery_lowkiq.rules.priorities import MOST_URGENT
+
+from .calls import PRIORITIES, is_priority
+from .rates import RATES, is_rate, read_rate
+from .stores import home_of
 
 SECONDS = f"seconds above 0 up to {LONGEST_PAUSE:,.0f}, or a timedelta"
 LARGEST_KEEP = 1000
 #: Options of a task that a policy may contradict.
-OTHERS = ("expires", "max_payloads_per_run", "max_retries")
+OTHERS = ("expires", "max_payloads_per_run", "max_retries", "rate_limit")
 
 
 def seconds_of(value: Any) -> float | None:
@@ -58,6 +63,9 @@ POLICIES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_length": (_whole, "a whole number of jobs from 1"),
     "when_full": _one_of(WhenFull),
     "job_ttl": (_is_time, SECONDS),
+    "priority": (is_priority, PRIORITIES),
+    "retry_priority": (is_priority, PRIORITIES),
+    "rate_limit_per_id": (is_rate, RATES),
 }
 
 
@@ -81,6 +89,12 @@ class QueuePolicies:
     when_full: str = "refuse"
     #: A payload that has not started to run so many s after its call is dropped.
     job_ttl: Any = None
+    #: Of calls that give none, from 0, the most urgent, to 9; None takes task_default_priority, or 0.
+    priority: int | None = None
+    #: Of a job that waits for its retry; None keeps its own.
+    retry_priority: int | None = None
+    #: How often one id may run, as Celery's rate_limit: "10/m", or a number of runs a second.
+    rate_limit_per_id: Any = None
 
 
 def check_queue_policies(options: Mapping[str, Any], base: Any) -> None:
@@ -124,7 +138,18 @@ def _of_time(given: Mapping[str, Any], others: Mapping[str, Any]) -> list[tuple[
 
 def _of_number(given: Mapping[str, Any], others: Mapping[str, Any]) -> list[tuple[bool, str]]:
     keep, portion = given["keep"], others["max_payloads_per_run"]
+    each, all_ids = read_rate(given["rate_limit_per_id"]), read_rate(others["rate_limit"])
     return [
+        (
+            each is not None and all_ids is not None and each >= all_ids,
+            f"rate_limit_per_id={given['rate_limit_per_id']!r} limits nothing, since all ids together may "
+            f"run no more often by rate_limit={others['rate_limit']!r}: give a lower one",
+        ),
+        (
+            given["retry_priority"] is not None and others["max_retries"] == 0,
+            f"retry_priority={given['retry_priority']!r} needs retries, but max_retries=0: no job ever waits "
+            "for one",
+        ),
         (
             keep != "all" and portion is not None and portion >= keep,
             f"max_payloads_per_run={portion!r} is not less than keep={keep!r}: no job ever has more payloads "
@@ -141,8 +166,20 @@ def _of_number(given: Mapping[str, Any], others: Mapping[str, Any]) -> list[tupl
     ]
 
 
+def _usual_priority(task: Any) -> int:
+    """Celery has filled in task_default_priority. Raises ConfigurationError."""
+    if task.priority is not None and not is_priority(task.priority):
+        raise ConfigurationError(
+            f"task_default_priority={task.priority!r} is not allowed for an ordered task: {PRIORITIES}. Give "
+            f"{task.name} a priority= of its own"
+        )
+    return task.priority or MOST_URGENT
+
+
 def policies_of(task: Any) -> Policies:
     """The policies that the store hears of."""
+    app = task._get_app()
+    limited = not app.conf.worker_disable_rate_limits
     stale = MARK_SECONDS if task.drop_stale is True else seconds_of(task.drop_stale)
     found = Policies(
         keep=None if task.keep == "all" else task.keep,
@@ -152,5 +189,10 @@ def policies_of(task: Any) -> Policies:
         on_push_after_failure=AfterFailure(task.on_push_after_failure),
         max_length=task.max_length,
         when_full=WhenFull(task.when_full),
+        priority=_usual_priority(task),
+        retry_priority=task.retry_priority,
+        priority_max_wait=home_of(app).settings.priority_max_wait,
+        rate_per_id=read_rate(task.rate_limit_per_id) if limited else None,
+        per_run=task.max_payloads_per_run,
     )
     return NONE if found == NONE else found

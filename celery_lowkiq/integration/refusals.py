@@ -19,7 +19,6 @@ _SHOWN = (
 _BOTH = {
     "time_limit": ENDLESS,
     "soft_time_limit": ENDLESS,
-    "priority": f"{_MERGED}, which runs by its time: give it a task of its own, or a smaller countdown",
     "compression": "payloads are stored as their serializer writes them: send a reference to large data",
     "serializer": f"{_MERGED}, so all have one serializer: set lowkiq_serializer",
     "exchange": f"{_STORED}: queue_name= names the ordered queue",

@@ -17,7 +17,7 @@ from celery_lowkiq.rules.models import NewJob
 
 from .arrivals import read_call
 from .call_records import note_of
-from .calls import Entry
+from .calls import Entry, priority_of
 from .stores import Home
 
 
@@ -114,10 +114,10 @@ def heard_calls(
 
         def keep(body: Any, headers: Any, properties: Any, _: Any, job: NewJob = job) -> None:
             record = task.record_of(home, read_call(body, headers), properties, tracker)
-            kept.append(replace(job, record=record))
+            kept.append(replace(job, record=record, priority=priority_of(properties)))
 
         args = (entry.id, entry.payload) if task.key is None else (entry.payload,)
-        task.make_message(args, {}, task_id, keep, **options)
+        task.make_message(args, {}, task_id, keep, **options, **entry.for_message())
     return BulkCalls(kept, CallResults(task, ids))
 
 

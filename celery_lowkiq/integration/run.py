@@ -60,13 +60,10 @@ class Run:
         codec: Codec,
         settings: Settings,
         dropped: Positions = NOTHING,
-        most: int | None = None,
     ) -> None:
-        """``dropped``: payloads that nobody waits for any more; ``most``: of one job in this run."""
+        """``dropped``: payloads that nobody waits for any more."""
         self.batch = batch
-        self._handed = {
-            job.id: hand(job, codec, settings, dropped.get(job.id, ()), most) for job in batch.jobs
-        }
+        self._handed = {job.id: hand(job, codec, settings, dropped.get(job.id, ())) for job in batch.jobs}
         self.jobs = tuple(handed.job for handed in self._handed.values() if handed.job is not None)
         #: The call under whose id and headers it runs; None for a run with an id of its own.
         self.call: CallNote | None = None
@@ -90,11 +87,9 @@ class Run:
         self._parts: dict[str, Part] = {}
         #: Positions that stay for a later run, by id, of jobs that have some.
         self._left: dict[str, Collection[int]] = {}
-        if most is not None:
-            self._left = {job_id: handed.beyond for job_id, handed in self._handed.items() if handed.beyond}
         #: What was decided of the payloads that are not left, by id; nothing yet: they are done.
         self._decided: dict[str, Verdict] = {}
-        self.verdicts = self._kept([self._done(job) for job in batch.jobs])
+        self.verdicts = tuple([self._done(job) for job in batch.jobs])
 
     @property
     def info(self) -> RunInfo:
@@ -169,7 +164,7 @@ class Run:
         positions = handed.positions(job)
         if isinstance(outcome, Part):
             self._parts[job.id] = outcome
-            self._left[job.id] = {*handed.beyond, *(positions[place] for place in outcome.left)}
+            self._left[job.id] = {positions[place] for place in outcome.left}
             return self._done(job)._replace(delay=outcome.again.after)
         if isinstance(outcome, BusinessFailure):
             self._errors[job.id] = outcome

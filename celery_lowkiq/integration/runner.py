@@ -93,8 +93,7 @@ class CeleryRunner:
         name = batch.queue.name
         if batch.queue.policy:
             dropped = with_unwanted(batch, dropped)
-        most = self._tasks[name].max_payloads_per_run
-        return Run(batch, self._policies[name], self._codec, self._settings, dropped, most)
+        return Run(batch, self._policies[name], self._codec, self._settings, dropped)
 
     def _try(self, task: Any, run: Run) -> bool:
         """Run what there is to run. Whether Celery knows how it ended."""

@@ -176,6 +176,7 @@ SETTINGS: dict[str, Setting] = {
     "node_number": Setting(
         None, "a whole number from 0; None takes LOWKIQ_NODE_NUMBER", _optional(_number(0, 4095, whole=True))
     ),
+    "priority_max_wait": Setting(60.0, "seconds from 0 to 86400", _number(0, 86400)),
     "server_middlewares": Setting((), f"a list; each entry {_FUNCTION}", _functions),
     "client_middlewares": Setting((), f"a list; each entry {_FUNCTION}", _functions),
     "push_durability": Setting(
@@ -230,6 +231,7 @@ class Settings:
     splitter: splitters.Splitter
     number_of_nodes: int | None
     node_number: int | None
+    priority_max_wait: float
     server_middlewares: tuple[Any, ...]
     client_middlewares: tuple[Any, ...]
     push_durability: str

@@ -22,11 +22,11 @@ from .options import (
     check_function,
     check_options,
     check_queue_name,
-    read_rate,
 )
 from .outcomes import BusinessFailure
 from .queue import OrderedQueue, Terms
 from .queue_policies import QueuePolicies, policies_of
+from .rates import read_rate
 from .selection import check_names
 from .stores import home_of
 from .task_calls import StoresCalls

@@ -18,7 +18,7 @@ from .arguments import as_keywords
 from .arrivals import MessagedCall, read_call
 from .bases import CeleryTask
 from .call_records import note_of
-from .calls import Entry, bulk, id_of, single, to_jobs
+from .calls import WORDS, Entry, bulk, id_of, priority_of, single, to_jobs
 from .producer import StoreProducer, StoreRouter, StoresMessage, as_operational_errors
 from .quick import is_heard, is_unheard, publish_pauses
 from .refusals import check_call, refuse_inline
@@ -44,11 +44,11 @@ class StoresCalls(CeleryTask):  # type: ignore[misc]
         shadow: str | None = None,
         **options: Any,
     ) -> AsyncResult[Any]:
-        """Store one call: ``apply_async((id, payload), score=, countdown=, eta=)``, and Celery's options.
+        """Store one call: ``apply_async((id, payload), score=, countdown=, eta=, priority=)``, and Celery's.
 
         Raises TypeError for wrong arguments, InvalidCall for a value that is not allowed, StoreError.
         """
-        words = {name: options.pop(name, None) for name in ("score", "countdown", "eta")}
+        words = {name: options.pop(name, None) for name in WORDS}
         check_call(self.name, self.queue_spec.name, options)
         app = self._get_app()
         tracker = tracker_of(options.pop("tracker", None), app)
@@ -67,9 +67,10 @@ class StoresCalls(CeleryTask):  # type: ignore[misc]
         def store(body: Any, headers: Any, properties: Any, pauses: Iterable[float]) -> None:
             call = read_call(body, headers)
             record = self.record_of(home, call, properties, tracker)
-            push = tracked_single(home, tracker, call.headers["id"])
-            self._push(home, (entry,), [replace(job, record=record)], pauses, push)
+            stored = replace(job, record=record, priority=priority_of(properties))
+            self._push(home, (entry,), [stored], pauses, tracked_single(home, tracker, call.headers["id"]))
 
+        links |= entry.for_message()
         return self.make_message(args, kwargs, task_id, store, shadow=shadow, **links, **options)
 
     def _call_unheard(self, home: Home, entry: Entry, job: NewJob, task_id: str) -> AsyncResult[Any]:
@@ -172,7 +173,7 @@ class StoresCalls(CeleryTask):  # type: ignore[misc]
 
     def apply(self, args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Any:
         """Run the function here, as a worker would: ``(id, payload)`` becomes ``{id: [payload]}``."""
-        words = {name: options.pop(name, None) for name in ("score", "countdown", "eta")}
+        words = {name: options.pop(name, None) for name in WORDS}
         entry, home = self.entry_of(args, kwargs, **words), home_of(self._get_app())
         return self.apply_batch(eager.batch_of([entry], home, self.queue_spec), *positional, **options)
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from .errors import BadDump
 from .models import Payload, Recorded
+from .priorities import LEAST_URGENT, MOST_URGENT
 
 FORMAT = "celery-lowkiq dump 1"
 #: A line is shorter (bytes): it has at most 16 payloads of 1 MiB, which base64 makes a third longer.
@@ -59,6 +60,7 @@ class Entry:
     error: bytes | None = None
     payloads: tuple[Payload, ...] = ()
     calls: tuple[DumpedCall, ...] = ()
+    priority: int = MOST_URGENT
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,8 @@ def entry_line(number: int, entry: Entry) -> bytes:
     if entry.state is State.CALLS:
         return _line(found | {"calls": [[c.digest.hex(), _base64(c.record)] for c in entry.calls]})
     found |= {"when": entry.when, "retry_count": entry.retry_count}
+    if entry.priority != MOST_URGENT:
+        found["priority"] = entry.priority
     if entry.error is not None:
         found |= _text("error", entry.error)
     return _line(found | {"payloads": [_payload(payload) for payload in entry.payloads]})
@@ -184,6 +188,7 @@ def _read_entry(found: dict[str, Any]) -> Entry:
         retry_count=_whole(found["retry_count"], -1),
         error=found["error"].encode() if "error" in found else _error(found),
         payloads=tuple(map(_read_payload, found["payloads"])),
+        priority=min(_whole(found.get("priority", MOST_URGENT), MOST_URGENT), LEAST_URGENT),
     )
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from .policies import NONE as NO_POLICIES
 from .policies import Policies
+from .priorities import MOST_URGENT
 from .tracking import News
 
 
@@ -93,6 +94,8 @@ class NewJob:
     delay: float | None = None
     #: What is kept of the call until its job has ended; None: nobody will ask.
     record: bytes | None = None
+    #: From 0, the most urgent, to 9; None: that of the queue.
+    priority: int | None = None
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,8 @@ class Job(NamedTuple):
     early: bool = False
     #: Whether it waits for its id to be resumed.
     held: bool = False
+    #: From 0, the most urgent, to 9.
+    priority: int = MOST_URGENT
 
     @property
     def recorded(self) -> bool:

@@ -7,6 +7,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .priorities import MOST_URGENT
+from .rate import capacity
+
 
 class AfterFailure(str, enum.Enum):
     """What a push does to a job that waits for its retry."""
@@ -45,18 +48,33 @@ class Policies:
     #: Jobs that may wait in the queue.
     max_length: int | None = None
     when_full: WhenFull = WhenFull.REFUSE
+    #: Of calls that give none, from 0, the most urgent, to 9.
+    priority: int = MOST_URGENT
+    #: Of a job that waits for its retry; None keeps its own.
+    retry_priority: int | None = None
+    #: A due job waits for more urgent ones for so many s.
+    priority_max_wait: float = 60.0
+    #: Runs a second of one id.
+    rate_per_id: float | None = None
+    #: A claim takes so many payloads of an id, those with the lowest scores.
+    per_run: int | None = None
 
     def words(self, shards: int) -> str:
         """What scripts are told, as ``lib/policy.lua`` reads it: '' for nothing."""
         told: dict[str, float | int | str | None] = {
             "keep": self.keep,
+            "most": self.per_run,
             "debounce": self.debounce,
             "debounce_max": self.debounce_max,
             "stale": self.drop_stale,
+            "rank": self.priority or None,
+            "retry_rank": self.retry_priority,
             "now": 1 if self.on_push_after_failure is AfterFailure.NOW else None,
         }
         if self.max_length is not None:
             told |= {"length": length_of_shard(self.max_length, shards), "full": self.when_full.value}
+        if self.rate_per_id is not None:
+            told |= {"rate": self.rate_per_id, "burst": capacity(self.rate_per_id)}
         return " ".join(f"{name}={value}" for name, value in told.items() if value is not None)
 
 

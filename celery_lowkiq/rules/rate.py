@@ -44,6 +44,11 @@ def seconds_to_token(left: float, seconds: float, rate: float) -> float:
     return 0.0 if tokens >= 1 else (1 - tokens) / rate
 
 
+def token_at(full_at: float, rate: float) -> float:
+    """When there is a token in a bucket that is full at ``full_at`` (Unix s)."""
+    return full_at - (capacity(rate) - 1) / rate
+
+
 def runs_of(jobs: int, batch_size: int) -> int:
     """How many runs a claim makes."""
     return -(-jobs // batch_size)

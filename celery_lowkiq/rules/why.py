@@ -9,6 +9,9 @@ from .models import ShardRef
 from .reports import Running
 from .words import duration, job_names, last_line, moment, since
 
+#: A job that a claim has put off is due when its id has a token, to so many s.
+CLOSE = 0.001
+
 
 @dataclass(frozen=True)
 class Owner:
@@ -74,6 +77,9 @@ class Facts:
     rate: float | None = None
     token_wait: float = 0.0
     max_retries: int | None = None
+    #: Of a task that limits each id: its runs a second, and when (Unix s) the id has a token.
+    id_rate: float | None = None
+    id_token_at: float = 0.0
 
     @property
     def pauses(self) -> tuple[tuple[str, float], ...]:
@@ -146,8 +152,11 @@ def _claimed(facts: Facts) -> Reason:
 def _hindrances(facts: Facts, waiting: Waiting) -> Iterator[Reason]:
     """Of a job that waits and is not in processing, the strongest first."""
     yield from _pauses(facts)
-    later = waiting.perform_in > facts.now
-    if later:
+    limited = facts.id_token_at > facts.now and facts.id_token_at >= waiting.perform_in - CLOSE
+    later = limited or waiting.perform_in > facts.now
+    if limited:
+        yield _limited(facts)
+    elif later:
         yield _scheduled(facts, waiting)
     lacking = _without_owner(facts)
     if lacking is not None:
@@ -161,6 +170,14 @@ def _hindrances(facts: Facts, waiting: Waiting) -> Iterator[Reason]:
         yield Reason("suspect", "It was running when its worker died: it runs alone, one such job at a time.")
     if lacking is None and not facts.pauses:
         yield _next(facts, waiting, facts.owner)
+
+
+def _limited(facts: Facts) -> Reason:
+    text = (
+        f"Its id may run once in {duration(1 / (facts.id_rate or 1.0))}, and the next run may begin in "
+        f"{duration(facts.id_token_at - facts.now)}."
+    )
+    return Reason("limited", text)
 
 
 def _without_owner(facts: Facts) -> Reason | None:

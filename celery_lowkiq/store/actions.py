@@ -55,7 +55,7 @@ class Actions:
         tally = _Tally(progress)
         for shard in queue.shard_refs():
             # As many steps as the shard has jobs now: pushes must not keep this going.
-            indexes = [("ZCARD", shard_keys(shard)[index]) for index in ("due", "held")]
+            indexes = [("ZCARD", shard_keys(shard)[index]) for index in ("due", "ranked", "held")]
             for _ in range(sum(self._client.commands(indexes)) // STEP + 1):
                 call = load("hasten").call(
                     shard_keys(shard), channel=channel(queue.name), index=shard.index, limit=STEP

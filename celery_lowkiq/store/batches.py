@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from celery_lowkiq.rules.claims import Claim, InHand, Settled, ToClaim, ToSettle
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.models import Fate, Lease, Verdict
+from celery_lowkiq.rules.priorities import turn
 
 from .calls import claimed_calls, end_calls
 from .keys import shard_keys
@@ -52,11 +53,12 @@ def claim_call(wish: ToClaim) -> Call:
         max_payloads=CLAIM_PAYLOADS,
         max_bytes=CLAIM_BYTES,
         suspects=int(wish.suspects),
+        max_wait=number_text(queue.policies.priority_max_wait),
     )
 
 
-def claimed(reply: Any) -> Claim | StoreError:
-    """Its answer: jobs in the order of their own times."""
+def claimed(wish: ToClaim, reply: Any) -> Claim | StoreError:
+    """Its answer: jobs in the order of their turns, by their own times."""
     if isinstance(reply, StoreError):
         return reply
     now, next_due, number, kind, *batch = reply
@@ -69,6 +71,9 @@ def claimed(reply: Any) -> Claim | StoreError:
     if any(job.perform_in > float(now) for job in jobs):
         jobs = [job._replace(early=job.perform_in > float(now)) for job in jobs]
     jobs.sort(key=lambda job: (job.perform_in, id_bytes(job.id)))
+    if any(job.priority for job in jobs):
+        max_wait = wish.queue.policies.priority_max_wait
+        jobs.sort(key=lambda job: turn(job.priority, job.perform_in, float(now), max_wait))
     return Claim(
         number=number if jobs else 0,
         jobs=tuple(jobs),

@@ -24,6 +24,7 @@ STEP_PROCESSING = 10
 #: Where the jobs of a state are found, and what they have.
 _PLACES = (
     (State.WAITING, "due", WAITING_KEYS),
+    (State.WAITING, "ranked", WAITING_KEYS),
     (State.WAITING, "held", WAITING_KEYS),
     (State.DEAD, "dead_ids", MORGUE_KEYS),
 )
@@ -72,7 +73,13 @@ class Dumping:
                 if job.recorded:
                     yield from self._calls(shard, job_id)
                 yield Entry(
-                    State.PROCESSING, job.id, job.perform_in, job.retry_count, job.error, job.payloads
+                    State.PROCESSING,
+                    job.id,
+                    job.perform_in,
+                    job.retry_count,
+                    job.error,
+                    job.payloads,
+                    priority=job.priority,
                 )
 
     def _jobs(
@@ -83,13 +90,15 @@ class Dumping:
             call = load("dump").call(keys, ids, cursor=cursor, limit=STEP, max_bytes=STEP_BYTES)
             dealt, cursor, *jobs = self._client.call(call)
             ids = ids[dealt:]
-            for job_id, when, retry_count, error, *items in jobs:
+            for job_id, when, retry_count, error, priority, *items in jobs:
                 payloads = _payloads(items)
                 if told != job_id and any(payload.recorded is not Recorded.NONE for payload in payloads):
                     yield from self._calls(shard, job_id)
                     told = job_id
                 count = -1 if state is State.DEAD else parse_count(retry_count)
-                yield Entry(state, parse_id(job_id), float(when), count, error or None, payloads)
+                yield Entry(
+                    state, parse_id(job_id), float(when), count, error or None, payloads, priority=priority
+                )
 
     def _calls(self, shard: ShardRef, job_id: bytes) -> Iterator[Entry]:
         start, stop = b"[" + job_id + b"\0", b"(" + job_id + b"\1"

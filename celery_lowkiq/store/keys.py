@@ -27,8 +27,10 @@ SHARD_KEYS = {
     "meta": "hash",
     "senders": "hash",  # sender -> last n and when
     "due": "zset",  # id -> perform_in of a waiting job
+    "ranked": "zset",  # in place of due, id -> perform_in of a waiting job with a priority other than 0
+    "classes": "zset",  # id -> priority and perform_in, in one number, of a waiting job with such a priority
     "paused": "zset",  # paused id -> since when
-    "held": "zset",  # in place of due, id -> perform_in of a waiting job whose id is paused
+    "held": "zset",  # in place of both, id -> perform_in of a waiting job whose id is paused
     "jobs": "hash",  # id -> packed payloads of a waiting job
     "spill": "hash",  # id, payload -> place, of waiting jobs with many payloads
     "order": "zset",  # id, place, payload
@@ -36,6 +38,7 @@ SHARD_KEYS = {
     "first": "hash",  # id -> time of the first call (us) and earliest perform_in, while calls put the job off
     "early": "hash",  # id -> perform_in of a waiting job that failed, when a call made it due before that
     "peaks": "hash",  # id -> highest score processed with success, and when (s)
+    "buckets": "zset",  # id -> when its bucket is full again (us); what is past is a full one
     "failed": "zset",  # id -> retry_count of a waiting job that failed
     "errors": "hash",  # id -> last error of a waiting job that failed
     "claimed": "zset",  # id -> claim number of a job in processing

@@ -52,7 +52,7 @@ class Loading:
 
 def _values(number: int, entry: Entry) -> Iterator[Value]:
     yield from (number, _KINDS[entry.state], id_bytes(entry.id), number_text(entry.when), entry.retry_count)
-    yield from (entry.error or b"", len(entry.payloads) + len(entry.calls))
+    yield from (entry.error or b"", entry.priority, len(entry.payloads) + len(entry.calls))
     for payload in entry.payloads:
         yield from (number_text(payload.score), payload.data, payload.recorded.value)
     for call in entry.calls:

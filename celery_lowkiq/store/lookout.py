@@ -7,7 +7,7 @@ from typing import Any
 
 from celery_lowkiq.rules.history import Sample
 from celery_lowkiq.rules.models import QueueSpec, ShardRef, shard_of
-from celery_lowkiq.rules.rate import seconds_to_token
+from celery_lowkiq.rules.rate import seconds_to_token, token_at
 from celery_lowkiq.rules.reports import NodeReport, ShardReport, node_name
 from celery_lowkiq.rules.views import Stats
 from celery_lowkiq.rules.why import Dead, Facts, Owner, Waiting
@@ -84,7 +84,7 @@ class Lookout:
             claimed=bool(claimed),
             suspect=bool(suspect),
             waiting=_waiting(of_job[:4], read),
-            dead=_dead(of_job[4:], read),
+            dead=_dead(of_job[4:6], read),
             owner=_owner(parse_id(owner), parse_moment(since), shard, found) if owner else None,
             unowned_since=None if owner else parse_moment(since),
             queue_paused=parse_moment(queue_paused),
@@ -93,6 +93,8 @@ class Lookout:
             rate=rate,
             token_wait=_token_wait(tokens, rate, float(now)),
             max_retries=max_retries,
+            id_rate=queue.policies.rate_per_id,
+            id_token_at=_id_token_at(of_job[6], queue.policies.rate_per_id),
         )
 
 
@@ -151,6 +153,10 @@ def _token_wait(tokens: bytes | None, rate: float | None, now: float) -> float:
     if rate is None or tokens_left is None or micros is None:
         return 0.0
     return seconds_to_token(tokens_left, now - micros / 1_000_000, rate)
+
+
+def _id_token_at(full_at: bytes, rate: float | None) -> float:
+    return token_at(float(full_at) / 1_000_000, rate) if full_at and rate is not None else 0.0
 
 
 def report_command(owner: str) -> tuple[Any, ...]:

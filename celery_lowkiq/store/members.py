@@ -18,7 +18,7 @@ from .records import number_text, pairs
 from .scripts import Call, load
 
 #: Where the jobs of a listing by id are found.
-_SCANNED = ("due", "held")
+_SCANNED = ("due", "ranked", "held")
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,9 @@ WAITING_KEYS |= {"spill": "spill", "order": "order"}
 MORGUE_KEYS = {
     "index": "dead",
     "held": "dead",
+    "ranked": "dead",
+    "classes": "dead",
+    "paused": "dead",
     "failed": "dead",
     "errors": "dead_errors",
     "records": "dead_jobs",
@@ -75,7 +78,7 @@ class Peeks:
 
 
 def _job(member: Member, reply: list[Any]) -> Job | None:
-    perform_in, retry_count, error, count, held, *payloads = reply
+    perform_in, retry_count, error, count, held, priority, *payloads = reply
     if not perform_in:
         return None
     return Job(
@@ -86,11 +89,12 @@ def _job(member: Member, reply: list[Any]) -> Job | None:
         error=error or None,
         payload_count=count,
         held=bool(held),
+        priority=priority,
     )
 
 
 def _dead_job(member: Member, reply: list[Any]) -> DeadJob | None:
-    updated_at, _, error, count, _, *payloads = reply
+    updated_at, _, error, count, _, _, *payloads = reply
     if not updated_at:
         return None
     return DeadJob(parse_id(member.id), parse_payloads(payloads), float(updated_at), error or None, count)

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import NewJob, QueueSpec, ShardRef
+from celery_lowkiq.rules.priorities import MOST_URGENT
 
 from .calls import digest
 from .keys import channel, shard_keys
@@ -49,8 +50,11 @@ def push_call(queue: QueueSpec, shard: ShardRef, sender: Sender, jobs: Sequence[
     """The command that merges jobs into their shard, under the sender's next number."""
     rest: list[Value] = []
     records: list[Value] = []
+    usual = queue.policies.priority
+    ranked = usual != MOST_URGENT or any(job.priority for job in jobs)
     for position, job in enumerate(jobs):
-        rest += (id_bytes(job.id), job.payload, _score(job), _when(job))
+        when = f"{usual if job.priority is None else job.priority} {_when(job)}" if ranked else _when(job)
+        rest += (id_bytes(job.id), job.payload, _score(job), when)
         if job.record is not None:
             records += (position, digest(job.payload), job.record)
     return load("push").call(
@@ -58,7 +62,7 @@ def push_call(queue: QueueSpec, shard: ShardRef, sender: Sender, jobs: Sequence[
         rest + records,
         shards=queue.shards,
         merge=queue.merge.value,
-        policy=queue.policy,
+        policy=f"{queue.policy} ranked=1" if ranked else queue.policy,
         sender=sender.id,
         n=next(sender.numbers),
         channel=channel(queue.name),

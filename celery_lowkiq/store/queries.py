@@ -22,7 +22,7 @@ MAX_LIMIT = 1000
 #: More than a payload can have.
 WHOLE = 2**31 - 1
 
-_WAITING_INDEXES = {"perform_in": ("due", "held"), "retry_count": ("failed",)}
+_WAITING_INDEXES = {"perform_in": ("due", "ranked", "held"), "retry_count": ("failed",)}
 _MORGUE_INDEXES = {"updated_at": ("dead",), "id": ("dead_ids",)}
 
 

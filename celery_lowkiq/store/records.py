@@ -7,13 +7,14 @@ import re
 from typing import Any
 
 from celery_lowkiq.rules.models import Job, Payload, Recorded
+from celery_lowkiq.rules.priorities import MOST_URGENT
 
 #: A number of so many digits is one to Lua and Redis as well.
 DIGITS = 18
 _NUMBER = re.compile(rb"[-+.e\d]+|-?inf")
 _ITEM = re.compile(rb"(\S+) (\d{1,18})([rR]?) ")
 _COUNT = re.compile(rb"\d{1,18}")
-_HEAD = re.compile(rb"(\d{1,18})(?:@(\d{1,18}))? (\S+) (-?\d{1,18}) (\d{1,18}) ")
+_HEAD = re.compile(rb"(\d{1,18})(?:@(\d{1,18}))?(?:#(\d))? (\S+) (-?\d{1,18}) (\d{1,18}) ")
 
 
 def number_text(value: float) -> str:
@@ -79,21 +80,22 @@ def _usual(job_id: bytes, record: bytes) -> Job | None:
 
 def _any(job_id: bytes, record: bytes) -> Job:
     found = _HEAD.match(record)
-    perform_in = _number(found.group(3)) if found else None
+    perform_in = _number(found.group(4)) if found else None
     if found is None or perform_in is None:
         payloads = parse_items(record)
         return Job(parse_id(job_id), payloads, 0.0, payload_count=len(payloads))
-    stop = found.end() + int(found.group(5))
+    stop = found.end() + int(found.group(6))
     payloads = parse_items(record[stop:])
     return Job(
         id=parse_id(job_id),
         payloads=payloads,
         perform_in=perform_in,
-        retry_count=int(found.group(4)),
+        retry_count=int(found.group(5)),
         error=record[found.end() : stop] or None,
         claim=int(found.group(1)),
         payload_count=len(payloads),
         last_call=int(found.group(2) or 0),
+        priority=int(found.group(3) or MOST_URGENT),
     )
 
 

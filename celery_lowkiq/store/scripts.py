@@ -7,6 +7,7 @@ server knows one (Redis 7). Nothing but these files ever becomes script text.
 
 Redis does not roll back, so every script first touches each of its keys: one of another type is an error
 before anything was written. A key with a question mark is left to the script, to touch when it needs it.
+Keys that only policies use are POLICY KEYS: a queue without a policy does not send them.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class Script:
     keys: tuple[str, ...]
     args: tuple[str, ...]
     flags: str
+    #: How many of the keys, the last ones, go only with a policy.
+    policy_keys: int = 0
 
     def call(self, keys: Keys, rest: Sequence[Value] = (), **args: Value) -> Call:
         """Bind keys and arguments by name; ``rest`` fills the repeated part of ARGV.
@@ -59,9 +62,9 @@ class Script:
         """
         if len(args) != len(self.args) or not all(name in args for name in self.args):
             raise TypeError(f"{self.name}.lua takes {self.args}, got {tuple(args)}")
-        return Call(
-            self, tuple(keys[name] for name in self.keys), (*(args[name] for name in self.args), *rest)
-        )
+        unused = 0 if args.get("policy") else self.policy_keys
+        names = self.keys[: len(self.keys) - unused]
+        return Call(self, tuple(keys[name] for name in names), (*(args[name] for name in self.args), *rest))
 
     def text(self, flags: bool) -> str:
         """Source as sent to a server that knows script flags, or one that does not."""
@@ -104,7 +107,8 @@ def _probes(keys: Sequence[str]) -> str:
 def load(name: str) -> Script:
     """The script of ``lua/<name>.lua``."""
     source = _read(f"{name}.lua")
-    declared = _header(source, "KEYS").split()
+    of_policies = _header(source, "POLICY KEYS").split()
+    declared = _header(source, "KEYS").split() + of_policies
     keys = tuple(key.rstrip("?") for key in declared)
     args = tuple(_header(source, "ARGV").partition("[")[0].split())
     libraries = "".join(map(library, _header(source, "USES").split()))
@@ -115,4 +119,5 @@ def load(name: str) -> Script:
         keys,
         args,
         _header(source, "FLAGS"),
+        len(of_policies),
     )

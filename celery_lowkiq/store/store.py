@@ -235,7 +235,7 @@ class RedisStore:
                 raise reply
         return (
             settled(settle, replies[: len(settling)]) if settle is not None else None,
-            claimed(replies[-1]) if claiming else None,
+            claimed(claim, replies[-1]) if claim is not None else None,
         )
 
     def claim(

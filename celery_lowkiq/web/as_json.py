@@ -66,7 +66,8 @@ def job(found: ShownJob | ShownDeadJob, load: show.Load | None) -> dict[str, Any
     }
     if isinstance(found, ShownDeadJob):
         return {**shown, "updated_at": number(found.updated_at)}
-    return {**shown, "perform_in": number(found.perform_in), "retry_count": found.retry_count}
+    place = {"perform_in": number(found.perform_in), "retry_count": found.retry_count}
+    return {**shown, **place, "priority": found.priority}
 
 
 def payload(found: ShownPayload, load: show.Load | None) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def _or_null(of: Schema) -> Schema:
 
 _LOWKIQS = _object(length=COUNT, morgue_length=COUNT, lag={"type": "number"})
 _COUNTS = ("length", "fresh", "retries", "morgue_length", "busy", "processed", "failed", "held", "paused")
-_PLACE = {"perform_in": NUMBER, "retry_count": COUNT, "updated_at": NUMBER, "held": FLAG}
+_PLACE = {"perform_in": NUMBER, "retry_count": COUNT, "updated_at": NUMBER, "held": FLAG, "priority": COUNT}
 _RUNNING = _object(shard=TEXT, ids=_list(TEXT), count=COUNT, seconds={"type": "number"})
 _LANE = _object(name=TEXT, shards=_list(TEXT), shard_count=COUNT, running=_or_null(_RUNNING))
 _JOB = _object(

@@ -21,7 +21,7 @@ from celery_lowkiq.rules.models import (
     ShardRef,
     Verdict,
 )
-from celery_lowkiq.rules.policies import NONE, Policies
+from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.connect import connect
 from celery_lowkiq.store.keys import shard_keys
@@ -42,7 +42,10 @@ SCORES = st.one_of(
 )
 #: The past is due, the far future is not, whatever the server's clock does meanwhile.
 TIMES = st.sampled_from([0.0, 1.0, 2.0, 9e9])
-JOBS = st.builds(NewJob, IDS, PAYLOADS, SCORES, TIMES)
+PRIORITIES = st.sampled_from([None, 0, 3, 9])
+JOBS = st.builds(NewJob, IDS, PAYLOADS, SCORES, TIMES, priority=PRIORITIES)
+#: What is due is overdue, or nothing ever is.
+MAX_WAITS = st.sampled_from([60.0, 1e10])
 BAD = st.dictionaries(st.integers(0, 3), st.sampled_from([b"bad", *Gone]), max_size=2)
 
 
@@ -69,8 +72,14 @@ class StoreMachine(PeopleRules):
         self.stale: list[Lease] = []
         self.old_claims: list[tuple[str, int]] = []
 
-    @initialize(merge=st.sampled_from(list(Merge)), jobs=st.lists(JOBS, min_size=1, max_size=8))
-    def begin(self, merge: Merge, jobs: list[NewJob], policies: Policies = NONE) -> None:
+    @initialize(
+        merge=st.sampled_from(list(Merge)),
+        ranked=st.booleans(),
+        jobs=st.lists(JOBS, min_size=1, max_size=8),
+        policies=st.builds(Policies, priority_max_wait=MAX_WAITS),
+    )
+    def begin(self, merge: Merge, ranked: bool, jobs: list[NewJob], policies: Policies) -> None:
+        self.ranked = ranked
         self.queue = QueueSpec("q", shards=1, merge=merge, max_crashes=self.max_crashes, policies=policies)
         self.model = Model(merge.value, self.max_crashes, policies)
         self.lease = self._acquire()
@@ -93,8 +102,8 @@ class StoreMachine(PeopleRules):
 
     def _found_due(self, job_id: str) -> float | None:
         keys = shard_keys(self.shard)
-        times = [self.client.zscore(keys[name], job_id.encode()) for name in ("due", "held")]
-        assert None in times, f"{job_id} is due and held"
+        times = [self.client.zscore(keys[name], job_id.encode()) for name in ("due", "ranked", "held")]
+        assert times.count(None) >= 2, f"{job_id} lies in two places"
         return next((float(time) for time in times if time is not None), None)
 
     # -- what happens
@@ -102,6 +111,7 @@ class StoreMachine(PeopleRules):
     @rule(jobs=st.lists(JOBS, min_size=1, max_size=4), repeats=st.integers(1, 2))
     def push(self, jobs: list[NewJob], repeats: int) -> None:
         """A reply that was lost makes the client send the same command again."""
+        jobs = jobs if self.ranked else [replace(job, priority=None) for job in jobs]
         call = push_call(self.queue, self.shard, self.sender, jobs)
         if self.model.refuses(jobs):
             with pytest.raises(QueueFull):
@@ -162,6 +172,7 @@ class StoreMachine(PeopleRules):
             ]
             assert (job.retry_count, job.error) == (known.retry_count, known.error)
             assert (job.unwanted, job.early) == (known.unwanted, known.early)
+            assert job.priority == known.priority
             assert job.perform_in == pytest.approx(known.perform_in, abs=1e-5)
 
     @precondition(lambda self: self.request > 1)
@@ -302,7 +313,7 @@ class StoreMachine(PeopleRules):
                 len(known.items),
             )
             assert abs(job.perform_in - known.perform_in) < 1e-5
-            assert job.held == (job_id in self.model.paused)
+            assert (job.held, job.priority) == (job_id in self.model.paused, known.priority)
         dead = {job.id: job for job in self.queries.morgue(self.queue, payload_limit=100).items}
         assert {i: [(p.data, p.score) for p in d.payloads] for i, d in dead.items()} == {
             i: [(m.payload, m.score) for m in d.in_order()] for i, d in self.model.morgue.items()
@@ -357,4 +368,4 @@ class StoreMachine(PeopleRules):
         from celery_lowkiq.store.keys import SHARD_KEYS
 
         # Records go with their results, and marks with their time.
-        return set(SHARD_KEYS) - {"lease", "meta", "senders", "deaths", "calls", "peaks"}
+        return set(SHARD_KEYS) - {"lease", "meta", "senders", "deaths", "calls", "peaks", "buckets"}

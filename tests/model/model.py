@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from celery_lowkiq.rules.models import Fate, Gone, NewJob
 from celery_lowkiq.rules.policies import (
@@ -18,35 +18,12 @@ from celery_lowkiq.rules.policies import (
     stale,
     surplus,
 )
+from celery_lowkiq.rules.priorities import turn
+from tests.model.jobs import Buckets, Item, ModelJob
 
 #: Positions of payloads that are buried with an error, or go for another reason.
 Bad = Mapping[int, "bytes | Gone"]
 NONE_BAD: Bad = {}
-
-
-@dataclass
-class Item:
-    """A payload with its score; ``arrival`` orders equal scores; ``flag`` says which calls are recorded."""
-
-    payload: bytes
-    score: float
-    arrival: int
-    flag: str = ""
-
-
-@dataclass
-class ModelJob:
-    items: dict[bytes, Item]
-    perform_in: float
-    retry_count: int = -1
-    error: bytes | None = None
-    claim: int = 0
-    #: Of a claimed job: how many payloads the claim drops, and whether it came before its time.
-    unwanted: int = 0
-    early: bool = False
-
-    def in_order(self) -> list[Item]:
-        return sorted(self.items.values(), key=lambda item: (item.score, item.arrival))
 
 
 @dataclass
@@ -77,6 +54,9 @@ class Model:
     claims: int = 0
     back: int = 0
     front: int = 0
+
+    def __post_init__(self) -> None:
+        self.buckets = Buckets(self.policies.rate_per_id)
 
     def unite(self, into: dict[bytes, Item], items: list[Item], older: bool) -> None:
         """Rule 2: of equal payloads the smaller (or larger) score stays; a tie keeps the earlier arrival."""
@@ -126,10 +106,12 @@ class Model:
             return False
         if not waits and not self._make_place(evicted):
             return False
-        known = self.waiting.setdefault(job.id, ModelJob({}, job.perform_in))
+        priority = self.policies.priority if job.priority is None else job.priority
+        known = self.waiting.setdefault(job.id, ModelJob({}, job.perform_in, priority=priority))
         self.unite(known.items, [Item(job.payload, job.score, 0, flag)], older=False)
         if job.payload not in self._trim(known):
             self.merged += waits
+            known.priority = min(known.priority, priority)
             self._put_off(job.id, known, job.perform_in, now)
         return True
 
@@ -138,15 +120,19 @@ class Model:
             len(self.waiting), self.policies.max_length
         ):
             return True
-        due = [(job.perform_in, i.encode(), i) for i, job in self.waiting.items() if i not in self.paused]
-        if self.policies.when_full is WhenFull.DROP_NEWEST or not due:
+        running = [i for i in self.waiting if i not in self.paused]
+        if self.policies.when_full is WhenFull.DROP_NEWEST or not running:
             return False
-        _, _, oldest = min(due)
+        oldest = min(running, key=self._first_to_go)
         items = self.waiting.pop(oldest).items
         self.forget(oldest)
         self.dropped += len(items)
         evicted += [oldest] if any(item.flag for item in items.values()) else []
         return True
+
+    def _first_to_go(self, job_id: str) -> tuple[bool, float, bytes]:
+        job = self.waiting[job_id]
+        return job.priority == 0, job.perform_in, job_id.encode()
 
     def _put_off(self, job_id: str, job: ModelJob, asked: float, now: float) -> None:
         policies = self.policies
@@ -178,20 +164,30 @@ class Model:
     # -- claims
 
     def claim(self, limit: int, now: float) -> list[str]:
-        due = sorted(
-            (self.waiting[job_id].perform_in, job_id.encode(), job_id)
-            for job_id in self.claimable()
-            if self.waiting[job_id].perform_in <= now
-        )
-        ids = [job_id for _, _, job_id in due[:limit]]
-        for position, job_id in enumerate(ids):
-            if job_id in self.suspects:
-                ids = ids[: max(position, 1)]
+        due = [job_id for job_id in self.claimable() if self.waiting[job_id].perform_in <= now]
+        ids: list[str] = []
+        for job_id in sorted(due, key=lambda i: (self._stored_turn(i, now), i.encode())):
+            if len(ids) == limit or (ids and ids[0] in self.suspects):
                 break
+            if self.buckets.token_at(job_id) > now:
+                self.waiting[job_id].perform_in = self.buckets.token_at(job_id)
+            elif ids and job_id in self.suspects:
+                break
+            else:
+                ids.append(job_id)
         self.claims += 1
         for job_id in ids:
             self._take(job_id, now)
-        return sorted(ids, key=lambda i: (self.processing[i].perform_in, i.encode()))
+        return sorted(ids, key=lambda i: (self._turn(self.processing[i], now), i.encode()))
+
+    def _turn(self, job: ModelJob, now: float) -> tuple[int, float, int]:
+        return turn(job.priority, job.perform_in, now, self.policies.priority_max_wait)
+
+    def _stored_turn(self, job_id: str, now: float) -> tuple[int, float, int]:
+        """Priority and time are one number in the store, to some 30 us."""
+        job = self.waiting[job_id]
+        behind = job.priority * 2.0**34
+        return self._turn(replace(job, perform_in=behind + job.perform_in - behind), now)
 
     def claimable(self) -> list[str]:
         """Ids that wait for nothing but their time."""
@@ -204,15 +200,18 @@ class Model:
 
     def _take(self, job_id: str, now: float) -> None:
         job = self.waiting.pop(job_id)
+        self.buckets.take(job_id, now)
         own = self.early.get(job_id, 0.0)
         level, _, _ = self.suspects.get(job_id, (0, b"", 0))
-        if level == 2 and len(job.items) > 1:
-            first = job.in_order()[0]
-            self.waiting[job_id] = job
-            del job.items[first.payload]
-            job = ModelJob({first.payload: first}, job.perform_in, job.retry_count, job.error)
+        most = 1 if level == 2 else self.policies.per_run
+        taken = {item.payload: item for item in job.in_order()[:most]}
+        if len(taken) < len(job.items):
+            rest = {payload: item for payload, item in job.items.items() if payload not in taken}
+            at = job.perform_in if level == 2 else now
+            self.waiting[job_id] = replace(job, items=rest, perform_in=at)
         else:
             self.forget(job_id)
+        job = replace(job, items=taken)
         if own > now:
             job.perform_in, job.early = own, True
         rest = len(self.waiting[job_id].items) if job_id in self.waiting else 0
@@ -223,25 +222,32 @@ class Model:
         self.processing[job_id] = job
 
     def put_back(
-        self, job_id: str, items: list[Item], perform_in: float, retry_count: int, error: bytes | None
+        self,
+        job_id: str,
+        items: list[Item],
+        perform_in: float,
+        retry_count: int,
+        error: bytes | None,
+        priority: int,
     ) -> bool:
         """Rule 3: payloads are united; perform_in and retry_count are those of the job that comes back, if
         anything of it is kept.
         """
         if not items:
             return False
-        job = self.waiting.setdefault(job_id, ModelJob({}, perform_in))
+        job = self.waiting.setdefault(job_id, ModelJob({}, perform_in, priority=priority))
         self.unite(job.items, items, older=True)
         if {item.payload for item in items} <= self._trim(job):
             return False
         self.forget(job_id)
         job.perform_in, job.retry_count = perform_in, retry_count
         job.error = error if retry_count >= 0 else None
+        job.priority = min(job.priority, priority)
         return True
 
     def put_unfinished(self, job_id: str, job: ModelJob, items: list[Item], time: float) -> None:
         """An early run that did not end is made up for."""
-        back = self.put_back(job_id, items, time, job.retry_count, job.error)
+        back = self.put_back(job_id, items, time, job.retry_count, job.error, job.priority)
         may = self.policies.on_push_after_failure is AfterFailure.NOW and job.retry_count >= 0
         if back and may and job.perform_in > time:
             self.early[job_id] = job.perform_in
@@ -270,6 +276,7 @@ class Model:
             return False
         del self.processing[job_id]
         claimed = job.in_order()
+        retried = self.policies.retry_priority
         items = [item for position, item in enumerate(claimed) if position not in bad]
         parts = []
         for position, item in enumerate(claimed):
@@ -287,15 +294,19 @@ class Model:
                 self.suspects[job_id] = (self.suspects[job_id][0], b"", 0)
         elif fate is Fate.RETURN:
             at_once = job.early and job.retry_count >= 0
+            if perform_in == now:
+                self.buckets.give_back(job_id)
             time = perform_in if perform_in != now else now if at_once else job.perform_in
             self.put_unfinished(job_id, job, items, time)
         else:
             self.failed += 1
         if fate is Fate.RETRY:
-            self.put_back(job_id, items, perform_in, retry_count, error)
+            priority = job.priority if retried is None or retry_count < 0 else retried
+            self.put_back(job_id, items, perform_in, retry_count, error, priority)
         elif fate is Fate.DIE:
             self.bury(job_id, items[:1], error)
-            self.put_back(job_id, items[1:], now, -1, None)
+            priority = job.priority if retried is None else self.policies.priority
+            self.put_back(job_id, items[1:], now, -1, None, priority)
         elif fate is Fate.BURY:
             self.bury(job_id, items, error)
         if job_id not in self.waiting:
@@ -351,7 +362,7 @@ class Model:
             del dead.items[item.payload]
         if not dead.items:
             del self.morgue[job_id]
-        self.put_back(job_id, items, now, -1, None)
+        self.put_back(job_id, items, now, -1, None, self.policies.priority)
 
     def revivable(self, job_id: str, force: bool = False) -> list[Item]:
         """Dead payloads of the id that go back to the queue."""

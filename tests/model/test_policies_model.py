@@ -10,8 +10,8 @@ from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.models import Fate, Merge, NewJob
-from celery_lowkiq.rules.policies import NONE, AfterFailure, Policies, WhenFull
-from tests.model.machine import BAD, StoreMachine
+from celery_lowkiq.rules.policies import AfterFailure, Policies, WhenFull
+from tests.model.machine import BAD, MAX_WAITS, PRIORITIES, StoreMachine
 
 #: Calls that meet often: few ids, payloads and scores.
 CALLS = st.builds(
@@ -21,6 +21,7 @@ CALLS = st.builds(
     st.sampled_from([1.0, 2.0, 2.0, 3.0]),
     st.sampled_from([0.0, 1.0, 1.0, 9e9]),
     record=st.sampled_from([None, None, b"a call"]),
+    priority=PRIORITIES,
 )
 #: Calls before and during a run, what becomes of it, after which delay, and of single payloads.
 STEPS = st.tuples(
@@ -39,6 +40,12 @@ POLICIES = st.builds(
     on_push_after_failure=st.sampled_from(AfterFailure),
     max_length=st.sampled_from([None, None, 1, 2]),
     when_full=st.sampled_from(WhenFull),
+    priority=st.sampled_from([0, 0, 4]),
+    retry_priority=st.sampled_from([None, 2, 9]),
+    priority_max_wait=MAX_WAITS,
+    #: One run in eleven days, or as many as there are.
+    rate_per_id=st.sampled_from([None, None, 1e-6, 1e7]),
+    per_run=st.sampled_from([None, None, 1, 2]),
 )
 
 
@@ -52,10 +59,13 @@ class PolicyMachine(StoreMachine):
     a_former_owner_is_refused = an_acquire_is_repeated = an_old_claim_arrives_again = None  # type: ignore[assignment]
 
     @initialize(
-        merge=st.sampled_from(list(Merge)), jobs=st.lists(CALLS, min_size=1, max_size=4), policies=POLICIES
+        merge=st.sampled_from(list(Merge)),
+        ranked=st.booleans(),
+        jobs=st.lists(CALLS, min_size=1, max_size=4),
+        policies=POLICIES,
     )
-    def begin(self, merge: Merge, jobs: list[NewJob], policies: Policies = NONE) -> None:
-        super().begin(merge, jobs, policies)
+    def begin(self, merge: Merge, ranked: bool, jobs: list[NewJob], policies: Policies) -> None:
+        super().begin(merge, ranked, jobs, policies)
 
     @rule(jobs=st.lists(CALLS, min_size=1, max_size=4), repeats=st.integers(1, 2))
     def push(self, jobs: list[NewJob], repeats: int) -> None:

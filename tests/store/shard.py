@@ -30,6 +30,9 @@ class Shard:
         self.requests += 1
         return self.store.claim(self.spec, self.lease, self.requests).jobs
 
+    def end(self, job, fate=Fate.DONE, **verdict):
+        self.store.settle(self.spec, self.lease, [Verdict(job.id, job.claim, fate, **verdict)])
+
     def run(self, fate=Fate.DONE, **verdict):
         jobs = self.claim()
         self.store.settle(self.spec, self.lease, [Verdict(j.id, j.claim, fate, **verdict) for j in jobs])

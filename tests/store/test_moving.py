@@ -49,6 +49,20 @@ def test_jobs_come_out_as_they_went_in(store):
     assert sorted(entries(store), key=lambda entry: entry.id) == found
 
 
+def test_priorities_move_along_and_the_more_urgent_one_stays(store, client):
+    jobs = [NewJob(f"{n}", b"a", 1.0, FAR, priority=n) for n in (1, 5, 7)]
+    store.push(ONE, [*jobs, NewJob("9", b"a", 1.0, 1.0, priority=9)])
+    claim(store, take(store))
+    Pausing(store.client).pause_ids(ONE, ["7"])
+    found = entries(store)
+    assert {entry.id: entry.priority for entry in found} == {"1": 1, "5": 5, "7": 7, "9": 9}
+    client.flushall()
+    store.push(ONE, [NewJob("1", b"b", 1.0, 5.0, priority=4), NewJob("5", b"b", 1.0, 5.0)])
+    load(store, found)
+    known = {job.id: (job.priority, job.perform_in) for job in Queries(store).jobs(ONE).items}
+    assert known == {"1": (1, 5.0), "5": (0, 5.0), "7": (7, FAR), "9": (9, 1.0)}
+
+
 def test_what_is_processed_is_loaded_as_waiting(store, client):
     push(store, "1", ("a", 1), perform_in=2.0)
     lease = take(store)

@@ -15,6 +15,12 @@ from .helpers import take
 from .shard import Shard
 
 
+def reads(store):
+    """How often payloads of long jobs were looked at."""
+    (info,) = store.client.commands([("INFO", "commandstats")])
+    return info.get("cmdstat_zrangebylex", {"calls": 0})["calls"]
+
+
 class TestKeep:
     def test_the_highest_scores_stay(self, store):
         shard = Shard(store, keep=2)
@@ -276,3 +282,58 @@ class TestAfterFailure:
         shard.push("1", b"b", 2)
         Actions(store).delete(shard.spec, ["1"])
         assert not client.exists("lowkiq:1:{orders:0}:early")
+
+
+class TestPortions:
+    """``max_payloads_per_run``: a claim takes no more of an id than its run gets."""
+
+    @pytest.fixture
+    def shard(self, store):
+        shard = Shard(store, per_run=2)
+        for score in (3, 1, 2):
+            shard.push("1", b"%d" % score, score, perform_in=1.0)
+        return shard
+
+    def test_the_lowest_scores_run_and_the_rest_waits_behind_what_is_due(self, shard):
+        shard.push("2", b"x", perform_in=2.0)
+        (job, _) = shard.claim()
+        assert ([payload.data for payload in job.payloads], shard.payloads()) == ([b"1", b"2"], [b"3"])
+        assert shard.waiting().perform_in > 2.0
+        assert shard.claim() == ()
+        shard.end(job)
+        (rest,) = shard.claim()
+        assert [payload.data for payload in rest.payloads] == [b"3"]
+
+    def test_what_is_left_alone_is_not_even_read(self, store):
+        """A claim of two of very many payloads costs as much as one of two of few."""
+        shard = Shard(store, per_run=2)
+        for score in range(300):
+            shard.push("1", b"%03d" % score * 20, score)
+        read = reads(store)
+        (job,) = shard.claim()
+        assert len(job.payloads) == 2
+        assert reads(store) - read == 1
+        assert shard.waiting().payload_count == 298
+
+    def test_a_failure_is_the_whole_jobs(self, shard):
+        (job,) = shard.claim()
+        shard.end(job, Fate.RETRY, retry_count=0, delay=60.0, error=b"boom")
+        waiting = shard.waiting()
+        assert (shard.payloads(), waiting.retry_count, waiting.error) == ([b"1", b"2", b"3"], 0, b"boom")
+        assert shard.claim() == ()
+
+    def test_parts_that_are_done_leave_the_count_as_it_is(self, shard):
+        (job,) = shard.claim()
+        shard.end(job, Fate.RETRY, retry_count=4, error=b"boom")
+        (job,) = shard.claim()
+        assert (job.retry_count, job.error) == (4, b"boom")
+        shard.end(job)
+        (rest,) = shard.claim()
+        assert ([payload.data for payload in rest.payloads], rest.retry_count) == ([b"3"], 4)
+        shard.end(rest)
+        assert shard.waiting() is None
+
+    def test_a_death_takes_the_first_payload_and_the_others_start_anew(self, shard):
+        (job,) = shard.claim()
+        shard.end(job, Fate.DIE, error=b"boom")
+        assert (shard.payloads(), shard.waiting().retry_count) == ([b"2", b"3"], -1)

@@ -38,7 +38,7 @@ SCRIPTS = sorted(
     if path.name.endswith(".lua")
 )
 ANNOUNCED = {"channel": "c", "index": 0}
-POLICY = "keep=9 debounce=5 stale=9 now=1 length=100 full=drop_oldest"
+POLICY = "keep=9 debounce=5 stale=9 now=1 length=100 full=drop_oldest rate=5 burst=1 rank=3 retry_rank=4"
 TRACKER = "0" * 32
 
 
@@ -84,6 +84,7 @@ def arguments(state):
                 **bounds,
                 "max_payloads": 9,
                 "suspects": 1,
+                "max_wait": 60,
             },
             (),
         ),
@@ -102,9 +103,9 @@ def arguments(state):
         "load": (
             {"shards": 1, "merge": "min", "policy": POLICY, "sender": "s", **ANNOUNCED, "last_score": 0},
             (
-                *("1", "calls", "new", 0, -1, "", 1, digest(b"x"), "call", ""),
-                *("2", "waiting", "long", 5, 3, "error", 1, "1", "x", "R"),
-                *("3", "dead", "dead", 9e9, -1, "error", 1, "1", "x", ""),
+                *("1", "calls", "new", 0, -1, "", 0, 1, digest(b"x"), "call", ""),
+                *("2", "waiting", "long", 5, 3, "error", 2, 1, "1", "x", "R"),
+                *("3", "dead", "dead", 9e9, -1, "error", 0, 1, "1", "x", ""),
             ),
         ),
         "next_due": ({"open": "any"}, ()),
@@ -118,8 +119,16 @@ def arguments(state):
         "pause_queue": ({"wanted": 1}, ()),
         "peek": ({**bounds, "cut": 1000}, ("long", "failed")),
         "push": (
-            {"shards": 1, "merge": "min", "policy": POLICY, "sender": "s", "n": 1, **ANNOUNCED, "records": 1},
-            ("long", "x", "", "", "new", "x", "1", "+5", 1, digest(b"x"), "call"),
+            {
+                "shards": 1,
+                "merge": "min",
+                "policy": POLICY + " ranked=1",
+                "sender": "s",
+                "n": 1,
+                **ANNOUNCED,
+                "records": 1,
+            },
+            ("long", "x", "", "2 ", "new", "x", "1", "0 +5", 1, digest(b"x"), "call"),
         ),
         "register": ({"format": 1, "shards": 2, "expected": 1}, ()),
         "release": ({**owner, **ANNOUNCED, "unsettled": 0}, ()),
@@ -181,7 +190,9 @@ def an_idle_shard(store):
 
 def a_paused_shard(store):
     Pausing(store.client).pause_shard(ONE, 0)
-    return an_idle_shard(store)
+    state = an_idle_shard(store)
+    store.push(ONE, [NewJob("ranked", b"x", priority=5)])
+    return state
 
 
 def a_shard_with_jobs_everywhere(store):
@@ -197,7 +208,7 @@ def a_shard_with_jobs_everywhere(store):
     push(store, "runs", ("a", 1), ("b", 2), perform_in=2.0)
     running = claim(store, lease, 1)
     store.push(ONE, [NewJob("long", b"%d" % n * 50, float(n)) for n in range(100)])
-    store.push(ONE, [NewJob("recorded", b"x", record=b"of a call")])
+    store.push(ONE, [NewJob("recorded", b"x", record=b"of a call"), NewJob("ranked", b"x", priority=5)])
     Pausing(store.client).pause_ids(ONE, ["held", "runs"])
     push(store, "held", ("a", 1))
     (seen,) = store.observe([SHARD])

@@ -234,11 +234,11 @@ class TestBackendsThatAreAway:
 
 def test_a_broken_link_fails_its_call_as_celery_has_it():
     lane = Lane(last_payload)
-    broken = {"callbacks": [{"task": "t", "args": [], "kwargs": {}, "options": {"priority": 3}}]}
+    broken = {"callbacks": [{"task": "t", "args": [], "kwargs": {}, "options": {"routing_key": "x"}}]}
     (verdict,) = lane.run(job(b"7", calls=[(0, "a", {}, broken)]))
     assert (verdict.fate, len(verdict.ended)) == (Fate.DONE, 1)
     assert lane.state("a") == "FAILURE"
-    assert "priority=3" in str(lane.result("a"))
+    assert "routing_key='x'" in str(lane.result("a"))
 
 
 class TestACallOfTheUsers:

@@ -35,6 +35,7 @@ JOBS = st.builds(
     st.integers(-1, 1000),
     st.none() | st.binary(),
     st.lists(PAYLOADS).map(tuple),
+    priority=st.integers(0, 9),
 )
 CALLS = st.builds(
     lambda job_id, calls: Entry(State.CALLS, job_id, calls=tuple(calls)),

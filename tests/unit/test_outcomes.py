@@ -187,68 +187,10 @@ class TestEachJob:
             assert verdict.delay == pytest.approx(3600, abs=60)
 
 
-class TestMostPayloads:
-    def test_the_lowest_scores_run_and_the_rest_goes_back(self):
-        seen = []
-
-        def function(self, payloads_by_id):
-            seen.append(payloads_by_id)
-            return "done"
-
-        lane = Lane(function, max_payloads_per_run=2)
-        (verdict,) = lane.run(three(retry_count=1))
-        assert seen == [{"1": [1, 2]}]
-        assert (verdict.fate, dropped(verdict)) == (Fate.RETURN, [0, 1])
-        assert 0 < verdict.delay < 0.001
-        assert states(lane) == ["SUCCESS", "SUCCESS", "PENDING"]
-
-    def test_the_last_ones_are_done(self):
-        (verdict,) = Lane(raising(Again([])), max_payloads_per_run=3).run(three())
-        assert (verdict.fate, verdict.bad) == (Fate.DONE, ())
-
-    def test_a_run_of_one_call_is_of_the_payload_that_it_gets(self):
-        ids = []
-
-        def function(self, payloads_by_id):
-            ids.append(self.request.id)
-
-        lane = Lane(function, max_payloads_per_run=1)
-        lane.run(job(b"1", b"2", calls=[(1, "later")]))
-        assert ids != ["later"]
-        assert lane.state("later") == "PENDING"
-
-    def test_a_failure_is_the_whole_jobs_and_the_others_are_not_told(self):
-        lane = Lane(raising(ValueError("boom")), max_payloads_per_run=2)
-        (verdict,) = lane.run(three())
-        assert (verdict.fate, verdict.bad) == (Fate.RETRY, ())
-        assert states(lane) == ["RETRY", "RETRY", "PENDING"]
-
-    def test_a_death_is_the_first_payloads(self):
-        lane = Lane(raising(ValueError("boom")), max_payloads_per_run=2, max_retries=0)
-        (verdict,) = lane.run(three())
-        assert verdict.fate is Fate.DIE
-        assert states(lane) == ["FAILURE", "RETRY", "PENDING"]
-
-    @pytest.mark.parametrize(
-        "error, buried", [(Reject("not mine"), True), (BusinessFailure("not eligible"), False)]
-    )
-    def test_what_was_not_handed_is_not_judged(self, error, buried):
-        lane = Lane(raising(error), max_payloads_per_run=2)
-        (verdict,) = lane.run(three())
-        assert (verdict.fate, [bad.position for bad in verdict.bad]) == (Fate.RETURN, [0, 1])
-        assert [bad.error is not None for bad in verdict.bad] == [buried, buried]
-        assert states(lane) == ["FAILURE", "FAILURE", "PENDING"]
-
-    def test_again_is_of_those_that_were_handed(self):
-        lane = Lane(raising(lambda batch: Again(batch["1"][1:], after=5)), max_payloads_per_run=2)
-        (verdict,) = lane.run(three())
-        assert (verdict.fate, verdict.delay, dropped(verdict)) == (Fate.RETURN, 5.0, [0])
-        assert states(lane) == ["SUCCESS", "PENDING", "PENDING"]
-
-    @pytest.mark.parametrize("most", [0, 1001, 2.5, "all"])
-    def test_bad_numbers_are_refused(self, most):
-        with pytest.raises(ConfigurationError, match=r"max_payloads_per_run=.*1 to 1000"):
-            ordered_task(max_payloads_per_run=most)(lambda payloads_by_id: None)
+@pytest.mark.parametrize("most", [0, 1001, 2.5, "all"])
+def test_a_bad_max_payloads_per_run_is_refused(most):
+    with pytest.raises(ConfigurationError, match=r"max_payloads_per_run=.*1 to 1000"):
+        ordered_task(max_payloads_per_run=most)(lambda payloads_by_id: None)
 
 
 def test_at_once_nothing_runs_again(app):

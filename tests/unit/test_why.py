@@ -157,6 +157,21 @@ ANSWERS = {
         "The rate limit of the queue, 0.1 runs a second, is used up: in 7 s the next may begin. "
         f"It is due, and about to be claimed by {X}.",
     ),
+    "limited by its id": (
+        {"waiting": Waiting(NOW + 6), "owner": owner(), "id_rate": 0.1, "id_token_at": NOW + 6},
+        ["limited"],
+        "Its id may run once in 10 s, and the next run may begin in 6 s.",
+    ),
+    "due, and limited by its id": (
+        {"waiting": DUE, "owner": owner(), "id_rate": 0.1, "id_token_at": NOW + 6},
+        ["limited"],
+        "Its id may run once in 10 s, and the next run may begin in 6 s.",
+    ),
+    "later than its id's next token": (
+        {"waiting": Waiting(NOW + 90), "owner": owner(), "id_rate": 0.1, "id_token_at": NOW + 6},
+        ["scheduled"],
+        "It waits for its time: in 1 min 30 s (2026-11-18 11:08:10 UTC).",
+    ),
     "a suspect": (
         {"waiting": DUE, "owner": owner(run("y")), "suspect": True},
         ["suspect", "behind"],

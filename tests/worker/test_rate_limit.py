@@ -75,3 +75,38 @@ def test_a_bad_limit_is_refused(app, start_worker, wrong):
     start_worker(lanes=1)
     (answer,) = command(app, "rate_limit", "w0@test", task_name="record", rate_limit=wrong)
     assert answer["error"].startswith(f"rate_limit={wrong!r} is not allowed: a number (runs a second)")
+
+
+def starts_of(ledger, job_id):
+    return [line["at"] for line in ledger.lines("start") if line["id"] == job_id]
+
+
+@pytest.fixture
+def once_an_hour(settings):
+    """Before the app is made."""
+    settings["task_annotations"] = {"record": {"rate_limit_per_id": "1/h"}}
+
+
+def test_an_id_without_a_token_holds_nobody_back(once_an_hour, app, start_worker, ledger):
+    record = app.tasks["record"]
+    start_worker()
+    record.delay("hot", 1)
+    ledger.wait_for("end")
+    record.delay("hot", 2)
+    # Wherever these lie, there are some in the shard of the hot one.
+    record.perform_async([{"id": n} for n in range(40)])
+    ledger.wait_for("end", 41)
+    assert len(starts_of(ledger, "hot")) == 1
+    eventually(lambda: record.ordered_queue.why("hot").kind == "limited")
+    assert record.ordered_queue.stats().lag == 0
+
+
+def test_an_id_runs_as_often_as_its_limit_says(app, settings, start_worker, ledger):
+    settings["task_annotations"] = {"record": {"rate_limit_per_id": "2/s"}}
+    start_worker()
+    for n in range(3):
+        app.tasks["record"].delay("hot", n)
+        eventually(lambda n=n: len(starts_of(ledger, "hot")) == n + 1)
+    first, _, third = starts_of(ledger, "hot")
+    # A claim comes a little before its run; of both runs.
+    assert third - first > 0.75

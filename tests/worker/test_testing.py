@@ -45,6 +45,10 @@ def exits_once(payloads_by_id):
 def latest(payloads_by_id):
     saved.append(payloads_by_id)
 
+@ordered_task(app=app, shards=1, rate_limit_per_id="1/m", priority=5)
+def polite(payloads_by_id):
+    saved.extend(payloads_by_id)
+
 @ordered_task(app=app, shards=1, max_length=1, when_full="drop_newest")
 def few(payloads_by_id):
     saved.append(payloads_by_id)
@@ -60,7 +64,7 @@ def plain():
 HEAD = """
 import threading
 import pytest
-from proj import app, endless, exits_once, few, first, latest, plain, saved, sync
+from proj import app, endless, exits_once, few, first, latest, plain, polite, saved, sync
 
 @pytest.fixture(autouse=True)
 def nothing_saved():
@@ -126,8 +130,23 @@ def test_a_full_queue_drops_and_tells(lowkiq):
     assert lowkiq.drain() == 1
     assert saved == [{"1": ["x"]}]
     assert first.state == "SUCCESS"
+
+def test_an_id_waits_for_its_token(lowkiq):
+    for n in (1, 2):
+        polite.delay("1", n)
+        assert lowkiq.drain() == 2 - n
+    assert 58 < lowkiq.due_in(polite, "1") <= 60
+    lowkiq.clock.move(60)
+    assert lowkiq.drain() == 1
+    assert saved == ["1", "1"]
+
+def test_the_more_urgent_call_runs_first(lowkiq):
+    polite.delay("usual")
+    polite.apply_async(("urgent",), priority=0)
+    assert lowkiq.drain() == 2
+    assert saved == ["urgent", "usual"]
 """,
-        2,
+        4,
     )
 
 

@@ -48,6 +48,8 @@ def _text(name: str, place: ShownJob | ShownDeadJob) -> str:
     lines = [f"{name:10}{moment(when)}, {relative(when, time.time())}"]
     if isinstance(place, ShownJob):
         lines.append(f"  retry_count {place.retry_count}")
+        if place.priority:
+            lines.append(f"  priority    {place.priority}")
         if place.held:
             lines.append("  held        its id is paused")
     if place.error is not None:

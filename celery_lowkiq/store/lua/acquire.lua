@@ -1,11 +1,12 @@
 -- Takes a shard over, if its lease is still what the caller saw, and puts what its former owner left in
 -- processing back into the queue before anyone may claim (rule 8).
 --
--- KEYS: lease meta due paused? held? jobs spill order failed errors claimed processing deaths dead dead_ids dead_jobs dead_spill dead_order dead_errors first? early?
+-- KEYS: lease meta due ranked? classes? paused? held? jobs spill order failed errors claimed processing deaths dead dead_ids dead_jobs dead_spill dead_order dead_errors
+-- POLICY KEYS: first? early?
 -- ARGV: owner seen_owner seen_epoch seen_counter seen_server known_epoch shards merge policy max_crashes poison_error
 --   seen_server: the server that showed the lease; another one may have lost what was written since
 --   known_epoch: the largest that the caller knows of, so that a Redis restored from an old copy cannot repeat one
--- USES: time server bag_read bag held policy keep waiting morgue processing suspects
+-- USES: time server bag_read bag ranks held policy keep waiting morgue processing suspects
 -- FLAGS: allow-oom
 -- Returns: {epoch as text, server} (the same when repeated); error NOTOWNER <epoch>, SHARDS <stored count>.
 -- Cost: O(log n) a payload in processing; INFO takes about 20 us.

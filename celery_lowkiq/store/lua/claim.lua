@@ -2,13 +2,15 @@
 -- shard.
 -- What is still there of claims that the owner has not in hand goes back first.
 --
--- KEYS: lease meta due paused? held? jobs spill order failed errors claimed processing deaths calls? first? early? peaks?
--- ARGV: owner epoch merge policy request last open limit max_payloads max_bytes suspects
+-- KEYS: lease? meta? due ranked? classes? paused? held? jobs spill order failed errors claimed processing deaths calls?
+-- POLICY KEYS: first? early? peaks? buckets?
+-- ARGV: owner epoch merge policy request last open limit max_payloads max_bytes suspects max_wait
 --   request: grows with each claim of an epoch; the same again returns the same batch
 --   last, open: the largest number that the owner knows, and the numbers that it has in hand, or 'any'
 --   suspects: '0' passes suspects by; else one of them is a batch of its own
 --   max_payloads, max_bytes: what is taken of one id, and of all ids before the next one is left
--- USES: time owner stray due bag_read bag held policy keep stale waiting processing suspects calls_read drops
+--   max_wait: what is due for longer (s) comes before what is more urgent
+-- USES: time owner stray ranks due bag_read bag turns held policy bucket keep stale waiting processing suspects calls_read drops
 -- FLAGS: allow-oom
 -- Returns: {now, next_due or '', claim number (0 for a request older than the last), kind, id, processing
 --   record, ...}, the first calls when some were moved that have records, and, behind such calls, {id, number of payloads
@@ -36,11 +38,14 @@ local function move(id, perform_in, most, any_failed, condemned)
   local retry_count = condemned or string.match(failures, '^%-?%d+$') or '-1'
   local message = any_failed and redis.call('HGET', errors, id) or ''
   local own = asked.now and any_failed and redis.call('HGET', early, id)
-  redis.call('ZREM', due, id)
-  local items, more = bag_take(waiting, id, most, bytes)
-  if more then
-    redis.call('ZADD', due, perform_in, id)
-  else
+  local rank = rank_of(id)
+  local portion = math.min(most, asked.most or most)
+  local items, more = bag_take(waiting, id, portion, bytes)
+  if more and portion < most then
+    -- At its own time the rest would be the oldest job of the shard for ever, and the only one to run.
+    lay(id, seconds(now), rank)
+  elseif not more then
+    lift(id)
     forget_policy(id)
     if any_failed then
       redis.call('ZREM', failed, id)
@@ -62,7 +67,10 @@ local function move(id, perform_in, most, any_failed, condemned)
       recorded[#recorded + 1] = id
     end
   end
-  hold(id, number, perform_in, retry_count, message, items, last_call)
+  hold(id, number, perform_in, retry_count, message, items, last_call, rank)
+  if asked.rate then
+    take_token(id, now)
+  end
   return #items, size
 end
 
@@ -99,6 +107,9 @@ local function write_plain()
     if asked.debounce then
       redis.call('HDEL', first, unpack(plain.ids))
     end
+    for _, id in ipairs(asked.rate and plain.ids or {}) do
+      take_token(id, now)
+    end
   end
 end
 
@@ -111,7 +122,7 @@ local function plain_records(ids, any_failed)
   local records = redis.call('HMGET', jobs, unpack(names))
   local failures = any_failed and redis.call('ZMSCORE', failed, unpack(names)) or {}
   for i, record in ipairs(records) do
-    records[i] = record and not failures[i] and is_plain(record) and record
+    records[i] = record and not failures[i] and not (any_ranked and rank_of(names[i]) > 0) and is_plain(record) and record
   end
   return records
 end
@@ -121,7 +132,9 @@ local function fill()
   local suspected, busy = redis.call('HLEN', deaths), redis.call('ZCARD', claimed)
   local any_failed = redis.call('ZCARD', failed) > 0
   local wanted = math.min(tonumber(limit), count)
-  local ids = redis.call('ZRANGEBYSCORE', due, '-inf', seconds(now), 'WITHSCORES', 'LIMIT', 0, wanted + busy + suspected)
+  local most = wanted + busy + suspected + (asked.rate and LOOKED_AT or 0)
+  local ids = turns and turns(now, most)
+    or redis.call('ZRANGEBYSCORE', due, '-inf', seconds(now), 'WITHSCORES', 'LIMIT', 0, most)
   local simple = suspected == 0 and busy == 0 and #ids > 0 and plain_records(ids, any_failed) or {}
   local moved, payloads, size, passed = 0, 0, 0, false
   for i = 1, #ids, 2 do
@@ -130,11 +143,11 @@ local function fill()
     end
     local record = simple[(i + 1) / 2]
     local mark = suspected > 0 and redis.call('HGET', deaths, ids[i])
-    if record then
+    if busy > 0 and redis.call('ZSCORE', claimed, ids[i]) or asked.rate and put_off(ids[i], now) then
+      mark = nil
+    elseif record then
       move_plain(ids[i], ids[i + 1], record)
       payloads, size, moved = payloads + 1, size + #record, moved + 1
-    elseif busy > 0 and redis.call('ZSCORE', claimed, ids[i]) then
-      mark = nil
     elseif mark and suspects == '0' then
       passed = true
     elseif mark and moved > 0 then
@@ -164,6 +177,9 @@ if tonumber(request) > latest then
     put_unfinished(id, job, job.items, seconds(now))
   end
   kind = shard_paused and 0 or fill()
+  if asked.rate then
+    sweep_buckets(now)
+  end
   redis.call('HSET', meta, 'kind', kind)
 end
 

@@ -1,13 +1,13 @@
 -- Reads jobs with all their payloads, a bounded part at a time: waiting ones, held or not, or (bound to the morgue's keys,
--- `held` as `index`) dead ones.
+-- `held`, `ranked` and `classes` as `index`) dead ones.
 --
--- KEYS: index held failed errors records spill order
+-- KEYS: index paused? held ranked classes failed errors records spill order
 -- ARGV: cursor limit max_bytes [id]...
 --   cursor: '', or what the step before returned: where to go on within the first id
 --   limit, max_bytes: payloads to return, and their size; exceeded by one step of a long job
--- USES: bag_read
--- Returns: {ids dealt with, cursor, {id, index score, retry_count, error, score, payload, flag, ...}, ...}; go on with the
---   ids that are left.
+-- USES: bag_read ranks
+-- Returns: {ids dealt with, cursor, {id, index score, retry_count, error, priority, score, payload, flag, ...}, ...}; go
+--   on with the ids that are left.
 -- Cost: O(log n) an id, O(limit).
 local bag = {records = records, spill = spill, order = order}
 local left, bytes_left = tonumber(limit), tonumber(max_bytes)
@@ -39,9 +39,10 @@ end
 
 for i = rest, #ARGV do
   local id = ARGV[i]
-  local when = redis.call('ZSCORE', index, id) or redis.call('ZSCORE', held, id)
+  local when = redis.call('ZSCORE', index, id) or redis.call('ZSCORE', ranked, id) or redis.call('ZSCORE', held, id)
   if when then
-    local job = {id, when, redis.call('ZSCORE', failed, id) or '-1', redis.call('HGET', errors, id) or ''}
+    local retry_count, message = redis.call('ZSCORE', failed, id) or '-1', redis.call('HGET', errors, id) or ''
+    local job = {id, when, retry_count, message, rank_of(id)}
     reply[#reply + 1] = job
     local record, from = redis.call('HGET', records, id) or '', nil
     if record == SPILLED then

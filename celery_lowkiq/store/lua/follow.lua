@@ -1,9 +1,9 @@
 -- Tells a shard of the last pause of its queue.
 --
--- KEYS: meta due
+-- KEYS: meta due ranked? classes? paused?
 -- ARGV: pause since channel index
 --   pause, since: what pause_queue returned
--- USES: wake follow
+-- USES: ranks wake follow
 -- FLAGS: allow-oom
 -- Returns: 1, or 0 when nothing began or ended.
 -- Cost: O(1). Repeated, or overtaken by a later one: nothing changes.

@@ -1,11 +1,12 @@
 -- Merges what a dump tells of jobs into a shard (rules 2 and 3), each line once, however often it comes.
 --
--- KEYS: meta senders due paused? held? jobs spill order failed errors calls dead dead_ids dead_jobs dead_spill dead_order dead_errors first? early?
--- ARGV: shards merge policy sender channel index last_score [n kind id when retry_count error count [score payload flag]*count]...
+-- KEYS: meta senders due ranked? classes? paused? held? jobs spill order failed errors calls dead dead_ids dead_jobs dead_spill dead_order dead_errors
+-- POLICY KEYS: first? early?
+-- ARGV: shards merge policy sender channel index last_score [n kind id when retry_count error priority count [score payload flag]*count]...
 --   shards: the declared count; sender: of the dump; n: grows with the lines of a dump
 --   last_score: the shard makes no smaller ones (us)
 --   kind: waiting, dead, or calls (with digest, record, '' in place of score, payload, flag)
--- USES: time wake bag_read bag held policy keep waiting
+-- USES: time ranks wake bag_read bag held policy keep waiting
 -- Returns: how many were new; error SHARDS <stored count> when the count differs.
 -- Cost: O(log n) a payload.
 --
@@ -17,17 +18,18 @@ if stored[1] ~= shards then
   return redis.error_reply('SHARDS ' .. (stored[1] or '0'))
 end
 local last = tonumber(string.match(redis.call('HGET', senders, sender) or '0', '^%d+') or 0)
-local before = head()
+local before = first_due()
 local morgue = {records = dead_jobs, spill = dead_spill, order = dead_order}
 local kinds = {}
 
 -- A job that failed brings its time along (rule 3); of another one, the time of what waits stays (rule 2).
-function kinds.waiting(id, items, when, retry_count, message)
-  local where = index_of(id)
+function kinds.waiting(id, items, when, retry_count, message, priority)
+  local known = redis.call('ZSCORE', index_of(id), id)
+  local rank = known and math.min(priority, rank_of(id)) or tonumber(priority)
   if tonumber(retry_count) < 0 then
-    redis.call('ZADD', where, 'NX', when, id)
+    lay(id, known or when, rank)
   else
-    redis.call('ZADD', where, when, id)
+    lay(id, when, rank)
     redis.call('ZADD', failed, retry_count, id)
     redis.call('HSET', errors, id, message)
   end
@@ -57,14 +59,14 @@ end
 
 local at, new = rest, 0
 while at <= #ARGV do
-  local n, kind, id, when, retry_count, message, count = unpack(ARGV, at, at + 6)
-  local stop = at + 6 + 3 * count
+  local n, kind, id, when, retry_count, message, priority, count = unpack(ARGV, at, at + 7)
+  local stop = at + 7 + 3 * count
   if tonumber(n) > last then
     local items = {}
-    for i = at + 7, stop, 3 do
+    for i = at + 8, stop, 3 do
       items[#items + 1] = {ARGV[i], ARGV[i + 1], tonumber(ARGV[i]), ARGV[i + 2]}
     end
-    kinds[kind](id, items, when, retry_count, message)
+    kinds[kind](id, items, when, retry_count, message, priority)
     last, new = tonumber(n), new + 1
   end
   at = stop + 1

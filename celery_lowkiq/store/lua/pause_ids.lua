@@ -1,8 +1,8 @@
 -- Pauses ids: what waits of them, and what will, is held.
 --
--- KEYS: paused held due
+-- KEYS: paused held due ranked? classes?
 -- ARGV: [id]...
--- USES: time
+-- USES: time ranks
 -- FLAGS: allow-oom
 -- Returns: how many were not paused.
 -- Cost: O(log n) an id. Repeated: they are paused since the first time.
@@ -19,5 +19,13 @@ end
 if #waiting > 0 then
   redis.call('ZREM', due, unpack(waiting))
   redis.call('ZADD', held, unpack(moved))
+end
+for _, id in ipairs(any_ranked and ids or {}) do
+  local perform_in, rank = redis.call('ZSCORE', ranked, id), rank_of(id)
+  if perform_in then
+    redis.call('ZREM', ranked, id)
+    redis.call('ZADD', held, perform_in, id)
+    redis.call('ZADD', classes, class_score(-rank, perform_in), id)
+  end
 end
 return redis.call('ZADD', paused, 'NX', unpack(news))

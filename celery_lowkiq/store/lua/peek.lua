@@ -1,10 +1,12 @@
--- Reads jobs without changing them: waiting ones, or (bound to the morgue's keys, `held` as `index`) dead ones.
+-- Reads jobs without changing them: waiting ones, or (bound to the morgue's keys, `held`, `ranked` and `classes` as
+-- `index`) dead ones.
 --
--- KEYS: index held failed errors records spill order
+-- KEYS: index paused? held ranked classes failed errors records spill order
 -- ARGV: limit max_bytes cut [id]...
 --   limit, max_bytes: how much of each id's payloads to return, at least one payload; of each at most `cut` bytes
--- USES: bag_read
--- Returns: for each id {index score or '', retry_count, error, payload count, 1 when held, score, size, payload, ...}.
+-- USES: bag_read ranks
+-- Returns: for each id {index score or '', retry_count, error, payload count, 1 when held, priority, score, size, payload,
+--   ...}.
 -- Cost: O(log n + limit) an id.
 -- The first payloads of an id, and how many it has.
 local function bag_peek(id)
@@ -32,7 +34,7 @@ end
 local reply = {}
 for i = rest, #ARGV do
   local id = ARGV[i]
-  local score = redis.call('ZSCORE', index, id)
+  local score = redis.call('ZSCORE', index, id) or redis.call('ZSCORE', ranked, id)
   local holding = not score and redis.call('ZSCORE', held, id)
   local job = {
     score or holding or '',
@@ -40,6 +42,7 @@ for i = rest, #ARGV do
     redis.call('HGET', errors, id) or '',
     0,
     holding and 1 or 0,
+    rank_of(id),
   }
   local items, count, shown = bag_peek(id)
   job[4] = count

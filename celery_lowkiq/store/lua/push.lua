@@ -1,11 +1,12 @@
 -- Merges jobs into the waiting ones of a shard (rule 2), once, however often the command is repeated.
 --
--- KEYS: meta senders due paused? held? jobs spill order calls? failed errors processing tries? first? early? peaks?
+-- KEYS: meta? senders? due? ranked? classes? paused? held? jobs spill order calls? failed errors processing tries?
+-- POLICY KEYS: first? early? peaks?
 -- ARGV: shards merge policy sender n channel index records [id payload score when]... [position digest record]*records
 --   shards: the declared count; sender, n: n grows with each push of a sender to the shard;
---   score: '' for one made here; when: '' now, '+<s>' a delay, else Unix s
+--   score: '' for one made here; when: '' now, '+<s>' a delay, else Unix s; with policy ranked=1, '<priority> ' before that
 --   records: of the calls that need one; position: of the call's job (from 0), digest: of its payload
--- USES: time wake bag_read bag held calls policy keep stale arriving
+-- USES: time ranks wake bag_read bag held calls policy keep stale arriving
 -- Returns: 1, or 0 for a repeated n, or, also when repeated, where a policy dropped calls that have records, {text of
 --   their positions, id, number of the shard's last call, processing record or '', ...}: of jobs that gave way to others;
 --   error SHARDS <stored count> when the count differs, FULL <length> <allowed> when there is no place, and nothing was
@@ -28,7 +29,7 @@ end
 local now = now_us()
 local score_us = tonumber(stored[2] or 0)
 local bag = {records = jobs, spill = spill, order = order}
-local before = head()
+local before = first_due()
 local last_job = #ARGV - 3 * records
 local refusal = asked.length and full(last_job)
 if refusal then
@@ -111,7 +112,7 @@ local function merge_jobs(from, to)
 end
 
 local gone = ''
-if policy == '' then
+if not (any_ranked or asked.ranked or asked.keep or asked.stale or asked.debounce or asked.now or asked.length) then
   -- `unpack` takes so many values at once.
   for i = rest, last_job, 4 * 1000 do
     merge_jobs(i, math.min(i + 4 * 1000, last_job + 1) - 1)
@@ -120,6 +121,10 @@ else
   -- The job in ARGV from `i` on, of a task with policies. A stale payload that somebody hears of is dropped by its claim.
   local function merge_job(i)
     local id, payload, score, flag = ARGV[i], ARGV[i + 1], ARGV[i + 2], flags[i] or ''
+    local rank, when = 0, ARGV[i + 3]
+    if asked.ranked then
+      rank, when = tonumber(string.sub(when, 1, 1)), string.sub(when, 3)
+    end
     if score == '' then
       score = made_score()
     end
@@ -133,9 +138,13 @@ else
       return
     end
     merged = merged + (waits and 1 or 0)
-    local due_at = later(id, waits, time_of(ARGV[i + 3]), ARGV[i + 3] ~= '', now)
+    rank = waits and math.min(rank, rank_of(id)) or rank
+    local due_at = later(id, waits, time_of(when), when ~= '', now)
+    if not due_at and any_ranked and rank ~= rank_of(id) then
+      due_at = redis.call('ZSCORE', index_of(id), id)
+    end
     if due_at then
-      redis.call('ZADD', index_of(id), due_at, id)
+      lay(id, due_at, rank)
     end
   end
   for i = rest, last_job, 4 do

@@ -1,7 +1,9 @@
--- Deletes jobs: waiting ones, held or not, or (bound to the morgue's keys, `held` as `index`) dead ones. A payload that
--- arrives while a long bag is deleted step by step is kept: only arrivals up to the first step are deleted.
+-- Deletes jobs: waiting ones, held or not, or (bound to the morgue's keys, `held`, `ranked` and `classes` as `index`)
+-- dead ones. A payload that arrives while a long bag is deleted step by step is kept: only arrivals up to the first step
+-- are deleted.
 --
--- KEYS: index held marks errors records spill order meta processing tries first? early?
+-- KEYS: index held ranked classes marks errors records spill order meta processing tries
+-- POLICY KEYS: first? early?
 -- ARGV: policy only_marked maximum upto cursor limit [id]...
 --   only_marked: '1' deletes only ids that are in marks; maximum: only ids whose index score is not above it
 --   upto, cursor: '' at first, then what the step before returned; limit: payloads to look at in this step
@@ -18,7 +20,7 @@ end
 local orphans = {}
 
 local function wanted(id)
-  local score = redis.call('ZSCORE', index, id) or redis.call('ZSCORE', held, id)
+  local score = redis.call('ZSCORE', index, id) or redis.call('ZSCORE', ranked, id) or redis.call('ZSCORE', held, id)
   return score and tonumber(score) <= tonumber(maximum)
     and (only_marked ~= '1' or redis.call('ZSCORE', marks, id))
 end
@@ -39,6 +41,8 @@ local function forget(id)
   redis.call('HDEL', records, id)
   redis.call('ZREM', index, id)
   redis.call('ZREM', held, id)
+  redis.call('ZREM', ranked, id)
+  redis.call('ZREM', classes, id)
   redis.call('ZREM', marks, id)
   redis.call('HDEL', errors, id)
   forget_policy(id)

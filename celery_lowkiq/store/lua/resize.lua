@@ -1,7 +1,7 @@
 -- Writes the queue's number of shards into a shard that has no job, waiting, processing or dead. The shard learns of
 -- the queue's last pause in any case.
 --
--- KEYS: meta due held claimed dead
+-- KEYS: meta due ranked held claimed dead
 -- ARGV: shards reopen pause since
 --   shards: a count, or 'closed': no push passes until a count is written; reopen: '1' writes over 'closed'
 --   pause, since: of the queue's last pause, as register returned them
@@ -16,7 +16,7 @@ elseif current == 'closed' and reopen ~= '1' then
   return 2
 end
 local jobs = 0
-for _, index in ipairs({due, held, claimed, dead}) do
+for _, index in ipairs({due, ranked, held, claimed, dead}) do
   jobs = jobs + redis.call('ZCARD', index)
 end
 if jobs > 0 then

@@ -1,8 +1,8 @@
 -- Ends the pause of a shard; one of its whole queue goes on.
 --
--- KEYS: meta due
+-- KEYS: meta due ranked? classes? paused?
 -- ARGV: channel index
--- USES: wake
+-- USES: ranks wake
 -- FLAGS: allow-oom
 -- Returns: 1, or 0 when it was not paused.
 -- Cost: O(log n).

@@ -1,23 +1,31 @@
 -- Ends the pause of ids: what is held of them becomes due at its own time.
 --
--- KEYS: paused held due
+-- KEYS: paused held due ranked? classes?
 -- ARGV: channel index [id]...
--- USES: wake
+-- USES: ranks wake
 -- FLAGS: allow-oom
 -- Returns: how many were paused.
 -- Cost: O(log n) an id.
-local before = head()
+local before = first_due()
 local ids = {unpack(ARGV, rest)}
 local waiting, moved = {}, {}
 for i, perform_in in ipairs(redis.call('ZMSCORE', held, unpack(ids))) do
-  if perform_in then
+  local rank = perform_in and rank_of(ids[i])
+  if rank then
     waiting[#waiting + 1] = ids[i]
+  end
+  if rank == 0 then
     moved[#moved + 1], moved[#moved + 2] = perform_in, ids[i]
+  elseif rank then
+    redis.call('ZADD', ranked, perform_in, ids[i])
+    redis.call('ZADD', classes, class_score(rank, perform_in), ids[i])
   end
 end
 if #waiting > 0 then
   redis.call('ZREM', held, unpack(waiting))
-  redis.call('ZADD', due, unpack(moved))
+  if #moved > 0 then
+    redis.call('ZADD', due, unpack(moved))
+  end
   wake(before)
 end
 return redis.call('ZREM', paused, unpack(ids))

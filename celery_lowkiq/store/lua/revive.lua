@@ -1,14 +1,15 @@
 -- Moves dead jobs, as they stand now, from the morgue back to the queue (rule 4).
 --
--- KEYS: meta due paused? held? jobs spill order failed errors dead dead_ids dead_jobs dead_spill dead_order dead_errors first? early? peaks?
+-- KEYS: meta due ranked? classes? paused? held? jobs spill order failed errors dead dead_ids dead_jobs dead_spill dead_order dead_errors
+-- POLICY KEYS: first? early? peaks?
 -- ARGV: merge policy channel index maximum force limit max_bytes [id]...
 --   force: '1' moves stale payloads, too; maximum: only ids with an updated_at not above it
 --   limit: payloads to move in this step
--- USES: time wake bag_read bag held policy keep stale waiting morgue
+-- USES: time ranks wake bag_read bag held policy keep stale waiting morgue
 -- Returns: {ids dealt with, jobs moved}; go on with the ids that are left.
 -- Cost: O(limit log n).
 local now = seconds(now_us())
-local before = head()
+local before = first_due()
 local budget, moved = tonumber(limit), 0
 
 local function wanted(id)
@@ -30,7 +31,7 @@ local function revive()
         peak = nil
       end
       local items, more, cut = bag_take(morgue, id, budget, tonumber(max_bytes), peak)
-      put_back(id, items, now, '-1', '')
+      put_back(id, items, now, '-1', '', asked.rank or 0)
       budget = budget - math.max(#items, 1)
       if cut then
         return i - rest

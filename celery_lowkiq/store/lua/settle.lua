@@ -1,14 +1,15 @@
 -- Ends claimed jobs: out of processing, back to the queue, to the morgue and the counters, in one change
 -- (rules 3, 5, 7). What is not in processing under the named claim is left alone.
 --
--- KEYS: lease meta due paused? held? jobs spill order failed errors claimed processing tries deaths dead dead_ids dead_jobs dead_spill dead_order dead_errors first? early? peaks?
+-- KEYS: lease? meta? due ranked? classes? paused? held? jobs spill order failed errors claimed? processing tries? deaths? dead dead_ids dead_jobs dead_spill dead_order dead_errors
+-- POLICY KEYS: first? early? peaks? buckets?
 -- ARGV: owner epoch merge policy claim done [id]*done [id claim fate retry_count delay error try bad [position error]*bad]...
 --   claim, done: how many ids of that claim are done, with nothing else to say of them
 --   fate: done, retry (with retry_count, delay in s, or, after @, a Unix time), die, bury, return (delay 0: at its own time)
 --   try: '' or what the log of the job's tries is to say
 --   bad: payloads that go to the morgue anyway; at position -1 - n, with '' for an error, are dropped; with 'over' or
 --   'done', have run
--- USES: time owner due bag_read bag held policy keep stale waiting morgue processing tries suspects
+-- USES: time owner ranks due bag_read bag held policy bucket keep stale waiting morgue processing tries suspects
 -- FLAGS: allow-oom
 -- Returns: {now, next_due or '', 1 when all of `done` were settled, id, ...}: the other ids that were; error
 --   NOTOWNER <epoch>.
@@ -87,14 +88,14 @@ end
 function fates.retry(id, job, items, retry_count, delay, message)
   redis.call('HINCRBY', meta, 'failed', 1)
   local perform_in = string.match(delay, '^@(.+)$') or delayed(now, delay)
-  put_back(id, items, perform_in, retry_count, message)
+  put_back(id, items, perform_in, retry_count, message, tonumber(retry_count) >= 0 and asked.retry_rank or job.rank)
 end
 
 function fates.die(id, job, items, retry_count, delay, message)
   redis.call('HINCRBY', meta, 'failed', 1)
   bury(id, {items[1]}, message, now_s)
   table.remove(items, 1)
-  put_back(id, items, now_s, '-1', '')
+  put_back(id, items, now_s, '-1', '', asked.retry_rank and (asked.rank or 0) or job.rank)
 end
 
 function fates.bury(id, job, items, retry_count, delay, message)
@@ -104,6 +105,9 @@ end
 
 fates['return'] = function(id, job, items, retry_count, delay)
   local time = tonumber(delay) > 0 and delayed(now, delay) or job.perform_in
+  if asked.rate and tonumber(delay) <= 0 then
+    return_token(id)
+  end
   -- An early run that did not take place is due again.
   if asked.now and tonumber(job.retry_count) >= 0 and tonumber(time) > now / 1000000 and tonumber(delay) <= 0 then
     time = now_s

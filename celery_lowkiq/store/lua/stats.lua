@@ -1,8 +1,8 @@
 -- Counts of a shard, and its lease.
 --
--- KEYS: lease meta due held failed claimed dead
+-- KEYS: lease meta due ranked? classes? paused? held failed claimed dead
 -- ARGV:
--- USES: time due
+-- USES: time ranks due
 -- Returns: {now, next_due or '', waiting, failed waiting, dead, in processing, processed, failed, merged,
 --   payloads that died, smallest perform_in of all that wait or '', held of those that wait, 1 when the shard is paused,
 --   by itself or with its queue, payloads that were dropped, {owner, epoch, counter}}.
@@ -11,18 +11,20 @@ local holding = redis.call('ZCARD', held)
 local counters = redis.call('HMGET', meta, 'processed', 'failed', 'merged', 'dead', 'dropped')
 
 local function oldest()
-  local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2]
-  local held_first = redis.call('ZRANGE', held, 0, 0, 'WITHSCORES')[2]
-  if first and held_first then
-    return tonumber(first) < tonumber(held_first) and first or held_first
+  local oldest
+  for _, index in ipairs({due, ranked, held}) do
+    local first = redis.call('ZRANGE', index, 0, 0, 'WITHSCORES')[2]
+    if first and (not oldest or tonumber(first) < tonumber(oldest)) then
+      oldest = first
+    end
   end
-  return first or held_first or ''
+  return oldest or ''
 end
 
 return {
   seconds(now_us()),
   next_due(),
-  redis.call('ZCARD', due) + holding,
+  redis.call('ZCARD', due) + redis.call('ZCARD', ranked) + holding,
   redis.call('ZCARD', failed),
   redis.call('ZCARD', dead),
   redis.call('ZCARD', claimed),

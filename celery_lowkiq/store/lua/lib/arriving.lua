@@ -1,8 +1,11 @@
 -- Needs KEYS due, jobs, spill, order, failed, errors, processing, tries?, calls?, first?, early?, and time, policy, keep, stale, held.
 -- What policies say of a call that arrives.
 local length, full, forgo, has_place, given_way, told, later
-if policy ~= '' then
-  length = asked.length and redis.call('ZCARD', due) + (any_paused and redis.call('ZCARD', held) or 0)
+if policy ~= '' or any_ranked then
+  length = asked.length and redis.call('ZCARD', due) + redis.call('ZCARD', ranked)
+  if length and any_paused then
+    length = length + redis.call('ZCARD', held)
+  end
   local LOOKED_AT = 16
   if asked.full == 'drop_oldest' then
     redis.call('HLEN', tries)
@@ -49,14 +52,15 @@ if policy ~= '' then
     end
   end
 
-  -- Makes place by dropping the job that is due first, of those that are dropped at once.
+  -- Makes place by dropping the job that is due first, of those that are dropped at once; those of priority 0 last.
   local function evict()
-    for _, id in ipairs(redis.call('ZRANGE', due, 0, LOOKED_AT - 1)) do
+    local ids = any_ranked and redis.call('ZRANGE', ranked, 0, LOOKED_AT - 1) or {}
+    for _, id in ipairs(#ids > 0 and ids or redis.call('ZRANGE', due, 0, LOOKED_AT - 1)) do
       local record = redis.call('HGET', jobs, id)
       if record ~= SPILLED then
         local items = unpack_items(record or '')
         redis.call('HDEL', jobs, id)
-        redis.call('ZREM', due, id)
+        lift(id)
         redis.call('ZREM', failed, id)
         redis.call('HDEL', errors, id)
         redis.call('HDEL', tries, id)

@@ -12,6 +12,9 @@ if policy ~= '' then
   if asked.now then
     redis.call('HLEN', early)
   end
+  if asked.ranked or asked.rank or asked.retry_rank then
+    redis.call('ZCARD', ranked)
+  end
 end
 
 -- A job of the id waits no more: what was remembered of its calls is over.

@@ -1,0 +1,52 @@
+"""What the model keeps of payloads, jobs, and the tokens of ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from celery_lowkiq.rules.rate import token_at
+
+
+@dataclass
+class Item:
+    """A payload with its score; ``arrival`` orders equal scores; ``flag`` says which calls are recorded."""
+
+    payload: bytes
+    score: float
+    arrival: int
+    flag: str = ""
+
+
+@dataclass
+class ModelJob:
+    items: dict[bytes, Item]
+    perform_in: float
+    retry_count: int = -1
+    error: bytes | None = None
+    claim: int = 0
+    priority: int = 0
+    #: Of a claimed job: how many payloads the claim drops, and whether it came before its time.
+    unwanted: int = 0
+    early: bool = False
+
+    def in_order(self) -> list[Item]:
+        return sorted(self.items.values(), key=lambda item: (item.score, item.arrival))
+
+
+@dataclass
+class Buckets:
+    """Of each id. Times are Unix s."""
+
+    rate: float | None
+    full_at: dict[str, float] = field(default_factory=dict)
+
+    def token_at(self, job_id: str) -> float:
+        return 0.0 if self.rate is None else token_at(self.full_at.get(job_id, 0.0), self.rate)
+
+    def take(self, job_id: str, now: float) -> None:
+        if self.rate is not None:
+            self.full_at[job_id] = max(now, self.full_at.get(job_id, 0.0)) + 1 / self.rate
+
+    def give_back(self, job_id: str) -> None:
+        if self.rate is not None:
+            self.full_at[job_id] -= 1 / self.rate

@@ -1,0 +1,229 @@
+"""A limit of each id: a claim passes by what has no token, and nobody else waits for that."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_lowkiq.rules.models import Fate, NewJob, Verdict
+from celery_lowkiq.rules.policies import AfterFailure
+from celery_lowkiq.store.clocked import ClockedClient
+from celery_lowkiq.store.pausing import Pausing
+from celery_lowkiq.store.store import RedisStore
+
+from .helpers import take
+from .test_policies import Shard
+
+#: Once in ten s.
+RATE = 0.1
+BUCKETS = "lowkiq:1:{orders:0}:buckets"
+
+
+@pytest.fixture
+def clocked(client):
+    return RedisStore(client, sending=ClockedClient)
+
+
+def limited(clocked, rate=RATE, **policies):
+    return Shard(clocked, rate_per_id=rate, **policies)
+
+
+def ids(jobs):
+    return [job.id for job in jobs]
+
+
+def now(shard):
+    return shard.store.client.now()
+
+
+def due_in(shard, job_id="1"):
+    return pytest.approx(shard.waiting(job_id).perform_in - now(shard), abs=1)
+
+
+def test_an_id_runs_once_and_again_when_it_has_a_token(clocked):
+    shard = limited(clocked)
+    shard.push("1")
+    assert ids(shard.run()) == ["1"]
+    shard.push("1")
+    assert shard.run() == ()
+    assert due_in(shard) == 10
+    clocked.client.move(9)
+    assert shard.run() == ()
+    clocked.client.move(1.5)
+    assert ids(shard.run()) == ["1"]
+
+
+def test_other_ids_do_not_wait_for_it(clocked):
+    shard = limited(clocked)
+    shard.push("1")
+    shard.run()
+    shard.push("1", perform_in=1.0)
+    shard.push("2", perform_in=2.0)
+    assert ids(shard.run()) == ["2"]
+
+
+def test_what_is_limited_is_not_due(clocked):
+    """A scheduler would pick its shard again and again."""
+    shard = limited(clocked)
+    shard.push("1")
+    shard.run()
+    shard.push("1", perform_in=1.0)
+    shard.claim()
+    stats = shard.queries.stats(shard.spec)
+    assert (stats.lag, stats.length) == (0, 1)
+
+
+def test_a_tenth_of_a_second_gathers(clocked):
+    shard = limited(clocked, rate=30.0)
+    for burst in (3, 3):
+        for _ in range(burst):
+            shard.push("1", perform_in=1.0)
+            assert shard.run()
+        shard.push("1", perform_in=1.0)
+        shard.claim()
+        clocked.client.move(60)
+        shard.run()
+        clocked.client.move(60)
+
+
+def test_a_claim_looks_at_a_bounded_number(clocked):
+    """Its limit of 100, and 100 more; the next one goes on from there."""
+    shard = limited(clocked)
+    names = [f"{n}" for n in range(300)]
+    clocked.push(shard.spec, [NewJob(name, b"x", perform_in=1.0) for name in names])
+    assert [len(shard.run()) for _ in range(3)] == [100] * 3
+    clocked.push(shard.spec, [NewJob(name, b"x", perform_in=1.0) for name in names])
+    shard.push("free", perform_in=2.0)
+    assert shard.claim() == ()
+    assert len(shard.queries.jobs(shard.spec, "perform_in", maximum=2.0, limit=1000).items) == 101
+    assert ids(shard.claim()) == ["free"]
+
+
+@pytest.mark.parametrize("delay, left", [(10_000.0, 10_000), (2.0, 10)])
+def test_a_retry_costs_a_token_too_and_its_own_later_time_wins(clocked, delay, left):
+    shard = limited(clocked)
+    shard.push("1")
+    shard.run(Fate.RETRY, retry_count=0, delay=delay)
+    clocked.client.move(min(delay, 5))
+    shard.claim()
+    clocked.client.move(-min(delay, 5))
+    assert due_in(shard) == left
+    assert shard.waiting().retry_count == 0
+
+
+def test_what_is_returned_unstarted_gets_its_token_back(clocked):
+    shard = limited(clocked)
+    shard.push("1")
+    assert shard.run(Fate.RETURN)
+    assert shard.run()
+    shard.push("1")
+    assert shard.run() == ()
+
+
+def test_what_began_and_was_put_off_does_not(clocked):
+    shard = limited(clocked)
+    shard.push("1")
+    assert shard.run(Fate.RETURN, delay=0.001)
+    clocked.client.move(1)
+    assert shard.run() == ()
+
+
+def test_a_repeated_claim_costs_nothing(clocked):
+    shard = limited(clocked)
+    shard.push("1")
+    first = shard.claim()
+    shard.requests -= 1
+    assert shard.claim() == first
+    shard.store.settle(shard.spec, shard.lease, [Verdict("1", first[0].claim, Fate.DONE)])
+    shard.push("1")
+    clocked.client.move(10.5)
+    assert shard.run()
+
+
+def test_a_call_merges_into_a_job_that_is_put_off(clocked):
+    shard = limited(clocked)
+    shard.push("1")
+    shard.run()
+    shard.push("1", b"a", 1)
+    shard.claim()
+    shard.push("1", b"b", 2)
+    assert due_in(shard) == 10
+    clocked.client.move(10.5)
+    (job,) = shard.run()
+    assert [payload.data for payload in job.payloads] == [b"a", b"b"]
+
+
+def test_a_paused_id_waits_for_its_token_when_it_is_resumed(clocked):
+    shard = limited(clocked)
+    pausing = Pausing(clocked.client)
+    shard.push("1")
+    shard.run()
+    pausing.pause_ids(shard.spec, ["1"])
+    shard.push("1")
+    assert shard.claim() == ()
+    pausing.resume_ids(shard.spec, ["1"])
+    assert shard.claim() == ()
+    assert due_in(shard) == 10
+
+
+def test_a_debounced_job_waits_for_the_later_of_both(clocked):
+    shard = limited(clocked, debounce=2.0)
+    shard.push("1")
+    clocked.client.move(2.5)
+    assert shard.run()
+    shard.push("1")
+    assert due_in(shard) == 2
+    clocked.client.move(2.5)
+    assert shard.run() == ()
+    assert due_in(shard) == 7.5
+    shard.push("1", b"later")
+    clocked.client.move(2.5)
+    assert shard.run() == ()
+    assert due_in(shard) == 5
+    clocked.client.move(5.5)
+    assert shard.run()
+
+
+def test_an_early_run_waits_for_its_token_and_is_one_still(clocked):
+    shard = limited(clocked, on_push_after_failure=AfterFailure.NOW)
+    shard.push("1")
+    shard.run(Fate.RETRY, retry_count=2, delay=1000.0)
+    shard.push("1", b"new")
+    assert shard.claim() == ()
+    assert due_in(shard) == 10
+    shard.push("1", b"newer")
+    assert shard.claim() == ()
+    clocked.client.move(10.5)
+    (job,) = shard.claim()
+    assert (job.early, job.retry_count) == (True, 2)
+    assert job.perform_in - now(shard) == pytest.approx(990, abs=2)
+
+
+def test_a_suspect_without_a_token_does_not_hold_back_the_next(clocked):
+    shard = limited(clocked)
+    shard.push("1")
+    shard.push("2")
+    assert len(shard.claim()) == 2
+    shard.lease = take(clocked, shard.spec, owner="next")
+    assert shard.claim() == ()
+    clocked.client.move(10.5)
+    assert ids(shard.run()) == ["1"]
+    assert ids(shard.run()) == ["2"]
+
+
+def test_full_buckets_are_forgotten(clocked, client):
+    shard = limited(clocked)
+    shard.push("1")
+    shard.run()
+    assert client.zcard(BUCKETS) == 1
+    assert 10_000 <= client.pttl(BUCKETS) <= 11_000
+    clocked.client.move(11)
+    shard.push("2")
+    shard.run()
+    assert client.zrange(BUCKETS, 0, -1) == [b"2"]
+
+
+def test_without_a_limit_there_are_no_buckets(clocked, client):
+    shard = Shard(clocked)
+    shard.push("1")
+    shard.run()
+    assert not client.exists(BUCKETS)
