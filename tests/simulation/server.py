@@ -167,7 +167,7 @@ class Server:
             for job_id, job in list(model.processing.items()):
                 if job.claim not in in_hand.open:
                     del model.processing[job_id]
-                    model.put_back(job_id, job.in_order(), self.now, job.retry_count, job.error)
+                    model.put_unfinished(job_id, job, job.in_order(), self.now)
             kind = self._fill(model, wish.queue.batch_size * wish.batches, wish.suspects)
             self.claimed_at[lease.shard, lease.epoch, model.claims] = self.world.now
         jobs = [_job(i, model.processing[i]) for i in model.in_claim_order() if self._is_of(model, i)]
