@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from celery_lowkiq.rules.claims import Claim, Due, InHand, Settled, ToClaim
 from celery_lowkiq.rules.errors import NotOwner
 from celery_lowkiq.rules.models import Job, Lease, LeaseState, NewJob, Payload, ShardRef, Verdict
-from tests.model.model import Model, ModelJob
+from tests.model.jobs import ModelJob
+from tests.model.model import Model
 
 from .world import World
 

@@ -143,7 +143,8 @@ local function fill()
     end
     local record = simple[(i + 1) / 2]
     local mark = suspected > 0 and redis.call('HGET', deaths, ids[i])
-    if busy > 0 and redis.call('ZSCORE', claimed, ids[i]) or asked.rate and put_off(ids[i], now) then
+    local running = not record and busy > 0 and redis.call('ZSCORE', claimed, ids[i])
+    if running or asked.rate and put_off(ids[i], now) then
       mark = nil
     elseif record then
       move_plain(ids[i], ids[i + 1], record)
