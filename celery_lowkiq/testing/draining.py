@@ -63,8 +63,12 @@ class _Shard:
         return True
 
     def _claim(self) -> Claim:
-        self._requests += 1
-        return self._store.claim(self._queue, self._lease, self._requests)
+        """A claim looks at so many due ids without a token, and the next one at those behind them."""
+        while True:
+            self._requests += 1
+            claim = self._store.claim(self._queue, self._lease, self._requests)
+            if claim.jobs or claim.next_due is None or claim.next_due > claim.now:
+                return claim
 
     def release(self) -> None:
         self._store.release(self._lease)

@@ -13,11 +13,13 @@ import sys
 import threading
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from celery_lowkiq.cli.changes import Code, changes, code_of, polled
+from celery_lowkiq.cli.commands.dev import _Dev
 from tests.cli.conftest import ROOT
 from tests.waiting import eventually
 
@@ -155,6 +157,27 @@ def test_a_second_interrupt_does_not_wait(start_dev):
     dev.process.send_signal(signal.SIGINT)
     assert dev.process.wait(30) in (0, 1)
     assert not worker.is_running()
+
+
+@pytest.mark.parametrize("line", range(8))
+def test_a_second_signal_may_come_in_the_middle_of_the_first(line):
+    kills, lines = [], itertools.count()
+    dev = _Dev(lambda ended: SimpleNamespace(kill=lambda: kills.append("all")), None)
+
+    def trace(_, event, __):
+        if event == "line" and next(lines) == line:
+            signal.raise_signal(signal.SIGTERM)
+        return trace
+
+    with dev._signals():
+        sys.settrace(trace)
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            sys.settrace(None)
+        if next(lines) <= line:
+            signal.raise_signal(signal.SIGTERM)
+    assert kills == ["all"]
 
 
 def test_the_app_must_be_named(monkeypatch):

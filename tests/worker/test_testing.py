@@ -145,8 +145,17 @@ def test_the_more_urgent_call_runs_first(lowkiq):
     polite.apply_async(("urgent",), priority=0)
     assert lowkiq.drain() == 2
     assert saved == ["urgent", "usual"]
+
+def test_ids_without_a_token_hide_no_other(lowkiq):
+    many = [{"id": n} for n in range(150)]
+    polite.perform_async(many)
+    assert lowkiq.drain() == 150
+    polite.perform_async(many)
+    polite.delay("other")
+    assert lowkiq.drain() == 1
+    assert saved[150:] == ["other"]
 """,
-        4,
+        5,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import sys
 import threading
@@ -95,6 +96,8 @@ class _Dev:
         self._code = code
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._stopping = threading.Event()
+        self._told = False
+        self._signals_heard = itertools.count()
         self._crew = crew(self._events.put)
 
     def run(self) -> int:
@@ -119,7 +122,7 @@ class _Dev:
             return self._ended(event)
         _say("code has changed")
         self._crew.stop()
-        if not self._stopping.is_set():
+        if not self._told:
             self._crew.start()
         return None
 
@@ -142,9 +145,10 @@ class _Dev:
         """The first one ends everything, a second one at once."""
 
         def heard(*_: Any) -> None:
-            if self._stopping.is_set():
+            # Nothing here waits for a lock, as Event.set does: another signal may come in the middle of it.
+            self._told = True
+            if next(self._signals_heard):
                 self._crew.kill()
-            self._stopping.set()
             self._events.put(STOP)
 
         before = {number: signal.signal(number, heard) for number in SIGNALS}
