@@ -41,6 +41,8 @@ class _LastAct(logging.NullHandler):
             return
         self._begun = True
         # The other handlers may take their time as well, and closing them again takes none.
-        logging.shutdown()
-        if not self._runtime.join(0):
-            self._runtime.let_go(EXIT_PATIENCE)
+        try:
+            logging.shutdown()
+        finally:
+            if not self._runtime.join(0):
+                self._runtime.let_go(EXIT_PATIENCE)

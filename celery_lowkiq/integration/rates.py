@@ -26,7 +26,9 @@ def is_rate(value: Any) -> bool:
 
 
 def _rate(value: Any) -> float:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (str, int, float))):
+        return math.nan
     try:
-        return math.nan if isinstance(value, bool) else float(celery_rate(value))
-    except (ValueError, TypeError, KeyError):
+        return float(celery_rate(value))  # type: ignore[arg-type] # celery-types knows text only
+    except (ValueError, TypeError, KeyError, OverflowError):
         return math.nan

@@ -80,7 +80,7 @@ SLOW_LINE = value(store.RedisStore, "acquire", _slow_acquire)
 
 EPOCH = "math.max(tonumber(epoch) + 1, tonumber(known_epoch) + 1, math.floor(now / 1000))"
 COMPARE = "former ~= seen_owner or epoch ~= seen_epoch or counter ~= seen_counter"
-PUT_BACK = "put_unfinished(id, job, job.items, perform_in)"
+PUT_BACK = "put_unfinished(id, job, job.items, seconds(at))"
 
 MUTANTS = {
     "no epoch check": Mutant(

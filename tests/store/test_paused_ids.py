@@ -232,3 +232,13 @@ def test_a_step_is_bounded(store, pausing):
     pausing.pause_ids(ONE, (str(n) for n in range(2500)))
     pausing.resume_ids(ONE, (str(n) for n in range(2500)))
     assert [len(call.values) for call in calls] == [1000, 1000, 500, 1002, 1002, 502]
+
+
+def test_an_id_that_was_paused_after_its_job_was_laid_down_leaves_nothing_behind(store, client):
+    """As when somebody pushes to a queue with a new count before its ids are paused there again."""
+    push(store, "1", ("a", 1), ("b", 2), perform_in=5.0)
+    client.zadd(shard_keys(SHARD)["paused"], {"1": 1})
+    lease = take(store)
+    end(store, lease, claim(store, lease))
+    assert store.next_due([SHARD])[0].next_due is None
+    assert not client.exists(shard_keys(SHARD)["due"])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
 
 from celery_lowkiq.rules.models import BadPayload, Fate, Gone, NewJob, Verdict
-from celery_lowkiq.rules.policies import AfterFailure
+from celery_lowkiq.rules.policies import AfterFailure, Policies
 from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.pausing import Pausing
 
 from .helpers import take
@@ -337,3 +339,18 @@ class TestPortions:
         (job,) = shard.claim()
         shard.end(job, Fate.DIE, error=b"boom")
         assert (shard.payloads(), shard.waiting().retry_count) == ([b"2", b"3"], -1)
+
+
+def test_a_first_call_that_was_forgotten_puts_nothing_forward(store):
+    """Debounced calls were claimed by a worker that did not know of that policy yet."""
+    shard = Shard(store, debounce=100.0, debounce_max=100.0)
+    shard.push("1")
+    store.client.commands([("HSET", shard_keys(shard.lease.shard)["first"], "1", "1000000 0")])
+    store.client.commands([("ZADD", shard_keys(shard.lease.shard)["due"], 1, "1")])
+    plain = replace(shard.spec, policies=Policies())
+    shard.requests += 1
+    (job,) = store.claim(plain, shard.lease, shard.requests).jobs
+    shard.end(job)
+    before = time.time()
+    shard.push("1")
+    assert shard.waiting().perform_in > before + 90

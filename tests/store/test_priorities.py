@@ -292,3 +292,38 @@ def test_an_urgent_call_behind_thousands_is_the_next(store):
     push(shard, *[9] * 5000)
     store.push(shard.spec, [NewJob("urgent", b"x", priority=1)])
     assert claim(shard, 2) == ["urgent", "0"]
+
+
+@pytest.mark.parametrize("priority", [1, 5, 9])
+def test_what_a_dead_owner_left_runs_in_the_order_of_its_claims(store, priority):
+    shard = shard_of(store)
+    order = [f"{n}" for n in range(8, -1, -1)]
+    for job_id in order:
+        store.push(shard.spec, [NewJob(job_id, b"x", perform_in=1.0, priority=priority)])
+        assert claim(shard) == [job_id]
+    shard.lease = take(store, shard.spec, owner="next")
+    found = []
+    while some := claim(shard, 1):
+        found += some
+        shard.store.settle(shard.spec, shard.lease, [Verdict(some[0], len(order) + len(found), Fate.DONE)])
+    assert found == order
+
+
+@pytest.mark.parametrize("when", [2e10, 1e11, 1e300])
+def test_a_time_beyond_all_others_changes_no_priority(store, when):
+    shard = shard_of(store)
+    store.push(shard.spec, [NewJob("1", b"x", perform_in=when, priority=5)])
+    assert (shard.waiting().priority, shard.waiting().perform_in) == (5, when)
+    Actions(store).perform_all_now(shard.spec)
+    assert claim(shard) == ["1"]
+
+
+def test_a_full_queue_drops_what_is_urgent_when_nothing_else_can_go(store):
+    """Long jobs cannot be dropped at once."""
+    shard = shard_of(store, max_length=20, when_full=WhenFull.DROP_OLDEST)
+    for n in range(16):
+        long = [NewJob(f"long {n}", b"%d" % m + b"x" * 500, perform_in=1.0, priority=5) for m in range(20)]
+        store.push(shard.spec, long)
+    for n in range(5):
+        store.push(shard.spec, [NewJob(f"{n}", b"x", perform_in=2.0 + n)])
+    assert (shard.waiting("0"), shard.waiting("4") is None) == (None, False)

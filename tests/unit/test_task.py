@@ -159,6 +159,8 @@ class TestDecorating:
             ({"rate_limit": -1}, "rate_limit=-1"),
             ({"rate_limit": True}, "rate_limit=True"),
             ({"rate_limit_per_id": "x"}, "rate_limit_per_id='x' is not allowed: a number .runs a second."),
+            ({"rate_limit_per_id": {}}, "rate_limit_per_id={} is not allowed"),
+            ({"rate_limit_per_id": 10**400}, "is not allowed: a number .runs a second."),
             (
                 {"rate_limit_per_id": "10/s", "rate_limit": "10/s"},
                 "rate_limit_per_id='10/s' limits nothing, .* by rate_limit='10/s'",

@@ -55,7 +55,10 @@ if policy ~= '' or any_ranked then
   -- Makes place by dropping the job that is due first, of those that are dropped at once; those of priority 0 last.
   local function evict()
     local ids = any_ranked and redis.call('ZRANGE', ranked, 0, LOOKED_AT - 1) or {}
-    for _, id in ipairs(#ids > 0 and ids or redis.call('ZRANGE', due, 0, LOOKED_AT - 1)) do
+    for _, id in ipairs(redis.call('ZRANGE', due, 0, LOOKED_AT - 1)) do
+      ids[#ids + 1] = id
+    end
+    for _, id in ipairs(ids) do
       local record = redis.call('HGET', jobs, id)
       if record ~= SPILLED then
         local items = unpack_items(record or '')
@@ -113,8 +116,8 @@ if policy ~= '' or any_ranked then
   end
 
   -- When a job that has not failed is due after one more call, not before `asked_for`.
-  local function debounced(id, asked_for, now)
-    local began, floor = string.match(redis.call('HGET', first, id) or '', '^(%d+) (%S+)$')
+  local function debounced(id, waits, asked_for, now)
+    local began, floor = string.match(waits and redis.call('HGET', first, id) or '', '^(%d+) (%S+)$')
     began = tonumber(began) or now
     floor = tonumber(floor or 0) > tonumber(asked_for) and floor or asked_for
     redis.call('HSET', first, id, string.format('%.0f ', began) .. floor)
@@ -131,7 +134,7 @@ if policy ~= '' or any_ranked then
     if waits and redis.call('ZSCORE', failed, id) then
       return after_failure(id, time)
     elseif asked.debounce then
-      return debounced(id, given and time or '0', now)
+      return debounced(id, waits, given and time or '0', now)
     end
     return not waits and time or nil
   end

@@ -12,10 +12,14 @@ local function index_of(id)
   return any_ranked and rank_of(id) > 0 and ranked or due
 end
 
--- Takes a waiting job out of where it lies.
+-- Takes a waiting job out of wherever it lies: its id may have been paused since.
 local function lift(id)
-  redis.call('ZREM', index_of(id), id)
+  redis.call('ZREM', due, id)
+  if any_paused then
+    redis.call('ZREM', held, id)
+  end
   if any_ranked then
+    redis.call('ZREM', ranked, id)
     redis.call('ZREM', classes, id)
   end
 end

@@ -10,8 +10,10 @@ if any_ranked then
   redis.call('ZCARD', ranked)
 end
 
+-- A time beyond a class (the year 2514) counts as its last one.
 local function class_score(class, perform_in)
-  return string.format('%.6f', class * CLASS + tonumber(perform_in))
+  local time = math.max(0, math.min(tonumber(perform_in), CLASS - 1))
+  return string.format('%.6f', class * CLASS + time)
 end
 
 -- The priority of a waiting job; 0 is the most urgent.
