@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
@@ -268,15 +268,10 @@ class Run:
         for job in self.batch.jobs:
             ran = self._handed[job.id].job is not None
             self._decided[job.id] = verdict(job) if ran else self._done(job)
-        self.verdicts = self._kept(list(self._decided.values()))
-
-    def _kept(self, verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
-        """What is left of a job stays queued, whatever became of the rest of its payloads."""
-        if not self._left:
-            return tuple(verdicts)
-        return tuple(map(self._keep, self.batch.jobs, verdicts))
+        self.verdicts = tuple(map(self._keep, self.batch.jobs, self._decided.values()))
 
     def _keep(self, job: Job, verdict: Verdict) -> Verdict:
+        """What is left of a job stays queued, whatever became of the rest of its payloads."""
         left = self._left.get(job.id)
         if not left or verdict.fate not in (Fate.DONE, Fate.BURY):
             return verdict

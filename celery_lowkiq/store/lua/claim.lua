@@ -132,7 +132,7 @@ local function fill()
   local suspected, busy = redis.call('HLEN', deaths), redis.call('ZCARD', claimed)
   local any_failed = redis.call('ZCARD', failed) > 0
   local wanted = math.min(tonumber(limit), count)
-  local most = wanted + busy + suspected + (asked.rate and LOOKED_AT or 0)
+  local most = wanted + busy + suspected + (asked.rate and PASSED_BY or 0)
   local ids = turns and turns(now, most)
     or redis.call('ZRANGEBYSCORE', due, '-inf', seconds(now), 'WITHSCORES', 'LIMIT', 0, most)
   local simple = suspected == 0 and busy == 0 and #ids > 0 and plain_records(ids, any_failed) or {}

@@ -10,15 +10,15 @@ local before = first_due()
 local ids = {unpack(ARGV, rest)}
 local waiting, moved = {}, {}
 for i, perform_in in ipairs(redis.call('ZMSCORE', held, unpack(ids))) do
-  local rank = perform_in and rank_of(ids[i])
-  if rank then
+  if perform_in then
     waiting[#waiting + 1] = ids[i]
-  end
-  if rank == 0 then
-    moved[#moved + 1], moved[#moved + 2] = perform_in, ids[i]
-  elseif rank then
-    redis.call('ZADD', ranked, perform_in, ids[i])
-    redis.call('ZADD', classes, class_score(rank, perform_in), ids[i])
+    local rank = rank_of(ids[i])
+    if rank == 0 then
+      moved[#moved + 1], moved[#moved + 2] = perform_in, ids[i]
+    else
+      redis.call('ZADD', ranked, perform_in, ids[i])
+      redis.call('ZADD', classes, class_score(rank, perform_in), ids[i])
+    end
   end
 end
 if #waiting > 0 then

@@ -2,7 +2,7 @@
 -- That is kept as the time when it is full again (us): what is past, or not there, is full.
 local take_token, return_token, put_off, sweep_buckets
 -- A claim looks at so many jobs of ids without a token beside those that it takes.
-local LOOKED_AT = 100
+local PASSED_BY = 100
 if asked.rate then
   local SWEPT_BUCKETS = 16
   local interval = math.min(1 / asked.rate, LONGEST) * 1000000

@@ -7,14 +7,14 @@ local function next_due(index)
   if shard_paused then
     return ''
   end
-  local first = ''
+  local soonest = ''
   local heads = redis.call('ZRANGE', index or due, 0, redis.call('ZCARD', claimed), 'WITHSCORES')
   for i = 1, #heads, 2 do
     if not redis.call('ZSCORE', claimed, heads[i]) then
-      first = heads[i + 1]
+      soonest = heads[i + 1]
       break
     end
   end
   local other = any_ranked and not index and next_due(ranked) or ''
-  return (first == '' or other ~= '' and tonumber(other) < tonumber(first)) and other or first
+  return (soonest == '' or other ~= '' and tonumber(other) < tonumber(soonest)) and other or soonest
 end
