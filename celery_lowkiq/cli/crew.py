@@ -59,7 +59,7 @@ class Crew:
         for child in self._children:
             child.process.terminate()
         deadline = time.monotonic() + PATIENCE
-        late = [c for c in self._children if not c.ended.wait(max(0.0, deadline - time.monotonic()))]
+        late = [child for child in self._children if not _ended_by(child, deadline)]
         self.kill()
         for child in self._children:
             child.ended.wait()
@@ -78,3 +78,11 @@ class Crew:
         child.process.wait()
         child.ended.set()
         self._ended(child)
+
+
+def _ended_by(child: Child, deadline: float) -> bool:
+    """In short waits: a second signal may reach another thread, and wakes nobody who waits for a lock."""
+    while not child.ended.wait(0.1):
+        if time.monotonic() >= deadline:
+            return False
+    return True
