@@ -198,7 +198,8 @@ class Ownership:
     def _take(self) -> None:
         self._taking.look(self._wanted())
         for shard in self._wanted():
-            if not self._draining:
+            # What is said meanwhile holds for the rest of the turn.
+            if shard.queue in self._to_serve and not self._draining:
                 self._taking.take_if_free(shard)
 
     # -- the end

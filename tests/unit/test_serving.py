@@ -66,3 +66,17 @@ def test_a_node_that_cannot_leave_the_members_tries_again(node):
     eventually(lambda: owned(one, OTHER) == 0)
     assert not one.store.members["other"]
     assert owned(one, Q) == 4
+
+
+def test_what_is_said_in_the_middle_of_a_turn_holds_for_the_rest_of_it(node):
+    one = node(queues=[Q], splitter=lease_splitter)
+    acquired = []
+
+    def quiet_at_the_first(is_after):
+        acquired.append(is_after)
+        one.runtime.quiet(True)
+
+    one.store.fail["acquire"] = quiet_at_the_first
+    one.start()
+    eventually(lambda: [state.owner for state in one.store.leases.values()] == [""])
+    assert acquired == [False]

@@ -169,6 +169,7 @@ def test_a_quiet_node_finishes_and_gives_its_shards_to_another(app, start_worker
 
 def test_a_quiet_node_serves_afterwards_what_it_was_told_meanwhile(app, start_worker, ledger):
     start_worker()
+    eventually(lambda: all(owners(app.tasks[name]) == {"w0"} for name in ORDERED))
     command(app, "lowkiq_quiet", "w0@test")
     eventually(lambda: all(released(app.tasks[name]) for name in ORDERED))
     app.tasks["record"].delay("1")
