@@ -8,6 +8,7 @@ import pytest
 
 from celery_lowkiq.rules.errors import NotOwner
 from celery_lowkiq.rules.models import CONDEMNED, Fate, NewJob
+from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.queries import Queries
 
@@ -198,3 +199,31 @@ def test_planted_marks_do_not_break_a_claim(store, client):
     assert contents(claim(store, lease)) == {"1": [("a", 1)]}
     assert contents(claim(store, lease)) == {"2": [("b", 1)]}
     store.forgive(lease)
+
+
+@pytest.mark.parametrize(
+    "end_it",
+    [
+        lambda actions: actions.delete(ONE, ["1"]),
+        lambda actions: actions.kill(ONE, ["1"], b"by hand"),
+        lambda actions: actions.edit(ONE, "1", b"x", None),
+    ],
+    ids=["delete", "kill", "edit"],
+)
+def test_a_suspect_that_somebody_takes_out_of_the_queue_leaves_no_mark(store, end_it):
+    push(store, "1", ("x", 1))
+    die_with(store)
+    take(store, owner=next(OWNERS))
+    marks = shard_keys(SHARD)["deaths"]
+    assert store.client.redis.exists(marks)
+    assert end_it(Actions(store))
+    assert not store.client.redis.exists(marks)
+
+
+def test_a_suspect_that_runs_keeps_its_mark_when_what_waits_behind_it_is_deleted(store):
+    push(store, "1", ("x", 1))
+    die_with(store)
+    claim(store, take(store, owner=next(OWNERS)))
+    push(store, "1", ("y", 2))
+    assert Actions(store).delete(ONE, ["1"]) == 1
+    assert store.client.redis.hexists(shard_keys(SHARD)["deaths"], "1")

@@ -112,3 +112,28 @@ def test_what_was_planted_there_is_passed_by(store):
 )
 def test_the_last_line_of_an_error(error, kept):
     assert try_text(error) == kept
+
+
+def test_of_a_dead_payload_it_stays_when_the_waiting_job_is_deleted_and_the_other_way_round(store):
+    push(store, "1", ("a", 1), ("b", 2))
+    lease = take(store)
+    fail(store, lease, b"x")
+    fail(store, lease, b"y", Fate.DIE)
+    actions = Actions(store)
+    assert actions.delete(ONE, ["1"]) == 1
+    assert texts(store) == ["x", "y"]
+    push(store, "1", ("c", 3))
+    assert actions.morgue_delete(ONE, ["1"]) == 1
+    assert texts(store) == ["x", "y"]
+    assert actions.edit(ONE, "1", b"c", None)
+    assert is_forgotten(store)
+
+
+def test_of_a_running_job_it_stays_when_what_waits_behind_it_is_deleted(store):
+    push(store, "1", ("a", 1))
+    lease = take(store)
+    fail(store, lease, b"x")
+    claim(store, lease)
+    push(store, "1", ("b", 2))
+    assert Actions(store).delete(ONE, ["1"]) == 1
+    assert texts(store) == ["x"]

@@ -1,11 +1,11 @@
 -- Drops one payload of a waiting job, or puts another one in its place with the same score. Without any payload
 -- left the job is gone.
 --
--- KEYS: meta due ranked? classes? paused? held? jobs spill order failed errors processing tries
+-- KEYS: meta due ranked? classes? paused? held? jobs spill order failed errors processing dead tries deaths
 -- POLICY KEYS: first? early?
 -- ARGV: merge policy id payload replaced other
 --   replaced: '1' puts `other` there; if the job has it already, the two are united (rule 2)
--- USES: bag_read bag ranks held policy keep waiting
+-- USES: bag_read bag ranks held policy keep waiting past
 -- Returns: {1 or 0 when the job has no such payload, orphans}: id, number of the shard's last call, processing
 --   record or ''; empty when no call has a record.
 -- Cost: O(log n), or the length of a packed record. Repeated: the payload is not there any more.
@@ -66,7 +66,7 @@ if record then
   if is_empty(record) then
     redis.call('HDEL', jobs, id)
     forget(id)
-    redis.call('HDEL', tries, id)
+    forget_past(id)
   end
 end
 local last_call = redis.call('HGET', meta, 'call')

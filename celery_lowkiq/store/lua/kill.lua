@@ -1,11 +1,11 @@
 -- Moves jobs, as they stand now, from the queue to the morgue.
 --
--- KEYS: meta due ranked? classes? paused? held? jobs spill order failed errors dead dead_ids dead_jobs dead_spill dead_order dead_errors processing
+-- KEYS: meta due ranked? classes? paused? held? jobs spill order failed errors dead dead_ids dead_jobs dead_spill dead_order dead_errors processing tries deaths
 -- POLICY KEYS: first? early?
 -- ARGV: merge policy only_failed reason limit max_bytes [id]...
 --   only_failed: '1' leaves an id alone that has not failed; reason: the error of one that has none
 --   limit: payloads to move in this step
--- USES: time bag_read bag ranks held policy keep waiting morgue
+-- USES: time bag_read bag ranks held policy keep waiting morgue past
 -- Returns: {ids dealt with, jobs moved, orphans}; go on with the ids that are left. Orphans: id, number of the
 --   shard's last call, processing record or '', ... of moved jobs that may have had calls.
 -- Cost: O(limit log n).
@@ -26,6 +26,7 @@ for i = rest, #ARGV do
       return {i - rest, moved, orphans}
     end
     forget(id)
+    forget_past(id)
     if last_call then
       for _, value in ipairs({id, last_call, redis.call('HGET', processing, id) or ''}) do
         orphans[#orphans + 1] = value

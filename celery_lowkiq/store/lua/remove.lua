@@ -2,12 +2,12 @@
 -- dead ones. A payload that arrives while a long bag is deleted step by step is kept: only arrivals up to the first step
 -- are deleted.
 --
--- KEYS: index held ranked classes marks errors records spill order meta processing tries
+-- KEYS: index held ranked classes marks errors records spill order meta jobs processing dead tries deaths
 -- POLICY KEYS: first? early?
 -- ARGV: policy only_marked maximum upto cursor limit [id]...
 --   only_marked: '1' deletes only ids that are in marks; maximum: only ids whose index score is not above it
 --   upto, cursor: '' at first, then what the step before returned; limit: payloads to look at in this step
--- USES: bag_read policy
+-- USES: bag_read policy past
 -- Returns: {ids dealt with, jobs deleted, upto, cursor, orphans}; go on with the ids that are left. Orphans: id,
 --   number of the shard's last call, processing record or '', ... of deleted jobs that may have had calls.
 -- Cost: O(limit log n).
@@ -46,7 +46,7 @@ local function forget(id)
   redis.call('ZREM', marks, id)
   redis.call('HDEL', errors, id)
   forget_policy(id)
-  redis.call('HDEL', tries, id)
+  forget_past(id)
 end
 
 -- Deletes one step of a spilled bag; returns the position to go on from, or nil at its end.
