@@ -71,7 +71,7 @@ def end(task, fate):
         store.release(lease)
 
 
-def test_a_long_action_is_watched_and_cancelled(browser, record, monkeypatch):
+def test_a_long_action_is_watched_and_cancelled(browser, record, impatient, monkeypatch):
     go, steps = threading.Event(), []
 
     def slow(self, progress):

@@ -83,7 +83,7 @@ def stock(app: Celery) -> OrderedQueue:
 
 
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+def gate(impatient: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     """Stands in the way of "Run all now"."""
     found, real = Gate(), OrderedQueue.perform_all_now
     monkeypatch.setattr(
