@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from celery_lowkiq.cli.changes import Code, changes, code_of, polled
-from celery_lowkiq.cli.commands.dev import _Dev
+from celery_lowkiq.cli.commands.dev import STOP, _Dev
 from tests.cli.conftest import ROOT
 from tests.waiting import eventually
 
@@ -157,6 +157,26 @@ def test_a_second_interrupt_does_not_wait(start_dev):
     dev.process.send_signal(signal.SIGINT)
     assert dev.process.wait(30) in (0, 1)
     assert not worker.is_running()
+
+
+def test_signals_that_another_thread_receives_are_obeyed():
+    """Of two at once the kernel may give both to one that does nothing."""
+    late, main = [], threading.get_ident()
+
+    def receive():
+        for _ in range(10):
+            eventually(lambda: sys._current_frames()[main].f_globals["__name__"] == _Dev.__module__)
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        if not ended.wait(20):
+            late.append("still waits")
+            dev._events.put(STOP)
+
+    ended, other = threading.Event(), threading.Thread(target=receive)
+    dev = _Dev(lambda _: SimpleNamespace(start=other.start, stop=lambda: True), None)
+    assert dev.run() == 0
+    ended.set()
+    other.join(30)
+    assert not late
 
 
 @pytest.mark.parametrize("line", range(8))

@@ -7,10 +7,10 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
 
 import click
@@ -25,6 +25,8 @@ from ..params import command
 
 STOP, CHANGED = "stop", "changed"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: A signal that another thread has received is obeyed after so many s: it wakes nobody who waits for a lock.
+SLICE = 0.1
 #: What the dashboard needs beside the package itself.
 DASHBOARD = ("uvicorn", "starlette", "jinja2")
 #: Settings by which Celery's and our connections are found, as the environment sets them.
@@ -109,11 +111,16 @@ class _Dev:
             status = None
             try:
                 while status is None:
-                    status = self._after(self._events.get())
+                    status = self._after(self._next())
             finally:
                 self._stopping.set()
                 in_time = self._crew.stop()
             return status if in_time else FAILED
+
+    def _next(self) -> Event:
+        while True:
+            with suppress(Empty):
+                return self._events.get(timeout=SLICE)
 
     def _after(self, event: Event) -> int | None:
         if event == STOP:
