@@ -11,6 +11,8 @@ from celery.app.task import Task
 
 from celery_lowkiq.rules.errors import ConfigurationError
 
+from .tracing import report
+
 #: Celery's task class, of which celery-types leaves out much that a subclass may rely on.
 CeleryTask: Any = Task
 
@@ -54,8 +56,26 @@ def guard_call(cls: Any, others: dict[str, Any], ordered: Any) -> None:
         cls.__call__ = _guarded(call, ours)
 
 
+def guard_before_start(cls: Any) -> None:
+    """See to a ``before_start`` of the user's: a run fails by what it raises, too."""
+    before = cls.before_start
+    if before is CeleryTask.before_start or hasattr(before, "guarded"):
+        return
+
+    @functools.wraps(before)
+    def guard(self: Any, *args: Any) -> Any:
+        if getattr(self.request, "lowkiq_ending", None) is not None:
+            return report(before, self, *args)
+        run = getattr(self.request, "lowkiq_run", None)
+        return before(self, *args) if run is None else run.watched(lambda: before(self, *args))
+
+    guard.__dict__["guarded"] = True
+    cls.before_start = guard
+
+
 def _guarded(call: Any, ordered_call: Callable[..., Any]) -> Any:
-    """A ``__call__`` of the user's, around a run and not around what tells a call how its run ended.
+    """A ``__call__`` of the user's, around a run and not around what tells a call how its run ended. A run
+    fails by what it raises.
 
     Raises ConfigurationError in a run that it keeps from our own ``__call__``, which knows the run.
     """
@@ -64,9 +84,11 @@ def _guarded(call: Any, ordered_call: Callable[..., Any]) -> Any:
     def guard(self: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(self.request, "lowkiq_ending", None) is not None:
             return ordered_call(self, *args, **kwargs)
-        result = call(self, *args, **kwargs)
         run = getattr(self.request, "lowkiq_run", None)
-        if run is not None and not run.decided:
+        if run is None:
+            return call(self, *args, **kwargs)
+        result = run.watched(lambda: call(self, *args, **kwargs))
+        if not run.decided:
             raise ConfigurationError(f"{call.__qualname__} must call super().__call__, and not self.run")
         return result
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from celery_lowkiq.rules.tracking import News
 from celery_lowkiq.store.calls import CallReader
 
 from .call_records import CallNote, store_state
+from .careful import careful_logger
 from .codec import Codec
 from .leftovers import DROPPED
 from .request import call_request
@@ -26,7 +26,7 @@ from .run import REQUEUE_PAUSE, Run
 from .tracing import report, traced
 from .tracked import TrackedCalls
 
-logger = logging.getLogger("celery_lowkiq")
+logger = careful_logger("celery_lowkiq")
 
 
 @dataclass(frozen=True)

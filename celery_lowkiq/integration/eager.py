@@ -15,7 +15,7 @@ from celery_lowkiq.rules.policies import surplus
 
 from .calls import Entry
 from .handed import RunInfo, RunJob
-from .outcomes import Again
+from .outcomes import Again, BusinessFailure, meant
 from .results import ById, JobsFailed
 from .stores import Home
 
@@ -54,18 +54,17 @@ def seen(run: Callable[[], Any], payloads_by_id: Mapping[str, list[Any]]) -> Any
     (job_id, *others) = payloads_by_id
     try:
         result = run()
-    except Again as again:
-        raise _not_now(again) from again
-    except JobsFailed as failed:
-        if not others and failed.errors.keys() == {job_id}:
-            raise _not_now(failed.errors[job_id]) from failed
-        raise
+    except (Again, BusinessFailure, JobsFailed, Retry) as error:
+        said = meant(error)
+        if isinstance(said, JobsFailed) and not others and said.errors.keys() == {job_id}:
+            said = meant(said.errors[job_id])
+        if isinstance(said, Again):
+            # Without a queue nothing runs again, as with `self.retry`.
+            said = Retry(str(said), when=said.after)  # type: ignore[arg-type]
+        if said is error:
+            raise
+        raise said from error
     return result.get(job_id) if isinstance(result, ById) and not others else result
-
-
-def _not_now(error: Exception) -> Exception:
-    """Without a queue nothing runs again, as with ``self.retry``."""
-    return Retry(str(error), when=error.after) if isinstance(error, Again) else error  # type: ignore[arg-type]
 
 
 def run_bulk(task: Any, entries: list[Entry], home: Home) -> list[Any]:

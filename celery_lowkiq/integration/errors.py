@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-
+from .careful import careful_logger
 from .settings import Settings, default_format_error
 
-logger = logging.getLogger("celery_lowkiq")
+logger = careful_logger("celery_lowkiq")
 
 #: Longest stored error, in bytes.
 MAX_ERROR_BYTES = 8 * 1024

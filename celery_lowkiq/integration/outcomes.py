@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -79,7 +79,7 @@ def outcomes(
     if not named or not named.keys() <= by_id.keys():
         named = dict.fromkeys(by_id, error)
     found: dict[str, Exception | Part] = {job_id: meant(one) for job_id, one in named.items()}
-    for again in {one for one in found.values() if isinstance(one, Again)}:
+    for again in {id(one): one for one in found.values() if isinstance(one, Again)}.values():
         found |= _parts(again, [by_id[job_id] for job_id, one in found.items() if one is again], dump)
     return found
 
@@ -97,8 +97,7 @@ def _parts(again: Again, jobs: Sequence[RunJob], dump: Callable[[Any], bytes]) -
     finders = {job.id: _Finder(job.payloads, dump) for job in jobs}
     left: dict[str, set[int]] = {job.id: set() for job in jobs}
     for payload in again.payloads_left:
-        places = {job_id: finder.place(payload) for job_id, finder in finders.items()}
-        found = {job_id: place for job_id, place in places.items() if place is not None}
+        found = _found(finders, _Finder.same, payload) or _found(finders, _Finder.equal, payload)
         if not found:
             raise NotHanded(
                 f"Again: {saferepr(payload, SHOWN)} was not handed to {', '.join(map(repr, left))}; allowed "
@@ -110,18 +109,29 @@ def _parts(again: Again, jobs: Sequence[RunJob], dump: Callable[[Any], bytes]) -
 
 
 class _Finder:
-    """Finds the payloads of a job: the same objects, or what is equal when it is stored."""
+    """Finds the payloads of a job."""
 
     def __init__(self, payloads: Sequence[Any], dump: Callable[[Any], bytes]) -> None:
         self._payloads = payloads
         self._dump = dump
         self._by_identity = {id(payload): place for place, payload in enumerate(payloads)}
 
-    def place(self, payload: Any) -> int | None:
-        """None for what is not among them. Raises PayloadError for what is no payload."""
-        place = self._by_identity.get(id(payload))
-        return self._by_data.get(self._dump(payload)) if place is None else place
+    def same(self, payload: Any) -> int | None:
+        """Where this very object is."""
+        return self._by_identity.get(id(payload))
+
+    def equal(self, payload: Any) -> int | None:
+        """Where there is what is equal when it is stored. Raises PayloadError for what is no payload."""
+        return self._by_data.get(self._dump(payload))
 
     @cached_property
     def _by_data(self) -> dict[bytes, int]:
         return {self._dump(payload): place for place, payload in enumerate(self._payloads)}
+
+
+def _found(
+    finders: Mapping[str, _Finder], find: Callable[[_Finder, Any], int | None], payload: Any
+) -> dict[str, int]:
+    """Places of a payload, by id of the jobs that have it."""
+    places = {job_id: find(finder, payload) for job_id, finder in finders.items()}
+    return {job_id: place for job_id, place in places.items() if place is not None}

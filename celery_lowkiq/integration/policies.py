@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -12,10 +11,11 @@ from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.pauses import Pauses, default_retry_in, is_list, read_pauses
 from celery_lowkiq.rules.retry import RetryPolicy
 
+from .careful import careful_logger
 from .outcomes import Again, BusinessFailure
 from .results import JobsFailed
 
-logger = logging.getLogger("celery_lowkiq")
+logger = careful_logger("celery_lowkiq")
 
 #: What a task raises to say how a job goes on.
 NO_ERRORS = (TaskPredicate, Again, BusinessFailure, JobsFailed)

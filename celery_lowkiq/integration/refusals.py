@@ -43,6 +43,12 @@ _DECORATOR = {
 }
 
 
+#: What may be said of a retry: the lane puts the payloads back as they are, in the same queue.
+_RETRY = ("exc", "countdown", "eta", "max_retries", "throw")
+#: Celery's tasks that call another one for each of their items.
+_INLINE = {"celery.map": "map", "celery.starmap": "starmap"}
+
+
 def check_celery_options(options: Mapping[str, Any]) -> None:
     """Raises ConfigurationError for the first option of the decorator, or of a class, that cannot be kept."""
     for name, reason in _DECORATOR.items():
@@ -52,6 +58,11 @@ def check_celery_options(options: Mapping[str, Any]) -> None:
         raise ConfigurationError(
             f"retry_backoff={options['retry_backoff']!r} is not allowed without autoretry_for=, since it has "
             "no effect then: give autoretry_for=, or compute the pause in retry_in="
+        )
+    refused = next((name for name in options.get("retry_kwargs") or () if name not in _RETRY), None)
+    if refused is not None:
+        raise ConfigurationError(
+            f"retry_kwargs={options['retry_kwargs']!r} is not allowed: {_of_a_retry(refused)}"
         )
 
 
@@ -66,6 +77,27 @@ def check_call(task: str, queue: str, options: Mapping[str, Any]) -> None:
     for name, reason in _CALL.items():
         if options.get(name) not in (None, queue):
             raise InvalidCall(f"{name}={options[name]!r} is not supported on {task}: {reason}")
+
+
+def check_retry(options: Mapping[str, Any]) -> None:
+    """Of what ``self.retry`` was called with beside times and errors. Raises InvalidCall."""
+    for name, value in options.items():
+        if value is not None:
+            raise InvalidCall(f"retry({name}={value!r}) is not supported: {_of_a_retry(name)}")
+
+
+def _of_a_retry(name: str) -> str:
+    return (
+        f"{name} cannot be changed, since the job goes back with its payloads to the same queue. "
+        f"Allowed are {', '.join(_RETRY[:-1])}; other work is a call of its own"
+    )
+
+
+def check_caller(task: str, caller: Any) -> None:
+    """Of a direct call. Raises InvalidCall when Celery's map or starmap makes it."""
+    way = _INLINE.get(getattr(caller, "name", ""))
+    if way is not None:
+        refuse_inline(task, way)
 
 
 def refuse_inline(task: str, way: str) -> NoReturn:

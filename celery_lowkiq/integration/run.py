@@ -10,7 +10,7 @@ from functools import cached_property
 from numbers import Real
 from typing import Any
 
-from celery.exceptions import Ignore, MaxRetriesExceededError, Retry
+from celery.exceptions import Ignore, MaxRetriesExceededError, Reject, Retry
 
 from celery_lowkiq.rules.errors import LowkiqError, UndecodablePayload
 from celery_lowkiq.rules.models import BadPayload, Batch, Fate, Gone, Job, Verdict
@@ -80,9 +80,13 @@ class Run:
         self._settings = settings
         self._dump = codec.dump
         self._result: Any = None
+        #: Raised by the function: its jobs are done, and its calls get no result.
         self._ignored: Ignore | None = None
         self._errors: dict[str, Exception] = {}
         self._texts: dict[str, str | None] = {}
+        self._raising: dict[int, raising] = {}
+        #: What Celery was shown of a failure.
+        self._seen: Exception | None = None
         #: Jobs that raised Again.
         self._parts: dict[str, Part] = {}
         #: Positions that stay for a later run, by id, of jobs that have some.
@@ -127,20 +131,48 @@ class Run:
         self._result = result
         return self._value(self.jobs[0].id) if self.call is not None else result
 
-    def ignores(self, error: Ignore) -> None:
-        """The function raised Ignore: its jobs are done, and its calls get no result."""
-        self._ignored = error
-
     def fails(self, error: Exception) -> Exception | None:
         """Decide about every job. Returns what Celery is to see: a Retry while any job of the batch runs
         again, else the error itself; None when all of them are done.
         """
-        self.decided = True
+        try:
+            seen = self._decide(error)
+        except Exception as refused:  # noqa: BLE001 - an error that cannot be looked at: the jobs fail by that
+            seen = self._decide(refused)
+        self.decided, self._seen = True, seen
+        return seen
+
+    def watched(self, function: Callable[[], Any]) -> Any:
+        """What a part of the run returns, or raises as Celery is to see it: what it raises is decided about,
+        unless that was done.
+        """
+        try:
+            return function()
+        except Ignore as error:
+            self._ignored = error
+            raise
+        except Reject:
+            raise
+        except Exception as error:
+            if error is self._seen:
+                raise
+            seen = self.fails(error)
+            if seen is None:
+                return self.value()
+            if seen is error:
+                raise
+            raise seen from cause_of(error)
+
+    def _decide(self, error: Exception) -> Exception | None:
+        self._forget()
         try:
             found = outcomes(error, self.jobs, self._dump)
         except LowkiqError as refused:
             error, found = refused, {job.id: refused for job in self.jobs}
         self._each(lambda job: self._outcome(job, found.get(job.id)))
+        return self._told(error)
+
+    def _told(self, error: Exception) -> Exception | None:
         delays = [_pause(verdict) for verdict in self.verdicts if verdict.fate is Fate.RETRY]
         delays += [part.again.after for part in self._parts.values() if part.left]
         if not delays and not self._errors:
@@ -159,6 +191,12 @@ class Run:
         """What Celery is to see of a run that raised, when all of its jobs are done."""
         return self._value(self.jobs[0].id) if self.call is not None else None
 
+    def _forget(self) -> None:
+        """What was decided so far."""
+        self._ignored = None
+        for decided in (self._errors, self._texts, self._parts, self._left, self._decided):
+            decided.clear()
+
     def _outcome(self, job: Job, outcome: Exception | Part | None) -> Verdict:
         handed = self._handed[job.id]
         positions = handed.positions(job)
@@ -174,8 +212,10 @@ class Run:
 
     def _failed(self, job: Job, failure: Exception) -> Verdict:
         error = cause_of(failure)
-        delay = _seconds(failure) if isinstance(failure, Retry) else None
-        policy = replace(self._policy, max_retries=getattr(failure, "max_retries", self._policy.max_retries))
+        delay, policy = None, self._policy
+        if isinstance(failure, Retry):
+            delay = _seconds(failure)
+            policy = replace(policy, max_retries=getattr(failure, "max_retries", policy.max_retries))
         data = dump_error(self._settings, error)
         self._errors[job.id] = error
         self._texts[job.id] = load_error(self._settings, data)
@@ -227,7 +267,7 @@ class Run:
         error = self._errors[job.id]
         if verdict.fate is Fate.BURY or (verdict.fate is Fate.DIE and place == 0):
             dead = MaxRetriesExceededError(str(error)) if isinstance(error, Retry) else error
-            return Ending(True, raising(dead))
+            return Ending(True, self._raises(dead))
         pause = _pause(verdict) if verdict.fate is Fate.RETRY else 0.0
         return Ending(False, raising(Retry(exc=error, when=pause)))  # type: ignore[arg-type]
 
@@ -252,8 +292,14 @@ class Run:
         if self.replacement is not None:
             return self.replacement
         if self._ignored is not None:
-            return raising(self._ignored)
+            return self._raises(self._ignored)
         return giving(self._value(job.id))
+
+    def _raises(self, error: Exception) -> raising:
+        """One for all calls that end so: each raise lengthens the traceback that a new one would take."""
+        if id(error) not in self._raising:
+            self._raising[id(error)] = raising(error)
+        return self._raising[id(error)]
 
     def _value(self, job_id: str) -> Any:
         if job_id in self._parts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from celery_lowkiq.store.calls import CallReader
 from celery_lowkiq.store.tracks import Tracks
 
 from .book import CallBook
+from .careful import careful_logger
 from .handed import NOTHING, Positions, RunJob
 from .policies import policy_of
 from .request import lane_request
@@ -24,7 +24,7 @@ from .stores import Home
 from .tracing import traced
 from .tracked import TrackedCalls
 
-logger = logging.getLogger("celery_lowkiq")
+logger = careful_logger("celery_lowkiq")
 
 
 class CeleryRunner:

@@ -13,7 +13,7 @@ from celery_lowkiq.rules.models import Merge, QueueSpec
 
 from .arguments import header_for
 from .arrivals import Arrivals
-from .bases import adopt_on_commit, guard_call, inherited
+from .bases import adopt_on_commit, guard_before_start, guard_call, inherited
 from .errors import dump_error_text
 from .leftovers import end_leftovers
 from .options import (
@@ -77,6 +77,7 @@ class OrderedTask(QueuePolicies, TracksCalls, StoresCalls, RunsBatches):
         declared = dict(cls.__dict__)
         others = inherited(cls, OrderedTask)
         guard_call(cls, others, OrderedTask)
+        guard_before_start(cls)
         run = declared.get("run")
         if run is not None:
             bound = not isinstance(run, staticmethod)

@@ -8,7 +8,8 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from celery.exceptions import Ignore, Reject, Retry
+from celery._state import get_current_task
+from celery.exceptions import Ignore, Retry
 
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.middleware import compose
@@ -17,7 +18,8 @@ from . import eager
 from .bases import CeleryTask
 from .call_records import store_state
 from .calls import read_delay, read_time
-from .run import Run, cause_of
+from .refusals import check_caller, check_retry
+from .run import Run
 from .spans import link_calls
 from .tracing import report
 
@@ -29,6 +31,7 @@ class RunsBatches(CeleryTask):  # type: ignore[misc]
         """Called by Celery's tracer for a batch, or directly by anyone."""
         request = self.request_stack.top
         if request is None or request.called_directly or request._protected:
+            check_caller(self.name, get_current_task())
             return super().__call__(*args, **kwargs)
         request._protected = 1
         ending = getattr(request, "lowkiq_ending", None)
@@ -43,21 +46,7 @@ class RunsBatches(CeleryTask):  # type: ignore[misc]
     def _run(self, run: Run, function: Callable[[], Any]) -> Any:
         if run.callers is not None:
             report(link_calls, run.callers)
-        try:
-            result = compose(run.middlewares, self, run.jobs, function)
-        except Ignore as error:
-            run.ignores(error)
-            raise
-        except Reject:
-            raise
-        except Exception as error:
-            seen = run.fails(error)
-            if seen is None:
-                return run.value()
-            if seen is error:
-                raise
-            raise seen from cause_of(error)
-        return run.succeeds(result)
+        return run.watched(lambda: run.succeeds(compose(run.middlewares, self, run.jobs, function)))
 
     def retry(
         self,
@@ -74,10 +63,16 @@ class RunsBatches(CeleryTask):  # type: ignore[misc]
 
         Without ``countdown`` (s) or ``eta`` the pause is the task's ``retry_in``; ``max_retries`` replaces
         the task's for this failure, and ``exc`` is by default what is being handled. Raises Retry; outside
-        of a run, ``exc``. Raises InvalidCall for ``throw=False``: a run cannot succeed and be repeated.
+        of a run, ``exc``. Raises InvalidCall for ``throw=False``: a run cannot succeed and be repeated; for a
+        ``max_retries`` that is no whole number; and for whatever would change the call.
         """
         if not throw:
             raise InvalidCall("retry(throw=False) is not supported: write raise self.retry(...)")
+        check_retry({"args": args, "kwargs": kwargs, **options})
+        if max_retries is not None and (not isinstance(max_retries, int) or max_retries < 0):
+            raise InvalidCall(
+                f"retry(max_retries={max_retries!r}): a whole number from 0 is allowed, or None"
+            )
         handled = sys.exc_info()[1]
         exc = exc or (handled if isinstance(handled, Exception) else None)
         if self.request.called_directly:
@@ -91,10 +86,15 @@ class RunsBatches(CeleryTask):  # type: ignore[misc]
     def replace(self, sig: Any) -> Any:
         """Run a signature in place of this task, which takes over id, links, chain and chord.
 
-        In a run of several calls it does so for each of them.
+        In a run of several calls it does so for each of them that has a record.
         """
         run = getattr(self.request, "lowkiq_run", None)
-        if run is None or run.call is not None:
+        if (
+            run is None
+            or run.call is not None
+            or run.callers is None
+            or next(iter(run.callers()), None) is None
+        ):
             return super().replace(sig)
         run.replacement = lambda: self.replace(sig.clone())
         raise Ignore("each call is replaced by a new task")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,9 @@ from celery.states import IGNORED
 
 from celery_lowkiq.rules.errors import LowkiqError
 
-logger = logging.getLogger("celery_lowkiq")
+from .careful import careful_logger
+
+logger = careful_logger("celery_lowkiq")
 
 
 class NotTold(LowkiqError):

@@ -278,3 +278,23 @@ class TestACallOfTheUsers:
 def total(self, payloads_by_id):
     (payloads,) = payloads_by_id.values()
     return sum(payloads)
+
+
+@pytest.mark.parametrize("calls", [(), [(0, "revoked")]])
+def test_a_run_of_which_no_call_has_a_record_is_replaced_once(calls):
+    ran = []
+
+    def replaces(self, payloads_by_id):
+        return self.replace(self.app.signature("other"))
+
+    lane = Lane(replaces)
+
+    @lane.app.task(name="other", shared=False)
+    def other():
+        ran.append("other")
+
+    lane.app.conf.task_always_eager = True
+    state.revoked.update(["revoked"])
+    recorded = Recorded.SOME if calls else Recorded.NONE
+    (verdict,) = lane.run(job(b"1", calls=calls, recorded=recorded))
+    assert (verdict.fate, ran) == (Fate.DONE, ["other"])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import traceback
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from celery.exceptions import Reject, Retry
+from celery.exceptions import Ignore, Reject, Retry
 
 from celery_lowkiq import Again, BusinessFailure, ConfigurationError, InvalidCall, JobsFailed, ordered_task
 from celery_lowkiq.rules.models import BadPayload, Fate, Gone, Recorded
@@ -88,6 +89,11 @@ class TestAgain:
         verdicts = lane.run(*jobs)
         assert [verdict.fate for verdict in verdicts] == [Fate.RETURN, Fate.RETURN, Fate.DONE]
         assert [dropped(verdict) for verdict in verdicts] == [[0], [1], []]
+
+    def test_raised_bare_with_payloads_of_one_job_it_is_not_for_equal_ones_of_others(self):
+        lane = Lane(raising(lambda batch: Again(batch["x"])), batch_size=2)
+        verdicts = lane.run(job(b"[1]", job_id="x"), job(b"[1]", job_id="y"))
+        assert [verdict.fate for verdict in verdicts] == [Fate.RETURN, Fate.DONE]
 
     def test_payloads_that_nobody_can_read_are_no_part_of_it(self):
         lane = Lane(raising(lambda batch: Again(batch["1"][1:])))
@@ -193,11 +199,83 @@ def test_a_bad_max_payloads_per_run_is_refused(most):
         ordered_task(max_payloads_per_run=most)(lambda payloads_by_id: None)
 
 
+class Secretive(Exception):
+    """Like an error that finds its attributes in the answer of a service."""
+
+    def __getattr__(self, name):
+        raise KeyError(name)
+
+
+class Limited(Exception):
+    """An error of a service that gave up after so many tries of its own."""
+
+    def __init__(self, max_retries):
+        super().__init__("gave up")
+        self.max_retries = max_retries
+
+
+class Unhashable(Again):
+    __hash__ = None
+
+
+def retry_with(max_retries):
+    error = Retry(exc=ValueError("x"))
+    error.max_retries = max_retries
+    return error
+
+
+class TestStrangeErrors:
+    """Whatever a function raises, its job is not done."""
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda _: Secretive("x"),
+            lambda _: retry_with("3"),
+            lambda _: Retry(when=10**400),
+            lambda _: Limited(0),
+            lambda _: Limited("3"),
+            lambda _: Limited(None),
+        ],
+    )
+    def test_each_is_a_failure(self, make):
+        lane = Lane(raising(make), max_retries=1)
+        (verdict,) = lane.run(job(b"1", calls=[(0, "a")]))
+        assert (verdict.fate, lane.state("a")) == (Fate.RETRY, "RETRY")
+        (verdict,) = lane.run(job(b"1", retry_count=0, recorded=Recorded.NONE))
+        assert verdict.fate is Fate.DIE
+
+    def test_only_what_says_so_itself_changes_how_often_a_job_is_retried(self):
+        (verdict,) = Lane(raising(retry_with(0))).run(job(b"1"))
+        assert verdict.fate is Fate.DIE
+
+    def test_an_again_that_is_no_key(self):
+        (verdict,) = Lane(raising(Unhashable())).run(job(b"1"))
+        assert verdict.fate is Fate.RETURN
+
+    @pytest.mark.parametrize("error", [BusinessFailure("no"), Ignore("no")])
+    def test_it_costs_no_more_for_the_last_of_many_calls(self, error):
+        """Each raise of an error makes its traceback longer."""
+        lane = Lane(raising(error))
+        lane.run(job(b"1", calls=[(0, f"call-{n}") for n in range(20)]))
+        frames = sum(1 for _ in traceback.walk_tb(error.__traceback__))
+        assert frames < 15
+
+
 def test_at_once_nothing_runs_again(app):
     """``task_always_eager``: as with ``self.retry``."""
     for error in (Again(after=5), JobsFailed({"1": Again(after=5)})):
         task = ordered_task(app=app, shared=False, bind=True, name="eager")(raising(error))
         assert task.delay("1", "x").state == "RETRY"
+        del app.tasks["eager"]
+
+
+def test_at_once_autoretry_leaves_them_alone(app):
+    expected = {Again(after=5): "RETRY", BusinessFailure("no"): "FAILURE", ValueError(): "RETRY"}
+    for error, state in expected.items():
+        options = {"app": app, "shared": False, "bind": True, "autoretry_for": (Exception,)}
+        task = ordered_task(name="eager", **options)(raising(error))
+        assert task.delay("1", "x").state == state
         del app.tasks["eager"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import pytest
 from celery import Celery, signals
 from celery.app.trace import build_tracer
 
-from celery_lowkiq import OrderedTask, ordered_task
+from celery_lowkiq import ConfigurationError, OrderedTask, ordered_task
 from celery_lowkiq.integration import request
 from celery_lowkiq.integration.runner import CeleryRunner
 from celery_lowkiq.integration.stores import home_of
@@ -71,8 +72,66 @@ def test_what_fails_after_the_function_returned_does_not_repeat_it(run, hook):
 def test_a_job_whose_function_never_ran_is_not_done(run):
     verdict, _ = run(returns, init=fails)
     assert (verdict.fate, verdict.error) == (Fate.RETRY, b"RuntimeError: around")
-    verdict, _ = run(returns, base=type("Hooked", (OrderedTask,), {"abstract": True, "before_start": fails}))
+    verdict, states = run(
+        returns, base=type("Hooked", (OrderedTask,), {"abstract": True, "before_start": fails})
+    )
     assert (verdict.fate, verdict.error) == (Fate.RETRY, b"RuntimeError: around")
+    assert states == [("RETRY", "Retry")]
+
+
+class Secretive(Exception):
+    """Like an error that finds its attributes in the answer of a service."""
+
+    def __getattr__(self, name):
+        raise KeyError(name)
+
+
+def test_an_error_that_cannot_be_shown_does_not_end_the_lane(run, monkeypatch, caplog):
+    def shown(*_):
+        raise KeyError("__notes__")
+
+    def around_it(*_):
+        raise Secretive("x")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(logging.Formatter, "formatException", shown)
+        patched.setattr(logging.Handler, "handleError", shown)
+        verdict, _ = run(returns, init=around_it)
+    assert verdict.fate is Fate.RETRY
+    # Celery has looked at it, and met the error of its attributes.
+    assert "a run of t failed outside its function, by a KeyError that cannot be shown" in caplog.messages
+
+
+def around(call):
+    """A base that does something around each run."""
+    return type("Around", (OrderedTask,), {"abstract": True, "__call__": call})
+
+
+@pytest.mark.parametrize("max_retries, fate, state", [(1, Fate.RETRY, "RETRY"), (0, Fate.DIE, "FAILURE")])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_run_fails_by_what_is_raised_around_it(run, when, max_retries, fate, state):
+    def call(self, *args):
+        if when == "after":
+            OrderedTask.__call__(self, *args)
+        raise RuntimeError("around")
+
+    verdict, states = run(returns, base=around(call), max_retries=max_retries)
+    assert (verdict.fate, verdict.error) == (fate, b"RuntimeError: around")
+    assert [told for told, _ in states] == [state]
+
+
+def test_what_only_passes_by_is_decided_once(run):
+    def call(self, *args):
+        try:
+            return OrderedTask.__call__(self, *args)
+        finally:
+            args[0].clear()
+
+    def again(self, payloads_by_id):
+        raise self.retry(countdown=77)
+
+    verdict, states = run(again, base=around(call))
+    assert (verdict.fate, verdict.delay, states) == (Fate.RETRY, 77.0, [("RETRY", "Retry")])
 
 
 #: A failing on_retry makes Celery call on_failure.
@@ -144,6 +203,22 @@ class TestRetry:
         verdict, _ = run(goes_on)
         assert verdict.fate is Fate.RETRY
         assert b"throw=False" in verdict.error
+
+    @pytest.mark.parametrize(
+        "wrong", [{"max_retries": "3"}, {"max_retries": 1.5}, {"max_retries": -1}, {"args": ("2",)}]
+    )
+    def test_what_it_cannot_mean_is_refused(self, run, wrong):
+        def again(self, payloads_by_id):
+            raise self.retry(**wrong)
+
+        verdict, _ = run(again)
+        assert verdict.fate is Fate.RETRY
+        assert verdict.error.startswith(f"InvalidCall: retry({next(iter(wrong))}=".encode())
+
+    def test_what_would_change_the_call_is_refused_also_of_autoretry(self):
+        wrong = {"autoretry_for": (ValueError,), "retry_kwargs": {"queue": "other"}}
+        with pytest.raises(ConfigurationError, match=r"retry_kwargs=.*queue cannot be changed"):
+            ordered_task(**wrong)(raises)
 
     def test_autoretry_for(self, run):
         options = {"autoretry_for": (ValueError,), "retry_kwargs": {"countdown": 7, "max_retries": 3}}

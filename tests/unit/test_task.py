@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from celery import Celery, shared_task
+from celery import Celery, shared_task, xmap
 from celery.exceptions import Retry
 
 from celery_lowkiq import (
@@ -251,6 +251,11 @@ class TestRefusedCalls:
             (lambda t: t.map([1]), InvalidCall, "record.map is not supported.*perform_async"),
             (lambda t: t.starmap([(1,)]), InvalidCall, "record.starmap is not supported"),
             (lambda t: t.chunks([(1,)], 1), InvalidCall, "record.chunks is not supported"),
+            (
+                lambda t: xmap(t.s(), ["1"], app=t.app).apply().get(),
+                InvalidCall,
+                "record.map is not supported",
+            ),
             (lambda t: t.apply_async((1,), eta=1700000000000), InvalidCall, "milliseconds"),
             (lambda t: t.apply_async((1,), score=float("nan")), InvalidCall, "score=nan is not finite"),
             (lambda t: t.apply_async((1,), eta=5, countdown=5), InvalidCall, "exclude each other"),
