@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from celery_lowkiq.rules.errors import InvalidCall, StoreError
@@ -50,13 +51,16 @@ class _Tracked:
         for start in range(0, len(jobs), CHUNK):
             ids = self.task_ids[start : start + CHUNK]
             part = jobs[start : start + CHUNK]
+            #: By its record, which names the call.
+            not_stored = {job.record: task_id for job, task_id in zip(part, ids, strict=True)}
             try:
                 self._add(queue, ids, part, left)
-                self.home.store.push(queue, part, left)
+                self.home.store.push(queue, part, left, partial(_strike, not_stored))
             except InvalidCall:
                 raise
             except BaseException as error:
-                self._not_pushed(ids, error)
+                # All were stored, and yet it failed: none is confirmed.
+                self._not_pushed(not_stored.values() or ids, error)
                 raise
 
     def _add(self, queue: QueueSpec, ids: Sequence[str], jobs: list[NewJob], left: Iterable[float]) -> None:
@@ -68,8 +72,8 @@ class _Tracked:
         if self.refuse and not may_run:
             raise InvalidCall(f"tracker {self.tracker} was cancelled, and takes no more calls")
 
-    def _not_pushed(self, ids: Sequence[str], error: BaseException) -> None:
-        """Of some the push may have come through: if so, their runs will say what became of them."""
+    def _not_pushed(self, ids: Iterable[str], error: BaseException) -> None:
+        """When Redis did not answer, they may be stored: if so, their runs will say what became of them."""
         text = f"not pushed: {type(error).__name__}: {error}"
         try:
             self.home.tracks.tell(
@@ -77,6 +81,11 @@ class _Tracked:
             )
         except StoreError as away:
             logger.warning("tracker %s was not told of calls that were not pushed: %s", self.tracker, away)
+
+
+def _strike(not_stored: dict[bytes | None, str], jobs: Iterable[NewJob]) -> None:
+    for job in jobs:
+        not_stored.pop(job.record, None)
 
 
 def shown_payload(home: Home, data: bytes) -> bytes:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
-from celery_lowkiq.rules.errors import StoreUnavailable
+from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import NewJob, QueueSpec, ShardRef
 from celery_lowkiq.rules.priorities import MOST_URGENT
 
@@ -18,6 +18,8 @@ from .records import id_bytes, number_text
 from .scripts import Call, Value, load
 
 T = TypeVar("T")
+#: Told of jobs that are in their shard; of the same again when their push is repeated.
+Stored = Callable[[Sequence[NewJob]], None]
 
 #: What one push script takes at most (the bytes may be exceeded by one payload).
 CHUNK_JOBS = 1000
@@ -69,6 +71,12 @@ def push_call(queue: QueueSpec, shard: ShardRef, sender: Sender, jobs: Sequence[
         index=shard.index,
         records=len(records) // 3,
     )
+
+
+def taken(turn: Mapping[ShardRef, Sequence[NewJob]], replies: Sequence[Any]) -> list[NewJob]:
+    """The jobs of the shards that did not refuse them."""
+    answers = zip(turn.values(), replies, strict=True)
+    return [job for jobs, reply in answers if not isinstance(reply, StoreError) for job in jobs]
 
 
 def patiently(pauses: Iterator[float], ask: Callable[[], T]) -> T:

@@ -19,7 +19,7 @@ from .client import Client, ShardsDiffer, raise_refused
 from .dropping import Dropped, DropsOfPush
 from .durability import Durability
 from .keys import channel, nodes_key, report_key, reports_key, shard_keys, ticket_key, tokens_key
-from .pushing import Sender, chunked, patiently, push_call
+from .pushing import Sender, Stored, chunked, patiently, push_call, taken
 from .records import (
     id_bytes,
     number_text,
@@ -63,10 +63,17 @@ class RedisStore:
 
     # -- calls
 
-    def push(self, queue: QueueSpec, jobs: Sequence[NewJob], pauses: Iterable[float] = ()) -> None:
+    def push(
+        self,
+        queue: QueueSpec,
+        jobs: Sequence[NewJob],
+        pauses: Iterable[float] = (),
+        stored: Stored | None = None,
+    ) -> None:
         """Merge jobs into the queue: one round trip for each 1,000 jobs of the fullest shard.
 
         While Redis is away, a round trip is repeated after each of the ``pauses`` (s), under its old number.
+        ``stored`` is told after each round trip which jobs their shards have taken.
         Raises ShardCountMismatch, StoreFull, QueueFull, or StoreUnavailable: then the outcome may be unknown,
         and some shards may have taken their part. To push the same jobs again is safe.
         """
@@ -81,7 +88,7 @@ class RedisStore:
                 shard: chunk for shard, chunks in waiting.items() if (chunk := next(chunks, None))
             }:
                 calls = [(s, push_call(queue, s, sender, chunk)) for s, chunk in turn.items()]
-                hear = self._hears(queue, turn)
+                hear = self._hears(queue, turn, stored)
                 patiently(left, lambda calls=calls, hear=hear: self.admitted(queue, calls, hear))  # type: ignore[misc]
         if by_shard:
             # All shards of a Redis are one stream: what was written last, confirms what came before.
@@ -98,10 +105,19 @@ class RedisStore:
         finally:
             self._senders.append(sender)
 
-    def _hears(self, queue: QueueSpec, turn: Mapping[ShardRef, Sequence[NewJob]]) -> Hears | None:
-        if not queue.policy or self.dropped is None:
-            return None
-        return DropsOfPush(self.client, queue, turn, self.dropped).hear
+    def _hears(
+        self, queue: QueueSpec, turn: Mapping[ShardRef, Sequence[NewJob]], stored: Stored | None
+    ) -> Hears | None:
+        drops = DropsOfPush(self.client, queue, turn, self.dropped) if queue.policy and self.dropped else None
+        if stored is None:
+            return None if drops is None else drops.hear
+
+        def hear(replies: Sequence[Any]) -> None:
+            stored(taken(turn, replies))
+            if drops is not None:
+                drops.hear(replies)
+
+        return hear
 
     def admitted(
         self, queue: QueueSpec, calls: list[tuple[ShardRef, Call]], hear: Hears | None = None
