@@ -172,12 +172,15 @@ def read_id(value: str) -> str:
 
 
 def due_last(jobs: Iterable[NewJob]) -> str:
-    """When the last of the jobs is due, as ``track_add.lua`` reads it; "" for now."""
-    when = max((job.perform_in for job in jobs if job.perform_in is not None), default=None)
-    if when is not None:
-        return number_text(when)
-    delay = max((job.delay for job in jobs if job.delay is not None), default=None)
-    return "" if delay is None else f"+{number_text(delay)}"
+    """When the last of the jobs is due, as ``track_add.lua`` reads it; "" for now.
+
+    Which is later, the last time or the longest delay, only Redis's clock can say.
+    """
+    jobs = tuple(jobs)
+    times = [job.perform_in for job in jobs if job.perform_in is not None]
+    delays = [job.delay for job in jobs if job.delay is not None]
+    words = [number_text(max(times))] if times else []
+    return " ".join(words + ([f"+{number_text(max(delays))}"] if delays else []))
 
 
 def _number_or_dash(value: float | None) -> str:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import base64
+import time
 
 import pytest
 
 from celery_lowkiq.rules.errors import InvalidCall, StoreFull
-from celery_lowkiq.rules.models import Fate, Verdict
+from celery_lowkiq.rules.models import Fate, NewJob, Verdict
 from celery_lowkiq.rules.tracking import Counts, NewCall, State, began, ended, ends_without_run
 from celery_lowkiq.store.keys import TRACKER_KEYS, TrackerKeys
 from celery_lowkiq.store.telling import STEP
-from celery_lowkiq.store.tracks import Tracks
+from celery_lowkiq.store.tracks import Tracks, due_last
 from tests.store.helpers import ONE, claim, push, take
 
 DAY = 86400
@@ -222,6 +223,21 @@ def test_a_tracker_is_kept_while_it_waits_and_for_its_ttl_after(tracks, client):
     assert all(client.ttl(key) > 129 * DAY for key in keys), "until what is due last has had its time"
     tracks.tell([ended(run, over=True, success=True)])
     assert all(50 <= client.ttl(key) <= 60 for key in keys)
+
+
+@pytest.mark.parametrize(
+    "jobs",
+    [
+        pytest.param([{"delay": 100 * DAY}], id="a delay"),
+        pytest.param([{"perform_in": time.time() + 100 * DAY}], id="a time"),
+        pytest.param([{"perform_in": time.time() + 1}, {"delay": 100 * DAY}], id="a delay beside a time"),
+        pytest.param([{"perform_in": time.time() + 100 * DAY}, {"delay": 1}], id="a time beside a delay"),
+    ],
+)
+def test_a_tracker_outlives_its_last_call(tracks, tracker, client, jobs):
+    latest = due_last([NewJob(**{"id": "1", "payload": b"x", **job}) for job in jobs])
+    tracks.add(tracker, calls("a"), latest)
+    assert client.ttl(TrackerKeys(tracker)["tracker"]) > 129 * DAY
 
 
 def test_trackers_are_listed_latest_first(tracks, tracker, client):

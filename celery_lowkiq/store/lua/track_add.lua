@@ -3,7 +3,8 @@
 --
 -- KEYS: tracker tracked places messages
 -- ARGV: channel latest [call what]...
---   latest: when the last of them is due: '' now, '+<s>' a delay, else Unix s; what: its queue, id and payload
+--   latest: when the last of them is due: '' now, else the latest of '<Unix s>', '+<s>' (a delay), or both; what: its
+--   queue, id and payload
 -- USES: time track
 -- Returns: 'added', 'cancelled', or 'unknown' for a tracker that has expired.
 -- Cost: O(log n) a call.
@@ -13,8 +14,8 @@ if not kept[1] then
 end
 
 local due = now / 1000000
-if latest ~= '' then
-  due = string.sub(latest, 1, 1) == '+' and tonumber(delayed(now, latest)) or tonumber(latest)
+for when in string.gmatch(latest, '%S+') do
+  due = math.max(due, tonumber(string.sub(when, 1, 1) == '+' and delayed(now, when) or when))
 end
 if due > tonumber(kept[2]) then
   redis.call('HSET', tracker, 'latest', string.format('%.0f', math.min(due, now / 1000000 + LONGEST)))
