@@ -75,8 +75,8 @@ class CallBook:
 
     def admit(self, run: Run) -> dict[str, set[int]]:
         """Tell trackers of the calls that the run hands to the function, and end those that were revoked or
-        have expired. Returns the payloads of which no call is left, by id. Raises StoreError, and what a
-        result backend raises.
+        have expired; the others have started. Returns the payloads of which no call is left, by id. Raises
+        StoreError, and what a result backend raises.
         """
         recorded = [job for job in self._batch.jobs if job.recorded]
         for job in recorded:
@@ -84,6 +84,7 @@ class CallBook:
                 (self._known[job.id],) = self._pages(job)
         self._begin(run, ((job, call) for job in recorded for call in self._known.get(job.id, ())))
         dropped = {job.id: self._admit_job(run, job) for job in recorded}
+        self._start(call for job in recorded for call in self._known.get(job.id, ()))
         return {job_id: positions for job_id, positions in dropped.items() if positions}
 
     def _admit_job(self, run: Run, job: Job) -> set[int]:
@@ -106,6 +107,8 @@ class CallBook:
             alive |= {call.payload for call in living}
             if few:
                 self._known[job.id] = living
+            else:
+                self._start(living)
             if revoked:
                 self._reader.end(self._batch.lease, [(c.record.key, c.record.key) for c in revoked], news)
         return {position for position in gone - alive if job.payloads[position].recorded is Recorded.ALL}
@@ -114,6 +117,16 @@ class CallBook:
         """Tell trackers. The calls of a cancelled one are revoked."""
         found = [(job, call.note, run.hands(job.id, call.payload)) for job, call in calls]
         state.revoked.update(self._tracked.begin(found))
+
+    def _start(self, calls: Iterable[NotedCall]) -> None:
+        """From now on their time to live cannot end them, also if the worker dies before the run ends."""
+        started = [
+            (call.record, note.dump(self._codec))
+            for call in calls
+            if (note := call.note.started()) is not None
+        ]
+        if started:
+            self._reader.start(self._batch.lease, started)
 
     def _revoked(self, job: Job, call: NotedCall) -> str:
         """Ends a call that shall not run any more. Why it shall not; "" when it shall."""

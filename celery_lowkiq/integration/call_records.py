@@ -38,13 +38,19 @@ class CallNote:
     tracker: str = ""
 
     def before_its_job_failed(self) -> CallNote:
-        """The call as long as its job has not failed: without an ``expires`` of its own, it expires when its
-        time to live ends.
+        """The call as long as its job has not failed: without an ``expires`` of its own, and until it was
+        handed to a run, it expires when its time to live ends.
         """
         ends = self.headers.get(TTL_ENDS)
         if ends is None or self.headers.get("expires"):
             return self
         return replace(self, headers={**self.headers, "expires": ends})
+
+    def started(self) -> CallNote | None:
+        """The call once it was handed to a run: its time to live is over. None when that changes nothing."""
+        if TTL_ENDS not in self.headers:
+            return None
+        return replace(self, headers={name: v for name, v in self.headers.items() if name != TTL_ENDS})
 
     def dump(self, codec: Codec) -> bytes:
         """The record. Raises PayloadError."""

@@ -20,7 +20,7 @@ from .client import Client
 from .keys import shard_keys
 from .records import id_bytes, parse_processing
 from .scripts import Call, Value, load
-from .telling import tell_calls
+from .telling import parts, tell_calls
 
 DIGEST_BYTES = 10
 NUMBER_DIGITS = 12
@@ -140,6 +140,26 @@ class CallReader:
         """Tell trackers of calls, and delete records, before their job is settled. Raises NotOwner."""
         told = [call for _, call in tell_calls(news)]
         self._client.all([*told, end_calls(lease, ended)])
+
+    def start(self, lease: Lease, records: Iterable[tuple[CallRecord, bytes]]) -> None:
+        """Give calls that are handed to a run other data. Those that were ended meanwhile stay away.
+        Raises NotOwner.
+        """
+        self._client.all(
+            [
+                load("start_calls").call(
+                    shard_keys(lease.shard),
+                    [
+                        value
+                        for record, data in part
+                        for value in (record.key + record.data, record.key + data)
+                    ],
+                    owner=lease.owner,
+                    epoch=lease.epoch,
+                )
+                for part in parts(records)
+            ]
+        )
 
     def _payloads(
         self, shard: ShardRef, job: Job, positions: dict[bytes, int]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from celery_lowkiq.rules.errors import NotOwner, StoreError
@@ -196,6 +198,40 @@ def test_a_run_of_keys_ends_the_calls_of_one_payload_at_once(store):
     keys = [c.key for c in job.calls.records if job.payloads[c.payload].data == b"a"]
     CallReader(store.client).end(lease, [(keys[0], keys[-1])])
     assert count(store) == 1
+
+
+def test_a_call_that_starts_gets_other_data_and_keeps_its_place(store):
+    store.push(ONE, [NewJob("1", b"a", record=b"%d" % n) for n in range(600)])
+    lease = take(store)
+    (job,) = claim(store, lease).jobs
+    reader = CallReader(store.client)
+    records = [record for page in reader.pages(SHARD, job) for record in page]
+    for _ in range(2):
+        reader.start(lease, [(record, b"started " + record.data) for record in records])
+    assert [c.data for page in reader.pages(SHARD, job) for c in page] == [
+        b"started %d" % n for n in range(600)
+    ]
+    reader.end(lease, [(records[0].key, records[-1].key)])
+    assert count(store) == 0
+
+
+def test_a_call_that_has_ended_starts_no_more(store):
+    call(store, "1", "a", "it")
+    lease = take(store)
+    (job,) = claim(store, lease).jobs
+    reader = CallReader(store.client)
+    reader.end(lease, list(ended(job)))
+    reader.start(lease, [(job.calls.records[0], b"started")])
+    assert count(store) == 0
+
+
+def test_only_the_owner_may_say_that_a_call_starts(store):
+    call(store, "1", "a", "it")
+    (job,) = claim(store, take(store)).jobs
+    former = replace(take(store, owner="other"), epoch=1)
+    with pytest.raises(NotOwner):
+        CallReader(store.client).start(former, [(job.calls.records[0], b"started")])
+    assert read(store, job) == [("a", "it")]
 
 
 def test_a_payload_may_be_dropped_by_a_settle(store):

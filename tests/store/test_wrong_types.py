@@ -153,6 +153,7 @@ def arguments(state):
             {**owner, "merge": "min", "policy": POLICY, "claim": 0, "done": 0},
             ("runs", state.claim, "die", 0, 0, "error", "last line", 1, 0, "bad"),
         ),
+        "start_calls": (owner, (RECORDED + b"of a call", RECORDED + b"started")),
         "stats": ({}, ()),
         "tokens": (
             {"holder": "me 1", "number": 1, "rate": "0.5", "capacity": 1, "wanted": 1, "surplus": 0},
@@ -168,6 +169,8 @@ def arguments(state):
     }
 
 
+#: The call of the id that has a record.
+RECORDED = b"recorded\0" + digest(b"x") + b"%012x" % 1
 NAMES = list(arguments(State()))
 #: Those that change nothing.
 READERS = {"counters", "dump", "next_due", "page", "peek", "stats", "track_page", "why"}

@@ -34,6 +34,7 @@ class Reader:
     def __init__(self):
         self.records = []
         self.ended = []
+        self.started = []
         self.news = []
         self.away = False
 
@@ -49,6 +50,9 @@ class Reader:
             raise StoreUnavailable("gone")
         self.ended += ended
         self.news += news
+
+    def start(self, lease, records):
+        self.started += [(record.key, CallNote.load(data, CODEC)) for record, data in records]
 
 
 class Tracks:

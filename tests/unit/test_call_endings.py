@@ -9,6 +9,7 @@ from celery import Task
 from celery.worker import state
 
 from celery_lowkiq import OrderedTask
+from celery_lowkiq.integration.call_records import TTL_ENDS, CallNote
 from celery_lowkiq.rules.models import (
     CONDEMNED,
     BadPayload,
@@ -101,6 +102,17 @@ def test_a_job_whose_calls_cannot_all_be_ended_runs_again():
     lane.reader.records, lane.reader.away = list(few.calls.records), True
     (verdict,) = lane.run(few._replace(calls=None))
     assert (verdict.fate, verdict.delay, verdict.ended) == (Fate.RETURN, 1.0, ())
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_a_run_ends_the_time_to_live_of_its_calls(few):
+    """However often its job has failed."""
+    lane = Lane(last_payload)
+    ends = {TTL_ENDS: "2100-01-01T00:00:00+00:00"}
+    found = job(b"7", b"8", calls=[(0, "a", ends), (1, "b"), (1, "c", ends | {"x": 1})], retry_count=2)
+    lane.reader.records = list(found.calls.records)
+    lane.run(found if few else found._replace(calls=None))
+    assert lane.reader.started == [(b"key 0", CallNote("a")), (b"key 2", CallNote("c", {"x": 1}))]
 
 
 def test_a_poison_pill_does_not_run_and_its_calls_have_failed():

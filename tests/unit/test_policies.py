@@ -117,6 +117,11 @@ class TestTimeToLive:
         note = CallNote("1", {TTL_ENDS: self.ENDS, "expires": "2029-01-01T00:00:00+00:00"})
         assert note.before_its_job_failed() is note
 
+    def test_it_is_over_with_the_first_run(self):
+        note = CallNote("1", {TTL_ENDS: self.ENDS, "x": 1})
+        assert note.started() == CallNote("1", {"x": 1})
+        assert note.started().started() is None
+
     def test_it_begins_with_the_call(self, app):
         task = make(app, job_ttl=timedelta(minutes=5))
         note = note_of(task, {"id": "1"}, None, {}, track=False)

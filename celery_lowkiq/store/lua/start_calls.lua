@@ -1,0 +1,20 @@
+-- Replaces records of calls whose payloads are handed to a run: what they said of the time before is over.
+--
+-- KEYS: lease calls
+-- ARGV: owner epoch [member other]...
+--   member: as it lies there; other: the same call with another record
+-- USES: owner
+-- FLAGS: allow-oom
+-- Returns: how many were replaced; error NOTOWNER <epoch>.
+-- Cost: O(log n) a record. Repeated, or when the call has ended: it stays away.
+if not is_owner() then
+  return refuse()
+end
+local replaced = 0
+for i = rest, #ARGV, 2 do
+  if redis.call('ZREM', calls, ARGV[i]) == 1 then
+    redis.call('ZADD', calls, 0, ARGV[i + 1])
+    replaced = replaced + 1
+  end
+end
+return replaced
