@@ -112,7 +112,7 @@ class Model:
         if job.payload not in self._trim(known):
             self.merged += waits
             known.priority = min(known.priority, priority)
-            self._put_off(job.id, known, job.perform_in, now)
+            self._put_off(job.id, known, job.perform_in, now, waits)
         return True
 
     def _make_place(self, evicted: list[str]) -> bool:
@@ -134,14 +134,14 @@ class Model:
         job = self.waiting[job_id]
         return job.priority == 0, job.perform_in, job_id.encode()
 
-    def _put_off(self, job_id: str, job: ModelJob, asked: float, now: float) -> None:
+    def _put_off(self, job_id: str, job: ModelJob, asked: float, now: float, waits: bool) -> None:
         policies = self.policies
         if job.retry_count >= 0:
             own = job.perform_in
             job.perform_in = after_failure(own, asked, policies.on_push_after_failure)
             if job.perform_in < own:
                 self.early.setdefault(job_id, own)
-        elif policies.debounce is not None:
+        elif policies.debounce is not None and (job_id in self.firsts or not waits):
             first, floor = self.firsts.get(job_id, (now, asked))
             self.firsts[job_id] = first, max(floor, asked)
             longest = policies.debounce_max
@@ -209,6 +209,7 @@ class Model:
             rest = {payload: item for payload, item in job.items.items() if payload not in taken}
             at = job.perform_in if level == 2 else now
             self.waiting[job_id] = replace(job, items=rest, perform_in=at)
+            self.firsts.pop(job_id, None)
         else:
             self.forget(job_id)
         job = replace(job, items=taken)

@@ -23,6 +23,11 @@ def reads(store):
     return info.get("cmdstat_zrangebylex", {"calls": 0})["calls"]
 
 
+def hasten(shard):
+    """Its time has come."""
+    Actions(shard.store).perform_now(shard.spec, ["1"])
+
+
 class TestKeep:
     def test_the_highest_scores_stay(self, store):
         shard = Shard(store, keep=2)
@@ -118,14 +123,27 @@ class TestDebounce:
         shard.push("1", b"b")
         assert shard.waiting().perform_in > 1e9
 
-    def test_what_a_claim_leaves_is_not_put_off_anew(self, store):
-        shard = Shard(store, debounce=1e-6, debounce_max=1e-6)
+    @pytest.mark.parametrize("portion", [{}, {"per_run": 2}], ids=["1,000 payloads", "max_payloads_per_run"])
+    def test_what_a_claim_leaves_is_not_put_off_anew(self, store, portion):
+        shard = Shard(store, debounce=100.0, **portion)
         calls = [NewJob("1", b"%d" % n, n) for n in range(1001)]
         store.push(shard.spec, calls)
-        assert len(shard.claim()[0].payloads) == 1000
+        hasten(shard)
+        assert len(shard.claim()[0].payloads) == portion.get("per_run", 1000)
         before = shard.waiting().perform_in
-        store.push(shard.spec, calls[:1])
-        assert shard.waiting().perform_in == before
+        store.push(shard.spec, [NewJob("1", b"new", 2000)])
+        assert shard.waiting().perform_in == before <= time.time()
+
+    def test_what_a_run_leaves_runs_when_it_said(self, store):
+        shard = Shard(store, debounce=1.0, debounce_max=1.0)
+        shard.push("1", b"a")
+        hasten(shard)
+        (job,) = shard.claim()
+        shard.push("1", b"meanwhile")
+        shard.end(job, Fate.RETURN, delay=1000.0)
+        before = shard.waiting().perform_in
+        shard.push("1", b"b")
+        assert shard.waiting().perform_in == before > time.time() + 500
 
     def test_a_job_that_failed_is_not_put_off(self, store):
         shard = Shard(store, debounce=0.000001)

@@ -52,6 +52,9 @@ local function move(id, perform_in, most, any_failed, condemned)
       redis.call('HDEL', errors, id)
     end
   end
+  if more and asked.debounce then
+    redis.call('HDEL', first, id)
+  end
   -- Its own time is still to come: the run is an early one.
   if own and tonumber(own) > now / 1000000 then
     perform_in = own

@@ -115,9 +115,14 @@ if policy ~= '' or any_ranked then
     end
   end
 
-  -- When a job that has not failed is due after one more call, not before `asked_for`.
+  -- When a job that has not failed is due after one more call, not before `asked_for`; nil leaves it as it is: only calls
+  -- have put it there that are claimed by now.
   local function debounced(id, waits, asked_for, now)
-    local began, floor = string.match(waits and redis.call('HGET', first, id) or '', '^(%d+) (%S+)$')
+    local known = waits and redis.call('HGET', first, id)
+    if waits and not known then
+      return nil
+    end
+    local began, floor = string.match(known or '', '^(%d+) (%S+)$')
     began = tonumber(began) or now
     floor = tonumber(floor or 0) > tonumber(asked_for) and floor or asked_for
     redis.call('HSET', first, id, string.format('%.0f ', began) .. floor)
