@@ -22,7 +22,7 @@ from celery_lowkiq.rules.errors import ConfigurationError
 
 from .errors import Refused
 
-#: Finds the user's name; None or "" refuses.
+#: Finds the user's name; None, "" and whatever is no text refuse.
 FindUser = Callable[[Request], "str | Awaitable[str | None] | None"]
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -102,10 +102,12 @@ class Access:
     async def user(self, scope: Scope) -> str:
         """Who asks. Raises Refused."""
         request = Request(scope)
-        if inspect.iscoroutinefunction(self.find_user):
-            user = await self.find_user(request)
-        else:
-            user = await run_in_threadpool(self.find_user, request)
+        user = await run_in_threadpool(self.find_user, request)
+        # What it gave decides, not how it was defined: a lambda or an object may be async, too.
+        if inspect.isawaitable(user):
+            user = await user
         if not user:
             raise Refused("you are not logged in, or may not see the dashboard")
-        return str(user)[:200]
+        if not isinstance(user, str):
+            raise Refused(f"auth= found a {type(user).__name__} where the user's name, a str, is allowed")
+        return user[:200]

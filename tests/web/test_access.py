@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import SimpleNamespace
+
 import pytest
 from starlette.testclient import TestClient
 
@@ -83,14 +86,35 @@ def test_a_proxys_header_names_the_user(visit):
     assert "anna" in browser.get("/", headers={"x-forwarded-user": "anna"}).text
 
 
-def test_a_function_finds_the_user(visit):
-    async def later(request):
-        return request.query_params.get("who")
+def now(request):
+    return request.query_params.get("who")
 
-    for find in (lambda request: request.query_params.get("who"), later):
-        browser = visit(auth=find)
-        assert browser.get("/").status_code == 403
-        assert "anna" in browser.get("/?who=anna").text
+
+async def later(request):
+    return request.query_params.get("who")
+
+
+class Finder:
+    async def __call__(self, request):
+        return await later(request)
+
+
+@pytest.mark.parametrize(
+    "find",
+    [now, later, partial(later), lambda request: later(request), Finder()],
+    ids=["a function", "async", "of a partial", "what a function returns", "of an object"],
+)
+def test_a_function_finds_the_user(visit, find):
+    browser = visit(auth=find)
+    assert browser.get("/").status_code == 403
+    assert "anna" in browser.get("/?who=anna").text
+
+
+@pytest.mark.parametrize("user", [True, 1, ["anna"], b"anna", SimpleNamespace(name="anna")])
+def test_what_is_no_name_lets_nobody_in(visit, user):
+    answer = visit(auth=lambda request: user).get("/")
+    assert answer.status_code == 403
+    assert type(user).__name__ in answer.text
 
 
 def test_a_read_only_dashboard_changes_nothing_and_offers_nothing(app, visit):
