@@ -74,7 +74,8 @@ class Guard:
 
 def check_token(request: Request, given: str) -> None:
     """A form must carry what our cookie says, which no other site can read. Raises Refused."""
-    if not secrets.compare_digest(given.encode(), str(_token(request.scope)).encode()):
+    known = _token(request.scope)
+    if known is None or not secrets.compare_digest(given.encode(), known.encode()):
         raise Refused("the form is not of this session: go back, load the page again, and repeat")
 
 

@@ -157,11 +157,12 @@ def test_a_form_without_the_sessions_token_is_refused(browser, wrong):
     assert browser.post("/change", data=form, headers={"origin": ORIGIN}).status_code == 403
 
 
-def test_no_cookie_is_no_token(browser):
-    form = {"token": "", "queue": "record", "action": "perform_all_now"}
-    assert browser.post("/change", data=form).status_code == 403
-    form["token"] = "None"
-    assert browser.post("/change", data=form).status_code == 403
+@pytest.mark.parametrize("given", ["", "None"])
+@pytest.mark.parametrize("path", ["/change", "/cancel", "/tracker/cancel"])
+def test_no_cookie_is_no_token(browser, path, given):
+    assert not browser.cookies
+    form = {"token": given, "queue": "record", "action": "perform_all_now", "id": "x"}
+    assert browser.post(path, data=form).status_code == 403
 
 
 def test_the_cookie_is_for_our_pages_only(browser):
