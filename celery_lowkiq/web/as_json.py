@@ -72,10 +72,11 @@ def job(found: ShownJob | ShownDeadJob, load: show.Load | None) -> dict[str, Any
 
 def payload(found: ShownPayload, load: show.Load | None) -> dict[str, Any]:
     """``value`` for JSON, ``text`` for all; ``mark`` names it in a change."""
+    mark, found = show.mark(found), show.beginning(found)
     size = found.cut_from or len(found.value)
     return {
         "score": number(found.score),
-        "mark": show.mark(found),
+        "mark": mark,
         "value": None if found.cut_from else _value(found.value),
         "text": show.payload_text(found, load),
         "size": size,

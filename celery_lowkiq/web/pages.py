@@ -23,8 +23,8 @@ from .shards import shards_look
 from .show import Texts
 from .site import site_of
 
-#: Of each payload the page of a job reads so many bytes, and so many payloads.
-JOB = {"payload_limit": 100, "payload_bytes": show.MAX_TEXT}
+#: The page of a job reads so many payloads, each of them whole: all of it makes its mark.
+JOB = {"payload_limit": 100}
 #: Of findings, the worst first.
 LEVELS = ("error", "warning", "ok")
 #: So many queues of a lane are told.

@@ -7,7 +7,7 @@ import json
 import math
 import unicodedata
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -127,6 +127,7 @@ class Texts:
 
     def __call__(self, payload: ShownPayload) -> tuple[str, int]:
         """The text, and of how many bytes it is only the beginning (0: it is all)."""
+        payload = beginning(payload)
         limit = max(LEAST, min(MAX_TEXT, self.left))
         text = payload_text(payload, self.load, limit)
         self.left -= len(text)
@@ -140,12 +141,17 @@ def _loaded(data: bytes, load: Load) -> str:
         return f"{bytes_text(data)}\n({error})"
 
 
+def beginning(payload: ShownPayload) -> ShownPayload:
+    """Of a large payload what a page shows."""
+    size = len(payload.value)
+    return payload if size <= MAX_TEXT else replace(payload, value=payload.value[:MAX_TEXT], cut_from=size)
+
+
 def mark(payload: ShownPayload) -> str | None:
-    """Names a payload of a job; None when too little of it was read to tell."""
-    if payload.cut_from and len(payload.value) < MAX_TEXT:
+    """Names a payload of a job by all of its bytes; None when not all of it was read."""
+    if payload.cut_from:
         return None
-    whole = payload.cut_from or len(payload.value)
-    return f"{hashlib.blake2b(payload.value[:MAX_TEXT], digest_size=16).hexdigest()}-{whole}"
+    return f"{hashlib.blake2b(payload.value, digest_size=16).hexdigest()}-{len(payload.value)}"
 
 
 def _json(data: bytes) -> str | None:

@@ -163,6 +163,22 @@ def test_a_payload_of_ten_megabytes_can_be_dropped(browser, record, client):
     assert record.ordered_queue.stats().length == 0
 
 
+def test_large_payloads_that_begin_alike_are_told_apart(browser, record):
+    """They are of one size, too, and only the beginning of each is shown."""
+    rows = "x" * 70_000
+    for version in (1, 2, 3):
+        record.apply_async(("1", {"rows": rows, "version": version}), score=version)
+    payloads = browser.get("/api/v1/job?queue=record&id=1").json()["waiting"]["payloads"]
+    assert [(payload["cut"], payload["value"]) for payload in payloads] == [(True, None)] * 3
+    submit(browser, "drop_payload", "1", mark=payloads[1]["mark"], confirmed="1")
+    submit(browser, "edit_payload", "1", mark=payloads[2]["mark"], value='{"version": 4}')
+    left = record.ordered_queue.job("1").waiting.payloads
+    assert [payload.value["version"] for payload in left] == [1, 4]
+    page = browser.get("/job?queue=record&id=1").text
+    assert payloads[0]["mark"] in page
+    assert page.count("the beginning of") == 1
+
+
 def test_very_many_payloads_of_an_id_make_no_large_page(browser, record):
     record.perform_async([{"id": "1", "payload": [[number] * 3] * 800} for number in range(150)])
     page = browser.get("/job?queue=record&id=1")
