@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import urllib.request
@@ -10,6 +11,7 @@ import pytest
 
 from tests.waiting import eventually
 
+from . import proj
 from .conftest import start
 
 
@@ -29,14 +31,35 @@ def test_a_password_that_is_none_is_refused(run, monkeypatch):
     assert "hunter2" not in result.output
 
 
-def test_it_serves_the_pages(server, tmp_path):
-    log = tmp_path / "log"
+@pytest.fixture
+def log(tmp_path):
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def url(server, log):
+    """Where the dashboard answers as a process of its own."""
     with log.open("wb") as out:
         process = start("web", "--port", "0", stdout=out, stderr=subprocess.STDOUT)
     try:
         (url,) = eventually(lambda: re.findall(r"running on (http://127\.0\.0\.1:\d+)", log.read_text()))
-        with urllib.request.urlopen(f"{url}/") as page:
-            assert "sync_order" in page.read().decode()
+        yield url
     finally:
         process.terminate()
         assert process.wait(30) in (0, -15)
+
+
+def test_it_serves_the_pages(url):
+    with urllib.request.urlopen(f"{url}/") as page:
+        assert "sync_order" in page.read().decode()
+
+
+def test_each_change_leaves_lines_with_their_time_in_its_log(url, log, queue):
+    proj.sync_order.delay("a", "x")
+    body = json.dumps({"queue": "sync_order", "action": "delete", "ids": ["a"], "wait": 10}).encode()
+    kind = {"content-type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(f"{url}/api/v1/changes", body, kind)) as answer:
+        assert json.load(answer)["state"] == "done"
+    begins, done = (line for line in log.read_text().splitlines() if "celery_lowkiq.audit" in line)
+    assert re.match(r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d,\d+ INFO celery_lowkiq.audit: delete begins: ", begins)
+    assert done.endswith("delete done: user='local' from=127.0.0.1 queue='sync_order' ids=['a'] jobs=1")

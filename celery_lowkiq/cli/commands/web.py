@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import click
@@ -9,6 +10,8 @@ import click
 from celery_lowkiq.rules.errors import LowkiqError
 
 NEEDS = "the dashboard needs more packages: pip install 'celery-lowkiq[web]'"
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 @click.command()
@@ -56,4 +59,16 @@ def web(
             f"--host {host}: others could reach the dashboard, and nobody would be asked for a password. "
             "Set LOWKIQ_WEB_AUTH=user:password, or --user-header behind a proxy, or stay on 127.0.0.1."
         )
+    _show_our_log()
     uvicorn.run(dashboard, host=host, port=port, root_path=prefix.rstrip("/"), log_level="info")
+
+
+def _show_our_log() -> None:
+    """Who changed what is told on stderr, unless the project says where to; uvicorn shows only its own."""
+    logger = logging.getLogger("celery_lowkiq")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter(LOG_FORMAT))
+        logger.addHandler(handler)
