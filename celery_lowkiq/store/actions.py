@@ -11,13 +11,12 @@ from celery_lowkiq.rules.models import CallRecord, QueueSpec, ShardRef, shard_of
 from .calls import orphaned_calls
 from .keys import channel, shard_keys
 from .peeks import MORGUE_KEYS, WAITING_KEYS, Renamed
+from .progress import Progress as Progress
+from .progress import Tally
 from .queries import Queries
 from .records import id_bytes
 from .scripts import Call, Value, load
 from .store import RedisStore
-
-#: Called with how many jobs are done so far.
-Progress = Callable[[int], None]
 
 #: Called with calls whose jobs are gone, and whether these are in the morgue.
 Left = Callable[[Sequence[CallRecord], bool], None]
@@ -28,20 +27,9 @@ STEP_IDS = 100
 STEP_BYTES = 1024 * 1024
 
 
-class _Tally:
-    def __init__(self, progress: Progress | None) -> None:
-        self.count = 0
-        self._progress = progress
-
-    def add(self, count: int) -> None:
-        self.count += count
-        if self._progress and count:
-            self._progress(self.count)
-
-
 class Actions:
-    """Changes to waiting and dead jobs. Every method returns a count of jobs and may raise StoreError;
-    what was done until then stays done, and doing it again is safe.
+    """Changes to waiting and dead jobs. Every method returns a count of jobs and may raise StoreError, or
+    the Stop of ``progress``; what was done until then stays done, and doing it again is safe.
     """
 
     def __init__(self, store: RedisStore, left: Left | None = None) -> None:
@@ -52,7 +40,7 @@ class Actions:
 
     def perform_all_now(self, queue: QueueSpec, progress: Progress | None = None) -> int:
         """Make all waiting jobs due now; those of paused ids run when these are resumed."""
-        tally = _Tally(progress)
+        tally = Tally(progress)
         for shard in queue.shard_refs():
             # As many steps as the shard has jobs now: pushes must not keep this going.
             indexes = [("ZCARD", shard_keys(shard)[index]) for index in ("due", "ranked", "held")]
@@ -60,6 +48,7 @@ class Actions:
                 call = load("hasten").call(
                     shard_keys(shard), channel=channel(queue.name), index=shard.index, limit=STEP
                 )
+                tally.begin()
                 moved = self._client.call(call)
                 tally.add(moved)
                 if moved < STEP:
@@ -68,12 +57,13 @@ class Actions:
 
     def perform_now(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
         """Make waiting jobs due now; counts those that were due later."""
-        tally = _Tally(progress)
+        tally = Tally(progress)
         for shard, part in _by_shard(queue, ids).items():
             for at in range(0, len(part), STEP):
                 call = load("hasten_ids").call(
                     shard_keys(shard), part[at : at + STEP], channel=channel(queue.name), index=shard.index
                 )
+                tally.begin()
                 tally.add(self._client.call(call))
         return tally.count
 
@@ -97,20 +87,20 @@ class Actions:
 
     def delete(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
         """Delete waiting jobs; what is in processing goes on."""
-        tally = _Tally(progress)
+        tally = Tally(progress)
         self._remove(queue, ids, WAITING_KEYS | {"marks": "failed"}, tally, only_marked=0, maximum="+inf")
         return tally.count
 
     def delete_all_failed(self, queue: QueueSpec, progress: Progress | None = None) -> int:
         """Delete waiting jobs that failed before."""
-        tally = _Tally(progress)
+        tally = Tally(progress)
         for ids in self._pages(queue, "failed"):
             self._remove(queue, ids, WAITING_KEYS | {"marks": "failed"}, tally, only_marked=1, maximum="+inf")
         return tally.count
 
     def kill_all_failed(self, queue: QueueSpec, progress: Progress | None = None) -> int:
         """Move waiting jobs that failed before to the morgue."""
-        tally = _Tally(progress)
+        tally = Tally(progress)
         for ids in self._pages(queue, "failed"):
             self._kill(queue, ids, tally, None)
         return tally.count
@@ -119,19 +109,19 @@ class Actions:
         self, queue: QueueSpec, ids: Iterable[str], reason: bytes, progress: Progress | None = None
     ) -> int:
         """Move waiting jobs to the morgue; ``reason`` is the error of those that have not failed."""
-        tally = _Tally(progress)
+        tally = Tally(progress)
         self._kill(queue, ids, tally, reason)
         return tally.count
 
     def morgue_delete(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
         """Delete dead jobs."""
-        tally = _Tally(progress)
+        tally = Tally(progress)
         self._remove(queue, ids, MORGUE_KEYS | {"marks": "dead_ids"}, tally, only_marked=0, maximum="+inf")
         return tally.count
 
     def morgue_delete_all(self, queue: QueueSpec, progress: Progress | None = None) -> int:
         """Delete the jobs that are dead now; who dies meanwhile stays."""
-        tally, now = _Tally(progress), self._now()
+        tally, now = Tally(progress), self._now()
         for ids in self._pages(queue, "dead_ids"):
             names = MORGUE_KEYS | {"marks": "dead_ids"}
             self._remove(queue, ids, names, tally, only_marked=0, maximum=now)
@@ -141,7 +131,7 @@ class Actions:
         self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None, force: bool = False
     ) -> int:
         """Move dead jobs back to the queue, due now (rule 4). Stale payloads only with ``force``."""
-        tally = _Tally(progress)
+        tally = Tally(progress)
         self._queue_up(queue, ids, tally, "+inf", force)
         return tally.count
 
@@ -149,7 +139,7 @@ class Actions:
         self, queue: QueueSpec, progress: Progress | None = None, force: bool = False
     ) -> int:
         """Move the jobs that are dead now back to the queue; one that dies again meanwhile stays dead."""
-        tally, now = _Tally(progress), self._now()
+        tally, now = Tally(progress), self._now()
         for ids in self._pages(queue, "dead_ids"):
             self._queue_up(queue, ids, tally, now, force)
         return tally.count
@@ -169,7 +159,7 @@ class Actions:
         return f"{int(seconds)}.{int(micros):06d}"
 
     def _queue_up(
-        self, queue: QueueSpec, ids: Iterable[str], tally: _Tally, maximum: str, force: bool
+        self, queue: QueueSpec, ids: Iterable[str], tally: Tally, maximum: str, force: bool
     ) -> None:
         for shard, part in _by_shard(queue, ids).items():
             self._steps(part, tally, self._revive(queue, shard, maximum, force))
@@ -177,12 +167,13 @@ class Actions:
     def _steps(
         self,
         ids: list[Value],
-        tally: _Tally,
+        tally: Tally,
         call: Callable[[list[Value]], Call],
         killed_in: ShardRef | None = None,
     ) -> None:
         """Run a script that says with how many of its ids it has dealt, until none is left."""
         while ids:
+            tally.begin()
             dealt, moved, *orphans = self._client.call(call(ids[:STEP_IDS]))
             ids = ids[dealt:]
             if killed_in is not None:
@@ -196,7 +187,7 @@ class Actions:
             self._left(calls, dead)
             self._client.commands([("ZREM", shard_keys(shard)["calls"], *(c.key + c.data for c in calls))])
 
-    def _kill(self, queue: QueueSpec, ids: Iterable[str], tally: _Tally, reason: bytes | None) -> None:
+    def _kill(self, queue: QueueSpec, ids: Iterable[str], tally: Tally, reason: bytes | None) -> None:
         bounds: dict[str, Value] = {
             "merge": queue.merge.value,
             "policy": queue.policy,
@@ -224,7 +215,7 @@ class Actions:
         )
 
     def _remove(
-        self, queue: QueueSpec, ids: Iterable[str], names: dict[str, str], tally: _Tally, **condition: Any
+        self, queue: QueueSpec, ids: Iterable[str], names: dict[str, str], tally: Tally, **condition: Any
     ) -> None:
         for shard, part in _by_shard(queue, ids).items():
             keys = Renamed(shard_keys(shard), names)
@@ -235,6 +226,7 @@ class Actions:
                 call = load("remove").call(
                     keys, part[:STEP_IDS], upto=upto, cursor=cursor, limit=STEP, **condition
                 )
+                tally.begin()
                 dealt, deleted, upto, cursor, orphans = self._client.call(call)
                 part = part[dealt:]
                 if of_waiting:

@@ -12,6 +12,7 @@ from celery_lowkiq.rules.views import Paused
 
 from .client import Client
 from .keys import ShardKeys, channel, queue_key, shard_keys
+from .progress import Progress, Tally
 from .records import id_bytes, pairs, parse_id
 from .scripts import Call, Value, load
 
@@ -20,13 +21,11 @@ STEP = 1000
 #: Ids that are taken from the caller before the scripts are sent.
 PORTION = 10_000
 
-#: Called with how many ids are done so far.
-Progress = Callable[[int], None]
-
 
 class Pausing:
-    """Pauses and resumes. Every method may raise StoreError; to repeat it is safe, and completes what was
-    half done. Queue, shard and id are independent: a job runs when none of the three is paused.
+    """Pauses and resumes. Every method may raise StoreError, or the Stop of ``progress``; to repeat it is
+    safe, and completes what was half done. Queue, shard and id are independent: a job runs when none of the
+    three is paused.
     """
 
     def __init__(self, client: Client) -> None:
@@ -88,13 +87,12 @@ class Pausing:
         call: Callable[[ShardRef, list[Value]], Call],
         progress: Progress | None,
     ) -> int:
-        changed, left = 0, iter(ids)
+        tally, left = Tally(progress), iter(ids)
         while portion := list(islice(left, PORTION)):
             for shard, part in _by_shard(queue, portion):
-                changed += self._client.call(call(shard, part))
-                if progress:
-                    progress(changed)
-        return changed
+                tally.begin()
+                tally.add(self._client.call(call(shard, part)))
+        return tally.count
 
     # -- reads
 

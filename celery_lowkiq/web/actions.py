@@ -10,10 +10,10 @@ from typing import Any
 from celery_lowkiq.integration.queue import OrderedQueue
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.views import Stats
+from celery_lowkiq.store.progress import Progress
 
 from . import show
 from .errors import NotFound
-from .operations import Progress
 
 #: A payload is found among so many of its job, those with the smallest scores.
 SEARCHED = 1000

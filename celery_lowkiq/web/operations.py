@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from celery_lowkiq.rules.errors import LowkiqError
+from celery_lowkiq.store.progress import Progress, Stop
 
 from .audit import Change, audit
 
@@ -17,16 +18,11 @@ from .audit import Change, audit
 MOST_RUNNING = 8
 REMEMBERED = 100
 
-Progress = Callable[[int], None]
 Run = Callable[[Progress], int]
 
 
 class TooBusy(LowkiqError):
     """As many operations run as may; try again when one has ended."""
-
-
-class _Cancelled(Exception):
-    """Somebody cancelled it; what was done until then stays done."""
 
 
 @dataclass
@@ -47,7 +43,7 @@ class Operation:
     _ended: threading.Event = field(default_factory=threading.Event, repr=False)
 
     def cancel(self) -> None:
-        """Stop after the step that runs now."""
+        """Stop after the step that runs now, unless that is the last."""
         self._cancel.set()
 
     def wait(self, timeout: float) -> bool:
@@ -68,7 +64,7 @@ class Operation:
         try:
             self.count = run(self._progress)
             self._end("done")
-        except _Cancelled:
+        except Stop:
             self._end("cancelled")
         except LowkiqError as error:
             self.error = str(error)
@@ -81,7 +77,7 @@ class Operation:
     def _progress(self, count: int) -> None:
         self.count = count
         if self._cancel.is_set():
-            raise _Cancelled
+            raise Stop
 
     def _end(self, state: str) -> None:
         self.state, self.ended_at = state, time.time()

@@ -11,6 +11,7 @@ from celery_lowkiq.integration.queue import OrderedQueue
 from celery_lowkiq.integration.stores import home_of
 from celery_lowkiq.rules.models import Fate, Verdict
 from celery_lowkiq.rules.policies import Policies
+from celery_lowkiq.store.client import Client
 from tests.waiting import eventually
 
 from .pages import ORIGIN, hidden_fields, submit, token
@@ -94,6 +95,24 @@ def test_a_long_action_is_watched_and_cancelled(browser, record, impatient, monk
     )
     assert "stays done" in text
     assert len(steps) < 999
+
+
+def test_who_cancels_in_the_last_step_is_told_that_all_was_done(browser, record, impatient, monkeypatch):
+    record.apply_async(("1", "x"), countdown=3600)
+    go, original = threading.Event(), Client.call
+
+    def slow(self, call):
+        if call.script.name == "hasten_ids":
+            assert go.wait(10)
+        return original(self, call)
+
+    monkeypatch.setattr(Client, "call", slow)
+    operation = submit(browser, "perform_now", "1").url.params["id"]
+    assert browser.delete(f"/api/v1/operations/{operation}").json()["state"] == "running"
+    go.set()
+    path = f"/api/v1/operations/{operation}"
+    found = eventually(lambda: one if (one := browser.get(path).json())["state"] != "running" else None)
+    assert (found["state"], found["count"]) == ("done", 1)
 
 
 def test_what_goes_wrong_is_reported(browser, app, monkeypatch):
