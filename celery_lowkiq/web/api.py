@@ -14,7 +14,7 @@ from celery_lowkiq.rules.views import Stats
 
 from . import as_json
 from .actions import action_of
-from .changes import begin, operation_of
+from .changes import begin, call_off, operation_of
 from .errors import Refused
 from .listing import SORTS, Asked
 from .openapi import description
@@ -152,7 +152,7 @@ def operation(request: Request) -> Response:
 def cancel(request: Request) -> Response:
     """Stop an operation after the step that runs."""
     found = operation_of(site_of(request), request.path_params["id"])
-    found.cancel()
+    call_off(request, found)
     return Json(as_json.operation(found), status_code=202)
 
 

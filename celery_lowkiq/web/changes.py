@@ -13,7 +13,7 @@ from celery_lowkiq.integration.queue import OrderedQueue
 from celery_lowkiq.rules.errors import InvalidCall
 
 from .actions import Action, Target, action_of
-from .audit import Change
+from .audit import Change, audit
 from .errors import NotFound
 from .guard import USER, check_token
 from .operations import Operation
@@ -32,11 +32,23 @@ def begin(request: Request, queue: OrderedQueue, action: Action, target: Target)
         raise InvalidCall(f"{len(target.ids)} ids: at most {MAX_IDS} at once are allowed")
     target = replace(target, ids=tuple(map(read_id, target.ids)))
     action.check(queue, target)
-    client = request.client.host if request.client else "?"
-    change = Change(str(request.scope[USER]), client, action.name, queue.name, target.ids, target.shard)
+    change = Change(*_asker(request), action.name, queue.name, target.ids, target.shard)
     operation = Operation(change, action.label, action.total(queue, target), action.unit)
     operations = site_of(request).operations
     return operations.start(operation, lambda progress: action.run(queue, target, progress))
+
+
+def call_off(request: Request, operation: Operation) -> None:
+    """Cancel it, with a line in the log that names who did."""
+    if operation.running:
+        user, address = _asker(request)
+        whose = f"of {operation.change.user!a} is to be cancelled"
+        audit(replace(operation.change, user=user, address=address), whose)
+    operation.cancel()
+
+
+def _asker(request: Request) -> tuple[str, str]:
+    return str(request.scope[USER]), request.client.host if request.client else "?"
 
 
 async def change(request: Request) -> Response:
@@ -82,7 +94,7 @@ async def cancel(request: Request) -> Response:
     form = await form_of(request)
     check_token(request, form.text("token", ""))
     operation = operation_of(site_of(request), form.text("id"))
-    operation.cancel()
+    call_off(request, operation)
     await run_in_threadpool(operation.wait, PATIENCE)
     return RedirectResponse(link(request, "/operation", id=operation.id), 303)
 

@@ -142,3 +142,30 @@ def test_each_change_leaves_lines_in_the_log(browser, record, caplog):
         "delete begins: user='local' from=127.0.0.1 queue='record' ids=['a\\u2028b']",
         "delete done: user='local' from=127.0.0.1 queue='record' ids=['a\\u2028b'] jobs=1",
     ]
+
+
+def test_who_cancels_is_in_the_log(visit, impatient, monkeypatch, caplog):
+    caplog.set_level("INFO", "celery_lowkiq.audit")
+    go, browser = threading.Event(), visit(user_header="x-user")
+
+    def slow(self, progress):
+        assert go.wait(10)
+        return 0
+
+    monkeypatch.setattr(OrderedQueue, "perform_all_now", slow)
+    started = browser.post(
+        "/api/v1/changes",
+        json={"queue": "record", "action": "perform_all_now"},
+        headers={"x-user": "anna"},
+    ).json()
+    path, carla = f"/api/v1/operations/{started['id']}", {"x-user": "carla"}
+    browser.delete(path, headers={"x-user": "boris"})
+    browser.get("/operations", headers=carla)
+    form = {"token": browser.cookies["lowkiq_token"], "id": started["id"]}
+    browser.post("/cancel", data=form, headers=carla)
+    go.set()
+    eventually(lambda: browser.get(path, headers=carla).json()["state"] != "running")
+    browser.delete(path, headers=carla)
+    lines = [line.getMessage() for line in caplog.records if "to be cancelled" in line.getMessage()]
+    words = "perform_all_now of 'anna' is to be cancelled: user='%s' from=127.0.0.1 queue='record'"
+    assert lines == [words % "boris", words % "carla"]
