@@ -10,6 +10,9 @@ from celery_lowkiq.rules.errors import InvalidCall
 
 from .records import number_text
 
+#: Cursors of Redis are numbers of 64 bits.
+LAST_SCAN = 2**64 - 1
+
 
 def dump_position(score: float, job_id: bytes) -> str:
     """Cursor behind a member of a sorted index."""
@@ -36,16 +39,20 @@ def dump_scan(shard: int, cursor: int) -> str:
 def load_scan(text: str) -> tuple[int, int]:
     """Raises InvalidCall when the text is not a cursor of this kind."""
     shard, _, cursor = text.partition(".")
-    if not (shard.isdecimal() and cursor.isdecimal()):
+    if not (_is_number(shard, 15) and _is_number(cursor, 20) and int(cursor) <= LAST_SCAN):
         raise _not_a_cursor(text)
     return int(shard), int(cursor)
 
 
 def load_place(text: str) -> int:
     """A place of arrival. Raises InvalidCall when the text is not a cursor of this kind."""
-    if not (text.isascii() and text.isdecimal() and len(text) < 16):
+    if not _is_number(text, 15):
         raise _not_a_cursor(text)
     return int(text)
+
+
+def _is_number(text: str, digits: int) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= digits
 
 
 def _not_a_cursor(text: str) -> InvalidCall:

@@ -97,11 +97,19 @@ def _check_origin(scope: Scope, allowed: tuple[str, ...]) -> None:
     origin = headers.get("origin")
     if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none") and origin not in allowed:
         raise Refused("the change comes from another site")
-    if origin is not None and origin not in allowed and urlsplit(origin).netloc != headers.get("host"):
+    if origin is not None and origin not in allowed and _host(origin) != headers.get("host", ""):
         raise Refused(
             f"the change comes from another origin, {origin[:100]!r}: behind a proxy that renames the host, "
             "allow it with origins="
         )
+
+
+def _host(origin: str) -> str | None:
+    """None for an origin that names no host: "null", or no address at all."""
+    try:
+        return urlsplit(origin).netloc or None
+    except ValueError:
+        return None
 
 
 def _with_headers(scope: Scope, send: Send, new_token: bool) -> Send:

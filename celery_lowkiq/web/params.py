@@ -116,7 +116,14 @@ def field(fields: Mapping[str, Any], name: str, kind: type, default: Any = None)
     value = fields.get(name, default)
     if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool):
         raise InvalidCall(f"{name}={_short(value)}: {KINDS[kind]} is allowed")
-    return value
+    return _float(name, value) if kind is float else value
+
+
+def _float(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise InvalidCall(f"{name}={_short(value)}: a smaller number is allowed") from None
 
 
 def _short(value: Any) -> str:

@@ -134,6 +134,8 @@ def test_a_read_only_dashboard_changes_nothing_and_offers_nothing(app, visit):
         ({}, 303),
         ({"origin": "https://evil.example"}, 403),
         ({"origin": "null"}, 403),
+        ({"origin": "null", "host": ""}, 403),
+        ({"origin": "http://[x"}, 403),
         ({"sec-fetch-site": "cross-site"}, 403),
         ({"sec-fetch-site": "same-site", "origin": "http://localhost:80"}, 403),
     ],

@@ -132,6 +132,7 @@ def test_the_end_of_a_change_is_waited_for_and_remembered(browser, record, chang
         ({"queue": "record", "action": "pause_shard", "shard": True}, 400),
         ({"queue": "record", "action": "pause", "wait": 31}, 400),
         ({"queue": "record", "action": "pause", "wait": "x"}, 400),
+        ({"queue": "record", "action": "pause", "wait": 10**400}, 400),
         ({"queue": "record", "action": "drop_payload", "ids": ["1", "2"], "mark": "x"}, 400),
         ([], 400),
     ],

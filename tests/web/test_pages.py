@@ -57,6 +57,7 @@ def test_health(browser, path):
         ("/queue", 400),
         ("/queue?queue=record&list=nothing", 400),
         ("/queue?queue=record&after=nonsense", 400),
+        ("/queue?queue=record&by=id&after=0.99999999999999999999999", 400),
         ("/nowhere", 404),
     ],
 )
