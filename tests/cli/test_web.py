@@ -37,10 +37,15 @@ def log(tmp_path):
 
 
 @pytest.fixture
-def url(server, log):
+def options():
+    return []
+
+
+@pytest.fixture
+def url(server, log, options):
     """Where the dashboard answers as a process of its own."""
     with log.open("wb") as out:
-        process = start("web", "--port", "0", stdout=out, stderr=subprocess.STDOUT)
+        process = start("web", "--port", "0", *options, stdout=out, stderr=subprocess.STDOUT)
     try:
         (url,) = eventually(lambda: re.findall(r"running on (http://127\.0\.0\.1:\d+)", log.read_text()))
         yield url
@@ -63,3 +68,12 @@ def test_each_change_leaves_lines_with_their_time_in_its_log(url, log, queue):
     begins, done = (line for line in log.read_text().splitlines() if "celery_lowkiq.audit" in line)
     assert re.match(r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d,\d+ INFO celery_lowkiq.audit: delete begins: ", begins)
     assert done.endswith("delete done: user='local' from=127.0.0.1 queue='sync_order' ids=['a'] jobs=1")
+
+
+@pytest.mark.parametrize("options", [["--prefix", prefix] for prefix in ("ops", "/ops", "ops/", "/ops/")])
+def test_all_links_begin_with_the_prefix(url):
+    with urllib.request.urlopen(f"{url}/") as page:
+        links = re.findall(r'(?:href|src|action)="([^"#]+)', page.read().decode())
+        assert links
+        assert [link for link in links if not link.startswith("/ops/")] == []
+        assert "Path=/ops;" in page.headers["set-cookie"]

@@ -60,7 +60,13 @@ def web(
             "Set LOWKIQ_WEB_AUTH=user:password, or --user-header behind a proxy, or stay on 127.0.0.1."
         )
     _show_our_log()
-    uvicorn.run(dashboard, host=host, port=port, root_path=prefix.rstrip("/"), log_level="info")
+    uvicorn.run(dashboard, host=host, port=port, root_path=_root_path(prefix), log_level="info")
+
+
+def _root_path(prefix: str) -> str:
+    """Links begin with it, so there is a slash before it, and none behind it."""
+    path = prefix.strip("/")
+    return f"/{path}" if path else ""
 
 
 def _show_our_log() -> None:
