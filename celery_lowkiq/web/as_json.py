@@ -67,7 +67,7 @@ def job(found: ShownJob | ShownDeadJob, load: show.Load | None) -> dict[str, Any
     if isinstance(found, ShownDeadJob):
         return {**shown, "updated_at": number(found.updated_at)}
     place = {"perform_in": number(found.perform_in), "retry_count": found.retry_count}
-    return {**shown, **place, "priority": found.priority}
+    return {**shown, **place, "held": found.held, "priority": found.priority}
 
 
 def payload(found: ShownPayload, load: show.Load | None) -> dict[str, Any]:

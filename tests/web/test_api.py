@@ -54,6 +54,15 @@ def test_listings_are_pages(browser, record):
     assert ids == ["0", "1", "2", "3", "4"]
 
 
+def test_jobs_of_paused_ids_are_held(browser, record, change):
+    for job_id in ("1", "2"):
+        record.delay(job_id, "x")
+    change("pause_ids", ids=["1"])
+    jobs = get(browser, "/jobs", queue="record")["items"]
+    assert {job["id"]: job["held"] for job in jobs} == {"1": True, "2": False}
+    assert get(browser, "/job", queue="record", id="1")["waiting"]["held"]
+
+
 @pytest.mark.parametrize("listing", ["retries", "morgue", "processing"])
 def test_other_listings(browser, listing):
     assert get(browser, f"/{listing}", queue="record") == {"items": [], "next": None}
