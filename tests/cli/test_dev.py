@@ -136,7 +136,7 @@ def test_the_dashboard_comes_with_it(start_dev):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     dev = start_dev("--no-reload", "--web-port", str(port))
-    dev.says("Uvicorn running on")
+    dev.says("the dashboard is at")
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30) as page:
         assert b"hello" in page.read()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import socket
 import subprocess
 import urllib.request
 
@@ -12,7 +14,7 @@ import pytest
 from tests.waiting import eventually
 
 from . import proj
-from .conftest import start
+from .conftest import done, start
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org"])
@@ -31,6 +33,14 @@ def test_a_password_that_is_none_is_refused(run, monkeypatch):
     assert "hunter2" not in result.output
 
 
+def test_a_port_in_use_is_one_line(server):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        found = done("web", "--port", str(port))
+    assert (found.returncode, found.stdout, found.stderr.count("\n")) == (1, "", 1)
+    assert found.stderr.startswith(f"Error: --port {port} on 127.0.0.1 cannot be had: ")
+
+
 @pytest.fixture
 def log(tmp_path):
     return tmp_path / "log"
@@ -47,7 +57,7 @@ def url(server, log, options):
     with log.open("wb") as out:
         process = start("web", "--port", "0", *options, stdout=out, stderr=subprocess.STDOUT)
     try:
-        (url,) = eventually(lambda: re.findall(r"running on (http://127\.0\.0\.1:\d+)", log.read_text()))
+        (url,) = eventually(lambda: re.findall(r"dashboard is at (http://127\.0\.0\.1:\d+)", log.read_text()))
         yield url
     finally:
         process.terminate()
@@ -65,9 +75,9 @@ def test_each_change_leaves_lines_with_their_time_in_its_log(url, log, queue):
     kind = {"content-type": "application/json"}
     with urllib.request.urlopen(urllib.request.Request(f"{url}/api/v1/changes", body, kind)) as answer:
         assert json.load(answer)["state"] == "done"
-    begins, done = (line for line in log.read_text().splitlines() if "celery_lowkiq.audit" in line)
+    begins, ends = (line for line in log.read_text().splitlines() if "celery_lowkiq.audit" in line)
     assert re.match(r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d,\d+ INFO celery_lowkiq.audit: delete begins: ", begins)
-    assert done.endswith("delete done: user='local' from=127.0.0.1 queue='sync_order' ids=['a'] jobs=1")
+    assert ends.endswith("delete done: user='local' from=127.0.0.1 queue='sync_order' ids=['a'] jobs=1")
 
 
 @pytest.mark.parametrize("options", [["--prefix", prefix] for prefix in ("ops", "/ops", "ops/", "/ops/")])
@@ -77,3 +87,26 @@ def test_all_links_begin_with_the_prefix(url):
         assert links
         assert [link for link in links if not link.startswith("/ops/")] == []
         assert "Path=/ops;" in page.headers["set-cookie"]
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_it_ends_when_it_is_told_to(server, stop):
+    process = start("web", "--port", "0", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    said = process.stdout.readline()
+    eventually(lambda: b"startup complete" in process.stderr.readline())
+    process.send_signal(stop)
+    _, errors = process.communicate(timeout=30)
+    assert (said[:20], process.returncode in (0, -stop)) == (b"the dashboard is at ", True)
+    assert b"Traceback" not in errors
+
+
+def test_a_name_is_served_at_all_its_addresses(server):
+    process = start("web", "--host", "localhost", "--port", "0", stdout=subprocess.PIPE)
+    try:
+        port = int(re.findall(rb":(\d+)/", process.stdout.readline())[0])
+        for family, _, _, _, address in socket.getaddrinfo("localhost", port, type=socket.SOCK_STREAM):
+            with socket.socket(family) as client:
+                client.connect(address)
+    finally:
+        process.kill()
+        process.wait(30)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import socket
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -11,6 +14,9 @@ from celery_lowkiq.rules.errors import LowkiqError
 
 NEEDS = "the dashboard needs more packages: pip install 'celery-lowkiq[web]'"
 
+#: Connections that may wait to be taken.
+BACKLOG = 2048
+LACKING = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -59,8 +65,37 @@ def web(
             f"--host {host}: others could reach the dashboard, and nobody would be asked for a password. "
             "Set LOWKIQ_WEB_AUTH=user:password, or --user-header behind a proxy, or stay on 127.0.0.1."
         )
+    try:
+        sockets = _listen(host, port)
+    except OSError as error:
+        raise click.ClickException(
+            f"--port {port} on {host} cannot be had: {error.strerror or error}"
+        ) from error
     _show_our_log()
-    uvicorn.run(dashboard, host=host, port=port, root_path=_root_path(prefix), log_level="info")
+    shown = f"[{host}]" if ":" in host else host
+    click.echo(f"the dashboard is at http://{shown}:{sockets[0].getsockname()[1]}{_root_path(prefix)}/")
+    server = uvicorn.Server(uvicorn.Config(dashboard, root_path=_root_path(prefix), log_level="info"))
+    with suppress(KeyboardInterrupt):
+        server.run(sockets)
+
+
+def _listen(host: str, port: int) -> list[socket.socket]:
+    """On all addresses of a name, at one port; 0 takes a free one. Raises OSError."""
+    found: list[socket.socket] = []
+    lacking: list[OSError] = []
+    addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    for family, (ip, *_) in dict.fromkeys((family, address) for family, _, _, _, address in addresses):
+        taken = found[0].getsockname()[1] if found else port
+        try:
+            found.append(socket.create_server((str(ip), taken), family=family, backlog=BACKLOG))
+        except OSError as error:
+            # Not each machine has IPv6, which "localhost" may name, too.
+            if error.errno not in LACKING:
+                raise
+            lacking.append(error)
+    if not found:
+        raise lacking[0]
+    return found
 
 
 def _root_path(prefix: str) -> str:
