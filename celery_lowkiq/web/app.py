@@ -12,8 +12,9 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Mount, Route
+from starlette.routing import Match, Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
 from celery_lowkiq.integration.console import Console
 from celery_lowkiq.integration.stores import home_of
@@ -29,6 +30,18 @@ from .site import Site
 API = (*api.ROUTES, *tracked.API_ROUTES)
 AUTH_VARIABLE = "LOWKIQ_WEB_AUTH"
 STATIC = Path(__file__).parent / "static"
+#: In s.
+YEAR = 365 * 86400
+
+
+class Files(StaticFiles):
+    """Pages name their files with a version; browsers keep these, and ask again for others."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        versioned = "v" in Request(scope).query_params
+        response.headers["Cache-Control"] = f"private, max-age={YEAR}, immutable" if versioned else "no-cache"
+        return response
 
 
 def make_app(
@@ -90,7 +103,7 @@ def _routes() -> list[Route | Mount]:
         Route("/healthz", api.healthz),
         Route("/readyz", api.readyz),
         *tracked.ROUTES,
-        Mount("/static", StaticFiles(directory=STATIC)),
+        Mount("/static", Files(directory=STATIC)),
     ]
 
 
@@ -102,5 +115,16 @@ def _failed(request: Request, error: Exception) -> Response:
     text = str(error.detail if isinstance(error, HTTPException) else error)
     path = str(request.scope["path"]).removeprefix(request.scope.get("root_path", ""))
     if path.startswith("/api/") or path in ("/healthz", "/readyz"):
-        return JSONResponse({"error": text}, status_code=status)
-    return page(request, "error.html", status=status, code=status, text=text)
+        response: Response = JSONResponse({"error": text}, status_code=status)
+    else:
+        response = page(request, "error.html", status=status, code=status, text=text)
+    if status == 405:
+        response.headers["Allow"] = ", ".join(_allowed(request))
+    return response
+
+
+def _allowed(request: Request) -> list[str]:
+    """Methods of all routes with the path: Starlette names those of the first. Files are read only."""
+    routes = [route for route in _routes() if isinstance(route, Route)]
+    found = [route.methods or set() for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted(set[str]().union(*found) or {"GET", "HEAD"})

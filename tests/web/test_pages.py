@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 PAGES = [
@@ -65,3 +67,27 @@ def test_what_cannot_be_shown_is_said(browser, path, status):
     answer = browser.get(path)
     assert answer.status_code == status
     assert "<h1>" in answer.text
+
+
+@pytest.mark.parametrize(
+    "method, path, allowed",
+    [
+        ("POST", "/", "GET, HEAD"),
+        ("GET", "/change", "POST"),
+        ("POST", "/api/v1/stats", "GET, HEAD"),
+        ("POST", "/api/v1/operations/x", "DELETE, GET, HEAD"),
+        ("POST", "/static/app.js", "GET, HEAD"),
+    ],
+)
+def test_a_method_that_is_not_allowed_is_told_which_are(browser, method, path, allowed):
+    answer = browser.request(method, path)
+    assert (answer.status_code, answer.headers.get("allow")) == (405, allowed)
+
+
+def test_browsers_keep_a_versions_files_and_nothing_else(browser):
+    page = browser.get("/")
+    assert page.headers["cache-control"] == "no-store"
+    (script,) = re.findall(r'<script src="([^"]+)"', page.text)
+    assert browser.get(script).headers["cache-control"] == "private, max-age=31536000, immutable"
+    assert browser.get("/static/app.js").headers["cache-control"] == "no-cache"
+    assert browser.get("/static/nowhere.js?v=1").headers["cache-control"] == "no-store"
