@@ -11,6 +11,7 @@ import binascii
 import hmac
 import inspect
 import ipaddress
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -25,6 +26,8 @@ from .errors import Refused
 #: Finds the user's name; None, "" and whatever is no text refuse.
 FindUser = Callable[[Request], "str | Awaitable[str | None] | None"]
 
+#: As a browser sends it. Starlette reads the server's own address where the header makes no sense.
+HOST = re.compile(r"(\[[^\[\]]+\]|[^\s:@/\\?#\[\]]+)(?::\d*)?")
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -68,8 +71,9 @@ def is_loopback(host: str) -> bool:
 
 
 def _local(request: Request) -> str:
-    asked_for = (request.url.hostname or "").rstrip(".")
-    if request.client is None or not is_loopback(request.client.host) or not is_loopback(asked_for):
+    asked_for = HOST.fullmatch(request.headers.get("host", ""))
+    name = asked_for[1].strip("[]").rstrip(".") if asked_for else ""
+    if request.client is None or not is_loopback(request.client.host) or not is_loopback(name):
         raise Refused(
             "without authentication the dashboard answers this machine only (http://localhost...): "
             "set lowkiq_web_auth, or LOWKIQ_WEB_AUTH, to 'user:password'"

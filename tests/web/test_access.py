@@ -39,6 +39,23 @@ def test_without_authentication_nobody_else_is(app, other):
     assert "LOWKIQ_WEB_AUTH" in answer.text
 
 
+@pytest.mark.parametrize("host", ["localhost", "localhost:", "LOCALHOST.:5556", "127.0.0.1:80", "[::1]:5556"])
+def test_names_of_this_machine(browser, host):
+    assert browser.get("/", headers={"host": host}).status_code == 200
+
+
+HOSTS = (
+    "rebound.example:  rebound.example:70000  rebound.example:x  [::1  [  ::1  localhost@x  x@localhost  "
+    "x\\@localhost  localhost/  localhost x  localhost:5556:1  [localhost]x"
+)
+
+
+@pytest.mark.parametrize("host", ["", " ", *HOSTS.split("  ")])
+def test_a_host_that_makes_no_sense_is_not_this_machine(browser, host):
+    """Not even where the server's own address is."""
+    assert browser.get("/", headers={"host": host}).status_code == 403
+
+
 @pytest.mark.parametrize("path", ["/", "/queue?queue=record", "/api/v1/stats", "/static/app.js", "/nowhere"])
 def test_a_password_is_asked_for(visit, path):
     browser = visit(auth=f"ops:{SECRET}")
