@@ -307,12 +307,21 @@ class Model:
         elif fate is Fate.DIE:
             self.bury(job_id, items[:1], error)
             priority = job.priority if retried is None else self.policies.priority
-            self.put_back(job_id, items[1:], now, -1, None, priority)
+            if not self.put_back(job_id, items[1:], now, -1, None, priority):
+                self._start_anew(job_id, now, priority)
         elif fate is Fate.BURY:
             self.bury(job_id, items, error)
         if job_id not in self.waiting:
             self.suspects.pop(job_id, None)
         return True
+
+    def _start_anew(self, job_id: str, now: float, priority: int) -> None:
+        """Rule 5 for what a claim left of a job that failed: what came during its run has not."""
+        job = self.waiting.get(job_id)
+        if job is not None and job.retry_count >= 0:
+            self.forget(job_id)
+            job.perform_in, job.retry_count, job.error = now, -1, None
+            job.priority = min(job.priority, priority)
 
     def recover(self, crashed: bool, now: float) -> None:
         """Rule 8: what the former owner left goes back; jobs that keep killing their owner lose a payload."""

@@ -358,6 +358,29 @@ class TestPortions:
         shard.end(job, Fate.DIE, error=b"boom")
         assert (shard.payloads(), shard.waiting().retry_count) == ([b"2", b"3"], -1)
 
+    def test_also_when_the_run_got_no_other(self, store, client):
+        shard = Shard(store, per_run=1, on_push_after_failure=AfterFailure.NOW)
+        for score in (1, 2, 3):
+            shard.push("1", b"%d" % score, score, perform_in=1.0)
+        shard.run(Fate.RETRY, retry_count=0, delay=1000.0, error=b"boom")
+        shard.push("1", b"4", 4, perform_in=1.0)
+        (job,) = shard.claim()
+        shard.end(job, Fate.DIE, error=b"boom")
+        waiting = shard.waiting()
+        assert (shard.payloads(), waiting.retry_count, waiting.error) == ([b"2", b"3", b"4"], -1, None)
+        assert not client.exists("lowkiq:1:{orders:0}:early")
+        (job,) = shard.claim()
+        assert (job.retry_count, job.early) == (-1, False)
+
+    def test_they_take_the_priority_of_their_task(self, store):
+        shard = Shard(store, per_run=1, priority=4, retry_priority=9)
+        for score in (1, 2):
+            shard.push("1", b"%d" % score, score, perform_in=1.0)
+        shard.run(Fate.RETRY, retry_count=0, error=b"boom")
+        shard.run(Fate.DIE, error=b"boom")
+        (job,) = shard.claim()
+        assert (job.priority, job.retry_count) == (4, -1)
+
 
 def test_a_first_call_that_was_forgotten_puts_nothing_forward(store):
     """Debounced calls were claimed by a worker that did not know of that policy yet."""

@@ -108,6 +108,18 @@ def test_only_deaths_of_one_and_the_same_payload_count(store):
     assert dead(store, "1") == [("a", 1)]
 
 
+def test_each_payload_of_one_that_runs_payload_by_payload_has_its_own_retries(store):
+    push(store, "1", ("a", 1), ("b", 2), perform_in=1.0)
+    die_with(store, 2)
+    lease = take(store, owner=next(OWNERS))
+    end(store, lease, claim(store, lease), Fate.RETRY, error=b"boom")
+    claimed = claim(store, lease)
+    assert contents(claimed) == {"1": [("a", 1)]}
+    end(store, lease, claimed, Fate.DIE, error=b"boom")
+    (rest,) = claim(store, lease).jobs
+    assert ([p.data for p in rest.payloads], rest.retry_count, rest.error) == ([b"b"], -1, None)
+
+
 def test_deaths_are_forgotten_after_72_hours(store, client):
     push(store, "1", ("a", 1), perform_in=1.0)
     die_with(store, 1 + 2)

@@ -91,11 +91,24 @@ function fates.retry(id, job, items, retry_count, delay, message)
   put_back(id, items, perform_in, retry_count, message, tonumber(retry_count) >= 0 and asked.retry_rank or job.rank)
 end
 
+-- Nothing of what was claimed is back, but what the claim left may wait: it has failed with the job, unlike calls that
+-- came meanwhile to an id of which nothing waited.
+local function start_anew(id, rank)
+  if redis.call('ZREM', failed, id) == 1 then
+    redis.call('HDEL', errors, id)
+    forget_policy(id)
+    lay(id, now_s, math.min(rank, rank_of(id)))
+  end
+end
+
 function fates.die(id, job, items, retry_count, delay, message)
   redis.call('HINCRBY', meta, 'failed', 1)
   bury(id, {items[1]}, message, now_s)
   table.remove(items, 1)
-  put_back(id, items, now_s, '-1', '', asked.retry_rank and (asked.rank or 0) or job.rank)
+  local rank = asked.retry_rank and (asked.rank or 0) or job.rank
+  if not put_back(id, items, now_s, '-1', '', rank) then
+    start_anew(id, rank)
+  end
 end
 
 function fates.bury(id, job, items, retry_count, delay, message)
