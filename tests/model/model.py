@@ -82,7 +82,7 @@ class Model:
 
     def refuses(self, jobs: Sequence[NewJob]) -> bool:
         """Whether there is no place for all new ids among them."""
-        new = {job.id for job in jobs} - self.waiting.keys()
+        new = {job.id for job in jobs if not self._is_stale(job)} - self.waiting.keys()
         full = self.policies.when_full is WhenFull.REFUSE and self.policies.max_length is not None
         return (
             full and bool(new) and not has_place(len(self.waiting) + len(new) - 1, self.policies.max_length)
@@ -100,9 +100,9 @@ class Model:
 
     def _push(self, job: NewJob, now: float, evicted: list[str]) -> bool:
         flag, waits = "" if job.record is None else "R", job.id in self.waiting
-        assert job.score is not None
         assert job.perform_in is not None
-        if not flag and stale([job.score], self.peaks.get(job.id)):
+        takes_place = self.policies.max_length is not None and not waits
+        if (not flag or takes_place) and self._is_stale(job):
             return False
         if not waits and not self._make_place(evicted):
             return False
@@ -114,6 +114,10 @@ class Model:
             known.priority = min(known.priority, priority)
             self._put_off(job.id, known, job.perform_in, now, waits)
         return True
+
+    def _is_stale(self, job: NewJob) -> bool:
+        assert job.score is not None
+        return stale([job.score], self.peaks.get(job.id)) > 0
 
     def _make_place(self, evicted: list[str]) -> bool:
         if self.policies.when_full is WhenFull.REFUSE or has_place(

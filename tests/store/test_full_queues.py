@@ -79,6 +79,41 @@ def test_a_call_that_was_dropped_is_told_and_leaves_no_record(store, told):
     assert len(recorded(shard)) == 1
 
 
+class TestStaleCalls:
+    """One takes no place: it would not run."""
+
+    def full_shard(self, store, when_full):
+        shard = Shard(store, max_length=1, when_full=when_full, drop_stale=1000.0)
+        shard.push("done", b"5", 5)
+        shard.run()
+        shard.push("live", b"x")
+        return shard
+
+    @pytest.mark.parametrize("when_full", WhenFull)
+    @pytest.mark.parametrize("record", [b"a call", None])
+    def test_no_job_gives_way_to_one_and_none_is_refused(self, store, told, when_full, record):
+        shard = self.full_shard(store, when_full)
+        store.push(shard.spec, [NewJob("done", b"3", 3, record=record)])
+        assert ([job.id for job in shard.claim()], shard.dropped) == (["live"], 1)
+        assert told == ([record] if record else [])
+        assert recorded(shard) == []
+
+    def test_an_id_of_which_another_call_is_newer_is_new(self, store):
+        shard = self.full_shard(store, WhenFull.REFUSE)
+        for scores in ([6], [None], [3, 6], [6, 3]):
+            with pytest.raises(QueueFull):
+                store.push(shard.spec, [NewJob("done", b"%d" % n, score) for n, score in enumerate(scores)])
+        assert shard.dropped == 0
+
+    def test_one_that_meets_a_waiting_job_is_dropped_by_its_claim(self, store, told):
+        shard = self.full_shard(store, WhenFull.REFUSE)
+        shard.run()
+        shard.push("done", b"6", 6)
+        store.push(shard.spec, [NewJob("done", b"3", 3, record=b"a call")])
+        (job,) = shard.claim()
+        assert (job.unwanted, told) == (1, [])
+
+
 @pytest.mark.parametrize("when_full", [WhenFull.DROP_NEWEST, WhenFull.DROP_OLDEST])
 def test_a_push_whose_reply_was_lost_hears_it_when_it_is_repeated(store, when_full):
     shard = Shard(store, max_length=1, when_full=when_full)

@@ -27,11 +27,12 @@ if last and tonumber(string.match(last, '^%d+') or 0) >= tonumber(n) then
 end
 
 local now = now_us()
+local now_s = seconds(now)
 local score_us = tonumber(stored[2] or 0)
 local bag = {records = jobs, spill = spill, order = order}
 local before = first_due()
 local last_job = #ARGV - 3 * records
-local refusal = asked.length and full(last_job)
+local refusal = asked.length and full(last_job, now_s)
 if refusal then
   return refusal
 end
@@ -43,8 +44,6 @@ local function made_score()
   score_us = math.max(now, score_us + 1)
   return seconds(score_us)
 end
-
-local now_s = seconds(now)
 
 local function time_of(when)
   if when == '' then
@@ -118,7 +117,8 @@ if not (any_ranked or asked.ranked or asked.keep or asked.stale or asked.debounc
     merge_jobs(i, math.min(i + 4 * 1000, last_job + 1) - 1)
   end
 else
-  -- The job in ARGV from `i` on, of a task with policies. A stale payload that somebody hears of is dropped by its claim.
+  -- The job in ARGV from `i` on, of a task with policies. A stale payload that somebody hears of is dropped by its claim,
+  -- unless it would take the place of a job that is to run.
   local function merge_job(i)
     local id, payload, score, flag = ARGV[i], ARGV[i + 1], ARGV[i + 2], flags[i] or ''
     local rank, when = 0, ARGV[i + 3]
@@ -129,8 +129,8 @@ else
       score = made_score()
     end
     local waits = redis.call('HEXISTS', jobs, id) == 1
-    local peak = asked.stale and flag == '' and peak_of(id)
-    if peak and tonumber(score) < peak or not waits and not has_place() then
+    local dropped = (flag == '' or asked.length and not waits) and is_stale(id, score)
+    if dropped or not waits and not has_place() then
       return forgo(i, members[i])
     end
     bag_add(bag, id, {{score, payload, tonumber(score), flag}}, false)

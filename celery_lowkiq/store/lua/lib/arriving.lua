@@ -1,6 +1,6 @@
 -- Needs KEYS due, jobs, spill, order, failed, errors, processing, tries?, calls?, first?, early?, and time, policy, keep, stale, held.
 -- What policies say of a call that arrives.
-local length, full, forgo, has_place, given_way, told, later
+local length, is_stale, full, forgo, has_place, given_way, told, later
 if policy ~= '' or any_ranked then
   length = asked.length and redis.call('ZCARD', due) + redis.call('ZCARD', ranked)
   if length and any_paused then
@@ -11,21 +11,28 @@ if policy ~= '' or any_ranked then
     redis.call('HLEN', tries)
   end
 
-  -- Ids from ARGV's first to its last job of which nothing waits.
-  local function new_ids(last_job)
+  -- Whether something newer was processed for the id.
+  function is_stale(id, score)
+    local peak = asked.stale and peak_of(id)
+    return peak and tonumber(score) < peak
+  end
+
+  -- Ids from ARGV's first to its last job of which nothing waits, but for those that only stale calls are of.
+  local function new_ids(last_job, now_s)
     local new, seen = 0, {}
     for i = rest, last_job, 4 do
-      if not seen[ARGV[i]] and redis.call('HEXISTS', jobs, ARGV[i]) == 0 then
-        new = new + 1
+      local id, score = ARGV[i], ARGV[i + 2]
+      if not seen[id] and not is_stale(id, score == '' and now_s or score) then
+        new = new + 1 - redis.call('HEXISTS', jobs, id)
+        seen[id] = true
       end
-      seen[ARGV[i]] = true
     end
     return new
   end
 
   -- An error when the shard has no place for so many calls, of a task that wants to hear of it.
-  function full(last_job)
-    local new = asked.full == 'refuse' and new_ids(last_job) or 0
+  function full(last_job, now_s)
+    local new = asked.full == 'refuse' and new_ids(last_job, now_s) or 0
     if new > 0 and length + new > asked.length then
       return redis.error_reply('FULL ' .. length .. ' ' .. asked.length)
     end
