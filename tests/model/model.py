@@ -292,6 +292,9 @@ class Model:
             elif isinstance(reason, bytes):
                 self.bury(job_id, [item], reason)
         self._reach(job_id, parts, [item.score for item in items])
+        ran = items or any(bad.get(position) in (Gone.OVER, Gone.DONE) for position in range(len(claimed)))
+        if not ran or (fate is Fate.RETURN and perform_in == now):
+            self.buckets.give_back(job_id)
         if fate is Fate.DONE:
             self.processed += 1
             self._reach(job_id, [item.score for item in items], [])
@@ -299,8 +302,6 @@ class Model:
                 self.suspects[job_id] = (self.suspects[job_id][0], b"", 0)
         elif fate is Fate.RETURN:
             at_once = job.early and job.retry_count >= 0
-            if perform_in == now:
-                self.buckets.give_back(job_id)
             time = perform_in if perform_in != now else now if at_once else job.perform_in
             self.put_unfinished(job_id, job, items, time)
         else:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.rules.models import Fate, Merge, NewJob
+from celery_lowkiq.rules.models import Fate, Gone, Merge, NewJob
 from celery_lowkiq.rules.policies import AfterFailure, Policies, WhenFull
 from tests.model.machine import BAD, MAX_WAITS, PRIORITIES, StoreMachine
 
@@ -23,13 +23,15 @@ CALLS = st.builds(
     record=st.sampled_from([None, None, b"a call"]),
     priority=PRIORITIES,
 )
+#: Of a run that gets no payload at all, or of which nothing is left.
+ALL_BAD = st.sampled_from([dict.fromkeys(range(20), reason) for reason in (b"bad", *Gone)])
 #: Calls before and during a run, what becomes of it, after which delay, and of single payloads.
 STEPS = st.tuples(
     st.lists(CALLS, max_size=3),
     st.lists(CALLS, max_size=2),
     st.sampled_from([Fate.DONE, Fate.RETRY, *Fate]),
     st.sampled_from([0.0, 1e6]),
-    BAD | st.just({}),
+    BAD | st.just({}) | ALL_BAD,
 )
 POLICIES = st.builds(
     Policies,
@@ -44,7 +46,7 @@ POLICIES = st.builds(
     retry_priority=st.sampled_from([None, 2, 9]),
     priority_max_wait=MAX_WAITS,
     #: One run in eleven days, or as many as there are.
-    rate_per_id=st.sampled_from([None, None, 1e-6, 1e7]),
+    rate_per_id=st.sampled_from([None, 1e-6, 1e7]),
     per_run=st.sampled_from([None, None, 1, 2]),
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.models import Fate, NewJob, Verdict
+from celery_lowkiq.rules.models import BadPayload, Fate, Gone, NewJob, Verdict
 from celery_lowkiq.rules.policies import AfterFailure
 from celery_lowkiq.store.clocked import ClockedClient
 from celery_lowkiq.store.pausing import Pausing
@@ -115,6 +115,35 @@ def test_what_is_returned_unstarted_gets_its_token_back(clocked):
     shard.push("1")
     assert shard.run(Fate.RETURN)
     assert shard.run()
+    shard.push("1")
+    assert shard.run() == ()
+
+
+@pytest.mark.parametrize("reason", [None, b"undecodable"])
+@pytest.mark.parametrize("fate", [Fate.DONE, Fate.RETURN])
+def test_neither_does_a_claim_that_leaves_nothing_to_run(clocked, fate, reason):
+    shard = limited(clocked)
+    shard.push("1")
+    assert shard.run(fate, bad=(BadPayload(0, reason),))
+    shard.push("1")
+    assert shard.run()
+    shard.push("1")
+    assert shard.run() == ()
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        {"bad": (BadPayload(0, None),)},
+        {"bad": (BadPayload(0, None), BadPayload(1, None, Gone.OVER)), "fate": Fate.BURY},
+        {"bad": (BadPayload(0, None), BadPayload(1, None, Gone.DONE)), "fate": Fate.RETURN, "delay": 0.001},
+    ],
+)
+def test_a_run_of_some_payloads_costs_one(clocked, verdict):
+    shard = limited(clocked)
+    shard.push("1", b"dropped", 1)
+    shard.push("1", b"runs", 2)
+    assert shard.run(**verdict)
     shard.push("1")
     assert shard.run() == ()
 

@@ -20,7 +20,8 @@ end
 local now = now_us()
 local now_s = seconds(now)
 
--- Takes the bad payloads (ARGV from `at`: position, error) out of a job's items: buried, dropped, or over.
+-- Takes the bad payloads (ARGV from `at`: position, error) out of a job's items: buried, dropped, or over. Returns the
+-- others, and whether any that is over has run.
 local function take_bad(id, items, at, count)
   local good, reasons, words = {}, {}, {}
   for i = at, at + 2 * count - 1, 2 do
@@ -31,9 +32,10 @@ local function take_bad(id, items, at, count)
       reasons[position + 1] = ARGV[i + 1]
     end
   end
-  local dropped, top = 0, nil
+  local dropped, ran, top = 0, false, nil
   for position, item in ipairs(items) do
     local word = words[position]
+    ran = ran or (word or '') ~= ''
     if word == 'done' then
       -- What stays of the job, with smaller scores, is not stale.
       top = (not good[1] or item[3] <= good[1][3]) and item[1] or top
@@ -51,7 +53,7 @@ local function take_bad(id, items, at, count)
   if top and asked.stale then
     reach(id, top)
   end
-  return good
+  return good, ran
 end
 
 -- `unpack` and commands take so many ids at once.
@@ -118,9 +120,6 @@ end
 
 fates['return'] = function(id, job, items, retry_count, delay)
   local time = tonumber(delay) > 0 and delayed(now, delay) or job.perform_in
-  if asked.rate and tonumber(delay) <= 0 then
-    return_token(id)
-  end
   -- An early run that did not take place is due again.
   if asked.now and tonumber(job.retry_count) >= 0 and tonumber(time) > now / 1000000 and tonumber(delay) <= 0 then
     time = now_s
@@ -159,7 +158,11 @@ while at <= #ARGV do
   local id, claim, fate, retry_count, delay, message, try, bad = unpack(ARGV, at, at + 7)
   if redis.call('ZSCORE', claimed, id) == claim then
     local job = let_go(id)
-    local items = take_bad(id, job.items, at + 8, bad)
+    local items, ran = take_bad(id, job.items, at + 8, bad)
+    local unstarted = fate == 'return' and tonumber(delay) <= 0
+    if asked.rate and (unstarted or #items == 0 and not ran) then
+      return_token(id)
+    end
     fates[fate](id, job, items, retry_count, delay, message)
     log_try(id, now_s, retry_count, try)
     unmarked(id)
