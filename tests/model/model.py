@@ -165,6 +165,13 @@ class Model:
         self.firsts.pop(job_id, None)
         self.early.pop(job_id, None)
 
+    def take_out(self, job_id: str) -> None:
+        """Somebody takes it out of the queue; what does not run either is no suspect."""
+        self.waiting.pop(job_id, None)
+        self.forget(job_id)
+        if job_id not in self.processing:
+            self.suspects.pop(job_id, None)
+
     # -- claims
 
     def claim(self, limit: int, now: float) -> list[str]:
@@ -385,11 +392,3 @@ class Model:
         items = self.morgue[job_id].in_order() if job_id in self.morgue else []
         peak = None if force else self.peaks.get(job_id)
         return items[stale([item.score for item in items], peak) :]
-
-    def kill_failed(self) -> None:
-        for job_id in sorted(self.waiting):
-            job = self.waiting[job_id]
-            if job.retry_count >= 0:
-                del self.waiting[job_id]
-                self.forget(job_id)
-                self.bury(job_id, job.in_order(), job.error)

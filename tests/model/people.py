@@ -46,14 +46,16 @@ class PeopleRules(RuleBasedStateMachine):
     def kill_all_failed(self) -> None:
         failed = [job_id for job_id, job in self.model.waiting.items() if job.retry_count >= 0]
         assert self.actions.kill_all_failed(self.queue) == len(failed)
-        self.model.kill_failed()
+        for job_id in failed:
+            job = self.model.waiting[job_id]
+            self.model.take_out(job_id)
+            self.model.bury(job_id, job.in_order(), job.error)
 
     @rule(ids=st.lists(IDS, unique=True, max_size=3))
     def delete(self, ids: list[str]) -> None:
         assert self.actions.delete(self.queue, ids) == len(self.model.waiting.keys() & set(ids))
         for job_id in ids:
-            self.model.waiting.pop(job_id, None)
-            self.model.forget(job_id)
+            self.model.take_out(job_id)
 
     @rule(ids=st.lists(IDS, unique=True, max_size=2))
     def morgue_delete(self, ids: list[str]) -> None:

@@ -76,6 +76,16 @@ class PolicyMachine(StoreMachine):
         jobs = [replace(job, payload=job.payload[:2]) for job in jobs] if small else jobs
         super().push(jobs, repeats)
 
+    @rule(count=st.integers(15, 30), size=st.sampled_from([2, 100]), jobs=st.lists(CALLS, max_size=3))
+    def many_recorded_calls(self, count: int, size: int, jobs: list[NewJob]) -> None:
+        """More than a script looks at in passing; the others have higher scores."""
+        payloads = [chr(ord("A") + n).encode() * size for n in range(count)]
+        low = [
+            NewJob("a", payload, float(n - 99), 1.0, record=b"a call") for n, payload in enumerate(payloads)
+        ]
+        self.push(low, 1)
+        self.push([*jobs, NewJob("a", b"1", 4.0, 1.0), NewJob("a", b"2", 5.0, 1.0)], 1)
+
     @rule(steps=st.lists(STEPS, min_size=2, max_size=8))
     def many_runs(self, steps: list[tuple]) -> None:
         """Calls before and during runs, one after the other: most policies are about what was before."""

@@ -1,4 +1,4 @@
-"""Policies of a queue: what is kept of an id, and when its job is due."""
+"""Policies of a queue: what of an id runs, and when its job is due."""
 
 from __future__ import annotations
 
@@ -26,70 +26,6 @@ def reads(store):
 def hasten(shard):
     """Its time has come."""
     Actions(shard.store).perform_now(shard.spec, ["1"])
-
-
-class TestKeep:
-    def test_the_highest_scores_stay(self, store):
-        shard = Shard(store, keep=2)
-        for score in (5, 3, 9, 1, 7):
-            shard.push("1", b"%d" % score, score)
-        assert shard.payloads() == [b"7", b"9"]
-        assert shard.dropped == 3
-
-    def test_long_payloads_too(self, store):
-        shard = Shard(store, keep=20)
-        for score in range(200):
-            shard.push("1", b"%03d" % score * 100, score)
-        assert [data[:3] for data in shard.payloads()] == [b"%03d" % n for n in range(180, 200)]
-
-    def test_a_failed_job_of_which_nothing_stays_leaves_the_waiting_ones_time(self, store):
-        shard = Shard(store, keep=1)
-        shard.push("1", b"old", 1)
-        (job,) = shard.claim()
-        shard.push("1", b"new", 2, perform_in=1000.0)
-        verdict = Verdict("1", job.claim, Fate.RETRY, 3, 9e6, b"boom")
-        shard.store.settle(shard.spec, shard.lease, [verdict])
-        waiting = shard.waiting()
-        assert ([p.data for p in waiting.payloads], waiting.perform_in, waiting.retry_count) == (
-            [b"new"],
-            1000.0,
-            -1,
-        )
-
-    def test_a_failed_job_of_which_something_stays_has_its_own_time(self, store):
-        shard = Shard(store, keep=1)
-        shard.push("1", b"high", 2)
-        (job,) = shard.claim()
-        shard.push("1", b"low", 1)
-        verdict = Verdict("1", job.claim, Fate.RETRY, 3, 9e6, b"boom")
-        shard.store.settle(shard.spec, shard.lease, [verdict])
-        assert (shard.payloads(), shard.waiting().retry_count) == ([b"high"], 3)
-
-    def test_also_when_it_has_many_payloads(self, store):
-        shard = Shard(store, keep=100)
-        for n in range(100):
-            shard.push("1", b"old %d" % n, n)
-        (job,) = shard.claim()
-        for n in range(100):
-            shard.push("1", b"new %d" % n, 1000 + n)
-        store.settle(shard.spec, shard.lease, [Verdict("1", job.claim, Fate.RETRY, 3, 9e6, b"boom")])
-        assert shard.waiting().retry_count == -1
-        assert all(data.startswith(b"new") for data in shard.payloads())
-
-    def test_a_call_of_which_nothing_stays_does_not_make_a_job_due(self, store):
-        shard = Shard(store, keep=1, on_push_after_failure=AfterFailure.NOW)
-        shard.push("1", b"high", 2)
-        shard.run(Fate.RETRY, retry_count=0, delay=1000.0)
-        before = shard.waiting().perform_in
-        shard.push("1", b"low", 1)
-        assert (shard.payloads(), shard.waiting().perform_in) == ([b"high"], before)
-
-    def test_recorded_payloads_are_dropped_by_the_run(self, store):
-        shard = Shard(store, keep=1)
-        for score in (1, 2, 3):
-            store.push(shard.spec, [NewJob("1", b"%d" % score, score, record=b"a call")])
-        (job,) = shard.claim()
-        assert ([p.data for p in job.payloads], job.unwanted) == ([b"1", b"2", b"3"], 2)
 
 
 class TestDebounce:

@@ -133,8 +133,9 @@ else
     if dropped or not waits and not has_place() then
       return forgo(i, members[i])
     end
-    bag_add(bag, id, {{score, payload, tonumber(score), flag}}, false)
-    if asked.keep and trim(bag, id, STEP)[payload] then
+    local items = {{score, payload, tonumber(score), flag}}
+    bag_add(bag, id, items, false)
+    if asked.keep and not any_kept(bag, id, items) then
       return
     end
     merged = merged + (waits and 1 or 0)

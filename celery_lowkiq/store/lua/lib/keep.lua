@@ -1,6 +1,6 @@
 -- Needs policy, bag_read, bag and KEY meta. A bag of a task that keeps the payloads with the highest scores.
 -- Of a payload with recorded calls somebody hears: it stays until a claim drops it (see drops).
-local size_of, trim, any_kept
+local size_of, any_kept
 if asked.keep then
   -- How many payloads a bag has.
   function size_of(bag, id)
@@ -11,31 +11,62 @@ if asked.keep then
     return record and #unpack_items(record) or 0
   end
 
-  -- Drops what the bag has beyond those to keep, at most so many at a time. Returns these payloads as a set, with those
-  -- that a claim will drop.
-  function trim(bag, id, most)
-    local excess = math.min(size_of(bag, id) - asked.keep, most)
-    local gone, recorded, count = {}, {}, 0
-    for _, item in ipairs(excess > 0 and bag_take(bag, id, excess, math.huge) or {}) do
-      gone[item[2]] = true
-      if item[4] == '' then
-        count = count + 1
-      else
-        recorded[#recorded + 1] = item
+  local function trim_packed(bag, id, record)
+    local items, gone, rest = unpack_items(record), {}, {}
+    local excess = #items - asked.keep
+    for i, item in ipairs(items) do
+      gone[item[2]] = i <= excess
+      if i > excess or item[4] ~= '' then
+        rest[#rest + 1] = item
       end
     end
-    if #recorded > 0 then
-      bag_add(bag, id, recorded, true)
-    end
-    if count > 0 then
-      redis.call('HINCRBY', meta, 'dropped', count)
+    if #rest < #items then
+      redis.call('HSET', bag.records, id, pack_items(rest))
+      redis.call('HINCRBY', meta, 'dropped', #items - #rest)
     end
     return gone
   end
 
-  -- Trims a bag that items were added to. Whether any of them is kept.
+  local function rank_in(bag, id, payload)
+    local place = redis.call('HGET', bag.spill, id .. '\0' .. payload)
+    local member = place and id .. '\0' .. place .. payload
+    return member and redis.call('ZRANK', bag.order, member), member
+  end
+
+  -- What lay below those to keep was looked at before: recorded, or dropped. What has come to lie there since is among the
+  -- items, or right below those to keep, one for each item. Some more are looked at where a task keeps less than it did.
+  local function trim_spilled(bag, id, items)
+    local gone, dropped, excess = {}, 0, size_of(bag, id) - asked.keep
+    if excess <= 0 then
+      return gone
+    end
+    local first = redis.call('ZLEXCOUNT', bag.order, '-', '(' .. id .. '\0')
+    local stop = first + excess
+    local members = redis.call('ZRANGE', bag.order, math.max(first, stop - #items - STEP), stop - 1)
+    for _, item in ipairs(items) do
+      local rank, member = rank_in(bag, id, item[2])
+      if rank and rank < stop then
+        gone[item[2]] = true
+        members[#members + 1] = member
+      end
+    end
+    for _, member in ipairs(members) do
+      local item = member_item(id, member)
+      if item[4] == '' and redis.call('ZREM', bag.order, member) == 1 then
+        redis.call('HDEL', bag.spill, id .. '\0' .. item[2])
+        dropped = dropped + 1
+      end
+    end
+    if dropped > 0 then
+      redis.call('HINCRBY', meta, 'dropped', dropped)
+    end
+    return gone
+  end
+
+  -- Drops what a bag that items were added to has beyond those to keep. Whether any of the items is kept.
   function any_kept(bag, id, items)
-    local gone = trim(bag, id, #items + STEP)
+    local record = redis.call('HGET', bag.records, id) or ''
+    local gone = record == SPILLED and trim_spilled(bag, id, items) or trim_packed(bag, id, record)
     for _, item in ipairs(items) do
       if not gone[item[2]] then
         return true
