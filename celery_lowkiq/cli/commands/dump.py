@@ -24,7 +24,7 @@ def dump(console: Console, queue: str) -> None:
     before you move it.
     """
     ordered = console.queue(queue)
-    stats = ordered.stats()
+    stats = console.overview([queue]).by_queue[queue]
     length = stats.length + stats.busy + stats.morgue_length
 
     def act(progress: Progress) -> int:
