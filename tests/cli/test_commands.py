@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 
 import pytest
 
+from celery_lowkiq.integration.codec import Codec
 from celery_lowkiq.integration.console import Console
+from celery_lowkiq.integration.stores import home_of
 from celery_lowkiq.rules.checkup import Finding
 from celery_lowkiq.rules.models import Fate
 from tests.cli import proj
@@ -91,6 +94,23 @@ def test_what_is_for_programs_is_json_with_every_job(filled, run):
         NASTY: 1,
         "h1": 1,
     }
+
+
+def test_a_payload_that_is_no_json_breaks_no_listing(queue, run, monkeypatch):
+    monkeypatch.setattr(home_of(proj.app), "codec", Codec("pickle", ["pickle"], 1000))
+    around: list[object] = []
+    around.append(around)
+    payloads = {"c": around, "n": math.nan, "t": {(1, 2): 3}, "w": 1}
+    proj.sync_order.perform_async([{"id": name, "payload": payload} for name, payload in payloads.items()])
+    lines = run("jobs", "sync_order", "--json").stdout.splitlines()
+    found = [json.loads(line, parse_constant=pytest.fail) for line in lines]
+    assert {job["id"]: job["payloads"][0]["value"] for job in found} == {
+        "c": "[[...]]",
+        "n": "nan",
+        "t": "{(1, 2): 3}",
+        "w": 1,
+    }
+    assert run("jobs", "sync_order").exit_code == 0
 
 
 def test_a_limit_is_told_and_none_is_all(queue, run):
