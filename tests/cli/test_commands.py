@@ -12,7 +12,7 @@ from celery_lowkiq.integration.codec import Codec
 from celery_lowkiq.integration.console import Console
 from celery_lowkiq.integration.stores import home_of
 from celery_lowkiq.rules.checkup import Finding
-from celery_lowkiq.rules.models import Fate
+from celery_lowkiq.rules.models import Fate, ShardRef
 from tests.cli import proj
 from tests.cli.conftest import end_all, golden, holds, settled
 
@@ -111,6 +111,15 @@ def test_a_payload_that_is_no_json_breaks_no_listing(queue, run, monkeypatch):
         "w": 1,
     }
     assert run("jobs", "sync_order").exit_code == 0
+
+
+def test_what_is_being_processed_is_shown_as_what_waits(queue, run):
+    proj.sync_order.delay("1")
+    store, (shard,) = home_of(proj.app).store, [ShardRef("sync_order", queue.shard_of("1"))]
+    store.claim(queue.spec, store.acquire(queue.spec, shard, "me@here", store.observe([shard])[0], 0), 1)
+    shown = run("job", "sync_order", "1").output.splitlines()
+    assert [line.split()[0] for line in shown[:5]] == ["id", "queue", "shard", "owner", "processing"]
+    assert all(re.match(r"\w[\w ]{9}  \S", line) for line in shown[:5]), shown
 
 
 def test_a_limit_is_told_and_none_is_all(queue, run):
