@@ -25,7 +25,7 @@ def confirm(question: str, yes: bool) -> None:
     """
     if yes:
         return
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():
         raise click.UsageError(f"{question} Nobody can be asked without a terminal: say --yes")
     if not click.confirm(question, err=True):
         click.echo("nothing was done", err=True)
@@ -44,7 +44,7 @@ def which(ids: Sequence[str], count: int, kind: str) -> str:
 
 def with_progress(label: str, length: int, act: Callable[[Progress], int]) -> int:
     """What ``act(progress)`` returns; on a terminal a bar moves on stderr."""
-    if length <= 0 or not sys.stderr.isatty():
+    if length <= 0 or sys.stderr is None or not sys.stderr.isatty():
         return act(lambda _: None)
     with click.progressbar(length=length, label=label, file=sys.stderr) as bar:
         return act(lambda done: bar.update(done - bar.pos))

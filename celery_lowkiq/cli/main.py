@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import sys
 from importlib import import_module
 from pkgutil import iter_modules
@@ -49,9 +51,14 @@ class Commands(click.Group):
         except (LowkiqError, OperationalError) as error:
             raise _failure(error) from error
         except Exception as error:
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:
+                raise  # whoever reads has enough, which click knows
             # What ends the calls of deleted jobs writes their results.
             if isinstance(error, getattr(ctx.obj.app.backend, "connection_errors", ())):
                 raise _Failed(f"the result backend is not available: {escaped(str(error))}") from error
+            if isinstance(error, OSError):
+                _forget_output()
+                raise _Failed(escaped(str(error))) from error
             raise
 
 
@@ -73,6 +80,14 @@ def _write_any_text() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def _forget_output() -> None:
+    """What stdout does not take, as a disk that is full, Python would try to write once more at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @click.group(cls=Commands, epilog=EXAMPLES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from datetime import datetime, timezone
@@ -17,6 +18,12 @@ from celery_lowkiq.rules.words import duration, escaped, shortened
 
 #: As much of a payload or an error is shown in a table.
 CELL = 60
+#: As much of a payload that is no JSON.
+LONGEST_REPR = 10_000
+#: A value within so many lists can be written whatever stands around it.
+SPARE_DEPTH = 50
+#: What an encoder raises for keys that JSON lacks, circles and numbers as NaN, and depths.
+UNWRITABLE = (TypeError, ValueError, RecursionError)
 
 
 class _Encoder(JSONEncoder):
@@ -26,18 +33,38 @@ class _Encoder(JSONEncoder):
         try:
             return super().default(o)
         except TypeError:
-            return repr(o)
+            return _repr(o)
 
 
 def as_json(value: Any) -> str:
-    """One line of JSON; what is not printable is escaped."""
-    text = _Encoder(ensure_ascii=False).encode(value)
+    """One line of JSON; what is not printable is escaped. Raises what UNWRITABLE has."""
+    text = _Encoder(ensure_ascii=False, allow_nan=False).encode(value)
     return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
 
 
 def _escape(char: str) -> str:
     """Only within a text can such a character stand."""
     return json.dumps(char)[1:-1]
+
+
+def writable(value: Any) -> Any:
+    """The value, or its ``repr`` when it is no JSON."""
+    nested = value
+    for _ in range(SPARE_DEPTH):
+        nested = [nested]
+    try:
+        as_json(nested)
+    except UNWRITABLE:
+        return _repr(value)
+    return value
+
+
+def _repr(value: Any) -> str:
+    """The beginning of it."""
+    try:
+        return shortened(repr(value), LONGEST_REPR)
+    except Exception as error:  # noqa: BLE001 - its class is not ours
+        return f"<{type(value).__name__} without a repr: {type(error).__name__}>"
 
 
 def write_json(value: Any) -> None:
@@ -80,15 +107,29 @@ def relative(when: float, now: float) -> str:
 
 def payload_text(payload: ShownPayload, width: int | None = CELL) -> str:
     """A payload on one line."""
-    text = as_json(payload.value) if payload.readable else repr(payload.value)
+    text = value_text(payload.value) if payload.readable else repr(payload.value)
     return escaped(text if width is None else shortened(text, width))
 
 
+def value_text(value: Any) -> str:
+    """A value as JSON, or its ``repr``."""
+    try:
+        return as_json(value)
+    except UNWRITABLE:
+        return _repr(value)
+
+
 def payload_json(payload: ShownPayload) -> dict[str, Any]:
-    """A payload for programs; bytes that no codec reads as base64."""
+    """A payload for programs: what is no JSON as its ``repr``, and bytes that no codec reads as base64."""
+    score = _finite(payload.score)
     if payload.readable:
-        return {"score": payload.score, "value": payload.value}
-    return {"score": payload.score, "base64": base64.b64encode(payload.value).decode()}
+        return {"score": score, "value": writable(payload.value)}
+    return {"score": score, "base64": base64.b64encode(payload.value).decode()}
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no other numbers."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def first_payload(payloads: Sequence[ShownPayload]) -> str:
@@ -103,5 +144,5 @@ def error_text(error: str | None) -> str:
 
 def job_json(job: ShownJob | ShownDeadJob) -> dict[str, Any]:
     """A job for programs: its fields by their names."""
-    shown = {field.name: getattr(job, field.name) for field in fields(job)}
+    shown = {field.name: _finite(getattr(job, field.name)) for field in fields(job)}
     return shown | {"payloads": [payload_json(payload) for payload in job.payloads]}

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from functools import wraps
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TextIO, TypeAlias, TypeVar
 
 import click
 
@@ -36,7 +36,10 @@ class Time(click.ParamType):  # type: ignore[type-arg]
             return timedelta(0)
         if span := _SPAN.fullmatch(value):
             seconds = float(span.group(2)) * _UNITS[span.group(3)]
-            return timedelta(seconds=-seconds if span.group(1) == "-" else seconds)
+            try:
+                return timedelta(seconds=-seconds if span.group(1) == "-" else seconds)
+            except OverflowError:
+                self.fail(f"{value!r} is longer than any time", param, ctx)
         try:
             return float(value)
         except ValueError:
@@ -98,9 +101,16 @@ def each_id(ids: Sequence[str]) -> Iterator[str]:
     if tuple(ids) != (STDIN,):
         yield from ids
         return
-    for line in sys.stdin:
+    for line in stdin():
         if job_id := line.rstrip("\r\n"):
             yield job_id
+
+
+def stdin() -> TextIO:
+    """What is to be read. Ends the command with status 2 when whoever called it has closed it."""
+    if sys.stdin is None:
+        raise click.UsageError("stdin is closed: there is nothing to read")
+    return sys.stdin
 
 
 def one_of(**given: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -17,8 +17,9 @@ from celery import Celery
 from celery.worker.control import control_command, inspect_command
 from kombu.utils.uuid import uuid
 
-from celery_lowkiq.rules.errors import ConfigurationError, LowkiqError
+from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall, LowkiqError
 
+from .calls import read_id
 from .console import Console
 from .queue import OrderedQueue
 from .stores import home_of
@@ -121,24 +122,43 @@ def _quiet(state: Any, yes: bool, done: str) -> Any:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What a command named: a queue, perhaps ids of it, perhaps a ticket."""
+    """What a command named: a queue, perhaps ids of it (None: all), perhaps a ticket."""
 
     queue: str
-    ids: tuple[str, ...] = ()
+    ids: tuple[str, ...] | None = None
     ticket: str | None = None
 
 
-def _read(queue: Any, job_id: str | None = None, ids: Sequence[str] = (), **_: Any) -> _Asked:
+def _read(queue: Any = None, job_id: Any = None, ids: Any = None, **unknown: Any) -> _Asked:
+    """Raises InvalidCall: what is not understood must not end in an action on all."""
+    if unknown:
+        raise InvalidCall(f"{', '.join(sorted(unknown))}: allowed are queue and ids")
+    name, ticket = _name(queue)
+    if ids is not None and not isinstance(ids, (list, tuple)):
+        raise InvalidCall(f"ids={ids!r}: a list of ids is allowed; without ids it is for all")
+    if job_id is not None:
+        ids = [job_id, *(ids or ())]
+    elif ticket is not None and ids and list(ids) == [name]:
+        ids = None  # Celery's command line gives the queue to the variadic part when nothing follows it.
+    return _Asked(name, None if ids is None else tuple(dict.fromkeys(map(read_id, ids))), ticket)
+
+
+def _name(queue: Any) -> tuple[str, str | None]:
     if isinstance(queue, str):
-        return _Asked(queue, tuple(ids))
+        return queue, None
+    if not isinstance(queue, (list, tuple)) or list(map(type, queue)) != [str, str]:
+        raise InvalidCall(f"queue={queue!r}: the name of an ordered queue is allowed")
     name, ticket = queue
-    return _Asked(name, () if job_id is None else tuple(dict.fromkeys((job_id, *ids))), ticket)
+    return name, ticket
 
 
 def _act(state: Any, name: str, given: dict[str, Any], on_all: OnAll, on_some: OnSome) -> Any:
     """In a thread of its own: the worker's event loop must not wait for a million jobs."""
-    asked = _read(**given)
-    act = partial(on_some, ids=asked.ids) if asked.ids else on_all
+    try:
+        asked = _read(**given)
+    except InvalidCall as error:
+        return {"error": str(error)}
+    act = on_all if asked.ids is None else partial(on_some, ids=asked.ids)
     what = f"{name} {asked.queue}"
     reply: dict[str, Any] = {}
     thread = threading.Thread(

@@ -11,6 +11,7 @@ from celery import Celery
 from celery_lowkiq.rules.checkup import OK, Finding, examine, unreachable
 from celery_lowkiq.rules.errors import InvalidCall, StoreError
 from celery_lowkiq.rules.history import Sample, sum_of
+from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.reports import NodeReport, current
 from celery_lowkiq.rules.server import ServerInfo
 from celery_lowkiq.rules.tracking import TrackerView
@@ -25,10 +26,11 @@ from .trackers import Tracker, trackers
 
 @dataclass(frozen=True)
 class Overview:
-    """Counts of all queues at one moment, in the order of their names, and their sum."""
+    """Counts of all queues at one moment, in the order of their names, and their sum; numbers of shards."""
 
     total: Stats
     by_queue: Mapping[str, Stats]
+    shards: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,17 @@ class Console:
         return ordered_tasks(self.app)[self.queue(queue).name]
 
     def overview(self, names: Iterable[str] | None = None) -> Overview:
-        """Counts of all queues, or of the named ones, in one round trip. Raises InvalidCall."""
+        """Counts of all queues, or of the named ones, with the shards that are stored, whatever the code
+        declares; in two round trips. Raises InvalidCall.
+        """
         chosen = self.queues() if names is None else {name: self.queue(name) for name in names}
-        specs = [queue.spec for queue in chosen.values()]
+        specs = self._as_stored(chosen)
         found = home_of(self.app).queries.stats_of(specs)
         by_queue = dict(zip(chosen, found, strict=True))
-        return Overview(sum(found, Stats()), by_queue)
+        return Overview(sum(found, Stats()), by_queue, {spec.name: spec.shards for spec in specs})
+
+    def _as_stored(self, queues: Mapping[str, OrderedQueue]) -> list[QueueSpec]:
+        return home_of(self.app).registry.as_stored([queue.spec for queue in queues.values()])
 
     def nodes(self) -> tuple[NodeReport, ...]:
         """The nodes by name, as they last described themselves: those that live, and those that have ended
@@ -88,9 +95,8 @@ class Console:
         return Histories(sum_of(found), dict(zip(chosen, found, strict=True)))
 
     def looks(self) -> list[ShardLook]:
-        """Counts and lease of each shard of all queues, in one round trip."""
-        specs = [queue.spec for queue in self.queues().values()]
-        return home_of(self.app).queries.looks(specs)
+        """Counts and lease of each shard that is stored of all queues, in two round trips."""
+        return home_of(self.app).queries.looks(self._as_stored(self.queues()))
 
     def trackers(self, limit: int = 100, after: str | None = None) -> Page[TrackerView]:
         """A page of the tracked groups of calls, the latest first. Raises InvalidCall."""

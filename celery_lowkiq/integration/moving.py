@@ -33,6 +33,8 @@ class Loaded:
 def dump_lines(home: Home, queue: QueueSpec) -> Iterator[bytes]:
     """The lines of a dump, each with its newline; little of it is in memory at a time. Raises StoreError."""
     dumping = Dumping(home.store)
+    # Also what the code declares to have other shards, as after a change of their number, can be moved.
+    (queue,) = home.registry.as_stored([queue])
     score = dumping.last_score(queue)
     yield header_line(Header(uuid.uuid4().hex, queue.name, queue.shards, home.settings.serializer, score))
     count = 0

@@ -12,7 +12,7 @@ from celery import Celery
 from celery.app.annotations import resolve_all as resolve_all_annotations
 
 from celery_lowkiq.rules.errors import ConfigurationError
-from celery_lowkiq.rules.models import Merge
+from celery_lowkiq.rules.models import MAX_SHARDS, Merge
 from celery_lowkiq.rules.pauses import ALLOWED as PAUSES
 from celery_lowkiq.rules.pauses import read_pauses
 
@@ -21,7 +21,6 @@ from .queue_policies import check_queue_policies
 from .rates import read_rate
 from .refusals import check_celery_options
 
-MAX_SHARDS = 4096
 MAX_BATCH = 1000
 MAX_PAYLOADS = 1000
 QUEUE_NAME = re.compile(r"[!-z|~]{1,255}")

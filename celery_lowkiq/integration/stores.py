@@ -20,6 +20,7 @@ from celery_lowkiq.store.examination import Examination
 from celery_lowkiq.store.lookout import Lookout
 from celery_lowkiq.store.pausing import Pausing
 from celery_lowkiq.store.queries import Queries
+from celery_lowkiq.store.registry import Registry
 from celery_lowkiq.store.store import RedisStore
 from celery_lowkiq.store.tracks import Tracks
 
@@ -112,6 +113,10 @@ class Home:
     @property
     def pausing(self) -> Pausing:
         return Pausing(self.store.client)
+
+    @property
+    def registry(self) -> Registry:
+        return Registry(self.store.client)
 
     @property
     def examination(self) -> Examination:

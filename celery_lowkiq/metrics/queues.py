@@ -61,7 +61,7 @@ COUNTERS = (
 
 
 class QueueCollector(Collector):
-    """All queues of an app. A scrape is one round trip, and one scrape at a time asks Redis."""
+    """All queues of an app. A scrape is two round trips, and one scrape at a time asks Redis."""
 
     def __init__(self, app: Celery, clock: Clock | None = None) -> None:
         """Raises ConfigurationError for an app whose settings are wrong."""

@@ -25,6 +25,10 @@ class Merge(str, enum.Enum):
     MAX = "max"
 
 
+#: A queue has so many shards at most.
+MAX_SHARDS = 4096
+
+
 @dataclass(frozen=True)
 class QueueSpec:
     """What the store and the worker know of an ordered queue."""

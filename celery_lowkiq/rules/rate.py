@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 #: So many seconds' tokens gather while nobody takes any, but at least one.
 BURST = 0.1
+#: A node with a due job and without a token asks again within so many s, unless its polls are rarer.
+ASKED = 60.0
 
 
 @dataclass(frozen=True)

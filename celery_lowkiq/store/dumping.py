@@ -31,7 +31,7 @@ _PLACES = (
 
 
 class Dumping:
-    """Reads for a dump. Every method may raise StoreError."""
+    """Reads for a dump, of queues as they are stored. Every method may raise StoreError."""
 
     def __init__(self, store: RedisStore) -> None:
         self._client = store.client

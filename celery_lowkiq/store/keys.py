@@ -107,7 +107,9 @@ def nodes_key(queue: str) -> str:
 
 
 def tokens_key(queue: str) -> str:
-    """Hash of a limited queue: ``left`` -> tokens, when; ``by <holder>`` -> last number, its grant, when."""
+    """Hash of a limited queue: ``left`` -> tokens, when; ``rate`` -> of whoever asked last, a second;
+    ``by <holder>`` -> last number, its grant, when.
+    """
     return f"lowkiq:{FORMAT}:tokens:{{{queue}}}"
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery_lowkiq.rules.history import Sample
 from celery_lowkiq.rules.models import QueueSpec, ShardRef, shard_of
-from celery_lowkiq.rules.rate import seconds_to_token, token_at
+from celery_lowkiq.rules.rate import ASKED, seconds_to_token, token_at
 from celery_lowkiq.rules.reports import NodeReport, ShardReport, node_name
 from celery_lowkiq.rules.views import Stats
 from celery_lowkiq.rules.why import Dead, Facts, Owner, Waiting
@@ -68,14 +68,15 @@ class Lookout:
     def facts(
         self, queue: QueueSpec, job_id: str, *, rate: float | None, max_retries: int | None, read: ReadError
     ) -> Facts:
-        """What decides about an id, in two round trips. ``rate``: runs a second of a limited queue;
-        ``read`` makes text of a stored error.
+        """What decides about an id, in two round trips. ``rate``: runs a second of a limited queue, as far as
+        no node has just asked with another; ``read`` makes text of a stored error.
         """
         shard = ShardRef(queue.name, shard_of(job_id, queue.shards))
         reply = self._client.call(load("why").call(shard_keys(shard), id=id_bytes(job_id)))
         now, owner, since, shard_paused, queue_paused, id_paused, claimed, suspect, *of_job = reply
-        asked = [report_command(parse_id(owner)), ("HGET", tokens_key(queue.name), "left")]
-        report, tokens = self._client.commands(asked)
+        asked = [report_command(parse_id(owner)), ("HMGET", tokens_key(queue.name), "left", "rate")]
+        report, (left, stored_rate) = self._client.commands(asked)
+        bucket = _bucket(left, stored_rate, rate, float(now))
         found = parse_report(parse_id(owner), report, float(now))
         return Facts(
             id=job_id,
@@ -90,8 +91,8 @@ class Lookout:
             queue_paused=parse_moment(queue_paused),
             shard_paused=parse_moment(shard_paused),
             id_paused=parse_moment(id_paused),
-            rate=rate,
-            token_wait=_token_wait(tokens, rate, float(now)),
+            rate=bucket.rate,
+            token_wait=bucket.wait,
             max_retries=max_retries,
             id_rate=queue.policies.rate_per_id,
             id_token_at=_id_token_at(of_job[6], queue.policies.rate_per_id),
@@ -147,12 +148,22 @@ def _owner(name: str, since: float | None, shard: ShardRef, node: NodeReport | N
     )
 
 
-def _token_wait(tokens: bytes | None, rate: float | None, now: float) -> float:
+class _Bucket(NamedTuple):
+    """The rate that holds for a queue, if any, and in how many s there is a token."""
+
+    rate: float | None
+    wait: float = 0.0
+
+
+def _bucket(tokens: bytes | None, stored_rate: bytes | None, declared: float | None, now: float) -> _Bucket:
+    """``control rate_limit`` changes the rate of the workers, and that of nobody else."""
     left, _, at = (tokens or b"").partition(b" ")
     tokens_left, micros = parse_moment(left), parse_moment(at)
-    if rate is None or tokens_left is None or micros is None:
-        return 0.0
-    return seconds_to_token(tokens_left, now - micros / 1_000_000, rate)
+    if tokens_left is None or micros is None:
+        return _Bucket(declared)
+    ago = now - micros / 1_000_000
+    rate = (parse_moment(stored_rate) if ago < ASKED else None) or declared
+    return _Bucket(rate, seconds_to_token(tokens_left, ago, rate) if rate and rate > 0 else 0.0)
 
 
 def _id_token_at(full_at: bytes, rate: float | None) -> float:

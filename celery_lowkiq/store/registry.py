@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from celery_lowkiq.rules.errors import FormatMismatch, ShardCountMismatch
-from celery_lowkiq.rules.models import QueueSpec, ShardRef
+from celery_lowkiq.rules.models import MAX_SHARDS, QueueSpec, ShardRef
 
 from .client import Client
 from .keys import FORMAT, queue_key, shard_keys
@@ -23,6 +25,8 @@ CLOSED_BY_SOMEBODY = 2
 #: How long a shard may be closed before whoever closed it is given up, and how often that is looked at, in s.
 CLOSED_SECONDS = 2.0
 CLOSED_LOOK = 0.02
+#: Where the jobs of a shard are, and what is said of ids that lie there.
+CONTENTS = ("due", "ranked", "held", "claimed", "dead", "paused")
 
 
 class Registered(NamedTuple):
@@ -57,6 +61,29 @@ class Registry:
             threading.Event().wait(CLOSED_LOOK)
         if not reply:
             raise ShardCountMismatch(queue.name, self._copy(shard) or stored.shards, queue.shards)
+
+    def as_stored(self, queues: Sequence[QueueSpec]) -> list[QueueSpec]:
+        """The queues with the numbers of shards that are stored, in one round trip; one that is not is as
+        declared. Raises StoreError.
+        """
+        found = self._client.commands([("HGET", queue_key(queue.name), "shards") for queue in queues])
+        return [
+            replace(queue, shards=_count(stored) or queue.shards)
+            for queue, stored in zip(queues, found, strict=True)
+        ]
+
+    def check(self, queue: QueueSpec) -> None:
+        """Raises ShardCountMismatch when jobs or paused ids lie in another number of shards, StoreError.
+
+        An empty queue may have any: it adopts the next. So the answer holds for a moment only.
+        """
+        (stored,) = self.as_stored([queue])
+        if stored.shards != queue.shards and self._is_used(stored):
+            raise ShardCountMismatch(queue.name, stored.shards, queue.shards)
+
+    def _is_used(self, queue: QueueSpec) -> bool:
+        indexes = [shard_keys(shard)[name] for shard in queue.shard_refs() for name in CONTENTS]
+        return any(self._client.commands([("ZCARD", index) for index in indexes]))
 
     def _register(self, queue: QueueSpec, expected: str = "") -> Registered:
         call = load("register").call(
@@ -98,4 +125,10 @@ class Registry:
 
     def _copy(self, shard: ShardRef) -> int:
         (stored,) = self._client.commands([("HGET", shard_keys(shard)["meta"], "shards")])
-        return int(stored) if stored and stored.isdigit() else 0
+        return _count(stored)
+
+
+def _count(stored: bytes | None) -> int:
+    """A number of shards; 0 for what is none."""
+    count = int(stored) if stored and stored.isdigit() and len(stored) < 10 else 0
+    return count if count <= MAX_SHARDS else 0

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 
 import pytest
 
+from celery_lowkiq.integration.codec import Codec
 from celery_lowkiq.integration.console import Console
+from celery_lowkiq.integration.stores import home_of
 from celery_lowkiq.rules.checkup import Finding
-from celery_lowkiq.rules.models import Fate
+from celery_lowkiq.rules.models import Fate, ShardRef
 from tests.cli import proj
 from tests.cli.conftest import end_all, golden, holds, settled
 
@@ -93,6 +96,32 @@ def test_what_is_for_programs_is_json_with_every_job(filled, run):
     }
 
 
+def test_a_payload_that_is_no_json_breaks_no_listing(queue, run, monkeypatch):
+    monkeypatch.setattr(home_of(proj.app), "codec", Codec("pickle", ["pickle"], 1000))
+    around: list[object] = []
+    around.append(around)
+    payloads = {"c": around, "n": math.nan, "t": {(1, 2): 3}, "w": 1}
+    proj.sync_order.perform_async([{"id": name, "payload": payload} for name, payload in payloads.items()])
+    lines = run("jobs", "sync_order", "--json").stdout.splitlines()
+    found = [json.loads(line, parse_constant=pytest.fail) for line in lines]
+    assert {job["id"]: job["payloads"][0]["value"] for job in found} == {
+        "c": "[[...]]",
+        "n": "nan",
+        "t": "{(1, 2): 3}",
+        "w": 1,
+    }
+    assert run("jobs", "sync_order").exit_code == 0
+
+
+def test_what_is_being_processed_is_shown_as_what_waits(queue, run):
+    proj.sync_order.delay("1")
+    store, (shard,) = home_of(proj.app).store, [ShardRef("sync_order", queue.shard_of("1"))]
+    store.claim(queue.spec, store.acquire(queue.spec, shard, "me@here", store.observe([shard])[0], 0), 1)
+    shown = run("job", "sync_order", "1").output.splitlines()
+    assert [line.split()[0] for line in shown[:5]] == ["id", "queue", "shard", "owner", "processing"]
+    assert all(re.match(r"\w[\w ]{9}  \S", line) for line in shown[:5]), shown
+
+
 def test_a_limit_is_told_and_none_is_all(queue, run):
     proj.sync_order.perform_async([{"id": n, "perform_in": FAR} for n in range(250)])
     found = run("jobs", "sync_order", "--limit", "120")
@@ -130,6 +159,9 @@ def test_no_text_of_a_job_forges_a_line_or_speaks_to_the_terminal(filled, run):
         ("run-now sync_order nobody", 1, "made due 0 later jobs"),
         ("quiet nobody@here", 1, "nobody@here does not answer"),
         ("push sync_order 42 text", 2, "PAYLOAD is no JSON"),
+        (f"push sync_order 42 {'[' * 100_000}", 2, "PAYLOAD has too many levels"),
+        ("push sync_order 42 1 --at +99999999999999999999d", 2, "is longer than any time"),
+        (f"jobs sync_order --by perform_in --from -{'9' * 400}s", 2, "is longer than any time"),
         ("push sync_order 42 NaN", 2, "cannot be serialized as json"),
         ("push sync_order 42 1 --at 1e12", 2, "looks like milliseconds"),
         ("why sync_order nobody", 1, "There is no job nobody: it is done, or was deleted, or never pushed."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import subprocess
@@ -101,6 +102,22 @@ def test_a_queue_comes_out_as_it_went_in(filled, run, server):
     assert contents(filled) == before
     order = [payload.value for payload in filled.job("long", payload_limit=1000).waiting.payloads]
     assert order == sorted(range(5000), key=lambda n: n % 7)[:1000]
+
+
+@pytest.mark.parametrize("stored", [2, 7])
+def test_all_comes_out_of_a_queue_that_is_stored_with_other_shards_than_declared(queue, run, server, stored):
+    store = home_of(proj.app).store
+    spec = dataclasses.replace(queue.spec, shards=stored)
+    store.push(spec, [NewJob(f"d{n}", b"%d" % n, n) for n in range(20)])
+    end_all(proj.sync_order, Fate.BURY, spec=spec)
+    store.push(spec, [NewJob(f"w{n}", b"%d" % n, n, FAR) for n in range(20)])
+    dumped = run("dump", "sync_order")
+    assert (dumped.exit_code, dumped.stderr) == (0, "dumped 40 lines of jobs of queue sync_order\n")
+    assert json.loads(dumped.stdout_bytes.splitlines()[0])["shards"] == stored
+    empty(server)
+    assert run("load", "sync_order", stdin=dumped.stdout_bytes).exit_code == 0
+    assert {f"w{n}" for n in range(20)} == contents(queue)["waiting"].keys()
+    assert {f"d{n}" for n in range(20)} == contents(queue)["dead"].keys()
 
 
 def test_loading_it_once_more_changes_nothing(filled, run, server):

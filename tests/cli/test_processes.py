@@ -9,12 +9,13 @@ import pty
 import re
 import signal
 import subprocess
+import sys
 
 import pytest
 
 from celery_lowkiq.rules.models import Fate
 from tests.cli import proj
-from tests.cli.conftest import APP, done, end_all, start
+from tests.cli.conftest import APP, ROOT, done, end_all, start
 from tests.waiting import eventually
 from tests.worker.nodes import worker
 
@@ -89,6 +90,53 @@ def test_a_reader_that_has_enough_is_no_error(queue):
     process.stdout.close()
     assert process.stderr.read() == b""
     assert process.wait(30) == 1
+
+
+def redirected(words, how):
+    """Such a command as a shell starts it; its status and what it says on stderr."""
+    command = f'exec "$0" -m celery -A {APP} lowkiq {words} {how}'
+    found = subprocess.run(
+        ["/bin/sh", "-c", command, sys.executable], cwd=ROOT, capture_output=True, timeout=60, text=True
+    )
+    return found.returncode, found.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        ("load sync_order", 2, "stdin is closed"),
+        ("requeue sync_order -", 2, "stdin is closed"),
+        ("push sync_order 1 -", 2, "stdin is closed"),
+        ("delete sync_order w1", 2, "Nobody can be asked without a terminal"),
+        ("delete sync_order w1 --yes", 0, ""),
+    ],
+)
+def test_a_stdin_that_is_closed(filled, words, status, said):
+    code, err = redirected(words, "<&-")
+    assert (code, said in err, "Traceback" in err) == (status, True, False)
+
+
+@pytest.mark.parametrize(
+    "words", ["dump sync_order", "stats", "jobs sync_order --json", "requeue sync_order --all"]
+)
+def test_a_disk_that_is_full_is_one_line(filled, words):
+    code, err = redirected(words, "> /dev/full")
+    assert (code, err.splitlines()[-1]) == (1, "Error: [Errno 28] No space left on device")
+    assert len(err.splitlines()) == 1
+
+
+def test_a_dump_with_nowhere_to_write_to_is_an_error(filled):
+    assert redirected("dump sync_order", ">&-") == (
+        1,
+        "Error: stdout is closed: there is nowhere to write to\n",
+    )
+
+
+@pytest.mark.parametrize(
+    "words", ["dump sync_order", "requeue sync_order --all", "delete sync_order w1 --yes"]
+)
+def test_a_stderr_that_is_closed(filled, words):
+    assert redirected(words, "2>&-") == (0, "")
 
 
 def test_an_id_that_the_terminal_cannot_show_does_not_end_the_listing(queue):

@@ -54,6 +54,12 @@ def test_a_dead_job_is_queued_up_again(site, outcome):
     eventually(lambda: outcome.stats().failed >= 3 * 2 + 1)
 
 
+def test_the_log_tells_who_it_was(site, outcome, directory):
+    site.act("outcome", "requeue", id="dead-1")
+    said = "requeue of queue outcome by 'ops' changed 1"
+    eventually(lambda: said in (directory / "flower.log").read_text())
+
+
 def test_all_dead_jobs_are_queued_up_while_the_queue_is_paused(site, outcome):
     assert site.act("outcome", "pause").status == 302
     assert outcome.paused().queue is not None

@@ -9,7 +9,7 @@ from celery_lowkiq.rules.rate import TokenRequest
 from celery_lowkiq.rules.reports import LaneReport, NodeNews, NodeReport, Running
 from celery_lowkiq.rules.views import Stats
 from celery_lowkiq.rules.why import Dead, why
-from celery_lowkiq.store.keys import report_key, shard_keys
+from celery_lowkiq.store.keys import report_key, shard_keys, tokens_key
 from celery_lowkiq.store.lookout import Lookout
 from celery_lowkiq.store.pausing import Pausing
 
@@ -117,7 +117,22 @@ def test_the_rate_limit(store, lookout):
     store.tokens(TokenRequest("orders", "me", 1, 0.01, 1))
     assert kinds(lookout, "1", rate=0.01) == ["limited", "due"]
     assert 90 < facts(lookout, "1", rate=0.01).token_wait <= 100
-    assert kinds(lookout, "1") == ["due"]
+
+
+@pytest.mark.parametrize("declared", [None, 50.0])
+def test_a_rate_limit_that_was_set_at_run_time(store, client, lookout, declared):
+    push(store, "1", ("a", 1), perform_in=1.0)
+    take(store, owner=OWNER)
+    tell(store)
+    store.tokens(TokenRequest("orders", "me", 1, 0.01, 1))
+    assert kinds(lookout, "1", rate=declared) == ["limited", "due"]
+    found = facts(lookout, "1", rate=declared)
+    assert (found.rate, 90 < found.token_wait <= 100) == (0.01, True)
+    long_ago = int((found.now - 3600) * 1e6)
+    client.hset(tokens_key("orders"), "left", f"0 {long_ago}")
+    assert facts(lookout, "1", rate=declared).rate == declared
+    client.hset(tokens_key("orders"), mapping={"left": f"0 {int(found.now * 1e6)}", "rate": "-x"})
+    assert facts(lookout, "1", rate=declared).rate == declared
 
 
 def test_a_silent_owner(store, client, lookout):

@@ -44,3 +44,67 @@ def test_what_takes_longer_than_a_reply_may_goes_on_and_is_logged(app, monkeypat
     assert found == {"ok": "run now orders goes on: the worker logs its end"}
     gate.set()
     eventually(lambda: "run now orders: 1000000" in caplog.messages)
+
+
+@pytest.fixture
+def acted(app, monkeypatch):
+    """What was done, to which ids; None: to all."""
+
+    @ordered_task(app=app, name="orders")
+    def orders(payloads_by_id):
+        """Never runs."""
+
+    done = []
+    monkeypatch.setattr(OrderedQueue, "morgue_queue_up_all", lambda queue: done.append(None) or 7)
+    monkeypatch.setattr(OrderedQueue, "morgue_queue_up", lambda queue, ids: done.append(ids) or len(ids))
+    return done
+
+
+def requeue(app, **given):
+    return commands.lowkiq_requeue(SimpleNamespace(app=app, hostname="w@h"), **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "ids"),
+    [
+        ({}, None),
+        ({"ids": None}, None),
+        ({"ids": []}, ()),
+        ({"ids": ["12", 3, "3"]}, ("12", "3")),
+        ({"job_id": "1"}, ("1",)),
+    ],
+)
+def test_only_a_command_without_ids_is_for_all(app, acted, given, ids):
+    assert requeue(app, queue="orders", **given) == {"ok": 7 if ids is None else len(ids)}
+    assert acted == [ids]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"queue": "orders", "ids": "12"}, "ids='12': a list of ids is allowed"),
+        ({"queue": "orders", "ids": 7}, "ids=7: a list of ids"),
+        ({"queue": "orders", "ids": {"1": 2}}, "a list of ids"),
+        ({"queue": "orders", "ids": ["12", None]}, "id=None is a NoneType"),
+        ({"queue": "orders", "id": ["1"]}, "id: allowed are queue and ids"),
+        ({"queue": 5}, "queue=5: the name of an ordered queue is allowed"),
+        ({"queue": ["orders"]}, "queue=['orders']: the name"),
+        ({"queue": ["orders", 5]}, "queue=['orders', 5]: the name"),
+        ({}, "queue=None: the name"),
+    ],
+)
+def test_what_is_not_understood_is_refused_and_nothing_is_done(app, acted, given, said):
+    assert said in requeue(app, **given)["error"]
+    assert acted == []
+
+
+@pytest.mark.parametrize(
+    ("words", "ids"),
+    [
+        ({"ids": ["orders"]}, None),
+        ({"job_id": "1", "ids": ["1"]}, ("1",)),
+        ({"job_id": "1", "ids": ["2"]}, ("1", "2")),
+    ],
+)
+def test_what_the_command_line_makes_of_its_words(words, ids):
+    assert commands._read(commands.ticketed("orders"), **words).ids == ids

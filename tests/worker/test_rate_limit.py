@@ -63,6 +63,7 @@ def test_a_limit_is_set_and_taken_away_at_run_time(app, start_worker, ledger, re
         record.perform_async([{"id": n} for n in range(3)])
         ledger.wait_for("end", 2)
         eventually(lambda: client.exists(tokens_key("record")))
+    eventually(lambda: {record.ordered_queue.why(n).kind for n in range(3)} == {"nowhere", "limited"})
     app.tasks["outcome"].delay("1", "ok")
     ledger.wait_for("run")
     eventually(lambda: record.ordered_queue.stats().processed == 2)

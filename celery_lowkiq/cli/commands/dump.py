@@ -23,8 +23,10 @@ def dump(console: Console, queue: str) -> None:
     It only reads. What changes meanwhile may be missed, or come twice: pause the queue, and stop its callers,
     before you move it.
     """
+    if sys.stdout is None:
+        raise click.ClickException("stdout is closed: there is nowhere to write to")
     ordered = console.queue(queue)
-    stats = ordered.stats()
+    stats = console.overview([queue]).by_queue[queue]
     length = stats.length + stats.busy + stats.morgue_length
 
     def act(progress: Progress) -> int:

@@ -14,6 +14,9 @@ from ..main import FAILED
 from ..output import job_json, payload_text, relative, write_json
 from ..params import command, json_option, queue_argument
 
+#: Names, the longest of which is "processing".
+COLUMN = 12
+
 
 @command("Where an id is, and what it has.", ["job sync_order 42", "job sync_order 42 --json"])
 @queue_argument
@@ -32,9 +35,8 @@ def job(console: Console, queue: str, id_: str, json_: bool) -> None:
         shown = {name: job_json(place) if place else None for name, place in found.items()}
         write_json({"id": id_, "queue": queue, "shard": shard, "owner": owner, **shown})
     else:
-        click.echo(
-            f"id        {escaped(id_)}\nqueue     {queue}\nshard     {shard}\nowner     {owner or 'none'}"
-        )
+        known = {"id": escaped(id_), "queue": queue, "shard": shard, "owner": owner or "none"}
+        click.echo("\n".join(f"{name:{COLUMN}}{value}" for name, value in known.items()))
         for name, place in found.items():
             if place is not None:
                 click.echo(_text(name, place))
@@ -45,7 +47,7 @@ def job(console: Console, queue: str, id_: str, json_: bool) -> None:
 
 def _text(name: str, place: ShownJob | ShownDeadJob) -> str:
     when = place.updated_at if isinstance(place, ShownDeadJob) else place.perform_in
-    lines = [f"{name:10}{moment(when)}, {relative(when, time.time())}"]
+    lines = [f"{name:{COLUMN}}{moment(when)}, {relative(when, time.time())}"]
     if isinstance(place, ShownJob):
         lines.append(f"  retry_count {place.retry_count}")
         if place.priority:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -13,7 +12,7 @@ from celery_lowkiq.integration.console import Console
 from celery_lowkiq.rules.dumps import LONGEST_LINE
 
 from ..bulk import Progress, with_progress
-from ..params import command, queue_argument
+from ..params import command, queue_argument, stdin
 
 EXAMPLES = ["load sync_order < sync_order.jsonl", "load orders --renamed < sync_order.jsonl"]
 
@@ -29,7 +28,7 @@ def load(console: Console, queue: str, renamed: bool, again: bool) -> None:
     meanwhile. Nothing is lost and nothing doubled.
     """
     ordered = console.queue(queue)
-    source = sys.stdin.buffer
+    source = stdin().buffer
     read = 0
 
     def lines() -> Iterator[bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 import click
@@ -17,7 +17,7 @@ from celery_lowkiq.rules.words import escaped
 
 from ..listing import pages, write_listing
 from ..main import FAILED
-from ..output import as_json, clock_time, error_text, table, write_json
+from ..output import clock_time, error_text, table, value_text, writable, write_json
 from ..params import command, json_option
 
 STATES = [state.value for state in State]
@@ -100,7 +100,7 @@ def _call_row(call: TrackedCall) -> list[str]:
         call.state.value,
         clock_time(call.updated_at),
         _progress(call),
-        error_text(as_json(call.payload)),
+        error_text(value_text(call.payload)),
         said,
     ]
 
@@ -113,4 +113,5 @@ def _progress(call: TrackedCall) -> str:
 
 def _call_json(call: TrackedCall) -> dict[str, Any]:
     messages = [message._asdict() | {"state": message.state.value} for message in call.messages]
-    return asdict(call) | {"state": call.state.value, "messages": messages}
+    shown = {field.name: getattr(call, field.name) for field in fields(call)}
+    return shown | {"payload": writable(call.payload), "state": call.state.value, "messages": messages}

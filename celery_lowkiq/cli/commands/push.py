@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 import click
 
 from celery_lowkiq.integration.console import Console
 
-from ..params import STDIN, Time, When, command, queue_argument
+from ..params import STDIN, Time, When, command, queue_argument, stdin
 
 EXAMPLES = [
     'push sync_order 42 \'{"status": "paid", "version": 7}\'',
@@ -35,7 +34,9 @@ def push(console: Console, queue: str, id_: str, payload: str, score: float | No
 
 def _read(text: str) -> Any:
     try:
-        return json.loads(sys.stdin.read() if text == STDIN else text)
+        return json.loads(stdin().read() if text == STDIN else text)
+    except RecursionError as error:
+        raise click.BadParameter("PAYLOAD has too many levels") from error
     except ValueError as error:
         raise click.BadParameter(
             f"PAYLOAD is no JSON ({error}): a text needs quotes of its own, '\"paid\"'"

@@ -97,9 +97,8 @@ def _watch(console: Console, names: list[str] | None, seconds: float, json_: boo
 
 def _look(console: Console, names: list[str] | None) -> _Picture:
     overview, past, now = console.overview(names), console.history(names), time.time()
-    queues = console.queues()
     lines = [
-        _Line(name, queues[name].spec.shards, counts, rates(past.by_queue[name], now))
+        _Line(name, overview.shards[name], counts, rates(past.by_queue[name], now))
         for name, counts in overview.by_queue.items()
     ]
     total = _Line("total", sum(line.shards for line in lines), overview.total, rates(past.total, now))

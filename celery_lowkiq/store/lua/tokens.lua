@@ -38,8 +38,8 @@ if tonumber(number) > tonumber(last or 0) then
   left = math.min(most, left + tonumber(surplus))
   granted = math.min(tonumber(wanted), math.floor(left + 1e-9))
   left = math.max(0, left - granted)
-  redis.call('HSET', tokens, 'left', string.format('%.17g %.0f', left, now), mine,
-    string.format('%s %d %d', number, granted, now_s))
+  redis.call('HSET', tokens, 'left', string.format('%.17g %.0f', left, now), 'rate', rate,
+    mine, string.format('%s %d %d', number, granted, now_s))
   -- By then it is full again.
   redis.call('EXPIRE', tokens, math.ceil(math.min(LONGEST, math.max(HOUR, 2 * most / tonumber(rate)))))
 elseif number ~= last then
