@@ -10,7 +10,7 @@ from typing import Any
 
 from celery import bootsteps, signals
 from celery.concurrency.thread import TaskPool as ThreadPool
-from celery.exceptions import ImproperlyConfigured
+from celery.exceptions import ImproperlyConfigured, WorkerShutdown
 from celery.worker import state
 from celery.worker.consumer import Agent, Control, Gossip, Heart, Tasks
 from celery.worker.consumer.delayed_delivery import DelayedDelivery
@@ -282,6 +282,10 @@ class OrderedQueues(bootsteps.StartStopStep):
                 continue
             try:
                 turn()
+            except WorkerShutdown:
+                # What remote control raises in an event loop, which is over with it.
+                logger.info("told to shut down again: the running batches end first")
+                turn = turns(consumer)
             except Exception:
                 logger.debug("the event loop ends during the drain", exc_info=True)
                 turn = None

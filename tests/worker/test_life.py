@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.waiting import eventually
-from tests.worker.checks import released
+from tests.worker.checks import command, released
 from tests.worker.nodes import ROOT
 from tests.worker.test_watching import Listener
 
@@ -63,6 +63,20 @@ def test_control_shutdown_drains(app, runs_and_waits, ledger, tmp_path):
     app.control.shutdown()
     node.wait_for_log("ordered queues stop: 1 batches are running")
     assert node.container.status == "running"
+    (tmp_path / "gate").touch()
+    assert node.exit_status() == 0, node.logs()
+    drained(app, ledger)
+
+
+@pytest.mark.parametrize("first", ["the command", "SIGTERM"])
+def test_control_shutdown_ends_no_drain(app, runs_and_waits, ledger, tmp_path, first):
+    """Asked for again, it is what goes on already; and the worker still hears what comes after it."""
+    node = runs_and_waits()
+    app.control.shutdown() if first == "the command" else node.kill(first)
+    node.wait_for_log("ordered queues stop: 1 batches are running")
+    app.control.shutdown()
+    node.wait_for_log("told to shut down again")
+    assert command(app, "ping", "w0@test") == [{"ok": "pong"}]
     (tmp_path / "gate").touch()
     assert node.exit_status() == 0, node.logs()
     drained(app, ledger)
