@@ -124,10 +124,26 @@ def test_a_draining_worker_beats_and_obeys(app, runs_and_waits, ledger, tmp_path
         eventually(lambda: len(listener.of("worker-heartbeat")) >= 2)
     active = app.control.inspect(timeout=10, limit=1).active()
     assert [task["name"] for task in active["w0@test"]] == ["gated"]
-    answer = app.control.broadcast(
-        "add_consumer", reply=True, timeout=10, limit=1, arguments={"queue": "gated"}
-    )
-    assert "the worker stops" in answer[0]["w0@test"]["error"]
+    for change in ("add_consumer", "cancel_consumer"):
+        assert command(app, change, "w0@test", queue="gated") == [
+            {"error": "ordered queue gated: the worker stops"}
+        ]
+    (tmp_path / "gate").touch()
+    assert node.exit_status() == 0, node.logs()
+    drained(app, ledger)
+
+
+def test_a_draining_worker_shows_its_lanes_and_lets_nobody_change_them(app, runs_and_waits, ledger, tmp_path):
+    node = runs_and_waits()
+    node.kill("SIGTERM")
+    node.wait_for_log("ordered queues stop: 1 batches are running")
+    (stats,) = command(app, "stats", "w0@test")
+    (shown,) = command(app, "lowkiq", "w0@test")
+    for picture in (stats["lowkiq"], shown):
+        assert [lane["running"]["ids"] for lane in picture["lanes"]] == [["runs"]]
+    assert command(app, "pool_grow", "w0@test", n=1)[0]["error"].startswith("pool_grow: the number of lanes")
+    for change in ("lowkiq_quiet", "lowkiq_unquiet"):
+        assert command(app, change, "w0@test") == [{"error": "the worker stops"}]
     (tmp_path / "gate").touch()
     assert node.exit_status() == 0, node.logs()
     drained(app, ledger)
