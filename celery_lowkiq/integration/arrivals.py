@@ -12,7 +12,9 @@ from kombu.exceptions import KombuError
 
 from celery_lowkiq.rules.errors import InvalidCall, QueueFull, StoreUnavailable
 
+from .call_records import CallNote
 from .calls import priority_of
+from .leftovers import fail_unstored
 from .stores import home_of
 
 logger = logging.getLogger("celery_lowkiq")
@@ -32,6 +34,7 @@ class Arrivals:
     def __call__(self, message: Any, body: Any, ack: Any, reject: Any, *_: Any, **__: Any) -> None:
         """Celery ends a worker for whatever leaves this method, so nothing does."""
         errors = self._consumer.connection_errors
+        call = MessagedCall((), {}, {}, message.headers or {})
         try:
             call = read_call(message.payload if body is None else body, message.headers)
             self._push(call, getattr(message, "properties", None) or {}, _priority(message))
@@ -41,6 +44,7 @@ class Arrivals:
             self._consumer.timer.call_after(PAUSE, self, (message, body, ack, reject))
         except (InvalidCall, TypeError, ValueError, KeyError, KombuError) as error:
             logger.error("a message for %s is rejected: %s", self._task.name, error)
+            self._fail(call, error)
             reject(logger, errors)
         except Exception:
             logger.exception("a message for %s goes back to its queue", self._task.name)
@@ -57,6 +61,15 @@ class Arrivals:
             record = self._task.record_of(home, call, properties)
             job = replace(job, record=record)
         home.store.push(self._task.queue_spec, [job])
+
+    def _fail(self, call: MessagedCall, error: Exception) -> None:
+        """Whoever waits for the result is told. A backend that is away cannot hold up the other messages."""
+        task_id = call.headers.get("id")
+        if task_id:
+            try:
+                fail_unstored(self._task, CallNote(task_id, call.headers, call.embed or {}), error)
+            except Exception:
+                logger.exception("nobody is told that call %s of %s has failed", task_id, self._task.name)
 
     def _tell(self, away: bool, error: Exception | None = None) -> None:
         """An outage is logged once when it begins, once when it ends."""

@@ -6,7 +6,7 @@ import time
 from datetime import timedelta
 
 import pytest
-from celery import chain, chord, group
+from celery import Celery, chain, chord, group
 from celery.exceptions import ChordError
 
 from tests.waiting import eventually
@@ -17,6 +17,17 @@ WAIT = 30
 @pytest.fixture
 def add(features):
     return features.app.tasks["add"]
+
+
+@pytest.fixture
+def client(features):
+    """An app without the code of the tasks."""
+    made = Celery("client", set_as_current=False)
+    made.conf.update({name: features.app.conf[name] for name in ("broker_url", "result_backend")})
+    yield made
+    # An AsyncResult that ends after its server would wait for it in vain.
+    made.backend.remove_pending_result = lambda result: None
+    made.close()
 
 
 @pytest.fixture
@@ -220,3 +231,14 @@ class TestOptions:
         result = features.app.send_task("work", (job_id, {"return": 3}), link=tell.s(label=job_id))
         assert result.get(WAIT) == 3
         assert features.wait_for("told", label=job_id)[0]["value"] == 3
+
+    def test_a_call_by_name_that_is_wrong_fails_with_its_chord(self, features, client, job_id):
+        """Its sender has no code that could have refused it."""
+        with pytest.raises(TypeError, match="id"):
+            client.send_task("work", ()).get(WAIT)
+        header = [
+            client.signature("work", args=(job_id, payload)) for payload in ({"return": 1}, "x" * 70000)
+        ]
+        body = chord(header, app=client)(client.signature("total"))
+        with pytest.raises(ChordError, match="PayloadError"):
+            client.AsyncResult(body.id).get(WAIT)
