@@ -168,11 +168,13 @@ class TestOptions:
         assert result.get(WAIT) == 7
 
     def test_headers_and_shadow(self, features, work, job_id):
-        result = work.apply_async((job_id, "x"), headers={"tenant": "acme"}, shadow="other name")
+        result = work.apply_async(
+            (job_id, "x"), headers={"tenant": "acme", "dry": False}, shadow="other name"
+        )
         result.get(WAIT)
         (run,) = features.noted("run", id=job_id)
         assert (run["headers"]["tenant"], run["headers"]["shadow"]) == ("acme", "other name")
-        assert run["headers"]["custom"] == {"tenant": "acme"}
+        assert run["headers"]["custom"] == {"tenant": "acme", "dry": False}
 
     def test_a_call_within_a_run_knows_its_parent(self, features, work, tell, new_id):
         one, two = new_id(), new_id()
