@@ -15,6 +15,7 @@ from celery_lowkiq.rules.errors import InvalidCall, QueueFull, StoreUnavailable
 from .call_records import CallNote
 from .calls import priority_of
 from .leftovers import fail_unstored
+from .refusals import check_message
 from .stores import home_of
 
 logger = logging.getLogger("celery_lowkiq")
@@ -55,6 +56,7 @@ class Arrivals:
 
     def _push(self, call: MessagedCall, properties: Mapping[str, Any], priority: int | None) -> None:
         home = home_of(self._task.app)
+        check_message(self._task.name, call.headers)
         eta = None if call.headers.get("eta") is None else _moment(call.headers["eta"])
         job = self._task.entry_of(call.args, call.kwargs, eta=eta, priority=priority).job(home.codec)
         if call.headers.get("id"):
@@ -97,7 +99,9 @@ def read_call(body: Any, headers: Any) -> MessagedCall:
         args, kwargs, embedded = body
         return MessagedCall(args, kwargs, embedded, headers)
     embed = {name: body.get(name) for name in ("callbacks", "errbacks", "chord")}
-    own = {name: body.get(name) for name in ("id", "eta", "expires")} | {"group": body.get("taskset")}
+    own = {name: body.get(name) for name in ("id", "eta", "expires", "timelimit")} | {
+        "group": body.get("taskset")
+    }
     return MessagedCall(body.get("args"), body.get("kwargs"), embed, {**headers, **own})
 
 

@@ -122,6 +122,20 @@ def test_whoever_waits_for_a_call_that_is_wrong_is_told(handler, store, told, ar
     assert request.errbacks == [{"task": "mourn"}]
 
 
+@pytest.mark.parametrize("limits, word", [([9, None], "time_limit=9"), ([None, 8.5], "soft_time_limit=8.5")])
+@pytest.mark.parametrize("protocol", [1, 2])
+def test_a_call_that_asks_for_what_it_cannot_have_is_refused(handler, store, told, limits, word, protocol):
+    message = Message("1")
+    message.headers |= {"id": "known", "timelimit": limits}
+    if protocol == 1:
+        message.payload = {"args": ["1"], "kwargs": {}, **message.headers}
+        message.headers = {}
+    assert message.sent_to(handler) == ["reject"]
+    ((_, failure, _, _),) = told
+    assert f"{word} is not supported on" in str(failure)
+    assert store.pushed == []
+
+
 def test_also_of_a_message_that_cannot_be_read(handler, told):
     message = Message("1")
     message.headers["id"] = "known"
