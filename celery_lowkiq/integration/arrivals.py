@@ -12,7 +12,10 @@ from kombu.exceptions import KombuError
 
 from celery_lowkiq.rules.errors import InvalidCall, QueueFull, StoreUnavailable
 
+from .call_records import CallNote
 from .calls import priority_of
+from .leftovers import fail_unstored
+from .refusals import check_message
 from .stores import home_of
 
 logger = logging.getLogger("celery_lowkiq")
@@ -32,6 +35,7 @@ class Arrivals:
     def __call__(self, message: Any, body: Any, ack: Any, reject: Any, *_: Any, **__: Any) -> None:
         """Celery ends a worker for whatever leaves this method, so nothing does."""
         errors = self._consumer.connection_errors
+        call = MessagedCall((), {}, {}, message.headers or {})
         try:
             call = read_call(message.payload if body is None else body, message.headers)
             self._push(call, getattr(message, "properties", None) or {}, _priority(message))
@@ -41,6 +45,7 @@ class Arrivals:
             self._consumer.timer.call_after(PAUSE, self, (message, body, ack, reject))
         except (InvalidCall, TypeError, ValueError, KeyError, KombuError) as error:
             logger.error("a message for %s is rejected: %s", self._task.name, error)
+            self._fail(call, error)
             reject(logger, errors)
         except Exception:
             logger.exception("a message for %s goes back to its queue", self._task.name)
@@ -51,12 +56,22 @@ class Arrivals:
 
     def _push(self, call: MessagedCall, properties: Mapping[str, Any], priority: int | None) -> None:
         home = home_of(self._task.app)
+        check_message(self._task.name, call.headers)
         eta = None if call.headers.get("eta") is None else _moment(call.headers["eta"])
         job = self._task.entry_of(call.args, call.kwargs, eta=eta, priority=priority).job(home.codec)
         if call.headers.get("id"):
             record = self._task.record_of(home, call, properties)
             job = replace(job, record=record)
         home.store.push(self._task.queue_spec, [job])
+
+    def _fail(self, call: MessagedCall, error: Exception) -> None:
+        """Whoever waits for the result is told. A backend that is away cannot hold up the other messages."""
+        task_id = call.headers.get("id")
+        if task_id:
+            try:
+                fail_unstored(self._task, CallNote(task_id, call.headers, call.embed or {}), error)
+            except Exception:
+                logger.exception("nobody is told that call %s of %s has failed", task_id, self._task.name)
 
     def _tell(self, away: bool, error: Exception | None = None) -> None:
         """An outage is logged once when it begins, once when it ends."""
@@ -84,7 +99,9 @@ def read_call(body: Any, headers: Any) -> MessagedCall:
         args, kwargs, embedded = body
         return MessagedCall(args, kwargs, embedded, headers)
     embed = {name: body.get(name) for name in ("callbacks", "errbacks", "chord")}
-    own = {name: body.get(name) for name in ("id", "eta", "expires")} | {"group": body.get("taskset")}
+    own = {name: body.get(name) for name in ("id", "eta", "expires", "timelimit")} | {
+        "group": body.get("taskset")
+    }
     return MessagedCall(body.get("args"), body.get("kwargs"), embed, {**headers, **own})
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from celery import bootsteps, signals
 from celery.concurrency.thread import TaskPool as ThreadPool
-from celery.exceptions import ImproperlyConfigured
+from celery.exceptions import ImproperlyConfigured, WorkerShutdown
 from celery.worker import state
 from celery.worker.consumer import Agent, Control, Gossip, Heart, Tasks
 from celery.worker.consumer.delayed_delivery import DelayedDelivery
@@ -91,6 +91,7 @@ class OrderedQueues(bootsteps.StartStopStep):
         """
         super().__init__(consumer, **options)
         self._runtime: Runtime | None = None
+        self._ends = False
         self._host: CeleryHost | None = None
         self._store: RedisStore | None = None
         self._metrics: Metrics | None = None
@@ -123,7 +124,7 @@ class OrderedQueues(bootsteps.StartStopStep):
 
     def start(self, consumer: Any) -> None:
         """Called when the worker is up, and again after each reconnect to the broker."""
-        if self._runtime is None and self._threads and self._served:
+        if self._runtime is None and self._threads and self._served and not self._ends:
             self._runtime = self._make_runtime(consumer)
             _hold_at_once(consumer.controller, self._runtime)
             self._runtime.start()
@@ -158,14 +159,18 @@ class OrderedQueues(bootsteps.StartStopStep):
     @property
     def served(self) -> list[str]:
         """The ordered queues that this node serves now."""
-        return sorted(self._served) if self._runtime is not None and not self._runtime.is_quiet else []
+        runtime = self._runtime
+        return [] if runtime is None or runtime.is_quiet or self._ends else sorted(self._served)
 
     def snapshot(self) -> dict[str, Any]:
         """What each lane serves and runs, as plain values."""
         return self._runtime.snapshot() if self._runtime else {"quiet": False, "lanes": []}
 
     def quiet(self, yes: bool) -> None:
-        """Begin nothing new of ordered queues, or go on. Raises ConfigurationError without lanes."""
+        """Begin nothing new of ordered queues, or go on. Raises ConfigurationError without lanes, and when
+        they end.
+        """
+        self._check_stays()
         if self._runtime is None:
             raise ConfigurationError("this worker serves no ordered queue")
         self._runtime.quiet(yes)
@@ -174,8 +179,7 @@ class OrderedQueues(bootsteps.StartStopStep):
         """Begin or end to serve an ordered queue. Raises ConfigurationError where that cannot be."""
         if not self._threads:
             raise ConfigurationError("ordered queues need a thread pool: start a worker with -P threads")
-        if self._consumer.blueprint.state != bootsteps.RUN:  # type: ignore[attr-defined]
-            raise ConfigurationError("the worker stops")
+        self._check_stays()
         self._serve(self._served | {queue} if yes else self._served - {queue})
 
     def limit(self, queue: str) -> None:
@@ -183,6 +187,10 @@ class OrderedQueues(bootsteps.StartStopStep):
         rate = read_rate(self._tasks[queue].rate_limit)
         if self._runtime is not None and not self._consumer.disable_rate_limits:
             self._runtime.limit(queue, rate)
+
+    def _check_stays(self) -> None:
+        if self._ends or self._consumer.blueprint.state != bootsteps.RUN:  # type: ignore[attr-defined]
+            raise ConfigurationError("the worker stops")
 
     def _serve(self, served: frozenset[str]) -> None:
         if self._runtime is None:
@@ -239,9 +247,11 @@ class OrderedQueues(bootsteps.StartStopStep):
         )
 
     def _end(self, consumer: Any) -> None:
-        runtime, self._runtime = self._runtime, None
-        if runtime is None:
+        """Once; the runtime stays, since remote control shows what runs until the last batch has ended."""
+        runtime = self._runtime
+        if runtime is None or self._ends:
             return
+        self._ends = True
         if _cold():
             runtime.abandon()
             runtime.join(COLD_PATIENCE)
@@ -282,6 +292,10 @@ class OrderedQueues(bootsteps.StartStopStep):
                 continue
             try:
                 turn()
+            except WorkerShutdown:
+                # What remote control raises in an event loop, which is over with it.
+                logger.info("told to shut down again: the running batches end first")
+                turn = turns(consumer)
             except Exception:
                 logger.debug("the event loop ends during the drain", exc_info=True)
                 turn = None

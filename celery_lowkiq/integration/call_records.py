@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from celery.app.task import Context
 from celery.backends.base import DisabledBackend
 
 from celery_lowkiq.rules.errors import PayloadError, UndecodablePayload
@@ -81,7 +82,7 @@ def note_of(
 ) -> CallNote | None:
     """What is to be kept of a call with such a message; None when nobody will ask."""
     stored = stores_error(task, headers.get("ignore_result"))
-    kept = {name: value for name, value in headers.items() if value and name not in NOT_KEPT}
+    kept = {name: value for name, value in headers.items() if _says_something(name, value)}
     if headers.get("root_id") not in (None, headers["id"]):
         kept["root_id"] = headers["root_id"]
     ignored = bool(kept.pop("ignore_result", False))
@@ -97,6 +98,11 @@ def note_of(
     if stored and properties.get("reply_to") and task.backend.as_uri().startswith("rpc"):
         kept["reply_to"] = properties["reply_to"]
     return CallNote(headers["id"], kept, embedded, tracker)
+
+
+def _says_something(name: str, value: Any) -> bool:
+    """Celery's headers without a value are as if they were not there; the user's own are kept as they are."""
+    return name not in NOT_KEPT and (bool(value) or not hasattr(Context, name))
 
 
 def stores_result(task: Any, ignore_result: bool | None = None) -> bool:

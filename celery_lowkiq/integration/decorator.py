@@ -13,6 +13,20 @@ from .options import as_attributes, check_function, check_options
 from .task import OrderedTask
 
 
+class OfItsApp(OrderedTask):
+    """The base of a task that names none: as with Celery's decorators, it gets what its app has for all tasks
+    (``Celery(task_cls=...)``). Which app that is, a library's task knows when its class is made.
+    """
+
+    abstract = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        app = cls.__dict__.get("app")
+        if app is not None and not issubclass(OfItsApp, app.Task):
+            cls.__bases__ = (app.Task, OfItsApp)
+        super().__init_subclass__(**options)
+
+
 def ordered_task(
     function: Callable[..., Any] | None = None, *, app: Celery | None = None, **options: Any
 ) -> Any:
@@ -24,7 +38,7 @@ def ordered_task(
     """
 
     def decorate(decorated: Callable[..., Any]) -> Any:
-        base = ordered_base(options.get("base", OrderedTask), OrderedTask)
+        base = ordered_base(options.get("base", OfItsApp), OrderedTask)
         check_options(options, base)
         check_function(decorated, bound=bool(options.get("bind")))
         attributes = {**as_attributes(options), "base": base}

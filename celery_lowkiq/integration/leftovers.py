@@ -1,4 +1,6 @@
-"""Calls whose jobs an operator has deleted or killed: nobody runs them, so here they get their results."""
+"""Calls that nobody runs, since an operator has deleted or killed their jobs, or since they cannot be stored:
+here they get their results.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +49,22 @@ def end_leftovers(task: Any, calls: Sequence[CallRecord], dead: bool, reason: st
         home.tracks.tell(news)
 
 
-def _end(task: Any, note: CallNote, dead: bool, reason: str) -> None:
+def fail_unstored(task: Any, note: CallNote, error: Exception) -> None:
+    """End a call that came as a message and is wrong: FAILURE, also of its chord, and errbacks are called.
+
+    Raises what the result backend raises.
+    """
+    stored = stores_error(task, note.headers.get("ignore_result"))
+    task.backend.mark_as_failure(note.id, error, request=_request(task, note), store_result=stored)
+
+
+def _request(task: Any, note: CallNote) -> Context:
     headers = {"id": note.id, "root_id": note.id, "task": task.name, "delivery_info": {}}
-    request = Context({**headers, **note.headers, **note.embed})
+    return Context({**headers, **note.headers, **note.embed})
+
+
+def _end(task: Any, note: CallNote, dead: bool, reason: str) -> None:
+    request = _request(task, note)
     stored = stores_error(task, note.headers.get("ignore_result"))
     if dead:
         error = KilledByOperator(KILLED)

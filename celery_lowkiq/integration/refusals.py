@@ -31,9 +31,12 @@ _CALL = {
     **_BOTH,
     "connection": f"{_STORED}: lowkiq_url says where that is",
     "expiration": f"{_STORED}: expires= says until when a call may run",
+    "retries": "the store counts them: max_retries= at the decorator, or self.retry(max_retries=)",
     "argsrepr": _SHOWN,
     "kwargsrepr": _SHOWN,
 }
+#: What Celery's own code gives with a call.
+_NOTHING_ASKED = {"retries": 0}
 _DECORATOR = {
     **_BOTH,
     "queue": "an ordered task has a queue of its own, which queue_name= gives a name",
@@ -75,8 +78,19 @@ def check_call(task: str, queue: str, options: Mapping[str, Any]) -> None:
             "cannot keep one id in order. Use another task, or queue_name= at the decorator"
         )
     for name, reason in _CALL.items():
-        if options.get(name) not in (None, queue):
-            raise InvalidCall(f"{name}={options[name]!r} is not supported on {task}: {reason}")
+        if options.get(name) not in (None, queue, _NOTHING_ASKED.get(name)):
+            _refuse(name, options[name], task, reason)
+
+
+def check_message(task: str, headers: Mapping[str, Any]) -> None:
+    """Raises InvalidCall for what a call by name asks for, whose sender knows of no ordered task."""
+    for name, value in zip(("time_limit", "soft_time_limit"), headers.get("timelimit") or (), strict=False):
+        if value is not None:
+            _refuse(name, value, task, _CALL[name])
+
+
+def _refuse(name: str, value: Any, task: str, reason: str) -> NoReturn:
+    raise InvalidCall(f"{name}={value!r} is not supported on {task}: {reason}")
 
 
 def check_retry(options: Mapping[str, Any]) -> None:

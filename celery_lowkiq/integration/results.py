@@ -62,6 +62,8 @@ class CallResults(Sequence["AsyncResult[Any]"]):
         if isinstance(index, slice):
             return CallResults(self._task, self.ids[index])
         result: AsyncResult[Any] = self._task.AsyncResult(self.ids[index])
+        # As of a single call: who asks for it is not kept waiting.
+        result.ignored = bool(self._task.ignore_result)
         return result
 
     def __len__(self) -> int:

@@ -6,7 +6,7 @@ import time
 from datetime import timedelta
 
 import pytest
-from celery import chain, chord, group
+from celery import Celery, chain, chord, group
 from celery.exceptions import ChordError
 
 from tests.waiting import eventually
@@ -17,6 +17,17 @@ WAIT = 30
 @pytest.fixture
 def add(features):
     return features.app.tasks["add"]
+
+
+@pytest.fixture
+def client(features):
+    """An app without the code of the tasks."""
+    made = Celery("client", set_as_current=False)
+    made.conf.update({name: features.app.conf[name] for name in ("broker_url", "result_backend")})
+    yield made
+    # An AsyncResult that ends after its server would wait for it in vain.
+    made.backend.remove_pending_result = lambda result: None
+    made.close()
 
 
 @pytest.fixture
@@ -157,11 +168,13 @@ class TestOptions:
         assert result.get(WAIT) == 7
 
     def test_headers_and_shadow(self, features, work, job_id):
-        result = work.apply_async((job_id, "x"), headers={"tenant": "acme"}, shadow="other name")
+        result = work.apply_async(
+            (job_id, "x"), headers={"tenant": "acme", "dry": False}, shadow="other name"
+        )
         result.get(WAIT)
         (run,) = features.noted("run", id=job_id)
         assert (run["headers"]["tenant"], run["headers"]["shadow"]) == ("acme", "other name")
-        assert run["headers"]["custom"] == {"tenant": "acme"}
+        assert run["headers"]["custom"] == {"tenant": "acme", "dry": False}
 
     def test_a_call_within_a_run_knows_its_parent(self, features, work, tell, new_id):
         one, two = new_id(), new_id()
@@ -220,3 +233,14 @@ class TestOptions:
         result = features.app.send_task("work", (job_id, {"return": 3}), link=tell.s(label=job_id))
         assert result.get(WAIT) == 3
         assert features.wait_for("told", label=job_id)[0]["value"] == 3
+
+    def test_a_call_by_name_that_is_wrong_fails_with_its_chord(self, features, client, job_id):
+        """Its sender has no code that could have refused it."""
+        with pytest.raises(TypeError, match="id"):
+            client.send_task("work", ()).get(WAIT)
+        header = [
+            client.signature("work", args=(job_id, payload)) for payload in ({"return": 1}, "x" * 70000)
+        ]
+        body = chord(header, app=client)(client.signature("total"))
+        with pytest.raises(ChordError, match="PayloadError"):
+            client.AsyncResult(body.id).get(WAIT)

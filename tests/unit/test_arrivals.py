@@ -15,7 +15,7 @@ from celery_lowkiq import ordered_task
 from celery_lowkiq.integration.arrivals import Arrivals, MessagedCall, read_call
 from celery_lowkiq.integration.call_records import CallNote
 from celery_lowkiq.integration.stores import home_of
-from celery_lowkiq.rules.errors import QueueFull, StoreUnavailable
+from celery_lowkiq.rules.errors import InvalidCall, PayloadError, QueueFull, StoreUnavailable
 
 
 class Store:
@@ -93,6 +93,66 @@ def test_a_call_is_stored_and_acknowledged(handler, store):
 def test_a_call_that_is_wrong_is_rejected(handler, store, args):
     assert Message(*args).sent_to(handler) == ["reject"]
     assert store.pushed == []
+
+
+@pytest.fixture
+def told(handler, monkeypatch):
+    """What the result backend is told of calls that failed."""
+    heard = []
+
+    def mark_as_failure(task_id, error, request, store_result):
+        heard.append((task_id, error, request, store_result))
+
+    monkeypatch.setattr(handler._task.app.backend, "mark_as_failure", mark_as_failure)
+    return heard
+
+
+@pytest.mark.parametrize(
+    "args, error",
+    [((), TypeError), ((1, 2, 3), TypeError), (("",), InvalidCall), ((1, "x" * 70000), PayloadError)],
+)
+def test_whoever_waits_for_a_call_that_is_wrong_is_told(handler, store, told, args, error):
+    message = Message(*args)
+    message.headers |= {"id": "known", "ignore_result": False, "group": "g"}
+    message.payload = (args, {}, {"chord": {"task": "body"}, "errbacks": [{"task": "mourn"}]})
+    assert message.sent_to(handler) == ["reject"]
+    ((task_id, failure, request, _),) = told
+    assert (task_id, type(failure)) == ("known", error)
+    assert (request.id, request.group, request.chord) == ("known", "g", {"task": "body"})
+    assert request.errbacks == [{"task": "mourn"}]
+
+
+@pytest.mark.parametrize("limits, word", [([9, None], "time_limit=9"), ([None, 8.5], "soft_time_limit=8.5")])
+@pytest.mark.parametrize("protocol", [1, 2])
+def test_a_call_that_asks_for_what_it_cannot_have_is_refused(handler, store, told, limits, word, protocol):
+    message = Message("1")
+    message.headers |= {"id": "known", "timelimit": limits}
+    if protocol == 1:
+        message.payload = {"args": ["1"], "kwargs": {}, **message.headers}
+        message.headers = {}
+    assert message.sent_to(handler) == ["reject"]
+    ((_, failure, _, _),) = told
+    assert f"{word} is not supported on" in str(failure)
+    assert store.pushed == []
+
+
+def test_also_of_a_message_that_cannot_be_read(handler, told):
+    message = Message("1")
+    message.headers["id"] = "known"
+    message.payload = "no call"
+    assert message.sent_to(handler) == ["reject"]
+    assert [task_id for task_id, *_ in told] == ["known"]
+
+
+def test_a_result_backend_that_is_away_holds_up_no_message(handler, monkeypatch, caplog):
+    def away(*args, **options):
+        raise OSError("away")
+
+    monkeypatch.setattr(handler._task.app.backend, "mark_as_failure", away)
+    message = Message()
+    message.headers["id"] = "known"
+    assert message.sent_to(handler) == ["reject"]
+    assert "nobody is told that call known of" in caplog.text
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("gone"), QueueFull("full")])

@@ -83,6 +83,63 @@ def test_the_apps_own_class_is_a_base(app):
     assert work.delay("1", "x").get() == {"1": ["x"]}
 
 
+@pytest.fixture
+def app_of_noting():
+    app = Celery("unit", broker="redis://localhost:1/0", task_cls=Noting, set_as_current=False)
+    app.conf.task_always_eager = True
+    app.Task.seen = []
+    yield app
+    # Tasks of libraries, which other tests make, would belong to it too.
+    app.close()
+
+
+@pytest.mark.parametrize("of_a_library", [False, True])
+def test_the_class_that_an_app_has_for_all_tasks_is_the_base_of_those_that_name_none(
+    app_of_noting, of_a_library
+):
+    with only_for_this_test():
+
+        @ordered_task(app=None if of_a_library else app_of_noting, bind=True, shards=3)
+        def of_its_app(self, payloads_by_id):
+            return self.helped(), payloads_by_id
+
+        task = app_of_noting.tasks[f"{__name__}.of_its_app"]
+    assert isinstance(task, app_of_noting.Task)
+    assert isinstance(task, OrderedTask)
+    assert task.delay("1", "x").get() == ("helped", {"1": ["x"]})
+    assert (task.seen, task.shards, task.max_retries) == (["apply_async", "before_start", "call"], 3, 3)
+
+
+def test_that_class_may_be_celerys_own(app):
+    app.Task = Task
+
+    @ordered_task(app=app)
+    def work(payloads_by_id):
+        return payloads_by_id
+
+    assert work.delay("1", "x").get() == {"1": ["x"]}
+
+
+def test_a_base_that_is_named_is_in_its_place(app_of_noting):
+    @ordered_task(app=app_of_noting, base=OrderedTask)
+    def work(payloads_by_id):
+        return payloads_by_id
+
+    assert not isinstance(app_of_noting.tasks[work.name], Noting)
+
+
+def test_what_that_class_may_not_ask_for_is_refused(app):
+    app.Task = type("Limited", (Task,), {"abstract": True, "time_limit": 3})
+
+    @ordered_task(app=app)
+    def work(payloads_by_id):
+        """Never run here."""
+
+    with pytest.raises(ConfigurationError, match="time_limit=3 is not allowed"):
+        app.finalize()
+    app.close()
+
+
 @pytest.mark.parametrize("base", [dict, "celery.Task", Noting()])
 def test_no_task_class_is_no_base(base):
     with pytest.raises(ConfigurationError, match="base="):

@@ -62,6 +62,10 @@ class TestWhat:
         note = noted(make("cache+memory://"), group="g", group_index=0, parent_id="p", root_id="r")
         assert note.headers == {"group": "g", "group_index": 0, "parent_id": "p", "root_id": "r"}
 
+    def test_headers_of_the_users_own_whatever_they_say(self):
+        own = {"flag": False, "n": 0, "text": "", "none": None, "tenant": "acme"}
+        assert noted(make(), shadow=None, expires=None, group="", stamps={}, **own).headers == own
+
     def test_ignore_result_where_it_differs_from_the_tasks(self):
         assert noted(make("cache+memory://"), track=True).headers == {}
         assert noted(make("cache+memory://"), track=True, ignore_result=True).headers == {

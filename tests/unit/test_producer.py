@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from itertools import islice
+from types import SimpleNamespace
+from unittest.mock import NonCallableMock
 
 import pytest
-from celery import Celery
+from celery import Celery, group
 from kombu.exceptions import OperationalError
 
 from celery_lowkiq import StoreFull, StoreUnavailable, ordered_task
@@ -46,6 +48,24 @@ def test_an_absent_store_is_an_operational_error(task, call, error):
         call(task)
     assert isinstance(raised.value, type(error))
     assert str(raised.value) == str(error)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda task, given: task.apply_async(("1",), producer=given),
+        lambda task, given: task.s("1").apply_async(producer=given, retries=0),
+        lambda task, given: group(task.s("1"), app=task.app).apply_async(producer=given),
+        lambda task, given: (task.s("1") | task.s("2")).apply_async(producer=given),
+    ],
+    ids=["call", "signature", "group", "chain"],
+)
+def test_a_producer_of_the_broker_is_left_alone(task, call):
+    """Beat gives one with each call, and so does a group."""
+    stored = []
+    home_of(task.app)._store = SimpleNamespace(push=lambda spec, jobs, pauses=(): stored.extend(jobs))
+    call(task, NonCallableMock(spec=["connection"]))
+    assert [job.id for job in stored] == ["1"]
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,11 @@ class TestBulk:
         results = make_task(result_backend="cache+memory://").perform_async(BULK, results=True)
         assert [result.id for result in results] == [task_id for _, task_id, _ in trace[::2]]
 
+    @pytest.mark.parametrize("ignored", [True, False])
+    def test_nobody_is_kept_waiting_for_a_result_that_is_ignored(self, stored, ignored):
+        task = make_task(result_backend="cache+memory://", task_ignore_result=ignored)
+        assert [result.ignored for result in task.perform_async(BULK, results=True)] == [ignored] * 2
+
     def test_a_list_with_a_wrong_job_makes_no_message(self, stored, trace):
         with pytest.raises(PayloadError):
             make_task().perform_async([*BULK, {"id": 3, "payload": {1, 2}}])

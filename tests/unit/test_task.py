@@ -246,6 +246,7 @@ class TestRefusedCalls:
             (lambda t: t.apply_async((1,), mandatory=True), InvalidCall, "mandatory=True is not supported"),
             (lambda t: t.apply_async((1,), connection="x"), InvalidCall, "connection='x'.*lowkiq_url"),
             (lambda t: t.apply_async((1,), expiration=5), InvalidCall, "expiration=5.*expires="),
+            (lambda t: t.apply_async((1,), retries=3), InvalidCall, "retries=3 is not.*max_retries="),
             (lambda t: t.apply_async((1,), argsrepr="***"), InvalidCall, "argsrepr=.*must stay hidden"),
             (lambda t: t.s(1).set(priority="3").delay(), InvalidCall, "priority='3'"),
             (lambda t: t.map([1]), InvalidCall, "record.map is not supported.*perform_async"),

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.waiting import eventually
-from tests.worker.checks import released
+from tests.worker.checks import command, released
 from tests.worker.nodes import ROOT
 from tests.worker.test_watching import Listener
 
@@ -68,6 +68,20 @@ def test_control_shutdown_drains(app, runs_and_waits, ledger, tmp_path):
     drained(app, ledger)
 
 
+@pytest.mark.parametrize("first", ["the command", "SIGTERM"])
+def test_control_shutdown_ends_no_drain(app, runs_and_waits, ledger, tmp_path, first):
+    """Asked for again, it is what goes on already; and the worker still hears what comes after it."""
+    node = runs_and_waits()
+    app.control.shutdown() if first == "the command" else node.kill(first)
+    node.wait_for_log("ordered queues stop: 1 batches are running")
+    app.control.shutdown()
+    node.wait_for_log("told to shut down again")
+    assert command(app, "ping", "w0@test") == [{"ok": "pong"}]
+    (tmp_path / "gate").touch()
+    assert node.exit_status() == 0, node.logs()
+    drained(app, ledger)
+
+
 def test_a_soft_shutdown_lets_runs_end_and_begins_none(app, settings, runs_and_waits, ledger, tmp_path):
     settings["worker_soft_shutdown_timeout"] = 5
     node = runs_and_waits()
@@ -110,10 +124,26 @@ def test_a_draining_worker_beats_and_obeys(app, runs_and_waits, ledger, tmp_path
         eventually(lambda: len(listener.of("worker-heartbeat")) >= 2)
     active = app.control.inspect(timeout=10, limit=1).active()
     assert [task["name"] for task in active["w0@test"]] == ["gated"]
-    answer = app.control.broadcast(
-        "add_consumer", reply=True, timeout=10, limit=1, arguments={"queue": "gated"}
-    )
-    assert "the worker stops" in answer[0]["w0@test"]["error"]
+    for change in ("add_consumer", "cancel_consumer"):
+        assert command(app, change, "w0@test", queue="gated") == [
+            {"error": "ordered queue gated: the worker stops"}
+        ]
+    (tmp_path / "gate").touch()
+    assert node.exit_status() == 0, node.logs()
+    drained(app, ledger)
+
+
+def test_a_draining_worker_shows_its_lanes_and_lets_nobody_change_them(app, runs_and_waits, ledger, tmp_path):
+    node = runs_and_waits()
+    node.kill("SIGTERM")
+    node.wait_for_log("ordered queues stop: 1 batches are running")
+    (stats,) = command(app, "stats", "w0@test")
+    (shown,) = command(app, "lowkiq", "w0@test")
+    for picture in (stats["lowkiq"], shown):
+        assert [lane["running"]["ids"] for lane in picture["lanes"]] == [["runs"]]
+    assert command(app, "pool_grow", "w0@test", n=1)[0]["error"].startswith("pool_grow: the number of lanes")
+    for change in ("lowkiq_quiet", "lowkiq_unquiet"):
+        assert command(app, change, "w0@test") == [{"error": "the worker stops"}]
     (tmp_path / "gate").touch()
     assert node.exit_status() == 0, node.logs()
     drained(app, ledger)
