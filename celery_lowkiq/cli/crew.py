@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 #: Seconds that a process gets to end by itself.
 PATIENCE = 10.0
+#: A signal that another thread has received is obeyed after so many s: it wakes nobody who waits for a lock.
+SLICE = 0.1
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,7 @@ class Crew:
 
 
 def _ended_by(child: Child, deadline: float) -> bool:
-    """In short waits: a second signal may reach another thread, and wakes nobody who waits for a lock."""
-    while not child.ended.wait(0.1):
+    while not child.ended.wait(SLICE):
         if time.monotonic() >= deadline:
             return False
     return True

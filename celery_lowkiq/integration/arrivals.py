@@ -14,7 +14,7 @@ from celery_lowkiq.rules.errors import InvalidCall, QueueFull, StoreUnavailable
 
 from .call_records import CallNote
 from .calls import priority_of
-from .leftovers import fail_unstored
+from .leftovers import fail
 from .refusals import check_message
 from .stores import home_of
 
@@ -69,7 +69,7 @@ class Arrivals:
         task_id = call.headers.get("id")
         if task_id:
             try:
-                fail_unstored(self._task, CallNote(task_id, call.headers, call.embed or {}), error)
+                fail(self._task, CallNote(task_id, call.headers, call.embed or {}), error)
             except Exception:
                 logger.exception("nobody is told that call %s of %s has failed", task_id, self._task.name)
 

@@ -153,11 +153,11 @@ def _name(queue: Any) -> tuple[str, str | None]:
 
 
 def _act(state: Any, name: str, given: dict[str, Any], on_all: OnAll, on_some: OnSome) -> Any:
+    return _answer(lambda: _begin(state, name, _read(**given), on_all, on_some))
+
+
+def _begin(state: Any, name: str, asked: _Asked, on_all: OnAll, on_some: OnSome) -> dict[str, Any]:
     """In a thread of its own: the worker's event loop must not wait for a million jobs."""
-    try:
-        asked = _read(**given)
-    except InvalidCall as error:
-        return {"error": str(error)}
     act = on_all if asked.ids is None else partial(on_some, ids=asked.ids)
     what = f"{name} {asked.queue}"
     reply: dict[str, Any] = {}

@@ -41,7 +41,10 @@ def end_leftovers(task: Any, calls: Sequence[CallRecord], dead: bool, reason: st
         except UndecodablePayload as error:
             logger.error("a call of %s is forgotten, since its record is none: %s", task.name, error)
             continue
-        _end(task, note, dead, reason)
+        if dead:
+            fail(task, note, KilledByOperator(KILLED))
+        else:
+            _revoke(task, note, reason)
         if note.tracker:
             how, text = (State.ERROR, KILLED) if dead else (State.FAILED, reason)
             news.append(ends_without_run(note.tracker, note.id, how, text))
@@ -49,26 +52,23 @@ def end_leftovers(task: Any, calls: Sequence[CallRecord], dead: bool, reason: st
         home.tracks.tell(news)
 
 
-def fail_unstored(task: Any, note: CallNote, error: Exception) -> None:
-    """End a call that came as a message and is wrong: FAILURE, also of its chord, and errbacks are called.
+def fail(task: Any, note: CallNote, error: Exception) -> None:
+    """End a call that nobody runs: FAILURE, also of its chord, and errbacks are called.
 
     Raises what the result backend raises.
     """
-    stored = stores_error(task, note.headers.get("ignore_result"))
-    task.backend.mark_as_failure(note.id, error, request=_request(task, note), store_result=stored)
+    request, stored = _request(task, note)
+    task.backend.mark_as_failure(note.id, error, request=request, store_result=stored)
 
 
-def _request(task: Any, note: CallNote) -> Context:
-    headers = {"id": note.id, "root_id": note.id, "task": task.name, "delivery_info": {}}
-    return Context({**headers, **note.headers, **note.embed})
-
-
-def _end(task: Any, note: CallNote, dead: bool, reason: str) -> None:
-    request = _request(task, note)
-    stored = stores_error(task, note.headers.get("ignore_result"))
-    if dead:
-        error = KilledByOperator(KILLED)
-        task.backend.mark_as_failure(note.id, error, request=request, store_result=stored)
-        return
+def _revoke(task: Any, note: CallNote, reason: str) -> None:
+    request, stored = _request(task, note)
     task.backend.mark_as_revoked(note.id, reason, request=request, store_result=stored)
     signals.task_revoked.send(sender=task, request=request, terminated=False, signum=None, expired=False)
+
+
+def _request(task: Any, note: CallNote) -> tuple[Context, bool]:
+    """What Celery is to know of the call, and whether its result is stored."""
+    headers = {"id": note.id, "root_id": note.id, "task": task.name, "delivery_info": {}}
+    stored = stores_error(task, note.headers.get("ignore_result"))
+    return Context({**headers, **note.headers, **note.embed}), stored

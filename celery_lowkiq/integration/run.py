@@ -137,7 +137,7 @@ class Run:
         """
         try:
             seen = self._decide(error)
-        except Exception as refused:  # noqa: BLE001 - an error that cannot be looked at: the jobs fail by that
+        except Exception as refused:  # noqa: BLE001 - what it says cannot be kept, or it cannot be looked at
             seen = self._decide(refused)
         self.decided, self._seen = True, seen
         return seen
@@ -165,10 +165,7 @@ class Run:
 
     def _decide(self, error: Exception) -> Exception | None:
         self._forget()
-        try:
-            found = outcomes(error, self.jobs, self._dump)
-        except LowkiqError as refused:
-            error, found = refused, {job.id: refused for job in self.jobs}
+        found = outcomes(error, self.jobs, self._dump)
         self._each(lambda job: self._outcome(job, found.get(job.id)))
         return self._told(error)
 
@@ -186,6 +183,11 @@ class Run:
         if all(isinstance(one, BusinessFailure) for one in self._errors.values()):
             return seen if isinstance(seen, BusinessFailure) else BusinessFailure(str(seen))
         return MaxRetriesExceededError(str(seen)) if isinstance(seen, Retry) else seen
+
+    @property
+    def has_callers(self) -> bool:
+        """Whether it is of several calls, any of which has a record."""
+        return self.callers is not None and next(iter(self.callers()), None) is not None
 
     def value(self) -> Any:
         """What Celery is to see of a run that raised, when all of its jobs are done."""

@@ -89,12 +89,7 @@ class RunsBatches(CeleryTask):  # type: ignore[misc]
         In a run of several calls it does so for each of them that has a record.
         """
         run = getattr(self.request, "lowkiq_run", None)
-        if (
-            run is None
-            or run.call is not None
-            or run.callers is None
-            or next(iter(run.callers()), None) is None
-        ):
+        if run is None or not run.has_callers:
             return super().replace(sig)
         run.replacement = lambda: self.replace(sig.clone())
         raise Ignore("each call is replaced by a new task")

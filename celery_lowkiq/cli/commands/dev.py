@@ -19,14 +19,12 @@ from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.integration.console import Console
 
 from ..changes import Code, changes, code_of
-from ..crew import Child, Command, Crew
+from ..crew import SLICE, Child, Command, Crew
 from ..main import FAILED
 from ..params import command
 
 STOP, CHANGED = "stop", "changed"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-#: A signal that another thread has received is obeyed after so many s: it wakes nobody who waits for a lock.
-SLICE = 0.1
 #: What the dashboard needs beside the package itself.
 DASHBOARD = ("uvicorn", "starlette", "jinja2")
 #: Settings by which Celery's and our connections are found, as the environment sets them.
