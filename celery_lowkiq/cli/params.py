@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import wraps
 from typing import Any, TextIO, TypeAlias, TypeVar
@@ -111,6 +112,16 @@ def stdin() -> TextIO:
     if sys.stdin is None:
         raise click.UsageError("stdin is closed: there is nothing to read")
     return sys.stdin
+
+
+@contextmanager
+def binding(host: str, port: int) -> Iterator[None]:
+    """Ends the command with status 1 when the port cannot be had."""
+    try:
+        yield
+    except OSError as error:
+        words = f"--port {port} on {host} cannot be had: {error.strerror or error}"
+        raise click.ClickException(words) from error
 
 
 def one_of(**given: Any) -> None:

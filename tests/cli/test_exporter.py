@@ -54,9 +54,10 @@ def test_it_ends_when_it_is_told_to(exporter, stop):
     assert process.wait(30) == 0
 
 
-def test_a_port_in_use_is_one_line(queue):
+@pytest.mark.parametrize("command", ["metrics", "web"])
+def test_a_port_in_use_is_one_line(queue, command):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        found = done("metrics", "--port", str(port))
+        found = done(command, "--port", str(port))
     assert (found.returncode, found.stdout, found.stderr.count("\n")) == (1, "", 1)
     assert found.stderr.startswith(f"Error: --port {port} on 127.0.0.1 cannot be had: ")

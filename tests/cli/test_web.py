@@ -14,7 +14,7 @@ import pytest
 from tests.waiting import eventually
 
 from . import proj
-from .conftest import done, start
+from .conftest import start
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org"])
@@ -31,14 +31,6 @@ def test_a_password_that_is_none_is_refused(run, monkeypatch):
     assert result.exit_code == 1
     assert "user:password" in result.output
     assert "hunter2" not in result.output
-
-
-def test_a_port_in_use_is_one_line(server):
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        found = done("web", "--port", str(port))
-    assert (found.returncode, found.stdout, found.stderr.count("\n")) == (1, "", 1)
-    assert found.stderr.startswith(f"Error: --port {port} on 127.0.0.1 cannot be had: ")
 
 
 @pytest.fixture

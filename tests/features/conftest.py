@@ -109,3 +109,11 @@ def new_id() -> Callable[[], str]:
 @pytest.fixture
 def job_id(new_id: Callable[[], str]) -> str:
     return new_id()
+
+
+@pytest.fixture
+def lowkiq_app(lowkiq_server):
+    """An app of the test's own, whose tasks it drains."""
+    app = Celery("drained", broker=lowkiq_server.url, set_as_current=False)
+    app.conf.worker_hijack_root_logger = False
+    return app

@@ -5,19 +5,11 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 import pytest
-from celery import Celery
 from celery.worker import request
 
 from celery_lowkiq import Again, ordered_task
 
 TTL = timedelta(hours=1)
-
-
-@pytest.fixture
-def lowkiq_app(lowkiq_server):
-    app = Celery("short", broker=lowkiq_server.url, set_as_current=False)
-    app.conf.worker_hijack_root_logger = False
-    return app
 
 
 @pytest.fixture

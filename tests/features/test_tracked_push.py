@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from celery import Celery
 
 from celery_lowkiq import QueueFull, StoreUnavailable, ordered_task, track
 from celery_lowkiq.rules.models import shard_of
@@ -11,13 +10,6 @@ from celery_lowkiq.rules.tracking import Counts
 
 SHARDS = 2
 FULL, FREE = ([str(n) for n in range(100) if shard_of(str(n), SHARDS) == shard] for shard in range(SHARDS))
-
-
-@pytest.fixture
-def lowkiq_app(lowkiq_server):
-    app = Celery("tracked", broker=lowkiq_server.url, set_as_current=False)
-    app.conf.worker_hijack_root_logger = False
-    return app
 
 
 @pytest.fixture

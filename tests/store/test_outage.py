@@ -11,10 +11,12 @@ from redis.exceptions import BusyLoadingError
 
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.errors import LowkiqError, StoreError, StoreUnavailable
-from celery_lowkiq.rules.models import NewJob
+from celery_lowkiq.rules.models import CallRecord, NewJob
 from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.calls import CallReader
 from celery_lowkiq.store.connect import RETRIES, connect
 from celery_lowkiq.store.queries import Queries
+from celery_lowkiq.store.registry import Registry
 from celery_lowkiq.store.store import RedisStore
 from tests.outages import away
 
@@ -39,6 +41,9 @@ CALLS = {
     "delete": lambda s, lease, c: Actions(s).delete(ONE, ["1"]),
     "kill_all_failed": lambda s, lease, c: Actions(s).kill_all_failed(ONE),
     "morgue_queue_up_all": lambda s, lease, c: Actions(s).morgue_queue_up_all(ONE),
+    "start_calls": lambda s, lease, c: CallReader(s.client).start(lease, [(CallRecord(b"k", 0, b"x"), b"y")]),
+    "as_stored": lambda s, lease, c: Registry(s.client).as_stored([ONE]),
+    "check": lambda s, lease, c: Registry(s.client).check(ONE),
 }
 
 

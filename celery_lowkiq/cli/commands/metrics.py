@@ -6,6 +6,8 @@ import signal
 
 import click
 
+from ..params import binding
+
 NEEDS = "metrics need another package: pip install 'celery-lowkiq[metrics]'"
 STOPS = (signal.SIGINT, signal.SIGTERM)
 
@@ -36,12 +38,8 @@ def metrics(context: click.Context, host: str, port: int) -> None:
     registry = queue_registry(context.obj.app)
     # Before the server's threads are made, which inherit it.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-    try:
+    with binding(host, port):
         server = listen(registry, host, port)
-    except OSError as error:
-        raise click.ClickException(
-            f"--port {port} on {host} cannot be had: {error.strerror or error}"
-        ) from error
     click.echo(f"metrics are at {server.url}")
     signal.sigwait(STOPS)
     server.close()

@@ -12,6 +12,8 @@ import click
 
 from celery_lowkiq.rules.errors import LowkiqError
 
+from ..params import binding
+
 NEEDS = "the dashboard needs more packages: pip install 'celery-lowkiq[web]'"
 
 #: Connections that may wait to be taken.
@@ -65,12 +67,8 @@ def web(
             f"--host {host}: others could reach the dashboard, and nobody would be asked for a password. "
             "Set LOWKIQ_WEB_AUTH=user:password, or --user-header behind a proxy, or stay on 127.0.0.1."
         )
-    try:
+    with binding(host, port):
         sockets = _listen(host, port)
-    except OSError as error:
-        raise click.ClickException(
-            f"--port {port} on {host} cannot be had: {error.strerror or error}"
-        ) from error
     _show_our_log()
     shown = f"[{host}]" if ":" in host else host
     click.echo(f"the dashboard is at http://{shown}:{sockets[0].getsockname()[1]}{_root_path(prefix)}/")
