@@ -14,14 +14,13 @@ import click
 from kombu.utils.json import JSONEncoder
 
 from celery_lowkiq.integration.queue import ShownDeadJob, ShownJob, ShownPayload
+from celery_lowkiq.rules.nesting import within_lists
 from celery_lowkiq.rules.words import duration, escaped, shortened
 
 #: As much of a payload or an error is shown in a table.
 CELL = 60
 #: As much of a payload that is no JSON.
 LONGEST_REPR = 10_000
-#: A value within so many lists can be written whatever stands around it.
-SPARE_DEPTH = 50
 #: What an encoder raises for keys that JSON lacks, circles and numbers as NaN, and depths.
 UNWRITABLE = (TypeError, ValueError, RecursionError)
 
@@ -49,11 +48,8 @@ def _escape(char: str) -> str:
 
 def writable(value: Any) -> Any:
     """The value, or its ``repr`` when it is no JSON."""
-    nested = value
-    for _ in range(SPARE_DEPTH):
-        nested = [nested]
     try:
-        as_json(nested)
+        as_json(within_lists(value))
     except UNWRITABLE:
         return _repr(value)
     return value

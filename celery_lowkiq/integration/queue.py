@@ -119,9 +119,8 @@ class OrderedQueue:
     def _actions(self) -> Actions:
         return self._home.actions(self._left)
 
-    @property
-    def _found(self) -> QueueSpec:
-        """What ids and shards are found by. Raises ShardCountMismatch."""
+    def _checked(self) -> QueueSpec:
+        """What ids and shards are found by, after a look at what is stored. Raises ShardCountMismatch."""
         self._home.registry.check(self.spec)
         return self.spec
 
@@ -129,11 +128,11 @@ class OrderedQueue:
 
     def stats(self) -> Stats:
         """Counts of the queue, and its lag in s."""
-        return self._home.queries.stats(self._found)
+        return self._home.queries.stats(self._checked())
 
     def shard_stats(self) -> list[Stats]:
         """Counts of each shard."""
-        return self._home.queries.shard_stats(self._found)
+        return self._home.queries.shard_stats(self._checked())
 
     def shard_of(self, job_id: Any) -> int:
         """The shard that an id lies in."""
@@ -141,7 +140,7 @@ class OrderedQueue:
 
     def job(self, job_id: Any, payload_limit: int = 100, **options: Any) -> ShownPlaces:
         """Where an id is; option ``payload_bytes``."""
-        found = self._home.queries.job(self._found, read_id(job_id), payload_limit, **options)
+        found = self._home.queries.job(self._checked(), read_id(job_id), payload_limit, **options)
         return ShownPlaces(
             waiting=self._shown(found.waiting) if found.waiting else None,
             processing=self._shown(found.processing) if found.processing else None,
@@ -156,31 +155,31 @@ class OrderedQueue:
         all; what is cut is not decoded). By id they come in no order.
         Raises InvalidCall.
         """
-        page = self._home.queries.jobs(self._found, by, **self._bounded(by, options))
+        page = self._home.queries.jobs(self._checked(), by, **self._bounded(by, options))
         return Page(tuple(self._shown(job) for job in page.items), page.next)
 
     def morgue(self, by: str = "id", **options: Any) -> Page[ShownDeadJob]:
         """A sorted page of dead jobs, ``by`` id or updated_at; options as for :meth:`jobs`."""
-        page = self._home.queries.morgue(self._found, by, **self._bounded(by, options))
+        page = self._home.queries.morgue(self._checked(), by, **self._bounded(by, options))
         return Page(tuple(self._shown_dead(job) for job in page.items), page.next)
 
     def processing(self, **options: Any) -> Page[ShownJob]:
         """A page of the jobs that are being processed; options ``limit``, ``after``, ``payload_limit``."""
-        page = self._home.queries.processing(self._found, **options)
+        page = self._home.queries.processing(self._checked(), **options)
         return Page(tuple(self._shown(job) for job in page.items), page.next)
 
     def shards(self) -> tuple[ShardReport, ...]:
         """Each shard with its counts, who has it, and what runs of it."""
-        return self._home.lookout.shards(self._found)
+        return self._home.lookout.shards(self._checked())
 
     def tries(self, job_id: Any) -> tuple[Try, ...]:
         """The last ten failed runs of a job that waits or is dead, oldest first. Raises InvalidCall."""
-        return read_tries(self._home.store.client, self._found, read_id(job_id))
+        return read_tries(self._home.store.client, self._checked(), read_id(job_id))
 
     def why(self, job_id: Any) -> Why:
         """Where an id is and why it does not run, in words. Raises InvalidCall."""
         read = partial(load_error, self._home.settings)
-        facts = self._home.lookout.facts(self._found, read_id(job_id), read=read, **self._terms())
+        facts = self._home.lookout.facts(self._checked(), read_id(job_id), read=read, **self._terms())
         return why(facts)
 
     def history(self) -> tuple[Sample, ...]:
@@ -192,11 +191,11 @@ class OrderedQueue:
 
     def paused(self) -> Paused:
         """Since when (Unix s) the queue is paused, which shards are by themselves, and how many ids are."""
-        return self._home.pausing.paused(self._found)
+        return self._home.pausing.paused(self._checked())
 
     def paused_ids(self, limit: int = 100, after: str | None = None) -> Page[PausedId]:
         """A page of the paused ids, those first that are for longest. Raises InvalidCall."""
-        return self._home.queries.paused_ids(self._found, limit=limit, after=after)
+        return self._home.queries.paused_ids(self._checked(), limit=limit, after=after)
 
     # -- pauses: within a second nothing new of it begins on any node; what runs is finished, what comes waits
 
@@ -210,7 +209,7 @@ class OrderedQueue:
         if job_id is not None:
             return self.pause_ids([job_id]) == 1
         pausing = self._home.pausing
-        return pausing.pause(self.spec) if shard is None else pausing.pause_shard(self._found, shard)
+        return pausing.pause(self.spec) if shard is None else pausing.pause_shard(self._checked(), shard)
 
     def resume(self, shard: int | None = None, job_id: Any = None) -> bool:
         """End the pause of the queue, of one shard, or of one id. Whether this changed anything.
@@ -221,19 +220,19 @@ class OrderedQueue:
         if job_id is not None:
             return self.resume_ids([job_id]) == 1
         pausing = self._home.pausing
-        return pausing.resume(self.spec) if shard is None else pausing.resume_shard(self._found, shard)
+        return pausing.resume(self.spec) if shard is None else pausing.resume_shard(self._checked(), shard)
 
     def pause_ids(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Pause many ids, in bounded steps. Returns how many were not paused. Raises InvalidCall."""
-        return self._home.pausing.pause_ids(self._found, map(read_id, ids), progress)
+        return self._home.pausing.pause_ids(self._checked(), map(read_id, ids), progress)
 
     def resume_ids(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Resume many ids, in bounded steps. Returns how many were paused. Raises InvalidCall."""
-        return self._home.pausing.resume_ids(self._found, map(read_id, ids), progress)
+        return self._home.pausing.resume_ids(self._checked(), map(read_id, ids), progress)
 
     def resume_all_ids(self, progress: Progress | None = None) -> int:
         """Resume all ids that are paused."""
-        return self._home.pausing.resume_ids(self._found, self._all_paused_ids(), progress)
+        return self._home.pausing.resume_ids(self._checked(), self._all_paused_ids(), progress)
 
     def _all_paused_ids(self) -> Iterator[str]:
         after: str | None = None
@@ -248,60 +247,60 @@ class OrderedQueue:
 
     def perform_all_now(self, progress: Progress | None = None) -> int:
         """Make all waiting jobs due now. Paused ids stay paused: theirs run when they are resumed."""
-        return self._actions.perform_all_now(self._found, progress)
+        return self._actions.perform_all_now(self._checked(), progress)
 
     def perform_now(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Make waiting jobs due now; counts those that were due later."""
-        return self._actions.perform_now(self._found, map(read_id, ids), progress)
+        return self._actions.perform_now(self._checked(), map(read_id, ids), progress)
 
     def kill(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Move waiting jobs to the morgue; their calls end as FAILURE."""
         reason = dump_error_text(self._home.settings, BURIED)
-        return self._actions.kill(self._found, map(read_id, ids), reason, progress)
+        return self._actions.kill(self._checked(), map(read_id, ids), reason, progress)
 
     def drop_payload(self, job_id: Any, payload: Any) -> bool:
         """Delete one payload of a waiting job; its calls end as REVOKED. Whether the job had it.
 
         ``payload`` is as the queue shows it: bytes for a :meth:`raw` one. Raises InvalidCall.
         """
-        return self._actions.edit(self._found, read_id(job_id), self._bytes_of(payload), None)
+        return self._actions.edit(self._checked(), read_id(job_id), self._bytes_of(payload), None)
 
     def edit_payload(self, job_id: Any, payload: Any, value: Any) -> bool:
         """Put ``value`` in the place of one payload of a waiting job, with its score; the calls of what stood
         there end as REVOKED. Whether the job had it. Raises InvalidCall.
         """
         new, old = self._home.codec.dump(value), self._bytes_of(payload)
-        return old != new and self._actions.edit(self._found, read_id(job_id), old, new)
+        return old != new and self._actions.edit(self._checked(), read_id(job_id), old, new)
 
     def delete(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Delete waiting jobs; their calls end as REVOKED."""
-        return self._actions.delete(self._found, map(read_id, ids), progress)
+        return self._actions.delete(self._checked(), map(read_id, ids), progress)
 
     def delete_all_failed(self, progress: Progress | None = None) -> int:
         """Delete waiting jobs that failed before."""
-        return self._actions.delete_all_failed(self._found, progress)
+        return self._actions.delete_all_failed(self._checked(), progress)
 
     def kill_all_failed(self, progress: Progress | None = None) -> int:
         """Move waiting jobs that failed before to the morgue; their calls end as FAILURE."""
-        return self._actions.kill_all_failed(self._found, progress)
+        return self._actions.kill_all_failed(self._checked(), progress)
 
     def morgue_delete(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Delete dead jobs."""
-        return self._actions.morgue_delete(self._found, map(read_id, ids), progress)
+        return self._actions.morgue_delete(self._checked(), map(read_id, ids), progress)
 
     def morgue_delete_all(self, progress: Progress | None = None) -> int:
         """Delete all jobs that are dead now."""
-        return self._actions.morgue_delete_all(self._found, progress)
+        return self._actions.morgue_delete_all(self._checked(), progress)
 
     def morgue_queue_up(
         self, ids: Iterable[Any], progress: Progress | None = None, force: bool = False
     ) -> int:
         """Move dead jobs back to the queue; of a task with drop_stale, stale payloads only with ``force``."""
-        return self._actions.morgue_queue_up(self._found, map(read_id, ids), progress, force)
+        return self._actions.morgue_queue_up(self._checked(), map(read_id, ids), progress, force)
 
     def morgue_queue_up_all(self, progress: Progress | None = None, force: bool = False) -> int:
         """Move all jobs that are dead now back to the queue; ``force`` as for :meth:`morgue_queue_up`."""
-        return self._actions.morgue_queue_up_all(self._found, progress, force)
+        return self._actions.morgue_queue_up_all(self._checked(), progress, force)
 
     # -- moving to another Redis
 

@@ -11,6 +11,7 @@ from typing import Any
 from celery_lowkiq.integration.queue import ShownDeadJob, ShownJob, ShownPayload
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import QueueSpec
+from celery_lowkiq.rules.nesting import within_lists
 from celery_lowkiq.rules.reports import NodeReport, ShardReport
 from celery_lowkiq.rules.views import Stats
 from celery_lowkiq.rules.why import Why
@@ -19,9 +20,6 @@ from . import show
 from .actions import Target
 from .operations import Operation
 from .params import field
-
-#: A value within so many lists can be written whatever stands around it.
-SPARE_DEPTH = 50
 
 
 def shard(found: ShardReport) -> dict[str, Any]:
@@ -86,10 +84,8 @@ def payload(found: ShownPayload, load: show.Load | None) -> dict[str, Any]:
 
 def _value(data: bytes) -> Any:
     try:
-        value = nested = json.loads(data, parse_constant=_refuse)
-        for _ in range(SPARE_DEPTH):
-            nested = [nested]
-        json.dumps(nested)
+        value = json.loads(data, parse_constant=_refuse)
+        json.dumps(within_lists(value))
     except (ValueError, RecursionError):
         return None
     return value
