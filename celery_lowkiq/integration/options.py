@@ -39,6 +39,9 @@ def _whole(low: int, high: int | None) -> Callable[[Any], bool]:
     return allowed
 
 
+is_count = _whole(0, None)
+
+
 def _seconds(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
 
@@ -50,7 +53,7 @@ def _or_none(allowed: Callable[[Any], bool]) -> Callable[[Any], bool]:
 _CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "shards": (_whole(1, MAX_SHARDS), f"a whole number from 1 to {MAX_SHARDS}"),
     "batch_size": (_whole(1, MAX_BATCH), f"a whole number from 1 to {MAX_BATCH}"),
-    "max_retries": (_or_none(_whole(0, None)), "a whole number from 0, or None for ever"),
+    "max_retries": (_or_none(is_count), "a whole number from 0, or None for ever"),
     "max_crashes": (_whole(1, None), "a whole number from 1"),
     "max_run": (_or_none(_seconds), "seconds above 0, or None"),
     "queue_name": (

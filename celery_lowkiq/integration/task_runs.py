@@ -18,6 +18,7 @@ from . import eager
 from .bases import CeleryTask
 from .call_records import store_state
 from .calls import read_delay, read_time
+from .options import is_count
 from .refusals import check_caller, check_retry
 from .run import Run
 from .spans import link_calls
@@ -69,7 +70,7 @@ class RunsBatches(CeleryTask):  # type: ignore[misc]
         if not throw:
             raise InvalidCall("retry(throw=False) is not supported: write raise self.retry(...)")
         check_retry({"args": args, "kwargs": kwargs, **options})
-        if max_retries is not None and (not isinstance(max_retries, int) or max_retries < 0):
+        if max_retries is not None and not is_count(max_retries):
             raise InvalidCall(
                 f"retry(max_retries={max_retries!r}): a whole number from 0 is allowed, or None"
             )

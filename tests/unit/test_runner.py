@@ -205,7 +205,14 @@ class TestRetry:
         assert b"throw=False" in verdict.error
 
     @pytest.mark.parametrize(
-        "wrong", [{"max_retries": "3"}, {"max_retries": 1.5}, {"max_retries": -1}, {"args": ("2",)}]
+        "wrong",
+        [
+            {"max_retries": "3"},
+            {"max_retries": 1.5},
+            {"max_retries": -1},
+            {"max_retries": True},
+            {"args": ("2",)},
+        ],
     )
     def test_what_it_cannot_mean_is_refused(self, run, wrong):
         def again(self, payloads_by_id):
