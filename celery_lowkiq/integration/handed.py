@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from celery_lowkiq.rules.errors import UndecodablePayload
-from celery_lowkiq.rules.models import BadPayload, Flag, Job
+from celery_lowkiq.rules.models import BadPayload, Batch, Flag, Job
 
 from .codec import Codec
 from .errors import dump_error_text, load_error
@@ -80,3 +80,9 @@ def hand(job: Job, codec: Codec, settings: Settings, dropped: Collection[int]) -
     error = None if job.error is None else load_error(settings, job.error)
     handed = RunJob(job.id, tuple(payloads), tuple(scores), job.retry_count, job.perform_in, error)
     return Handed(handed, tuple(bad))
+
+
+def with_unwanted(batch: Batch, dropped: Positions) -> Positions:
+    """The dropped payloads, with those that policies of the task drop."""
+    unwanted = {job.id: range(job.unwanted) for job in batch.jobs if job.unwanted}
+    return {job_id: {*dropped.get(job_id, ()), *unwanted.get(job_id, ())} for job_id in {*dropped, *unwanted}}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cached_property
+from numbers import Real
 from typing import Any
 
 from celery.exceptions import Retry
@@ -88,6 +89,19 @@ def meant(error: Exception) -> Exception:
     """The error itself; ``autoretry_for=(Exception,)`` makes a Retry also of what says how jobs go on."""
     cause = error.exc if isinstance(error, Retry) else None
     return cause if isinstance(cause, (Again, BusinessFailure, JobsFailed)) else error
+
+
+def cause_of(error: Exception) -> Exception:
+    """What a Retry was raised for, if it says so; else the error itself."""
+    return error.exc if isinstance(error, Retry) and isinstance(error.exc, Exception) else error
+
+
+def delay_of(retry: Retry) -> float | None:
+    """Delay that a Retry asks for, by a number or a time."""
+    when: Any = retry.when
+    if isinstance(when, datetime):
+        return (when - datetime.now(when.tzinfo)).total_seconds()
+    return float(when) if isinstance(when, Real) else None
 
 
 def _parts(again: Again, jobs: Sequence[RunJob], dump: Callable[[Any], bytes]) -> dict[str, Part]:

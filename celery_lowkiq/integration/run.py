@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from datetime import datetime
 from functools import cached_property
-from numbers import Real
 from typing import Any
 
 from celery.exceptions import Ignore, MaxRetriesExceededError, Reject, Retry
@@ -22,7 +20,7 @@ from .codec import MARK, Codec
 from .endings import Ending, giving, raising
 from .errors import dump_error, dump_error_text, load_error
 from .handed import NOTHING, Positions, RunInfo, RunJob, hand
-from .outcomes import Again, BusinessFailure, Part, meant, outcomes
+from .outcomes import Again, BusinessFailure, Part, cause_of, delay_of, meant, outcomes
 from .results import ById
 from .settings import Settings
 from .tracked import TrackedCalls
@@ -42,12 +40,6 @@ class PoisonPill(LowkiqError):
 
 class Rejected(LowkiqError):
     """The task raised Reject: its payloads are in the morgue."""
-
-
-def with_unwanted(batch: Batch, dropped: Positions) -> Positions:
-    """The dropped payloads, with those that policies of the task drop."""
-    unwanted = {job.id: range(job.unwanted) for job in batch.jobs if job.unwanted}
-    return {job_id: {*dropped.get(job_id, ()), *unwanted.get(job_id, ())} for job_id in {*dropped, *unwanted}}
 
 
 class Run:
@@ -216,7 +208,7 @@ class Run:
         error = cause_of(failure)
         delay, policy = None, self._policy
         if isinstance(failure, Retry):
-            delay = _seconds(failure)
+            delay = delay_of(failure)
             policy = replace(policy, max_retries=getattr(failure, "max_retries", policy.max_retries))
         data = dump_error(self._settings, error)
         self._errors[job.id] = error
@@ -330,19 +322,6 @@ class Run:
         return Verdict(job.id, job.claim, Fate.RETURN, delay=delay, bad=(*verdict.bad, *over))
 
 
-def cause_of(error: Exception) -> Exception:
-    """What a Retry was raised for, if it says so; else the error itself."""
-    return error.exc if isinstance(error, Retry) and isinstance(error.exc, Exception) else error
-
-
 def _pause(verdict: Verdict) -> float:
     """Seconds until a job that failed runs again."""
     return max(0.0, verdict.perform_in - time.time()) if verdict.perform_in else verdict.delay
-
-
-def _seconds(retry: Retry) -> float | None:
-    """Delay that a Retry asks for, by a number or a time."""
-    when: Any = retry.when
-    if isinstance(when, datetime):
-        return (when - datetime.now(when.tzinfo)).total_seconds()
-    return float(when) if isinstance(when, Real) else None

@@ -16,10 +16,10 @@ from celery_lowkiq.store.tracks import Tracks
 
 from .book import CallBook
 from .careful import careful_logger
-from .handed import NOTHING, Positions, RunJob
+from .handed import NOTHING, Positions, RunJob, with_unwanted
 from .policies import policy_of
 from .request import lane_request
-from .run import Run, with_unwanted
+from .run import Run
 from .stores import Home
 from .tracing import traced
 from .tracked import TrackedCalls
