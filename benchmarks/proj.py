@@ -43,6 +43,10 @@ def add_blank(app: Celery) -> None:
     def hundreds(payloads_by_id: dict[str, list[Any]]) -> None:
         """Batches of 100."""
 
+    @ordered_task(**ordered, name="single", shards=1)
+    def single(payloads_by_id: dict[str, list[Any]]) -> None:
+        """One shard, for one id with many payloads."""
+
     @ordered_task(**ordered, name="wide", shards=64)
     def wide(payloads_by_id: dict[str, list[Any]]) -> None:
         """Shards for many lanes."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from ..bench import Bench
 from ..row import Row
-from . import enqueue, idle, limits, operators, pages, process, size, sleeping, waiting
+from . import enqueue, idle, limits, long_id, operators, pages, process, size, sleeping, waiting
 
 Group = Callable[[Bench], Iterator[Row]]
 
@@ -21,6 +21,7 @@ GROUPS: dict[str, Group] = {
     "lateness": waiting.lateness,
     "million": size.million,
     "payloads": size.payloads,
+    "long-id": long_id.long_id,
     "idle": idle.idle,
     "nodes": sleeping.nodes,
     "lanes": sleeping.lanes,

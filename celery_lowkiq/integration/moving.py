@@ -17,8 +17,11 @@ from .errors import MAX_ERROR_BYTES
 from .settings import LARGEST_PAYLOAD
 from .stores import Home
 
-#: What is loaded in one round trip at most (the bytes may be exceeded by one line).
+#: What is loaded in one round trip at most (payloads, with calls, and bytes may be exceeded by one line).
 CHUNK_LINES = 200
+CHUNK_PAYLOADS = 500
+#: A dump writes fewer payloads into a line, and fewer calls.
+LINE_PAYLOADS = 2000
 CHUNK_BYTES = 512 * 1024
 
 
@@ -89,6 +92,8 @@ def _check(entry: Entry) -> None:
     """Raises InvalidCall for what no call could have stored."""
     read_id(entry.id)
     read_time("when", entry.when, None)
+    if len(entry.payloads) + len(entry.calls) > LINE_PAYLOADS:
+        raise InvalidCall(f"it has more than {LINE_PAYLOADS} payloads or calls: write them in several lines")
     sizes = [len(payload.data) for payload in entry.payloads] + [len(call.record) for call in entry.calls]
     if max(sizes, default=0) > LARGEST_PAYLOAD or len(entry.error or b"") > MAX_ERROR_BYTES:
         raise InvalidCall(
@@ -114,7 +119,7 @@ def _header(home: Home, parsed: Iterator[tuple[int, Line]], name: str | None) ->
 def _chunks(parsed: Iterator[tuple[int, Line]]) -> Iterator[list[tuple[int, Entry]]]:
     """The entries, so many at a time. Raises BadDump when they are not all of the dump."""
     chunk: list[tuple[int, Entry]] = []
-    size, count, end = 0, 0, None
+    payloads, size, count, end = 0, 0, 0, None
     for number, found in parsed:
         if not isinstance(found, Entry):
             end = found
@@ -122,9 +127,10 @@ def _chunks(parsed: Iterator[tuple[int, Line]]) -> Iterator[list[tuple[int, Entr
         chunk.append((number, found))
         count += 1
         size += sum(len(payload.data) for payload in found.payloads)
-        if len(chunk) == CHUNK_LINES or size >= CHUNK_BYTES:
+        payloads += len(found.payloads) + len(found.calls)
+        if len(chunk) == CHUNK_LINES or payloads >= CHUNK_PAYLOADS or size >= CHUNK_BYTES:
             yield chunk
-            chunk, size = [], 0
+            chunk, payloads, size = [], 0, 0
     if chunk:
         yield chunk
     if end != End(count) or next(parsed, None) is not None:

@@ -17,7 +17,7 @@ from .store import RedisStore
 
 #: What one script reads: ids, payloads, and their size in bytes.
 STEP_IDS = 100
-STEP = 1000
+STEP = 500
 STEP_BYTES = 256 * 1024
 #: Jobs in processing that are read at once; each may have 1 MiB.
 STEP_PROCESSING = 10

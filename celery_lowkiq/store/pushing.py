@@ -22,7 +22,7 @@ T = TypeVar("T")
 Stored = Callable[[Sequence[NewJob]], None]
 
 #: What one push script takes at most (the bytes may be exceeded by one payload).
-CHUNK_JOBS = 1000
+CHUNK_JOBS = 500
 CHUNK_BYTES = 1024 * 1024
 
 

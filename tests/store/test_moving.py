@@ -90,7 +90,7 @@ def test_what_is_held_is_dumped_too(store, client):
 def test_a_long_job_comes_in_parts_and_keeps_its_order(store, client):
     store.push(ONE, [NewJob("1", b"%d" % n, float(n % 3), FAR) for n in range(2500)])
     found = entries(store)
-    assert [len(entry.payloads) for entry in found] == [1008, 1008, 484]
+    assert [len(entry.payloads) for entry in found] == [512, 512, 512, 512, 452]
     client.flushall()
     load(store, found)
     again = [payload for entry in entries(store) for payload in entry.payloads]

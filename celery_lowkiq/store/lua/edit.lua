@@ -43,7 +43,7 @@ local function spilled()
   end
   local score = string.match(string.sub(place, 29, -2), '^(.-)[rR]?$')
   if redis.call('HEXISTS', spill, id .. '\0' .. other) == 1 then
-    spill_item(waiting, id, {score, other, tonumber(score), ''}, false)
+    spill_step(waiting, id, {{score, other, tonumber(score), ''}}, false)
     return 1
   end
   place = string.sub(place, 1, 28) .. score .. '\0'

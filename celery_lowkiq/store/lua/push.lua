@@ -79,9 +79,10 @@ local function add_times(times)
   end
 end
 
--- Ids of which nothing waits, as nearly all are, are written together: their first payload needs no merging.
+-- Ids of which nothing waits, as nearly all are, are written together: their first payload needs no merging. The others
+-- are merged by their ids.
 local function merge_jobs(from, to)
-  local known, times, new, place = waiting_records(from, to), {}, {}, {}
+  local known, times, new, first, more, ids = waiting_records(from, to), {}, {}, {}, {}, {}
   for i = from, to, 4 do
     local id, payload, score = ARGV[i], ARGV[i + 1], ARGV[i + 2]
     if score == '' then
@@ -89,24 +90,23 @@ local function merge_jobs(from, to)
     end
     times[#times + 1], times[#times + 2] = time_of(ARGV[i + 3]), id
     local flag = flags[i] or ''
-    if not known[(i - from) / 4 + 1] and not place[id] then
-      place[id] = #new + 2
+    if not known[(i - from) / 4 + 1] and not first[id] then
+      first[id] = true
       new[#new + 1], new[#new + 2] = id, score .. ' ' .. #payload .. flag .. ' ' .. payload
     else
-      -- Another payload of an id that is new here: the first one has to be there to be merged with.
-      if place[id] and new[place[id]] then
-        redis.call('HSET', jobs, id, new[place[id]])
-      end
       merged = merged + 1
-      bag_add(bag, id, {{score, payload, tonumber(score), flag}}, false)
-      if place[id] then
-        new[place[id]] = redis.call('HGET', jobs, id)
+      if not more[id] then
+        more[id], ids[#ids + 1] = {}, id
       end
+      table.insert(more[id], {score, payload, tonumber(score), flag})
     end
   end
   add_times(times)
   if #new > 0 then
     redis.call('HSET', jobs, unpack(new))
+  end
+  for _, id in ipairs(ids) do
+    bag_add(bag, id, more[id], false)
   end
 end
 

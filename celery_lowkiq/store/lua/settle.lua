@@ -33,6 +33,7 @@ local function take_bad(id, items, at, count)
     end
   end
   local dropped, ran, top = 0, false, nil
+  local bad, reason = {}, nil
   for position, item in ipairs(items) do
     local word = words[position]
     ran = ran or (word or '') ~= ''
@@ -42,11 +43,12 @@ local function take_bad(id, items, at, count)
     elseif word then
       dropped = dropped + (word == '' and 1 or 0)
     elseif reasons[position] then
-      bury(id, {item}, reasons[position], now_s)
+      bad[#bad + 1], reason = item, reasons[position]
     else
       good[#good + 1] = item
     end
   end
+  bury(id, bad, reason, now_s)
   if dropped > 0 then
     redis.call('HINCRBY', meta, 'dropped', dropped)
   end

@@ -1,5 +1,7 @@
 -- The part of a bag that changes it; see bag_read. Adding needs KEY meta and ARGV merge.
 local PACKED_BYTES = 1024
+-- Each insertion walks the packed items: more than so many at once spill a bag, whatever their size.
+local INSERTED = 64
 local ARRIVAL_ZERO = 140737488355328
 
 local function hex(high, low)
@@ -67,61 +69,119 @@ local function insert(items, item, older)
   table.insert(items, at, item)
 end
 
-local function arrival(older)
+-- The place in which arrivals begin: so many numbers in a row, growing, or falling for `older` ones.
+local function arrivals(count, older)
   if older then
-    return ARRIVAL_ZERO + redis.call('HINCRBY', meta, 'front', -1)
+    return ARRIVAL_ZERO + redis.call('HINCRBY', meta, 'front', -count) + count, -1
   end
-  return ARRIVAL_ZERO + redis.call('HINCRBY', meta, 'back', 1)
+  return ARRIVAL_ZERO + redis.call('HINCRBY', meta, 'back', count) - count, 1
 end
 
-local function spill_item(bag, id, item, older)
-  local field = id .. '\0' .. item[2]
-  local place = redis.call('HGET', bag.spill, field)
-  local position, score, flag = nil, item[1], item[4]
-  if place then
-    local known, known_flag = string.match(string.sub(place, 29, -2), '^(.-)([rR]?)$')
-    local known_score = tonumber(known)
-    if known_score then
-      flag = joined(flag, known_flag)
-    end
-    if known_score and not replaces(item[3], known_score, older) then
-      if flag == known_flag then
-        return
-      end
-      position, score = string.sub(place, 1, 28), known
-    end
-    redis.call('ZREM', bag.order, id .. '\0' .. place .. item[2])
+-- What one command takes of the items of a spilled bag.
+local SPILL_STEP = 250
+
+-- The entry of an item in a spilled bag that has the payload at `place`, or has it not: {item, score, flag, position or nil
+-- for a new one}; nil when nothing changes.
+local function entry_of(item, place, older)
+  local known, known_flag = string.match(string.sub(place or '', 29, -2), '^(.-)([rR]?)$')
+  local known_score = tonumber(known)
+  if not known_score then
+    return {item, item[1], item[4]}
   end
-  position = position or sortable(item[3]) .. string.format('%012x', arrival(older))
-  place = position .. score .. flag .. '\0'
-  redis.call('HSET', bag.spill, field, place)
-  redis.call('ZADD', bag.order, 0, id .. '\0' .. place .. item[2])
+  local flag = joined(item[4], known_flag)
+  if replaces(item[3], known_score, older) then
+    return {item, item[1], flag}
+  end
+  return flag ~= known_flag and {item, known, flag, string.sub(place, 1, 28)} or nil
+end
+
+-- Adds different payloads to a spilled bag, in a few commands.
+local function spill_step(bag, id, items, older)
+  local fields, entries, gone, new = {}, {}, {}, 0
+  for i, item in ipairs(items) do
+    fields[i] = id .. '\0' .. item[2]
+  end
+  local places = redis.call('HMGET', bag.spill, unpack(fields))
+  for i, item in ipairs(items) do
+    local place = places[i]
+    local entry = entry_of(item, place, older)
+    if entry and place then
+      gone[#gone + 1] = id .. '\0' .. place .. item[2]
+    end
+    new = new + (entry and not entry[4] and 1 or 0)
+    entries[#entries + 1] = entry
+  end
+  if #entries == 0 then
+    return
+  end
+  local number, step = 0, 0
+  if new > 0 then
+    number, step = arrivals(new, older)
+  end
+  local placed, ordered = {}, {}
+  for i, entry in ipairs(entries) do
+    local payload, position = entry[1][2], entry[4]
+    if not position then
+      number = number + step
+      position = sortable(entry[1][3]) .. string.format('%012x', number)
+    end
+    local place = position .. entry[2] .. entry[3] .. '\0'
+    placed[2 * i - 1], placed[2 * i] = id .. '\0' .. payload, place
+    ordered[2 * i - 1], ordered[2 * i] = 0, id .. '\0' .. place .. payload
+  end
+  if #gone > 0 then
+    redis.call('ZREM', bag.order, unpack(gone))
+  end
+  redis.call('HSET', bag.spill, unpack(placed))
+  redis.call('ZADD', bag.order, unpack(ordered))
+end
+
+local function spill_items(bag, id, items, older)
+  local part, known = {}, {}
+  for _, item in ipairs(items) do
+    if #part == SPILL_STEP or known[item[2]] then
+      spill_step(bag, id, part, older)
+      part, known = {}, {}
+    end
+    part[#part + 1], known[item[2]] = item, true
+  end
+  if #part > 0 then
+    spill_step(bag, id, part, older)
+  end
+end
+
+-- The items in reverse.
+local function reversed(items)
+  local found = {}
+  for i = #items, 1, -1 do
+    found[#found + 1] = items[i]
+  end
+  return found
 end
 
 -- Unites items into the bag of an id. `older` items arrived before those in the bag, and are walked from
 -- the last to the first, so that each comes to lie before its equals.
 local function bag_add(bag, id, items, older)
   local record = redis.call('HGET', bag.records, id)
-  local first, last, step = 1, #items, 1
-  if older then
-    first, last, step = #items, 1, -1
+  if older and #items > 1 then
+    items = reversed(items)
   end
   if record ~= SPILLED then
     local packed = record and unpack_items(record) or {}
-    for i = first, last, step do
-      insert(packed, items[i], older)
+    local many = #items > INSERTED
+    for _, item in ipairs(many and {} or items) do
+      insert(packed, item, older)
     end
-    record = pack_items(packed)
-    if #packed == 1 or #record <= PACKED_BYTES then
+    record = not many and pack_items(packed)
+    if record and (#packed == 1 or #record <= PACKED_BYTES) then
       redis.call('HSET', bag.records, id, record)
       return
     end
     redis.call('HSET', bag.records, id, SPILLED)
-    items, first, last, step, older = packed, 1, #packed, 1, false
+    spill_items(bag, id, packed, false)
+    items = many and items or {}
   end
-  for i = first, last, step do
-    spill_item(bag, id, items[i], older)
-  end
+  spill_items(bag, id, items, older)
 end
 
 local function take_packed(bag, id, record, max_count, max_bytes, lowest)

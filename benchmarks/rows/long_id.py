@@ -1,0 +1,93 @@
+"""The longest script of each operation on one id with very many payloads: how long others wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+from celery_lowkiq.rules.models import BadPayload, Fate, Job, Lease, NewJob, Verdict
+
+from ..bench import Bench
+from ..row import Row, Target
+from .size import acquire_all
+
+ID = "long"
+#: Of each operation the best round counts: what else the machine does lengthens a script, too.
+ROUNDS = 3
+_requests = count(1)
+
+
+def long_id(bench: Bench) -> Iterator[Row]:
+    payloads = bench.count(100_000, 20_000)
+    longest: dict[str, float] = {}
+    for _ in range(ROUNDS):
+        for name, seconds in _round(bench, payloads):
+            longest[name] = min(longest.get(name, seconds), seconds)
+    slowest = sorted(longest.items(), key=lambda item: -item[1])
+    shown = ", ".join(f"{name} {took * 1000:.1f}" for name, took in slowest[:6])
+    yield Row(
+        "long-id",
+        f"longest script on an id with {payloads:,} payloads ({shown})",
+        "ms",
+        slowest[0][1] * 1000,
+        targets=(Target(20.0),),
+    )
+
+
+def _round(bench: Bench, payloads: int) -> Iterator[tuple[str, float]]:
+    """Each operation with the time of its longest script (s)."""
+    bench.empty()
+    queue, spec = bench.app.tasks["single"].ordered_queue, bench.spec("single")
+    lines: list[bytes] = []
+    yield "push", _longest(bench, lambda: _fill(bench, payloads))
+    (lease,) = acquire_all(bench, spec)
+    for fate in (Fate.RETRY, Fate.DIE, Fate.BURY):
+        yield from _ended(bench, lease, fate)
+    bad = tuple(BadPayload(position, b"bad") for position in range(1000))
+    yield from _ended(bench, lease, Fate.DONE, bad)
+    _claim(bench, lease)
+    yield "takeover", _longest(bench, lambda: acquire_all(bench, spec))
+    operations: dict[str, Callable[[], Any]] = {
+        "dump": lambda: lines.extend(queue.dump()),
+        "bury": lambda: queue.kill([ID]),
+        "requeue": lambda: queue.morgue_queue_up([ID]),
+        "delete": lambda: queue.delete([ID]),
+        "load": lambda: queue.load(lines),
+        "bury again": lambda: queue.kill([ID]),
+        "morgue delete": lambda: queue.morgue_delete([ID]),
+    }
+    for name, act in operations.items():
+        yield name, _longest(bench, act)
+
+
+def _fill(bench: Bench, payloads: int) -> None:
+    for start in range(0, payloads, 5000):
+        jobs = [NewJob(ID, b'{"v":%d}' % n) for n in range(start, min(start + 5000, payloads))]
+        bench.store.push(bench.spec("single"), jobs)
+
+
+def _claim(bench: Bench, lease: Lease) -> Job:
+    (job,) = bench.store.claim(bench.spec("single"), lease, next(_requests)).jobs
+    return job
+
+
+def _ended(
+    bench: Bench, lease: Lease, fate: Fate, bad: tuple[BadPayload, ...] = ()
+) -> Iterator[tuple[str, float]]:
+    found: list[Job] = []
+    yield "claim", _longest(bench, lambda: found.append(_claim(bench, lease)))
+    verdict = Verdict(ID, found[0].claim, fate, 0, 0.0, b"boom", bad=bad)
+    name = "settle bad" if bad else f"settle {fate.value}"
+    yield name, _longest(bench, lambda: bench.store.settle(bench.spec("single"), lease, [verdict]))
+
+
+def _longest(bench: Bench, act: Callable[[], Any]) -> float:
+    """Seconds of the longest script while it acts, as Redis counts them."""
+    bench.direct.config_set("slowlog-log-slower-than", 0)
+    bench.direct.config_set("slowlog-max-len", 100_000)
+    bench.direct.slowlog_reset()
+    act()
+    entries = bench.direct.slowlog_get(100_000)
+    bench.direct.config_set("slowlog-log-slower-than", -1)
+    return max(entry["duration"] for entry in entries if entry["command"].startswith(b"EVALSHA")) / 1e6
