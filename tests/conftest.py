@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from celery_lowkiq.embedded import EmbeddedServer, find_server
 
@@ -16,6 +16,16 @@ settings.register_profile(
 )
 settings.register_profile("random", parent=settings.get_profile("default"), derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """No wall-clock limit inside a Hypothesis run: on a busy machine it takes longer, and it takes an example
+    that is cut off for one that fails.
+    """
+    model = Path(__file__).parent / "model"
+    for item in items:
+        if is_hypothesis_test(getattr(item, "obj", None)) or item.path.is_relative_to(model):
+            item.add_marker(pytest.mark.timeout(0))
 
 
 def redis_62() -> Path | None:

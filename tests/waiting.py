@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def eventually(condition: Callable[[], T], seconds: float = 20.0) -> T:
+def eventually(condition: Callable[[], T], seconds: float = 60.0) -> T:
     """The first true value of the condition. Fails when there is none within the time."""
     deadline = time.monotonic() + seconds
     while True:

@@ -17,3 +17,8 @@ def test_the_store_follows_the_model(redis_server: EmbeddedServer) -> None:
 def test_the_store_follows_the_model_on_redis_62(redis_62_server: EmbeddedServer) -> None:
     machine = type("Machine62", (StoreMachine,), {"server": redis_62_server})
     run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=50))
+
+
+def test_no_wall_clock_limit_cuts_an_example_off(request) -> None:
+    """T1: what a busy machine takes longer for is no failure that Hypothesis has to explain."""
+    assert request.node.get_closest_marker("timeout").args == (0,)

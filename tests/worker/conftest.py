@@ -30,7 +30,7 @@ class Ledger:
         found = [json.loads(line) for line in whole]
         return [line for line in found if event in (None, line["event"])]
 
-    def wait_for(self, event: str, count: int = 1, seconds: float = 30.0) -> list[dict[str, Any]]:
+    def wait_for(self, event: str, count: int = 1, seconds: float = 90.0) -> list[dict[str, Any]]:
         return eventually(lambda: found if len(found := self.lines(event)) >= count else [], seconds)
 
 

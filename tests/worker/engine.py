@@ -61,7 +61,7 @@ class Engine:
         self.pushes.push(QUEUE, [NewJob(job_id, b"x") for job_id in ids])
         self._pushed += ids
 
-    def all_done(self, seconds: float = 20.0) -> None:
+    def all_done(self, seconds: float = 60.0) -> None:
         """Wait until all that was pushed has been settled."""
         eventually(self._idle, seconds)
 
