@@ -115,7 +115,7 @@ class CallRecord:
 
 @dataclass(frozen=True)
 class FirstCalls:
-    """The calls of a claimed job that came with the claim."""
+    """The calls of a claimed job that came with the claim, in the order of its payloads."""
 
     records: tuple[CallRecord, ...]
     #: Whether these are all.

@@ -69,7 +69,7 @@ def _calls(members: Iterable[bytes], positions: dict[bytes, int]) -> tuple[CallR
 
 
 def claimed_calls(jobs: Sequence[Job], reply: list[Any]) -> list[Job]:
-    """The jobs with the calls that a claim's reply tells of them."""
+    """The jobs with the calls that a claim's reply tells of them: by payload, then by number."""
     if not reply:
         return list(jobs)
     told = {reply[i]: (reply[i + 1], reply[i + 2]) for i in range(0, len(reply), 3)}
@@ -77,8 +77,8 @@ def claimed_calls(jobs: Sequence[Job], reply: list[Any]) -> list[Job]:
     for job in jobs:
         if (entry := told.get(id_bytes(job.id))) is not None:
             more, members = entry
-            calls = FirstCalls(_calls(members, _recorded(job)), more != b"1")
-            job = job._replace(calls=calls)
+            calls = sorted(_calls(members, _recorded(job)), key=lambda call: call.payload)
+            job = job._replace(calls=FirstCalls(tuple(calls), more != b"1"))
         found.append(job)
     return found
 
@@ -126,7 +126,10 @@ class CallReader:
         self._client = client
 
     def pages(self, shard: ShardRef, job: Job) -> Iterator[tuple[CallRecord, ...]]:
-        """All calls of a claimed job, a bounded part at a time; what was read may be ended meanwhile."""
+        """All calls of a claimed job in the order of its payloads, those of a payload by their numbers.
+
+        They come a bounded part at a time; what was read may be ended, or get other data, meanwhile.
+        """
         if not job.recorded:
             return
         if job.calls is not None and job.calls.complete:
@@ -164,22 +167,26 @@ class CallReader:
     def _payloads(
         self, shard: ShardRef, job: Job, positions: dict[bytes, int]
     ) -> Iterator[tuple[CallRecord, ...]]:
-        """Pages of some payloads: the first calls of all in one round trip, then of those that have more."""
-        start = id_bytes(job.id) + b"\0"
-        ranges = {
-            found: (b"[" + start + found, b"(" + start + found + b"%012x" % (job.last_call + 1))
-            for found in positions
-        }
-        while ranges:
-            replies = self._client.commands(
-                [
-                    ("ZRANGEBYLEX", shard_keys(shard)["calls"], *bounds, "LIMIT", 0, PAGE_CALLS)
-                    for bounds in ranges.values()
-                ]
-            )
-            yield _calls((member for members in replies for member in members), positions)
-            ranges = {
-                found: (b"(" + members[-1], last)
-                for (found, (_, last)), members in zip(ranges.items(), replies, strict=True)
-                if len(members) == PAGE_CALLS
-            }
+        """Pages of some payloads: the first calls of all come in one round trip; those of a payload that has
+        more are read before the next payload's are handed out.
+        """
+        beginning, upto = id_bytes(job.id) + b"\0", b"%012x" % (job.last_call + 1)
+        replies = self._client.commands(
+            [_range(shard, b"[" + beginning + found, beginning + found + upto) for found in positions]
+        )
+        page: list[bytes] = []
+        for found, members in zip(positions, replies, strict=True):
+            page += members
+            while len(members) == PAGE_CALLS:
+                yield _calls(page, positions)
+                # Behind the call itself, not its record: that may be another one by now.
+                after = b"(" + parse_call(members[-1]).key + b"\xff"
+                (members,) = self._client.commands([_range(shard, after, beginning + found + upto)])
+                page = list(members)
+        if page:
+            yield _calls(page, positions)
+
+
+def _range(shard: ShardRef, start: bytes, stop: bytes) -> tuple[Any, ...]:
+    """The command that reads a page of members, without ``stop``."""
+    return ("ZRANGEBYLEX", shard_keys(shard)["calls"], start, b"(" + stop, "LIMIT", 0, PAGE_CALLS)

@@ -150,8 +150,10 @@ class CallsMachine(RuleBasedStateMachine):
         """Whatever came or went meanwhile."""
         for job, known in getattr(self, "processing", {}).values():
             for told in (job, job._replace(calls=None)):
-                pages = self.reader.pages(SHARD, told)
-                assert sorted(call.data.decode() for page in pages for call in page) == recorded(known)
+                calls = [call for page in self.reader.pages(SHARD, told) for call in page]
+                assert sorted(call.data.decode() for call in calls) == recorded(known)
+                order = [(call.payload, call.key) for call in calls]
+                assert order == sorted(order), "calls end in the order of their payloads"
 
 
 def recorded(known):

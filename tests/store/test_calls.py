@@ -34,6 +34,12 @@ def read(store, job):
     return sorted((job.payloads[c.payload].data.decode(), c.data.decode()) for page in pages for c in page)
 
 
+def ordered(store, job):
+    """The same, as they come."""
+    pages = CallReader(store.client).pages(SHARD, job)
+    return [record.data.decode() for page in pages for record in page]
+
+
 def ended(job):
     return tuple((record.key, record.key) for record in job.calls.records)
 
@@ -173,8 +179,45 @@ def test_many_calls_of_one_payload_are_read_in_bounded_steps(store):
     (job,) = claim(store, take(store)).jobs
     assert not job.calls.complete
     pages = list(CallReader(store.client).pages(SHARD, job))
-    assert [len(page) for page in pages] == [200] * 6 + [0]
+    assert [len(page) for page in pages] == [200] * 6
     assert [c.data.decode() for page in pages for c in page] == records
+
+
+@pytest.mark.parametrize("size", [1, 100], ids=["packed", "spilled"])
+def test_a_claim_hands_out_calls_in_the_order_of_their_payloads(store, size):
+    """O2: by score, then by arrival; calls with equal payloads by their numbers."""
+    scores = [5, 1, 4, 4, 2, 3, 0, 4]
+    for n, score in enumerate(scores * 2):
+        call(store, "1", f"{n % 8:0{size}}", f"call {n}", float(score))
+    (job,) = claim(store, take(store)).jobs
+    by_arrival = [6, 1, 4, 5, 2, 3, 7, 0]
+    wanted = [f"call {n}" for first in by_arrival for n in (first, first + 8)]
+    assert job.calls.complete
+    assert [record.data.decode() for record in job.calls.records] == wanted
+    assert ordered(store, job._replace(calls=None)) == wanted
+
+
+def test_the_calls_of_a_payload_with_many_are_read_before_the_next_payloads(store):
+    """O2: whatever number of pages a payload takes."""
+    counts = [3, 450, 1, 200, 201, 2]
+    names = [[f"call {payload} {n:03}" for n in range(count)] for payload, count in enumerate(counts)]
+    for payload, calls in reversed(list(enumerate(names))):
+        made = [NewJob("1", b"%d" % payload, float(payload), record=name.encode()) for name in calls]
+        store.push(ONE, made)
+    (job,) = claim(store, take(store)).jobs
+    assert not job.calls.complete
+    assert ordered(store, job) == [name for calls in names for name in calls]
+
+
+def test_a_call_whose_record_is_replaced_while_pages_are_read_is_read_once(store):
+    store.push(ONE, [NewJob("1", b"a", record=b"%d" % n) for n in range(450)])
+    lease = take(store)
+    (job,) = claim(store, lease).jobs
+    reader, found = CallReader(store.client), []
+    for page in reader.pages(SHARD, job):
+        found += [record.data for record in page]
+        reader.start(lease, [(record, b"started") for record in page])
+    assert found == [b"%d" % n for n in range(450)]
 
 
 def test_a_part_of_a_long_id_brings_the_calls_of_that_part(store):
