@@ -88,7 +88,7 @@ def make_app(url: str) -> Celery:
         headers = {name: request.get(name) for name in HEADERS}
         headers["custom"] = request.headers
         fields = {"task_id": request.id, "retries": request.retries, "headers": headers}
-        note("run", id=job_id, payloads=payloads, **fields)
+        note("run", id=job_id, queue=request.lowkiq.queue, payloads=payloads, **fields)
         what = payloads[-1]
         if isinstance(what, dict):
             if len(payloads) > what.get("take", len(payloads)):
@@ -132,6 +132,8 @@ def make_app(url: str) -> Celery:
     for when_full in ("refuse", "drop_newest", "drop_oldest"):
         few = {**ordered, "shards": 1, "max_length": 1, "when_full": when_full}
         ordered_task(**few, name=when_full)(one)
+    # A worker that has the shard of an id here need not have the one of "work".
+    ordered_task(**{**ordered, "shards": 3}, name="publish", ignore_result=True)(one)
     ordered_task(**ordered, name="keyed", key=lambda payload: payload["id"])(one)
 
     @ordered_task(app=app, shared=False, name="batch", shards=1, batch_size=10, max_retries=0)

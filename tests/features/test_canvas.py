@@ -9,7 +9,9 @@ import pytest
 from celery import Celery, chain, chord, group
 from celery.exceptions import ChordError
 
+from celery_lowkiq.rules.models import shard_of
 from tests.waiting import eventually
+from tests.worker.nodes import worker
 
 WAIT = 30
 
@@ -158,6 +160,65 @@ class TestGroupsAndChords:
             hopeless.delay(job_id, {"more": 4})
         dead = eventually(lambda: hopeless.ordered_queue.job(job_id).dead)
         assert "not member of any chord" in dead.error
+
+
+class TestOrder:
+    """O2: calls of one id end in the order of their payloads, so what follows them is called in that order."""
+
+    TOGETHER, LATER = 60, 140
+
+    @pytest.fixture
+    def publish(self, features):
+        return features.app.tasks["publish"]
+
+    @pytest.fixture
+    def second_worker(self, features, work):
+        env = {"PROJ_DIRECTORY": features.directory, "PROJ_URL": features.app.conf.broker_url}
+        log = features.directory / "second.log"
+        node = worker(features.app, log, "-n", "second@test", module="tests.features.proj", **env)
+        eventually(lambda: len(set(owners(work))) == 2, 60.0)
+        yield node
+        node.kill("SIGTERM")
+        node.exit_status()
+
+    def far_apart(self, tasks, new_id):
+        """An id whose jobs of both tasks are run by different workers."""
+        job_id = new_id()
+        one, other = (owners(task)[shard_of(job_id, task.queue_spec.shards)] for task in tasks)
+        return job_id if one and other and one != other else ""
+
+    def noted(self, features, task, job_id):
+        """Numbers that the task was run with, as they came."""
+        queue = task.queue_spec.name
+        lines = features.noted("run", id=job_id)
+        return [n for line in lines if line["queue"] == queue for n in line["payloads"] if isinstance(n, int)]
+
+    def chains(self, features, first, then, job_id):
+        total = self.TOGETHER + self.LATER
+        calls = [chain(first.si(job_id, n), then.si(job_id, n)) for n in range(total)]
+        with features.holding(first, job_id):
+            results = [call.delay() for call in calls[: self.TOGETHER]]
+        for call in calls[self.TOGETHER :]:
+            results.append(call.delay())
+            time.sleep(0.002)
+        eventually(lambda: len(self.noted(features, then, job_id)) == total, 60.0)
+        assert self.noted(features, then, job_id) == list(range(total))
+        assert self.noted(features, first, job_id) == list(range(total))
+        return [result.parent.id for result in results]
+
+    def test_of_a_chain_with_one_worker(self, features, work, publish, job_id):
+        ids = self.chains(features, work, publish, job_id)
+        ended = [line["task_id"] for line in features.noted("signal", signal="task_success", task="work")]
+        assert [task_id for task_id in ended if task_id in ids] == ids
+
+    def test_of_a_chain_with_two_workers(self, features, work, publish, second_worker, new_id):
+        job_id = eventually(lambda: self.far_apart((work, publish), new_id))
+        self.chains(features, work, publish, job_id)
+
+
+def owners(task):
+    """Of the task's shards."""
+    return [lease.owner for lease in task.ordered_queue._home.store.observe(task.queue_spec.shard_refs())]
 
 
 class TestOptions:
