@@ -244,9 +244,18 @@ class Run:
         self._each(lambda job: self._done(job)._replace(fate=fate, delay=delay, error=data))
 
     def exhausted(self, accepted: frozenset[str]) -> list[RunJob]:
-        """The jobs that died in this run, with the error that they died of."""
-        dead = {verdict.id for verdict in self.verdicts if verdict.fate is Fate.DIE} & accepted
-        return [job._replace(error=self._texts.get(job.id)) for job in self.jobs if job.id in dead]
+        """What died in this run: of each job the payload with the smallest score, its error and count."""
+        deaths = {verdict.id: verdict for verdict in self.verdicts if verdict.fate is Fate.DIE}
+        return [
+            job._replace(
+                payloads=job.payloads[:1],
+                scores=job.scores[:1],
+                retry_count=deaths[job.id].retry_count,
+                error=self._texts.get(job.id),
+            )
+            for job in self.jobs
+            if job.id in deaths and job.id in accepted
+        ]
 
     def ending(self, job: Job, position: int) -> Ending | None:
         """How the calls of a payload end; None when nothing has happened to them."""

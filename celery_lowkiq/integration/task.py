@@ -61,7 +61,7 @@ class OrderedTask(QueuePolicies, TracksCalls, StoresCalls, RunsBatches):
     dont_retry: tuple[type[Exception], ...] | None = None
     #: How many payloads of an id one run gets at most; the others get runs of their own.
     max_payloads_per_run: int | None = None
-    #: ``on_retries_exhausted(jobs)``: called with the jobs that died in a run.
+    #: ``on_retries_exhausted(jobs)``: called with the dead payloads of a run, as jobs of one payload each.
     on_retries_exhausted: Callable[[list[Any]], Any] | None = None
     #: Which score stays when two payloads of an id are equal: "min" or "max".
     merge: str = Merge.MIN.value

@@ -160,6 +160,34 @@ class TestBusinessFailure:
         assert dead == []
 
 
+class TestOnRetriesExhausted:
+    @pytest.mark.parametrize("max_retries", [0, 1, 25])
+    def test_it_gets_what_died_and_nothing_else(self, max_retries):
+        """O8: the dead payload, its score, and the retry_count at which it died."""
+        dead = []
+        lane = Lane(raising(ValueError("boom")), max_retries=max_retries, on_retries_exhausted=dead.append)
+        lane.run(three(retry_count=max_retries - 1))
+        ((found,),) = dead
+        assert (found.id, found.payloads, found.scores, found.retry_count) == ("1", (1,), (0.0,), max_retries)
+        assert found.error.endswith("ValueError: boom")
+
+    def test_payloads_that_nobody_can_read_did_not_die_of_it(self):
+        dead = []
+        lane = Lane(raising(ValueError("boom")), max_retries=0, on_retries_exhausted=dead.append)
+        lane.run(job(b"\xff", b"2", b"3", recorded=Recorded.NONE))
+        assert [(found.payloads, found.scores) for (found,) in dead] == [((2,), (1.0,))]
+
+    def test_of_a_batch_only_the_jobs_that_died(self):
+        dead = []
+        lane = Lane(raising(ValueError("boom")), max_retries=1, on_retries_exhausted=dead.append)
+        jobs = [
+            job(b"%d" % count, job_id=f"at {count}", recorded=Recorded.NONE, retry_count=count)
+            for count in (-1, 0)
+        ]
+        lane.run(*jobs)
+        assert [[(found.id, found.retry_count) for found in jobs] for jobs in dead] == [[("at 0", 1)]]
+
+
 class TestEachJob:
     def test_every_kind_in_one_batch(self):
         def function(self, payloads_by_id):

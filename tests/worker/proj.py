@@ -91,7 +91,7 @@ def make_app(**settings: Any) -> Celery:
         bind=True,
         max_retries=1,
         retry_in=lambda retry_count: 0.05,
-        on_retries_exhausted=lambda jobs: note("exhausted", jobs=[[job.id, job.error] for job in jobs]),
+        on_retries_exhausted=lambda jobs: note("exhausted", jobs=[[*job[:4], job.error] for job in jobs]),
     )
     def outcome(self: Any, payloads_by_id: dict[str, list[Any]]) -> None:
         ((job_id, payloads),) = payloads_by_id.items()

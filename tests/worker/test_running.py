@@ -90,7 +90,10 @@ def test_failures_are_retried_and_then_die(app, start_worker, ledger):
     (dead,) = outcome.ordered_queue.morgue().items
     assert [p.value for p in dead.payloads] == ["fail"]
     assert dead.error == "ValueError: as asked"
-    assert [line["jobs"] for line in ledger.lines("exhausted")] == [[["1", "ValueError: as asked"]]]
+    ((found,),) = [line["jobs"] for line in ledger.lines("exhausted")]
+    *job, error = found
+    assert job == ["1", ["fail"], [1.0], 1], "O8: of what died, not of what lives on"
+    assert error == dead.error
 
 
 @pytest.mark.parametrize(
