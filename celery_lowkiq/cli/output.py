@@ -15,7 +15,7 @@ from kombu.utils.json import JSONEncoder
 
 from celery_lowkiq.integration.queue import ShownDeadJob, ShownJob, ShownPayload
 from celery_lowkiq.rules.nesting import within_lists
-from celery_lowkiq.rules.words import duration, escaped, shortened
+from celery_lowkiq.rules.words import duration, error_line, escaped, shortened
 
 #: As much of a payload or an error is shown in a table.
 CELL = 60
@@ -134,8 +134,8 @@ def first_payload(payloads: Sequence[ShownPayload]) -> str:
 
 
 def error_text(error: str | None) -> str:
-    """An error, cut for a table."""
-    return shortened(error or "", CELL)
+    """What an error says, cut for a table."""
+    return shortened(error_line(error or ""), CELL)
 
 
 def job_json(job: ShownJob | ShownDeadJob) -> dict[str, Any]:

@@ -177,6 +177,7 @@ def lane_request(run: Run, task: Any, consumer: Any) -> LaneRequest | QuietReque
     """The request of a run: under the id and headers of its call, or with an id of its own for several."""
     own = {"lowkiq": run.info, "lowkiq_run": run}
     note = run.call or CallNote(new_id(), IGNORED_RESULT)
+    run.task_id = note.id
     arguments = (run.payloads_by_id,)
     headers = _headers(note, task, arguments, run.retries, own, small=run.small)
     if _is_told(task, consumer):

@@ -18,7 +18,8 @@ from celery_lowkiq.store.tries import try_text
 from .call_records import CallNote
 from .codec import MARK, Codec
 from .endings import Ending, giving, raising
-from .errors import dump_error, dump_error_text, load_error
+from .errors import ErrorText, dump_error, dump_error_text, error_text, load_error
+from .failures import Failure
 from .handed import NOTHING, Positions, RunInfo, RunJob, hand
 from .outcomes import Again, BusinessFailure, Part, cause_of, delay_of, meant, outcomes
 from .results import ById
@@ -68,6 +69,9 @@ class Run:
         #: Replaces the call whose request is the task's current one.
         self.replacement: Callable[[], Any] | None = None
         self.middlewares = settings.server_middlewares
+        #: The id under which Celery knows it; "" until it is handed to Celery.
+        self.task_id = ""
+        self.log_failures = settings.log_failures
         self._policy = policy
         self._settings = settings
         self._dump = codec.dump
@@ -75,7 +79,10 @@ class Run:
         #: Raised by the function: its jobs are done, and its calls get no result.
         self._ignored: Ignore | None = None
         self._errors: dict[str, Exception] = {}
-        self._texts: dict[str, str | None] = {}
+        #: What is kept of the errors of jobs that failed, by id.
+        self._texts: dict[str, ErrorText] = {}
+        #: The same, by the id of the error's object.
+        self._kept: dict[int, ErrorText] = {}
         self._raising: dict[int, raising] = {}
         #: What Celery was shown of a failure.
         self._seen: Exception | None = None
@@ -188,7 +195,7 @@ class Run:
     def _forget(self) -> None:
         """What was decided so far."""
         self._ignored = None
-        for decided in (self._errors, self._texts, self._parts, self._left, self._decided):
+        for decided in (self._errors, self._texts, self._kept, self._parts, self._left, self._decided):
             decided.clear()
 
     def _outcome(self, job: Job, outcome: Exception | Part | None) -> Verdict:
@@ -210,11 +217,30 @@ class Run:
         if isinstance(failure, Retry):
             delay = delay_of(failure)
             policy = replace(policy, max_retries=getattr(failure, "max_retries", policy.max_retries))
-        data = dump_error(self._settings, error)
-        self._errors[job.id] = error
-        self._texts[job.id] = load_error(self._settings, data)
-        verdict = after_failure(job, policy, data, delay, self._handed[job.id].bad, error)
-        return verdict._replace(try_text=try_text(self._texts[job.id]))
+        text = self._text(error)
+        self._errors[job.id], self._texts[job.id] = error, text
+        verdict = after_failure(job, policy, text.data, delay, self._handed[job.id].bad, error)
+        return verdict._replace(try_text=try_text(text.text))
+
+    def _text(self, error: Exception) -> ErrorText:
+        """Made once of an error that many jobs of a batch failed by."""
+        if id(error) not in self._kept:
+            self._kept[id(error)] = error_text(self._settings, error)
+        return self._kept[id(error)]
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether any job of it did."""
+        return bool(self._texts)
+
+    @property
+    def failures(self) -> list[Failure]:
+        """The jobs that failed, in the order of the batch."""
+        return [
+            Failure(job, verdict, self._errors[job.id], self._texts[job.id])
+            for job, verdict in zip(self.batch.jobs, self.verdicts, strict=True)
+            if job.id in self._texts
+        ]
 
     def undelivered(self, job: Job, error: Exception) -> Verdict:
         """A job is done, but not all of its calls could be told: it runs again, and never dies of that."""
@@ -225,7 +251,9 @@ class Run:
         """Its payload took workers down too often: it must not run again."""
         self.decided = True
         data = self.batch.queue.poison_error
-        self._errors = {job.id: PoisonPill(load_error(self._settings, data)) for job in self.jobs}
+        text = load_error(self._settings, data) or ""
+        self._errors = {job.id: PoisonPill(text) for job in self.jobs}
+        self._texts = dict.fromkeys(self._errors, ErrorText(data, text, text))
         self._each(lambda job: self._done(job)._replace(fate=Fate.BURY, error=data))
 
     def returned(self) -> None:
@@ -251,7 +279,7 @@ class Run:
                 payloads=job.payloads[:1],
                 scores=job.scores[:1],
                 retry_count=deaths[job.id].retry_count,
-                error=self._texts.get(job.id),
+                error=self._texts[job.id].text,
             )
             for job in self.jobs
             if job.id in deaths and job.id in accepted

@@ -16,6 +16,7 @@ from celery_lowkiq.store.tracks import Tracks
 
 from .book import CallBook
 from .careful import careful_logger
+from .failures import log_failures
 from .handed import NOTHING, Positions, RunJob, with_unwanted
 from .policies import policy_of
 from .request import lane_request
@@ -47,10 +48,11 @@ class CeleryRunner:
     def run(self, batch: Batch) -> tuple[Verdict, ...]:
         """Verdicts of a batch; an error of ours counts as a failed run."""
         run, verdicts = self._verdicts(batch)
-        for verdict in verdicts:
-            if verdict.fate is Fate.DIE:
+        if run.has_failed:
+            task = self._tasks[batch.queue.name]
+            log_failures(run, task.name, task.throws or ())
+            if any(verdict.fate is Fate.DIE for verdict in verdicts):
                 self._remember(run)
-                break
         return verdicts
 
     def _remember(self, run: Run) -> None:

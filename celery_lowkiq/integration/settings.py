@@ -46,8 +46,8 @@ SPLITTERS: dict[str, Any] = {
 }
 
 
-def default_format_error(error: BaseException) -> str:
-    """Text that is stored as a job's error."""
+def format_message(error: BaseException) -> str:
+    """An error without the way to it: ``lowkiq_format_error = "message"``."""
     return f"{type(error).__name__}: {error}"
 
 
@@ -192,12 +192,13 @@ SETTINGS: dict[str, Setting] = {
         64 * 1024, f"a whole number from 1 to {LARGEST_PAYLOAD}", _number(1, LARGEST_PAYLOAD, whole=True)
     ),
     "format_error": Setting(
-        default_format_error,
-        f"'traceback', or {_FUNCTION}: exception to text",
-        _function({"traceback": format_traceback}),
+        format_traceback,
+        f"'traceback', 'message', or {_FUNCTION}: exception to text",
+        _function({"traceback": format_traceback, "message": format_message}),
     ),
     "dump_error": Setting(_text_to_bytes, f"{_FUNCTION}: text to bytes", _function()),
     "load_error": Setting(_bytes_to_text, f"{_FUNCTION}: bytes to text", _function()),
+    "log_failures": Setting("first", "'first', 'all' or 'death'", _one_of("first", "all", "death")),
     "metrics_port": Setting(
         None,
         "a port from 0 (any free one) to 65535; None for no metrics",
@@ -243,6 +244,7 @@ class Settings:
     format_error: Callable[[BaseException], str]
     dump_error: Callable[[str], bytes]
     load_error: Callable[[bytes], str]
+    log_failures: str
     metrics_port: int | None
     metrics_host: str
     web_auth: str | None = field(repr=False)

@@ -17,7 +17,7 @@ from celery_lowkiq.store.tracks import Tracks
 from .call_records import CallNote
 from .calls import read_id, read_score
 from .endings import Ending
-from .errors import format_error
+from .errors import said
 from .outcomes import BusinessFailure
 from .settings import Settings
 
@@ -84,7 +84,7 @@ class TrackedCalls:
 
     def interrupted(self, error: BaseException) -> None:
         """The worker ends in the middle of the run; its jobs run again."""
-        text = f"interrupted: {format_error(self._settings, error)}"
+        text = f"interrupted: {said(self._settings, error)}"
         news = [ended(run, over=False, success=False, text=text) for _, run in self._running]
         try:
             self._tracks.tell(news)
@@ -106,7 +106,7 @@ class TrackedCalls:
         if isinstance(error, Retry) and isinstance(error.exc, Exception):
             error = error.exc
         business = isinstance(error, BusinessFailure)
-        text = "" if error is None else str(error) if business else format_error(self._settings, error)
+        text = "" if error is None else str(error) if business else said(self._settings, error)
         return [ended(run, over, ending.success, business, text)]
 
 

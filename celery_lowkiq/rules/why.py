@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from .models import ShardRef
 from .reports import Running
-from .words import duration, job_names, last_line, moment, since
+from .words import QUOTED, duration, error_line, job_names, moment, shortened, since
 
 #: A job that a claim has put off is due when its id has a token, to so many s.
 CLOSE = 0.001
@@ -257,5 +257,5 @@ def _so_long(owner: Owner, run: Running) -> str:
 
 
 def _after(error: str | None) -> str:
-    line = last_line(error or "")
+    line = shortened(error_line(error or ""), QUOTED)
     return f" after: {line}" if line else ""

@@ -8,6 +8,8 @@ from datetime import datetime, timezone
 UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 #: Longest error that is quoted in a sentence, in characters.
 QUOTED = 200
+#: Where Python begins to tell of the frames that led to an error.
+TRACEBACK = "Traceback (most recent call last):"
 
 
 def duration(seconds: float) -> str:
@@ -37,11 +39,14 @@ def since(at: float, now: float) -> str:
     return f"since {moment(at)} ({duration(now - at)} ago)"
 
 
-def last_line(error: str) -> str:
-    """What an error says at its end, as in a traceback."""
-    lines = [line.strip() for line in error.splitlines() if line.strip()]
-    text = lines[-1] if lines else ""
-    return shortened(text, QUOTED)
+def error_line(error: str) -> str:
+    """The one line of an error that says what it was: of a traceback the first behind its frames, since a
+    message may go on for many more; of another text the last.
+    """
+    lines = [line for line in error.splitlines() if line.strip()]
+    starts = [place for place, line in enumerate(lines) if line == TRACEBACK]
+    said = (line for line in lines[starts[-1] + 1 :] if not line[0].isspace()) if starts else iter(())
+    return next(said, lines[-1] if lines else "").strip()
 
 
 def job_names(ids: Sequence[str], count: int) -> str:

@@ -6,6 +6,7 @@ import re
 
 from celery_lowkiq.rules.models import QueueSpec, ShardRef, shard_of
 from celery_lowkiq.rules.views import Try
+from celery_lowkiq.rules.words import error_line
 
 from .client import Client
 from .keys import shard_keys
@@ -17,9 +18,8 @@ _LINE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\t(-?\d{1,9})\t([^\t]*)\t(.*)")
 
 
 def try_text(error: str | None) -> bytes:
-    """Of an error its last line, as the log keeps it."""
-    lines = (error or "").strip().splitlines()
-    words = " ".join(lines[-1].split()) if lines else ""
+    """Of an error its one line, as the log keeps it."""
+    words = " ".join(error_line(error or "").split())
     return words.encode("utf-8", "backslashreplace")[:MAX_TEXT]
 
 

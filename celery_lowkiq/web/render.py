@@ -14,6 +14,8 @@ import jinja2
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
+from celery_lowkiq.rules.words import error_line
+
 from . import show
 from .charts import history_chart, peak, sparkline
 from .guard import TOKEN, USER
@@ -27,7 +29,7 @@ FILTERS = {
     "size": show.size,
     "score": show.score,
     "score_time": show.score_time,
-    "last_line": show.last_line,
+    "error_line": lambda error: error_line(error or ""),
 }
 
 

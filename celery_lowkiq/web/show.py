@@ -93,12 +93,6 @@ def score_time(value: float) -> str:
     return moment(value) if TIMES[0] <= value < TIMES[1] else ""
 
 
-def last_line(error: str | None) -> str:
-    """What a traceback ends with."""
-    lines = (error or "").strip().splitlines()
-    return lines[-1] if lines else ""
-
-
 def bytes_text(data: bytes) -> str:
     """Text where it is UTF-8, else bytes as Python spells them."""
     try:

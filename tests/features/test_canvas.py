@@ -163,7 +163,7 @@ class TestGroupsAndChords:
 
 
 class TestOrder:
-    """O2: calls of one id end in the order of their payloads, so what follows them is called in that order."""
+    """O2: calls of one id end in the order of their payloads, and what follows them is called so."""
 
     TOGETHER, LATER = 60, 140
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq import BusinessFailure
+from celery_lowkiq.rules.words import error_line
 from tests.waiting import eventually
 
 WAIT = 30
@@ -62,7 +63,8 @@ def test_a_list_of_pauses_says_how_often(features, job_id):
     with pytest.raises(ValueError, match="always"):
         listed.delay(job_id, {"fail": "always"}).get(WAIT)
     assert runs(features, job_id) == [0, 1, 2]
-    assert eventually(lambda: listed.ordered_queue.job(job_id).dead).error == "ValueError: always"
+    dead = eventually(lambda: listed.ordered_queue.job(job_id).dead)
+    assert error_line(dead.error) == "ValueError: always"
 
 
 @pytest.mark.parametrize("what, tried", [({"io": "down"}, 4), ({"fail": "deleted"}, 1)])

@@ -6,6 +6,7 @@ import celery
 import pytest
 from celery import exceptions
 
+from celery_lowkiq.rules.words import error_line
 from tests.waiting import eventually
 
 WAIT = 30
@@ -187,7 +188,10 @@ class TestBatches:
         assert [result.state for result in results] == ["FAILURE", "SUCCESS", "FAILURE"]
         places = [eventually(lambda i=i: batch.ordered_queue.job(i).dead) for i in (ids[0], ids[2])]
         assert batch.ordered_queue.job(ids[1]).dead is None
-        assert {dead.id: dead.error for dead in places} == {ids[0]: "ValueError: a", ids[2]: "ValueError: c"}
+        assert {dead.id: error_line(dead.error) for dead in places} == {
+            ids[0]: "ValueError: a",
+            ids[2]: "ValueError: c",
+        }
 
     @pytest.mark.parametrize("what", ["unknown", "none"])
     def test_an_unknown_id_or_none_fails_them_all(self, features, batch, new_id, what):

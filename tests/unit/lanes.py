@@ -78,12 +78,13 @@ class Tracks:
 class Lane:
     """Runs batches of the task as a lane does."""
 
-    def __init__(self, function, **options):
+    def __init__(self, function, settings=None, **options):
         # All caches in memory are one.
         _DUMMY_CLIENT_CACHE.clear()
         self.app = Celery(
             "unit", broker="redis://localhost:1/0", backend="cache+memory://", set_as_current=False
         )
+        self.app.conf.update(settings or {})
         options = {"retry_in": lambda retry_count: 1, **options}
         task = ordered_task(app=self.app, shared=False, bind=True, name="t", **options)(function)
         self.app.finalize()

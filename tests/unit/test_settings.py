@@ -209,7 +209,8 @@ class TestErrors:
             def __str__(self):
                 raise RuntimeError
 
-        assert dump_error(read_settings(app()), Mute()) == b"Mute"
+        assert dump_error(read_settings(app()), Mute()).endswith(b"Mute: <exception str() failed>")
+        assert dump_error(read_settings(app(lowkiq_format_error="message")), Mute()) == b"Mute"
 
 
 def test_every_setting_has_a_default_that_is_allowed():

@@ -11,7 +11,7 @@ from celery.exceptions import Retry
 from celery_lowkiq import BusinessFailure, InvalidCall, Tracker, ordered_task, track
 from celery_lowkiq.integration.call_records import CallNote
 from celery_lowkiq.integration.endings import Ending, giving, raising
-from celery_lowkiq.integration.settings import default_format_error
+from celery_lowkiq.integration.settings import format_message
 from celery_lowkiq.integration.tracked import PROGRESS_PAUSE, TrackedCalls, progress_of
 from celery_lowkiq.integration.trackers import read_states
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
@@ -28,7 +28,7 @@ from celery_lowkiq.rules.tracking import (
 )
 
 RUN = began("t", "call", 5, 7)
-SETTINGS = SimpleNamespace(format_error=default_format_error)
+SETTINGS = SimpleNamespace(format_error=format_message)
 
 
 @pytest.mark.parametrize(

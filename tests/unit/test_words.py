@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.words import duration, job_names, last_line, moment
+from celery_lowkiq.rules.words import TRACEBACK, duration, error_line, job_names, moment
 
 
 @pytest.mark.parametrize(
@@ -31,10 +31,44 @@ def test_moments():
     assert moment(9e18) == "Unix time 9000000000000000000"
 
 
-def test_the_last_line_of_an_error():
-    assert last_line("Traceback\n  File\nValueError: x\n\n") == "ValueError: x"
-    assert last_line(" \n") == ""
-    assert last_line("x" * 300) == "x" * 197 + "..."
+POSTGRES = f"""{TRACEBACK}
+  File x
+    y
+IntegrityError: duplicate key
+DETAIL: x
+  HINT: y"""
+
+TWO = f"""{TRACEBACK}
+  File x
+KeyError: 1
+
+During handling of the above exception, another exception occurred:
+
+{TRACEBACK}
+  File y
+ValueError: 2"""
+
+GROUP = f"""  + Exception Group {TRACEBACK}
+  |   File
+  | ExceptionGroup: two
+  +------
+ExceptionGroup: two"""
+
+
+@pytest.mark.parametrize(
+    "text, line",
+    [
+        ("Traceback\n  File\nValueError: x\n\n", "ValueError: x"),
+        (" \n", ""),
+        (POSTGRES, "IntegrityError: duplicate key"),
+        (TWO, "ValueError: 2"),
+        (GROUP, "ExceptionGroup: two"),
+        (f"{TRACEBACK}\n  File x", "File x"),
+    ],
+    ids=["last", "none", "many lines", "chained", "group", "cut"],
+)
+def test_the_line_of_an_error_that_says_what_it_was(text, line):
+    assert error_line(text) == line
 
 
 def test_names_of_jobs():

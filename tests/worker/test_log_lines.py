@@ -23,12 +23,19 @@ def test_a_batch_has_one_line_with_queue_shard_and_ids(app, start_worker):
 
 
 def test_a_failure_says_where_it_was(app, start_worker):
-    node = start_worker()
+    """F1: at the level that a worker has by default, the first failure and the death have their tracebacks."""
+    node = start_worker("-l", "WARNING", wait=False)
     app.tasks["outcome"].delay("7", "fail")
     retried, died = eventually(lambda: found if len(found := lines(node, "outcome")) == 2 else None)
-    about = r"queue=outcome shard=0 jobs=1 ids='7' runtime=\d+\.\d{3}s$"
-    assert re.search(rf"retry: Retry in 0.05s: ValueError\('as asked'\) {about}", retried)
-    assert re.search(rf"raised unexpected: ValueError\('as asked'\) {about}", died)
+    about = r"ValueError: as asked queue=outcome shard=0 id='7' runtime=\d+\.\d{3}s$"
+    assert re.search(rf"WARNING.*failed, retry 1 at \d{{4}}-[-0-9: ]+ UTC: {about}", retried)
+    assert re.search(rf"ERROR.*died, its payload is in the morgue: {about}", died)
+    whole = node.logs()
+    assert whole.count("Traceback (most recent call last)") == 2
+    assert whole.count('raise ValueError("as asked")') == 2
+    assert "in _run" not in whole, "no frame of ours, or of Celery's"
+    stored = app.tasks["outcome"].ordered_queue.morgue().items[0].error
+    assert all(line in whole for line in stored.splitlines())
 
 
 def test_an_ordinary_task_has_celerys_line(app, start_worker):

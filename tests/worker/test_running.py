@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from celery_lowkiq.rules.words import error_line
 from celery_lowkiq.store.keys import shard_keys
 from tests.waiting import eventually
 
@@ -89,7 +90,7 @@ def test_failures_are_retried_and_then_die(app, start_worker, ledger):
     assert (stats.processed, stats.failed, stats.morgue_length) == (1, 2, 1)
     (dead,) = outcome.ordered_queue.morgue().items
     assert [p.value for p in dead.payloads] == ["fail"]
-    assert dead.error == "ValueError: as asked"
+    assert error_line(dead.error) == "ValueError: as asked"
     ((found,),) = [line["jobs"] for line in ledger.lines("exhausted")]
     *job, error = found
     assert job == ["1", ["fail"], [1.0], 1], "O8: of what died, not of what lives on"
@@ -122,7 +123,7 @@ def test_what_an_outcome_does(app, start_worker, ledger, what, runs, processed, 
     assert (stats.processed, stats.failed, stats.morgue_length) == (processed, failed, dead)
     assert len(ledger.lines("run")) == runs
     if dead:
-        assert outcome.ordered_queue.morgue().items[0].error == error
+        assert error_line(outcome.ordered_queue.morgue().items[0].error) == error
 
 
 def test_a_requeued_job_waits_a_second_and_others_run_meanwhile(app, start_worker, ledger):

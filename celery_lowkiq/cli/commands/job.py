@@ -55,7 +55,9 @@ def _text(name: str, place: ShownJob | ShownDeadJob) -> str:
         if place.held:
             lines.append("  held        its id is paused")
     if place.error is not None:
-        lines.append(f"  error       {escaped(place.error)}")
+        first, *rest = place.error.splitlines() or [""]
+        lines.append(f"  error       {escaped(first)}")
+        lines += [f"    {escaped(line)}" for line in rest]
     lines.append(f"  payloads    {place.payload_count}")
     lines += [f"    score {payload.score!r}  {payload_text(payload, None)}" for payload in place.payloads]
     left = place.payload_count - len(place.payloads)
