@@ -18,7 +18,7 @@ from tornado.web import HTTPError, RequestHandler, authenticated
 from celery_lowkiq.integration.console import Console
 from celery_lowkiq.integration.queue import OrderedQueue, ShownDeadJob
 from celery_lowkiq.rules.errors import InvalidCall, LowkiqError
-from celery_lowkiq.rules.words import duration, escaped, shortened
+from celery_lowkiq.rules.words import duration, error_line, escaped, shortened
 
 from .actions import ACTIONS, told
 
@@ -30,7 +30,11 @@ T = TypeVar("T")
 PAGE = 100
 LONGEST = 300
 #: What templates call.
-TEXT = {"span": duration, "text": lambda value: shortened(escaped(str(value)), LONGEST)}
+TEXT = {
+    "span": duration,
+    "text": lambda value: shortened(escaped(str(value)), LONGEST),
+    "error_line": error_line,
+}
 
 
 class OrderedPage(BaseHandler):  # type: ignore[misc]

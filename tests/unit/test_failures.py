@@ -81,7 +81,9 @@ def test_which_failures_have_one(log, which, tracebacks):
     ]
     quiet = [line for level, line, _ in log("INFO") if level == "INFO"]
     assert len(quiet) == tracebacks.count(None), "Celery's own lines, where there are none of ours"
-    assert all(re.search(r"retry: Retry in 1\S*s: ValueError\('boom'\) queue=t shard=0", line) for line in quiet)
+    assert all(
+        re.search(r"retry: Retry in 1\S*s: ValueError\('boom'\) queue=t shard=0", line) for line in quiet
+    )
 
 
 def test_a_death_says_where_the_payload_is(log):

@@ -1,15 +1,18 @@
-"""What ``lowkiq_format_error = "traceback"`` keeps of an error."""
+"""F1: what is kept of an error unless ``lowkiq_format_error`` says otherwise."""
 
 from __future__ import annotations
 
+import builtins
+import os
 import traceback
 
 import pytest
 from celery import Celery
 
-from celery_lowkiq.integration.errors import MAX_ERROR_BYTES
-from celery_lowkiq.integration.settings import read_settings
-from celery_lowkiq.integration.tracebacks import format_traceback
+from celery_lowkiq.integration.errors import MAX_ERROR_BYTES, dump_error
+from celery_lowkiq.integration.settings import format_message, read_settings
+from celery_lowkiq.integration.tracebacks import OURS, format_traceback
+from celery_lowkiq.rules.words import error_line
 
 
 def raised(kind, function):
@@ -36,6 +39,39 @@ def test_a_long_one_keeps_its_end():
     assert text.endswith("ZeroDivisionError: division by zero")
 
 
+@pytest.mark.parametrize("text", ["\u4e2d" * 10_000, "x" * 100_000, "line\n" * 50_000])
+def test_a_long_message_keeps_its_beginning_and_the_way_to_it(text):
+    def fail():
+        raise KeyError(text) if "\n" not in text else ValueError(text)
+
+    found = format_traceback(raised(Exception, fail))
+    assert len(found.encode()) < MAX_ERROR_BYTES
+    assert "in fail" in found
+    assert error_line(found)[:20] in ("KeyError: '" + text[:9], "ValueError: line")
+
+
+def test_a_group_ends_with_what_it_is():
+    group = getattr(builtins, "ExceptionGroup", None)
+    if group is None:
+        pytest.skip("Python 3.11 has groups of exceptions")
+
+    def fail():
+        raise group("both", [ValueError("one"), KeyError("two")])
+
+    found = format_traceback(raised(group, fail))
+    assert "ValueError: one" in found
+    assert error_line(found) == "ExceptionGroup: both (2 sub-exceptions)"
+
+
+def test_a_folder_whose_name_begins_as_celerys_is_no_part_of_it():
+    folder = f"{OURS[0].rstrip(os.sep)}_shop"
+    code = compile("def fail():\n    raise KeyError(1)", f"{folder}/tasks.py", "exec")
+    names = {}
+    exec(code, names)
+    error = raised(KeyError, names["fail"])
+    assert "in fail" in format_traceback(error.with_traceback(error.__traceback__.tb_next))
+
+
 def test_the_frames_before_the_tasks_function_are_left_out():
     app = Celery("proj", set_as_current=False)
 
@@ -51,7 +87,24 @@ def test_the_frames_before_the_tasks_function_are_left_out():
     assert "in broken" in text
 
 
-def test_the_setting_names_it():
+@pytest.mark.parametrize(
+    "settings, form",
+    [
+        ({}, format_traceback),
+        ({"lowkiq_format_error": "traceback"}, format_traceback),
+        ({"lowkiq_format_error": "message"}, format_message),
+    ],
+)
+def test_it_is_the_default_and_the_setting_names_another(settings, form):
     app = Celery("proj", set_as_current=False, broker="redis://localhost:1/0")
-    app.conf.lowkiq_format_error = "traceback"
-    assert read_settings(app).format_error is format_traceback
+    app.conf.update(settings)
+    assert read_settings(app).format_error is form
+
+
+def test_a_text_of_a_users_function_that_is_too_long_keeps_both_ends():
+    app = Celery("proj", set_as_current=False, broker="redis://localhost:1/0")
+    app.conf.lowkiq_format_error = lambda error: f"begins {'x' * MAX_ERROR_BYTES} {error}"
+    data = dump_error(read_settings(app), ValueError("the end"))
+    assert len(data) <= MAX_ERROR_BYTES
+    assert data.startswith(b"begins x")
+    assert data.endswith(b"x the end")

@@ -23,7 +23,7 @@ def test_a_batch_has_one_line_with_queue_shard_and_ids(app, start_worker):
 
 
 def test_a_failure_says_where_it_was(app, start_worker):
-    """F1: at the level that a worker has by default, the first failure and the death have their tracebacks."""
+    """F1: at a worker's default level the first failure and the death have their tracebacks."""
     node = start_worker("-l", "WARNING", wait=False)
     app.tasks["outcome"].delay("7", "fail")
     retried, died = eventually(lambda: found if len(found := lines(node, "outcome")) == 2 else None)

@@ -1,6 +1,6 @@
 -- Needs KEY calls; see calls. The first records of jobs, for the reply of a claim:
--- {id, '1' when it has more, {member, ...}, ...}. What is not told here, or
--- is more, is read by the page.
+-- {id, '1' when it has more, {member, ...}, ...}, members by digest: Python brings them into the order of the payloads.
+-- What is not told here, or is more, is read by the page.
 local RECORDS = 100
 local RECORDS_OF_CLAIM = 1000
 
