@@ -18,6 +18,12 @@ from tests.cli.conftest import end_all, golden, holds, settled
 
 #: A time that is always in the future, and looks the same for ever.
 FAR = 9_000_000_000.0
+#: What a worker stores of an error whose message has a second line, and speaks to terminals.
+WAY = b"""Traceback (most recent call last):
+  File "/srv/tasks.py", line 7, in sync_order
+    raise ValueError(answer)
+ValueError: line
+break \x1b[31m"""
 NASTY = "evil\u202e\u2028id"
 
 
@@ -29,7 +35,7 @@ def filled(queue):
     proj.sync_order.perform_async([{"id": f"d{n}", "payload": {"n": n}, "score": n} for n in (1, 2)])
     end_all(proj.sync_order, Fate.BURY)
     proj.sync_order.perform_async([{"id": "f1", "payload": "late", "score": 5}])
-    end_all(proj.sync_order, Fate.RETRY, b"ValueError: line\nbreak \x1b[31m", retry_count=1)
+    end_all(proj.sync_order, Fate.RETRY, WAY, retry_count=1)
     jobs = [
         {"id": "w1", "payload": {"v": 1, "text": "\u00e4\x1b"}, "score": 1},
         {"id": "w1", "payload": 2, "score": 2.5},

@@ -31,6 +31,13 @@ def test_every_page_has_the_tab(site):
         assert text.index("Broker") < text.index('href="/ordered"') < text.index("Documentation")
 
 
+def test_the_list_shows_what_an_error_says_and_not_the_way_to_it(site, outcome):
+    """F1: a traceback is stored by default."""
+    text = site.get("/ordered/queue?queue=outcome")
+    assert "<td>ValueError: as asked</td>" in text
+    assert "Traceback" not in text
+
+
 def test_all_queues_with_their_counts(site, outcome):
     text = site.get("/ordered")
     for name in ("record", "batches", "gated", "outcome"):

@@ -6,6 +6,10 @@ import re
 
 import pytest
 
+from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.rules.models import Fate, Verdict
+from celery_lowkiq.rules.words import TRACEBACK
+
 PAGES = [
     "/",
     "/redis",
@@ -38,6 +42,22 @@ def test_a_waiting_job_is_in_its_listing_and_has_a_page(browser, app):
     assert "in 1 h 30 min" in listing
     page = browser.get("/job?queue=record&id=42").text
     assert "&#34;status&#34;: &#34;paid&#34;" in page
+
+
+def test_lists_show_what_an_error_says_and_the_page_of_a_job_the_way_to_it(browser, app):
+    """F1: a traceback is stored by default; a message may have lines of its own."""
+    task, way = app.tasks["outcome"], f"{TRACEBACK}\n  File x, line 7\nValueError: boom\nDETAIL: some"
+    task.delay("42", "x")
+    store, (shard,) = home_of(app).store, task.queue_spec.shard_refs()
+    lease = store.acquire(task.queue_spec, shard, "tester@here", store.observe([shard])[0], 0)
+    claim = store.claim(task.queue_spec, lease, 1)
+    store.settle(task.queue_spec, lease, [Verdict("42", claim.number, Fate.BURY, error=way.encode())])
+    listing = browser.get("/queue?queue=outcome&list=morgue").text
+    assert "<code>ValueError: boom</code>" in listing
+    assert TRACEBACK not in listing
+    page = browser.get("/job?queue=outcome&id=42").text
+    assert way in page
+    assert "after: ValueError: boom" in page
 
 
 def test_stats_are_in_lowkiqs_form(browser, app):
