@@ -68,6 +68,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
         f"a whole number from 1 to {MAX_PAYLOADS}, which is the most that a claim takes, or None",
     ),
     "dont_retry": (_or_none(are_errors), ERRORS),
+    "isolate_failures": (lambda value: isinstance(value, bool), "True or False"),
 }
 
 

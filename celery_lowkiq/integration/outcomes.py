@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -75,14 +75,23 @@ def outcomes(
     Raises NotHanded, and PayloadError for what can be no payload.
     """
     error = meant(error)
-    named = dict(error.errors) if isinstance(error, JobsFailed) else {}
     by_id = {job.id: job for job in jobs}
-    if not named or not named.keys() <= by_id.keys():
-        named = dict.fromkeys(by_id, error)
+    named = _named(error, by_id.keys()) or dict.fromkeys(by_id, error)
     found: dict[str, Exception | Part] = {job_id: meant(one) for job_id, one in named.items()}
     for again in {id(one): one for one in found.values() if isinstance(one, Again)}.values():
         found |= _parts(again, [by_id[job_id] for job_id, one in found.items() if one is again], dump)
     return found
+
+
+def names_jobs(error: Exception, jobs: Sequence[RunJob]) -> bool:
+    """Whether it says which jobs of the run failed; else the run failed as a whole."""
+    return bool(_named(meant(error), {job.id for job in jobs}))
+
+
+def _named(error: Exception, ids: Set[str]) -> dict[str, Exception]:
+    """The errors by id; none when any of the ids is not one of the run."""
+    errors = error.errors if isinstance(error, JobsFailed) else {}
+    return dict(errors) if errors.keys() <= ids else {}
 
 
 def meant(error: Exception) -> Exception:

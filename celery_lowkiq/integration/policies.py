@@ -27,7 +27,8 @@ def policy_of(task: Any) -> RetryPolicy:
     retry_in = task.retry_in
     max_retries = len(retry_in) if is_list(retry_in) else task.max_retries
     hopeless = (*(task.dont_retry or ()), *getattr(task, "dont_autoretry_for", ()))
-    return RetryPolicy(max_retries, guarded(read_pauses(retry_in)), hopeless)
+    isolate = task.isolate_failures and task.batch_size > 1
+    return RetryPolicy(max_retries, guarded(read_pauses(retry_in)), hopeless, isolate)
 
 
 def guarded(pauses: Pauses) -> Pauses:

@@ -21,7 +21,7 @@ from .endings import Ending, giving, raising
 from .errors import ErrorText, dump_error, dump_error_text, error_text, load_error
 from .failures import Failure
 from .handed import NOTHING, Positions, RunInfo, RunJob, hand
-from .outcomes import Again, BusinessFailure, Part, cause_of, delay_of, meant, outcomes
+from .outcomes import Again, BusinessFailure, Part, cause_of, delay_of, meant, names_jobs, outcomes
 from .results import ById
 from .settings import Settings
 from .tracked import TrackedCalls
@@ -86,6 +86,8 @@ class Run:
         self._raising: dict[int, raising] = {}
         #: What Celery was shown of a failure.
         self._seen: Exception | None = None
+        #: How many jobs failed together in a run that failed as a whole; 0 when each failed by its own error.
+        self._together = 0
         #: Jobs that raised Again.
         self._parts: dict[str, Part] = {}
         #: Positions that stay for a later run, by id, of jobs that have some.
@@ -164,6 +166,7 @@ class Run:
 
     def _decide(self, error: Exception) -> Exception | None:
         self._forget()
+        self._together = 0 if names_jobs(error, self.jobs) else len(self.jobs)
         found = outcomes(error, self.jobs, self._dump)
         self._each(lambda job: self._outcome(job, found.get(job.id)))
         return self._told(error)
@@ -219,7 +222,8 @@ class Run:
             policy = replace(policy, max_retries=getattr(failure, "max_retries", policy.max_retries))
         text = self._text(error)
         self._errors[job.id], self._texts[job.id] = error, text
-        verdict = after_failure(job, policy, text.data, delay, self._handed[job.id].bad, error)
+        bad = self._handed[job.id].bad
+        verdict = after_failure(job, policy, text.data, delay, bad, error, self._together)
         return verdict._replace(try_text=try_text(text.text))
 
     def _text(self, error: Exception) -> ErrorText:

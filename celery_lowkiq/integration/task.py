@@ -63,6 +63,8 @@ class OrderedTask(QueuePolicies, TracksCalls, StoresCalls, RunsBatches):
     max_payloads_per_run: int | None = None
     #: ``on_retries_exhausted(jobs)``: called with the dead payloads of a run, as jobs of one payload each.
     on_retries_exhausted: Callable[[list[Any]], Any] | None = None
+    #: Whether the jobs of a batch that failed as a whole run in ever smaller batches, and die only alone.
+    isolate_failures: bool = True
     #: Which score stays when two payloads of an id are equal: "min" or "max".
     merge: str = Merge.MIN.value
     #: How many deaths of its worker a job may cause.

@@ -7,6 +7,7 @@ import zlib
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from .isolation import NOT_ISOLATED, Isolation
 from .policies import NONE as NO_POLICIES
 from .policies import Policies
 from .priorities import MOST_URGENT
@@ -150,6 +151,8 @@ class Job(NamedTuple):
     held: bool = False
     #: From 0, the most urgent, to 9.
     priority: int = MOST_URGENT
+    #: Of one whose last run failed as a whole: with how many others it runs next.
+    isolation: Isolation = NOT_ISOLATED
 
     @property
     def recorded(self) -> bool:
@@ -240,6 +243,8 @@ class Verdict(NamedTuple):
     perform_in: float = 0.0
     #: What the log of the job's tries is to say of this one; empty: nothing.
     try_text: bytes = b""
+    #: With how many others the job runs next, for RETRY.
+    isolation: Isolation = NOT_ISOLATED
 
 
 class Flag(Protocol):

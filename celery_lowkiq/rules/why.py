@@ -44,6 +44,8 @@ class Waiting:
     error: str | None = None
     #: How many jobs of the shard come before it, once it is due.
     ahead: int = 0
+    #: Of one whose last run failed as a whole: how many jobs its next batch has at most.
+    largest_batch: int = 0
 
 
 @dataclass(frozen=True)
@@ -203,8 +205,9 @@ def _scheduled(facts: Facts, waiting: Waiting) -> Reason:
         f"It waits for its time: in {duration(waiting.perform_in - facts.now)} ({moment(waiting.perform_in)})"
     )
     if waiting.retry_count >= 0:
-        most = "" if facts.max_retries is None else f" of {facts.max_retries}"
-        text += f", retry {waiting.retry_count + 1}{most}{_after(waiting.error)}"
+        retries = facts.max_retries
+        most = "" if retries is None or waiting.retry_count >= retries else f" of {retries}"
+        text += f", retry {waiting.retry_count + 1}{most}{_isolated(waiting)}{_after(waiting.error)}"
     return Reason("scheduled", f"{text}.")
 
 
@@ -254,6 +257,12 @@ def _runs(facts: Facts, owner: Owner, run: Running) -> str:
 
 def _so_long(owner: Owner, run: Running) -> str:
     return duration(run.seconds + (owner.silent or 0.0))
+
+
+def _isolated(waiting: Waiting) -> str:
+    if waiting.largest_batch == 1:
+        return " alone"
+    return f" in a batch of at most {waiting.largest_batch}" if waiting.largest_batch else ""
 
 
 def _after(error: str | None) -> str:

@@ -13,7 +13,7 @@ from celery_lowkiq.rules.priorities import turn
 
 from .calls import claimed_calls, end_calls
 from .keys import shard_keys
-from .records import id_bytes, number_text, pairs, parse_id, parse_processing, parse_time
+from .records import id_bytes, number_text, pairs, parse_id, parse_processing, parse_time, tried_text
 from .scripts import Call, Value, load
 from .telling import tell_calls
 
@@ -149,7 +149,8 @@ def sound(answer: A | StoreError | None) -> A:
 
 
 def _verdict_values(verdict: Verdict) -> Iterator[Value]:
-    yield from (id_bytes(verdict.id), verdict.claim, verdict.fate.value, verdict.retry_count)
+    tried = tried_text(verdict.retry_count, verdict.isolation)
+    yield from (id_bytes(verdict.id), verdict.claim, verdict.fate.value, tried)
     when = f"@{number_text(verdict.perform_in)}" if verdict.perform_in else number_text(verdict.delay)
     yield from (when, verdict.error, verdict.try_text, len(verdict.bad))
     for bad in verdict.bad:

@@ -11,7 +11,7 @@ from celery_lowkiq.rules.models import Payload, QueueSpec, Recorded, ShardRef
 from .calls import PAGE_CALLS, parse_call
 from .keys import shard_keys
 from .peeks import MORGUE_KEYS, WAITING_KEYS, Renamed
-from .records import parse_count, parse_id, parse_processing
+from .records import parse_id, parse_processing, parse_tried
 from .scripts import load
 from .store import RedisStore
 
@@ -90,12 +90,12 @@ class Dumping:
             call = load("dump").call(keys, ids, cursor=cursor, limit=STEP, max_bytes=STEP_BYTES)
             dealt, cursor, *jobs = self._client.call(call)
             ids = ids[dealt:]
-            for job_id, when, retry_count, error, priority, *items in jobs:
+            for job_id, when, tried, error, priority, *items in jobs:
                 payloads = _payloads(items)
                 if told != job_id and any(payload.recorded is not Recorded.NONE for payload in payloads):
                     yield from self._calls(shard, job_id)
                     told = job_id
-                count = -1 if state is State.DEAD else parse_count(retry_count)
+                count = -1 if state is State.DEAD else parse_tried(tried)[0]
                 yield Entry(
                     state, parse_id(job_id), float(when), count, error or None, payloads, priority=priority
                 )

@@ -39,7 +39,7 @@ SHARD_KEYS = {
     "early": "hash",  # id -> perform_in of a waiting job that failed, when a call made it due before that
     "peaks": "hash",  # id -> highest score processed with success, and when (s)
     "buckets": "zset",  # id -> when its bucket is full again (us); what is past is a full one
-    "failed": "zset",  # id -> retry_count of a waiting job that failed
+    "failed": "zset",  # id -> retry_count of a waiting job that failed; its fraction says how it is isolated
     "errors": "hash",  # id -> last error of a waiting job that failed
     "claimed": "zset",  # id -> claim number of a job in processing
     "processing": "hash",  # id -> record of a job in processing

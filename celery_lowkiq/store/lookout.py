@@ -14,7 +14,7 @@ from celery_lowkiq.rules.why import Dead, Facts, Owner, Waiting
 
 from .keys import history_key, report_key, reports_key, shard_keys, tokens_key
 from .queries import Queries
-from .records import id_bytes, parse_count, parse_id, parse_moment, parse_whole
+from .records import id_bytes, parse_id, parse_moment, parse_tried, parse_whole
 from .reports import parse_history, parse_report
 from .scripts import load
 from .store import RedisStore
@@ -122,10 +122,11 @@ def _shard_report(
 
 
 def _waiting(reply: Sequence[Any], read: ReadError) -> Waiting | None:
-    perform_in, retry_count, ahead, error = reply
+    perform_in, tried, ahead, error = reply
     if not perform_in:
         return None
-    return Waiting(float(perform_in), parse_count(retry_count), read(error or None), ahead)
+    retry_count, isolation = parse_tried(tried)
+    return Waiting(float(perform_in), retry_count, read(error or None), ahead, isolation.largest)
 
 
 def _dead(reply: Sequence[Any], read: ReadError) -> Dead | None:

@@ -12,7 +12,7 @@ from celery_lowkiq.rules.views import DeadJob
 from .client import Client
 from .keys import ShardKeys, shard_keys
 from .members import Member
-from .records import parse_count, parse_id, parse_payloads
+from .records import parse_id, parse_payloads, parse_tried
 from .scripts import load
 
 #: What a listing reads of one job's payloads, in bytes (at least one payload).
@@ -78,18 +78,20 @@ class Peeks:
 
 
 def _job(member: Member, reply: list[Any]) -> Job | None:
-    perform_in, retry_count, error, count, held, priority, *payloads = reply
+    perform_in, tried, error, count, held, priority, *payloads = reply
     if not perform_in:
         return None
+    retry_count, isolation = parse_tried(tried)
     return Job(
         id=parse_id(member.id),
         payloads=parse_payloads(payloads),
         perform_in=float(perform_in),
-        retry_count=parse_count(retry_count),
+        retry_count=retry_count,
         error=error or None,
         payload_count=count,
         held=bool(held),
         priority=priority,
+        isolation=isolation,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -21,6 +22,8 @@ from .store import RedisStore
 MAX_LIMIT = 1000
 #: More than a payload can have.
 WHOLE = 2**31 - 1
+#: The largest that says how a job is isolated, beside its retry_count.
+FRACTION = 0.999999
 
 _WAITING_INDEXES = {"perform_in": ("due", "ranked", "held"), "retry_count": ("failed",)}
 _MORGUE_INDEXES = {"updated_at": ("dead",), "id": ("dead_ids",)}
@@ -65,6 +68,8 @@ class Queries:
             found, cursor = self._members.scan(queue, id_bytes(prefix), limit, after)
         else:
             indexes = _indexes(by, _WAITING_INDEXES, prefix)
+            if by == "retry_count" and maximum is not None:
+                maximum = math.floor(maximum) + FRACTION
             window = Window(limit, after, minimum, maximum, reverse=reverse)
             found, cursor = self._members.page(queue, indexes, window)
         jobs = self._peeks.waiting(found, payload_limit, payload_bytes)

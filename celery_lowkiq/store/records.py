@@ -6,6 +6,7 @@ import math
 import re
 from typing import Any
 
+from celery_lowkiq.rules.isolation import NOT_ISOLATED, Isolation
 from celery_lowkiq.rules.models import Job, Payload, Recorded
 from celery_lowkiq.rules.priorities import MOST_URGENT
 
@@ -14,7 +15,8 @@ DIGITS = 18
 _NUMBER = re.compile(rb"[-+.e\d]+|-?inf")
 _ITEM = re.compile(rb"(\S+) (\d{1,18})([rR]?) ")
 _COUNT = re.compile(rb"\d{1,18}")
-_HEAD = re.compile(rb"(\d{1,18})(?:@(\d{1,18}))?(?:#(\d))? (\S+) (-?\d{1,18}) (\d{1,18}) ")
+_HEAD = re.compile(rb"(\d{1,18})(?:@(\d{1,18}))?(?:#(\d))? (\S+) (-?\d{1,18}(?:\.\d{1,24})?) (\d{1,18}) ")
+_TRIED = re.compile(rb"-?\d{1,18}(?:\.\d{1,24})?")
 
 
 def number_text(value: float) -> str:
@@ -86,22 +88,36 @@ def _any(job_id: bytes, record: bytes) -> Job:
         return Job(parse_id(job_id), payloads, 0.0, payload_count=len(payloads))
     stop = found.end() + int(found.group(6))
     payloads = parse_items(record[stop:])
+    retry_count, isolation = parse_tried(found.group(5))
     return Job(
         id=parse_id(job_id),
         payloads=payloads,
         perform_in=perform_in,
-        retry_count=int(found.group(5)),
+        retry_count=retry_count,
         error=record[found.end() : stop] or None,
         claim=int(found.group(1)),
         payload_count=len(payloads),
         last_call=int(found.group(2) or 0),
         priority=int(found.group(3) or MOST_URGENT),
+        isolation=isolation,
     )
 
 
-def parse_count(text: bytes) -> int:
-    """A retry_count; -1 where something else was planted."""
-    return int(text) if re.fullmatch(rb"-?\d{1,18}", text) else -1
+def tried_text(retry_count: int, isolation: Isolation) -> str:
+    """A retry_count with the isolation of its job as its fraction, as ``lib/isolated.lua`` reads it."""
+    fraction = f".{isolation.largest:03d}{isolation.parts:03d}" if isolation.largest else ""
+    return f"{retry_count}{fraction}"
+
+
+def parse_tried(text: bytes) -> tuple[int, Isolation]:
+    """A retry_count and an isolation; -1 and none where something else was planted."""
+    if not _TRIED.fullmatch(text):
+        return -1, NOT_ISOLATED
+    if b"." not in text:
+        return int(text), NOT_ISOLATED
+    retry_count = math.floor(float(text))
+    largest, parts = divmod(round((float(text) - retry_count) * 1_000_000), 1000)
+    return retry_count, Isolation(largest, max(1, parts)) if largest else NOT_ISOLATED
 
 
 def parse_whole(text: bytes) -> int:

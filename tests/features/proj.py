@@ -136,7 +136,7 @@ def make_app(url: str) -> Celery:
     ordered_task(**{**ordered, "shards": 3}, name="publish", ignore_result=True)(one)
     ordered_task(**ordered, name="keyed", key=lambda payload: payload["id"])(one)
 
-    @ordered_task(app=app, shared=False, name="batch", shards=1, batch_size=10, max_retries=0)
+    @ordered_task(app=app, shared=False, name="batch", shards=1, batch_size=10, max_retries=0, retry_in=0.02)
     def batch(payloads_by_id: dict[str, list[Any]]) -> Any:
         note("batch", payloads=payloads_by_id)
         whats = {job_id: payloads[-1] for job_id, payloads in payloads_by_id.items()}

@@ -194,9 +194,13 @@ class TestBatches:
         }
 
     @pytest.mark.parametrize("what", ["unknown", "none"])
-    def test_an_unknown_id_or_none_fails_them_all(self, features, batch, new_id, what):
-        _, results = self.call(features, batch, new_id, [{what: 1}, {}])
-        assert all(outcome.startswith("JobsFailed") for outcome in self.outcomes(results))
+    def test_an_unknown_id_or_none_fails_them_all_and_each_runs_alone(self, features, batch, new_id, what):
+        ids, results = self.call(features, batch, new_id, [{what: 1}, {}])
+        guilty, innocent = self.outcomes(results)
+        assert guilty.startswith("JobsFailed")
+        assert innocent == "None"
+        runs = [set(run["payloads"]) for run in features.noted("batch")]
+        assert [run for run in runs if ids[1] in run] == [set(ids), {ids[1]}]
 
     def test_of_a_batch_of_one_the_error_itself_is_seen(self, features, batch, new_id):
         (result,) = batch.perform_async([{"id": new_id(), "payload": {"fail": "alone"}}], results=True)

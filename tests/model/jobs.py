@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from celery_lowkiq.rules.isolation import NOT_ISOLATED, Isolation
 from celery_lowkiq.rules.rate import token_at
 
 
@@ -25,6 +26,7 @@ class ModelJob:
     error: bytes | None = None
     claim: int = 0
     priority: int = 0
+    isolation: Isolation = NOT_ISOLATED
     #: Of a claimed job: how many payloads the claim drops, and whether it came before its time.
     unwanted: int = 0
     early: bool = False

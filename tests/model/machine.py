@@ -10,6 +10,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.errors import NotOwner, QueueFull
+from celery_lowkiq.rules.isolation import NOT_ISOLATED, Isolation, isolated
 from celery_lowkiq.rules.models import (
     BadPayload,
     Fate,
@@ -46,6 +47,7 @@ PRIORITIES = st.sampled_from([None, 0, 3, 9])
 JOBS = st.builds(NewJob, IDS, PAYLOADS, SCORES, TIMES, priority=PRIORITIES)
 #: What is due is overdue, or nothing ever is.
 MAX_WAITS = st.sampled_from([60.0, 1e10])
+ISOLATIONS = st.sampled_from([NOT_ISOLATED, Isolation(1, 5), Isolation(2, 3), Isolation(500, 999)])
 BAD = st.dictionaries(st.integers(0, 3), st.sampled_from([b"bad", *Gone]), max_size=2)
 
 
@@ -172,7 +174,7 @@ class StoreMachine(PeopleRules):
             ]
             assert (job.retry_count, job.error) == (known.retry_count, known.error)
             assert (job.unwanted, job.early) == (known.unwanted, known.early)
-            assert job.priority == known.priority
+            assert (job.priority, job.isolation) == (known.priority, known.isolation)
             assert job.perform_in == pytest.approx(known.perform_in, abs=1e-5)
 
     @precondition(lambda self: self.request > 1)
@@ -188,6 +190,7 @@ class StoreMachine(PeopleRules):
         retry_count=st.integers(0, 3),
         delay=st.sampled_from([0.0, 1e6]),
         bad=BAD,
+        isolation=ISOLATIONS,
         repeats=st.integers(1, 2),
     )
     def settle(
@@ -197,13 +200,14 @@ class StoreMachine(PeopleRules):
         retry_count: int,
         delay: float,
         bad: dict[int, bytes | Gone],
+        isolation: Isolation,
         repeats: int,
     ) -> None:
         """Of what is in processing, or of any claim ever made: most of them are over, and change nothing."""
         running = [(job_id, job.claim) for job_id, job in self.model.processing.items()]
         claims = [running, self.old_claims[-6:]] if running else [self.old_claims[-6:]]
         job_id, claim = data.draw(st.one_of(*map(st.sampled_from, claims)))
-        self._settle(job_id, claim, fate, retry_count, delay, bad, repeats)
+        self._settle(job_id, claim, fate, retry_count, delay, bad, repeats, isolation)
 
     def _settle(
         self,
@@ -214,12 +218,14 @@ class StoreMachine(PeopleRules):
         delay: float,
         bad: dict[int, bytes | Gone],
         repeats: int,
+        isolation: Isolation = NOT_ISOLATED,
     ) -> None:
         parts = tuple(
             BadPayload(position, None, reason) if isinstance(reason, Gone) else BadPayload(position, reason)
             for position, reason in bad.items()
         )
-        verdict = Verdict(job_id, claim, fate, retry_count, delay, b"boom", parts, try_text=b"boom")
+        told = (job_id, claim, fate, retry_count, delay, b"boom", parts)
+        verdict = Verdict(*told, try_text=b"boom", isolation=isolation)
         known = self.model.processing.get(job_id)
         if known is not None and known.claim == claim and known.early and fate is Fate.RETRY:
             verdict = verdict._replace(retry_count=known.retry_count, perform_in=known.perform_in)
@@ -227,16 +233,19 @@ class StoreMachine(PeopleRules):
         assert not any(repeat.accepted for repeat in settled[1:])
         now = settled[0].now
         time = verdict.perform_in or now + delay
-        accepted = self.model.settle(job_id, claim, fate, verdict.retry_count, time, now, b"boom", bad)
+        outcome = (fate, verdict.retry_count, time, now, b"boom", bad, isolation)
+        accepted = self.model.settle(job_id, claim, *outcome)
         assert settled[0].accepted == ({job_id} if accepted else set())
 
     @rule(limit=st.integers(1, 4), fate=st.sampled_from(list(Fate)), delay=st.sampled_from([0.0, 1e6]))
     def run(self, limit: int, fate: Fate, delay: float) -> None:
         """Claim and settle, as most often happens."""
         self.claim(limit, 1)
-        for job_id in self.model.in_claim_order():
-            if (claim := self.model.processing[job_id].claim) == self.model.claims:
-                self._settle(job_id, claim, fate, 0, delay, {}, 1)
+        jobs = self.model.processing
+        batch = [job_id for job_id in self.model.in_claim_order() if jobs[job_id].claim == self.model.claims]
+        for job_id in batch:
+            isolation = isolated(jobs[job_id].isolation, len(batch))
+            self._settle(job_id, jobs[job_id].claim, fate, 0, delay, {}, 1, isolation)
 
     @rule()
     def an_acquire_is_repeated(self) -> None:
@@ -314,6 +323,7 @@ class StoreMachine(PeopleRules):
             )
             assert abs(job.perform_in - known.perform_in) < 1e-5
             assert (job.held, job.priority) == (job_id in self.model.paused, known.priority)
+            assert job.isolation == known.isolation
         dead = {job.id: job for job in self.queries.morgue(self.queue, payload_limit=100).items}
         assert {i: [(p.data, p.score) for p in d.payloads] for i, d in dead.items()} == {
             i: [(m.payload, m.score) for m in d.in_order()] for i, d in self.model.morgue.items()

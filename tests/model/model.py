@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from celery_lowkiq.rules.isolation import NOT_ISOLATED, Isolation
 from celery_lowkiq.rules.models import Fate, Gone, NewJob
 from celery_lowkiq.rules.policies import (
     NONE,
@@ -175,21 +176,39 @@ class Model:
     # -- claims
 
     def claim(self, limit: int, now: float) -> list[str]:
-        due = [job_id for job_id in self.claimable() if self.waiting[job_id].perform_in <= now]
         ids: list[str] = []
-        for job_id in sorted(due, key=lambda i: (self._stored_turn(i, now), i.encode())):
+        for job_id in self._looked_at(limit, now):
             if len(ids) == limit or (ids and ids[0] in self.suspects):
                 break
+            if job_id not in self.suspects and self._is_apart(job_id, ids):
+                continue
             if self.buckets.token_at(job_id) > now:
                 self.waiting[job_id].perform_in = self.buckets.token_at(job_id)
             elif ids and job_id in self.suspects:
                 break
             else:
                 ids.append(job_id)
+                limit = min(limit, self.waiting[job_id].isolation.largest or limit)
         self.claims += 1
         for job_id in ids:
             self._take(job_id, now)
         return sorted(ids, key=lambda i: (self._turn(self.processing[i], now), i.encode()))
+
+    def _looked_at(self, limit: int, now: float) -> list[str]:
+        """What a claim may take, in the order of their turns: it looks no further behind those that it passes by."""
+        due = [i for i, job in self.waiting.items() if i not in self.paused and job.perform_in <= now]
+        due.sort(key=lambda i: (self._stored_turn(i, now), i.encode()))
+        passed_by = 100 if self.policies.rate_per_id else len(self.processing) + len(self.suspects)
+        claimable = self.claimable()
+        return [job_id for job_id in due[: limit + passed_by] if job_id in claimable]
+
+    def _is_apart(self, job_id: str, ids: list[str]) -> bool:
+        """Rule 5: isolated jobs run among themselves, in batches that are as small as each of them asks for."""
+        largest = self.waiting[job_id].isolation.largest
+        if not ids:
+            return False
+        isolating = self.waiting[ids[0]].isolation.largest > 0
+        return isolating != (largest > 0) or (largest > 0 and len(ids) >= largest)
 
     def _turn(self, job: ModelJob, now: float) -> tuple[int, float, int]:
         return turn(job.priority, job.perform_in, now, self.policies.priority_max_wait)
@@ -241,8 +260,9 @@ class Model:
         retry_count: int,
         error: bytes | None,
         priority: int,
+        isolation: Isolation = NOT_ISOLATED,
     ) -> bool:
-        """Rule 3: payloads are united; perform_in and retry_count are those of the job that comes back, if
+        """Rule 3: payloads are united; perform_in, retry_count and isolation are those of the job that comes back, if
         anything of it is kept.
         """
         if not items:
@@ -254,12 +274,14 @@ class Model:
         self.forget(job_id)
         job.perform_in, job.retry_count = perform_in, retry_count
         job.error = error if retry_count >= 0 else None
+        job.isolation = isolation if retry_count >= 0 else NOT_ISOLATED
         job.priority = min(job.priority, priority)
         return True
 
     def put_unfinished(self, job_id: str, job: ModelJob, items: list[Item], time: float) -> None:
         """An early run that did not end is made up for."""
-        back = self.put_back(job_id, items, time, job.retry_count, job.error, job.priority)
+        told = (job.retry_count, job.error, job.priority, job.isolation)
+        back = self.put_back(job_id, items, time, *told)
         may = self.policies.on_push_after_failure is AfterFailure.NOW and job.retry_count >= 0
         if back and may and job.perform_in > time:
             self.early[job_id] = job.perform_in
@@ -282,6 +304,7 @@ class Model:
         now: float,
         error: bytes,
         bad: Bad = NONE_BAD,
+        isolation: Isolation = NOT_ISOLATED,
     ) -> bool:
         job = self.processing.get(job_id)
         if job is None or job.claim != claim:
@@ -315,7 +338,7 @@ class Model:
             self.failed += 1
         if fate is Fate.RETRY:
             priority = job.priority if retried is None or retry_count < 0 else retried
-            self.put_back(job_id, items, perform_in, retry_count, error, priority)
+            self.put_back(job_id, items, perform_in, retry_count, error, priority, isolation)
         elif fate is Fate.DIE:
             self.bury(job_id, items[:1], error)
             priority = job.priority if retried is None else self.policies.priority
@@ -333,6 +356,7 @@ class Model:
         if job is not None and job.retry_count >= 0:
             self.forget(job_id)
             job.perform_in, job.retry_count, job.error = now, -1, None
+            job.isolation = NOT_ISOLATED
             job.priority = min(job.priority, priority)
 
     def recover(self, crashed: bool, now: float) -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from celery_lowkiq.rules.dumps import Header, State
+from celery_lowkiq.rules.isolation import NOT_ISOLATED
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.dumping import Dumping
@@ -105,8 +106,12 @@ class PeopleRules(RuleBasedStateMachine):
 
     @rule()
     def load_what_is_there(self) -> None:
-        """Payloads that are there with their scores merge away, and times and errors are the same."""
+        """Payloads that are there with their scores merge away, and times and errors are the same; a dump does
+        not tell how a job is isolated.
+        """
         entries = Dumping(self.store).entries(self.queue)
         still = [entry for entry in entries if entry.state is not State.PROCESSING]
         header = Header(uuid.uuid4().hex, "q", 1, "json", 0)
         assert Loading(self.store, self.queue, header).load(list(enumerate(still, 1))) == len(still)
+        for job in self.model.waiting.values():
+            job.isolation = NOT_ISOLATED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,17 @@ ANSWERS = {
         ["scheduled"],
         "It waits for its time: in 3 h 12 min (2026-11-18 14:18:40 UTC), retry 4 of 25 after: "
         "ValueError: no stock.",
+    ),
+    "retry in a small batch": (
+        {"waiting": replace(LATER, largest_batch=2), "owner": owner(), "max_retries": 25},
+        ["scheduled"],
+        "It waits for its time: in 3 h 12 min (2026-11-18 14:18:40 UTC), retry 4 of 25 in a batch of at most 2 after: "
+        "ValueError: no stock.",
+    ),
+    "alone, when its retries are used up": (
+        {"waiting": replace(LATER, largest_batch=1), "owner": owner(), "max_retries": 2},
+        ["scheduled"],
+        "It waits for its time: in 3 h 12 min (2026-11-18 14:18:40 UTC), retry 4 alone after: ValueError: no stock.",
     ),
     "retry for ever": (
         {"waiting": Waiting(NOW + 0.3, 0), "owner": owner()},

@@ -115,6 +115,17 @@ def make_app(**settings: Any) -> Celery:
         if what == "memory":
             raise MemoryError("too much")
 
+    def charge(payloads_by_id: dict[str, list[Any]]) -> None:
+        note("charge", ids=list(payloads_by_id))
+        if any("bad" in payloads for payloads in payloads_by_id.values()):
+            raise ValueError("one of them is bad")
+
+    charges = {**ordered, "shards": 1, "retry_in": 0.05}
+    ordered_task(**charges, name="charge", batch_size=5, max_retries=2)(charge)
+    ordered_task(**charges, name="charge once", queue_name="once", batch_size=5, max_retries=0)(charge)
+    ordered_task(**charges, name="charge many", queue_name="many", batch_size=100, max_retries=2)(charge)
+    ordered_task(**charges, name="as lowkiq", queue_name="as-lowkiq", batch_size=5, max_retries=2, isolate_failures=False)(charge)
+
     @app.task(shared=False, name="plain")
     def plain(value: Any) -> None:
         note("plain", value=value)

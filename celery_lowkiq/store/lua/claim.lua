@@ -1,6 +1,7 @@
 -- Moves due jobs of a shard from waiting to processing. Never an id that is in processing (rule 9), nothing of a paused
 -- shard.
 -- What is still there of claims that the owner has not in hand goes back first.
+-- Isolated jobs (rule 5) are claimed apart from the others, for one batch that is as small as each of them asks for.
 --
 -- KEYS: lease? meta? due ranked? classes? paused? held? jobs spill order failed errors claimed processing deaths calls?
 -- POLICY KEYS: first? early? peaks? buckets?
@@ -10,7 +11,7 @@
 --   suspects: '0' passes suspects by; else one of them is a batch of its own
 --   max_payloads, max_bytes: what is taken of one id, and of all ids before the next one is left
 --   max_wait: what is due for longer (s) comes before what is more urgent
--- USES: time owner stray ranks due bag_read bag turns held policy bucket keep stale waiting processing suspects calls_read drops
+-- USES: time owner stray ranks due bag_read bag turns held policy bucket keep stale waiting processing isolated suspects calls_read drops
 -- FLAGS: allow-oom
 -- Returns: {now, next_due or '', claim number (0 for a request older than the last), kind, id, processing
 --   record, ...}, the first calls when some were moved that have records, and, behind such calls, {id, number of payloads
@@ -33,11 +34,10 @@ end
 local recorded = {}
 
 -- Returns the number of payloads and bytes that were moved.
-local function move(id, perform_in, most, any_failed, condemned)
-  local failures = any_failed and redis.call('ZSCORE', failed, id) or ''
-  local retry_count = condemned or string.match(failures, '^%-?%d+$') or '-1'
-  local message = any_failed and redis.call('HGET', errors, id) or ''
-  local own = asked.now and any_failed and redis.call('HGET', early, id)
+local function move(id, perform_in, most, failure, condemned)
+  local retry_count = condemned or string.match(failure or '', '^%-?%d+%.?%d*$') or '-1'
+  local message = failure and redis.call('HGET', errors, id) or ''
+  local own = asked.now and failure and redis.call('HGET', early, id)
   local rank = rank_of(id)
   local portion = math.min(most, asked.most or most)
   local items, more = bag_take(waiting, id, portion, bytes)
@@ -47,7 +47,7 @@ local function move(id, perform_in, most, any_failed, condemned)
   elseif not more then
     lift(id)
     forget_policy(id)
-    if any_failed then
+    if failure then
       redis.call('ZREM', failed, id)
       redis.call('HDEL', errors, id)
     end
@@ -139,7 +139,13 @@ local function fill()
   local ids = turns and turns(now, most)
     or redis.call('ZRANGEBYSCORE', due, '-inf', seconds(now), 'WITHSCORES', 'LIMIT', 0, most)
   local simple = suspected == 0 and busy == 0 and #ids > 0 and plain_records(ids, any_failed) or {}
-  local moved, payloads, size, passed = 0, 0, 0, false
+  local moved, payloads, size, passed, isolating = 0, 0, 0, false, false
+
+  -- Whether a job does not go with those that were moved; it waits for the next claim.
+  local function is_apart(largest)
+    return moved > 0 and (isolating ~= (largest ~= nil) or largest and moved >= largest)
+  end
+
   for i = 1, #ids, 2 do
     if moved == wanted or payloads >= count or size >= bytes then
       break
@@ -147,7 +153,9 @@ local function fill()
     local record = simple[(i + 1) / 2]
     local mark = suspected > 0 and redis.call('HGET', deaths, ids[i])
     local running = not record and busy > 0 and redis.call('ZSCORE', claimed, ids[i])
-    if running or asked.rate and put_off(ids[i], now) then
+    local failure = not record and any_failed and redis.call('ZSCORE', failed, ids[i])
+    local largest = failure and largest_batch(failure) or nil
+    if running or not mark and is_apart(largest) or asked.rate and put_off(ids[i], now) then
       mark = nil
     elseif record then
       move_plain(ids[i], ids[i + 1], record)
@@ -159,9 +167,12 @@ local function fill()
     else
       local level = mark and read_mark(mark) or 0
       local some, weight =
-        move(ids[i], ids[i + 1], level > 1 and 1 or count, any_failed, level == 3 and condemned(ids[i], mark))
+        move(ids[i], ids[i + 1], level > 1 and 1 or count, failure, level == 3 and condemned(ids[i], mark))
       payloads, size = payloads + some, size + weight
-      moved = moved + (some > 0 and 1 or 0)
+      if some > 0 then
+        moved, isolating = moved + 1, largest ~= nil
+        wanted = math.min(wanted, largest or wanted)
+      end
       if mark and some > 0 then
         return 1
       end

@@ -5,7 +5,8 @@
 -- POLICY KEYS: first? early? peaks? buckets?
 -- ARGV: owner epoch merge policy claim done [id]*done [id claim fate retry_count delay error try bad [position error]*bad]...
 --   claim, done: how many ids of that claim are done, with nothing else to say of them
---   fate: done, retry (with retry_count, delay in s, or, after @, a Unix time), die, bury, return (delay 0: at its own time)
+--   fate: done, retry (with retry_count, see lib/isolated; delay in s, or, after @, a Unix time), die, bury, return (delay
+--   0: at its own time)
 --   try: '' or what the log of the job's tries is to say
 --   bad: payloads that go to the morgue anyway; at position -1 - n, with '' for an error, are dropped; with 'over' or
 --   'done', have run
@@ -166,7 +167,7 @@ while at <= #ARGV do
       return_token(id)
     end
     fates[fate](id, job, items, retry_count, delay, message)
-    log_try(id, now_s, retry_count, try)
+    log_try(id, now_s, string.match(retry_count, '^%-?%d+'), try)
     unmarked(id)
     settled[#settled + 1] = id
   end

@@ -15,7 +15,7 @@ end
 -- A record of a job in processing: {claim, rank, perform_in, retry_count, error, items}.
 local function read_held(record)
   local _, stop, claim, rank, perform_in, retry_count, length =
-    string.find(record, '^(%d+)@?%d*#?(%d?) (%S+) (%-?%d+) (%d+) ')
+    string.find(record, '^(%d+)@?%d*#?(%d?) (%S+) (%-?%d+%.?%d*) (%d+) ')
   if not (stop and is_number(perform_in)) then
     return {claim = '0', rank = 0, perform_in = '0', retry_count = '-1', error = '', items = unpack_items(record)}
   end
