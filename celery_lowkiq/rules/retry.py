@@ -46,8 +46,8 @@ def after_failure(
     # Of several jobs, any may be to blame: none of them dies.
     may_die = not policy.isolate or together <= 1
     if job.early:
-        # A run before the job's own time counts for nothing, else a call a second would use up all retries; but
-        # what is given up at once, is.
+        # A run before the job's own time counts for nothing, else a call a second would use up all retries;
+        # but what is given up at once, is.
         given_up = _pause(policy, job.retry_count, None, cause) is False
         early = retry._replace(retry_count=job.retry_count, perform_in=job.perform_in)
         return die if given_up and may_die else early

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from celery_lowkiq.rules.isolation import NOT_ISOLATED, Isolation
+from celery_lowkiq.rules.priorities import turn
 from celery_lowkiq.rules.rate import token_at
 
 
@@ -33,6 +35,22 @@ class ModelJob:
 
     def in_order(self) -> list[Item]:
         return sorted(self.items.values(), key=lambda item: (item.score, item.arrival))
+
+    def turn(self, now: float, max_wait: float) -> tuple[int, float, int]:
+        """Where it is among those that are due."""
+        return turn(self.priority, self.perform_in, now, max_wait)
+
+    def stored_turn(self, now: float, max_wait: float) -> tuple[int, float, int]:
+        """The same as the store has it: priority and time are one number there, to some 30 us."""
+        behind = self.priority * 2.0**34
+        return turn(self.priority, behind + self.perform_in - behind, now, max_wait)
+
+    def is_apart(self, taken: Sequence[ModelJob]) -> bool:
+        """Rule 5: isolated jobs run among themselves, in batches that are as small as each asks for."""
+        largest = self.isolation.largest
+        if not taken:
+            return False
+        return (taken[0].isolation.largest > 0) != (largest > 0) or 0 < largest <= len(taken)
 
 
 @dataclass

@@ -19,7 +19,6 @@ from celery_lowkiq.rules.policies import (
     stale,
     surplus,
 )
-from celery_lowkiq.rules.priorities import turn
 from tests.model.jobs import Buckets, Item, ModelJob
 
 #: Positions of payloads that are buried with an error, or go for another reason.
@@ -58,6 +57,7 @@ class Model:
 
     def __post_init__(self) -> None:
         self.buckets = Buckets(self.policies.rate_per_id)
+        self.max_wait = self.policies.priority_max_wait
 
     def unite(self, into: dict[bytes, Item], items: list[Item], older: bool) -> None:
         """Rule 2: of equal payloads the smaller (or larger) score stays; a tie keeps the earlier arrival."""
@@ -180,7 +180,7 @@ class Model:
         for job_id in self._looked_at(limit, now):
             if len(ids) == limit or (ids and ids[0] in self.suspects):
                 break
-            if job_id not in self.suspects and self._is_apart(job_id, ids):
+            if job_id not in self.suspects and self.waiting[job_id].is_apart([self.waiting[i] for i in ids]):
                 continue
             if self.buckets.token_at(job_id) > now:
                 self.waiting[job_id].perform_in = self.buckets.token_at(job_id)
@@ -192,32 +192,15 @@ class Model:
         self.claims += 1
         for job_id in ids:
             self._take(job_id, now)
-        return sorted(ids, key=lambda i: (self._turn(self.processing[i], now), i.encode()))
+        return sorted(ids, key=lambda i: (self.processing[i].turn(now, self.max_wait), i.encode()))
 
     def _looked_at(self, limit: int, now: float) -> list[str]:
-        """What a claim may take, in the order of their turns: it looks no further behind those that it passes by."""
+        """What a claim may take, in the order of their turns: it looks a little beyond its limit."""
         due = [i for i, job in self.waiting.items() if i not in self.paused and job.perform_in <= now]
-        due.sort(key=lambda i: (self._stored_turn(i, now), i.encode()))
+        due.sort(key=lambda i: (self.waiting[i].stored_turn(now, self.max_wait), i.encode()))
         passed_by = 100 if self.policies.rate_per_id else len(self.processing) + len(self.suspects)
         claimable = self.claimable()
         return [job_id for job_id in due[: limit + passed_by] if job_id in claimable]
-
-    def _is_apart(self, job_id: str, ids: list[str]) -> bool:
-        """Rule 5: isolated jobs run among themselves, in batches that are as small as each of them asks for."""
-        largest = self.waiting[job_id].isolation.largest
-        if not ids:
-            return False
-        isolating = self.waiting[ids[0]].isolation.largest > 0
-        return isolating != (largest > 0) or (largest > 0 and len(ids) >= largest)
-
-    def _turn(self, job: ModelJob, now: float) -> tuple[int, float, int]:
-        return turn(job.priority, job.perform_in, now, self.policies.priority_max_wait)
-
-    def _stored_turn(self, job_id: str, now: float) -> tuple[int, float, int]:
-        """Priority and time are one number in the store, to some 30 us."""
-        job = self.waiting[job_id]
-        behind = job.priority * 2.0**34
-        return self._turn(replace(job, perform_in=behind + job.perform_in - behind), now)
 
     def claimable(self) -> list[str]:
         """Ids that wait for nothing but their time."""
@@ -262,9 +245,7 @@ class Model:
         priority: int,
         isolation: Isolation = NOT_ISOLATED,
     ) -> bool:
-        """Rule 3: payloads are united; perform_in, retry_count and isolation are those of the job that comes back, if
-        anything of it is kept.
-        """
+        """Rule 3: payloads are united; all else is the job's that comes back, if anything of it is kept."""
         if not items:
             return False
         job = self.waiting.setdefault(job_id, ModelJob({}, perform_in, priority=priority))
@@ -280,8 +261,7 @@ class Model:
 
     def put_unfinished(self, job_id: str, job: ModelJob, items: list[Item], time: float) -> None:
         """An early run that did not end is made up for."""
-        told = (job.retry_count, job.error, job.priority, job.isolation)
-        back = self.put_back(job_id, items, time, *told)
+        back = self.put_back(job_id, items, time, job.retry_count, job.error, job.priority, job.isolation)
         may = self.policies.on_push_after_failure is AfterFailure.NOW and job.retry_count >= 0
         if back and may and job.perform_in > time:
             self.early[job_id] = job.perform_in

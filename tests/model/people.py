@@ -106,8 +106,8 @@ class PeopleRules(RuleBasedStateMachine):
 
     @rule()
     def load_what_is_there(self) -> None:
-        """Payloads that are there with their scores merge away, and times and errors are the same; a dump does
-        not tell how a job is isolated.
+        """Payloads that are there with their scores merge away, and times and errors are the same; a dump
+        does not tell how a job is isolated.
         """
         entries = Dumping(self.store).entries(self.queue)
         still = [entry for entry in entries if entry.state is not State.PROCESSING]

@@ -1,4 +1,4 @@
-"""O7: what an outage costs a queue whose batches are isolated: the rules and the model, with a clock of their own."""
+"""O7: what an outage costs where batches are halved: the rules and the model, with a clock of their own."""
 
 from __future__ import annotations
 
@@ -40,7 +40,14 @@ class Clocked:
             known = self.model.processing[job_id]
             job = Job(job_id, (), began, known.retry_count, claim=known.claim, isolation=known.isolation)
             verdict = after_failure(job, self.policy, b"away", together=len(ids))
-            outcome = (verdict.retry_count, self.now + verdict.delay, self.now, b"away", {}, verdict.isolation)
+            outcome = (
+                verdict.retry_count,
+                self.now + verdict.delay,
+                self.now,
+                b"away",
+                {},
+                verdict.isolation,
+            )
             assert self.model.settle(job_id, known.claim, Fate.RETRY, *outcome)
         return ids
 

@@ -90,7 +90,7 @@ def test_without_isolation_it_is_lowkiqs_way():
 def test_the_store_keeps_it_with_the_retry_count(retry_count, isolation):
     text = tried_text(retry_count, isolation)
     # As Redis before 7.2 writes a number, too.
-    for stored in (text, "%.17g" % float(text)):
+    for stored in (text, f"{float(text):.17g}"):
         assert parse_tried(stored.encode()) == (retry_count, isolation)
         found = parse_processing(b"1", f"7 5 {stored} 1 e1.5 1 x".encode())
         assert (found.retry_count, found.isolation, found.error) == (retry_count, isolation, b"e")

@@ -55,13 +55,14 @@ ANSWERS = {
     "retry in a small batch": (
         {"waiting": replace(LATER, largest_batch=2), "owner": owner(), "max_retries": 25},
         ["scheduled"],
-        "It waits for its time: in 3 h 12 min (2026-11-18 14:18:40 UTC), retry 4 of 25 in a batch of at most 2 after: "
-        "ValueError: no stock.",
+        "It waits for its time: in 3 h 12 min (2026-11-18 14:18:40 UTC), retry 4 of 25 in a batch of at "
+        "most 2 after: ValueError: no stock.",
     ),
     "alone, when its retries are used up": (
         {"waiting": replace(LATER, largest_batch=1), "owner": owner(), "max_retries": 2},
         ["scheduled"],
-        "It waits for its time: in 3 h 12 min (2026-11-18 14:18:40 UTC), retry 4 alone after: ValueError: no stock.",
+        "It waits for its time: in 3 h 12 min (2026-11-18 14:18:40 UTC), retry 4 alone after: "
+        "ValueError: no stock.",
     ),
     "retry for ever": (
         {"waiting": Waiting(NOW + 0.3, 0), "owner": owner()},

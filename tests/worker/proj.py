@@ -124,7 +124,14 @@ def make_app(**settings: Any) -> Celery:
     ordered_task(**charges, name="charge", batch_size=5, max_retries=2)(charge)
     ordered_task(**charges, name="charge once", queue_name="once", batch_size=5, max_retries=0)(charge)
     ordered_task(**charges, name="charge many", queue_name="many", batch_size=100, max_retries=2)(charge)
-    ordered_task(**charges, name="as lowkiq", queue_name="as-lowkiq", batch_size=5, max_retries=2, isolate_failures=False)(charge)
+    ordered_task(
+        **charges,
+        name="as lowkiq",
+        queue_name="as-lowkiq",
+        batch_size=5,
+        max_retries=2,
+        isolate_failures=False,
+    )(charge)
 
     @app.task(shared=False, name="plain")
     def plain(value: Any) -> None:

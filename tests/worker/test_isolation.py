@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from tests.waiting import eventually
@@ -39,7 +41,7 @@ def test_o7_a_batch_that_failed_is_at_least_halved(app, start_worker, ledger, na
     run_to_the_end(app, start_worker, name, others)
     of_culprit = [len(line["ids"]) for line in ledger.lines("charge") if "culprit" in line["ids"]]
     assert of_culprit[0] == others + 1
-    assert all(after <= max(1, before // 2) for before, after in zip(of_culprit, of_culprit[1:], strict=False))
+    assert all(after <= max(1, before // 2) for before, after in pairwise(of_culprit))
     assert of_culprit[-1] == 1
 
 
