@@ -9,6 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from celery.utils.saferepr import saferepr
+
+#: So many characters of wrong arguments are in an error.
+SHOWN = 200
+
 Header = Callable[..., tuple[Any, Any]]
 
 
@@ -41,6 +46,16 @@ def header_for(name: str, keyed: bool) -> Header:
         return plain(*args, **kwargs)
 
     return partial(_named(header, name))
+
+
+def check_arguments(args: Any, kwargs: Any) -> None:
+    """Raises TypeError unless they are what Celery takes: a list or tuple, a mapping, or None. Python itself
+    takes a text as a list of letters.
+    """
+    if args is not None and not isinstance(args, (list, tuple)):
+        raise TypeError(f"args={saferepr(args, SHOWN)} is invalid: expected a list or a tuple")
+    if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(k, str) for k in kwargs)):
+        raise TypeError(f"kwargs={saferepr(kwargs, SHOWN)} is invalid: expected a mapping with names as keys")
 
 
 def as_keywords(args: Sequence[Any], kwargs: Mapping[str, Any], keyed: bool, name: str) -> dict[str, Any]:

@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from celery.utils.saferepr import saferepr
 from kombu.exceptions import KombuError
 
 from celery_lowkiq.rules.errors import InvalidCall, QueueFull, StoreUnavailable
 
+from .arguments import SHOWN, check_arguments
 from .call_records import CallNote
 from .calls import priority_of
 from .leftovers import fail
@@ -57,6 +59,7 @@ class Arrivals:
     def _push(self, call: MessagedCall, properties: Mapping[str, Any], priority: int | None) -> None:
         home = home_of(self._task.app)
         check_message(self._task.name, call.headers)
+        check_arguments(call.args, call.kwargs)
         eta = None if call.headers.get("eta") is None else _moment(call.headers["eta"])
         job = self._task.entry_of(call.args, call.kwargs, eta=eta, priority=priority).job(home.codec)
         if call.headers.get("id"):
@@ -94,9 +97,17 @@ class MessagedCall:
 
 
 def read_call(body: Any, headers: Any) -> MessagedCall:
-    """What protocol 2 sends, or protocol 1 of many other clients: all in the body."""
+    """What protocol 2 sends, or protocol 1 of many other clients: all in the body. Raises InvalidCall for
+    what is neither.
+    """
     if not isinstance(body, dict):
+        if not isinstance(body, (list, tuple)) or len(body) != 3:
+            raise InvalidCall(
+                f"body={saferepr(body, SHOWN)} is invalid: expected [args, kwargs, embed], as Celery sends it"
+            )
         args, kwargs, embedded = body
+        if embedded is not None and not isinstance(embedded, Mapping):
+            raise InvalidCall(f"embed={saferepr(embedded, SHOWN)} is invalid: expected a mapping or null")
         return MessagedCall(args, kwargs, embedded, headers)
     embed = {name: body.get(name) for name in ("callbacks", "errbacks", "chord")}
     own = {name: body.get(name) for name in ("id", "eta", "expires", "timelimit")} | {

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 import uuid
 from collections.abc import Mapping
 from typing import Any
 
 from celery import bootsteps, signals
+from celery.apps.worker import install_cry_handler
 from celery.concurrency.thread import TaskPool as ThreadPool
 from celery.exceptions import ImproperlyConfigured, WorkerShutdown
 from celery.worker import state
@@ -109,6 +111,7 @@ class OrderedQueues(bootsteps.StartStopStep):
         elif self._served:
             check_threads(consumer.controller)
         leave_broker_queues(consumer.app, asked_for)
+        _trace_on_ttin()
 
     def _without_threads(self, asked_for: list[str]) -> None:
         form = "start a worker with -P threads for them"
@@ -316,6 +319,16 @@ def _hold_at_once(controller: Any, runtime: Runtime) -> None:
 
     controller.wait_for_soft_shutdown = hold_and_wait
     signals.worker_shutting_down.connect(hold, weak=False, dispatch_uid="lowkiq-hold")
+
+
+def _trace_on_ttin() -> None:
+    """Write the trace of all threads on SIGTTIN, as Celery does on SIGUSR1. By default it stops the process:
+    leases run out, and others take the shards. Does nothing where there is no such signal, outside of the main
+    thread, and when the app has a handler of its own.
+    """
+    number = getattr(signal, "SIGTTIN", None)
+    if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+        install_cry_handler("SIGTTIN")
 
 
 def _cold() -> bool:

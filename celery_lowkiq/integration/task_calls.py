@@ -14,7 +14,7 @@ from celery_lowkiq.rules.middleware import compose
 from celery_lowkiq.rules.models import NewJob
 
 from . import eager
-from .arguments import as_keywords
+from .arguments import as_keywords, check_arguments
 from .arrivals import MessagedCall, read_call
 from .bases import CeleryTask
 from .call_records import note_of
@@ -98,7 +98,12 @@ class StoresCalls(CeleryTask):  # type: ignore[misc]
 
     def entry_of(self, args: Any, kwargs: Any, **words: Any) -> Entry:
         """The call that such arguments make. Raises TypeError, as Celery does, and InvalidCall."""
-        job_id, payload = self.__header__(*(args or ()), **(kwargs or {}))
+        try:
+            job_id, payload = self.__header__(*(args or ()), **(kwargs or {}))
+        except TypeError:
+            # Python's own words for what is no list or mapping name the insides of a task.
+            check_arguments(args, kwargs)
+            raise
         if self.key is not None:
             job_id = id_of(self.key, payload)
         return single(job_id, payload, tz=self._get_app().timezone, **words)

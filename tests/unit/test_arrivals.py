@@ -95,6 +95,37 @@ def test_a_call_that_is_wrong_is_rejected(handler, store, args):
     assert store.pushed == []
 
 
+@pytest.mark.parametrize(
+    "body, says",
+    [
+        (("ab", {}, {}), "args='ab' is invalid: expected a list or a tuple"),
+        ((5, {}, {}), "args=5 is invalid: expected a list or a tuple"),
+        ((["1"], ["2"], {}), "kwargs=['2'] is invalid: expected a mapping with names as keys"),
+        ((["1"], {2: 3}, {}), "kwargs={2: 3} is invalid: expected a mapping with names as keys"),
+        ((["1"], {}, [1]), "embed=[1] is invalid: expected a mapping or null"),
+        ((["1"], {}), "body=(['1'], {}) is invalid: expected [args, kwargs, embed], as Celery sends it"),
+        (5, "body=5 is invalid: expected [args, kwargs, embed], as Celery sends it"),
+        ({"args": 5, "kwargs": {}}, "args=5 is invalid: expected a list or a tuple"),
+        (((), {}, {}), "task() missing 1 required positional argument: 'id'"),
+    ],
+)
+def test_a_rejection_names_what_is_wrong(handler, store, caplog, body, says):
+    """P3: Python's words for wrong arguments quote a ``functools.partial``, or name nothing at all."""
+    message = Message()
+    message.payload = body
+    message.headers = {"id": "known"}
+    assert message.sent_to(handler) == ["reject"]
+    assert caplog.messages[0].endswith(f"is rejected: {says}")
+    assert store.pushed == []
+
+
+@pytest.mark.parametrize("args, kwargs", [(5, None), (["1"], [2]), (["1"], {3: 4})])
+def test_so_does_the_error_of_a_call(handler, args, kwargs):
+    """P3"""
+    with pytest.raises(TypeError, match="is invalid: expected a"):
+        handler._task.apply_async(args, kwargs)
+
+
 @pytest.fixture
 def told(handler, monkeypatch):
     """What the result backend is told of calls that failed."""

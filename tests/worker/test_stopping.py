@@ -177,16 +177,31 @@ def test_the_overlap_checker_sees_overlaps():
     assert overlaps([line("start", 1), line("start", 2), line("end", 1)]) == ["1"]
 
 
-def test_usr1_says_which_lane_works_on_what(app, start_worker, ledger, tmp_path):
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGTTIN"])
+def test_a_trace_says_which_lane_works_on_what(app, start_worker, ledger, tmp_path, name):
+    """P4: TTIN, by which a process is stopped where nothing handles it, writes the same trace as USR1."""
     node = start_worker()
     app.tasks["gated"].delay("1")
     (start,) = ledger.wait_for("start")
     lane, _, shard = start["thread"].partition(" ")
     assert lane.startswith("lane-")
     assert shard.startswith("gated/")
-    os.kill(node.container.process.pid, signal.SIGUSR1)
+    os.kill(node.container.process.pid, getattr(signal, name))
     node.wait_for_log(f"{lane} {shard}")
+    node.wait_for_log("wait_for_gate")
     (tmp_path / "gate").touch()
+    ledger.wait_for("end")
+    node.kill("SIGTERM")
+    assert node.exit_status() == 0
+
+
+def test_other_pools_write_the_trace_too(app, start_worker, ledger):
+    """P4"""
+    node = start_worker(pool="prefork", lanes=1)
+    os.kill(node.container.process.pid, signal.SIGTTIN)
+    node.wait_for_log("LOCAL VARIABLES")
+    app.tasks["plain"].delay(1)
+    ledger.wait_for("plain")
 
 
 class TestOtherPools:
