@@ -66,9 +66,24 @@ class FormatMismatch(LowkiqError):
 class StoreError(LowkiqError):
     """Something between us and Redis."""
 
+    #: What ends it, in the log of a worker that waits for that.
+    until = "it is back"
+
 
 class StoreUnavailable(StoreError):
     """Redis cannot be reached, is loading, or did not answer in time. The outcome may be unknown."""
+
+
+class LoginRefused(StoreUnavailable):
+    """Redis does not accept user or password: nothing was stored."""
+
+    until = "it accepts them"
+
+
+class AccessDenied(StoreError):
+    """The user of the connection may not do what is needed: nothing was stored."""
+
+    until = "that is permitted"
 
 
 class StoreFull(StoreUnavailable):

@@ -10,6 +10,7 @@ from redis import exceptions
 
 from celery_lowkiq.rules.errors import NotOwner, QueueFull, StoreError, StoreFull, StoreUnavailable
 
+from .access import access_error
 from .scripts import Call, Script
 
 #: Codes that Redis answers with while it cannot serve, though it will again.
@@ -52,6 +53,8 @@ class ShardsDiffer(StoreError):
 
 def store_error(error: BaseException) -> StoreError:
     """What a redis-py exception means to the rest of the package."""
+    if (denied := access_error(error)) is not None:
+        return denied
     text = str(error)
     if "OOM command not allowed" in text or isinstance(error, exceptions.OutOfMemoryError):
         return StoreFull(

@@ -17,12 +17,15 @@ from celery_lowkiq.rules.models import ShardRef
 from .client import store_error
 from .keys import channel, queue_of_channel
 
+#: How long the answer to a subscription is waited for, in s.
+CONFIRMED = 5.0
+
 
 class PushSubscription:
     """One connection that listens to the queues' channels."""
 
     def __init__(self, client: redis.Redis, queues: Sequence[str]) -> None:
-        """Raises StoreUnavailable."""
+        """Raises StoreUnavailable, AccessDenied."""
         self._closed = False
         self._reading = threading.Lock()
         self._pubsub = client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
@@ -30,6 +33,8 @@ class PushSubscription:
             # A Redis that is loading takes subscriptions, though it cannot serve.
             client.ping()
             self._pubsub.subscribe(*(channel(queue) for queue in queues))
+            # Reads the answer: a user who may not listen is told so now, not with the first announcement.
+            self._pubsub.get_message(timeout=CONFIRMED)
             # What is announced during a silent reconnect would be missed: an error has to say so.
             self._retry = self._pubsub.connection.retry
             self._pubsub.connection.retry = Retry(NoBackoff(), 0)

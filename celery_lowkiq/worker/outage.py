@@ -1,4 +1,6 @@
-"""Living through a Redis that is away: said once when it begins, once when it ends."""
+"""Living through a Redis that is away: said once when it begins, once when it ends, whatever the number of threads
+and of connections that break.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +24,9 @@ T = TypeVar("T")
 #: Of the longest depends how soon a node goes on after a long outage, in s.
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 1.0
+#: Outages that begin within so many s after one that was logged are one storm with it: only one that still lasts
+#: then has lines of its own.
+STORM = 10.0
 
 
 def pauses(jitter: Callable[[], float] = random.random) -> Iterator[float]:
@@ -45,6 +50,10 @@ class Outage:
         #: When each thread asked last, and when the last outage ended (monotonic time).
         self._asked_at: dict[int, float] = {}
         self._ended_at = -math.inf
+        #: When a beginning was logged last, whether it was this outage's, and the outages that were not since.
+        self._logged_at = -math.inf
+        self._logged = False
+        self._unlogged = 0
         #: Ends all pauses.
         self.stop = threading.Event()
 
@@ -57,15 +66,22 @@ class Outage:
         an outage belongs to that one: only what is asked since then tells of another.
         """
         self._meter.refused()
-        me = threading.get_ident()
+        me, now = threading.get_ident(), self._clock.monotonic()
         with self._lock:
             if self._asked_at.get(me, math.inf) < self._ended_at:
                 return
             self._without.add(me)
-            first, self._since = self._since is None, self._since or self._clock.monotonic()
+            first, since = self._since is None, now if self._since is None else self._since
+            self._since = since
+            lines, unlogged = not self._logged and now - self._logged_at >= STORM, self._unlogged
+            if lines:
+                self._logged_at, self._logged, self._unlogged = now, True, 0
         if first:
             self._meter.outage()
-            logger.error("%s. Ordered queues wait until it is back.", error)
+        if lines:
+            logger.error(
+                "%s%s. Ordered queues wait until %s.", error, _times(unlogged, now - since), error.until
+            )
 
     def ends(self) -> None:
         """Redis answered this thread; it is back when it has answered all that failed."""
@@ -73,13 +89,14 @@ class Outage:
             return
         with self._lock:
             self._without.discard(threading.get_ident())
-            if self._without:
+            if self._without or self._since is None:
                 return
-            since, self._since, self._ended_at = self._since, None, self._clock.monotonic()
-        if since is not None:
-            logger.warning(
-                "Redis is back after %.1f s. Ordered queues go on.", self._clock.monotonic() - since
-            )
+            now = self._ended_at = self._clock.monotonic()
+            seconds, self._since = now - self._since, None
+            logged, self._logged = self._logged, False
+            self._unlogged += not logged
+        if logged:
+            logger.warning("Redis is back after %.1f s. Ordered queues go on.", seconds)
 
     def survive(self, action: Callable[[], T], give_up: Callable[[], bool]) -> T:
         """Repeat the action until Redis answers. Raises StoreUnavailable when ``give_up()``."""
@@ -96,3 +113,10 @@ class Outage:
                 return answer
             self.stop.wait(pause)
         raise AssertionError("pauses() never ends")
+
+
+def _times(unlogged: int, seconds: float) -> str:
+    """What is not in the log of a storm: shorter outages, and how long this one has lasted."""
+    words = [f"{unlogged} shorter outages since the last line"] if unlogged else []
+    words += [f"away for {seconds:.1f} s so far"] if seconds >= 0.05 else []
+    return f" ({', '.join(words)})" if words else ""

@@ -7,10 +7,17 @@ import threading
 from functools import partial
 
 import pytest
+import redis
 from redis.exceptions import BusyLoadingError
 
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.rules.errors import LowkiqError, StoreError, StoreUnavailable
+from celery_lowkiq.rules.errors import (
+    AccessDenied,
+    LoginRefused,
+    LowkiqError,
+    StoreError,
+    StoreUnavailable,
+)
 from celery_lowkiq.rules.models import CallRecord, NewJob
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.calls import CallReader
@@ -21,6 +28,8 @@ from celery_lowkiq.store.store import RedisStore
 from tests.outages import away
 
 from .helpers import ONE, SHARD, claim, end, push, take, waiting
+
+SECRET, WRONG = "the-right-one", "the-wrong-one"
 
 CALLS = {
     "push": lambda s, lease, c: push(s, "2", ("b", 1)),
@@ -64,6 +73,61 @@ def test_every_call_says_that_the_store_is_unavailable(mortal, name):
     with away(mortal), pytest.raises(StoreUnavailable, match="Redis is not available"):
         CALLS[name](store, lease, claimed)
     CALLS[name](store, lease, claimed)
+
+
+RIGHTS = ["on", ">" + SECRET, "~lowkiq:*", "resetchannels", "-@all", "+@connection", "+info"]
+
+
+@pytest.fixture(params=["here", "6.2"])
+def guarded(request):
+    """A server that asks for a password, and has users who may do too little."""
+    name = "redis_server" if request.param == "here" else "redis_62_server"
+    path = request.getfixturevalue(name).socket_path
+    with redis.Redis(unix_socket_path=path) as admin:
+        admin.flushall()
+        admin.execute_command("ACL", "SETUSER", "poor", *RIGHTS, "+eval", "+evalsha", "+script")
+        admin.execute_command("ACL", "SETUSER", "deaf", *RIGHTS, "+@all")
+        admin.config_set("requirepass", SECRET)
+        try:
+            yield path
+        finally:
+            admin.config_set("requirepass", "")
+            admin.execute_command("ACL", "DELUSER", "poor", "deaf")
+
+
+@pytest.mark.parametrize("call", ["push", "observe", "subscribe"])
+@pytest.mark.parametrize(
+    "login, code, error",
+    [
+        ({}, "NOAUTH", LoginRefused),
+        ({"password": WRONG}, "WRONGPASS", LoginRefused),
+        ({"username": "nobody", "password": WRONG}, "WRONGPASS", LoginRefused),
+        ({"username": "poor", "password": SECRET}, "NOPERM", AccessDenied),
+    ],
+)
+def test_a_user_who_may_not_is_told_so_by_the_name_that_redis_has_for_it(guarded, login, code, error, call):
+    """P3: a wrong password looked like an outage. No error has a password in it."""
+    store = RedisStore(connect({"path": guarded, **login}, pool_size=2, pool_timeout=1))
+    with pytest.raises(error, match=rf"\({code}\)") as caught:
+        CALLS[call](store, None, None)
+    assert isinstance(caught.value, StoreUnavailable) == (error is LoginRefused)
+    assert SECRET not in str(caught.value)
+    assert WRONG not in str(caught.value)
+
+
+def test_a_user_who_may_not_listen_is_told_when_he_begins_to(guarded):
+    """P3: he was told with each look at what he had subscribed to, an outage each."""
+    client = connect({"path": guarded, "username": "deaf", "password": SECRET}, pool_size=2, pool_timeout=1)
+    with pytest.raises(AccessDenied, match="channel"):
+        RedisStore(client).subscribe([ONE])
+
+
+def test_a_password_that_is_not_wanted(mortal):
+    """P3"""
+    store = RedisStore(connect({"path": mortal.socket_path, "password": WRONG}, pool_size=2, pool_timeout=1))
+    with pytest.raises(LoginRefused, match=r"\(AUTH\)") as caught:
+        store.observe([SHARD])
+    assert WRONG not in str(caught.value)
 
 
 def test_a_subscription_ends_with_its_server(mortal):

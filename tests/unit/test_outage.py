@@ -5,25 +5,83 @@ from __future__ import annotations
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 
-from celery_lowkiq.rules.clock import SystemClock
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.worker import waker
 from celery_lowkiq.worker.outage import Outage, pauses
 from tests.waiting import eventually
 
 
-def test_a_question_from_before_the_end_of_an_outage_tells_of_no_other(caplog):
-    outage, error = Outage(SystemClock()), StoreUnavailable("gone")
+class Clock:
+    """Stands still until it is told the time."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+
+class Outages(list):
+    """A meter that counts beginnings."""
+
+    def refused(self): ...
+
+    def outage(self):
+        self.append(1)
+
+
+def test_a_question_from_before_the_end_of_an_outage_tells_of_no_other():
+    meter, clock = Outages(), Clock()
+    outage, error = Outage(clock, meter), StoreUnavailable("gone")
     with ThreadPoolExecutor(1) as slow:
         slow.submit(outage.asks).result()
+        clock.now += 1
         outage.asks()
         outage.begins(error)
         outage.ends()
         slow.submit(outage.begins, error).result()
-        assert len(caplog.messages) == 2
+        assert len(meter) == 1
         slow.submit(outage.asks).result()
         slow.submit(outage.begins, error).result()
-    assert len(caplog.messages) == 3
+    assert len(meter) == 2
+
+
+def test_a_storm_of_outages_is_logged_once(caplog):
+    """P3: connections that are killed all the time gave a pair of lines each; all of them are counted."""
+    meter, clock = Outages(), Clock()
+    outage = Outage(clock, meter)
+    for _ in range(63):
+        outage.asks()
+        outage.begins(StoreUnavailable("gone"))
+        clock.now += 0.125
+        outage.ends()
+        clock.now += 0.03125
+    assert caplog.messages == [
+        "gone. Ordered queues wait until it is back.",
+        "Redis is back after 0.1 s. Ordered queues go on.",
+    ]
+    assert len(meter) == 63
+    clock.now += 10
+    outage.asks()
+    outage.begins(StoreUnavailable("gone again"))
+    assert caplog.messages[2:] == [
+        "gone again (62 shorter outages since the last line). Ordered queues wait until it is back."
+    ]
+
+
+def test_an_outage_that_outlasts_the_storm_it_began_in_is_logged(caplog):
+    """P3: a long outage right after a short one is not kept from the log."""
+    clock = Clock()
+    outage = Outage(clock)
+    outage.begins(StoreUnavailable("gone"))
+    outage.ends()
+    clock.now += 1
+    for _ in range(12):
+        outage.begins(StoreUnavailable("gone"))
+        clock.now += 1
+    assert caplog.messages[2:] == ["gone (away for 9.0 s so far). Ordered queues wait until it is back."]
+    outage.ends()
+    assert caplog.messages[3:] == ["Redis is back after 12.0 s. Ordered queues go on."]
 
 
 def test_pauses_double_up_to_a_second_and_are_spread():

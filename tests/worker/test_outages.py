@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 
 import pytest
 import redis
@@ -84,6 +85,23 @@ def test_all_connections_killed(server, caplog):
             engine.all_done(BACK_WITHIN)
             eventually(lambda: caplog.text.count(ENDS) == caplog.text.count(BEGINS))
     assert caplog.text.count(BEGINS) <= 5
+    assert engine.lost_or_doubled() == {}
+
+
+def test_a_storm_of_killed_connections_is_two_lines(server, caplog):
+    """P3"""
+    with Engine(server) as engine, redis.Redis(unix_socket_path=server.socket_path) as client:
+        engine.push(50)
+        eventually(lambda: len(engine.runner.ids) > 20)
+        ends_at = time.monotonic() + 5
+        kills = 0
+        while time.monotonic() < ends_at:
+            for type_ in ("normal", "pubsub"):
+                kills += client.execute_command("CLIENT", "KILL", "TYPE", type_)
+            threading.Event().wait(0.02)
+        assert kills > 100
+        engine.all_done(BACK_WITHIN)
+        eventually(lambda: caplog.text.count(ENDS) == caplog.text.count(BEGINS) == 1)
     assert engine.lost_or_doubled() == {}
 
 
@@ -178,6 +196,25 @@ def test_a_store_outage_is_survived_and_logged_twice(own_servers, app, start_wor
     assert node.logs().count(BEGINS) == node.logs().count(ENDS) == 1
     node.kill("SIGTERM")
     assert node.exit_status() == 0
+
+
+def test_a_password_that_a_worker_does_not_have_is_named(own_servers, app, start_worker, ledger):
+    """P3: it looked like an outage; and is waited for like one."""
+    _, store = own_servers
+    node = start_worker()
+    app.tasks["record"].delay("1")
+    ledger.wait_for("end")
+    with redis.Redis(unix_socket_path=store.socket_path) as admin:
+        admin.config_set("requirepass", "hush-hush")
+        for type_ in ("normal", "pubsub"):
+            admin.execute_command("CLIENT", "KILL", "TYPE", type_, "SKIPME", "yes")
+        node.wait_for_log("asks for a password (NOAUTH): add it to lowkiq_url")
+        admin.config_set("requirepass", "")
+    app.tasks["record"].delay("2")
+    ledger.wait_for("end", 2)
+    node.wait_for_log(ENDS)
+    assert node.logs().count("NOAUTH") == node.logs().count(ENDS) == 1
+    assert "hush-hush" not in node.logs()
 
 
 def test_a_worker_without_its_store_can_be_stopped(own_servers, app, start_worker, ledger):
