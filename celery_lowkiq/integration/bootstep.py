@@ -323,8 +323,8 @@ def _hold_at_once(controller: Any, runtime: Runtime) -> None:
 
 def _trace_on_ttin() -> None:
     """Write the trace of all threads on SIGTTIN, as Celery does on SIGUSR1. By default it stops the process:
-    leases run out, and others take the shards. Does nothing where there is no such signal, outside of the main
-    thread, and when the app has a handler of its own.
+    leases run out, and others take the shards. Does nothing where there is no such signal, outside of the
+    main thread, and when the app has a handler of its own.
     """
     number = getattr(signal, "SIGTTIN", None)
     if number is not None and signal.getsignal(number) is signal.SIG_DFL:

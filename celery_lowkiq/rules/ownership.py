@@ -69,6 +69,11 @@ class Watch:
             return self.known_epoch == 0 and not self.restarted
         return self.seen.given_on == self.seen.server
 
+    @property
+    def forgotten(self) -> bool:
+        """Whether Redis shows an older lease than the node knows of: it has lost what was written since."""
+        return self.since is not None and self.seen.epoch < self.known_epoch
+
     def ours(self, owner: str) -> bool:
         """Whether the lease is our own: the reply of an acquire was lost."""
         return self.seen.owner == owner and self.seen.given_on == self.seen.server

@@ -1,5 +1,5 @@
-"""Living through a Redis that is away: said once when it begins, once when it ends, whatever the number of threads
-and of connections that break.
+"""Living through a Redis that is away: said once when it begins, once when it ends, however many threads
+notice it, and however often connections break.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ T = TypeVar("T")
 #: Of the longest depends how soon a node goes on after a long outage, in s.
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 1.0
-#: Outages that begin within so many s after one that was logged are one storm with it: only one that still lasts
-#: then has lines of its own.
+#: Outages that begin within so many s after one that was logged are one storm with it: only one that
+#: still lasts then has lines of its own.
 STORM = 10.0
 
 
@@ -50,7 +50,7 @@ class Outage:
         #: When each thread asked last, and when the last outage ended (monotonic time).
         self._asked_at: dict[int, float] = {}
         self._ended_at = -math.inf
-        #: When a beginning was logged last, whether it was this outage's, and the outages that were not since.
+        #: When a beginning was logged last, whether it was this outage's, and how many were not since.
         self._logged_at = -math.inf
         self._logged = False
         self._unlogged = 0

@@ -19,6 +19,7 @@ from .holdings import Holdings
 from .lane import Lane
 from .membership import Membership
 from .outage import pauses
+from .partings import Partings
 from .sharing import Sharing
 from .strays import Strays
 from .surroundings import Surroundings
@@ -61,6 +62,7 @@ class Ownership:
         self._served = self._to_serve = frozenset(served)
         heartbeat.serves = self._served
         holdings = self._holdings = Holdings(dealt)
+        self._partings = Partings(holdings)
         self._taking = Taking(around, holdings, owner=owner, lanes=lanes, membership=membership)
         self._sharing = Sharing(
             around.store, holdings, lanes=lanes, heartbeat=heartbeat, membership=membership
@@ -112,6 +114,7 @@ class Ownership:
         """A shard is another node's, whoever is told first."""
         if self._holdings.part_with(held):
             self._meter.lost()
+            self._partings.add(held.shard)
 
     def lane_of(self, shard: ShardRef) -> Lane | None:
         """The lane that serves a shard, or would."""
@@ -148,6 +151,7 @@ class Ownership:
             self._attend()
             self._sharing.share(self._served)
             self._take()
+            self._partings.tell(self._wanted())
             self._sharing.level()
             self._alarms.look()
             self._strays.look()
@@ -173,7 +177,6 @@ class Ownership:
                 if late:
                     lane.refresh()
             else:
-                logger.warning("shard %s is no longer this node's: it leaves it", one.shard)
                 lane.drop(one.shard)
                 self.lost(one)
         self._meter.renewed(sum(renewed))
@@ -231,6 +234,7 @@ class Ownership:
         self._farewell.forget_crashed()
         self._alarms.look()
         self._renew(stopping=True)
+        self._partings.tell(())
         self._farewell.release()
         if self._holdings.leases():
             self._heartbeat.beat([])

@@ -96,7 +96,6 @@ class Work:
 
     def _failed(self, held: Held, error: StoreError) -> None:
         if isinstance(error, NotOwner):
-            logger.warning("shard %s has changed hands: this node leaves it", held.shard)
             self._lane.drop(held.shard)
             self._around.lost(held)
             self._forgive(held)

@@ -14,7 +14,7 @@ from celery_lowkiq.rules.errors import StoreFull
 from celery_lowkiq.store.client import UNAVAILABLE
 from tests.outages import Front, away, busy, full, read_only
 from tests.waiting import eventually
-from tests.worker.checks import overlaps, released
+from tests.worker.checks import leases, overlaps, released
 from tests.worker.engine import Engine
 
 #: A node works again 2 s after Redis answers; a machine that has other things to do gets more.
@@ -215,6 +215,43 @@ def test_a_password_that_a_worker_does_not_have_is_named(own_servers, app, start
     node.wait_for_log(ENDS)
     assert node.logs().count("NOAUTH") == node.logs().count(ENDS) == 1
     assert "hush-hush" not in node.logs()
+
+
+LOST, HANDS = "Redis has lost data of", "changed hands"
+
+
+@pytest.mark.parametrize("how", ["flushed", "restarted without persistence"])
+def test_data_that_is_gone_is_one_warning_in_each_worker(settings, app, start_worker, ledger, how):
+    """P3: the log had a line a shard, that it had another owner now."""
+    with EmbeddedServer(port=0) as store:
+        settings["lowkiq_url"] = store.url
+        app.conf.update(settings)
+        record = app.tasks["record"]
+        nodes = [start_worker(), start_worker()]
+        record.perform_async([{"id": n} for n in range(20)])
+        ledger.wait_for("end", 20)
+        eventually(lambda: all(lease.owner for lease in leases(record)))
+        if how == "flushed":
+            with redis.Redis(unix_socket_path=store.socket_path) as client:
+                client.flushall()
+        else:
+            store.kill()
+            store.restart()
+        for node in nodes:
+            node.wait_for_log(LOST)
+        record.delay("after")
+        ledger.wait_for("end", 21)
+        eventually(lambda: all(lease.owner for lease in leases(record)))
+        for node in nodes:
+            (line,) = [line for line in node.logs().splitlines() if LOST in line]
+            assert "WARNING" in line
+            assert (
+                "'batches' (shards: 1), 'gated' (shards: 4), 'outcome' (shards: 1), 'record' (shards: 8)"
+                in line
+            )
+            assert HANDS not in node.logs()
+            node.kill("SIGTERM")
+            assert node.exit_status() == 0
 
 
 def test_a_worker_without_its_store_can_be_stopped(own_servers, app, start_worker, ledger):
