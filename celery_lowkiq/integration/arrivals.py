@@ -108,7 +108,7 @@ def read_call(body: Any, headers: Any) -> MessagedCall:
         args, kwargs, embedded = body
         if embedded is not None and not isinstance(embedded, Mapping):
             raise InvalidCall(f"embed={saferepr(embedded, SHOWN)} is invalid: expected a mapping or null")
-        return MessagedCall(args, kwargs, embedded, headers)
+        return MessagedCall(args, kwargs, embedded or {}, headers)
     embed = {name: body.get(name) for name in ("callbacks", "errbacks", "chord")}
     own = {name: body.get(name) for name in ("id", "eta", "expires", "timelimit")} | {
         "group": body.get("taskset")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from celery import bootsteps, signals
-from celery.apps.worker import install_cry_handler
+from celery.apps.worker import install_cry_handler  # type: ignore[attr-defined]
 from celery.concurrency.thread import TaskPool as ThreadPool
 from celery.exceptions import ImproperlyConfigured, WorkerShutdown
 from celery.worker import state
@@ -24,8 +24,9 @@ from celery_lowkiq.rules.splitters import lease_splitter
 from celery_lowkiq.store.calls import CallReader
 from celery_lowkiq.store.store import RedisStore
 from celery_lowkiq.store.tracks import Tracks
-from celery_lowkiq.worker.exclusion import Cooperative, Strict
+from celery_lowkiq.worker.exclusion import Cooperative, Exclusion, Strict
 from celery_lowkiq.worker.kernel_timer import KernelTimer
+from celery_lowkiq.worker.last_line import LastLine
 from celery_lowkiq.worker.runtime import Runtime
 from celery_lowkiq.worker.unmeasured import UNMEASURED
 
@@ -97,6 +98,7 @@ class OrderedQueues(bootsteps.StartStopStep):
         self._host: CeleryHost | None = None
         self._store: RedisStore | None = None
         self._metrics: Metrics | None = None
+        self._exclusion: Exclusion = Cooperative()
         consumer.ordered_queues = self
         self._consumer = consumer
         self._tasks = ordered_tasks(consumer.app)
@@ -230,6 +232,8 @@ class OrderedQueues(bootsteps.StartStopStep):
         )
         self._host = CeleryHost(consumer, runner)
         self._metrics = open_metrics(consumer.app, consumer.hostname)
+        if settings.exclusion == "strict":
+            self._exclusion = Strict(KernelTimer(), LastLine(SystemClock()))
         return Runtime(
             self._store,
             runner,
@@ -246,7 +250,7 @@ class OrderedQueues(bootsteps.StartStopStep):
             lease_seconds=settings.lease_seconds,
             window=settings.window,
             meter=self._metrics or UNMEASURED,
-            exclusion=Strict(KernelTimer()) if settings.exclusion == "strict" else Cooperative(),
+            exclusion=self._exclusion,
         )
 
     def _end(self, consumer: Any) -> None:
@@ -268,6 +272,7 @@ class OrderedQueues(bootsteps.StartStopStep):
         elif self._store is not None:
             # Of a process that goes on, as a test's; what still runs keeps its connections.
             self._store.close()
+            self._exclusion.close()
         if self._host is not None and self._host.exitcode is not None:
             consumer.controller.exitcode = self._host.exitcode
 

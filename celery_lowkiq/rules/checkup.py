@@ -129,7 +129,9 @@ def version(server: Server) -> Finding:
 
 
 def eviction(server: Server) -> Finding:
-    """A full Redis has to refuse, not to throw jobs away."""
+    """A full Redis has to refuse, not to throw jobs away. Policies ``volatile-*`` take only what expires: no
+    job does, but what ``drop_stale`` has seen, trackers, and the tokens of rate limits do.
+    """
     subject, advice = "maxmemory-policy", "Set maxmemory-policy to noeviction."
     if server.policy is None:
         text = "The server does not tell its maxmemory-policy: INFO is forbidden, or leaves it out."
@@ -138,6 +140,12 @@ def eviction(server: Server) -> Finding:
         return Finding(OK, subject, "noeviction")
     if server.maxmemory == 0:
         return Finding(WARNING, subject, f"{server.policy}: harmless while no maxmemory is set.", advice)
+    if server.policy.startswith("volatile-"):
+        text = (
+            "a full Redis keeps jobs, but throws away what drop_stale knows (an older payload may then run "
+            "after a newer one), trackers, and what counts for rate limits."
+        )
+        return Finding(ERROR, subject, f"{server.policy}: {text}", advice)
     return Finding(ERROR, subject, f"{server.policy}: a full Redis throws jobs away.", advice)
 
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from celery_lowkiq.rules.checkup import Patient, QueueState, Server
-from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.reports import current
 
 from .keys import FORMAT, queue_key
 from .lookout import Lookout, seconds
 from .pausing import Pausing
+from .server import if_allowed
 from .store import RedisStore
 
 SECTIONS = ("server", "memory", "persistence")
@@ -44,9 +44,11 @@ class Examination:
     def _server(self, ahead: float, give_or_take: float) -> Server:
         info: dict[str, Any] = {}
         for section in SECTIONS:
-            info |= self._allowed("INFO", section)
+            info |= if_allowed(self._client, "INFO", section)
         # Not all of it in one question: before Redis 7 only one setting can be asked for.
-        config = self._allowed("CONFIG GET", "save") | self._allowed("CONFIG GET", "appendfsync")
+        config: dict[str, Any] = {}
+        for name in ("save", "appendfsync"):
+            config |= if_allowed(self._client, "CONFIG GET", name)
         return Server(
             name="Valkey" if info.get("server_name") == "valkey" else "Redis",
             version=str(info.get("valkey_version") or info.get("redis_version") or ""),
@@ -59,16 +61,6 @@ class Examination:
             ahead=ahead,
             give_or_take=give_or_take,
         )
-
-    def _allowed(self, *command: str) -> dict[str, Any]:
-        """The answer of the server; empty where it is forbidden. Raises StoreUnavailable."""
-        try:
-            (found,) = self._client.commands([command])
-        except StoreUnavailable:
-            raise
-        except StoreError:
-            return {}
-        return {_text(name): _text(value) for name, value in found.items()}
 
     def _queue(self, queue: QueueSpec) -> QueueState:
         (known,) = self._client.commands([("HMGET", queue_key(queue.name), "shards", "format")])
@@ -86,7 +78,3 @@ class Examination:
 def _written(info: Mapping[str, Any]) -> bool:
     of_aof = info.get("aof_enabled") and info.get("aof_last_write_status", "ok") != "ok"
     return not of_aof and info.get("rdb_last_bgsave_status", "ok") == "ok"
-
-
-def _text(value: Any) -> Any:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+from celery_lowkiq.rules.checkup import Server
+from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.server import ServerInfo, server_info
 
 from .client import Client
@@ -15,3 +18,26 @@ def read_server(client: Client) -> ServerInfo:
     known = client.redis.connection_pool.connection_kwargs
     place = known.get("path") or f"{known.get('host', '')}:{known.get('port', '')}"
     return replace(server_info(info), address=f"{place} db {known.get('db') or 0}")
+
+
+def read_memory(client: Client) -> Server:
+    """Its limit of memory, and what it does at that. Needs INFO only: managed servers forbid CONFIG. Raises
+    StoreUnavailable.
+    """
+    info = if_allowed(client, "INFO", "memory")
+    return Server(policy=info.get("maxmemory_policy"), maxmemory=int(info.get("maxmemory", 0)))
+
+
+def if_allowed(client: Client, *command: str) -> dict[str, Any]:
+    """The answer of the server; empty where the command is forbidden. Raises StoreUnavailable."""
+    try:
+        (found,) = client.commands([command])
+    except StoreUnavailable:
+        raise
+    except StoreError:
+        return {}
+    return {_text(name): _text(value) for name, value in found.items()}
+
+
+def _text(value: Any) -> Any:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

@@ -8,6 +8,7 @@ from typing import Any
 
 import redis
 
+from celery_lowkiq.rules.checkup import Server
 from celery_lowkiq.rules.claims import Claim, Due, InHand, Settled, ToClaim, ToSettle
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Lease, LeaseState, NewJob, QueueSpec, ShardRef, Verdict, shard_of
@@ -31,6 +32,7 @@ from .records import (
 from .registry import Registry
 from .reports import news_calls, told
 from .scripts import Call, load
+from .server import read_memory
 from .subscription import PushSubscription
 
 #: How often a shard may change its count between admitting a call and running it.
@@ -288,6 +290,10 @@ class RedisStore:
         )
         granted, wait = self.client.call(call)
         return Tokens(granted, float(wait))
+
+    def memory(self) -> Server:
+        """Redis's limit of memory, and what it does at that; unknown where INFO is forbidden."""
+        return read_memory(self.client)
 
     # -- waiting for work
 

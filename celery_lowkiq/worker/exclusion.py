@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from operator import attrgetter
 from typing import Protocol
 
 from celery_lowkiq.rules.models import ShardRef
 
 from .held import Held
+from .last_line import LastLine
 
 
 class Exclusion(Protocol):
@@ -27,6 +29,9 @@ class Exclusion(Protocol):
     def renewed(self) -> None:
         """Deadlines have moved."""
 
+    def close(self) -> None:
+        """Nothing runs any more, and nothing will."""
+
 
 class Cooperative:
     """A batch that runs past its lease goes on; its settle is refused when another node has the shard."""
@@ -39,6 +44,8 @@ class Cooperative:
     def end(self, held: Held) -> None: ...
 
     def renewed(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Timer(Protocol):
@@ -54,8 +61,10 @@ class Strict:
     ends_overdue = True
     gives_up_running = False
 
-    def __init__(self, timer: Timer) -> None:
+    def __init__(self, timer: Timer, last_line: LastLine | None = None) -> None:
+        """``last_line`` says why the process ends, shortly before it does."""
         self._timer = timer
+        self._last_line = last_line
         self._lock = threading.Lock()
         self._running: dict[ShardRef, Held] = {}
 
@@ -74,5 +83,12 @@ class Strict:
             if self._running:
                 self._set()
 
+    def close(self) -> None:
+        if self._last_line is not None:
+            self._last_line.close()
+
     def _set(self) -> None:
-        self._timer.set(min((held.deadline for held in self._running.values()), default=None))
+        first = min(self._running.values(), key=attrgetter("deadline"), default=None)
+        self._timer.set(None if first is None else first.deadline)
+        if self._last_line is not None:
+            self._last_line.expect(first)

@@ -12,6 +12,7 @@ from celery_lowkiq.rules.ownership import RENEWALS
 from celery_lowkiq.rules.pace import WAITING
 
 from .alarms import Alarms
+from .evictions import Evictions
 from .farewell import Farewell
 from .heartbeat import Heartbeat
 from .held import Held
@@ -69,6 +70,7 @@ class Ownership:
         )
         self._farewell = Farewell(around.store, holdings, membership)
         self._alarms = Alarms(around.host, around.clock, lanes)
+        self._evictions = Evictions(around.store, around.clock)
         self._wake = threading.Event()
         self._draining = False
         self._abandoned = False
@@ -148,6 +150,7 @@ class Ownership:
         self._outage.asks()
         try:
             self._renew(stopping=False)
+            self._evictions.look()
             self._attend()
             self._sharing.share(self._served)
             self._take()

@@ -55,8 +55,8 @@ class Partings:
         self._said = frozenset(count)
         if new:
             logger.warning(
-                "Redis has lost data of %s: leases that this node knows of are gone. Was it flushed, restarted "
-                "without persistence, or does it evict keys? Calls that it had stored there are lost, unless "
-                "they are restored. New calls run when the shards have an owner again, after 1.05 lease times.",
+                "Redis has lost data of %s: leases that this node knows of are gone. Was it flushed, "
+                "restarted without persistence, or does it evict keys? Calls that it had stored there are "
+                "lost, unless they are restored. New calls run in about one lease time.",
                 ", ".join(f"{queue!r} (shards: {count[queue]})" for queue in new),
             )

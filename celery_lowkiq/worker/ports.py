@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from celery_lowkiq.rules.checkup import Server
 from celery_lowkiq.rules.claims import Claim, Due, InHand, Settled, ToClaim, ToSettle
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.models import Batch, Lease, LeaseState, QueueSpec, ShardRef, Verdict
@@ -86,6 +87,9 @@ class Store(Protocol):
 
     def tokens(self, asked: TokenRequest) -> Tokens:
         """Take tokens of a limited queue, or give some back; the same number changes nothing."""
+
+    def memory(self) -> Server:
+        """Redis's limit of memory, and what it does at that; unknown where it does not tell."""
 
     def subscribe(self, queues: Sequence[QueueSpec]) -> Subscription:
         """Listen to pushes on the queues."""

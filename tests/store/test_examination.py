@@ -52,6 +52,27 @@ def test_what_a_server_says_of_itself(store, client):
         client.config_set("maxmemory-policy", "noeviction")
 
 
+def test_what_a_worker_asks_about_memory_needs_no_config(store, client):
+    """P1: managed servers forbid CONFIG; where INFO is forbidden as well, nothing is known."""
+    client.execute_command("ACL", "SETUSER", "managed", "on", ">x", "~*", "+@all", "-config")
+    client.execute_command("ACL", "SETUSER", "few", "on", ">x", "~*", "+@all", "-config", "-info")
+    client.config_set("maxmemory-policy", "allkeys-lfu")
+    client.config_set("maxmemory", 10**9)
+    path = client.connection_pool.connection_kwargs["path"]
+    try:
+        found = {}
+        for name in ("managed", "few"):
+            user = connect({"path": path, "username": name, "password": "x"}, pool_size=2, pool_timeout=5)
+            found[name] = RedisStore(user).memory()
+            user.connection_pool.disconnect()
+    finally:
+        client.config_set("maxmemory", 0)
+        client.config_set("maxmemory-policy", "noeviction")
+        client.execute_command("ACL", "DELUSER", "managed", "few")
+    assert (found["managed"].policy, found["managed"].maxmemory) == ("allkeys-lfu", 10**9)
+    assert (found["few"].policy, found["few"].maxmemory) == (None, 0)
+
+
 def test_what_is_written_to_disk(store, client):
     (save,) = client.config_get("save").values()
     try:

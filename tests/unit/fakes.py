@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from celery_lowkiq.rules.checkup import Server
 from celery_lowkiq.rules.claims import Claim, Due, InHand, Settled, ToClaim, ToSettle
 from celery_lowkiq.rules.errors import NotOwner, StoreError, StoreUnavailable
 from celery_lowkiq.rules.history import Sample
@@ -50,6 +51,7 @@ class FakeStore:
         self.members: dict[str, dict[str, tuple[int, int]]] = {}
         self.reports: dict[str, NodeReport] = {}
         self.news: list[NodeNews] = []
+        self.server = Server(policy="noeviction")
 
     # -- what tests do
 
@@ -242,6 +244,10 @@ class FakeStore:
             granted = min(self.bucket, asked.wanted)
             self.bucket -= granted
             return Tokens(granted, 0.0 if self.bucket else 3600.0)
+
+    def memory(self) -> Server:
+        self._maybe_fail("memory")
+        return self.server
 
     def subscribe(self, queues: list[QueueSpec]) -> FakeStore:
         self._maybe_fail("subscribe")

@@ -62,6 +62,8 @@ def test_all_is_well():
         ({"version": ""}, OK, "server", "Redis of an unknown version"),
         ({"policy": "allkeys-lru"}, WARNING, "maxmemory-policy", "harmless while no maxmemory"),
         ({"policy": "allkeys-lru", "maxmemory": 5}, ERROR, "maxmemory-policy", "throws jobs away"),
+        ({"policy": "volatile-ttl", "maxmemory": 5}, ERROR, "maxmemory-policy", "what drop_stale knows"),
+        ({"policy": "volatile-lru"}, WARNING, "maxmemory-policy", "harmless while no maxmemory"),
         ({"policy": None}, WARNING, "maxmemory-policy", "does not tell"),
         ({"appendfsync": "always"}, OK, "persistence", "loses nothing"),
         ({"appendfsync": None}, OK, "persistence", "loses the last second or two"),

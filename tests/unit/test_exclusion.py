@@ -11,9 +11,11 @@ import time
 
 import pytest
 
+from celery_lowkiq.rules.clock import SystemClock
 from celery_lowkiq.rules.models import Lease, QueueSpec, ShardRef
 from celery_lowkiq.worker.exclusion import Strict
 from celery_lowkiq.worker.held import Held
+from celery_lowkiq.worker.last_line import LastLine
 from tests.unit.nodes import SHARDS, Node
 from tests.waiting import eventually
 
@@ -68,6 +70,64 @@ def test_a_node_sets_it_while_a_batch_runs_and_moves_it_with_each_renewal():
     assert one.runtime.join(5)
     assert timer.at is None
     assert seen[1] > seen[0]
+
+
+@pytest.fixture
+def last_line():
+    line = LastLine(SystemClock())
+    yield line
+    line.close()
+    line._thread.join(5)
+    assert not line._thread.is_alive()
+
+
+def running(last_line, seconds, lapsed=0.0):
+    """A strict node whose batch runs under a lease of so many seconds, renewed ``lapsed`` s ago."""
+    one = Held(
+        QueueSpec("q"),
+        Lease(ShardRef("q", 0), "me", 1),
+        seconds=seconds,
+        renewed_at=SystemClock().monotonic() - lapsed,
+    )
+    strict = Strict(FakeTimer(), last_line)
+    strict.begin(one)
+    return strict, one
+
+
+def test_a_last_line_is_written_before_the_end(last_line, caplog):
+    """P3: SIGKILL leaves none."""
+    _, one = running(last_line, seconds=0.4)
+    eventually(lambda: caplog.records)
+    assert SystemClock().monotonic() >= one.deadline - 0.15 * 0.4
+    (record,) = caplog.records
+    assert record.levelname == "CRITICAL"
+    assert "strict exclusion ends this process (SIGKILL) in 0." in record.message
+    assert "a batch of shard q/0 runs" in record.message
+
+
+def test_it_is_written_once_and_taken_back_when_the_lease_is_renewed_in_time(last_line, caplog):
+    """P3"""
+    strict, one = running(last_line, seconds=60, lapsed=42)
+    eventually(lambda: caplog.records)
+    for _ in range(3):
+        strict.renewed()
+    one.renewed_at = SystemClock().monotonic()
+    strict.renewed()
+    eventually(lambda: len(caplog.records) == 2)
+    assert [record.levelname for record in caplog.records] == ["CRITICAL", "WARNING"]
+    assert "lets this process go on" in caplog.messages[1]
+
+
+def test_batches_that_end_in_time_leave_the_thread_asleep(last_line, caplog):
+    """P3: what is new costs a batch nothing but a lock."""
+    wakes = []
+    last_line._write_if_due, real = lambda: wakes.append(1) or real(), last_line._write_if_due
+    strict, one = running(last_line, seconds=60)
+    for _ in range(1000):
+        strict.end(one)
+        strict.begin(one)
+    assert len(wakes) <= 3
+    assert caplog.records == []
 
 
 def test_a_run_that_is_overdue_loses_its_lease():

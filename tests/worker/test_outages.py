@@ -217,6 +217,87 @@ def test_a_password_that_a_worker_does_not_have_is_named(own_servers, app, start
     assert "hush-hush" not in node.logs()
 
 
+def test_a_redis_that_may_throw_jobs_away_is_an_error_in_the_log(settings, app, start_worker):
+    """P1: workers never said so."""
+    config = {"maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"}
+    with EmbeddedServer(port=0, config=config) as store:
+        settings["lowkiq_url"] = store.url
+        node = start_worker()
+        node.wait_for_log("allkeys-lru: a full Redis throws jobs away. Set maxmemory-policy to noeviction.")
+        (line,) = [line for line in node.logs().splitlines() if "maxmemory-policy" in line]
+        assert "ERROR" in line
+        node.kill("SIGTERM")
+        assert node.exit_status() == 0
+
+
+def unblock(client):
+    """What a server does to a client that waits in BRPOP when it becomes a replica."""
+    blocked = [one for one in client.client_list() if one["cmd"] == "brpop" and "b" in one["flags"]]
+    return sum(client.execute_command("CLIENT", "UNBLOCK", one["id"], "ERROR") for one in blocked)
+
+
+@pytest.fixture
+def one_server(settings):
+    """Broker and store, that fail over."""
+    with EmbeddedServer(port=0) as server:
+        settings.update(broker_url=server.url, lowkiq_lease_seconds=5.0)
+        with redis.Redis(unix_socket_path=server.socket_path) as client:
+            yield server, client
+
+
+def test_a_broker_that_fails_over_ends_a_worker_after_what_runs(
+    one_server, app, settings, start_worker, ledger, tmp_path
+):
+    """P2: Celery ends for the error UNBLOCKED; running batches are settled before, and nothing begins."""
+    _, client = one_server
+    app.conf.update(settings)
+    gated = app.tasks["gated"]
+    node = start_worker(lanes=2)
+    gated.perform_async([{"id": n} for n in range(30)])
+    running = {line["id"] for line in ledger.wait_for("start", 2)}
+    for job_id in running:
+        gated.delay(job_id, "newer")
+    eventually(lambda: unblock(client))
+    node.wait_for_log("Unrecoverable error")
+    node.wait_for_log("ordered queues stop: 2 batches are running")
+    assert node.container.status == "running"
+    (tmp_path / "gate").touch()
+    assert node.exit_status() == 1
+    assert "UNBLOCKED" in node.logs()
+    assert {line["id"] for line in ledger.lines("start")} == running
+    assert {line["id"] for line in ledger.lines("end")} == running
+    stats = gated.ordered_queue.stats()
+    assert (stats.busy, stats.length, stats.processed, stats.failed) == (0, 30, 2, 0)
+    assert released(gated)
+    # What a supervisor does.
+    other = start_worker()
+    ledger.wait_for("end", 32)
+    other.kill("SIGTERM")
+    assert other.exit_status() == 0
+
+
+def test_a_failover_of_broker_and_store_at_once(one_server, app, settings, start_worker, ledger, tmp_path):
+    """P2: batches that end while the store is a replica are settled when there is a master again."""
+    server, client = one_server
+    app.conf.update(settings)
+    gated = app.tasks["gated"]
+    gated.delay("1")
+    node = start_worker()
+    ledger.wait_for("start")
+    eventually(lambda: any("b" in one["flags"] for one in client.client_list() if one["cmd"] == "brpop"))
+    with read_only(server):
+        node.wait_for_log("Unrecoverable error")
+        (tmp_path / "gate").touch()
+        ledger.wait_for("end")
+        node.wait_for_log(BEGINS)
+    assert node.exit_status() == 1
+    assert "UNBLOCKED" in node.logs()
+    stats = gated.ordered_queue.stats()
+    assert (stats.busy, stats.length, stats.processed) == (0, 0, 1)
+    assert released(gated)
+    assert len(ledger.lines("start")) == 1
+
+
 LOST, HANDS = "Redis has lost data of", "changed hands"
 
 

@@ -60,14 +60,16 @@ def observe(app):
     return task.ordered_queue._home.store.observe(task.queue_spec.shard_refs())
 
 
-def test_a_run_that_never_ends_ends_with_its_worker(app, start_worker, ledger):
-    """``max_run`` is over: its lease is not renewed, and others get its shard."""
+def test_a_run_that_never_ends_ends_with_its_worker(settings, app, start_worker, ledger):
+    """``max_run`` is over: its lease is not renewed, and others get its shard. P3: the log says so before."""
+    settings["lowkiq_lease_seconds"] = 3.0
     gated, record = app.tasks["gated"], app.tasks["record"]
     gated.delay("1")
     node = start_worker()
     ledger.wait_for("start")
     assert node.exit_status() == -signal.SIGKILL
     assert "so far" in node.logs()
+    assert "strict exclusion ends this process (SIGKILL)" in node.logs()
     record.delay("other")
     start_worker()
     ledger.wait_for("end")
@@ -76,6 +78,7 @@ def test_a_run_that_never_ends_ends_with_its_worker(app, start_worker, ledger):
 @pytest.fixture
 def mortal(settings):
     """A store of its own, that may end."""
+    settings["lowkiq_lease_seconds"] = 3.0
     with EmbeddedServer(port=0, appendonly=True, config={"appendfsync": "always"}) as store:
         settings["lowkiq_url"] = store.url
         yield store
@@ -91,6 +94,12 @@ def test_redis_away_for_longer_than_the_lease_ends_what_runs_and_nothing_else(
     idle = start_worker()
     mortal.kill()
     assert busy.exit_status() == -signal.SIGKILL
+    # P3
+    *_, last = [line for line in busy.logs().splitlines() if "/MainProcess]" in line]
+    assert "CRITICAL" in last
+    assert "strict exclusion ends this process (SIGKILL) in 0." in last
+    assert "a batch of shard record/" in last
+    assert "strict exclusion" not in idle.logs()
     mortal.restart()
     (end,) = ledger.wait_for("end")
     assert end["pid"] == idle.container.process.pid

@@ -1,0 +1,92 @@
+"""A worker says when Redis may throw jobs away."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from celery_lowkiq.rules.checkup import Server
+from celery_lowkiq.worker.evictions import Evictions
+from tests.unit.fakes import FakeStore
+from tests.unit.nodes import Node
+from tests.waiting import eventually
+
+EVICTS = Server(policy="allkeys-lru", maxmemory=100)
+
+
+class Clock:
+    now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def store():
+    return FakeStore()
+
+
+@pytest.fixture
+def minutes(store, caplog):
+    """Look all the time for so many minutes; the levels of the lines that came."""
+    caplog.set_level(logging.INFO)
+    clock = Clock()
+    evictions = Evictions(store, clock)
+
+    def pass_by(count):
+        caplog.clear()
+        for _ in range(60 * count):
+            evictions.look()
+            clock.now += 1
+        return [record.levelname for record in caplog.records]
+
+    return pass_by
+
+
+def test_an_error_at_once_and_each_minute_until_it_is_mended(store, minutes, caplog):
+    """P1"""
+    store.server = EVICTS
+    assert minutes(1) == ["ERROR"]
+    assert caplog.messages == [
+        "maxmemory-policy of Redis: allkeys-lru: a full Redis throws jobs away. "
+        "Set maxmemory-policy to noeviction."
+    ]
+    assert minutes(3) == ["ERROR"] * 3
+    store.server = Server(policy="noeviction", maxmemory=100)
+    assert minutes(3) == ["WARNING"]
+    assert "any more: maxmemory-policy noeviction" in caplog.text
+    store.server = EVICTS
+    assert minutes(2) == ["ERROR"] * 2
+
+
+def test_what_expires_may_be_thrown_away_too(store, minutes, caplog):
+    """P1: jobs never expire, but what ``drop_stale`` has seen does."""
+    store.server = Server(policy="volatile-lru", maxmemory=100)
+    assert minutes(1) == ["ERROR"]
+    assert "keeps jobs, but throws away what drop_stale knows" in caplog.text
+
+
+@pytest.mark.parametrize("server", [Server(policy="noeviction", maxmemory=5), Server(policy="allkeys-lru")])
+def test_what_is_harmless_is_not_said(store, minutes, server):
+    """P1: without a limit nothing is thrown away."""
+    store.server = server
+    assert minutes(3) == []
+
+
+def test_a_server_that_does_not_tell_is_said_once(store, minutes, caplog):
+    """P1: managed servers, and users without INFO."""
+    store.server = Server(policy=None)
+    assert minutes(5) == ["WARNING"]
+    assert "INFO is forbidden" in caplog.text
+
+
+def test_a_node_looks_before_it_takes_shards(caplog):
+    """P1"""
+    node = Node()
+    node.store.server = EVICTS
+    node.start()
+    eventually(node.owns)
+    assert "throws jobs away" in caplog.text
+    node.runtime.drain()
+    assert node.runtime.join(10)
