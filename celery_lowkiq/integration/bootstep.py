@@ -45,6 +45,11 @@ logger = logging.getLogger("celery_lowkiq")
 
 #: How long a cold shutdown waits for idle lanes to give up their shards, in s.
 COLD_PATIENCE = 2.0
+#: Neither a signal, nor a command, nor a lane ended it: a broker's error that Celery does not live through.
+ENDED_BY_CELERY = (
+    "the worker ends with status %s, for the reason that Celery has logged: what runs of ordered queues ends "
+    "first, and other workers get the shards. Its supervisor has to start it again (systemd: Restart=always)"
+)
 
 
 class CeleryHost:
@@ -281,6 +286,10 @@ class OrderedQueues(bootsteps.StartStopStep):
         ``lowkiq_shutdown_timeout``.
         """
         patience = home_of(consumer.app).settings.shutdown_timeout
+        status = consumer.controller.exitcode
+        # Of a shutdown by remote control it is a text.
+        if isinstance(status, int) and status and not state.should_stop:
+            logger.warning(ENDED_BY_CELERY, status)
         logger.info("ordered queues stop: %d batches are running", runtime.busy())
         runtime.drain()
         ended = threading.Event()

@@ -65,6 +65,7 @@ def test_control_shutdown_drains(app, runs_and_waits, ledger, tmp_path):
     assert node.container.status == "running"
     (tmp_path / "gate").touch()
     assert node.exit_status() == 0, node.logs()
+    assert "Restart=always" not in node.logs()
     drained(app, ledger)
 
 

@@ -28,6 +28,7 @@ def test_term_and_int_drain(app, start_worker, ledger, tmp_path, name, status):
     assert node.container.status == "running"
     (tmp_path / "gate").touch()
     assert node.exit_status() == status, node.logs()
+    assert "Restart=always" not in node.logs()
     assert [line["id"] for line in ledger.lines("end")] == ["runs"]
     stats = gated.ordered_queue.stats()
     assert (stats.length, stats.busy, stats.processed) == (1, 0, 1)
