@@ -79,9 +79,9 @@ class Outage:
         if first:
             self._meter.outage()
         if lines:
-            logger.error(
-                "%s%s. Ordered queues wait until %s.", error, _times(unlogged, now - since), error.until
-            )
+            # Redis ends some of its texts with a full stop, others not.
+            text = str(error).rstrip(".") + _times(unlogged, now - since)
+            logger.error("%s. Ordered queues wait until %s.", text, error.until)
 
     def ends(self) -> None:
         """Redis answered this thread; it is back when it has answered all that failed."""
