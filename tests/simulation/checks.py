@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from .node import Node
 
 
+#: So many lease times a living owner needs at most to renew when Redis answers again.
+RETURN = 0.9
+
+
 @dataclass
 class Run:
     node: Node
@@ -25,13 +29,21 @@ class Run:
 class Checks:
     """The ledger of a simulation."""
 
-    def __init__(self, world: World, server: Server, queue: str, shards: int, *, strict: bool) -> None:
+    def __init__(
+        self, world: World, server: Server, queue: str, shards: int, *, strict: bool, lease_seconds: float
+    ) -> None:
         self._world = world
+        self._lease = lease_seconds
         self._server = server
         self._queue = queue
         self._shards = shards
         self._strict = strict
         self._running: dict[ShardRef, list[Run]] = defaultdict(list)
+        server.taken = self.taken
+        #: All that were ever started, by name.
+        self.nodes: dict[str, Node] = {}
+        #: Whether calls get lost at random.
+        self.lossy = False
         self.overlaps_of_frozen = 0
         self.runs = 0
         #: By id: payload -> when its push was acknowledged.
@@ -105,6 +117,21 @@ class Checks:
         for job in batch.jobs:
             if job.id in accepted:
                 self._done[job.id].update(payload.data for payload in job.payloads)
+
+    # -- leases
+
+    def taken(self, shard: ShardRef, former: str, owner: str) -> None:
+        """I6: a server that answered nobody costs no living owner a shard: while nobody could look, nobody
+        could renew.
+        """
+        server, now = self._server, self._world.now
+        began, ended = server.silent_from, server.silent_until
+        if self.lossy or server.starts != server.silent_start or now > ended + RETURN * self._lease:
+            return
+        if all(self.nodes[name].undisturbed_since(began) for name in (former, owner)):
+            self._world.violated(
+                f"{owner} takes {shard} from {former}, which lives, {now - ended:.3f} after a silence of Redis"
+            )
 
     # -- payloads
 

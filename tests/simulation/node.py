@@ -72,7 +72,7 @@ class Network:
         me().park(self.world.random.random() * 0.01 * self.seconds)
         if self.server.down:
             raise StoreUnavailable("connection refused")
-        if me().machine in self.cut:
+        if me().machine in self.cut or self.server.silent:
             self._give_up()
         return self.server.starts
 
@@ -272,6 +272,10 @@ class Node(Machine):
             exclusion=Strict(KillTimer(self)) if strict else None,
         )
         self.drained = False
+        #: It was told to end.
+        self.ending = False
+        #: Until when (the world's time) it was cut off.
+        self.cut_until = 0.0
         #: It ends by a deadline.
         self.leaving = False
         #: Until when (the world's time) its leases would last that it gives up in its last moment.
@@ -285,6 +289,8 @@ class Node(Machine):
     def shut_down(self) -> None:
         """As TERM does."""
 
+        self.ending = True
+
         def drain() -> None:
             self.runtime.drain()
             self.drained = self.runtime.join()
@@ -295,7 +301,7 @@ class Node(Machine):
 
     def shut_down_by(self, seconds: float) -> None:
         """As TERM does where a deadline is set: what runs then ends with the process."""
-        self.leaving = True
+        self.ending = self.leaving = True
 
         def leave() -> None:
             self.runtime.drain()
@@ -312,6 +318,10 @@ class Node(Machine):
         """Only what is frozen may live on for long after its last act."""
         super().freeze(seconds)
         self.given_up.clear()
+
+    def undisturbed_since(self, when: float) -> bool:
+        """Whether only the server can have kept it from renewing since then."""
+        return not (self.dead or self.ending) and max(self.frozen_until, self.cut_until) < when
 
     # -- its host
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from celery_lowkiq.rules.claims import Claim, Due, InHand, Settled, ToClaim
@@ -40,6 +41,12 @@ class Server:
         self.members: dict[str, dict[str, tuple[int, int]]] = {}
         self.down = False
         self.starts = 1
+        #: The same process answers nobody between these times (the world's).
+        self.silent_from = self.silent_until = -math.inf
+        #: How often it had started when that began.
+        self.silent_start = 0
+        #: Told of each shard that a node takes from another one: the shard, its former owner, and the new one.
+        self.taken: Callable[[ShardRef, str, str], None] = lambda shard, former, owner: None
         self.clock = 1.7e9
         self.listeners: list = []
         #: By shard: epochs as they were given, for the check that they only grow.
@@ -69,6 +76,14 @@ class Server:
         self.starts += 1
         if older is not None:
             self.shards, self.members = older
+
+    @property
+    def silent(self) -> bool:
+        return self.silent_from <= self.world.now < self.silent_until
+
+    def be_silent(self, seconds: float) -> None:
+        self.silent_from, self.silent_until = self.world.now, self.world.now + seconds
+        self.silent_start = self.starts
 
     def cut_listeners(self) -> None:
         for listener in list(self.listeners):
@@ -103,6 +118,8 @@ class Server:
         ):
             raise NotOwner(str(shard))
         crashed = bool(s.owner) and s.owner != owner and not s.stopping and here
+        if s.owner not in ("", owner):
+            self.taken(shard, s.owner, owner)
         s.epoch = max(s.epoch + 1, known_epoch + 1, int(self.now * 1000))
         s.owner, s.counter, s.given_on = owner, s.counter + 1, self.name
         s.stopping = s.leaving = False

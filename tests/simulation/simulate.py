@@ -26,7 +26,7 @@ TROUBLE = 8
 #: And how many the nodes get afterwards to finish everything.
 PEACE = 25
 IDS = 8
-FAULTS = ("kill", "freeze", "cut", "restart_redis", "leave", "abandon", "join", "pause")
+FAULTS = ("kill", "freeze", "cut", "restart_redis", "silence", "leave", "abandon", "join", "pause")
 MODULES = (lane, ownership, holdings, outage, runtime, waker, exclusion)
 
 
@@ -58,7 +58,10 @@ class Simulation:
         self.possible = only or (*FAULTS, "jump" if jumps else "roll_back")
         self.network = Network(self.world, self.server, LEASE)
         self.network.loss = chance.choice([0.0, 0.01, 0.03]) if loss is None else loss
-        self.checks = Checks(self.world, self.server, "q", self.queue.shards, strict=self.strict)
+        self.checks = Checks(
+            self.world, self.server, "q", self.queue.shards, strict=self.strict, lease_seconds=LEASE
+        )
+        self.checks.lossy = self.network.loss > 0
         self.nodes: list[Node] = []
         self.starts = 0
         self.faults = 0
@@ -106,6 +109,7 @@ class Simulation:
             restart=self._start_again,
         )
         self.nodes.append(node)
+        self.checks.nodes[node.name] = node
 
     # -- callers
 
@@ -174,6 +178,7 @@ class Simulation:
             )
             self.world.note(f"{node.name} is cut off for {seconds:.3f}")
             self.network.cut.add(node)
+            node.cut_until = self.world.now + seconds
             self.server.cut_listeners()
             self.world.later(seconds, partial(self.network.cut.discard, node))
 
@@ -185,6 +190,13 @@ class Simulation:
             self.world.note(f"Redis is away for {seconds:.3f}{' and forgets' if older else ''}")
             self.server.stop()
             self.world.later(seconds, partial(self.server.start, older))
+
+    def _silence(self) -> None:
+        """Redis hangs, or the network around it: it is the same process afterwards."""
+        if not (self.server.down or self.server.silent):
+            seconds = self.world.random.uniform(0.1, 2.5) * LEASE
+            self.world.note(f"Redis is silent for {seconds:.3f}")
+            self.server.be_silent(seconds)
 
     def _roll_back(self) -> None:
         """A failover: the replica has not seen the last writes, and is there at once or soon. Whatever cut it
@@ -251,6 +263,7 @@ class Simulation:
         self.calling = False
         self.network.loss = 0.0
         self.network.cut.clear()
+        self.server.silent_until = min(self.server.silent_until, self.world.now)
         if not self._alive():
             self.start_node()
 

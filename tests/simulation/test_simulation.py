@@ -14,6 +14,7 @@ from celery_lowkiq.rules import ownership as rules
 from celery_lowkiq.rules.ownership import Watch
 from celery_lowkiq.worker.exclusion import Cooperative
 from celery_lowkiq.worker.held import Held
+from celery_lowkiq.worker.holdings import Holdings
 from celery_lowkiq.worker.taking import Taking
 from tests.model.model import Model
 from tests.simulation import node
@@ -113,6 +114,7 @@ PLAIN = {
     "epochs grow by one": patched(Server, "acquire", _naive_epoch),
     "no check of owner and epoch": patched(Server, "_owned", value=_owned_by_anybody),
     "a failure is two changes": patched(Model, "settle", _loses_half_of_a_failure),
+    "an outage resets nothing that was seen": patched(Holdings, "doubt", value=lambda self, now: None),
     "nothing is ever taken": patched(Taking, "_free", value=lambda self, watch: False),
 }
 #: Rare: each with the faults that bring it to light, and a directed test of its own elsewhere.
