@@ -48,11 +48,25 @@ class Watch:
             restarted=self.restarted or (self.since is not None and state.server != self.seen.server),
         )
 
+    def doubted(self) -> Watch:
+        """The watch after a time in which Redis did not answer. An owner could not renew meanwhile, so its
+        silence begins anew; a lease without an owner is renewed by none, and goes on to run out.
+        """
+        return replace(self, since=None) if self.seen.owner else self
+
     def may_take(self, now: float, lease_seconds: float) -> bool:
         """Whether the shard is free: released, or its owner was silent for longer than its lease."""
         if self.since is None or now < self.not_before:
             return False
         return now >= self._free_at(self.since, lease_seconds)
+
+    def waits_until(self, lease_seconds: float) -> float | None:
+        """The monotonic time at which a shard is free whose last lease another Redis process gave; None for
+        any other.
+        """
+        if self.since is None or self.seen.owner or self._released():
+            return None
+        return self._free_at(self.since, lease_seconds)
 
     def _free_at(self, since: float, lease_seconds: float) -> float:
         if not self._released():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.ownership import Watch
@@ -60,10 +59,10 @@ class Holdings:
             self.held.pop(held.shard, None)
 
     def doubt(self, now: float) -> None:
-        """Tell the runs of shards that another node may have by now (monotonic, s). What was seen of others
-        is worth nothing either: while nobody could look, an owner could not renew.
+        """Tell the runs of shards that another node may have by now (monotonic, s). What was seen of other
+        owners is worth nothing either.
         """
-        self.watches = {shard: replace(watch, since=None) for shard, watch in self.watches.items()}
+        self.watches = {shard: watch.doubted() for shard, watch in self.watches.items()}
         for held in self.leases():
             if now >= held.deadline:
                 held.lost.set()

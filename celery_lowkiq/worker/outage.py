@@ -29,12 +29,12 @@ LONGEST_PAUSE = 1.0
 STORM = 10.0
 
 
-def pauses(jitter: Callable[[], float] = random.random) -> Iterator[float]:
+def pauses(jitter: Callable[[], float] = random.random, longest: float = LONGEST_PAUSE) -> Iterator[float]:
     """Seconds between attempts: doubling, and spread so that nodes do not come back in step."""
     pause = FIRST_PAUSE
     while True:
         yield pause * (0.5 + jitter() / 2)
-        pause = min(2 * pause, LONGEST_PAUSE)
+        pause = min(2 * pause, longest)
 
 
 class Outage:

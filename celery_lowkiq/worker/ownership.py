@@ -28,6 +28,9 @@ from .taking import Taking
 
 logger = logging.getLogger("celery_lowkiq.worker")
 
+#: Leases run out while others wait for Redis: the longest time between two attempts to renew them, in s.
+LONGEST_PAUSE = 0.25
+
 
 class Ownership:
     """Holds the node's leases. Lanes are told what to serve; the rest of the node asks nothing of it.
@@ -74,7 +77,7 @@ class Ownership:
         self._wake = threading.Event()
         self._draining = False
         self._abandoned = False
-        self._pauses = pauses()
+        self._pauses = pauses(longest=LONGEST_PAUSE)
         self.ended = False
         self._thread = threading.Thread(target=self._main, name="lowkiq-ownership", daemon=True)
 
@@ -163,7 +166,7 @@ class Ownership:
             self._holdings.doubt(self._clock.monotonic())
             return min(self._seconds / RENEWALS, next(self._pauses))
         self._outage.ends()
-        self._pauses = pauses()
+        self._pauses = pauses(longest=LONGEST_PAUSE)
         return min(self._seconds / RENEWALS, self._taking.next_look(self._wanted()))
 
     def _renew(self, stopping: bool) -> None:

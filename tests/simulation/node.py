@@ -34,6 +34,8 @@ class Network:
         self.seconds = lease_seconds
         #: How often a call gets lost, each way, and how often it arrives when its caller has given it up.
         self.loss = 0.0
+        #: How long a call is on its way at most, in s.
+        self.delay = 0.01 * lease_seconds
         self.cut: set[Machine] = set()
 
     def call(self, effect: Callable[[], Any]) -> Any:
@@ -69,7 +71,7 @@ class Network:
             self.world.note("a late call was refused")
 
     def _travel(self) -> int:
-        me().park(self.world.random.random() * 0.01 * self.seconds)
+        me().park(self.world.random.random() * self.delay)
         if self.server.down:
             raise StoreUnavailable("connection refused")
         if me().machine in self.cut or self.server.silent:

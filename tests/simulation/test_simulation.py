@@ -6,20 +6,25 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from unittest import mock
 
 import pytest
 
 from celery_lowkiq.rules import ownership as rules
+from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.ownership import Watch
 from celery_lowkiq.worker.exclusion import Cooperative
 from celery_lowkiq.worker.held import Held
 from celery_lowkiq.worker.holdings import Holdings
 from celery_lowkiq.worker.taking import Taking
 from tests.model.model import Model
-from tests.simulation import node
+from tests.simulation import node as nodes_of_simulation
+from tests.simulation.checks import Checks
+from tests.simulation.node import Network, Node
 from tests.simulation.server import Server
-from tests.simulation.simulate import simulate
+from tests.simulation.simulate import simulate, simulated
+from tests.simulation.world import World
 
 COUNT = int(os.environ.get("LOWKIQ_SIMULATIONS", "1000"))
 FIRST = int(os.environ.get("LOWKIQ_SIMULATION_SEED", "0"))
@@ -47,6 +52,43 @@ def test_a_seed_replays_whatever_the_hash_seed():
     first = trace("1")
     assert first.count(b"\n") > 5
     assert trace("2") == first
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("every", [8.0, 8.5, 9.0])
+def test_x_short_outages_do_not_begin_the_wait_for_a_lost_lease_anew(seed, every):
+    """X: shards that were released on another Redis process, T = 10 s, Redis away for 2.5 s every 9 s."""
+    assert owned_after(seed, outages=[number * every for number in range(1, 7)], away=2.5) < 12
+
+
+def test_x_such_a_shard_waits_for_one_lease_time():
+    """X: not for less, since a former owner may still work on it (its clock may be 5 % slow)."""
+    assert 10 <= owned_after(0, outages=[], away=0) < 12
+
+
+def owned_after(seed, outages, away, nodes=2, lease_seconds=10.0):
+    """When (virtual s) all shards have an owner."""
+    with simulated() as threading:
+        world, queue = World(seed), QueueSpec("q", shards=24)
+        server = Server(world, queue.shard_refs())
+        for shard in server.shards.values():
+            shard.epoch, shard.counter, shard.given_on = 5, 3, "before the restart"
+        network = Network(world, server, lease_seconds)
+        network.delay = 0.001
+        checks = Checks(world, server, "q", queue.shards, strict=False, lease_seconds=lease_seconds)
+        for number in range(nodes):
+            node = Node(
+                network, threading, checks, queue, f"n{number}", strict=False, lanes=4, restart=lambda: None
+            )
+            checks.nodes[node.name] = node
+        for at in outages:
+            world.at(at, server.stop)
+            # The same process: the network was away.
+            world.at(at + away, partial(setattr, server, "down", False))
+        world.run(60, lambda: all(shard.owner for shard in server.shards.values()))
+        world.end()
+        assert not world.violations
+        return world.now
 
 
 def _owned_by_anybody(self, lease):
@@ -110,7 +152,7 @@ def patched(target, name, make=None, value=None):
 #: Found within seconds, in any weather.
 PLAIN = {
     "a shard is taken too early": patched(rules, "TAKEOVER", value=0.3),
-    "strict has no timer": patched(node, "Strict", value=lambda timer: Cooperative()),
+    "strict has no timer": patched(nodes_of_simulation, "Strict", value=lambda timer: Cooperative()),
     "epochs grow by one": patched(Server, "acquire", _naive_epoch),
     "no check of owner and epoch": patched(Server, "_owned", value=_owned_by_anybody),
     "a failure is two changes": patched(Model, "settle", _loses_half_of_a_failure),
