@@ -130,7 +130,7 @@ class Checks:
             return
         if all(self.nodes[name].undisturbed_since(began) for name in (former, owner)):
             self._world.violated(
-                f"{owner} takes {shard} from {former}, which lives, {now - ended:.3f} after a silence of Redis"
+                f"{owner} takes {shard} from {former}, which lives, {now - ended:.3f} after Redis was silent"
             )
 
     # -- payloads

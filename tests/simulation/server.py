@@ -45,7 +45,7 @@ class Server:
         self.silent_from = self.silent_until = -math.inf
         #: How often it had started when that began.
         self.silent_start = 0
-        #: Told of each shard that a node takes from another one: the shard, its former owner, and the new one.
+        #: Told of each shard that a node takes from another one: shard, former owner, new owner.
         self.taken: Callable[[ShardRef, str, str], None] = lambda shard, former, owner: None
         self.clock = 1.7e9
         self.listeners: list = []
