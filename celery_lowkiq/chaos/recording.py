@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from celery_lowkiq.rules.claims import Claim, Settled, ToClaim, ToSettle
-from celery_lowkiq.rules.errors import StoreError
-from celery_lowkiq.rules.models import Lease, LeaseState, QueueSpec, ShardRef
+from celery_lowkiq.rules.claims import Claim, Settled, ToAcquire, ToClaim, ToSettle
+from celery_lowkiq.rules.errors import LowkiqError, StoreError
+from celery_lowkiq.rules.models import Lease
 from celery_lowkiq.store.store import RedisStore
 
 from .journal import Journal
@@ -48,14 +48,15 @@ class RecordedStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    def acquire(
-        self, queue: QueueSpec, shard: ShardRef, owner: str, seen: LeaseState, known_epoch: int
-    ) -> Lease:
+    def acquire_all(self, wanted: Sequence[ToAcquire], owner: str) -> list[Lease | LowkiqError]:
         """As the store's."""
         called_at = time.monotonic()
-        lease = self._store.acquire(queue, shard, owner, seen, known_epoch)
-        self._note("acquire", called_at=called_at, owner=owner, shard=shard.index, epoch=lease.epoch)
-        return lease
+        answers = self._store.acquire_all(wanted, owner)
+        for lease in answers:
+            if isinstance(lease, Lease):
+                shard, epoch = lease.shard.index, lease.epoch
+                self._note("acquire", called_at=called_at, owner=owner, shard=shard, epoch=epoch)
+        return answers
 
     def renew(
         self, leases: Sequence[Lease], lapsed: Sequence[bool] = (), stopping: bool = False

@@ -6,7 +6,7 @@ holds beyond its own, and takes what is free up to it. What a node holds within 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .models import ShardRef
@@ -57,9 +57,31 @@ def quotas(shards: int, lanes: Mapping[str, int]) -> dict[str, int]:
     return found
 
 
+class Room:
+    """How many more shards a node may have. Queues that the same nodes serve share one quota."""
+
+    def __init__(self, pools: Sequence[tuple[frozenset[str], int]], held: Sequence[ShardRef]) -> None:
+        """``pools``: queues, and the node's quota of all their shards; ``held`` is what it has."""
+        self._pool_of = {queue: number for number, (queues, _) in enumerate(pools) for queue in queues}
+        self._left = [quota for _, quota in pools]
+        for shard in held:
+            self.fill(shard.queue)
+
+    def left(self, queue: str) -> bool:
+        """Whether the node may have one more shard of a queue."""
+        return queue in self._pool_of and self._left[self._pool_of[queue]] > 0
+
+    def fill(self, queue: str) -> None:
+        """The node has one more."""
+        if queue in self._pool_of:
+            self._left[self._pool_of[queue]] -= 1
+
+
 def to_give_up(held: Sequence[ShardRef], busy: frozenset[ShardRef], quota: int) -> list[ShardRef]:
     """What a node holds beyond its quota: shards that are idle first, the last ones first."""
-    surplus = max(0, len(held) - quota)
+    surplus = len(held) - quota
+    if surplus <= 0:
+        return []
     return sorted(held, key=lambda shard: (shard in busy, [-shard.index], shard.queue))[:surplus]
 
 
@@ -68,13 +90,14 @@ def lane_for(loads: Sequence[int]) -> int:
     return min(range(len(loads)), key=lambda lane: (loads[lane], lane))
 
 
-def move_between(
-    lanes: Sequence[Sequence[ShardRef]], busy: frozenset[ShardRef]
-) -> tuple[ShardRef, int] | None:
-    """An idle shard to move, and the lane to move it to, when two lanes differ by more than one shard."""
+def moves(lanes: Sequence[Sequence[ShardRef]], busy: frozenset[ShardRef]) -> Iterator[tuple[ShardRef, int]]:
+    """Idle shards to move, each with the lane to move it to, until lanes differ by one shard at most."""
     loads = [len(shards) for shards in lanes]
-    if not loads or max(loads) - min(loads) <= 1:
-        return None
-    fullest = lanes[loads.index(max(loads))]
-    idle = [shard for shard in fullest if shard not in busy]
-    return (idle[-1], lane_for(loads)) if idle else None
+    idle = [[shard for shard in shards if shard not in busy] for shards in lanes]
+    while loads and max(loads) - min(loads) > 1:
+        fullest, emptiest = loads.index(max(loads)), lane_for(loads)
+        if not idle[fullest]:
+            return
+        yield idle[fullest].pop(), emptiest
+        loads[fullest] -= 1
+        loads[emptiest] += 1

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .models import Job, Lease, QueueSpec, Verdict
+from .models import Job, Lease, LeaseState, QueueSpec, ShardRef, Verdict
+
+
+@dataclass(frozen=True)
+class ToAcquire:
+    """A wish for a shard whose lease was ``seen``; ``known_epoch`` is the largest that the asker knows of."""
+
+    queue: QueueSpec
+    shard: ShardRef
+    seen: LeaseState
+    known_epoch: int
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from celery_lowkiq.rules.claims import Claim, InHand, Settled, ToClaim, ToSettle
-from celery_lowkiq.rules.errors import StoreError
+from celery_lowkiq.rules.errors import LowkiqError, StoreError
 from celery_lowkiq.rules.models import Fate, Lease, Verdict
 from celery_lowkiq.rules.priorities import turn
 
@@ -140,9 +140,9 @@ def settled(settle: ToSettle, replies: Sequence[Any]) -> Settled | StoreError:
     return Settled(frozenset(accepted), float(now), parse_time(next_due))
 
 
-def sound(answer: A | StoreError | None) -> A:
+def sound(answer: A | LowkiqError | None) -> A:
     """The answer, unless it is an error: then that is raised."""
-    if isinstance(answer, StoreError):
+    if isinstance(answer, LowkiqError):
         raise answer
     assert answer is not None
     return answer

@@ -8,7 +8,14 @@ from typing import Any
 import redis
 from redis import exceptions
 
-from celery_lowkiq.rules.errors import NotOwner, QueueFull, StoreError, StoreFull, StoreUnavailable
+from celery_lowkiq.rules.errors import (
+    LowkiqError,
+    NotOwner,
+    QueueFull,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+)
 
 from .access import access_error
 from .scripts import Call, Script
@@ -163,8 +170,8 @@ def _ours(replies: list[Any]) -> list[Any]:
 
 
 def raise_refused(replies: list[Any]) -> list[Any]:
-    """The replies, unless one is a StoreError: then that is raised."""
+    """The replies, unless one is an error of ours: then that is raised."""
     for reply in replies:
-        if isinstance(reply, StoreError):
+        if isinstance(reply, LowkiqError):
             raise reply
     return replies

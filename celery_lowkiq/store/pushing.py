@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
+from celery_lowkiq.rules.errors import LowkiqError, StoreUnavailable
 from celery_lowkiq.rules.models import NewJob, QueueSpec, ShardRef
 from celery_lowkiq.rules.priorities import MOST_URGENT
 
@@ -76,7 +76,7 @@ def push_call(queue: QueueSpec, shard: ShardRef, sender: Sender, jobs: Sequence[
 def taken(turn: Mapping[ShardRef, Sequence[NewJob]], replies: Sequence[Any]) -> list[NewJob]:
     """The jobs of the shards that did not refuse them."""
     answers = zip(turn.values(), replies, strict=True)
-    return [job for jobs, reply in answers if not isinstance(reply, StoreError) for job in jobs]
+    return [job for jobs, reply in answers if not isinstance(reply, LowkiqError) for job in jobs]
 
 
 def patiently(pauses: Iterator[float], ask: Callable[[], T]) -> T:

@@ -43,24 +43,26 @@ class Registry:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    def admit(self, queue: QueueSpec, shard: ShardRef) -> None:
-        """Make the shard take scripts that declare ``queue.shards``.
+    def admit(self, queue: QueueSpec, shards: Sequence[ShardRef]) -> None:
+        """Make the shards take scripts that declare ``queue.shards``.
 
         Raises ShardCountMismatch when jobs of another count are left, FormatMismatch, StoreError.
         """
         deadline = time.monotonic() + CLOSED_SECONDS
-        while True:
+        while shards:
             stored = self._register(queue)
             if stored.shards != queue.shards:
                 stored = self._adopt(queue, stored.shards)
             # Somebody changes the count now, unless he died over it.
             reopen = time.monotonic() > deadline
-            (reply,) = self._write([shard], str(queue.shards), stored, reopen)
-            if reply != CLOSED_BY_SOMEBODY:
-                break
-            threading.Event().wait(CLOSED_LOOK)
-        if not reply:
-            raise ShardCountMismatch(queue.name, self._copy(shard) or stored.shards, queue.shards)
+            replies = self._write(shards, str(queue.shards), stored, reopen)
+            if 0 in replies:
+                known = self._copy(shards[replies.index(0)]) or stored.shards
+                raise ShardCountMismatch(queue.name, known, queue.shards)
+            answers = zip(shards, replies, strict=True)
+            shards = [shard for shard, reply in answers if reply == CLOSED_BY_SOMEBODY]
+            if shards:
+                threading.Event().wait(CLOSED_LOOK)
 
     def as_stored(self, queues: Sequence[QueueSpec]) -> list[QueueSpec]:
         """The queues with the numbers of shards that are stored, in one round trip; one that is not is as
@@ -114,7 +116,7 @@ class Registry:
             raise ShardCountMismatch(queue.name, current.shards, queue.shards)
         return current
 
-    def _write(self, shards: list[ShardRef], value: str, known: Registered, reopen: bool) -> list[int]:
+    def _write(self, shards: Sequence[ShardRef], value: str, known: Registered, reopen: bool) -> list[int]:
         """For each shard: 1, 0 where it has jobs of another count, CLOSED_BY_SOMEBODY."""
         pause = {"pause": known.pause, "since": known.since}
         calls = [

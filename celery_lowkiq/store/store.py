@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import redis
 
 from celery_lowkiq.rules.checkup import Server
-from celery_lowkiq.rules.claims import Claim, Due, InHand, Settled, ToClaim, ToSettle
-from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
+from celery_lowkiq.rules.claims import Claim, Due, InHand, Settled, ToAcquire, ToClaim, ToSettle
+from celery_lowkiq.rules.errors import LowkiqError, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Lease, LeaseState, NewJob, QueueSpec, ShardRef, Verdict, shard_of
 from celery_lowkiq.rules.rate import TokenRequest, Tokens, capacity
 from celery_lowkiq.rules.reports import Heard, NodeNews
 
+from .acquiring import acquire_call, acquired
 from .batches import claim_call, claimed, open_claims, owned, settle_calls, settled, sound
 from .client import Client, ShardsDiffer, raise_refused
 from .dropping import Dropped, DropsOfPush
@@ -127,15 +130,40 @@ class RedisStore:
         """Replies of calls that name the shard count, registering shards that do not know it yet. What they
         are, is heard of before the first error among them is raised.
         """
-        replies = self.client.calls([call for _, call in calls])
-        for position, (shard, call) in enumerate(calls):
-            attempts = iter(range(ADMISSIONS))
-            while isinstance(replies[position], ShardsDiffer) and next(attempts, None) is not None:
-                self._registry.admit(queue, shard)
-                (replies[position],) = self.client.calls([call])
+        replies = self._answers([(queue, shard, call) for shard, call in calls])
         if hear is not None:
             hear(replies)
         return raise_refused(replies)
+
+    def _answers(self, calls: Sequence[tuple[QueueSpec, ShardRef, Call]]) -> list[Any]:
+        """Replies of calls that name the shard count, each an error of its own where it is refused.
+        Shards that do not know the count yet are registered, those of a queue at once. Raises
+        StoreUnavailable.
+        """
+        replies = self.client.calls([call for *_, call in calls])
+        for _ in range(ADMISSIONS):
+            differing = [n for n, reply in enumerate(replies) if isinstance(reply, ShardsDiffer)]
+            if not differing:
+                break
+            refused = self._admit([calls[n][:2] for n in differing])
+            for n in differing:
+                replies[n] = refused.get(calls[n][0].name, replies[n])
+            admitted = [n for n in differing if calls[n][0].name not in refused]
+            for n, reply in zip(admitted, self.client.calls([calls[n][2] for n in admitted]), strict=True):
+                replies[n] = reply
+        return replies
+
+    def _admit(self, strangers: Sequence[tuple[QueueSpec, ShardRef]]) -> dict[str, LowkiqError]:
+        """Why queues cannot be registered, by name. Raises StoreUnavailable."""
+        refused: dict[str, LowkiqError] = {}
+        for queue, of_queue in groupby(strangers, key=itemgetter(0)):
+            try:
+                self._registry.admit(queue, [shard for _, shard in of_queue])
+            except StoreUnavailable:
+                raise
+            except LowkiqError as error:
+                refused[queue.name] = error
+        return refused
 
     # -- leases
 
@@ -163,26 +191,17 @@ class RedisStore:
     def acquire(
         self, queue: QueueSpec, shard: ShardRef, owner: str, seen: LeaseState, known_epoch: int
     ) -> Lease:
-        """Take the shard if its lease is still as ``seen``, and recover what was in processing.
+        """Only one of :meth:`acquire_all`. Raises NotOwner, ShardCountMismatch, StoreError."""
+        (answer,) = self.acquire_all([ToAcquire(queue, shard, seen, known_epoch)], owner)
+        return sound(answer)
 
-        Raises NotOwner when the lease has changed since, ShardCountMismatch, StoreError.
+    def acquire_all(self, wanted: Sequence[ToAcquire], owner: str) -> list[Lease | LowkiqError]:
+        """Take each shard whose lease is still as ``seen``, and recover what was in processing, in one round
+        trip. Answers may be errors of their own: NotOwner when a lease has changed since, ShardCountMismatch.
+        Raises StoreUnavailable.
         """
-        call = load("acquire").call(
-            shard_keys(shard),
-            owner=owner,
-            seen_owner=id_bytes(seen.owner),
-            seen_epoch=seen.epoch,
-            seen_counter=seen.counter,
-            seen_server=seen.server,
-            known_epoch=known_epoch,
-            shards=queue.shards,
-            merge=queue.merge.value,
-            policy=queue.policy,
-            max_crashes=queue.max_crashes,
-            poison_error=queue.poison_error,
-        )
-        ((epoch, server),) = self.admitted(queue, [(shard, call)])
-        return Lease(shard, owner, int(epoch), server.decode())
+        replies = self._answers([(one.queue, one.shard, acquire_call(one, owner)) for one in wanted])
+        return [acquired(one.shard, owner, reply) for one, reply in zip(wanted, replies, strict=True)]
 
     def renew(
         self, leases: Sequence[Lease], lapsed: Sequence[bool] = (), stopping: bool = False

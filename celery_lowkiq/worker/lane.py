@@ -39,7 +39,9 @@ class Lane:
         self._held: dict[ShardRef, Held] = {}
         self._working: ShardRef | None = None
         self._work = Work(self, around)
+        #: Whether to ask about all shards, and those that were never asked about, in order.
         self._refresh = False
+        self._unknown: dict[ShardRef, None] = {}
         self._idle = False
         self._poll_at = around.clock.monotonic() + around.poll_interval
         self._stopping_at: float | None = None
@@ -69,13 +71,15 @@ class Lane:
         """Work a shard from now on."""
         with self._changed:
             self._held[held.shard] = held
-            self._refresh = True
+            # To ask about all of them for each one that comes is quadratic while a node takes its shards.
+            self._unknown[held.shard] = None
             self._changed.notify()
 
     def drop(self, shard: ShardRef) -> None:
         """Begin nothing more of a shard; it is out of the lane's hands when it is not ``working`` on it."""
         with self._changed:
             self._held.pop(shard, None)
+            self._unknown.pop(shard, None)
             self._agenda.forget(shard)
 
     def hear(self, shard: ShardRef, perform_in: float) -> None:
@@ -91,17 +95,20 @@ class Lane:
             self._refresh = True
             self._changed.notify()
 
-    def questions(self, asking: bool) -> list[Question]:
-        """What it would ask about its shards; nothing when it is busy, unless it is the one ``asking``."""
+    def questions(self, asking: bool, everything: bool) -> list[Question]:
+        """What it would ask about its shards, or about those only that it has never asked about; nothing when
+        it is busy, unless it is the one ``asking``.
+        """
         with self._changed:
             if not (asking or self._idle):
                 return []
-            # Whatever it was to ask for, is asked for now.
-            self._refresh = False
-            self._poll_at = self._around.clock.monotonic() + self._around.poll_interval
-            return [
-                Question(shard, held.in_hand, self._agenda.ask(shard)) for shard, held in self._held.items()
-            ]
+            shards, self._unknown = self._unknown, {}
+            if everything:
+                # Whatever it was to ask for, is asked for now.
+                shards = dict.fromkeys(self._held)
+                self._refresh = False
+                self._poll_at = self._around.clock.monotonic() + self._around.poll_interval
+            return [Question(shard, self._held[shard].in_hand, self._agenda.ask(shard)) for shard in shards]
 
     def learn(self, answers: Sequence[tuple[Question, Due]]) -> None:
         """The answers."""
@@ -118,6 +125,11 @@ class Lane:
             for shard in self._held:
                 self._agenda.hear(shard, self._agenda.now())
             self._changed.notify()
+
+    @property
+    def load(self) -> int:
+        """How many shards it serves now."""
+        return len(self._held)
 
     @property
     def working(self) -> frozenset[ShardRef]:
@@ -170,15 +182,17 @@ class Lane:
         """
         if self._stopping_at is not None:
             return None
-        if self._take_refresh():
-            self._around.survey().ask(self, self._gives_up)
+        everything = self._take_refresh()
+        if everything or self._unknown:
+            self._around.survey().ask(self, everything, self._gives_up)
         with self._changed:
             due, now = self._workable(), self._agenda.now()
             shard = self._scheduler(due, now)
             if shard is not None:
                 self._working = shard
                 return self._held[shard]
-            if not self._refresh and self._stopping_at is None and not self._work.unsettled:
+            told = self._refresh or self._unknown or self._stopping_at is not None
+            if not told and not self._work.unsettled:
                 # What is due and not picked is offered again with the next reason to look, or the next poll.
                 coming = min((when for when in due.values() if when > now), default=None)
                 left = self._agenda.seconds_until(coming)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from celery_lowkiq.rules.balance import Member, quotas, to_give_up
+from celery_lowkiq.rules.balance import Member, Room, quotas, to_give_up
 from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 
@@ -72,10 +72,9 @@ class Membership:
         others = (member for member in self._seen[queue].values() if member.alive(now, self._seconds))
         return {self._owner: self._lanes, **{member.name: member.lanes for member in others}}
 
-    def below_quota(self, shard: ShardRef, held: Sequence[ShardRef]) -> bool:
-        """Whether a node that has these may have one more shard of that queue."""
-        queues, quota = next(pool for pool in self._pools() if shard.queue in pool[0])
-        return len(_of_queues(held, queues)) < quota
+    def room(self, held: Sequence[ShardRef]) -> Room:
+        """How many more shards a node that has these may have."""
+        return Room(self._pools(), held)
 
     def surplus(self, held: Sequence[ShardRef], busy: frozenset[ShardRef]) -> list[ShardRef]:
         """What a node that has these, and works on the ``busy`` ones now, is to give up."""

@@ -78,6 +78,8 @@ class Ownership:
         self._draining = False
         self._abandoned = False
         self._pauses = pauses(longest=LONGEST_PAUSE)
+        #: When the leases are to be renewed next (monotonic).
+        self._renew_at = 0.0
         self.ended = False
         self._thread = threading.Thread(target=self._main, name="lowkiq-ownership", daemon=True)
 
@@ -145,18 +147,22 @@ class Ownership:
         until = self._clock.monotonic() + seconds
         while not self._wake.is_set() and (left := until - self._clock.monotonic()) > 0:
             self._wake.wait(min(left, WAITING / 2))
-            for lane in self._lanes:
-                lane.give_back(self._clock.monotonic())
+            self._give_back()
+
+    def _give_back(self) -> None:
+        for lane in self._lanes:
+            lane.give_back(self._clock.monotonic())
 
     def _turn(self) -> float:
         """Renew, share, look, take; seconds until the next turn."""
         self._outage.asks()
+        self._renew_at = self._clock.monotonic() + self._seconds / RENEWALS
         try:
             self._renew(stopping=False)
             self._evictions.look()
             self._attend()
-            self._sharing.share(self._served)
-            self._take()
+            done = self._sharing.share(self._served, self._in_time)
+            done = self._take() and done
             self._partings.tell(self._wanted())
             self._sharing.level()
             self._alarms.look()
@@ -167,7 +173,16 @@ class Ownership:
             return min(self._seconds / RENEWALS, next(self._pauses))
         self._outage.ends()
         self._pauses = pauses(longest=LONGEST_PAUSE)
+        if not done:
+            return 0.0
         return min(self._seconds / RENEWALS, self._taking.next_look(self._wanted()))
+
+    def _in_time(self) -> bool:
+        """Whether a turn with much to do may go on: no renewal is due. What waits behind long runs is given
+        back meanwhile.
+        """
+        self._give_back()
+        return self._clock.monotonic() < self._renew_at
 
     def _renew(self, stopping: bool) -> None:
         held = [one for one in self._holdings.leases() if not self._given_up(one)]
@@ -204,12 +219,17 @@ class Ownership:
     def _wanted(self) -> list[ShardRef]:
         return self._holdings.wanted(self._served)
 
-    def _take(self) -> None:
+    def _take(self) -> bool:
+        """What is free, for as long as there is time; whether that was all. What this node is told meanwhile
+        ends it.
+        """
         self._taking.look(self._wanted())
-        for shard in self._wanted():
-            # What is said meanwhile holds for the rest of the turn.
-            if shard.queue in self._to_serve and not self._draining:
-                self._taking.take_if_free(shard)
+        serving = self._to_serve
+
+        def go_on() -> bool:
+            return self._in_time() and self._to_serve is serving and not self._draining
+
+        return self._taking.take((s for s in self._wanted() if s.queue in serving), go_on)
 
     # -- the end
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from celery_lowkiq.rules.checkup import Server
-from celery_lowkiq.rules.claims import Claim, Due, InHand, Settled, ToClaim, ToSettle
-from celery_lowkiq.rules.errors import StoreError
+from celery_lowkiq.rules.claims import Claim, Due, InHand, Settled, ToAcquire, ToClaim, ToSettle
+from celery_lowkiq.rules.errors import LowkiqError, StoreError
 from celery_lowkiq.rules.models import Batch, Lease, LeaseState, QueueSpec, ShardRef, Verdict
 from celery_lowkiq.rules.rate import TokenRequest, Tokens
 from celery_lowkiq.rules.reports import Heard, NodeNews
@@ -34,12 +34,9 @@ class Store(Protocol):
     def observe(self, shards: Sequence[ShardRef]) -> list[LeaseState]:
         """Leases of the shards as they stand now, in one round trip."""
 
-    def acquire(
-        self, queue: QueueSpec, shard: ShardRef, owner: str, seen: LeaseState, known_epoch: int
-    ) -> Lease:
-        """Take the shard if its lease is still as ``seen``, and recover what was in processing.
-
-        Raises NotOwner when the lease has changed since, ShardCountMismatch.
+    def acquire_all(self, wanted: Sequence[ToAcquire], owner: str) -> list[Lease | LowkiqError]:
+        """Take each shard whose lease is still as ``seen``, and recover what was in processing, in one round
+        trip. Answers may be errors of their own: NotOwner when a lease has changed since, ShardCountMismatch.
         """
 
     def renew(

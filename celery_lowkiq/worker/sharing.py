@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from celery_lowkiq.rules.balance import move_between
+from celery_lowkiq.rules.balance import moves
 from celery_lowkiq.rules.errors import NotOwner
 from celery_lowkiq.rules.models import ShardRef
 
@@ -39,8 +39,10 @@ class Sharing:
         self._heartbeat = heartbeat
         self._membership = membership
 
-    def share(self, served: Collection[str]) -> None:
-        """Beat, and give up, one finished batch at a time, what is other nodes' share. Raises StoreError."""
+    def share(self, served: Collection[str], go_on: Callable[[], bool]) -> bool:
+        """Beat, and give up, one finished batch at a time, what is other nodes' share, for as long as
+        ``go_on()``; whether that was all. Raises StoreError.
+        """
         holdings = self._holdings
         if self._membership is not None:
             self._membership.meet()
@@ -53,20 +55,22 @@ class Sharing:
             if shard.queue not in served and shard not in holdings.leaving:
                 self._give(shard)
         for shard in sorted(holdings.leaving):
+            if not go_on():
+                return False
             idle = not holdings.works_on(shard)
             # A lane may have lost it a moment ago.
             held = holdings.held.get(shard)
             if idle and held is not None:
                 self._hand_over(held)
+        return True
 
     def level(self) -> None:
         """Shards change lanes only when nothing of them is in a lane's hands."""
+        loads = [lane.load for lane in self._lanes]
+        if self._membership is None or max(loads, default=0) - min(loads, default=0) <= 1:
+            return
         lane_of = self._holdings.lane_of
-        while self._membership is not None:
-            move = move_between([lane.shards() for lane in self._lanes], self._busy())
-            if move is None:
-                return
-            shard, lane = move
+        for shard, lane in moves([lane.shards() for lane in self._lanes], self._busy()):
             lane_of[shard].drop(shard)
             if not self._holdings.works_on(shard):
                 lane_of[shard] = self._lanes[lane]

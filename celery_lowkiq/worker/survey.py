@@ -31,17 +31,21 @@ class Question:
 
 
 class Survey:
-    """Asked by the lane whose time has come, for all that are idle: one round trip a poll and node."""
+    """Asked by the lane whose time has come, for all that are idle: one round trip a poll and node, and one
+    each time that shards come.
+    """
 
     def __init__(self, store: Store, outage: Outage, lanes: Sequence[Lane]) -> None:
         self._store = store
         self._outage = outage
         self._lanes = lanes
 
-    def ask(self, asking: Lane, give_up: Callable[[], bool]) -> None:
-        """Tell the lanes when their shards have work next."""
-        asked = [(lane, lane.questions(asking is lane)) for lane in self._lanes]
+    def ask(self, asking: Lane, everything: bool, give_up: Callable[[], bool]) -> None:
+        """Tell the lanes when their shards have work next: all, or those that were never asked about."""
+        asked = [(lane, lane.questions(asking is lane, everything)) for lane in self._lanes]
         questions = [question for _, several in asked for question in several]
+        if not questions:
+            return
         shards = [question.shard for question in questions]
         in_hand = [question.in_hand for question in questions]
         try:

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from celery_lowkiq.rules.balance import lane_for
-from celery_lowkiq.rules.errors import (
-    FormatMismatch,
-    NotOwner,
-    ShardCountMismatch,
-    StoreError,
-    StoreUnavailable,
-)
-from celery_lowkiq.rules.models import ShardRef
+from celery_lowkiq.rules.balance import Room, lane_for
+from celery_lowkiq.rules.claims import ToAcquire
+from celery_lowkiq.rules.errors import LowkiqError, NotOwner, StoreUnavailable
+from celery_lowkiq.rules.models import Lease, ShardRef
 from celery_lowkiq.rules.ownership import Watch
 
 from .held import Held
 from .holdings import Holdings
 from .lane import Lane
 from .membership import Membership
+from .progress import Progress
 from .surroundings import Surroundings
 
 logger = logging.getLogger("celery_lowkiq.worker")
 
 #: After a refusal that only people can mend (another shard count) a queue is tried again so often, in s.
 REFUSED_AGAIN = 60.0
+#: So many shards are acquired in one round trip: some ms of work for Redis.
+SLICE = 100
 
 
 class Taking:
@@ -50,6 +48,7 @@ class Taking:
         self._owner = owner
         self._lanes = lanes
         self._membership = membership
+        self._progress = Progress(around.clock)
 
     def look(self, shards: Sequence[ShardRef]) -> None:
         """See how the leases of others fare. Raises StoreError."""
@@ -65,43 +64,63 @@ class Taking:
         looks = (self._holdings.watches[shard].next_look(now, self._seconds) for shard in shards)
         return min(looks, default=float("inf"))
 
-    def take_if_free(self, shard: ShardRef) -> None:
-        """Raises StoreError when Redis is away; a refusal puts off all shards of the queue."""
-        watch = self._holdings.watches[shard]
-        if self._free(watch):
-            self._take(watch)
+    def take(self, shards: Iterable[ShardRef], go_on: Callable[[], bool]) -> bool:
+        """Acquire those that are free, a slice at a time for as long as ``go_on()``; whether that was all. A
+        refusal puts off all shards of the queue. Raises StoreError when Redis is away.
+        """
+        free = self._free_ones(shards)
+        self._progress.begin(len(self._holdings.held), len(free))
+        for start in range(0, len(free), SLICE):
+            if start and not go_on():
+                return False
+            self._acquire(free[start : start + SLICE])
+            self._progress.tell(len(self._holdings.held))
+        return True
 
-    def _free(self, watch: Watch) -> bool:
+    def _free_ones(self, shards: Iterable[ShardRef]) -> list[Watch]:
+        """In their order, up to the node's share."""
+        room = None if self._membership is None else self._membership.room(list(self._holdings.held))
+        found = []
+        for shard in shards:
+            watch = self._holdings.watches[shard]
+            if self._free(watch, room):
+                found.append(watch)
+                if room is not None:
+                    room.fill(shard.queue)
+        return found
+
+    def _free(self, watch: Watch, room: Room | None) -> bool:
         """Never while a thread of this node still works on an older epoch."""
         if watch.shard in self._holdings.held or self._holdings.works_on(watch.shard):
             return False
         now = self._clock.monotonic()
         return watch.ours(self._owner) or (
             watch.may_take(now, self._seconds)
-            and (watch.orphaned(now, self._seconds) or self._below_quota(watch.shard))
+            and (watch.orphaned(now, self._seconds) or room is None or room.left(watch.queue.name))
         )
 
-    def _below_quota(self, shard: ShardRef) -> bool:
-        return self._membership is None or self._membership.below_quota(shard, list(self._holdings.held))
-
-    def _take(self, watch: Watch) -> None:
+    def _acquire(self, watches: Sequence[Watch]) -> None:
+        wanted = [ToAcquire(one.queue, one.shard, one.seen, one.known_epoch) for one in watches]
         sent_at = self._clock.monotonic()
-        try:
-            lease = self._store.acquire(watch.queue, watch.shard, self._owner, watch.seen, watch.known_epoch)
-        except NotOwner:
-            return
-        except StoreUnavailable:
-            raise
-        except (ShardCountMismatch, FormatMismatch, StoreError) as error:
-            logger.error("queue %s is not served: %s", watch.queue.name, error)
-            self._put_off(watch.queue.name, sent_at + REFUSED_AGAIN)
-            return
-        held = Held(watch.queue, lease, self._seconds, sent_at)
+        answers = self._store.acquire_all(wanted, self._owner)
+        refused: dict[str, LowkiqError] = {}
+        for watch, answer in zip(watches, answers, strict=True):
+            if isinstance(answer, StoreUnavailable):
+                raise answer
+            if isinstance(answer, Lease):
+                self._hold(Held(watch.queue, answer, self._seconds, sent_at))
+            elif not isinstance(answer, NotOwner):
+                refused.setdefault(watch.queue.name, answer)
+        for queue, error in refused.items():
+            logger.error("queue %s is not served: %s", queue, error)
+            self._put_off(queue, sent_at + REFUSED_AGAIN)
+
+    def _hold(self, held: Held) -> None:
         self._holdings.add(held)
         if self._membership is not None:
-            loads = [len(lane.shards()) for lane in self._lanes]
-            self._holdings.lane_of[watch.shard] = self._lanes[lane_for(loads)]
-        self._holdings.lane_of[watch.shard].serve(held)
+            lane = self._lanes[lane_for([lane.load for lane in self._lanes])]
+            self._holdings.lane_of[held.shard] = lane
+        self._holdings.lane_of[held.shard].serve(held)
 
     def _put_off(self, queue: str, until: float) -> None:
         watches = self._holdings.watches

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from celery_lowkiq.rules import checkup
-from celery_lowkiq.rules.claims import Due, InHand, ToClaim, ToSettle
+from celery_lowkiq.rules.claims import Due, InHand, ToAcquire, ToClaim, ToSettle
 from celery_lowkiq.rules.errors import LowkiqError, StoreUnavailable
 from celery_lowkiq.rules.models import Batch, Fate, Lease, LeaseState, QueueSpec, ShardRef, Verdict
 from celery_lowkiq.rules.ownership import EXIT_PATIENCE
@@ -132,10 +132,11 @@ class SimStore:
     def observe(self, shards: Sequence[ShardRef]) -> list[LeaseState]:
         return self._call(lambda: self._server.observe(shards))
 
-    def acquire(
-        self, queue: QueueSpec, shard: ShardRef, owner: str, seen: LeaseState, known_epoch: int
-    ) -> Lease:
-        return self._call(lambda: self._server.acquire(shard, owner, seen, known_epoch))
+    def acquire_all(self, wanted: Sequence[ToAcquire], owner: str) -> list[Lease | LowkiqError]:
+        def acquire(one: ToAcquire) -> Lease:
+            return self._server.acquire(one.shard, owner, one.seen, one.known_epoch)
+
+        return self._call(lambda: [_answer(partial(acquire, one)) for one in wanted])
 
     def renew(
         self, leases: Sequence[Lease], lapsed: Sequence[bool] = (), stopping: bool = False

@@ -124,11 +124,11 @@ def _settles_any_claim(settle):
 
 
 def _free_while_it_works(free):
-    def mutant(self, watch):
+    def mutant(self, watch, room):
         lane = self._holdings.lane_of[watch.shard]
         working, lane._working = lane._working, None
         try:
-            return free(self, watch)
+            return free(self, watch, room)
         finally:
             lane._working = working
 
@@ -157,7 +157,7 @@ PLAIN = {
     "no check of owner and epoch": patched(Server, "_owned", value=_owned_by_anybody),
     "a failure is two changes": patched(Model, "settle", _loses_half_of_a_failure),
     "an outage resets nothing that was seen": patched(Holdings, "doubt", value=lambda self, now: None),
-    "nothing is ever taken": patched(Taking, "_free", value=lambda self, watch: False),
+    "nothing is ever taken": patched(Taking, "_free", value=lambda self, watch, room: False),
 }
 #: Rare: each with the faults that bring it to light, and a directed test of its own elsewhere.
 RARE = {

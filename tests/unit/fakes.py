@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 
 from celery_lowkiq.rules.checkup import Server
-from celery_lowkiq.rules.claims import Claim, Due, InHand, Settled, ToClaim, ToSettle
-from celery_lowkiq.rules.errors import NotOwner, StoreError, StoreUnavailable
+from celery_lowkiq.rules.claims import Claim, Due, InHand, Settled, ToAcquire, ToClaim, ToSettle
+from celery_lowkiq.rules.errors import LowkiqError, NotOwner, StoreError, StoreUnavailable
 from celery_lowkiq.rules.history import Sample
 from celery_lowkiq.rules.models import (
     Batch,
@@ -38,6 +38,9 @@ class FakeStore:
         self.settled: list[tuple[str, Fate]] = []
         self.pushed: list[tuple[ShardRef, float]] = []
         self.refreshes = 0
+        #: How many shards were asked about, and how many each acquire was to take.
+        self.asked = 0
+        self.acquired: list[int] = []
         self.number = 0
         self.in_hands: list[InHand | None] = []
         self.forgiven: list[Lease] = []
@@ -85,9 +88,12 @@ class FakeStore:
         with self.lock:
             return [self.leases.get(shard, LeaseState()) for shard in shards]
 
-    def acquire(
-        self, queue: QueueSpec, shard: ShardRef, owner: str, seen: LeaseState, known_epoch: int
-    ) -> Lease:
+    def acquire_all(self, wanted: list[ToAcquire], owner: str) -> list[Lease | LowkiqError]:
+        self.acquired.append(len(wanted))
+        return [self._answer(lambda one: self.acquire(one, owner), one) for one in wanted]
+
+    def acquire(self, one: ToAcquire, owner: str) -> Lease:
+        shard, seen, known_epoch = one.shard, one.seen, one.known_epoch
         self._maybe_fail("acquire")
         with self.lock:
             if self.leases.get(shard, LeaseState()) != seen:
@@ -134,7 +140,7 @@ class FakeStore:
             return act(asked)
         except StoreUnavailable:
             raise
-        except StoreError as error:
+        except LowkiqError as error:
             return error
 
     def claim(self, wish: ToClaim) -> Claim:
@@ -233,6 +239,7 @@ class FakeStore:
         self._maybe_fail("next_due")
         with self.lock:
             self.refreshes += 1
+            self.asked += len(shards)
             return [Due(self._next_due(shard), time.time()) for shard in shards]
 
     def tokens(self, asked: TokenRequest) -> Tokens:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_lowkiq.rules.balance import Member, lane_for, move_between, quotas, to_give_up
+from celery_lowkiq.rules.balance import Member, Room, lane_for, moves, quotas, to_give_up
 from celery_lowkiq.rules.errors import ConfigurationError, NotOwner
 from celery_lowkiq.rules.models import Fate, Lease, QueueSpec, ShardRef
 from celery_lowkiq.rules.splitters import by_node_splitter, lease_splitter
@@ -54,10 +54,21 @@ def test_shards_taken_in_order_are_dealt_as_lowkiq_deals_them():
 
 def test_shards_move_between_lanes_only_when_idle_and_worth_it():
     a, b, c = (ShardRef("q", n) for n in range(3))
-    assert move_between([[a, b], [c]], frozenset()) is None
-    assert move_between([[a, b, c], [], []], frozenset()) == (c, 1)
-    assert move_between([[a, b, c], []], frozenset({c})) == (b, 1)
-    assert move_between([[a, b, c], []], frozenset({a, b, c})) is None
+    assert list(moves([[a, b], [c]], frozenset())) == []
+    assert list(moves([[a, b, c], [], []], frozenset())) == [(c, 1), (b, 2)]
+    assert list(moves([[a, b, c], []], frozenset({c}))) == [(b, 1)]
+    assert list(moves([[a, b, c], []], frozenset({a, b, c}))) == []
+    assert list(moves([], frozenset())) == []
+
+
+def test_queues_that_the_same_nodes_serve_share_their_room():
+    room = Room([(frozenset({"a", "b"}), 3), (frozenset({"c"}), 1)], [ShardRef("a", 0), ShardRef("gone", 1)])
+    assert [room.left(queue) for queue in ("a", "b", "c", "gone")] == [True, True, True, False]
+    room.fill("b")
+    assert room.left("a")
+    room.fill("a")
+    room.fill("gone")
+    assert [room.left(queue) for queue in ("a", "b", "c")] == [False, False, True]
 
 
 class TestMember:
@@ -206,7 +217,7 @@ def test_a_shard_that_is_lost_while_it_is_given_away_is_just_gone(step):
         holdings.lane_of[shard] = LosesIt(ownership, lane, holdings.held[shard])
     if step == "share":
         holdings.leaving.update(SHARDS[2:])
-        sharing.share({"q"})
+        assert sharing.share({"q"}, go_on=lambda: True)
     else:
         sharing.level()
     assert SHARDS[3] not in holdings.held

@@ -182,10 +182,10 @@ def test_a_queue_with_another_shard_count_is_not_served_and_the_others_are(node,
     one = node(queues=[Q, other])
     acquire = one.store.acquire
 
-    def mismatch(queue, shard, *more):
-        if queue == Q:
+    def mismatch(one, owner):
+        if one.queue == Q:
             raise ShardCountMismatch("q", 7, 4)
-        return acquire(queue, shard, *more)
+        return acquire(one, owner)
 
     one.store.acquire = mismatch
     one.store.push(ShardRef("other", 0), "1", announce=False)
@@ -240,8 +240,9 @@ def test_an_acquire_whose_reply_was_lost_is_not_waited_for(node):
     acquire = one.store.acquire
     lost = []
 
-    def loses_one_reply(*args):
-        lease = acquire(*args) if not one.store.leases.get(args[1]) else Lease(args[1], "me", 1)
+    def loses_one_reply(wish, owner):
+        known = one.store.leases.get(wish.shard)
+        lease = Lease(wish.shard, "me", 1) if known else acquire(wish, owner)
         if not lost:
             lost.append(lease.shard)
             raise StoreUnavailable("reply lost")

@@ -9,6 +9,7 @@ import pytest
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.rules.splitters import default_splitter, lease_splitter
+from celery_lowkiq.worker.taking import SLICE
 from tests.unit.nodes import Q, once
 from tests.waiting import eventually
 
@@ -69,14 +70,15 @@ def test_a_node_that_cannot_leave_the_members_tries_again(node):
 
 
 def test_what_is_said_in_the_middle_of_a_turn_holds_for_the_rest_of_it(node):
-    one = node(queues=[Q], splitter=lease_splitter)
-    acquired = []
+    queue = QueueSpec("many", shards=SLICE + 1)
+    one = node(queues=[queue], splitter=lease_splitter)
+    acquire_all = one.store.acquire_all
 
-    def quiet_at_the_first(is_after):
-        acquired.append(is_after)
+    def quiet_at_the_first(wanted, owner):
         one.runtime.quiet(True)
+        return acquire_all(wanted, owner)
 
-    one.store.fail["acquire"] = quiet_at_the_first
+    one.store.acquire_all = quiet_at_the_first
     one.start()
-    eventually(lambda: [state.owner for state in one.store.leases.values()] == [""])
-    assert acquired == [False]
+    eventually(lambda: [state.owner for state in one.store.leases.values()] == [""] * SLICE)
+    assert one.store.acquired == [SLICE]
