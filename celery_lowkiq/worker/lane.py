@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import TypeVar
 
 from celery_lowkiq.rules.claims import Due
@@ -21,6 +22,10 @@ T = TypeVar("T")
 
 logger = logging.getLogger("celery_lowkiq.worker")
 
+#: Where asking about all shards takes long, a lane rests for so many times as long before it asks again,
+#: and at most for so many poll intervals. Announcements go on meanwhile.
+ASKING = 4.0
+LONGEST_POLL = 10.0
 #: Exit status after a task raised something that is no Exception.
 CRASHED = 70
 
@@ -110,9 +115,11 @@ class Lane:
                 self._poll_at = self._around.clock.monotonic() + self._around.poll_interval
             return [Question(shard, self._held[shard].in_hand, self._agenda.ask(shard)) for shard in shards]
 
-    def learn(self, answers: Sequence[tuple[Question, Due]]) -> None:
-        """The answers."""
+    def learn(self, answers: Sequence[tuple[Question, Due]], seconds: float) -> None:
+        """The answers, which took the store so long."""
+        rest = min(ASKING * seconds, LONGEST_POLL * self._around.poll_interval)
         with self._changed:
+            self._poll_at = max(self._poll_at, self._around.clock.monotonic() + rest)
             for question, due in answers:
                 if question.shard in self._held:
                     self._agenda.learn(question.shard, due, question.number)
@@ -148,7 +155,7 @@ class Lane:
     def shards(self) -> list[ShardRef]:
         """The shards that it serves now."""
         with self._changed:
-            return sorted(self._held)
+            return sorted(self._held, key=attrgetter("queue", "index"))
 
     # -- the thread
 

@@ -30,6 +30,8 @@ logger = logging.getLogger("celery_lowkiq.worker")
 
 #: Leases run out while others wait for Redis: the longest time between two attempts to renew them, in s.
 LONGEST_PAUSE = 0.25
+#: So much of a lease time a turn takes shards in any case, also when all else took longer than a turn should.
+TAKING = 0.1
 
 
 class Ownership:
@@ -80,6 +82,8 @@ class Ownership:
         self._pauses = pauses(longest=LONGEST_PAUSE)
         #: When the leases are to be renewed next (monotonic).
         self._renew_at = 0.0
+        #: When to look at the shards of others: not while those seen free take all the time (monotonic).
+        self._look_at = 0.0
         self.ended = False
         self._thread = threading.Thread(target=self._main, name="lowkiq-ownership", daemon=True)
 
@@ -161,7 +165,7 @@ class Ownership:
             self._renew(stopping=False)
             self._evictions.look()
             self._attend()
-            done = self._sharing.share(self._served, self._in_time)
+            done = self._sharing.share(self._served, lambda: self._in_time(self._renew_at))
             done = self._take() and done
             self._partings.tell(self._wanted())
             self._sharing.level()
@@ -170,6 +174,7 @@ class Ownership:
         except StoreError as error:
             self._outage.begins(error)
             self._holdings.doubt(self._clock.monotonic())
+            self._look_at = 0.0
             return min(self._seconds / RENEWALS, next(self._pauses))
         self._outage.ends()
         self._pauses = pauses(longest=LONGEST_PAUSE)
@@ -177,12 +182,12 @@ class Ownership:
             return 0.0
         return min(self._seconds / RENEWALS, self._taking.next_look(self._wanted()))
 
-    def _in_time(self) -> bool:
-        """Whether a turn with much to do may go on: no renewal is due. What waits behind long runs is given
-        back meanwhile.
+    def _in_time(self, until: float) -> bool:
+        """Whether a turn with much to do may go on (monotonic, s). What waits behind long runs is given back
+        meanwhile.
         """
         self._give_back()
-        return self._clock.monotonic() < self._renew_at
+        return self._clock.monotonic() < until
 
     def _renew(self, stopping: bool) -> None:
         held = [one for one in self._holdings.leases() if not self._given_up(one)]
@@ -223,13 +228,19 @@ class Ownership:
         """What is free, for as long as there is time; whether that was all. What this node is told meanwhile
         ends it.
         """
-        self._taking.look(self._wanted())
-        serving = self._to_serve
+        now = self._clock.monotonic()
+        if now >= self._look_at:
+            self._taking.look(self._wanted())
+            self._look_at = now + self._seconds
+        serving, until = self._to_serve, max(self._renew_at, now + TAKING * self._seconds)
 
         def go_on() -> bool:
-            return self._in_time() and self._to_serve is serving and not self._draining
+            return self._in_time(until) and self._to_serve is serving and not self._draining
 
-        return self._taking.take((s for s in self._wanted() if s.queue in serving), go_on)
+        done = self._taking.take((s for s in self._wanted() if s.queue in serving), go_on)
+        if done:
+            self._look_at = now
+        return done
 
     # -- the end
 

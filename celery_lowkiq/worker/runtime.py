@@ -75,7 +75,7 @@ class Runtime:
             freed=lambda: self._ownership.look_now(),
         )
         self._lanes = [Lane(number, scheduler_factory(), around) for number in range(lanes)]
-        self._survey = Survey(store, self._outage, self._lanes)
+        self._survey = Survey(store, self._outage, self._lanes, clock)
         self._queues = queues
         self.known = frozenset(queue.name for queue in queues)
         self.served = self.known if served is None else frozenset(served)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from celery_lowkiq.rules.claims import InHand
+from celery_lowkiq.rules.claims import Due, InHand
+from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import ShardRef
 
@@ -35,8 +36,9 @@ class Survey:
     each time that shards come.
     """
 
-    def __init__(self, store: Store, outage: Outage, lanes: Sequence[Lane]) -> None:
+    def __init__(self, store: Store, outage: Outage, lanes: Sequence[Lane], clock: Clock) -> None:
         self._store = store
+        self._clock = clock
         self._outage = outage
         self._lanes = lanes
 
@@ -49,7 +51,7 @@ class Survey:
         shards = [question.shard for question in questions]
         in_hand = [question.in_hand for question in questions]
         try:
-            dues = self._outage.survive(lambda: self._store.next_due(shards, in_hand), give_up)
+            dues, seconds = self._outage.survive(lambda: self._timed(shards, in_hand), give_up)
         except StoreUnavailable:
             return
         except StoreError:
@@ -59,4 +61,9 @@ class Survey:
             return
         answers = zip(questions, dues, strict=True)
         for lane, several in asked:
-            lane.learn(list(islice(answers, len(several))))
+            lane.learn(list(islice(answers, len(several))), seconds)
+
+    def _timed(self, shards: Sequence[ShardRef], in_hand: Sequence[InHand]) -> tuple[list[Due], float]:
+        asked_at = self._clock.monotonic()
+        dues = self._store.next_due(shards, in_hand)
+        return dues, self._clock.monotonic() - asked_at

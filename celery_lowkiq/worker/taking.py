@@ -23,8 +23,8 @@ logger = logging.getLogger("celery_lowkiq.worker")
 
 #: After a refusal that only people can mend (another shard count) a queue is tried again so often, in s.
 REFUSED_AGAIN = 60.0
-#: So many shards are acquired in one round trip: some ms of work for Redis.
-SLICE = 100
+#: So many shards are acquired in one round trip: some 20 ms of work for Redis.
+SLICE = 500
 
 
 class Taking:

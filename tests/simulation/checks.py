@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: So many lease times a living owner needs at most to renew when Redis answers again.
 RETURN = 0.9
+#: A silence that all nodes notice, in lease times.
+NOTICED = 0.5
 
 
 @dataclass
@@ -126,9 +128,10 @@ class Checks:
         """
         server, now = self._server, self._world.now
         began, ended = server.silent_from, server.silent_until
-        if self.lossy or server.starts != server.silent_start or now > ended + RETURN * self._lease:
+        noticed = ended - began > NOTICED * self._lease and server.starts == server.silent_start
+        if self.lossy or not noticed or now > ended + RETURN * self._lease:
             return
-        if all(self.nodes[name].undisturbed_since(began) for name in (former, owner)):
+        if all(self.nodes[name].undisturbed_since(began - self._lease) for name in (former, owner)):
             self._world.violated(
                 f"{owner} takes {shard} from {former}, which lives, {now - ended:.3f} after Redis was silent"
             )

@@ -45,7 +45,7 @@ class Server:
         self.silent_from = self.silent_until = -math.inf
         #: How often it had started when that began.
         self.silent_start = 0
-        #: Told of each shard that a node takes from another one: shard, former owner, new owner.
+        #: Told of each shard of this server's that a node takes from another one: shard, former and new owner.
         self.taken: Callable[[ShardRef, str, str], None] = lambda shard, former, owner: None
         self.clock = 1.7e9
         self.listeners: list = []
@@ -118,7 +118,7 @@ class Server:
         ):
             raise NotOwner(str(shard))
         crashed = bool(s.owner) and s.owner != owner and not s.stopping and here
-        if s.owner not in ("", owner):
+        if here and s.owner not in ("", owner):
             self.taken(shard, s.owner, owner)
         s.epoch = max(s.epoch + 1, known_epoch + 1, int(self.now * 1000))
         s.owner, s.counter, s.given_on = owner, s.counter + 1, self.name
