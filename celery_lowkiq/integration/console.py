@@ -54,7 +54,7 @@ class Console:
     def queues(self) -> dict[str, OrderedQueue]:
         """The ordered queues by name, sorted."""
         self.app.loader.import_default_modules()
-        found = {name: task.ordered_queue for name, task in sorted(ordered_tasks(self.app).items())}
+        found = {name: task.ordered_queue for name, task in ordered_tasks(self.app).items()}
         return {name: queue.raw() for name, queue in found.items()} if self._raw else found
 
     def queue(self, name: str) -> OrderedQueue:

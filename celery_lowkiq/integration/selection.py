@@ -17,11 +17,15 @@ _OPTIONS = "_lowkiq_worker_options"
 
 
 def ordered_tasks(app: Celery) -> dict[str, Any]:
-    """The app's ordered tasks by the names of their queues. Raises ConfigurationError for a shared name."""
+    """The app's ordered tasks by the names of their queues, sorted by these: Celery registers tasks in an
+    order that differs between processes, and all nodes have to deal the same shards.
+
+    Raises ConfigurationError for a shared name.
+    """
     from .task import OrderedTask
 
     found: dict[str, Any] = {}
-    for task in app.tasks.values():
+    for _, task in sorted(app.tasks.items()):
         if isinstance(task, OrderedTask):
             name = task.queue_name or task.name
             if name in found:
@@ -30,7 +34,7 @@ def ordered_tasks(app: Celery) -> dict[str, Any]:
                     "every ordered task has a queue of its own"
                 )
             found[name] = task
-    return found
+    return dict(sorted(found.items()))
 
 
 def check_names(app: Celery) -> None:

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from .balance import ORPHANED
-from .reports import NodeReport, ShardReport
+from .models import ShardRef
+from .reports import NodeReport, ShardReport, seconds_to_wait
 from .views import Paused
-from .words import duration, since
+from .words import duration, ranges, since
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 
@@ -101,6 +102,7 @@ def _findings(patient: Patient) -> Iterator[Finding]:
         of_queue = list(stored(queue, patient.format)) or [
             *unserved(queue, patient),
             *unowned(queue, patient),
+            *waiting(queue, patient),
             *abandoned(queue),
             *paused(queue, patient.now),
         ]
@@ -238,6 +240,25 @@ def unowned(queue: QueueState, patient: Patient) -> Iterator[Finding]:
         text = f"Nobody takes {_shards(free)}, though nodes serve the queue."
         advice = "See the workers' logs. With lowkiq_splitter='by_node': do the node numbers leave one out?"
         yield Finding(ERROR, f"queue {queue.name}", text, advice)
+
+
+def waiting(queue: QueueState, patient: Patient) -> Iterator[Finding]:
+    """Shards without an owner, while a lease of another Redis process runs out."""
+    left = {
+        shard.index: seconds
+        for shard in queue.shards
+        if shard.owner is None
+        and (seconds := seconds_to_wait(patient.serving(queue.name), ShardRef(queue.name, shard.index)))
+        is not None
+    }
+    if left:
+        word = "Shard" if len(left) == 1 else "Shards"
+        text = (
+            f"{word} {ranges(sorted(left))}: released on another Redis process, and free in "
+            f"{duration(max(left.values()))}."
+        )
+        advice = "Wait for it: after a restart or failover of Redis, a former owner may still work on them."
+        yield Finding(WARNING, f"queue {queue.name}", text, advice)
 
 
 def _free_for(shard: ShardReport, now: float) -> float:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 from .errors import StoreError
@@ -38,6 +39,14 @@ class LaneReport:
 
 
 @dataclass(frozen=True)
+class Wait:
+    """Shards without an owner that a node may take in so many s: another Redis gave their last lease."""
+
+    shards: tuple[ShardRef, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
 class NodeReport:
     """A node as it described itself last. Times are Unix s of Redis's clock."""
 
@@ -56,6 +65,8 @@ class NodeReport:
     seen_at: float = 0.0
     #: For how many s it had not been heard of, when this was read.
     silent: float = 0.0
+    #: What it waits for; it does say that itself.
+    waits: tuple[Wait, ...] = ()
 
     @property
     def alive(self) -> bool:
@@ -116,6 +127,26 @@ class Heard(NamedTuple):
 
     members: list[dict[str, tuple[int, int]]]
     told: Told | StoreError | None = None
+
+
+def waits(free_at: Mapping[ShardRef, float], now: float) -> tuple[Wait, ...]:
+    """Of shards by the time at which they are free, to 0.1 s; ``now`` is of the same clock."""
+    by_time: dict[float, list[ShardRef]] = {}
+    for shard, at in islice(free_at.items(), LISTED_SHARDS):
+        by_time.setdefault(round(max(0.0, at - now), 1), []).append(shard)
+    return tuple(Wait(tuple(shards), seconds) for seconds, shards in sorted(by_time.items()))
+
+
+def seconds_to_wait(nodes: Iterable[NodeReport], shard: ShardRef) -> float | None:
+    """In how many s a living node may take a shard without an owner; None: none says that it waits for it."""
+    left = (
+        wait.seconds - node.silent
+        for node in nodes
+        if node.alive
+        for wait in node.waits
+        if shard in wait.shards
+    )
+    return max(0.0, found) if (found := min(left, default=None)) is not None else None
 
 
 def node_name(owner: str) -> str:

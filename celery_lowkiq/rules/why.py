@@ -71,6 +71,8 @@ class Facts:
     #: None: nobody has the shard, since ``unowned_since``; None there, too: nobody ever had it.
     owner: Owner | None = None
     unowned_since: float | None = None
+    #: In how many s a node may take it; None: none waits for it.
+    free_in: float | None = None
     #: Since when (Unix s) all of the queue, the shard, or the id is paused.
     queue_paused: float | None = None
     shard_paused: float | None = None
@@ -215,6 +217,11 @@ def _unowned(facts: Facts) -> Reason:
     left = facts.unowned_since
     had = "never had an owner" if left is None else f"has no owner {since(left, facts.now)}"
     text = f"Shard {facts.shard.index} {had}: does a worker serve queue {facts.shard.queue}?"
+    if facts.free_in is not None:
+        text = (
+            f"Shard {facts.shard.index} {had}: it was released on another Redis process, and is free in "
+            f"{duration(facts.free_in)}."
+        )
     return Reason("unowned", text)
 
 

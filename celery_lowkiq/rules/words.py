@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
+from itertools import groupby
+
+from .models import ShardRef
 
 UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 #: Longest error that is quoted in a sentence, in characters.
@@ -54,6 +57,21 @@ def job_names(ids: Sequence[str], count: int) -> str:
     named = ", ".join(ids)
     more = f" and {count - len(ids)} more" if count > len(ids) else ""
     return f"job{'s' if count > 1 else ''} {named}{more}"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """``[0, 1, 2, 5]``, sorted, as ``0-2,5``."""
+    parts = []
+    for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in group]
+        parts.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
+    return ",".join(parts)
+
+
+def shard_names(shards: Iterable[ShardRef]) -> str:
+    """``orders/0-2,5, pay/1``."""
+    by_queue = groupby(sorted(shards), key=lambda shard: shard.queue)
+    return ", ".join(f"{queue}/{ranges(shard.index for shard in found)}" for queue, found in by_queue)
 
 
 def escaped(text: str) -> str:

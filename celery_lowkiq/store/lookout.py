@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from celery_lowkiq.rules.history import Sample
 from celery_lowkiq.rules.models import QueueSpec, ShardRef, shard_of
 from celery_lowkiq.rules.rate import ASKED, seconds_to_token, token_at
-from celery_lowkiq.rules.reports import NodeReport, ShardReport, node_name
+from celery_lowkiq.rules.reports import NodeReport, ShardReport, node_name, seconds_to_wait
 from celery_lowkiq.rules.views import Stats
 from celery_lowkiq.rules.why import Dead, Facts, Owner, Waiting
 
@@ -68,8 +68,10 @@ class Lookout:
     def facts(
         self, queue: QueueSpec, job_id: str, *, rate: float | None, max_retries: int | None, read: ReadError
     ) -> Facts:
-        """What decides about an id, in two round trips. ``rate``: runs a second of a limited queue, as far as
-        no node has just asked with another; ``read`` makes text of a stored error.
+        """What decides about an id, in two round trips, and two more where nobody has the shard.
+
+        ``rate``: runs a second of a limited queue, as far as no node has just asked with another; ``read``
+        makes text of a stored error.
         """
         shard = ShardRef(queue.name, shard_of(job_id, queue.shards))
         reply = self._client.call(load("why").call(shard_keys(shard), id=id_bytes(job_id)))
@@ -88,6 +90,7 @@ class Lookout:
             dead=_dead(of_job[4:6], read),
             owner=_owner(parse_id(owner), parse_moment(since), shard, found) if owner else None,
             unowned_since=None if owner else parse_moment(since),
+            free_in=None if owner else seconds_to_wait(self.nodes(), shard),
             queue_paused=parse_moment(queue_paused),
             shard_paused=parse_moment(shard_paused),
             id_paused=parse_moment(id_paused),

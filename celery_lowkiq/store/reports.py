@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
 from typing import Any
 
@@ -17,8 +17,10 @@ from celery_lowkiq.rules.reports import (
     NodeReport,
     Running,
     Told,
+    Wait,
     node_name,
 )
+from celery_lowkiq.rules.words import ranges
 
 from .keys import history_key, report_key, reports_key, shard_keys
 from .records import number_text
@@ -97,6 +99,7 @@ def dump_report(report: NodeReport) -> str:
             "stopping": report.stopping,
             "queues": report.queues,
             "lanes": [_dump_lane(lane) for lane in report.lanes],
+            "waits": [[_dump_shards(wait.shards), wait.seconds] for wait in report.waits],
         },
         separators=(",", ":"),
     )
@@ -107,22 +110,15 @@ def _dump_lane(lane: LaneReport) -> dict[str, Any]:
     return {
         "name": lane.name,
         "count": lane.shard_count,
-        "shards": {
-            queue: _ranges([shard.index for shard in shards])
-            for queue, shards in groupby(sorted(lane.shards), key=lambda shard: shard.queue)
-        },
+        "shards": _dump_shards(lane.shards),
         "running": running
         and [running.shard.queue, running.shard.index, running.ids, running.count, running.seconds],
     }
 
 
-def _ranges(numbers: Sequence[int]) -> str:
-    """``[0, 1, 2, 5]``, sorted, as ``0-2,5``."""
-    parts = []
-    for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
-        run = [number for _, number in group]
-        parts.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
-    return ",".join(parts)
+def _dump_shards(shards: Iterable[ShardRef]) -> dict[str, str]:
+    by_queue = groupby(sorted(shards), key=lambda shard: shard.queue)
+    return {queue: ranges(shard.index for shard in found) for queue, found in by_queue}
 
 
 def parse_report(owner: str, fields: Sequence[bytes | None], now: float) -> NodeReport | None:
@@ -140,6 +136,8 @@ def parse_report(owner: str, fields: Sequence[bytes | None], now: float) -> Node
             stopping=bool(found["stopping"]),
             queues=tuple(map(str, found["queues"])),
             lanes=tuple(_parse_lane(lane) for lane in found["lanes"]),
+            # Earlier versions do not tell them.
+            waits=tuple(_parse_wait(*wait) for wait in found.get("waits", ())),
             started_at=float(started or ""),
             seen_at=seen_at,
             silent=max(0.0, now - seen_at),
@@ -152,15 +150,23 @@ def _parse_lane(lane: Any) -> LaneReport:
     running = lane["running"]
     return LaneReport(
         name=str(lane["name"]),
-        shards=tuple(islice(_parse_shards(lane["shards"]), LISTED_SHARDS)),
+        shards=_parse_listed(lane["shards"]),
         shard_count=int(lane["count"]),
         running=_parse_running(*running) if running else None,
     )
 
 
+def _parse_wait(shards: dict[str, str], seconds: float) -> Wait:
+    return Wait(_parse_listed(shards), float(seconds))
+
+
+def _parse_listed(shards: dict[str, str]) -> tuple[ShardRef, ...]:
+    return tuple(islice(_parse_shards(shards), LISTED_SHARDS))
+
+
 def _parse_shards(shards: dict[str, str]) -> Iterator[ShardRef]:
-    for queue, ranges in shards.items():
-        for part in ranges.split(","):
+    for queue, listed in shards.items():
+        for part in listed.split(","):
             first, _, last = part.partition("-")
             for index in range(int(first), int(last or first) + 1):
                 yield ShardRef(queue, index)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.history import Sample, slot
@@ -19,6 +19,7 @@ from celery_lowkiq.rules.reports import (
     describe_lane,
     describe_run,
     node_name,
+    waits,
 )
 
 from .lane import Lane
@@ -47,6 +48,8 @@ class Heartbeat:
         self._refused = False
         #: Told by whoever knows.
         self.serves: Collection[str] = ()
+        #: Shards that wait out a lease which another Redis process gave, and until when (monotonic).
+        self.free_at: Mapping[ShardRef, float] = {}
         self.quiet = False
         self.stopping = False
 
@@ -80,6 +83,7 @@ class Heartbeat:
             stopping=self.stopping,
             queues=tuple(sorted(self.serves)),
             lanes=tuple(self._describe(lane, now) for lane in self._lanes),
+            waits=waits(self.free_at, now),
         )
 
     def _describe(self, lane: Lane, now: float) -> LaneReport:

@@ -232,6 +232,7 @@ class Ownership:
         if now >= self._look_at:
             self._taking.look(self._wanted())
             self._look_at = now + self._seconds
+            self._heartbeat.free_at = self._taking.free_at
         serving, until = self._to_serve, max(self._renew_at, now + TAKING * self._seconds)
 
         def go_on() -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from celery_lowkiq.rules.balance import Room, lane_for
@@ -11,6 +11,7 @@ from celery_lowkiq.rules.claims import ToAcquire
 from celery_lowkiq.rules.errors import LowkiqError, NotOwner, StoreUnavailable
 from celery_lowkiq.rules.models import Lease, ShardRef
 from celery_lowkiq.rules.ownership import Watch
+from celery_lowkiq.rules.words import shard_names
 
 from .held import Held
 from .holdings import Holdings
@@ -49,14 +50,30 @@ class Taking:
         self._lanes = lanes
         self._membership = membership
         self._progress = Progress(around.clock)
+        #: Shards that wait out a lease which another Redis process gave, and until when (monotonic).
+        self.free_at: dict[ShardRef, float] = {}
 
     def look(self, shards: Sequence[ShardRef]) -> None:
         """See how the leases of others fare. Raises StoreError."""
         states = self._store.observe(shards)
         now = self._clock.monotonic()
         watches = self._holdings.watches
+        before, self.free_at = self.free_at, {}
         for shard, state in zip(shards, states, strict=True):
-            watches[shard] = watches[shard].look(state, now)
+            watch = watches[shard] = watches[shard].look(state, now)
+            free_at = watch.waits_until(self._seconds)
+            if free_at is not None and free_at > now:
+                self.free_at[shard] = free_at
+        self._tell_of_waits(self.free_at.keys() - before.keys(), now)
+
+    def _tell_of_waits(self, shards: Collection[ShardRef], now: float) -> None:
+        """Once for each time that a shard has to wait."""
+        if shards:
+            logger.info(
+                "released on another Redis process, and free in %.1f s: %s",
+                max(self.free_at[shard] for shard in shards) - now,
+                shard_names(shards),
+            )
 
     def next_look(self, shards: Sequence[ShardRef]) -> float:
         """Seconds until looking again at one of them is of use; infinite without any."""

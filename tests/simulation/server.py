@@ -45,7 +45,7 @@ class Server:
         self.silent_from = self.silent_until = -math.inf
         #: How often it had started when that began.
         self.silent_start = 0
-        #: Told of each shard of this server's that a node takes from another one: shard, former and new owner.
+        #: Told of each shard given here that a node takes from another one: shard, former, new owner.
         self.taken: Callable[[ShardRef, str, str], None] = lambda shard, former, owner: None
         self.clock = 1.7e9
         self.listeners: list = []

@@ -11,7 +11,7 @@ import pytest
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.history import Sample
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
-from celery_lowkiq.rules.reports import LaneReport, NodeNews, NodeReport, Running
+from celery_lowkiq.rules.reports import LaneReport, NodeNews, NodeReport, Running, Wait
 from celery_lowkiq.store.keys import history_key, report_key, reports_key, shard_keys
 from celery_lowkiq.store.lookout import Lookout
 
@@ -24,7 +24,10 @@ LANES = (
     LaneReport("lane-0", (ShardRef("orders", 3), *SHARDS), 9, RUNNING),
     LaneReport("lane-1", (), 0),
 )
-REPORT = NodeReport(OWNER.rpartition("-")[0], OWNER, 77, 10.0, True, False, ("orders", "q"), LANES)
+WAITS = (Wait(SHARDS[2:], 2.5), Wait((ShardRef("orders", 7), SHARDS[0]), 10.4))
+REPORT = NodeReport(
+    OWNER.rpartition("-")[0], OWNER, 77, 10.0, True, False, ("orders", "q"), LANES, waits=WAITS
+)
 
 
 @pytest.fixture
@@ -44,6 +47,14 @@ def test_a_report_is_read_as_it_was_told(store, lookout):
     assert found.started_at == pytest.approx(now - 5)
     assert found.silent < 5
     assert found.alive
+
+
+def test_a_report_of_an_earlier_version_tells_of_no_waits(store, client, lookout):
+    tell(store)
+    text = json.loads(client.hget(report_key(OWNER), "text"))
+    del text["waits"]
+    client.hset(report_key(OWNER), "text", json.dumps(text))
+    assert lookout.nodes()[0].waits == ()
 
 
 def test_the_start_of_a_node_stays_what_it_was(store, lookout):

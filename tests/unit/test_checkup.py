@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from celery_lowkiq.rules.checkup import ERROR, OK, WARNING, Patient, QueueState, Server, examine, unreachable
-from celery_lowkiq.rules.reports import NodeReport, ShardReport
+from celery_lowkiq.rules.models import ShardRef
+from celery_lowkiq.rules.reports import NodeReport, ShardReport, Wait
 from celery_lowkiq.rules.views import Paused, Stats
 
 NOW = 1_795_000_000.0
@@ -143,3 +144,18 @@ def test_a_queue_that_nobody_serves(nodes):
 def test_a_node_that_has_just_started_takes_its_shards_soon():
     just = queue(shard(0, None, None, alive=False, silent=None))
     assert levels(findings(nodes=[node(started_at=NOW - 5)], queues=[just])) == set()
+
+
+def test_x_shards_that_wait_out_a_lease_of_another_redis_are_named_with_the_time_left():
+    """X: by the nodes that wait for them; what has an owner by now waits no more."""
+    free = [shard(index, owner=None, since=NOW - 3, alive=False, silent=None) for index in range(3)]
+    refs = [ShardRef("orders", index) for index in range(4)]
+    nodes = [
+        node(waits=(Wait((refs[0], refs[1], refs[3]), 8.0),)),
+        node("b@host", waits=(Wait(tuple(refs), 6.0),)),
+        node("dead@host", silent=60.0, waits=(Wait(tuple(refs), 70.0),)),
+    ]
+    (found,) = [f for f in findings(nodes=nodes, queues=[queue(*free, shard(3))]) if "another" in f.text]
+    assert (found.level, found.subject) == (WARNING, "queue orders")
+    assert found.text == "Shards 0-2: released on another Redis process, and free in 5 s."
+    assert found.advice

@@ -128,6 +128,24 @@ class TestWatch:
         assert watch.next_look(now=100.4, lease_seconds=10) == pytest.approx(0.1)
         assert watch.may_take(now=100.5, lease_seconds=10)
 
+    def test_x_an_outage_begins_the_wait_for_an_owner_anew_and_no_other(self):
+        """X: nobody can renew a lease without an owner; an owner could not while Redis was away."""
+        owned = self.start.look(self.alive, now=100.0).doubted().look(self.alive, now=109.0)
+        assert owned.waits_until(10) is None
+        assert not owned.may_take(now=111.0, lease_seconds=10)
+        released = LeaseState("", 5, 3, server="b", given_on="a")
+        free = self.start.look(released, now=100.0).doubted().look(released, now=109.0)
+        assert free.waits_until(10) == pytest.approx(110.5)
+        assert free.may_take(now=110.5, lease_seconds=10)
+        # Yet another process: what it forgot, nobody knows.
+        again = free.doubted().look(LeaseState("", 5, 3, server="c", given_on="a"), now=109.0)
+        assert not again.may_take(now=111.0, lease_seconds=10)
+
+    def test_x_a_restart_during_an_outage_is_noticed_where_nobody_had_the_shard(self):
+        """X: a first lease may have been lost with it."""
+        watch = self.start.look(LeaseState(server="a"), now=100.0).doubted()
+        assert not watch.look(LeaseState(server="b"), now=105.0).may_take(now=105.0, lease_seconds=10)
+
     def test_a_shard_that_nobody_ever_had_is_free_at_once(self):
         assert self.start.look(LeaseState(server="a"), now=100.0).may_take(now=100.0, lease_seconds=10)
 

@@ -132,6 +132,11 @@ ANSWERS = {
         ["unowned"],
         f"Shard 7 has no owner {AGO}: does a worker serve queue orders?",
     ),
+    "X: a shard that waits out a lease of another Redis": (
+        {"waiting": DUE, "unowned_since": HOUR_AGO, "free_in": 7.4},
+        ["unowned"],
+        f"Shard 7 has no owner {AGO}: it was released on another Redis process, and is free in 7 s.",
+    ),
     "unowned": (
         {"waiting": DUE, "unowned_since": HOUR_AGO},
         ["unowned"],

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import time
+
 import pytest
+import redis
 
 from celery_lowkiq.integration.console import Console
 from celery_lowkiq.rules.models import ShardRef
+from celery_lowkiq.store.keys import shard_keys
 from tests.waiting import eventually
 
 
@@ -93,3 +98,32 @@ def test_why_tells_of_retries_and_the_morgue(app, start_worker, ledger):
     ledger.wait_for("run", 2)
     answer = eventually(lambda: (a := outcome.ordered_queue.why("1")).kind == "dead" and a)
     assert answer.text.endswith("after: ValueError: as asked.")
+
+
+def test_x_shards_that_wait_are_named_in_one_line_and_in_why_and_doctor(
+    app, settings, console, start_worker, redis_server
+):
+    """X: released before a restart of Redis, they are free after one lease time, and say so meanwhile."""
+    settings["lowkiq_lease_seconds"] = 10.0
+    gated = app.tasks["gated"]
+    gated.delay("1")
+    with redis.Redis(unix_socket_path=redis_server.socket_path) as client:
+        for shard in gated.queue_spec.shard_refs():
+            lease = {
+                "owner": "",
+                "epoch": 5,
+                "counter": 3,
+                "server": "before the restart",
+                "since": time.time(),
+            }
+            client.hset(shard_keys(shard)["lease"], mapping=lease)
+    node = start_worker("-Q", "gated,celery")
+    answer = eventually(lambda: "free in" in (text := gated.ordered_queue.why("1").text) and text)
+    assert re.search(r"it was released on another Redis process, and is free in \d+(\.\d)? s\.$", answer)
+    (finding,) = [f for f in console.checkup() if "free in" in f.text]
+    assert (finding.level, finding.subject) == ("warning", "queue gated")
+    assert finding.text.startswith("Shards 0-3: released on another Redis process")
+    eventually(lambda: len({shard.owner for shard in gated.ordered_queue.shards()} - {None}) == 1, 40)
+    lines = [line for line in node.logs().splitlines() if "another Redis process" in line]
+    assert len(lines) == 1
+    assert re.search(r"INFO.*, and free in 10\.\d s: gated/0-3$", lines[0])

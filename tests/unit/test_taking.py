@@ -1,0 +1,152 @@
+"""What it costs a node to take its shards: counted, not timed."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from celery_lowkiq.rules.models import QueueSpec, ShardRef
+from celery_lowkiq.rules.splitters import default_splitter, lease_splitter
+from celery_lowkiq.worker import progress
+from celery_lowkiq.worker.progress import Progress
+from celery_lowkiq.worker.taking import SLICE
+from tests.unit.nodes import Node
+from tests.waiting import eventually
+
+
+def queues(count, shards=24):
+    return [QueueSpec(f"q{number:03d}", shards=shards) for number in range(count)]
+
+
+def taken(node):
+    return sum(lease.owner == "me" for lease in node.store.leases.values())
+
+
+@pytest.fixture
+def start():
+    """A node of some queues that has taken all its shards, and asked about them."""
+    nodes = []
+
+    def make(specs, **options):
+        # No poll, and no renewal, comes in between.
+        node = Node(queues=specs, lanes=5, lease_seconds=600.0, **options)
+        nodes.append(node)
+        node.start()
+        eventually(lambda: taken(node) == sum(spec.shards for spec in specs))
+        eventually(lambda: node.store.asked >= taken(node))
+        return node
+
+    yield make
+    for node in nodes:
+        node.runtime.abandon()
+        node.runtime.join(10)
+
+
+@pytest.mark.parametrize("splitter", [lease_splitter, default_splitter])
+def test_m1_questions_and_round_trips_grow_with_the_shards_and_not_with_their_square(start, splitter):
+    """M1: each shard is asked about when it comes, and many are acquired in a round trip."""
+    for count in (10, 50):
+        node = start(queues(count), splitter=splitter)
+        shards = 24 * count
+        # The lanes' first question, and that of the waker, may be about all that came before.
+        assert node.store.asked <= 4 * shards
+        assert len(node.store.acquired) == -(-shards // SLICE)
+
+
+def test_m1_the_nodes_share_is_computed_once_a_turn():
+    """M1: and not once for each shard."""
+    node = Node(queues=queues(50), lanes=5, lease_seconds=600.0, splitter=lease_splitter)
+    membership = node.runtime._ownership._membership
+    room, rooms = membership.room, []
+    membership.room = lambda held: rooms.append(len(held)) or room(held)
+    node.start()
+    eventually(lambda: taken(node) == 1200)
+    assert len(rooms) < 10
+    node.runtime.abandon()
+    node.runtime.join(10)
+
+
+def test_m1_a_share_is_not_exceeded_by_a_slice():
+    """M1: room is used up by what a slice asks for, before any answer."""
+    node = Node(queues=queues(10), lanes=5, lease_seconds=600.0, splitter=lease_splitter)
+    node.store.members = {spec.name: {"other": (5, 1)} for spec in queues(10)}
+    membership = node.runtime._ownership._membership
+    membership.meet()
+    for spec in queues(10):
+        node.store.members[spec.name]["other"] = (5, 2)
+    node.start()
+    eventually(lambda: taken(node) == 120)
+    assert sum(node.store.acquired) == 120
+    node.runtime.abandon()
+    node.runtime.join(10)
+
+
+def test_m1_a_renewal_is_not_held_up_by_the_taking_of_more(monkeypatch):
+    """M1: slices end where a renewal is due; the rest follows in the next turns."""
+    monkeypatch.setattr("celery_lowkiq.worker.taking.SLICE", 10)
+    node = Node(queues=queues(10), lanes=2, lease_seconds=600.0, splitter=lease_splitter)
+    ownership, store = node.runtime._ownership, node.store
+    renewals = []
+    renew = store.renew
+
+    def late(leases, *more, **options):
+        """It takes so long that the next one is due when it ends."""
+        renewals.append(len(leases))
+        ownership._renew_at = 0.0
+        return renew(leases, *more, **options)
+
+    store.renew = late
+    monkeypatch.setattr("celery_lowkiq.worker.ownership.TAKING", 0.0)
+    node.start()
+    eventually(lambda: taken(node) == 240)
+    assert renewals[:24] == list(range(0, 240, 10))
+    node.runtime.abandon()
+    node.runtime.join(10)
+
+
+def test_m1_a_limited_queue_takes_no_token_for_a_shard_that_comes(start):
+    """M1: a shard without work is asked about, and not claimed from."""
+    node = start(queues(4), rates={spec.name: 5.0 for spec in queues(4)})
+    assert node.store.token_requests == []
+    assert node.store.claims == []
+
+
+def test_m1_a_shard_that_comes_with_work_is_served_without_a_poll():
+    """M1: its due time is asked for when it comes."""
+    node = Node(queues=queues(2), lanes=2, lease_seconds=600.0, poll_interval=600.0)
+    last = ShardRef("q001", 23)
+    node.store.push(last, "1", announce=False)
+    node.start()
+    node.ran("1")
+    node.runtime.abandon()
+    node.runtime.join(10)
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+
+def test_m1_a_line_each_5_s_tells_how_far_it_is(caplog):
+    """M1: and a last one, but none where all was taken before the first."""
+    caplog.set_level(logging.INFO)
+    clock = Clock()
+    told = Progress(clock)
+    told.begin(0, 4096)
+    for taken_so_far in (500, 1000, 1796, 2000, 4096):
+        clock.now += 2
+        told.tell(taken_so_far)
+    told.begin(4096, 0)
+    assert [record.message for record in caplog.records] == [
+        "1,796 of 4,096 shards taken",
+        "4,096 of 4,096 shards taken",
+    ]
+    caplog.clear()
+    told.begin(4096, 4)
+    clock.now += progress.TOLD_EVERY - 0.1
+    told.tell(4100)
+    assert caplog.records == []

@@ -1,0 +1,54 @@
+"""Which lane, and which node, gets which shard: the same in every process."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_lowkiq.integration.console import Console
+from tests.waiting import eventually
+from tests.worker.dealing import SHARDS
+
+README = {
+    "lane-0": ["A/0", "B/0", "B/3", "D/1"],
+    "lane-1": ["A/1", "B/1", "C/0"],
+    "lane-2": ["A/2", "B/2", "D/0"],
+}
+#: Ways to start a process in which tasks are registered in another order.
+STARTS = [
+    {"module": "tests.worker.dealing", "PYTHONHASHSEED": 1},
+    {"module": "tests.worker.dealing_again", "PYTHONHASHSEED": 2, "PYTHONOPTIMIZE": 1},
+    {"module": "tests.worker.dealing", "PYTHONHASHSEED": 3, "PYTHONOPTIMIZE": 2, "PYTHONMALLOC": "malloc"},
+]
+
+
+def dealt(app):
+    """Shards by lane, by node."""
+    return {
+        report.name: {lane.name: [str(shard) for shard in lane.shards] for lane in report.lanes}
+        for report in Console(app).nodes()
+    }
+
+
+def count(nodes):
+    return sum(len(shards) for lanes in nodes.values() for shards in lanes.values())
+
+
+@pytest.mark.parametrize("start", STARTS, ids=[str(number) for number in range(len(STARTS))])
+def test_o1_a_worker_deals_its_shards_to_three_lanes_as_lowkiqs_readme_does(app, start_worker, start):
+    """O1: queues are sorted by name, in whatever order the tasks were registered."""
+    start_worker(lanes=3, **start)
+    eventually(lambda: count(dealt(app)) == 10)
+    assert dealt(app) == {"w0@test": README}
+
+
+@pytest.mark.parametrize("second", [1, 2])
+def test_o1_the_parts_of_two_nodes_cover_all_shards(app, settings, start_worker, second):
+    """O1: ``by_node`` cuts the same list in both processes."""
+    settings.update(lowkiq_splitter="by_node", lowkiq_number_of_nodes=2, lowkiq_node_number=0)
+    start_worker(lanes=3, **STARTS[0])
+    settings.update(lowkiq_node_number=1)
+    start_worker(lanes=3, **STARTS[second])
+    nodes = eventually(lambda: (found := dealt(app)) and count(found) == 10 and found)
+    everything = {f"{name}/{number}" for name, shards in SHARDS.items() for number in range(shards)}
+    assert {shard for lanes in nodes.values() for shards in lanes.values() for shard in shards} == everything
+    assert sorted(nodes["w0@test"]["lane-0"]) == ["A/0", "B/3"]
