@@ -6,6 +6,7 @@ import pytest
 
 from celery_lowkiq.integration.console import Console
 from tests.waiting import eventually
+from tests.worker import many
 from tests.worker.dealing import SHARDS
 
 README = {
@@ -52,3 +53,29 @@ def test_o1_the_parts_of_two_nodes_cover_all_shards(app, settings, start_worker,
     everything = {f"{name}/{number}" for name, shards in SHARDS.items() for number in range(shards)}
     assert {shard for lanes in nodes.values() for shards in lanes.values() for shard in shards} == everything
     assert sorted(nodes["w0@test"]["lane-0"]) == ["A/0", "B/3"]
+
+
+@pytest.mark.timeout(420)
+def test_m1_a_worker_takes_2400_shards_and_another_all_that_a_killed_one_had(app, settings, start_worker):
+    """M1: within 5 s and 1.05 lease times + 3 s on a machine with nothing else to do; here, at all, and each
+    shard is served.
+    """
+    settings["lowkiq_lease_seconds"] = 4.0
+
+    def shards():
+        """How many each living node has."""
+        alive = [report for report in Console(app).nodes() if report.alive]
+        return {report.name: sum(lane.shard_count for lane in report.lanes) for report in alive}
+
+    everything = many.QUEUES * many.SHARDS
+    first = start_worker(module="tests.worker.many")
+    eventually(lambda: shards() == {"w0@test": everything}, 120)
+    start_worker(module="tests.worker.many")
+    eventually(lambda: shards() == {"w0@test": everything // 2, "w1@test": everything // 2}, 120)
+    first.kill("SIGKILL")
+    first.exit_status()
+    eventually(lambda: shards() == {"w1@test": everything}, 120)
+    with many.make_app(**settings) as made:
+        task = made.tasks["many-50"]
+        task.perform_async([{"id": n} for n in range(1000)])
+        eventually(lambda: task.ordered_queue.stats().processed == 1000, 60)
