@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from celery_lowkiq.integration.decorator import ordered_task
 from celery_lowkiq.integration.outcomes import Again, BusinessFailure
+from celery_lowkiq.integration.raised import RunAborted
 from celery_lowkiq.integration.results import ById, JobsFailed
 from celery_lowkiq.integration.task import OrderedTask
 from celery_lowkiq.integration.trackers import Tracker, track, trackers
@@ -37,6 +38,7 @@ __all__ = [
     "OrderedTask",
     "PayloadError",
     "QueueFull",
+    "RunAborted",
     "ShardCountMismatch",
     "StoreError",
     "StoreFull",

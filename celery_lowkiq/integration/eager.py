@@ -16,6 +16,7 @@ from celery_lowkiq.rules.policies import surplus
 from .calls import Entry
 from .handed import RunInfo, RunJob
 from .outcomes import Again, BusinessFailure, meant
+from .raised import failing
 from .results import ById, JobsFailed
 from .stores import Home
 
@@ -53,7 +54,7 @@ def seen(run: Callable[[], Any], payloads_by_id: Mapping[str, list[Any]]) -> Any
     """What Celery is to see of a run: of a batch of one id its own value, or error."""
     (job_id, *others) = payloads_by_id
     try:
-        result = run()
+        result = failing(run)
     except (Again, BusinessFailure, JobsFailed, Retry) as error:
         said = meant(error)
         if isinstance(said, JobsFailed) and not others and said.errors.keys() == {job_id}:

@@ -16,6 +16,7 @@ from celery_lowkiq.rules.errors import LowkiqError
 
 from .calls import read_delay
 from .handed import RunJob
+from .raised import as_failure
 from .results import JobsFailed
 
 #: Longest text of a payload in an error.
@@ -102,7 +103,8 @@ def meant(error: Exception) -> Exception:
 
 def cause_of(error: Exception) -> Exception:
     """What a Retry was raised for, if it says so; else the error itself."""
-    return error.exc if isinstance(error, Retry) and isinstance(error.exc, Exception) else error
+    cause: Any = error.exc if isinstance(error, Retry) else None
+    return as_failure(cause) if isinstance(cause, BaseException) else error
 
 
 def delay_of(retry: Retry) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal
 
 from celery.exceptions import TaskPredicate
@@ -13,6 +14,7 @@ from celery_lowkiq.rules.retry import RetryPolicy
 
 from .careful import careful_logger
 from .outcomes import Again, BusinessFailure
+from .raised import failing, may_fail
 from .results import JobsFailed
 
 logger = careful_logger("celery_lowkiq")
@@ -36,7 +38,7 @@ def guarded(pauses: Pauses) -> Pauses:
 
     def pause(error: Any, retry_count: int) -> float | Literal[False]:
         try:
-            return pauses(error, retry_count)
+            return failing(partial(pauses, error, retry_count))
         except Exception:
             logger.exception("retry_in failed for retry_count %d: the default is used", retry_count)
         return default_retry_in(retry_count)
@@ -47,7 +49,10 @@ def guarded(pauses: Pauses) -> Pauses:
 def are_errors(value: Any) -> bool:
     """Whether it is what ``except`` may name, and what a failure may be."""
     return isinstance(value, tuple) and all(
-        isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, NO_ERRORS)
+        isinstance(kind, type)
+        and issubclass(kind, BaseException)
+        and may_fail(kind)
+        and not issubclass(kind, NO_ERRORS)
         for kind in value
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -15,19 +14,10 @@ from kombu.utils.functional import fxrange
 
 from celery_lowkiq.rules.errors import StoreFull, StoreUnavailable
 
+from .stores import home_of
+
 #: ``store(body, headers, properties, pauses)`` stores what Celery made of a call.
 StoresMessage = Callable[[Any, Any, Any, Iterable[float]], None]
-
-_connections_lock = threading.Lock()
-
-
-def _lazy_connection(app: Celery) -> Any:
-    """Never connected: Celery asks a producer's connection which errors it may raise."""
-    with _connections_lock:
-        connection = app.__dict__.get("_lowkiq_connection")
-        if connection is None:
-            connection = app.__dict__["_lowkiq_connection"] = app.connection_for_write()
-        return connection
 
 
 class CallUnavailable(StoreUnavailable, OperationalError):
@@ -88,7 +78,7 @@ class StoreProducer:
     def __init__(self, app: Celery, push: StoresMessage) -> None:
         self._app = app
         self._push = push
-        self.connection = _lazy_connection(app)
+        self.connection = home_of(app).connection
 
     @property
     def channel(self) -> Any:

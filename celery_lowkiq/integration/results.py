@@ -18,6 +18,7 @@ from celery_lowkiq.rules.models import NewJob
 from .arrivals import read_call
 from .call_records import note_of
 from .calls import Entry, priority_of
+from .raised import as_failure, may_fail
 from .stores import Home
 
 
@@ -33,11 +34,12 @@ class JobsFailed(LowkiqError):
     no mapping of exceptions; a text is what a result backend has kept of it.
     """
 
-    def __init__(self, errors: Mapping[str, Exception] | str) -> None:
-        self.errors = {} if isinstance(errors, str) else dict(errors)
-        for job_id, error in self.errors.items():
-            if not isinstance(error, Exception):
+    def __init__(self, errors: Mapping[str, BaseException] | str) -> None:
+        given = {} if isinstance(errors, str) else dict(errors)
+        for job_id, error in given.items():
+            if not (isinstance(error, BaseException) and may_fail(type(error))):
                 raise TypeError(f"JobsFailed({{{job_id!r}: {error!r}}}): an exception for each id is allowed")
+        self.errors = {job_id: as_failure(error) for job_id, error in given.items()}
         told = ", ".join(f"{job_id!r}: {error!r}" for job_id, error in self.errors.items())
         super().__init__(errors if isinstance(errors, str) else f"failed jobs: {told or 'none was named'}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
@@ -14,6 +15,7 @@ from celery_lowkiq.rules.errors import LowkiqError, UndecodablePayload
 from celery_lowkiq.rules.models import BadPayload, Batch, Fate, Gone, Job, Verdict
 from celery_lowkiq.rules.retry import RetryPolicy, after_failure
 from celery_lowkiq.store.tries import try_text
+from celery_lowkiq.worker.forks import staying
 
 from .call_records import CallNote
 from .codec import MARK, Codec
@@ -22,6 +24,7 @@ from .errors import ErrorText, dump_error, dump_error_text, error_text, load_err
 from .failures import Failure
 from .handed import NOTHING, Positions, RunInfo, RunJob, hand
 from .outcomes import Again, BusinessFailure, Part, cause_of, delay_of, meant, names_jobs, outcomes
+from .raised import ENDS_WORKER, as_failure, raised_in
 from .results import ById
 from .settings import Settings
 from .tracked import TrackedCalls
@@ -74,6 +77,8 @@ class Run:
         self.log_failures = settings.log_failures
         self._policy = policy
         self._settings = settings
+        #: Of the process that it began in.
+        self.pid = os.getpid()
         self._dump = codec.dump
         self._result: Any = None
         #: Raised by the function: its jobs are done, and its calls get no result.
@@ -148,21 +153,22 @@ class Run:
         unless that was done.
         """
         try:
-            return function()
+            return staying(self.pid, function)
         except Ignore as error:
             self._ignored = error
             raise
-        except Reject:
+        except (Reject, *ENDS_WORKER):
             raise
-        except Exception as error:
-            if error is self._seen:
+        except BaseException as raised:
+            failure = as_failure(raised)
+            if failure is self._seen:
                 raise
-            seen = self.fails(error)
+            seen = self.fails(failure)
             if seen is None:
                 return self.value()
-            if seen is error:
+            if seen is raised:
                 raise
-            raise seen from cause_of(error)
+            raise seen from (raised if seen is failure else cause_of(failure))
 
     def _decide(self, error: Exception) -> Exception | None:
         self._forget()
@@ -216,17 +222,18 @@ class Run:
 
     def _failed(self, job: Job, failure: Exception) -> Verdict:
         error = cause_of(failure)
+        raised = raised_in(error)
         delay, policy = None, self._policy
         if isinstance(failure, Retry):
             delay = delay_of(failure)
             policy = replace(policy, max_retries=getattr(failure, "max_retries", policy.max_retries))
-        text = self._text(error)
+        text = self._text(raised)
         self._errors[job.id], self._texts[job.id] = error, text
         bad = self._handed[job.id].bad
-        verdict = after_failure(job, policy, text.data, delay, bad, error, self._together)
+        verdict = after_failure(job, policy, text.data, delay, bad, raised, self._together)
         return verdict._replace(try_text=try_text(text.text))
 
-    def _text(self, error: Exception) -> ErrorText:
+    def _text(self, error: BaseException) -> ErrorText:
         """Made once of an error that many jobs of a batch failed by."""
         if id(error) not in self._kept:
             self._kept[id(error)] = error_text(self._settings, error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from celery.exceptions import Reject
@@ -19,6 +20,7 @@ from .careful import careful_logger
 from .failures import log_failures
 from .handed import NOTHING, Positions, RunJob, with_unwanted
 from .policies import policy_of
+from .raised import failing
 from .request import lane_request
 from .run import Run
 from .stores import Home
@@ -120,7 +122,7 @@ class CeleryRunner:
         callback = self._tasks[queue].on_retries_exhausted
         if dead and callback is not None:
             try:
-                callback(dead)
+                failing(partial(callback, dead))
             except Exception as error:
                 logger.exception("on_retries_exhausted of %s failed", queue)
                 self.last_words(error)

@@ -23,6 +23,7 @@ from celery_lowkiq.store.queries import Queries
 from celery_lowkiq.store.registry import Registry
 from celery_lowkiq.store.store import RedisStore
 from celery_lowkiq.store.tracks import Tracks
+from celery_lowkiq.worker.forks import ProcessLock
 
 from .codec import Codec
 from .settings import LARGEST_PAYLOAD, Settings, read_settings
@@ -63,6 +64,15 @@ class Home:
         self._app = app
         self._lock = threading.Lock()
         self._store: RedisStore | None = None
+        self._connection: Any = None
+
+    @property
+    def connection(self) -> Any:
+        """To the broker, never connected: Celery asks a producer's connection which errors it may raise."""
+        with self._lock:
+            if self._connection is None:
+                self._connection = self._app.connection_for_write()
+            return self._connection
 
     @property
     def store(self) -> RedisStore:
@@ -127,7 +137,7 @@ class Home:
         return Actions(self.store, left)
 
 
-_homes_lock = threading.Lock()
+_homes_lock = ProcessLock()
 
 
 def home_of(app: Celery) -> Home:

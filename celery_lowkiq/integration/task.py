@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from celery import Celery
 
 from celery_lowkiq.rules.models import Merge, QueueSpec
+from celery_lowkiq.worker.forks import ProcessLock
 
 from .arguments import header_for
 from .arrivals import Arrivals
@@ -36,7 +36,7 @@ from .trackers import TracksCalls
 BOOTSTEP = "celery_lowkiq.integration.bootstep:OrderedQueues"
 POISON = "poison pill: the job took its worker down {max_crashes} times"
 
-_spec_lock = threading.Lock()
+_spec_lock = ProcessLock()
 
 
 class OrderedTask(QueuePolicies, TracksCalls, StoresCalls, RunsBatches):

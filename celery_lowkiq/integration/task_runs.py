@@ -13,12 +13,14 @@ from celery.exceptions import Ignore, Retry
 
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.middleware import compose
+from celery_lowkiq.worker.forks import staying
 
 from . import eager
 from .bases import CeleryTask
 from .call_records import store_state
 from .calls import read_delay, read_time
 from .options import is_count
+from .raised import may_fail
 from .refusals import check_caller, check_retry
 from .run import Run
 from .spans import link_calls
@@ -47,13 +49,15 @@ class RunsBatches(CeleryTask):  # type: ignore[misc]
     def _run(self, run: Run, function: Callable[[], Any]) -> Any:
         if run.callers is not None:
             report(link_calls, run.callers)
-        return run.watched(lambda: run.succeeds(compose(run.middlewares, self, run.jobs, function)))
+        # Within the middlewares: in a process that the function forks, they have nothing to do.
+        inner = partial(staying, run.pid, function)
+        return run.watched(lambda: run.succeeds(compose(run.middlewares, self, run.jobs, inner)))
 
     def retry(
         self,
         args: Any = None,
         kwargs: Any = None,
-        exc: Exception | None = None,
+        exc: BaseException | None = None,
         throw: bool = True,
         eta: Any = None,
         countdown: Any = None,
@@ -75,11 +79,12 @@ class RunsBatches(CeleryTask):  # type: ignore[misc]
                 f"retry(max_retries={max_retries!r}): a whole number from 0 is allowed, or None"
             )
         handled = sys.exc_info()[1]
-        exc = exc or (handled if isinstance(handled, Exception) else None)
+        exc = exc or (handled if handled is not None and may_fail(type(handled)) else None)
         if self.request.called_directly:
             raise exc or Retry("Task can be retried", None)
         message = None if exc else "asked for by self.retry()"
-        retry: Any = Retry(message, exc=exc, when=self._pause(eta, countdown))
+        cause: Any = exc
+        retry: Any = Retry(message, exc=cause, when=self._pause(eta, countdown))
         if max_retries is not None:
             retry.max_retries = max_retries
         raise retry

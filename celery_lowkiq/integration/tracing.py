@@ -10,6 +10,7 @@ from celery.states import IGNORED
 from celery_lowkiq.rules.errors import LowkiqError
 
 from .careful import careful_logger
+from .raised import failing
 
 logger = careful_logger("celery_lowkiq")
 
@@ -22,13 +23,13 @@ def traced(task: Any, request: Any, consumer: Any, runtime: float | None = None)
     """The tracer's info: None for a success. ``runtime`` (s) replaces the measured one in events.
 
     Raises NotTold, or another Exception, when links or the result did not go out; Reject when
-    ``on_success`` does; and whatever is no Exception.
+    ``on_success`` does; and what ends a worker.
     """
     report(_begins, request, consumer)
     try:
         # Read anew each time: a reconnect to the broker rebuilds it.
-        result, info, measured, text = task.__trace__(
-            request.id, request.args, request.kwargs, request.request_dict
+        result, info, measured, text = failing(
+            lambda: task.__trace__(request.id, request.args, request.kwargs, request.request_dict)
         )
     except BaseException:
         report(request.vanishes)

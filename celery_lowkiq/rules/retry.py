@@ -32,7 +32,7 @@ def after_failure(
     error: bytes,
     delay: float | None = None,
     bad: tuple[BadPayload, ...] = (),
-    cause: Exception | None = None,
+    cause: BaseException | None = None,
     together: int = 0,
 ) -> Verdict:
     """What becomes of a job whose run failed by ``cause``; ``delay`` (s) replaces ``policy.pauses``.
@@ -64,7 +64,7 @@ def after_failure(
 
 
 def _pause(
-    policy: RetryPolicy, retry_count: int, delay: float | None, cause: Exception | None
+    policy: RetryPolicy, retry_count: int, delay: float | None, cause: BaseException | None
 ) -> float | Literal[False]:
     """Seconds until the next run; False: the error gives up the job."""
     if isinstance(cause, policy.hopeless):

@@ -14,7 +14,7 @@ from celery_lowkiq.rules.schedulers import Scheduler
 
 from .agenda import Agenda
 from .held import Held
-from .surroundings import PARKED, Surroundings
+from .surroundings import CRASHED, PARKED, Surroundings
 from .survey import Question
 from .work import Work
 
@@ -26,9 +26,6 @@ logger = logging.getLogger("celery_lowkiq.worker")
 #: and at most for so many poll intervals. Announcements go on meanwhile.
 ASKING = 4.0
 LONGEST_POLL = 10.0
-#: Exit status after a task raised something that is no Exception.
-CRASHED = 70
-
 
 class Lane:
     """Works its shards one batch at a time until it is stopped."""

@@ -97,7 +97,8 @@ class Runner(Protocol):
 
     def run(self, batch: Batch) -> tuple[Verdict, ...]:
         """Decode, run the task function, and decide about every job of the batch (results are written
-        here, before the settle). A BaseException that is no Exception goes through: it ends the worker.
+        here, before the settle). SystemExit, KeyboardInterrupt and GeneratorExit go through: they end the
+        worker.
         """
 
     def settled(self, batch: Batch, accepted: frozenset[str]) -> None:

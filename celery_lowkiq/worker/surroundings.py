@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: A shard on which a script fails for a reason of its own is left alone for so many s.
 PARKED = 5.0
+#: Exit status after a task raised what ends its worker, and of a process that a run forked.
+CRASHED = 70
 
 
 @dataclass(frozen=True)

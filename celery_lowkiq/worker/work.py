@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 from celery_lowkiq.rules.claims import Claim, Due, Settled, ToClaim
@@ -11,6 +13,7 @@ from celery_lowkiq.rules.models import Batch, ShardRef
 from celery_lowkiq.rules.pace import batches_to_claim, mean_duration
 from celery_lowkiq.rules.rate import runs_of
 
+from .forks import staying
 from .held import Held
 from .surroundings import PARKED, Surroundings
 from .window import Window
@@ -207,7 +210,7 @@ class Work:
             self.batch = batch
             self._around.exclusion.begin(held)
             try:
-                verdicts = self._around.runner.run(batch)
+                verdicts = staying(os.getpid(), partial(self._around.runner.run, batch))
             finally:
                 self._around.exclusion.end(held)
             window.add(batch, verdicts)

@@ -36,6 +36,10 @@ class Expected(Exception):
     """An error that a task says it may raise."""
 
 
+class Halt(BaseException):
+    """No ``Exception``, as ``asyncio.CancelledError``."""
+
+
 def act(self: Any, what: dict[str, Any]) -> Any:
     """What a payload may ask for."""
     if "progress" in what:
@@ -51,6 +55,8 @@ def act(self: Any, what: dict[str, Any]) -> Any:
         self.add_to_chord(self.app.signature("add", args=(what["more"], 1)))
     if "fail" in what:
         raise ValueError(what["fail"])
+    if "halt" in what:
+        raise Halt(what["halt"])
     if "expected" in what:
         raise Expected(what["expected"])
     if "io" in what:

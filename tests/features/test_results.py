@@ -7,6 +7,7 @@ import pytest
 from celery import exceptions
 
 from celery_lowkiq.rules.words import error_line
+from celery_lowkiq import RunAborted
 from tests.waiting import eventually
 
 WAIT = 30
@@ -54,6 +55,20 @@ def test_a_call_that_failed_for_good(features, work, job_id):
     assert len(features.noted("run", id=job_id)) == 3
     assert len(features.wait_for("signal", signal="task_retry", task_id=result.id)) == 2
     assert len(features.wait_for("signal", signal="task_failure", task_id=result.id)) == 1
+
+
+@pytest.mark.parametrize("merged", [False, True], ids=["alone", "merged"])
+def test_a_call_whose_function_raised_no_exception(features, work, job_id, merged):
+    """O5: its state is FAILURE, as of any error, after its retries."""
+    with features.holding(work, job_id) if merged else features.nothing():
+        results = [work.delay(job_id, {"halt": f"boom {n}"}) for n in range(2 if merged else 1)]
+    for result in results:
+        with pytest.raises(RunAborted, match="boom"):
+            result.get(WAIT)
+        assert result.state == "FAILURE"
+        assert "Halt" in result.traceback
+        assert len(features.wait_for("signal", signal="task_failure", task_id=result.id)) == 1
+    assert features.node.container.status == "running"
 
 
 def test_merged_calls_die_one_payload_after_the_other(features, work, job_id):

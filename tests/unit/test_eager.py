@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from celery_lowkiq import (
     ById,
     InvalidCall,
     JobsFailed,
+    RunAborted,
     ordered_task,
 )
 from tests.unit.recording import recorder
@@ -51,6 +54,20 @@ class TestEager:
             fails.delay("1")
         with pytest.raises(KeyError):
             fails.perform_async([{"id": 1}])
+
+    def test_a_base_exception_of_the_function_is_a_failure(self, app):
+        """O5: as in a worker."""
+
+        @ordered_task(app=app)
+        def cancelled(payloads_by_id):
+            raise asyncio.CancelledError
+
+        result = cancelled.delay("1")
+        assert (result.state, type(result.result)) == ("FAILURE", RunAborted)
+        app.conf.task_eager_propagates = True
+        with pytest.raises(RunAborted) as raised:
+            cancelled.delay("1")
+        assert isinstance(raised.value.__cause__, asyncio.CancelledError)
 
     def test_the_request_is_celerys(self, app):
         @ordered_task(app=app, bind=True)

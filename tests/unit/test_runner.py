@@ -11,7 +11,7 @@ import pytest
 from celery import Celery, signals
 from celery.app.trace import build_tracer
 
-from celery_lowkiq import ConfigurationError, OrderedTask, ordered_task
+from celery_lowkiq import ConfigurationError, JobsFailed, OrderedTask, ordered_task
 from celery_lowkiq.integration import request
 from celery_lowkiq.integration.runner import CeleryRunner
 from celery_lowkiq.integration.stores import home_of
@@ -32,9 +32,10 @@ def run():
 
     signals.task_postrun.connect(note_state)
 
-    def run_once(function, init=None, **options):
+    def run_once(function, init=None, settings=None, **options):
         states.clear()
         app = Celery("unit", broker="redis://localhost:1/0", set_as_current=False)
+        app.conf.update(settings or {})
         options = {"retry_in": lambda retry_count: 1, **options}
         task = ordered_task(app=app, shared=False, bind=True, name="t", **options)(function)
         app.finalize()
@@ -82,6 +83,91 @@ def test_a_job_whose_function_never_ran_is_not_done(run):
     )
     assert (verdict.fate, said(verdict)) == (Fate.RETRY, "RuntimeError: around")
     assert states == [("RETRY", "Retry")]
+
+
+class Halt(BaseException):
+    """No ``Exception``, as ``asyncio.CancelledError`` or ``trio.Cancelled``."""
+
+
+def halts(*_):
+    raise Halt("now")
+
+
+def handles(self, payloads_by_id):
+    try:
+        halts()
+    except Halt:
+        raise self.retry(countdown=9) from None
+
+
+def names_it(self, payloads_by_id):
+    raise JobsFailed({"1": Halt("now")})
+
+
+class TestBaseException:
+    """O5: what is no ``Exception`` fails the run, wherever a task's own code raises it."""
+
+    @pytest.mark.parametrize("max_retries, fate, state", [(1, Fate.RETRY, "RETRY"), (0, Fate.DIE, "FAILURE")])
+    @pytest.mark.parametrize("function", [halts, names_it, handles])
+    def test_of_the_function(self, run, function, max_retries, fate, state):
+        verdict, states = run(function, max_retries=max_retries)
+        assert (verdict.fate, verdict.error) == (fate, b"Halt: now")
+        assert states == [(state, "Retry" if max_retries else "RunAborted")]
+
+    @pytest.mark.parametrize("hook", ["before_start", "__call__"])
+    def test_before_the_function(self, run, hook):
+        verdict, _ = run(returns, base=type("Hooked", (OrderedTask,), {"abstract": True, hook: halts}))
+        assert (verdict.fate, verdict.error) == (Fate.RETRY, b"Halt: now")
+
+    @pytest.mark.parametrize(
+        "hook, function, fate",
+        [
+            ("on_success", returns, Fate.DONE),
+            ("after_return", returns, Fate.DONE),
+            ("on_retry", raises, Fate.RETRY),
+        ],
+    )
+    def test_of_a_hook_after_the_function(self, run, caplog, hook, function, fate):
+        verdict, _ = run(function, base=type("Hooked", (OrderedTask,), {"abstract": True, hook: halts}))
+        assert verdict.fate is fate
+        assert "a run of t failed outside its function" in caplog.messages
+
+    def test_of_a_middleware_and_one_that_watches(self, run):
+        seen = []
+
+        def watches(task, batch, call):
+            try:
+                return call()
+            except BaseException as error:
+                seen.append(error)
+                raise
+
+        settings = {"lowkiq_server_middlewares": [watches]}
+        verdict, _ = run(halts, settings=settings)
+        assert (verdict.fate, [type(error) for error in seen]) == (Fate.RETRY, [Halt])
+        verdict, _ = run(returns, settings={"lowkiq_server_middlewares": [halts]})
+        assert (verdict.fate, verdict.error) == (Fate.RETRY, b"Halt: now")
+
+    def test_of_autoretry_dont_retry_and_retry_in(self, run):
+        verdict, _ = run(halts, autoretry_for=(Halt,))
+        assert (verdict.fate, verdict.error) == (Fate.RETRY, b"Halt: now")
+        assert run(halts, dont_retry=(Halt,))[0].fate is Fate.DIE
+        asked = []
+        assert run(halts, retry_in=lambda exc, n: asked.append(exc) or 7)[0].delay == 7
+        assert [type(error) for error in asked] == [Halt]
+        assert run(halts, retry_in=lambda n: halts())[0].fate is Fate.RETRY
+
+    @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
+    def test_what_ends_a_worker_passes(self, run, kind):
+        def ends(self, payloads_by_id):
+            raise kind
+
+        with pytest.raises(kind):
+            run(ends)
+        with pytest.raises(ConfigurationError, match="dont_retry"):
+            run(ends, dont_retry=(kind,))
+        with pytest.raises(TypeError, match="an exception for each id"):
+            JobsFailed({"1": kind()})
 
 
 class Secretive(Exception):

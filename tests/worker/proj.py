@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
+import builtins
 import ctypes
 import json
 import os
@@ -46,6 +48,17 @@ def wait_for_gate(name: str) -> None:
     """Until the test makes the file."""
     while not (HERE / name).exists():
         time.sleep(0.005)
+
+
+class Halt(BaseException):
+    """What a library raises past every ``except Exception``."""
+
+
+async def awaits_a_cancelled_task() -> None:
+    task = asyncio.create_task(asyncio.sleep(60))
+    await asyncio.sleep(0)
+    task.cancel()
+    await task
 
 
 def make_app(**settings: Any) -> Celery:
@@ -114,6 +127,12 @@ def make_app(**settings: Any) -> Celery:
             raise KeyboardInterrupt
         if what == "memory":
             raise MemoryError("too much")
+        if what == "cancelled":
+            asyncio.run(awaits_a_cancelled_task())
+        if what == "own":
+            raise Halt("mine")
+        if what == "group":
+            raise builtins.BaseExceptionGroup("several", [Halt("mine"), ValueError("theirs")])
 
     def charge(payloads_by_id: dict[str, list[Any]]) -> None:
         note("charge", ids=list(payloads_by_id))
