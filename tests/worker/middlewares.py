@@ -22,3 +22,10 @@ def inner(task, batch, call):
 def client(task, batch, call):
     pushed.extend((task.name, entry.id, entry.payload) for entry in batch)
     call()
+
+
+def ends(task, batch, call):
+    try:
+        return call()
+    finally:
+        note("around", id=batch[0].id)

@@ -7,10 +7,14 @@ import atexit
 import builtins
 import ctypes
 import json
+import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +52,64 @@ def wait_for_gate(name: str) -> None:
     """Until the test makes the file."""
     while not (HERE / name).exists():
         time.sleep(0.005)
+
+
+def forked(come_back: Callable[[], Any]) -> None:
+    """Fork; in the new process do what brings it back into the run, and wait for its end in the other."""
+    child = os.fork()
+    if child == 0:
+        note("child")
+        come_back()
+        return
+    deadline = time.monotonic() + 20
+    ended = 0
+    while not ended and time.monotonic() < deadline:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        time.sleep(0.01)
+    note("reaped", child=child, status=os.waitstatus_to_exitcode(status) if ended else None)
+
+
+def calls(app: Celery, how: str) -> None:
+    app.tasks["record"].delay(how)
+
+
+def in_a_process(app: Celery) -> None:
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=calls, args=(app, "from a process"))
+    process.start()
+    process.join()
+    with context.Pool(1) as pool:
+        squares = pool.map(int.bit_length, [7])
+    with subprocess.Popen([sys.executable, "-c", "print(1)"], stdout=subprocess.PIPE) as python:
+        printed = python.communicate()[0].decode()
+    note("processes", status=process.exitcode, squares=squares, printed=printed)
+
+
+def for_ever(app: Celery) -> None:
+    """The other process leaves its run for good, and lives until the test lets it go."""
+    if os.fork() == 0:
+        note("child")
+        wait_for_gate("gate")
+        os._exit(0)
+
+
+def fails() -> None:
+    raise ValueError("in a fork")
+
+
+def halts() -> None:
+    raise Halt("in a fork")
+
+
+#: What the task "forks" does with its payload.
+FORKS = {
+    "return": lambda app: forked(int),
+    "raise": lambda app: forked(fails),
+    "halt": lambda app: forked(halts),
+    "exit": lambda app: forked(sys.exit),
+    "processes": in_a_process,
+    "for ever": for_ever,
+}
 
 
 class Halt(BaseException):
@@ -151,6 +213,13 @@ def make_app(**settings: Any) -> Celery:
         max_retries=2,
         isolate_failures=False,
     )(charge)
+
+    @ordered_task(**ordered, name="forks", shards=1)
+    def forks(payloads_by_id: dict[str, list[Any]]) -> None:
+        ((job_id, (what, *_)),) = payloads_by_id.items()
+        note("start", id=job_id)
+        FORKS.get(what, print)(app)
+        note("end", id=job_id)
 
     @app.task(shared=False, name="plain")
     def plain(value: Any) -> None:

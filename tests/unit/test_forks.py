@@ -1,0 +1,70 @@
+"""O4: a process that a run forks, whatever its threads had locked when it was forked. No Redis."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+PREFACE = """
+import logging, os, sys, threading
+from celery_lowkiq.worker import forks
+logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(message)s")
+
+def fork(function):
+    child = []
+    def run():
+        pid = os.getpid()
+        def body():
+            child.append(os.fork())
+            return child[-1] or function()
+        forks.staying(pid, body)
+    lane = threading.Thread(target=run, name="lane-0 orders/7")
+    lane.start()
+    lane.join()
+    print(os.waitstatus_to_exitcode(os.waitpid(child[-1], 0)[1]))
+"""
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+
+
+def python(script):
+    done = subprocess.run(
+        [sys.executable, "-c", PREFACE + script], capture_output=True, text=True, timeout=120, check=True
+    )
+    return int(done.stdout.splitlines()[-1]), done.stderr
+
+
+def test_it_ends_without_the_exit_handlers_that_it_has_from_its_parent():
+    status, log = python("import atexit; atexit.register(lambda: print('bye', file=sys.stderr)); fork(int)")
+    assert status == 70
+    assert log.count("CRITICAL lane-0 orders/7: a run that began in process") == 1
+    assert log.count("bye") == 1
+
+
+def test_it_ends_also_when_its_log_blocks():
+    script = """
+class Stuck(logging.Handler):
+    def emit(self, record):
+        threading.Event().wait()
+
+forks.LAST_LINE = 1
+forks.logger.addHandler(Stuck())
+fork(int)
+"""
+    assert python(script)[0] == -signal.SIGALRM
+
+
+def test_a_lock_that_another_thread_held_is_free():
+    script = """
+lock = forks.ProcessLock()
+def take():
+    with lock:
+        os._exit(7)
+with lock:
+    fork(take)
+"""
+    assert python(script)[0] == 7
