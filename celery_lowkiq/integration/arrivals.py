@@ -14,8 +14,9 @@ from kombu.exceptions import KombuError
 from celery_lowkiq.rules.errors import InvalidCall, QueueFull, StoreUnavailable
 
 from .arguments import SHOWN, check_arguments
+from .asked import asked_in
 from .call_records import CallNote
-from .calls import priority_of
+from .calls import Entry, priority_of
 from .leftovers import fail
 from .refusals import check_message
 from .stores import home_of
@@ -24,6 +25,11 @@ logger = logging.getLogger("celery_lowkiq")
 
 #: How long a message waits in the worker for a store that is away, or a queue that is full, in s.
 PAUSE = 1.0
+SCORE_NEEDED = (
+    "score=None is invalid: expected a number for a call of {task} by name, since drop_stale= would take a "
+    "message that comes late for stale with lowkiq_message_score='sent'. Write "
+    "headers={{'lowkiq': {{'score': ...}}}}"
+)
 
 
 class Arrivals:
@@ -58,14 +64,26 @@ class Arrivals:
 
     def _push(self, call: MessagedCall, properties: Mapping[str, Any], priority: int | None) -> None:
         home = home_of(self._task.app)
-        check_message(self._task.name, call.headers)
+        check_message(self._task.name, call.headers, properties)
         check_arguments(call.args, call.kwargs)
-        eta = None if call.headers.get("eta") is None else _moment(call.headers["eta"])
-        job = self._task.entry_of(call.args, call.kwargs, eta=eta, priority=priority).job(home.codec)
+        job = self._entry(call, priority, home.settings.message_score).job(home.codec)
         if call.headers.get("id"):
             record = self._task.record_of(home, call, properties)
             job = replace(job, record=record)
         home.store.push(self._task.queue_spec, [job])
+
+    def _entry(self, call: MessagedCall, priority: int | None, message_score: str) -> Entry:
+        """Raises InvalidCall, and TypeError for wrong arguments."""
+        task, asked = self._task, asked_in(call.headers, self._task.app.timezone)
+        eta = None if call.headers.get("eta") is None else _moment(call.headers["eta"])
+        # A virtual transport gives a priority to each message.
+        priority = priority if asked.priority is None else None
+        entry: Entry = asked.added_to(task.entry_of(call.args, call.kwargs, eta=eta, priority=priority))
+        if message_score == "arrival" or entry.score is not None:
+            return entry
+        if task.queue_spec.policies.drop_stale is not None:
+            raise InvalidCall(SCORE_NEEDED.format(task=task.name))
+        return replace(entry, sent=asked.sent)
 
     def _fail(self, call: MessagedCall, error: Exception) -> None:
         """Whoever waits for the result is told. A backend that is away cannot hold up the other messages."""

@@ -15,12 +15,25 @@ from celery.backends.base import DisabledBackend
 
 from celery_lowkiq.rules.errors import PayloadError, UndecodablePayload
 
+from .asked import HEADER
 from .codec import Codec
 from .queue_policies import seconds_of
 
 #: Headers that a run has anyway, or that have become the job's own.
 NOT_KEPT = frozenset(
-    {"lang", "task", "id", "eta", "retries", "timelimit", "argsrepr", "kwargsrepr", "origin", "root_id"}
+    {
+        "lang",
+        "task",
+        "id",
+        "eta",
+        "retries",
+        "timelimit",
+        "argsrepr",
+        "kwargsrepr",
+        "origin",
+        "root_id",
+        HEADER,
+    }
 )
 #: Our header: when a call's time to live ends (ISO 8601, UTC).
 TTL_ENDS = "lowkiq_ttl_ends"

@@ -43,6 +43,13 @@ class Entry:
     delay: float | None = None
     #: From 0, the most urgent, to 9; None: the task's.
     priority: int | None = None
+    #: Unix time (s) of the sender's clock, for a call that came by the broker: its score without another.
+    sent: float | None = None
+
+    def beyond_message(self) -> dict[str, Any]:
+        """What was said of it that Celery's message does not have."""
+        said = {"score": self.score, "perform_in": self.perform_in, "countdown": self.delay}
+        return {n: v for n, v in {**said, "priority": self.priority}.items() if v is not None}
 
     def for_message(self) -> dict[str, Any]:
         """Options of its own that whoever listens to messages hears of."""
@@ -51,7 +58,7 @@ class Entry:
     def job(self, codec: Codec) -> NewJob:
         """What the store takes. Raises PayloadError."""
         data = codec.dump(self.payload)
-        return NewJob(self.id, data, self.score, self.perform_in, self.delay, None, self.priority)
+        return NewJob(self.id, data, self.score, self.perform_in, self.delay, None, self.priority, self.sent)
 
 
 def single(

@@ -78,6 +78,8 @@ class StoreProducer:
     def __init__(self, app: Celery, push: StoresMessage) -> None:
         self._app = app
         self._push = push
+        #: Whether Celery has made the message, and what becomes of it is known.
+        self.published = False
         self.connection = home_of(app).connection
 
     @property
@@ -93,6 +95,7 @@ class StoreProducer:
             with self._app.producer_pool.acquire(block=True) as producer:
                 producer.publish(body, exchange=exchange, headers=headers, **properties)
             return
+        self.published = True
         pauses = pauses_of(properties.get("retry"), properties.get("retry_policy"))
         with as_operational_errors():
             self._push(body, headers, properties, pauses)

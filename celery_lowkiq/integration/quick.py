@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import FunctionType
 from typing import Any
 
-from celery import Celery, Task, signals
+from celery import Celery, signals
 from celery._state import get_current_worker_task
-from celery.app import base, task
 
 from .call_records import stores_error
 from .producer import pauses_of
+from .stand_ins import stand_in
 from .stores import Home
 
 
@@ -23,9 +22,7 @@ def is_heard(app: Celery) -> bool:
         signals.before_task_publish.receivers
         or signals.after_task_publish.receivers
         or app.conf.task_send_sent_event
-        or "send_task" in app.__dict__
-        or not _is_celerys(type(app).send_task, base)
-        or not _is_celerys(Task.apply_async, task)
+        or stand_in(app)
     )
 
 
@@ -41,11 +38,6 @@ def is_unheard(of: Any, app: Celery, home: Home) -> bool:
         or stores_error(of)
         or get_current_worker_task() is not None
     )
-
-
-def _is_celerys(function: Any, module: Any) -> bool:
-    """Whether neither a subclass nor what instruments the process has put something in its place."""
-    return type(function) is FunctionType and function.__code__.co_filename == module.__file__
 
 
 def publish_pauses(app: Celery) -> Iterator[float]:

@@ -46,6 +46,10 @@ _DECORATOR = {
 }
 
 
+_BY_NAME = (
+    "send_task() makes it a property of the message, which some brokers drop. Write "
+    "headers={{'lowkiq': {{'{name}': ...}}}}"
+)
 #: What may be said of a retry: the lane puts the payloads back as they are, in the same queue.
 _RETRY = ("exc", "countdown", "eta", "max_retries", "throw")
 #: Celery's tasks that call another one for each of their items.
@@ -82,8 +86,11 @@ def check_call(task: str, queue: str, options: Mapping[str, Any]) -> None:
             _refuse(name, options[name], task, reason)
 
 
-def check_message(task: str, headers: Mapping[str, Any]) -> None:
+def check_message(task: str, headers: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
     """Raises InvalidCall for what a call by name asks for, whose sender knows of no ordered task."""
+    for name in ("score", "perform_in"):
+        if properties.get(name) is not None:
+            _refuse(name, properties[name], task, _BY_NAME.format(name=name))
     for name, value in zip(("time_limit", "soft_time_limit"), headers.get("timelimit") or (), strict=False):
         if value is not None:
             _refuse(name, value, task, _CALL[name])

@@ -121,7 +121,8 @@ def heard_calls(
             kept.append(replace(job, record=record, priority=priority_of(properties)))
 
         args = (entry.id, entry.payload) if task.key is None else (entry.payload,)
-        task.make_message(args, {}, task_id, keep, **options, **entry.for_message())
+        said = {**entry.beyond_message(), **({"tracker": tracker} if tracker else {})}
+        task.make_message(args, {}, task_id, keep, said, **options, **entry.for_message())
     return BulkCalls(kept, CallResults(task, ids))
 
 

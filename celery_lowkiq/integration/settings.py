@@ -183,6 +183,7 @@ SETTINGS: dict[str, Setting] = {
         "fast", "'fast', 'replicated' or 'fsynced'", _one_of("fast", "replicated", "fsynced")
     ),
     "push_replicas": Setting(1, "a whole number from 1 to 100", _number(1, 100, whole=True)),
+    "message_score": Setting("arrival", "'arrival' or 'sent'", _one_of("arrival", "sent")),
     "track_calls": Setting(False, "True or False", _truth),
     "track_ttl": Setting(
         7 * 86400, "seconds, a whole number from 60 to 31536000", _number(60, 31536000, whole=True)
@@ -237,6 +238,7 @@ class Settings:
     client_middlewares: tuple[Any, ...]
     push_durability: str
     push_replicas: int
+    message_score: str
     track_calls: bool
     track_ttl: int
     serializer: str
@@ -284,6 +286,11 @@ def _scheduler(given: Any, weights: dict[str, float]) -> Callable[[], schedulers
     if given is schedulers.weighted or (given is None and weights):
         return partial(schedulers.weighted, weights)
     return given or schedulers.lag
+
+
+def read_setting(app: Celery, name: str) -> Any:
+    """One setting, without its prefix. Raises ConfigurationError."""
+    return _value(app, name, SETTINGS[name])
 
 
 def _value(app: Celery, name: str, setting: Setting) -> Any:

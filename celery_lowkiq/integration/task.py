@@ -28,10 +28,13 @@ from .queue import OrderedQueue, Terms
 from .queue_policies import QueuePolicies, policies_of
 from .rates import read_rate
 from .selection import check_names
+from .sending import install
 from .stores import home_of
 from .task_calls import StoresCalls
 from .task_runs import RunsBatches
 from .trackers import TracksCalls
+
+install()
 
 BOOTSTEP = "celery_lowkiq.integration.bootstep:OrderedQueues"
 POISON = "poison pill: the job took its worker down {max_crashes} times"

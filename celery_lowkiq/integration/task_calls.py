@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from celery.result import AsyncResult
@@ -16,6 +16,7 @@ from celery_lowkiq.rules.models import NewJob
 from . import eager
 from .arguments import as_keywords, check_arguments
 from .arrivals import MessagedCall, read_call
+from .asked import take_asked
 from .bases import CeleryTask
 from .call_records import note_of
 from .calls import WORDS, Entry, bulk, id_of, priority_of, single, to_jobs
@@ -23,6 +24,7 @@ from .producer import StoreProducer, StoreRouter, StoresMessage, as_operational_
 from .quick import is_heard, is_unheard, publish_pauses
 from .refusals import check_call, refuse_inline
 from .results import bulk_calls, heard_calls
+from .stand_ins import sent_whole
 from .stores import Home, home_of
 from .tracked_push import Push, tracked_bulk, tracked_single
 from .trackers import Tracker, tracker_of
@@ -51,6 +53,7 @@ class StoresCalls(CeleryTask):  # type: ignore[misc]
         words = {name: options.pop(name, None) for name in WORDS}
         check_call(self.name, self.queue_spec.name, options)
         app = self._get_app()
+        asked = take_asked(options, app.timezone)
         tracker = tracker_of(options.pop("tracker", None), app)
         links = {"link": link, "link_error": link_error}
         if app.conf.task_always_eager:
@@ -59,7 +62,7 @@ class StoresCalls(CeleryTask):  # type: ignore[misc]
             )
             return eager_result
         home = home_of(app)
-        entry = self.entry_of(args, kwargs, **words)
+        entry = asked.added_to(self.entry_of(args, kwargs, **words))
         job = entry.job(home.codec)
         if not (options or link or link_error or shadow or tracker) and is_unheard(self, app, home):
             return self._call_unheard(home, entry, job, task_id or uuid())
@@ -71,7 +74,10 @@ class StoresCalls(CeleryTask):  # type: ignore[misc]
             self._push(home, (entry,), [stored], pauses, tracked_single(home, tracker, call.headers["id"]))
 
         links |= entry.for_message()
-        return self.make_message(args, kwargs, task_id, store, shadow=shadow, **links, **options)
+        said = entry.beyond_message() | ({"tracker": tracker} if tracker else {})
+        if words["eta"] is not None:
+            said["eta"] = said.pop("perform_in")
+        return self.make_message(args, kwargs, task_id, store, said, shadow=shadow, **links, **options)
 
     def _call_unheard(self, home: Home, entry: Entry, job: NewJob, task_id: str) -> AsyncResult[Any]:
         app = self._get_app()
@@ -82,13 +88,22 @@ class StoresCalls(CeleryTask):  # type: ignore[misc]
         return result
 
     def make_message(
-        self, args: Any, kwargs: Any, task_id: str | None, store: StoresMessage, **options: Any
+        self,
+        args: Any,
+        kwargs: Any,
+        task_id: str | None,
+        store: StoresMessage,
+        said: Mapping[str, Any],
+        **options: Any,
     ) -> AsyncResult[Any]:
-        """Have Celery make the message of a call, tell who listens to messages, and give it to ``store``."""
-        producer = StoreProducer(self._get_app(), store)
-        result: AsyncResult[Any] = super().apply_async(
-            args, kwargs, task_id, producer, router=self._router, **options
-        )
+        """Have Celery make the message of a call, tell who listens to messages, and give it to ``store``.
+
+        What the call ``said`` is in no message. Raises InvalidCall when it would be lost.
+        """
+        app = self._get_app()
+        producer = StoreProducer(app, store)
+        send = partial(super().apply_async, args, kwargs, task_id, producer, router=self._router, **options)
+        result: AsyncResult[Any] = sent_whole(app, self.name, said, producer, send)
         return result
 
     def record_of(self, home: Home, call: MessagedCall, properties: Any, tracker: str = "") -> bytes | None:

@@ -89,7 +89,8 @@ class NewJob:
     """One entry of a push.
 
     ``perform_in`` is a Unix time in s; ``delay`` is in s from Redis's now. At most one of them is set,
-    none means now. Without ``score`` the store makes one.
+    none means now. Without ``score`` the store makes one; ``sent``, in Unix s of the sender's clock, is the
+    score then, unless Redis's clock has not come so far.
     """
 
     id: str
@@ -101,6 +102,7 @@ class NewJob:
     record: bytes | None = None
     #: From 0, the most urgent, to 9; None: that of the queue.
     priority: int | None = None
+    sent: float | None = None
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,9 @@ def patiently(pauses: Iterator[float], ask: Callable[[], T]) -> T:
 
 
 def _score(job: NewJob) -> str:
-    return "" if job.score is None else number_text(job.score)
+    if job.score is not None:
+        return number_text(job.score)
+    return "" if job.sent is None else f"~{number_text(job.sent)}"
 
 
 def _when(job: NewJob) -> str:

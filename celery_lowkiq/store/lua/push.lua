@@ -4,7 +4,7 @@
 -- POLICY KEYS: first? early? peaks?
 -- ARGV: shards merge policy sender n channel index records [id payload score when]... [position digest record]*records
 --   shards: the declared count; sender, n: n grows with each push of a sender to the shard;
---   score: '' for one made here; when: '' now, '+<s>' a delay, else Unix s; with policy ranked=1, '<priority> ' before that
+--   score: '' for one made here, '~<s>' for a time that a sender's clock showed, unless Redis's has not come so far; when: '' now, '+<s>' a delay, else Unix s; with policy ranked=1, '<priority> ' before that
 --   records: of the calls that need one; position: of the call's job (from 0), digest: of its payload
 -- USES: time ranks wake bag_read bag held calls policy keep stale arriving
 -- Returns: 1, or 0 for a repeated n, or, also when repeated, where a policy dropped calls that have records, {text of
@@ -43,6 +43,14 @@ redis.call('HSET', senders, sender, n .. ' ' .. math.floor(now / 1000000))
 local function made_score()
   score_us = math.max(now, score_us + 1)
   return seconds(score_us)
+end
+
+local function score_of(given)
+  if given == '' then
+    return made_score()
+  end
+  local sent = string.match(given, '^~(.+)')
+  return sent and tonumber(sent) * 1000000 > now and made_score() or sent or given
 end
 
 local function time_of(when)
@@ -84,10 +92,7 @@ end
 local function merge_jobs(from, to)
   local known, times, new, first, more, ids = waiting_records(from, to), {}, {}, {}, {}, {}
   for i = from, to, 4 do
-    local id, payload, score = ARGV[i], ARGV[i + 1], ARGV[i + 2]
-    if score == '' then
-      score = made_score()
-    end
+    local id, payload, score = ARGV[i], ARGV[i + 1], score_of(ARGV[i + 2])
     times[#times + 1], times[#times + 2] = time_of(ARGV[i + 3]), id
     local flag = flags[i] or ''
     if not known[(i - from) / 4 + 1] and not first[id] then
@@ -120,13 +125,10 @@ else
   -- The job in ARGV from `i` on, of a task with policies. A stale payload that somebody hears of is dropped by its claim,
   -- unless it would take the place of a job that is to run.
   local function merge_job(i)
-    local id, payload, score, flag = ARGV[i], ARGV[i + 1], ARGV[i + 2], flags[i] or ''
+    local id, payload, score, flag = ARGV[i], ARGV[i + 1], score_of(ARGV[i + 2]), flags[i] or ''
     local rank, when = 0, ARGV[i + 3]
     if asked.ranked then
       rank, when = tonumber(string.sub(when, 1, 1)), string.sub(when, 3)
-    end
-    if score == '' then
-      score = made_score()
     end
     local waits = redis.call('HEXISTS', jobs, id) == 1
     local dropped = (flag == '' or asked.length and not waits) and is_stale(id, score)
