@@ -44,7 +44,12 @@ SCORES = st.one_of(
 #: The past is due, the far future is not, whatever the server's clock does meanwhile.
 TIMES = st.sampled_from([0.0, 1.0, 2.0, 9e9])
 PRIORITIES = st.sampled_from([None, 0, 3, 9])
-JOBS = st.builds(NewJob, IDS, PAYLOADS, SCORES, TIMES, priority=PRIORITIES)
+#: Of a sender whose clock is behind that of Redis.
+SENT = st.sampled_from([1.0, 2.5, 1700000000.123456])
+JOBS = st.one_of(
+    st.builds(NewJob, IDS, PAYLOADS, SCORES, TIMES, priority=PRIORITIES),
+    st.builds(NewJob, IDS, PAYLOADS, st.none(), TIMES, priority=PRIORITIES, sent=SENT),
+)
 #: What is due is overdue, or nothing ever is.
 MAX_WAITS = st.sampled_from([60.0, 1e10])
 ISOLATIONS = st.sampled_from([NOT_ISOLATED, Isolation(1, 5), Isolation(2, 3), Isolation(500, 999)])

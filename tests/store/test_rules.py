@@ -241,6 +241,20 @@ def test_default_scores_keep_arrival_order_whatever_clients_clocks_say(store):
     assert len({p.score for p in payloads}) == 100
 
 
+def test_a_time_of_sending_is_the_score_unless_it_lies_ahead_of_redis(store):
+    """O3: the score of a sender whose clock is ahead is made as any other: above those of the calls before,
+    below those of the calls to come.
+    """
+    store.push(ONE, [NewJob("1", b"first")])
+    store.push(ONE, [NewJob("1", b"sent", sent=1700000000.123456)])
+    store.push(ONE, [NewJob("1", b"ahead", sent=9e9), NewJob("1", b"also", sent=8e9)])
+    store.push(ONE, [NewJob("1", b"last")])
+    payloads = claim(store, take(store)).jobs[0].payloads
+    assert [p.data for p in payloads] == [b"sent", b"first", b"ahead", b"also", b"last"]
+    assert payloads[0].score == 1700000000.123456
+    assert len({p.score for p in payloads}) == 5
+
+
 def test_equal_scores_keep_arrival_order_also_after_a_spill_and_a_failure(store):
     names = [f"{number:03d}" + "x" * 40 for number in range(60)]
     push(store, "1", *((name, 1.0) for name in names), perform_in=PAST)

@@ -25,10 +25,12 @@ class Store:
         self.error = None
         self.pushed = []
         self.records = []
+        self.jobs = []
 
     def push(self, spec, jobs):
         if self.error is not None:
             raise self.error
+        self.jobs += jobs
         self.pushed += [(job.id, job.payload, job.perform_in) for job in jobs]
         self.records += [job.record for job in jobs if job.record is not None]
 
@@ -72,15 +74,25 @@ def store():
 
 
 @pytest.fixture
-def handler(store, timer):
-    app = Celery("unit", broker="redis://localhost:1/0", set_as_current=False)
+def make_handler(store, timer):
+    def make(drop_stale=None, **settings):
+        app = Celery("unit", broker="redis://localhost:1/0", set_as_current=False)
+        app.conf.update(settings)
+        options = {} if drop_stale is None else {"drop_stale": drop_stale}
 
-    @ordered_task(app=app, shared=False)
-    def task(payloads_by_id):
-        """Never run here."""
+        @ordered_task(app=app, shared=False, **options)
+        def task(payloads_by_id):
+            """Never run here."""
 
-    home_of(app)._store = store
-    return task.Strategy(task, app, SimpleNamespace(connection_errors=(), timer=timer))
+        home_of(app)._store = store
+        return task.Strategy(task, app, SimpleNamespace(connection_errors=(), timer=timer))
+
+    return make
+
+
+@pytest.fixture
+def handler(make_handler):
+    return make_handler()
 
 
 def test_a_call_is_stored_and_acknowledged(handler, store):
@@ -165,6 +177,87 @@ def test_a_call_that_asks_for_what_it_cannot_have_is_refused(handler, store, tol
     ((_, failure, _, _),) = told
     assert f"{word} is not supported on" in str(failure)
     assert store.pushed == []
+
+
+SCORED = {"score": 9, "perform_in": 12.5, "priority": 3}
+
+
+def test_a_call_by_name_says_score_time_and_priority(handler, store):
+    """O3: in its header; a record keeps the user's headers alone."""
+    message = Message("1")
+    message.headers |= {"id": "known", "lowkiq": SCORED, "tenant": "acme"}
+    message.properties = {"priority": 0}
+    assert message.sent_to(handler) == ["ack"]
+    (job,) = store.jobs
+    assert (job.score, job.perform_in, job.priority) == (9.0, 12.5, 3)
+    assert json.loads(job.record) == ["known", {"tenant": "acme"}]
+
+
+@pytest.mark.parametrize(
+    "said, word",
+    [
+        ({"score": "9"}, "score='9' is a str"),
+        ({"score": float("nan")}, "score=nan is not finite"),
+        ({"perform_in": -1}, "perform_in=-1 is negative"),
+        ({"perform_in": "soon"}, "perform_in='soon' is a str"),
+        ({"priority": 10}, "priority=10 is not allowed"),
+        ({"scores": 9}, "{'scores': 9}} is invalid: expected a mapping with the keys score, perform_in"),
+        ([9], "[9]} is invalid: expected a mapping"),
+        ({"perform_in": 5, "eta": True}, "is invalid: expected a mapping"),
+    ],
+)
+def test_what_is_wrong_in_the_header_ends_the_call(handler, store, told, said, word):
+    """O3: as FAILURE, with the reason."""
+    message = Message("1")
+    message.headers |= {"id": "known", "lowkiq": said}
+    assert message.sent_to(handler) == ["reject"]
+    ((task_id, failure, _, _),) = told
+    assert (task_id, type(failure)) == ("known", InvalidCall)
+    assert word in str(failure)
+    assert store.pushed == []
+
+
+def test_a_time_is_given_once(handler, store, told):
+    message = Message("1", eta="2026-01-01T00:00:00Z")
+    message.headers |= {"id": "known", "lowkiq": {"perform_in": 5}}
+    assert message.sent_to(handler) == ["reject"]
+    assert "expected no perform_in beside that of the call, 1767225600.0" in str(told[0][1])
+
+
+@pytest.mark.parametrize("properties", [{"score": 9}, {"perform_in": 5}])
+def test_options_of_send_task_that_have_no_effect_are_refused(handler, store, told, properties):
+    """O3: a virtual transport keeps ``send_task(..., score=9)`` as a property of the message."""
+    ((name, value),) = properties.items()
+    message = Message("1")
+    message.headers["id"] = "known"
+    message.properties = properties
+    assert message.sent_to(handler) == ["reject"]
+    assert f"{name}={value} is not supported on" in str(told[0][1])
+    assert f"headers={{'lowkiq': {{'{name}': ...}}}}" in str(told[0][1])
+
+
+class TestTimeOfSending:
+    """O3: ``lowkiq_message_score``."""
+
+    def test_it_is_the_score_where_the_app_says_so(self, make_handler, store):
+        for setting, said, score, sent in [
+            ("arrival", {"sent": 7.5}, None, None),
+            ("sent", {"sent": 7.5}, None, 7.5),
+            ("sent", {"sent": 7.5, "score": 9}, 9, None),
+            ("sent", {}, None, None),
+        ]:
+            message = Message("1")
+            message.headers["lowkiq"] = said
+            assert message.sent_to(make_handler(lowkiq_message_score=setting)) == ["ack"]
+            assert (store.jobs[-1].score, store.jobs[-1].sent) == (score, sent)
+
+    def test_a_stale_call_is_not_told_by_it(self, make_handler, store):
+        handler = make_handler(lowkiq_message_score="sent", drop_stale=True)
+        assert Message("1").sent_to(handler) == ["reject"]
+        message = Message("1")
+        message.headers["lowkiq"] = {"score": 1}
+        assert message.sent_to(handler) == ["ack"]
+        assert Message("1").sent_to(make_handler(drop_stale=True)) == ["ack"]
 
 
 def test_also_of_a_message_that_cannot_be_read(handler, told):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import json
+import pickle
+from datetime import datetime, timezone
+from typing import ClassVar
 
 import pytest
 from celery import Celery, signals
 from celery._state import _task_stack
 from celery.app.task import Task
 
-from celery_lowkiq import PayloadError, ordered_task
+from celery_lowkiq import InvalidCall, PayloadError, ordered_task
 from celery_lowkiq.integration import task_calls
 from celery_lowkiq.integration.producer import StoreProducer
 from celery_lowkiq.store.store import RedisStore
@@ -116,6 +119,85 @@ def test_what_instruments_celery_sees_the_call(messages, monkeypatch, owner, nam
     make_task().delay("1")
     assert seen == [name]
     assert len(messages) == 1
+
+
+class Outbox(Celery):
+    """Keeps calls in a table, as django-celery-outbox does; what it does not know is in the row, too."""
+
+    rows: ClassVar[list] = []
+    transient = ("producer", "router", "task_type", "headers", "result_cls", "add_to_parent")
+
+    def send_task(self, name, args=None, kwargs=None, task_id=None, **options):
+        kept = {key: value for key, value in options.items() if key not in self.transient}
+        self.rows.append(self.row(name, args, kwargs, kept))
+        return self.AsyncResult(task_id or "made here")
+
+    def row(self, *parts):
+        return json.dumps(parts)
+
+
+class PicklingOutbox(Outbox):
+    def row(self, *parts):
+        return pickle.dumps(parts)
+
+
+class CarelessOutbox(Outbox):
+    def row(self, name, args, kwargs, options):
+        return name, args, kwargs
+
+
+@pytest.fixture
+def rows(monkeypatch):
+    monkeypatch.setattr(Outbox, "rows", [])
+    return Outbox.rows
+
+
+ETA = datetime(2030, 1, 1, tzinfo=timezone.utc)
+SAID = [
+    ({"score": 9, "countdown": 5}, "score=9.0, countdown=5.0 of a call of orders"),
+    ({"eta": ETA}, "eta=1893456000.0 of a call"),
+    ({"priority": 3}, "priority=3 of a call"),
+    ({"headers": {"lowkiq": {"score": 2, "perform_in": 9}}}, "score=2.0, perform_in=9.0 of a call"),
+]
+
+
+class TestStandIns:
+    """P9: what stands in the place of ``send_task`` and keeps calls has no place for a score."""
+
+    @pytest.mark.parametrize("outbox", [Outbox, PicklingOutbox])
+    @pytest.mark.parametrize("call, words", SAID)
+    def test_what_would_be_lost_is_refused_before_it_is_kept(self, rows, stored, outbox, call, words):
+        with pytest.raises(InvalidCall) as refused:
+            make_task(outbox).apply_async(("1", "x"), **call)
+        assert words in str(refused.value)
+        assert f"{outbox.__name__}.send_task" in str(refused.value)
+        assert (rows, stored) == ([], [])
+
+    @pytest.mark.parametrize("call, words", SAID)
+    def test_also_where_only_name_and_arguments_are_kept(self, rows, stored, call, words):
+        with pytest.raises(InvalidCall, match=r"CarelessOutbox.send_task keeps the call"):
+            make_task(CarelessOutbox).apply_async(("1", "x"), **call)
+
+    def test_of_a_bulk_call(self, rows, stored):
+        with pytest.raises(InvalidCall, match=r"score=7.0 of a call"):
+            make_task(Outbox).perform_async(BULK)
+        assert (rows, stored) == ([], [])
+
+    def test_a_call_that_says_nothing_else_is_kept(self, rows, stored):
+        make_task(Outbox).delay("1", "x")
+        assert (len(rows), stored) == (1, [])
+
+    @pytest.mark.parametrize("call, words", SAID)
+    def test_who_passes_calls_on_loses_nothing(self, stored, call, words):
+        make_task(Listening).apply_async(("1", "x"), **call)
+        make_task().apply_async(("1", "x"), **call)
+        (one,), (other,) = stored
+        assert one == other
+
+    def test_an_error_of_another_kind_is_its_own(self, rows, stored, monkeypatch):
+        monkeypatch.setattr(Outbox, "row", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            make_task(Outbox).apply_async(("1", "x"), score=9)
 
 
 BULK = [{"id": "1", "payload": "x", "score": 7}, {"id": "2", "perform_in": 9}]
