@@ -10,6 +10,7 @@ from celery import Celery, chain, chord, group
 from celery.exceptions import ChordError
 
 from celery_lowkiq.rules.models import shard_of
+from celery_lowkiq import InvalidCall
 from tests.waiting import eventually
 from tests.worker.nodes import worker
 
@@ -299,6 +300,10 @@ class TestOptions:
         """Its sender has no code that could have refused it."""
         with pytest.raises(TypeError, match="id"):
             client.send_task("work", ()).get(WAIT)
+        with pytest.raises(InvalidCall, match="score='9' is a str"):
+            client.send_task("work", (job_id,), headers={"lowkiq": {"score": "9"}}).get(WAIT)
+        with pytest.raises(InvalidCall, match="score=9 is not supported on work"):
+            client.send_task("work", (job_id,), score=9).get(WAIT)
         header = [
             client.signature("work", args=(job_id, payload)) for payload in ({"return": 1}, "x" * 70000)
         ]
