@@ -20,7 +20,7 @@ from celery_lowkiq.store.calls import CallReader
 from .call_records import CallNote, store_state
 from .careful import careful_logger
 from .codec import Codec
-from .leftovers import DROPPED
+from .leftovers import DROPPED, fail_unread, unread_text
 from .request import call_request
 from .run import REQUEUE_PAUSE, Run
 from .tracing import report, traced
@@ -238,14 +238,25 @@ class CallBook:
             yield self._known[job.id]
             return
         for page in self._reader.pages(self._batch.shard, job):
-            yield [call for record in page if (call := self._noted(job, record)) is not None]
+            yield self._noted(job, page)
 
-    def _noted(self, job: Job, record: CallRecord) -> NotedCall | None:
-        try:
-            return NotedCall(record, CallNote.load(record.data, self._codec))
-        except UndecodablePayload as reason:
-            logger.error("job %r: a call of it is forgotten, since its record is none: %s", job.id, reason)
-            return None
+    def _noted(self, job: Job, records: Iterable[CallRecord]) -> list[NotedCall]:
+        """The calls of a page. Those whose records cannot be read end here, when the batch is admitted, which
+        reads all of them.
+        """
+        noted: list[NotedCall] = []
+        unread: list[CallRecord] = []
+        news: list[News] = []
+        for record in records:
+            try:
+                noted.append(NotedCall(record, CallNote.load(record.data, self._codec)))
+            except UndecodablePayload as reason:
+                note = fail_unread(self._task, record, reason)
+                news += self._tracked.dropped(note, unread_text(reason)) if note else []
+                unread.append(record)
+        if unread:
+            self._reader.end(self._batch.lease, [(record.key, record.key) for record in unread], news)
+        return noted
 
 
 def _runs(calls: Iterable[NotedCall]) -> list[tuple[bytes, bytes]]:

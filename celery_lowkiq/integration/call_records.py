@@ -1,10 +1,14 @@
 """What is kept of a call until its job has ended: its task id, and of its message what is not as always.
 
 A record is ``[task id, headers, embedded signatures, tracker]``, without the parts at its end that are empty.
+When the serializer is not JSON, the record follows its own JSON without headers and signatures: so it is known
+whose call a record is that cannot be read, and the call can be told.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -16,7 +20,7 @@ from celery.backends.base import DisabledBackend
 from celery_lowkiq.rules.errors import PayloadError, UndecodablePayload
 
 from .asked import HEADER
-from .codec import Codec
+from .codec import Codec, MARK, dump_json
 from .queue_policies import seconds_of
 
 #: Headers that a run has anyway, or that have become the job's own.
@@ -39,6 +43,10 @@ NOT_KEPT = frozenset(
 TTL_ENDS = "lowkiq_ttl_ends"
 #: Headers that say where a call belongs; by themselves they are no reason for a record.
 PLACE = frozenset({"root_id", "parent_id", "group", "group_index", "ignore_result", "reply_to"})
+#: Where a record that cannot be read names its call and its tracker.
+_CALL = re.compile(rb'\[("(?:[^"\\]|\\.){1,1024}")')
+_TRACKER = re.compile(rb',"([0-9a-f]{32})"\]$')
+_KINDS: dict[str, type] = {"id": str, "headers": Mapping, "embed": Mapping, "tracker": str}
 
 
 @dataclass(frozen=True)
@@ -68,21 +76,43 @@ class CallNote:
 
     def dump(self, codec: Codec) -> bytes:
         """The record. Raises PayloadError."""
+        try:
+            data = codec.dump(self._parts())
+        except PayloadError as error:
+            raise PayloadError(f"headers, links or chord of call {self.id}: {error}") from error
+        if data.startswith(MARK):
+            return dump_json(replace(self, headers={}, embed={})._parts()) + data
+        return data
+
+    def _parts(self) -> list[Any]:
         parts = [self.id, dict(self.headers), dict(self.embed), self.tracker]
         while not parts[-1]:
             parts.pop()
-        try:
-            return codec.dump(parts)
-        except PayloadError as error:
-            raise PayloadError(f"headers, links or chord of call {self.id}: {error}") from error
+        return parts
 
     @classmethod
     def load(cls, data: bytes, codec: Codec) -> CallNote:
         """Raises UndecodablePayload."""
+        parts = codec.load(data[max(data.find(MARK), 0) :])
+        if not isinstance(parts, (list, tuple)) or not 1 <= len(parts) <= len(_KINDS):
+            raise UndecodablePayload("no record of a call: it is no list of its parts")
+        note = cls(*parts)
+        for name, kind in _KINDS.items():
+            if not isinstance(getattr(note, name), kind):
+                raise UndecodablePayload(f"no record of a call: its {name} is no {kind.__name__}")
+        return note
+
+    @classmethod
+    def named(cls, data: bytes) -> CallNote | None:
+        """The call that a record which cannot be read names, and its tracker; None when it names none. Good for
+        telling that the call has failed, and for nothing else: nobody vouches for it.
+        """
+        head = data.partition(MARK)[0]
+        found, tracker = _CALL.match(head), _TRACKER.search(head)
         try:
-            return cls(*codec.load(data))
-        except TypeError as error:
-            raise UndecodablePayload(f"no record of a call: {error}") from error
+            return cls(json.loads(found[1]), tracker=tracker[1].decode() if tracker else "") if found else None
+        except ValueError:
+            return None
 
 
 def note_of(

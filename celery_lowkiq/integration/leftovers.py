@@ -38,18 +38,41 @@ def end_leftovers(task: Any, calls: Sequence[CallRecord], dead: bool, reason: st
     for call in calls:
         try:
             note = CallNote.load(call.data, home.record_codec)
-        except UndecodablePayload as error:
-            logger.error("a call of %s is forgotten, since its record is none: %s", task.name, error)
-            continue
-        if dead:
-            fail(task, note, KilledByOperator(KILLED))
-        else:
-            _revoke(task, note, reason)
-        if note.tracker:
             how, text = (State.ERROR, KILLED) if dead else (State.FAILED, reason)
+        except UndecodablePayload as error:
+            unread = fail_unread(task, call, error)
+            if unread is None:
+                continue
+            note, how, text = unread, State.FAILED, unread_text(error)
+        else:
+            if dead:
+                fail(task, note, KilledByOperator(KILLED))
+            else:
+                _revoke(task, note, reason)
+        if note.tracker:
             news.append(ends_without_run(note.tracker, note.id, how, text))
     if news:
         home.tracks.tell(news)
+
+
+def unread_text(reason: UndecodablePayload) -> str:
+    """What is said of a call whose record cannot be read."""
+    return f"the record of the call cannot be read: {reason}"
+
+
+def fail_unread(task: Any, call: CallRecord, reason: UndecodablePayload) -> CallNote | None:
+    """End a call whose record cannot be read as FAILURE, without its links and chord, which nobody vouches for.
+
+    Returns the call as far as it is known; None when the record does not even name it: that is only logged.
+    Raises what the result backend raises.
+    """
+    note = CallNote.named(call.data)
+    if note is None:
+        logger.error("a call of %s ends, and nobody can be told: %s", task.name, unread_text(reason))
+        return None
+    logger.error("call %s of %s ends as FAILURE: %s", note.id, task.name, unread_text(reason))
+    fail(task, note, UndecodablePayload(unread_text(reason)))
+    return note
 
 
 def fail(task: Any, note: CallNote, error: Exception) -> None:

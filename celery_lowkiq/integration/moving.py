@@ -6,12 +6,23 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from celery_lowkiq.rules.dumps import End, Entry, Header, Line, end_line, entry_line, header_line, read_line
-from celery_lowkiq.rules.errors import BadDump, ConfigurationError, InvalidCall
+from celery_lowkiq.rules.dumps import (
+    End,
+    Entry,
+    Header,
+    Line,
+    State,
+    end_line,
+    entry_line,
+    header_line,
+    read_line,
+)
+from celery_lowkiq.rules.errors import BadDump, ConfigurationError, InvalidCall, UndecodablePayload
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.store.dumping import Dumping
 from celery_lowkiq.store.loading import Loading
 
+from .call_records import CallNote
 from .calls import read_id, read_time
 from .errors import MAX_ERROR_BYTES
 from .settings import LARGEST_PAYLOAD
@@ -61,7 +72,7 @@ def load_lines(
     ``renamed``: the dump may be of a queue with another name; ``again``: take what was loaded before for new.
     Raises BadDump, ShardCountMismatch, StoreError.
     """
-    parsed = _parsed(lines)
+    parsed = _parsed(home, lines)
     header = _header(home, parsed, None if renamed else queue.name)
     loading = Loading(home.store, queue, replace(header, dump=uuid.uuid4().hex) if again else header)
     done = Loaded(0, 0)
@@ -72,33 +83,38 @@ def load_lines(
     return done
 
 
-def _parsed(lines: Iterable[bytes]) -> Iterator[tuple[int, Line]]:
+def _parsed(home: Home, lines: Iterable[bytes]) -> Iterator[tuple[int, Line]]:
     """Each line with its number, checked. Raises BadDump, which says the place of a wrong one."""
     last = 0
     for place, line in enumerate(lines, 1):
         try:
             number, found = read_line(line)
             if isinstance(found, Entry):
-                _check(found)
+                _check(home, found)
                 if number <= last:
                     raise BadDump(f"its number {number} is not above {last}")
                 last = number
-        except (BadDump, InvalidCall) as error:
+        except (BadDump, InvalidCall, UndecodablePayload) as error:
             raise BadDump(f"line {place}: {error}. What comes before it may be loaded already") from error
         yield number, found
 
 
-def _check(entry: Entry) -> None:
-    """Raises InvalidCall for what no call could have stored."""
+def _check(home: Home, entry: Entry) -> None:
+    """Raises InvalidCall for what no call could have stored, UndecodablePayload for what the app does not accept.
+
+    The morgue takes what cannot be read, as it does from a worker: it does not run before a worker has read it.
+    """
     read_id(entry.id)
     read_time("when", entry.when, None)
     if len(entry.payloads) + len(entry.calls) > LINE_PAYLOADS:
         raise InvalidCall(f"it has more than {LINE_PAYLOADS} payloads or calls: write them in several lines")
-    sizes = [len(payload.data) for payload in entry.payloads] + [len(call.record) for call in entry.calls]
+    sizes = [len(payload.data) for payload in entry.payloads]
     if max(sizes, default=0) > LARGEST_PAYLOAD or len(entry.error or b"") > MAX_ERROR_BYTES:
-        raise InvalidCall(
-            f"a payload, record or error is larger than {LARGEST_PAYLOAD} or {MAX_ERROR_BYTES} bytes"
-        )
+        raise InvalidCall(f"a payload or error is larger than {LARGEST_PAYLOAD} or {MAX_ERROR_BYTES} bytes")
+    for payload in entry.payloads if entry.state is not State.DEAD else ():
+        home.codec.check_accepted(payload.data)
+    for call in entry.calls:
+        CallNote.load(call.record, home.record_codec)
 
 
 def _header(home: Home, parsed: Iterator[tuple[int, Line]], name: str | None) -> Header:

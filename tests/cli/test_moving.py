@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import io
 import json
@@ -54,11 +55,16 @@ def contents(queue):
     return {"waiting": waiting, "dead": dead}
 
 
+#: Of a content type that the app does not accept.
+UNREAD = b"\x01application/x-python-serialize\0binary\0N."
+
+
 @pytest.fixture
 def filled(queue):
     """All kinds of jobs and payloads."""
     store, spec = home_of(proj.app).store, queue.spec
-    store.push(spec, [NewJob(f"d{n}", b"%d" % n, n) for n in range(20)])
+    dead = [NewJob("unread", UNREAD, 1.0), *(NewJob(f"d{n}", b"%d" % n, n) for n in range(20))]
+    store.push(spec, dead)
     end_all(proj.sync_order, Fate.BURY, b"not \xff UTF-8")
     store.push(spec, [NewJob(f"f{n}", b'{"a":1}', n) for n in range(20)])
     end_all(proj.sync_order, Fate.RETRY, "ValueError: \u00e4\n\x00".encode(), retry_count=3)
@@ -76,7 +82,7 @@ def filled(queue):
     ]
     hostile += [
         b'"\xd0\xb7"',
-        b"\x01application/x\0binary\0..",
+        b"\x01application/json\0utf-8\0[2]",
         b"x" * 100_000,
         b'{"n":' + b"9" * 5000 + b"}",
     ]
@@ -203,6 +209,14 @@ def changed(lines, place, **fields):
     return [*lines[:place], json.dumps({**json.loads(lines[place]), **fields}).encode(), *lines[place + 1 :]]
 
 
+def with_payload(lines, data, **fields):
+    return changed(lines, 1, payloads=[{"score": 1, "base64": base64.b64encode(data).decode()}], **fields)
+
+
+def with_record(lines, data):
+    return changed(lines, 1, state="calls", calls=[["00" * 10, base64.b64encode(data).decode()]])
+
+
 @pytest.mark.parametrize(
     "spoil, said",
     [
@@ -223,6 +237,12 @@ def changed(lines, place, **fields):
         (lambda lines: changed(lines, 1, retry_count=1.5), "line 2: it is no line of a dump"),
         (lambda lines: changed(lines, 1, payloads=[{"score": 1e999, "value": 1}]), "line 2"),
         (lambda lines: changed(lines, 1, payloads=[{"score": 1, "value": "x" * 2**20}]), "is larger than"),
+        # S1: what no worker would run, was loaded.
+        (lambda lines: with_payload(lines, UNREAD), "line 2: content type 'application/x-python-serialize' is"),
+        (lambda lines: with_payload(lines, UNREAD, state="processing"), "is not in accept_content"),
+        (lambda lines: with_record(lines, UNREAD), "line 2: content type 'application/x-python-serialize' is"),
+        (lambda lines: with_record(lines, b'{"a":1}'), "line 2: no record of a call"),
+        (lambda lines: with_record(lines, b'["a",[]]'), "line 2: no record of a call: its headers"),
     ],
 )
 def test_a_file_that_is_no_dump_is_refused_with_its_line(queue, run, spoil, said):

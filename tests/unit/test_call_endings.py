@@ -187,13 +187,28 @@ def test_events_show_ids_and_payloads_cut_short():
     assert len(args) < 1200
 
 
-def test_a_record_that_nobody_can_read_is_forgotten(caplog):
+def test_a_record_that_does_not_name_its_call_is_forgotten(caplog):
     lane = Lane(last_payload)
     broken = job(b"7", calls=[(0, "a")])
     record = replace(broken.calls.records[0], data=b"\xff")
     (verdict,) = lane.run(broken._replace(calls=FirstCalls((record,), True)))
     assert verdict.fate is Fate.DONE
-    assert "its record is none" in caplog.text
+    assert "nobody can be told: the record of the call cannot be read" in caplog.text
+
+
+@pytest.mark.parametrize("data", [b'["a"', b'["a",5]', b'["a",{},[]]', b'["a",{},{},1]', b'["a",{},{},"",1]'])
+@pytest.mark.parametrize("few", [True, False])
+def test_s1_a_call_whose_record_cannot_be_read_has_failed_and_its_payload_runs(data, few):
+    """S1: it stayed PENDING for ever, and a record of another shape held up its job for ever."""
+    lane = Lane(last_payload)
+    found = job(b"7", calls=[(0, "x"), (0, "b")])
+    broken, sound = found.calls.records
+    records = (replace(broken, data=data), sound)
+    lane.reader.records = list(records)
+    (verdict,) = lane.run(found._replace(calls=FirstCalls(records, True) if few else None))
+    assert (verdict.fate, lane.state("a"), lane.state("b")) == (Fate.DONE, "FAILURE", "SUCCESS")
+    assert "the record of the call cannot be read" in str(lane.result("a"))
+    assert lane.reader.ended[0] == (b"key 0", b"key 0")
 
 
 def test_hooks_are_called_for_the_run_and_for_each_call():

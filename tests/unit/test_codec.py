@@ -112,10 +112,54 @@ def test_other_serializers(serializer):
 @pytest.mark.parametrize(
     "serializer, accept, words",
     [
-        ("jsno", ["json"], "'jsno' is not allowed .No encoder installed for jsno"),
-        ("pickle", ["json"], "'pickle' is not allowed .*is not in accept_content"),
+        ("jsno", ["json"], "lowkiq_serializer='jsno' is invalid: .*No encoder installed for jsno"),
+        ("pickle", ["json"], "lowkiq_serializer='pickle' is invalid: .*is not in accept_content"),
+        ("json", ["pickle"], "lowkiq_serializer='json' is invalid: .*'application/json' is not in accept_content"),
+        ("json", [], "lowkiq_serializer='json' is invalid: .*'application/json' is not in accept_content"),
+        ("json", ["jsno"], "accept_content=.'jsno'. is invalid: .*installed for jsno"),
     ],
 )
-def test_a_serializer_that_no_worker_could_read_is_refused(serializer, accept, words):
-    with pytest.raises(ConfigurationError, match=f"lowkiq_serializer: {words}"):
+def test_s1_a_serializer_that_no_worker_could_read_is_refused(serializer, accept, words):
+    """S1: of JSON, which is always installed, this was not asked."""
+    with pytest.raises(ConfigurationError, match=words):
         Codec(serializer, accept, 65536)
+
+
+def test_s1_what_is_read_has_a_content_type_that_the_app_accepts():
+    """S1: what had no mark was read as JSON, whatever the app accepts."""
+    pickles = Codec("pickle", ["pickle"], 65536)
+    assert pickles.load(pickles.dump({"a": 1})) == {"a": 1}
+    for data in (b'{"a":1}', b"null", b"garbage", MARK + b"application/json\0utf-8\0[1]"):
+        for read in (pickles.load, pickles.check_accepted):
+            with pytest.raises(UndecodablePayload, match="'application/json' is not in accept_content"):
+                read(data)
+    others = Codec("json", ["json"], 65536)
+    for serializer in ("yaml", "msgpack", "pickle"):
+        data = Codec(serializer, [serializer], 65536).dump({"a": 1})
+        for read in (others.load, others.check_accepted):
+            with pytest.raises(UndecodablePayload, match="is not in accept_content"):
+                read(data)
+
+
+def test_an_app_that_names_no_content_types_accepts_what_kombu_does():
+    anything = Codec("json", None, 65536)
+    assert anything.load(b"1") == 1
+    with pytest.raises(UndecodablePayload, match="disabled"):
+        anything.load(Codec("pickle", ["pickle"], 65536).dump(1))
+
+
+def test_p8_what_no_call_could_have_stored_is_too_large_to_be_read():
+    """P8: the size was checked only when a payload was written."""
+    small = Codec("json", ["json"], 10)
+    assert small.load(b'"12345678"') == "12345678"
+    with pytest.raises(UndecodablePayload, match="larger than lowkiq_max_payload_bytes=10"):
+        small.load(b'"123456789"')
+
+
+@pytest.mark.parametrize("serializer", ["pickle", "yaml", "msgpack"])
+def test_nothing_is_no_payload(serializer):
+    """kombu returns it as it is, without asking the serializer."""
+    codec = Codec(serializer, [serializer], 65536)
+    head = b"\0".join(codec.dump(1).split(b"\0")[:2])
+    with pytest.raises(UndecodablePayload, match="is not as the serializer"):
+        codec.load(head + b"\0")
