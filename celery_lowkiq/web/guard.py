@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Callable
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -97,19 +96,17 @@ def _check_origin(scope: Scope, allowed: tuple[str, ...]) -> None:
     origin = headers.get("origin")
     if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none") and origin not in allowed:
         raise Refused("the change comes from another site")
-    if origin is not None and origin not in allowed and _host(origin) != headers.get("host", ""):
+    if origin is not None and origin not in allowed and origin != _own_origin(scope, headers):
         raise Refused(
-            f"the change comes from another origin, {origin[:100]!r}: behind a proxy that renames the host, "
-            "allow it with origins="
+            f"the change comes from another origin, {origin[:100]!r}: behind a proxy that renames the host, or "
+            "speaks https in place of this server, allow it with origins="
         )
 
 
-def _host(origin: str) -> str | None:
-    """None for an origin that names no host: "null", or no address at all."""
-    try:
-        return urlsplit(origin).netloc or None
-    except ValueError:
-        return None
+def _own_origin(scope: Scope, headers: Headers) -> str | None:
+    """As browsers write it. A proxy's word for the scheme is in the scope when the server trusts the proxy."""
+    host = headers.get("host")
+    return f"{scope.get('scheme', 'http')}://{host}" if host else None
 
 
 def _with_headers(scope: Scope, send: Send, new_token: bool) -> Send:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from starlette.testclient import TestClient
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from celery_lowkiq.integration.stores import home_of
 from celery_lowkiq.rules.errors import ConfigurationError
@@ -153,12 +154,28 @@ def test_a_read_only_dashboard_changes_nothing_and_offers_nothing(app, visit):
         ({"origin": "null"}, 403),
         ({"origin": "null", "host": ""}, 403),
         ({"origin": "http://[x"}, 403),
+        ({"origin": "http://", "host": ""}, 403),
+        # S3: only the host was compared.
+        ({"origin": "https://localhost:5556"}, 403),
+        ({"origin": "https://localhost:5556", "x-forwarded-proto": "https"}, 403),
+        ({"origin": ORIGIN, "x-forwarded-proto": "https"}, 303),
         ({"sec-fetch-site": "cross-site"}, 403),
         ({"sec-fetch-site": "same-site", "origin": "http://localhost:80"}, 403),
     ],
 )
 def test_a_change_comes_from_the_dashboard_itself(browser, headers, status):
     form = {"token": token(browser), "queue": "record", "action": "perform_all_now"}
+    assert browser.post("/change", data=form, headers=headers).status_code == status
+
+
+@pytest.mark.parametrize("scheme, status", [("https", 303), ("http", 403)])
+def test_s3_a_proxy_that_is_trusted_says_the_scheme(app, scheme, status):
+    """S3: of a page that came by https, a change by http was taken."""
+    trusting = ProxyHeadersMiddleware(make_app(app), trusted_hosts="127.0.0.1")
+    browser = TestClient(trusting, follow_redirects=False, **LOCAL)
+    browser.headers["x-forwarded-proto"] = "https"
+    form = {"token": token(browser), "queue": "record", "action": "perform_all_now"}
+    headers = {"origin": f"{scheme}://localhost:5556", "cookie": f"lowkiq_token={form['token']}"}
     assert browser.post("/change", data=form, headers=headers).status_code == status
 
 
