@@ -107,7 +107,7 @@ def worker_app(stage: Stage) -> Celery:
     add_task(made, stage, journal, recording)
     home: Any = home_of(made)
     open_store = home.open_store
-    home.open_store = lambda callers: recording.of(open_store(callers))
+    home.open_store = lambda connections: recording.of(open_store(connections))
     return made
 
 

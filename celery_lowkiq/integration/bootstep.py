@@ -45,6 +45,8 @@ logger = logging.getLogger("celery_lowkiq")
 
 #: How long a cold shutdown waits for idle lanes to give up their shards, in s.
 COLD_PATIENCE = 2.0
+#: Of a worker, beside one for each lane: announcements, leases, and one to spare.
+OTHER_CONNECTIONS = 3
 #: Neither a signal, nor a command, nor a lane ended it: a broker's error that Celery does not live through.
 ENDED_BY_CELERY = (
     "the worker ends with status %s, for the reason that Celery has logged: what runs of ordered queues ends "
@@ -231,7 +233,7 @@ class OrderedQueues(bootsteps.StartStopStep):
         if shards < lanes:
             logger.warning("%d lanes for %d shards: %d lanes stay idle", lanes, shards, lanes - shards)
         tell_of_batches()
-        self._store = home.open_store(lanes)
+        self._store = home.open_store(lanes + OTHER_CONNECTIONS)
         runner = CeleryRunner(
             self._tasks, consumer, home, CallReader(self._store.client), Tracks(self._store.client)
         )

@@ -1,8 +1,8 @@
 """What is kept of a call until its job has ended: its task id, and of its message what is not as always.
 
 A record is ``[task id, headers, embedded signatures, tracker]``, without the parts at its end that are empty.
-When the serializer is not JSON, the record follows its own JSON without headers and signatures: so it is known
-whose call a record is that cannot be read, and the call can be told.
+When the serializer is not JSON, the record follows its own JSON without headers and signatures: a record that
+cannot be read then still names its call, and the call can be told.
 """
 
 from __future__ import annotations
@@ -104,13 +104,15 @@ class CallNote:
 
     @classmethod
     def named(cls, data: bytes) -> CallNote | None:
-        """The call that a record which cannot be read names, and its tracker; None when it names none. Good for
-        telling that the call has failed, and for nothing else: nobody vouches for it.
+        """The call and the tracker that an unreadable record names; None when it names none. Only for telling
+        that the call has failed: the name is not verified.
         """
         head = data.partition(MARK)[0]
         found, tracker = _CALL.match(head), _TRACKER.search(head)
         try:
-            return cls(json.loads(found[1]), tracker=tracker[1].decode() if tracker else "") if found else None
+            return (
+                cls(json.loads(found[1]), tracker=tracker[1].decode() if tracker else "") if found else None
+            )
         except ValueError:
             return None
 

@@ -141,7 +141,7 @@ def _load_json(data: bytes) -> Any:
     return _decoder.decode(data.decode("utf-8"))
 
 
-def _refuse_json(data: bytes) -> NoReturn:
+def _refuse_json(_: bytes) -> NoReturn:
     raise _not_accepted(JSON_TYPE)
 
 

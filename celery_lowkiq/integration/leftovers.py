@@ -61,9 +61,9 @@ def unread_text(reason: UndecodablePayload) -> str:
 
 
 def fail_unread(task: Any, call: CallRecord, reason: UndecodablePayload) -> CallNote | None:
-    """End a call whose record cannot be read as FAILURE, without its links and chord, which nobody vouches for.
+    """End a call whose record cannot be read: FAILURE, without links and chord, which are not verified.
 
-    Returns the call as far as it is known; None when the record does not even name it: that is only logged.
+    Returns the call as far as it is known; None, and a line in the log, when the record does not name it.
     Raises what the result backend raises.
     """
     note = CallNote.named(call.data)

@@ -100,9 +100,8 @@ def _parsed(home: Home, lines: Iterable[bytes]) -> Iterator[tuple[int, Line]]:
 
 
 def _check(home: Home, entry: Entry) -> None:
-    """Raises InvalidCall for what no call could have stored, UndecodablePayload for what the app does not accept.
-
-    The morgue takes what cannot be read, as it does from a worker: it does not run before a worker has read it.
+    """Raises InvalidCall for what no call could have stored, and UndecodablePayload for what the app does not
+    accept. The morgue takes what cannot be read, as it does from a worker, who reads it before it runs.
     """
     read_id(entry.id)
     read_time("when", entry.when, None)

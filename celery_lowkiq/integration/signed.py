@@ -7,9 +7,11 @@ two texts could stand for one payload.
 from __future__ import annotations
 
 import base64
+from typing import Any
 
 from kombu import serialization
 
+_kombu: Any = serialization
 #: Celery's name of the serializer.
 AUTH = "auth"
 #: Between the parts of what it has written; see ``celery.security.serialization``.
@@ -18,14 +20,14 @@ SEPARATOR = b"\0\1"
 
 def written_encoding(content_type: str) -> str | None:
     """The encoding that the serializer of a content type writes; None when none is installed that writes."""
-    registry = serialization.registry
+    registry = _kombu.registry
     codec = registry._encoders.get(registry.type_to_name.get(content_type))
     return None if codec is None else str(codec.content_encoding)
 
 
 def is_signed(content_type: str) -> bool:
     """Whether payloads of the content type are those of ``auth``."""
-    return bool(serialization.registry.type_to_name.get(content_type) == AUTH)
+    return bool(_kombu.registry.type_to_name.get(content_type) == AUTH)
 
 
 def check_envelope(data: bytes) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 from celery import Celery
 from celery.app import backends
+from kombu.transport import TRANSPORT_ALIASES
+from kombu.utils.url import url_to_parts
 
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.models import CallRecord, QueueSpec
@@ -30,7 +32,18 @@ from .settings import LARGEST_PAYLOAD, Settings, read_settings
 
 logger = logging.getLogger("celery_lowkiq")
 
-SCHEMES = ("redis", "rediss", "redis+socket", "sentinel")
+#: Schemes of URLs, and what Celery calls the same: Valkey speaks Redis's protocol.
+SCHEMES = {
+    "redis": "redis",
+    "rediss": "rediss",
+    "valkey": "redis",
+    "valkeys": "rediss",
+    "redis+socket": "redis+socket",
+    "unix": "redis+socket",
+    "sentinel": "sentinel",
+}
+#: Of a sentinel, as kombu has it.
+SENTINEL_PORT = 26379
 #: Seconds that Redis may be silent. Shorter than a lease: a hanging call must not cost a node its shards.
 SOCKET_TIMEOUTS = {"socket_timeout": 5.0, "socket_connect_timeout": 5.0}
 #: Broker options that say how to reach Redis, when the broker's Redis is ours, too.
@@ -41,15 +54,12 @@ FROM_BROKER = (
     "socket_keepalive_options",
     "health_check_interval",
     "client_name",
-    "master_name",
-    "sentinel_kwargs",
 )
 FORMS = (
-    "redis://user:password@host:port/db, rediss://...?ssl_cert_reqs=required, redis+socket:///path or "
-    "sentinel://host:port;sentinel://host:port, with percent-encoding in user and password"
+    "redis:// or valkey://user:password@host:port/db, rediss:// or valkeys://...?ssl_cert_reqs=required, "
+    "redis+socket:///path?virtual_host=db, unix:///path?db=db, or sentinel://host:port;sentinel://host:port"
+    "?master_name=name, with percent-encoding in user and password"
 )
-#: Connections beside those of lanes and callers: announcements, leases.
-SPARE_CONNECTIONS = 3
 
 
 class Home:
@@ -83,11 +93,11 @@ class Home:
                 self._store.dropped = self._dropped
             return self._store
 
-    def open_store(self, callers: int) -> RedisStore:
-        """A store with connections for so many threads. Raises ConfigurationError."""
+    def open_store(self, connections: int) -> RedisStore:
+        """A store with so many connections at most. Raises ConfigurationError."""
         client = connect(
             parameters(self._app, self.settings),
-            pool_size=callers + SPARE_CONNECTIONS,
+            pool_size=connections,
             pool_timeout=self.settings.pool_timeout,
         )
         _check_arguments(client.connection_pool)
@@ -158,8 +168,8 @@ def home_of(app: Celery) -> Home:
 def parameters(app: Celery, settings: Settings) -> dict[str, Any]:
     """Arguments of a redis-py connection, as Celery's Redis backend would make them from the URL."""
     source = "lowkiq_url" if settings.url else "broker_url"
-    url = settings.url or _first(app.conf.broker_write_url or app.conf.broker_url)
-    scheme, separator, _ = str(url).partition("://")
+    url = settings.url or _broker_url(app)
+    scheme, separator, rest = url.partition("://")
     if not separator:
         scheme = "(no scheme)"  # what stands there instead may be a password
     if scheme not in SCHEMES:
@@ -167,14 +177,23 @@ def parameters(app: Celery, settings: Settings) -> dict[str, Any]:
             f"ordered tasks need Redis, but {source} is a {scheme!r} URL: "
             f"set lowkiq_url to one that begins with {', '.join(f'{s}://' for s in SCHEMES)}"
         )
-    from_broker = {} if settings.url else app.conf.broker_transport_options
-    return _merged(_backend(app, source, url), from_broker, settings)
+    if not settings.url and scheme not in TRANSPORT_ALIASES and scheme != "redis+socket":
+        raise ConfigurationError(
+            f"broker_url is a {scheme!r} URL, which Celery does not know: write {SCHEMES[scheme]}://, which "
+            "means the same there, or set lowkiq_url"
+        )
+    url = f"{SCHEMES[scheme]}://{rest}"
+    if scheme == "sentinel":
+        return _behind_sentinels(app, source, url, settings)
+    backend = _backend(app, source, url.partition(";")[0] if source == "broker_url" else url)
+    return _merged(backend, app, settings) | settings.redis_options
 
 
-def _first(url: Any) -> str:
+def _broker_url(app: Celery) -> str:
     """Of a broker with several URLs the first; a sentinel's make one together."""
-    text = str(url[0] if isinstance(url, (list, tuple)) else url)
-    return text if text.startswith("sentinel://") else text.partition(";")[0]
+    url = app.conf.broker_write_url or app.conf.broker_url
+    urls = [str(each) for each in (url if isinstance(url, (list, tuple)) else [url])]
+    return ";".join(urls) if urls[0].startswith("sentinel://") else urls[0]
 
 
 def _backend(app: Celery, source: str, url: str) -> Any:
@@ -198,23 +217,44 @@ def _check_arguments(pool: Any) -> None:
         ) from None
 
 
-def _merged(backend: Any, from_broker: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+def _merged(backend: Any, app: Celery, settings: Settings) -> dict[str, Any]:
     found = {**backend.connparams, **SOCKET_TIMEOUTS}
     for name in ("max_connections", "retry_on_timeout"):
         found.pop(name, None)
-    if "hosts" in found:
-        hosts = found.pop("hosts")
-        found["sentinels"] = [(host["host"], int(host["port"])) for host in hosts]
-        found["master_name"] = backend._transport_options.get("master_name")
-        found["sentinel_kwargs"] = backend._transport_options.get("sentinel_kwargs")
-    found |= {name: from_broker[name] for name in FROM_BROKER if name in from_broker}
-    if "sentinels" not in found:
-        found.pop("master_name", None)
-        found.pop("sentinel_kwargs", None)
+    options = {} if settings.url else app.conf.broker_transport_options
+    return found | {name: options[name] for name in FROM_BROKER if name in options}
+
+
+def _behind_sentinels(app: Celery, source: str, url: str, settings: Settings) -> dict[str, Any]:
+    """Of a master that sentinels name: ``;`` stands between them, and the first has user, password and db."""
+    parts = [part if "://" in part else f"sentinel://{part}" for part in url.split(";") if part]
+    if any(not part.startswith("sentinel://") for part in parts):
+        raise ConfigurationError(f"{source}: its value is not allowed; allowed: {FORMS}")
+    backend = _backend(app, source, ";".join(parts))
+    found = _merged(backend, app, settings)
+    hosts = found.pop("hosts")
+    named = next((host["master_name"] for host in hosts if host.get("master_name")), None)
+    named = settings.redis_options.get("master_name") or named
+    options = _sentinel_options(app, backend._transport_options, settings, bool(named))
+    ports = [url_to_parts(part).port or SENTINEL_PORT for part in parts]
+    found["sentinels"] = [(host["host"], port) for host, port in zip(hosts, ports, strict=True)]
+    found["master_name"] = named or options.get("master_name")
+    found["sentinel_kwargs"] = options.get("sentinel_kwargs")
     found |= settings.redis_options
-    if "sentinels" in found and not found["master_name"]:
+    if not found["master_name"]:
         raise ConfigurationError(
-            "a sentinel:// URL needs the name of the master: set result_backend_transport_options "
-            'to {"master_name": ...}, or lowkiq_redis_options'
+            f"{source} is a sentinel:// URL without the name of its master: expected it at its end, as "
+            "?master_name=..., or as {'master_name': ...} in lowkiq_redis_options, "
+            "result_backend_transport_options, or the broker_transport_options of a sentinel:// broker"
         )
     return found
+
+
+def _sentinel_options(
+    app: Celery, own: Mapping[str, Any], settings: Settings, named: bool
+) -> Mapping[str, Any]:
+    """From where the name of the master and the password of the sentinels are taken, together. The broker's
+    sentinels may be others: with a lowkiq_url they are asked when nothing else names the master.
+    """
+    known = named or own.get("master_name") or not _broker_url(app).startswith("sentinel://")
+    return own if settings.url and known else {**own, **app.conf.broker_transport_options}

@@ -70,6 +70,20 @@ class StoreError(LowkiqError):
     until = "it is back"
 
 
+class ClusterNode(StoreError, ConfigurationError):
+    """The server is a node of a Redis Cluster, which is not supported."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "lowkiq_url, or broker_url without it, is a node of a Redis Cluster: expected a server without "
+            "cluster mode, since Redis Cluster is not supported yet. Set lowkiq_url to such a server, or to "
+            "its sentinels"
+        )
+
+    def __reduce__(self) -> tuple[type[ClusterNode], tuple[()]]:
+        return type(self), ()
+
+
 class StoreUnavailable(StoreError):
     """Redis cannot be reached, is loading, or did not answer in time. The outcome may be unknown."""
 

@@ -9,6 +9,7 @@ import redis
 from redis import exceptions
 
 from celery_lowkiq.rules.errors import (
+    ClusterNode,
     LowkiqError,
     NotOwner,
     QueueFull,
@@ -41,6 +42,8 @@ AWAY = (
     exceptions.TryAgainError,
     OSError,
 )
+#: What only a node of a Redis Cluster answers.
+CLUSTER = (exceptions.AskError, exceptions.MovedError, exceptions.ClusterCrossSlotError)
 #: What a server says that does not know script flags.
 SHEBANG = "near '#'"
 
@@ -67,6 +70,8 @@ def store_error(error: BaseException) -> StoreError:
         return StoreFull(
             "Redis is at its maxmemory: nothing was stored. Raise maxmemory, or let workers drain."
         )
+    if isinstance(error, CLUSTER):
+        return ClusterNode()
     code, _, rest = text.partition(" ")
     if code == "NOTOWNER":
         return NotOwner(f"the shard has changed hands (its epoch is {rest})")

@@ -52,3 +52,14 @@ def connect(parameters: Mapping[str, Any], *, pool_size: int, pool_timeout: floa
             master_name, manager, max_connections=pool_size, timeout=pool_timeout, **options
         )
     return redis.Redis(connection_pool=pool)
+
+
+def apart(client: redis.Redis) -> redis.Redis:
+    """A client of the same Redis with a connection of its own, for what keeps one for long: it takes none of
+    those that callers wait for. Close it.
+    """
+    pool = client.connection_pool
+    own: redis.ConnectionPool = redis.ConnectionPool(
+        connection_class=pool.connection_class, **pool.connection_kwargs
+    )
+    return redis.Redis(connection_pool=own)

@@ -11,6 +11,7 @@ from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import Job, LeaseState, QueueSpec, ShardRef, shard_of
 from celery_lowkiq.rules.views import DeadJob, Found, Page, PausedId, ShardLook, Stats
 
+from .batches import CLAIM_BYTES
 from .keys import shard_keys
 from .members import Member, Members, Window
 from .peeks import Peeks
@@ -20,8 +21,8 @@ from .store import RedisStore
 
 #: Longest page.
 MAX_LIMIT = 1000
-#: More than a payload can have.
-WHOLE = 2**31 - 1
+#: What a payload can have at most (bytes); one that was planted is cut.
+WHOLE = CLAIM_BYTES
 #: The largest that says how a job is isolated, beside its retry_count.
 FRACTION = 0.999999
 

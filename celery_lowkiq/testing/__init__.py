@@ -18,7 +18,7 @@ from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.integration.calls import read_id
 from celery_lowkiq.integration.queue import ShownJob
 from celery_lowkiq.integration.selection import ordered_tasks
-from celery_lowkiq.integration.stores import SPARE_CONNECTIONS, Home
+from celery_lowkiq.integration.stores import Home
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.store.clocked import ClockedClient
 from celery_lowkiq.store.connect import connect
@@ -60,11 +60,11 @@ class EmbeddedHome(Home):
         super().__init__(app)
         self._server = server
 
-    def open_store(self, callers: int) -> RedisStore:
-        """A store with connections for so many threads."""
+    def open_store(self, connections: int) -> RedisStore:
+        """A store with so many connections at most."""
         client = connect(
             {"path": self._server.socket_path},
-            pool_size=callers + SPARE_CONNECTIONS,
+            pool_size=connections,
             pool_timeout=self.settings.pool_timeout,
         )
         return RedisStore(client, sending=ClockedClient)

@@ -98,13 +98,13 @@ def _check_origin(scope: Scope, allowed: tuple[str, ...]) -> None:
         raise Refused("the change comes from another site")
     if origin is not None and origin not in allowed and origin != _own_origin(scope, headers):
         raise Refused(
-            f"the change comes from another origin, {origin[:100]!r}: behind a proxy that renames the host, or "
-            "speaks https in place of this server, allow it with origins="
+            f"the change comes from another origin, {origin[:100]!r}: behind a proxy that renames the host "
+            "or ends TLS, allow it with origins="
         )
 
 
 def _own_origin(scope: Scope, headers: Headers) -> str | None:
-    """As browsers write it. A proxy's word for the scheme is in the scope when the server trusts the proxy."""
+    """As browsers write it. The scope has the scheme that a proxy names, when the server trusts the proxy."""
     host = headers.get("host")
     return f"{scope.get('scheme', 'http')}://{host}" if host else None
 

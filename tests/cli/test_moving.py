@@ -238,9 +238,15 @@ def with_record(lines, data):
         (lambda lines: changed(lines, 1, payloads=[{"score": 1e999, "value": 1}]), "line 2"),
         (lambda lines: changed(lines, 1, payloads=[{"score": 1, "value": "x" * 2**20}]), "is larger than"),
         # S1: what no worker would run, was loaded.
-        (lambda lines: with_payload(lines, UNREAD), "line 2: content type 'application/x-python-serialize' is"),
+        (
+            lambda lines: with_payload(lines, UNREAD),
+            "line 2: content type 'application/x-python-serialize' is",
+        ),
         (lambda lines: with_payload(lines, UNREAD, state="processing"), "is not in accept_content"),
-        (lambda lines: with_record(lines, UNREAD), "line 2: content type 'application/x-python-serialize' is"),
+        (
+            lambda lines: with_record(lines, UNREAD),
+            "line 2: content type 'application/x-python-serialize' is",
+        ),
         (lambda lines: with_record(lines, b'{"a":1}'), "line 2: no record of a call"),
         (lambda lines: with_record(lines, b'["a",[]]'), "line 2: no record of a call: its headers"),
     ],

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.models import BadPayload, Fate, NewJob, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import BadPayload, Fate, NewJob, QueueSpec, ShardRef, Verdict
 from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.batches import CLAIM_BYTES
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.queries import Queries
 
@@ -142,3 +143,47 @@ def test_bytes_planted_in_redis_are_handed_out_as_payloads(store, client):
     assert seen["\udcff"] == [b"\xff\xfe\0"]
     assert store.next_due([ShardRef("orders", 0)])[0].next_due == 9e9
     assert Queries(store).stats(ONE).morgue_length >= 3
+
+
+LARGE = 50 * 1024 * 1024
+
+
+def plant_packed(client, keys, data):
+    client.hset(keys["jobs"], "large", b"1 %d %s2 1 x" % (len(data), data))
+
+
+def plant_spilled(client, keys, data):
+    place = b"bff0000000000000" + b"800000000000" + b"1\0"
+    client.hset(keys["jobs"], "large", b"S")
+    client.hset(keys["spill"], b"large\0" + data, place)
+    client.zadd(keys["order"], {b"large\0" + place + data: 0.0})
+
+
+@pytest.mark.parametrize("plant", [plant_packed, plant_spilled])
+def test_p8_a_claim_tells_little_of_a_payload_that_no_call_could_have_stored(store, client, plant):
+    """P8: all 50 MB went through the worker, and ran."""
+    data = b'"%s"' % (b"x" * LARGE)
+    push(store, "small", ('"y"', 1))
+    plant(client, shard_keys(SHARD), data)
+    client.zadd(shard_keys(SHARD)["due"], {"large": 1})
+    lease = take(store)
+    claimed = claim(store, lease)
+    (large,) = (job for job in claimed.jobs if job.id == "large")
+    assert large.payloads[0].data == data[: CLAIM_BYTES + 1]
+    assert large.payloads[0].score == 1.0
+    bad = (BadPayload(0, b"too large"),)
+    store.settle(ONE, lease, [Verdict("large", claimed.number, Fate.DONE, bad=bad)])
+    (dead,) = Queries(store).morgue(ONE).items
+    assert (dead.id, dead.error, dead.payloads[0].cut_from) == ("large", b"too large", len(data))
+    if plant is plant_packed:
+        # What lies beside it has its turn.
+        (rest,) = (job for job in claim(store, lease).jobs if job.id == "large")
+        assert [payload.data for payload in rest.payloads] == [b"x"]
+
+
+def test_a_payload_of_the_largest_size_comes_whole(store):
+    data = b"x" * CLAIM_BYTES
+    store.push(ONE, [NewJob("1", data, 1.0), NewJob("1", b"y", 2.0)])
+    lease = take(store)
+    (job,) = claim(store, lease).jobs
+    assert job.payloads[0].data == data

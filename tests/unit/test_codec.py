@@ -114,7 +114,11 @@ def test_other_serializers(serializer):
     [
         ("jsno", ["json"], "lowkiq_serializer='jsno' is invalid: .*No encoder installed for jsno"),
         ("pickle", ["json"], "lowkiq_serializer='pickle' is invalid: .*is not in accept_content"),
-        ("json", ["pickle"], "lowkiq_serializer='json' is invalid: .*'application/json' is not in accept_content"),
+        (
+            "json",
+            ["pickle"],
+            "lowkiq_serializer='json' is invalid: .*'application/json' is not in accept_content",
+        ),
         ("json", [], "lowkiq_serializer='json' is invalid: .*'application/json' is not in accept_content"),
         ("json", ["jsno"], "accept_content=.'jsno'. is invalid: .*installed for jsno"),
     ],

@@ -154,10 +154,85 @@ def test_of_a_broker_with_several_urls_the_first_is_the_store():
         assert stores.parameters(made, read_settings(made))["host"] == "a"
 
 
-def test_a_sentinel_needs_the_name_of_its_master():
-    with pytest.raises(ConfigurationError, match="master_name"):
-        parameters("sentinel://a:1")
-    assert parameters("sentinel://a:1", lowkiq_redis_options={"master_name": "m"})["master_name"] == "m"
+@pytest.mark.parametrize(
+    "url, same",
+    [
+        ("valkey://me:secret@example:7000/3", "redis://me:secret@example:7000/3"),
+        ("valkeys://example?ssl_cert_reqs=none", "rediss://example?ssl_cert_reqs=none"),
+        ("unix:///tmp/x.sock", "redis+socket:///tmp/x.sock"),
+        ("unix://me:secret@/tmp/x.sock?db=2", "redis+socket://me:secret@/tmp/x.sock?virtual_host=2"),
+        ("sentinel://a;b:2?master_name=m", "sentinel://a:26379;sentinel://b:2?master_name=m"),
+    ],
+)
+def test_p8_urls_as_others_write_them(url, same):
+    """P8: valkey://, valkeys:// and unix:// were refused."""
+    found, expected = parameters(url), parameters(same)
+    assert {**found, "driver_info": 0} == {**expected, "driver_info": 0}
+
+
+@pytest.mark.parametrize(
+    "scheme, instead", [("valkey", "redis"), ("valkeys", "rediss"), ("unix", r"redis.socket")]
+)
+def test_p8_a_broker_that_celery_does_not_know_is_refused(scheme, instead):
+    """P8: kombu has no transport of that name, and ends a worker with a KeyError."""
+    made = Celery("unit", broker=f"{scheme}://:hunter2@h/0", set_as_current=False)
+    with pytest.raises(
+        ConfigurationError, match=f"broker_url is a '{scheme}' URL.*write {instead}://"
+    ) as raised:
+        stores.parameters(made, read_settings(made))
+    assert "hunter2" not in str(raised.value)
+
+
+NAMED = {"master_name": "brokers", "sentinel_kwargs": {"password": "s"}}
+OWN = {"master_name": "own"}
+
+
+class TestSentinels:
+    """P8: the name of the master comes from wherever Celery's users write it."""
+
+    def found(self, url="sentinel://a:1", broker="sentinel://b:2", **settings):
+        made = Celery("unit", broker=broker, set_as_current=False)
+        made.conf.update(settings, lowkiq_url=url)
+        return stores.parameters(made, read_settings(made))
+
+    def test_no_name_is_an_error_that_names_all_places(self):
+        for broker in ("sentinel://b:2", "redis://b"):
+            with pytest.raises(ConfigurationError, match="lowkiq_url is a sentinel:// URL") as raised:
+                self.found("sentinel://:hunter2@a:1", broker)
+            assert "hunter2" not in str(raised.value)
+            for place in ("?master_name=", "lowkiq_redis_options", "result_backend_transport_options"):
+                assert place in str(raised.value)
+            assert "the broker_transport_options of a sentinel:// broker" in str(raised.value)
+
+    def test_the_brokers_when_the_broker_is_a_sentinel(self):
+        found = self.found(broker_transport_options=NAMED)
+        assert (found["master_name"], found["sentinel_kwargs"]) == ("brokers", {"password": "s"})
+        with pytest.raises(ConfigurationError, match="master"):
+            self.found(broker="redis://b", broker_transport_options=NAMED)
+
+    def test_what_is_nearer_comes_first(self):
+        both = {"broker_transport_options": NAMED, "result_backend_transport_options": OWN}
+        options = {"lowkiq_redis_options": {"master_name": "mine"}}
+        url = "sentinel://a:1;sentinel://c:3/2?master_name=urls"
+        for found, name in (
+            (self.found(**both), "own"),
+            (self.found(url, **both), "urls"),
+            (self.found(url, **both, **options), "mine"),
+        ):
+            # The password of the broker's sentinels is nothing for others.
+            assert (found["master_name"], found["sentinel_kwargs"]) == (name, None)
+
+    def test_of_a_broker_all_its_options_are_its_own(self):
+        both = {"broker_transport_options": NAMED, "result_backend_transport_options": OWN}
+        for broker in ("sentinel://a:1;sentinel://b:2", ["sentinel://a:1", "sentinel://b:2"]):
+            found = self.found(None, broker, **both)
+            assert (found["master_name"], found["sentinel_kwargs"]) == ("brokers", {"password": "s"})
+            assert found["sentinels"] == [("a", 1), ("b", 2)]
+
+    def test_each_is_a_sentinel(self):
+        with pytest.raises(ConfigurationError, match="lowkiq_url: its value is not allowed") as raised:
+            self.found("sentinel://a:1;redis://:hunter2@b:2?master_name=m")
+        assert "hunter2" not in str(raised.value)
 
 
 def test_a_misspelt_redis_option_is_refused_before_anything_connects():
@@ -172,7 +247,8 @@ def test_a_hanging_redis_cannot_outlast_a_lease():
 
 
 def test_every_kind_of_url_makes_a_client():
-    for url in ("redis://x", "redis+socket:///tmp/x", "rediss://x?ssl_cert_reqs=none", "sentinel://a:1"):
+    urls = ["redis://x", "redis+socket:///tmp/x", "rediss://x?ssl_cert_reqs=none", "sentinel://a:1"]
+    for url in [*urls, "valkey://x", "unix:///tmp/x", "valkeys://x?ssl_cert_reqs=none"]:
         made = app(lowkiq_url=url, result_backend_transport_options={"master_name": "m"})
         home = stores.home_of(made)
         assert home.store is home.store

@@ -116,7 +116,7 @@ def test_s1_what_a_stranger_signed_is_not_read(codec, tmp_path):
 
 def test_s1_an_app_without_setup_security_is_refused(registry):
     """S1: kombu's own error named no setting."""
-    with pytest.raises(ConfigurationError, match="accept_content=.'auth'. is invalid.*app.setup_security"):
+    with pytest.raises(ConfigurationError, match=r"accept_content=.'auth'. is invalid.*app.setup_security"):
         Codec("auth", ["auth"], 65536)
 
 
@@ -135,7 +135,7 @@ class TestRecords:
         for position in range(len(data)):
             changed = data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
             try:
-                # In the name, which no signature covers, and which is not looked at when the record can be read.
+                # In the name, which is not signed, and not looked at when the record can be read.
                 assert CallNote.load(changed, codec) == self.NOTE
             except UndecodablePayload:
                 named += CallNote.named(changed) == CallNote("id 1", tracker="f" * 32)
@@ -148,7 +148,18 @@ class TestRecords:
         assert CallNote.named(data) == CallNote("id 1", tracker="f" * 32)
 
     @pytest.mark.parametrize(
-        "data", [b"", b"[", b"[1]", b'"a"', b'[""]', b'["\\q"]', b'["\xff"]', b"\x01application/data\0\0", b'{"a":1}']
+        "data",
+        [
+            b"",
+            b"[",
+            b"[1]",
+            b'"a"',
+            b'[""]',
+            b'["\\q"]',
+            b'["\xff"]',
+            b"\x01application/data\0\0",
+            b'{"a":1}',
+        ],
     )
     def test_what_names_no_call(self, data):
         assert CallNote.named(data) is None

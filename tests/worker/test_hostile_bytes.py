@@ -35,6 +35,8 @@ KNOWN = [
     pickle.dumps({"a": 1}),
     b"@@@=",
     b"",
+    # P8: larger than any call could have stored.
+    b'"%s"' % (b"x" * 2_000_000),
 ]
 VALID = [
     b'{"a":[1,"\xc3\xa9"]}',

@@ -17,7 +17,8 @@
 --   record, ...}, the first calls when some were moved that have records, and, behind such calls, {id, number of payloads
 --   from the smallest score on that a policy drops, ...}; kind 1: the batch is a suspect, 2:
 --   only suspects are due; error NOTOWNER <epoch>.
--- Cost: O(limit log n + jobs in processing), at most about 2 max_payloads payloads.
+-- Cost: O(limit log n + jobs in processing), at most about 2 max_payloads payloads; of a payload of more than max_bytes
+-- the first max_bytes + 1 are told.
 if not is_owner() then
   return refuse()
 end
@@ -198,6 +199,20 @@ if tonumber(request) > latest then
   redis.call('HSET', meta, 'kind', kind)
 end
 
+-- No call stores a payload of more bytes than a claim takes: of one that was planted only so much is told that it is
+-- known to be too large. It stays whole where it is.
+local function shortened(record)
+  local _, stop, length = string.find(record, '^%d+@?%d*#?%d? %S+ %-?%d+ (%d+) ')
+  if not stop then
+    return string.sub(record, 1, bytes + 1)
+  end
+  local items = unpack_items(string.sub(record, stop + length + 1))
+  for _, item in ipairs(items) do
+    item[2] = string.sub(item[2], 1, bytes + 1)
+  end
+  return string.sub(record, 1, stop + length) .. pack_items(items)
+end
+
 local reply = {seconds(now), next_due(), number, kind}
 local batch = plain.processing
 if #plain.ids == 0 or #plain.ids < redis.call('ZCOUNT', claimed, number, number) then
@@ -209,7 +224,7 @@ if #plain.ids == 0 or #plain.ids < redis.call('ZCOUNT', claimed, number, number)
   end
 end
 for i, value in ipairs(batch) do
-  reply[4 + i] = value
+  reply[4 + i] = #value > bytes and shortened(value) or value
 end
 local unwanted = (asked.keep or asked.stale) and drops(batch) or {}
 if #recorded > 0 or #unwanted > 0 then

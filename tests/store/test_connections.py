@@ -1,0 +1,184 @@
+"""How many connections a process opens to Redis, and through which servers it finds Redis."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_lowkiq import ordered_task, track
+from celery_lowkiq.embedded import EmbeddedServer, ServerFailed, find_server
+from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.rules.errors import ConfigurationError, StoreError, StoreUnavailable
+from tests.waiting import eventually
+
+CALLERS = 8
+
+
+@pytest.fixture
+def server(redis_server):
+    with redis.Redis(unix_socket_path=redis_server.socket_path) as client:
+        client.flushall()
+    return redis_server
+
+
+@contextlib.contextmanager
+def made(url, **settings):
+    """A task whose calls go to the URL."""
+    app = Celery("connections", broker="memory://", set_as_current=False)
+    app.conf.update(settings, lowkiq_url=url)
+
+    @ordered_task(app=app, shared=False, name="sync")
+    def sync(payloads_by_id):
+        """Never run here."""
+
+    try:
+        yield sync
+    finally:
+        home_of(app).store.close()
+
+
+def named(client):
+    return [entry for entry in client.client_list() if entry["name"] == "ours"]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_p8_a_process_opens_as_many_connections_as_the_setting_says(server, size):
+    """P8: with lowkiq_client_pool_size=1 there were 4."""
+    options = {"lowkiq_client_pool_size": size, "lowkiq_redis_options": {"client_name": "ours"}}
+    begin = threading.Barrier(CALLERS)
+
+    def call(number):
+        begin.wait(30)
+        for _ in range(20):
+            sync.delay(number, "x")
+
+    with made(server.url, **options) as sync, ThreadPoolExecutor(CALLERS) as callers:
+        list(callers.map(call, range(CALLERS)))
+        with redis.Redis(unix_socket_path=server.socket_path) as client:
+            assert len(named(client)) == size
+
+
+def test_p8_who_waits_for_a_tracker_takes_no_connection_from_callers(server):
+    """P8: a single connection was kept by the one who waited, and asked for by the same."""
+    options = {"lowkiq_client_pool_size": 1, "lowkiq_pool_timeout": 0.5, "lowkiq_poll_interval": 0.05}
+    options["lowkiq_redis_options"] = {"client_name": "ours"}
+    with made(server.url, **options) as sync:
+        with track("waits", sync._get_app()) as tracker:
+            sync.perform_async([{"id": 1, "payload": 1}], tracker=tracker)
+        assert not tracker.wait(0.3)
+        with redis.Redis(unix_socket_path=server.socket_path) as client:
+            eventually(lambda: len(named(client)) == 1)
+
+
+def slot_ranges(server, ranges):
+    with redis.Redis(unix_socket_path=server.socket_path) as client:
+        client.execute_command("CLUSTER", "ADDSLOTSRANGE", *ranges)
+
+
+@pytest.fixture
+def cluster():
+    """Two nodes that share the slots; URL of the first."""
+    with contextlib.ExitStack() as stack:
+        nodes = []
+        for _ in range(2):
+            for attempt in range(20):
+                try:
+                    nodes.append(stack.enter_context(EmbeddedServer(port=free_port(), config=CLUSTERED)))
+                    break
+                except ServerFailed:
+                    assert attempt < 19
+        for node, ranges in zip(nodes, [(0, 8191), (8192, 16383)], strict=True):
+            slot_ranges(node, ranges)
+        with redis.Redis(unix_socket_path=nodes[0].socket_path) as client:
+            client.execute_command("CLUSTER", "MEET", "127.0.0.1", nodes[1].port)
+            eventually(lambda: "cluster_state:ok" in cluster_info(client), 60)
+        yield nodes[0].url
+
+
+def cluster_info(client):
+    return "\n".join(f"{name}:{value}" for name, value in client.execute_command("CLUSTER INFO").items())
+
+
+def free_port():
+    """Of a node, whose bus has a port that is 10,000 higher."""
+    while True:
+        with socket.socket() as probe, socket.socket() as bus:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+            if port < 55000:
+                bus.bind(("127.0.0.1", port + 10000))
+                return port
+
+
+CLUSTERED = {"cluster-enabled": "yes", "cluster-node-timeout": "15000"}
+
+
+def test_p8_a_node_of_a_cluster_is_named_as_such(cluster):
+    """P8: the error said "Redis refused a command: 10988 127.0.0.1:24712"."""
+    with made(cluster) as sync:
+        with pytest.raises(ConfigurationError, match=r"lowkiq_url.* is a node of a Redis Cluster") as raised:
+            for number in range(50):
+                sync.delay(number, "x")
+        assert isinstance(raised.value, StoreError)
+        with pytest.raises(ConfigurationError, match="is a node of a Redis Cluster"):
+            sync.ordered_queue.stats()
+
+
+@pytest.fixture
+def sentinel(server, tmp_path):
+    """A master behind a real sentinel with a password; URL of the sentinel, which does not name the master."""
+    port = free_port()
+    with EmbeddedServer(port=0) as master:
+        config = tmp_path / "sentinel.conf"
+        config.write_text(
+            f"port {port}\nbind 127.0.0.1\ndir {tmp_path}\nrequirepass hunter2\n"
+            f"sentinel monitor mymaster 127.0.0.1 {master.port} 1\n"
+        )
+        process = subprocess.Popen([str(find_server()), str(config), "--sentinel"], stdout=subprocess.DEVNULL)
+        try:
+            yield f"sentinel://127.0.0.1:{port}"
+        finally:
+            process.kill()
+            process.wait()
+
+
+OF_SENTINELS = {"password": "hunter2"}
+NAME = {"master_name": "mymaster", "sentinel_kwargs": OF_SENTINELS}
+
+
+@pytest.mark.parametrize(
+    "end, settings",
+    [
+        ("", {"broker_url": "sentinel://h:1", "broker_transport_options": NAME}),
+        ("", {"result_backend_transport_options": NAME}),
+        ("", {"lowkiq_redis_options": NAME}),
+        ("?master_name=mymaster", {"lowkiq_redis_options": {"sentinel_kwargs": OF_SENTINELS}}),
+        (
+            ";sentinel://127.0.0.1:1/0?master_name=mymaster",
+            {"result_backend_transport_options": {"sentinel_kwargs": OF_SENTINELS}},
+        ),
+    ],
+    ids=["broker", "result backend", "redis options", "url", "several"],
+)
+def test_p8_a_master_behind_sentinels_is_found_wherever_its_name_is_written(sentinel, end, settings):
+    """P8: with lowkiq_url, the name in broker_transport_options was not read, and none in a URL."""
+    with made(sentinel + end, **settings) as sync:
+        pushed = []
+
+        def reached():
+            with contextlib.suppress(StoreUnavailable):
+                pushed.append(sync.delay("1", "x"))
+            return pushed
+
+        eventually(reached, 60)
+        assert sync.ordered_queue.stats().length == 1
+        with track("waits", sync._get_app()) as tracker:
+            """It listens through the sentinels, too."""
+        assert tracker.wait(10)
