@@ -133,7 +133,7 @@ def test_p8_a_node_of_a_cluster_is_named_as_such(cluster):
 
 @pytest.fixture
 def sentinel(server, tmp_path):
-    """A master behind a real sentinel with a password; URL of the sentinel, which does not name the master."""
+    """A master behind a real sentinel with a password; URL of the sentinel, without the master's name."""
     port = free_port()
     with EmbeddedServer(port=0) as master:
         config = tmp_path / "sentinel.conf"

@@ -195,3 +195,15 @@ def test_equal_payloads_never_merge(signed):
     for _ in range(2):
         signed.pay.delay("1", VALUE)
     assert [payload.value for payload in signed.pay.ordered_queue.job("1").waiting.payloads] == [VALUE, VALUE]
+
+
+def test_s1_a_worker_that_could_not_read_what_calls_write_does_not_start(signed):
+    """S1: it did, and would have buried every payload."""
+    with (signed.directory / "signed_proj.py").open("a") as project:
+        project.write('app.conf.lowkiq_serializer = "json"\n')
+    node = signed.start()
+    try:
+        assert node.exit_status(60) != 0
+        assert "lowkiq_serializer='json' is invalid: expected a kombu serializer that is" in node.logs()
+    finally:
+        node.teardown()
