@@ -53,9 +53,6 @@ class Commands(click.Group):
         except Exception as error:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 raise  # whoever reads has enough, which click knows
-            # What ends the calls of deleted jobs writes their results.
-            if isinstance(error, getattr(ctx.obj.app.backend, "connection_errors", ())):
-                raise _Failed(f"the result backend is not available: {escaped(str(error))}") from error
             if isinstance(error, OSError):
                 _forget_output()
                 raise _Failed(escaped(str(error))) from error

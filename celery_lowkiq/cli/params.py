@@ -62,13 +62,18 @@ def absolute(when: When) -> float | datetime:
 
 
 def command(short: str, examples: Sequence[str]) -> Callable[[Callable[..., None]], click.Command]:
-    """A command with a line for the list of all, and examples in its help; its function gets the Console."""
+    """A command with a line for the list of all, and examples in its help. Its function gets the Console, and
+    the full name of the queue where only the last part of it was given.
+    """
     lines = "\n".join(f"  celery -A proj lowkiq {example}" for example in examples)
 
     def made(function: Callable[..., None]) -> click.Command:
         @wraps(function)
         def with_console(**given: Any) -> None:
-            function(Console(click.get_current_context().obj.app), **given)
+            console = Console(click.get_current_context().obj.app)
+            if given.get("queue"):
+                given["queue"] = console.queue(given["queue"]).name
+            function(console, **given)
 
         return click.command(short_help=short, epilog=f"\b\nExamples:\n{lines}\n")(with_console)
 

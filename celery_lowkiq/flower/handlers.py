@@ -107,7 +107,7 @@ def _queue(console: Console, name: str, after: str | None) -> dict[str, Any]:
     queue: OrderedQueue = console.queue(name)
     page = queue.morgue("updated_at", reverse=True, limit=PAGE, payload_limit=3, after=after)
     return {
-        "queue": name,
+        "queue": queue.name,
         "stats": queue.stats(),
         "paused": queue.paused(),
         "dead": page.items,

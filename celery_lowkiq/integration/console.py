@@ -9,7 +9,7 @@ from typing import Any
 from celery import Celery
 
 from celery_lowkiq.rules.checkup import OK, Finding, examine, unreachable
-from celery_lowkiq.rules.errors import InvalidCall, StoreError
+from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.history import Sample, sum_of
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.reports import NodeReport, current
@@ -19,7 +19,7 @@ from celery_lowkiq.rules.views import Page, ShardLook, Stats
 from celery_lowkiq.store.server import read_server
 
 from .queue import OrderedQueue
-from .selection import ordered_tasks
+from .selection import ordered_tasks, read_queue_name
 from .stores import home_of
 from .trackers import Tracker, trackers
 
@@ -51,33 +51,44 @@ class Console:
         self.app = app
         self._raw = raw
 
+    def tasks(self) -> dict[str, Any]:
+        """The ordered tasks by the names of their queues, sorted, with the modules imported that the app
+        names by ``include``, ``imports`` or ``autodiscover_tasks``.
+        """
+        self.app.loader.import_default_modules()
+        return ordered_tasks(self.app)
+
     def queues(self) -> dict[str, OrderedQueue]:
         """The ordered queues by name, sorted."""
-        self.app.loader.import_default_modules()
-        found = {name: task.ordered_queue for name, task in ordered_tasks(self.app).items()}
+        found = {name: task.ordered_queue for name, task in self.tasks().items()}
         return {name: queue.raw() for name, queue in found.items()} if self._raw else found
 
     def queue(self, name: str) -> OrderedQueue:
-        """The queue of that name. Raises InvalidCall, which lists the known ones."""
-        queues = self.queues()
-        if name not in queues:
-            known = ", ".join(queues) or "none: does -A name the right app?"
-            raise InvalidCall(f"there is no ordered queue {name!r}; the app has {known}")
-        return queues[name]
+        """The queue of that name, or whose name alone ends with it: ``sync_order`` for ``proj.sync_order``.
+        Raises InvalidCall for another one.
+        """
+        found: OrderedQueue = self.task(name).ordered_queue
+        return found.raw() if self._raw else found
 
     def task(self, queue: str) -> Any:
-        """The ordered task that the queue of that name belongs to. Raises InvalidCall."""
-        return ordered_tasks(self.app)[self.queue(queue).name]
+        """The ordered task that the queue of that name belongs to; names as in :meth:`queue`."""
+        tasks = self.tasks()
+        return tasks[read_queue_name(queue, tasks)]
 
     def overview(self, names: Iterable[str] | None = None) -> Overview:
         """Counts of all queues, or of the named ones, with the shards that are stored, whatever the code
         declares; in two round trips. Raises InvalidCall.
         """
-        chosen = self.queues() if names is None else {name: self.queue(name) for name in names}
+        chosen = self._chosen(names)
         specs = self._as_stored(chosen)
         found = home_of(self.app).queries.stats_of(specs)
         by_queue = dict(zip(chosen, found, strict=True))
         return Overview(sum(found, Stats()), by_queue, {spec.name: spec.shards for spec in specs})
+
+    def _chosen(self, names: Iterable[str] | None) -> dict[str, OrderedQueue]:
+        if names is None:
+            return self.queues()
+        return {queue.name: queue for queue in map(self.queue, names)}
 
     def _as_stored(self, queues: Mapping[str, OrderedQueue]) -> list[QueueSpec]:
         return home_of(self.app).registry.as_stored([queue.spec for queue in queues.values()])
@@ -90,7 +101,7 @@ class Console:
 
     def history(self, names: Iterable[str] | None = None) -> Histories:
         """What all queues, or the named ones, have done, in one round trip. Raises InvalidCall."""
-        chosen = self.queues() if names is None else {name: self.queue(name) for name in names}
+        chosen = self._chosen(names)
         found = home_of(self.app).lookout.histories([queue.spec for queue in chosen.values()])
         return Histories(sum_of(found), dict(zip(chosen, found, strict=True)))
 

@@ -4,14 +4,15 @@ here they get their results.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from celery import signals
 from celery.app.task import Context
 
-from celery_lowkiq.rules.errors import LowkiqError, UndecodablePayload
+from celery_lowkiq.rules.errors import LowkiqError, ResultsUnavailable, UndecodablePayload
 from celery_lowkiq.rules.models import CallRecord
 from celery_lowkiq.rules.tracking import State, ends_without_run
 
@@ -31,7 +32,7 @@ class KilledByOperator(LowkiqError):
 
 def end_leftovers(task: Any, calls: Sequence[CallRecord], dead: bool, reason: str = DELETED) -> None:
     """Give calls their final state: FAILURE when their payloads are in the morgue, else REVOKED for a reason.
-    Their chords fail. Raises what the result backend raises.
+    Their chords fail. Raises ResultsUnavailable.
     """
     home = home_of(task._get_app())
     news = []
@@ -78,16 +79,29 @@ def fail_unread(task: Any, call: CallRecord, reason: UndecodablePayload) -> Call
 def fail(task: Any, note: CallNote, error: Exception) -> None:
     """End a call that nobody runs: FAILURE, also of its chord, and errbacks are called.
 
-    Raises what the result backend raises.
+    Raises ResultsUnavailable.
     """
     request, stored = _request(task, note)
-    task.backend.mark_as_failure(note.id, error, request=request, store_result=stored)
+    with _storing():
+        task.backend.mark_as_failure(note.id, error, request=request, store_result=stored)
 
 
 def _revoke(task: Any, note: CallNote, reason: str) -> None:
     request, stored = _request(task, note)
-    task.backend.mark_as_revoked(note.id, reason, request=request, store_result=stored)
+    with _storing():
+        task.backend.mark_as_revoked(note.id, reason, request=request, store_result=stored)
     signals.task_revoked.send(sender=task, request=request, terminated=False, signum=None, expired=False)
+
+
+@contextlib.contextmanager
+def _storing() -> Iterator[None]:
+    """Each result backend has errors of its own: one name for all of them."""
+    try:
+        yield
+    except Exception as error:
+        raise ResultsUnavailable(
+            f"the result backend is not available: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _request(task: Any, note: CallNote) -> tuple[Context, bool]:

@@ -9,7 +9,8 @@ from typing import Any
 from celery import Celery
 from celery.signals import celeryd_init
 
-from celery_lowkiq.rules.errors import ConfigurationError
+from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall
+from celery_lowkiq.rules.names import did_you_mean, full_names, listed
 
 logger = logging.getLogger("celery_lowkiq.worker")
 
@@ -35,6 +36,21 @@ def ordered_tasks(app: Celery) -> dict[str, Any]:
                 )
             found[name] = task
     return dict(sorted(found.items()))
+
+
+def read_queue_name(given: str, known: Collection[str]) -> str:
+    """The ordered queue that a person means: its name, or the last part of it where only one queue ends so.
+    Raises InvalidCall, which suggests names.
+    """
+    found = full_names(given, known)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        expected, advice = "the name of one ordered queue", f"Several end so: {listed(found)}"
+    else:
+        expected = "an ordered queue of the app"
+        advice = did_you_mean(given, known) or f"The app has {listed(known) or 'none: does -A name it?'}"
+    raise InvalidCall(f"queue={given[:100]!r} is invalid: expected {expected}. {advice}")
 
 
 def check_names(app: Celery) -> None:

@@ -37,6 +37,10 @@ class UndecodablePayload(LowkiqError):
     """Bytes found in the store are not a payload; they belong in the morgue."""
 
 
+class ResultsUnavailable(LowkiqError):
+    """The result backend did not store how a call has ended. Trying again is safe."""
+
+
 class BadDump(LowkiqError):
     """A file is no dump, not all of one, or one of another queue."""
 

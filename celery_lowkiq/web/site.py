@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from celery_lowkiq.integration.console import Console
 from celery_lowkiq.integration.queue import OrderedQueue
+from celery_lowkiq.rules.errors import InvalidCall
 
 from .access import Access
 from .errors import NotFound
@@ -36,11 +37,11 @@ class Site:
         return self.access.read_only
 
     def queue(self, name: str) -> OrderedQueue:
-        """Raises NotFound."""
-        queues = self.console.queues()
-        if name not in queues:
-            raise NotFound(f"there is no ordered queue {name[:100]!r}")
-        return queues[name]
+        """The queue of that name, or whose name alone ends with it. Raises NotFound."""
+        try:
+            return self.console.queue(name)
+        except InvalidCall as error:
+            raise NotFound(str(error)) from error
 
 
 def site_of(request: Request) -> Site:

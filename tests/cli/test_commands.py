@@ -149,8 +149,10 @@ def test_no_text_of_a_job_forges_a_line_or_speaks_to_the_terminal(filled, run):
         (
             "jobs nothing",
             2,
-            "there is no ordered queue 'nothing'; the app has answering, keyed, send_mail, sync_order",
+            "queue='nothing' is invalid: expected an ordered queue of the app. "
+            "The app has answering, keyed, send_mail, sync_order",
         ),
+        ("jobs sync_ordr", 2, "Did you mean 'sync_order'?"),
         ("jobs sync_order --reverse", 2, "by='id' has no order"),
         ("jobs sync_order --by perform_in --from lunch", 2, "'lunch' is no time: allowed are now"),
         ("morgue sync_order --by perform_in", 2, "Invalid value for '--by'"),

@@ -75,6 +75,34 @@ def test_a_result_backend_that_is_down_is_one_line(server, monkeypatch):
     assert "secret" not in found.stderr
 
 
+@pytest.mark.parametrize("kind", ["included", "discovering"])
+@pytest.mark.parametrize("backend", ["", "redis"])
+def test_a_push_where_only_the_app_names_the_module_of_the_task(server, monkeypatch, kind, backend):
+    """F2: with a Redis result backend the KeyError read as "the result backend is not available"."""
+    if backend:
+        monkeypatch.setenv("CELERY_RESULT_BACKEND", server.url)
+    app, name = f"tests.cli.elsewhere.{kind}", "tests.cli.elsewhere.tasks.sync_order"
+    found = done("push", name, "42", '"paid"', app=app)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert '"length": 1' in done("stats", name, "--json", app=app).stdout
+
+
+def test_an_error_of_a_command_is_not_blamed_on_the_result_backend(server, monkeypatch):
+    """F2: among the errors that Celery's Redis backend names is KeyError."""
+    monkeypatch.setenv("CELERY_RESULT_BACKEND", server.url)
+    found = done("push", "failing", "1", "1", app="tests.cli.elsewhere.failing")
+    assert "the result backend" not in found.stderr
+    assert found.stderr.splitlines()[-1] == "KeyError: 'tenant'"
+
+
+def test_a_queue_by_the_last_part_of_its_name(server):
+    """F6: the README's queue is proj.sync_order, and its commands say sync_order."""
+    app, name = "tests.cli.elsewhere.included", "tests.cli.elsewhere.tasks.sync_order"
+    assert done("push", "sync_order", "42", "1", app=app).returncode == 0
+    found = done("delete", "tasks.sync_order", "42", "--yes", app=app)
+    assert found.stdout == f"deleted 1 waiting job of queue {name}\n"
+
+
 def test_a_pause_and_its_end(filled):
     assert done("pause", "sync_order", "--shard", "1").stdout == "paused shard 1 of queue sync_order\n"
     assert done("resume", "sync_order", "--shard", "1").stdout == "resumed shard 1 of queue sync_order\n"

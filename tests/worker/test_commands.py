@@ -136,7 +136,8 @@ def test_pause_resume_run_now_and_requeue(app, start_worker, ledger):
 def test_an_unknown_queue_and_a_bad_id_are_refused(app, start_worker):
     start_worker()
     (answer,) = command(app, "lowkiq_pause", "w0@test", queue="outcom")
-    assert answer["error"].startswith("there is no ordered queue 'outcom'")
+    assert answer["error"].startswith("queue='outcom' is invalid: expected an ordered queue of the app.")
+    assert answer["error"].endswith("Did you mean 'outcome'?")
     (answer,) = command(app, "lowkiq_requeue", "w0@test", queue="outcome", ids=["a\nb"])
     assert "a\\nb" in answer["error"]
 

@@ -1,0 +1,1 @@
+"""Apps whose ordered tasks lie in modules that only the app names."""
