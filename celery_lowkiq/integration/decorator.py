@@ -8,6 +8,7 @@ from typing import Any
 
 from celery import Celery, shared_task
 
+from .apps import task_of_thread
 from .bases import ordered_base
 from .options import as_attributes, check_function, check_options
 from .task import OrderedTask
@@ -43,7 +44,8 @@ def ordered_task(
         check_function(decorated, bound=bool(options.get("bind")))
         attributes = {**as_attributes(options), "base": base}
         if app is None:
-            return shared_task(**attributes)(decorated)
+            shared_task(**attributes)(decorated)
+            return task_of_thread(decorated, options.get("name"))
         return app.task(**{"shared": False, **attributes})(decorated)
 
     return decorate if function is None else decorate(function)

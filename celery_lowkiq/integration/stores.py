@@ -27,6 +27,7 @@ from celery_lowkiq.store.store import RedisStore
 from celery_lowkiq.store.tracks import Tracks
 from celery_lowkiq.worker.forks import ProcessLock
 
+from .apps import NO_APP, is_made_up
 from .codec import Codec
 from .settings import LARGEST_PAYLOAD, Settings, read_settings
 
@@ -171,6 +172,8 @@ def parameters(app: Celery, settings: Settings) -> dict[str, Any]:
     url = settings.url or _broker_url(app)
     scheme, separator, rest = url.partition("://")
     if not separator:
+        if is_made_up(app):
+            raise ConfigurationError(NO_APP)
         scheme = "(no scheme)"  # what stands there instead may be a password
     if scheme not in SCHEMES:
         raise ConfigurationError(

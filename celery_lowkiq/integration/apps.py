@@ -1,0 +1,54 @@
+"""The app of a task that belongs to every app: the thread's current one, else the one that bound the task.
+
+Celery's current app is of a thread. In another thread than the one that made the app, without
+``app.set_default()``, Celery makes an app of its own up, which knows no setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from celery import Celery, _state
+from celery.local import Proxy
+
+NO_APP = (
+    "this thread has no current Celery app: call app.set_default() where the app is made, or name the app with "
+    "@ordered_task(app=app)"
+)
+
+
+def is_made_up(app: Celery) -> bool:
+    """Whether Celery has made the app itself, since the thread has none."""
+    explicit: Any = app
+    return app is _state.default_app and app.main == "default" and not explicit.set_as_current
+
+
+def task_of_thread(function: Callable[..., Any], name: str | None) -> Any:
+    """A proxy, as ``shared_task`` returns it, of the task that this thread's app has of the function."""
+
+    def find() -> Any:
+        app: Celery = _state.get_current_app()
+        if is_made_up(app):
+            app = _binder(function, name) or app
+        return app.tasks[_name_in(app, function, name)]
+
+    return Proxy(find)
+
+
+def _binder(function: Callable[..., Any], name: str | None) -> Celery | None:
+    """The app that has bound the function; None without one, and when there are several."""
+    found = [app for app in set(_state._apps) if _has_bound(app, function, name)]
+    return found[0] if len(found) == 1 else None
+
+
+def _has_bound(app: Celery, function: Callable[..., Any], name: str | None) -> bool:
+    bound: Any = app
+    if not bound.finalized or is_made_up(app):
+        return False
+    task = bound._tasks.get(_name_in(app, function, name))
+    return task is not None and getattr(task.__wrapped__, "__func__", task.__wrapped__) is function
+
+
+def _name_in(app: Celery, function: Callable[..., Any], name: str | None) -> str:
+    return name or str(app.gen_task_name(function.__name__, function.__module__))

@@ -1,0 +1,68 @@
+"""Calls from threads that did not make the app. Each case is a process: Celery's default app is its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from celery_lowkiq.embedded import EmbeddedServer
+
+PROGRAM = """
+import threading
+from celery import Celery
+from celery_lowkiq import ordered_task
+
+app = Celery("proj", broker={url!r})
+
+@ordered_task(shards=1{options})
+def sync_order(payloads_by_id):
+    ...
+
+{before}
+
+def call():
+    try:
+        sync_order.delay("42", 1)
+        print(sync_order.app.main, sync_order.ordered_queue.stats().length)
+    except Exception as error:
+        print(f"{{type(error).__name__}}: {{error}}")
+
+thread = threading.Thread(target=call)
+thread.start()
+thread.join()
+"""
+
+
+def says(server: EmbeddedServer, before: str = "", options: str = "") -> str:
+    """What a thread of such a process says."""
+    program = PROGRAM.format(url=server.url, before=before, options=options)
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert found.stderr == ""
+    return found.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("before", "options"),
+    [
+        ("sync_order.name", ""),
+        ("sync_order.name", ", name='sync', bind=False"),
+        ("app.finalize(); current = Celery('other', set_as_current=False)", ""),
+        ("app.set_default()", ""),
+        ("", ", app=app"),
+    ],
+)
+def test_a_task_that_was_bound_once_is_called_from_any_thread(redis_server, before, options):
+    """F3: Celery's current app is of a thread."""
+    assert says(redis_server, before, options) == "proj 1"
+
+
+@pytest.mark.parametrize(
+    "before",
+    ["", "other = Celery('other', broker='redis://'); other.finalize(); app.finalize()"],
+)
+def test_a_thread_without_an_app_is_told_what_to_do(redis_server, before):
+    """F3: neither a task that no app has bound, nor one of several apps, is anybody's in such a thread."""
+    said = says(redis_server, before)
+    assert said.startswith("ConfigurationError: this thread has no current Celery app: call app.set_default()")
