@@ -10,7 +10,7 @@ from celery import Celery, shared_task
 
 from .apps import task_of_thread
 from .bases import ordered_base
-from .options import as_attributes, check_function, check_options
+from .options import as_attributes, check_function, check_names_of, check_options
 from .task import OrderedTask
 
 
@@ -40,6 +40,7 @@ def ordered_task(
 
     def decorate(decorated: Callable[..., Any]) -> Any:
         base = ordered_base(options.get("base", OfItsApp), OrderedTask)
+        check_names_of(options, base)
         check_options(options, base)
         check_function(decorated, bound=bool(options.get("bind")))
         attributes = {**as_attributes(options), "base": base}

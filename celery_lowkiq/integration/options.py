@@ -16,8 +16,9 @@ from celery_lowkiq.rules.models import MAX_SHARDS, Merge
 from celery_lowkiq.rules.pauses import ALLOWED as PAUSES
 from celery_lowkiq.rules.pauses import read_pauses
 
+from .option_names import check_option_names
 from .policies import ERRORS, are_errors, check_policies
-from .queue_policies import check_queue_policies
+from .queue_policies import POLICIES, check_queue_policies
 from .rates import read_rate
 from .refusals import check_celery_options
 
@@ -85,10 +86,17 @@ def check_options(options: Mapping[str, Any], base: Any) -> None:
     check_celery_options(options)
 
 
+def check_names_of(given: Iterable[str], *bases: Any) -> None:
+    """Raises ConfigurationError for a misspelt option; the attributes of ``bases`` are known."""
+    check_option_names(given, {name for base in bases for name in dir(base)}, (*_CHECKS, *POLICIES))
+
+
 def check_annotations(task: Any, app: Celery) -> None:
     """``task_annotations`` change a task's options when the app takes it in. Raises ConfigurationError."""
     found: Iterable[Any] = resolve_all_annotations(app.annotations, task)
     for given in found:
+        # The class itself has them by now.
+        check_names_of((name for name in given if not name.startswith("@")), *task.__bases__)
         check_options({"autoretry_for": getattr(task, "autoretry_for", None), **given}, task)
         for name, value in as_attributes(given).items():
             setattr(task, name, value)

@@ -16,10 +16,12 @@ from .arrivals import Arrivals
 from .bases import adopt_on_commit, guard_before_start, guard_call, inherited
 from .errors import dump_error_text
 from .leftovers import end_leftovers
+from .option_names import data_names
 from .options import (
     as_attributes,
     check_annotations,
     check_function,
+    check_names_of,
     check_options,
     check_queue_name,
 )
@@ -83,6 +85,7 @@ class OrderedTask(QueuePolicies, TracksCalls, StoresCalls, RunsBatches):
         others = inherited(cls, OrderedTask)
         guard_call(cls, others, OrderedTask)
         guard_before_start(cls)
+        check_names_of(data_names(declared), *cls.__bases__)
         run = declared.get("run")
         if run is not None:
             bound = not isinstance(run, staticmethod)

@@ -1,0 +1,97 @@
+"""Names of options: Celery takes any name, and we refuse those that are most likely misspelt."""
+
+from __future__ import annotations
+
+from inspect import getattr_static
+
+import pytest
+from celery import Celery
+from celery.app.task import Task
+
+from celery_lowkiq import ConfigurationError, OrderedTask, ordered_task
+from celery_lowkiq.integration.option_names import CELERYS
+
+
+def function(payloads_by_id):
+    """Takes a batch."""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "meant"),
+    [
+        ("shard", 24, "shards"),
+        ("max_retry", 3, "max_retries"),
+        ("batchsize", 1, "batch_size"),
+        ("on_retry_exhausted", print, "on_retries_exhausted"),
+        ("maxlength", 10, "max_length"),
+        ("ratelimit", "1/s", "rate_limit"),
+        ("shards_count", 24, "shards"),
+        ("max_retry_count", 3, "max_retries"),
+    ],
+)
+class TestMisspelt:
+    """F4: such an option was kept as an attribute, and changed nothing."""
+
+    def test_at_the_decorator(self, name, value, meant):
+        with pytest.raises(ConfigurationError, match=rf"^{name}= is invalid: .* Did you mean {meant}=\?"):
+            ordered_task(**{name: value})(function)
+
+    def test_in_a_class_or_at_app_task(self, app, name, value, meant):
+        if callable(value):
+            pytest.skip("a function in a class body is a method of the user's")
+        with pytest.raises(ConfigurationError, match=rf"Did you mean {meant}=\?"):
+            type("Sync", (OrderedTask,), {"name": "sync", "run": function, name: value})
+        with pytest.raises(ConfigurationError, match=rf"Did you mean {meant}=\?"):
+            app.task(base=OrderedTask, shared=False, lazy=False, **{name: value})(function)
+
+    def test_in_annotations(self, name, value, meant):
+        app = Celery("annotated", set_as_current=False)
+        app.conf.task_annotations = {"sync": {name: value}}
+        ordered_task(app=app, name="sync")(function)
+        with pytest.raises(ConfigurationError, match=rf"Did you mean {meant}=\?"):
+            app.finalize()
+
+
+#: What a task class of Celery's may be given, looked up without asking it for its app.
+CELERYS_DATA = {
+    name
+    for name, value in ((name, getattr_static(Task, name)) for name in dir(Task))
+    if not (name.startswith("_") or callable(value) or hasattr(value, "__get__"))
+}
+#: What only a task class has, and what only some versions of Celery know.
+INNER = {"abstract", "name", "request_stack", "from_config", "max_retries", "Request", "Strategy"}
+OF_SOME_VERSIONS = {"acks_on_failure", "acks_on_timeout", "retry_on_worker_lost", "store_eager_result"}
+#: Refused with what to use instead.
+REFUSED = {"default_retry_delay", "serializer", "time_limit", "soft_time_limit"}
+
+
+def test_attributes_of_celerys_task_and_of_the_users_pass(app):
+    """F4: what else Celery's Task accepts is no typing error, nor is what is not similar to an option."""
+    own = {"tenant": "a", "title": "b", "timeout": 3, "queue_label": "c", "once": {}, "verbose_name": "d"}
+    task = ordered_task(app=app, name="own", **own)(function)
+    assert {name: getattr(task, name) for name in own} == own
+    for name in sorted({*CELERYS_DATA, "acks_on_failure_or_timeout", "autoretry_for"} - INNER - REFUSED):
+        value = getattr_static(Task, name, None)
+        ordered_task(app=app, name=f"with.{name}", **{name: value})(function)
+
+
+def test_attributes_of_a_base_and_methods_pass(app):
+    """F4: a name that a base declares is known, and so are methods, whatever they are called."""
+
+    class Base(OrderedTask):
+        abstract = True
+
+        def keys(self):
+            """No option."""
+
+        @property
+        def merged(self):
+            """No option."""
+
+    Base.shard = None
+    ordered_task(app=app, base=Base, name="based", shard=3)(function)
+
+
+def test_the_list_of_celerys_options_is_whole():
+    """F4: a suggestion, and an option that passes, come from the same list."""
+    assert CELERYS_DATA - INNER - OF_SOME_VERSIONS <= set(CELERYS)
