@@ -11,7 +11,7 @@ from typing import Any
 from celery.utils.saferepr import saferepr
 from kombu.exceptions import KombuError
 
-from celery_lowkiq.rules.errors import InvalidCall, QueueFull, StoreUnavailable
+from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall, QueueFull, StoreUnavailable
 
 from .arguments import SHOWN, check_arguments
 from .asked import asked_in
@@ -23,7 +23,8 @@ from .stores import home_of
 
 logger = logging.getLogger("celery_lowkiq")
 
-#: How long a message waits in the worker for a store that is away, or a queue that is full, in s.
+#: How long a message waits in the worker for a store that is away or not configured, or a queue that is
+#: full, in s.
 PAUSE = 1.0
 SCORE_NEEDED = (
     "score=None is invalid: expected a number for a call of {task} by name, since drop_stale= would take a "
@@ -47,7 +48,7 @@ class Arrivals:
         try:
             call = read_call(message.payload if body is None else body, message.headers)
             self._push(call, getattr(message, "properties", None) or {}, _priority(message))
-        except (StoreUnavailable, QueueFull) as error:
+        except (StoreUnavailable, QueueFull, ConfigurationError) as error:
             self._tell(away=True, error=error)
             # Sent back, it would return at once, again and again.
             self._consumer.timer.call_after(PAUSE, self, (message, body, ack, reject))

@@ -38,7 +38,7 @@ from .metering import Metrics, open_metrics
 from .rates import read_rate
 from .runner import CeleryRunner
 from .selection import chosen, leave_broker_queues, named, ordered_tasks, warn_of_weights, worker_options
-from .stores import home_of
+from .stores import home_of, source_of
 from .threads import check_threads
 
 logger = logging.getLogger("celery_lowkiq")
@@ -96,8 +96,8 @@ class OrderedQueues(bootsteps.StartStopStep):
     requires = (Tasks, Control, Heart, Gossip, DelayedDelivery, Agent)
 
     def __init__(self, consumer: Any, **options: Any) -> None:
-        """Raises ImproperlyConfigured when -Q names an ordered queue and the pool is no thread pool, and for
-        --autoscale with one.
+        """Raises ImproperlyConfigured when -Q names an ordered queue and the pool is no thread pool, or the app
+        names no Redis, and for --autoscale with a thread pool.
         """
         super().__init__(consumer, **options)
         self._runtime: Runtime | None = None
@@ -107,6 +107,7 @@ class OrderedQueues(bootsteps.StartStopStep):
         self._metrics: Metrics | None = None
         self._exclusion: Exclusion = Cooperative()
         consumer.ordered_queues = self
+        self._without_redis = ""
         self._consumer = consumer
         self._tasks = ordered_tasks(consumer.app)
         options = worker_options(consumer.app)
@@ -119,6 +120,7 @@ class OrderedQueues(bootsteps.StartStopStep):
             self._without_threads(asked_for)
         elif self._served:
             check_threads(consumer.controller)
+            self._check_redis(asked_for)
         leave_broker_queues(consumer.app, asked_for)
         _trace_on_ttin()
 
@@ -131,6 +133,19 @@ class OrderedQueues(bootsteps.StartStopStep):
         if self._served:
             served = [name for name in self._tasks if name in self._served]
             logger.warning("ordered queues (%s) are not served by this pool: %s", ", ".join(served), form)
+
+    def _check_redis(self, asked_for: list[str]) -> None:
+        """An app that has ordered tasks but no Redis still has plain tasks to serve."""
+        settings = home_of(self._consumer.app).settings
+        try:
+            source_of(self._consumer.app, settings)
+        except ConfigurationError as error:
+            if asked_for:
+                raise ImproperlyConfigured(
+                    f"-Q names the ordered queues {', '.join(asked_for)}: {error}"
+                ) from error
+            logger.error("ordered queues (%s) are not served: %s", ", ".join(sorted(self._served)), error)
+            self._served, self._without_redis = frozenset(), str(error)
 
     # -- bootstep
 
@@ -191,6 +206,8 @@ class OrderedQueues(bootsteps.StartStopStep):
         """Begin or end to serve an ordered queue. Raises ConfigurationError where that cannot be."""
         if not self._threads:
             raise ConfigurationError("ordered queues need a thread pool: start a worker with -P threads")
+        if self._without_redis:
+            raise ConfigurationError(self._without_redis)
         self._check_stays()
         self._serve(self._served | {queue} if yes else self._served - {queue})
 

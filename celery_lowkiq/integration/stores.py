@@ -168,6 +168,15 @@ def home_of(app: Celery) -> Home:
 
 def parameters(app: Celery, settings: Settings) -> dict[str, Any]:
     """Arguments of a redis-py connection, as Celery's Redis backend would make them from the URL."""
+    source, url = source_of(app, settings)
+    if url.startswith("sentinel://"):
+        return _behind_sentinels(app, source, url, settings)
+    backend = _backend(app, source, url.partition(";")[0] if source == "broker_url" else url)
+    return _merged(backend, app, settings) | settings.redis_options
+
+
+def source_of(app: Celery, settings: Settings) -> tuple[str, str]:
+    """The setting that says where Redis is, and its URL. Raises ConfigurationError when the app names none."""
     source = "lowkiq_url" if settings.url else "broker_url"
     url = settings.url or _broker_url(app)
     scheme, separator, rest = url.partition("://")
@@ -185,11 +194,7 @@ def parameters(app: Celery, settings: Settings) -> dict[str, Any]:
             f"broker_url is a {scheme!r} URL, which Celery does not know: write {SCHEMES[scheme]}://, which "
             "means the same there, or set lowkiq_url"
         )
-    url = f"{SCHEMES[scheme]}://{rest}"
-    if scheme == "sentinel":
-        return _behind_sentinels(app, source, url, settings)
-    backend = _backend(app, source, url.partition(";")[0] if source == "broker_url" else url)
-    return _merged(backend, app, settings) | settings.redis_options
+    return source, f"{SCHEMES[scheme]}://{rest}"
 
 
 def _broker_url(app: Celery) -> str:

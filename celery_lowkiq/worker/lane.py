@@ -15,6 +15,7 @@ from celery_lowkiq.rules.schedulers import Scheduler
 from .agenda import Agenda
 from .held import Held
 from .surroundings import CRASHED, PARKED, Surroundings
+from .picking import Picking
 from .survey import Question
 from .work import Work
 
@@ -34,7 +35,7 @@ class Lane:
         self.name = f"lane-{number}"
         self.crashed = False
         self.ended = False
-        self._scheduler = scheduler
+        self._picking = Picking(scheduler, self.name)
         self._around = around
         self._changed = threading.Condition()
         self._agenda = Agenda(around.clock)
@@ -191,10 +192,11 @@ class Lane:
             self._around.survey().ask(self, everything, self._gives_up)
         with self._changed:
             due, now = self._workable(), self._agenda.now()
-            shard = self._scheduler(due, now)
+            shard = self._picking.pick(due, now)
             if shard is not None:
-                self._working = shard
-                return self._held[shard]
+                held = self._held[shard]
+                self._working = held.shard
+                return held
             told = self._refresh or self._unknown or self._stopping_at is not None
             if not told and not self._work.unsettled:
                 # What is due and not picked is offered again with the next reason to look, or the next poll.

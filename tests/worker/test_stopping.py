@@ -223,6 +223,35 @@ class TestOtherPools:
         assert "-Q names the ordered queues record, which need a thread pool" in node.logs()
 
 
+@pytest.fixture
+def elsewhere(settings, tmp_path):
+    """A broker that is no Redis, and no ``lowkiq_url``."""
+    folder = str(tmp_path / "broker")
+    (tmp_path / "broker").mkdir()
+    options = {"data_folder_in": folder, "data_folder_out": folder, "control_folder": folder}
+    settings.update(broker_url="filesystem://", broker_transport_options=options)
+
+
+class TestNoRedis:
+    """F7: a worker with a thread pool died at its start, and its plain tasks with it."""
+
+    def test_plain_tasks_are_served(self, elsewhere, app, start_worker, ledger):
+        node = start_worker("--without-heartbeat", lanes=1)
+        assert node.logs().count("are not served: ordered tasks need Redis, but broker_url is a") == 1
+        assert "ERROR" in next(line for line in node.logs().splitlines() if "are not served" in line)
+        app.tasks["plain"].delay(1)
+        ledger.wait_for("plain")
+        app.send_task("record", ("1",))
+        node.wait_for_log("messages for record wait in the worker")
+        node.kill("SIGTERM")
+        assert node.exit_status() == 0
+
+    def test_an_ordered_queue_by_name_is_refused(self, elsewhere, app, start_worker):
+        node = start_worker("-Q", "celery,record", lanes=1, wait=False)
+        assert node.exit_status() != 0
+        assert "-Q names the ordered queues record: ordered tasks need Redis" in node.logs()
+
+
 def test_bad_settings_end_a_worker_with_their_name(settings, start_worker, app):
     settings["lowkiq_pol_interval"] = 3
     node = start_worker(wait=False)
