@@ -13,6 +13,7 @@ from typing import Any
 import click
 from kombu.exceptions import OperationalError
 
+from celery_lowkiq.integration.apps import NO_APP
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall, LowkiqError
 from celery_lowkiq.rules.words import escaped
 
@@ -68,6 +69,8 @@ class _Misused(click.ClickException):
 
 
 def _failure(error: Exception) -> click.ClickException:
+    if str(error) == NO_APP:
+        return _Misused("no app is given: write celery -A proj lowkiq ..., where proj is the module of your app")
     wrong = isinstance(error, (InvalidCall, ConfigurationError))
     return (_Misused if wrong else _Failed)(escaped(str(error)))
 

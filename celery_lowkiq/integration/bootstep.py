@@ -30,7 +30,7 @@ from celery_lowkiq.worker.last_line import LastLine
 from celery_lowkiq.worker.runtime import Runtime
 from celery_lowkiq.worker.unmeasured import UNMEASURED
 
-from . import commands, control  # noqa: F401 - remote control commands
+from . import banner, commands, control  # noqa: F401 - remote control commands, a part of the banner
 from .event_loop import DRAIN_LOOK, turns
 from .exiting import let_go_at_exit
 from .log_lines import tell_of_batches

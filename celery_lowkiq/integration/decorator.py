@@ -10,6 +10,7 @@ from celery import Celery, shared_task
 
 from .apps import task_of_thread
 from .bases import ordered_base
+from .option_names import naming
 from .options import as_attributes, check_function, check_names_of, check_options
 from .task import OrderedTask
 
@@ -39,10 +40,11 @@ def ordered_task(
     """
 
     def decorate(decorated: Callable[..., Any]) -> Any:
-        base = ordered_base(options.get("base", OfItsApp), OrderedTask)
-        check_names_of(options, base)
-        check_options(options, base)
-        check_function(decorated, bound=bool(options.get("bind")))
+        with naming(str(options.get("name") or getattr(decorated, "__qualname__", decorated))):
+            base = ordered_base(options.get("base", OfItsApp), OrderedTask)
+            check_names_of(options, base)
+            check_options(options, base)
+            check_function(decorated, bound=bool(options.get("bind")))
         attributes = {**as_attributes(options), "base": base}
         if app is None:
             shared_task(**attributes)(decorated)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from celery_lowkiq.rules.errors import ConfigurationError
@@ -73,6 +74,17 @@ def check_option_names(given: Iterable[str], known: Collection[str], ours: Colle
 
 def _similar(name: str, options: Collection[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, options, n=1, cutoff=SIMILAR)), None)
+
+
+@contextlib.contextmanager
+def naming(task: str) -> Iterator[None]:
+    """Errors say whose options are wrong: where they are shown in one line, no traceback does."""
+    try:
+        yield
+    except ConfigurationError as error:
+        if str(error).startswith(f"{task}: "):
+            raise
+        raise ConfigurationError(f"{task}: {error}") from error
 
 
 def data_names(declared: Mapping[str, Any]) -> list[str]:

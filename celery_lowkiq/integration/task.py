@@ -16,7 +16,7 @@ from .arrivals import Arrivals
 from .bases import adopt_on_commit, guard_before_start, guard_call, inherited
 from .errors import dump_error_text
 from .leftovers import end_leftovers
-from .option_names import data_names
+from .option_names import data_names, naming
 from .options import (
     as_attributes,
     check_annotations,
@@ -85,7 +85,8 @@ class OrderedTask(QueuePolicies, TracksCalls, StoresCalls, RunsBatches):
         others = inherited(cls, OrderedTask)
         guard_call(cls, others, OrderedTask)
         guard_before_start(cls)
-        check_names_of(data_names(declared), *cls.__bases__)
+        with naming(str(declared.get("name") or cls.__qualname__)):
+            check_names_of(data_names(declared), *cls.__bases__)
         run = declared.get("run")
         if run is not None:
             bound = not isinstance(run, staticmethod)
@@ -96,15 +97,17 @@ class OrderedTask(QueuePolicies, TracksCalls, StoresCalls, RunsBatches):
         # What is expected is logged as INFO, without a traceback.
         cls.throws = (*(kind for kind in cls.throws if kind is not BusinessFailure), BusinessFailure)
         # Looked up as at run time: a method has its self then.
-        check_options({**others, **declared, "retry_in": object.__new__(cls).retry_in}, cls)
+        with naming(str(declared.get("name") or cls.__qualname__)):
+            check_options({**others, **declared, "retry_in": object.__new__(cls).retry_in}, cls)
         cls.__header__ = staticmethod(header_for(cls.__name__, cls.key is not None))
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
         """Install what the worker needs; ``@ordered_task`` alone is the whole set-up."""
-        check_annotations(cls, app)
-        if cls.queue_name is None:
-            check_queue_name(cls.name)
+        with naming(cls.name):
+            check_annotations(cls, app)
+            if cls.queue_name is None:
+                check_queue_name(cls.name)
         # By name: only a worker imports Celery's worker, and whatever instruments that comes first.
         app.steps["consumer"].add(BOOTSTEP)
         adopt_on_commit(cls, app)
@@ -122,7 +125,10 @@ class OrderedTask(QueuePolicies, TracksCalls, StoresCalls, RunsBatches):
 
     def _make_spec(self) -> QueueSpec:
         app = self._get_app()
+        home = home_of(app)
         check_names(app)
+        with naming(self.name):
+            policies = policies_of(self)
         return QueueSpec(
             name=self.queue_name or self.name,
             shards=self.shards,
@@ -130,8 +136,8 @@ class OrderedTask(QueuePolicies, TracksCalls, StoresCalls, RunsBatches):
             merge=Merge(self.merge),
             max_crashes=self.max_crashes,
             max_run=self.max_run,
-            poison_error=dump_error_text(home_of(app).settings, POISON.format(max_crashes=self.max_crashes)),
-            policies=policies_of(self),
+            poison_error=dump_error_text(home.settings, POISON.format(max_crashes=self.max_crashes)),
+            policies=policies,
         )
 
     @property

@@ -164,7 +164,7 @@ def test_no_text_of_a_job_forges_a_line_or_speaks_to_the_terminal(filled, run):
         ("delete sync_order nobody --yes", 1, "deleted 0 waiting jobs"),
         ("bury sync_order", 2, "give one of IDS, --failed"),
         ("bury sync_order nobody --yes", 1, "buried 0 waiting jobs"),
-        ("run-now sync_order nobody", 1, "made due 0 later jobs"),
+        ("run-now sync_order nobody", 1, "no job nobody waits\nmade due 0 later jobs"),
         ("quiet nobody@here", 1, "nobody@here does not answer"),
         ("push sync_order 42 text", 2, "PAYLOAD is no JSON"),
         (f"push sync_order 42 {'[' * 100_000}", 2, "PAYLOAD has too many levels"),
@@ -315,6 +315,12 @@ def test_the_doctor_says_what_to_do(filled, run):
     findings = [json.loads(line) for line in run("doctor", "--json").stdout.splitlines()]
     assert {"connection", "maxmemory-policy", "queue sync_order"} <= {line["subject"] for line in findings}
     assert {"level", "subject", "text", "advice"} == set(findings[0])
+
+
+def test_a_warning_of_the_doctor_is_no_failure(run, monkeypatch):
+    """F9: a script that acts on the status acted on each warning."""
+    monkeypatch.setattr(Console, "checkup", lambda self: (Finding("warning", "all", "could be better"),))
+    assert run("doctor").exit_code == 0
 
 
 def test_the_doctor_is_content(run, monkeypatch):

@@ -33,7 +33,7 @@ COMMANDS = {
     "why sync_order w1": "It waits for its time",
     "pause sync_order": "paused queue sync_order",
     "pause sync_order --id w1": "paused 1 id of queue sync_order",
-    "paused send_mail --json": "",
+    "paused send_mail --json": "[]",
     "nodes --json": "",
 }
 
@@ -101,6 +101,24 @@ def test_a_queue_by_the_last_part_of_its_name(server):
     assert done("push", "sync_order", "42", "1", app=app).returncode == 0
     found = done("delete", "tasks.sync_order", "42", "--yes", app=app)
     assert found.stdout == f"deleted 1 waiting job of queue {name}\n"
+
+
+def test_without_an_app_it_is_asked_for(monkeypatch):
+    """F9: the message was that broker_url is a '(no scheme)' URL."""
+    monkeypatch.delenv("CELERY_BROKER_URL", raising=False)
+    command = [sys.executable, "-m", "celery", "lowkiq", "nodes"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert "no app is given: write celery -A proj lowkiq ..." in found.stderr
+
+
+@pytest.mark.parametrize("words", ["stats", "web --port 0"])
+def test_an_option_that_is_wrong_is_told_with_its_task(server, words):
+    """F9: the message named no task, and the dashboard was said to be there."""
+    found = done(*words.split(), app="tests.cli.elsewhere.wrong")
+    assert found.returncode != 0
+    assert "the dashboard is at" not in found.stdout
+    assert "sync_order: shards=0 is not allowed" in found.stderr
 
 
 def test_a_pause_and_its_end(filled):

@@ -33,7 +33,7 @@ class TestMisspelt:
     """F4: such an option was kept as an attribute, and changed nothing."""
 
     def test_at_the_decorator(self, name, value, meant):
-        with pytest.raises(ConfigurationError, match=rf"^{name}= is invalid: .* Did you mean {meant}=\?"):
+        with pytest.raises(ConfigurationError, match=rf"^function: {name}= is invalid: .* Did you mean {meant}=\?"):
             ordered_task(**{name: value})(function)
 
     def test_in_a_class_or_at_app_task(self, app, name, value, meant):

@@ -49,6 +49,15 @@ def test_a_node_leaves_a_queue_after_its_running_batch_and_others_take_it(
     assert "gated" in active(app, "w0@test")
 
 
+def test_the_banner_lists_the_ordered_queues(app, start_worker):
+    """F9: it said nothing of them."""
+    node = start_worker("-Q", "celery,record")
+    banner = node.logs().partition("[tasks]")[0]
+    assert "[ordered queues]\n" in banner
+    assert "  .> record " in banner
+    assert "gated" not in banner
+
+
 def test_a_queue_that_nobody_serves_waits(app, start_worker, ledger):
     record = app.tasks["record"]
     start_worker()

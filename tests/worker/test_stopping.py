@@ -213,6 +213,7 @@ class TestOtherPools:
         ledger.wait_for("plain")
         assert node.logs().count("are not served by this pool") == 1
         assert not ledger.lines("start")
+        assert "[ordered queues, not served: they need -P threads]" in node.logs()
         node.kill("SIGTERM")
         assert node.exit_status() == 0
         assert app.tasks["record"].ordered_queue.stats().length == 1

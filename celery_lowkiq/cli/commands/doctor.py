@@ -7,7 +7,7 @@ from dataclasses import asdict
 import click
 
 from celery_lowkiq.integration.console import Console
-from celery_lowkiq.rules.checkup import OK, Finding
+from celery_lowkiq.rules.checkup import ERROR, Finding
 from celery_lowkiq.rules.words import escaped
 
 from ..main import FAILED
@@ -21,7 +21,7 @@ def doctor(console: Console, json_: bool) -> None:
     """Look at Redis (version, memory policy, persistence, clock), the nodes, and the queues (numbers of
     shards, who serves them, shards and jobs without an owner), and say what to do.
 
-    Status 1 when anything is not well.
+    Status 1 when there is an error; a warning alone is status 0.
     """
     findings = console.checkup()
     for finding in findings:
@@ -29,7 +29,7 @@ def doctor(console: Console, json_: bool) -> None:
             write_json(asdict(finding))
         else:
             click.echo(_text(finding))
-    if any(finding.level != OK for finding in findings):
+    if any(finding.level == ERROR for finding in findings):
         raise click.exceptions.Exit(FAILED)
 
 

@@ -29,8 +29,8 @@ def paused(console: Console, queue: str, json_: bool) -> None:
         else:
             ((kind, name),) = what.items()
             click.echo(f"{kind} {escaped(str(name))} since {moment(since)}")
-    if not found and not json_:
-        click.echo("none", err=True)
+    if not found:
+        click.echo("[]" if json_ else "none", err=not json_)
 
 
 def _paused(queue: OrderedQueue) -> Iterator[tuple[dict[str, str | int], float]]:

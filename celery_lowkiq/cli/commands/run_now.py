@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import click
+
 from celery_lowkiq.integration.console import Console
+from celery_lowkiq.rules.words import escaped
 
 from ..bulk import confirm, in_chunks, jobs, report, with_progress
-from ..params import command, each_id, ids_argument, queue_argument, yes_option
+from ..params import STDIN, command, each_id, ids_argument, queue_argument, yes_option
 
 
 @command("Make waiting jobs due now.", ["run-now sync_order 42", "run-now sync_order --yes"])
@@ -25,4 +28,8 @@ def run_now(console: Console, queue: str, ids: tuple[str, ...], yes: bool) -> No
         count = ordered.stats().length
         confirm(f"Make {jobs(count, 'waiting')} of queue {queue} due now?", yes)
         done = with_progress("run-now", count, ordered.perform_all_now)
+    if len(ids) == 1 and ids != (STDIN,) and not done:
+        waits = ordered.job(ids[0]).waiting is not None
+        said = f"job {escaped(ids[0])} is due already" if waits else f"no job {escaped(ids[0])} waits"
+        click.echo(said, err=True)
     report(done, "made due", "later", queue, named=bool(ids))
