@@ -70,7 +70,9 @@ class _Misused(click.ClickException):
 
 def _failure(error: Exception) -> click.ClickException:
     if str(error) == NO_APP:
-        return _Misused("no app is given: write celery -A proj lowkiq ..., where proj is the module of your app")
+        return _Misused(
+            "no app is given: write celery -A proj lowkiq ..., where proj is the module of your app"
+        )
     wrong = isinstance(error, (InvalidCall, ConfigurationError))
     return (_Misused if wrong else _Failed)(escaped(str(error)))
 

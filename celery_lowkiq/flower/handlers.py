@@ -18,7 +18,7 @@ from tornado.web import HTTPError, RequestHandler, authenticated
 from celery_lowkiq.integration.console import Console
 from celery_lowkiq.integration.queue import OrderedQueue, ShownDeadJob
 from celery_lowkiq.rules.errors import InvalidCall, LowkiqError
-from celery_lowkiq.rules.words import duration, error_line, escaped, shortened
+from celery_lowkiq.rules.words import duration, error_line, escaped, moment, shortened
 
 from .actions import ACTIONS, told
 
@@ -32,6 +32,7 @@ LONGEST = 300
 #: What templates call.
 TEXT = {
     "span": duration,
+    "moment": moment,
     "text": lambda value: shortened(escaped(str(value)), LONGEST),
     "error_line": error_line,
 }

@@ -12,16 +12,19 @@ from typing import Any
 from celery import Celery, _state
 from celery.local import Proxy
 
+#: Celery types none of it.
+_celery: Any = _state
+
 NO_APP = (
-    "this thread has no current Celery app: call app.set_default() where the app is made, or name the app with "
-    "@ordered_task(app=app)"
+    "this thread has no current Celery app: call app.set_default() where the app is made, or name the app "
+    "with @ordered_task(app=app)"
 )
 
 
 def is_made_up(app: Celery) -> bool:
     """Whether Celery has made the app itself, since the thread has none."""
     explicit: Any = app
-    return app is _state.default_app and app.main == "default" and not explicit.set_as_current
+    return app is _celery.default_app and app.main == "default" and not explicit.set_as_current
 
 
 def task_of_thread(function: Callable[..., Any], name: str | None) -> Any:
@@ -38,7 +41,7 @@ def task_of_thread(function: Callable[..., Any], name: str | None) -> Any:
 
 def _binder(function: Callable[..., Any], name: str | None) -> Celery | None:
     """The app that has bound the function; None without one, and when there are several."""
-    found = [app for app in set(_state._apps) if _has_bound(app, function, name)]
+    found = [app for app in set(_celery._apps) if _has_bound(app, function, name)]
     return found[0] if len(found) == 1 else None
 
 

@@ -37,7 +37,15 @@ from .log_lines import tell_of_batches
 from .metering import Metrics, open_metrics
 from .rates import read_rate
 from .runner import CeleryRunner
-from .selection import chosen, leave_broker_queues, named, ordered_tasks, warn_of_weights, worker_options
+from .selection import (
+    chosen,
+    leave_broker_queues,
+    named,
+    ordered_tasks,
+    warn_of_short_names,
+    warn_of_weights,
+    worker_options,
+)
 from .stores import home_of, source_of
 from .threads import check_threads
 
@@ -96,8 +104,8 @@ class OrderedQueues(bootsteps.StartStopStep):
     requires = (Tasks, Control, Heart, Gossip, DelayedDelivery, Agent)
 
     def __init__(self, consumer: Any, **options: Any) -> None:
-        """Raises ImproperlyConfigured when -Q names an ordered queue and the pool is no thread pool, or the app
-        names no Redis, and for --autoscale with a thread pool.
+        """Raises ImproperlyConfigured when -Q names an ordered queue and the pool is no thread pool, or the
+        app names no Redis, and for --autoscale with a thread pool.
         """
         super().__init__(consumer, **options)
         self._runtime: Runtime | None = None
@@ -121,6 +129,7 @@ class OrderedQueues(bootsteps.StartStopStep):
         elif self._served:
             check_threads(consumer.controller)
             self._check_redis(asked_for)
+        warn_of_short_names(consumer.app, self._tasks, options)
         leave_broker_queues(consumer.app, asked_for)
         _trace_on_ttin()
 

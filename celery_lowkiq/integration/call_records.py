@@ -172,7 +172,8 @@ def store_state(task: Any, notes: Iterable[CallNote], state: Any, meta: Any, **o
     """Give each call whose result is stored a state on its way."""
     for note in notes:
         if stores_result(task, note.headers.get("ignore_result")):
-            # Some backends, as rpc://, learn from the request where the result belongs: the call's, not the run's.
+            # Some backends, as rpc://, learn from the request where the result belongs: the call's, not the
+            # run's.
             known = {"id": note.id, "task": task.name, "correlation_id": note.id, "delivery_info": {}}
             request = Context({**known, **note.headers})
             task.backend.store_result(note.id, meta, state, **{"request": request, **options})

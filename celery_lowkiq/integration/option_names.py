@@ -1,4 +1,4 @@
-"""Names of options. Celery keeps any name as an attribute of the task, so a misspelt option would change nothing."""
+"""Names of options. Celery keeps any name as an attribute of a task: a misspelt one would change nothing."""
 
 from __future__ import annotations
 

@@ -81,6 +81,21 @@ def warn_of_weights(names: Collection[str], weights: Collection[str]) -> None:
         )
 
 
+def warn_of_short_names(app: Celery, names: Collection[str], options: Mapping[str, Any]) -> None:
+    """Of -Q and -X that give the last part of an ordered queue's name: there it may be a broker's queue."""
+    declared = {getattr(queue, "name", queue) for queue in app.conf.task_queues or ()}
+    for option in ("queues", "exclude_queues"):
+        for given in _listed(options.get(option)):
+            meant = [name for name in full_names(given, names) if name != given]
+            if meant and given not in declared:
+                logger.warning(
+                    "%s names the broker's queue %s: did you mean the ordered queue %s? It needs its whole name",
+                    "-Q" if option == "queues" else "-X",
+                    given,
+                    " or ".join(meant),
+                )
+
+
 def leave_broker_queues(app: Celery, names: Collection[str]) -> None:
     """The broker delivers nothing for -Q's names of ordered queues, unless task_queues has them too."""
     declared = {getattr(queue, "name", queue) for queue in app.conf.task_queues or ()}

@@ -176,7 +176,7 @@ def parameters(app: Celery, settings: Settings) -> dict[str, Any]:
 
 
 def source_of(app: Celery, settings: Settings) -> tuple[str, str]:
-    """The setting that says where Redis is, and its URL. Raises ConfigurationError when the app names none."""
+    """The setting that says where Redis is, and its URL. Raises ConfigurationError when there is none."""
     source = "lowkiq_url" if settings.url else "broker_url"
     url = settings.url or _broker_url(app)
     scheme, separator, rest = url.partition("://")

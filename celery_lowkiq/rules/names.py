@@ -17,7 +17,7 @@ def full_names(given: str, known: Collection[str]) -> list[str]:
 
 
 def similar_names(given: str, known: Collection[str]) -> list[str]:
-    """The known names that look like it, the most similar first; of a dotted name its last part counts, too."""
+    """The known names that look like it, the most similar first; the last part of a name counts, too."""
     by_part: dict[str, list[str]] = {}
     for name in sorted(known):
         for part in {name, name.rpartition(".")[2]}:

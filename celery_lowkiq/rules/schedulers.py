@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 
 from .models import ShardRef
 
-#: ``(due times by shard, Redis's now) -> shard, or None to work none now``. A lane hands over the shards whose
-#: due time has come, at least one, and picks by lag itself when the answer is none of them.
+#: ``(due times by shard, Redis's now) -> shard, or None to work none now``. A lane hands over the shards
+#: whose due time has come, at least one, and picks by lag itself when the answer is none of them.
 Scheduler = Callable[[Mapping[ShardRef, float], float], "ShardRef | None"]
 
 

@@ -217,7 +217,9 @@ def _paths() -> dict[str, Schema]:
         "/queues": {"get": _operation("All queues with their counts", "Queues")},
         **{f"/{name}": {"get": _listing(name)} for name in SORTS},
         "/job": {"get": _operation("Where an id is", "Places", QUEUE, _parameter("id", TEXT, required=True))},
-        "/shards": {"get": _operation("The shards of a queue, who has each, and what is paused", "Shards", QUEUE)},
+        "/shards": {
+            "get": _operation("The shards of a queue, who has each, and what is paused", "Shards", QUEUE)
+        },
         "/paused_ids": {
             "get": _operation("A page of a queue's paused ids", "PausedIds", QUEUE, _parameter("after", TEXT))
         },

@@ -13,7 +13,7 @@ logger = logging.getLogger("celery_lowkiq.worker")
 
 
 class Picking:
-    """Asks a lane's scheduler. What it must not answer is logged once, and the pick is made by lag instead."""
+    """Asks a lane's scheduler. A wrong answer is logged once, and the pick is made by lag instead."""
 
     def __init__(self, scheduler: Scheduler, lane: str) -> None:
         self._scheduler = scheduler
@@ -29,7 +29,7 @@ class Picking:
         try:
             shard = self._scheduler(ready, now)
             wrong = shard is not None and due.get(shard, math.inf) > now
-        except Exception:
+        except Exception:  # noqa: BLE001 - of the user's; it is logged
             self._tell("lowkiq_scheduler failed on %s: it picks by lag until that works", exc_info=True)
             return self._by_lag(due, now)
         if wrong:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from celery_lowkiq.flower.actions import told
@@ -43,6 +45,15 @@ def test_all_queues_with_their_counts(site, outcome):
     for name in ("record", "batches", "gated", "outcome"):
         assert f'href="/ordered/queue?queue={name}"' in text
     assert site.json("/api/ordered")["outcome"]["morgue_length"] == 3
+
+
+def test_numbers_end_at_the_right_and_times_are_in_utc(site, outcome):
+    """F9: times had microseconds and another time zone, and numbers began at the left."""
+    text = site.get("/ordered")
+    assert text.count('<th class="text-end">') == 11
+    assert text.count('<td class="text-end">') == 11 * text.count("/ordered/queue?queue=")
+    page = site.get("/ordered/queue?queue=outcome")
+    assert len(re.findall(r"<td>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC</td>", page)) == 3
 
 
 def test_what_comes_from_outside_is_text(site, outcome):

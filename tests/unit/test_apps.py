@@ -65,4 +65,6 @@ def test_a_task_that_was_bound_once_is_called_from_any_thread(redis_server, befo
 def test_a_thread_without_an_app_is_told_what_to_do(redis_server, before):
     """F3: neither a task that no app has bound, nor one of several apps, is anybody's in such a thread."""
     said = says(redis_server, before)
-    assert said.startswith("ConfigurationError: this thread has no current Celery app: call app.set_default()")
+    assert said.startswith(
+        "ConfigurationError: this thread has no current Celery app: call app.set_default()"
+    )

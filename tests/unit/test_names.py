@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from celery import Celery
 
-from celery_lowkiq.integration.selection import read_queue_name
+from celery_lowkiq.integration.selection import read_queue_name, warn_of_short_names
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.names import LISTED, full_names, listed, similar_names
 
@@ -29,7 +30,12 @@ def test_a_last_part_is_whole_parts_and_the_name_itself_goes_first(given, found)
 
 @pytest.mark.parametrize(
     ("given", "found"),
-    [("sync_ordr", ["sync_order"]), ("orders.shp", ["proj.orders.ship"]), ("shipp", ["proj.orders.ship", "ship"]), ("x", [])],
+    [
+        ("sync_ordr", ["sync_order"]),
+        ("orders.shp", ["proj.orders.ship"]),
+        ("shipp", ["proj.orders.ship", "ship"]),
+        ("x", []),
+    ],
 )
 def test_similar_names(given, found):
     """F6: suggestions on typing errors."""
@@ -52,8 +58,22 @@ def test_what_is_no_queue_is_refused_with_a_way_out(given, said):
 
 
 def test_an_app_without_ordered_tasks_is_asked_for():
-    with pytest.raises(InvalidCall, match="none: does -A name it?"):
+    with pytest.raises(InvalidCall, match=r"none: does -A name it\?"):
         read_queue_name("sync", [])
+
+
+@pytest.mark.parametrize(("declared", "count"), [((), 2), (("sync",), 0)])
+def test_a_short_name_at_q_is_a_brokers_queue_and_is_asked_about(caplog, declared, count):
+    """F6: a worker must not take the one for the other by itself."""
+    app = Celery("short", set_as_current=False)
+    app.conf.task_queues = declared
+    options = {"queues": "celery,sync,sync_order", "exclude_queues": ["sync"]}
+    warn_of_short_names(app, ["proj.sync", "sync_order"], options)
+    assert len(caplog.records) == count
+    assert (
+        count == 0
+        or "-Q names the broker's queue sync: did you mean the ordered queue proj.sync?" in caplog.text
+    )
 
 
 def test_a_long_list_is_cut():
