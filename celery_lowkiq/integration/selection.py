@@ -89,7 +89,7 @@ def warn_of_short_names(app: Celery, names: Collection[str], options: Mapping[st
             meant = [name for name in full_names(given, names) if name != given]
             if meant and given not in declared:
                 logger.warning(
-                    "%s names the broker's queue %s: did you mean the ordered queue %s? It needs its whole name",
+                    "%s names the broker's queue %s: did you mean the ordered queue %s?",
                     "-Q" if option == "queues" else "-X",
                     given,
                     " or ".join(meant),
