@@ -20,7 +20,7 @@ from celery.backends.base import DisabledBackend
 from celery_lowkiq.rules.errors import PayloadError, UndecodablePayload
 
 from .asked import HEADER
-from .codec import Codec, MARK, dump_json
+from .codec import MARK, Codec, dump_json
 from .queue_policies import seconds_of
 
 #: Headers that a run has anyway, or that have become the job's own.

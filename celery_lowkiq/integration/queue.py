@@ -13,6 +13,7 @@ from celery_lowkiq.rules.errors import InvalidCall, UndecodablePayload
 from celery_lowkiq.rules.history import Sample
 from celery_lowkiq.rules.models import Job, Payload, QueueSpec, shard_of
 from celery_lowkiq.rules.priorities import MOST_URGENT
+from celery_lowkiq.rules.repairs import Damage, Repaired
 from celery_lowkiq.rules.reports import ShardReport
 from celery_lowkiq.rules.views import DeadJob, Page, Paused, PausedId, Stats, Try
 from celery_lowkiq.rules.why import Why, why
@@ -301,6 +302,18 @@ class OrderedQueue:
     def morgue_queue_up_all(self, progress: Progress | None = None, force: bool = False) -> int:
         """Move all jobs that are dead now back to the queue; ``force`` as for :meth:`morgue_queue_up`."""
         return self._actions.morgue_queue_up_all(self._checked(), progress, force)
+
+    # -- repairs
+
+    def damages(self) -> tuple[Damage, ...]:
+        """What is wrong with the keys of each shard, in words; nothing is changed."""
+        return tuple(self._home.repairs.damages(self.spec))
+
+    def repair(self, progress: Progress | None = None) -> tuple[Repaired, ...]:
+        """Write lost keys again from those that tell the same, beside workers that go on. What is lost for
+        good is counted. ``progress`` is told how many shards are done.
+        """
+        return tuple(self._home.repairs.repair(self.spec, progress))
 
     # -- moving to another Redis
 

@@ -22,6 +22,7 @@ from celery_lowkiq.store.examination import Examination
 from celery_lowkiq.store.lookout import Lookout
 from celery_lowkiq.store.pausing import Pausing
 from celery_lowkiq.store.queries import Queries
+from celery_lowkiq.store.queue_repairs import QueueRepairs
 from celery_lowkiq.store.registry import Registry
 from celery_lowkiq.store.store import RedisStore
 from celery_lowkiq.store.tracks import Tracks
@@ -138,6 +139,10 @@ class Home:
     @property
     def registry(self) -> Registry:
         return Registry(self.store.client)
+
+    @property
+    def repairs(self) -> QueueRepairs:
+        return QueueRepairs(self.store)
 
     @property
     def examination(self) -> Examination:

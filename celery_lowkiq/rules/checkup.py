@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from .balance import ORPHANED
 from .models import ShardRef
+from .repairs import Damage
 from .reports import NodeReport, ShardReport, seconds_to_wait
 from .views import Paused
 from .words import duration, ranges, since
@@ -63,6 +64,7 @@ class QueueState:
     format: int | None
     shards: tuple[ShardReport, ...] = ()
     paused: Paused = field(default_factory=lambda: Paused(None, {}, 0))
+    damages: tuple[Damage, ...] = ()
 
     @property
     def length(self) -> int:
@@ -100,6 +102,7 @@ def _findings(patient: Patient) -> Iterator[Finding]:
     for queue in patient.queues:
         # What is stored in another way cannot be served: that says it all.
         of_queue = list(stored(queue, patient.format)) or [
+            *damaged(queue),
             *unserved(queue, patient),
             *unowned(queue, patient),
             *waiting(queue, patient),
@@ -214,6 +217,16 @@ def stored(queue: QueueState, reads: int) -> Iterator[Finding]:
         )
         advice = f"Deploy shards={queue.stored} and let it drain, then shards={queue.declared}."
         yield Finding(ERROR, subject, text, advice)
+
+
+def damaged(queue: QueueState) -> Iterator[Finding]:
+    """Keys of its shards do not agree, or are of another type."""
+    if queue.damages:
+        texts = [f"{damage.shard}: {damage.text}" for damage in queue.damages[:LISTED]]
+        more = len(queue.damages) - len(texts)
+        text = "It is damaged: " + "; ".join(texts) + (f"; and {more} more" if more else "")
+        advice = f"celery -A proj lowkiq repair {queue.name} shows what it would do, and does it with --yes."
+        yield Finding(ERROR, f"queue {queue.name}", text + ".", advice)
 
 
 def unserved(queue: QueueState, patient: Patient) -> Iterator[Finding]:

@@ -108,6 +108,22 @@ class StoreFull(StoreUnavailable):
     """Redis is at its ``maxmemory`` and refuses writes; nothing was stored. Workers can still drain."""
 
 
+class ShardDamaged(StoreError):
+    """Keys of a shard are missing, or hold what is not theirs, and were not repaired by themselves."""
+
+    def __init__(self, queue: str, index: int, reason: str) -> None:
+        super().__init__(
+            f"shard {queue}/{index} is damaged: {reason}. `celery -A proj lowkiq repair {queue}` shows what "
+            "can be repaired, and repairs it with --yes."
+        )
+        self.queue = queue
+        self.index = index
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[ShardDamaged], tuple[str, int, str]]:
+        return type(self), (self.queue, self.index, self.reason)
+
+
 class QueueFull(StoreError):
     """A shard has as many waiting jobs as the task's ``max_length`` allows it; of the calls for this shard
     none was stored. To call again later is safe.

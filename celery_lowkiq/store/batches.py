@@ -26,6 +26,8 @@ CLAIM_PAYLOADS = 1000
 CLAIM_BYTES = 1024 * 1024
 #: Kinds of claims, as ``claim.lua`` calls them.
 SUSPECT, ONLY_SUSPECTS = 1, 2
+#: Added to the kind when keys of long or failed jobs do not agree.
+FRAYED = 4
 
 
 def open_claims(in_hand: InHand | None) -> str:
@@ -57,11 +59,17 @@ def claim_call(wish: ToClaim) -> Call:
     )
 
 
+def is_frayed(reply: Any) -> bool:
+    """Whether a claim has found keys of long or failed jobs that do not agree."""
+    return not isinstance(reply, StoreError) and reply[3] >= FRAYED
+
+
 def claimed(wish: ToClaim, reply: Any) -> Claim | StoreError:
     """Its answer: jobs in the order of their turns, by their own times."""
     if isinstance(reply, StoreError):
         return reply
     now, next_due, number, kind, *batch = reply
+    kind %= FRAYED
     unwanted = batch.pop() if len(batch) > 1 and isinstance(batch[-2], list) else []
     calls = batch.pop() if len(batch) % 2 else []
     jobs = claimed_calls([parse_processing(job_id, record) for job_id, record in pairs(batch)], calls)

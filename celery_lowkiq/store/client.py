@@ -13,12 +13,14 @@ from celery_lowkiq.rules.errors import (
     LowkiqError,
     NotOwner,
     QueueFull,
+    ShardDamaged,
     StoreError,
     StoreFull,
     StoreUnavailable,
 )
 
 from .access import access_error
+from .keys import shard_of_key
 from .scripts import Call, Script
 
 #: Codes that Redis answers with while it cannot serve, though it will again.
@@ -59,6 +61,26 @@ class ShardsDiffer(StoreError):
             f"the queue changes its number of shards just now (a shard says {stored}): call again"
         )
         self.stored = stored
+
+
+class KeysDiffer(ShardDamaged):
+    """Keys of a shard tell of different jobs: one of them was lost. The store repairs that by itself."""
+
+
+class WrongType(ShardDamaged):
+    """A key of a shard is of another type than its own: somebody else has written there."""
+
+
+def refusal(call: Call, error: BaseException) -> StoreError:
+    """What an answer of Redis to a script means: damage is that of the shard whose keys it was given."""
+    text = str(error)
+    shard = shard_of_key(call.keys[0])
+    if shard is not None and text.startswith("DAMAGED"):
+        key = text.partition(" ")[2]
+        return KeysDiffer(shard.queue, shard.index, f"{key} and the keys beside it tell of different jobs")
+    if shard is not None and _is_wrong_type(error):
+        return WrongType(shard.queue, shard.index, f"Redis refused a command: {text.rstrip('.')}")
+    return store_error(error)
 
 
 def store_error(error: BaseException) -> StoreError:
@@ -111,7 +133,10 @@ class Client:
             again = self._send([self._evalsha(calls[i]) for i in missing])
             for i, reply in zip(missing, again, strict=True):
                 replies[i] = reply
-        return [store_error(r) if isinstance(r, exceptions.RedisError) else r for r in replies]
+        return [
+            refusal(call, reply) if isinstance(reply, exceptions.RedisError) else reply
+            for call, reply in zip(calls, replies, strict=True)
+        ]
 
     def all(self, calls: Sequence[Call]) -> list[Any]:
         """Replies of all calls, in one round trip. Raises the first StoreError among them."""
@@ -127,11 +152,12 @@ class Client:
 
     def on_server(self, commands: Sequence[tuple[Any, ...]]) -> tuple[str, list[Any]]:
         """Replies of plain commands with the ``run_id`` of the Redis process that gave them, in one round
-        trip; empty where the server does not tell it. Raises StoreError.
+        trip; empty where the server does not tell it. A key of another type has None as reply. Raises
+        StoreError.
         """
         info, *replies = self._send([("INFO", "server"), *commands])
         server = "" if isinstance(info, exceptions.RedisError) else str(info.get("run_id", ""))
-        return server, _ours(replies)
+        return server, _ours([None if _is_wrong_type(reply) else reply for reply in replies])
 
     def _send(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         try:
@@ -168,6 +194,10 @@ class Client:
                 (reply,) = self._send([("SCRIPT LOAD", script.text(False))])
             if isinstance(reply, exceptions.RedisError):
                 raise store_error(reply) from reply
+
+
+def _is_wrong_type(reply: Any) -> bool:
+    return isinstance(reply, exceptions.ResponseError) and "WRONGTYPE" in str(reply)
 
 
 def _ours(replies: list[Any]) -> list[Any]:

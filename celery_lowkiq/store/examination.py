@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from celery_lowkiq.rules.checkup import Patient, QueueState, Server
 from celery_lowkiq.rules.models import QueueSpec
+from celery_lowkiq.rules.repairs import damages
 from celery_lowkiq.rules.reports import current
 
 from .keys import FORMAT, queue_key
 from .lookout import Lookout, seconds
 from .pausing import Pausing
+from .repairing import Repairs
 from .server import if_allowed
 from .store import RedisStore
 
@@ -26,6 +29,7 @@ class Examination:
         self._client = store.client
         self._lookout = Lookout(store)
         self._pausing = Pausing(store.client)
+        self._repairs = Repairs(store.client)
 
     def patient(self, queues: Sequence[QueueSpec]) -> Patient:
         """All that is examined. Raises StoreError."""
@@ -65,14 +69,14 @@ class Examination:
     def _queue(self, queue: QueueSpec) -> QueueState:
         (known,) = self._client.commands([("HMGET", queue_key(queue.name), "shards", "format")])
         shards, stored_format = (int(value) if value and value.isdigit() else None for value in known)
-        return QueueState(
-            name=queue.name,
-            declared=queue.shards,
-            stored=shards,
-            format=stored_format,
-            shards=self._lookout.shards(queue),
-            paused=self._pausing.paused(queue),
-        )
+        state = QueueState(queue.name, queue.shards, shards, stored_format)
+        if shards in (None, queue.shards):
+            conditions = self._repairs.conditions(queue.shard_refs())
+            found = [damage for each in conditions for damage in damages(each, queue.shards)]
+            state = replace(state, damages=tuple(found))
+            if any(each.wrong for each in conditions):
+                return state  # its counts cannot be read
+        return replace(state, shards=self._lookout.shards(queue), paused=self._pausing.paused(queue))
 
 
 def _written(info: Mapping[str, Any]) -> bool:

@@ -157,6 +157,15 @@ def channel(queue: str) -> str:
     return f"lowkiq:{FORMAT}:pushed:{{{queue}}}"
 
 
+def shard_of_key(key: str) -> ShardRef | None:
+    """The shard that a key belongs to; None when it is another key."""
+    prefix, _, rest = key.partition("{")
+    queue, _, index = rest.partition("}:")[0].rpartition(":")
+    if prefix != f"lowkiq:{FORMAT}:" or not (queue and index.isdecimal()):
+        return None
+    return ShardRef(queue, int(index))
+
+
 def queue_of_channel(name: str) -> str:
     """The queue whose channel it is."""
     return name.partition("{")[2][:-1]

@@ -10,14 +10,15 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
-from celery_lowkiq.rules.errors import FormatMismatch, ShardCountMismatch
+from celery_lowkiq.rules.errors import FormatMismatch, ShardCountMismatch, ShardDamaged
 from celery_lowkiq.rules.models import MAX_SHARDS, QueueSpec, ShardRef
+from celery_lowkiq.rules.repairs import Registered
 
 from .client import Client
 from .keys import FORMAT, queue_key, shard_keys
 from .pausing import move_paused_ids
+from .repairing import Repairs
 from .scripts import load
 
 CLOSED = "closed"
@@ -29,40 +30,41 @@ CLOSED_LOOK = 0.02
 CONTENTS = ("due", "ranked", "held", "claimed", "dead", "paused")
 
 
-class Registered(NamedTuple):
-    """What a queue's own key says: the number of shards; number and beginning of its last pause."""
-
-    shards: int
-    pause: str
-    since: str
-
-
 class Registry:
     """Registers queues, and lets an empty one adopt another count."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self._repairs = Repairs(client)
 
-    def admit(self, queue: QueueSpec, shards: Sequence[ShardRef]) -> None:
-        """Make the shards take scripts that declare ``queue.shards``.
+    def admit(self, queue: QueueSpec, shards: Sequence[ShardRef]) -> dict[ShardRef, ShardDamaged]:
+        """Make the shards take scripts that declare ``queue.shards``; one that has lost its meta is repaired
+        when the rest of the queue tells what was there. Returns why that cannot be, by shard.
 
         Raises ShardCountMismatch when jobs of another count are left, FormatMismatch, StoreError.
         """
         deadline = time.monotonic() + CLOSED_SECONDS
+        refused: dict[ShardRef, ShardDamaged] = {}
         while shards:
-            stored = self._register(queue)
+            stored = self.register(queue)
             if stored.shards != queue.shards:
                 stored = self._adopt(queue, stored.shards)
             # Somebody changes the count now, unless he died over it.
             reopen = time.monotonic() > deadline
-            replies = self._write(shards, str(queue.shards), stored, reopen)
-            if 0 in replies:
-                known = self._copy(shards[replies.index(0)]) or stored.shards
-                raise ShardCountMismatch(queue.name, known, queue.shards)
-            answers = zip(shards, replies, strict=True)
+            answers = list(zip(shards, self._write(shards, str(queue.shards), stored, reopen), strict=True))
+            for shard, reply in answers:
+                if not reply and not self._repairs.restore_meta(queue, shard, stored):
+                    refused[shard] = self._damaged(shard, stored)
             shards = [shard for shard, reply in answers if reply == CLOSED_BY_SOMEBODY]
             if shards:
                 threading.Event().wait(CLOSED_LOOK)
+        return refused
+
+    def _damaged(self, shard: ShardRef, stored: Registered) -> ShardDamaged:
+        copy = self._copy(shard)
+        says = f"meta says that the queue has {copy} shards" if copy else "meta does not say how many shards"
+        reason = f"{says}, its registry says {stored.shards}, and the ids in the shard decide nothing"
+        return ShardDamaged(shard.queue, shard.index, reason)
 
     def as_stored(self, queues: Sequence[QueueSpec]) -> list[QueueSpec]:
         """The queues with the numbers of shards that are stored, in one round trip; one that is not is as
@@ -87,7 +89,11 @@ class Registry:
         indexes = [shard_keys(shard)[name] for shard in queue.shard_refs() for name in CONTENTS]
         return any(self._client.commands([("ZCARD", index) for index in indexes]))
 
-    def _register(self, queue: QueueSpec, expected: str = "") -> Registered:
+    def register(self, queue: QueueSpec, expected: str = "") -> Registered:
+        """Write the number of shards when none is stored, or the ``expected`` one; what is stored now.
+
+        Raises FormatMismatch, StoreError.
+        """
         call = load("register").call(
             {"queue": queue_key(queue.name)}, format=FORMAT, shards=queue.shards, expected=expected
         )
@@ -106,11 +112,11 @@ class Registry:
         """
         shards = [ShardRef(queue.name, index) for index in range(max(stored, queue.shards))]
         try:
-            if all(reply == 1 for reply in self._write(shards, CLOSED, self._register(queue), reopen=False)):
-                self._register(queue, expected=str(stored))
+            if all(reply == 1 for reply in self._write(shards, CLOSED, self.register(queue), reopen=False)):
+                self.register(queue, expected=str(stored))
                 move_paused_ids(self._client, shards, queue.shards)
         finally:
-            current = self._register(queue)
+            current = self.register(queue)
             self._write(shards, str(current.shards), current, reopen=True)
         if current.shards != queue.shards:
             raise ShardCountMismatch(queue.name, current.shards, queue.shards)

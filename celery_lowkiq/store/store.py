@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 import redis
@@ -18,8 +16,9 @@ from celery_lowkiq.rules.rate import TokenRequest, Tokens, capacity
 from celery_lowkiq.rules.reports import Heard, NodeNews
 
 from .acquiring import acquire_call, acquired
+from .admission import Admission, ShardCall
 from .batches import claim_call, claimed, open_claims, owned, settle_calls, settled, sound
-from .client import Client, ShardsDiffer, raise_refused
+from .client import Client, WrongType, raise_refused
 from .dropping import Dropped, DropsOfPush
 from .durability import Durability
 from .keys import channel, nodes_key, report_key, reports_key, shard_keys, ticket_key, tokens_key
@@ -32,14 +31,11 @@ from .records import (
     parse_time,
     parse_whole,
 )
-from .registry import Registry
 from .reports import news_calls, told
 from .scripts import Call, load
 from .server import read_memory
 from .subscription import PushSubscription
 
-#: How often a shard may change its count between admitting a call and running it.
-ADMISSIONS = 5
 #: How long a ticket is known, in s.
 TICKET_SECONDS = 60
 LEASE_FIELDS = ("owner", "epoch", "counter", "server", "leaving")
@@ -57,7 +53,7 @@ class RedisStore:
     ) -> None:
         self.client = sending(client)
         self._durability = durability
-        self._registry = Registry(self.client)
+        self._admission = Admission(self.client)
         self._senders: list[Sender] = []
         #: Hears of calls that a push drops by a policy of the task.
         self.dropped: Dropped | None = None
@@ -130,45 +126,17 @@ class RedisStore:
         """Replies of calls that name the shard count, registering shards that do not know it yet. What they
         are, is heard of before the first error among them is raised.
         """
-        replies = self._answers([(queue, shard, call) for shard, call in calls])
+        replies = self._admission.replies([ShardCall(queue, shard, call) for shard, call in calls])
         if hear is not None:
             hear(replies)
         return raise_refused(replies)
 
-    def _answers(self, calls: Sequence[tuple[QueueSpec, ShardRef, Call]]) -> list[Any]:
-        """Replies of calls that name the shard count, each an error of its own where it is refused.
-        Shards that do not know the count yet are registered, those of a queue at once. Raises
-        StoreUnavailable.
-        """
-        replies = self.client.calls([call for *_, call in calls])
-        for _ in range(ADMISSIONS):
-            differing = [n for n, reply in enumerate(replies) if isinstance(reply, ShardsDiffer)]
-            if not differing:
-                break
-            refused = self._admit([calls[n][:2] for n in differing])
-            for n in differing:
-                replies[n] = refused.get(calls[n][0].name, replies[n])
-            admitted = [n for n in differing if calls[n][0].name not in refused]
-            for n, reply in zip(admitted, self.client.calls([calls[n][2] for n in admitted]), strict=True):
-                replies[n] = reply
-        return replies
-
-    def _admit(self, strangers: Sequence[tuple[QueueSpec, ShardRef]]) -> dict[str, LowkiqError]:
-        """Why queues cannot be registered, by name. Raises StoreUnavailable."""
-        refused: dict[str, LowkiqError] = {}
-        for queue, of_queue in groupby(strangers, key=itemgetter(0)):
-            try:
-                self._registry.admit(queue, [shard for _, shard in of_queue])
-            except StoreUnavailable:
-                raise
-            except LowkiqError as error:
-                refused[queue.name] = error
-        return refused
-
     # -- leases
 
     def observe(self, shards: Sequence[ShardRef]) -> list[LeaseState]:
-        """Leases of the shards as they stand now, in one round trip."""
+        """Leases of the shards as they stand now, in one round trip. A key of another type is as no lease:
+        whoever would take the shard is told.
+        """
         if not shards:
             return []
         server, replies = self.client.on_server(
@@ -184,7 +152,7 @@ class RedisStore:
                 leaving == b"1",
             )
             for owner, epoch, counter, given_on, leaving in (
-                [field or b"" for field in reply] for reply in replies
+                [field or b"" for field in reply or [b""] * len(LEASE_FIELDS)] for reply in replies
             )
         ]
 
@@ -200,7 +168,9 @@ class RedisStore:
         trip. Answers may be errors of their own: NotOwner when a lease has changed since, ShardCountMismatch.
         Raises StoreUnavailable.
         """
-        replies = self._answers([(one.queue, one.shard, acquire_call(one, owner)) for one in wanted])
+        replies = self._admission.replies(
+            [ShardCall(one.queue, one.shard, acquire_call(one, owner)) for one in wanted]
+        )
         return [acquired(one.shard, owner, reply) for one, reply in zip(wanted, replies, strict=True)]
 
     def renew(
@@ -217,7 +187,8 @@ class RedisStore:
             owned("renew", lease, stopping=int(stopping), server=server)
             for lease, server in zip(leases, servers, strict=True)
         ]
-        return [reply == 1 for reply in self.client.all(calls)]
+        # One that is damaged is lost; the others are not to wait for it.
+        return [reply == 1 for reply in raise_refused([_renewed(r) for r in self.client.calls(calls)])]
 
     def release(self, lease: Lease, unsettled: bool = False) -> bool:
         """Give the shard up; False when jobs of it are still in processing, unless these may stay there,
@@ -270,10 +241,11 @@ class RedisStore:
         for reply in replies:
             if isinstance(reply, StoreUnavailable):
                 raise reply
-        return (
-            settled(settle, replies[: len(settling)]) if settle is not None else None,
-            claimed(claim, replies[-1]) if claim is not None else None,
-        )
+        answer = settled(settle, replies[: len(settling)]) if settle is not None else None
+        if claim is None:
+            return answer, None
+        claim_sent = ShardCall(claim.queue, claim.lease.shard, claiming[0])
+        return answer, claimed(claim, self._admission.claim_reply(claim_sent, replies[-1]))
 
     def claim(
         self,
@@ -330,3 +302,7 @@ class RedisStore:
     def subscribe(self, queues: Sequence[QueueSpec]) -> PushSubscription:
         """Listen to pushes on the queues. Raises StoreUnavailable."""
         return PushSubscription(self.client.redis, [queue.name for queue in queues])
+
+
+def _renewed(reply: Any) -> Any:
+    return 0 if isinstance(reply, WrongType) else reply

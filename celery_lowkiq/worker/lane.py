@@ -14,8 +14,8 @@ from celery_lowkiq.rules.schedulers import Scheduler
 
 from .agenda import Agenda
 from .held import Held
-from .surroundings import CRASHED, PARKED, Surroundings
 from .picking import Picking
+from .surroundings import CRASHED, PARKED, Surroundings
 from .survey import Question
 from .work import Work
 
@@ -27,6 +27,7 @@ logger = logging.getLogger("celery_lowkiq.worker")
 #: and at most for so many poll intervals. Announcements go on meanwhile.
 ASKING = 4.0
 LONGEST_POLL = 10.0
+
 
 class Lane:
     """Works its shards one batch at a time until it is stopped."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from celery_lowkiq.rules.balance import Room, lane_for
 from celery_lowkiq.rules.claims import ToAcquire
-from celery_lowkiq.rules.errors import LowkiqError, NotOwner, StoreUnavailable
+from celery_lowkiq.rules.errors import LowkiqError, NotOwner, ShardDamaged, StoreUnavailable
 from celery_lowkiq.rules.models import Lease, ShardRef
 from celery_lowkiq.rules.ownership import Watch
 from celery_lowkiq.rules.words import shard_names
@@ -24,6 +24,8 @@ logger = logging.getLogger("celery_lowkiq.worker")
 
 #: After a refusal that only people can mend (another shard count) a queue is tried again so often, in s.
 REFUSED_AGAIN = 60.0
+#: The same of a shard that is damaged: it costs one question.
+DAMAGED_AGAIN = 10.0
 #: So many shards are acquired in one round trip: some 20 ms of work for Redis.
 SLICE = 500
 
@@ -82,8 +84,9 @@ class Taking:
         return min(looks, default=float("inf"))
 
     def take(self, shards: Iterable[ShardRef], go_on: Callable[[], bool]) -> bool:
-        """Acquire those that are free, a slice at a time for as long as ``go_on()``; whether that was all. A
-        refusal puts off all shards of the queue. Raises StoreError when Redis is away.
+        """Acquire those that are free, a slice at a time for as long as ``go_on()``; whether that was all.
+        A refusal puts off all shards of the queue, damage of a shard only that one. Raises StoreError when
+        Redis is away.
         """
         free = self._free_ones(shards)
         self._progress.begin(len(self._holdings.held), len(free))
@@ -126,11 +129,15 @@ class Taking:
                 raise answer
             if isinstance(answer, Lease):
                 self._hold(Held(watch.queue, answer, self._seconds, sent_at))
+            elif isinstance(answer, ShardDamaged):
+                logger.error("shard %s is not served: %s", watch.shard, answer)
+                self._put_off([watch.shard], sent_at + DAMAGED_AGAIN)
             elif not isinstance(answer, NotOwner):
                 refused.setdefault(watch.queue.name, answer)
         for queue, error in refused.items():
             logger.error("queue %s is not served: %s", queue, error)
-            self._put_off(queue, sent_at + REFUSED_AGAIN)
+            of_queue = [shard for shard in self._holdings.watches if shard.queue == queue]
+            self._put_off(of_queue, sent_at + REFUSED_AGAIN)
 
     def _hold(self, held: Held) -> None:
         self._holdings.add(held)
@@ -139,8 +146,7 @@ class Taking:
             self._holdings.lane_of[held.shard] = lane
         self._holdings.lane_of[held.shard].serve(held)
 
-    def _put_off(self, queue: str, until: float) -> None:
+    def _put_off(self, shards: Sequence[ShardRef], until: float) -> None:
         watches = self._holdings.watches
-        for shard, watch in watches.items():
-            if shard.queue == queue:
-                watches[shard] = replace(watch, not_before=until)
+        for shard in shards:
+            watches[shard] = replace(watches[shard], not_before=until)

@@ -154,7 +154,7 @@ MUTANTS = {
 OF_THE_STORE = {
     "no look at which server it is": value(watching.Watch, "_released", lambda self: not self.seen.owner),
     "a settle that ignores the claim's number": script(
-        "settle.lua", "if numbers[i] == claim then", "if numbers[i] then"
+        "settle.lua", "if numbers[i] == claim or not", "if numbers[i] or not"
     ),
     "a claim that takes ids in processing": script(
         "claim.lua", "suspected == 0 and busy == 0 and", "suspected == 0 and"

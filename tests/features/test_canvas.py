@@ -9,8 +9,8 @@ import pytest
 from celery import Celery, chain, chord, group
 from celery.exceptions import ChordError
 
-from celery_lowkiq.rules.models import shard_of
 from celery_lowkiq import InvalidCall
+from celery_lowkiq.rules.models import shard_of
 from tests.waiting import eventually
 from tests.worker.nodes import worker
 

@@ -23,12 +23,14 @@ from celery_lowkiq.rules.models import (
     Verdict,
 )
 from celery_lowkiq.rules.policies import Policies
+from celery_lowkiq.rules.repairs import damages
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.connect import connect
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.pausing import Pausing
 from celery_lowkiq.store.pushing import Sender, push_call
 from celery_lowkiq.store.queries import Queries
+from celery_lowkiq.store.repairing import Repairs
 from celery_lowkiq.store.store import RedisStore
 from tests.model.model import Model
 from tests.model.people import IDS, PeopleRules
@@ -70,6 +72,7 @@ class StoreMachine(PeopleRules):
         self.store = RedisStore(self.client)
         self.queries, self.actions = Queries(self.store), Actions(self.store)
         self.pausing = Pausing(self.store.client)
+        self.repairs = Repairs(self.store.client)
         self.sender = Sender()
         self.sent: list = []
         self.last_reply: object = 0
@@ -309,6 +312,13 @@ class StoreMachine(PeopleRules):
         self.model.recover(crashed=False, now=self._recovered_at())
 
     # -- what must hold
+
+    @invariant()
+    def the_keys_of_the_shard_agree(self) -> None:
+        """What claims take for damage when it is not so."""
+        if hasattr(self, "lease"):
+            (found,) = self.repairs.conditions([self.shard])
+            assert damages(found, 1) == ()
 
     @invariant()
     def the_store_is_as_the_model_says(self) -> None:

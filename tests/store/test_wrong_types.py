@@ -16,6 +16,7 @@ from celery_lowkiq.rules.tracking import NewCall, began
 from celery_lowkiq.store.calls import digest
 from celery_lowkiq.store.keys import (
     KEY_TYPES,
+    SHARD_KEYS,
     TRACKER_KEYS,
     TrackerKeys,
     history_key,
@@ -27,7 +28,7 @@ from celery_lowkiq.store.keys import (
     tokens_key,
 )
 from celery_lowkiq.store.pausing import Pausing
-from celery_lowkiq.store.scripts import load
+from celery_lowkiq.store.scripts import PROBES, load
 from celery_lowkiq.store.tracks import Tracks
 
 from .helpers import ONE, SHARD, claim, end, push, take
@@ -88,6 +89,8 @@ def arguments(state):
             },
             (),
         ),
+        "clear": ({"probe": "ZCARD"}, ()),
+        "condition": ({}, [PROBES[SHARD_KEYS[name]] for name in load("condition").keys]),
         "counters": ({}, ()),
         "dump": ({"cursor": "", **bounds}, ("long", "failed")),
         "edit": (
@@ -97,6 +100,7 @@ def arguments(state):
         "end_calls": (owner, ("a", "z")),
         "follow": ({"pause": 9, "since": 1, **ANNOUNCED}, ()),
         "forgive": ({"epoch": state.died}, ()),
+        "gauge": ({"part": "jobs", "cursor": 0, "limit": 10}, ()),
         "hasten": ({**ANNOUNCED, "limit": 10}, ()),
         "hasten_ids": (ANNOUNCED, ("failed",)),
         "kill": ({"merge": "min", "policy": POLICY, "only_failed": 1, "reason": "", **bounds}, ("failed",)),
@@ -137,6 +141,15 @@ def arguments(state):
             ("long", "failed"),
         ),
         "renew": ({**owner, "stopping": 0, "server": state.server}, ()),
+        "repair_bags": ({"merge": "min", "part": "order", "cursor": 0, "limit": 1000}, ()),
+        "repair_meta": (
+            {"known": "1", "shards": 1, "pause": 9, "since": 1}
+            | {"score": 9e15, "back": 9e9, "front": -9e9, "call": 9},
+            (),
+        ),
+        "repair_morgue": ({"part": "dead_jobs", "cursor": 0, "limit": 1000}, ()),
+        "repair_processing": ({"owner": "me", "epoch": state.epoch}, ()),
+        "repair_waiting": ({"rank": 0, **ANNOUNCED, "part": "jobs", "cursor": 0, "limit": 1000}, ()),
         "report": ({"owner": "me", "text": "{}", "uptime": "1.5", "ttl": 60}, ()),
         "resize": ({"shards": 2, "reopen": 0, "pause": 0, "since": ""}, ()),
         "resume": (ANNOUNCED, ()),
@@ -173,7 +186,7 @@ def arguments(state):
 RECORDED = b"recorded\0" + digest(b"x") + b"%012x" % 1
 NAMES = list(arguments(State()))
 #: Those that change nothing.
-READERS = {"counters", "dump", "next_due", "page", "peek", "stats", "track_page", "why"}
+READERS = {"condition", "counters", "dump", "gauge", "next_due", "page", "peek", "stats", "track_page", "why"}
 #: The keys that scripts for several kinds of keys are bound to here.
 BOUND = {"index": "due", "marks": "failed", "records": "jobs"}
 PLANTS = {
@@ -218,6 +231,17 @@ def a_shard_with_jobs_everywhere(store):
     return State(lease.epoch, seen.counter, running.number, died.epoch, seen.server)
 
 
+def a_shard_that_has_lost(key, planted=False):
+    def prepare(store):
+        state = a_shard_with_jobs_everywhere(store)
+        store.client.commands([("DEL", shard_keys(SHARD)[key])])
+        if planted:
+            store.client.commands([("SET", shard_keys(SHARD)[key], "planted")])
+        return state
+
+    return prepare
+
+
 def a_tracker(store):
     """With a call that waits, and one that runs."""
     tracks = Tracks(store.client)
@@ -237,7 +261,20 @@ def call_of(name, state):
 
 
 #: For those that change nothing of a shard with jobs.
-STATES = {"release": an_idle_shard, "resize": an_idle_shard, "resume": a_paused_shard}
+STATES = {
+    "clear": a_shard_that_has_lost("due", planted=True),
+    "release": an_idle_shard,
+    "repair_bags": a_shard_that_has_lost("spill"),
+    "repair_morgue": a_shard_that_has_lost("dead"),
+    "repair_processing": a_shard_that_has_lost("claimed"),
+    "repair_waiting": a_shard_that_has_lost("due"),
+    "resize": an_idle_shard,
+    "resume": a_paused_shard,
+}
+#: Keys that are looked at only when something is amiss.
+UNTOUCHED = {("claim", "calls"), *((n, "meta") for n in ("end_calls", "release", "renew", "start_calls"))}
+#: Those that are there for keys of another type.
+TOLERANT = {"clear", "condition"}
 
 
 def prepared(store, name):
@@ -286,7 +323,7 @@ WRONG = [
     (name, key, type_)
     for name in NAMES
     for key in load(name).keys
-    if (name, key) != ("claim", "calls")
+    if (name, key) not in UNTOUCHED and name not in TOLERANT
     for type_ in PLANTS
     if type_ != KEY_TYPES[key]
 ]

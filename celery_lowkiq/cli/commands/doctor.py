@@ -19,7 +19,7 @@ from ..params import command, json_option
 @json_option
 def doctor(console: Console, json_: bool) -> None:
     """Look at Redis (version, memory policy, persistence, clock), the nodes, and the queues (numbers of
-    shards, who serves them, shards and jobs without an owner), and say what to do.
+    shards, damaged keys, who serves them, shards and jobs without an owner), and say what to do.
 
     Status 1 when there is an error; a warning alone is status 0.
     """

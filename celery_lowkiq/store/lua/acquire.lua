@@ -8,7 +8,8 @@
 --   known_epoch: the largest that the caller knows of, so that a Redis restored from an old copy cannot repeat one
 -- USES: time server bag_read bag ranks held policy keep waiting morgue processing suspects
 -- FLAGS: allow-oom
--- Returns: {epoch as text, server} (the same when repeated); error NOTOWNER <epoch>, SHARDS <stored count>.
+-- Returns: {epoch as text, server} (the same when repeated); error NOTOWNER <epoch>, SHARDS <stored count>, or
+--   DAMAGED processing when a key was lost that tells what is to be recovered.
 -- Cost: O(log n) a payload in processing; INFO takes about 20 us.
 local stored = redis.call('HGET', meta, 'shards')
 if stored ~= shards then
@@ -33,6 +34,15 @@ end
 
 local now = now_us()
 local now_s = seconds(now)
+-- The lease was lost, and the owner of the last claim may be at work: for as long as with a lease, it may come back.
+local last_claim = not current[1] and string.match(redis.call('HGET', meta, 'request') or '', '^([1-9]%d*) ')
+if last_claim then
+  redis.call('HSET', lease, 'owner', '', 'epoch', last_claim, 'counter', '1', 'server', 'lost', 'since', now_s)
+  return redis.error_reply('NOTOWNER ' .. last_claim)
+end
+if redis.call('HLEN', processing) ~= redis.call('ZCARD', claimed) then
+  return redis.error_reply('DAMAGED processing')
+end
 local next_epoch = math.max(tonumber(epoch) + 1, tonumber(known_epoch) + 1, math.floor(now / 1000))
 epoch = string.format('%.0f', next_epoch)
 -- Whoever died in the company of a Redis is not to blame.

@@ -3,7 +3,7 @@
 -- What is still there of claims that the owner has not in hand goes back first.
 -- Isolated jobs (rule 5) are claimed apart from the others, for one batch that is as small as each of them asks for.
 --
--- KEYS: lease? meta? due ranked? classes? paused? held? jobs spill order failed errors claimed processing deaths calls?
+-- KEYS: lease? meta? due? ranked? classes? paused? held? jobs? spill? order? failed? errors? claimed? processing? deaths calls?
 -- POLICY KEYS: first? early? peaks? buckets?
 -- ARGV: owner epoch merge policy request last open limit max_payloads max_bytes suspects max_wait
 --   request: grows with each claim of an epoch; the same again returns the same batch
@@ -11,12 +11,14 @@
 --   suspects: '0' passes suspects by; else one of them is a batch of its own
 --   max_payloads, max_bytes: what is taken of one id, and of all ids before the next one is left
 --   max_wait: what is due for longer (s) comes before what is more urgent
--- USES: time owner stray ranks due bag_read bag turns held policy bucket keep stale waiting processing isolated suspects calls_read drops
+-- USES: time server owner sound stray ranks due bag_read bag turns held policy bucket keep stale waiting processing isolated suspects calls_read drops
 -- FLAGS: allow-oom
 -- Returns: {now, next_due or '', claim number (0 for a request older than the last), kind, id, processing
 --   record, ...}, the first calls when some were moved that have records, and, behind such calls, {id, number of payloads
 --   from the smallest score on that a policy drops, ...}; kind 1: the batch is a suspect, 2:
---   only suspects are due; error NOTOWNER <epoch>.
+--   only suspects are due, and 4 more when keys of long or failed jobs do not agree; error NOTOWNER <epoch>; error
+--   SHARDS 0 or DAMAGED <key> when keys of the shard were lost, see store/repairing.py.
+-- Cost: O(limit log n + jobs in processing), at most about 2 max_payloads payloads.
 -- Cost: O(limit log n + jobs in processing), at most about 2 max_payloads payloads; of a payload of more than max_bytes
 -- the first max_bytes + 1 are told.
 if not is_owner() then
@@ -24,7 +26,13 @@ if not is_owner() then
 end
 local now = now_us()
 local count, bytes = tonumber(max_payloads), tonumber(max_bytes)
-local known = redis.call('HMGET', meta, 'request', 'claim')
+local known = redis.call('HMGET', meta, 'request', 'claim', 'shards')
+local damaged = unsound()
+-- Not in the way of a claim: the caller repairs it afterwards.
+local frayed = redis.call('HLEN', spill) ~= redis.call('ZCARD', order) or redis.call('ZCARD', failed) ~= redis.call('HLEN', errors)
+if not known[3] or damaged then
+  return redis.error_reply(damaged and 'DAMAGED ' .. damaged or 'SHARDS 0')
+end
 local known_epoch, known_request = string.match(known[1] or '', '^(%d+) (%d+)$')
 local latest = known_epoch == epoch and tonumber(known_request) or 0
 local number = tonumber(known[2] or 0)
@@ -33,6 +41,9 @@ if tonumber(request) < latest then
 end
 
 local recorded = {}
+local FRAYED = 4
+-- Whether all that was met of a job is that its payloads are lost.
+local emptied = false
 
 -- Returns the number of payloads and bytes that were moved.
 local function move(id, perform_in, most, failure, condemned)
@@ -45,6 +56,8 @@ local function move(id, perform_in, most, failure, condemned)
   if more and portion < most then
     -- At its own time the rest would be the oldest job of the shard for ever, and the only one to run.
     lay(id, seconds(now), rank)
+  elseif #items == 0 and not more then
+    emptied = true
   elseif not more then
     lift(id)
     forget_policy(id)
@@ -197,6 +210,9 @@ if tonumber(request) > latest then
     sweep_buckets(now)
   end
   redis.call('HSET', meta, 'kind', kind)
+  if emptied and redis.call('ZCOUNT', claimed, number, number) == 0 then
+    return redis.error_reply('DAMAGED order')
+  end
 end
 
 -- No call stores a payload of more bytes than a claim takes: of one that was planted only so much is told that it is
@@ -213,7 +229,7 @@ local function shortened(record)
   return string.sub(record, 1, stop + length) .. pack_items(items)
 end
 
-local reply = {seconds(now), next_due(), number, kind}
+local reply = {seconds(now), next_due(), number, kind + (frayed and FRAYED or 0)}
 local batch = plain.processing
 if #plain.ids == 0 or #plain.ids < redis.call('ZCOUNT', claimed, number, number) then
   batch = {}

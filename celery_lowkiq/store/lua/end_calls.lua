@@ -1,9 +1,9 @@
 -- Deletes records of calls that have ended: their results are written.
 --
--- KEYS: lease calls
+-- KEYS: lease meta? calls
 -- ARGV: owner epoch [first last]...
 --   first, last: beginnings of members, up to the call's number
--- USES: owner
+-- USES: time server owner
 -- FLAGS: allow-oom
 -- Returns: how many were deleted; error NOTOWNER <epoch>.
 -- Cost: O(log n) a record. Repeated: nothing is left.

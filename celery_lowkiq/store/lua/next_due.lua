@@ -1,13 +1,14 @@
--- When the shard has work next: now, when something of a claim is left that the owner has not in hand.
+-- When the shard has work next: now, when something of a claim is left that the owner has not in hand, or when the next
+-- claim is to find that a key of the shard was lost.
 --
--- KEYS: meta due ranked? classes? paused? claimed
+-- KEYS: meta due? ranked? classes? paused? held? jobs? claimed? processing?
 -- ARGV: open
 --   open: the numbers of the claims that the owner has in hand, or 'any'
--- USES: time stray ranks due
+-- USES: time sound stray ranks due
 -- Returns: {now, next_due or ''}.
 -- Cost: O(log n + jobs in processing).
 local now = seconds(now_us())
-if #strays() > 0 then
+if unsound() or #strays() > 0 then
   return {now, now}
 end
 return {now, next_due()}

@@ -1,11 +1,11 @@
 -- Gives a shard up, and says so to those who may want it. The lease keeps the server that gave it: where that was
 -- another one, the next owner waits as for a silent owner.
 --
--- KEYS: lease claimed
+-- KEYS: lease meta? claimed
 -- ARGV: owner epoch channel index unsettled
 --   unsettled: '1' leaves what is in processing to the next owner, who recovers it and blames no job, when the process
 --     that runs it has had the time to end
--- USES: time owner
+-- USES: time server owner
 -- FLAGS: allow-oom
 -- Returns: 1, or 0 while jobs of it are in processing; error NOTOWNER <epoch>.
 -- Cost: O(1).

@@ -10,7 +10,7 @@
 --   try: '' or what the log of the job's tries is to say
 --   bad: payloads that go to the morgue anyway; at position -1 - n, with '' for an error, are dropped; with 'over' or
 --   'done', have run
--- USES: time owner ranks due bag_read bag held policy bucket keep stale waiting morgue processing tries suspects
+-- USES: time server owner ranks due bag_read bag held policy bucket keep stale waiting morgue processing tries suspects
 -- FLAGS: allow-oom
 -- Returns: {now, next_due or '', 1 when all of `done` were settled, id, ...}: the other ids that were; error
 --   NOTOWNER <epoch>.
@@ -57,6 +57,12 @@ local function take_bad(id, items, at, count)
     reach(id, top)
   end
   return good, ran
+end
+
+-- Whether an id that is in no claim is in processing all the same: what tells of the claims was lost.
+local function is_of(id, number)
+  local record = redis.call('HGET', processing, id)
+  return record and read_held(record).claim == number
 end
 
 -- `unpack` and commands take so many ids at once.
@@ -137,7 +143,7 @@ for from = rest, at - 1, STEP_IDS do
   local ids = {unpack(ARGV, from, math.min(from + STEP_IDS, at) - 1)}
   local numbers, found = redis.call('ZMSCORE', claimed, unpack(ids)), {}
   for i, id in ipairs(ids) do
-    if numbers[i] == claim then
+    if numbers[i] == claim or not numbers[i] and is_of(id, claim) then
       found[#found + 1] = id
       ended[#ended + 1] = id
     end
@@ -159,7 +165,10 @@ local settled = all_done and {} or ended
 
 while at <= #ARGV do
   local id, claim, fate, retry_count, delay, message, try, bad = unpack(ARGV, at, at + 7)
-  if redis.call('ZSCORE', claimed, id) == claim then
+  local number = redis.call('ZSCORE', claimed, id)
+  -- What is not done stays where it is when its payloads are lost, to be counted with them.
+  local known = number == claim and (fate == 'done' or redis.call('HEXISTS', processing, id) == 1)
+  if known or not number and is_of(id, claim) then
     local job = let_go(id)
     local items, ran = take_bad(id, job.items, at + 8, bad)
     local unstarted = fate == 'return' and tonumber(delay) <= 0

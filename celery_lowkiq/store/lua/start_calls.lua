@@ -1,9 +1,9 @@
 -- Replaces records of calls whose payloads are handed to a run: what they said of the time before is over.
 --
--- KEYS: lease calls
+-- KEYS: lease meta? calls
 -- ARGV: owner epoch [member other]...
 --   member: as it lies there; other: the same call with another record
--- USES: owner
+-- USES: time server owner
 -- FLAGS: allow-oom
 -- Returns: how many were replaced; error NOTOWNER <epoch>.
 -- Cost: O(log n) a record. Repeated, or when the call has ended: it stays away.

@@ -69,12 +69,18 @@ local function insert(items, item, older)
   table.insert(items, at, item)
 end
 
--- The place in which arrivals begin: so many numbers in a row, growing, or falling for `older` ones.
+-- The place in which arrivals begin: so many numbers in a row, growing, or falling for `older` ones. When meta was lost,
+-- they lie beyond those that were given before, in ms of the clock, until repair_meta looks at them.
 local function arrivals(count, older)
+  local side, step = 'back', 1
   if older then
-    return ARRIVAL_ZERO + redis.call('HINCRBY', meta, 'front', -count) + count, -1
+    side, step = 'front', -1
   end
-  return ARRIVAL_ZERO + redis.call('HINCRBY', meta, 'back', count) - count, 1
+  local number = redis.call('HINCRBY', meta, side, step * count)
+  if number == step * count and redis.call('HEXISTS', meta, 'shards') == 0 then
+    number = redis.call('HINCRBY', meta, side, step * redis.call('TIME')[1] * 1000)
+  end
+  return ARRIVAL_ZERO + number - step * count, step
 end
 
 -- What one command takes of the items of a spilled bag.
@@ -218,7 +224,10 @@ local function take_spilled(bag, id, max_count, max_bytes, lowest)
       redis.call('ZREM', bag.order, unpack(gone))
       redis.call('HDEL', bag.spill, unpack(fields))
     end
-    if #members == 0 then
+    if #members == 0 and #taken == 0 then
+      -- The mark stays: whoever repairs the shard counts what was lost.
+      return taken, lowest and redis.call('ZLEXCOUNT', bag.order, lex_min(id), lex_max(id)) > 0 or false, false
+    elseif #members == 0 then
       local more = lowest and redis.call('ZLEXCOUNT', bag.order, lex_min(id), lex_max(id)) > 0
       if not more then
         redis.call('HDEL', bag.records, id)

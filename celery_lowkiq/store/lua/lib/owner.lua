@@ -1,7 +1,22 @@
--- Needs KEYS lease and ARGV owner, epoch. True when they are the shard's current ones.
+-- Needs KEYS lease, meta?, ARGV owner, epoch, and time, server.
+-- A lost lease is written again by the owner that the shard's last claim was of. Nobody else has had the shard since:
+-- whoever comes to take it without a lease leaves one of the server 'lost', and waits (see acquire).
+local function restored()
+  local current = redis.call('HMGET', lease, 'owner', 'epoch', 'server')
+  local last_claim = redis.call('HGET', meta, 'request') or ''
+  if current[1] and (current[2] ~= epoch or current[3] ~= 'lost') or string.match(last_claim, '^%d+') ~= epoch then
+    return false
+  end
+  redis.call('HSET', lease, 'owner', owner, 'epoch', epoch, 'stopping', '0', 'leaving', '0', 'server', server_name(),
+    'since', seconds(now_us()))
+  redis.call('HINCRBY', lease, 'counter', 1)
+  return true
+end
+
+-- True when they are the shard's current ones.
 local function is_owner()
   local current = redis.call('HMGET', lease, 'owner', 'epoch')
-  return current[1] == owner and current[2] == epoch
+  return current[1] == owner and current[2] == epoch or (current[1] or '') == '' and restored()
 end
 
 local function refuse()

@@ -1,0 +1,34 @@
+"""``repair``: write again what a queue's keys have lost."""
+
+from __future__ import annotations
+
+import click
+
+from celery_lowkiq.integration.console import Console
+from celery_lowkiq.rules.words import escaped
+
+from ..main import FAILED
+from ..params import command, queue_argument
+
+EXAMPLES = ["repair sync_order", "repair sync_order --yes"]
+
+
+@command("Find what is damaged, and repair it.", EXAMPLES)
+@queue_argument
+@click.option("--yes", "-y", is_flag=True, help="Repair what is damaged; without it nothing is changed.")
+def repair(console: Console, queue: str, yes: bool) -> None:
+    """Compare the keys of each shard of QUEUE, and, with --yes, write lost ones again from the others.
+
+    Workers may go on meanwhile. Status 1 when something is damaged, or stays so.
+    """
+    ordered = console.queue(queue)
+    damages = ordered.damages()
+    if yes and damages:
+        for repaired in ordered.repair():
+            click.echo(escaped(f"repaired {repaired.shard}: {repaired.text or 'nothing was to be done'}"))
+        damages = ordered.damages()
+    for damage in damages:
+        click.echo(escaped(f"damaged {damage.shard or queue}: {damage.text}"))
+    if damages:
+        raise click.exceptions.Exit(FAILED)
+    click.echo(f"queue {queue} is sound")

@@ -1,0 +1,191 @@
+"""What keys of a shard tell of each other: what is damaged, what may be repaired, and what was done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .models import ShardRef, shard_of
+
+#: A shard of a queue whose number of shards changes just now says this in place of a number.
+CLOSED = "closed"
+
+
+class Registered(NamedTuple):
+    """What a queue's own key says: the number of shards; number and beginning of its last pause."""
+
+    shards: int
+    pause: str
+    since: str
+
+
+@dataclass(frozen=True)
+class Condition:
+    """How the keys of a shard are."""
+
+    shard: ShardRef
+    #: How many shards the queue has, as the shard says; '' when it says nothing.
+    shards: str
+    owned: bool
+    #: Jobs that may be claimed and have a priority.
+    urgent: int
+    #: Names of the keys that are of another type than theirs.
+    wrong: tuple[str, ...]
+    #: Entries of each key.
+    counts: Mapping[str, int]
+
+    @property
+    def used(self) -> bool:
+        """Whether the shard holds jobs, or says something of ids."""
+        return any(
+            self.counts[name]
+            for name in (
+                "jobs",
+                "due",
+                "ranked",
+                "held",
+                "claimed",
+                "processing",
+                "paused",
+                "order",
+                "dead",
+                "dead_ids",
+                "dead_jobs",
+                "dead_order",
+            )
+        )
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Something that is wrong with a shard, in words."""
+
+    #: None for the queue as a whole.
+    shard: ShardRef | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """What the repair of a shard has come to. Counts are of jobs, or, ``mended``, of entries."""
+
+    shard: ShardRef
+    #: Keys of another type, which were deleted.
+    cleared: tuple[str, ...] = ()
+    #: What meta said was written again.
+    meta: bool = False
+    #: Waiting jobs that are due now, since the times when they were due are lost.
+    undated: int = 0
+    mended: int = 0
+    lost_waiting: int = 0
+    lost_processing: int = 0
+    lost_dead: int = 0
+
+    @property
+    def lost(self) -> int:
+        """Jobs whose payloads are gone."""
+        return self.lost_waiting + self.lost_processing + self.lost_dead
+
+    @property
+    def text(self) -> str:
+        """In words; empty where there was nothing to do."""
+        return "; ".join(_done(self))
+
+
+def may_restore(shard: ShardRef, says: str, registered: int, declared: int, ids: Iterable[str]) -> bool:
+    """Whether a shard that does not say how many shards its queue has may be told: the queue's registry and
+    the code agree, and the ids that lie in the shard belong there.
+    """
+    return (
+        not is_count(says)
+        and registered == declared
+        and shard.index < declared
+        and all(shard_of(job_id, declared) == shard.index for job_id in ids)
+    )
+
+
+def counted(shards: Sequence[Condition], others: Sequence[Condition], declared: int) -> bool:
+    """Whether the shards of a queue, and no others, hold its jobs, and all of them say that they are so many:
+    then a registry that says something else is wrong.
+    """
+    used = [shard for shard in shards if shard.used]
+    return bool(used) and all(s.shards == str(declared) for s in used) and not any(s.used for s in others)
+
+
+def is_count(says: str) -> bool:
+    """Whether a shard says a number of shards, of whatever queue."""
+    return says.isdecimal() and says.isascii() and 0 < len(says) < 5 and int(says) > 0
+
+
+def damages(found: Condition, registered: int) -> tuple[Damage, ...]:
+    """What is wrong with a shard of a queue that is registered with so many shards."""
+    return tuple(Damage(found.shard, text) for text in _damages(found, registered))
+
+
+def _damages(found: Condition, registered: int) -> Iterator[str]:
+    for name in found.wrong:
+        yield f"the key {name} is of another type than its own"
+    # What a key of another type should hold is not there: the comparisons would say the same again.
+    sound = {name: count for name, count in found.counts.items() if name not in found.wrong}
+    yield from _of_meta(found, sound, registered)
+    yield from _of_pairs(sound)
+    yield from _of_lists(found, sound)
+
+
+def _of_meta(found: Condition, sound: Mapping[str, int], registered: int) -> Iterator[str]:
+    if "meta" in sound and found.shards != str(registered) and (found.used or is_count(found.shards)):
+        says = f"says {found.shards!r} shards" if found.shards else "does not say how many shards there are"
+        yield f"meta {says}, the queue has {registered}"
+
+
+def _of_pairs(sound: Mapping[str, int]) -> Iterator[str]:
+    for names, text in _PAIRS:
+        if all(name in sound for name in names):
+            counts = [sound[name] for name in names]
+            if counts[0] != sum(counts[1:]):
+                yield text.format(*counts)
+
+
+def _of_lists(found: Condition, sound: Mapping[str, int]) -> Iterator[str]:
+    for order, jobs in (("order", "jobs"), ("dead_order", "dead_jobs")):
+        if sound.get(order) and sound.get(jobs) == 0:
+            yield f"{sound[order]} payloads in {order} are of no job"
+    if {"ranked", "classes"} <= sound.keys() and found.urgent != sound["ranked"]:
+        yield f"{sound['ranked']} jobs have a priority, of {found.urgent} it is known which"
+    if sound.get("held") and sound.get("paused") == 0:
+        yield f"{sound['held']} jobs are held, but no id is paused"
+
+
+#: Names of keys that have as many entries; the first of ``jobs`` has as many as the others together.
+_PAIRS = (
+    (("processing", "claimed"), "{} jobs are in processing, {} are claimed"),
+    (("jobs", "due", "ranked", "held"), "{} jobs wait, {} + {} + {} have a time"),
+    (("spill", "order"), "of long jobs {} payloads have a place, and {} are in order"),
+    (("failed", "errors"), "{} waiting jobs have failed, {} have an error"),
+    (("dead_jobs", "dead"), "{} dead jobs have payloads, {} a time"),
+    (("dead_jobs", "dead_ids"), "{} dead jobs have payloads, {} are listed"),
+    (("dead_jobs", "dead_errors"), "{} dead jobs have payloads, {} an error"),
+    (("dead_spill", "dead_order"), "of long dead jobs {} payloads have a place, and {} are in order"),
+)
+
+
+def _done(repaired: Repaired) -> Iterator[str]:
+    for name in repaired.cleared:
+        yield f"the key {name} was of another type, and is deleted"
+    if repaired.meta:
+        yield (
+            "meta was written again, with numbers above all that is stored: its counts begin at 0, and a "
+            "pause of this shard alone is forgotten"
+        )
+    if repaired.undated:
+        yield f"{repaired.undated} waiting jobs are due now, since the times when they were due are lost"
+    if repaired.mended:
+        yield f"{repaired.mended} entries were written again from other keys"
+    for count, kind in (
+        (repaired.lost_waiting, "waiting"),
+        (repaired.lost_processing, "processing"),
+        (repaired.lost_dead, "dead"),
+    ):
+        if count:
+            yield f"{count} {kind} jobs are LOST: their payloads are gone"

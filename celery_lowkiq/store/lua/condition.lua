@@ -1,0 +1,21 @@
+-- How many entries each key of a shard has, and which keys are of another type than theirs.
+--
+-- KEYS: lease? meta? senders? due? ranked? classes? paused? held? jobs? spill? order? calls? first? early? peaks? buckets? failed? errors? claimed? processing? tries? deaths? dead? dead_ids? dead_jobs? dead_spill? dead_order? dead_errors?
+-- ARGV: [probe]...
+--   probe: the command that counts the entries of each key, in the order of the keys
+-- USES:
+-- Returns: {number of shards or '', 1 when the lease has an owner, how many jobs that may be claimed have a priority,
+--   {position, ...} of keys of another type, {entries, ...}}.
+-- Cost: O(log n) in all.
+local wrong, counts, is_wrong = {}, {}, {}
+for i, key in ipairs(KEYS) do
+  local count = redis.pcall(ARGV[i], key)
+  if type(count) == 'table' then
+    wrong[#wrong + 1], is_wrong[key], count = i, true, 0
+  end
+  counts[i] = count
+end
+local shards = not is_wrong[meta] and redis.call('HGET', meta, 'shards') or ''
+local owner = not is_wrong[lease] and redis.call('HGET', lease, 'owner') or ''
+local urgent = not is_wrong[classes] and redis.call('ZCOUNT', classes, '(0', '+inf') or 0
+return {shards, owner ~= '' and 1 or 0, urgent, wrong, counts}

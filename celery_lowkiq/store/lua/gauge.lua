@@ -1,0 +1,68 @@
+-- The largest numbers in a part of a key, for meta to go on above them.
+--
+-- KEYS: claimed processing jobs order calls peaks dead_jobs dead_order
+-- ARGV: part cursor limit
+--   part: processing, jobs, order, calls, peaks, dead_jobs, or dead_order; limit: about how many entries to look at
+-- USES: bag_read processing
+-- Returns: {cursor, score or '', last arrival, first arrival, number of a call}.
+-- Cost: O(limit). Changes nothing.
+local KEY = {processing = processing, jobs = jobs, order = order, calls = calls, peaks = peaks, dead_jobs = dead_jobs,
+  dead_order = dead_order}
+local ARRIVAL_ZERO = 140737488355328
+-- In s; above that, a score knows no microseconds.
+local LARGEST = 2 ^ 53 / 1000000
+local score, back, front, call = nil, 0, 0, 0
+
+local function see(number)
+  if number and number <= LARGEST and number > (score or -LARGEST) then
+    score = number
+  end
+end
+
+local function see_items(items)
+  for _, item in ipairs(items) do
+    see(item[3])
+  end
+end
+
+local look = {}
+
+function look.processing(_, record)
+  see_items(read_held(record).items)
+  call = math.max(call, tonumber(string.match(record, '^%d+@(%d+)') or 0))
+end
+
+function look.jobs(_, record)
+  if record ~= SPILLED then
+    see_items(unpack_items(record))
+  end
+end
+
+function look.order(member)
+  local id = string.match(member, '^[^%z]*')
+  local arrived = tonumber(string.sub(member, #id + 18, #id + 29), 16)
+  if arrived then
+    back, front = math.max(back, arrived - ARRIVAL_ZERO), math.min(front, arrived - ARRIVAL_ZERO)
+  end
+  see(member_item(id, member)[3])
+end
+
+function look.calls(member)
+  local id = string.match(member, '^[^%z]*')
+  call = math.max(call, tonumber(string.sub(member, #id + 12, #id + 23), 16) or 0)
+end
+
+function look.peaks(_, peak)
+  see(tonumber(string.match(peak, '^(%S+)')))
+end
+look.dead_jobs, look.dead_order = look.jobs, look.order
+
+local command = (part == 'order' or part == 'dead_order' or part == 'calls') and 'ZSCAN' or 'HSCAN'
+local found = redis.call(command, KEY[part], cursor, 'COUNT', limit)
+for i = 1, #found[2], 2 do
+  look[part](found[2][i], found[2][i + 1])
+end
+local function text(number)
+  return string.format('%.0f', number)
+end
+return {found[1], score and string.format('%.17g', score) or '', text(back), text(front), text(call)}

@@ -1,0 +1,68 @@
+-- Makes the two keys of long jobs agree, and the mark that they are long: of the jobs that wait, or of the morgue.
+--
+-- KEYS: meta records spill order
+-- ARGV: merge part cursor limit
+--   part: spill, then order; limit: about how many entries to look at
+-- USES: bag_read bag
+-- FLAGS: allow-oom
+-- Returns: {cursor, entries that were written again}.
+-- Cost: O(limit log n). Repeated: nothing is left to do.
+local bag = {records = records, spill = spill, order = order}
+local mended = 0
+local parts = {}
+
+-- Every payload has its place in `order`.
+function parts.spill(field, place)
+  local id, payload = string.match(field, '^([^%z]*)%z(.*)$')
+  if id and #place > 28 and string.sub(place, -1) == '\0' then
+    mended = mended + redis.call('ZADD', order, 0, id .. '\0' .. place .. payload)
+  end
+end
+
+local function score_at(place)
+  return tonumber(string.match(string.sub(place, 29, -2), '^(.-)[rR]?$') or '') or 0
+end
+
+-- Of two places of one payload, the one by rule 2 stays.
+local function settle_place(id, payload, place)
+  local field = id .. '\0' .. payload
+  local known = redis.call('HGET', spill, field)
+  if known == place then
+    return
+  end
+  local loser = known
+  if known and not replaces(score_at(place), score_at(known), place < known) then
+    loser = place
+  else
+    redis.call('HSET', spill, field, place)
+  end
+  if loser then
+    redis.call('ZREM', order, id .. '\0' .. loser .. payload)
+  end
+  mended = mended + 1
+end
+
+-- A job with payloads there is a long one, also when others came after its record was lost.
+local function mark(id)
+  local record = redis.call('HGET', records, id)
+  if record ~= SPILLED then
+    redis.call('HSET', records, id, SPILLED)
+    bag_add(bag, id, unpack_items(record or ''), false)
+    mended = mended + 1
+  end
+end
+
+function parts.order(member)
+  local id = string.match(member, '^([^%z]*)%z')
+  local stop = id and string.find(member, '\0', #id + 2, true)
+  if stop and stop - #id > 29 then
+    settle_place(id, string.sub(member, stop + 1), string.sub(member, #id + 2, stop))
+    mark(id)
+  end
+end
+
+local found = redis.call(part == 'order' and 'ZSCAN' or 'HSCAN', part == 'order' and order or spill, cursor, 'COUNT', limit)
+for i = 1, #found[2], 2 do
+  parts[part](found[2][i], found[2][i + 1])
+end
+return {found[1], mended}

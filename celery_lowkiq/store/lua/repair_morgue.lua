@@ -1,0 +1,59 @@
+-- Makes what tells of dead jobs agree with their payloads, after repair_bags.
+--
+-- KEYS: dead dead_ids dead_jobs dead_order dead_errors tries
+-- ARGV: part cursor limit
+--   part: dead_jobs, then dead, dead_ids, dead_errors; limit: about how many entries to look at
+-- USES: time bag_read
+-- FLAGS: allow-oom
+-- Returns: {cursor, jobs that are found again, jobs whose payloads are lost}.
+-- Cost: O(limit log n). Repeated: nothing is left to do.
+local now = seconds(now_us())
+local mended, lost = 0, 0
+
+local function forget(id)
+  redis.call('ZREM', dead, id)
+  redis.call('ZREM', dead_ids, id)
+  redis.call('HDEL', dead_jobs, id)
+  redis.call('HDEL', dead_errors, id)
+  lost = lost + 1
+end
+
+local function last_error(id)
+  return string.match(redis.call('HGET', tries, id) or '', '([^\t\n]*)$')
+end
+
+local parts = {}
+
+function parts.dead_jobs(id, record)
+  if record == SPILLED and redis.call('ZLEXCOUNT', dead_order, lex_min(id), lex_max(id)) == 0 then
+    forget(id)
+    return
+  end
+  local changed = redis.call('ZADD', dead, 'NX', now, id) + redis.call('ZADD', dead_ids, 0, id)
+  if redis.call('HEXISTS', dead_errors, id) == 0 then
+    redis.call('HSET', dead_errors, id, last_error(id))
+    changed = 1
+  end
+  mended = mended + (changed > 0 and 1 or 0)
+end
+
+function parts.dead(id)
+  if redis.call('HEXISTS', dead_jobs, id) == 0 then
+    forget(id)
+  end
+end
+parts.dead_ids = parts.dead
+
+function parts.dead_errors(id)
+  if redis.call('HEXISTS', dead_jobs, id) == 0 then
+    redis.call('HDEL', dead_errors, id)
+  end
+end
+
+local KEY = {dead_jobs = dead_jobs, dead = dead, dead_ids = dead_ids, dead_errors = dead_errors}
+local scan = (part == 'dead_jobs' or part == 'dead_errors') and 'HSCAN' or 'ZSCAN'
+local found = redis.call(scan, KEY[part], cursor, 'COUNT', limit)
+for i = 1, #found[2], 2 do
+  parts[part](found[2][i], found[2][i + 1])
+end
+return {found[1], mended, lost}

@@ -1,0 +1,263 @@
+"""O6: a shard that has lost a key is repaired from its other keys, and what is lost is counted."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from celery_lowkiq.rules.errors import NotOwner, ShardCountMismatch, ShardDamaged
+from celery_lowkiq.rules.models import Fate, NewJob, QueueSpec, ShardRef, shard_of
+from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.keys import SHARD_KEYS, queue_key, shard_keys
+from celery_lowkiq.store.pausing import Pausing
+from celery_lowkiq.store.queries import Queries
+from celery_lowkiq.store.queue_repairs import QueueRepairs
+
+from .helpers import ONE, SHARD, claim, end, push, take
+
+KEYS = shard_keys(SHARD)
+FAR = 9e9
+LONG = [(f"{n:03} " + "x" * 60, float(n)) for n in range(60)]
+#: By the key that is lost: ids whose payloads are lost with it.
+LOST = {
+    "jobs": {"plain", "later", "ranked", "held", "recorded", "failed"},
+    "processing": {"runs"},
+    "dead_jobs": {"dead"},
+}
+ALL = {"plain", "later", "ranked", "held", "recorded", "failed", "long", "runs", "dead", "long-dead"}
+
+
+def everywhere(store):
+    """Jobs of all kinds; the owner of the one in processing has died."""
+    lease = take(store, owner="dies")
+    for job_id, payloads, fate in (
+        ("dead", [("a", 1.0)], Fate.BURY),
+        ("long-dead", LONG, Fate.BURY),
+        ("failed", [("a", 1.0)], Fate.RETRY),
+    ):
+        push(store, job_id, *payloads, perform_in=1.0)
+        end(store, lease, claim(store, lease, 1), fate, retry_count=3, delay=1000.0, error=b"boom")
+    push(store, "runs", ("a", 1.0), perform_in=1.0)
+    claim(store, lease, 1)
+    Pausing(store.client).pause_ids(ONE, ["held"])
+    push(store, "plain", ("a", 1.0))
+    push(store, "later", ("a", 1.0), perform_in=FAR)
+    push(store, "held", ("a", 1.0))
+    push(store, "long", *LONG)
+    store.push(ONE, [NewJob("ranked", b"a", 1.0, priority=5), NewJob("recorded", b"a", 1.0, record=b"call")])
+    return lease
+
+
+def took_over(store):
+    """The next owner; without a lease it first leaves the one that had the last claim time to come back."""
+    try:
+        return take(store, owner="next")
+    except NotOwner:
+        return take(store, owner="next")
+
+
+def run_all(store, lease):
+    """Run all that is due: payloads by id."""
+    ran = {}
+    for _ in range(100):
+        claimed = claim(store, lease)
+        for job in claimed.jobs:
+            ran.setdefault(job.id, []).extend(payload.data.decode() for payload in job.payloads)
+        end(store, lease, claimed)
+        if not claimed.jobs and (claimed.next_due is None or claimed.next_due > claimed.now):
+            return ran
+    raise AssertionError("there is no end to it")
+
+
+def drained(store, lease):
+    """What runs when everything is let go, also what was dead."""
+    Pausing(store.client).resume_ids(ONE, ["held"])
+    actions = Actions(store)
+    actions.perform_all_now(ONE)
+    actions.morgue_queue_up_all(ONE)
+    return run_all(store, lease)
+
+
+@pytest.mark.parametrize("key", SHARD_KEYS)
+def test_no_key_but_the_one_that_holds_a_job_loses_it(store, client, caplog, key):
+    """O6: each key of a shard is deleted in turn; a worker and an operator's repair come afterwards."""
+    everywhere(store)
+    client.delete(KEYS[key])
+    lease = took_over(store)
+    ran = run_all(store, lease)
+    for job_id in ("later", "failed", "held"):
+        assert job_id not in ran or key in {"due"}
+    QueueRepairs(store).repair(ONE)
+    assert QueueRepairs(store).damages(ONE) == []
+    ran.update(drained(store, lease))
+    lost = LOST.get(key, set())
+    assert ran.keys() == ALL - lost
+    assert sorted(ran["long"]) == sorted(text for text, _ in LONG) == sorted(ran["long-dead"])
+    told = [record for record in caplog.records if "LOST" in record.getMessage()]
+    assert [record.levelno for record in told] == [logging.ERROR] * bool(lost)
+    if lost:
+        assert f"{len(lost)} " in told[0].getMessage()
+        assert "orders/0" in told[0].getMessage()
+
+
+@pytest.mark.parametrize("key", sorted(SHARD_KEYS))
+@pytest.mark.parametrize("planted", ["string", "list"])
+def test_a_key_of_another_type_stops_its_shard_and_the_message_says_what_mends_it(
+    store, client, key, planted
+):
+    """O6: meta is repaired by itself; for another key the message names the command that does it."""
+    everywhere(store)
+    client.delete(KEYS[key])
+    client.set(KEYS[key], "x") if planted == "string" else client.rpush(KEYS[key], "x")
+    if key != "meta":
+        (damage, *_) = QueueRepairs(store).damages(ONE)
+        assert f"the key {key} is of another type" in damage.text
+    if key in {"lease", "due", "jobs", "claimed", "order", "processing"}:
+        with pytest.raises(ShardDamaged, match=r"shard orders/0 .* lowkiq repair orders"):
+            run_all(store, took_over(store))
+    repairs = QueueRepairs(store)
+    repairs.repair(ONE)
+    # What is claimed of an owner is given up by its next claim, or by the next owner.
+    assert len(repairs.damages(ONE)) == (key == "processing")
+    lease = took_over(store)
+    ran = run_all(store, lease)
+    ran.update(drained(store, lease))
+    assert ran.keys() == ALL - LOST.get(key, set())
+    assert repairs.damages(ONE) == []
+
+
+def test_a_lost_meta_is_written_again_above_all_that_is_stored(store, client, caplog):
+    """O6: scores, arrivals, calls and claims go on above what is stored; the queue's pause holds."""
+    lease = everywhere(store)
+    push(store, "ahead", ("a", 5e9))
+    before = claim(store, lease, 1)
+    Pausing(store.client).pause(ONE)
+    known = client.hgetall(KEYS["meta"])
+    client.delete(KEYS["meta"])
+    store.push(ONE, [NewJob("ahead", b"made")])
+    assert caplog.text.count("shard orders/0 was repaired: meta was written again") == 1
+    meta = client.hgetall(KEYS["meta"])
+    assert int(meta[b"score"]) > 5e9 * 1e6
+    for field in (b"back", b"call"):
+        assert int(meta[field]) >= int(known[field]) > 0, field
+    assert int(meta[b"claim"]) == before.number
+    assert (meta[b"queue_paused"], meta[b"queue_pause"]) == (known[b"queue_paused"], known[b"queue_pause"])
+    assert claim(store, took_over(store)).jobs == ()
+    Pausing(store.client).resume(ONE)
+    assert "plain" in run_all(store, took_over(store))
+
+
+def test_a_meta_that_says_no_number_is_repaired_too(store, client):
+    everywhere(store)
+    client.hset(KEYS["meta"], "shards", "x")
+    push(store, "new", ("a", 1.0))
+    assert client.hget(KEYS["meta"], "shards") == b"1"
+
+
+FOUR = QueueSpec("orders", shards=4, batch_size=10)
+
+
+def ids_in(index, count=3, shards=4):
+    return [str(n) for n in range(200) if shard_of(str(n), shards) == index][:count]
+
+
+def test_ids_that_belong_elsewhere_keep_a_shard_from_being_repaired(store, client):
+    """O6: what cannot be told is refused, with the command that shows it; the other shards go on."""
+    store.push(FOUR, [NewJob(str(n), b"x", 1.0) for n in range(40)])
+    keys = shard_keys(ShardRef("orders", 3))
+    client.delete(keys["meta"])
+    (stranger,) = ids_in(2, 1)
+    client.hset(keys["jobs"], stranger, "1 1 x")
+    client.zadd(keys["due"], {stranger: 1})
+    with pytest.raises(
+        ShardDamaged, match=r"shard orders/3 .*`celery -A proj lowkiq repair orders`"
+    ) as error:
+        store.push(FOUR, [NewJob(ids_in(3)[0], b"y", 1.0)])
+    assert "4 shards, but the code declares 4" not in str(error.value)
+    store.push(FOUR, [NewJob(ids_in(1)[0], b"y", 1.0)])
+
+
+def test_a_registry_that_was_lost_and_written_by_other_code_is_put_right(store, client):
+    """O6, a twin: shards that all say the declared number tell that the registry is wrong."""
+    store.push(FOUR, [NewJob(str(n), b"x", 1.0) for n in range(40)])
+    client.hset(queue_key("orders"), "shards", "7")
+    repairs = QueueRepairs(store)
+    (damage,) = repairs.damages(FOUR)
+    assert damage.shard is None
+    assert "7 shards" in damage.text
+    repairs.repair(FOUR)
+    assert client.hget(queue_key("orders"), "shards") == b"4"
+    with pytest.raises(ShardCountMismatch):
+        repairs.repair(QueueSpec("orders", shards=5))
+
+
+def test_the_owner_of_the_last_claim_writes_a_lost_lease_again(store, client):
+    """O6: another node that comes to take the shard waits, as for a silent owner."""
+    push(store, "1", ("a", 1.0), perform_in=1.0)
+    lease = take(store)
+    claimed = claim(store, lease)
+    client.delete(KEYS["lease"])
+    with pytest.raises(NotOwner):
+        take(store, owner="other")
+    (seen,) = store.observe([SHARD])
+    assert (seen.owner, seen.epoch, seen.given_on) == ("", lease.epoch, "lost")
+    assert store.renew([lease]) == [True]
+    assert end(store, lease, claimed).accepted == {"1"}
+    (seen,) = store.observe([SHARD])
+    assert (seen.owner, seen.epoch, seen.given_on) == ("me", lease.epoch, seen.server)
+
+
+def test_an_owner_that_has_lost_the_shard_does_not_write_the_lease_again(store, client):
+    push(store, "1", ("a", 1.0), perform_in=1.0)
+    old = take(store)
+    claimed = claim(store, old)
+    new = take(store, owner="other")
+    claim(store, new)
+    client.delete(KEYS["lease"])
+    assert store.renew([old]) == [False]
+    with pytest.raises(NotOwner):
+        end(store, old, claimed)
+    assert store.renew([new]) == [True]
+
+
+@pytest.mark.parametrize("fate", [Fate.DONE, Fate.RETRY, Fate.RETURN])
+def test_a_run_whose_claim_was_forgotten_is_settled(store, client, fate):
+    """O6: what is in processing names its claim."""
+    push(store, "1", ("a", 1.0), perform_in=1.0)
+    lease = take(store)
+    claimed = claim(store, lease)
+    client.delete(KEYS["claimed"])
+    assert end(store, lease, claimed, fate).accepted == {"1"}
+    assert not client.exists(KEYS["processing"])
+    assert end(store, lease, claimed, fate).accepted == set()
+
+
+def test_what_was_pushed_while_long_jobs_had_lost_their_record_is_united_with_them(store, client):
+    push(store, "long", *LONG)
+    push(store, "short", ("a", 1.0))
+    client.delete(KEYS["jobs"])
+    push(store, "long", ("new", 999.0))
+    assert run_all(store, take(store)) == {"long": [text for text, _ in LONG] + ["new"]}
+
+
+def test_times_priorities_and_pauses_come_back_from_the_keys_beside(store, client):
+    everywhere(store)
+    Pausing(store.client).pause_ids(ONE, ["ranked"])
+    client.delete(KEYS["held"], KEYS["failed"])
+    QueueRepairs(store).repair(ONE)
+    (failed,) = Queries(store).jobs(ONE, "retry_count").items
+    assert (failed.id, failed.error) == ("failed", b"boom")
+    job = Queries(store).job(ONE, "ranked").waiting
+    assert (job.priority, job.held) == (5, True)
+
+
+def test_beside_a_living_owner_a_repair_gives_nothing_up_that_runs(store, client):
+    """Its payloads are lost to Redis, not to the worker that runs them."""
+    push(store, "1", ("a", 1.0), perform_in=1.0)
+    lease = take(store)
+    claimed = claim(store, lease)
+    client.delete(KEYS["processing"])
+    (repaired,) = QueueRepairs(store).repair(ONE)
+    assert repaired.lost == 0
+    assert end(store, lease, claimed).accepted == {"1"}

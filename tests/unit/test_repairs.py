@@ -1,0 +1,88 @@
+"""What is damaged, and what may be repaired by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_lowkiq.rules.models import ShardRef, shard_of
+from celery_lowkiq.rules.repairs import Condition, Repaired, counted, damages, is_count, may_restore
+from celery_lowkiq.store.keys import SHARD_KEYS
+
+SHARD = ShardRef("orders", 1)
+MINE = [str(n) for n in range(100) if shard_of(str(n), 4) == SHARD.index]
+
+
+def condition(shards="4", wrong=(), urgent=0, **counts):
+    return Condition(SHARD, shards, True, urgent, tuple(wrong), dict.fromkeys(SHARD_KEYS, 0) | counts)
+
+
+def texts(found):
+    return [damage.text for damage in damages(found, 4)]
+
+
+def test_a_shard_that_was_never_used_is_sound():
+    assert texts(condition("")) == []
+
+
+def test_a_shard_in_use_is_sound():
+    found = condition(jobs=3, due=1, ranked=1, classes=1, urgent=1, held=1, paused=2, failed=1, errors=1)
+    assert texts(found) == []
+
+
+@pytest.mark.parametrize(
+    "found, text",
+    [
+        (condition("", jobs=1, due=1), "meta does not say how many shards there are, the queue has 4"),
+        (condition("8", jobs=1, due=1), "meta says '8' shards, the queue has 4"),
+        (condition("8"), "meta says '8' shards, the queue has 4"),
+        (condition(jobs=2, due=1), "2 jobs wait, 1 + 0 + 0 have a time"),
+        (condition(processing=1), "1 jobs are in processing, 0 are claimed"),
+        (condition(jobs=1, ranked=1), "1 jobs have a priority, of 0 it is known which"),
+        (condition(jobs=1, held=1), "1 jobs are held, but no id is paused"),
+        (condition(order=2, spill=2), "2 payloads in order are of no job"),
+        (condition(wrong=["due"]), "the key due is of another type than its own"),
+        (condition("", wrong=["meta"], jobs=1, due=1), "the key meta is of another type than its own"),
+        (condition(wrong=["due"], jobs=1), "the key due is of another type than its own"),
+    ],
+)
+def test_what_is_damaged(found, text):
+    assert texts(found) == [text]
+
+
+@pytest.mark.parametrize("says", ["", "closed", "x", "-1", "0", "99999", "\u0664"])
+def test_a_shard_that_says_nothing_may_be_told(says):
+    assert not is_count(says)
+    assert may_restore(SHARD, says, 4, 4, MINE)
+    assert may_restore(SHARD, says, 4, 4, [])
+
+
+@pytest.mark.parametrize(
+    "says, registered, declared, ids",
+    [
+        ("8", 4, 4, MINE),
+        ("", 8, 4, MINE),
+        ("", 1, 1, []),
+        ("", 4, 4, ["of another shard", *(str(n) for n in range(10))]),
+    ],
+)
+def test_what_cannot_be_told(says, registered, declared, ids):
+    assert not may_restore(SHARD, says, registered, declared, ids)
+
+
+def test_the_shards_contradict_a_registry_only_together():
+    mine, unused = condition(jobs=1, due=1), condition("")
+    assert counted([mine, unused], [], 4)
+    assert not counted([mine, condition("8", jobs=1)], [], 4)
+    assert not counted([mine], [mine], 4)
+    assert not counted([unused], [], 4)
+
+
+def test_what_was_done_in_words():
+    assert Repaired(SHARD).text == ""
+    done = Repaired(SHARD, ("due",), undated=2, mended=1, lost_waiting=3, lost_dead=1)
+    assert done.lost == 4
+    assert done.text == (
+        "the key due was of another type, and is deleted; 2 waiting jobs are due now, since the times when "
+        "they were due are lost; 1 entries were written again from other keys; 3 waiting jobs are LOST: "
+        "their payloads are gone; 1 dead jobs are LOST: their payloads are gone"
+    )
