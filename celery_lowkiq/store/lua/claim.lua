@@ -18,7 +18,6 @@
 --   from the smallest score on that a policy drops, ...}; kind 1: the batch is a suspect, 2:
 --   only suspects are due, and 4 more when keys of long or failed jobs do not agree; error NOTOWNER <epoch>; error
 --   SHARDS 0 or DAMAGED <key> when keys of the shard were lost, see store/repairing.py.
--- Cost: O(limit log n + jobs in processing), at most about 2 max_payloads payloads.
 -- Cost: O(limit log n + jobs in processing), at most about 2 max_payloads payloads; of a payload of more than max_bytes
 -- the first max_bytes + 1 are told.
 if not is_owner() then
