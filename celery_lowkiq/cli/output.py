@@ -133,9 +133,14 @@ def first_payload(payloads: Sequence[ShownPayload]) -> str:
     return payload_text(payloads[0]) if payloads else ""
 
 
+def cell(text: str) -> str:
+    """A text, cut for a table."""
+    return shortened(text, CELL)
+
+
 def error_text(error: str | None) -> str:
     """What an error says, cut for a table."""
-    return shortened(error_line(error or ""), CELL)
+    return cell(error_line(error or ""))
 
 
 def job_json(job: ShownJob | ShownDeadJob) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -71,10 +71,8 @@ class Run:
         self.decided = False
         #: Replaces the call whose request is the task's current one.
         self.replacement: Callable[[], Any] | None = None
-        self.middlewares = settings.server_middlewares
         #: The id under which Celery knows it; "" until it is handed to Celery.
         self.task_id = ""
-        self.log_failures = settings.log_failures
         self._policy = policy
         self._settings = settings
         #: Of the process that it began in.
@@ -100,6 +98,16 @@ class Run:
         #: What was decided of the payloads that are not left, by id; nothing yet: they are done.
         self._decided: dict[str, Verdict] = {}
         self.verdicts = tuple([self._done(job) for job in batch.jobs])
+
+    @property
+    def middlewares(self) -> Sequence[Any]:
+        """``lowkiq_server_middlewares``."""
+        return self._settings.server_middlewares
+
+    @property
+    def log_failures(self) -> str:
+        """Which failures are logged with their traceback: ``lowkiq_log_failures``."""
+        return self._settings.log_failures
 
     @property
     def info(self) -> RunInfo:

@@ -21,8 +21,10 @@ from .store import RedisStore
 
 #: Longest page.
 MAX_LIMIT = 1000
-#: What a payload can have at most (bytes); one that was planted is cut.
-WHOLE = CLAIM_BYTES
+#: What a payload can have at most (bytes): listings cut one that was planted. A single job is read whole:
+#: all of a payload makes its mark.
+LARGEST = CLAIM_BYTES
+WHOLE = 2**31 - 1
 #: The largest that says how a job is isolated, beside its retry_count.
 FRACTION = 0.999999
 
@@ -52,7 +54,7 @@ class Queries:
         limit: int = 100,
         after: str | None = None,
         payload_limit: int = 10,
-        payload_bytes: int = WHOLE,
+        payload_bytes: int = LARGEST,
     ) -> Page[Job]:
         """A page of waiting jobs.
 
@@ -88,7 +90,7 @@ class Queries:
         limit: int = 100,
         after: str | None = None,
         payload_limit: int = 10,
-        payload_bytes: int = WHOLE,
+        payload_bytes: int = LARGEST,
     ) -> Page[DeadJob]:
         """A page of dead jobs, sorted by id (which begin with ``prefix``) or by ``updated_at``
         (between ``minimum`` and ``maximum``). Raises InvalidCall.
@@ -111,7 +113,7 @@ class Queries:
         limit: int = 100,
         after: str | None = None,
         payload_limit: int = 10,
-        payload_bytes: int = WHOLE,
+        payload_bytes: int = LARGEST,
     ) -> Page[Job]:
         """A page of the jobs that are claimed and not settled, oldest claim of a shard first."""
         check_limits(limit=limit, payload_limit=payload_limit)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from celery_lowkiq.rules.isolation import NOT_ISOLATED, Isolation
+from celery_lowkiq.rules.models import NewJob
 from celery_lowkiq.rules.priorities import turn
 from celery_lowkiq.rules.rate import token_at
 
@@ -70,3 +71,10 @@ class Buckets:
     def give_back(self, job_id: str) -> None:
         if self.rate is not None:
             self.full_at[job_id] -= 1 / self.rate
+
+
+def score_of(job: NewJob) -> float:
+    """A time of sending is in the past here."""
+    score = job.sent if job.score is None else job.score
+    assert score is not None
+    return score

@@ -19,7 +19,7 @@ from celery_lowkiq.rules.policies import (
     stale,
     surplus,
 )
-from tests.model.jobs import Buckets, Item, ModelJob
+from tests.model.jobs import Buckets, Item, ModelJob, score_of
 
 #: Positions of payloads that are buried with an error, or go for another reason.
 Bad = Mapping[int, "bytes | Gone"]
@@ -109,7 +109,7 @@ class Model:
             return False
         priority = self.policies.priority if job.priority is None else job.priority
         known = self.waiting.setdefault(job.id, ModelJob({}, job.perform_in, priority=priority))
-        self.unite(known.items, [Item(job.payload, _score(job), 0, flag)], older=False)
+        self.unite(known.items, [Item(job.payload, score_of(job), 0, flag)], older=False)
         if job.payload not in self._trim(known):
             self.merged += waits
             known.priority = min(known.priority, priority)
@@ -117,7 +117,7 @@ class Model:
         return True
 
     def _is_stale(self, job: NewJob) -> bool:
-        return stale([_score(job)], self.peaks.get(job.id)) > 0
+        return stale([score_of(job)], self.peaks.get(job.id)) > 0
 
     def _make_place(self, evicted: list[str]) -> bool:
         if self.policies.when_full is WhenFull.REFUSE or has_place(
@@ -395,10 +395,3 @@ class Model:
         items = self.morgue[job_id].in_order() if job_id in self.morgue else []
         peak = None if force else self.peaks.get(job_id)
         return items[stale([item.score for item in items], peak) :]
-
-
-def _score(job: NewJob) -> float:
-    """A time of sending is in the past here."""
-    score = job.sent if job.score is None else job.score
-    assert score is not None
-    return score

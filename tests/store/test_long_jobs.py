@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from celery import Celery
 
 from celery_lowkiq.integration import moving
+from celery_lowkiq.integration.stores import home_of
 from celery_lowkiq.rules.dumps import End, Entry, State, end_line, entry_line
 from celery_lowkiq.rules.errors import BadDump
 from celery_lowkiq.rules.models import BadPayload, Fate, NewJob, Payload
@@ -82,7 +84,8 @@ def entry(payloads: int, job_id: str = "1") -> Entry:
 
 def parsed(*entries: Entry):
     lines = [entry_line(number, found) for number, found in enumerate(entries, 1)]
-    return moving._parsed([*lines, end_line(End(len(entries)))])
+    home = home_of(Celery(broker="redis://localhost:1/0", set_as_current=False))
+    return moving._parsed(home, [*lines, end_line(End(len(entries)))])
 
 
 def test_a_load_takes_a_bounded_number_of_payloads_at_once():

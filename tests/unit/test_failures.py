@@ -164,7 +164,7 @@ def test_different_errors_of_a_batch_have_few_tracebacks(log):
 
 
 def test_of_a_batch_a_job_that_dies_is_told_though_others_run_again(log):
-    Lane(boom, batch_size=2, max_retries=1).run(plain("new"), plain("old", 0))
+    Lane(boom, batch_size=2, max_retries=1, isolate_failures=False).run(plain("new"), plain("old", 0))
     assert [(level, re.search("id='(.+)'", line)[1]) for level, line, _ in log()] == [
         ("ERROR", "old"),
         ("WARNING", "new"),

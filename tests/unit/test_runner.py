@@ -89,6 +89,9 @@ class Halt(BaseException):
     """No ``Exception``, as ``asyncio.CancelledError`` or ``trio.Cancelled``."""
 
 
+HALT = f"{__name__}.Halt: now"
+
+
 def halts(*_):
     raise Halt("now")
 
@@ -111,13 +114,13 @@ class TestBaseException:
     @pytest.mark.parametrize("function", [halts, names_it, handles])
     def test_of_the_function(self, run, function, max_retries, fate, state):
         verdict, states = run(function, max_retries=max_retries)
-        assert (verdict.fate, verdict.error) == (fate, b"Halt: now")
+        assert (verdict.fate, said(verdict)) == (fate, HALT)
         assert states == [(state, "Retry" if max_retries else "RunAborted")]
 
     @pytest.mark.parametrize("hook", ["before_start", "__call__"])
     def test_before_the_function(self, run, hook):
         verdict, _ = run(returns, base=type("Hooked", (OrderedTask,), {"abstract": True, hook: halts}))
-        assert (verdict.fate, verdict.error) == (Fate.RETRY, b"Halt: now")
+        assert (verdict.fate, said(verdict)) == (Fate.RETRY, HALT)
 
     @pytest.mark.parametrize(
         "hook, function, fate",
@@ -146,11 +149,11 @@ class TestBaseException:
         verdict, _ = run(halts, settings=settings)
         assert (verdict.fate, [type(error) for error in seen]) == (Fate.RETRY, [Halt])
         verdict, _ = run(returns, settings={"lowkiq_server_middlewares": [halts]})
-        assert (verdict.fate, verdict.error) == (Fate.RETRY, b"Halt: now")
+        assert (verdict.fate, said(verdict)) == (Fate.RETRY, HALT)
 
     def test_of_autoretry_dont_retry_and_retry_in(self, run):
         verdict, _ = run(halts, autoretry_for=(Halt,))
-        assert (verdict.fate, verdict.error) == (Fate.RETRY, b"Halt: now")
+        assert (verdict.fate, said(verdict)) == (Fate.RETRY, HALT)
         assert run(halts, dont_retry=(Halt,))[0].fate is Fate.DIE
         asked = []
         assert run(halts, retry_in=lambda exc, n: asked.append(exc) or 7)[0].delay == 7

@@ -123,6 +123,36 @@ async def awaits_a_cancelled_task() -> None:
     await task
 
 
+def add_more(app: Celery) -> None:
+    """Tasks of single tests: those that count shards, or name queues, do without them."""
+    ordered = {"app": app, "shared": False}
+
+    def charge(payloads_by_id: dict[str, list[Any]]) -> None:
+        note("charge", ids=list(payloads_by_id))
+        if any("bad" in payloads for payloads in payloads_by_id.values()):
+            raise ValueError("one of them is bad")
+
+    charges = {**ordered, "shards": 1, "retry_in": 0.05}
+    ordered_task(**charges, name="charge", batch_size=5, max_retries=2)(charge)
+    ordered_task(**charges, name="charge once", queue_name="once", batch_size=5, max_retries=0)(charge)
+    ordered_task(**charges, name="charge many", queue_name="many", batch_size=100, max_retries=2)(charge)
+    ordered_task(
+        **charges,
+        name="as lowkiq",
+        queue_name="as-lowkiq",
+        batch_size=5,
+        max_retries=2,
+        isolate_failures=False,
+    )(charge)
+
+    @ordered_task(**ordered, name="forks", shards=1)
+    def forks(payloads_by_id: dict[str, list[Any]]) -> None:
+        ((job_id, (what, *_)),) = payloads_by_id.items()
+        note("start", id=job_id)
+        FORKS.get(what, print)(app)
+        note("end", id=job_id)
+
+
 def make_app(**settings: Any) -> Celery:
     """A new app with its own tasks."""
     app = Celery("proj", set_as_current=False)
@@ -196,30 +226,8 @@ def make_app(**settings: Any) -> Celery:
         if what == "group":
             raise builtins.BaseExceptionGroup("several", [Halt("mine"), ValueError("theirs")])
 
-    def charge(payloads_by_id: dict[str, list[Any]]) -> None:
-        note("charge", ids=list(payloads_by_id))
-        if any("bad" in payloads for payloads in payloads_by_id.values()):
-            raise ValueError("one of them is bad")
-
-    charges = {**ordered, "shards": 1, "retry_in": 0.05}
-    ordered_task(**charges, name="charge", batch_size=5, max_retries=2)(charge)
-    ordered_task(**charges, name="charge once", queue_name="once", batch_size=5, max_retries=0)(charge)
-    ordered_task(**charges, name="charge many", queue_name="many", batch_size=100, max_retries=2)(charge)
-    ordered_task(
-        **charges,
-        name="as lowkiq",
-        queue_name="as-lowkiq",
-        batch_size=5,
-        max_retries=2,
-        isolate_failures=False,
-    )(charge)
-
-    @ordered_task(**ordered, name="forks", shards=1)
-    def forks(payloads_by_id: dict[str, list[Any]]) -> None:
-        ((job_id, (what, *_)),) = payloads_by_id.items()
-        note("start", id=job_id)
-        FORKS.get(what, print)(app)
-        note("end", id=job_id)
+    if os.environ.get("PROJ_MORE"):
+        add_more(app)
 
     @app.task(shared=False, name="plain")
     def plain(value: Any) -> None:

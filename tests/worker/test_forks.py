@@ -9,6 +9,12 @@ import pytest
 from tests.waiting import eventually
 
 
+@pytest.fixture(autouse=True)
+def more_tasks(monkeypatch):
+    """The project has the tasks of this file, too."""
+    monkeypatch.setenv("PROJ_MORE", "1")
+
+
 @pytest.mark.parametrize("how", ["return", "raise", "halt", "exit"])
 def test_a_process_in_which_a_run_comes_back_ends_there(app, settings, start_worker, ledger, how):
     """O4: 31 jobs of one shard, of which the first forks: each ends once, in the worker itself."""

@@ -17,7 +17,7 @@ from celery_lowkiq.rules.words import escaped
 
 from ..listing import pages, write_listing
 from ..main import FAILED
-from ..output import clock_time, error_text, table, value_text, writable, write_json
+from ..output import cell, clock_time, table, value_text, writable, write_json
 from ..params import command, json_option
 
 STATES = [state.value for state in State]
@@ -93,14 +93,14 @@ def _group_json(view: TrackerView) -> dict[str, Any]:
 
 
 def _call_row(call: TrackedCall) -> list[str]:
-    said = error_text(call.messages[-1].text) if call.messages else ""
+    said = cell(call.messages[-1].text) if call.messages else ""
     return [
         call.queue,
         call.id,
         call.state.value,
         clock_time(call.updated_at),
         _progress(call),
-        error_text(value_text(call.payload)),
+        cell(value_text(call.payload)),
         said,
     ]
 
