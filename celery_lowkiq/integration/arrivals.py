@@ -53,7 +53,8 @@ class Arrivals:
             # Sent back, it would return at once, again and again.
             self._consumer.timer.call_after(PAUSE, self, (message, body, ack, reject))
         except (InvalidCall, TypeError, ValueError, KeyError, KombuError) as error:
-            logger.error("a message for %s is rejected: %s", self._task.name, error)
+            task_id = call.headers.get("id")
+            logger.error("a message for %s, call %s, is rejected: %s", self._task.name, task_id, error)
             self._fail(call, error)
             reject(logger, errors)
         except Exception:

@@ -124,6 +124,10 @@ class ShardDamaged(StoreError):
         return type(self), (self.queue, self.index, self.reason)
 
 
+class ShardRepairing(ShardDamaged):
+    """Keys of a shard were lost, and are being repaired: it is served when that is done."""
+
+
 class QueueFull(StoreError):
     """A shard has as many waiting jobs as the task's ``max_length`` allows it; of the calls for this shard
     none was stored. To call again later is safe.

@@ -31,10 +31,10 @@ class ShardCall(NamedTuple):
 class Admission:
     """Every method may raise StoreUnavailable; other errors are answers."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, repairs: Repairs) -> None:
         self._client = client
-        self._registry = Registry(client)
-        self._repairs = Repairs(client)
+        self._registry = Registry(client, repairs)
+        self._repairs = repairs
 
     def replies(self, calls: Sequence[ShardCall]) -> list[Any]:
         """Replies of scripts that name the number of shards."""
@@ -55,10 +55,13 @@ class Admission:
         if is_frayed(reply):
             refused = _refusal(lambda: self._repairs.mend_frayed(claim.queue, claim.shard))
             return reply if refused is None else _as_store_error(refused)
-        cleared = self._clear([claim], [reply]) if isinstance(reply, StoreError) else {}
-        if cleared:
-            refused = cleared[0]
-            reply = self._client.calls([claim.call])[0] if refused is None else _as_store_error(refused)
+        for _ in range(ADMISSIONS):
+            cleared = self._clear([claim], [reply]) if isinstance(reply, StoreError) else {}
+            if not cleared:
+                break
+            if (refused := cleared[0]) is not None:
+                return _as_store_error(refused)
+            (reply,) = self._client.calls([claim.call])
         if isinstance(reply, StoreUnavailable):
             raise reply
         return reply

@@ -21,8 +21,8 @@ CLOCK_KEY = "lowkiq:test:clock"
 #: Keys of a shard, with their Redis types.
 SHARD_KEYS = {
     "lease": "hash",  # owner, epoch, counter, stopping, leaving, server, since
-    # shards, score, back, front, request, claim, kind, call, sweep; swept; counts processed, failed,
-    # merged, dead, dropped;
+    # shards, score, back, front, request, claim, kind, call, sweep; swept; apart (see repair_accept.lua);
+    # counts processed, failed, merged, dead, dropped;
     # since when nothing may be claimed: paused (the shard), queue_paused (with all others, see queue_pause)
     "meta": "hash",
     "senders": "hash",  # sender -> last n and when

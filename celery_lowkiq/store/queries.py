@@ -71,7 +71,7 @@ class Queries:
             found, cursor = self._members.scan(queue, id_bytes(prefix), limit, after)
         else:
             indexes = _indexes(by, _WAITING_INDEXES, prefix)
-            if by == "retry_count" and maximum is not None:
+            if by == "retry_count" and maximum is not None and math.isfinite(maximum):
                 maximum = math.floor(maximum) + FRACTION
             window = Window(limit, after, minimum, maximum, reverse=reverse)
             found, cursor = self._members.page(queue, indexes, window)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from celery_lowkiq.rules.errors import FormatMismatch, ShardCountMismatch, ShardDamaged
+from celery_lowkiq.rules.errors import FormatMismatch, ShardCountMismatch, ShardDamaged, ShardRepairing
 from celery_lowkiq.rules.models import MAX_SHARDS, QueueSpec, ShardRef
 from celery_lowkiq.rules.repairs import Registered
 
@@ -33,9 +33,9 @@ CONTENTS = ("due", "ranked", "held", "claimed", "dead", "paused")
 class Registry:
     """Registers queues, and lets an empty one adopt another count."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, repairs: Repairs | None = None) -> None:
         self._client = client
-        self._repairs = Repairs(client)
+        self._repairs = repairs or Repairs(client)
 
     def admit(self, queue: QueueSpec, shards: Sequence[ShardRef]) -> dict[ShardRef, ShardDamaged]:
         """Make the shards take scripts that declare ``queue.shards``; one that has lost its meta is repaired
@@ -53,14 +53,20 @@ class Registry:
             reopen = time.monotonic() > deadline
             answers = list(zip(shards, self._write(shards, str(queue.shards), stored, reopen), strict=True))
             for shard, reply in answers:
-                if not reply and not self._repairs.restore_meta(queue, shard, stored):
-                    refused[shard] = self._damaged(shard, stored)
+                if not reply and (damaged := self._unrestored(queue, shard, stored)):
+                    refused[shard] = damaged
             shards = [shard for shard, reply in answers if reply == CLOSED_BY_SOMEBODY]
             if shards:
                 threading.Event().wait(CLOSED_LOOK)
         return refused
 
-    def _damaged(self, shard: ShardRef, stored: Registered) -> ShardDamaged:
+    def _unrestored(self, queue: QueueSpec, shard: ShardRef, stored: Registered) -> ShardDamaged | None:
+        """Why the shard cannot say the number of shards; None when it says it now."""
+        try:
+            if self._repairs.restore_meta(queue, shard, stored):
+                return None
+        except ShardRepairing as error:
+            return error
         copy = self._copy(shard)
         says = f"meta says that the queue has {copy} shards" if copy else "meta does not say how many shards"
         reason = f"{says}, its registry says {stored.shards}, and the ids in the shard decide nothing"

@@ -25,7 +25,7 @@ from .scripts import PROBES, Value, load
 logger = logging.getLogger("celery_lowkiq.store")
 
 #: Entries that one script looks at, and shards that one round trip looks at.
-STEP = 100
+STEP = 250
 SHARDS = 256
 #: Keys of long or failed jobs that do not agree are looked at so often, in s.
 FRAYED_AGAIN = 60.0
@@ -71,13 +71,10 @@ class Repairs:
 
         Returns whether it says so now.
         """
+        if not self.is_restorable(queue, shard, known):
+            return False
         keys = shard_keys(shard)
         (says,) = self._client.commands([("HGET", keys["meta"], "shards")])
-        ids = self._client.commands([("ZRANGE", keys[name], 0, SAMPLE - 1) for name in SAMPLED])
-        names = [parse_id(job_id) for some in ids for job_id in some]
-        text = (says or b"").decode("latin-1")
-        if not may_restore(shard, text, known.shards, queue.shards, names):
-            return False
         call = load("repair_meta").call(
             keys,
             known=says or b"",
@@ -90,6 +87,15 @@ class Repairs:
             _tell(Repaired(shard, meta=True))
         return True
 
+    def is_restorable(self, queue: QueueSpec, shard: ShardRef, known: Registered) -> bool:
+        """Whether meta does not say how many shards there are, and all else agrees."""
+        keys = shard_keys(shard)
+        (says,) = self._client.commands([("HGET", keys["meta"], "shards")])
+        ids = self._client.commands([("ZRANGE", keys[name], 0, SAMPLE - 1) for name in SAMPLED])
+        names = [parse_id(job_id) for some in ids for job_id in some]
+        text = (says or b"").decode("latin-1")
+        return may_restore(shard, text, known.shards, queue.shards, names)
+
     def clear_meta(self, shard: ShardRef) -> bool:
         """Delete meta when it is of another type; whether it was."""
         cleared = self._clear(shard, ["meta"])
@@ -101,6 +107,7 @@ class Repairs:
         (lease,) = self._client.commands([("HMGET", shard_keys(shard)["lease"], "owner", "epoch")])
         owner, epoch = (value or b"" for value in lease)
         repaired = self._waiting(queue, self._processing(Repaired(shard), owner, epoch or b"0"))
+        self._accept(shard)
         _tell(repaired)
         return repaired
 
@@ -127,6 +134,7 @@ class Repairs:
         (epoch,) = self._client.commands([("HGET", shard_keys(shard)["lease"], "epoch")])
         repaired = self._processing(repaired, b"", epoch or b"0")
         repaired = self._morgue(queue, self._waiting(queue, repaired))
+        self._accept(shard)
         _tell(replace(repaired, meta=False))
         return repaired
 
@@ -176,6 +184,10 @@ class Repairs:
                     lost_waiting=repaired.lost_waiting + lost,
                 )
         return repaired
+
+    def _accept(self, shard: ShardRef) -> None:
+        """What `spill` and `order` differ by now is of no job: it is not to be in the way of claims."""
+        self._client.call(load("repair_accept").call(shard_keys(shard)))
 
     def _morgue(self, queue: QueueSpec, repaired: Repaired) -> Repaired:
         keys = shard_keys(repaired.shard)

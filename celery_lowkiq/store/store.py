@@ -17,6 +17,7 @@ from celery_lowkiq.rules.reports import Heard, NodeNews
 
 from .acquiring import acquire_call, acquired
 from .admission import Admission, ShardCall
+from .background_repairs import BackgroundRepairs
 from .batches import claim_call, claimed, open_claims, owned, settle_calls, settled, sound
 from .client import Client, WrongType, raise_refused
 from .dropping import Dropped, DropsOfPush
@@ -31,6 +32,7 @@ from .records import (
     parse_time,
     parse_whole,
 )
+from .repairing import Repairs
 from .reports import news_calls, told
 from .scripts import Call, load
 from .server import read_memory
@@ -53,7 +55,8 @@ class RedisStore:
     ) -> None:
         self.client = sending(client)
         self._durability = durability
-        self._admission = Admission(self.client)
+        self._admission = Admission(self.client, Repairs(self.client))
+        self._taking = Admission(self.client, BackgroundRepairs(self.client))
         self._senders: list[Sender] = []
         #: Hears of calls that a push drops by a policy of the task.
         self.dropped: Dropped | None = None
@@ -159,16 +162,25 @@ class RedisStore:
     def acquire(
         self, queue: QueueSpec, shard: ShardRef, owner: str, seen: LeaseState, known_epoch: int
     ) -> Lease:
-        """Only one of :meth:`acquire_all`. Raises NotOwner, ShardCountMismatch, StoreError."""
-        (answer,) = self.acquire_all([ToAcquire(queue, shard, seen, known_epoch)], owner)
+        """Only one of :meth:`acquire_all`; repairs are waited for.
+
+        Raises NotOwner, ShardCountMismatch, StoreError.
+        """
+        wish = ToAcquire(queue, shard, seen, known_epoch)
+        (answer,) = self._acquired(self._admission, [wish], owner)
         return sound(answer)
 
     def acquire_all(self, wanted: Sequence[ToAcquire], owner: str) -> list[Lease | LowkiqError]:
         """Take each shard whose lease is still as ``seen``, and recover what was in processing, in one round
-        trip. Answers may be errors of their own: NotOwner when a lease has changed since, ShardCountMismatch.
-        Raises StoreUnavailable.
+        trip. Answers may be errors of their own: NotOwner when a lease has changed since, ShardCountMismatch,
+        ShardRepairing when keys were lost: that takes a while, and goes on without the caller. Raises
+        StoreUnavailable.
         """
-        replies = self._admission.replies(
+        return self._acquired(self._taking, wanted, owner)
+
+    @staticmethod
+    def _acquired(admission: Admission, wanted: Sequence[ToAcquire], owner: str) -> list[Lease | LowkiqError]:
+        replies = admission.replies(
             [ShardCall(one.queue, one.shard, acquire_call(one, owner)) for one in wanted]
         )
         return [acquired(one.shard, owner, reply) for one, reply in zip(wanted, replies, strict=True)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from celery_lowkiq.rules.claims import Due, InHand
 from celery_lowkiq.rules.clock import Clock
-from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
+from celery_lowkiq.rules.errors import ShardDamaged, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import ShardRef
 
 from .outage import Outage
@@ -54,8 +54,10 @@ class Survey:
             dues, seconds = self._outage.survive(lambda: self._timed(shards, in_hand), give_up)
         except StoreUnavailable:
             return
-        except StoreError:
-            logger.exception("%s tries its shards one by one", asking.name)
+        except StoreError as error:
+            # Of damage its text says all.
+            cause = None if isinstance(error, ShardDamaged) else error
+            logger.error("%s tries its shards one by one: %s", asking.name, error, exc_info=cause)
             for lane, _ in asked:
                 lane.try_all()
             return

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from celery_lowkiq.rules.balance import Room, lane_for
 from celery_lowkiq.rules.claims import ToAcquire
-from celery_lowkiq.rules.errors import LowkiqError, NotOwner, ShardDamaged, StoreUnavailable
+from celery_lowkiq.rules.errors import LowkiqError, NotOwner, ShardDamaged, ShardRepairing, StoreUnavailable
 from celery_lowkiq.rules.models import Lease, ShardRef
 from celery_lowkiq.rules.ownership import Watch
 from celery_lowkiq.rules.words import shard_names
@@ -26,6 +26,8 @@ logger = logging.getLogger("celery_lowkiq.worker")
 REFUSED_AGAIN = 60.0
 #: The same of a shard that is damaged: it costs one question.
 DAMAGED_AGAIN = 10.0
+#: The same while a shard is being repaired.
+REPAIRING_AGAIN = 1.0
 #: So many shards are acquired in one round trip: some 20 ms of work for Redis.
 SLICE = 500
 
@@ -129,6 +131,9 @@ class Taking:
                 raise answer
             if isinstance(answer, Lease):
                 self._hold(Held(watch.queue, answer, self._seconds, sent_at))
+            elif isinstance(answer, ShardRepairing):
+                logger.info("shard %s is not served yet: %s", watch.shard, answer)
+                self._put_off([watch.shard], sent_at + REPAIRING_AGAIN)
             elif isinstance(answer, ShardDamaged):
                 logger.error("shard %s is not served: %s", watch.shard, answer)
                 self._put_off([watch.shard], sent_at + DAMAGED_AGAIN)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from celery_lowkiq.rules.claims import Claim, Due, Settled, ToClaim
-from celery_lowkiq.rules.errors import NotOwner, StoreError, StoreUnavailable
+from celery_lowkiq.rules.errors import NotOwner, ShardDamaged, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Batch, ShardRef
 from celery_lowkiq.rules.pace import batches_to_claim, mean_duration
 from celery_lowkiq.rules.rate import runs_of
@@ -108,7 +108,9 @@ class Work:
             )
         else:
             self._around.meter.refused()
-            logger.error("shard %s is left alone for %.0f s: %s", held.shard, PARKED, error, exc_info=error)
+            # Of damage its text says all.
+            cause = None if isinstance(error, ShardDamaged) else error
+            logger.error("shard %s is left alone for %.0f s: %s", held.shard, PARKED, error, exc_info=cause)
             self._lane.park(held.shard, PARKED)
 
     def _forgive(self, held: Held) -> None:

@@ -226,3 +226,8 @@ def test_lag_counts_only_what_may_be_claimed(queries, store):
 def test_bad_listings_are_refused(queries, options, message):
     with pytest.raises(InvalidCall, match=message):
         queries.jobs(ONE, **options)
+
+
+def test_failed_jobs_without_an_upper_bound(store):
+    """O7: how a job is isolated stands in the fraction of its count, which a bound is rounded up to."""
+    assert Queries(store).jobs(ONE, by="retry_count", maximum=float("inf")).items == ()

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 import pytest
 
-from celery_lowkiq.rules.errors import NotOwner, ShardCountMismatch, ShardDamaged
-from celery_lowkiq.rules.models import Fate, NewJob, QueueSpec, ShardRef, shard_of
+from celery_lowkiq.rules.claims import ToAcquire
+from celery_lowkiq.rules.errors import NotOwner, ShardCountMismatch, ShardDamaged, ShardRepairing
+from celery_lowkiq.rules.models import Fate, Lease, NewJob, QueueSpec, ShardRef, shard_of
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.keys import SHARD_KEYS, queue_key, shard_keys
 from celery_lowkiq.store.pausing import Pausing
 from celery_lowkiq.store.queries import Queries
 from celery_lowkiq.store.queue_repairs import QueueRepairs
+from celery_lowkiq.store.repairing import Repairs
+from tests.waiting import eventually
 
 from .helpers import ONE, SHARD, claim, end, push, take
 
@@ -261,3 +265,103 @@ def test_beside_a_living_owner_a_repair_gives_nothing_up_that_runs(store, client
     (repaired,) = QueueRepairs(store).repair(ONE)
     assert repaired.lost == 0
     assert end(store, lease, claimed).accepted == {"1"}
+
+
+def test_a_lost_order_lets_nothing_overtake(store, client):
+    """O6: a claim repairs the order of a long job before it hands out what came since."""
+    lease = take(store)
+    for turn in range(2):
+        push(store, "long", *LONG, perform_in=1.0)
+        client.delete(KEYS["order"])
+        push(store, "long", (f"newest {turn}", 100.0))
+        ran = run_all(store, lease)["long"]
+        assert ran == [payload for payload, _ in LONG] + [f"newest {turn}"]
+
+
+def test_payloads_of_a_long_job_come_back_with_its_id(store, client):
+    """O6: its record was lost, and written anew by a push before any claim looked."""
+    lease = take(store)
+    push(store, "long", *LONG, perform_in=1.0)
+    client.delete(KEYS["jobs"])
+    push(store, "long", ("newest", 100.0))
+    assert run_all(store, lease)["long"] == [payload for payload, _ in LONG] + ["newest"]
+
+
+def test_an_id_whose_pause_was_lost_is_paused_again(store, client, caplog):
+    """O6: also when a push has laid its job where it is not paused; nothing of it is taken for lost."""
+    lease = take(store)
+    Pausing(store.client).pause_ids(ONE, ["held"])
+    push(store, "held", ("a", 1.0))
+    client.delete(KEYS["paused"])
+    push(store, "held", ("b", 2.0))
+    assert run_all(store, lease) == {}
+    assert "LOST" not in caplog.text
+    Pausing(store.client).resume_ids(ONE, ["held"])
+    assert run_all(store, lease) == {"held": ["a", "b"]}
+
+
+def test_an_idle_shard_without_meta_is_looked_at(store, client):
+    """O6: the worker's next question finds it, though nothing is due."""
+    take(store)
+    push(store, "later", ("a", 1.0), perform_in=FAR)
+    client.delete(KEYS["meta"])
+    (due,) = store.next_due([SHARD])
+    assert due.next_due == due.now
+
+
+def test_a_claim_repairs_several_keys(store, client):
+    """O6: meta and the times of the jobs are lost at once."""
+    lease = take(store)
+    push(store, "a", ("1", 1.0), perform_in=1.0)
+    client.delete(KEYS["meta"], KEYS["due"])
+    assert [job.id for job in store.claim(ONE, lease, 1).jobs] == ["a"]
+
+
+def test_taking_shards_does_not_wait_for_a_repair(store, client, monkeypatch):
+    """O6: it goes on in a thread of its own, while the shards beside are taken and leases are renewed."""
+    queue = QueueSpec("orders", shards=2)
+    first, second = queue.shard_refs()
+    ids = {
+        ref: next(str(n) for n in range(99) if shard_of(str(n), 2) == ref.index) for ref in (first, second)
+    }
+    store.push(queue, [NewJob(ids[first], b"x"), NewJob(ids[second], b"x")])
+    client.delete(shard_keys(first)["meta"])
+    begun, may_go_on = threading.Event(), threading.Event()
+    whole = Repairs.restore_meta
+
+    def slow(self, *args):
+        begun.set()
+        assert may_go_on.wait(60)
+        return whole(self, *args)
+
+    monkeypatch.setattr(Repairs, "restore_meta", slow)
+    wanted = [
+        ToAcquire(queue, shard, seen, 0)
+        for shard, seen in zip((first, second), store.observe([first, second]), strict=True)
+    ]
+    for _ in range(2):
+        refused, taken = store.acquire_all(wanted, "me")
+        assert isinstance(refused, ShardRepairing)
+        assert isinstance(taken, Lease)
+        assert begun.wait(60)
+    may_go_on.set()
+    eventually(lambda: isinstance(store.acquire_all(wanted[:1], "me")[0], Lease))
+
+
+def test_a_long_job_that_is_deleted_was_not_lost(store, caplog):
+    """O6: between two steps of its end, a claim finds no mark without payloads."""
+    lease = take(store)
+    store.push(ONE, [NewJob("long", b"%03d" % n, float(n), 1.0) for n in range(512)])
+    step, claims = store.client.call, []
+
+    def between(call):
+        reply = step(call)
+        if not claims:
+            claims.append(None)
+            claims[0] = claim(store, lease).jobs
+        return reply
+
+    store.client.call = between
+    assert Actions(store).delete(ONE, ["long"]) == 1
+    assert claims == [()]
+    assert "LOST" not in caplog.text

@@ -16,7 +16,7 @@
 -- Returns: {now, next_due or '', claim number (0 for a request older than the last), kind, id, processing
 --   record, ...}, the first calls when some were moved that have records, and, behind such calls, {id, number of payloads
 --   from the smallest score on that a policy drops, ...}; kind 1: the batch is a suspect, 2:
---   only suspects are due, and 4 more when keys of long or failed jobs do not agree; error NOTOWNER <epoch>; error
+--   only suspects are due, and 4 more when keys of failed jobs do not agree; error NOTOWNER <epoch>; error
 --   SHARDS 0 or DAMAGED <key> when keys of the shard were lost, see store/repairing.py.
 -- Cost: O(limit log n + jobs in processing), at most about 2 max_payloads payloads; of a payload of more than max_bytes
 -- the first max_bytes + 1 are told.
@@ -25,10 +25,10 @@ if not is_owner() then
 end
 local now = now_us()
 local count, bytes = tonumber(max_payloads), tonumber(max_bytes)
-local known = redis.call('HMGET', meta, 'request', 'claim', 'shards')
-local damaged = unsound()
+local known = redis.call('HMGET', meta, 'request', 'claim', 'shards', 'apart')
+local damaged = unsound(known[4])
 -- Not in the way of a claim: the caller repairs it afterwards.
-local frayed = redis.call('HLEN', spill) ~= redis.call('ZCARD', order) or redis.call('ZCARD', failed) ~= redis.call('HLEN', errors)
+local frayed = redis.call('ZCARD', failed) ~= redis.call('HLEN', errors)
 if not known[3] or damaged then
   return redis.error_reply(damaged and 'DAMAGED ' .. damaged or 'SHARDS 0')
 end
@@ -97,6 +97,17 @@ local function condemned(id, mark)
   return CONDEMNED
 end
 
+-- A long job whose mark was lost with its record, and that has got new payloads since, is one job again.
+local any_long = redis.call('ZCARD', order) > 0
+local function rejoin(id)
+  local record = redis.call('HGET', jobs, id)
+  if record and record ~= SPILLED and redis.call('ZLEXCOUNT', order, lex_min(id), lex_max(id)) > 0 then
+    redis.call('HSET', jobs, id, SPILLED)
+    spill_items(waiting, id, unpack_items(record), false)
+    return true
+  end
+end
+
 -- What nearly all jobs are: one payload, whose call has no record. It moves as it is.
 local function is_plain(record)
   local _, stop, length = string.find(record, '^[%d.]+ (%d+) ')
@@ -163,7 +174,7 @@ local function fill()
     if moved == wanted or payloads >= count or size >= bytes then
       break
     end
-    local record = simple[(i + 1) / 2]
+    local record = not (any_long and rejoin(ids[i])) and simple[(i + 1) / 2]
     local mark = suspected > 0 and redis.call('HGET', deaths, ids[i])
     local running = not record and busy > 0 and redis.call('ZSCORE', claimed, ids[i])
     local failure = not record and any_failed and redis.call('ZSCORE', failed, ids[i])

@@ -1,14 +1,15 @@
 -- When the shard has work next: now, when something of a claim is left that the owner has not in hand, or when the next
 -- claim is to find that a key of the shard was lost.
 --
--- KEYS: meta due? ranked? classes? paused? held? jobs? claimed? processing?
+-- KEYS: meta due? ranked? classes? paused? held? jobs? spill? order? claimed? processing?
 -- ARGV: open
 --   open: the numbers of the claims that the owner has in hand, or 'any'
 -- USES: time sound stray ranks due
 -- Returns: {now, next_due or ''}.
 -- Cost: O(log n + jobs in processing).
 local now = seconds(now_us())
-if unsound() or #strays() > 0 then
+local known = redis.call('HMGET', meta, 'shards', 'apart')
+if not known[1] or unsound(known[2]) or #strays() > 0 then
   return {now, now}
 end
 return {now, next_due()}

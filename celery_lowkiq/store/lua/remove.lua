@@ -74,6 +74,7 @@ for i = rest, #ARGV do
       local from = cursor ~= '' and cursor or lex_min(id)
       while from and looked <= tonumber(limit) do
         from = shrink(id, from)
+        from = redis.call('ZLEXCOUNT', order, lex_min(id), lex_max(id)) > 0 and from or nil
         looked = looked + STEP
       end
       if from then

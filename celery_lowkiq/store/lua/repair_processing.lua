@@ -1,6 +1,6 @@
 -- Makes what tells of claims, and what was claimed, agree.
 --
--- KEYS: lease claimed processing jobs deaths
+-- KEYS: lease claimed processing jobs tries deaths
 -- ARGV: owner epoch
 --   owner, epoch: of the lease as the caller knows it; payloads are given up only while it is still so
 -- USES: bag_read processing
@@ -22,6 +22,7 @@ for _, id in ipairs(as_known and redis.call('ZRANGE', claimed, 0, -1) or {}) do
     redis.call('ZREM', claimed, id)
     if redis.call('HEXISTS', jobs, id) == 0 then
       redis.call('HDEL', deaths, id)
+      redis.call('HDEL', tries, id)
     end
     lost = lost + 1
   end

@@ -22,6 +22,7 @@ local function forget(id)
   redis.call('HDEL', jobs, id)
   redis.call('HDEL', errors, id)
   redis.call('HDEL', deaths, id)
+  redis.call('HDEL', tries, id)
 end
 
 -- Of the last try that is known: retry_count and error.

@@ -1,0 +1,15 @@
+-- Accepts by how many entries the keys of long jobs differ after a repair: these were planted, and no repair mends them.
+--
+-- KEYS: meta spill order
+-- ARGV:
+-- USES:
+-- FLAGS: allow-oom
+-- Returns: the difference.
+-- Cost: O(1). Repeated: the same, until a key changes alone.
+local apart = redis.call('HLEN', spill) - redis.call('ZCARD', order)
+if apart ~= 0 then
+  redis.call('HSET', meta, 'apart', apart)
+else
+  redis.call('HDEL', meta, 'apart')
+end
+return apart
