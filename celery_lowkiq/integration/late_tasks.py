@@ -18,8 +18,8 @@ LOOK = 5.0
 
 
 class LateTasks:
-    """The worker begins with them when Celery does with plain tasks: on ``reload()``, and after a reconnect to
-    the broker. Until then a warning names them.
+    """The worker begins with them when Celery does with plain tasks: on ``reload()``, and after a reconnect
+    to the broker. Until then a warning names them.
     """
 
     def __init__(
