@@ -130,6 +130,7 @@ class OrderedQueues(bootsteps.StartStopStep):
         self._prepare(self._served, asked_for)
         warn_of_short_names(consumer.app, self._tasks, options)
         leave_broker_queues(consumer.app, asked_for)
+        trace_on_ttin()
         self._late = LateTasks(consumer, self._tasks, self._begin_with)
 
     def _prepare(self, served: frozenset[str], asked_for: list[str]) -> None:
@@ -171,7 +172,6 @@ class OrderedQueues(bootsteps.StartStopStep):
         """Called when the worker is up, and again after each reconnect to the broker."""
         with self._starting:
             if self._runtime is None and self._threads and self._served and not self._ends:
-                trace_on_ttin()
                 self._runtime = self._make_runtime(consumer)
                 hold_at_once(consumer.controller, self._runtime)
                 self._runtime.start()

@@ -145,7 +145,11 @@ def test_it(celery_app, celery_worker, caplog):
     )
 
 
-def test_a_late_task_without_a_reload_is_named_once(app, late_task, said):
+@pytest.mark.parametrize(
+    "begin", [lambda worker: worker.reload(), lambda worker: worker.app.control.pool_restart()]
+)
+def test_a_late_task_without_a_reload_is_named_once(app, late_task, said, begin):
+    app.conf.worker_pool_restarts = True
     with in_process(app) as worker:
         task, got = late_task("late_one")
         task.delay("1", "waits")
@@ -156,7 +160,7 @@ def test_a_late_task_without_a_reload_is_named_once(app, late_task, said):
         (warning,) = said("late_one")
         assert "(late_one), since their tasks were registered after its start" in warning
         assert got == []
-        worker.reload()
+        begin(worker)
         eventually(lambda: got == [{"1": ["waits"]}])
     assert len(said("late_one")) == 1
 
