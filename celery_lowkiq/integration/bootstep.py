@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import signal
 import threading
 import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from celery import bootsteps, signals
-from celery.apps.worker import install_cry_handler  # type: ignore[attr-defined]
+from celery import bootsteps
 from celery.concurrency.thread import TaskPool as ThreadPool
 from celery.exceptions import ImproperlyConfigured, WorkerShutdown
 from celery.worker import state
@@ -33,6 +31,7 @@ from celery_lowkiq.worker.unmeasured import UNMEASURED
 from . import banner, commands, control  # noqa: F401 - remote control commands, a part of the banner
 from .event_loop import DRAIN_LOOK, turns
 from .exiting import let_go_at_exit
+from .late_tasks import LateTasks
 from .log_lines import tell_of_batches
 from .metering import Metrics, open_metrics
 from .rates import read_rate
@@ -46,6 +45,7 @@ from .selection import (
     warn_of_weights,
     worker_options,
 )
+from .signal_handlers import hold_at_once, trace_on_ttin
 from .stores import home_of, source_of
 from .threads import check_threads
 
@@ -109,8 +109,11 @@ class OrderedQueues(bootsteps.StartStopStep):
         """
         super().__init__(consumer, **options)
         self._runtime: Runtime | None = None
+        #: A test calls ``reload()`` in a thread of its own.
+        self._starting = threading.Lock()
         self._ends = False
         self._host: CeleryHost | None = None
+        self._runner: CeleryRunner | None = None
         self._store: RedisStore | None = None
         self._metrics: Metrics | None = None
         self._exclusion: Exclusion = Cooperative()
@@ -124,26 +127,33 @@ class OrderedQueues(bootsteps.StartStopStep):
         if self._tasks and not self._served:
             logger.info("no ordered queue is served: -Q and -X leave none of %s", ", ".join(self._tasks))
         asked_for = named(self._tasks, options)
-        if not self._threads:
-            self._without_threads(asked_for)
-        elif self._served:
-            check_threads(consumer.controller)
-            self._check_redis(asked_for)
+        self._prepare(self._served, asked_for)
         warn_of_short_names(consumer.app, self._tasks, options)
         leave_broker_queues(consumer.app, asked_for)
-        _trace_on_ttin()
+        trace_on_ttin()
+        self._late = LateTasks(consumer, self._tasks, self._begin_with)
 
-    def _without_threads(self, asked_for: list[str]) -> None:
+    def _prepare(self, served: frozenset[str], asked_for: list[str]) -> None:
+        """Check what has to be there for queues that are to be served."""
+        if not self._threads:
+            self._without_threads(served, asked_for)
+        elif served and self._runtime is None:
+            check_threads(self._consumer.controller)
+            self._check_redis(served, asked_for)
+
+    def _without_threads(self, served: frozenset[str], asked_for: list[str]) -> None:
         form = "start a worker with -P threads for them"
         if asked_for:
             raise ImproperlyConfigured(
                 f"-Q names the ordered queues {', '.join(asked_for)}, which need a thread pool: {form}"
             )
-        if self._served:
-            served = [name for name in self._tasks if name in self._served]
-            logger.warning("ordered queues (%s) are not served by this pool: %s", ", ".join(served), form)
+        if served:
+            names = ", ".join(sorted(served))
+            logger.warning(
+                "ordered queues (%s) are not served by this pool, their calls wait: %s", names, form
+            )
 
-    def _check_redis(self, asked_for: list[str]) -> None:
+    def _check_redis(self, served: frozenset[str], asked_for: list[str]) -> None:
         """An app that has ordered tasks but no Redis still has plain tasks to serve."""
         settings = home_of(self._consumer.app).settings
         try:
@@ -153,19 +163,21 @@ class OrderedQueues(bootsteps.StartStopStep):
                 raise ImproperlyConfigured(
                     f"-Q names the ordered queues {', '.join(asked_for)}: {error}"
                 ) from error
-            logger.error("ordered queues (%s) are not served: %s", ", ".join(sorted(self._served)), error)
+            logger.error("ordered queues (%s) are not served: %s", ", ".join(sorted(served)), error)
             self._served, self._without_redis = frozenset(), str(error)
 
     # -- bootstep
 
     def start(self, consumer: Any) -> None:
         """Called when the worker is up, and again after each reconnect to the broker."""
-        if self._runtime is None and self._threads and self._served and not self._ends:
-            self._runtime = self._make_runtime(consumer)
-            _hold_at_once(consumer.controller, self._runtime)
-            self._runtime.start()
-            if self._metrics is not None:
-                self._metrics.serve(self._runtime)
+        with self._starting:
+            if self._runtime is None and self._threads and self._served and not self._ends:
+                self._runtime = self._make_runtime(consumer)
+                hold_at_once(consumer.controller, self._runtime)
+                self._runtime.start()
+                if self._metrics is not None:
+                    self._metrics.serve(self._runtime)
+        self._late.watch()
 
     def stop(self, consumer: Any) -> None:
         """Lanes do not need the broker: only the end of the worker ends them."""
@@ -178,7 +190,7 @@ class OrderedQueues(bootsteps.StartStopStep):
 
     def info(self, consumer: Any) -> dict[str, Any]:  # type: ignore[override]
         """For ``celery inspect stats`` and Flower."""
-        return {"lowkiq": self.snapshot()}
+        return {"lowkiq": self.snapshot()} if self._tasks else {}
 
     # -- remote control
 
@@ -186,6 +198,10 @@ class OrderedQueues(bootsteps.StartStopStep):
     def tasks(self) -> Mapping[str, Any]:
         """All ordered tasks by the names of their queues."""
         return self._tasks
+
+    def finds(self, queue: str) -> bool:
+        """Whether the app has this ordered queue by now; its task may be registered after the start."""
+        return self._late.finds(queue)
 
     @property
     def has_lanes(self) -> bool:
@@ -230,6 +246,24 @@ class OrderedQueues(bootsteps.StartStopStep):
         if self._ends or self._consumer.blueprint.state != bootsteps.RUN:  # type: ignore[attr-defined]
             raise ConfigurationError("the worker stops")
 
+    def _begin_with(self, new: Mapping[str, Any]) -> None:
+        """Serve what -Q and -X leave of tasks, by queue, that were registered after the start."""
+        served = frozenset(chosen(new, worker_options(self._consumer.app)))
+        try:
+            specs = [task.queue_spec for task in new.values()]
+            self._tasks = dict(sorted({**self._tasks, **new}.items()))
+            self._prepare(served, [])
+            if self._runtime is not None and self._runner is not None:
+                self._runner.learn(new)
+                self._runtime.learn(specs)
+                for queue in new:
+                    self.limit(queue)
+            if served and self._threads and not self._without_redis:
+                self._check_stays()
+                self._serve(self._served | served)
+        except (ConfigurationError, ImproperlyConfigured) as error:
+            logger.error("ordered queues (%s) are not served: %s", ", ".join(sorted(new)), error)
+
     def _serve(self, served: frozenset[str]) -> None:
         if self._runtime is None:
             self._served = served
@@ -260,7 +294,7 @@ class OrderedQueues(bootsteps.StartStopStep):
             logger.warning("%d lanes for %d shards: %d lanes stay idle", lanes, shards, lanes - shards)
         tell_of_batches()
         self._store = home.open_store(lanes + OTHER_CONNECTIONS)
-        runner = CeleryRunner(
+        runner = self._runner = CeleryRunner(
             self._tasks, consumer, home, CallReader(self._store.client), Tracks(self._store.client)
         )
         self._host = CeleryHost(consumer, runner)
@@ -344,33 +378,6 @@ class OrderedQueues(bootsteps.StartStopStep):
             except Exception:
                 logger.debug("the event loop ends during the drain", exc_info=True)
                 turn = None
-
-
-def _hold_at_once(controller: Any, runtime: Runtime) -> None:
-    """Celery's signal handlers only leave word for the event loop, or sleep through a soft shutdown: lanes
-    must begin nothing meanwhile.
-    """
-    wait = controller.wait_for_soft_shutdown
-
-    def hold_and_wait() -> Any:
-        runtime.hold()
-        return wait()
-
-    def hold(**_: Any) -> None:
-        runtime.hold()
-
-    controller.wait_for_soft_shutdown = hold_and_wait
-    signals.worker_shutting_down.connect(hold, weak=False, dispatch_uid="lowkiq-hold")
-
-
-def _trace_on_ttin() -> None:
-    """Write the trace of all threads on SIGTTIN, as Celery does on SIGUSR1. By default it stops the process:
-    leases run out, and others take the shards. Does nothing where there is no such signal, outside of the
-    main thread, and when the app has a handler of its own.
-    """
-    number = getattr(signal, "SIGTTIN", None)
-    if number is not None and signal.getsignal(number) is signal.SIG_DFL:
-        install_cry_handler("SIGTTIN")
 
 
 def _cold() -> bool:

@@ -92,7 +92,7 @@ def lowkiq_requeue(state: Any, **given: Any) -> Any:
 def _step(state: Any) -> Any:
     """The bootstep. Raises ConfigurationError for a worker of an app without ordered tasks."""
     step = getattr(state.consumer, "ordered_queues", None)
-    if step is None:
+    if step is None or not step.tasks:
         raise ConfigurationError("the app of this worker has no ordered task")
     return step
 

@@ -41,7 +41,7 @@ def _instead(ours: Command) -> Command:
 @_instead
 def add_consumer(step: Any, celerys: Command, queue: str, **_: Any) -> Any:
     """Serve an ordered queue."""
-    return _serve(step, queue, True, f"add consumer {queue}") if queue in step.tasks else celerys()
+    return _serve(step, queue, True, f"add consumer {queue}") if step.finds(queue) else celerys()
 
 
 @_instead

@@ -47,6 +47,11 @@ class CeleryRunner:
         self._dying = threading.local()
         self._policies = {name: policy_of(task) for name, task in tasks.items()}
 
+    def learn(self, tasks: Mapping[str, Any]) -> None:
+        """Know more tasks, by the names of their queues."""
+        self._policies = {**self._policies, **{name: policy_of(task) for name, task in tasks.items()}}
+        self._tasks = {**self._tasks, **tasks}
+
     def run(self, batch: Batch) -> tuple[Verdict, ...]:
         """Verdicts of a batch; an error of ours counts as a failed run."""
         run, verdicts = self._verdicts(batch)

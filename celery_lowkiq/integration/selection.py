@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from celery import Celery
-from celery.signals import celeryd_init
+from celery._state import get_current_worker_task
+from celery.signals import celeryd_init, import_modules
 
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall
 from celery_lowkiq.rules.names import did_you_mean, full_names, listed
@@ -15,6 +16,12 @@ from celery_lowkiq.rules.names import did_you_mean, full_names, listed
 logger = logging.getLogger("celery_lowkiq.worker")
 
 _OPTIONS = "_lowkiq_worker_options"
+#: By name: only a worker imports Celery's worker, and whatever instruments that comes first.
+BOOTSTEP = "celery_lowkiq.integration.bootstep:OrderedQueues"
+LATE = (
+    "this worker does not serve the ordered queues (%s), since their tasks were registered after its start: "
+    "calls wait for another worker. Have their modules imported at the start (imports, include)"
+)
 
 
 def ordered_tasks(app: Celery) -> dict[str, Any]:
@@ -120,4 +127,20 @@ def _remember_options(instance: Any = None, options: Any = None, **_: Any) -> No
     instance.app.__dict__[_OPTIONS] = dict(options or {})
 
 
+def add_step(app: Celery, queue: str) -> None:
+    """Have the app's workers serve ordered queues. Warns in a run of a worker that started without that step:
+    nothing else of it would ever learn of the queue.
+    """
+    steps = app.steps["consumer"]
+    if BOOTSTEP not in steps and get_current_worker_task() is not None:
+        logger.warning(LATE, queue)
+    steps.add(BOOTSTEP)
+
+
+def _prepare_worker(sender: Any = None, **_: Any) -> None:
+    """The first ordered task of an app may be registered while its worker runs."""
+    sender.steps["consumer"].add(BOOTSTEP)
+
+
 celeryd_init.connect(_remember_options, weak=False)
+import_modules.connect(_prepare_worker, weak=False)

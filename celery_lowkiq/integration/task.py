@@ -29,7 +29,7 @@ from .outcomes import BusinessFailure
 from .queue import OrderedQueue, Terms
 from .queue_policies import QueuePolicies, policies_of
 from .rates import read_rate
-from .selection import check_names
+from .selection import add_step, check_names
 from .sending import install
 from .stores import home_of
 from .task_calls import StoresCalls
@@ -38,7 +38,6 @@ from .trackers import TracksCalls
 
 install()
 
-BOOTSTEP = "celery_lowkiq.integration.bootstep:OrderedQueues"
 POISON = "poison pill: the job took its worker down {max_crashes} times"
 
 _spec_lock = ProcessLock()
@@ -108,8 +107,7 @@ class OrderedTask(QueuePolicies, TracksCalls, StoresCalls, RunsBatches):
             check_annotations(cls, app)
             if cls.queue_name is None:
                 check_queue_name(cls.name)
-        # By name: only a worker imports Celery's worker, and whatever instruments that comes first.
-        app.steps["consumer"].add(BOOTSTEP)
+        add_step(app, cls.queue_name or cls.name)
         adopt_on_commit(cls, app)
 
     # -- the queue

@@ -61,6 +61,10 @@ class Heartbeat:
         self._say(heard.told)
         return heard.members
 
+    def learn(self, queues: Mapping[str, QueueSpec]) -> None:
+        """Know more queues, by name."""
+        self._queues.update(queues)
+
     def end(self) -> None:
         """The node is gone."""
         try:

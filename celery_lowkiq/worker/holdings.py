@@ -17,12 +17,18 @@ class Holdings:
 
     def __init__(self, dealt: Mapping[ShardRef, tuple[QueueSpec, Lane]]) -> None:
         #: The lane that serves a shard, or would.
-        self.lane_of = {shard: lane for shard, (_, lane) in dealt.items()}
-        self.watches = {shard: Watch(queue, shard) for shard, (queue, _) in dealt.items()}
+        self.lane_of: dict[ShardRef, Lane] = {}
+        self.watches: dict[ShardRef, Watch] = {}
+        self.learn(dealt)
         self.held: dict[ShardRef, Held] = {}
         #: Shards that are given up, each when its batch has ended.
         self.leaving: set[ShardRef] = set()
         self._lock = threading.Lock()
+
+    def learn(self, dealt: Mapping[ShardRef, tuple[QueueSpec, Lane]]) -> None:
+        """Know more shards."""
+        self.lane_of.update((shard, lane) for shard, (_, lane) in dealt.items())
+        self.watches.update((shard, Watch(queue, shard)) for shard, (queue, _) in dealt.items())
 
     def leases(self) -> list[Held]:
         """All that the node has now."""

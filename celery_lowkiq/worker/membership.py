@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from celery_lowkiq.rules.balance import Member, Room, quotas, to_give_up
 from celery_lowkiq.rules.clock import Clock
@@ -36,6 +36,10 @@ class Membership:
         self._lanes = lanes
         self._seconds = lease_seconds
         self._seen: dict[str, dict[str, Member]] = {name: {} for name in self._queues if name in served}
+
+    def learn(self, queues: Mapping[str, QueueSpec]) -> None:
+        """Know more queues, by name; the node takes no part in them yet."""
+        self._queues.update(queues)
 
     def attend(self, queues: Collection[str]) -> None:
         """Take part in these queues only, from now on. Raises StoreError; then nothing has changed here."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 
 from celery_lowkiq.rules.errors import StoreError
@@ -76,6 +77,8 @@ class Ownership:
         self._farewell = Farewell(around.store, holdings, membership)
         self._alarms = Alarms(around.host, around.clock, lanes)
         self._evictions = Evictions(around.store, around.clock)
+        #: What was dealt since the start, until the thread takes it in.
+        self._learnt: deque[Mapping[ShardRef, tuple[QueueSpec, Lane]]] = deque()
         self._wake = threading.Event()
         self._draining = False
         self._abandoned = False
@@ -92,6 +95,10 @@ class Ownership:
     def start(self) -> None:
         """Begin to take shards."""
         self._thread.start()
+
+    def learn(self, dealt: Mapping[ShardRef, tuple[QueueSpec, Lane]]) -> None:
+        """Know the shards of more queues before the next :meth:`serve`, which may name these."""
+        self._learnt.append(dealt)
 
     def serve(self, queues: Collection[str]) -> None:
         """Want the shards of these queues only: others are given up, each after its running batch."""
@@ -217,9 +224,18 @@ class Ownership:
         to_serve = self._to_serve
         if to_serve == self._served:
             return
+        while self._learnt:
+            self._take_in(self._learnt.popleft())
         if self._membership is not None:
             self._membership.attend(to_serve)
         self._served = to_serve
+
+    def _take_in(self, dealt: Mapping[ShardRef, tuple[QueueSpec, Lane]]) -> None:
+        queues = {queue.name: queue for queue, _ in dealt.values()}
+        self._holdings.learn(dealt)
+        self._heartbeat.learn(queues)
+        if self._membership is not None:
+            self._membership.learn(queues)
 
     def _wanted(self) -> list[ShardRef]:
         return self._holdings.wanted(self._served)

@@ -76,13 +76,14 @@ class Runtime:
         )
         self._lanes = [Lane(number, scheduler_factory(), around) for number in range(lanes)]
         self._survey = Survey(store, self._outage, self._lanes, clock)
-        self._queues = queues
+        self._queues = list(queues)
+        self._splitter = splitter
         self.known = frozenset(queue.name for queue in queues)
         self.served = self.known if served is None else frozenset(served)
         #: Told to serve nothing for now.
         self.is_quiet = False
         self._heartbeat = Heartbeat(around, owner=owner, lanes=self._lanes, queues=queues)
-        self._ownership: Ownership = self._make_ownership(around, owner, splitter)
+        self._ownership: Ownership = self._make_ownership(around, owner)
         self._waker = Waker(
             store, self._to_serve(), host, self._outage, pushed=self._heard, connected=self._refresh
         )
@@ -93,6 +94,17 @@ class Runtime:
             lane.start()
         self._waker.start()
         self._ownership.start()
+
+    def learn(self, queues: Sequence[QueueSpec]) -> None:
+        """Know more queues, which :meth:`serve` may name from now on. Only leases can share out what comes
+        later: with another splitter, ``known`` stays what it is.
+        """
+        new = [queue for queue in queues if queue.name not in self.known]
+        if not new or self._splitter is not lease_splitter:
+            return
+        self._ownership.learn(self._deal(new))
+        self._queues = [*self._queues, *new]
+        self.known |= {queue.name for queue in new}
 
     def serve(self, names: Collection[str]) -> None:
         """Serve these of its queues from now on, and no other; returns at once. Of a queue that goes, running
@@ -170,12 +182,12 @@ class Runtime:
         now = self._clock.monotonic()
         return {"quiet": self.is_quiet, "lanes": [_picture(lane, now) for lane in self._lanes]}
 
-    def _make_ownership(self, around: Surroundings, owner: str, splitter: Splitter) -> Ownership:
-        dealt = self._deal(splitter)
+    def _make_ownership(self, around: Surroundings, owner: str) -> Ownership:
+        dealt = self._deal(self._queues)
         shards = {shard: queue for queue in self._queues for shard in queue.shard_refs()}
         me: Any = {"owner": owner, "lease_seconds": around.lease_seconds}
         membership = None
-        if splitter is lease_splitter:
+        if self._splitter is lease_splitter:
             membership = Membership(
                 around.store,
                 self._heartbeat,
@@ -196,9 +208,9 @@ class Runtime:
             served=self.served,
         )
 
-    def _deal(self, splitter: Splitter) -> dict[ShardRef, tuple[QueueSpec, Lane]]:
-        by_shard = {shard: queue for queue in self._queues for shard in queue.shard_refs()}
-        dealt = splitter(list(by_shard), len(self._lanes))
+    def _deal(self, queues: Sequence[QueueSpec]) -> dict[ShardRef, tuple[QueueSpec, Lane]]:
+        by_shard = {shard: queue for queue in queues for shard in queue.shard_refs()}
+        dealt = self._splitter(list(by_shard), len(self._lanes))
         lane_of = {shard: lane for lane, shards in zip(self._lanes, dealt, strict=True) for shard in shards}
         return {shard: (queue, lane_of[shard]) for shard, queue in by_shard.items() if shard in lane_of}
 

@@ -25,7 +25,7 @@ def test_lanes_are_shown_also_when_redis_is_away(app):
         """Never runs."""
 
     picture = {"quiet": False, "lanes": [{"name": "lane-0", "shards": [], "running": None}]}
-    step = SimpleNamespace(served=["orders"], snapshot=lambda: picture)
+    step = SimpleNamespace(tasks={"orders": None}, served=["orders"], snapshot=lambda: picture)
     found = commands.lowkiq(SimpleNamespace(consumer=SimpleNamespace(ordered_queues=step), app=app))
     assert found["lanes"] == picture["lanes"]
     assert "Redis is not available" in found["queues"]["error"]

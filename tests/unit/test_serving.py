@@ -59,6 +59,29 @@ def test_a_node_without_queues_hears_again_when_it_gets_one(node):
     one.ran("heard")
 
 
+def test_a_node_serves_a_queue_that_it_learns_of_later(node):
+    """F9: only the queues of its start were ever served."""
+    one = node(queues=[Q], splitter=lease_splitter).start()
+    eventually(lambda: owned(one, Q) == 4)
+    one.runtime.learn([Q, OTHER])
+    one.runtime.serve(["q", "other"])
+    eventually(lambda: owned(one, OTHER) == 2)
+    assert owned(one, Q) == 4
+    assert set(one.store.members) == {"q", "other"}
+    one.store.push(ONE_OF_OTHER, "heard")
+    one.ran("heard")
+    one.runtime.serve(["q"])
+    eventually(lambda: (owned(one, Q), owned(one, OTHER)) == (4, 0))
+    one.runtime.serve(["other"])
+    eventually(lambda: (owned(one, Q), owned(one, OTHER)) == (0, 2))
+
+
+def test_a_splitter_that_has_dealt_the_shards_learns_no_queue(node):
+    one = node(queues=[Q], splitter=default_splitter).start()
+    one.runtime.learn([OTHER])
+    assert one.runtime.known == {"q"}
+
+
 def test_a_node_that_cannot_leave_the_members_tries_again(node):
     one = node(queues=[Q, OTHER], splitter=lease_splitter).start()
     eventually(lambda: (owned(one, Q), owned(one, OTHER)) == (4, 2))
