@@ -89,9 +89,10 @@ class OrderedApi(BaseApiHandler):  # type: ignore[misc]
 
     @authenticated
     async def get(self) -> None:
-        """By queue."""
+        """By queue; of a damaged one what is wrong."""
         found = await _answer(Console(self.capp).overview)
-        self.write({queue: vars(stats) for queue, stats in found.by_queue.items()})
+        damaged = {queue: {"error": str(error)} for queue, error in found.damaged.items()}
+        self.write({queue: vars(stats) for queue, stats in found.by_queue.items()} | damaged)
 
 
 async def _answer(ask: Callable[[], T]) -> T:

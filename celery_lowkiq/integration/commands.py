@@ -20,7 +20,7 @@ from kombu.utils.uuid import uuid
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall, LowkiqError
 
 from .calls import read_id
-from .console import Console
+from .console import Console, Overview
 from .queue import OrderedQueue
 from .stores import home_of
 
@@ -105,11 +105,14 @@ def _answer(ask: Callable[[], Any]) -> Any:
 
 
 def _picture(step: Any, app: Celery) -> dict[str, Any]:
-    """Lanes are shown also when Redis is away."""
-    stats = _answer(
-        lambda: {n: asdict(found) for n, found in Console(app).overview(step.served).by_queue.items()}
-    )
-    return {**step.snapshot(), "queues": stats}
+    """Lanes are shown also when Redis is away, and queues beside one that is damaged."""
+    return {**step.snapshot(), "queues": _answer(lambda: _counts(Console(app).overview(step.served)))}
+
+
+def _counts(found: Overview) -> dict[str, Any]:
+    """By queue; of a damaged one what is wrong."""
+    damaged = {name: {"error": str(error)} for name, error in found.damaged.items()}
+    return {name: asdict(counts) for name, counts in found.by_queue.items()} | damaged
 
 
 def _quiet(state: Any, yes: bool, done: str) -> Any:

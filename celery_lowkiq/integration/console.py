@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from celery import Celery
 
 from celery_lowkiq.rules.checkup import OK, Finding, examine, unreachable
-from celery_lowkiq.rules.errors import StoreError
+from celery_lowkiq.rules.errors import ShardDamaged, StoreError
 from celery_lowkiq.rules.history import Sample, sum_of
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.reports import NodeReport, current
@@ -26,11 +26,20 @@ from .trackers import Tracker, trackers
 
 @dataclass(frozen=True)
 class Overview:
-    """Counts of all queues at one moment, in the order of their names, and their sum; numbers of shards."""
+    """Counts of all queues at one moment, in the order of their names, and their sum; numbers of shards.
+    A queue with a shard that cannot be read has no counts: it is in ``damaged``.
+    """
 
     total: Stats
     by_queue: Mapping[str, Stats]
     shards: Mapping[str, int]
+    damaged: Mapping[str, ShardDamaged] = field(default_factory=dict)
+
+    def counts(self, queue: str) -> Stats:
+        """Of one queue. Raises ShardDamaged."""
+        if queue in self.damaged:
+            raise self.damaged[queue]
+        return self.by_queue[queue]
 
 
 @dataclass(frozen=True)
@@ -81,9 +90,11 @@ class Console:
         """
         chosen = self._chosen(names)
         specs = self._as_stored(chosen)
-        found = home_of(self.app).queries.stats_of(specs)
-        by_queue = dict(zip(chosen, found, strict=True))
-        return Overview(sum(found, Stats()), by_queue, {spec.name: spec.shards for spec in specs})
+        found = dict(zip(chosen, home_of(self.app).queries.stats_of(specs), strict=True))
+        by_queue = {name: counts for name, counts in found.items() if isinstance(counts, Stats)}
+        damaged = {name: error for name, error in found.items() if isinstance(error, ShardDamaged)}
+        shards = {spec.name: spec.shards for spec in specs}
+        return Overview(sum(by_queue.values(), Stats()), by_queue, shards, damaged)
 
     def _chosen(self, names: Iterable[str] | None) -> dict[str, OrderedQueue]:
         if names is None:
@@ -106,7 +117,7 @@ class Console:
         return Histories(sum_of(found), dict(zip(chosen, found, strict=True)))
 
     def looks(self) -> list[ShardLook]:
-        """Counts and lease of each shard that is stored of all queues, in two round trips."""
+        """Counts and lease of each shard that is stored of all queues, or its damage, in two round trips."""
         return home_of(self.app).queries.looks(self._as_stored(self.queues()))
 
     def trackers(self, limit: int = 100, after: str | None = None) -> Page[TrackerView]:

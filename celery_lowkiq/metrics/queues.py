@@ -19,7 +19,7 @@ from celery_lowkiq.rules.clock import Clock, SystemClock
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.ownership import Watch
-from celery_lowkiq.rules.views import ShardLook, Stats
+from celery_lowkiq.rules.views import ShardLook, Stats, sum_of
 
 logger = logging.getLogger("celery_lowkiq.metrics")
 
@@ -61,7 +61,9 @@ COUNTERS = (
 
 
 class QueueCollector(Collector):
-    """All queues of an app. A scrape is two round trips, and one scrape at a time asks Redis."""
+    """All queues of an app. A scrape is two round trips, and one scrape at a time asks Redis. A queue with a
+    damaged shard has no sums, since counters would go back; it has its numbers of shards.
+    """
 
     def __init__(self, app: Celery, clock: Clock | None = None) -> None:
         """Raises ConfigurationError for an app whose settings are wrong."""
@@ -81,11 +83,14 @@ class QueueCollector(Collector):
                 self._say(str(error))
                 yield GaugeMetricFamily(*UP, value=0)
                 return
-            self._say("")
-            unowned = self._unowned(looks)
+            self._say("; ".join(str(look.damage) for look in looks if look.damage))
+            unowned = self._unowned(look for look in looks if not look.damage)
+        by_queue = {queue: list(found) for queue, found in groupby(looks, lambda o: o.shard.queue)}
         yield GaugeMetricFamily(*UP, value=1)
-        yield from _figures({queue: list(found) for queue, found in groupby(looks, lambda o: o.shard.queue)})
+        yield from _figures(by_queue)
         yield _gauge("lowkiq_shards_unowned", "Shards that no node works", unowned)
+        damaged = {queue: sum(1 for look in found if look.damage) for queue, found in by_queue.items()}
+        yield _gauge("lowkiq_shards_damaged", "Shards that cannot be read: see lowkiq repair", damaged)
 
     def _say(self, problem: str) -> None:
         if problem and problem != self._problem:
@@ -117,7 +122,8 @@ UP = ("lowkiq_redis_up", "Whether Redis answered this scrape")
 
 
 def _figures(by_queue: dict[str, list[ShardLook]]) -> Iterator[Metric]:
-    sums = {queue: sum((look.stats for look in looks), Stats()) for queue, looks in by_queue.items()}
+    found = {queue: sum_of(looks) for queue, looks in by_queue.items()}
+    sums = {queue: stats for queue, stats in found.items() if isinstance(stats, Stats)}
     for figure in GAUGES:
         yield _gauge(figure.name, figure.text, {queue: figure.value(stats) for queue, stats in sums.items()})
     for figure in COUNTERS:

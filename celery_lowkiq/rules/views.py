@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from .errors import ShardDamaged
 from .models import Job, LeaseState, Payload, ShardRef
 
 T = TypeVar("T", covariant=True)
@@ -106,11 +107,26 @@ class PausedId:
 
 @dataclass(frozen=True)
 class ShardLook:
-    """A shard at one moment: its counts, and its lease (which names no server)."""
+    """A shard at one moment: its counts, and its lease (which names no server). Both are empty where there is
+    a ``damage``, which says why they could not be read.
+    """
 
     shard: ShardRef
     stats: Stats
     lease: LeaseState
+    damage: ShardDamaged | None = None
+
+
+def sum_of(looks: Iterable[ShardLook]) -> Stats | ShardDamaged:
+    """Counts of a queue; the first damage of its shards where there is one, since counters without some of
+    the shards would go back.
+    """
+    total = Stats()
+    for look in looks:
+        if look.damage is not None:
+            return look.damage
+        total += look.stats
+    return total
 
 
 @dataclass(frozen=True)

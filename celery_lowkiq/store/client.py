@@ -71,10 +71,12 @@ class WrongType(ShardDamaged):
     """A key of a shard is of another type than its own: somebody else has written there."""
 
 
-def refusal(call: Call, error: BaseException) -> StoreError:
-    """What an answer of Redis to a script means: damage is that of the shard whose keys it was given."""
+def refusal(key: str, error: BaseException) -> StoreError:
+    """What an answer of Redis means to a script or command whose first key that is: damage is that of the
+    key's shard.
+    """
     text = str(error)
-    shard = shard_of_key(call.keys[0])
+    shard = shard_of_key(key)
     if shard is not None and text.startswith("DAMAGED"):
         key = text.partition(" ")[2]
         return KeysDiffer(shard.queue, shard.index, f"{key} and the keys beside it tell of different jobs")
@@ -134,7 +136,7 @@ class Client:
             for i, reply in zip(missing, again, strict=True):
                 replies[i] = reply
         return [
-            refusal(call, reply) if isinstance(reply, exceptions.RedisError) else reply
+            refusal(call.keys[0], reply) if isinstance(reply, exceptions.RedisError) else reply
             for call, reply in zip(calls, replies, strict=True)
         ]
 
@@ -148,7 +150,13 @@ class Client:
 
     def commands(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Replies of plain commands, in one round trip. Raises StoreError."""
-        return _ours(self._send(commands) if commands else [])
+        replies = self._send(commands) if commands else []
+        return raise_refused(
+            [
+                refusal(_key(command), reply) if isinstance(reply, exceptions.RedisError) else reply
+                for command, reply in zip(commands, replies, strict=True)
+            ]
+        )
 
     def on_server(self, commands: Sequence[tuple[Any, ...]]) -> tuple[str, list[Any]]:
         """Replies of plain commands with the ``run_id`` of the Redis process that gave them, in one round
@@ -194,6 +202,11 @@ class Client:
                 (reply,) = self._send([("SCRIPT LOAD", script.text(False))])
             if isinstance(reply, exceptions.RedisError):
                 raise store_error(reply) from reply
+
+
+def _key(command: tuple[Any, ...]) -> str:
+    """The first key of a plain command; empty for one without arguments."""
+    return str(command[1]) if len(command) > 1 else ""
 
 
 def _is_wrong_type(reply: Any) -> bool:

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from celery_lowkiq.rules.errors import InvalidCall
+from celery_lowkiq.rules.errors import InvalidCall, ShardDamaged
 from celery_lowkiq.rules.models import Job, LeaseState, QueueSpec, ShardRef, shard_of
-from celery_lowkiq.rules.views import DeadJob, Found, Page, PausedId, ShardLook, Stats
+from celery_lowkiq.rules.views import DeadJob, Found, Page, PausedId, ShardLook, Stats, sum_of
 
 from .batches import CLAIM_BYTES
+from .client import raise_refused
 from .keys import shard_keys
 from .members import Member, Members, Window
 from .peeks import Peeks
@@ -145,23 +146,24 @@ class Queries:
         """Counts of a queue; its lag is the largest of its shards."""
         return sum(self.shard_stats(queue), Stats())
 
-    def stats_of(self, queues: Sequence[QueueSpec]) -> list[Stats]:
-        """Counts of several queues, in one round trip."""
-        shards = iter(look.stats for look in self.looks(queues))
-        return [sum(islice(shards, queue.shards), Stats()) for queue in queues]
+    def stats_of(self, queues: Sequence[QueueSpec]) -> list[Stats | ShardDamaged]:
+        """Counts of several queues, in one round trip; the damage of one that cannot be read, which hides
+        none of the others.
+        """
+        looks = iter(self.looks(queues))
+        return [sum_of(list(islice(looks, queue.shards))) for queue in queues]
 
     def shard_stats(self, queue: QueueSpec) -> list[Stats]:
-        """Counts of each shard, in one round trip."""
-        return [look.stats for look in self.looks([queue])]
+        """Counts of each shard, in one round trip. Raises ShardDamaged."""
+        return [look.stats for look in raise_refused([e.damage or e for e in self.looks([queue])])]
 
     def looks(self, queues: Iterable[QueueSpec]) -> list[ShardLook]:
-        """All shards of the queues, in one round trip."""
+        """All shards of the queues, in one round trip; a damaged one with its damage."""
         shards = [shard for queue in queues for shard in queue.shard_refs()]
-        replies = self._client.all([load("stats").call(shard_keys(shard)) for shard in shards])
-        return [
-            ShardLook(shard, _stats(counts), _lease(*lease))
-            for shard, (*counts, lease) in zip(shards, replies, strict=True)
-        ]
+        calls = [load("stats").call(shard_keys(shard)) for shard in shards]
+        replies = self._client.calls(calls) if calls else []
+        raise_refused([reply for reply in replies if not isinstance(reply, ShardDamaged)])
+        return [_look(shard, reply) for shard, reply in zip(shards, replies, strict=True)]
 
     # -- ids
 
@@ -192,6 +194,13 @@ def check_limits(**limits: int) -> None:
     for name, value in limits.items():
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_LIMIT:
             raise InvalidCall(f"{name}={value!r}: a whole number from 1 to {MAX_LIMIT} is allowed")
+
+
+def _look(shard: ShardRef, reply: Any) -> ShardLook:
+    if isinstance(reply, ShardDamaged):
+        return ShardLook(shard, Stats(), LeaseState(), reply)
+    *counts, lease = reply
+    return ShardLook(shard, _stats(counts), _lease(*lease))
 
 
 def _stats(reply: list[Any]) -> Stats:

@@ -48,11 +48,12 @@ def _lowkiqs(found: Stats) -> dict[str, Any]:
 
 
 def queues(request: Request) -> Response:
-    """All queues with their counts."""
+    """All queues with their counts; of the damaged ones what is wrong."""
     found = site_of(request).console.overview()
     specs = {name: queue.spec for name, queue in site_of(request).console.queues().items()}
     shown = [as_json.queue(specs[name], of_queue) for name, of_queue in found.by_queue.items()]
-    return Json({"total": as_json.stats(found.total), "queues": shown})
+    damaged = {name: str(error) for name, error in found.damaged.items()}
+    return Json({"total": as_json.stats(found.total), "queues": shown, "damaged": damaged})
 
 
 def listing(request: Request) -> Response:

@@ -48,7 +48,11 @@ SCHEMAS: dict[str, Schema] = {
     "LowkiqStats": _object(total=_LOWKIQS, by_worker={"type": "object", "additionalProperties": _LOWKIQS}),
     "Stats": _object(**dict.fromkeys(_COUNTS, COUNT), lag={"type": "number"}),
     "Queue": _object(name=TEXT, shards=COUNT, batch_size=COUNT, stats=_named("Stats")),
-    "Queues": _object(total=_named("Stats"), queues=_list(_named("Queue"))),
+    "Queues": _object(
+        total=_named("Stats"),
+        queues=_list(_named("Queue")),
+        damaged={"type": "object", "additionalProperties": TEXT},
+    ),
     "Payload": _object(
         score=NUMBER, mark={"type": ["string", "null"]}, value={}, text=TEXT, size=COUNT, cut=FLAG
     ),

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from celery_lowkiq.rules.views import ShardLook, Stats
+from celery_lowkiq.rules.views import ShardLook, Stats, sum_of
 
 
 @dataclass(frozen=True)
 class QueueLook:
-    """Counts of a queue; ``unowned``: how many of its shards no living node has."""
+    """Counts of a queue; ``unowned``: how many of its shards no living node has. Of a queue with a damaged
+    shard neither is known, and ``damage`` says why.
+    """
 
     name: str
     shards: int
     stats: Stats
     unowned: int
+    damage: str = ""
 
     @property
     def unserved(self) -> bool:
@@ -24,7 +27,7 @@ class QueueLook:
     @property
     def troubled(self) -> bool:
         """Whether somebody should look at it."""
-        return bool(self.unowned or self.stats.paused)
+        return bool(self.unowned or self.stats.paused or self.damage)
 
     @property
     def paused(self) -> bool:
@@ -42,5 +45,8 @@ def look_at(names: Iterable[str], looks: Iterable[ShardLook], owners: Collection
 
 
 def _queue(name: str, shards: list[ShardLook], owners: Collection[str]) -> QueueLook:
+    stats = sum_of(shards)
+    if not isinstance(stats, Stats):
+        return QueueLook(name, len(shards), Stats(), 0, str(stats))
     unowned = sum(look.lease.owner not in owners for look in shards)
-    return QueueLook(name, len(shards), sum((look.stats for look in shards), Stats()), unowned)
+    return QueueLook(name, len(shards), stats, unowned)

@@ -8,7 +8,10 @@ import socket
 import subprocess
 
 import pytest
+import redis
 
+from celery_lowkiq.rules.models import ShardRef
+from celery_lowkiq.store.keys import shard_keys
 from tests.cli import proj
 from tests.cli.conftest import done, start
 from tests.worker.scraping import scrape
@@ -34,6 +37,25 @@ def test_the_figures_of_queues_without_a_worker(exporter):
     assert found["lowkiq_merged_total", "queue=sync_order"] == 2
     assert found["lowkiq_shards_unowned", "queue=sync_order"] == found["lowkiq_shards", "queue=sync_order"]
     assert not [name for name, *_ in found if "lanes" in name]
+
+
+def test_a_damaged_queue_takes_no_figures_from_others(exporter, server):
+    """O6: a key of another type was told as a Redis that is away."""
+    _, url = exporter
+    proj.send_mail.delay("1", "x")
+    proj.sync_order.delay("1", "x")
+    with redis.Redis(unix_socket_path=server.socket_path) as client:
+        key = shard_keys(ShardRef("sync_order", 0))["due"]
+        client.delete(key)
+        client.set(key, "planted")
+    found = scrape(url)
+    assert found["lowkiq_redis_up",] == 1
+    assert found["lowkiq_length", "queue=send_mail"] == 1
+    assert ("lowkiq_length", "queue=sync_order") not in found
+    damaged = {
+        queue: found["lowkiq_shards_damaged", f"queue={queue}"] for queue in ("sync_order", "send_mail")
+    }
+    assert damaged == {"sync_order": 1, "send_mail": 0}
 
 
 def test_a_redis_that_is_away_is_said_and_waited_for(queue, monkeypatch):

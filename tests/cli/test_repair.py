@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import redis
 
 from celery_lowkiq.rules.models import ShardRef, shard_of
@@ -49,3 +52,37 @@ def test_a_key_of_another_type_does_not_end_the_doctor(server, run):
         client.set(shard_keys(shard)["due"], "planted")
     assert f"{shard}: the key due is of another type" in run("doctor").stdout
     assert run("repair", "sync_order", "--yes").exit_code == 0
+
+
+def with_wrong_key(server):
+    """A shard that has a key of another type, beside a queue with a job."""
+    proj.app.tasks["send_mail"].delay("1", "hello")
+    shard = broken_shard(server)
+    with redis.Redis(unix_socket_path=server.socket_path) as client:
+        client.set(shard_keys(shard)["due"], "planted")
+    return shard
+
+
+def test_the_counts_of_other_queues_are_shown_beside_a_damaged_one(server, run):
+    """O6: one key of another type took the counts of all queues."""
+    shard = with_wrong_key(server)
+    shown = run("stats")
+    assert shown.exit_code == 1
+    assert re.search(r"^send_mail +1 ", shown.stdout, re.MULTILINE)
+    assert re.search(r"^sync_order +- .* damaged$", shown.stdout, re.MULTILINE)
+    assert re.search(r"^total +1 ", shown.stdout, re.MULTILINE)
+    assert shown.stderr.startswith(f"shard {shard} is damaged: ")
+    found = json.loads(run("stats", "--json").stdout)["queues"]
+    assert found["send_mail"]["length"] == 1
+    assert "lowkiq repair sync_order" in found["sync_order"]["error"]
+    assert run("stats", "send_mail").exit_code == 0
+
+
+def test_commands_on_a_damaged_queue_name_the_shard_and_its_repair(server, run):
+    """O6: a listing said no more than that Redis refused a command."""
+    shard = with_wrong_key(server)
+    for words in (["stats"], ["jobs"], ["jobs", "--by", "perform_in"], ["dump"]):
+        shown = run(words[0], "sync_order", *words[1:])
+        assert shown.exit_code == 1
+        assert f"shard {shard} is damaged: " in shown.stderr
+        assert "lowkiq repair sync_order" in shown.stderr

@@ -8,6 +8,8 @@ import pytest
 
 from celery_lowkiq.flower.actions import told
 from celery_lowkiq.flower.tab import with_tab
+from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.store.keys import shard_keys
 from tests.flower.processes import flower
 from tests.waiting import eventually
 
@@ -45,6 +47,26 @@ def test_all_queues_with_their_counts(site, outcome):
     for name in ("record", "batches", "gated", "outcome"):
         assert f'href="/ordered/queue?queue={name}"' in text
     assert site.json("/api/ordered")["outcome"]["morgue_length"] == 3
+
+
+@pytest.fixture
+def damage(app):
+    """A shard of the queue ``batches`` that has a key of another type."""
+    (shard, *_) = app.tasks["batches"].queue_spec.shard_refs()
+    client, key = home_of(app).store.client.redis, shard_keys(shard)["dead"]
+    client.set(key, "planted")
+    yield shard
+    client.delete(key)
+
+
+def test_other_queues_are_shown_beside_a_damaged_one(site, damage):
+    """O6: a key of another type made an error of the page and of the figures of all queues."""
+    text = site.get("/ordered")
+    assert 'href="/ordered/queue?queue=record"' in text
+    assert f"shard {damage} is damaged: " in text
+    found = site.json("/api/ordered")
+    assert found["record"]["morgue_length"] == 0
+    assert "lowkiq repair batches" in found["batches"]["error"]
 
 
 def test_numbers_end_at_the_right_and_times_are_in_utc(site, outcome):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 
-from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.models import Fate, NewJob, QueueSpec
+from celery_lowkiq.rules.errors import InvalidCall, ShardDamaged
+from celery_lowkiq.rules.models import Fate, NewJob, QueueSpec, ShardRef
 from celery_lowkiq.rules.views import Stats
 from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.queries import Queries
 
 from .helpers import ONE, claim, end, push, take
@@ -194,6 +196,19 @@ def test_a_look_shows_who_has_a_shard(queries, store):
     assert looks[1].lease.epoch == lease.epoch
     store.renew([lease])
     assert queries.looks([THREE])[1].lease.counter == looks[1].lease.counter + 1
+
+
+def test_a_damaged_shard_hides_no_other_queue(queries, store):
+    """O6: a key of another type is told as damage of its shard; counts beside it are read."""
+    push(store, "1", ("a", 1))
+    store.client.redis.set(shard_keys(ShardRef("three", 1))["due"], "x")
+    damage, counts = queries.stats_of([THREE, ONE])
+    assert isinstance(damage, ShardDamaged)
+    assert counts.length == 1
+    assert [str(look.shard) for look in queries.looks([THREE, ONE]) if look.damage] == ["three/1"]
+    for read in (queries.stats, queries.shard_stats, queries.jobs, partial(queries.jobs, by="perform_in")):
+        with pytest.raises(ShardDamaged, match=r"shard three/1 .* lowkiq repair three"):
+            read(THREE)
 
 
 def test_lag_counts_only_what_may_be_claimed(queries, store):

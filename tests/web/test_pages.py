@@ -9,6 +9,7 @@ import pytest
 from celery_lowkiq.integration.stores import home_of
 from celery_lowkiq.rules.models import Fate, Verdict
 from celery_lowkiq.rules.words import TRACEBACK
+from celery_lowkiq.store.keys import shard_keys
 
 PAGES = [
     "/",
@@ -33,6 +34,19 @@ def test_the_overview_shows_each_queue_with_its_counts(browser, app):
     text = browser.get("/").text
     assert 'href="/queue?queue=record"' in text
     assert 'href="/queue?queue=outcome"' in text
+
+
+def test_the_overview_shows_other_queues_beside_a_damaged_one(browser, app):
+    """O6: a key of another type made an error of the whole page, and of the figures of the API."""
+    app.tasks["outcome"].delay("1", "x")
+    (shard, *_) = app.tasks["record"].queue_spec.shard_refs()
+    home_of(app).store.client.redis.set(shard_keys(shard)["due"], "planted")
+    text = browser.get("/").text
+    assert f"shard {shard} is damaged: " in text
+    assert 'href="/queue?queue=outcome"' in text
+    found = browser.get("/api/v1/queues").json()
+    assert "outcome" in [queue["name"] for queue in found["queues"]]
+    assert list(found["damaged"]) == ["record"]
 
 
 def test_a_waiting_job_is_in_its_listing_and_has_a_page(browser, app):

@@ -11,6 +11,8 @@ import pytest
 
 from celery_lowkiq.integration.commands import ticketed
 from celery_lowkiq.integration.console import Console
+from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.store.keys import shard_keys
 from tests.waiting import eventually
 from tests.worker.checks import command, leases, released
 from tests.worker.test_serving import active, owners
@@ -65,6 +67,21 @@ def test_inspect_shows_lanes_and_queues(app, start_worker, ledger, tmp_path, cel
     assert (found["queues"]["gated"]["busy"], found["queues"]["gated"]["length"]) == (1, 1)
     (tmp_path / "gate").touch()
     ledger.wait_for("end", 2)
+
+
+def test_inspect_shows_other_queues_beside_a_damaged_one(app, start_worker, celery):
+    """O6: a key of another type in one shard made an error of the counts of all queues."""
+    app.tasks["record"].apply_async(("1", "x"), countdown=3600)
+    (shard, *_) = app.tasks["outcome"].queue_spec.shard_refs()
+    home_of(app).store.client.redis.set(shard_keys(shard)["due"], "planted")
+    start_worker("-Q", "record,outcome")
+
+    def replies():
+        return json.loads(celery("inspect", "lowkiq", "--json", "-t", "5") or "{}").get("w0@test")
+
+    found = eventually(replies)["queues"]
+    assert found["record"]["length"] == 1
+    assert f"shard {shard} is damaged: " in found["outcome"]["error"]
 
 
 def test_one_of_several_workers_acts_for_all(app, start_worker, celery):

@@ -26,7 +26,7 @@ def dump(console: Console, queue: str) -> None:
     if sys.stdout is None:
         raise click.ClickException("stdout is closed: there is nowhere to write to")
     ordered = console.queue(queue)
-    stats = console.overview([queue]).by_queue[queue]
+    stats = console.overview([queue]).counts(queue)
     length = stats.length + stats.busy + stats.morgue_length
 
     def act(progress: Progress) -> int:

@@ -5,23 +5,26 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import click
 
 from celery_lowkiq.integration.console import Console
-from celery_lowkiq.rules.errors import StoreUnavailable
+from celery_lowkiq.rules.errors import ShardDamaged, StoreUnavailable
 from celery_lowkiq.rules.history import Rates, rates
 from celery_lowkiq.rules.reports import NodeReport
 from celery_lowkiq.rules.views import Stats
 from celery_lowkiq.rules.words import duration, escaped
 
+from ..main import FAILED
 from ..output import count_of, table, write_json
 from ..params import command, json_option
 
 COUNTS = ("length", "fresh", "retries", "held", "busy", "morgue_length")
 AMOUNTS = ("queue", ">length", ">fresh", ">retries", ">held", ">busy", ">morgue", ">lag")
 HEADER = (*AMOUNTS, ">processed", ">/s", ">failed", ">/s", "paused")
+#: The row of a queue whose counts cannot be read, between its name and the last cell.
+UNKNOWN = ("-",) * (len(HEADER) - 2)
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class _Picture:
     queues: Sequence[_Line]
     total: _Line
     workers: Mapping[str, int]
+    damaged: Mapping[str, ShardDamaged] = field(default_factory=dict)
 
 
 @command("Counts of all queues, or of one.", ["stats", "stats sync_order --json", "stats --watch 1"])
@@ -70,10 +74,15 @@ def stats(console: Console, queue: str | None, watch: float | None, json_: bool)
     length: waiting jobs; fresh, retries: those that never failed, and the others; held: those whose ids are
     paused; busy: being processed; morgue: dead jobs; lag: how long the oldest due job has waited; processed,
     failed: how many ever; /s: a second, over the last minute.
+
+    A queue with a damaged shard is shown without counts, and its error on stderr. Status 1 then.
     """
     names = None if queue is None else [queue]
     if watch is None:
-        _show(_look(console, names), json_)
+        found = _look(console, names)
+        _show(found, json_)
+        if found.damaged:
+            raise click.exceptions.Exit(FAILED)
     else:
         _watch(console, names, watch, json_)
 
@@ -102,7 +111,7 @@ def _look(console: Console, names: list[str] | None) -> _Picture:
         for name, counts in overview.by_queue.items()
     ]
     total = _Line("total", sum(line.shards for line in lines), overview.total, rates(past.total, now))
-    return _Picture(lines, total, _workers(console.nodes()))
+    return _Picture(lines, total, _workers(console.nodes()), overview.damaged)
 
 
 def _workers(nodes: Sequence[NodeReport]) -> dict[str, int]:
@@ -114,9 +123,13 @@ def _workers(nodes: Sequence[NodeReport]) -> dict[str, int]:
 def _show(found: _Picture, json_: bool) -> None:
     if json_:
         queues = {line.name: line.fields() for line in found.queues}
-        write_json({"queues": queues, "total": found.total.fields(), **found.workers})
+        damaged = {name: {"error": str(error)} for name, error in found.damaged.items()}
+        write_json({"queues": queues | damaged, "total": found.total.fields(), **found.workers})
         return
     rows = [line.row() for line in found.queues]
+    rows += [[name, *UNKNOWN, "damaged"] for name in found.damaged]
     click.echo(table(HEADER, [*rows, found.total.row()] if len(rows) != 1 else rows))
     nodes, lanes, busy = found.workers.values()
     click.echo(f"\n{count_of(nodes, 'node')}, {count_of(lanes, 'lane')}, {busy} of them busy")
+    for error in found.damaged.values():
+        click.echo(escaped(str(error)), err=True)
