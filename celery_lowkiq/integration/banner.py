@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from celery.concurrency.thread import TaskPool as ThreadPool
 from celery.signals import celeryd_after_setup
 
 from .selection import chosen, ordered_tasks, worker_options
 
 
-def ordered_lines(tasks: dict[str, Any], served: bool) -> str:
-    """A section of the banner; empty without ordered tasks."""
+def ordered_lines(tasks: dict[str, Any], obstacle: str) -> str:
+    """A section of the banner; empty without ordered tasks. ``obstacle``: why they are not served, if so."""
     if not tasks:
         return ""
     rows = [f"  .> {name:<16} shards={task.shards}" for name, task in sorted(tasks.items())]
-    head = "[ordered queues]" if served else "[ordered queues, not served: they need -P threads]"
+    head = f"[ordered queues, not served: {obstacle}]" if obstacle else "[ordered queues]"
     return "\n".join([head, *rows, ""])
 
 
@@ -26,8 +25,9 @@ def _list_ordered_queues(instance: Any = None, **_: Any) -> None:
     def startup_info(*args: Any, **options: Any) -> str:
         tasks = ordered_tasks(instance.app)
         names = chosen(tasks, worker_options(instance.app))
-        served = issubclass(instance.pool_cls, ThreadPool)
-        return celerys(*args, **options) + "\n" + ordered_lines({name: tasks[name] for name in names}, served)
+        obstacle = instance.consumer.ordered_queues.obstacle if names else ""
+        ordered = ordered_lines({name: tasks[name] for name in names}, obstacle)
+        return f"{celerys(*args, **options)}\n{ordered}"
 
     instance.startup_info = startup_info
 

@@ -204,6 +204,13 @@ class OrderedQueues(bootsteps.StartStopStep):
         return self._late.finds(queue)
 
     @property
+    def obstacle(self) -> str:
+        """Why this worker can serve no ordered queue, for the banner; "" when it can."""
+        if not self._threads:
+            return "they need -P threads"
+        return "they need Redis, see lowkiq_url" if self._without_redis else ""
+
+    @property
     def has_lanes(self) -> bool:
         """Whether lanes were started; they stay when the last queue goes."""
         return self._runtime is not None

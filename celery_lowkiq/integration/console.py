@@ -9,7 +9,7 @@ from typing import Any
 from celery import Celery
 
 from celery_lowkiq.rules.checkup import OK, Finding, examine, unreachable
-from celery_lowkiq.rules.errors import ShardDamaged, StoreError
+from celery_lowkiq.rules.errors import ConfigurationError, ShardDamaged, StoreError
 from celery_lowkiq.rules.history import Sample, sum_of
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.reports import NodeReport, current
@@ -18,6 +18,7 @@ from celery_lowkiq.rules.tracking import TrackerView
 from celery_lowkiq.rules.views import Page, ShardLook, Stats
 from celery_lowkiq.store.server import read_server
 
+from .apps import NO_APP, is_made_up
 from .queue import OrderedQueue
 from .selection import ordered_tasks, read_queue_name
 from .stores import home_of
@@ -82,6 +83,8 @@ class Console:
     def task(self, queue: str) -> Any:
         """The ordered task that the queue of that name belongs to; names as in :meth:`queue`."""
         tasks = self.tasks()
+        if not tasks and is_made_up(self.app):
+            raise ConfigurationError(NO_APP)
         return tasks[read_queue_name(queue, tasks)]
 
     def overview(self, names: Iterable[str] | None = None) -> Overview:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import difflib
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
-from celery_lowkiq.rules.errors import ConfigurationError
+from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall
 
 #: How similar (0 to 1) a name is to the option that it is taken for.
 SIMILAR = 0.8
@@ -55,6 +56,12 @@ CELERYS = (
 )
 #: What Lowkiq calls them.
 LOWKIQS = {"shards_count": "shards", "max_retry_count": "max_retries"}
+#: Our options of a call.
+OF_A_CALL = ("score", "priority", "countdown", "eta", "tracker")
+#: Their short forms.
+SHORT = {"prio": "priority"}
+#: A name at a call must be more similar: callers may have options of their own, as ``store=`` or ``etag=``.
+SIMILAR_AT_A_CALL = 0.86
 
 
 def check_option_names(given: Iterable[str], known: Collection[str], ours: Collection[str]) -> None:
@@ -72,8 +79,28 @@ def check_option_names(given: Iterable[str], known: Collection[str], ours: Colle
             )
 
 
-def _similar(name: str, options: Collection[str]) -> str | None:
-    return next(iter(difflib.get_close_matches(name, options, n=1, cutoff=SIMILAR)), None)
+def check_call_names(task: str, options: Mapping[str, Any]) -> None:
+    """Raises InvalidCall for the first option of a call that looks like a misspelt one of ours. Stamps, which
+    Celery puts among the options, have the names that their user likes.
+    """
+    for name, value in options.items():
+        meant = _meant_at_a_call(name)
+        if meant is not None and value is not None and name not in (options.get("stamped_headers") or ()):
+            raise InvalidCall(
+                f"{name}= is invalid: expected the name of an option of a call of {task}. "
+                f"Did you mean {meant}=?"
+            )
+
+
+@lru_cache(maxsize=1024)
+def _meant_at_a_call(name: str) -> str | None:
+    if name in OF_A_CALL:
+        return None
+    return SHORT.get(name.lower()) or _similar(name.lower(), OF_A_CALL, SIMILAR_AT_A_CALL)
+
+
+def _similar(name: str, options: Collection[str], cutoff: float = SIMILAR) -> str | None:
+    return next(iter(difflib.get_close_matches(name, options, n=1, cutoff=cutoff)), None)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall
 
+from .option_names import check_call_names
 from .threads import ENDLESS
 
 _MERGED = "calls of one id are merged into one job"
@@ -32,6 +33,7 @@ _CALL = {
     "connection": f"{_STORED}: lowkiq_url says where that is",
     "expiration": f"{_STORED}: expires= says until when a call may run",
     "retries": "the store counts them: max_retries= at the decorator, or self.retry(max_retries=)",
+    "perform_in": "perform_async() takes it: write eta= for a time, or countdown= for seconds from now",
     "argsrepr": _SHOWN,
     "kwargsrepr": _SHOWN,
 }
@@ -84,6 +86,7 @@ def check_call(task: str, queue: str, options: Mapping[str, Any]) -> None:
     for name, reason in _CALL.items():
         if options.get(name) not in (None, queue, _NOTHING_ASKED.get(name)):
             _refuse(name, options[name], task, reason)
+    check_call_names(task, options)
 
 
 def check_message(task: str, headers: Mapping[str, Any], properties: Mapping[str, Any]) -> None:

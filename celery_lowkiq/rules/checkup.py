@@ -109,7 +109,8 @@ def _findings(patient: Patient) -> Iterator[Finding]:
             *abandoned(queue),
             *paused(queue, patient.now),
         ]
-        well = f"{queue.length} jobs wait, {queue.declared} shards are served"
+        served = _counted(queue.declared, "shard is served", "shards are served")
+        well = f"{_wait(queue)}, {served}"
         yield from of_queue or [Finding(OK, f"queue {queue.name}", well)]
 
 
@@ -234,11 +235,13 @@ def unserved(queue: QueueState, patient: Patient) -> Iterator[Finding]:
     if not patient.serving(queue.name):
         level = ERROR if queue.length else WARNING
         advice = "Start a worker with -P threads whose -Q and -X leave this queue, or end the quiet of one."
-        yield Finding(level, f"queue {queue.name}", f"No worker serves it; {queue.length} jobs wait.", advice)
+        yield Finding(level, f"queue {queue.name}", f"No worker serves it; {_wait(queue)}.", advice)
 
 
 def unowned(queue: QueueState, patient: Patient) -> Iterator[Finding]:
-    """Shards that nobody has for longer than a change of hands takes, though nodes serve the queue."""
+    """Shards that nobody has for longer than a change of hands takes, though nodes serve the queue, and none
+    of these waits for them.
+    """
     serving = patient.serving(queue.name)
     if not serving:
         return
@@ -247,7 +250,9 @@ def unowned(queue: QueueState, patient: Patient) -> Iterator[Finding]:
     free = [
         shard
         for shard in queue.shards
-        if not shard.alive and min(served_for, _free_for(shard, patient.now)) > patience
+        if not shard.alive
+        and min(served_for, _free_for(shard, patient.now)) > patience
+        and _seconds_left(queue, shard, serving) is None
     ]
     if free:
         text = f"Nobody takes {_shards(free)}, though nodes serve the queue."
@@ -256,22 +261,28 @@ def unowned(queue: QueueState, patient: Patient) -> Iterator[Finding]:
 
 
 def waiting(queue: QueueState, patient: Patient) -> Iterator[Finding]:
-    """Shards without an owner, while a lease of another Redis process runs out."""
+    """Shards without an owner, while a former lease runs out that Redis does not know any more."""
+    serving = patient.serving(queue.name)
     left = {
         shard.index: seconds
         for shard in queue.shards
-        if shard.owner is None
-        and (seconds := seconds_to_wait(patient.serving(queue.name), ShardRef(queue.name, shard.index)))
-        is not None
+        if (seconds := _seconds_left(queue, shard, serving)) is not None
     }
     if left:
         word = "Shard" if len(left) == 1 else "Shards"
         text = (
-            f"{word} {ranges(sorted(left))}: released on another Redis process, and free in "
+            f"{word} {ranges(sorted(left))}: Redis restarted, failed over or lost data; free in "
             f"{duration(max(left.values()))}."
         )
-        advice = "Wait for it: after a restart or failover of Redis, a former owner may still work on them."
+        advice = "Wait for it: a former owner may still work on them."
         yield Finding(WARNING, f"queue {queue.name}", text, advice)
+
+
+def _seconds_left(queue: QueueState, shard: ShardReport, serving: Sequence[NodeReport]) -> float | None:
+    """In how many s a node may take a shard without an owner; None when none waits for it."""
+    if shard.owner is not None:
+        return None
+    return seconds_to_wait(serving, ShardRef(queue.name, shard.index))
 
 
 def _free_for(shard: ShardReport, now: float) -> float:
@@ -287,9 +298,8 @@ def abandoned(queue: QueueState) -> Iterator[Finding]:
     if left:
         owners = sorted({shard.owner or "none" for shard in left})
         count = sum(shard.stats.busy for shard in left)
-        text = (
-            f"{count} jobs are in processing in {_shards(left)} without a living owner ({_listed(owners)})."
-        )
+        jobs = _counted(count, "job is", "jobs are")
+        text = f"{jobs} in processing in {_shards(left)} without a living owner ({_listed(owners)})."
         advice = "Whoever takes the shards next recovers them; that needs a worker that serves the queue."
         yield Finding(WARNING, f"queue {queue.name}", text, advice)
 
@@ -305,7 +315,15 @@ def paused(queue: QueueState, now: float) -> Iterator[Finding]:
         text = f"Shards paused by themselves: {names}, the first {since(min(found.shards.values()), now)}."
         yield Finding(WARNING, subject, text, advice)
     if found.ids:
-        yield Finding(WARNING, subject, f"{found.ids} ids are paused.", advice)
+        yield Finding(WARNING, subject, f"{_counted(found.ids, 'id is', 'ids are')} paused.", advice)
+
+
+def _wait(queue: QueueState) -> str:
+    return _counted(queue.length, "job waits", "jobs wait")
+
+
+def _counted(count: int, one: str, more: str) -> str:
+    return f"{count} {one if count == 1 else more}"
 
 
 def _shards(shards: Sequence[ShardReport]) -> str:

@@ -219,8 +219,8 @@ def _unowned(facts: Facts) -> Reason:
     text = f"Shard {facts.shard.index} {had}: does a worker serve queue {facts.shard.queue}?"
     if facts.free_in is not None:
         text = (
-            f"Shard {facts.shard.index} {had}: it was released on another Redis process, and is free in "
-            f"{duration(facts.free_in)}."
+            f"Shard {facts.shard.index} {had}: Redis restarted, failed over or lost data, and it is free "
+            f"in {duration(facts.free_in)}, when a former owner's lease has run out."
         )
     return Reason("unowned", text)
 

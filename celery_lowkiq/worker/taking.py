@@ -54,7 +54,8 @@ class Taking:
         self._lanes = lanes
         self._membership = membership
         self._progress = Progress(around.clock)
-        #: Shards that wait out a lease which another Redis process gave, and until when (monotonic).
+        #: Shards that wait out a lease of before a restart, failover or flush of Redis, and until when
+        #: (monotonic).
         self.free_at: dict[ShardRef, float] = {}
 
     def look(self, shards: Sequence[ShardRef]) -> None:
@@ -74,7 +75,8 @@ class Taking:
         """Once for each time that a shard has to wait."""
         if shards:
             logger.info(
-                "released on another Redis process, and free in %.1f s: %s",
+                "Redis restarted, failed over or lost data: a former owner may still work, "
+                "free in %.1f s: %s",
                 max(self.free_at[shard] for shard in shards) - now,
                 shard_names(shards),
             )

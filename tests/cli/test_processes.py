@@ -103,10 +103,13 @@ def test_a_queue_by_the_last_part_of_its_name(server):
     assert found.stdout == f"deleted 1 waiting job of queue {name}\n"
 
 
-def test_without_an_app_it_is_asked_for(monkeypatch):
-    """F9: the message was that broker_url is a '(no scheme)' URL."""
+@pytest.mark.parametrize("words", ["nodes", "repair sync_order", "stats sync_order", "doctor"])
+def test_without_an_app_it_is_asked_for(monkeypatch, words):
+    """F9: the message was that broker_url is a '(no scheme)' URL, or, of a command with a queue, that the
+    queue is unknown.
+    """
     monkeypatch.delenv("CELERY_BROKER_URL", raising=False)
-    command = [sys.executable, "-m", "celery", "lowkiq", "nodes"]
+    command = [sys.executable, "-m", "celery", "lowkiq", *words.split()]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (found.returncode, found.stdout) == (2, "")
     assert "no app is given: write celery -A proj lowkiq ..." in found.stderr

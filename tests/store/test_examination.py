@@ -107,10 +107,10 @@ def test_what_the_user_may_not_read(store, client):
 def test_queues(store, client):
     assert found(store, ONE)["queue orders", WARNING] == "No worker serves it; 0 jobs wait."
     push(store, "1", ("a", 1), perform_in=1.0)
-    assert found(store, ONE)["queue orders", ERROR] == "No worker serves it; 1 jobs wait."
+    assert found(store, ONE)["queue orders", ERROR] == "No worker serves it; 1 job waits."
     lease = take(store, owner="me-1")
     serve(store)
-    assert found(store, ONE)["queue orders", OK] == "1 jobs wait, 1 shards are served"
+    assert found(store, ONE)["queue orders", OK] == "1 job waits, 1 shard is served"
     claim(store, lease)
     serve(store, "other-1")
     store.forget_report("me-1")

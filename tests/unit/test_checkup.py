@@ -105,6 +105,8 @@ def test_nodes_that_died_or_are_quiet():
         (queue(stored=5), ERROR, "stored with 5 shards, the code declares 2"),
         (queue(format=2), ERROR, "format 2; this version of celery-lowkiq reads 1"),
         (queue(stored=None, format=None), OK, "0 jobs wait, 2 shards are served"),
+        (queue(shard(0, length=1), declared=1, stored=1), OK, "1 job waits, 1 shard is served"),
+        (queue(paused=Paused(None, {}, 1)), WARNING, "1 id is paused"),
         (queue(paused=Paused(NOW - 60, {}, 0)), WARNING, "paused since 2026-11-18 11:05:40 UTC (1 min ago)"),
         (queue(paused=Paused(None, {3: NOW - 60, 5: NOW}, 0)), WARNING, "Shards paused by themselves: 3, 5"),
         (queue(paused=Paused(None, {}, 7)), WARNING, "7 ids are paused"),
@@ -112,8 +114,8 @@ def test_nodes_that_died_or_are_quiet():
         (queue(shard(0, None, None, alive=False)), ERROR, "Nobody takes shard 0"),
         (queue(*(shard(n, None, None, alive=False) for n in range(12))), ERROR, "8, 9 and 2 more"),
         # It changes hands.
-        (queue(shard(0, None, NOW - 29, alive=False)), OK, "shards are served"),
-        (queue(shard(0, "dead", alive=False, silent=29.0)), OK, "shards are served"),
+        (queue(shard(0, None, NOW - 29, alive=False)), OK, "shard is served"),
+        (queue(shard(0, "dead", alive=False, silent=29.0)), OK, "shard is served"),
         (queue(shard(0, "dead", alive=False, silent=31.0)), ERROR, "Nobody takes shard 0"),
         (queue(shard(0, "dead", alive=False, silent=None)), ERROR, "Nobody takes shard 0"),
         (
@@ -121,7 +123,7 @@ def test_nodes_that_died_or_are_quiet():
             WARNING,
             "3 jobs are in processing in shard 0 without a living owner (dead)",
         ),
-        (queue(shard(0, busy=3)), OK, "shards are served"),
+        (queue(shard(0, busy=3)), OK, "shard is served"),
     ],
 )
 def test_queues(found, level, text):
@@ -155,7 +157,18 @@ def test_x_shards_that_wait_out_a_lease_of_another_redis_are_named_with_the_time
         node("b@host", waits=(Wait(tuple(refs), 6.0),)),
         node("dead@host", silent=60.0, waits=(Wait(tuple(refs), 70.0),)),
     ]
-    (found,) = [f for f in findings(nodes=nodes, queues=[queue(*free, shard(3))]) if "another" in f.text]
+    (found,) = [f for f in findings(nodes=nodes, queues=[queue(*free, shard(3))]) if "free in" in f.text]
     assert (found.level, found.subject) == (WARNING, "queue orders")
-    assert found.text == "Shards 0-2: released on another Redis process, and free in 5 s."
+    assert found.text == "Shards 0-2: Redis restarted, failed over or lost data; free in 5 s."
     assert found.advice
+
+
+def test_after_a_flush_shards_that_nodes_wait_for_are_no_error():
+    """Redis knows of no former owner then: "Nobody takes shards" stood beside "Wait for it"."""
+    flushed = [shard(index, owner=None, since=None, alive=False, silent=None) for index in range(3)]
+    waits = (Wait((ShardRef("orders", 0), ShardRef("orders", 1)), 8.0),)
+    found = [f for f in findings(nodes=[node(waits=waits)], queues=[queue(*flushed)]) if f.level != OK]
+    assert [(f.level, f.text) for f in found] == [
+        (ERROR, "Nobody takes shard 2, though nodes serve the queue."),
+        (WARNING, "Shards 0-1: Redis restarted, failed over or lost data; free in 7 s."),
+    ]

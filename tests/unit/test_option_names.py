@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from inspect import getattr_static
+from inspect import getattr_static, signature
 
 import pytest
 from celery import Celery
+from celery.app.amqp import AMQP
 from celery.app.task import Task
+from kombu import Producer
 
-from celery_lowkiq import ConfigurationError, OrderedTask, ordered_task
-from celery_lowkiq.integration.option_names import CELERYS
+from celery_lowkiq import ConfigurationError, InvalidCall, OrderedTask, ordered_task
+from celery_lowkiq.integration.option_names import CELERYS, check_call_names
 
 
 def function(payloads_by_id):
@@ -97,3 +99,28 @@ def test_attributes_of_a_base_and_methods_pass(app):
 def test_the_list_of_celerys_options_is_whole():
     """F4: a suggestion, and an option that passes, come from the same list."""
     assert set(CELERYS) >= CELERYS_DATA - INNER - OF_SOME_VERSIONS
+
+
+class TestAtACall:
+    def test_celerys_own_options_pass(self):
+        """Those of a call, of its message, and of what kombu publishes."""
+        takers = (
+            Celery.send_task,
+            AMQP.as_task_v2,
+            AMQP._create_task_sender(Celery("names", set_as_current=False).amqp),
+            Producer.publish,
+        )
+        names = {name for taker in takers for name in signature(taker).parameters}
+        assert {"queue", "expires", "headers", "link", "shadow", "serializer", "retry", "chain"} <= names
+        check_call_names("sync", dict.fromkeys(names, "x"))
+
+    @pytest.mark.parametrize("name", ["store", "scope", "meta", "etag", "trace", "count", "my_option"])
+    def test_other_names_pass(self, name):
+        check_call_names("sync", {name: 1})
+
+    def test_what_is_not_said_and_stamps_pass(self):
+        """A caller may pass its own parameters on, and a stamp may have any name."""
+        check_call_names("sync", {"scores": None})
+        check_call_names("sync", {"scores": 1, "stamped_headers": ["scores"]})
+        with pytest.raises(InvalidCall, match=r"option of a call of sync\. Did you mean score=\?"):
+            check_call_names("sync", {"scores": 1, "stamped_headers": ["tenant"]})

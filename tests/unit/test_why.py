@@ -135,7 +135,8 @@ ANSWERS = {
     "X: a shard that waits out a lease of another Redis": (
         {"waiting": DUE, "unowned_since": HOUR_AGO, "free_in": 7.4},
         ["unowned"],
-        f"Shard 7 has no owner {AGO}: it was released on another Redis process, and is free in 7 s.",
+        f"Shard 7 has no owner {AGO}: Redis restarted, failed over or lost data, and it is free in 7 s, "
+        "when a former owner's lease has run out.",
     ),
     "unowned": (
         {"waiting": DUE, "unowned_since": HOUR_AGO},

@@ -119,11 +119,13 @@ def test_x_shards_that_wait_are_named_in_one_line_and_in_why_and_doctor(
             client.hset(shard_keys(shard)["lease"], mapping=lease)
     node = start_worker("-Q", "gated,celery")
     answer = eventually(lambda: "free in" in (text := gated.ordered_queue.why("1").text) and text)
-    assert re.search(r"it was released on another Redis process, and is free in \d+(\.\d)? s\.$", answer)
+    assert re.search(
+        r"Redis restarted, failed over or lost data, and it is free in \d+(\.\d)? s, when ", answer
+    )
     (finding,) = [f for f in console.checkup() if "free in" in f.text]
     assert (finding.level, finding.subject) == ("warning", "queue gated")
-    assert finding.text.startswith("Shards 0-3: released on another Redis process")
+    assert finding.text.startswith("Shards 0-3: Redis restarted, failed over or lost data; free in ")
     eventually(lambda: len({shard.owner for shard in gated.ordered_queue.shards()} - {None}) == 1, 40)
-    lines = [line for line in node.logs().splitlines() if "another Redis process" in line]
+    lines = [line for line in node.logs().splitlines() if "failed over or lost data" in line]
     assert len(lines) == 1
-    assert re.search(r"INFO.*, and free in 10\.\d s: gated/0-3$", lines[0])
+    assert re.search(r"INFO.*, free in 10\.\d s: gated/0-3$", lines[0])

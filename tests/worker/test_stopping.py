@@ -240,6 +240,8 @@ class TestNoRedis:
         node = start_worker("--without-heartbeat", lanes=1)
         assert node.logs().count("are not served: ordered tasks need Redis, but broker_url is a") == 1
         assert "ERROR" in next(line for line in node.logs().splitlines() if "are not served" in line)
+        # The banner listed them as served.
+        assert "[ordered queues, not served: they need Redis, see lowkiq_url]" in node.logs()
         app.tasks["plain"].delay(1)
         ledger.wait_for("plain")
         app.send_task("record", ("1",))
