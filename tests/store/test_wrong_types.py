@@ -141,6 +141,7 @@ def arguments(state):
             ("long", "failed"),
         ),
         "renew": ({**owner, "stopping": 0, "server": state.server}, ()),
+        "repair_accept": ({}, ()),
         "repair_bags": ({"merge": "min", "part": "order", "cursor": 0, "limit": 1000}, ()),
         "repair_meta": (
             {"known": "1", "shards": 1, "pause": 9, "since": 1}
@@ -264,6 +265,7 @@ def call_of(name, state):
 STATES = {
     "clear": a_shard_that_has_lost("due", planted=True),
     "release": an_idle_shard,
+    "repair_accept": a_shard_that_has_lost("spill"),
     "repair_bags": a_shard_that_has_lost("spill"),
     "repair_morgue": a_shard_that_has_lost("dead"),
     "repair_processing": a_shard_that_has_lost("claimed"),

@@ -1,6 +1,6 @@
 -- Makes what tells of waiting jobs agree with their payloads, after repair_bags.
 --
--- KEYS: due ranked classes paused held jobs order failed errors tries deaths
+-- KEYS: meta spill due ranked classes paused held jobs order failed errors tries deaths
 -- ARGV: rank channel index part cursor limit
 --   rank: of a job whose priority was lost; limit: about how many entries to look at
 --   part: jobs, then due, ranked, held, classes, failed, errors
@@ -71,6 +71,10 @@ local parts = {}
 -- A job lies in one place. One that is held was paused; a time that was lost is now.
 function parts.jobs(id, record)
   if record == SPILLED and redis.call('ZLEXCOUNT', order, lex_min(id), lex_max(id)) == 0 then
+    -- `order` may be lost once more since repair_bags looked: the next repair finds the payloads.
+    if redis.call('HLEN', spill) - redis.call('ZCARD', order) ~= tonumber(redis.call('HGET', meta, 'apart') or 0) then
+      return
+    end
     forget(id)
     lost = lost + 1
     return
