@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 import json
 import os
 import pickle
@@ -32,6 +33,13 @@ from tests.worker.test_signed import make_app
 app, pay = make_app(**json.loads(%r))
 """
 VALUE = {"amount": 10, "to": "anna"}
+
+
+@pytest.fixture(autouse=True)
+def no_result_outlives_its_server(redis_server):
+    """An AsyncResult that ends after its server would look for it in vain."""
+    yield
+    gc.collect()
 
 
 def make_app(ledger, **settings):
