@@ -60,7 +60,7 @@ def claim_call(wish: ToClaim) -> Call:
 
 
 def is_frayed(reply: Any) -> bool:
-    """Whether a claim has found keys of long or failed jobs that do not agree."""
+    """Whether a claim has found keys of failed jobs that do not agree."""
     return not isinstance(reply, StoreError) and reply[3] >= FRAYED
 
 

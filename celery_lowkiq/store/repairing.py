@@ -27,7 +27,7 @@ logger = logging.getLogger("celery_lowkiq.store")
 #: Entries that one script looks at, and shards that one round trip looks at.
 STEP = 250
 SHARDS = 256
-#: Keys of long or failed jobs that do not agree are looked at so often, in s.
+#: Keys of failed jobs that do not agree are looked at this often, in s.
 FRAYED_AGAIN = 60.0
 #: Ids that tell in which number of shards they lie.
 SAMPLE = 128
