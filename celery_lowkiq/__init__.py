@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from celery_lowkiq.integration.decorator import ordered_task
-from celery_lowkiq.integration.outcomes import Again, BusinessFailure
-from celery_lowkiq.integration.raised import RunAborted
-from celery_lowkiq.integration.results import ById, JobsFailed
-from celery_lowkiq.integration.task import OrderedTask
-from celery_lowkiq.integration.trackers import Tracker, track, trackers
+from celery_lowkiq.integration.runs.aborts import RunAborted
+from celery_lowkiq.integration.runs.batch_results import ById, JobsFailed
+from celery_lowkiq.integration.runs.outcomes import Again, BusinessFailure
+from celery_lowkiq.integration.task.decorator import ordered_task
+from celery_lowkiq.integration.task.task import OrderedTask
+from celery_lowkiq.integration.tracking.tracker import Tracker, track, trackers
 from celery_lowkiq.rules.errors import (
     ConfigurationError,
     FormatMismatch,

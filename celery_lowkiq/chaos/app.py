@@ -14,7 +14,7 @@ from typing import Any
 from celery import Celery
 
 from celery_lowkiq import ordered_task
-from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.integration.app.context import home_of
 
 from .journal import Journal
 from .recording import Recording

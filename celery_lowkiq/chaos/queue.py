@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.integration.app.context import home_of
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import LeaseState
-from celery_lowkiq.store.keys import history_key, nodes_key, queue_key, shard_keys
-from celery_lowkiq.store.store import RedisStore
+from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.scripts.keys import history_key, nodes_key, queue_key, shard_keys
 
 #: Seconds between two looks.
 LOOK = 0.02

@@ -10,7 +10,7 @@ from typing import Any
 from celery_lowkiq.rules.claims import Claim, Settled, ToAcquire, ToClaim, ToSettle
 from celery_lowkiq.rules.errors import LowkiqError, StoreError
 from celery_lowkiq.rules.models import Lease
-from celery_lowkiq.store.store import RedisStore
+from celery_lowkiq.store.redis_store import RedisStore
 
 from .journal import Journal
 

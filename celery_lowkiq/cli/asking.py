@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from celery import Celery
 
-from celery_lowkiq.rules.words import escaped
+from celery_lowkiq.rules.text import escaped
 
 from .main import FAILED
 

@@ -13,9 +13,9 @@ from typing import Any
 import click
 from kombu.exceptions import OperationalError
 
-from celery_lowkiq.integration.apps import NO_APP
+from celery_lowkiq.integration.app.current_app import NO_APP
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall, LowkiqError
-from celery_lowkiq.rules.words import escaped
+from celery_lowkiq.rules.text import escaped
 
 from . import commands
 

@@ -13,7 +13,7 @@ from typing import Any, TextIO, TypeAlias, TypeVar
 
 import click
 
-from celery_lowkiq.integration.console import Console
+from celery_lowkiq.integration.operations.inspector import Console
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from celery_lowkiq.integration.queue import OrderedQueue
+from celery_lowkiq.integration.operations.queue import OrderedQueue
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from flower.views import BaseHandler
 from tornado.ioloop import IOLoop
 from tornado.web import HTTPError, RequestHandler, authenticated
 
-from celery_lowkiq.integration.console import Console
-from celery_lowkiq.integration.queue import OrderedQueue, ShownDeadJob
+from celery_lowkiq.integration.operations.inspector import Console
+from celery_lowkiq.integration.operations.queue import OrderedQueue, ShownDeadJob
 from celery_lowkiq.rules.errors import InvalidCall, LowkiqError
-from celery_lowkiq.rules.words import duration, error_line, escaped, moment, shortened
+from celery_lowkiq.rules.text import duration, error_line, escaped, moment, shortened
 
 from .actions import ACTIONS, told
 

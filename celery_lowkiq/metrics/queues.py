@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from celery_lowkiq.integration.console import Console
-from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.operations.inspector import Console
 from celery_lowkiq.rules.clock import Clock, SystemClock
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.models import QueueSpec, ShardRef

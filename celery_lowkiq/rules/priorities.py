@@ -1,4 +1,4 @@
-"""In which order the due jobs of a shard take their turn; ``lua/lib/turns.lua`` goes by the same rule."""
+"""In which order the due jobs of a shard take their turn; ``scripts/lib/turns.lua`` goes by the same rule."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from .isolation import NOT_ISOLATED, isolated, put_off
 from .models import BadPayload, Fate, Job, Verdict
-from .pauses import LONGEST_PAUSE, Pauses, by_default
+from .retry_delays import LONGEST_PAUSE, Pauses, by_default
 
 
 @dataclass(frozen=True)

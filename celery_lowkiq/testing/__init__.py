@@ -15,14 +15,14 @@ import pytest
 from celery import Celery, current_app
 
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.integration.calls import read_id
-from celery_lowkiq.integration.queue import ShownJob
-from celery_lowkiq.integration.selection import ordered_tasks
-from celery_lowkiq.integration.stores import Home
+from celery_lowkiq.integration.app.context import Home
+from celery_lowkiq.integration.bootstep.queue_selection import ordered_tasks
+from celery_lowkiq.integration.calls.validation import read_id
+from celery_lowkiq.integration.operations.queue import ShownJob
 from celery_lowkiq.rules.errors import ConfigurationError
-from celery_lowkiq.store.clocked import ClockedClient
-from celery_lowkiq.store.connect import connect
-from celery_lowkiq.store.store import RedisStore
+from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.scripts.clocked import ClockedClient
+from celery_lowkiq.store.scripts.connect import connect
 
 from .draining import drain
 

@@ -12,12 +12,12 @@ from typing import Any
 from celery import Celery
 from celery.app import trace
 
-from celery_lowkiq.integration.runner import CeleryRunner
-from celery_lowkiq.integration.stores import Home
+from celery_lowkiq.integration.app.context import Home
+from celery_lowkiq.integration.runs.runner import CeleryRunner
 from celery_lowkiq.rules.claims import Claim
 from celery_lowkiq.rules.models import Batch, Lease, QueueSpec, ShardRef
-from celery_lowkiq.store.calls import CallReader
-from celery_lowkiq.store.store import RedisStore
+from celery_lowkiq.store.jobs.call_records import CallReader
+from celery_lowkiq.store.redis_store import RedisStore
 
 #: What ``self.request.hostname`` says, and how the owner of a drained shard is named.
 HOSTNAME = "drain@test"

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from celery_lowkiq.integration.queue import OrderedQueue
+from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.views import Stats
-from celery_lowkiq.store.progress import Progress
+from celery_lowkiq.store.scripts.progress import Progress
 
 from . import show
 from .errors import NotFound

@@ -16,8 +16,8 @@ from starlette.routing import Match, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from celery_lowkiq.integration.console import Console
-from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.operations.inspector import Console
 from celery_lowkiq.rules.errors import LowkiqError
 
 from . import api, changes, pages, tracked

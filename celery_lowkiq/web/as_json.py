@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from celery_lowkiq.integration.queue import ShownDeadJob, ShownJob, ShownPayload
+from celery_lowkiq.integration.operations.queue import ShownDeadJob, ShownJob, ShownPayload
+from celery_lowkiq.rules.diagnosis import Why
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.nesting import within_lists
 from celery_lowkiq.rules.reports import NodeReport, ShardReport
 from celery_lowkiq.rules.views import Stats
-from celery_lowkiq.rules.why import Why
 
 from . import show
 from .actions import Target

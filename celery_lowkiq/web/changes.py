@@ -8,8 +8,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from celery_lowkiq.integration.calls import read_id
-from celery_lowkiq.integration.queue import OrderedQueue
+from celery_lowkiq.integration.calls.validation import read_id
+from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.rules.errors import InvalidCall
 
 from .actions import Action, Target, action_of

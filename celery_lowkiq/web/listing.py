@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from celery_lowkiq.integration.queue import OrderedQueue
+from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.rules.views import Page
 
 from .params import Params

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from celery_lowkiq.rules.errors import LowkiqError
-from celery_lowkiq.store.progress import Progress, Stop
+from celery_lowkiq.store.scripts.progress import Progress, Stop
 
 from .audit import Change, audit
 

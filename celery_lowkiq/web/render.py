@@ -14,7 +14,7 @@ import jinja2
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from celery_lowkiq.rules.words import error_line
+from celery_lowkiq.rules.text import error_line
 
 from . import show
 from .charts import history_chart, peak, sparkline

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from celery_lowkiq.integration.queue import ShownPayload
+from celery_lowkiq.integration.operations.queue import ShownPayload
 from celery_lowkiq.rules.errors import UndecodablePayload
 
 #: What a page shows of one payload, in characters.

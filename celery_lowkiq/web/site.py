@@ -9,8 +9,8 @@ from typing import Any
 from celery import Celery
 from starlette.requests import Request
 
-from celery_lowkiq.integration.console import Console
-from celery_lowkiq.integration.queue import OrderedQueue
+from celery_lowkiq.integration.operations.inspector import Console
+from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.rules.errors import InvalidCall
 
 from .access import Access

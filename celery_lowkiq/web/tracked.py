@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from celery_lowkiq.integration.trackers import TrackedCall, Tracker
+from celery_lowkiq.integration.tracking.tracker import TrackedCall, Tracker
 from celery_lowkiq.rules.tracking import State, TrackerView
 from celery_lowkiq.rules.views import Page
 

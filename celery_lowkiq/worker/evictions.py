@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from celery_lowkiq.rules.checkup import ERROR, eviction
 from celery_lowkiq.rules.clock import Clock
+from celery_lowkiq.rules.health_checks import ERROR, eviction
 
 from .ports import Store
 

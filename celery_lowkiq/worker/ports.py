@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from celery_lowkiq.rules.checkup import Server
 from celery_lowkiq.rules.claims import Claim, Due, InHand, Settled, ToAcquire, ToClaim, ToSettle
 from celery_lowkiq.rules.errors import LowkiqError, StoreError
+from celery_lowkiq.rules.health_checks import Server
 from celery_lowkiq.rules.models import Batch, Lease, LeaseState, QueueSpec, ShardRef, Verdict
 from celery_lowkiq.rules.rate import TokenRequest, Tokens
 from celery_lowkiq.rules.reports import Heard, NodeNews

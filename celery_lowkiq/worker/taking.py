@@ -11,7 +11,7 @@ from celery_lowkiq.rules.claims import ToAcquire
 from celery_lowkiq.rules.errors import LowkiqError, NotOwner, ShardDamaged, ShardRepairing, StoreUnavailable
 from celery_lowkiq.rules.models import Lease, ShardRef
 from celery_lowkiq.rules.ownership import Watch
-from celery_lowkiq.rules.words import shard_names
+from celery_lowkiq.rules.text import shard_names
 
 from .held import Held
 from .holdings import Holdings

@@ -13,7 +13,9 @@ from typing import Any
 
 from celery_lowkiq.chaos import app as chaos_app
 from celery_lowkiq.rules import ownership as watching
-from celery_lowkiq.store import batches, scripts, store
+from celery_lowkiq.store import redis_store
+from celery_lowkiq.store.jobs import claims as batches
+from celery_lowkiq.store.scripts import script as scripts
 from celery_lowkiq.worker import exclusion, lane
 
 VARIABLE = "LOWKIQ_MUTANT"
@@ -70,13 +72,13 @@ def _descending(job_id: bytes, record: bytes, parse: Any = batches.parse_process
     return job._replace(payloads=job.payloads[::-1])
 
 
-def _slow_acquire(self: Any, *args: Any, acquire: Any = store.RedisStore.acquire_all) -> Any:
+def _slow_acquire(self: Any, *args: Any, acquire: Any = redis_store.RedisStore.acquire_all) -> Any:
     time.sleep(0.1)
     return acquire(self, *args)
 
 
 #: No fault in itself, as an unmutated run with it shows: it gives others time between a look and a take.
-SLOW_LINE = value(store.RedisStore, "acquire_all", _slow_acquire)
+SLOW_LINE = value(redis_store.RedisStore, "acquire_all", _slow_acquire)
 
 EPOCH = "math.max(tonumber(epoch) + 1, tonumber(known_epoch) + 1, math.floor(now / 1000))"
 COMPARE = "former ~= seen_owner or epoch ~= seen_epoch or counter ~= seen_counter"

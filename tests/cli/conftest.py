@@ -16,10 +16,10 @@ from celery.bin.celery import celery
 from click.testing import CliRunner, Result
 
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.integration.console import Console
-from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.operations.inspector import Console
 from celery_lowkiq.rules.models import Fate, QueueSpec, Verdict
-from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.admin.actions import Actions
 from tests.cli import proj
 from tests.foreign import drop_shared
 

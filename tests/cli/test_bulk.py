@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 import redis
 
-from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.integration.app.context import home_of
 from celery_lowkiq.rules.models import Fate, NewJob
-from celery_lowkiq.store.dumping import Dumping
+from celery_lowkiq.store.admin.dump import Dumping
 from tests.cli import proj
 from tests.cli.conftest import end_all, start
 from tests.waiting import eventually

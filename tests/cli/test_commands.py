@@ -8,10 +8,10 @@ import re
 
 import pytest
 
-from celery_lowkiq.integration.codec import Codec
-from celery_lowkiq.integration.console import Console
-from celery_lowkiq.integration.stores import home_of
-from celery_lowkiq.rules.checkup import Finding
+from celery_lowkiq.integration.app.codec import Codec
+from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.operations.inspector import Console
+from celery_lowkiq.rules.health_checks import Finding
 from celery_lowkiq.rules.models import Fate, ShardRef
 from tests.cli import proj
 from tests.cli.conftest import end_all, golden, holds, settled

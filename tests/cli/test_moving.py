@@ -11,10 +11,10 @@ import subprocess
 import pytest
 import redis
 
-from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.integration.app.context import home_of
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import Fate, NewJob
-from celery_lowkiq.store.queries import Queries
+from celery_lowkiq.store.inspect.queries import Queries
 from tests.cli import proj
 from tests.cli.conftest import done, end_all, start
 

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from celery_lowkiq.cli.output import as_json, payload_json, payload_text
-from celery_lowkiq.integration.queue import ShownPayload
+from celery_lowkiq.integration.operations.queue import ShownPayload
 
 
 class Nameless:

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.integration.app.context import home_of
 from celery_lowkiq.rules.errors import ShardCountMismatch
 from celery_lowkiq.rules.models import Fate, NewJob
-from celery_lowkiq.store.pausing import Pausing
+from celery_lowkiq.store.admin.pausing import Pausing
 from tests.cli import proj
 from tests.cli.conftest import end_all
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from celery_lowkiq import OrderedTask
-from celery_lowkiq.integration.options import _CHECKS
-from celery_lowkiq.integration.queue_policies import POLICIES
-from celery_lowkiq.integration.refusals import _DECORATOR as REFUSED
-from celery_lowkiq.integration.settings import SETTINGS
-from celery_lowkiq.store.keys import SHARD_KEYS
+from celery_lowkiq.integration.app.settings import SETTINGS
+from celery_lowkiq.integration.task.options import _CHECKS
+from celery_lowkiq.integration.task.queue_options import POLICIES
+from celery_lowkiq.integration.task.unsupported import _DECORATOR as REFUSED
+from celery_lowkiq.store.scripts.keys import SHARD_KEYS
 
 ROOT = Path(__file__).parents[2]
 COMMAND = (

@@ -13,14 +13,14 @@ from celery_lowkiq.rules.dumps import Header
 from celery_lowkiq.rules.models import BadPayload, Fate, NewJob, QueueSpec, Verdict
 from celery_lowkiq.rules.rate import TokenRequest
 from celery_lowkiq.rules.reports import NodeNews, NodeReport, Told
-from celery_lowkiq.store.actions import Actions
-from celery_lowkiq.store.connect import connect
-from celery_lowkiq.store.dumping import Dumping
-from celery_lowkiq.store.loading import Loading
-from celery_lowkiq.store.lookout import Lookout
-from celery_lowkiq.store.pausing import Pausing
-from celery_lowkiq.store.queries import Queries
-from celery_lowkiq.store.store import RedisStore
+from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.admin.dump import Dumping
+from celery_lowkiq.store.admin.load import Loading
+from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.inspect.node_reports import Lookout
+from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.scripts.connect import connect
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operations.md").read_text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq import BusinessFailure
-from celery_lowkiq.rules.words import error_line
+from celery_lowkiq.rules.text import error_line
 from tests.waiting import eventually
 
 WAIT = 30

@@ -7,7 +7,7 @@ import pytest
 from celery import exceptions
 
 from celery_lowkiq import RunAborted
-from celery_lowkiq.rules.words import error_line
+from celery_lowkiq.rules.text import error_line
 from tests.waiting import eventually
 
 WAIT = 30

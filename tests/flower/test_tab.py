@@ -8,8 +8,8 @@ import pytest
 
 from celery_lowkiq.flower.actions import told
 from celery_lowkiq.flower.tab import with_tab
-from celery_lowkiq.integration.stores import home_of
-from celery_lowkiq.store.keys import shard_keys
+from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.store.scripts.keys import shard_keys
 from tests.flower.processes import flower
 from tests.waiting import eventually
 

@@ -24,14 +24,14 @@ from celery_lowkiq.rules.models import (
 )
 from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.rules.repairs import damages
-from celery_lowkiq.store.actions import Actions
-from celery_lowkiq.store.connect import connect
-from celery_lowkiq.store.keys import shard_keys
-from celery_lowkiq.store.pausing import Pausing
-from celery_lowkiq.store.pushing import Sender, push_call
-from celery_lowkiq.store.queries import Queries
-from celery_lowkiq.store.repairing import Repairs
-from celery_lowkiq.store.store import RedisStore
+from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.jobs.push import Sender, push_call
+from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.repairs.repairs import Repairs
+from celery_lowkiq.store.scripts.connect import connect
+from celery_lowkiq.store.scripts.keys import shard_keys
 from tests.model.model import Model
 from tests.model.people import IDS, PeopleRules
 
@@ -390,7 +390,7 @@ class StoreMachine(PeopleRules):
         self.pausing.resume_ids(self.queue, self.model.paused)
 
     def _keys_of_jobs(self) -> set[str]:
-        from celery_lowkiq.store.keys import SHARD_KEYS
+        from celery_lowkiq.store.scripts.keys import SHARD_KEYS
 
         # Records go with their results, and marks with their time.
         return set(SHARD_KEYS) - {"lease", "meta", "senders", "deaths", "calls", "peaks", "buckets"}

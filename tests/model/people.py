@@ -10,12 +10,12 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from celery_lowkiq.rules.dumps import Header, State
 from celery_lowkiq.rules.isolation import NOT_ISOLATED
 from celery_lowkiq.rules.models import QueueSpec
-from celery_lowkiq.store.actions import Actions
-from celery_lowkiq.store.dumping import Dumping
-from celery_lowkiq.store.loading import Loading
-from celery_lowkiq.store.pausing import Pausing
-from celery_lowkiq.store.queries import Queries
-from celery_lowkiq.store.store import RedisStore
+from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.admin.dump import Dumping
+from celery_lowkiq.store.admin.load import Loading
+from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.redis_store import RedisStore
 from tests.model.model import Model
 
 IDS = st.sampled_from(["a", "b", "{c}:1", "d e", "é😀"])

@@ -9,8 +9,8 @@ import pytest
 
 from celery_lowkiq.rules.isolation import LONGEST_WAIT
 from celery_lowkiq.rules.models import Fate, Job, NewJob
-from celery_lowkiq.rules.pauses import default_retry_in
 from celery_lowkiq.rules.retry import RetryPolicy, after_failure
+from celery_lowkiq.rules.retry_delays import default_retry_in
 from tests.model.model import Model
 
 OUTAGE = 60.0

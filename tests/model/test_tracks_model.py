@@ -15,9 +15,9 @@ from hypothesis.stateful import (
 )
 
 from celery_lowkiq.rules.tracking import PENDING, NewCall, State, began, ended, ends_without_run
-from celery_lowkiq.store.connect import connect
-from celery_lowkiq.store.store import RedisStore
-from celery_lowkiq.store.tracks import Tracks
+from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.scripts.connect import connect
+from celery_lowkiq.store.tracking.tracker_store import Tracks
 
 CALLS = st.sampled_from("abcd")
 #: A shard that changes hands, and a Redis that gives claims again.

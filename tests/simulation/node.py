@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from celery_lowkiq.rules import checkup
+from celery_lowkiq.rules import health_checks
 from celery_lowkiq.rules.claims import Due, InHand, ToAcquire, ToClaim, ToSettle
 from celery_lowkiq.rules.errors import LowkiqError, StoreUnavailable
 from celery_lowkiq.rules.models import Batch, Fate, Lease, LeaseState, QueueSpec, ShardRef, Verdict
@@ -172,9 +172,9 @@ class SimStore:
         hands = list(zip(shards, in_hand, strict=True))
         return self._call(lambda: [self._server.next_due(shard, hand) for shard, hand in hands])
 
-    def memory(self) -> checkup.Server:
+    def memory(self) -> health_checks.Server:
         """For people, too."""
-        return checkup.Server(policy="noeviction")
+        return health_checks.Server(policy="noeviction")
 
     def subscribe(self, queues: Sequence[QueueSpec]) -> Listener:
         return self._call(lambda: Listener(self._network))

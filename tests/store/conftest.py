@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from celery_lowkiq.store.connect import connect
-from celery_lowkiq.store.store import RedisStore
+from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.scripts.connect import connect
 
 
 @pytest.fixture(params=["here", "6.2"])

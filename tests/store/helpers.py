@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from celery_lowkiq.rules.claims import Claim, InHand, Settled
 from celery_lowkiq.rules.models import BadPayload, Fate, Lease, NewJob, QueueSpec, ShardRef, Verdict
 from celery_lowkiq.rules.views import Stats
-from celery_lowkiq.store.queries import Queries
-from celery_lowkiq.store.store import RedisStore
+from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.redis_store import RedisStore
 
 ONE = QueueSpec("orders", shards=1, batch_size=10)
 SHARD = ShardRef("orders", 0)

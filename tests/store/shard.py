@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery_lowkiq.rules.models import Fate, NewJob, QueueSpec, Verdict
 from celery_lowkiq.rules.policies import Policies
-from celery_lowkiq.store.queries import Queries
+from celery_lowkiq.store.inspect.queries import Queries
 
 from .helpers import take
 

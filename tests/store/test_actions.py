@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.models import Fate, NewJob, QueueSpec
-from celery_lowkiq.store.actions import Actions
-from celery_lowkiq.store.keys import SHARD_KEYS, shard_keys
-from celery_lowkiq.store.queries import Queries
+from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.scripts.keys import SHARD_KEYS, shard_keys
 
 from .helpers import ONE, SHARD, claim, dead, end, push, take, waiting
 

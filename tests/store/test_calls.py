@@ -8,10 +8,10 @@ import pytest
 
 from celery_lowkiq.rules.errors import NotOwner, StoreError
 from celery_lowkiq.rules.models import BadPayload, Fate, Merge, NewJob, QueueSpec, Recorded, Verdict
-from celery_lowkiq.store.actions import Actions
-from celery_lowkiq.store.calls import CallReader, digest
-from celery_lowkiq.store.keys import shard_keys
-from celery_lowkiq.store.pushing import Sender, push_call
+from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.jobs.call_records import CallReader, digest
+from celery_lowkiq.store.jobs.push import Sender, push_call
+from celery_lowkiq.store.scripts.keys import shard_keys
 from tests.store.helpers import ONE, SHARD, claim, dead, end, push, take, waiting
 
 

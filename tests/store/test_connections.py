@@ -14,7 +14,7 @@ from celery import Celery
 
 from celery_lowkiq import ordered_task, track
 from celery_lowkiq.embedded import EmbeddedServer, ServerFailed, find_server
-from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.integration.app.context import home_of
 from celery_lowkiq.rules.errors import ConfigurationError, StoreError, StoreUnavailable
 from tests.waiting import eventually
 

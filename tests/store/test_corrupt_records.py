@@ -7,11 +7,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from celery_lowkiq.rules.models import Fate
-from celery_lowkiq.store.actions import Actions
-from celery_lowkiq.store.connect import connect
-from celery_lowkiq.store.keys import SHARD_KEYS, shard_keys
-from celery_lowkiq.store.queries import Queries
-from celery_lowkiq.store.store import RedisStore
+from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.scripts.connect import connect
+from celery_lowkiq.store.scripts.keys import SHARD_KEYS, shard_keys
 
 from .helpers import ONE, SHARD, claim, end, push, take
 

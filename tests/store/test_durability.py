@@ -7,11 +7,11 @@ import pytest
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.errors import ConfigurationError, StoreUnavailable
 from celery_lowkiq.rules.models import NewJob
-from celery_lowkiq.store import durability
-from celery_lowkiq.store.connect import connect
-from celery_lowkiq.store.durability import Durability, Level
-from celery_lowkiq.store.keys import shard_keys
-from celery_lowkiq.store.store import RedisStore
+from celery_lowkiq.store.jobs import durability
+from celery_lowkiq.store.jobs.durability import Durability, Level
+from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.scripts.connect import connect
+from celery_lowkiq.store.scripts.keys import shard_keys
 from tests.waiting import eventually
 
 from .helpers import ONE, SHARD, waiting

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.models import Fate, Merge, NewJob, QueueSpec
-from celery_lowkiq.store.actions import Actions
-from celery_lowkiq.store.keys import shard_keys
-from celery_lowkiq.store.pausing import Pausing
-from celery_lowkiq.store.queries import Queries
+from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.scripts.keys import shard_keys
 
 from .helpers import ONE, SHARD, claim, contents, dead, end, push, take, waiting
 

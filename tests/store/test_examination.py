@@ -8,16 +8,16 @@ from unittest import mock
 
 import pytest
 
-from celery_lowkiq.rules.checkup import ERROR, OK, WARNING, examine
 from celery_lowkiq.rules.errors import StoreUnavailable
+from celery_lowkiq.rules.health_checks import ERROR, OK, WARNING, examine
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.reports import NodeNews, NodeReport
-from celery_lowkiq.store import examination
-from celery_lowkiq.store.connect import connect
-from celery_lowkiq.store.examination import Examination
-from celery_lowkiq.store.keys import queue_key
-from celery_lowkiq.store.pausing import Pausing
-from celery_lowkiq.store.store import RedisStore
+from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.inspect import health
+from celery_lowkiq.store.inspect.health import Examination
+from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.scripts.connect import connect
+from celery_lowkiq.store.scripts.keys import queue_key
 
 from .helpers import ONE, claim, push, take
 
@@ -86,7 +86,7 @@ def test_what_is_written_to_disk(store, client):
 
 def test_a_clock_that_differs(store):
     now = time.time()
-    with mock.patch.object(examination.time, "time", return_value=now + 60):
+    with mock.patch.object(health.time, "time", return_value=now + 60):
         assert "behind this host's" in found(store)["clock", WARNING]
 
 

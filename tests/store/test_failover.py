@@ -11,10 +11,10 @@ from celery_lowkiq.rules.claims import InHand
 from celery_lowkiq.rules.errors import NotOwner
 from celery_lowkiq.rules.models import LeaseState
 from celery_lowkiq.rules.ownership import Watch
-from celery_lowkiq.store.connect import connect
-from celery_lowkiq.store.keys import shard_keys
-from celery_lowkiq.store.queries import Queries
-from celery_lowkiq.store.store import RedisStore
+from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.scripts.connect import connect
+from celery_lowkiq.store.scripts.keys import shard_keys
 
 from .helpers import ONE, SHARD, claim, dead, push, take
 

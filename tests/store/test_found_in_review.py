@@ -10,12 +10,12 @@ from redis import exceptions
 from celery_lowkiq.rules.claims import InHand
 from celery_lowkiq.rules.errors import ShardCountMismatch, StoreFull, StoreUnavailable
 from celery_lowkiq.rules.models import Fate, NewJob, QueueSpec, ShardRef
-from celery_lowkiq.store.actions import Actions
-from celery_lowkiq.store.client import store_error
-from celery_lowkiq.store.keys import queue_key, shard_keys
-from celery_lowkiq.store.pushing import Sender, push_call
-from celery_lowkiq.store.queries import Queries
-from celery_lowkiq.store.store import RedisStore
+from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.jobs.push import Sender, push_call
+from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.scripts.client import store_error
+from celery_lowkiq.store.scripts.keys import queue_key, shard_keys
 from tests.waiting import eventually
 
 from .helpers import ONE, SHARD, claim, end, push, take, waiting

@@ -7,8 +7,8 @@ import pytest
 from celery_lowkiq.rules.errors import QueueFull, StoreError
 from celery_lowkiq.rules.models import NewJob, QueueSpec, shard_of
 from celery_lowkiq.rules.policies import Policies, WhenFull
-from celery_lowkiq.store.pausing import Pausing
-from celery_lowkiq.store.pushing import Sender, push_call
+from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.jobs.push import Sender, push_call
 
 from .shard import Shard
 

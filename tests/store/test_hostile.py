@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.models import BadPayload, Fate, NewJob, QueueSpec, ShardRef, Verdict
-from celery_lowkiq.store.actions import Actions
-from celery_lowkiq.store.batches import CLAIM_BYTES
-from celery_lowkiq.store.keys import shard_keys
-from celery_lowkiq.store.queries import Queries
+from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.jobs.claims import CLAIM_BYTES
+from celery_lowkiq.store.scripts.keys import shard_keys
 
 from .helpers import ONE, SHARD, claim, end, push, take
 

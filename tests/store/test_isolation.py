@@ -6,9 +6,9 @@ import pytest
 
 from celery_lowkiq.rules.isolation import NOT_ISOLATED, Isolation
 from celery_lowkiq.rules.models import Fate, NewJob
-from celery_lowkiq.store.actions import Actions
-from celery_lowkiq.store.pausing import Pausing
-from celery_lowkiq.store.tries import read_tries
+from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.inspect.tries import read_tries
 
 from .helpers import take
 from .shard import Shard

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from celery_lowkiq.rules.diagnosis import Dead, why
 from celery_lowkiq.rules.models import Fate, QueueSpec
 from celery_lowkiq.rules.rate import TokenRequest
 from celery_lowkiq.rules.reports import LaneReport, NodeNews, NodeReport, Running
 from celery_lowkiq.rules.views import Stats
-from celery_lowkiq.rules.why import Dead, why
-from celery_lowkiq.store.keys import report_key, shard_keys, tokens_key
-from celery_lowkiq.store.lookout import Lookout
-from celery_lowkiq.store.pausing import Pausing
+from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.inspect.node_reports import Lookout
+from celery_lowkiq.store.scripts.keys import report_key, shard_keys, tokens_key
 
 from .helpers import ONE, SHARD, claim, end, push, take
 

@@ -11,9 +11,9 @@ import pytest
 
 from celery_lowkiq.rules.errors import NotOwner
 from celery_lowkiq.rules.models import Fate
-from celery_lowkiq.store.keys import shard_keys
-from celery_lowkiq.store.queries import Queries
-from celery_lowkiq.store.records import number_text
+from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.scripts.records import number_text
 
 from .helpers import ONE, SHARD, claim, contents, dead, end, push, take, waiting
 

@@ -9,12 +9,12 @@ import pytest
 from celery_lowkiq.rules.dumps import Entry, Header, State
 from celery_lowkiq.rules.errors import ShardCountMismatch
 from celery_lowkiq.rules.models import Fate, Merge, NewJob, Payload, QueueSpec
-from celery_lowkiq.store.actions import Actions
-from celery_lowkiq.store.calls import CallReader
-from celery_lowkiq.store.dumping import Dumping
-from celery_lowkiq.store.loading import Loading
-from celery_lowkiq.store.pausing import Pausing
-from celery_lowkiq.store.queries import Queries
+from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.admin.dump import Dumping
+from celery_lowkiq.store.admin.load import Loading
+from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.jobs.call_records import CallReader
 
 from .helpers import ONE, claim, contents, dead, end, push, take, waiting
 

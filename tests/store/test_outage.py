@@ -11,20 +11,14 @@ import redis
 from redis.exceptions import BusyLoadingError
 
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.rules.errors import (
-    AccessDenied,
-    LoginRefused,
-    LowkiqError,
-    StoreError,
-    StoreUnavailable,
-)
+from celery_lowkiq.rules.errors import AccessDenied, LoginRefused, LowkiqError, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import CallRecord, NewJob
-from celery_lowkiq.store.actions import Actions
-from celery_lowkiq.store.calls import CallReader
-from celery_lowkiq.store.connect import RETRIES, connect
-from celery_lowkiq.store.queries import Queries
-from celery_lowkiq.store.registry import Registry
-from celery_lowkiq.store.store import RedisStore
+from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.jobs.call_records import CallReader
+from celery_lowkiq.store.jobs.registry import Registry
+from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.scripts.connect import RETRIES, connect
 from tests.outages import away
 
 from .helpers import ONE, SHARD, claim, end, push, take, waiting
@@ -226,7 +220,7 @@ def test_no_password_is_in_any_error():
 
 
 def test_a_key_of_another_type_is_an_error_that_names_it(store, client):
-    from celery_lowkiq.store.keys import shard_keys
+    from celery_lowkiq.store.scripts.keys import shard_keys
 
     push(store, "0", ("registers", 1))
     client.delete(shard_keys(SHARD)["due"])

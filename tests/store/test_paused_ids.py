@@ -7,10 +7,10 @@ import pytest
 from celery_lowkiq.rules.claims import InHand
 from celery_lowkiq.rules.errors import ShardCountMismatch
 from celery_lowkiq.rules.models import Fate, NewJob, QueueSpec
-from celery_lowkiq.store.actions import Actions
-from celery_lowkiq.store.keys import SHARD_KEYS, shard_keys
-from celery_lowkiq.store.pausing import STEP, Pausing
-from celery_lowkiq.store.queries import Queries
+from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.admin.pausing import STEP, Pausing
+from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.scripts.keys import SHARD_KEYS, shard_keys
 
 from .helpers import ONE, SHARD, claim, contents, end, ids_of, listening, push, stats, take, waiting
 

@@ -7,10 +7,10 @@ import pytest
 from celery_lowkiq.rules.claims import InHand
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import Fate, NewJob, QueueSpec, ShardRef
-from celery_lowkiq.store.actions import Actions
-from celery_lowkiq.store.keys import channel, queue_key, shard_keys
-from celery_lowkiq.store.pausing import Pausing
-from celery_lowkiq.store.scripts import load
+from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.scripts.keys import channel, queue_key, shard_keys
+from celery_lowkiq.store.scripts.script import load
 
 from .helpers import ONE, SHARD, claim, end, ids_of, listening, push, stats, take, waiting
 

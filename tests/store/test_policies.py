@@ -9,9 +9,9 @@ import pytest
 
 from celery_lowkiq.rules.models import BadPayload, Fate, Gone, NewJob, Verdict
 from celery_lowkiq.rules.policies import AfterFailure, Policies
-from celery_lowkiq.store.actions import Actions
-from celery_lowkiq.store.keys import shard_keys
-from celery_lowkiq.store.pausing import Pausing
+from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.scripts.keys import shard_keys
 
 from .helpers import take
 from .shard import Shard

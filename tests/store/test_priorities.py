@@ -9,9 +9,9 @@ import pytest
 
 from celery_lowkiq.rules.models import Fate, NewJob, Verdict
 from celery_lowkiq.rules.policies import WhenFull
-from celery_lowkiq.store.actions import Actions
-from celery_lowkiq.store.lookout import Lookout
-from celery_lowkiq.store.pausing import Pausing
+from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.inspect.node_reports import Lookout
 
 from .helpers import ONE, SHARD, listening, take
 from .test_policies import Shard

@@ -8,10 +8,10 @@ import pytest
 
 from celery_lowkiq.rules.errors import FormatMismatch, ShardCountMismatch, StoreFull, StoreUnavailable
 from celery_lowkiq.rules.models import Fate, NewJob, QueueSpec, ShardRef
-from celery_lowkiq.store.keys import queue_key, shard_keys
-from celery_lowkiq.store.pushing import CHUNK_BYTES, CHUNK_JOBS, Sender, chunked, push_call
-from celery_lowkiq.store.queries import Queries
-from celery_lowkiq.store.store import RedisStore
+from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.jobs.push import CHUNK_BYTES, CHUNK_JOBS, Sender, chunked, push_call
+from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.scripts.keys import queue_key, shard_keys
 
 from .helpers import ONE, SHARD, claim, end, push, take, waiting
 

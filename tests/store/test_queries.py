@@ -10,9 +10,9 @@ import pytest
 from celery_lowkiq.rules.errors import InvalidCall, ShardDamaged
 from celery_lowkiq.rules.models import Fate, NewJob, QueueSpec, ShardRef
 from celery_lowkiq.rules.views import Stats
-from celery_lowkiq.store.actions import Actions
-from celery_lowkiq.store.keys import shard_keys
-from celery_lowkiq.store.queries import Queries
+from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.scripts.keys import shard_keys
 
 from .helpers import ONE, claim, end, push, take
 

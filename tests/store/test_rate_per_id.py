@@ -6,9 +6,9 @@ import pytest
 
 from celery_lowkiq.rules.models import BadPayload, Fate, Gone, NewJob, Verdict
 from celery_lowkiq.rules.policies import AfterFailure
-from celery_lowkiq.store.clocked import ClockedClient
-from celery_lowkiq.store.pausing import Pausing
-from celery_lowkiq.store.store import RedisStore
+from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.scripts.clocked import ClockedClient
 
 from .helpers import take
 from .test_policies import Shard

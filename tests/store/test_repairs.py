@@ -10,12 +10,12 @@ import pytest
 from celery_lowkiq.rules.claims import ToAcquire
 from celery_lowkiq.rules.errors import NotOwner, ShardCountMismatch, ShardDamaged, ShardRepairing
 from celery_lowkiq.rules.models import Fate, Lease, NewJob, QueueSpec, ShardRef, shard_of
-from celery_lowkiq.store.actions import Actions
-from celery_lowkiq.store.keys import SHARD_KEYS, queue_key, shard_keys
-from celery_lowkiq.store.pausing import Pausing
-from celery_lowkiq.store.queries import Queries
-from celery_lowkiq.store.queue_repairs import QueueRepairs
-from celery_lowkiq.store.repairing import Repairs
+from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.admin.repair import QueueRepairs
+from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.repairs.repairs import Repairs
+from celery_lowkiq.store.scripts.keys import SHARD_KEYS, queue_key, shard_keys
 from tests.waiting import eventually
 
 from .helpers import ONE, SHARD, claim, end, push, take

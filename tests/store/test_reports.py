@@ -12,8 +12,8 @@ from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.history import Sample
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.reports import LaneReport, NodeNews, NodeReport, Running, Wait
-from celery_lowkiq.store.keys import history_key, report_key, reports_key, shard_keys
-from celery_lowkiq.store.lookout import Lookout
+from celery_lowkiq.store.inspect.node_reports import Lookout
+from celery_lowkiq.store.scripts.keys import history_key, report_key, reports_key, shard_keys
 
 from .helpers import ONE, SHARD, claim, end, push, take
 

@@ -10,9 +10,9 @@ from celery_lowkiq.rules.claims import InHand
 from celery_lowkiq.rules.errors import NotOwner
 from celery_lowkiq.rules.models import Fate, Merge, NewJob, QueueSpec, ShardRef, Verdict, shard_of
 from celery_lowkiq.rules.retry import RetryPolicy, after_failure
-from celery_lowkiq.store.actions import Actions
-from celery_lowkiq.store.queries import Queries
-from celery_lowkiq.store.store import RedisStore
+from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.redis_store import RedisStore
 
 from .helpers import ONE, claim, contents, dead, end, push, take, waiting
 

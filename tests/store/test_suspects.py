@@ -8,9 +8,9 @@ import pytest
 
 from celery_lowkiq.rules.errors import NotOwner
 from celery_lowkiq.rules.models import CONDEMNED, Fate, NewJob
-from celery_lowkiq.store.actions import Actions
-from celery_lowkiq.store.keys import shard_keys
-from celery_lowkiq.store.queries import Queries
+from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.scripts.keys import shard_keys
 
 from .helpers import ONE, SHARD, claim, contents, dead, end, push, take
 

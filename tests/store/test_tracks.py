@@ -10,9 +10,9 @@ import pytest
 from celery_lowkiq.rules.errors import InvalidCall, StoreFull
 from celery_lowkiq.rules.models import Fate, NewJob, Verdict
 from celery_lowkiq.rules.tracking import Counts, NewCall, State, began, ended, ends_without_run
-from celery_lowkiq.store.keys import TRACKER_KEYS, TrackerKeys
-from celery_lowkiq.store.telling import STEP
-from celery_lowkiq.store.tracks import Tracks, due_last
+from celery_lowkiq.store.jobs.tracker_updates import STEP
+from celery_lowkiq.store.scripts.keys import TRACKER_KEYS, TrackerKeys
+from celery_lowkiq.store.tracking.tracker_store import Tracks, due_last
 from tests.store.helpers import ONE, claim, push, take
 
 DAY = 86400

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.models import BadPayload, Fate, Verdict
-from celery_lowkiq.store.actions import Actions
-from celery_lowkiq.store.keys import shard_keys
-from celery_lowkiq.store.tries import MAX_TEXT, read_tries, try_text
+from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.inspect.tries import MAX_TEXT, read_tries, try_text
+from celery_lowkiq.store.scripts.keys import shard_keys
 
 from .helpers import ONE, SHARD, claim, push, take
 

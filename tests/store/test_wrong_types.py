@@ -13,8 +13,9 @@ import pytest
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.models import Fate, NewJob
 from celery_lowkiq.rules.tracking import NewCall, began
-from celery_lowkiq.store.calls import digest
-from celery_lowkiq.store.keys import (
+from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.jobs.call_records import digest
+from celery_lowkiq.store.scripts.keys import (
     KEY_TYPES,
     SHARD_KEYS,
     TRACKER_KEYS,
@@ -27,9 +28,8 @@ from celery_lowkiq.store.keys import (
     shard_keys,
     tokens_key,
 )
-from celery_lowkiq.store.pausing import Pausing
-from celery_lowkiq.store.scripts import PROBES, load
-from celery_lowkiq.store.tracks import Tracks
+from celery_lowkiq.store.scripts.script import PROBES, load
+from celery_lowkiq.store.tracking.tracker_store import Tracks
 
 from .helpers import ONE, SHARD, claim, end, push, take
 

@@ -6,9 +6,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from celery_lowkiq.rules.checkup import Server
 from celery_lowkiq.rules.claims import Claim, Due, InHand, Settled, ToAcquire, ToClaim, ToSettle
 from celery_lowkiq.rules.errors import LowkiqError, NotOwner, StoreError, StoreUnavailable
+from celery_lowkiq.rules.health_checks import Server
 from celery_lowkiq.rules.history import Sample
 from celery_lowkiq.rules.models import (
     Batch,

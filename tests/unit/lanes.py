@@ -10,20 +10,11 @@ from celery.app.trace import build_tracer
 from celery.backends.cache import _DUMMY_CLIENT_CACHE
 
 from celery_lowkiq import ordered_task
-from celery_lowkiq.integration.call_records import CallNote
-from celery_lowkiq.integration.runner import CeleryRunner
-from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.records.call_record import CallNote
+from celery_lowkiq.integration.runs.runner import CeleryRunner
 from celery_lowkiq.rules.errors import StoreUnavailable
-from celery_lowkiq.rules.models import (
-    Batch,
-    CallRecord,
-    FirstCalls,
-    Job,
-    Lease,
-    Payload,
-    Recorded,
-    ShardRef,
-)
+from celery_lowkiq.rules.models import Batch, CallRecord, FirstCalls, Job, Lease, Payload, Recorded, ShardRef
 
 SHARD = ShardRef("t", 0)
 

@@ -12,9 +12,9 @@ from celery import Celery
 from kombu.exceptions import ContentDisallowed
 
 from celery_lowkiq import ordered_task
-from celery_lowkiq.integration.arrivals import Arrivals, MessagedCall, read_call
-from celery_lowkiq.integration.call_records import CallNote
-from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.records.call_record import CallNote
+from celery_lowkiq.integration.task.broker_messages import Arrivals, MessagedCall, read_call
 from celery_lowkiq.rules.errors import InvalidCall, PayloadError, QueueFull, StoreUnavailable
 
 

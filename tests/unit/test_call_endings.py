@@ -9,14 +9,8 @@ from celery import Task
 from celery.worker import state
 
 from celery_lowkiq import OrderedTask
-from celery_lowkiq.integration.call_records import TTL_ENDS, CallNote
-from celery_lowkiq.rules.models import (
-    CONDEMNED,
-    BadPayload,
-    Fate,
-    FirstCalls,
-    Recorded,
-)
+from celery_lowkiq.integration.records.call_record import TTL_ENDS, CallNote
+from celery_lowkiq.rules.models import CONDEMNED, BadPayload, Fate, FirstCalls, Recorded
 from tests.unit.lanes import Lane, job
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

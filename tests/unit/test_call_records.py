@@ -6,8 +6,8 @@ import pytest
 from celery import Celery
 
 from celery_lowkiq import JobsFailed, PayloadError, ordered_task
-from celery_lowkiq.integration.call_records import CallNote, note_of
-from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.records.call_record import CallNote, note_of
 from celery_lowkiq.rules.errors import UndecodablePayload
 
 

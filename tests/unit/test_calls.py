@@ -10,7 +10,15 @@ from uuid import UUID
 
 import pytest
 
-from celery_lowkiq.integration.calls import Entry, bulk, read_delay, read_id, read_score, read_time, single
+from celery_lowkiq.integration.calls.validation import (
+    Entry,
+    bulk,
+    read_delay,
+    read_id,
+    read_score,
+    read_time,
+    single,
+)
 from celery_lowkiq.rules.errors import InvalidCall
 
 UTC = timezone.utc

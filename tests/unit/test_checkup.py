@@ -6,7 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from celery_lowkiq.rules.checkup import ERROR, OK, WARNING, Patient, QueueState, Server, examine, unreachable
+from celery_lowkiq.rules.health_checks import (
+    ERROR,
+    OK,
+    WARNING,
+    Patient,
+    QueueState,
+    Server,
+    examine,
+    unreachable,
+)
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.reports import NodeReport, ShardReport, Wait
 from celery_lowkiq.rules.views import Paused, Stats

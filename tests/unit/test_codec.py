@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu import serialization
 
-from celery_lowkiq.integration.codec import MARK, Codec
+from celery_lowkiq.integration.app.codec import MARK, Codec
 from celery_lowkiq.rules.errors import ConfigurationError, PayloadError, UndecodablePayload
 
 JSON = Codec("json", ["json"], 65536)

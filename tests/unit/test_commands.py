@@ -8,12 +8,14 @@ from types import SimpleNamespace
 import pytest
 
 from celery_lowkiq import ordered_task
-from celery_lowkiq.integration import commands
-from celery_lowkiq.integration.queue import OrderedQueue
+from celery_lowkiq.integration.bootstep import remote_control
+from celery_lowkiq.integration.operations.queue import OrderedQueue
 from tests.waiting import eventually
 
 
-@pytest.mark.parametrize("command", [commands.lowkiq, commands.lowkiq_quiet, commands.lowkiq_unquiet])
+@pytest.mark.parametrize(
+    "command", [remote_control.lowkiq, remote_control.lowkiq_quiet, remote_control.lowkiq_unquiet]
+)
 def test_a_worker_of_an_app_without_ordered_tasks_says_so(command):
     state = SimpleNamespace(consumer=SimpleNamespace())
     assert command(state) == {"error": "the app of this worker has no ordered task"}
@@ -26,7 +28,7 @@ def test_lanes_are_shown_also_when_redis_is_away(app):
 
     picture = {"quiet": False, "lanes": [{"name": "lane-0", "shards": [], "running": None}]}
     step = SimpleNamespace(tasks={"orders": None}, served=["orders"], snapshot=lambda: picture)
-    found = commands.lowkiq(SimpleNamespace(consumer=SimpleNamespace(ordered_queues=step), app=app))
+    found = remote_control.lowkiq(SimpleNamespace(consumer=SimpleNamespace(ordered_queues=step), app=app))
     assert found["lanes"] == picture["lanes"]
     assert "Redis is not available" in found["queues"]["error"]
 
@@ -38,9 +40,9 @@ def test_what_takes_longer_than_a_reply_may_goes_on_and_is_logged(app, monkeypat
 
     gate = threading.Event()
     monkeypatch.setattr(OrderedQueue, "perform_all_now", lambda queue: gate.wait(30) and 1_000_000)
-    monkeypatch.setattr(commands, "REPLY", 0.05)
+    monkeypatch.setattr(remote_control, "REPLY", 0.05)
     caplog.set_level("INFO", "celery_lowkiq")
-    found = commands.lowkiq_run_now(SimpleNamespace(app=app, hostname="w@h"), queue="orders")
+    found = remote_control.lowkiq_run_now(SimpleNamespace(app=app, hostname="w@h"), queue="orders")
     assert found == {"ok": "run now orders goes on: the worker logs its end"}
     gate.set()
     eventually(lambda: "run now orders: 1000000" in caplog.messages)
@@ -61,7 +63,7 @@ def acted(app, monkeypatch):
 
 
 def requeue(app, **given):
-    return commands.lowkiq_requeue(SimpleNamespace(app=app, hostname="w@h"), **given)
+    return remote_control.lowkiq_requeue(SimpleNamespace(app=app, hostname="w@h"), **given)
 
 
 @pytest.mark.parametrize(
@@ -107,4 +109,4 @@ def test_what_is_not_understood_is_refused_and_nothing_is_done(app, acted, given
     ],
 )
 def test_what_the_command_line_makes_of_its_words(words, ids):
-    assert commands._read(commands.ticketed("orders"), **words).ids == ids
+    assert remote_control._read(remote_control.ticketed("orders"), **words).ids == ids

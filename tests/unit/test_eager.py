@@ -6,13 +6,7 @@ import asyncio
 
 import pytest
 
-from celery_lowkiq import (
-    ById,
-    InvalidCall,
-    JobsFailed,
-    RunAborted,
-    ordered_task,
-)
+from celery_lowkiq import ById, InvalidCall, JobsFailed, RunAborted, ordered_task
 from tests.unit.recording import recorder
 
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from celery_lowkiq.integration import exiting
+from celery_lowkiq.integration.bootstep import exit_release
 from celery_lowkiq.rules.ownership import EXIT_PATIENCE
 
 
@@ -23,21 +23,21 @@ class Abandoned:
 
 
 def test_nothing_is_given_up_when_somebody_configures_logging_anew(monkeypatch):
-    monkeypatch.setattr(exiting, "_last_acts", [])
+    monkeypatch.setattr(exit_release, "_last_acts", [])
     abandoned = Abandoned()
-    exiting.let_go_at_exit(abandoned)
-    (last_act,) = exiting._last_acts
+    exit_release.let_go_at_exit(abandoned)
+    (last_act,) = exit_release._last_acts
     logging.shutdown([lambda: last_act])
     assert abandoned.let_go_for is None
 
 
 def test_a_log_handler_that_fails_is_no_reason_to_keep_shards(monkeypatch):
-    monkeypatch.setattr(exiting, "_last_acts", [])
-    monkeypatch.setattr(exiting.threading.main_thread(), "is_alive", lambda: False)
-    monkeypatch.setattr(exiting.logging, "shutdown", failing)
+    monkeypatch.setattr(exit_release, "_last_acts", [])
+    monkeypatch.setattr(exit_release.threading.main_thread(), "is_alive", lambda: False)
+    monkeypatch.setattr(exit_release.logging, "shutdown", failing)
     abandoned = Abandoned()
-    exiting.let_go_at_exit(abandoned)
-    (last_act,) = exiting._last_acts
+    exit_release.let_go_at_exit(abandoned)
+    (last_act,) = exit_release._last_acts
     with pytest.raises(RuntimeError):
         last_act.close()
     assert abandoned.let_go_for == EXIT_PATIENCE

@@ -10,11 +10,11 @@ import pytest
 from celery.exceptions import Reject
 
 from celery_lowkiq import BusinessFailure, ById, JobsFailed
-from celery_lowkiq.integration import log_lines
-from celery_lowkiq.integration.errors import MAX_ERROR_BYTES
-from celery_lowkiq.integration.failures import MOST_JOBS, MOST_TRACEBACKS, SAID
+from celery_lowkiq.integration.app.error_text import MAX_ERROR_BYTES
+from celery_lowkiq.integration.runs import log_filter
+from celery_lowkiq.integration.runs.failure_log import MOST_JOBS, MOST_TRACEBACKS, SAID
 from celery_lowkiq.rules.models import CONDEMNED, Fate, Recorded
-from celery_lowkiq.rules.words import TRACEBACK, moment
+from celery_lowkiq.rules.text import TRACEBACK, moment
 from tests.unit.lanes import Lane, job
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.fixture(autouse=True)
 def as_in_a_worker(monkeypatch):
     """The filter that a worker adds to Celery's logger."""
-    monkeypatch.setattr(logging.getLogger(log_lines.TRACE), "filters", [log_lines.BatchFilter()])
+    monkeypatch.setattr(logging.getLogger(log_filter.TRACE), "filters", [log_filter.BatchFilter()])
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ def test_without_a_stored_traceback_the_log_has_it_all_the_same(log):
 
 
 def test_a_run_that_succeeds_makes_nothing_of_it(log, monkeypatch):
-    monkeypatch.delattr("celery_lowkiq.integration.runner.log_failures")
+    monkeypatch.delattr("celery_lowkiq.integration.runs.runner.log_failures")
     (verdict,) = Lane(succeed).run(plain())
     assert verdict.fate is Fate.DONE
     assert log() == []

@@ -7,7 +7,7 @@ import pytest
 from celery_lowkiq.rules.isolation import LONGEST_WAIT, MOST_PARTS, NOT_ISOLATED, Isolation, isolated, put_off
 from celery_lowkiq.rules.models import Fate, Job, Payload
 from celery_lowkiq.rules.retry import RetryPolicy, after_failure
-from celery_lowkiq.store.records import parse_processing, parse_tried, tried_text
+from celery_lowkiq.store.scripts.records import parse_processing, parse_tried, tried_text
 
 ONE_SECOND = RetryPolicy(max_retries=2, pauses=lambda error, n: 1.0)
 

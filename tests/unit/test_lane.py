@@ -12,8 +12,8 @@ from celery_lowkiq.rules.claims import Due
 from celery_lowkiq.rules.clock import SystemClock
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Fate, QueueSpec, ShardRef
-from celery_lowkiq.store.keys import channel
-from celery_lowkiq.store.subscription import _announcement
+from celery_lowkiq.store.jobs.announcements import _announcement
+from celery_lowkiq.store.scripts.keys import channel
 from celery_lowkiq.worker.agenda import Agenda
 from celery_lowkiq.worker.outage import Outage
 from celery_lowkiq.worker.waker import Waker

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from celery_lowkiq.integration.log_lines import described
+from celery_lowkiq.integration.runs.log_filter import described
 from celery_lowkiq.rules.models import Batch, Job, Lease, Payload, QueueSpec, ShardRef
 
 

@@ -11,7 +11,7 @@ from celery.app.task import Task
 from kombu import Producer
 
 from celery_lowkiq import ConfigurationError, InvalidCall, OrderedTask, ordered_task
-from celery_lowkiq.integration.option_names import CELERYS, check_call_names
+from celery_lowkiq.integration.app.option_names import CELERYS, check_call_names
 
 
 def function(payloads_by_id):

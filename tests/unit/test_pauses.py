@@ -10,11 +10,11 @@ import pytest
 from celery import Celery
 
 from celery_lowkiq import ConfigurationError, OrderedTask, ordered_task
-from celery_lowkiq.integration.policies import guarded, policy_of
-from celery_lowkiq.rules import pauses
+from celery_lowkiq.integration.task.retry_options import guarded, policy_of
+from celery_lowkiq.rules import retry_delays
 from celery_lowkiq.rules.models import Fate, Job, Payload
-from celery_lowkiq.rules.pauses import read_pauses
 from celery_lowkiq.rules.retry import after_failure
+from celery_lowkiq.rules.retry_delays import read_pauses
 
 
 def work(payloads_by_id):
@@ -27,7 +27,7 @@ MINUTE, HOUR, DAY = 60, 3600, 86400
 
 @pytest.fixture
 def default_is_7(monkeypatch):
-    monkeypatch.setattr(pauses, "default_retry_in", lambda retry_count: 7.0)
+    monkeypatch.setattr(retry_delays, "default_retry_in", lambda retry_count: 7.0)
 
 
 def test_gators_table_of_exponential_pauses():

@@ -8,8 +8,8 @@ import pytest
 from celery import Celery
 
 from celery_lowkiq import ConfigurationError, OrderedTask, ordered_task
-from celery_lowkiq.integration.call_records import TTL_ENDS, CallNote, note_of
-from celery_lowkiq.integration.queue_policies import policies_of
+from celery_lowkiq.integration.records.call_record import TTL_ENDS, CallNote, note_of
+from celery_lowkiq.integration.task.queue_options import policies_of
 from celery_lowkiq.rules.models import Fate, Job, Payload
 from celery_lowkiq.rules.policies import (
     NONE,

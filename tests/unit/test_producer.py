@@ -11,8 +11,8 @@ from celery import Celery, group
 from kombu.exceptions import OperationalError
 
 from celery_lowkiq import StoreFull, StoreUnavailable, ordered_task
-from celery_lowkiq.integration.producer import pauses_of
-from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.calls.producer import pauses_of
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from celery._state import _task_stack
 from celery.app.task import Task
 
 from celery_lowkiq import InvalidCall, PayloadError, ordered_task
-from celery_lowkiq.integration import task_calls
-from celery_lowkiq.integration.producer import StoreProducer
-from celery_lowkiq.store.store import RedisStore
+from celery_lowkiq.integration.calls.producer import StoreProducer
+from celery_lowkiq.integration.task import call_mixin
+from celery_lowkiq.store.redis_store import RedisStore
 
 
 class Listening(Celery):
@@ -34,7 +34,7 @@ def messages(monkeypatch):
             made.append(kwargs)
             super().publish(*args, **kwargs)
 
-    monkeypatch.setattr(task_calls, "StoreProducer", Noted)
+    monkeypatch.setattr(call_mixin, "StoreProducer", Noted)
     monkeypatch.setattr(RedisStore, "push", lambda self, queue, jobs, pauses=(): stored.append(jobs))
     yield made
     assert len(stored) == 1

@@ -6,7 +6,7 @@ import pytest
 
 from celery_lowkiq.rules.models import ShardRef, shard_of
 from celery_lowkiq.rules.repairs import Condition, Repaired, counted, damages, is_count, may_restore
-from celery_lowkiq.store.keys import SHARD_KEYS
+from celery_lowkiq.store.scripts.keys import SHARD_KEYS
 
 SHARD = ShardRef("orders", 1)
 MINE = [str(n) for n in range(100) if shard_of(str(n), 4) == SHARD.index]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.models import BadPayload, Fate, Job, Payload, Verdict
-from celery_lowkiq.rules.pauses import default_retry_in
 from celery_lowkiq.rules.retry import RetryPolicy, after_failure
+from celery_lowkiq.rules.retry_delays import default_retry_in
 
 
 def job(retry_count: int = -1) -> Job:

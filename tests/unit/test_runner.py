@@ -12,11 +12,11 @@ from celery import Celery, signals
 from celery.app.trace import build_tracer
 
 from celery_lowkiq import ConfigurationError, JobsFailed, OrderedTask, ordered_task
-from celery_lowkiq.integration import request
-from celery_lowkiq.integration.runner import CeleryRunner
-from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.runs import request
+from celery_lowkiq.integration.runs.runner import CeleryRunner
 from celery_lowkiq.rules.models import Batch, Fate, Job, Lease, Payload, ShardRef
-from celery_lowkiq.rules.words import error_line
+from celery_lowkiq.rules.text import error_line
 
 # Celery warns of each error from outside a function.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from celery import Celery
 
-from celery_lowkiq.integration import stores
-from celery_lowkiq.integration.errors import MAX_ERROR_BYTES, dump_error, load_error
-from celery_lowkiq.integration.settings import SETTINGS, read_settings
+from celery_lowkiq.integration.app import context
+from celery_lowkiq.integration.app.error_text import MAX_ERROR_BYTES, dump_error, load_error
+from celery_lowkiq.integration.app.settings import SETTINGS, read_settings
 from celery_lowkiq.rules import schedulers, splitters
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.models import ShardRef
@@ -109,13 +109,13 @@ def test_secrets_are_not_shown(name):
 def test_another_broker_needs_lowkiq_url(url):
     made = Celery("unit", broker=url, set_as_current=False)
     with pytest.raises(ConfigurationError, match="set lowkiq_url") as raised:
-        stores.parameters(made, read_settings(made))
+        context.parameters(made, read_settings(made))
     assert "hunter2" not in str(raised.value)
 
 
 def parameters(url, **settings):
     made = app(lowkiq_url=url, **settings)
-    return stores.parameters(made, read_settings(made))
+    return context.parameters(made, read_settings(made))
 
 
 def test_urls():
@@ -151,7 +151,7 @@ def test_a_bad_url_is_refused_and_not_shown(url):
 def test_of_a_broker_with_several_urls_the_first_is_the_store():
     for url in ("redis://a;redis://b", ["redis://a", "redis://b"]):
         made = Celery("unit", broker=url, set_as_current=False)
-        assert stores.parameters(made, read_settings(made))["host"] == "a"
+        assert context.parameters(made, read_settings(made))["host"] == "a"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_p8_a_broker_that_celery_does_not_know_is_refused(scheme, instead):
     with pytest.raises(
         ConfigurationError, match=f"broker_url is a '{scheme}' URL.*write {instead}://"
     ) as raised:
-        stores.parameters(made, read_settings(made))
+        context.parameters(made, read_settings(made))
     assert "hunter2" not in str(raised.value)
 
 
@@ -193,7 +193,7 @@ class TestSentinels:
     def found(self, url="sentinel://a:1", broker="sentinel://b:2", **settings):
         made = Celery("unit", broker=broker, set_as_current=False)
         made.conf.update(settings, lowkiq_url=url)
-        return stores.parameters(made, read_settings(made))
+        return context.parameters(made, read_settings(made))
 
     def test_no_name_is_an_error_that_names_all_places(self):
         for broker in ("sentinel://b:2", "redis://b"):
@@ -236,7 +236,7 @@ class TestSentinels:
 
 
 def test_a_misspelt_redis_option_is_refused_before_anything_connects():
-    home = stores.home_of(app(lowkiq_redis_options={"sokcet_timeout": 1}))
+    home = context.home_of(app(lowkiq_redis_options={"sokcet_timeout": 1}))
     with pytest.raises(ConfigurationError, match=r"lowkiq_redis_options.*sokcet_timeout"):
         _ = home.store
 
@@ -250,17 +250,17 @@ def test_every_kind_of_url_makes_a_client():
     urls = ["redis://x", "redis+socket:///tmp/x", "rediss://x?ssl_cert_reqs=none", "sentinel://a:1"]
     for url in [*urls, "valkey://x", "unix:///tmp/x", "valkeys://x?ssl_cert_reqs=none"]:
         made = app(lowkiq_url=url, result_backend_transport_options={"master_name": "m"})
-        home = stores.home_of(made)
+        home = context.home_of(made)
         assert home.store is home.store
         home.store.close()
 
 
 def test_a_home_is_not_shared_with_a_forked_child(monkeypatch):
     made = app()
-    mine = stores.home_of(made)
-    assert stores.home_of(made) is mine
+    mine = context.home_of(made)
+    assert context.home_of(made) is mine
     monkeypatch.setattr("os.getpid", lambda: mine.pid + 1)
-    assert stores.home_of(made) is not mine
+    assert context.home_of(made) is not mine
 
 
 class TestErrors:
@@ -298,7 +298,7 @@ def test_every_setting_has_a_default_that_is_allowed():
 def test_an_address_without_a_scheme_is_not_shown(url):
     made = app(lowkiq_url=url)
     with pytest.raises(ConfigurationError) as raised:
-        stores.parameters(made, read_settings(made))
+        context.parameters(made, read_settings(made))
     assert "hunter2" not in str(raised.value)
 
 

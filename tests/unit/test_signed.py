@@ -9,9 +9,9 @@ import pytest
 from celery.security.serialization import register_auth
 from kombu import serialization
 
-from celery_lowkiq.integration.call_records import CallNote
-from celery_lowkiq.integration.codec import MARK, Codec
-from celery_lowkiq.integration.signed import SEPARATOR
+from celery_lowkiq.integration.app.codec import MARK, Codec
+from celery_lowkiq.integration.app.signed_payloads import SEPARATOR
+from celery_lowkiq.integration.records.call_record import CallNote
 from celery_lowkiq.rules.errors import ConfigurationError, UndecodablePayload
 from tests.signing import make_identity
 

@@ -6,13 +6,7 @@ import pytest
 from celery import Celery, shared_task, xmap
 from celery.exceptions import Retry
 
-from celery_lowkiq import (
-    ConfigurationError,
-    InvalidCall,
-    OrderedTask,
-    PayloadError,
-    ordered_task,
-)
+from celery_lowkiq import ConfigurationError, InvalidCall, OrderedTask, PayloadError, ordered_task
 from tests.unit.recording import recorder
 
 

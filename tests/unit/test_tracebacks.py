@@ -9,10 +9,10 @@ import traceback
 import pytest
 from celery import Celery
 
-from celery_lowkiq.integration.errors import MAX_ERROR_BYTES, dump_error
-from celery_lowkiq.integration.settings import format_message, read_settings
-from celery_lowkiq.integration.tracebacks import OURS, format_traceback
-from celery_lowkiq.rules.words import error_line
+from celery_lowkiq.integration.app.error_text import MAX_ERROR_BYTES, dump_error
+from celery_lowkiq.integration.app.settings import format_message, read_settings
+from celery_lowkiq.integration.app.tracebacks import OURS, format_traceback
+from celery_lowkiq.rules.text import error_line
 
 
 def raised(kind, function):

@@ -9,11 +9,11 @@ from celery import Celery
 from celery.exceptions import Retry
 
 from celery_lowkiq import BusinessFailure, InvalidCall, Tracker, ordered_task, track
-from celery_lowkiq.integration.call_records import CallNote
-from celery_lowkiq.integration.endings import Ending, giving, raising
-from celery_lowkiq.integration.settings import format_message
-from celery_lowkiq.integration.tracked import PROGRESS_PAUSE, TrackedCalls, progress_of
-from celery_lowkiq.integration.trackers import read_states
+from celery_lowkiq.integration.app.settings import format_message
+from celery_lowkiq.integration.records.call_record import CallNote
+from celery_lowkiq.integration.runs.endings import Ending, giving, raising
+from celery_lowkiq.integration.runs.tracker_updates import PROGRESS_PAUSE, TrackedCalls, progress_of
+from celery_lowkiq.integration.tracking.tracker import read_states
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Job
 from celery_lowkiq.rules.tracking import (
@@ -147,7 +147,7 @@ def test_progress_of_one_job_or_of_all():
 
 def test_progress_without_a_text_is_told_now_and_then_and_at_its_end(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("celery_lowkiq.integration.tracked.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("celery_lowkiq.integration.runs.tracker_updates.time.monotonic", lambda: now[0])
     tracks = Tracks()
     calls = tracked(tracks, ("a", "t", "1"))
     for current in range(1, 5):

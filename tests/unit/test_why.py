@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from celery_lowkiq.rules.diagnosis import Dead, Facts, Owner, Waiting, why
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.reports import Running
-from celery_lowkiq.rules.why import Dead, Facts, Owner, Waiting, why
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
 NOW = 1_795_000_000.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.words import TRACEBACK, duration, error_line, job_names, moment
+from celery_lowkiq.rules.text import TRACEBACK, duration, error_line, job_names, moment
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from celery import Celery
 from starlette.testclient import TestClient
 
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.integration.app.context import home_of
 from celery_lowkiq.web import changes, make_app
 from tests.worker import proj
 

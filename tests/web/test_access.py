@@ -9,7 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.integration.app.context import home_of
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.web import make_app
 from celery_lowkiq.web.access import is_loopback

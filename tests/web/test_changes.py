@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from celery_lowkiq.integration.queue import OrderedQueue
-from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.rules.models import Fate, Verdict
 from celery_lowkiq.rules.policies import Policies
-from celery_lowkiq.store.client import Client
+from celery_lowkiq.store.scripts.client import Client
 from tests.waiting import eventually
 
 from .pages import ORIGIN, hidden_fields, submit, token

@@ -13,7 +13,7 @@ import redis
 
 from celery_lowkiq import track
 from celery_lowkiq.rules.models import ShardRef, shard_of
-from celery_lowkiq.store.keys import shard_keys
+from celery_lowkiq.store.scripts.keys import shard_keys
 
 from .pages import submit
 

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.integration.app.context import home_of
 from celery_lowkiq.rules.models import Fate, Verdict
-from celery_lowkiq.rules.words import TRACEBACK
-from celery_lowkiq.store.keys import shard_keys
+from celery_lowkiq.rules.text import TRACEBACK
+from celery_lowkiq.store.scripts.keys import shard_keys
 
 PAGES = [
     "/",

@@ -7,14 +7,14 @@ from collections import Counter
 from typing import Any
 
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.integration.stores import SOCKET_TIMEOUTS
+from celery_lowkiq.integration.app.context import SOCKET_TIMEOUTS
 from celery_lowkiq.rules.clock import SystemClock
 from celery_lowkiq.rules.models import NewJob, QueueSpec
 from celery_lowkiq.rules.schedulers import lag
 from celery_lowkiq.rules.splitters import lease_splitter
-from celery_lowkiq.store.connect import connect
-from celery_lowkiq.store.queries import Queries
-from celery_lowkiq.store.store import RedisStore
+from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.scripts.connect import connect
 from celery_lowkiq.worker.runtime import Runtime
 from tests.unit.fakes import FakeHost, FakeRunner
 from tests.waiting import eventually

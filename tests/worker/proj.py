@@ -22,15 +22,15 @@ from celery import Celery
 from celery.exceptions import Ignore, Reject
 
 from celery_lowkiq import ordered_task
-from celery_lowkiq.integration import commands
-from celery_lowkiq.integration.stores import home_of
+from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.bootstep import remote_control
 from tests.foreign import drop_shared
 
 HERE = Path(os.environ.get("PROJ_DIRECTORY", "."))
 SETTINGS = json.loads(os.environ.get("PROJ_SETTINGS", "{}"))
 
 # A command is no long one because the machine is busy.
-commands.REPLY = 2.0
+remote_control.REPLY = 2.0
 
 
 #: Ways for a payload to end its process; the last as the kernel does when memory runs out.

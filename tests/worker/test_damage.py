@@ -12,9 +12,9 @@ import redis
 
 from celery_lowkiq.rules.errors import ShardDamaged
 from celery_lowkiq.rules.models import Fate, NewJob, ShardRef, Verdict, shard_of
-from celery_lowkiq.store.keys import SHARD_KEYS, shard_keys
-from celery_lowkiq.store.pausing import Pausing
-from celery_lowkiq.store.queue_repairs import QueueRepairs
+from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.admin.repair import QueueRepairs
+from celery_lowkiq.store.scripts.keys import SHARD_KEYS, shard_keys
 from tests.waiting import eventually
 from tests.worker.engine import QUEUE, Engine
 

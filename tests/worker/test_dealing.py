@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.integration.console import Console
+from celery_lowkiq.integration.operations.inspector import Console
 from tests.waiting import eventually
 from tests.worker import many
 from tests.worker.dealing import SHARDS

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from celery_lowkiq.rules.words import error_line
+from celery_lowkiq.rules.text import error_line
 from tests.waiting import eventually
 
 

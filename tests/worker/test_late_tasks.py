@@ -10,7 +10,7 @@ import pytest
 from celery.contrib.testing.worker import start_worker
 
 from celery_lowkiq import ordered_task
-from celery_lowkiq.integration import late_tasks
+from celery_lowkiq.integration.bootstep import late_tasks
 from tests.waiting import eventually
 from tests.worker.users import ROOT, users_pytest
 

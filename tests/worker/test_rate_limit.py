@@ -7,7 +7,7 @@ import time
 import pytest
 import redis
 
-from celery_lowkiq.store.keys import tokens_key
+from celery_lowkiq.store.scripts.keys import tokens_key
 from tests.waiting import eventually
 from tests.worker.checks import command, leases
 

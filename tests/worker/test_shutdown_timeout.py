@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from celery_lowkiq.store.keys import shard_keys
+from celery_lowkiq.store.scripts.keys import shard_keys
 from tests.waiting import eventually
 from tests.worker.checks import leases, overlaps
 

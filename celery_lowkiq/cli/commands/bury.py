@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from celery_lowkiq.integration.console import Console
+from celery_lowkiq.integration.operations.inspector import Console
 
 from ..bulk import confirm, in_chunks, report, which, with_progress
 from ..params import command, each_id, ids_argument, one_of, queue_argument, yes_option

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from celery_lowkiq.integration.console import Console
+from celery_lowkiq.integration.operations.inspector import Console
 from celery_lowkiq.rules.errors import UnknownTracker
-from celery_lowkiq.rules.words import escaped
+from celery_lowkiq.rules.text import escaped
 
 from ..bulk import confirm, with_progress
 from ..main import FAILED

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import click
 
-from celery_lowkiq.integration.console import Console
-from celery_lowkiq.integration.queue import OrderedQueue
+from celery_lowkiq.integration.operations.inspector import Console
+from celery_lowkiq.integration.operations.queue import OrderedQueue
 
 from ..bulk import Progress, confirm, in_chunks, report, which, with_progress
 from ..params import command, each_id, ids_argument, one_of, queue_argument, yes_option

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import click
 
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.integration.console import Console
+from celery_lowkiq.integration.operations.inspector import Console
 
 from ..changes import Code, changes, code_of
 from ..crew import SLICE, Child, Command, Crew

@@ -6,9 +6,9 @@ from dataclasses import asdict
 
 import click
 
-from celery_lowkiq.integration.console import Console
-from celery_lowkiq.rules.checkup import ERROR, Finding
-from celery_lowkiq.rules.words import escaped
+from celery_lowkiq.integration.operations.inspector import Console
+from celery_lowkiq.rules.health_checks import ERROR, Finding
+from celery_lowkiq.rules.text import escaped
 
 from ..main import FAILED
 from ..output import write_json

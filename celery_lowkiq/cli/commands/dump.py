@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from celery_lowkiq.integration.console import Console
+from celery_lowkiq.integration.operations.inspector import Console
 
 from ..bulk import Progress, jobs, with_progress
 from ..params import command, queue_argument

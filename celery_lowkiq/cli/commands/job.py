@@ -6,9 +6,9 @@ import time
 
 import click
 
-from celery_lowkiq.integration.console import Console
-from celery_lowkiq.integration.queue import ShownDeadJob, ShownJob
-from celery_lowkiq.rules.words import escaped, moment
+from celery_lowkiq.integration.operations.inspector import Console
+from celery_lowkiq.integration.operations.queue import ShownDeadJob, ShownJob
+from celery_lowkiq.rules.text import escaped, moment
 
 from ..main import FAILED
 from ..output import job_json, payload_text, relative, write_json

@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import click
 
-from celery_lowkiq.integration.console import Console
+from celery_lowkiq.integration.operations.inspector import Console
 from celery_lowkiq.rules.dumps import LONGEST_LINE
 
 from ..bulk import Progress, with_progress

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from celery_lowkiq.integration.console import Console
-from celery_lowkiq.integration.queue import ShownDeadJob
+from celery_lowkiq.integration.operations.inspector import Console
+from celery_lowkiq.integration.operations.queue import ShownDeadJob
 
 from ..listing import PAYLOADS, bounds, listing_options, pages, write_listing
 from ..output import clock_time, error_text, first_payload, job_json

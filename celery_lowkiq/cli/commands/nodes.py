@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 import click
 
-from celery_lowkiq.integration.console import Console
+from celery_lowkiq.integration.operations.inspector import Console
 from celery_lowkiq.rules.reports import LaneReport, NodeReport
-from celery_lowkiq.rules.words import duration, job_names
+from celery_lowkiq.rules.text import duration, job_names
 
 from ..output import table, write_json
 from ..params import command, json_option

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_lowkiq.integration.console import Console
+from celery_lowkiq.integration.operations.inspector import Console
 
 from ..params import command
 from ..pausing import part_name, part_options, told

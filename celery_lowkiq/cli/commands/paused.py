@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import click
 
-from celery_lowkiq.integration.console import Console
-from celery_lowkiq.integration.queue import OrderedQueue
-from celery_lowkiq.rules.words import escaped, moment
+from celery_lowkiq.integration.operations.inspector import Console
+from celery_lowkiq.integration.operations.queue import OrderedQueue
+from celery_lowkiq.rules.text import escaped, moment
 
 from ..listing import pages
 from ..output import write_json

@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
-from celery_lowkiq.integration.console import Console
-from celery_lowkiq.integration.trackers import TrackedCall, Tracker
+from celery_lowkiq.integration.operations.inspector import Console
+from celery_lowkiq.integration.tracking.tracker import TrackedCall, Tracker
 from celery_lowkiq.rules.errors import UnknownTracker
+from celery_lowkiq.rules.text import escaped
 from celery_lowkiq.rules.tracking import State, TrackerView
-from celery_lowkiq.rules.words import escaped
 
 from ..listing import pages, write_listing
 from ..main import FAILED

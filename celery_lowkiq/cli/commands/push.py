@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from celery_lowkiq.integration.console import Console
+from celery_lowkiq.integration.operations.inspector import Console
 
 from ..params import STDIN, Time, When, command, queue_argument, stdin
 

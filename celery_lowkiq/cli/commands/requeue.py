@@ -6,7 +6,7 @@ from functools import partial
 
 import click
 
-from celery_lowkiq.integration.console import Console
+from celery_lowkiq.integration.operations.inspector import Console
 
 from ..bulk import in_chunks, report, with_progress
 from ..params import command, each_id, ids_argument, one_of, queue_argument

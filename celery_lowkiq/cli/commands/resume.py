@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from celery_lowkiq.integration.console import Console
+from celery_lowkiq.integration.operations.inspector import Console
 
 from ..bulk import with_progress
 from ..output import count_of

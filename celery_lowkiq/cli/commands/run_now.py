@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from celery_lowkiq.integration.console import Console
-from celery_lowkiq.rules.words import escaped
+from celery_lowkiq.integration.operations.inspector import Console
+from celery_lowkiq.rules.text import escaped
 
 from ..bulk import confirm, in_chunks, jobs, report, with_progress
 from ..params import STDIN, command, each_id, ids_argument, queue_argument, yes_option

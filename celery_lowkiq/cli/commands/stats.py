@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, field
 
 import click
 
-from celery_lowkiq.integration.console import Console
+from celery_lowkiq.integration.operations.inspector import Console
 from celery_lowkiq.rules.errors import ShardDamaged, StoreUnavailable
 from celery_lowkiq.rules.history import Rates, rates
 from celery_lowkiq.rules.reports import NodeReport
+from celery_lowkiq.rules.text import duration, escaped
 from celery_lowkiq.rules.views import Stats
-from celery_lowkiq.rules.words import duration, escaped
 
 from ..main import FAILED
 from ..output import count_of, table, write_json

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from celery_lowkiq.integration.console import Console
+from celery_lowkiq.integration.operations.inspector import Console
 
 from ..asking import ask
 from ..params import command

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import resources
 from typing import Any
 
-from celery_lowkiq.integration.queue import OrderedQueue
+from celery_lowkiq.integration.operations.queue import OrderedQueue
 from tests.waiting import eventually
 from tests.web.showcase import FAILING
 

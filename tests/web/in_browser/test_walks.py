@@ -11,7 +11,7 @@ import pytest
 from starlette.routing import Route
 
 from celery_lowkiq import track
-from celery_lowkiq.integration.console import Console
+from celery_lowkiq.integration.operations.inspector import Console
 from celery_lowkiq.web import make_app, show
 from celery_lowkiq.web.actions import ACTIONS
 from tests.waiting import eventually

@@ -1,0 +1,5 @@
+"""The worker's side of Celery: bootstep, remote control, signals, and the way out.
+
+``step`` starts and stops the engine (``celery_lowkiq.worker``) with Celery's consumer.
+Imports every other package of ``integration``, and ``worker``. Nothing imports it but Celery.
+"""

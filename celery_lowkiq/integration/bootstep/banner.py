@@ -1,0 +1,35 @@
+"""The worker's banner, which lists the broker's queues, lists the ordered queues as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from celery.signals import celeryd_after_setup
+
+from .queue_selection import chosen, ordered_tasks, worker_options
+
+
+def ordered_lines(tasks: dict[str, Any], obstacle: str) -> str:
+    """A section of the banner; empty without ordered tasks. ``obstacle``: why they are not served, if so."""
+    if not tasks:
+        return ""
+    rows = [f"  .> {name:<16} shards={task.shards}" for name, task in sorted(tasks.items())]
+    head = f"[ordered queues, not served: {obstacle}]" if obstacle else "[ordered queues]"
+    return "\n".join([head, *rows, ""])
+
+
+def _list_ordered_queues(instance: Any = None, **_: Any) -> None:
+    celerys: Callable[..., str] = instance.startup_info
+
+    def startup_info(*args: Any, **options: Any) -> str:
+        tasks = ordered_tasks(instance.app)
+        names = chosen(tasks, worker_options(instance.app))
+        obstacle = instance.consumer.ordered_queues.obstacle if names else ""
+        ordered = ordered_lines({name: tasks[name] for name in names}, obstacle)
+        return f"{celerys(*args, **options)}\n{ordered}"
+
+    instance.startup_info = startup_info
+
+
+celeryd_after_setup.connect(_list_ordered_queues, weak=False)

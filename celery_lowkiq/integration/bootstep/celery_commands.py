@@ -1,0 +1,101 @@
+"""Celery's remote control commands, where they mean something else for an ordered queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
+
+from celery.worker.control import Panel
+from kombu import Exchange, Queue
+
+from celery_lowkiq.integration.app.rate_limits import read_rate
+from celery_lowkiq.rules.errors import ConfigurationError
+
+from .thread_pool import ENDLESS, FIXED
+
+Command = Callable[..., Any]
+
+#: Shown as the exchange of an ordered queue, which has none.
+STORE = Exchange("lowkiq")
+
+
+def _instead(ours: Command) -> Command:
+    """Put ``ours(step, celerys, **arguments)`` in the place of Celery's command of that name.
+
+    ``celerys()`` does what Celery does.
+    """
+    name = ours.__name__
+    celerys = Panel.data[name]
+
+    @wraps(celerys)
+    def command(state: Any, **arguments: Any) -> Any:
+        as_celery = partial(celerys, state, **arguments)
+        step = getattr(state.consumer, "ordered_queues", None)
+        return as_celery() if step is None else ours(step, as_celery, **arguments)
+
+    Panel.data[name] = command
+    return ours
+
+
+@_instead
+def add_consumer(step: Any, celerys: Command, queue: str, **_: Any) -> Any:
+    """Serve an ordered queue."""
+    return _serve(step, queue, True, f"add consumer {queue}") if step.finds(queue) else celerys()
+
+
+@_instead
+def cancel_consumer(step: Any, celerys: Command, queue: str, **_: Any) -> Any:
+    """Serve an ordered queue no more."""
+    if queue not in step.tasks:
+        return celerys()
+    return _serve(step, queue, False, f"no longer consuming from {queue}")
+
+
+def _serve(step: Any, queue: str, yes: bool, done: str) -> Any:
+    try:
+        step.serve(queue, yes)
+    except ConfigurationError as error:
+        return {"error": f"ordered queue {queue}: {error}"}
+    return {"ok": done}
+
+
+@_instead
+def rate_limit(step: Any, celerys: Command, task_name: str, rate_limit: Any, **_: Any) -> Any:
+    """Celery's command, and the ordered queue keeps to the limit."""
+    queues = [queue for queue, task in step.tasks.items() if task.name == task_name]
+    if queues:
+        try:
+            read_rate(rate_limit)
+        except ConfigurationError as error:
+            return {"error": str(error)}
+    reply = celerys()
+    for queue in queues:
+        step.limit(queue)
+    return reply
+
+
+@_instead
+def time_limit(step: Any, celerys: Command, task_name: str | None = None, **_: Any) -> Any:
+    """Refused of an ordered task."""
+    ordered = any(task.name == task_name for task in step.tasks.values())
+    return {"error": f"time_limit: {ENDLESS}"} if ordered else celerys()
+
+
+@_instead
+def pool_grow(step: Any, celerys: Command, **_: Any) -> Any:
+    """Refused by a worker with lanes."""
+    return {"error": f"pool_grow: {FIXED}"} if step.has_lanes else celerys()
+
+
+@_instead
+def pool_shrink(step: Any, celerys: Command, **_: Any) -> Any:
+    """Refused by a worker with lanes."""
+    return {"error": f"pool_shrink: {FIXED}"} if step.has_lanes else celerys()
+
+
+@_instead
+def active_queues(step: Any, celerys: Command, **_: Any) -> Any:
+    """Celery's list, and the ordered queues in the same form."""
+    ordered = [Queue(name, STORE, name).as_dict(recurse=True) for name in step.served]
+    return [*celerys(), *ordered]

@@ -1,0 +1,83 @@
+"""Ordered tasks that the app registers while the worker runs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection
+from typing import Any
+
+from celery_lowkiq.rules.errors import ConfigurationError
+
+from .queue_selection import LATE, chosen, ordered_tasks, worker_options
+
+logger = logging.getLogger("celery_lowkiq")
+
+#: How often to look for tasks that the worker does not serve yet, in s.
+LOOK = 5.0
+
+
+class LateTasks:
+    """The worker begins with them when Celery does with plain tasks: on ``reload()``, and after a reconnect
+    to the broker. Until then a warning names them.
+    """
+
+    def __init__(
+        self, consumer: Any, known: Collection[str], begin: Callable[[dict[str, Any]], None]
+    ) -> None:
+        """``known`` are the queues of the start; ``begin(tasks)`` is called with the new tasks by queue."""
+        self._app = consumer.app
+        self._timer = consumer.timer
+        self._known = set(known)
+        self._begin = begin
+        self._lock = threading.Lock()
+        self._entry: Any = None
+        #: How many tasks the app had when the worker began with them; what was new at the last look.
+        self._registered = len(self._app.tasks)
+        self._seen: frozenset[str] = frozenset()
+        self._told: set[str] = set()
+        self._celerys: Callable[[], None] = consumer.update_strategies
+        # What reload() and each connection to the broker call: it makes the tracers of the tasks.
+        consumer.update_strategies = self.update
+
+    def update(self) -> None:
+        """Make the tracers of all tasks, and begin with the new ordered ones."""
+        self._celerys()
+        with self._lock:
+            self._registered = len(self._app.tasks)
+            new = self._new()
+            if new:
+                self._known.update(new)
+                self._begin(new)
+
+    def finds(self, queue: str) -> bool:
+        """Whether the app has this ordered queue by now; then the worker knows it, too."""
+        if queue in self._new():
+            self.update()
+        return queue in self._known
+
+    def watch(self) -> None:
+        """Look again and again, from now on. A reconnect to the broker clears Celery's timer."""
+        if self._entry is not None:
+            self._timer.cancel(self._entry)
+        self._entry = self._timer.call_repeatedly(LOOK, self.look)
+
+    def look(self) -> None:
+        """Warn once of each queue that was new at the last look, too: ``reload()`` may be about to come."""
+        if len(self._app.tasks) == self._registered:
+            return
+        seen, self._seen = self._seen, frozenset(chosen(self._new(), worker_options(self._app)))
+        late = sorted((seen & self._seen) - self._told)
+        if late:
+            self._told.update(late)
+            logger.warning(LATE, ", ".join(late))
+
+    def _new(self) -> dict[str, Any]:
+        try:
+            found = ordered_tasks(self._app)
+        except ConfigurationError as error:
+            if str(error) not in self._told:
+                self._told.add(str(error))
+                logger.error("ordered tasks that were registered after the start are not served: %s", error)
+            return {}
+        return {queue: task for queue, task in found.items() if queue not in self._known}

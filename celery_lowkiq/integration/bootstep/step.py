@@ -1,0 +1,395 @@
+"""The worker's bootstep: starts the lanes when the worker is up, and ends them when it goes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from celery import bootsteps
+from celery.concurrency.thread import TaskPool as ThreadPool
+from celery.exceptions import ImproperlyConfigured, WorkerShutdown
+from celery.worker import state
+from celery.worker.consumer import Agent, Control, Gossip, Heart, Tasks
+from celery.worker.consumer.delayed_delivery import DelayedDelivery
+
+from celery_lowkiq.integration.app.context import home_of, source_of
+from celery_lowkiq.integration.app.rate_limits import read_rate
+from celery_lowkiq.integration.runs.log_filter import tell_of_batches
+from celery_lowkiq.integration.runs.runner import CeleryRunner
+from celery_lowkiq.rules.clock import SystemClock
+from celery_lowkiq.rules.errors import ConfigurationError
+from celery_lowkiq.rules.models import Batch
+from celery_lowkiq.rules.splitters import lease_splitter
+from celery_lowkiq.store.jobs.call_records import CallReader
+from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.tracking.tracker_store import Tracks
+from celery_lowkiq.worker.exclusion import Cooperative, Exclusion, Strict
+from celery_lowkiq.worker.kernel_timer import KernelTimer
+from celery_lowkiq.worker.last_line import LastLine
+from celery_lowkiq.worker.runtime import Runtime
+from celery_lowkiq.worker.unmeasured import UNMEASURED
+
+from . import banner, celery_commands, remote_control  # noqa: F401 - remote control commands, a part of the banner
+from .drain_loop import DRAIN_LOOK, turns
+from .exit_release import let_go_at_exit
+from .late_tasks import LateTasks
+from .metrics import Metrics, open_metrics
+from .queue_selection import (
+    chosen,
+    leave_broker_queues,
+    named,
+    ordered_tasks,
+    warn_of_short_names,
+    warn_of_weights,
+    worker_options,
+)
+from .signal_handlers import hold_at_once, trace_on_ttin
+from .thread_pool import check_threads
+
+logger = logging.getLogger("celery_lowkiq")
+
+#: How long a cold shutdown waits for idle lanes to give up their shards, in s.
+COLD_PATIENCE = 2.0
+#: Of a worker, beside one for each lane: announcements, leases, and one to spare.
+OTHER_CONNECTIONS = 3
+#: Neither a signal, nor a command, nor a lane ended it: a broker's error that Celery does not live through.
+ENDED_BY_CELERY = (
+    "the worker ends with status %s, for the reason that Celery has logged: what runs of ordered queues ends "
+    "first, and other workers get the shards. Its supervisor has to start it again (systemd: Restart=always)"
+)
+
+
+class CeleryHost:
+    """``worker.ports.Host``: the worker process, as a lane sees it."""
+
+    def __init__(self, consumer: Any, runner: CeleryRunner) -> None:
+        self.exitcode: int | None = None
+        self._consumer = consumer
+        self._runner = runner
+
+    def stop(self, exitcode: int, reason: str) -> None:
+        """Drain and end with the exit status; the first reason wins."""
+        if self.exitcode is None:
+            self.exitcode = exitcode
+            logger.critical("the worker stops: %s", reason)
+            state.should_stop = exitcode  # type: ignore[assignment]
+            self._consumer.call_soon(_nothing)
+
+    def alarm(self, batch: Batch, seconds: float) -> None:
+        """Log it, and send the event ``lowkiq-overdue``."""
+        ids = [job.id for job in batch.jobs]
+        logger.error("shard %s: the run of %s takes %.1f s so far", batch.shard, ids, seconds)
+        dispatcher = self._consumer.event_dispatcher
+        if dispatcher is None or not dispatcher.enabled:
+            return
+        fields = {"queue": batch.queue.name, "shard": batch.shard.index, "ids": ids, "seconds": seconds}
+        try:
+            dispatcher.send("lowkiq-overdue", **fields)
+        except Exception:
+            logger.exception("the event lowkiq-overdue could not be sent")
+
+    def last_words(self, error: BaseException) -> None:
+        """Call ``lowkiq_last_words``."""
+        self._runner.last_words(error)
+
+
+class OrderedQueues(bootsteps.StartStopStep):
+    """Serves ordered queues beside the worker's pool. Starts last, so that it stops first, while events,
+    heartbeat and remote control still work.
+    """
+
+    requires = (Tasks, Control, Heart, Gossip, DelayedDelivery, Agent)
+
+    def __init__(self, consumer: Any, **options: Any) -> None:
+        """Raises ImproperlyConfigured when -Q names an ordered queue and the pool is no thread pool, or the
+        app names no Redis, and for --autoscale with a thread pool.
+        """
+        super().__init__(consumer, **options)
+        self._runtime: Runtime | None = None
+        #: A test calls ``reload()`` in a thread of its own.
+        self._starting = threading.Lock()
+        self._ends = False
+        self._host: CeleryHost | None = None
+        self._runner: CeleryRunner | None = None
+        self._store: RedisStore | None = None
+        self._metrics: Metrics | None = None
+        self._exclusion: Exclusion = Cooperative()
+        consumer.ordered_queues = self
+        self._without_redis = ""
+        self._consumer = consumer
+        self._tasks = ordered_tasks(consumer.app)
+        options = worker_options(consumer.app)
+        self._served = frozenset(chosen(self._tasks, options))
+        self._threads = issubclass(consumer.controller.pool_cls, ThreadPool)
+        if self._tasks and not self._served:
+            logger.info("no ordered queue is served: -Q and -X leave none of %s", ", ".join(self._tasks))
+        asked_for = named(self._tasks, options)
+        self._prepare(self._served, asked_for)
+        warn_of_short_names(consumer.app, self._tasks, options)
+        leave_broker_queues(consumer.app, asked_for)
+        trace_on_ttin()
+        self._late = LateTasks(consumer, self._tasks, self._begin_with)
+
+    def _prepare(self, served: frozenset[str], asked_for: list[str]) -> None:
+        """Check what has to be there for queues that are to be served."""
+        if not self._threads:
+            self._without_threads(served, asked_for)
+        elif served and self._runtime is None:
+            check_threads(self._consumer.controller)
+            self._check_redis(served, asked_for)
+
+    def _without_threads(self, served: frozenset[str], asked_for: list[str]) -> None:
+        form = "start a worker with -P threads for them"
+        if asked_for:
+            raise ImproperlyConfigured(
+                f"-Q names the ordered queues {', '.join(asked_for)}, which need a thread pool: {form}"
+            )
+        if served:
+            names = ", ".join(sorted(served))
+            logger.warning(
+                "ordered queues (%s) are not served by this pool, their calls wait: %s", names, form
+            )
+
+    def _check_redis(self, served: frozenset[str], asked_for: list[str]) -> None:
+        """An app that has ordered tasks but no Redis still has plain tasks to serve."""
+        settings = home_of(self._consumer.app).settings
+        try:
+            source_of(self._consumer.app, settings)
+        except ConfigurationError as error:
+            if asked_for:
+                raise ImproperlyConfigured(
+                    f"-Q names the ordered queues {', '.join(asked_for)}: {error}"
+                ) from error
+            logger.error("ordered queues (%s) are not served: %s", ", ".join(sorted(served)), error)
+            self._served, self._without_redis = frozenset(), str(error)
+
+    # -- bootstep
+
+    def start(self, consumer: Any) -> None:
+        """Called when the worker is up, and again after each reconnect to the broker."""
+        with self._starting:
+            if self._runtime is None and self._threads and self._served and not self._ends:
+                self._runtime = self._make_runtime(consumer)
+                hold_at_once(consumer.controller, self._runtime)
+                self._runtime.start()
+                if self._metrics is not None:
+                    self._metrics.serve(self._runtime)
+        self._late.watch()
+
+    def stop(self, consumer: Any) -> None:
+        """Lanes do not need the broker: only the end of the worker ends them."""
+        if consumer.blueprint.state != bootsteps.RUN:  # type: ignore[attr-defined]
+            self._end(consumer)
+
+    def shutdown(self, consumer: Any) -> None:
+        """All that is called of a worker that stops while it reconnects."""
+        self._end(consumer)
+
+    def info(self, consumer: Any) -> dict[str, Any]:  # type: ignore[override]
+        """For ``celery inspect stats`` and Flower."""
+        return {"lowkiq": self.snapshot()} if self._tasks else {}
+
+    # -- remote control
+
+    @property
+    def tasks(self) -> Mapping[str, Any]:
+        """All ordered tasks by the names of their queues."""
+        return self._tasks
+
+    def finds(self, queue: str) -> bool:
+        """Whether the app has this ordered queue by now; its task may be registered after the start."""
+        return self._late.finds(queue)
+
+    @property
+    def obstacle(self) -> str:
+        """Why this worker can serve no ordered queue, for the banner; "" when it can."""
+        if not self._threads:
+            return "they need -P threads"
+        return "they need Redis, see lowkiq_url" if self._without_redis else ""
+
+    @property
+    def has_lanes(self) -> bool:
+        """Whether lanes were started; they stay when the last queue goes."""
+        return self._runtime is not None
+
+    @property
+    def served(self) -> list[str]:
+        """The ordered queues that this node serves now."""
+        runtime = self._runtime
+        return [] if runtime is None or runtime.is_quiet or self._ends else sorted(self._served)
+
+    def snapshot(self) -> dict[str, Any]:
+        """What each lane serves and runs, as plain values."""
+        return self._runtime.snapshot() if self._runtime else {"quiet": False, "lanes": []}
+
+    def quiet(self, yes: bool) -> None:
+        """Begin nothing new of ordered queues, or go on. Raises ConfigurationError without lanes, and when
+        they end.
+        """
+        self._check_stays()
+        if self._runtime is None:
+            raise ConfigurationError("this worker serves no ordered queue")
+        self._runtime.quiet(yes)
+
+    def serve(self, queue: str, yes: bool) -> None:
+        """Begin or end to serve an ordered queue. Raises ConfigurationError where that cannot be."""
+        if not self._threads:
+            raise ConfigurationError("ordered queues need a thread pool: start a worker with -P threads")
+        if self._without_redis:
+            raise ConfigurationError(self._without_redis)
+        self._check_stays()
+        self._serve(self._served | {queue} if yes else self._served - {queue})
+
+    def limit(self, queue: str) -> None:
+        """Keep to what the ``rate_limit`` of the queue's task is now. Raises ConfigurationError."""
+        rate = read_rate(self._tasks[queue].rate_limit)
+        if self._runtime is not None and not self._consumer.disable_rate_limits:
+            self._runtime.limit(queue, rate)
+
+    def _check_stays(self) -> None:
+        if self._ends or self._consumer.blueprint.state != bootsteps.RUN:  # type: ignore[attr-defined]
+            raise ConfigurationError("the worker stops")
+
+    def _begin_with(self, new: Mapping[str, Any]) -> None:
+        """Serve what -Q and -X leave of tasks, by queue, that were registered after the start."""
+        served = frozenset(chosen(new, worker_options(self._consumer.app)))
+        try:
+            specs = [task.queue_spec for task in new.values()]
+            self._tasks = dict(sorted({**self._tasks, **new}.items()))
+            self._prepare(served, [])
+            if self._runtime is not None and self._runner is not None:
+                self._runner.learn(new)
+                self._runtime.learn(specs)
+                for queue in new:
+                    self.limit(queue)
+            if served and self._threads and not self._without_redis:
+                self._check_stays()
+                self._serve(self._served | served)
+        except (ConfigurationError, ImproperlyConfigured) as error:
+            logger.error("ordered queues (%s) are not served: %s", ", ".join(sorted(new)), error)
+
+    def _serve(self, served: frozenset[str]) -> None:
+        if self._runtime is None:
+            self._served = served
+            self.start(self._consumer)
+            return
+        if not served <= self._runtime.known:
+            raise ConfigurationError(
+                "the splitter of this worker deals shards once, when it starts: name the queue with -Q then"
+            )
+        self._served = served
+        self._runtime.serve(served)
+
+    # -- its work
+
+    def _make_runtime(self, consumer: Any) -> Runtime:
+        home = home_of(consumer.app)
+        settings = home.settings
+        lanes = settings.lanes or consumer.controller.concurrency
+        splitter = settings.make_splitter()
+        warn_of_weights(self._tasks, settings.queue_weights)
+        # Only leases can share out a queue that comes later.
+        known = self._tasks if splitter is lease_splitter else self._served
+        limited = not consumer.disable_rate_limits
+        rates = {n: read_rate(t.rate_limit) for n, t in self._tasks.items() if limited}
+        specs = [task.queue_spec for name, task in self._tasks.items() if name in known]
+        shards = sum(spec.shards for spec in specs if spec.name in self._served)
+        if shards < lanes:
+            logger.warning("%d lanes for %d shards: %d lanes stay idle", lanes, shards, lanes - shards)
+        tell_of_batches()
+        self._store = home.open_store(lanes + OTHER_CONNECTIONS)
+        runner = self._runner = CeleryRunner(
+            self._tasks, consumer, home, CallReader(self._store.client), Tracks(self._store.client)
+        )
+        self._host = CeleryHost(consumer, runner)
+        self._metrics = open_metrics(consumer.app, consumer.hostname)
+        if settings.exclusion == "strict":
+            self._exclusion = Strict(KernelTimer(), LastLine(SystemClock()))
+        return Runtime(
+            self._store,
+            runner,
+            self._host,
+            specs,
+            lanes=lanes,
+            owner=f"{consumer.hostname}-{uuid.uuid4().hex[:12]}",
+            clock=SystemClock(),
+            scheduler_factory=settings.scheduler,
+            splitter=splitter,
+            served=self._served,
+            rates={name: rate for name, rate in rates.items() if rate is not None},
+            poll_interval=settings.poll_interval,
+            lease_seconds=settings.lease_seconds,
+            window=settings.window,
+            meter=self._metrics or UNMEASURED,
+            exclusion=self._exclusion,
+        )
+
+    def _end(self, consumer: Any) -> None:
+        """Once; the runtime stays, since remote control shows what runs until the last batch has ended."""
+        runtime = self._runtime
+        if runtime is None or self._ends:
+            return
+        self._ends = True
+        if _cold():
+            runtime.abandon()
+            runtime.join(COLD_PATIENCE)
+        else:
+            self._drain(consumer, runtime)
+        if self._metrics is not None:
+            self._metrics.close()
+        if not runtime.join(0):
+            runtime.abandon()
+            let_go_at_exit(runtime)
+        elif self._store is not None:
+            # Of a process that goes on, as a test's; what still runs keeps its connections.
+            self._store.close()
+            self._exclusion.close()
+        if self._host is not None and self._host.exitcode is not None:
+            consumer.controller.exitcode = self._host.exitcode
+
+    def _drain(self, consumer: Any, runtime: Runtime) -> None:
+        """Wait for the lanes while heartbeat and remote control go on, until a cold shutdown, or for
+        ``lowkiq_shutdown_timeout``.
+        """
+        patience = home_of(consumer.app).settings.shutdown_timeout
+        status = consumer.controller.exitcode
+        # Of a shutdown by remote control it is a text.
+        if isinstance(status, int) and status and not state.should_stop:
+            logger.warning(ENDED_BY_CELERY, status)
+        logger.info("ordered queues stop: %d batches are running", runtime.busy())
+        runtime.drain()
+        ended = threading.Event()
+
+        def wait_for_lanes() -> None:
+            if not runtime.join(patience):
+                running = [lane["running"] for lane in runtime.snapshot()["lanes"] if lane["running"]]
+                logger.warning("left to the next worker after %.1f s: %s", patience, running)
+            ended.set()
+            consumer.call_soon(_nothing)
+
+        threading.Thread(target=wait_for_lanes, name="lowkiq-drain", daemon=True).start()
+        turn = turns(consumer)
+        while not ended.is_set() and not _cold():
+            if turn is None:
+                ended.wait(DRAIN_LOOK)
+                continue
+            try:
+                turn()
+            except WorkerShutdown:
+                # What remote control raises in an event loop, which is over with it.
+                logger.info("told to shut down again: the running batches end first")
+                turn = turns(consumer)
+            except Exception:
+                logger.debug("the event loop ends during the drain", exc_info=True)
+                turn = None
+
+
+def _cold() -> bool:
+    return state.should_terminate is not None and state.should_terminate is not False
+
+
+def _nothing() -> None:
+    """Wakes the event loop."""

@@ -1,0 +1,254 @@
+"""From what a caller gives to jobs for the store. Everything is checked before anything is stored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta, tzinfo
+from numbers import Integral, Real
+from typing import Any
+from uuid import UUID
+
+from celery_lowkiq.integration.app.codec import Codec
+from celery_lowkiq.rules.errors import InvalidCall
+from celery_lowkiq.rules.models import NewJob
+from celery_lowkiq.rules.priorities import LEAST_URGENT, MOST_URGENT
+
+MAX_ID_BYTES = 256
+#: Unix s; the year 2286. What is larger was surely meant in milliseconds.
+LATEST = 10_000_000_000.0
+#: A score must be a number that a double holds exactly.
+LARGEST_SCORE = 2**53
+#: As much of a wrong value is shown in an error.
+SHOWN = 100
+#: Options of ``apply_async`` that are read here.
+WORDS = ("score", "countdown", "eta", "priority")
+PRIORITIES = f"a whole number from {MOST_URGENT}, the most urgent, to {LEAST_URGENT}, or None"
+KEYS = frozenset({"id", "payload", "score", "perform_in", "priority"})
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One checked call, as client middlewares see it.
+
+    ``perform_in`` is a Unix time and ``delay`` counts from Redis's now, both in s; at most one is set.
+    """
+
+    id: str
+    payload: Any = ""
+    score: float | None = None
+    perform_in: float | None = None
+    delay: float | None = None
+    #: From 0, the most urgent, to 9; None: the task's.
+    priority: int | None = None
+    #: Unix time (s) of the sender's clock, for a call that came by the broker: its score without another.
+    sent: float | None = None
+
+    def beyond_message(self) -> dict[str, Any]:
+        """What was said of it that Celery's message does not have."""
+        said = {"score": self.score, "perform_in": self.perform_in, "countdown": self.delay}
+        return {n: v for n, v in {**said, "priority": self.priority}.items() if v is not None}
+
+    def for_message(self) -> dict[str, Any]:
+        """Options of its own that whoever listens to messages hears of."""
+        return {} if self.priority is None else {"priority": self.priority}
+
+    def job(self, codec: Codec) -> NewJob:
+        """What the store takes. Raises PayloadError."""
+        data = codec.dump(self.payload)
+        return NewJob(self.id, data, self.score, self.perform_in, self.delay, None, self.priority, self.sent)
+
+
+def single(
+    job_id: Any,
+    payload: Any,
+    *,
+    score: Any = None,
+    eta: Any = None,
+    countdown: Any = None,
+    priority: Any = None,
+    tz: tzinfo | None,
+) -> Entry:
+    """One call with Celery's words. Raises InvalidCall."""
+    if eta is not None and countdown is not None:
+        raise InvalidCall(f"countdown={countdown!r} and eta={eta!r} exclude each other: give one of them")
+    delay = None if countdown is None else read_delay(countdown)
+    when = None if eta is None else read_time("eta", eta, tz)
+    return Entry(read_id(job_id), payload, read_score(score, tz), when, delay, read_priority(priority))
+
+
+def bulk(
+    jobs: Iterable[Mapping[str, Any]], tz: tzinfo | None, key: Callable[[Any], Any] | None = None
+) -> list[Entry]:
+    """Many calls with Lowkiq's words; ``key`` finds the id of a job that gives none.
+
+    Raises InvalidCall, which says which job of the list is wrong.
+    """
+    if isinstance(jobs, (Mapping, str, bytes)) or not isinstance(jobs, Iterable):
+        raise InvalidCall(
+            f"perform_async takes a list of jobs, got {type(jobs).__name__}: write [{{'id': ...}}]"
+        )
+    entries = []
+    for position, job in enumerate(jobs):
+        try:
+            entries.append(_entry(job, tz, key))
+        except InvalidCall as error:
+            raise at_position(error, position) from None
+    return entries
+
+
+def to_jobs(entries: Iterable[Entry], codec: Codec) -> list[NewJob]:
+    """What the store takes for a bulk call. Raises PayloadError, which says which job is wrong."""
+    jobs = []
+    for position, entry in enumerate(entries):
+        try:
+            jobs.append(entry.job(codec))
+        except InvalidCall as error:
+            raise at_position(error, position) from error
+    return jobs
+
+
+def at_position(error: InvalidCall, position: int) -> InvalidCall:
+    """The same error, with the place of the job in the list."""
+    return type(error)(f"job {position} of the list: {error}")
+
+
+def id_of(key: Callable[[Any], Any], payload: Any) -> Any:
+    """The id by the task's ``key``. Raises InvalidCall when the function fails."""
+    try:
+        return key(payload)
+    except Exception as error:
+        raise InvalidCall(
+            f"key= finds no id in payload={_shown(payload)}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _entry(job: Mapping[str, Any], tz: tzinfo | None, key: Callable[[Any], Any] | None) -> Entry:
+    if not isinstance(job, Mapping):
+        raise InvalidCall(f"a job is a dict with the keys {sorted(KEYS)}, got {type(job).__name__}")
+    unknown = job.keys() - KEYS
+    keyed = key is not None and "id" not in job and "payload" in job
+    if unknown or not ("id" in job or keyed):
+        what = f"unknown key {sorted(map(str, unknown))[0]!r}" if unknown else "no 'id'"
+        raise InvalidCall(
+            f"{what}: a job has 'id', and may have 'payload', 'score', 'perform_in', 'priority'"
+        )
+    job_id = id_of(key, job["payload"]) if key is not None and keyed else job["id"]
+    when = job.get("perform_in")
+    delay = read_delay(when, "perform_in") if isinstance(when, timedelta) else None
+    perform_in = None if when is None or delay is not None else read_time("perform_in", when, tz)
+    score, priority = read_score(job.get("score"), tz), read_priority(job.get("priority"))
+    return Entry(read_id(job_id), job.get("payload", ""), score, perform_in, delay, priority)
+
+
+def read_id(value: Any) -> str:
+    """Text of an id. Raises InvalidCall."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, UUID)):
+        raise InvalidCall(f"id={_shown(value)} is a {type(value).__name__}: allowed are str, int and UUID")
+    text = _plain_text(value)
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidCall(f"id={_shown(value)} is no valid Unicode") from None
+    if not 1 <= size <= MAX_ID_BYTES:
+        raise InvalidCall(
+            f"id={_shown(value)} has {size} bytes: 1 to {MAX_ID_BYTES} bytes of UTF-8 are allowed"
+        )
+    if any(char < " " or "\x7f" <= char <= "\x9f" for char in text):
+        raise InvalidCall(f"id={_shown(value)} contains a control character, which is not allowed")
+    return text
+
+
+def _plain_text(value: str | int | UUID) -> str:
+    """A member of an enum is one id with its value; what ``str`` makes of it depends on Python's version."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        # As long as the longest id at least, and no work for Python's limit of digits.
+        return int.__repr__(value) if abs(value) < 10**MAX_ID_BYTES else "9" * (MAX_ID_BYTES + 1)
+    return str(value)
+
+
+def read_score(value: Any, tz: tzinfo | None, name: str = "score") -> float | None:
+    """A score; a datetime counts as its Unix time in s. Raises InvalidCall."""
+    if value is None:
+        return None
+    if isinstance(value, datetime):
+        return _timestamp(value, tz)
+    number = _real(name, value)
+    if isinstance(value, Integral) and abs(int(value)) > LARGEST_SCORE:
+        raise InvalidCall(
+            f"{name}={_shown(value)} is no number that a double holds exactly (up to 2**53): divide it, "
+            "for instance time_ns() by 1000"
+        )
+    return number
+
+
+def is_priority(value: Any) -> bool:
+    """Whether it is one: a whole number from 0 to 9."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return whole and MOST_URGENT <= value <= LEAST_URGENT
+
+
+def read_priority(value: Any) -> int | None:
+    """A priority, or None. Raises InvalidCall."""
+    if value is None or is_priority(value):
+        return value  # type: ignore[no-any-return]
+    raise InvalidCall(f"priority={_shown(value)} is not allowed: {PRIORITIES}")
+
+
+def priority_of(properties: Mapping[str, Any]) -> int | None:
+    """What a message of Celery's says, which may be from a broker with more than ten; None: nothing."""
+    value = properties.get("priority")
+    known = isinstance(value, int) and not isinstance(value, bool)
+    return min(max(value, MOST_URGENT), LEAST_URGENT) if known and value is not None else None
+
+
+def read_time(name: str, value: Any, tz: tzinfo | None) -> float:
+    """A Unix time in s. Raises InvalidCall."""
+    number = _timestamp(value, tz) if isinstance(value, datetime) else _real(name, value)
+    if number > LATEST:
+        hint = " It looks like milliseconds: divide by 1000." if number < 1000 * LATEST else ""
+        raise InvalidCall(
+            f"{name}={_shown(value)} is after the year 2286: a Unix time in seconds is allowed.{hint}"
+        )
+    if number < 0:
+        raise InvalidCall(f"{name}={_shown(value)} is negative: a Unix time in seconds is allowed")
+    return number
+
+
+def read_delay(value: Any, name: str = "countdown") -> float:
+    """Seconds from now; a negative number counts as 0. Raises InvalidCall."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else _real(name, value)
+    if seconds > LATEST / 10:
+        raise InvalidCall(f"{name}={_shown(value)} is more than 30 years: seconds are allowed")
+    return max(0.0, seconds)
+
+
+def _timestamp(value: datetime, tz: tzinfo | None) -> float:
+    """A naive datetime is in the app's time zone, as Celery has it."""
+    return (value if value.tzinfo else value.replace(tzinfo=tz)).timestamp()
+
+
+def _real(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise InvalidCall(
+            f"{name}={_shown(value)} is a {type(value).__name__}: a number or a datetime is allowed"
+        )
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise InvalidCall(f"{name}={_shown(value)} is not finite: a number or a datetime is allowed")
+    return number
+
+
+def _shown(value: Any) -> str:
+    """A wrong value in an error: short, whatever it is."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - a number of too many digits, or a broken __repr__
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

@@ -1,0 +1,154 @@
+"""A queue as the lines of a file, and back: for moving it to another Redis."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from celery_lowkiq.integration.app.context import Home
+from celery_lowkiq.integration.app.error_text import MAX_ERROR_BYTES
+from celery_lowkiq.integration.app.settings import LARGEST_PAYLOAD
+from celery_lowkiq.integration.calls.validation import read_id, read_time
+from celery_lowkiq.integration.records.call_record import CallNote
+from celery_lowkiq.rules.dumps import (
+    End,
+    Entry,
+    Header,
+    Line,
+    State,
+    end_line,
+    entry_line,
+    header_line,
+    read_line,
+)
+from celery_lowkiq.rules.errors import BadDump, ConfigurationError, InvalidCall, UndecodablePayload
+from celery_lowkiq.rules.models import QueueSpec
+from celery_lowkiq.store.admin.dump import Dumping
+from celery_lowkiq.store.admin.load import Loading
+
+#: What is loaded in one round trip at most (payloads, with calls, and bytes may be exceeded by one line).
+CHUNK_LINES = 200
+CHUNK_PAYLOADS = 500
+#: A dump writes fewer payloads into a line, and fewer calls.
+LINE_PAYLOADS = 2000
+CHUNK_BYTES = 512 * 1024
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """How far a load is: lines of jobs that were read, and how many of them had not been loaded before."""
+
+    lines: int
+    new: int
+
+
+def dump_lines(home: Home, queue: QueueSpec) -> Iterator[bytes]:
+    """The lines of a dump, each with its newline; little of it is in memory at a time. Raises StoreError."""
+    dumping = Dumping(home.store)
+    # Also what the code declares to have other shards, as after a change of their number, can be moved.
+    (queue,) = home.registry.as_stored([queue])
+    score = dumping.last_score(queue)
+    yield header_line(Header(uuid.uuid4().hex, queue.name, queue.shards, home.settings.serializer, score))
+    count = 0
+    for entry in dumping.entries(queue):
+        count += 1
+        yield entry_line(count, entry)
+    yield end_line(End(count))
+
+
+def load_lines(
+    home: Home,
+    queue: QueueSpec,
+    lines: Iterable[bytes],
+    *,
+    renamed: bool = False,
+    again: bool = False,
+    progress: Callable[[Loaded], object] | None = None,
+) -> Loaded:
+    """Load the lines of a dump. What was loaded stays, whatever happens then, and is passed over next time.
+
+    ``renamed``: the dump may be of a queue with another name; ``again``: take what was loaded before for new.
+    Raises BadDump, ShardCountMismatch, StoreError.
+    """
+    parsed = _parsed(home, lines)
+    header = _header(home, parsed, None if renamed else queue.name)
+    loading = Loading(home.store, queue, replace(header, dump=uuid.uuid4().hex) if again else header)
+    done = Loaded(0, 0)
+    for chunk in _chunks(parsed):
+        done = Loaded(done.lines + len(chunk), done.new + loading.load(chunk))
+        if progress is not None:
+            progress(done)
+    return done
+
+
+def _parsed(home: Home, lines: Iterable[bytes]) -> Iterator[tuple[int, Line]]:
+    """Each line with its number, checked. Raises BadDump, which says the place of a wrong one."""
+    last = 0
+    for place, line in enumerate(lines, 1):
+        try:
+            number, found = read_line(line)
+            if isinstance(found, Entry):
+                _check(home, found)
+                if number <= last:
+                    raise BadDump(f"its number {number} is not above {last}")
+                last = number
+        except (BadDump, InvalidCall, UndecodablePayload) as error:
+            raise BadDump(f"line {place}: {error}. What comes before it may be loaded already") from error
+        yield number, found
+
+
+def _check(home: Home, entry: Entry) -> None:
+    """Raises InvalidCall for what no call could have stored, and UndecodablePayload for what the app does not
+    accept. The morgue takes what cannot be read, as it does from a worker, who reads it before it runs.
+    """
+    read_id(entry.id)
+    read_time("when", entry.when, None)
+    if len(entry.payloads) + len(entry.calls) > LINE_PAYLOADS:
+        raise InvalidCall(f"it has more than {LINE_PAYLOADS} payloads or calls: write them in several lines")
+    sizes = [len(payload.data) for payload in entry.payloads]
+    if max(sizes, default=0) > LARGEST_PAYLOAD or len(entry.error or b"") > MAX_ERROR_BYTES:
+        raise InvalidCall(f"a payload or error is larger than {LARGEST_PAYLOAD} or {MAX_ERROR_BYTES} bytes")
+    for payload in entry.payloads if entry.state is not State.DEAD else ():
+        home.codec.check_accepted(payload.data)
+    for call in entry.calls:
+        CallNote.load(call.record, home.record_codec)
+
+
+def _header(home: Home, parsed: Iterator[tuple[int, Line]], name: str | None) -> Header:
+    _, header = next(parsed, (0, None))
+    if not isinstance(header, Header):
+        raise BadDump("there is no header: the file is no dump of celery-lowkiq, or is empty")
+    if name not in (None, header.queue):
+        raise BadDump(
+            f"the dump is of queue {header.queue!r}, not of {name!r}, and nothing says it is renamed"
+        )
+    try:
+        home.check_serializer(header.serializer)
+    except ConfigurationError as error:
+        raise BadDump(f"nobody could read its payloads here: {error}") from error
+    return header
+
+
+def _chunks(parsed: Iterator[tuple[int, Line]]) -> Iterator[list[tuple[int, Entry]]]:
+    """The entries, so many at a time. Raises BadDump when they are not all of the dump."""
+    chunk: list[tuple[int, Entry]] = []
+    payloads, size, count, end = 0, 0, 0, None
+    for number, found in parsed:
+        if not isinstance(found, Entry):
+            end = found
+            break
+        chunk.append((number, found))
+        count += 1
+        size += sum(len(payload.data) for payload in found.payloads)
+        payloads += len(found.payloads) + len(found.calls)
+        if len(chunk) == CHUNK_LINES or payloads >= CHUNK_PAYLOADS or size >= CHUNK_BYTES:
+            yield chunk
+            chunk, payloads, size = [], 0, 0
+    if chunk:
+        yield chunk
+    if end != End(count) or next(parsed, None) is not None:
+        raise BadDump(
+            f"the dump is not whole: after {count} lines of jobs comes {end or 'nothing'}. They are loaded; "
+            "dump the queue again, and load that dump, too"
+        )

@@ -1,0 +1,146 @@
+"""All ordered queues of an app, for people: what the command line and the web page show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery import Celery
+
+from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.current_app import NO_APP, is_made_up
+from celery_lowkiq.integration.bootstep.queue_selection import ordered_tasks, read_queue_name
+from celery_lowkiq.integration.tracking.tracker import Tracker, trackers
+from celery_lowkiq.rules.errors import ConfigurationError, ShardDamaged, StoreError
+from celery_lowkiq.rules.health_checks import OK, Finding, examine, unreachable
+from celery_lowkiq.rules.history import Sample, sum_of
+from celery_lowkiq.rules.models import QueueSpec
+from celery_lowkiq.rules.reports import NodeReport, current
+from celery_lowkiq.rules.server_info import ServerInfo
+from celery_lowkiq.rules.tracking import TrackerView
+from celery_lowkiq.rules.views import Page, ShardLook, Stats
+from celery_lowkiq.store.inspect.server import read_server
+
+from .queue import OrderedQueue
+
+
+@dataclass(frozen=True)
+class Overview:
+    """Counts of all queues at one moment, in the order of their names, and their sum; numbers of shards.
+    A queue with a shard that cannot be read has no counts: it is in ``damaged``.
+    """
+
+    total: Stats
+    by_queue: Mapping[str, Stats]
+    shards: Mapping[str, int]
+    damaged: Mapping[str, ShardDamaged] = field(default_factory=dict)
+
+    def counts(self, queue: str) -> Stats:
+        """Of one queue. Raises ShardDamaged."""
+        if queue in self.damaged:
+            raise self.damaged[queue]
+        return self.by_queue[queue]
+
+
+@dataclass(frozen=True)
+class Histories:
+    """Samples of the last hour, oldest first: of each queue, and of all together."""
+
+    total: tuple[Sample, ...]
+    by_queue: Mapping[str, tuple[Sample, ...]]
+
+
+class Console:
+    """Reads that go over all ordered queues of an app. Needs no worker. Every method may raise StoreError,
+    and ConfigurationError for an app whose settings are wrong.
+    """
+
+    def __init__(self, app: Celery, raw: bool = False) -> None:
+        """``raw``: payloads are shown as the bytes that are stored; nothing is decoded."""
+        self.app = app
+        self._raw = raw
+
+    def tasks(self) -> dict[str, Any]:
+        """The ordered tasks by the names of their queues, sorted, with the modules imported that the app
+        names by ``include``, ``imports`` or ``autodiscover_tasks``.
+        """
+        self.app.loader.import_default_modules()
+        return ordered_tasks(self.app)
+
+    def queues(self) -> dict[str, OrderedQueue]:
+        """The ordered queues by name, sorted."""
+        found = {name: task.ordered_queue for name, task in self.tasks().items()}
+        return {name: queue.raw() for name, queue in found.items()} if self._raw else found
+
+    def queue(self, name: str) -> OrderedQueue:
+        """The queue of that name, or whose name alone ends with it: ``sync_order`` for ``proj.sync_order``.
+        Raises InvalidCall for another one.
+        """
+        found: OrderedQueue = self.task(name).ordered_queue
+        return found.raw() if self._raw else found
+
+    def task(self, queue: str) -> Any:
+        """The ordered task that the queue of that name belongs to; names as in :meth:`queue`."""
+        tasks = self.tasks()
+        if not tasks and is_made_up(self.app):
+            raise ConfigurationError(NO_APP)
+        return tasks[read_queue_name(queue, tasks)]
+
+    def overview(self, names: Iterable[str] | None = None) -> Overview:
+        """Counts of all queues, or of the named ones, with the shards that are stored, whatever the code
+        declares; in two round trips. Raises InvalidCall.
+        """
+        chosen = self._chosen(names)
+        specs = self._as_stored(chosen)
+        found = dict(zip(chosen, home_of(self.app).queries.stats_of(specs), strict=True))
+        by_queue = {name: counts for name, counts in found.items() if isinstance(counts, Stats)}
+        damaged = {name: error for name, error in found.items() if isinstance(error, ShardDamaged)}
+        shards = {spec.name: spec.shards for spec in specs}
+        return Overview(sum(by_queue.values(), Stats()), by_queue, shards, damaged)
+
+    def _chosen(self, names: Iterable[str] | None) -> dict[str, OrderedQueue]:
+        if names is None:
+            return self.queues()
+        return {queue.name: queue for queue in map(self.queue, names)}
+
+    def _as_stored(self, queues: Mapping[str, OrderedQueue]) -> list[QueueSpec]:
+        return home_of(self.app).registry.as_stored([queue.spec for queue in queues.values()])
+
+    def nodes(self) -> tuple[NodeReport, ...]:
+        """The nodes by name, as they last described themselves: those that live, and those that have ended
+        within the last hour without a word.
+        """
+        return current(home_of(self.app).lookout.nodes())
+
+    def history(self, names: Iterable[str] | None = None) -> Histories:
+        """What all queues, or the named ones, have done, in one round trip. Raises InvalidCall."""
+        chosen = self._chosen(names)
+        found = home_of(self.app).lookout.histories([queue.spec for queue in chosen.values()])
+        return Histories(sum_of(found), dict(zip(chosen, found, strict=True)))
+
+    def looks(self) -> list[ShardLook]:
+        """Counts and lease of each shard that is stored of all queues, or its damage, in two round trips."""
+        return home_of(self.app).queries.looks(self._as_stored(self.queues()))
+
+    def trackers(self, limit: int = 100, after: str | None = None) -> Page[TrackerView]:
+        """A page of the tracked groups of calls, the latest first. Raises InvalidCall."""
+        return trackers(self.app, limit, after)
+
+    def tracker(self, tracker_id: str) -> Tracker:
+        """One of them. Raises UnknownTracker, InvalidCall for what is no id."""
+        return Tracker.get(self.app, tracker_id, raw=self._raw)
+
+    def server(self) -> ServerInfo:
+        """What Redis says of itself."""
+        return read_server(home_of(self.app).store.client)
+
+    def checkup(self) -> tuple[Finding, ...]:
+        """Whether all is well with Redis, the nodes and the queues, and what to do where it is not. Raises
+        ConfigurationError only.
+        """
+        try:
+            patient = home_of(self.app).examination.patient([q.spec for q in self.queues().values()])
+        except StoreError as error:
+            return (unreachable(str(error)),)
+        return (Finding(OK, "connection", "Redis answers."), *examine(patient))

@@ -1,0 +1,103 @@
+"""What an ordered task gets from task classes that are not ours: the user's own, and Django's."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from celery import Celery
+from celery.app.task import Task
+
+from celery_lowkiq.integration.runs.tracing import report
+from celery_lowkiq.rules.errors import ConfigurationError
+
+#: Celery's task class, of which celery-types leaves out much that a subclass may rely on.
+CeleryTask: Any = Task
+
+#: Methods of the task class that Celery gives to a Django project's app.
+ON_COMMIT = ("delay_on_commit", "apply_async_on_commit")
+
+
+def ordered_base(base: Any, ordered: type) -> type:
+    """The class to derive a task from when the user names ``base``: that, made ordered if it is not.
+
+    Raises ConfigurationError when it is no task class.
+    """
+    if not (isinstance(base, type) and issubclass(base, Task)):
+        raise ConfigurationError(
+            f"base={base!r} is not allowed: a subclass of OrderedTask, or of Celery's Task"
+        )
+    given: type = base
+    if issubclass(given, ordered):
+        return given
+    if issubclass(ordered, given):
+        return ordered
+    return type(given.__name__, (given, ordered), {"abstract": True, "__module__": given.__module__})
+
+
+def inherited(cls: type, ordered: type) -> dict[str, Any]:
+    """What a task class has from classes that are neither ours nor Celery's: options, where named so."""
+    found: dict[str, Any] = {}
+    for base in reversed(cls.__mro__[1:]):
+        if not (issubclass(ordered, base) or issubclass(base, ordered)):
+            found.update(vars(base))
+    return found
+
+
+def guard_call(cls: Any, others: dict[str, Any], ordered: Any) -> None:
+    """See to a ``__call__`` of the user's. Raises ConfigurationError for one that would never be called."""
+    call, ours = cls.__call__, ordered.__call__
+    if call is ours and "__call__" in others:
+        name = others["__call__"].__qualname__
+        raise ConfigurationError(f"{name} would not be called: write its class before {ordered.__name__}")
+    if call is not ours and not hasattr(call, "guarded"):
+        cls.__call__ = _guarded(call, ours)
+
+
+def guard_before_start(cls: Any) -> None:
+    """See to a ``before_start`` of the user's: a run fails by what it raises, too."""
+    before = cls.before_start
+    if before is CeleryTask.before_start or hasattr(before, "guarded"):
+        return
+
+    @functools.wraps(before)
+    def guard(self: Any, *args: Any) -> Any:
+        if getattr(self.request, "lowkiq_ending", None) is not None:
+            return report(before, self, *args)
+        run = getattr(self.request, "lowkiq_run", None)
+        return before(self, *args) if run is None else run.watched(lambda: before(self, *args))
+
+    guard.__dict__["guarded"] = True
+    cls.before_start = guard
+
+
+def _guarded(call: Any, ordered_call: Callable[..., Any]) -> Any:
+    """A ``__call__`` of the user's, around a run and not around what tells a call how its run ended. A run
+    fails by what it raises.
+
+    Raises ConfigurationError in a run that it keeps from our own ``__call__``, which knows the run.
+    """
+
+    @functools.wraps(call)
+    def guard(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(self.request, "lowkiq_ending", None) is not None:
+            return ordered_call(self, *args, **kwargs)
+        run = getattr(self.request, "lowkiq_run", None)
+        if run is None:
+            return call(self, *args, **kwargs)
+        result = run.watched(lambda: call(self, *args, **kwargs))
+        if not run.decided:
+            raise ConfigurationError(f"{call.__qualname__} must call super().__call__, and not self.run")
+        return result
+
+    guard.__dict__["guarded"] = True
+    return guard
+
+
+def adopt_on_commit(cls: type, app: Celery) -> None:
+    """In a Django project, what all tasks have that name no base of their own."""
+    for name in ON_COMMIT:
+        method = getattr(app.Task, name, None)
+        if method is not None and not hasattr(cls, name):
+            setattr(cls, name, method)

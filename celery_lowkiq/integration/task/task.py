@@ -1,0 +1,153 @@
+"""The base class of ordered tasks: calls go to the store, runs come from a lane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from celery import Celery
+
+from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.error_text import dump_error_text
+from celery_lowkiq.integration.app.option_names import data_names, naming
+from celery_lowkiq.integration.app.rate_limits import read_rate
+from celery_lowkiq.integration.bootstep.queue_selection import add_step, check_names
+from celery_lowkiq.integration.calls.arguments import header_for
+from celery_lowkiq.integration.calls.sent_times import install
+from celery_lowkiq.integration.operations.queue import OrderedQueue, Terms
+from celery_lowkiq.integration.records.orphans import end_leftovers
+from celery_lowkiq.integration.runs.outcomes import BusinessFailure
+from celery_lowkiq.integration.tracking.tracker import TracksCalls
+from celery_lowkiq.rules.models import Merge, QueueSpec
+from celery_lowkiq.worker.forks import ProcessLock
+
+from .base_classes import adopt_on_commit, guard_before_start, guard_call, inherited
+from .broker_messages import Arrivals
+from .call_mixin import StoresCalls
+from .options import (
+    as_attributes,
+    check_annotations,
+    check_function,
+    check_names_of,
+    check_options,
+    check_queue_name,
+)
+from .queue_options import QueuePolicies, policies_of
+from .run_mixin import RunsBatches
+
+install()
+
+POISON = "poison pill: the job took its worker down {max_crashes} times"
+
+_spec_lock = ProcessLock()
+
+
+class OrderedTask(QueuePolicies, TracksCalls, StoresCalls, RunsBatches):
+    """A task whose calls of one id are merged, kept in order, and never run twice at once.
+
+    ``run`` gets ``{id: [payload, ...]}``, the payload with the smallest score first.
+    """
+
+    abstract = True
+
+    #: Number of parts of the queue; all jobs of an id lie in one, and a part is worked by one lane.
+    shards: int = 5
+    #: How many jobs one run gets at most.
+    batch_size: int = 1
+    #: How often a failed job runs again; None means for ever.
+    max_retries: int | None = 25
+    #: Name of the ordered queue; None takes the task's name.
+    queue_name: str | None = None
+    #: The pause before the next run of a failed job, see ``rules.pauses``; None takes the default.
+    retry_in: Any = None
+    #: Errors that no retry mends.
+    dont_retry: tuple[type[Exception], ...] | None = None
+    #: How many payloads of an id one run gets at most; the others get runs of their own.
+    max_payloads_per_run: int | None = None
+    #: ``on_retries_exhausted(jobs)``: called with the dead payloads of a run, as jobs of one payload each.
+    on_retries_exhausted: Callable[[list[Any]], Any] | None = None
+    #: Whether the jobs of a batch that failed as a whole run in ever smaller batches, and die only alone.
+    isolate_failures: bool = True
+    #: Which score stays when two payloads of an id are equal: "min" or "max".
+    merge: str = Merge.MIN.value
+    #: How many deaths of its worker a job may cause.
+    max_crashes: int = 3
+    #: A run that takes longer (s) raises an alarm in log, statistics and events; it goes on.
+    max_run: float | None = None
+    #: ``key(payload) -> id``; with it, calls take the payload alone.
+    key: Callable[[Any], Any] | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        declared = dict(cls.__dict__)
+        others = inherited(cls, OrderedTask)
+        guard_call(cls, others, OrderedTask)
+        guard_before_start(cls)
+        with naming(str(declared.get("name") or cls.__qualname__)):
+            check_names_of(data_names(declared), *cls.__bases__)
+        run = declared.get("run")
+        if run is not None:
+            bound = not isinstance(run, staticmethod)
+            check_function(run if bound else run.__func__, bound)
+        for name, value in as_attributes(declared, cls.__qualname__).items():
+            if value is not declared[name]:
+                setattr(cls, name, value)
+        # What is expected is logged as INFO, without a traceback.
+        cls.throws = (*(kind for kind in cls.throws if kind is not BusinessFailure), BusinessFailure)
+        # Looked up as at run time: a method has its self then.
+        with naming(str(declared.get("name") or cls.__qualname__)):
+            check_options({**others, **declared, "retry_in": object.__new__(cls).retry_in}, cls)
+        cls.__header__ = staticmethod(header_for(cls.__name__, cls.key is not None))
+
+    @classmethod
+    def on_bound(cls, app: Celery) -> None:
+        """Install what the worker needs; ``@ordered_task`` alone is the whole set-up."""
+        with naming(cls.name):
+            check_annotations(cls, app)
+            if cls.queue_name is None:
+                check_queue_name(cls.name)
+        add_step(app, cls.queue_name or cls.name)
+        adopt_on_commit(cls, app)
+
+    # -- the queue
+
+    @property
+    def queue_spec(self) -> QueueSpec:
+        """What store and worker know of the queue. Raises ConfigurationError when another task has it."""
+        spec: QueueSpec | None = self.__dict__.get("_queue_spec")
+        if spec is None:
+            with _spec_lock:
+                spec = self.__dict__["_queue_spec"] = self._make_spec()
+        return spec
+
+    def _make_spec(self) -> QueueSpec:
+        app = self._get_app()
+        home = home_of(app)
+        check_names(app)
+        with naming(self.name):
+            policies = policies_of(self)
+        return QueueSpec(
+            name=self.queue_name or self.name,
+            shards=self.shards,
+            batch_size=self.batch_size,
+            merge=Merge(self.merge),
+            max_crashes=self.max_crashes,
+            max_run=self.max_run,
+            poison_error=dump_error_text(home.settings, POISON.format(max_crashes=self.max_crashes)),
+            policies=policies,
+        )
+
+    @property
+    def ordered_queue(self) -> OrderedQueue:
+        """Reads and actions on the task's queue."""
+        return OrderedQueue(self._get_app(), self.queue_spec, partial(end_leftovers, self), self._terms)
+
+    def _terms(self) -> Terms:
+        return {"rate": read_rate(self.rate_limit), "max_retries": self.max_retries}
+
+    # -- messages that come by the broker
+
+    def Strategy(self, task: Any, app: Celery, consumer: Any, **options: Any) -> Any:  # noqa: N802 - Celery's name
+        """What the worker does with a call that a process without this code sent to the broker."""
+        return Arrivals(self, consumer)

@@ -1,0 +1,243 @@
+"""Tracked groups of calls: opened by whoever calls, and watched from anywhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from celery import Celery, current_app
+
+from celery_lowkiq.integration.app.codec import Codec
+from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.runs.tracker_updates import progress_of
+from celery_lowkiq.rules.errors import InvalidCall, UndecodablePayload, UnknownTracker
+from celery_lowkiq.rules.tracking import CallView, Counts, Message, State, TrackerView
+from celery_lowkiq.rules.views import Page
+from celery_lowkiq.store.inspect.queries import check_limits
+from celery_lowkiq.store.tracking.tracker_store import Tracks, read_id
+
+LONGEST_NAME = 200
+
+
+@dataclass(frozen=True)
+class TrackedCall:
+    """A call of a tracker. ``payload`` is what was given, or the beginning of its text when it is large."""
+
+    task_id: str
+    queue: str
+    id: str
+    payload: Any
+    state: State
+    #: Unix time in s of the last change.
+    updated_at: float
+    #: What ``self.progress`` said last.
+    current: float | None
+    total: float | None
+    #: The last twenty.
+    messages: tuple[Message, ...]
+
+
+class Tracker:
+    """A group of calls. In a ``with`` block it is closed at the end: no more calls will be added.
+
+    Any process may watch it by its id. Every method may raise StoreError, and UnknownTracker when it has
+    expired.
+    """
+
+    def __init__(
+        self, app: Celery, tracker_id: str, name: str, mine: bool = False, raw: bool = False
+    ) -> None:
+        """``mine``: whoever waits has added all calls itself, and need not wait for the closing. ``raw``:
+        payloads are shown as the bytes that are stored; nothing is decoded.
+        """
+        self.id = tracker_id
+        self.name = name
+        self._app = app
+        self._mine = mine
+        self._raw = raw
+
+    @classmethod
+    def get(cls, app: Celery, tracker_id: str, raw: bool = False) -> Tracker:
+        """The tracker with this id. Raises UnknownTracker, InvalidCall for what is no id."""
+        view = home_of(app).tracks.view(read_id(tracker_id))
+        if view is None:
+            raise UnknownTracker(tracker_id)
+        return cls(app, tracker_id, view.name, raw=raw)
+
+    def __repr__(self) -> str:
+        return f"<Tracker {self.id} {self.name!r}>"
+
+    def __json__(self) -> str:
+        """In a signature that travels, its id stands for it."""
+        return self.id
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def _tracks(self) -> Tracks:
+        return home_of(self._app).tracks
+
+    # -- reads
+
+    def view(self) -> TrackerView:
+        """All that is known of the group, in one look of constant cost."""
+        found = self._tracks.view(self.id)
+        if found is None:
+            raise UnknownTracker(self.id)
+        return found
+
+    def counts(self) -> Counts:
+        """How many calls are in each state."""
+        return self.view().counts
+
+    def jobs(
+        self,
+        state: State | str | Iterable[State | str] | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> Page[TrackedCall]:
+        """A page of the calls in the order in which they were added, in one state, several, or any.
+
+        Raises InvalidCall for a state that does not exist.
+        """
+        check_limits(limit=limit)
+        page = self._tracks.calls(self.id, read_states(state), limit, after)
+        codec = None if self._raw else home_of(self._app).codec
+        return Page(tuple(_shown(codec, call) for call in page.items), page.next)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until all calls have ended, at most ``timeout`` s. Whether they have.
+
+        Who has got the tracker by its id waits for its closing, too.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        poll = home_of(self._app).settings.poll_interval
+        with self._tracks.listen(self.id) as listener:
+            while not self._has_ended():
+                left = poll if deadline is None else deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                listener.wait(min(poll, left))
+        return True
+
+    def _has_ended(self) -> bool:
+        view = self.view()
+        return view.done or (self._mine and not view.counts.pending)
+
+    # -- changes
+
+    def close(self) -> None:
+        """No more calls will be added."""
+        self._tracks.close(self.id)
+
+    def cancel(self, progress: Callable[[int], Any] | None = None) -> int:
+        """Let no call of the group begin any more; what runs goes on. Returns how many waiting calls have now
+        ended as failed, and tells ``progress`` how many so far. Their results are REVOKED at their time.
+        """
+        ended = 0
+        while some := self._tracks.cancel(self.id):
+            ended += some
+            if progress is not None:
+                progress(ended)
+        return ended
+
+
+def track(name: str, app: Celery | None = None) -> Tracker:
+    """Open a tracker: ``with track("import") as tracker: task.perform_async(jobs, tracker=tracker)``.
+
+    ``app`` is by default the current one. Raises InvalidCall, StoreError.
+    """
+    proxy: Any = current_app
+    app = app or proxy._get_current_object()
+    assert app is not None
+    _check_eager(app)
+    if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME:
+        raise InvalidCall(f"name={name!r:.100}: a text of 1 to {LONGEST_NAME} characters is allowed")
+    home = home_of(app)
+    return Tracker(app, home.tracks.open(name, home.settings.track_ttl), name, mine=True)
+
+
+def trackers(app: Celery, limit: int = 100, after: str | None = None) -> Page[TrackerView]:
+    """A page of the trackers in the app's Redis, the latest first. Raises InvalidCall, StoreError."""
+    check_limits(limit=limit)
+    return home_of(app).tracks.recent(limit, after)
+
+
+def tracker_of(given: Tracker | str | None, app: Celery) -> str:
+    """Id of what was given as ``tracker=``; "" for None. Raises InvalidCall."""
+    if given is None:
+        return ""
+    _check_eager(app)
+    if isinstance(given, Tracker):
+        return given.id
+    if not isinstance(given, str):
+        raise InvalidCall(f"tracker={given!r:.100}: what track() returns, or its id, is allowed")
+    return read_id(given)
+
+
+def _check_eager(app: Celery) -> None:
+    if app.conf.task_always_eager:
+        raise InvalidCall(
+            "a tracker needs the store, and task_always_eager=True stores nothing: in tests use the fixture "
+            "`lowkiq`"
+        )
+
+
+def read_states(value: State | str | Iterable[State | str] | None) -> tuple[State, ...]:
+    """States by their names; all for None. Raises InvalidCall."""
+    if value is None:
+        return tuple(State)
+    try:
+        return tuple(map(State, [value] if isinstance(value, str) else value))
+    except (ValueError, TypeError):
+        known = ", ".join(state.value for state in State)
+        raise InvalidCall(f"state={value!r:.100} is none: allowed are {known}") from None
+
+
+def _shown(codec: Codec | None, call: CallView) -> TrackedCall:
+    payload: Any = call.payload
+    if codec is not None:
+        try:
+            payload = codec.load(call.payload)
+        except UndecodablePayload:
+            payload = call.payload.decode("utf-8", "backslashreplace")
+    return TrackedCall(
+        task_id=call.call,
+        queue=call.queue,
+        id=call.job_id,
+        payload=payload,
+        state=call.state,
+        updated_at=call.updated_at,
+        current=call.current,
+        total=call.total,
+        messages=call.messages,
+    )
+
+
+class TracksCalls:
+    """What a task has for tracked calls."""
+
+    def track(self: Any, jobs: Iterable[Mapping[str, Any]], name: str | None = None) -> Tracker:
+        """Store many calls, as :meth:`perform_async`, in a tracker of their own. Raises InvalidCall."""
+        with track(name or self.name, self._get_app()) as tracker:
+            self.perform_async(jobs, tracker=tracker)
+        return tracker
+
+    def progress(
+        self: Any, text: str = "", current: Any = None, total: Any = None, job_id: Any = None
+    ) -> None:
+        """Tell the trackers of the run's calls how far it is; ``job_id``: only those of this job.
+
+        Without trackers it does nothing. A text is kept among the call's messages; without one, more than ten
+        a second are left out. Raises InvalidCall for what is no text and no number.
+        """
+        tell = progress_of(text, current, total, job_id)
+        run = getattr(self.request, "lowkiq_run", None)
+        if run is not None and run.tracked is not None:
+            tell(run.tracked)

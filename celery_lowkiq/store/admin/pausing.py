@@ -1,0 +1,177 @@
+"""What is not to run for a while: a queue, a shard, ids. What runs already goes on, and what comes waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from celery_lowkiq.rules.errors import InvalidCall
+from celery_lowkiq.rules.models import QueueSpec, ShardRef, shard_of
+from celery_lowkiq.rules.views import Paused
+from celery_lowkiq.store.scripts.client import Client
+from celery_lowkiq.store.scripts.keys import ShardKeys, channel, queue_key, shard_keys
+from celery_lowkiq.store.scripts.progress import Progress, Tally
+from celery_lowkiq.store.scripts.records import id_bytes, pairs, parse_id
+from celery_lowkiq.store.scripts.script import Call, Value, load
+
+#: Ids that one script deals with at most.
+STEP = 1000
+#: Ids that are taken from the caller before the scripts are sent.
+PORTION = 10_000
+
+
+class Pausing:
+    """Pauses and resumes. Every method may raise StoreError, or the Stop of ``progress``; to repeat it is
+    safe, and completes what was half done. Queue, shard and id are independent: a job runs when none of the
+    three is paused.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    # -- a queue
+
+    def pause(self, queue: QueueSpec) -> bool:
+        """Pause all shards of a queue, also those that it gets later. Whether this changed anything."""
+        return self._switch(queue, wanted=True)
+
+    def resume(self, queue: QueueSpec) -> bool:
+        """Resume a queue; shards and ids that were paused by themselves stay so."""
+        return self._switch(queue, wanted=False)
+
+    def _switch(self, queue: QueueSpec, wanted: bool) -> bool:
+        call = load("pause_queue").call({"queue": queue_key(queue.name)}, wanted=int(wanted))
+        pause, since, changed, stored = self._client.call(call)
+        told = self._client.all(
+            [
+                load("follow").call(shard_keys(shard), pause=pause, since=since, **_announced(shard))
+                for shard in _shards(queue.name, max(queue.shards, int(stored)))
+            ]
+        )
+        return bool(changed or any(told))
+
+    # -- a shard
+
+    def pause_shard(self, queue: QueueSpec, index: int) -> bool:
+        """Pause one shard. Returns whether this changed anything. Raises InvalidCall."""
+        return bool(self._client.call(load("pause").call(shard_keys(_shard(queue, index)))))
+
+    def resume_shard(self, queue: QueueSpec, index: int) -> bool:
+        """Resume one shard; it stays paused while its queue is. Raises InvalidCall."""
+        shard = _shard(queue, index)
+        return bool(self._client.call(load("resume").call(shard_keys(shard), **_announced(shard))))
+
+    # -- ids
+
+    def pause_ids(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
+        """Pause ids, whether anything waits of them or not. Returns how many were not paused."""
+        return self._each(
+            queue, ids, lambda shard, part: load("pause_ids").call(shard_keys(shard), part), progress
+        )
+
+    def resume_ids(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
+        """Resume ids: what waits of them is due at its own time. Returns how many were paused."""
+        return self._each(
+            queue,
+            ids,
+            lambda shard, part: load("resume_ids").call(shard_keys(shard), part, **_announced(shard)),
+            progress,
+        )
+
+    def _each(
+        self,
+        queue: QueueSpec,
+        ids: Iterable[str],
+        call: Callable[[ShardRef, list[Value]], Call],
+        progress: Progress | None,
+    ) -> int:
+        tally, left = Tally(progress), iter(ids)
+        while portion := list(islice(left, PORTION)):
+            for shard, part in _by_shard(queue, portion):
+                tally.begin()
+                tally.add(self._client.call(call(shard, part)))
+        return tally.count
+
+    # -- reads
+
+    def paused(self, queue: QueueSpec) -> Paused:
+        """What is paused, in one round trip."""
+        keys = [shard_keys(shard) for shard in queue.shard_refs()]
+        (queue_since, *rest) = self._client.commands(
+            [
+                ("HGET", queue_key(queue.name), "paused"),
+                *(("HGET", key["meta"], "paused") for key in keys),
+                *(("ZCARD", key["paused"]) for key in keys),
+            ]
+        )
+        times = enumerate(rest[: queue.shards])
+        return Paused(
+            queue=float(queue_since) if queue_since else None,
+            shards={index: float(since) for index, since in times if since},
+            ids=sum(rest[queue.shards :]),
+        )
+
+
+def move_paused_ids(client: Client, shards: Sequence[ShardRef], count: int) -> None:
+    """An empty queue has ``count`` shards from now on: pause ids in the shards that they lie in."""
+    for shard in shards:
+        keys = shard_keys(shard)
+        for page in _pages(client, keys):
+            stray = [
+                (job_id, since) for job_id, since in page if shard_of(parse_id(job_id), count) != shard.index
+            ]
+            homes = [ShardRef(shard.queue, shard_of(parse_id(job_id), count)) for job_id, _ in stray]
+            client.commands(
+                [
+                    ("ZADD", shard_keys(home)["paused"], since, job_id)
+                    for home, (job_id, since) in zip(homes, stray, strict=True)
+                ]
+            )
+            if stray:
+                client.commands([("ZREM", keys["paused"], *(job_id for job_id, _ in stray))])
+
+
+def _pages(client: Client, keys: ShardKeys) -> Iterator[list[tuple[bytes, bytes]]]:
+    """Paused ids of a shard, and since when."""
+    at: tuple[Value, Value] = ("", "")
+    while True:
+        call = load("page").call(
+            {"index": keys["paused"]},
+            minimum="-inf",
+            maximum="+inf",
+            after_score=at[0],
+            after_id=at[1],
+            past=1,
+            limit=STEP,
+            reverse=0,
+        )
+        page = pairs(client.call(call))
+        yield page
+        if len(page) < STEP:
+            return
+        at = (page[-1][1], page[-1][0])
+
+
+def _shards(name: str, count: int) -> list[ShardRef]:
+    return [ShardRef(name, index) for index in range(count)]
+
+
+def _shard(queue: QueueSpec, index: int) -> ShardRef:
+    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < queue.shards:
+        raise InvalidCall(f"shard={index!r}: queue {queue.name!r} has the shards 0 to {queue.shards - 1}")
+    return ShardRef(queue.name, index)
+
+
+def _announced(shard: ShardRef) -> dict[str, Any]:
+    return {"channel": channel(shard.queue), "index": shard.index}
+
+
+def _by_shard(queue: QueueSpec, ids: Iterable[str]) -> Iterator[tuple[ShardRef, list[Value]]]:
+    """In steps."""
+    parts: dict[int, list[Value]] = {}
+    for job_id in ids:
+        parts.setdefault(shard_of(job_id, queue.shards), []).append(id_bytes(job_id))
+    for index, part in parts.items():
+        for start in range(0, len(part), STEP):
+            yield ShardRef(queue.name, index), part[start : start + STEP]

@@ -1,0 +1,84 @@
+"""What a checkup looks at: the server itself, and how queues are stored."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from celery_lowkiq.rules.health_checks import Patient, QueueState, Server
+from celery_lowkiq.rules.models import QueueSpec
+from celery_lowkiq.rules.repairs import damages
+from celery_lowkiq.rules.reports import current
+from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.repairs.repairs import Repairs
+from celery_lowkiq.store.scripts.keys import FORMAT, queue_key
+
+from .node_reports import Lookout, seconds
+from .server import if_allowed
+
+SECTIONS = ("server", "memory", "persistence")
+
+
+class Examination:
+    """Reads for :func:`rules.checkup.examine`. What the user of the connection may not read stays unknown."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self._client = store.client
+        self._lookout = Lookout(store)
+        self._pausing = Pausing(store.client)
+        self._repairs = Repairs(store.client)
+
+    def patient(self, queues: Sequence[QueueSpec]) -> Patient:
+        """All that is examined. Raises StoreError."""
+        before = time.time()
+        (now,) = self._client.commands([("TIME",)])
+        after = time.time()
+        ahead = seconds(now) - (before + after) / 2
+        return Patient(
+            now=seconds(now),
+            format=FORMAT,
+            server=self._server(ahead, give_or_take=(after - before) / 2),
+            nodes=current(self._lookout.nodes()),
+            queues=[self._queue(queue) for queue in queues],
+        )
+
+    def _server(self, ahead: float, give_or_take: float) -> Server:
+        info: dict[str, Any] = {}
+        for section in SECTIONS:
+            info |= if_allowed(self._client, "INFO", section)
+        # Not all of it in one question: before Redis 7 only one setting can be asked for.
+        config: dict[str, Any] = {}
+        for name in ("save", "appendfsync"):
+            config |= if_allowed(self._client, "CONFIG GET", name)
+        return Server(
+            name="Valkey" if info.get("server_name") == "valkey" else "Redis",
+            version=str(info.get("valkey_version") or info.get("redis_version") or ""),
+            policy=info.get("maxmemory_policy"),
+            maxmemory=int(info.get("maxmemory", 0)),
+            aof=bool(info["aof_enabled"]) if "aof_enabled" in info else None,
+            appendfsync=config.get("appendfsync"),
+            save=config.get("save"),
+            written=_written(info),
+            ahead=ahead,
+            give_or_take=give_or_take,
+        )
+
+    def _queue(self, queue: QueueSpec) -> QueueState:
+        (known,) = self._client.commands([("HMGET", queue_key(queue.name), "shards", "format")])
+        shards, stored_format = (int(value) if value and value.isdigit() else None for value in known)
+        state = QueueState(queue.name, queue.shards, shards, stored_format)
+        if shards in (None, queue.shards):
+            conditions = self._repairs.conditions(queue.shard_refs())
+            found = [damage for each in conditions for damage in damages(each, queue.shards)]
+            state = replace(state, damages=tuple(found))
+            if any(each.wrong for each in conditions):
+                return state  # its counts cannot be read
+        return replace(state, shards=self._lookout.shards(queue), paused=self._pausing.paused(queue))
+
+
+def _written(info: Mapping[str, Any]) -> bool:
+    of_aof = info.get("aof_enabled") and info.get("aof_last_write_status", "ok") != "ok"
+    return not of_aof and info.get("rdb_last_bgsave_status", "ok") == "ok"

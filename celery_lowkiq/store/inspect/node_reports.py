@@ -1,0 +1,184 @@
+"""Reads for people about nodes and shards: who does what, and what was done. No job waits for any of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from celery_lowkiq.rules.diagnosis import Dead, Facts, Owner, Waiting
+from celery_lowkiq.rules.history import Sample
+from celery_lowkiq.rules.models import QueueSpec, ShardRef, shard_of
+from celery_lowkiq.rules.rate import ASKED, seconds_to_token, token_at
+from celery_lowkiq.rules.reports import NodeReport, ShardReport, node_name, seconds_to_wait
+from celery_lowkiq.rules.views import Stats
+from celery_lowkiq.store.leases.heartbeats import parse_history, parse_report
+from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.scripts.keys import history_key, report_key, reports_key, shard_keys, tokens_key
+from celery_lowkiq.store.scripts.records import id_bytes, parse_id, parse_moment, parse_tried, parse_whole
+from celery_lowkiq.store.scripts.script import load
+
+from .queries import Queries
+
+#: So many nodes are shown at most, those that reported last.
+MOST_NODES = 1000
+REPORT_FIELDS = ("at", "started", "text")
+#: A stored error as text.
+ReadError = Callable[["bytes | None"], "str | None"]
+
+
+class Lookout:
+    """What nodes say of themselves, and what queues have done. Every method may raise StoreError."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self._client = store.client
+        self._queries = Queries(store)
+
+    def nodes(self) -> list[NodeReport]:
+        """All that reported within the last hour and did not stop properly since, in two round trips."""
+        time, known = self._client.commands([("TIME",), ("ZREVRANGE", reports_key(), 0, MOST_NODES - 1)])
+        return self.reports([parse_id(owner) for owner in known], seconds(time))
+
+    def reports(self, owners: Sequence[str], now: float) -> list[NodeReport]:
+        """Of these nodes, without those that have none, in one round trip; ``now`` is Redis's (Unix s)."""
+        found = self._client.commands([report_command(owner) for owner in owners])
+        reports = [parse_report(owner, fields, now) for owner, fields in zip(owners, found, strict=True)]
+        return [report for report in reports if report is not None]
+
+    def histories(self, queues: Sequence[QueueSpec]) -> list[tuple[Sample, ...]]:
+        """Samples of the last hour, oldest first, of each queue, in one round trip."""
+        time, *found = self._client.commands(
+            [("TIME",), *(("HVALS", history_key(queue.name)) for queue in queues)]
+        )
+        return [parse_history(values, seconds(time)) for values in found]
+
+    def shards(self, queue: QueueSpec) -> tuple[ShardReport, ...]:
+        """Each shard with its counts, its owner, and what that runs of it; in three round trips."""
+        shards = queue.shard_refs()
+        asked = [("HMGET", shard_keys(shard)["lease"], "owner", "epoch", "since") for shard in shards]
+        paused = [("HMGET", shard_keys(shard)["meta"], "paused", "queue_paused") for shard in shards]
+        time, *found = self._client.commands([("TIME",), *asked, *paused])
+        leases, pauses = found[: len(shards)], found[len(shards) :]
+        owners = sorted({parse_id(owner) for owner, _, _ in leases if owner})
+        reports = {report.owner: report for report in self.reports(owners, seconds(time))}
+        stats = self._queries.shard_stats(queue)
+        return tuple(
+            _shard_report(*of_shard, reports) for of_shard in zip(shards, stats, leases, pauses, strict=True)
+        )
+
+    def facts(
+        self, queue: QueueSpec, job_id: str, *, rate: float | None, max_retries: int | None, read: ReadError
+    ) -> Facts:
+        """What decides about an id, in two round trips, and two more where nobody has the shard.
+
+        ``rate``: runs a second of a limited queue, as far as no node has just asked with another; ``read``
+        makes text of a stored error.
+        """
+        shard = ShardRef(queue.name, shard_of(job_id, queue.shards))
+        reply = self._client.call(load("why").call(shard_keys(shard), id=id_bytes(job_id)))
+        now, owner, since, shard_paused, queue_paused, id_paused, claimed, suspect, *of_job = reply
+        asked = [report_command(parse_id(owner)), ("HMGET", tokens_key(queue.name), "left", "rate")]
+        report, (left, stored_rate) = self._client.commands(asked)
+        bucket = _bucket(left, stored_rate, rate, float(now))
+        found = parse_report(parse_id(owner), report, float(now))
+        return Facts(
+            id=job_id,
+            shard=shard,
+            now=float(now),
+            claimed=bool(claimed),
+            suspect=bool(suspect),
+            waiting=_waiting(of_job[:4], read),
+            dead=_dead(of_job[4:6], read),
+            owner=_owner(parse_id(owner), parse_moment(since), shard, found) if owner else None,
+            unowned_since=None if owner else parse_moment(since),
+            free_in=None if owner else seconds_to_wait(self.nodes(), shard),
+            queue_paused=parse_moment(queue_paused),
+            shard_paused=parse_moment(shard_paused),
+            id_paused=parse_moment(id_paused),
+            rate=bucket.rate,
+            token_wait=bucket.wait,
+            max_retries=max_retries,
+            id_rate=queue.policies.rate_per_id,
+            id_token_at=_id_token_at(of_job[6], queue.policies.rate_per_id),
+        )
+
+
+def _shard_report(
+    shard: ShardRef,
+    stats: Stats,
+    lease: Sequence[bytes | None],
+    pauses: Sequence[bytes | None],
+    nodes: Mapping[str, NodeReport],
+) -> ShardReport:
+    owner, epoch, since = lease
+    node = nodes.get(parse_id(owner)) if owner else None
+    return ShardReport(
+        index=shard.index,
+        stats=stats,
+        owner=node_name(parse_id(owner)) if owner else None,
+        epoch=parse_whole(epoch or b""),
+        since=parse_moment(since),
+        alive=node is not None and node.alive,
+        silent=node.silent if node is not None else None,
+        running=node.running(shard) if node is not None else None,
+        paused_since=min((at for text in pauses if (at := parse_moment(text)) is not None), default=None),
+    )
+
+
+def _waiting(reply: Sequence[Any], read: ReadError) -> Waiting | None:
+    perform_in, tried, ahead, error = reply
+    if not perform_in:
+        return None
+    retry_count, isolation = parse_tried(tried)
+    return Waiting(float(perform_in), retry_count, read(error or None), ahead, isolation.largest)
+
+
+def _dead(reply: Sequence[Any], read: ReadError) -> Dead | None:
+    updated_at, error = reply
+    return Dead(float(updated_at), read(error or None)) if updated_at else None
+
+
+def _owner(name: str, since: float | None, shard: ShardRef, node: NodeReport | None) -> Owner:
+    if node is None:
+        return Owner(node_name(name), since)
+    lane = node.lane_of(shard)
+    return Owner(
+        name=node.name,
+        since=since,
+        silent=node.silent,
+        alive=node.alive,
+        leaving=node.stopping or node.quiet,
+        lane=lane.name if lane is not None else None,
+        running=lane.running if lane is not None else node.running(shard),
+    )
+
+
+class _Bucket(NamedTuple):
+    """The rate that holds for a queue, if any, and in how many s there is a token."""
+
+    rate: float | None
+    wait: float = 0.0
+
+
+def _bucket(tokens: bytes | None, stored_rate: bytes | None, declared: float | None, now: float) -> _Bucket:
+    """``control rate_limit`` changes the rate of the workers, and that of nobody else."""
+    left, _, at = (tokens or b"").partition(b" ")
+    tokens_left, micros = parse_moment(left), parse_moment(at)
+    if tokens_left is None or micros is None:
+        return _Bucket(declared)
+    ago = now - micros / 1_000_000
+    rate = (parse_moment(stored_rate) if ago < ASKED else None) or declared
+    return _Bucket(rate, seconds_to_token(tokens_left, ago, rate) if rate and rate > 0 else 0.0)
+
+
+def _id_token_at(full_at: bytes, rate: float | None) -> float:
+    return token_at(float(full_at) / 1_000_000, rate) if full_at and rate is not None else 0.0
+
+
+def report_command(owner: str) -> tuple[Any, ...]:
+    """Reads what :func:`~.reports.parse_report` takes."""
+    return ("HMGET", report_key(owner), *REPORT_FIELDS)
+
+
+def seconds(time: Any) -> float:
+    """Redis's answer to TIME as Unix s."""
+    return float(time[0]) + float(time[1]) / 1_000_000

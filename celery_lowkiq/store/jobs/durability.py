@@ -1,0 +1,69 @@
+"""How far a push must have gone before its caller hears that it was stored."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from celery_lowkiq.rules.clock import Clock, SystemClock
+from celery_lowkiq.rules.errors import ConfigurationError, StoreError, StoreUnavailable
+from celery_lowkiq.rules.models import ShardRef
+from celery_lowkiq.store.scripts.client import Client
+from celery_lowkiq.store.scripts.keys import shard_keys
+
+#: One WAIT, in ms; repeated until PATIENCE (s) is over.
+WAIT_MS = 500
+PATIENCE = 5.0
+
+
+class Level(str, enum.Enum):
+    """``lowkiq_push_durability``."""
+
+    #: The server has it in memory.
+    FAST = "fast"
+    #: So many replicas have it in memory, too.
+    REPLICATED = "replicated"
+    #: The server has it on its disk.
+    FSYNCED = "fsynced"
+
+
+@dataclass(frozen=True)
+class Durability:
+    """A level, and for REPLICATED the number of replicas."""
+
+    level: Level = Level.FAST
+    replicas: int = 1
+
+    def confirm(self, client: Client, shard: ShardRef, clock: Clock | None = None) -> None:
+        """Wait until everything that was written before has gone far enough.
+
+        Raises StoreUnavailable when it has not within PATIENCE: it is stored, but not confirmed, and to
+        push again is safe. Raises ConfigurationError when the server cannot tell.
+        """
+        if self.level is Level.FAST:
+            return
+        now = (clock or SystemClock()).monotonic
+        deadline = now() + PATIENCE
+        while not self._confirmed(client, shard):
+            if now() >= deadline:
+                raise StoreUnavailable(
+                    f"the push was stored, but not confirmed as {self.level.value} within {PATIENCE:.0f} s; "
+                    "to call again is safe"
+                )
+
+    def _confirmed(self, client: Client, shard: ShardRef) -> bool:
+        # WAIT speaks of the writes of its own connection: this one changes nothing, and comes after the push.
+        write = ("HINCRBY", shard_keys(shard)["meta"], "back", 0)
+        if self.level is Level.REPLICATED:
+            _, replicas = client.commands([write, ("WAIT", self.replicas, WAIT_MS)])
+            return bool(replicas >= self.replicas)
+        try:
+            _, (on_disk, _) = client.commands([write, ("WAITAOF", 1, 0, WAIT_MS)])
+        except StoreUnavailable:
+            raise
+        except StoreError as error:
+            raise ConfigurationError(
+                "lowkiq_push_durability='fsynced' needs WAITAOF (Redis 7.2 or Valkey) and appendonly yes: "
+                f"{error}"
+            ) from error
+        return bool(on_disk >= 1)

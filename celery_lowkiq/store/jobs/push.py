@@ -1,0 +1,103 @@
+"""From jobs to push commands."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from celery_lowkiq.rules.errors import LowkiqError, StoreUnavailable
+from celery_lowkiq.rules.models import NewJob, QueueSpec, ShardRef
+from celery_lowkiq.rules.priorities import MOST_URGENT
+from celery_lowkiq.store.scripts.keys import channel, shard_keys
+from celery_lowkiq.store.scripts.records import id_bytes, number_text
+from celery_lowkiq.store.scripts.script import Call, Value, load
+
+from .call_records import digest
+
+T = TypeVar("T")
+#: Told of jobs that are in their shard; of the same again when their push is repeated.
+Stored = Callable[[Sequence[NewJob]], None]
+
+#: What one push script takes at most (the bytes may be exceeded by one payload).
+CHUNK_JOBS = 500
+CHUNK_BYTES = 1024 * 1024
+
+
+class Sender:
+    """Numbers the pushes of one caller at a time, so that a repeated one is recognised."""
+
+    def __init__(self) -> None:
+        self.id = uuid.uuid4().hex
+        self.numbers = itertools.count(1)
+
+
+def chunked(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:
+    """The jobs in order, in parts that one script may take."""
+    chunk: list[NewJob] = []
+    size = 0
+    for job in jobs:
+        chunk.append(job)
+        size += len(job.payload) + len(job.record or b"")
+        if len(chunk) == CHUNK_JOBS or size >= CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def push_call(queue: QueueSpec, shard: ShardRef, sender: Sender, jobs: Sequence[NewJob]) -> Call:
+    """The command that merges jobs into their shard, under the sender's next number."""
+    rest: list[Value] = []
+    records: list[Value] = []
+    usual = queue.policies.priority
+    ranked = usual != MOST_URGENT or any(job.priority for job in jobs)
+    for position, job in enumerate(jobs):
+        when = f"{usual if job.priority is None else job.priority} {_when(job)}" if ranked else _when(job)
+        rest += (id_bytes(job.id), job.payload, _score(job), when)
+        if job.record is not None:
+            records += (position, digest(job.payload), job.record)
+    return load("push").call(
+        shard_keys(shard),
+        rest + records,
+        shards=queue.shards,
+        merge=queue.merge.value,
+        policy=f"{queue.policy} ranked=1" if ranked else queue.policy,
+        sender=sender.id,
+        n=next(sender.numbers),
+        channel=channel(queue.name),
+        index=shard.index,
+        records=len(records) // 3,
+    )
+
+
+def taken(turn: Mapping[ShardRef, Sequence[NewJob]], replies: Sequence[Any]) -> list[NewJob]:
+    """The jobs of the shards that did not refuse them."""
+    answers = zip(turn.values(), replies, strict=True)
+    return [job for jobs, reply in answers if not isinstance(reply, LowkiqError) for job in jobs]
+
+
+def patiently(pauses: Iterator[float], ask: Callable[[], T]) -> T:
+    """Ask again after each pause (s) while Redis is away. Raises StoreUnavailable after the last one."""
+    while True:
+        try:
+            return ask()
+        except StoreUnavailable:
+            pause = next(pauses, None)
+            if pause is None:
+                raise
+            threading.Event().wait(pause)
+
+
+def _score(job: NewJob) -> str:
+    if job.score is not None:
+        return number_text(job.score)
+    return "" if job.sent is None else f"~{number_text(job.sent)}"
+
+
+def _when(job: NewJob) -> str:
+    if job.perform_in is not None:
+        return number_text(job.perform_in)
+    return "" if job.delay is None else f"+{number_text(job.delay)}"

@@ -1,0 +1,147 @@
+"""The number of shards of a queue: stored once, held against by every push and acquire.
+
+The queue's own key has the truth; each shard keeps a copy, since a script sees one shard only. A shard
+without a copy, or with another one, sends its caller here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from celery_lowkiq.rules.errors import FormatMismatch, ShardCountMismatch, ShardDamaged, ShardRepairing
+from celery_lowkiq.rules.models import MAX_SHARDS, QueueSpec, ShardRef
+from celery_lowkiq.rules.repairs import Registered
+from celery_lowkiq.store.admin.pausing import move_paused_ids
+from celery_lowkiq.store.repairs.repairs import Repairs
+from celery_lowkiq.store.scripts.client import Client
+from celery_lowkiq.store.scripts.keys import FORMAT, queue_key, shard_keys
+from celery_lowkiq.store.scripts.script import load
+
+CLOSED = "closed"
+CLOSED_BY_SOMEBODY = 2
+#: How long a shard may be closed before whoever closed it is given up, and how often that is looked at, in s.
+CLOSED_SECONDS = 2.0
+CLOSED_LOOK = 0.02
+#: Where the jobs of a shard are, and what is said of ids that lie there.
+CONTENTS = ("due", "ranked", "held", "claimed", "dead", "paused")
+
+
+class Registry:
+    """Registers queues, and lets an empty one adopt another count."""
+
+    def __init__(self, client: Client, repairs: Repairs | None = None) -> None:
+        self._client = client
+        self._repairs = repairs or Repairs(client)
+
+    def admit(self, queue: QueueSpec, shards: Sequence[ShardRef]) -> dict[ShardRef, ShardDamaged]:
+        """Make the shards take scripts that declare ``queue.shards``; one that has lost its meta is repaired
+        when the rest of the queue tells what was there. Returns why that cannot be, by shard.
+
+        Raises ShardCountMismatch when jobs of another count are left, FormatMismatch, StoreError.
+        """
+        deadline = time.monotonic() + CLOSED_SECONDS
+        refused: dict[ShardRef, ShardDamaged] = {}
+        while shards:
+            stored = self.register(queue)
+            if stored.shards != queue.shards:
+                stored = self._adopt(queue, stored.shards)
+            # Somebody changes the count now, unless he died over it.
+            reopen = time.monotonic() > deadline
+            answers = list(zip(shards, self._write(shards, str(queue.shards), stored, reopen), strict=True))
+            for shard, reply in answers:
+                if not reply and (damaged := self._unrestored(queue, shard, stored)):
+                    refused[shard] = damaged
+            shards = [shard for shard, reply in answers if reply == CLOSED_BY_SOMEBODY]
+            if shards:
+                threading.Event().wait(CLOSED_LOOK)
+        return refused
+
+    def _unrestored(self, queue: QueueSpec, shard: ShardRef, stored: Registered) -> ShardDamaged | None:
+        """Why the shard cannot say the number of shards; None when it says it now."""
+        try:
+            if self._repairs.restore_meta(queue, shard, stored):
+                return None
+        except ShardRepairing as error:
+            return error
+        copy = self._copy(shard)
+        says = f"meta says that the queue has {copy} shards" if copy else "meta does not say how many shards"
+        reason = f"{says}, its registry says {stored.shards}, and the ids in the shard decide nothing"
+        return ShardDamaged(shard.queue, shard.index, reason)
+
+    def as_stored(self, queues: Sequence[QueueSpec]) -> list[QueueSpec]:
+        """The queues with the numbers of shards that are stored, in one round trip; one that is not is as
+        declared. Raises StoreError.
+        """
+        found = self._client.commands([("HGET", queue_key(queue.name), "shards") for queue in queues])
+        return [
+            replace(queue, shards=_count(stored) or queue.shards)
+            for queue, stored in zip(queues, found, strict=True)
+        ]
+
+    def check(self, queue: QueueSpec) -> None:
+        """Raises ShardCountMismatch when jobs or paused ids lie in another number of shards, StoreError.
+
+        An empty queue may have any: it adopts the next. So the answer holds for a moment only.
+        """
+        (stored,) = self.as_stored([queue])
+        if stored.shards != queue.shards and self._is_used(stored):
+            raise ShardCountMismatch(queue.name, stored.shards, queue.shards)
+
+    def _is_used(self, queue: QueueSpec) -> bool:
+        indexes = [shard_keys(shard)[name] for shard in queue.shard_refs() for name in CONTENTS]
+        return any(self._client.commands([("ZCARD", index) for index in indexes]))
+
+    def register(self, queue: QueueSpec, expected: str = "") -> Registered:
+        """Write the number of shards when none is stored, or the ``expected`` one; what is stored now.
+
+        Raises FormatMismatch, StoreError.
+        """
+        call = load("register").call(
+            {"queue": queue_key(queue.name)}, format=FORMAT, shards=queue.shards, expected=expected
+        )
+        stored_format, shards, pause, since = (value.decode() for value in self._client.call(call))
+        if int(stored_format) != FORMAT:
+            raise FormatMismatch(
+                f"queue {queue.name!r} is stored in format {stored_format}, this version reads {FORMAT}: "
+                "drain it with the version that wrote it"
+            )
+        return Registered(int(shards), pause, since)
+
+    def _adopt(self, queue: QueueSpec, stored: int) -> Registered:
+        """Closing every shard first keeps the pushes of both counts out while the count changes.
+
+        Whoever did what meanwhile: the shards are opened again with the count that the registry has then.
+        """
+        shards = [ShardRef(queue.name, index) for index in range(max(stored, queue.shards))]
+        try:
+            if all(reply == 1 for reply in self._write(shards, CLOSED, self.register(queue), reopen=False)):
+                self.register(queue, expected=str(stored))
+                move_paused_ids(self._client, shards, queue.shards)
+        finally:
+            current = self.register(queue)
+            self._write(shards, str(current.shards), current, reopen=True)
+        if current.shards != queue.shards:
+            raise ShardCountMismatch(queue.name, current.shards, queue.shards)
+        return current
+
+    def _write(self, shards: Sequence[ShardRef], value: str, known: Registered, reopen: bool) -> list[int]:
+        """For each shard: 1, 0 where it has jobs of another count, CLOSED_BY_SOMEBODY."""
+        pause = {"pause": known.pause, "since": known.since}
+        calls = [
+            load("resize").call(shard_keys(shard), shards=value, reopen=int(reopen), **pause)
+            for shard in shards
+        ]
+        return [int(reply) for reply in self._client.all(calls)]
+
+    def _copy(self, shard: ShardRef) -> int:
+        (stored,) = self._client.commands([("HGET", shard_keys(shard)["meta"], "shards")])
+        return _count(stored)
+
+
+def _count(stored: bytes | None) -> int:
+    """A number of shards; 0 for what is none."""
+    count = int(stored) if stored and stored.isdigit() and len(stored) < 10 else 0
+    return count if count <= MAX_SHARDS else 0

@@ -1,0 +1,175 @@
+"""Reports of nodes and samples of queues, as text and as calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, islice
+from typing import Any
+
+from celery_lowkiq.rules.errors import StoreError
+from celery_lowkiq.rules.history import KEPT, STEP, Sample, slot
+from celery_lowkiq.rules.models import ShardRef
+from celery_lowkiq.rules.reports import (
+    LISTED_SHARDS,
+    LaneReport,
+    NodeNews,
+    NodeReport,
+    Running,
+    Told,
+    Wait,
+    node_name,
+)
+from celery_lowkiq.rules.text import ranges
+from celery_lowkiq.store.scripts.keys import history_key, report_key, reports_key, shard_keys
+from celery_lowkiq.store.scripts.records import number_text
+from celery_lowkiq.store.scripts.script import Call, load
+
+#: How long (s) one can read what a node said last.
+REMEMBERED = 3600
+
+
+def news_calls(news: NodeNews) -> list[Call]:
+    """The report first, then samples, then the counters of shards."""
+    report = load("report").call(
+        {"report": report_key(news.report.owner), "reports": reports_key()},
+        owner=news.report.owner,
+        text=dump_report(news.report),
+        uptime=number_text(news.uptime),
+        ttl=REMEMBERED,
+    )
+    samples = [sample_call(queue, sample) for queue, sample in news.samples]
+    counters = [
+        load("counters").call(shard_keys(shard)) for queue in news.counted for shard in queue.shard_refs()
+    ]
+    return [report, *samples, *counters]
+
+
+def sample_call(queue: str, sample: Sample) -> Call:
+    """Keeps a sample, unless its slot has one."""
+    number = slot(sample.at)
+    return load("sample").call(
+        {"history": history_key(queue)},
+        place=number % (KEPT // STEP),
+        slot=number,
+        at=number_text(sample.at),
+        processed=sample.processed,
+        failed=sample.failed,
+        ttl=KEPT + STEP,
+    )
+
+
+def told(news: NodeNews, replies: Sequence[Any]) -> Told | StoreError:
+    """What the replies to :func:`news_calls` say."""
+    for reply in replies:
+        if isinstance(reply, StoreError):
+            return reply
+    now = float(replies[0])
+    counters = iter(replies[1 + len(news.samples) :])
+    samples = []
+    for queue in news.counted:
+        shards = list(islice(counters, queue.shards))
+        samples.append((queue.name, Sample(now, sum(p for p, _ in shards), sum(f for _, f in shards))))
+    return Told(now, tuple(samples))
+
+
+def parse_history(flat: Sequence[bytes], now: float) -> tuple[Sample, ...]:
+    """The samples of the last hour, oldest first, without what was planted there."""
+    found = []
+    for value in flat:
+        words = value.split()
+        if len(words) == 4 and all(len(word) < 19 and word.replace(b".", b"", 1).isdigit() for word in words):
+            at = float(words[1])
+            if now - KEPT < at <= now + STEP:
+                found.append(Sample(at, int(float(words[2])), int(float(words[3]))))
+    return tuple(sorted(found))
+
+
+# -- text
+
+
+def dump_report(report: NodeReport) -> str:
+    """A few KB at most."""
+    return json.dumps(
+        {
+            "pid": report.pid,
+            "lease": report.lease_seconds,
+            "quiet": report.quiet,
+            "stopping": report.stopping,
+            "queues": report.queues,
+            "lanes": [_dump_lane(lane) for lane in report.lanes],
+            "waits": [[_dump_shards(wait.shards), wait.seconds] for wait in report.waits],
+        },
+        separators=(",", ":"),
+    )
+
+
+def _dump_lane(lane: LaneReport) -> dict[str, Any]:
+    running = lane.running
+    return {
+        "name": lane.name,
+        "count": lane.shard_count,
+        "shards": _dump_shards(lane.shards),
+        "running": running
+        and [running.shard.queue, running.shard.index, running.ids, running.count, running.seconds],
+    }
+
+
+def _dump_shards(shards: Iterable[ShardRef]) -> dict[str, str]:
+    by_queue = groupby(sorted(shards), key=lambda shard: shard.queue)
+    return {queue: ranges(shard.index for shard in found) for queue, found in by_queue}
+
+
+def parse_report(owner: str, fields: Sequence[bytes | None], now: float) -> NodeReport | None:
+    """From the fields ``at``, ``started`` and ``text``; None for what no node has written."""
+    at, started, text = fields
+    try:
+        found = json.loads(text or "")
+        seen_at = float(at or "")
+        return NodeReport(
+            name=node_name(owner),
+            owner=owner,
+            pid=int(found["pid"]),
+            lease_seconds=float(found["lease"]),
+            quiet=bool(found["quiet"]),
+            stopping=bool(found["stopping"]),
+            queues=tuple(map(str, found["queues"])),
+            lanes=tuple(_parse_lane(lane) for lane in found["lanes"]),
+            # Earlier versions do not tell them.
+            waits=tuple(_parse_wait(*wait) for wait in found.get("waits", ())),
+            started_at=float(started or ""),
+            seen_at=seen_at,
+            silent=max(0.0, now - seen_at),
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def _parse_lane(lane: Any) -> LaneReport:
+    running = lane["running"]
+    return LaneReport(
+        name=str(lane["name"]),
+        shards=_parse_listed(lane["shards"]),
+        shard_count=int(lane["count"]),
+        running=_parse_running(*running) if running else None,
+    )
+
+
+def _parse_wait(shards: dict[str, str], seconds: float) -> Wait:
+    return Wait(_parse_listed(shards), float(seconds))
+
+
+def _parse_listed(shards: dict[str, str]) -> tuple[ShardRef, ...]:
+    return tuple(islice(_parse_shards(shards), LISTED_SHARDS))
+
+
+def _parse_shards(shards: dict[str, str]) -> Iterator[ShardRef]:
+    for queue, listed in shards.items():
+        for part in listed.split(","):
+            first, _, last = part.partition("-")
+            for index in range(int(first), int(last or first) + 1):
+                yield ShardRef(queue, index)
+
+
+def _parse_running(queue: str, index: int, ids: list[str], count: int, seconds: float) -> Running:
+    return Running(ShardRef(queue, int(index)), tuple(map(str, ids)), int(count), float(seconds))
