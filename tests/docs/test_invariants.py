@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from celery_lowkiq.store.scripts.script import lua_files
 from tests.simulation.test_simulation import PLAIN, RARE
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +27,7 @@ def test_the_tests_exist(name):
 
 @pytest.mark.parametrize("name", FILES)
 def test_what_keeps_them_exists(name):
-    assert (PACKAGE / name).exists() or (PACKAGE / "store" / "lua" / name).exists()
+    assert (PACKAGE / name).exists() or name in lua_files()
 
 
 def test_the_planted_faults_exist():

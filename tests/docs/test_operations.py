@@ -49,8 +49,8 @@ def restricted(request):
 
 
 def test_every_command_is_among_its_rights():
-    scripts = "".join(path.read_text() for path in (STORE / "lua").rglob("*.lua"))
-    calls = "".join(path.read_text() for path in STORE.glob("*.py"))
+    scripts = "".join(path.read_text() for path in STORE.rglob("*.lua"))
+    calls = "".join(path.read_text() for path in STORE.rglob("*.py"))
     sent = {
         *re.findall(r"redis\.call\('([A-Z]+)'", scripts),
         *re.findall(r'[\[( ]\("([A-Z]{3,})"[,)]', calls),

@@ -6,7 +6,6 @@ Scripts and keys come from the scripts' own headers: a new one without its ``arg
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import resources
 
 import pytest
 
@@ -28,16 +27,12 @@ from celery_lowkiq.store.scripts.keys import (
     shard_keys,
     tokens_key,
 )
-from celery_lowkiq.store.scripts.script import PROBES, load
+from celery_lowkiq.store.scripts.script import PROBES, load, lua_files
 from celery_lowkiq.store.tracking.tracker_store import Tracks
 
 from .helpers import ONE, SHARD, claim, end, push, take
 
-SCRIPTS = sorted(
-    path.name.removesuffix(".lua")
-    for path in resources.files("celery_lowkiq.store").joinpath("lua").iterdir()
-    if path.name.endswith(".lua")
-)
+SCRIPTS = sorted(name.removesuffix(".lua") for name in lua_files() if not name.startswith("lib/"))
 ANNOUNCED = {"channel": "c", "index": 0}
 POLICY = "keep=9 debounce=5 stale=9 now=1 length=100 full=drop_oldest rate=5 burst=1 rank=3 retry_rank=4"
 TRACKER = "0" * 32

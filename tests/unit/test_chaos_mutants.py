@@ -7,19 +7,15 @@ import sys
 from pathlib import Path
 
 APPLY_ALL = """
-from importlib import resources
-from celery_lowkiq.store import scripts
+from celery_lowkiq.store.scripts import script as scripts
 from tests.chaos.mutants import MUTANTS, OF_THE_STORE
 
 read = scripts._read
-lua = resources.files("celery_lowkiq.store").joinpath("lua")
-files = [f.name for f in lua.iterdir() if f.name.endswith(".lua")]
-files += [f"lib/{f.name}" for f in lua.joinpath("lib").iterdir()]
-texts = {path: read(path) for path in files}
+texts = {name: read(name) for name in scripts.lua_files()}
 for name, apply in {**{name: m.apply for name, m in MUTANTS.items()}, **OF_THE_STORE}.items():
     scripts._read = read
     apply()
-    assert scripts._read is read or {path: scripts._read(path) for path in files} != texts, name
+    assert scripts._read is read or {name: scripts._read(name) for name in texts} != texts, name
     print(name)
 """
 

@@ -1,7 +1,7 @@
 """Records of calls: how they lie in the shard's key, and how a claim's owner reads and deletes them.
 
-``scripts/lib/calls.lua`` has the other half. A record is tied to its payload by a digest, so it stays where it
-is while its job is claimed, fails, is merged, or is recovered; a call that came after the claim is told
+``scripts/lib/calls.lua`` has the other half. A record is tied to its payload by a digest, so it stays where
+it is while its job is claimed, fails, is merged, or is recovered; a call that came after the claim is told
 apart by its number.
 """
 

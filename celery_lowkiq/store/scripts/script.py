@@ -18,10 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from .keys import KEY_TYPES
 
+#: Packages of the store with Lua files beside their Python. The name of a script is unique among them.
+FOLDERS = ("jobs", "leases", "repairs", "inspect", "admin", "tracking")
 #: What fails on a key of another type, at the cost of a look.
 PROBES = {"hash": "HLEN", "zset": "ZCARD"}
 
@@ -80,12 +82,23 @@ def _sha(script: Script, flags: bool) -> str:
     return hashlib.sha1(script.text(flags).encode(), usedforsecurity=False).hexdigest()
 
 
-def _read(path: str) -> str:
-    return resources.files(__package__).joinpath("lua", *path.split("/")).read_text("utf-8")
+@cache
+def lua_files() -> dict[str, Any]:
+    """The Lua files of the store by name: ``push.lua`` of a script, ``lib/time.lua`` of a library."""
+    store = resources.files("celery_lowkiq.store")
+    found = {f"lib/{file.name}": file for file in store.joinpath("scripts").joinpath("lib").iterdir()}
+    for folder in FOLDERS:
+        found |= {file.name: file for file in store.joinpath(folder).iterdir()}
+    return {name: file for name, file in found.items() if name.endswith(".lua")}
+
+
+def _read(name: str) -> str:
+    text: str = lua_files()[name].read_text("utf-8")
+    return text
 
 
 def library(name: str) -> str:
-    """Text of ``lua/lib/<name>.lua``."""
+    """Text of ``lib/<name>.lua``."""
     return _read(f"lib/{name}.lua")
 
 
@@ -105,7 +118,7 @@ def _probes(keys: Sequence[str]) -> str:
 
 @cache
 def load(name: str) -> Script:
-    """The script of ``lua/<name>.lua``."""
+    """The script of ``<name>.lua``."""
     source = _read(f"{name}.lua")
     of_policies = _header(source, "POLICY KEYS").split()
     declared = _header(source, "KEYS").split() + of_policies
