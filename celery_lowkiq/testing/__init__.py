@@ -16,7 +16,7 @@ from celery import Celery, current_app
 
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.integration.app.context import Home
-from celery_lowkiq.integration.bootstep.queue_selection import ordered_tasks
+from celery_lowkiq.integration.app.registry import ordered_tasks
 from celery_lowkiq.integration.calls.validation import read_id
 from celery_lowkiq.integration.operations.queue import ShownJob
 from celery_lowkiq.rules.errors import ConfigurationError

@@ -7,7 +7,9 @@ from typing import Any
 
 from celery.signals import celeryd_after_setup
 
-from .queue_selection import chosen, ordered_tasks, worker_options
+from celery_lowkiq.integration.app.registry import ordered_tasks
+
+from .queue_selection import chosen, worker_options
 
 
 def ordered_lines(tasks: dict[str, Any], obstacle: str) -> str:

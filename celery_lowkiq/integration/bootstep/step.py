@@ -15,8 +15,10 @@ from celery.worker import state
 from celery.worker.consumer import Agent, Control, Gossip, Heart, Tasks
 from celery.worker.consumer.delayed_delivery import DelayedDelivery
 
-from celery_lowkiq.integration.app.context import home_of, source_of
+from celery_lowkiq.integration.app.context import home_of
 from celery_lowkiq.integration.app.rate_limits import read_rate
+from celery_lowkiq.integration.app.redis_params import source_of
+from celery_lowkiq.integration.app.registry import ordered_tasks
 from celery_lowkiq.integration.runs.log_filter import tell_of_batches
 from celery_lowkiq.integration.runs.runner import CeleryRunner
 from celery_lowkiq.rules.clock import SystemClock
@@ -41,7 +43,6 @@ from .queue_selection import (
     chosen,
     leave_broker_queues,
     named,
-    ordered_tasks,
     warn_of_short_names,
     warn_of_weights,
     worker_options,

@@ -10,7 +10,7 @@ from celery import Celery
 
 from celery_lowkiq.integration.app.context import home_of
 from celery_lowkiq.integration.app.current_app import NO_APP, is_made_up
-from celery_lowkiq.integration.bootstep.queue_selection import ordered_tasks, read_queue_name
+from celery_lowkiq.integration.app.registry import ordered_tasks, read_queue_name
 from celery_lowkiq.integration.tracking.tracker import Tracker, trackers
 from celery_lowkiq.rules.errors import ConfigurationError, ShardDamaged, StoreError
 from celery_lowkiq.rules.health_checks import OK, Finding, examine, unreachable

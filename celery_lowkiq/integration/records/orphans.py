@@ -9,12 +9,13 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from celery import signals
+from celery import Celery, signals
 from celery.app.task import Context
 
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import home_of, on_dropped_calls
+from celery_lowkiq.integration.app.registry import ordered_tasks
 from celery_lowkiq.rules.errors import LowkiqError, ResultsUnavailable, UndecodablePayload
-from celery_lowkiq.rules.models import CallRecord
+from celery_lowkiq.rules.models import CallRecord, QueueSpec
 from celery_lowkiq.rules.tracking import State, ends_without_run
 
 from .call_record import CallNote, stores_error
@@ -54,6 +55,11 @@ def end_leftovers(task: Any, calls: Sequence[CallRecord], dead: bool, reason: st
             news.append(ends_without_run(note.tracker, note.id, how, text))
     if news:
         home.tracks.tell(news)
+
+
+@on_dropped_calls
+def _end_dropped(app: Celery, queue: QueueSpec, calls: Sequence[CallRecord]) -> None:
+    end_leftovers(ordered_tasks(app)[queue.name], calls, dead=False, reason=DROPPED)
 
 
 def unread_text(reason: UndecodablePayload) -> str:

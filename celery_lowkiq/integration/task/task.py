@@ -12,7 +12,7 @@ from celery_lowkiq.integration.app.context import home_of
 from celery_lowkiq.integration.app.error_text import dump_error_text
 from celery_lowkiq.integration.app.option_names import data_names, naming
 from celery_lowkiq.integration.app.rate_limits import read_rate
-from celery_lowkiq.integration.bootstep.queue_selection import add_step, check_names
+from celery_lowkiq.integration.app.registry import OrderedTaskMarker, add_step, check_names
 from celery_lowkiq.integration.calls.arguments import header_for
 from celery_lowkiq.integration.calls.sent_times import install
 from celery_lowkiq.integration.operations.queue import OrderedQueue, Terms
@@ -43,7 +43,7 @@ POISON = "poison pill: the job took its worker down {max_crashes} times"
 _spec_lock = ProcessLock()
 
 
-class OrderedTask(QueuePolicies, TracksCalls, StoresCalls, RunsBatches):
+class OrderedTask(QueuePolicies, TracksCalls, StoresCalls, RunsBatches, OrderedTaskMarker):
     """A task whose calls of one id are merged, kept in order, and never run twice at once.
 
     ``run`` gets ``{id: [payload, ...]}``, the payload with the smallest score first.
