@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from celery_lowkiq.worker.held import DEADLINE
+from celery_lowkiq.worker.owned_shard import DEADLINE
 
 from .history import Acquire, Execution, History
 

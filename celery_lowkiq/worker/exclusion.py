@@ -8,8 +8,8 @@ from typing import Protocol
 
 from celery_lowkiq.rules.models import ShardRef
 
-from .held import Held
 from .last_line import LastLine
+from .owned_shard import Held
 
 
 class Exclusion(Protocol):

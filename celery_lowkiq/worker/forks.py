@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
-from .surroundings import CRASHED
+from .context import CRASHED
 
 T = TypeVar("T")
 

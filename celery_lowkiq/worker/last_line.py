@@ -8,7 +8,7 @@ import threading
 
 from celery_lowkiq.rules.clock import Clock
 
-from .held import Held
+from .owned_shard import Held
 
 logger = logging.getLogger("celery_lowkiq.worker")
 

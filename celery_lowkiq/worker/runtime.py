@@ -11,17 +11,17 @@ from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.schedulers import Scheduler
 from celery_lowkiq.rules.splitters import Splitter, lease_splitter
 
+from .context import Surroundings
 from .exclusion import Cooperative, Exclusion
-from .heartbeat import Heartbeat
-from .lane import Lane
-from .limits import Limits
-from .membership import Membership
+from .lane.due_poll import Survey
+from .lane.lane import Lane
 from .outage import Outage
-from .ownership import Ownership
+from .ownership.heartbeat import Heartbeat
+from .ownership.membership import Membership
+from .ownership.misassignment import Strays
+from .ownership.ownership import Ownership
 from .ports import Host, Meter, Runner, Store
-from .strays import Strays
-from .surroundings import Surroundings
-from .survey import Survey
+from .rate_limiter import Limits
 from .unmeasured import UNMEASURED
 from .waker import Waker
 

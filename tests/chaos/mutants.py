@@ -16,7 +16,8 @@ from celery_lowkiq.rules import ownership as watching
 from celery_lowkiq.store import redis_store
 from celery_lowkiq.store.jobs import claims as batches
 from celery_lowkiq.store.scripts import script as scripts
-from celery_lowkiq.worker import exclusion, lane
+from celery_lowkiq.worker import exclusion
+from celery_lowkiq.worker.lane import lane
 
 VARIABLE = "LOWKIQ_MUTANT"
 

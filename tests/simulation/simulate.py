@@ -12,7 +12,9 @@ from unittest import mock
 
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import QueueSpec
-from celery_lowkiq.worker import exclusion, holdings, lane, outage, ownership, runtime, waker
+from celery_lowkiq.worker import exclusion, outage, runtime, waker
+from celery_lowkiq.worker.lane import lane
+from celery_lowkiq.worker.ownership import lease_table, ownership
 
 from .checks import Checks
 from .node import Network, Node
@@ -27,7 +29,7 @@ TROUBLE = 8
 PEACE = 25
 IDS = 8
 FAULTS = ("kill", "freeze", "cut", "restart_redis", "silence", "leave", "abandon", "join", "pause")
-MODULES = (lane, ownership, holdings, outage, runtime, waker, exclusion)
+MODULES = (lane, ownership, lease_table, outage, runtime, waker, exclusion)
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from celery_lowkiq.rules import ownership as rules
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.ownership import Watch
 from celery_lowkiq.worker.exclusion import Cooperative
-from celery_lowkiq.worker.held import Held
-from celery_lowkiq.worker.holdings import Holdings
-from celery_lowkiq.worker.taking import Taking
+from celery_lowkiq.worker.owned_shard import Held
+from celery_lowkiq.worker.ownership.acquisition import Taking
+from celery_lowkiq.worker.ownership.lease_table import Holdings
 from tests.model.model import Model
 from tests.simulation import node as nodes_of_simulation
 from tests.simulation.checks import Checks

@@ -14,7 +14,7 @@ from celery_lowkiq.rules.balance import Member, Room, lane_for, moves, quotas, t
 from celery_lowkiq.rules.errors import ConfigurationError, NotOwner
 from celery_lowkiq.rules.models import Fate, Lease, QueueSpec, ShardRef
 from celery_lowkiq.rules.splitters import by_node_splitter, lease_splitter
-from celery_lowkiq.worker.held import Held
+from celery_lowkiq.worker.owned_shard import Held
 from tests.unit.fakes import FakeStore
 from tests.unit.nodes import SHARDS, Node, Q, once
 from tests.waiting import eventually

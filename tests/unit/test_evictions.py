@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from celery_lowkiq.rules.health_checks import Server
-from celery_lowkiq.worker.evictions import Evictions
+from celery_lowkiq.worker.ownership.eviction_policy import Evictions
 from tests.unit.fakes import FakeStore
 from tests.unit.nodes import Node
 from tests.waiting import eventually

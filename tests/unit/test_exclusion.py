@@ -14,8 +14,8 @@ import pytest
 from celery_lowkiq.rules.clock import SystemClock
 from celery_lowkiq.rules.models import Lease, QueueSpec, ShardRef
 from celery_lowkiq.worker.exclusion import Strict
-from celery_lowkiq.worker.held import Held
 from celery_lowkiq.worker.last_line import LastLine
+from celery_lowkiq.worker.owned_shard import Held
 from tests.unit.nodes import SHARDS, Node
 from tests.waiting import eventually
 

@@ -14,7 +14,7 @@ from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Fate, QueueSpec, ShardRef
 from celery_lowkiq.store.jobs.announcements import _announcement
 from celery_lowkiq.store.scripts.keys import channel
-from celery_lowkiq.worker.agenda import Agenda
+from celery_lowkiq.worker.lane.due_table import Agenda
 from celery_lowkiq.worker.outage import Outage
 from celery_lowkiq.worker.waker import Waker
 from tests.unit.fakes import FakeHost, FakeStore

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.worker.picking import Picking
+from celery_lowkiq.worker.lane.shard_picker import Picking
 from tests.unit.nodes import SHARDS
 from tests.waiting import eventually
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.models import LeaseState, QueueSpec
-from celery_lowkiq.worker.strays import Strays
+from celery_lowkiq.worker.ownership.misassignment import Strays
 from tests.unit.fakes import FakeStore
 
 Q = QueueSpec("q", shards=4)

@@ -8,9 +8,9 @@ import pytest
 
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.splitters import default_splitter, lease_splitter
-from celery_lowkiq.worker import progress
-from celery_lowkiq.worker.progress import Progress
-from celery_lowkiq.worker.taking import SLICE
+from celery_lowkiq.worker.ownership import progress
+from celery_lowkiq.worker.ownership.acquisition import SLICE
+from celery_lowkiq.worker.ownership.progress import Progress
 from tests.unit.nodes import Node
 from tests.waiting import eventually
 
@@ -84,7 +84,7 @@ def test_m1_a_share_is_not_exceeded_by_a_slice():
 
 def test_m1_a_renewal_is_not_held_up_by_the_taking_of_more(monkeypatch):
     """M1: slices end where a renewal is due; the rest follows in the next turns."""
-    monkeypatch.setattr("celery_lowkiq.worker.taking.SLICE", 10)
+    monkeypatch.setattr("celery_lowkiq.worker.ownership.acquisition.SLICE", 10)
     node = Node(queues=queues(10), lanes=2, lease_seconds=600.0, splitter=lease_splitter)
     ownership, store = node.runtime._ownership, node.store
     renewals = []
@@ -97,7 +97,7 @@ def test_m1_a_renewal_is_not_held_up_by_the_taking_of_more(monkeypatch):
         return renew(leases, *more, **options)
 
     store.renew = late
-    monkeypatch.setattr("celery_lowkiq.worker.ownership.TAKING", 0.0)
+    monkeypatch.setattr("celery_lowkiq.worker.ownership.ownership.TAKING", 0.0)
     node.start()
     eventually(lambda: taken(node) == 240)
     assert renewals[:24] == list(range(0, 240, 10))

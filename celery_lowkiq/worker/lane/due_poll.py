@@ -13,8 +13,8 @@ from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.errors import ShardDamaged, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import ShardRef
 
-from .outage import Outage
-from .ports import Store
+from ..outage import Outage
+from ..ports import Store
 
 if TYPE_CHECKING:
     from .lane import Lane

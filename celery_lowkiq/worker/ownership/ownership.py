@@ -12,20 +12,20 @@ from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.ownership import RENEWALS
 from celery_lowkiq.rules.pace import WAITING
 
-from .alarms import Alarms
-from .evictions import Evictions
-from .farewell import Farewell
+from ..context import Surroundings
+from ..lane.lane import Lane
+from ..outage import pauses
+from ..owned_shard import Held
+from .acquisition import Taking
+from .eviction_policy import Evictions
 from .heartbeat import Heartbeat
-from .held import Held
-from .holdings import Holdings
-from .lane import Lane
+from .lease_table import Holdings
+from .lost_shards import Partings
 from .membership import Membership
-from .outage import pauses
-from .partings import Partings
-from .sharing import Sharing
-from .strays import Strays
-from .surroundings import Surroundings
-from .taking import Taking
+from .misassignment import Strays
+from .overdue import Alarms
+from .rebalancing import Sharing
+from .shutdown import Farewell
 
 logger = logging.getLogger("celery_lowkiq.worker")
 

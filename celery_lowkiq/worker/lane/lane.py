@@ -12,12 +12,12 @@ from celery_lowkiq.rules.claims import Due
 from celery_lowkiq.rules.models import Batch, ShardRef
 from celery_lowkiq.rules.schedulers import Scheduler
 
-from .agenda import Agenda
-from .held import Held
-from .picking import Picking
-from .surroundings import CRASHED, PARKED, Surroundings
-from .survey import Question
-from .work import Work
+from ..context import CRASHED, PARKED, Surroundings
+from ..owned_shard import Held
+from .batch_runner import Work
+from .due_poll import Question
+from .due_table import Agenda
+from .shard_picker import Picking
 
 T = TypeVar("T")
 

@@ -13,10 +13,10 @@ from celery_lowkiq.rules.models import Batch, ShardRef
 from celery_lowkiq.rules.pace import batches_to_claim, mean_duration
 from celery_lowkiq.rules.rate import runs_of
 
-from .forks import staying
-from .held import Held
-from .surroundings import PARKED, Surroundings
-from .window import Window
+from ..context import PARKED, Surroundings
+from ..forks import staying
+from ..owned_shard import Held
+from .claim_window import Window
 
 if TYPE_CHECKING:
     from .lane import Lane

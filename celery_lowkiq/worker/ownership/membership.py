@@ -8,8 +8,8 @@ from celery_lowkiq.rules.balance import Member, Room, quotas, to_give_up
 from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 
+from ..ports import Store
 from .heartbeat import Heartbeat
-from .ports import Store
 
 
 class Membership:

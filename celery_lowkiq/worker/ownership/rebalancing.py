@@ -9,12 +9,12 @@ from celery_lowkiq.rules.balance import moves
 from celery_lowkiq.rules.errors import NotOwner
 from celery_lowkiq.rules.models import ShardRef
 
+from ..lane.lane import Lane
+from ..owned_shard import Held
+from ..ports import Store
 from .heartbeat import Heartbeat
-from .held import Held
-from .holdings import Holdings
-from .lane import Lane
+from .lease_table import Holdings
 from .membership import Membership
-from .ports import Store
 
 logger = logging.getLogger("celery_lowkiq.worker")
 

@@ -13,12 +13,12 @@ from celery_lowkiq.rules.models import Lease, ShardRef
 from celery_lowkiq.rules.ownership import Watch
 from celery_lowkiq.rules.text import shard_names
 
-from .held import Held
-from .holdings import Holdings
-from .lane import Lane
+from ..context import Surroundings
+from ..lane.lane import Lane
+from ..owned_shard import Held
+from .lease_table import Holdings
 from .membership import Membership
 from .progress import Progress
-from .surroundings import Surroundings
 
 logger = logging.getLogger("celery_lowkiq.worker")
 

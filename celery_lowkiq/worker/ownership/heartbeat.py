@@ -22,8 +22,8 @@ from celery_lowkiq.rules.reports import (
     waits,
 )
 
-from .lane import Lane
-from .surroundings import Surroundings
+from ..context import Surroundings
+from ..lane.lane import Lane
 
 logger = logging.getLogger("celery_lowkiq.worker")
 

@@ -10,7 +10,7 @@ from celery_lowkiq.rules.claims import Claim, ToSettle
 from celery_lowkiq.rules.models import Batch, Fate, Job, Verdict
 from celery_lowkiq.rules.pace import PATIENCE, WAITING
 
-from .held import Held
+from ..owned_shard import Held
 
 
 class Window:

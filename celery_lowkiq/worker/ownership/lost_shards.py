@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from celery_lowkiq.rules.models import ShardRef
 
-from .holdings import Holdings
+from .lease_table import Holdings
 
 logger = logging.getLogger("celery_lowkiq.worker")
 

@@ -6,11 +6,11 @@ import logging
 
 from celery_lowkiq.rules.errors import NotOwner
 
-from .held import Held
-from .holdings import Holdings
-from .lane import Lane
+from ..lane.lane import Lane
+from ..owned_shard import Held
+from ..ports import Store
+from .lease_table import Holdings
 from .membership import Membership
-from .ports import Store
 
 logger = logging.getLogger("celery_lowkiq.worker")
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.models import Lease
 
-from .lane import Lane
-from .ports import Host
+from ..lane.lane import Lane
+from ..ports import Host
 
 
 class Alarms:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from celery_lowkiq.rules.clock import Clock
 
 from .exclusion import Exclusion
-from .held import Held
-from .limits import Limits
 from .outage import Outage
+from .owned_shard import Held
 from .ports import Host, Meter, Runner, Store
+from .rate_limiter import Limits
 
 if TYPE_CHECKING:
-    from .survey import Survey
+    from .lane.due_poll import Survey
 
 #: A shard on which a script fails for a reason of its own is left alone for so many s.
 PARKED = 5.0

@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.ownership import Watch
 
-from .held import Held
-from .lane import Lane
+from ..lane.lane import Lane
+from ..owned_shard import Held
 
 
 class Holdings:

@@ -7,7 +7,7 @@ import logging
 from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.health_checks import ERROR, eviction
 
-from .ports import Store
+from ..ports import Store
 
 logger = logging.getLogger("celery_lowkiq.worker")
 

@@ -10,7 +10,7 @@ from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.ownership import Watch
 
-from .ports import Store
+from ..ports import Store
 
 logger = logging.getLogger("celery_lowkiq.worker")
 
