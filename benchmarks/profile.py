@@ -23,7 +23,7 @@ IDLE = "idle"
 #: Where each group begins, as module:class.function. Time in a function counts for the innermost group.
 BORDERS = {
     IDLE: ("threading:Condition.wait",),
-    "ours: lane": ("celery_lowkiq.worker.lane.lane:Lane._next", "celery_lowkiq.worker.lane.lane:Lane._do"),
+    "ours: lane": ("celery_lowkiq.worker.lane.lane:Lane._next", "celery_lowkiq.worker.lane.lane:Lane._run"),
     "ours: store": (
         "celery_lowkiq.store.redis_store:RedisStore.exchange",
         "celery_lowkiq.store.redis_store:RedisStore.next_due",

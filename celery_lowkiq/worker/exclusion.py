@@ -1,4 +1,4 @@
-"""What happens to a batch that runs past its lease: it goes on, or ends with its process."""
+"""What happens to a batch that outlives its lease: it goes on (cooperative), or its process ends (strict)."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from typing import Protocol
 from celery_lowkiq.rules.models import ShardRef
 
 from .last_line import LastLine
-from .owned_shard import Held
+from .owned_shard import OwnedShard
 
 
 class Exclusion(Protocol):
-    """Told by lanes and ownership what runs, and under which leases."""
+    """Learns from lanes and ownership which batches run, and when their leases run out."""
 
-    #: Whether a batch that runs for longer than ``max_run`` loses its lease.
+    #: Whether a batch that runs longer than ``max_run`` loses its lease.
     ends_overdue: bool
-    #: Whether a node whose process ends may give up a shard whose batch still runs.
+    #: Whether an ending process may release a shard whose batch still runs.
     gives_up_running: bool
 
-    def begin(self, held: Held) -> None:
-        """A batch of the shard is about to run."""
+    def begin(self, owned: OwnedShard) -> None:
+        """Record that a batch of the shard is about to run."""
 
-    def end(self, held: Held) -> None:
-        """It has run."""
+    def end(self, owned: OwnedShard) -> None:
+        """Record that the batch has ended."""
 
     def renewed(self) -> None:
-        """Deadlines have moved."""
+        """Record that leases were renewed."""
 
     def close(self) -> None:
-        """Nothing runs any more, and nothing will."""
+        """Free resources after the last batch."""
 
 
 class Cooperative:
-    """A batch that runs past its lease goes on; its settle is refused when another node has the shard."""
+    """A batch that outlives its lease goes on; its settle is refused when another node owns the shard."""
 
     ends_overdue = False
     gives_up_running = True
 
-    def begin(self, held: Held) -> None: ...
+    def begin(self, owned: OwnedShard) -> None: ...
 
-    def end(self, held: Held) -> None: ...
+    def end(self, owned: OwnedShard) -> None: ...
 
     def renewed(self) -> None: ...
 
@@ -49,33 +49,33 @@ class Cooperative:
 
 
 class Timer(Protocol):
-    """What ends the process."""
+    """Ends the process at a given time."""
 
     def set(self, at: float | None) -> None:
-        """End it at this monotonic time (s); never, for None."""
+        """End the process at this monotonic time (s); None cancels."""
 
 
 class Strict:
-    """Keeps a timer that ends the process at the earliest deadline among the shards of running batches."""
+    """Sets a timer that ends the process at the earliest lease deadline of a running batch."""
 
     ends_overdue = True
     gives_up_running = False
 
     def __init__(self, timer: Timer, last_line: LastLine | None = None) -> None:
-        """``last_line`` says why the process ends, shortly before it does."""
+        """``last_line`` logs the reason shortly before the process ends."""
         self._timer = timer
         self._last_line = last_line
         self._lock = threading.Lock()
-        self._running: dict[ShardRef, Held] = {}
+        self._running: dict[ShardRef, OwnedShard] = {}
 
-    def begin(self, held: Held) -> None:
+    def begin(self, owned: OwnedShard) -> None:
         with self._lock:
-            self._running[held.shard] = held
+            self._running[owned.shard] = owned
             self._set()
 
-    def end(self, held: Held) -> None:
+    def end(self, owned: OwnedShard) -> None:
         with self._lock:
-            self._running.pop(held.shard, None)
+            self._running.pop(owned.shard, None)
             self._set()
 
     def renewed(self) -> None:

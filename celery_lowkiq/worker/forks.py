@@ -1,4 +1,4 @@
-"""What a process that a run forks may do: nothing of the worker. What the worker holds is the parent's."""
+"""Ends forked processes in which a run returns: connections and leases belong to the parent process."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ import threading
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
-from .context import CRASHED
+from .ports import EXIT_CRASHED
 
 T = TypeVar("T")
 
 logger = logging.getLogger("celery_lowkiq.worker")
 
-#: How long a forked process may take to log why it ends, in s: a lock may be held by a thread that it lacks.
-LAST_LINE = 5
+#: Seconds that a forked process may take to log why it ends: a thread that it lacks may have locked the log.
+LOG_TIMEOUT = 5
 
 
 def staying(pid: int, function: Callable[[], T]) -> T:
-    """What the function returns or raises in process ``pid``, where it was called. A fork of that process in
-    which it returns, or leaves by an error, ends at once.
-    """
+    """Call the function in process ``pid``. A fork of it ends where the function returns or raises."""
     try:
         return function()
     finally:
@@ -32,7 +30,7 @@ def staying(pid: int, function: Callable[[], T]) -> T:
 
 
 def _leave(parent: int) -> NoReturn:
-    """End without ``atexit``, finalizers or buffers, all of which are copies of the parent's."""
+    """End without ``atexit``, finalizers and buffers: they are copies of the parent's."""
     try:
         _end_soon()
         logger.critical(
@@ -44,18 +42,18 @@ def _leave(parent: int) -> NoReturn:
             os.getpid(),
         )
     finally:
-        os._exit(CRASHED)
+        os._exit(EXIT_CRASHED)
 
 
 def _end_soon() -> None:
-    """Have the kernel end this process, also if the log blocks."""
+    """Let the kernel end this process if the log blocks."""
     with contextlib.suppress(ValueError, OSError):
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(LAST_LINE)
+        signal.alarm(LOG_TIMEOUT)
 
 
 class ProcessLock:
-    """A lock between the threads of a process. A forked process begins with a free one."""
+    """A lock between the threads of a process; it is free in a forked process."""
 
     def __init__(self) -> None:
         self._renew()

@@ -1,4 +1,4 @@
-"""A timer of the Linux kernel that ends this process, whatever its threads do, even while it is stopped."""
+"""A Linux kernel timer that ends this process, even while its threads are blocked or it is stopped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _TimerSpec(ctypes.Structure):
 
 
 class _SignalEvent(ctypes.Structure):
-    """``struct sigevent``: 64 bytes, of which the first three fields are used."""
+    """``struct sigevent``: 64 bytes; only the first three fields are used."""
 
     _fields_ = (
         ("value", ctypes.c_void_p),
@@ -33,13 +33,12 @@ class _SignalEvent(ctypes.Structure):
 
 
 class KernelTimer:
-    """Sends SIGKILL at a time of ``CLOCK_BOOTTIME``, which goes on while the machine sleeps.
-
-    A forked child does not have the timer.
+    """Sends SIGKILL at a time of ``CLOCK_BOOTTIME``, which goes on while the machine sleeps. Not inherited by
+    forked processes.
     """
 
     def __init__(self) -> None:
-        """Raises ConfigurationError where there is no such timer."""
+        """Raises ConfigurationError where the system has no such timer."""
         try:
             self._libc = _library()
             self._clock = time.CLOCK_BOOTTIME
@@ -51,8 +50,8 @@ class KernelTimer:
             raise _unavailable(os.strerror(ctypes.get_errno()))
 
     def set(self, at: float | None) -> None:
-        """End the process at this time of the clock (s), at once if it has passed; never, for None."""
-        # To the kernel zero means never, so a time before the machine started is its first nanosecond.
+        """End the process at this time of the clock (s), at once if it has passed; None cancels."""
+        # Zero would cancel the timer, so a time before the machine started becomes its first nanosecond.
         nanoseconds = 0 if at is None else max(1, int(at * 1e9))
         spec = _TimerSpec(_TimeSpec(0, 0), _TimeSpec(*divmod(nanoseconds, 10**9)))
         if self._libc.timer_settime(self._timer, _TIMER_ABSTIME, ctypes.byref(spec), None) != 0:
@@ -60,7 +59,7 @@ class KernelTimer:
 
 
 def _library() -> ctypes.CDLL:
-    """Where ``timer_create`` is: in libc itself, or in librt before glibc 2.34."""
+    # ``timer_create`` is in libc, or in librt before glibc 2.34.
     libc = ctypes.CDLL(None, use_errno=True)
     library = libc if hasattr(libc, "timer_create") else ctypes.CDLL("librt.so.1", use_errno=True)
     library.timer_create.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
@@ -70,6 +69,6 @@ def _library() -> ctypes.CDLL:
 
 def _unavailable(why: object) -> ConfigurationError:
     return ConfigurationError(
-        f"lowkiq_exclusion='strict' needs a timer on CLOCK_BOOTTIME, which this system refuses ({why}): "
-        "run the worker on Linux, or set 'cooperative'"
+        f"lowkiq_exclusion='strict' is invalid: this system has no timer on CLOCK_BOOTTIME ({why}). "
+        "Run the worker on Linux, or set lowkiq_exclusion='cooperative'."
     )

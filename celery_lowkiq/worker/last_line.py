@@ -1,4 +1,4 @@
-"""The line that a process writes before strict exclusion ends it: SIGKILL leaves none."""
+"""Logs why strict exclusion ends a process, shortly before it does: SIGKILL itself leaves no line."""
 
 from __future__ import annotations
 
@@ -8,35 +8,36 @@ import threading
 
 from celery_lowkiq.rules.clock import Clock
 
-from .owned_shard import Held
+from .owned_shard import OwnedShard
 
 logger = logging.getLogger("celery_lowkiq.worker")
 
-#: Part of the lease time T that is left when it is written. Three renewals have failed by then.
+#: Fraction of the lease time that is left when the line is written, after three failed renewals.
 LEFT = 0.15
 
 
 class LastLine:
-    """A thread that writes it. A process that is stopped, or that holds the interpreter's lock, cannot."""
+    """A thread that writes the line, unless the process is stopped or its interpreter lock is taken."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._changed = threading.Condition()
-        self._held: Held | None = None
-        #: Until when the thread sleeps at most (monotonic time), and whether it has written.
+        self._owned: OwnedShard | None = None
+        #: Latest monotonic time at which the thread wakes, and whether it has written.
         self._wakes_at = -math.inf
         self._written = False
         self._closed = False
         self._thread = threading.Thread(target=self._main, name="lowkiq-last-line", daemon=True)
         self._thread.start()
 
-    def expect(self, held: Held | None) -> None:
-        """This lease is the first to run out under a batch; None while nothing runs. Wakes the thread only
-        where it would be late: about once in a lease time while batches run.
+    def expect(self, owned: OwnedShard | None) -> None:
+        """Set the lease that runs out first under a batch; None while nothing runs.
+
+        Wakes the thread only if it would be late: about once in a lease time while batches run.
         """
         with self._changed:
-            self._held = held
-            if self._written or _due(held) < self._wakes_at:
+            self._owned = owned
+            if self._written or _due(owned) < self._wakes_at:
                 self._changed.notify()
 
     def close(self) -> None:
@@ -55,31 +56,31 @@ class LastLine:
         self._changed.wait(None if seconds == math.inf else seconds)
 
     def _write_if_due(self) -> float:
-        """Seconds until it may be due."""
-        held, now = self._held, self._clock.monotonic()
-        if held is None or now < _due(held):
+        """Return seconds until the line may be due."""
+        owned, now = self._owned, self._clock.monotonic()
+        if owned is None or now < _due(owned):
             if self._written:
                 logger.warning(
-                    "strict exclusion lets this process go on: the batch, or a renewal, was in time"
+                    "strict exclusion lets this process go on: its batch ended, or its lease was renewed"
                 )
             self._written = False
-            return _due(held) - now
+            return _due(owned) - now
         if not self._written:
-            _write(held, now)
+            _write(owned, now)
         self._written = True
         return math.inf
 
 
-def _due(held: Held | None) -> float:
-    return math.inf if held is None else held.deadline - LEFT * held.seconds
+def _due(owned: OwnedShard | None) -> float:
+    return math.inf if owned is None else owned.deadline - LEFT * owned.lease_seconds
 
 
-def _write(held: Held, now: float) -> None:
+def _write(owned: OwnedShard, now: float) -> None:
     logger.critical(
         "strict exclusion ends this process (SIGKILL) in %.1f s, while a batch of shard %s runs: its lease "
         "was renewed last %.1f s ago. Either Redis does not answer, or the run takes longer than its "
         "max_run: see the lines above. The next owner of the shard runs the batch again.",
-        max(0.0, held.deadline - now),
-        held.shard,
-        now - held.renewed_at,
+        max(0.0, owned.deadline - now),
+        owned.shard,
+        now - owned.renewed_at,
     )

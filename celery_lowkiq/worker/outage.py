@@ -1,6 +1,4 @@
-"""Living through a Redis that is away: said once when it begins, once when it ends, however many threads
-notice it, and however often connections break.
-"""
+"""Retries requests while Redis is unavailable, and logs when an outage starts and when it ends."""
 
 from __future__ import annotations
 
@@ -14,82 +12,82 @@ from typing import TypeVar
 from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 
-from .ports import Meter
-from .unmeasured import UNMEASURED
+from .ports import NULL_METER, Meter
 
 logger = logging.getLogger("celery_lowkiq.worker")
 
 T = TypeVar("T")
 
-#: Of the longest depends how soon a node goes on after a long outage, in s.
-FIRST_PAUSE = 0.05
-LONGEST_PAUSE = 1.0
-#: Outages that begin within so many s after one that was logged are one storm with it: only one that
-#: still lasts then has lines of its own.
+#: Backoff in s. The maximum bounds how soon a node resumes after a long outage.
+FIRST_BACKOFF = 0.05
+MAX_BACKOFF = 1.0
+#: Outages that start within this many s after a logged one belong to its storm. They are logged only if they
+#: outlast it.
 STORM = 10.0
 
 
-def pauses(jitter: Callable[[], float] = random.random, longest: float = LONGEST_PAUSE) -> Iterator[float]:
-    """Seconds between attempts: doubling, and spread so that nodes do not come back in step."""
-    pause = FIRST_PAUSE
+def backoff(jitter: Callable[[], float] = random.random, longest: float = MAX_BACKOFF) -> Iterator[float]:
+    """Yield seconds between attempts: doubling up to ``longest``, with jitter so that nodes spread."""
+    seconds = FIRST_BACKOFF
     while True:
-        yield pause * (0.5 + jitter() / 2)
-        pause = min(2 * pause, longest)
+        yield seconds * (0.5 + jitter() / 2)
+        seconds = min(2 * seconds, longest)
 
 
-class Outage:
-    """What the threads of a node know together about Redis being away."""
+class OutageTracker:
+    """Knows which threads of a node Redis does not answer."""
 
-    def __init__(self, clock: Clock, meter: Meter = UNMEASURED) -> None:
+    def __init__(self, clock: Clock, meter: Meter = NULL_METER) -> None:
         self._clock = clock
         self._meter = meter
         self._lock = threading.Lock()
         self._since: float | None = None
-        #: Threads that have had no answer since: one that fares well does not speak for the others.
-        self._without: set[int] = set()
-        #: When each thread asked last, and when the last outage ended (monotonic time).
-        self._asked_at: dict[int, float] = {}
+        #: Threads without an answer since then. Success in one thread does not mean that others are answered.
+        self._failing: set[int] = set()
+        #: Monotonic times: the last request of each thread, and the end of the last outage.
+        self._requested_at: dict[int, float] = {}
         self._ended_at = -math.inf
-        #: When a beginning was logged last, whether it was this outage's, and how many were not since.
+        #: When a start was logged last, whether it was this outage's, and how many went unlogged since.
         self._logged_at = -math.inf
         self._logged = False
         self._unlogged = 0
-        #: Ends all pauses.
+        #: Set to end all backoffs.
         self.stop = threading.Event()
 
-    def asks(self) -> None:
-        """This thread is about to ask Redis something."""
-        self._asked_at[threading.get_ident()] = self._clock.monotonic()
+    def request_started(self) -> None:
+        """Record that this thread sends a request now."""
+        self._requested_at[threading.get_ident()] = self._clock.monotonic()
 
-    def begins(self, error: StoreError) -> None:
-        """Redis did not answer, or refused what a node cannot do without. A question from before the end of
-        an outage belongs to that one: only what is asked since then tells of another.
+    def failed(self, error: StoreError) -> None:
+        """Record that Redis did not answer this thread, or refused a request that the node depends on.
+
+        A request sent before the end of the last outage belongs to that outage and starts no new one.
         """
         self._meter.refused()
         me, now = threading.get_ident(), self._clock.monotonic()
         with self._lock:
-            if self._asked_at.get(me, math.inf) < self._ended_at:
+            if self._requested_at.get(me, math.inf) < self._ended_at:
                 return
-            self._without.add(me)
+            self._failing.add(me)
             first, since = self._since is None, now if self._since is None else self._since
             self._since = since
-            lines, unlogged = not self._logged and now - self._logged_at >= STORM, self._unlogged
-            if lines:
+            log, unlogged = not self._logged and now - self._logged_at >= STORM, self._unlogged
+            if log:
                 self._logged_at, self._logged, self._unlogged = now, True, 0
         if first:
             self._meter.outage()
-        if lines:
-            # Redis ends some of its texts with a full stop, others not.
-            text = str(error).rstrip(".") + _times(unlogged, now - since)
+        if log:
+            # Some error texts of Redis end with a full stop.
+            text = str(error).rstrip(".") + _storm_text(unlogged, now - since)
             logger.error("%s. Ordered queues wait until %s.", text, error.until)
 
-    def ends(self) -> None:
-        """Redis answered this thread; it is back when it has answered all that failed."""
+    def recovered(self) -> None:
+        """Record an answer to this thread. The outage ends when all failing threads have been answered."""
         if self._since is None:
             return
         with self._lock:
-            self._without.discard(threading.get_ident())
-            if self._without or self._since is None:
+            self._failing.discard(threading.get_ident())
+            if self._failing or self._since is None:
                 return
             now = self._ended_at = self._clock.monotonic()
             seconds, self._since = now - self._since, None
@@ -98,25 +96,24 @@ class Outage:
         if logged:
             logger.warning("Redis is back after %.1f s. Ordered queues go on.", seconds)
 
-    def survive(self, action: Callable[[], T], give_up: Callable[[], bool]) -> T:
+    def retry(self, action: Callable[[], T], give_up: Callable[[], bool]) -> T:
         """Repeat the action until Redis answers. Raises StoreUnavailable when ``give_up()``."""
-        for pause in pauses():
-            self.asks()
+        for seconds in backoff():
+            self.request_started()
             try:
                 answer = action()
             except StoreUnavailable as error:
-                self.begins(error)
+                self.failed(error)
                 if give_up():
                     raise
             else:
-                self.ends()
+                self.recovered()
                 return answer
-            self.stop.wait(pause)
-        raise AssertionError("pauses() never ends")
+            self.stop.wait(seconds)
+        raise AssertionError("backoff() never ends")
 
 
-def _times(unlogged: int, seconds: float) -> str:
-    """What is not in the log of a storm: shorter outages, and how long this one has lasted."""
+def _storm_text(unlogged: int, seconds: float) -> str:
     words = [f"{unlogged} shorter outages since the last line"] if unlogged else []
     words += [f"away for {seconds:.1f} s so far"] if seconds >= 0.05 else []
     return f" ({', '.join(words)})" if words else ""

@@ -1,4 +1,4 @@
-"""A lease in the hands of this node."""
+"""A shard that this node owns: its lease, how long that can be trusted, and its open claims."""
 
 from __future__ import annotations
 
@@ -8,48 +8,57 @@ from dataclasses import dataclass, field
 from celery_lowkiq.rules.claims import InHand
 from celery_lowkiq.rules.models import Lease, QueueSpec, ShardRef
 
-#: Parts of the lease time T, after the moment before the last renewal was sent.
+#: Fractions of the lease time, counted from the moment before the last renewal was sent.
 DEADLINE = 0.8
 NO_CLAIM_BEFORE_DEADLINE = 0.3
 
 
 @dataclass
-class Held:
-    """A lease, with what only this node knows of it: how far it may be trusted, and its claims."""
+class OwnedShard:
+    """A lease with its local state. Ownership renews it, and the shard's lane claims under it."""
 
     queue: QueueSpec
     lease: Lease
-    #: T, in s.
-    seconds: float
+    lease_seconds: float
     #: Monotonic time before the last successful renewal was sent.
     renewed_at: float
     request: int = 0
-    in_hand: InHand = field(default_factory=InHand)
-    #: Set while this node cannot be sure that the shard is still its own.
+    open_claims: InHand = field(default_factory=InHand)
+    #: Set while another node may own the shard; running batches see it.
     lost: threading.Event = field(default_factory=threading.Event)
 
     @property
     def shard(self) -> ShardRef:
         return self.lease.shard
 
-    def took(self, claim: int) -> None:
-        """A claim was made."""
-        self.in_hand = InHand(max(claim, self.in_hand.last), (*self.in_hand.open, claim))
+    def next_request(self) -> int:
+        """Return the number of a new claim request."""
+        self.request += 1
+        return self.request
 
-    def let_go(self, claim: int) -> None:
-        """A claim was settled, or given up."""
-        rest = tuple(number for number in self.in_hand.open if number != claim)
-        self.in_hand = InHand(self.in_hand.last, rest)
+    def open_claim(self, claim: int) -> None:
+        """Record a claim that is to be settled."""
+        self.open_claims = InHand(max(claim, self.open_claims.last), (*self.open_claims.open, claim))
+
+    def close_claim(self, claim: int) -> None:
+        """Record that a claim was settled or given up."""
+        rest = tuple(number for number in self.open_claims.open if number != claim)
+        self.open_claims = InHand(self.open_claims.last, rest)
+
+    def renew(self, sent_at: float) -> None:
+        """Record a successful renewal that was sent at ``sent_at`` (monotonic)."""
+        self.renewed_at = sent_at
+        self.lost.clear()
 
     @property
     def deadline(self) -> float:
-        """Until this monotonic time nobody else can have the shard."""
-        return self.renewed_at + DEADLINE * self.seconds
+        """Monotonic time until which no other node can own the shard."""
+        return self.renewed_at + DEADLINE * self.lease_seconds
 
     def lapsed(self, now: float) -> bool:
-        """Whether somebody else may have taken the shard since the last renewal."""
+        """Whether another node may have taken the shard since the last renewal."""
         return now >= self.deadline
 
     def may_claim(self, now: float) -> bool:
-        """Whether enough of the lease is left to begin something."""
-        return now < self.deadline - NO_CLAIM_BEFORE_DEADLINE * self.seconds
+        """Whether enough of the lease is left to start a batch."""
+        return now < self.deadline - NO_CLAIM_BEFORE_DEADLINE * self.lease_seconds

@@ -1,4 +1,4 @@
-"""The engine of a node: lanes, ownership and waker, started and stopped together."""
+"""The engine of a node: lanes, ownership, waker and window reaper, started and stopped together."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.schedulers import Scheduler
 from celery_lowkiq.rules.splitters import Splitter, lease_splitter
 
-from .context import Surroundings
+from .context import WorkerContext
 from .exclusion import Cooperative, Exclusion
-from .lane.due_poll import Survey
+from .lane.due_poll import DuePoller
 from .lane.lane import Lane
-from .outage import Outage
+from .lane.lane_state import LaneState
+from .lane.window_reaper import WindowReaper
+from .mailbox import OwnershipMailbox
+from .outage import OutageTracker
 from .ownership.heartbeat import Heartbeat
 from .ownership.membership import Membership
-from .ownership.misassignment import Strays
+from .ownership.monitors import MisassignmentMonitor
 from .ownership.ownership import Ownership
-from .ports import Host, Meter, Runner, Store
-from .rate_limiter import Limits
-from .unmeasured import UNMEASURED
+from .ports import NULL_METER, Host, Meter, Runner, Store
+from .rate_limiter import RateLimiter
 from .waker import Waker
 
 
@@ -47,164 +49,156 @@ class Runtime:
         window: int = 50,
         served: Collection[str] | None = None,
         rates: Mapping[str, float] | None = None,
-        meter: Meter = UNMEASURED,
+        meter: Meter = NULL_METER,
     ) -> None:
-        """``poll_interval`` and ``lease_seconds`` in s; ``owner`` names this start of this process;
-        ``exclusion`` is cooperative unless given; a lane claims at most ``window`` batches at once.
-        ``served`` names those of the ``queues`` that it begins with, by default all; see :meth:`serve`.
-        ``rates``: runs a second of limited queues, by name; see :meth:`limit`. ``meter`` counts what is done.
+        """``owner`` names this start of the process; ``window`` is the maximum number of batches in a claim.
+
+        ``served`` names the ``queues`` to begin with, by default all, see :meth:`serve`; ``rates`` are runs a
+        second of rate-limited queues. ``exclusion`` is cooperative by default.
         """
-        self._outage = Outage(clock, meter)
         self._clock = clock
-        self._limits = Limits(clock, owner, poll_interval, rates or {})
-        around = Surroundings(
+        self._ctx = ctx = WorkerContext(
             store=store,
             runner=runner,
             host=host,
             clock=clock,
-            outage=self._outage,
+            outage=OutageTracker(clock, meter),
             exclusion=exclusion or Cooperative(),
-            limits=self._limits,
+            rate_limiter=RateLimiter(clock, owner, poll_interval, rates or {}),
             meter=meter,
+            mailbox=OwnershipMailbox(),
+            suspect_lock=threading.Lock(),
+            owner=owner,
             poll_interval=poll_interval,
             lease_seconds=lease_seconds,
             window=window,
-            survey=lambda: self._survey,
-            lost=lambda held: self._ownership.lost(held),
-            suspects=threading.Lock(),
-            freed=lambda: self._ownership.look_now(),
         )
-        self._lanes = [Lane(number, scheduler_factory(), around) for number in range(lanes)]
-        self._survey = Survey(store, self._outage, self._lanes, clock)
+        states = [LaneState(f"lane-{number}", ctx) for number in range(lanes)]
+        poller = DuePoller(ctx, states)
+        self._lanes = [Lane(state, poller, scheduler_factory(), ctx) for state in states]
+        self._reaper = WindowReaper(ctx, self._lanes)
         self._queues = list(queues)
         self._splitter = splitter
-        self.known = frozenset(queue.name for queue in queues)
-        self.served = self.known if served is None else frozenset(served)
-        #: Told to serve nothing for now.
+        self.queue_names = frozenset(queue.name for queue in queues)
+        self.served = self.queue_names if served is None else frozenset(served)
+        #: Whether an operator made the node quiet: it serves nothing.
         self.is_quiet = False
-        self._heartbeat = Heartbeat(around, owner=owner, lanes=self._lanes, queues=queues)
-        self._ownership: Ownership = self._make_ownership(around, owner)
+        self._heartbeat = Heartbeat(ctx, lanes=self._lanes, queues=queues, served=self.served)
+        self._ownership = self._make_ownership()
         self._waker = Waker(
-            store, self._to_serve(), host, self._outage, pushed=self._heard, connected=self._refresh
+            ctx, self._queues_to_serve(), announced=self._on_announcement, connected=self._refresh
         )
+        #: In the order in which they are started and joined.
+        self._threads: list[Lane | Ownership | WindowReaper | Waker] = [
+            *self._lanes,
+            self._waker,
+            self._ownership,
+            self._reaper,
+        ]
 
     def start(self) -> None:
-        """Start all threads; shards are taken as soon as they are free."""
-        for lane in self._lanes:
-            lane.start()
-        self._waker.start()
-        self._ownership.start()
+        """Start all threads; free shards are acquired at once."""
+        for thread in self._threads:
+            thread.start()
 
-    def learn(self, queues: Sequence[QueueSpec]) -> None:
-        """Know more queues, which :meth:`serve` may name from now on. Only leases can share out what comes
-        later: with another splitter, ``known`` stays what it is.
+    def add_queues(self, queues: Sequence[QueueSpec]) -> None:
+        """Add queues, which :meth:`serve` may name from now on.
+
+        A fixed splitter has dealt its shards already: ``queue_names`` stays as it is then.
         """
-        new = [queue for queue in queues if queue.name not in self.known]
+        new = [queue for queue in queues if queue.name not in self.queue_names]
         if not new or self._splitter is not lease_splitter:
             return
-        self._ownership.learn(self._deal(new))
+        self._ownership.add_queues(self._deal(new))
         self._queues = [*self._queues, *new]
-        self.known |= {queue.name for queue in new}
+        self.queue_names |= {queue.name for queue in new}
 
     def serve(self, names: Collection[str]) -> None:
-        """Serve these of its queues from now on, and no other; returns at once. Of a queue that goes, running
-        batches are finished, and other nodes get the shards.
+        """Serve exactly these queues from now on; returns at once.
+
+        Running batches of a dropped queue are finished, and other nodes get its shards.
         """
         self.served = frozenset(names)
-        self._attend()
+        self._update_served()
 
     def quiet(self, yes: bool) -> None:
-        """Serve nothing until told otherwise, then again what it serves; returns at once. Running batches are
-        finished, and other nodes get the shards.
-        """
-        self.is_quiet = self._heartbeat.quiet = yes
-        self._attend()
+        """Serve nothing while quiet, as if no queue were served; returns at once."""
+        self.is_quiet = yes
+        self._heartbeat.report_quiet(yes)
+        self._update_served()
 
-    def _attend(self) -> None:
-        serving = self._to_serve()
+    def _update_served(self) -> None:
+        serving = self._queues_to_serve()
         self._ownership.serve([queue.name for queue in serving])
         self._waker.listen_to(serving)
 
-    def limit(self, queue: str, rate: float | None) -> None:
-        """Begin at most ``rate`` runs of a queue a second, all nodes together; None takes the limit away."""
-        self._limits.limit(queue, rate)
+    def set_rate(self, queue: str, rate: float | None) -> None:
+        """Limit a queue to ``rate`` runs a second over all nodes; None removes the limit."""
+        self._ctx.rate_limiter.set_rate(queue, rate)
         self._refresh()
 
-    def hold(self) -> None:
-        """Begin nothing new, as far as a signal handler can: :meth:`drain` is to follow."""
+    def stop_claiming(self) -> None:
+        """Start no new batch. Safe in a signal handler; :meth:`drain` must follow."""
         for lane in self._lanes:
-            lane.hold()
+            lane.stop_claiming()
 
     def drain(self) -> None:
-        """Begin nothing new; returns at once."""
+        """Start no new batch, and release the shards when the running ones have ended; returns at once."""
         for lane in self._lanes:
             lane.stop()
         self._ownership.drain()
         self._waker.stop()
 
     def abandon(self) -> None:
-        """Stop now: what runs is left to whoever owns the shard next; returns at once."""
+        """Stop without waiting: the next owners of the shards recover running batches; returns at once."""
         for lane in self._lanes:
             lane.stop()
         self._ownership.abandon()
         self._waker.stop()
-        self._outage.stop.set()
+        self._ctx.outage.stop.set()
 
-    def let_go(self, timeout: float) -> None:
-        """The process ends now, and what was abandoned with it: other nodes may have its shards at once.
-        Takes at most ``timeout`` s.
-        """
-        self._ownership.let_go()
+    def release_at_exit(self, timeout: float) -> None:
+        """Release all shards of an abandoned node, for at most ``timeout`` s: the process ends now."""
+        self._ownership.release_at_exit()
         self._ownership.join(timeout)
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait, at most ``timeout`` s, until running batches are settled and leases released.
-
-        True when all of that is done.
-        """
+        """Wait until batches are settled and leases released, at most ``timeout`` s; whether they are."""
         deadline = None if timeout is None else self._clock.monotonic() + timeout
-        threads: list[Lane | Ownership | Waker] = [*self._lanes, self._ownership, self._waker]
-        for thread in threads:
+        for thread in self._threads:
             thread.join(None if deadline is None else max(0.0, deadline - self._clock.monotonic()))
         return self._ownership.ended and all(lane.ended for lane in self._lanes)
 
     @property
     def lanes(self) -> int:
-        """How many lanes there are."""
+        """Number of lanes."""
         return len(self._lanes)
 
     def busy(self) -> int:
-        """How many batches run now."""
+        """Return the number of running batches."""
         return sum(lane.batch is not None for lane in self._lanes)
 
     def snapshot(self) -> dict[str, Any]:
-        """What each lane serves and runs, as plain values."""
+        """Return what each lane serves and runs, as plain values."""
         now = self._clock.monotonic()
-        return {"quiet": self.is_quiet, "lanes": [_picture(lane, now) for lane in self._lanes]}
+        return {"quiet": self.is_quiet, "lanes": [_describe(lane, now) for lane in self._lanes]}
 
-    def _make_ownership(self, around: Surroundings, owner: str) -> Ownership:
+    def _make_ownership(self) -> Ownership:
         dealt = self._deal(self._queues)
         shards = {shard: queue for queue in self._queues for shard in queue.shard_refs()}
-        me: Any = {"owner": owner, "lease_seconds": around.lease_seconds}
         membership = None
         if self._splitter is lease_splitter:
             membership = Membership(
-                around.store,
-                self._heartbeat,
-                self._queues,
-                self._clock,
-                lanes=len(self._lanes),
-                served=self.served,
-                **me,
+                self._ctx, self._heartbeat, self._queues, lanes=len(self._lanes), served=self.served
             )
         return Ownership(
-            around,
-            owner=owner,
+            self._ctx,
             lanes=self._lanes,
             dealt=dealt,
             heartbeat=self._heartbeat,
             membership=membership,
-            strays=Strays(around.store, self._clock, shards=shards, wanted=dealt, **me),
+            misassignment=MisassignmentMonitor(self._ctx, shards=shards, wanted=dealt),
+            reaper=self._reaper,
             served=self.served,
         )
 
@@ -214,24 +208,24 @@ class Runtime:
         lane_of = {shard: lane for lane, shards in zip(self._lanes, dealt, strict=True) for shard in shards}
         return {shard: (queue, lane_of[shard]) for shard, queue in by_shard.items() if shard in lane_of}
 
-    def _to_serve(self) -> list[QueueSpec]:
+    def _queues_to_serve(self) -> list[QueueSpec]:
         return [queue for queue in self._queues if queue.name in self.served and not self.is_quiet]
 
-    def _heard(self, shard: ShardRef, perform_in: float | None) -> None:
-        lane = self._ownership.lane_of(shard)
+    def _on_announcement(self, shard: ShardRef, perform_in: float | None) -> None:
+        lane = self._ownership.find_lane(shard)
         if lane is None:
             return
         if perform_in is None:
-            self._ownership.look_now()
+            self._ctx.mailbox.wake()
         else:
-            lane.hear(shard, perform_in)
+            lane.announce(shard, perform_in)
 
     def _refresh(self) -> None:
         for lane in self._lanes:
             lane.refresh()
 
 
-def _picture(lane: Lane, now: float) -> dict[str, Any]:
+def _describe(lane: Lane, now: float) -> dict[str, Any]:
     batch, running = lane.batch, None
     if batch is not None:
         running = {

@@ -1,4 +1,4 @@
-"""One thread that listens to pushes and wakes the lane of the shard."""
+"""The thread that listens to announcements of pushes, and wakes the lane of the shard."""
 
 from __future__ import annotations
 
@@ -8,47 +8,46 @@ from collections.abc import Callable, Sequence
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 
-from .outage import Outage, pauses
-from .ports import Host, Store, Subscription
+from .context import WorkerContext
+from .outage import backoff
+from .ports import EXIT_CRASHED, Subscription
 
-#: How long one look at a silent subscription takes at most, in s; closing it ends most of them at once.
+#: Maximum seconds of one wait on a silent subscription. Closing the subscription ends most waits at once.
 LISTEN = 1.0
 
 
 class Waker:
-    """Calls ``pushed(shard, perform_in)`` (None for a shard that was released), and ``connected()`` when
+    """Calls ``announced(shard, perform_in)``, with None for a released shard, and ``connected()`` whenever
     announcements may have been missed.
     """
 
     def __init__(
         self,
-        store: Store,
+        ctx: WorkerContext,
         queues: Sequence[QueueSpec],
-        host: Host,
-        outage: Outage,
         *,
-        pushed: Callable[[ShardRef, float | None], None],
+        announced: Callable[[ShardRef, float | None], None],
         connected: Callable[[], None],
     ) -> None:
-        self._store = store
+        self._store = ctx.store
+        self._host = ctx.host
+        self._outage = ctx.outage
         self._queues = queues
-        self._host = host
-        self._outage = outage
-        self._pushed = pushed
+        self._announced = announced
         self._connected = connected
         self._stop = threading.Event()
-        #: Set by all that ends a wait: another list of queues, and the end.
+        #: Set to end a wait: the queues have changed, or the waker stops.
         self._changed = threading.Event()
-        self._pauses = pauses()
+        self._backoff = backoff()
         self._subscription: Subscription | None = None
         self._thread = threading.Thread(target=self._main, name="lowkiq-waker", daemon=True)
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Start to listen."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._stop.set()
         self._interrupt()
 
@@ -59,13 +58,13 @@ class Waker:
 
     def _interrupt(self) -> None:
         self._changed.set()
-        # Read once: the thread may be done with it at any moment.
+        # Read once: the thread may reset it at any moment.
         subscription = self._subscription
         if subscription is not None:
             subscription.close()
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until the thread ended, at most ``timeout`` s."""
+        """Wait until the thread has ended, at most ``timeout`` s."""
         self._thread.join(timeout)
 
     def _main(self) -> None:
@@ -76,33 +75,33 @@ class Waker:
                 except StoreError as error:
                     if self._changed.is_set():
                         continue
-                    self._outage.begins(error)
-                    self._stop.wait(next(self._pauses))
+                    self._outage.failed(error)
+                    self._stop.wait(next(self._backoff))
         except Exception as error:  # noqa: BLE001 - a bug of ours must not leave a worker deaf
             self._host.last_words(error)
-            self._host.stop(70, f"lowkiq-waker: {error!r}")
+            self._host.stop(EXIT_CRASHED, f"lowkiq-waker: {error!r}")
 
     def _listen(self) -> None:
         self._changed.clear()
-        # After that, so that nothing is missed that came before.
+        # Read after the clear, so that no change is missed.
         queues = self._queues
         if self._stop.is_set():
             return
         if not queues:
-            self._outage.ends()
+            self._outage.recovered()
             self._changed.wait()
             return
-        self._outage.asks()
+        self._outage.request_started()
         subscription = self._subscription = self._store.subscribe(queues)
         try:
-            self._pauses = pauses()
-            self._outage.ends()
+            self._backoff = backoff()
+            self._outage.recovered()
             self._connected()
             while not self._changed.is_set():
-                self._outage.asks()
-                announced = subscription.wait_pushed(LISTEN)
-                if announced is not None:
-                    self._pushed(*announced)
+                self._outage.request_started()
+                announcement = subscription.wait_pushed(LISTEN)
+                if announcement is not None:
+                    self._announced(*announcement)
         finally:
             self._subscription = None
             subscription.close()

@@ -83,7 +83,7 @@ class Checks:
         return run
 
     def _deadline(self, run: Run) -> float:
-        held = run.node.runtime._ownership._holdings.held.get(run.batch.shard)
+        held = run.node.runtime._ownership._table.get(run.batch.shard)
         if held is None or held.lease != run.batch.lease:
             return 0.0
         return run.node.when(held.deadline)

@@ -310,9 +310,9 @@ class Node(Machine):
             self.runtime.drain()
             if not self.runtime.join(seconds):
                 self.runtime.abandon()
-                held = self.runtime._ownership._holdings.held
-                self.given_up = {shard: self.when(one.deadline) for shard, one in held.items()}
-                self.runtime.let_go(EXIT_PATIENCE)
+                owned = self.runtime._ownership._table.owned()
+                self.given_up = {one.shard: self.when(one.deadline) for one in owned}
+                self.runtime.release_at_exit(EXIT_PATIENCE)
             self.die()
 
         Task(self, leave).start()

@@ -12,9 +12,9 @@ from unittest import mock
 
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import QueueSpec
-from celery_lowkiq.worker import exclusion, outage, runtime, waker
-from celery_lowkiq.worker.lane import lane
-from celery_lowkiq.worker.ownership import lease_table, ownership
+from celery_lowkiq.worker import exclusion, mailbox, outage, runtime, waker
+from celery_lowkiq.worker.lane import lane, lane_state, window_reaper
+from celery_lowkiq.worker.ownership import ownership
 
 from .checks import Checks
 from .node import Network, Node
@@ -29,7 +29,7 @@ TROUBLE = 8
 PEACE = 25
 IDS = 8
 FAULTS = ("kill", "freeze", "cut", "restart_redis", "silence", "leave", "abandon", "join", "pause")
-MODULES = (lane, ownership, lease_table, outage, runtime, waker, exclusion)
+MODULES = (lane, lane_state, window_reaper, ownership, mailbox, outage, runtime, waker, exclusion)
 
 
 @dataclass(frozen=True)
@@ -302,9 +302,9 @@ def simulated() -> Iterator[Threading]:
     with contextlib.ExitStack() as stack:
         for module in MODULES:
             stack.enter_context(mock.patch.object(module, "threading", threading))
-        pauses = partial(outage.pauses, lambda: 0.5)
+        backoff = partial(outage.backoff, lambda: 0.5)
         for module in (outage, waker, ownership):
-            stack.enter_context(mock.patch.object(module, "pauses", pauses))
+            stack.enter_context(mock.patch.object(module, "backoff", backoff))
         logger.setLevel(logging.CRITICAL + 1)
         try:
             yield threading

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from celery_lowkiq.rules.balance import Member, Room, lane_for, moves, quotas, to_give_up
 from celery_lowkiq.rules.errors import ConfigurationError, NotOwner
-from celery_lowkiq.rules.models import Fate, Lease, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import Fate, Lease, LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.rules.splitters import by_node_splitter, lease_splitter
-from celery_lowkiq.worker.owned_shard import Held
+from celery_lowkiq.worker.owned_shard import OwnedShard
 from tests.unit.fakes import FakeStore
 from tests.unit.nodes import SHARDS, Node, Q, once
 from tests.waiting import eventually
@@ -191,33 +191,35 @@ class TestNodes:
 
 
 class LosesIt:
-    """A lane that is told of the loss of its shard just while the ownership thread looks at it."""
+    """A lane that finds its shard lost just while the ownership thread looks at it."""
 
-    def __init__(self, ownership, lane, held):
-        self._ownership, self._lane, self._held = ownership, lane, held
+    def __init__(self, mailbox, lane, owned):
+        self._mailbox, self._lane, self._owned = mailbox, lane, owned
 
     def __getattr__(self, name):
         if name in ("working", "drop"):
-            self._ownership.lost(self._held)
+            self._mailbox.report_lost(self._owned)
         return getattr(self._lane, name)
 
 
 @pytest.mark.parametrize("step", ["share", "level"])
 def test_a_shard_that_is_lost_while_it_is_given_away_is_just_gone(step):
     node = Node(splitter=lease_splitter, lanes=2)
-    ownership, lane = node.runtime._ownership, node.runtime._lanes[0]
-    holdings, sharing = ownership._holdings, ownership._sharing
-    ownership._membership.meet()
+    ownership, lanes = node.runtime._ownership, node.runtime._lanes
+    table, rebalancing = ownership._table, ownership._rebalancing
+    ownership._membership.update()
     for shard in SHARDS:
-        held = Held(Q, Lease(shard, "me", 1), 60.0, time.monotonic())
-        holdings.add(held)
-        holdings.lane_of[shard] = lane
-        lane.serve(held)
-    for shard in SHARDS[2:]:
-        holdings.lane_of[shard] = LosesIt(ownership, lane, holdings.held[shard])
+        node.store.leases[shard] = LeaseState("me", 1, 0)
+        owned = OwnedShard(Q, Lease(shard, "me", 1), 60.0, time.monotonic())
+        loses_it = LosesIt(node.runtime._ctx.mailbox, lanes[0], owned)
+        table.add(owned, loses_it if shard in SHARDS[2:] else lanes[0])
     if step == "share":
-        holdings.leaving.update(SHARDS[2:])
-        assert sharing.share({"q"}, go_on=lambda: True)
+        for shard in SHARDS[2:]:
+            table.leave(shard)
+        assert rebalancing.share({"q"}, go_on=lambda: True)
     else:
-        sharing.level()
-    assert SHARDS[3] not in holdings.held
+        rebalancing.level()
+    ownership._renew(stopping=False)
+    assert table.get(SHARDS[3]) is None
+    assert [table.get(shard) is None for shard in SHARDS[:2]] == [False, False]
+    assert not any(SHARDS[3] in lane.shards() for lane in lanes)

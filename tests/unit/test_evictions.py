@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from celery_lowkiq.rules.health_checks import Server
-from celery_lowkiq.worker.ownership.eviction_policy import Evictions
+from celery_lowkiq.worker.ownership.monitors import EvictionPolicyMonitor
 from tests.unit.fakes import FakeStore
 from tests.unit.nodes import Node
 from tests.waiting import eventually
@@ -32,12 +32,12 @@ def minutes(store, caplog):
     """Look all the time for so many minutes; the levels of the lines that came."""
     caplog.set_level(logging.INFO)
     clock = Clock()
-    evictions = Evictions(store, clock)
+    monitor = EvictionPolicyMonitor(store, clock)
 
     def pass_by(count):
         caplog.clear()
         for _ in range(60 * count):
-            evictions.look()
+            monitor.check()
             clock.now += 1
         return [record.levelname for record in caplog.records]
 

@@ -15,7 +15,7 @@ from celery_lowkiq.rules.clock import SystemClock
 from celery_lowkiq.rules.models import Lease, QueueSpec, ShardRef
 from celery_lowkiq.worker.exclusion import Strict
 from celery_lowkiq.worker.last_line import LastLine
-from celery_lowkiq.worker.owned_shard import Held
+from celery_lowkiq.worker.owned_shard import OwnedShard
 from tests.unit.nodes import SHARDS, Node
 from tests.waiting import eventually
 
@@ -32,7 +32,7 @@ class FakeTimer:
 
 def held(shard, renewed_at):
     ref = ShardRef("q", shard)
-    return Held(QueueSpec("q"), Lease(ref, "me", 1), seconds=10, renewed_at=renewed_at)
+    return OwnedShard(QueueSpec("q"), Lease(ref, "me", 1), lease_seconds=10, renewed_at=renewed_at)
 
 
 def test_the_timer_stands_at_the_earliest_deadline_of_what_runs():
@@ -83,10 +83,10 @@ def last_line():
 
 def running(last_line, seconds, lapsed=0.0):
     """A strict node whose batch runs under a lease of so many seconds, renewed ``lapsed`` s ago."""
-    one = Held(
+    one = OwnedShard(
         QueueSpec("q"),
         Lease(ShardRef("q", 0), "me", 1),
-        seconds=seconds,
+        lease_seconds=seconds,
         renewed_at=SystemClock().monotonic() - lapsed,
     )
     strict = Strict(FakeTimer(), last_line)

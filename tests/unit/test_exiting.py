@@ -13,13 +13,13 @@ from celery_lowkiq.rules.ownership import EXIT_PATIENCE
 class Abandoned:
     """A runtime whose batch goes on."""
 
-    let_go_for = None
+    released_for = None
 
     def join(self, timeout):
         return False
 
-    def let_go(self, timeout):
-        self.let_go_for = timeout
+    def release_at_exit(self, timeout):
+        self.released_for = timeout
 
 
 def test_nothing_is_given_up_when_somebody_configures_logging_anew(monkeypatch):
@@ -28,7 +28,7 @@ def test_nothing_is_given_up_when_somebody_configures_logging_anew(monkeypatch):
     exit_release.let_go_at_exit(abandoned)
     (last_act,) = exit_release._last_acts
     logging.shutdown([lambda: last_act])
-    assert abandoned.let_go_for is None
+    assert abandoned.released_for is None
 
 
 def test_a_log_handler_that_fails_is_no_reason_to_keep_shards(monkeypatch):
@@ -40,7 +40,7 @@ def test_a_log_handler_that_fails_is_no_reason_to_keep_shards(monkeypatch):
     (last_act,) = exit_release._last_acts
     with pytest.raises(RuntimeError):
         last_act.close()
-    assert abandoned.let_go_for == EXIT_PATIENCE
+    assert abandoned.released_for == EXIT_PATIENCE
 
 
 def failing():

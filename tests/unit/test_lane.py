@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,8 +15,8 @@ from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Fate, QueueSpec, ShardRef
 from celery_lowkiq.store.jobs.announcements import _announcement
 from celery_lowkiq.store.scripts.keys import channel
-from celery_lowkiq.worker.lane.due_table import Agenda
-from celery_lowkiq.worker.outage import Outage
+from celery_lowkiq.worker.lane.due_table import DueTable
+from celery_lowkiq.worker.outage import OutageTracker
 from celery_lowkiq.worker.waker import Waker
 from tests.unit.fakes import FakeHost, FakeStore
 from tests.unit.nodes import SHARDS
@@ -25,36 +26,36 @@ ONE, TWO = QueueSpec("q", shards=1), QueueSpec("q", shards=2)
 SHARD = SHARDS[0]
 
 
-class TestAgenda:
+class TestDueTable:
     @pytest.fixture
-    def agenda(self):
-        return Agenda(SystemClock())
+    def table(self):
+        return DueTable(SystemClock())
 
-    def test_what_is_heard_while_a_question_is_out_outlives_the_reply(self, agenda):
-        agenda.ask(SHARD)
-        agenda.hear(SHARD, 50.0)
-        agenda.learn(SHARD, Due(None, 100.0))
-        assert agenda.due() == {SHARD: 50.0}
+    def test_what_is_heard_while_a_question_is_out_outlives_the_reply(self, table):
+        table.begin_query(SHARD)
+        table.announce(SHARD, 50.0)
+        table.record(SHARD, Due(None, 100.0))
+        assert table.due() == {SHARD: 50.0}
 
     @pytest.mark.parametrize("replied, heard, known", [(40.0, 50.0, 40.0), (60.0, 50.0, 50.0)])
-    def test_the_earlier_of_reply_and_announcement_counts(self, agenda, replied, heard, known):
-        agenda.ask(SHARD)
-        agenda.hear(SHARD, heard)
-        agenda.learn(SHARD, Due(replied, 100.0))
-        assert agenda.due() == {SHARD: known}
+    def test_the_earlier_of_reply_and_announcement_counts(self, table, replied, heard, known):
+        table.begin_query(SHARD)
+        table.announce(SHARD, heard)
+        table.record(SHARD, Due(replied, 100.0))
+        assert table.due() == {SHARD: known}
 
-    def test_what_was_heard_before_the_question_is_in_its_reply(self, agenda):
-        agenda.hear(SHARD, 50.0)
-        agenda.ask(SHARD)
-        agenda.learn(SHARD, Due(None, 100.0))
-        assert agenda.due() == {}
+    def test_what_was_heard_before_the_question_is_in_its_reply(self, table):
+        table.announce(SHARD, 50.0)
+        table.begin_query(SHARD)
+        table.record(SHARD, Due(None, 100.0))
+        assert table.due() == {}
 
-    def test_nothing_heard_outlives_two_replies(self, agenda):
-        agenda.ask(SHARD)
-        agenda.hear(SHARD, 50.0)
-        agenda.learn(SHARD, Due(None, 100.0))
-        agenda.learn(SHARD, Due(None, 101.0))
-        assert agenda.due() == {}
+    def test_nothing_heard_outlives_two_replies(self, table):
+        table.begin_query(SHARD)
+        table.announce(SHARD, 50.0)
+        table.record(SHARD, Due(None, 100.0))
+        table.record(SHARD, Due(None, 101.0))
+        assert table.due() == {}
 
 
 class TestCrossing:
@@ -72,7 +73,7 @@ class TestCrossing:
             if not crossed:
                 crossed.append(name)
                 one.store.push(SHARD, "crossing", announce=False)
-                one.runtime._heard(SHARD, time.time())
+                one.runtime._on_announcement(SHARD, time.time())
             return reply
 
         setattr(one.store, name, answers_slowly)
@@ -92,16 +93,16 @@ class TestCrossing:
     def test_the_answer_of_a_claim_that_found_nothing(self, one):
         crossed = self.crosses(one, "claim")
         one.start()
-        eventually(lambda: crossed or one.runtime._heard(SHARD, time.time()))
+        eventually(lambda: crossed or one.runtime._on_announcement(SHARD, time.time()))
         one.ran("crossing")
 
     def test_an_announcement_from_before_the_question_costs_one_claim(self, one):
         one.store.push(SHARD, "first")
         one.start()
         one.ran("first")
-        eventually(lambda: not one.store.pushed and not one.runtime._lanes[0]._refresh)
+        eventually(lambda: not one.store.pushed and not one.runtime._lanes[0]._state._refresh)
         before = len(one.store.claims)
-        one.runtime._heard(SHARD, time.time())
+        one.runtime._on_announcement(SHARD, time.time())
         eventually(lambda: len(one.store.claims) > before)
         one.store.push(SHARD, "second")
         one.ran("second")
@@ -137,7 +138,7 @@ def test_a_scheduler_that_wants_nothing_is_asked_again_at_each_poll_and_not_in_b
 
 def test_a_claim_that_is_answered_after_the_deadline_begins_nothing(node):
     one = node(lanes=1, queues=[ONE]).start()
-    held = eventually(lambda: one.runtime._ownership._holdings.held.get(SHARD))
+    held = eventually(lambda: one.runtime._ownership._table.get(SHARD))
     eventually(lambda: one.store.refreshes)
     asked = []
 
@@ -160,7 +161,7 @@ def test_what_was_claimed_but_not_begun_goes_back_when_the_node_stops(node):
 
     def stops_meanwhile(*args):
         reply = claim(*args)
-        one.runtime.hold()
+        one.runtime.stop_claiming()
         return reply
 
     one.store.claim = stops_meanwhile
@@ -191,15 +192,15 @@ def test_a_refused_question_about_all_shards_is_no_crash(node, caplog):
 class TestOutage:
     def test_a_thread_that_fares_well_does_not_end_the_outage_of_another(self, caplog):
         caplog.set_level(logging.WARNING)
-        outage = Outage(SystemClock())
+        outage = OutageTracker(SystemClock())
         for _ in range(3):
-            outage.begins(StoreError("NOPERM"))
-            other = threading.Thread(target=outage.ends)
+            outage.failed(StoreError("NOPERM"))
+            other = threading.Thread(target=outage.recovered)
             other.start()
             other.join()
         assert caplog.text.count("wait until it is back") == 1
         assert "is back after" not in caplog.text
-        outage.ends()
+        outage.recovered()
         assert caplog.text.count("is back after") == 1
 
 
@@ -211,8 +212,8 @@ def test_the_waker_may_lose_its_subscription_while_it_is_stopped():
     class Vanishing(Waker):
         _subscription = property(lambda self: next(looks), lambda self, value: None)
 
-    outage = Outage(SystemClock())
-    Vanishing(store, [ONE], FakeHost(), outage, pushed=lambda *_: None, connected=lambda: None).stop()
+    ctx = SimpleNamespace(store=store, host=FakeHost(), outage=OutageTracker(SystemClock()))
+    Vanishing(ctx, [ONE], announced=lambda *_: None, connected=lambda: None).stop()
     assert not store.open
 
 

@@ -49,7 +49,7 @@ def test_as_many_batches_run_as_there_are_tokens(limited):
     eventually(lambda: len(one.runner.ids) == 2 and one.store.token_requests[-1].wanted)
     assert len(one.store.waiting[SHARDS[0]]) == 3
     one.store.bucket = 3
-    one.runtime.limit("q", 5.0)
+    one.runtime.set_rate("q", 5.0)
     eventually(lambda: len(one.runner.ids) == 5)
 
 
@@ -119,11 +119,11 @@ def test_a_limit_comes_and_goes_while_the_node_runs(node):
     push(one, 1)
     one.ran("q-0")
     assert one.store.token_requests == []
-    one.runtime.limit("q", 1.0)
+    one.runtime.set_rate("q", 1.0)
     one.store.push(SHARDS[1], "limited")
     eventually(lambda: one.store.token_requests)
     assert "limited" not in one.runner.ids
-    one.runtime.limit("q", None)
+    one.runtime.set_rate("q", None)
     one.ran("limited")
 
 

@@ -6,7 +6,7 @@ import time
 
 from celery_lowkiq.rules.clock import SystemClock
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
-from celery_lowkiq.worker.outage import Outage
+from celery_lowkiq.worker.outage import OutageTracker
 from tests.unit.meters import Tally
 from tests.unit.nodes import SHARDS, once
 from tests.waiting import eventually
@@ -49,10 +49,10 @@ def test_a_refused_command_is_counted(node):
 
 def test_an_outage_is_counted_once_and_each_question_in_it():
     tally = Tally()
-    outage = Outage(SystemClock(), tally)
+    outage = OutageTracker(SystemClock(), tally)
     for _ in range(2):
-        outage.begins(StoreUnavailable("gone"))
-        outage.begins(StoreUnavailable("gone"))
-        outage.ends()
-        outage.asks()
+        outage.failed(StoreUnavailable("gone"))
+        outage.failed(StoreUnavailable("gone"))
+        outage.recovered()
+        outage.request_started()
     assert (tally.refusals, tally.outages) == (4, 2)

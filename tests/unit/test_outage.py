@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.worker import waker
-from celery_lowkiq.worker.outage import Outage, pauses
+from celery_lowkiq.worker.outage import OutageTracker, backoff
 from tests.waiting import eventually
 
 
@@ -32,29 +32,29 @@ class Outages(list):
 
 def test_a_question_from_before_the_end_of_an_outage_tells_of_no_other():
     meter, clock = Outages(), Clock()
-    outage, error = Outage(clock, meter), StoreUnavailable("gone")
+    outage, error = OutageTracker(clock, meter), StoreUnavailable("gone")
     with ThreadPoolExecutor(1) as slow:
-        slow.submit(outage.asks).result()
+        slow.submit(outage.request_started).result()
         clock.now += 1
-        outage.asks()
-        outage.begins(error)
-        outage.ends()
-        slow.submit(outage.begins, error).result()
+        outage.request_started()
+        outage.failed(error)
+        outage.recovered()
+        slow.submit(outage.failed, error).result()
         assert len(meter) == 1
-        slow.submit(outage.asks).result()
-        slow.submit(outage.begins, error).result()
+        slow.submit(outage.request_started).result()
+        slow.submit(outage.failed, error).result()
     assert len(meter) == 2
 
 
 def test_a_storm_of_outages_is_logged_once(caplog):
     """P3: connections that are killed all the time gave a pair of lines each; all of them are counted."""
     meter, clock = Outages(), Clock()
-    outage = Outage(clock, meter)
+    outage = OutageTracker(clock, meter)
     for _ in range(63):
-        outage.asks()
-        outage.begins(StoreUnavailable("gone"))
+        outage.request_started()
+        outage.failed(StoreUnavailable("gone"))
         clock.now += 0.125
-        outage.ends()
+        outage.recovered()
         clock.now += 0.03125
     assert caplog.messages == [
         "gone. Ordered queues wait until it is back.",
@@ -62,8 +62,8 @@ def test_a_storm_of_outages_is_logged_once(caplog):
     ]
     assert len(meter) == 63
     clock.now += 10
-    outage.asks()
-    outage.begins(StoreUnavailable("gone again"))
+    outage.request_started()
+    outage.failed(StoreUnavailable("gone again"))
     assert caplog.messages[2:] == [
         "gone again (62 shorter outages since the last line). Ordered queues wait until it is back."
     ]
@@ -72,28 +72,28 @@ def test_a_storm_of_outages_is_logged_once(caplog):
 def test_an_outage_that_outlasts_the_storm_it_began_in_is_logged(caplog):
     """P3: a long outage right after a short one is not kept from the log."""
     clock = Clock()
-    outage = Outage(clock)
-    outage.begins(StoreUnavailable("gone"))
-    outage.ends()
+    outage = OutageTracker(clock)
+    outage.failed(StoreUnavailable("gone"))
+    outage.recovered()
     clock.now += 1
     for _ in range(12):
-        outage.begins(StoreUnavailable("gone"))
+        outage.failed(StoreUnavailable("gone"))
         clock.now += 1
     assert caplog.messages[2:] == ["gone (away for 9.0 s so far). Ordered queues wait until it is back."]
-    outage.ends()
+    outage.recovered()
     assert caplog.messages[3:] == ["Redis is back after 12.0 s. Ordered queues go on."]
 
 
-def test_pauses_double_up_to_a_second_and_are_spread():
+def test_backoff_doubles_up_to_a_second_and_are_spread():
     def first(count, jitter):
-        return list(itertools.islice(pauses(lambda: jitter), count))
+        return list(itertools.islice(backoff(lambda: jitter), count))
 
     assert first(7, 1.0) == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
     assert first(7, 0.0) == [0.025, 0.05, 0.1, 0.2, 0.4, 0.5, 0.5]
 
 
-def test_the_waker_is_stopped_in_the_middle_of_a_pause(node, monkeypatch):
-    monkeypatch.setattr(waker, "pauses", lambda: itertools.repeat(60.0))
+def test_the_waker_is_stopped_in_the_middle_of_a_backoff(node, monkeypatch):
+    monkeypatch.setattr(waker, "backoff", lambda: itertools.repeat(60.0))
     one = node()
     asked = []
 

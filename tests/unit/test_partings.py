@@ -31,7 +31,7 @@ def test_shards_that_others_have_are_one_line(one, caplog):
         for shard in SHARDS[:3]:
             one.store.steal(shard)
     eventually(lambda: said(caplog, "changed hands"))
-    assert caplog.messages == ["shards that changed hands, and that this node leaves: q/0, q/1, q/2"]
+    assert caplog.messages == ["shards changed hands, and this node leaves them: q/0, q/1, q/2"]
 
 
 def test_leases_that_are_gone_are_one_line_also_when_that_happens_again(one, caplog):

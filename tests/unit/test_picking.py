@@ -7,7 +7,7 @@ import time
 import pytest
 
 from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.worker.lane.shard_picker import Picking
+from celery_lowkiq.worker.lane.lane import ShardPicker
 from tests.unit.nodes import SHARDS
 from tests.waiting import eventually
 
@@ -22,26 +22,26 @@ def test_only_due_shards_are_handed_over():
     def pick(due, now):
         seen.append((dict(due), now))
 
-    assert Picking(pick, "lane-0").pick(DUE, 100.0) is None
+    assert ShardPicker(pick, "lane-0").pick(DUE, 100.0) is None
     assert seen == [({EARLY: 10.0, LATE: 20.0}, 100.0)]
-    assert Picking(lambda due, now: max(due), "lane-0").pick({FUTURE: 200.0}, 100.0) is None
-    assert Picking(lambda due, now: max(due), "lane-0").pick({}, 100.0) is None
+    assert ShardPicker(lambda due, now: max(due), "lane-0").pick({FUTURE: 200.0}, 100.0) is None
+    assert ShardPicker(lambda due, now: max(due), "lane-0").pick({}, 100.0) is None
 
 
 @pytest.mark.parametrize("answer", [FUTURE, ShardRef("other", 0), "q/0", 7, [], {}])
 def test_an_answer_that_is_no_due_shard_is_logged_once_and_replaced_by_lag(answer, caplog):
     """P6: the answer is checked."""
     answers = [answer, answer, LATE, answer]
-    picking = Picking(lambda due, now: answers.pop(0), "lane-0")
-    assert [picking.pick(DUE, 100.0) for _ in range(4)] == [EARLY, EARLY, LATE, EARLY]
+    picker = ShardPicker(lambda due, now: answers.pop(0), "lane-0")
+    assert [picker.pick(DUE, 100.0) for _ in range(4)] == [EARLY, EARLY, LATE, EARLY]
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
     assert "lowkiq_scheduler" in caplog.text
 
 
 def test_an_error_of_a_scheduler_is_logged_once_and_replaced_by_lag(caplog):
     """P6: no stop of the worker."""
-    picking = Picking(lambda due, now: 1 / 0, "lane-0")
-    assert [picking.pick(DUE, 100.0) for _ in range(3)] == [EARLY] * 3
+    picker = ShardPicker(lambda due, now: 1 / 0, "lane-0")
+    assert [picker.pick(DUE, 100.0) for _ in range(3)] == [EARLY] * 3
     assert (len(caplog.records), "ZeroDivisionError" in caplog.text) == (1, True)
 
 
@@ -67,6 +67,6 @@ def test_a_shard_that_is_not_due_is_not_asked_again_and_again(node):
     one.start()
     one.store.push(SHARDS[1], "now")
     one.ran("now")
-    eventually(lambda: one.runtime._lanes[0]._idle)
+    eventually(lambda: one.runtime._lanes[0]._state._idle)
     assert len(asked) < 10
     assert {shard for shard, _ in one.store.claims} == {SHARDS[1]}

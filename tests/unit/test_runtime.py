@@ -167,7 +167,7 @@ def test_nothing_is_claimed_on_a_lease_that_could_not_be_renewed(node):
         raise StoreUnavailable("no renewal")
 
     one.store.fail["renew"] = unavailable
-    held = list(one.runtime._ownership._holdings.held.values())
+    held = one.runtime._ownership._table.owned()
     eventually(lambda: not any(lease.may_claim(time.monotonic()) for lease in held))
     one.store.push(SHARDS[0], "1")
     seen = len(failures)
@@ -231,7 +231,7 @@ def test_a_job_whose_settle_failed_for_good_is_not_in_hand(node):
     one.store.push(SHARDS[0], "1", announce=False)
     one.start()
     eventually(lambda: one.runner.ids)
-    one.runtime._heard(SHARDS[0], 1.0)
+    one.runtime._on_announcement(SHARDS[0], 1.0)
     eventually(lambda: InHand(1) in one.store.in_hands)
 
 
@@ -250,7 +250,7 @@ def test_an_acquire_whose_reply_was_lost_is_not_waited_for(node):
 
     one.store.acquire = loses_one_reply
     one.start()
-    eventually(lambda: len(one.runtime._ownership._holdings.held) == 4)
+    eventually(lambda: len(one.runtime._ownership._table.owned()) == 4)
 
 
 @pytest.mark.parametrize("name", ["renew", "observe", "subscribe"])

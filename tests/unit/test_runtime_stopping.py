@@ -71,7 +71,7 @@ class TestStopping:
         one.runtime.drain()
         assert not one.runtime.join(0.05)
         one.runtime.abandon()
-        one.runtime.let_go(5 if exclusion.gives_up_running else 0.05)
+        one.runtime.release_at_exit(5 if exclusion.gives_up_running else 0.05)
         given_up = exclusion.gives_up_running
         assert (SHARDS[0] in one.owns(""), batch.lost.is_set()) == (given_up, given_up)
         assert list(one.store.processing[SHARDS[0]]) == ["runs"]
@@ -163,7 +163,7 @@ class TestCrashes:
         one.store.push(SHARDS[1], "fine", announce=False)
         one.start()
         one.ran("fine")
-        eventually(lambda: "q/0 is left alone" in caplog.text)
+        eventually(lambda: "q/0 is skipped for 5 s" in caplog.text)
 
 
 class TestSuspects:

@@ -63,7 +63,7 @@ def test_a_node_serves_a_queue_that_it_learns_of_later(node):
     """F9: only the queues of its start were ever served."""
     one = node(queues=[Q], splitter=lease_splitter).start()
     eventually(lambda: owned(one, Q) == 4)
-    one.runtime.learn([Q, OTHER])
+    one.runtime.add_queues([Q, OTHER])
     one.runtime.serve(["q", "other"])
     eventually(lambda: owned(one, OTHER) == 2)
     assert owned(one, Q) == 4
@@ -78,8 +78,8 @@ def test_a_node_serves_a_queue_that_it_learns_of_later(node):
 
 def test_a_splitter_that_has_dealt_the_shards_learns_no_queue(node):
     one = node(queues=[Q], splitter=default_splitter).start()
-    one.runtime.learn([OTHER])
-    assert one.runtime.known == {"q"}
+    one.runtime.add_queues([OTHER])
+    assert one.runtime.queue_names == {"q"}
 
 
 def test_a_node_that_cannot_leave_the_members_tries_again(node):

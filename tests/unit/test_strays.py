@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from celery_lowkiq.rules.models import LeaseState, QueueSpec
-from celery_lowkiq.worker.ownership.misassignment import Strays
+from celery_lowkiq.worker.ownership.monitors import MisassignmentMonitor
 from tests.unit.fakes import FakeStore
 
 Q = QueueSpec("q", shards=4)
@@ -28,13 +30,12 @@ def watch():
     store, clock = FakeStore(), Clock()
 
     def watch(seconds, wanted=SHARDS[1::2], owners=("", "", "", ""), alive="other"):
-        strays = Strays(
-            store, clock, owner="me", lease_seconds=10, shards=dict.fromkeys(SHARDS, Q), wanted=wanted
-        )
+        ctx = SimpleNamespace(store=store, clock=clock, owner="me", lease_seconds=10)
+        monitor = MisassignmentMonitor(ctx, shards=dict.fromkeys(SHARDS, Q), wanted=wanted)
         for turn in range(int(seconds / 2)):
             for shard, owner in zip(SHARDS, owners, strict=True):
                 store.leases[shard] = LeaseState(owner, 5 if owner else 0, turn if owner == alive else 0)
-            strays.look()
+            monitor.check()
             clock.now += 2
 
     return watch
@@ -53,7 +54,7 @@ def test_shards_of_two_nodes_with_one_number(watch, caplog):
     assert caplog.messages == []
     watch(200, owners=("other", "other", "other", "other"))
     assert len(caplog.messages) == 1
-    assert caplog.messages[0].startswith("q/1, q/3, this node's own part, belong to another node")
+    assert caplog.messages[0].startswith("q/1, q/3 are dealt to this node, but a living node owns them")
 
 
 def test_all_is_well(watch, caplog):

@@ -8,9 +8,7 @@ import pytest
 
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.splitters import default_splitter, lease_splitter
-from celery_lowkiq.worker.ownership import progress
-from celery_lowkiq.worker.ownership.acquisition import SLICE
-from celery_lowkiq.worker.ownership.progress import Progress
+from celery_lowkiq.worker.ownership.acquisition import PROGRESS_INTERVAL, SLICE, AcquisitionProgress
 from tests.unit.nodes import Node
 from tests.waiting import eventually
 
@@ -72,7 +70,7 @@ def test_m1_a_share_is_not_exceeded_by_a_slice():
     node = Node(queues=queues(10), lanes=5, lease_seconds=600.0, splitter=lease_splitter)
     node.store.members = {spec.name: {"other": (5, 1)} for spec in queues(10)}
     membership = node.runtime._ownership._membership
-    membership.meet()
+    membership.update()
     for spec in queues(10):
         node.store.members[spec.name]["other"] = (5, 2)
     node.start()
@@ -97,7 +95,7 @@ def test_m1_a_renewal_is_not_held_up_by_the_taking_of_more(monkeypatch):
         return renew(leases, *more, **options)
 
     store.renew = late
-    monkeypatch.setattr("celery_lowkiq.worker.ownership.ownership.TAKING", 0.0)
+    monkeypatch.setattr("celery_lowkiq.worker.ownership.ownership.MIN_ACQUISITION", 0.0)
     node.start()
     eventually(lambda: taken(node) == 240)
     assert renewals[:24] == list(range(0, 240, 10))
@@ -135,18 +133,18 @@ def test_m1_a_line_each_5_s_tells_how_far_it_is(caplog):
     """M1: and a last one, but none where all was taken before the first."""
     caplog.set_level(logging.INFO)
     clock = Clock()
-    told = Progress(clock)
-    told.begin(0, 4096)
+    progress = AcquisitionProgress(clock)
+    progress.begin(0, 4096)
     for taken_so_far in (500, 1000, 1796, 2000, 4096):
         clock.now += 2
-        told.tell(taken_so_far)
-    told.begin(4096, 0)
+        progress.log(taken_so_far)
+    progress.begin(4096, 0)
     assert [record.message for record in caplog.records] == [
         "1,796 of 4,096 shards taken",
         "4,096 of 4,096 shards taken",
     ]
     caplog.clear()
-    told.begin(4096, 4)
-    clock.now += progress.TOLD_EVERY - 0.1
-    told.tell(4100)
+    progress.begin(4096, 4)
+    clock.now += PROGRESS_INTERVAL - 0.1
+    progress.log(4100)
     assert caplog.records == []

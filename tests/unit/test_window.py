@@ -9,7 +9,7 @@ import pytest
 from celery_lowkiq.rules.claims import InHand
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Fate, QueueSpec
-from celery_lowkiq.rules.pace import batches_to_claim, mean_duration
+from celery_lowkiq.worker.lane.claim_window import batches_to_claim, mean_duration
 from tests.unit.nodes import SHARDS, Node
 from tests.waiting import eventually
 
@@ -49,7 +49,7 @@ def node():
         for shard, ids in jobs.items():
             for number, job_id in enumerate(ids):
                 one.store.push(SHARDS[shard], job_id, perform_in=1.0 + number, announce=False)
-        one.runtime._lanes[0]._work._pace["q"] = 0.0001
+        one.runtime._lanes[0]._runner._mean_durations["q"] = 0.0001
         made.append(one)
         return one.start()
 

@@ -45,4 +45,4 @@ class _LastAct(logging.NullHandler):
             logging.shutdown()
         finally:
             if not self._runtime.join(0):
-                self._runtime.let_go(EXIT_PATIENCE)
+                self._runtime.release_at_exit(EXIT_PATIENCE)

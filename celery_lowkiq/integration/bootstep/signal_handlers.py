@@ -18,11 +18,11 @@ def hold_at_once(controller: Any, runtime: Runtime) -> None:
     wait = controller.wait_for_soft_shutdown
 
     def hold_and_wait() -> Any:
-        runtime.hold()
+        runtime.stop_claiming()
         return wait()
 
     def hold(**_: Any) -> None:
-        runtime.hold()
+        runtime.stop_claiming()
 
     controller.wait_for_soft_shutdown = hold_and_wait
     signals.worker_shutting_down.connect(hold, weak=False, dispatch_uid="lowkiq-hold")

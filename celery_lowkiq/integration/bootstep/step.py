@@ -31,8 +31,8 @@ from celery_lowkiq.store.tracking.tracker_store import Tracks
 from celery_lowkiq.worker.exclusion import Cooperative, Exclusion, Strict
 from celery_lowkiq.worker.kernel_timer import KernelTimer
 from celery_lowkiq.worker.last_line import LastLine
+from celery_lowkiq.worker.ports import NULL_METER
 from celery_lowkiq.worker.runtime import Runtime
-from celery_lowkiq.worker.unmeasured import UNMEASURED
 
 from . import banner, celery_commands, remote_control  # noqa: F401 - remote control commands, a part of the banner
 from .drain_loop import DRAIN_LOOK, turns
@@ -54,8 +54,8 @@ logger = logging.getLogger("celery_lowkiq")
 
 #: How long a cold shutdown waits for idle lanes to give up their shards, in s.
 COLD_PATIENCE = 2.0
-#: Of a worker, beside one for each lane: announcements, leases, and one to spare.
-OTHER_CONNECTIONS = 3
+#: Of a worker, beside one for each lane: announcements, leases, the window reaper, and one to spare.
+OTHER_CONNECTIONS = 4
 #: Neither a signal, nor a command, nor a lane ended it: a broker's error that Celery does not live through.
 ENDED_BY_CELERY = (
     "the worker ends with status %s, for the reason that Celery has logged: what runs of ordered queues ends "
@@ -248,7 +248,7 @@ class OrderedQueues(bootsteps.StartStopStep):
         """Keep to what the ``rate_limit`` of the queue's task is now. Raises ConfigurationError."""
         rate = read_rate(self._tasks[queue].rate_limit)
         if self._runtime is not None and not self._consumer.disable_rate_limits:
-            self._runtime.limit(queue, rate)
+            self._runtime.set_rate(queue, rate)
 
     def _check_stays(self) -> None:
         if self._ends or self._consumer.blueprint.state != bootsteps.RUN:  # type: ignore[attr-defined]
@@ -263,7 +263,7 @@ class OrderedQueues(bootsteps.StartStopStep):
             self._prepare(served, [])
             if self._runtime is not None and self._runner is not None:
                 self._runner.learn(new)
-                self._runtime.learn(specs)
+                self._runtime.add_queues(specs)
                 for queue in new:
                     self.limit(queue)
             if served and self._threads and not self._without_redis:
@@ -277,7 +277,7 @@ class OrderedQueues(bootsteps.StartStopStep):
             self._served = served
             self.start(self._consumer)
             return
-        if not served <= self._runtime.known:
+        if not served <= self._runtime.queue_names:
             raise ConfigurationError(
                 "the splitter of this worker deals shards once, when it starts: name the queue with -Q then"
             )
@@ -324,7 +324,7 @@ class OrderedQueues(bootsteps.StartStopStep):
             poll_interval=settings.poll_interval,
             lease_seconds=settings.lease_seconds,
             window=settings.window,
-            meter=self._metrics or UNMEASURED,
+            meter=self._metrics or NULL_METER,
             exclusion=self._exclusion,
         )
 

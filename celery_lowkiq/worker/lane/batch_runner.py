@@ -1,228 +1,223 @@
-"""What a lane does with one shard: claim, run, and settle with the next claim."""
+"""Claims from one shard, runs the batches, and settles them with the next claim."""
 
 from __future__ import annotations
 
 import logging
 import os
 from functools import partial
-from typing import TYPE_CHECKING
 
-from celery_lowkiq.rules.claims import Claim, Due, Settled, ToClaim
+from celery_lowkiq.rules.claims import Claim, Due, Settled, ToClaim, ToSettle
 from celery_lowkiq.rules.errors import NotOwner, ShardDamaged, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Batch, ShardRef
-from celery_lowkiq.rules.pace import batches_to_claim, mean_duration
 from celery_lowkiq.rules.rate import runs_of
 
-from ..context import PARKED, Surroundings
+from ..context import WorkerContext
 from ..forks import staying
-from ..owned_shard import Held
-from .claim_window import Window
-
-if TYPE_CHECKING:
-    from .lane import Lane
+from ..owned_shard import OwnedShard
+from .claim_window import ClaimWindow, batches_to_claim, mean_duration
+from .lane_state import FAILED_SHARD_DELAY, LaneState
 
 logger = logging.getLogger("celery_lowkiq.worker")
 
-#: How long a shard with a suspect waits for another lane's suspect, in s.
-SUSPECT_PAUSE = 0.2
+#: Seconds for which a lane leaves a shard with a due suspect alone while another lane runs a suspect.
+SUSPECT_DELAY = 0.2
 
 
-class Work:
-    """Of one lane, in its thread; only :meth:`give_back` is called from another."""
+class BatchRunner:
+    """Belongs to one lane and its thread; only :meth:`return_overdue` is called from another one."""
 
-    def __init__(self, lane: Lane, around: Surroundings) -> None:
+    def __init__(self, state: LaneState, ctx: WorkerContext) -> None:
+        #: The running batch.
         self.batch: Batch | None = None
-        self._lane = lane
-        self._around = around
-        #: What is claimed and not settled yet.
-        self._window: Window | None = None
-        #: Mean duration of a batch (s), by queue.
-        self._pace: dict[str, float] = {}
+        self._state = state
+        self._ctx = ctx
+        #: The claim that is not settled yet.
+        self._window: ClaimWindow | None = None
+        self._mean_durations: dict[str, float] = {}
 
     @property
-    def unsettled(self) -> bool:
-        """Whether anything is claimed and not settled."""
-        return self._window is not None
-
-    @property
-    def shard(self) -> ShardRef | None:
-        """Of what is claimed and not settled."""
+    def unsettled(self) -> ShardRef | None:
+        """The shard of a claim that is not settled yet."""
         window = self._window
-        return None if window is None else window.held.shard
+        return None if window is None else window.owned.shard
 
-    def give_back(self, now: float) -> None:
-        """Return what has waited for too long behind a run, while that goes on; ``now`` is monotonic."""
-        window = self._window
-        returned = window.overdue(now) if window is not None else None
-        if window is None or returned is None:
-            return
-        try:
-            answer, _ = self._around.store.exchange(returned, None)
-        except StoreUnavailable as error:
-            answer = error
-        if isinstance(answer, StoreError):
-            # The lane will meet it, and knows what to do.
-            window.put_off(returned)
-
-    def save(self) -> None:
-        """Of what a crashed lane has claimed, only the batch that was running counts as crashed."""
-        if self._window is None or self.batch is None:
-            return
-        try:
-            answer, _ = self._around.store.exchange(self._window.to_settle(), None)
-        except StoreUnavailable as error:
-            answer = error
-        if isinstance(answer, StoreError):
-            logger.error("what %s had run before could not be settled: %s", self._lane.name, answer)
-
-    def do(self, held: Held) -> None:
-        """Claim from a shard, and run what is claimed; it is settled with the next claim."""
-        queue = held.queue
-        wanted = batches_to_claim(self._pace.get(queue.name), self._around.window)
+    def run_next(self, owned: OwnedShard) -> None:
+        """Claim from a shard, and run the batches; the next claim settles them."""
+        queue = owned.queue
+        wanted = batches_to_claim(self._mean_durations.get(queue.name), self._ctx.window)
         surplus = 0
         try:
             surplus = batches = self._take_tokens(queue.name, wanted)
             if batches:
-                surplus = self._claim_and_run(held, batches)
+                surplus = self._claim_and_run(owned, batches)
         except StoreError as error:
-            self._failed(held, error)
+            self._on_failed(owned, error)
         self._return_tokens(queue.name, surplus)
 
-    def finish(self) -> None:
-        """Settle what has run, without claiming anything."""
+    def settle(self) -> None:
+        """Settle what has run, without another claim."""
         try:
             self._exchange(None)
         except StoreUnavailable as error:
             window, self._window = self._window, None
             if window is not None:
-                self._failed(window.held, error)
+                self._on_failed(window.owned, error)
 
-    def _failed(self, held: Held, error: StoreError) -> None:
+    def settle_after_crash(self) -> None:
+        """Settle all batches of a crashed lane but the running one: only that counts as crashed."""
+        if self._window is None or self.batch is None:
+            return
+        error = self._try_settle(self._window.to_settle())
+        if error is not None:
+            logger.error(
+                "%s could not settle the batches that ran before its crash: %s", self._state.name, error
+            )
+
+    def return_overdue(self, now: float) -> None:
+        """Return batches that have waited too long behind a running one; ``now`` is monotonic."""
+        window = self._window
+        returned = window.take_overdue(now) if window is not None else None
+        if window is not None and returned is not None and self._try_settle(returned) is not None:
+            # The lane's own settle meets the error, and handles it.
+            window.add_returned(returned)
+
+    def _try_settle(self, to_settle: ToSettle) -> StoreError | None:
+        try:
+            answer, _ = self._ctx.store.exchange(to_settle, None)
+        except StoreUnavailable as error:
+            return error
+        return answer if isinstance(answer, StoreError) else None
+
+    def _on_failed(self, owned: OwnedShard, error: StoreError) -> None:
         if isinstance(error, NotOwner):
-            self._lane.drop(held.shard)
-            self._around.lost(held)
-            self._forgive(held)
+            self._state.drop(owned.shard)
+            self._ctx.mailbox.report_lost(owned)
+            self._forgive(owned)
         elif isinstance(error, StoreUnavailable):
             logger.error(
-                "gave up on Redis while stopping: what was claimed of %s will be recovered", held.shard
+                "stopping without Redis: jobs of %s that were claimed will be recovered", owned.shard
             )
         else:
-            self._around.meter.refused()
-            # Of damage its text says all.
+            self._ctx.meter.refused()
+            # The text of a damage needs no traceback.
             cause = None if isinstance(error, ShardDamaged) else error
-            logger.error("shard %s is left alone for %.0f s: %s", held.shard, PARKED, error, exc_info=cause)
-            self._lane.park(held.shard, PARKED)
+            logger.error(
+                "shard %s is skipped for %.0f s: %s", owned.shard, FAILED_SHARD_DELAY, error, exc_info=cause
+            )
+            self._state.defer(owned.shard, FAILED_SHARD_DELAY)
 
-    def _forgive(self, held: Held) -> None:
-        """Whoever took the shard thought that this node had died."""
+    def _forgive(self, owned: OwnedShard) -> None:
+        # The new owner has counted a crash of this node, which is alive.
         try:
-            self._around.store.forgive(held.lease)
+            self._ctx.store.forgive(owned.lease)
         except StoreError as error:
-            logger.warning("deaths that were counted for %s could not be taken back: %s", held.shard, error)
+            logger.warning("crashes that were counted for %s could not be undone: %s", owned.shard, error)
 
     def _take_tokens(self, queue: str, wanted: int) -> int:
-        """How many batches may be claimed now."""
-        limits = self._around.limits
-        request = limits.request(queue, self._lane.name, wanted=wanted)
+        """Return how many batches may be claimed."""
+        limiter = self._ctx.rate_limiter
+        request = limiter.request(queue, self._state.name, wanted=wanted)
         if request is None:
             return wanted
-        tokens = self._lane.ask([], lambda: self._around.store.tokens(request))
-        limits.learn(queue, tokens)
+        tokens = self._state.request([], lambda: self._ctx.store.tokens(request))
+        limiter.record(queue, tokens)
         return tokens.granted
 
     def _return_tokens(self, queue: str, surplus: int) -> None:
         if not surplus:
             return
-        limits = self._around.limits
-        request = limits.request(queue, self._lane.name, surplus=surplus)
+        limiter = self._ctx.rate_limiter
+        request = limiter.request(queue, self._state.name, surplus=surplus)
         if request is None:
             return
         try:
-            limits.learn(queue, self._lane.ask([], lambda: self._around.store.tokens(request)))
+            limiter.record(queue, self._state.request([], lambda: self._ctx.store.tokens(request)))
         except StoreError as error:
-            logger.warning("%d tokens of queue %s could not be given back: %s", surplus, queue, error)
+            logger.warning("%d tokens of queue %s could not be returned: %s", surplus, queue, error)
 
-    def _claim_and_run(self, held: Held, batches: int) -> int:
-        """How many batches were claimed and have not begun. One suspect at a time on a node: if it dies, that
-        one is to blame.
+    def _claim_and_run(self, owned: OwnedShard, batches: int) -> int:
+        """Return how many claimed batches did not start.
+
+        A node runs one suspect at a time, so that a crash has one cause.
         """
-        lock = self._around.suspects
-        leave = lock.acquire(blocking=False)
+        lock = self._ctx.suspect_lock
+        locked = lock.acquire(blocking=False)
         try:
-            claim = self._exchange(self._wish(held, leave, batches))
+            claim = self._exchange(self._claim_request(owned, locked, batches))
             assert claim is not None
-            if leave and not claim.suspect:
+            if locked and not claim.suspect:
                 lock.release()
-                leave = False
+                locked = False
             if claim.suspect_due:
-                self._lane.park(held.shard, SUSPECT_PAUSE)
-            claimed = runs_of(len(claim.jobs), held.queue.batch_size)
-            # Now, since others could use them while this runs.
-            self._return_tokens(held.queue.name, batches - claimed)
-            began = self._run(held, claim)
-            if leave:
-                self.finish()
-            return claimed - began
+                self._state.defer(owned.shard, SUSPECT_DELAY)
+            claimed = runs_of(len(claim.jobs), owned.queue.batch_size)
+            # Returned before the run, since other lanes can use them meanwhile.
+            self._return_tokens(owned.queue.name, batches - claimed)
+            started = self._run(owned, claim)
+            if locked:
+                self.settle()
+            return claimed - started
         finally:
-            if leave:
+            if locked:
                 lock.release()
 
-    def _wish(self, held: Held, suspects: bool, batches: int) -> ToClaim:
-        held.request += 1
-        # What is settled in the same breath is still in hand: the settle alone may fail.
-        return ToClaim(held.queue, held.lease, held.request, held.in_hand, suspects, batches)
+    def _claim_request(self, owned: OwnedShard, suspects: bool, batches: int) -> ToClaim:
+        # A claim that is settled in the same round trip stays open: its settle alone may fail.
+        request = owned.next_request()
+        return ToClaim(owned.queue, owned.lease, request, owned.open_claims, suspects, batches)
 
-    def _exchange(self, wish: ToClaim | None) -> Claim | None:
-        """Settle what has run, and claim, in one round trip. Raises what the claim was answered."""
+    def _exchange(self, to_claim: ToClaim | None) -> Claim | None:
+        """Settle what has run, and claim, in one round trip. Raises the error of the claim."""
         window = self._window
         to_settle = window.to_settle() if window is not None else None
-        shards = [asked.lease.shard for asked in (to_settle, wish) if asked is not None]
-        store = self._around.store
-        settled, claim = self._lane.ask(shards, lambda: store.exchange(to_settle, wish))
+        shards = [request.lease.shard for request in (to_settle, to_claim) if request is not None]
+        store = self._ctx.store
+        settled, claim = self._state.request(shards, lambda: store.exchange(to_settle, to_claim))
         if window is not None:
             self._window = None
             assert settled is not None
-            self._told(window, settled)
+            self._on_settled(window, settled)
         if isinstance(claim, StoreError):
             raise claim
-        if claim is not None and wish is not None:
-            self._lane.know(wish.lease.shard, Due(claim.next_due, claim.now))
+        if claim is not None and to_claim is not None:
+            self._state.record(to_claim.lease.shard, Due(claim.next_due, claim.now))
         return claim
 
-    def _told(self, window: Window, settled: Settled | StoreError) -> None:
-        held = window.held
-        held.let_go(window.number)
+    def _on_settled(self, window: ClaimWindow, settled: Settled | StoreError) -> None:
+        owned = window.owned
+        owned.close_claim(window.number)
         if isinstance(settled, StoreError):
-            self._failed(held, settled)
+            self._on_failed(owned, settled)
         else:
-            self._lane.know(held.shard, Due(settled.next_due, settled.now))
+            self._state.record(owned.shard, Due(settled.next_due, settled.now))
             for batch in window.ran:
-                self._around.runner.settled(batch, settled.accepted)
-        if not self._lane.serves(held):
-            self._around.freed()
+                self._ctx.runner.settled(batch, settled.accepted)
+        if not self._state.serves(owned):
+            self._ctx.mailbox.wake()
 
-    def _run(self, held: Held, claim: Claim) -> int:
+    def _run(self, owned: OwnedShard, claim: Claim) -> int:
+        """Run the batches of a claim while they may start; return how many ran."""
         if not claim.jobs:
             return 0
-        held.took(claim.number)
-        clock = self._around.clock
+        owned.open_claim(claim.number)
+        clock = self._ctx.clock
         now = clock.monotonic()
-        window = self._window = Window(held, claim, now)
-        while self._may_begin(held, now) and (batch := window.next(now)) is not None:
+        window = self._window = ClaimWindow(owned, claim, now)
+        while self._may_start(owned, now) and (batch := window.next(now)) is not None:
             self.batch = batch
-            self._around.exclusion.begin(held)
+            self._ctx.exclusion.begin(owned)
             try:
-                verdicts = staying(os.getpid(), partial(self._around.runner.run, batch))
+                verdicts = staying(os.getpid(), partial(self._ctx.runner.run, batch))
             finally:
-                self._around.exclusion.end(held)
+                self._ctx.exclusion.end(owned)
             window.add(batch, verdicts)
             self.batch = None
             began_at, now = now, clock.monotonic()
-            name = held.queue.name
-            self._pace[name] = mean_duration(self._pace.get(name), now - began_at)
-            self._around.meter.ran(batch, claim.now + began_at - window.claimed_at, now - began_at)
+            name = owned.queue.name
+            self._mean_durations[name] = mean_duration(self._mean_durations.get(name), now - began_at)
+            self._ctx.meter.ran(batch, claim.now + began_at - window.claimed_at, now - began_at)
         return len(window.ran)
 
-    def _may_begin(self, held: Held, now: float) -> bool:
-        """The answer of a claim may be late: after an outage another node may be about to take the shard."""
-        return not self._lane.stopping and held.may_claim(now) and self._lane.serves(held)
+    def _may_start(self, owned: OwnedShard, now: float) -> bool:
+        # The answer of a claim may come late: after an outage another node may be about to take the shard.
+        return not self._state.stopping and owned.may_claim(now) and self._state.serves(owned)

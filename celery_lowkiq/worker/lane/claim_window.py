@@ -1,4 +1,7 @@
-"""What a lane has claimed of one shard at once: batches that wait, run, and are settled together."""
+"""The batches of one claim, and how many batches to claim at once.
+
+A larger claim saves round trips; a smaller one keeps other lanes and nodes from waiting.
+"""
 
 from __future__ import annotations
 
@@ -8,52 +11,77 @@ from collections.abc import Sequence
 
 from celery_lowkiq.rules.claims import Claim, ToSettle
 from celery_lowkiq.rules.models import Batch, Fate, Job, Verdict
-from celery_lowkiq.rules.pace import PATIENCE, WAITING
 
-from ..owned_shard import Held
+from ..owned_shard import OwnedShard
+
+#: The batches of one claim should run within this many s.
+TARGET_WINDOW = 0.03
+#: Batches that have not started after this many s are returned with the settle.
+MAX_WINDOW_AGE = 0.05
+#: Batches that wait for this many s behind a running one are returned while it runs.
+MAX_WAIT_BEHIND_RUN = 0.5
+#: Weight of the last run in the mean duration.
+WEIGHT = 0.3
 
 
-class Window:
-    """Its lane takes batches and adds verdicts; another thread may take away what waits for too long."""
+def mean_duration(mean: float | None, duration: float) -> float:
+    """Return the mean (s) after another run: follows a slow run at once, fast ones gradually."""
+    if mean is None or duration > mean:
+        return duration
+    return (1 - WEIGHT) * mean + WEIGHT * duration
 
-    def __init__(self, held: Held, claim: Claim, claimed_at: float) -> None:
-        self.held = held
+
+def batches_to_claim(mean: float | None, most: int) -> int:
+    """Return how many batches of ``mean`` s to claim at once; one if no duration is known."""
+    if mean is None:
+        return 1
+    return max(1, min(most, int(TARGET_WINDOW / mean) if mean > 0 else most))
+
+
+class ClaimWindow:
+    """Batches that wait, run, and are settled together.
+
+    The lane starts batches and adds verdicts; the window reaper takes away what waits for too long.
+    """
+
+    def __init__(self, owned: OwnedShard, claim: Claim, claimed_at: float) -> None:
+        self.owned = owned
         self.number = claim.number
         self.claimed_at = claimed_at
         self.ran: list[Batch] = []
         self._verdicts: list[Verdict] = []
-        size = held.queue.batch_size
+        size = owned.queue.batch_size
         self._waiting = deque(claim.jobs[i : i + size] for i in range(0, len(claim.jobs), size))
         self._lock = threading.Lock()
 
     def next(self, now: float) -> Batch | None:
-        """The batch to run now (monotonic s), without an outcome yet."""
+        """Return the batch to run at ``now`` (monotonic); None when the rest is to be returned."""
         with self._lock:
-            if not self._waiting or (self.ran and now > self.claimed_at + PATIENCE):
+            if not self._waiting or (self.ran and now > self.claimed_at + MAX_WINDOW_AGE):
                 return None
             jobs = self._waiting.popleft()
-        held = self.held
-        return Batch(held.queue, held.lease, self.number, jobs, held.lost, now)
+        owned = self.owned
+        return Batch(owned.queue, owned.lease, self.number, jobs, owned.lost, now)
 
     def add(self, batch: Batch, verdicts: Sequence[Verdict]) -> None:
-        """A batch has run."""
+        """Record the verdicts of a batch that has run."""
         self.ran.append(batch)
         self._verdicts += verdicts
 
     def to_settle(self) -> ToSettle:
-        """What has run, with its outcome; what has not goes back as it was."""
+        """Return all verdicts; batches that have not run are returned unchanged."""
         verdicts = (*self._verdicts, *self._returned(self._take_waiting()))
-        return ToSettle(self.held.queue, self.held.lease, verdicts)
+        return ToSettle(self.owned.queue, self.owned.lease, verdicts)
 
-    def overdue(self, now: float) -> ToSettle | None:
-        """What has waited for too long behind a run, to be returned."""
-        if now < self.claimed_at + WAITING:
+    def take_overdue(self, now: float) -> ToSettle | None:
+        """Remove the batches that have waited too long at ``now`` (monotonic), to be returned."""
+        if now < self.claimed_at + MAX_WAIT_BEHIND_RUN:
             return None
         jobs = self._take_waiting()
-        return ToSettle(self.held.queue, self.held.lease, self._returned(jobs)) if jobs else None
+        return ToSettle(self.owned.queue, self.owned.lease, self._returned(jobs)) if jobs else None
 
-    def put_off(self, returned: ToSettle) -> None:
-        """What was to be returned could not be: it goes with the rest."""
+    def add_returned(self, returned: ToSettle) -> None:
+        """Put back the verdicts of :meth:`take_overdue`, to be settled with the rest."""
         self._verdicts += returned.verdicts
 
     def _take_waiting(self) -> list[Job]:

@@ -1,4 +1,4 @@
-"""What a lane knows about its shards: when each has work next, by Redis's clock."""
+"""When each shard of a lane has its next due job, on Redis's clock."""
 
 from __future__ import annotations
 
@@ -7,64 +7,58 @@ from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.models import ShardRef
 
 
-class Agenda:
-    """Due times by shard. Not locked: the lane guards it."""
+class DueTable:
+    """Due times by shard, from replies of the store and announcements of pushes. Not locked."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._due: dict[ShardRef, float] = {}
-        #: What was announced since the last question about a shard was sent.
-        self._heard: dict[ShardRef, float] = {}
-        #: The last question about a shard: an answer to an earlier one is older than what is known.
-        self._asked: dict[ShardRef, int] = {}
-        self._questions = 0
+        #: Announcements since the last query about a shard was sent.
+        self._announced: dict[ShardRef, float] = {}
+        #: Number of the last query about a shard; replies to earlier ones are outdated.
+        self._last_query: dict[ShardRef, int] = {}
+        self._queries = 0
         self._offset: float | None = None
 
     def now(self) -> float:
-        """Redis's clock (Unix s), as far as the last reply tells; before any, the beginning of time."""
+        """Return Redis's clock (Unix s), derived from the last reply; 0 before the first one."""
         return 0.0 if self._offset is None else self._clock.monotonic() + self._offset
 
-    def ask(self, shard: ShardRef) -> int:
-        """A question about a shard is about to be sent: its reply will know all that was heard so far.
+    def begin_query(self, shard: ShardRef) -> int:
+        """Return the number of a query that is sent now: its reply includes all earlier announcements."""
+        self._announced.pop(shard, None)
+        self._queries += 1
+        self._last_query[shard] = self._queries
+        return self._queries
 
-        Returns the question's number.
-        """
-        self._heard.pop(shard, None)
-        self._questions += 1
-        self._asked[shard] = self._questions
-        return self._questions
+    def record(self, shard: ShardRef, due: Due, query: int | None = None) -> None:
+        """Record a reply of the store.
 
-    def learn(self, shard: ShardRef, due: Due, question: int | None = None) -> None:
-        """A reply of the store about a shard: the truth when it was sent. What was heard since then stays,
-        for pushes after an announced one are silent. The reply to a ``question`` that was not the last is
-        of no use.
+        Announcements since the query was sent stay: the pushes that follow an announced one are silent. A
+        reply to any ``query`` but the last is ignored.
         """
-        if question not in (None, self._asked.get(shard)):
+        if query not in (None, self._last_query.get(shard)):
             return
         self._offset = due.now - self._clock.monotonic()
         self._due.pop(shard, None)
-        for known in (due.next_due, self._heard.pop(shard, None)):
-            if known is not None:
-                self._due[shard] = min(known, self._due.get(shard, known))
+        for perform_in in (due.next_due, self._announced.pop(shard, None)):
+            if perform_in is not None:
+                self._due[shard] = min(perform_in, self._due.get(shard, perform_in))
 
-    def hear(self, shard: ShardRef, perform_in: float) -> None:
-        """An announcement: a shard has work at this time, or earlier if that was known."""
-        for known in (self._due, self._heard):
-            known[shard] = min(perform_in, known.get(shard, perform_in))
+    def announce(self, shard: ShardRef, perform_in: float) -> None:
+        """Record an announced push: the shard has a job at this time or earlier."""
+        for times in (self._due, self._announced):
+            times[shard] = min(perform_in, times.get(shard, perform_in))
 
-    def park(self, shard: ShardRef, seconds: float) -> None:
-        """Leave a shard alone for a while."""
+    def defer(self, shard: ShardRef, seconds: float) -> None:
+        """Set the due time of a shard to ``seconds`` from now."""
         self._due[shard] = self.now() + seconds
 
-    def forget(self, shard: ShardRef) -> None:
-        """The shard is not the lane's any more."""
-        for known in (self._due, self._heard, self._asked):
-            known.pop(shard, None)
+    def remove(self, shard: ShardRef) -> None:
+        """Remove a shard that left the lane."""
+        for values in (self._due, self._announced, self._last_query):
+            values.pop(shard, None)
 
     def due(self) -> dict[ShardRef, float]:
-        """Due times by shard, without those that have nothing."""
+        """Return due times by shard; shards without jobs are missing."""
         return dict(self._due)
-
-    def seconds_until(self, perform_in: float | None) -> float | None:
-        """How long until a due time."""
-        return None if perform_in is None else max(0.0, perform_in - self.now())

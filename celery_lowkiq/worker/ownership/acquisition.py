@@ -1,78 +1,74 @@
-"""Which shards a node takes: looked at while others have them, and acquired when they are free."""
+"""Acquires shards: observes the leases of other nodes, and takes what is free."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
 
 from celery_lowkiq.rules.balance import Room, lane_for
 from celery_lowkiq.rules.claims import ToAcquire
+from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.errors import LowkiqError, NotOwner, ShardDamaged, ShardRepairing, StoreUnavailable
 from celery_lowkiq.rules.models import Lease, ShardRef
 from celery_lowkiq.rules.ownership import Watch
 from celery_lowkiq.rules.text import shard_names
 
-from ..context import Surroundings
+from ..context import WorkerContext
 from ..lane.lane import Lane
-from ..owned_shard import Held
-from .lease_table import Holdings
+from ..owned_shard import OwnedShard
+from .lease_table import LeaseTable
 from .membership import Membership
-from .progress import Progress
 
 logger = logging.getLogger("celery_lowkiq.worker")
 
-#: After a refusal that only people can mend (another shard count) a queue is tried again so often, in s.
-REFUSED_AGAIN = 60.0
-#: The same of a shard that is damaged: it costs one question.
-DAMAGED_AGAIN = 10.0
-#: The same while a shard is being repaired.
-REPAIRING_AGAIN = 1.0
-#: So many shards are acquired in one round trip: some 20 ms of work for Redis.
+#: Seconds before a queue is tried again after a refusal that needs an operator, such as another shard count.
+REFUSED_RETRY = 60.0
+#: The same for one damaged shard, which costs one request.
+DAMAGED_RETRY = 10.0
+#: The same for a shard under repair.
+REPAIRING_RETRY = 1.0
+#: Shards acquired in one round trip: about 20 ms of work for Redis.
 SLICE = 500
+#: Seconds between two lines of progress; what takes less is not logged.
+PROGRESS_INTERVAL = 5.0
 
 
-class Taking:
-    """With ``membership`` up to the node's share, each shard for the lane that has the fewest; without it all
+class Acquisition:
+    """With ``membership`` up to the node's share, each shard for the lane that has fewest; without it all
     shards, each for the lane that it was dealt to.
     """
 
     def __init__(
         self,
-        around: Surroundings,
-        holdings: Holdings,
+        ctx: WorkerContext,
+        table: LeaseTable,
         *,
-        owner: str,
         lanes: Sequence[Lane],
         membership: Membership | None,
     ) -> None:
-        self._store = around.store
-        self._clock = around.clock
-        self._seconds = around.lease_seconds
-        self._holdings = holdings
-        self._owner = owner
+        self._store = ctx.store
+        self._clock = ctx.clock
+        self._owner = ctx.owner
+        self._lease_seconds = ctx.lease_seconds
+        self._table = table
         self._lanes = lanes
         self._membership = membership
-        self._progress = Progress(around.clock)
-        #: Shards that wait out a lease of before a restart, failover or flush of Redis, and until when
-        #: (monotonic).
+        self._progress = AcquisitionProgress(ctx.clock)
+        #: When shards become free (monotonic) that wait out a lease given by another Redis process.
         self.free_at: dict[ShardRef, float] = {}
 
-    def look(self, shards: Sequence[ShardRef]) -> None:
-        """See how the leases of others fare. Raises StoreError."""
+    def observe(self, shards: Sequence[ShardRef]) -> None:
+        """Read the leases of these shards. Raises StoreError."""
         states = self._store.observe(shards)
         now = self._clock.monotonic()
-        watches = self._holdings.watches
         before, self.free_at = self.free_at, {}
         for shard, state in zip(shards, states, strict=True):
-            watch = watches[shard] = watches[shard].look(state, now)
-            free_at = watch.waits_until(self._seconds)
+            free_at = self._table.observe(shard, state, now).waits_until(self._lease_seconds)
             if free_at is not None and free_at > now:
                 self.free_at[shard] = free_at
-        self._tell_of_waits(self.free_at.keys() - before.keys(), now)
+        self._log_waits(self.free_at.keys() - before.keys(), now)
 
-    def _tell_of_waits(self, shards: Collection[ShardRef], now: float) -> None:
-        """Once for each time that a shard has to wait."""
+    def _log_waits(self, shards: Collection[ShardRef], now: float) -> None:
         if shards:
             logger.info(
                 "Redis restarted, failed over or lost data: a former owner may still work, "
@@ -81,32 +77,33 @@ class Taking:
                 shard_names(shards),
             )
 
-    def next_look(self, shards: Sequence[ShardRef]) -> float:
-        """Seconds until looking again at one of them is of use; infinite without any."""
+    def seconds_to_next_look(self, shards: Sequence[ShardRef]) -> float:
+        """Return seconds until one of these shards may be free; infinite for no shards."""
         now = self._clock.monotonic()
-        looks = (self._holdings.watches[shard].next_look(now, self._seconds) for shard in shards)
+        looks = (self._table.watch(shard).next_look(now, self._lease_seconds) for shard in shards)
         return min(looks, default=float("inf"))
 
-    def take(self, shards: Iterable[ShardRef], go_on: Callable[[], bool]) -> bool:
-        """Acquire those that are free, a slice at a time for as long as ``go_on()``; whether that was all.
-        A refusal puts off all shards of the queue, damage of a shard only that one. Raises StoreError when
-        Redis is away.
+    def acquire(self, shards: Iterable[ShardRef], go_on: Callable[[], bool]) -> bool:
+        """Acquire free shards in slices while ``go_on()``; return whether all were tried.
+
+        A refusal postpones all shards of its queue, damage only the damaged shard. Raises StoreError when
+        Redis is unavailable.
         """
         free = self._free_ones(shards)
-        self._progress.begin(len(self._holdings.held), len(free))
+        self._progress.begin(len(self._table.owned_shards()), len(free))
         for start in range(0, len(free), SLICE):
             if start and not go_on():
                 return False
             self._acquire(free[start : start + SLICE])
-            self._progress.tell(len(self._holdings.held))
+            self._progress.log(len(self._table.owned_shards()))
         return True
 
     def _free_ones(self, shards: Iterable[ShardRef]) -> list[Watch]:
-        """In their order, up to the node's share."""
-        room = None if self._membership is None else self._membership.room(list(self._holdings.held))
+        """Return free shards in the given order, up to the node's share."""
+        room = None if self._membership is None else self._membership.room(self._table.owned_shards())
         found = []
         for shard in shards:
-            watch = self._holdings.watches[shard]
+            watch = self._table.watch(shard)
             if self._free(watch, room):
                 found.append(watch)
                 if room is not None:
@@ -114,13 +111,13 @@ class Taking:
         return found
 
     def _free(self, watch: Watch, room: Room | None) -> bool:
-        """Never while a thread of this node still works on an older epoch."""
-        if watch.shard in self._holdings.held or self._holdings.works_on(watch.shard):
+        # Never while a thread of this node still works under an older epoch.
+        if self._table.get(watch.shard) is not None or self._table.in_use(watch.shard):
             return False
         now = self._clock.monotonic()
         return watch.ours(self._owner) or (
-            watch.may_take(now, self._seconds)
-            and (watch.orphaned(now, self._seconds) or room is None or room.left(watch.queue.name))
+            watch.may_take(now, self._lease_seconds)
+            and (watch.orphaned(now, self._lease_seconds) or room is None or room.left(watch.queue.name))
         )
 
     def _acquire(self, watches: Sequence[Watch]) -> None:
@@ -132,28 +129,49 @@ class Taking:
             if isinstance(answer, StoreUnavailable):
                 raise answer
             if isinstance(answer, Lease):
-                self._hold(Held(watch.queue, answer, self._seconds, sent_at))
+                owned = OwnedShard(watch.queue, answer, self._lease_seconds, sent_at)
+                self._table.add(owned, self._emptiest_lane())
             elif isinstance(answer, ShardRepairing):
                 logger.info("shard %s is not served yet: %s", watch.shard, answer)
-                self._put_off([watch.shard], sent_at + REPAIRING_AGAIN)
+                self._table.postpone([watch.shard], sent_at + REPAIRING_RETRY)
             elif isinstance(answer, ShardDamaged):
                 logger.error("shard %s is not served: %s", watch.shard, answer)
-                self._put_off([watch.shard], sent_at + DAMAGED_AGAIN)
+                self._table.postpone([watch.shard], sent_at + DAMAGED_RETRY)
             elif not isinstance(answer, NotOwner):
                 refused.setdefault(watch.queue.name, answer)
         for queue, error in refused.items():
             logger.error("queue %s is not served: %s", queue, error)
-            of_queue = [shard for shard in self._holdings.watches if shard.queue == queue]
-            self._put_off(of_queue, sent_at + REFUSED_AGAIN)
+            self._table.postpone(self._table.shards_of(queue), sent_at + REFUSED_RETRY)
 
-    def _hold(self, held: Held) -> None:
-        self._holdings.add(held)
-        if self._membership is not None:
-            lane = self._lanes[lane_for([lane.load for lane in self._lanes])]
-            self._holdings.lane_of[held.shard] = lane
-        self._holdings.lane_of[held.shard].serve(held)
+    def _emptiest_lane(self) -> Lane | None:
+        """Return the lane for a new shard; None for the one that it was dealt to."""
+        if self._membership is None:
+            return None
+        return self._lanes[lane_for([lane.load for lane in self._lanes])]
 
-    def _put_off(self, shards: Sequence[ShardRef], until: float) -> None:
-        watches = self._holdings.watches
-        for shard in shards:
-            watches[shard] = replace(watches[shard], not_before=until)
+
+class AcquisitionProgress:
+    """Logs how far a node is while it acquires more shards than one turn can."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        #: When the next line is due (monotonic); None when no shard is left to acquire.
+        self._next: float | None = None
+        self._logged = False
+        self._goal = 0
+
+    def begin(self, owned: int, free: int) -> None:
+        """Record that a node with ``owned`` shards is about to acquire ``free`` more."""
+        self._goal = owned + free
+        if not free:
+            self._next, self._logged = None, False
+        elif self._next is None:
+            self._next = self._clock.monotonic() + PROGRESS_INTERVAL
+
+    def log(self, owned: int) -> None:
+        """Log the number of ``owned`` shards when a line is due."""
+        assert self._next is not None
+        now, done = self._clock.monotonic(), owned >= self._goal
+        if now >= self._next or (done and self._logged):
+            logger.info("%s of %s shards taken", f"{owned:,}", f"{self._goal:,}")
+            self._next, self._logged = now + PROGRESS_INTERVAL, not done

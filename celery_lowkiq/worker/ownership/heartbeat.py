@@ -1,4 +1,4 @@
-"""The node's heartbeat, and what goes with it: its report, and samples of queues whose first shard it has."""
+"""The node's heartbeat, sent with its report and with samples of the queues whose first shard it owns."""
 
 from __future__ import annotations
 
@@ -22,60 +22,79 @@ from celery_lowkiq.rules.reports import (
     waits,
 )
 
-from ..context import Surroundings
+from ..context import WorkerContext
 from ..lane.lane import Lane
 
 logger = logging.getLogger("celery_lowkiq.worker")
 
 
 class Heartbeat:
-    """Beats in the ownership thread. What is said with it is for people, and its failure disturbs nothing."""
+    """Sent by the ownership thread. Reports are for people only: a refused report affects nothing else."""
 
     def __init__(
-        self, around: Surroundings, *, owner: str, lanes: Sequence[Lane], queues: Sequence[QueueSpec]
+        self,
+        ctx: WorkerContext,
+        *,
+        lanes: Sequence[Lane],
+        queues: Sequence[QueueSpec],
+        served: Collection[str],
     ) -> None:
-        self._store = around.store
-        self._clock = around.clock
-        self._lease_seconds = around.lease_seconds
-        self._owner = owner
+        self._store = ctx.store
+        self._clock = ctx.clock
+        self._owner = ctx.owner
+        self._lease_seconds = ctx.lease_seconds
         self._lanes = lanes
         self._queues = {queue.name: queue for queue in queues}
         self._started_at = self._clock.monotonic()
         self._samples: tuple[tuple[str, Sample], ...] = ()
-        #: Redis's clock minus ours, once it is known, and the slot that was counted last.
-        self._ahead: float | None = None
-        self._counted = 0
+        #: Redis's clock minus the monotonic one, once it is known.
+        self._offset: float | None = None
+        self._counted_slot = 0
         self._refused = False
-        #: Told by whoever knows.
-        self.serves: Collection[str] = ()
-        #: Shards that wait out a lease which another Redis process gave, and until when (monotonic).
-        self.free_at: Mapping[ShardRef, float] = {}
-        self.quiet = False
-        self.stopping = False
+        self._served = served
+        self._free_at: Mapping[ShardRef, float] = {}
+        self._quiet = False
+        self._stopping = False
 
     def beat(self, queues: Sequence[str]) -> list[dict[str, tuple[int, int]]]:
-        """Move the heartbeat in these queues; lanes and counter of all nodes. Raises StoreError."""
-        heard: Heard = self._store.beat(queues, self._owner, len(self._lanes), self._news())
-        if isinstance(heard.told, Told):
-            self._learn(heard.told)
-        self._say(heard.told)
-        return heard.members
+        """Move the heartbeat in these queues; return lanes and counter of all nodes. Raises StoreError."""
+        answer: Heard = self._store.beat(queues, self._owner, len(self._lanes), self._news())
+        if isinstance(answer.told, Told):
+            self._record(answer.told)
+        self._log_refusal(answer.told)
+        return answer.members
 
-    def learn(self, queues: Mapping[str, QueueSpec]) -> None:
-        """Know more queues, by name."""
+    def add_queues(self, queues: Mapping[str, QueueSpec]) -> None:
+        """Add queues by name, for samples."""
         self._queues.update(queues)
 
-    def end(self) -> None:
-        """The node is gone."""
+    def report_served(self, queues: Collection[str]) -> None:
+        """Report the names of the queues that the node serves."""
+        self._served = queues
+
+    def report_quiet(self, quiet: bool) -> None:
+        """Report whether an operator made the node quiet."""
+        self._quiet = quiet
+
+    def report_stopping(self) -> None:
+        """Report that the node stops."""
+        self._stopping = True
+
+    def report_waits(self, free_at: Mapping[ShardRef, float]) -> None:
+        """Report shards that wait out a lease given by another Redis process, and until when (monotonic)."""
+        self._free_at = free_at
+
+    def remove_report(self) -> None:
+        """Remove the report of a node that has ended."""
         try:
             self._store.forget_report(self._owner)
         except StoreError as error:
-            logger.info("what this node did last is shown for a while: %s", error)
+            logger.info("the last report of this node stays visible for a while: %s", error)
 
     def _news(self) -> NodeNews:
         now = self._clock.monotonic()
         samples, self._samples = self._samples, ()
-        return NodeNews(self._report(now), now - self._started_at, samples, self._to_count(now))
+        return NodeNews(self._report(now), now - self._started_at, samples, self._queues_to_count(now))
 
     def _report(self, now: float) -> NodeReport:
         return NodeReport(
@@ -83,11 +102,11 @@ class Heartbeat:
             owner=self._owner,
             pid=os.getpid(),
             lease_seconds=self._lease_seconds,
-            quiet=self.quiet,
-            stopping=self.stopping,
-            queues=tuple(sorted(self.serves)),
+            quiet=self._quiet,
+            stopping=self._stopping,
+            queues=tuple(sorted(self._served)),
             lanes=tuple(self._describe(lane, now) for lane in self._lanes),
-            waits=waits(self.free_at, now),
+            waits=waits(self._free_at, now),
         )
 
     def _describe(self, lane: Lane, now: float) -> LaneReport:
@@ -95,23 +114,22 @@ class Heartbeat:
         running = None if batch is None else describe_run(batch, now)
         return describe_lane(lane.name, lane.shards(), max(1, LISTED_SHARDS // len(self._lanes)), running)
 
-    def _to_count(self, now: float) -> tuple[QueueSpec, ...]:
-        """Once in each slot of Redis's time, the queues whose first shard is here."""
-        if self._ahead is None or slot(now + self._ahead) == self._counted:
+    def _queues_to_count(self, now: float) -> tuple[QueueSpec, ...]:
+        """Return, once in each slot of Redis's time, the queues whose first shard is here."""
+        if self._offset is None or slot(now + self._offset) == self._counted_slot:
             return ()
-        held = frozenset[ShardRef]().union(*(lane.shards() for lane in self._lanes))
-        return tuple(queue for name, queue in self._queues.items() if ShardRef(name, 0) in held)
+        shards = frozenset[ShardRef]().union(*(lane.shards() for lane in self._lanes))
+        return tuple(queue for name, queue in self._queues.items() if ShardRef(name, 0) in shards)
 
-    def _learn(self, told: Told) -> None:
-        self._ahead = told.now - self._clock.monotonic()
+    def _record(self, told: Told) -> None:
+        self._offset = told.now - self._clock.monotonic()
         if told.samples:
-            self._samples, self._counted = told.samples, slot(told.now)
+            self._samples, self._counted_slot = told.samples, slot(told.now)
 
-    def _say(self, told: Told | StoreError | None) -> None:
-        """Once when it begins, once when it ends."""
+    def _log_refusal(self, told: Told | StoreError | None) -> None:
         refused = isinstance(told, StoreError)
         if refused and not self._refused:
-            logger.warning("what this node does cannot be shown: %s", told)
+            logger.warning("Redis refuses the report of this node: %s", told)
         elif self._refused and not refused:
-            logger.info("what this node does can be shown again")
+            logger.info("Redis accepts the report of this node again")
         self._refused = refused

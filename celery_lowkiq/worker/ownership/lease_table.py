@@ -1,74 +1,140 @@
-"""What a node has and knows of the shards that it wants: leases, what was seen of others', lanes."""
+"""The shards of a node: which it owns, the lane of each, and the leases that other nodes have."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
-from celery_lowkiq.rules.models import QueueSpec, ShardRef
+from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.rules.ownership import Watch
 
 from ..lane.lane import Lane
-from ..owned_shard import Held
+from ..owned_shard import OwnedShard
 
 
-class Holdings:
-    """The ownership thread alone changes them, but for a lost lease: whoever is told first parts with it."""
+class LeaseTable:
+    """Changed by the ownership thread only. Other threads may call :meth:`find_lane`."""
 
     def __init__(self, dealt: Mapping[ShardRef, tuple[QueueSpec, Lane]]) -> None:
-        #: The lane that serves a shard, or would.
-        self.lane_of: dict[ShardRef, Lane] = {}
-        self.watches: dict[ShardRef, Watch] = {}
-        self.learn(dealt)
-        self.held: dict[ShardRef, Held] = {}
-        #: Shards that are given up, each when its batch has ended.
-        self.leaving: set[ShardRef] = set()
-        self._lock = threading.Lock()
+        self._lanes: dict[ShardRef, Lane] = {}
+        self._watches: dict[ShardRef, Watch] = {}
+        self._owned: dict[ShardRef, OwnedShard] = {}
+        #: Shards that are released when their batch has ended.
+        self._leaving: set[ShardRef] = set()
+        self.add_shards(dealt)
 
-    def learn(self, dealt: Mapping[ShardRef, tuple[QueueSpec, Lane]]) -> None:
-        """Know more shards."""
-        self.lane_of.update((shard, lane) for shard, (_, lane) in dealt.items())
-        self.watches.update((shard, Watch(queue, shard)) for shard, (queue, _) in dealt.items())
+    def add_shards(self, dealt: Mapping[ShardRef, tuple[QueueSpec, Lane]]) -> None:
+        """Add shards that may be acquired, each with its lane."""
+        self._lanes.update((shard, lane) for shard, (_, lane) in dealt.items())
+        self._watches.update((shard, Watch(queue, shard)) for shard, (queue, _) in dealt.items())
 
-    def leases(self) -> list[Held]:
-        """All that the node has now."""
-        with self._lock:
-            return list(self.held.values())
+    # -- owned shards and their lanes
+
+    def owned(self) -> list[OwnedShard]:
+        """Return all shards that the node owns."""
+        return list(self._owned.values())
+
+    def owned_shards(self) -> list[ShardRef]:
+        """Return the names of the shards that the node owns."""
+        return list(self._owned)
+
+    def get(self, shard: ShardRef) -> OwnedShard | None:
+        """Return an owned shard; None when the node does not own it."""
+        return self._owned.get(shard)
+
+    def find_lane(self, shard: ShardRef) -> Lane | None:
+        """Return the lane that serves a shard, or would serve it; None for an unknown shard."""
+        return self._lanes.get(shard)
+
+    def lane_of(self, shard: ShardRef) -> Lane:
+        """Return the lane that serves a shard, or would serve it."""
+        return self._lanes[shard]
+
+    def in_use(self, shard: ShardRef) -> bool:
+        """Whether a thread of this node still works on the shard, under any epoch."""
+        return shard in self._lanes[shard].working
+
+    def add(self, owned: OwnedShard, lane: Lane | None = None) -> None:
+        """Add an acquired shard to a lane, by default to the one that it was dealt to."""
+        self._owned[owned.shard] = owned
+        self._lanes[owned.shard] = lane or self._lanes[owned.shard]
+        self._lanes[owned.shard].serve(owned)
+
+    def move(self, shard: ShardRef, lane: Lane) -> None:
+        """Move a shard to another lane; it stays where it is when its lane is in the middle of it."""
+        self._lanes[shard].drop(shard)
+        if not self.in_use(shard):
+            self._lanes[shard] = lane
+        owned = self._owned.get(shard)
+        if owned is not None:
+            self._lanes[shard].serve(owned)
+
+    def forget_lost(self, owned: OwnedShard) -> bool:
+        """Remove a shard that another node may own, and watch its lease. False if it was removed before."""
+        shard = owned.shard
+        if self._owned.get(shard) is not owned:
+            return False
+        owned.lost.set()
+        self._lanes[shard].drop(shard)
+        del self._owned[shard]
+        self._leaving.discard(shard)
+        self._watches[shard] = Watch(owned.queue, shard, known_epoch=owned.lease.epoch)
+        return True
+
+    def remove(self, owned: OwnedShard) -> None:
+        """Remove a shard for good, when the node stops."""
+        self._owned.pop(owned.shard, None)
+
+    # -- shards that are to be released
+
+    def leave(self, shard: ShardRef) -> None:
+        """Start no new batch of a shard; it is to be released."""
+        self._leaving.add(shard)
+        self._lanes[shard].drop(shard)
+
+    def stay(self, owned: OwnedShard) -> None:
+        """Serve a shard again that could not be released."""
+        self._leaving.discard(owned.shard)
+        self._lanes[owned.shard].serve(owned)
+
+    def leaving(self) -> list[OwnedShard]:
+        """Return the shards that are to be released, sorted by name."""
+        return [self._owned[shard] for shard in sorted(self._leaving)]
+
+    def staying(self) -> list[ShardRef]:
+        """Return the names of the other owned shards."""
+        return [shard for shard in self._owned if shard not in self._leaving]
+
+    # -- leases of other nodes
 
     def wanted(self, queues: Collection[str]) -> list[ShardRef]:
-        """The shards of these queues that others have, or nobody."""
-        return [shard for shard in self.watches if shard.queue in queues and shard not in self.held]
+        """Return the shards of these queues that the node does not own."""
+        return [shard for shard in self._watches if shard.queue in queues and shard not in self._owned]
 
-    def works_on(self, shard: ShardRef) -> bool:
-        """Whether a thread of this node has something of the shard in hand, under whatever epoch."""
-        return shard in self.lane_of[shard].working
+    def watch(self, shard: ShardRef) -> Watch:
+        """Return what was seen of a shard's lease."""
+        return self._watches[shard]
 
-    def add(self, held: Held) -> None:
-        """A shard was taken."""
-        with self._lock:
-            self.held[held.shard] = held
+    def observe(self, shard: ShardRef, state: LeaseState, now: float) -> Watch:
+        """Record the state of a shard's lease, read at ``now`` (monotonic)."""
+        watch = self._watches[shard] = self._watches[shard].look(state, now)
+        return watch
 
-    def part_with(self, held: Held) -> bool:
-        """The shard is, or may be, another node's: it is watched again. Whether the lease was still here."""
-        with self._lock:
-            if self.held.get(held.shard) is not held:
-                return False
-            held.lost.set()
-            del self.held[held.shard]
-            self.leaving.discard(held.shard)
-            self.watches[held.shard] = Watch(held.queue, held.shard, known_epoch=held.lease.epoch)
-            return True
+    def postpone(self, shards: Iterable[ShardRef], until: float) -> None:
+        """Do not acquire these shards before ``until`` (monotonic)."""
+        for shard in shards:
+            self._watches[shard] = replace(self._watches[shard], not_before=until)
 
-    def drop(self, held: Held) -> None:
-        """Have nothing more to do with a shard: the node ends."""
-        with self._lock:
-            self.held.pop(held.shard, None)
+    def shards_of(self, queue: str) -> list[ShardRef]:
+        """Return all shards of a queue."""
+        return [shard for shard in self._watches if shard.queue == queue]
 
-    def doubt(self, now: float) -> None:
-        """Tell the runs of shards that another node may have by now (monotonic, s). What was seen of other
-        owners is worth nothing either.
+    def mark_doubtful(self, now: float) -> None:
+        """Mark shards as lost whose lease has run out at ``now`` (monotonic), because Redis does not answer.
+
+        Silence of other owners counts from anew: they could not renew either.
         """
-        self.watches = {shard: watch.doubted() for shard, watch in self.watches.items()}
-        for held in self.leases():
-            if now >= held.deadline:
-                held.lost.set()
+        self._watches = {shard: watch.doubted() for shard, watch in self._watches.items()}
+        for owned in self._owned.values():
+            if now >= owned.deadline:
+                owned.lost.set()

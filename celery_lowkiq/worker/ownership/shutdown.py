@@ -1,4 +1,4 @@
-"""How a node that ends gives up what it has."""
+"""Releases the shards of a node that stops."""
 
 from __future__ import annotations
 
@@ -6,58 +6,57 @@ import logging
 
 from celery_lowkiq.rules.errors import NotOwner
 
-from ..lane.lane import Lane
-from ..owned_shard import Held
+from ..owned_shard import OwnedShard
 from ..ports import Store
-from .lease_table import Holdings
+from .lease_table import LeaseTable
 from .membership import Membership
 
 logger = logging.getLogger("celery_lowkiq.worker")
 
 
-class Farewell:
-    """Each shard goes when its lane has ended; every step may raise StoreError, and is taken again then."""
+class ShardReleaser:
+    """Releases each shard when its lane has ended. Every step may raise StoreError, and is repeated then."""
 
-    def __init__(self, store: Store, holdings: Holdings, membership: Membership | None) -> None:
+    def __init__(self, store: Store, table: LeaseTable, membership: Membership | None) -> None:
         self._store = store
-        self._holdings = holdings
+        self._table = table
         self._membership = membership
-        #: The process ends, and all runs with it: no lane is waited for.
-        self.at_once = False
+        self._at_once = False
+
+    def release_at_once(self) -> None:
+        """Do not wait for lanes from now on: the process ends, and its batches with it."""
+        self._at_once = True
 
     @property
     def done(self) -> bool:
-        """Whether nothing of this node is left for others to see."""
-        return self._membership is None and not self._holdings.leases()
+        """Whether other nodes see nothing of this node any more."""
+        return self._membership is None and not self._table.owned()
 
     def leave(self) -> None:
-        """Take no part in the sharing any more."""
+        """Leave the membership."""
         if self._membership is not None:
             self._membership.leave()
             self._membership = None
 
     def forget_crashed(self) -> None:
-        """What a crashed lane was running counts as a crash: that lease is not marked as stopping."""
-        for held in self._holdings.leases():
-            if self._lane_of(held).crashed and self._holdings.works_on(held.shard):
-                self._holdings.drop(held)
+        """Forget the shard that a crashed lane was running: its lease is not marked as stopping."""
+        for owned in self._table.owned():
+            if self._table.lane_of(owned.shard).crashed and self._table.in_use(owned.shard):
+                self._table.remove(owned)
 
     def release(self) -> None:
         """Release the shards of lanes that have ended."""
-        for held in self._holdings.leases():
-            if self.at_once or self._lane_of(held).ended:
-                self._release(held)
+        for owned in self._table.owned():
+            if self._at_once or self._table.lane_of(owned.shard).ended:
+                self._release(owned)
 
-    def _release(self, held: Held) -> None:
-        if self.at_once:
-            held.lost.set()
+    def _release(self, owned: OwnedShard) -> None:
+        if self._at_once:
+            owned.lost.set()
         try:
-            released = self._store.release(held.lease, unsettled=self.at_once)
+            released = self._store.release(owned.lease, unsettled=self._at_once)
         except NotOwner:
             released = True
         if not released:
-            logger.warning("shard %s keeps unsettled jobs: its next owner recovers them", held.shard)
-        self._holdings.drop(held)
-
-    def _lane_of(self, held: Held) -> Lane:
-        return self._holdings.lane_of[held.shard]
+            logger.warning("shard %s keeps unsettled jobs: its next owner recovers them", owned.shard)
+        self._table.remove(owned)

@@ -1,0 +1,173 @@
+"""Warnings of the ownership thread, each logged once while its cause lasts.
+
+Overdue batches, lost shards and lost data, an eviction policy that drops keys, shards dealt wrongly to nodes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from celery_lowkiq.rules.balance import ORPHANED
+from celery_lowkiq.rules.clock import Clock
+from celery_lowkiq.rules.health_checks import ERROR, eviction
+from celery_lowkiq.rules.models import Lease, QueueSpec, ShardRef
+from celery_lowkiq.rules.ownership import Watch
+
+from ..context import WorkerContext
+from ..lane.lane import Lane
+from ..ports import Host, Store
+from .lease_table import LeaseTable
+
+logger = logging.getLogger("celery_lowkiq.worker")
+
+#: Maximum number of lost shards that a line names.
+LISTED_SHARDS = 10
+#: Seconds between two looks at the eviction policy, which is logged each time while it is dangerous.
+POLICY_INTERVAL = 60.0
+
+
+class OverdueMonitor:
+    """Calls ``Host.alarm`` once for each batch that runs longer than its task's ``max_run``."""
+
+    def __init__(self, host: Host, clock: Clock, lanes: Sequence[Lane]) -> None:
+        self._host = host
+        self._clock = clock
+        self._lanes = lanes
+        #: Leases of the batches that are overdue now; a shard runs one batch at a time.
+        self.leases: frozenset[Lease] = frozenset()
+
+    def check(self) -> None:
+        now = self._clock.monotonic()
+        late = {b.lease: b for lane in self._lanes if (b := lane.batch) is not None and b.overdue(now)}
+        for lease, batch in late.items():
+            if lease not in self.leases:
+                self._host.alarm(batch, now - batch.began_at)
+        self.leases = frozenset(late)
+
+
+class LossMonitor:
+    """Logs shards that the node has lost: to another node, or with the data of Redis."""
+
+    def __init__(self, table: LeaseTable) -> None:
+        self._table = table
+        self._lost: deque[ShardRef] = deque()
+        #: Queues whose loss of data was logged, until all their leases are back.
+        self._logged: frozenset[str] = frozenset()
+
+    def add(self, shard: ShardRef) -> None:
+        """Record a lost shard; it is logged when its lease has been observed."""
+        self._lost.append(shard)
+
+    def check(self, observed: Collection[ShardRef]) -> None:
+        """Log the losses; ``observed`` are the shards whose leases are still watched."""
+        gone = {shard for shard in observed if self._table.watch(shard).forgotten}
+        taken = sorted(set(self._pop_lost(observed)) - gone)
+        if taken:
+            more = f" and {len(taken) - LISTED_SHARDS} more" if len(taken) > LISTED_SHARDS else ""
+            names = ", ".join(map(str, taken[:LISTED_SHARDS]))
+            logger.warning("shards changed hands, and this node leaves them: %s%s", names, more)
+        self._log_data_loss(gone)
+
+    def _pop_lost(self, observed: Collection[ShardRef]) -> list[ShardRef]:
+        """Remove and return the lost shards but those whose lease was not observed since."""
+        if not self._lost:
+            return []
+        found = [self._lost.popleft() for _ in range(len(self._lost))]
+        unseen = {shard for shard in observed if self._table.watch(shard).since is None}
+        self._lost.extend(shard for shard in found if shard in unseen)
+        return [shard for shard in found if shard not in unseen]
+
+    def _log_data_loss(self, gone: Collection[ShardRef]) -> None:
+        count = Counter(shard.queue for shard in gone)
+        new = sorted(count.keys() - self._logged)
+        self._logged = frozenset(count)
+        if new:
+            logger.warning(
+                "Redis has lost data of %s: leases of this node are gone. Was it flushed, restarted without "
+                "persistence, or does it evict keys? Calls that were stored there are lost unless you "
+                "restore them. New calls run in about one lease time.",
+                ", ".join(f"{queue!r} (shards: {count[queue]})" for queue in new),
+            )
+
+
+class EvictionPolicyMonitor:
+    """Warns while ``maxmemory-policy`` lets Redis drop jobs."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._next = clock.monotonic()
+        self._dangerous = False
+        self._logged_unknown = False
+
+    def check(self) -> None:
+        """Read the policy when that is due. Raises StoreUnavailable."""
+        now = self._clock.monotonic()
+        if now < self._next:
+            return
+        server = self._store.memory()
+        self._next = now + POLICY_INTERVAL
+        finding = eviction(server)
+        line = f"maxmemory-policy of Redis: {finding.text} {finding.advice}"
+        if finding.level == ERROR:
+            logger.error(line)
+        elif server.policy is None and not self._logged_unknown:
+            self._logged_unknown = True
+            logger.warning(line)
+        elif self._dangerous:
+            logger.warning("Redis evicts no jobs any more: maxmemory-policy %s", server.policy)
+        self._dangerous = finding.level == ERROR
+
+
+class MisassignmentMonitor:
+    """Warns when node numbers leave shards unserved, or give shards to two nodes, for three lease times."""
+
+    def __init__(
+        self, ctx: WorkerContext, *, shards: Mapping[ShardRef, QueueSpec], wanted: Collection[ShardRef]
+    ) -> None:
+        """``wanted``: the part of all ``shards`` that this node was dealt."""
+        self._store = ctx.store
+        self._clock = ctx.clock
+        self._owner = ctx.owner
+        self._lease_seconds = ctx.lease_seconds
+        self._wanted = frozenset(wanted)
+        self._watches = {shard: Watch(queue, shard) for shard, queue in shards.items()}
+        self._next = self._clock.monotonic()
+        self._shared_since: dict[ShardRef, float] = {}
+        self._logged: set[ShardRef] = set()
+
+    def check(self) -> None:
+        """Observe all shards once in a lease time. Raises StoreError."""
+        now = self._clock.monotonic()
+        if now < self._next or len(self._wanted) == len(self._watches):
+            return
+        self._next = now + self._lease_seconds
+        states = self._store.observe(list(self._watches))
+        for (shard, watch), state in zip(list(self._watches.items()), states, strict=True):
+            self._watches[shard] = watch.look(state, now)
+        self._log(
+            [s for s in self._watches.keys() - self._wanted if self._orphaned(s, now)],
+            "no node serves %s: do the node numbers of all nodes together leave a part out?",
+        )
+        self._log(
+            [s for s in self._wanted if self._shared(s, now)],
+            "%s are dealt to this node, but a living node owns them: do two nodes have the same number?",
+        )
+
+    def _orphaned(self, shard: ShardRef, now: float) -> bool:
+        return self._watches[shard].orphaned(now, self._lease_seconds)
+
+    def _shared(self, shard: ShardRef, now: float) -> bool:
+        # A living owner moves the counter of its lease, so that the shard is not orphaned.
+        if self._watches[shard].seen.owner in ("", self._owner) or self._orphaned(shard, now):
+            self._shared_since.pop(shard, None)
+            return False
+        return now >= self._shared_since.setdefault(shard, now) + ORPHANED * self._lease_seconds
+
+    def _log(self, shards: Iterable[ShardRef], text: str) -> None:
+        new = sorted(set(shards) - self._logged)
+        if new:
+            self._logged.update(new)
+            logger.warning(text, ", ".join(map(str, new)))
