@@ -7,19 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from celery_lowkiq.rules.isolation import NOT_ISOLATED, Isolation
 from celery_lowkiq.rules.models import Fate, Gone, NewJob
-from celery_lowkiq.rules.policies import (
-    NONE,
-    AfterFailure,
-    Policies,
-    WhenFull,
-    after_failure,
-    debounced,
-    has_place,
-    reached,
-    stale,
-    surplus,
-)
+from celery_lowkiq.rules.policies import NONE, AfterFailure, Policies, WhenFull, surplus
 from tests.model.jobs import Buckets, Item, ModelJob, score_of
+from tests.model.policies import after_failure, debounced, has_place, reached, stale
 
 #: Positions of payloads that are buried with an error, or go for another reason.
 Bad = Mapping[int, "bytes | Gone"]

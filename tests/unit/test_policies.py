@@ -11,21 +11,10 @@ from celery_lowkiq import ConfigurationError, OrderedTask, ordered_task
 from celery_lowkiq.integration.records.call_record import TTL_ENDS, CallNote, note_of
 from celery_lowkiq.integration.task.queue_options import policies_of
 from celery_lowkiq.rules.models import Fate, Job, Payload
-from celery_lowkiq.rules.policies import (
-    NONE,
-    AfterFailure,
-    Policies,
-    WhenFull,
-    after_failure,
-    debounced,
-    has_place,
-    length_of_shard,
-    reached,
-    stale,
-    surplus,
-)
+from celery_lowkiq.rules.policies import NONE, AfterFailure, Policies, WhenFull, length_of_shard, surplus
 from celery_lowkiq.rules.retry import RetryPolicy
 from celery_lowkiq.rules.retry import after_failure as failed
+from tests.model.policies import after_failure, debounced, has_place, reached, stale
 
 
 @pytest.mark.parametrize("count, keep, gone", [(3, 2, 1), (2, 2, 0), (1, 2, 0), (1000, None, 0)])

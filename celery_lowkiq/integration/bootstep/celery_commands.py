@@ -10,9 +10,8 @@ from celery.worker.control import Panel
 from kombu import Exchange, Queue
 
 from celery_lowkiq.integration.app.rate_limits import read_rate
+from celery_lowkiq.integration.task.unsupported import ENDLESS, FIXED
 from celery_lowkiq.rules.errors import ConfigurationError
-
-from .thread_pool import ENDLESS, FIXED
 
 Command = Callable[..., Any]
 

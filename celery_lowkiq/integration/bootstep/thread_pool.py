@@ -7,10 +7,10 @@ from typing import Any
 
 from celery.exceptions import ImproperlyConfigured
 
+from celery_lowkiq.integration.task.unsupported import ENDLESS, FIXED
+
 logger = logging.getLogger("celery_lowkiq")
 
-FIXED = "the number of lanes is fixed when the worker starts: use -c, or lowkiq_lanes"
-ENDLESS = "a lane is a thread, which nothing can end from outside: max_run= raises an alarm"
 NO_CHILD = "there is no child to replace"
 #: Settings that Celery's thread pool passes by, as a worker has them, with their names and why.
 WITHOUT_EFFECT = {

@@ -18,8 +18,8 @@ from celery.app.task import Context
 from celery.backends.base import DisabledBackend
 
 from celery_lowkiq.integration.app.codec import MARK, Codec, dump_json
+from celery_lowkiq.integration.app.durations import seconds_of
 from celery_lowkiq.integration.calls.message_header import HEADER
-from celery_lowkiq.integration.task.queue_options import seconds_of
 from celery_lowkiq.rules.errors import PayloadError, UndecodablePayload
 
 #: Headers that a run has anyway, or that have become the job's own.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from typing import Any
 
 from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.durations import seconds_of
 from celery_lowkiq.integration.app.rate_limits import RATES, is_rate, read_rate
 from celery_lowkiq.integration.calls.validation import PRIORITIES, is_priority
 from celery_lowkiq.rules.errors import ConfigurationError
@@ -18,14 +18,6 @@ SECONDS = f"seconds above 0 up to {LONGEST_PAUSE:,.0f}, or a timedelta"
 LARGEST_KEEP = 1000
 #: Options of a task that a policy may contradict.
 OTHERS = ("expires", "max_payloads_per_run", "max_retries", "rate_limit")
-
-
-def seconds_of(value: Any) -> float | None:
-    """Seconds of a number or timedelta; None for what is neither, or not within (0, LONGEST_PAUSE]."""
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if number and 0 < value <= LONGEST_PAUSE else None
 
 
 def _whole(value: Any, high: float | None = None) -> bool:

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from celery_lowkiq.integration.app.option_names import check_call_names
-from celery_lowkiq.integration.bootstep.thread_pool import ENDLESS
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall
 
+FIXED = "the number of lanes is fixed when the worker starts: use -c, or lowkiq_lanes"
+ENDLESS = "a lane is a thread, which nothing can end from outside: max_run= raises an alarm"
 _MERGED = "calls of one id are merged into one job"
 _STORED = "calls go to the store, not to a broker"
 _SHOWN = (
