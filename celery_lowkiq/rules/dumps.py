@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import enum
 import json
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 from .errors import BadDump
 from .models import Payload, Recorded
 from .priorities import LEAST_URGENT, MOST_URGENT
+from .validators import is_number, is_whole
 
 FORMAT = "celery-lowkiq dump 1"
 #: A line is shorter (bytes): it has at most 16 payloads of 1 MiB, which base64 makes a third longer.
@@ -208,12 +208,12 @@ def _of(kind: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if not is_number(value):
         raise ValueError(f"{value!r} is no number")
     return float(value)
 
 
 def _whole(value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST:
+    if not is_whole(value, least, LARGEST):
         raise ValueError(f"{value!r} is no whole number from {least} on")
     return value

@@ -11,6 +11,7 @@ from numbers import Real
 from typing import Any, Literal
 
 from .errors import ConfigurationError
+from .validators import invalid
 
 #: ``(exception, retry_count) -> s``, or False: give up. Raises what the user's function raises, and
 #: ValueError when that returns no pause.
@@ -20,7 +21,7 @@ Pauses = Callable[[Any, int], "float | Literal[False]"]
 LONGEST_PAUSE = 1e9
 #: What ``retry_in=`` may be, in words.
 ALLOWED = (
-    "seconds from 0, a timedelta, 'exponential', a list of pauses, a function of (retry_count) or of "
+    "seconds from 0, a timedelta, 'exponential', a list of delays, a function of (retry_count) or of "
     "(exc, retry_count), or None"
 )
 IN_LIST = "seconds from 0, a timedelta, or 'exponential'"
@@ -44,7 +45,7 @@ def read_pauses(retry_in: Any) -> Pauses:
     if is_list(retry_in):
         return _asking(_of_list(retry_in))
     if retry_in is not None and _seconds(retry_in, 0) is None:
-        raise ConfigurationError(f"retry_in={retry_in!r} is not allowed: {ALLOWED}")
+        raise ConfigurationError(invalid("retry_in", retry_in, ALLOWED))
     return _asking(lambda _: retry_in)
 
 
@@ -68,7 +69,7 @@ def takes_error(function: Callable[..., Any]) -> bool:
     if refused or not (1 <= len(needed) <= 2 or (len(positional) == 1 and not others)):
         name = getattr(function, "__qualname__", repr(function))
         raise ConfigurationError(
-            f"retry_in={name} is not allowed: write def pause(retry_count) or def pause(exc, retry_count)"
+            f"retry_in={name} is invalid: expected def delay(retry_count) or def delay(exc, retry_count)"
         )
     return len(needed) == 2
 
@@ -93,9 +94,11 @@ def _asking(function: Callable[..., Any]) -> Pauses:
 def _of_list(pauses: Sequence[Any]) -> Callable[[int], Any]:
     for place, entry in enumerate(pauses):
         if _seconds(entry, place) is None:
-            raise ConfigurationError(f"retry_in[{place}]={entry!r} is not allowed: {IN_LIST}")
+            raise ConfigurationError(invalid(f"retry_in[{place}]", entry, IN_LIST))
     if not pauses:
-        raise ConfigurationError("retry_in=[] is not allowed: for no retry at all give max_retries=0")
+        raise ConfigurationError(
+            invalid("retry_in", pauses, "at least one delay", "Use max_retries=0 for none")
+        )
     return lambda retry_count: pauses[retry_count] if retry_count < len(pauses) else False
 
 

@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl
 from starlette.requests import Request
 
 from celery_lowkiq.rules.errors import InvalidCall
+from celery_lowkiq.rules.validators import is_whole, whole
 
 from .errors import Refused
 
@@ -56,9 +57,10 @@ class Params:
 
     def whole(self, name: str, low: int, high: int, default: int) -> int:
         text = self.text(name, "") or str(default)
-        if not (text.isascii() and text.isdigit() and len(text) < 10 and low <= int(text) <= high):
-            raise InvalidCall(f"{name}={_short(text)}: a whole number from {low} to {high} is allowed")
-        return int(text)
+        number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+        if number is None or not is_whole(number, low, high):
+            raise InvalidCall(f"{name}={_short(text)} is invalid: expected {whole(low, high).expected}")
+        return number
 
     def number(self, name: str) -> float | None:
         """None for a field that is empty or not there."""

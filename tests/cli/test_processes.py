@@ -121,7 +121,7 @@ def test_an_option_that_is_wrong_is_told_with_its_task(server, words):
     found = done(*words.split(), app="tests.cli.elsewhere.wrong")
     assert found.returncode != 0
     assert "the dashboard is at" not in found.stdout
-    assert "sync_order: shards=0 is not allowed" in found.stderr
+    assert "sync_order: shards=0 is invalid" in found.stderr
 
 
 def test_a_pause_and_its_end(filled):

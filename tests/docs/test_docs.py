@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -11,12 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from celery_lowkiq import OrderedTask
-from celery_lowkiq.integration.app.settings import SETTINGS
-from celery_lowkiq.integration.task.options import _CHECKS
-from celery_lowkiq.integration.task.queue_options import POLICIES
-from celery_lowkiq.integration.task.unsupported import _DECORATOR as REFUSED
+from celery_lowkiq.integration.task.unsupported import REFUSED
 from celery_lowkiq.store.scripts.keys import SHARD_KEYS
+from tests.docs import tables
 
 ROOT = Path(__file__).parents[2]
 COMMAND = (
@@ -94,31 +90,13 @@ def test_ci_runs_the_readmes_test_command():
     assert COMMAND.format(session="tests") in (ROOT / ".ci" / "run").read_text().splitlines()
 
 
-def rows(path: str, name: str) -> dict[str, list[str]]:
-    """Cells of a table's lines by the name that they begin with."""
-    found = re.findall(rf"^\| `{name}` \|(.*)\|$", (ROOT / path).read_text(), re.MULTILINE)
-    return {name: [cell.strip() for cell in cells.split("|")] for name, cells in found}
-
-
-def test_every_setting_is_documented_with_its_default_and_limits():
-    documented = rows("docs/settings.md", r"lowkiq_(\w+)")
-    assert set(documented) == set(SETTINGS)
-    for name, setting in SETTINGS.items():
-        default, allowed, *_ = documented[name]
-        if isinstance(setting.default, (int, float, str)):
-            assert json.loads(default.strip("`")) == setting.default, name
-        for limit in re.findall(r"[\d.]+|'\w+'", setting.allowed):
-            assert limit.replace("'", '"') in re.split(r"[ ,`]+", allowed), f"{name}: {limit}"
-
-
-def test_every_option_is_documented_with_its_default():
-    documented = rows("docs/task-options.md", r"(\w+)")
-    options = {*_CHECKS, *POLICIES}
-    assert set(documented) == options | {"app"}
-    for name in options:
-        default = getattr(OrderedTask, name)
-        if default is not None:
-            assert json.loads(documented[name][0].strip("`")) == default, name
+@pytest.mark.parametrize("name", tables.TABLES)
+def test_tables_of_settings_and_options_are_those_of_the_declarations(name):
+    """`python -m tests.docs.tables` writes them."""
+    found = (ROOT / "docs" / name).read_text()
+    assert found == tables.page(name)
+    for option in tables.TABLES[name][1]:
+        assert f"{option}` |" in found
 
 
 def test_links_between_pages_exist():

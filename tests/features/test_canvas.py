@@ -302,7 +302,7 @@ class TestOptions:
             client.send_task("work", ()).get(WAIT)
         with pytest.raises(InvalidCall, match="score='9' is a str"):
             client.send_task("work", (job_id,), headers={"lowkiq": {"score": "9"}}).get(WAIT)
-        with pytest.raises(InvalidCall, match="score=9 is not supported on work"):
+        with pytest.raises(InvalidCall, match="score=9 is invalid: expected no score= in a call of work"):
             client.send_task("work", (job_id,), score=9).get(WAIT)
         header = [
             client.signature("work", args=(job_id, payload)) for payload in ({"return": 1}, "x" * 70000)

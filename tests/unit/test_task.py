@@ -121,7 +121,7 @@ class TestDecorating:
     @pytest.mark.parametrize(
         "options, words",
         [
-            ({"shards": 0}, "shards=0 is not allowed: a whole number from 1 to 4096"),
+            ({"shards": 0}, "shards=0 is invalid: expected a whole number from 1 to 4096"),
             ({"shards": 4097}, "shards=4097"),
             ({"shards": True}, "shards=True"),
             ({"batch_size": 1001}, "batch_size=1001"),
@@ -132,35 +132,44 @@ class TestDecorating:
             ({"queue_name": "x" * 256}, "queue_name"),
             ({"queue_name": "é"}, "queue_name"),
             ({"merge": []}, "merge="),
-            ({"queue": "mine"}, "queue='mine' is not allowed.*queue_name="),
-            ({"time_limit": 5}, "time_limit=5 is not allowed: a lane is a thread.*max_run="),
+            ({"queue": "mine"}, "queue='mine' is invalid.*queue_name="),
+            (
+                {"time_limit": 5},
+                "time_limit=5 is invalid: expected no time_limit=, since a lane is a thread.*max_run=",
+            ),
             ({"soft_time_limit": 5}, "soft_time_limit=5"),
             (
                 {"priority": 10},
-                "priority=10 is not allowed: a whole number from 0, the most urgent, to 9, or None",
+                "priority=10 is invalid: expected a whole number from 0, the most urgent, to 9, or None",
             ),
             ({"priority": True}, "priority=True"),
             ({"retry_priority": -1}, "retry_priority=-1"),
-            ({"retry_priority": 5, "max_retries": 0}, "retry_priority=5 needs retries, but max_retries=0"),
+            (
+                {"retry_priority": 5, "max_retries": 0},
+                "retry_priority=5 is invalid: expected max_retries= above 0",
+            ),
             ({"compression": "gzip"}, "compression='gzip'"),
             ({"serializer": "yaml"}, "serializer='yaml'.*lowkiq_serializer"),
             ({"default_retry_delay": 5}, "default_retry_delay=5.*retry_in="),
-            ({"retry_backoff": True}, "retry_backoff=True is not allowed without autoretry_for="),
+            ({"retry_backoff": True}, "retry_backoff=True is invalid: expected autoretry_for="),
             ({"pydantic": True}, "pydantic=True"),
-            ({"delivery_mode": 1}, "delivery_mode=1 is not allowed: .*lowkiq_push_durability"),
-            ({"Request": "mine:Request"}, "Request='mine:Request' is not allowed: .*on_failure"),
-            ({"rate_limit": "5/d"}, "rate_limit='5/d' is not allowed: a number .runs a second."),
+            ({"delivery_mode": 1}, "delivery_mode=1 is invalid: .*lowkiq_push_durability"),
+            ({"Request": "mine:Request"}, "Request='mine:Request' is invalid: .*on_failure"),
+            ({"rate_limit": "5/d"}, "rate_limit='5/d' is invalid: expected a number .runs a second."),
             ({"rate_limit": -1}, "rate_limit=-1"),
             ({"rate_limit": True}, "rate_limit=True"),
-            ({"rate_limit_per_id": "x"}, "rate_limit_per_id='x' is not allowed: a number .runs a second."),
-            ({"rate_limit_per_id": {}}, "rate_limit_per_id={} is not allowed"),
-            ({"rate_limit_per_id": 10**400}, "is not allowed: a number .runs a second."),
+            (
+                {"rate_limit_per_id": "x"},
+                "rate_limit_per_id='x' is invalid: expected a number .runs a second.",
+            ),
+            ({"rate_limit_per_id": {}}, "rate_limit_per_id={} is invalid"),
+            ({"rate_limit_per_id": 10**400}, "is invalid: expected a number .runs a second."),
             (
                 {"rate_limit_per_id": "10/s", "rate_limit": "10/s"},
-                "rate_limit_per_id='10/s' limits nothing, .* by rate_limit='10/s'",
+                "rate_limit_per_id='10/s' is invalid: expected less than rate_limit='10/s'",
             ),
-            ({"merge": "sum"}, "merge='sum' is not allowed: 'min' or 'max'"),
-            ({"retry_in": -5}, "retry_in=-5 is not allowed: seconds from 0, a timedelta"),
+            ({"merge": "sum"}, "merge='sum' is invalid: expected 'min' or 'max'"),
+            ({"retry_in": -5}, "retry_in=-5 is invalid: expected seconds from 0, a timedelta"),
             ({"key": "id"}, "key='id'"),
             ({"base": Celery}, "a subclass of OrderedTask"),
         ],
@@ -181,7 +190,7 @@ class TestDecorating:
         app = Celery("unit", set_as_current=False)
         app.conf.task_annotations = {name: {"time_limit": 5}}
         recorder(app, name="annotated", shared=False)
-        with pytest.raises(ConfigurationError, match="time_limit=5 is not allowed"):
+        with pytest.raises(ConfigurationError, match="time_limit=5 is invalid"):
             app.finalize()
 
     def test_annotations_are_options(self):
@@ -204,9 +213,7 @@ class TestDecorating:
     def test_a_task_name_that_is_no_queue_name_asks_for_one(self, app):
         task, _ = recorder(app, name="my task", queue_name="mine")
         assert task.queue_spec.name == "mine"
-        with pytest.raises(
-            ConfigurationError, match="'my other task' cannot be its queue's: give queue_name="
-        ):
+        with pytest.raises(ConfigurationError, match=r"name='my other task' is invalid: .* Give queue_name="):
             recorder(app, name="my other task")
 
 
@@ -220,32 +227,32 @@ class TestRefusedCalls:
             (lambda t: t.delay(None), InvalidCall, "id=None"),
             (lambda t: t.delay(1, object()), PayloadError, "cannot be serialized"),
             (lambda t: t.apply_async((1,), queue="other"), InvalidCall, "queue='other'.*two queues"),
-            (lambda t: t.apply_async((1,), time_limit=5), InvalidCall, "time_limit=5 is not.*max_run="),
+            (lambda t: t.apply_async((1,), time_limit=5), InvalidCall, "time_limit=5 is invalid.*max_run="),
             (lambda t: t.apply_async((1,), soft_time_limit=5), InvalidCall, "soft_time_limit=5.*max_run="),
             (
                 lambda t: t.apply_async((1,), priority=10),
                 InvalidCall,
-                "priority=10 is not allowed: a whole num",
+                "priority=10 is invalid: expected a whole num",
             ),
             (
                 lambda t: t.perform_async([{"id": 1, "priority": -1}]),
                 InvalidCall,
-                "job 0.*priority=-1 is not",
+                "job 0.*priority=-1 is invalid",
             ),
             (lambda t: t.apply_async((1,), compression="gzip"), InvalidCall, "compression='gzip'.*reference"),
             (lambda t: t.apply_async((1,), serializer="yaml"), InvalidCall, "serializer=.*lowkiq_serializer"),
             (lambda t: t.apply_async((1,), routing_key="x"), InvalidCall, "routing_key='x'.*queue_name="),
             (lambda t: t.apply_async((1,), exchange="x"), InvalidCall, "exchange='x'.*queue_name="),
             (lambda t: t.apply_async((1,), delivery_mode=1), InvalidCall, "delivery_mode=1.*durability"),
-            (lambda t: t.apply_async((1,), mandatory=True), InvalidCall, "mandatory=True is not supported"),
+            (lambda t: t.apply_async((1,), mandatory=True), InvalidCall, "mandatory=True is invalid"),
             (lambda t: t.apply_async((1,), connection="x"), InvalidCall, "connection='x'.*lowkiq_url"),
             (lambda t: t.apply_async((1,), expiration=5), InvalidCall, "expiration=5.*expires="),
-            (lambda t: t.apply_async((1,), retries=3), InvalidCall, "retries=3 is not.*max_retries="),
+            (lambda t: t.apply_async((1,), retries=3), InvalidCall, "retries=3 is invalid.*max_retries="),
             (lambda t: t.apply_async((1,), argsrepr="***"), InvalidCall, "argsrepr=.*must stay hidden"),
             (
                 lambda t: t.apply_async((1,), perform_in=3),
                 InvalidCall,
-                "perform_in=3 is not.*eta=.*countdown=",
+                "perform_in=3 is invalid.*eta=.*countdown=",
             ),
             (lambda t: t.apply_async((1,), scores=1), InvalidCall, "scores= is invalid.*mean score="),
             (lambda t: t.apply_async((1,), prio=3), InvalidCall, "prio= is invalid.*mean priority="),

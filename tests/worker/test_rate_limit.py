@@ -75,7 +75,7 @@ def test_a_limit_is_set_and_taken_away_at_run_time(app, start_worker, ledger, re
 def test_a_bad_limit_is_refused(app, start_worker, wrong):
     start_worker(lanes=1)
     (answer,) = command(app, "rate_limit", "w0@test", task_name="record", rate_limit=wrong)
-    assert answer["error"].startswith(f"rate_limit={wrong!r} is not allowed: a number (runs a second)")
+    assert answer["error"].startswith(f"rate_limit={wrong!r} is invalid: expected a number (runs a second)")
 
 
 def starts_of(ledger, job_id):

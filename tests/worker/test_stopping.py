@@ -259,7 +259,7 @@ def test_bad_settings_end_a_worker_with_their_name(settings, start_worker, app):
     settings["lowkiq_pol_interval"] = 3
     node = start_worker(wait=False)
     assert node.exit_status() != 0
-    assert "unknown setting 'lowkiq_pol_interval': did you mean 'lowkiq_poll_interval'?" in node.logs()
+    assert "expected the name of a setting. Did you mean lowkiq_poll_interval?" in node.logs()
 
 
 def test_the_apps_of_two_tests_do_not_share_tasks():

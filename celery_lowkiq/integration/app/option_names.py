@@ -12,48 +12,6 @@ from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall
 
 #: How similar (0 to 1) a name is to the option that it is taken for.
 SIMILAR = 0.8
-#: Options of Celery's decorator and task classes.
-CELERYS = (
-    "acks_late",
-    "acks_on_failure_or_timeout",
-    "autoretry_for",
-    "base",
-    "bind",
-    "compression",
-    "default_retry_delay",
-    "delivery_mode",
-    "dont_autoretry_for",
-    "exchange",
-    "expires",
-    "ignore_result",
-    "immediate",
-    "mandatory",
-    "name",
-    "priority",
-    "pydantic",
-    "pydantic_context",
-    "pydantic_dump_kwargs",
-    "pydantic_strict",
-    "queue",
-    "rate_limit",
-    "reject_on_worker_lost",
-    "resultrepr_maxsize",
-    "retry_backoff",
-    "retry_backoff_max",
-    "retry_jitter",
-    "retry_kwargs",
-    "routing_key",
-    "send_events",
-    "serializer",
-    "shared",
-    "soft_time_limit",
-    "store_errors_even_if_ignored",
-    "throws",
-    "time_limit",
-    "track_started",
-    "trail",
-    "typing",
-)
 #: What Lowkiq calls them.
 LOWKIQS = {"shards_count": "shards", "max_retry_count": "max_retries"}
 #: Our options of a call.
@@ -64,14 +22,16 @@ SHORT = {"prio": "priority"}
 SIMILAR_AT_A_CALL = 0.86
 
 
-def check_option_names(given: Iterable[str], known: Collection[str], ours: Collection[str]) -> None:
+def check_option_names(
+    given: Iterable[str], known: Collection[str], ours: Collection[str], celerys: Collection[str]
+) -> None:
     """Raises ConfigurationError for the first name that is not ``known`` and looks like an option, one of
     ``ours`` or of Celery's. Any other name is an attribute of the user's.
     """
     for name in given:
-        if name in known or name in CELERYS or name in ours:
+        if name in known or name in celerys or name in ours:
             continue
-        meant = LOWKIQS.get(name) or _similar(name, ours) or _similar(name, CELERYS)
+        meant = LOWKIQS.get(name) or _similar(name, ours) or _similar(name, celerys)
         if meant is not None:
             raise ConfigurationError(
                 f"{name}= is invalid: expected the name of an option. Did you mean {meant}=? An attribute of "

@@ -1,4 +1,4 @@
-"""Settings: names, defaults and what is allowed, in one table."""
+"""Settings of an app: each is declared once, with type, default, valid values and its documentation."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import difflib
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from celery import Celery
 from celery.app import utils
@@ -16,23 +16,30 @@ from kombu.utils.imports import symbol_by_name
 
 from celery_lowkiq.rules import schedulers, splitters
 from celery_lowkiq.rules.errors import ConfigurationError
+from celery_lowkiq.rules.validators import (
+    Option,
+    Validator,
+    boolean,
+    invalid,
+    is_number,
+    one_of,
+    seconds,
+    text,
+    whole,
+)
 
 from .tracebacks import format_traceback
 
 PREFIX = "lowkiq_"
-#: A payload may never be larger (bytes): a claim takes about so much at a time.
+#: Bytes; a claim takes at most this much of an id at a time.
 LARGEST_PAYLOAD = 1024 * 1024
-
-#: Of these no message shows the value.
-SECRETS = ("url", "redis_options", "web_auth")
 
 _MISSING = object()
 
-# As Celery masks the broker's URL in `inspect conf` and `report`.
-_masking: Any = utils
-_masking.HIDDEN_SETTINGS = re.compile(
-    f"{_masking.HIDDEN_SETTINGS.pattern}|{PREFIX}({'|'.join(SECRETS)})", re.IGNORECASE
-)
+Exclusion = Literal["cooperative", "strict"]
+PushDurability = Literal["fast", "replicated", "fsynced"]
+MessageScore = Literal["arrival", "sent"]
+LogFailures = Literal["first", "all", "death"]
 
 SCHEDULERS: dict[str, Any] = {
     "lag": schedulers.lag,
@@ -47,8 +54,11 @@ SPLITTERS: dict[str, Any] = {
 
 
 def format_message(error: BaseException) -> str:
-    """An error without the way to it: ``lowkiq_format_error = "message"``."""
+    """Type and message of an error, without its traceback."""
     return f"{type(error).__name__}: {error}"
+
+
+FORMATS: dict[str, Any] = {"traceback": format_traceback, "message": format_message}
 
 
 def _text_to_bytes(text: str) -> bytes:
@@ -59,75 +69,22 @@ def _bytes_to_text(data: bytes) -> str:
     return data.decode("utf-8", "backslashreplace")
 
 
-def _silent(error: BaseException) -> None:
-    """The default of last_words: Celery's log says it already."""
+def _do_nothing(error: BaseException) -> None:
+    """Celery logs the error anyway."""
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One setting: its default, what it may be in words, and how a value is read (ValueError refuses it)."""
+def _function(named: Mapping[str, Any] | None = None) -> Validator:
+    known = named or {}
 
-    default: Any
-    allowed: str
-    read: Callable[[Any], Any]
-
-
-def _number(low: float, high: float, whole: bool = False) -> Callable[[Any], Any]:
-    def read(value: Any) -> Any:
-        if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
-            raise ValueError(value)
-        if not low <= value <= high:
-            raise ValueError(value)
-        return value
-
-    return read
-
-
-def _optional(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None else read(value)
-
-
-def _truth(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(value)
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError(value)
-    return value
-
-
-def _one_of(*names: str) -> Callable[[Any], str]:
-    def read(value: Any) -> str:
-        if value not in names:
-            raise ValueError(value)
-        return str(value)
-
-    return read
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ValueError(value)
-    return dict(value)
-
-
-def _weights(value: Any) -> dict[str, float]:
-    """A queue that could be drawn never, or always, would be no weight."""
-    return {_text(name): _number(0.001, 1000)(weight) for name, weight in _mapping(value).items()}
-
-
-def _function(named: Mapping[str, Any] | None = None) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
         if isinstance(value, str):
-            value = (named or {}).get(value) or _import(value)
+            value = known.get(value) or _import(value)
         if not callable(value):
-            raise ValueError(value)
+            raise ValueError
         return value
 
-    return read
+    names = "".join(f"{name!r}, " for name in known)
+    return Validator(f"{names}a function, or the dotted path of one", read)
 
 
 def _import(path: str) -> Any:
@@ -137,123 +94,229 @@ def _import(path: str) -> Any:
         raise ValueError(f"{path!r} cannot be imported: {error}") from error
 
 
-def _functions(value: Any) -> tuple[Any, ...]:
-    if isinstance(value, str) or not isinstance(value, (list, tuple)):
-        raise ValueError(value)
-    return tuple(_function()(entry) for entry in value)
+def _read_functions(value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise ValueError
+    return tuple(_function().read(entry) for entry in value)
 
 
-_FUNCTION = "a function, or the dotted path of one"
+_functions = Validator("a list of functions, or of their dotted paths", _read_functions)
 
-SETTINGS: dict[str, Setting] = {
-    "url": Setting(None, "the URL of a Redis; None takes broker_url", _optional(_text)),
-    "redis_options": Setting({}, "a dict of redis-py connection arguments", _mapping),
-    "client_pool_size": Setting(5, "a whole number from 1 to 1000", _number(1, 1000, whole=True)),
-    "pool_timeout": Setting(5.0, "seconds from 0.1 to 600", _number(0.1, 600)),
-    "poll_interval": Setting(1.0, "seconds from 0.01 to 3600", _number(0.01, 3600)),
-    "lease_seconds": Setting(10.0, "seconds from 0.5 to 3600", _number(0.5, 3600)),
-    "shutdown_timeout": Setting(
-        None, "seconds from 0 to 86400; None waits for as long as it takes", _optional(_number(0, 86400))
-    ),
-    "exclusion": Setting("cooperative", "'cooperative' or 'strict'", _one_of("cooperative", "strict")),
-    "lanes": Setting(
-        None, "a whole number from 1 to 1000; None takes -c", _optional(_number(1, 1000, whole=True))
-    ),
-    "window": Setting(50, "a whole number from 1 to 1000", _number(1, 1000, whole=True)),
-    "scheduler": Setting(
-        None,
-        f"'lag', 'seq', 'weighted', or {_FUNCTION} that makes a scheduler; None takes 'weighted' with "
-        "queue weights, else 'lag'",
-        _optional(_function(SCHEDULERS)),
-    ),
-    "queue_weights": Setting({}, "a dict of queue names to numbers from 0.001 to 1000", _weights),
-    "splitter": Setting("lease", f"'lease', 'default', 'by_node', or {_FUNCTION}", _function(SPLITTERS)),
-    "number_of_nodes": Setting(
-        None,
-        "a whole number from 1; None takes LOWKIQ_NUMBER_OF_NODES",
-        _optional(_number(1, 4096, whole=True)),
-    ),
-    "node_number": Setting(
-        None, "a whole number from 0; None takes LOWKIQ_NODE_NUMBER", _optional(_number(0, 4095, whole=True))
-    ),
-    "priority_max_wait": Setting(60.0, "seconds from 0 to 86400", _number(0, 86400)),
-    "server_middlewares": Setting((), f"a list; each entry {_FUNCTION}", _functions),
-    "client_middlewares": Setting((), f"a list; each entry {_FUNCTION}", _functions),
-    "push_durability": Setting(
-        "fast", "'fast', 'replicated' or 'fsynced'", _one_of("fast", "replicated", "fsynced")
-    ),
-    "push_replicas": Setting(1, "a whole number from 1 to 100", _number(1, 100, whole=True)),
-    "message_score": Setting("arrival", "'arrival' or 'sent'", _one_of("arrival", "sent")),
-    "track_calls": Setting(False, "True or False", _truth),
-    "track_ttl": Setting(
-        7 * 86400, "seconds, a whole number from 60 to 31536000", _number(60, 31536000, whole=True)
-    ),
-    "serializer": Setting("json", "the name of a kombu serializer", _text),
-    "max_payload_bytes": Setting(
-        64 * 1024, f"a whole number from 1 to {LARGEST_PAYLOAD}", _number(1, LARGEST_PAYLOAD, whole=True)
-    ),
-    "format_error": Setting(
-        format_traceback,
-        f"'traceback', 'message', or {_FUNCTION}: exception to text",
-        _function({"traceback": format_traceback, "message": format_message}),
-    ),
-    "dump_error": Setting(_text_to_bytes, f"{_FUNCTION}: text to bytes", _function()),
-    "load_error": Setting(_bytes_to_text, f"{_FUNCTION}: bytes to text", _function()),
-    "log_failures": Setting("first", "'first', 'all' or 'death'", _one_of("first", "all", "death")),
-    "metrics_port": Setting(
-        None,
-        "a port from 0 (any free one) to 65535; None for no metrics",
-        _optional(_number(0, 65535, whole=True)),
-    ),
-    "metrics_host": Setting("127.0.0.1", "an address or a host's name", _text),
-    "web_auth": Setting(None, "'user:password'; None takes LOWKIQ_WEB_AUTH", _optional(_text)),
-    "web_user_header": Setting(None, "the name of a header", _optional(_text)),
-    "web_read_only": Setting(False, "True or False", _truth),
-    "web_unpickle": Setting(False, "True or False", _truth),
-    "last_words": Setting(_silent, f"{_FUNCTION}: exception to None", _function()),
-}
+
+def _read_mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError
+    return dict(value)
+
+
+def _read_weights(value: Any) -> dict[str, float]:
+    """A weight has bounds, so that a queue is never drawn always, or not at all."""
+    weights = _read_mapping(value)
+    if not all(text().accepts(name) and is_number(weight, 0.001, 1000) for name, weight in weights.items()):
+        raise ValueError
+    return weights
+
+
+def _setting(
+    default: Any, valid: Validator, documentation: str, default_words: str = "", secret: bool = False
+) -> Any:
+    option = Option(default, valid, documentation, default_words, secret)
+    return field(repr=not secret, metadata={"option": option})
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of an app, read and checked; DESIGN and docs/settings.md say what each is for."""
+    """The settings of an app, read and checked. A name here is a Celery setting without its prefix."""
 
-    url: str | None = field(repr=False)
-    redis_options: dict[str, Any] = field(repr=False)
-    client_pool_size: int
-    pool_timeout: float
-    poll_interval: float
-    lease_seconds: float
-    shutdown_timeout: float | None
-    exclusion: str
-    lanes: int | None
-    window: int
-    scheduler: Callable[[], schedulers.Scheduler]
-    queue_weights: dict[str, float]
-    splitter: splitters.Splitter
-    number_of_nodes: int | None
-    node_number: int | None
-    priority_max_wait: float
-    server_middlewares: tuple[Any, ...]
-    client_middlewares: tuple[Any, ...]
-    push_durability: str
-    push_replicas: int
-    message_score: str
-    track_calls: bool
-    track_ttl: int
-    serializer: str
-    max_payload_bytes: int
-    format_error: Callable[[BaseException], str]
-    dump_error: Callable[[str], bytes]
-    load_error: Callable[[bytes], str]
-    log_failures: str
-    metrics_port: int | None
-    metrics_host: str
-    web_auth: str | None = field(repr=False)
-    web_user_header: str | None
-    web_read_only: bool
-    web_unpickle: bool
-    last_words: Callable[[BaseException], Any]
+    url: str | None = _setting(
+        None,
+        text("the URL of a Redis").or_none(),
+        "[Where the store is](#where-the-store-is): a `redis`, `rediss`, `valkey`, `valkeys`, "
+        "`redis+socket`, `unix` or `sentinel` URL. None: `broker_url`, which must then be a Redis. Celery's "
+        "own Redis settings apply (`redis_backend_use_ssl`, ...).",
+        secret=True,
+    )
+    redis_options: dict[str, Any] = _setting(
+        {},
+        Validator("a dict of redis-py connection arguments", _read_mapping),
+        "Further arguments of each Redis connection. `socket_timeout` is 5 s unless given here.",
+        secret=True,
+    )
+    client_pool_size: int = _setting(
+        5,
+        whole(1, 1000),
+        "Largest number of [connections](#connections) for calls, listings and actions in a process.",
+    )
+    pool_timeout: float = _setting(5.0, seconds(0.1, 600), "How long a thread waits for a free connection.")
+    poll_interval: float = _setting(
+        1.0,
+        seconds(0.01, 3600),
+        "How often an idle lane looks for due jobs; a push wakes it at once. Where looking takes long, as "
+        "with thousands of shards on a node, it is up to ten times as long.",
+    )
+    lease_seconds: float = _setting(
+        10.0,
+        seconds(0.5, 3600),
+        "How long a worker may be silent; after 1.05 times as long, another worker takes its shards over.",
+    )
+    shutdown_timeout: float | None = _setting(
+        None,
+        seconds(0, 86400).or_none(),
+        "How long a worker that stops waits for its running batches; later ones are [left to the next "
+        "worker](operating.md#a-deadline-for-the-end). None: without limit.",
+    )
+    exclusion: Exclusion = _setting(
+        "cooperative",
+        one_of(Exclusion),
+        "What happens to a run whose worker was frozen or cut off for longer than its lease. "
+        '`"cooperative"`: the run goes on beside the new owner\'s, and its settle is refused. '
+        '`"strict"`: the kernel ends its process at that moment (Linux). See [the guarantees]'
+        "(fencing.md#strict-exclusion).",
+    )
+    lanes: int | None = _setting(
+        None, whole(1, 1000).or_none(), "Number of threads for ordered tasks in a worker. None: `-c`."
+    )
+    window: int = _setting(
+        50,
+        whole(1, 1000),
+        "Largest number of batches that a lane claims, and settles, at once. See [the window](#the-window).",
+    )
+    scheduler: Callable[[], schedulers.Scheduler] = _setting(
+        None,
+        _function(SCHEDULERS).or_none(),
+        'Which of its shards a lane works next, see [schedulers](#schedulers). None: `"weighted"` with '
+        '`lowkiq_queue_weights`, else `"lag"`.',
+    )
+    queue_weights: dict[str, float] = _setting(
+        {},
+        Validator("a dict of queue names to numbers from 0.001 to 1000", _read_weights),
+        "How often a queue with due jobs gets a lane's next turn, compared with the others: "
+        '`{"critical": 3, "default": 1}`. A queue without a weight has 1. See '
+        "[weights](policies.md#weights-of-queues).",
+    )
+    priority_max_wait: float = _setting(
+        60.0,
+        seconds(0, 86400),
+        "How long a due job may be passed by for [more urgent ones](policies.md#priority-of-a-call). Jobs "
+        "that are due for longer come first, the oldest before all.",
+    )
+    splitter: splitters.Splitter = _setting(
+        "lease", _function(SPLITTERS), "Which shards a worker wants, see [splitters](#splitters)."
+    )
+    number_of_nodes: int | None = _setting(
+        None,
+        whole(1, 4096).or_none(),
+        'For the splitter `"by_node"`: number of workers. None: the environment variable '
+        "`LOWKIQ_NUMBER_OF_NODES`.",
+    )
+    node_number: int | None = _setting(
+        None,
+        whole(0, 4095).or_none(),
+        'For the splitter `"by_node"`: number of this worker, from 0. None: the environment variable '
+        "`LOWKIQ_NODE_NUMBER`.",
+    )
+    server_middlewares: tuple[Any, ...] = _setting(
+        (),
+        _functions,
+        "Functions [`m(task, batch, call)`](middlewares.md) around each run, the first outermost. `batch` is "
+        "the jobs of the run.",
+    )
+    client_middlewares: tuple[Any, ...] = _setting(
+        (), _functions, "The same around each push. `batch` is the entries of the call."
+    )
+    push_durability: PushDurability = _setting(
+        "fast", one_of(PushDurability), "When a call returns, see [durability](#durability)."
+    )
+    push_replicas: int = _setting(
+        1, whole(1, 100), 'Number of replicas that the durability `"replicated"` waits for.'
+    )
+    message_score: MessageScore = _setting(
+        "arrival",
+        one_of(MessageScore),
+        'Score of a [call by name](calling.md#calls-by-name) that gives none. `"arrival"`: the time when a '
+        "worker stored it, by Redis's clock. `\"sent\"`: the time when it was sent, by the sender's clock.",
+    )
+    track_calls: bool = _setting(
+        False,
+        boolean,
+        "Every call keeps its own id and a record, also without a result. It shows in events and in Flower, "
+        "and can be revoked.",
+    )
+    track_ttl: int = _setting(
+        7 * 86400,
+        whole(60, 31536000, of="seconds"),
+        "How long a [tracker](tracking.md) is kept after its last call has ended. While it waits for a call, "
+        "it is kept for at least 30 days.",
+    )
+    serializer: str = _setting(
+        "json",
+        text("the name of a kombu serializer"),
+        "Writes payloads and call records, see [serializers](#serializers). It must be in `accept_content`.",
+    )
+    max_payload_bytes: int = _setting(
+        64 * 1024,
+        whole(1, LARGEST_PAYLOAD),
+        "Largest serialized payload. A call with a larger one is refused; a larger one found in Redis goes "
+        "to the morgue. Raise the setting in workers first, and lower it in callers first.",
+    )
+    format_error: Callable[[BaseException], str] = _setting(
+        "traceback",
+        _function(FORMATS),
+        'Turns an exception into the text that a failed job keeps, at most 8 KiB. `"traceback"`: the frames '
+        'from the task\'s function on, without local variables. `"message"`: type and message only.',
+    )
+    dump_error: Callable[[str], bytes] = _setting(
+        _text_to_bytes,
+        _function(),
+        "Turns the text of an error into the bytes to store, for instance compressed ones.",
+        default_words="UTF-8",
+    )
+    load_error: Callable[[bytes], str] = _setting(
+        _bytes_to_text, _function(), "The inverse of `lowkiq_dump_error`.", default_words="UTF-8"
+    )
+    log_failures: LogFailures = _setting(
+        "first",
+        one_of(LogFailures),
+        "Which failed runs the worker [logs with their traceback](operating.md#failures-in-the-log). "
+        '`"first"`: the first failure of a job and its death. `"all"`: each one. `"death"`: only the death; '
+        "other failures are logged at most as INFO.",
+    )
+    metrics_port: int | None = _setting(
+        None,
+        whole(0, 65535).or_none(),
+        "Port of a worker's [metrics](metrics.md) for Prometheus. 0: any free port, which the log names. "
+        "None: no metrics.",
+    )
+    metrics_host: str = _setting(
+        "127.0.0.1",
+        text("an address or a host name"),
+        "Address where the metrics listen. Metrics have no password, so open them to trusted machines only.",
+    )
+    web_auth: str | None = _setting(
+        None,
+        text("'user:password'").or_none(),
+        "Name and password of the [dashboard](dashboard.md), by HTTP basic authentication. None: the "
+        "environment variable `LOWKIQ_WEB_AUTH`.",
+        secret=True,
+    )
+    web_user_header: str | None = _setting(
+        None,
+        text("the name of a header").or_none(),
+        "Header in which a reverse proxy names the dashboard's user. Only that proxy may reach the port.",
+    )
+    web_read_only: bool = _setting(False, boolean, "Whether the dashboard refuses every change.")
+    web_unpickle: bool = _setting(
+        False,
+        boolean,
+        "Whether the dashboard decodes payloads that are not JSON, as a worker would (only what "
+        "`accept_content` allows). Otherwise it shows their bytes.",
+    )
+    last_words: Callable[[BaseException], Any] = _setting(
+        _do_nothing,
+        _function(),
+        "Called with an error from outside a task's function that ends a lane or the worker.",
+        default_words="does nothing",
+    )
 
     def make_splitter(self) -> splitters.Splitter:
         """Raises ConfigurationError when ``by_node`` does not know its numbers."""
@@ -263,22 +326,33 @@ class Settings:
         return splitters.by_node_splitter(nodes, _or_environment("node_number", self.node_number))
 
 
+#: All settings by their names without prefix.
+SETTINGS: dict[str, Option] = {found.name: found.metadata["option"] for found in fields(Settings)}
+#: Settings whose values appear in no message.
+SECRETS = tuple(name for name, setting in SETTINGS.items() if setting.secret)
+
+# `inspect conf` and `report` hide them, as they hide the broker's URL.
+_masking: Any = utils
+_masking.HIDDEN_SETTINGS = re.compile(
+    f"{_masking.HIDDEN_SETTINGS.pattern}|{PREFIX}({'|'.join(SECRETS)})", re.IGNORECASE
+)
+
+
 def _or_environment(name: str, value: int | None) -> int:
     if value is not None:
         return value
     variable = (PREFIX + name).upper()
     text = os.environ.get(variable, "")
     if not text.isdecimal():
-        raise ConfigurationError(
-            f"{variable}={text!r}: lowkiq_splitter='by_node' needs a whole number there, or {PREFIX + name}"
-        )
+        fix = f"lowkiq_splitter='by_node' needs it: set it, or {PREFIX + name}"
+        raise ConfigurationError(invalid(variable, text, "a whole number", fix))
     return int(text)
 
 
 def read_settings(app: Celery) -> Settings:
-    """Raises ConfigurationError, which names the setting, the value, and what is allowed."""
+    """All settings of an app. Raises ConfigurationError for an unknown name and for an invalid value."""
     _refuse_unknown(app)
-    values = {name: _value(app, name, setting) for name, setting in SETTINGS.items()}
+    values = {name: read_setting(app, name) for name in SETTINGS}
     return Settings(**{**values, "scheduler": _scheduler(values["scheduler"], values["queue_weights"])})
 
 
@@ -289,35 +363,21 @@ def _scheduler(given: Any, weights: dict[str, float]) -> Callable[[], schedulers
 
 
 def read_setting(app: Celery, name: str) -> Any:
-    """One setting, without its prefix. Raises ConfigurationError."""
-    return _value(app, name, SETTINGS[name])
-
-
-def _value(app: Celery, name: str, setting: Setting) -> Any:
-    value = app.conf.get(PREFIX + name, setting.default)
-    try:
-        return setting.read(value)
-    except ValueError as error:
-        shown = "its value" if name in SECRETS else repr(value)
-        why = f" ({error})" if str(error) not in (str(value), "") and name not in SECRETS else ""
-        raise ConfigurationError(
-            f"{PREFIX}{name}: {shown} is not allowed{why}; allowed: {setting.allowed}"
-        ) from None
+    """One setting, named without its prefix. Raises ConfigurationError."""
+    setting = SETTINGS[name]
+    return setting.valid.check(PREFIX + name, app.conf.get(PREFIX + name, setting.default), setting.secret)
 
 
 def _refuse_unknown(app: Celery) -> None:
     for name, written in sorted(_given_names(app).items()):
-        if name in SETTINGS:
-            if app.conf.get(PREFIX + name, _MISSING) is _MISSING:
-                raise ConfigurationError(f"setting {written!r} has no effect: write {_spelling(app, name)}")
-        else:
+        if name not in SETTINGS:
             close = difflib.get_close_matches(name, SETTINGS, n=1)
-            hint = (
-                f"did you mean {PREFIX + close[0]!r}?"
-                if close
-                else f"known are {', '.join(sorted(SETTINGS))}"
+            hint = f"Did you mean {PREFIX + close[0]}?" if close else f"Known are {', '.join(SETTINGS)}"
+            raise ConfigurationError(f"{PREFIX + name} is invalid: expected the name of a setting. {hint}")
+        if app.conf.get(PREFIX + name, _MISSING) is _MISSING:
+            raise ConfigurationError(
+                f"{written} is invalid: expected {_spelling(app, name)}. As written, it has no effect"
             )
-            raise ConfigurationError(f"unknown setting {PREFIX + name!r}: {hint}")
 
 
 def _spelling(app: Celery, name: str) -> str:
@@ -328,9 +388,7 @@ def _spelling(app: Celery, name: str) -> str:
 
 
 def _given_names(app: Celery) -> dict[str, str]:
-    """All lowkiq settings that were given: names in lower case, without prefix and the app's namespace, and
-    how they were written.
-    """
+    """The lowkiq settings that an app gives: how each is written, by its name without prefix."""
     namespace = (getattr(app, "namespace", None) or "").lower()
     found = {}
     for written in (str(key) for mapping in (app.conf.maps or ()) for key in mapping):

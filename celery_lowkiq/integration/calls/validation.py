@@ -14,6 +14,7 @@ from celery_lowkiq.integration.app.codec import Codec
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import NewJob
 from celery_lowkiq.rules.priorities import LEAST_URGENT, MOST_URGENT
+from celery_lowkiq.rules.validators import is_whole
 
 MAX_ID_BYTES = 256
 #: Unix s; the year 2286. What is larger was surely meant in milliseconds.
@@ -187,22 +188,20 @@ def read_score(value: Any, tz: tzinfo | None, name: str = "score") -> float | No
 
 def is_priority(value: Any) -> bool:
     """Whether it is one: a whole number from 0 to 9."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return whole and MOST_URGENT <= value <= LEAST_URGENT
+    return is_whole(value, MOST_URGENT, LEAST_URGENT)
 
 
 def read_priority(value: Any) -> int | None:
     """A priority, or None. Raises InvalidCall."""
     if value is None or is_priority(value):
         return value  # type: ignore[no-any-return]
-    raise InvalidCall(f"priority={_shown(value)} is not allowed: {PRIORITIES}")
+    raise InvalidCall(f"priority={_shown(value)} is invalid: expected {PRIORITIES}")
 
 
 def priority_of(properties: Mapping[str, Any]) -> int | None:
     """What a message of Celery's says, which may be from a broker with more than ten; None: nothing."""
     value = properties.get("priority")
-    known = isinstance(value, int) and not isinstance(value, bool)
-    return min(max(value, MOST_URGENT), LEAST_URGENT) if known and value is not None else None
+    return min(max(value, MOST_URGENT), LEAST_URGENT) if is_whole(value) else None
 
 
 def read_time(name: str, value: Any, tz: tzinfo | None) -> float:

@@ -26,7 +26,7 @@ def ordered_base(base: Any, ordered: type) -> type:
     """
     if not (isinstance(base, type) and issubclass(base, Task)):
         raise ConfigurationError(
-            f"base={base!r} is not allowed: a subclass of OrderedTask, or of Celery's Task"
+            f"base={base!r} is invalid: expected a subclass of OrderedTask, or of Celery's Task"
         )
     given: type = base
     if issubclass(given, ordered):

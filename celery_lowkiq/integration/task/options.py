@@ -1,12 +1,12 @@
-"""Options of an ordered task, checked when the function is decorated or the class is made."""
+"""Options of an ordered task: declared once, and checked when a function is decorated or a class is made."""
 
 from __future__ import annotations
 
 import inspect
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from datetime import datetime
+from typing import Annotated, Any, Literal, TypedDict
 
 from celery import Celery
 from celery.app.annotations import resolve_all as resolve_all_annotations
@@ -14,85 +14,155 @@ from celery.app.annotations import resolve_all as resolve_all_annotations
 from celery_lowkiq.integration.app.option_names import check_option_names
 from celery_lowkiq.integration.app.rate_limits import read_rate
 from celery_lowkiq.rules.errors import ConfigurationError
-from celery_lowkiq.rules.models import MAX_SHARDS, Merge
-from celery_lowkiq.rules.retry_delays import ALLOWED as PAUSES
-from celery_lowkiq.rules.retry_delays import read_pauses
+from celery_lowkiq.rules.models import MAX_SHARDS
+from celery_lowkiq.rules.validators import Option, invalid, is_number, matching, one_of, options_of, whole
 
-from .queue_options import POLICIES, check_queue_policies
-from .retry_options import ERRORS, are_errors, check_policies
-from .unsupported import check_celery_options
+from .queue_options import QueueOptions, queue_conflicts
+from .retry_options import RetryOptions, retry_conflicts
+from .unsupported import REFUSED, check_celery_options
 
 MAX_BATCH = 1000
 MAX_PAYLOADS = 1000
 QUEUE_NAME = re.compile(r"[!-z|~]{1,255}")
+QUEUE_NAMES = "1 to 255 printable ASCII characters without space and braces"
 #: Where Celery wraps the function of a task with ``pydantic=True``; the option itself does not get here.
 CELERYS_WRAPPER = "celery.app.base"
-#: Options that are functions; a function among a task's attributes must not become a method.
-FUNCTIONS = ("retry_in", "on_retries_exhausted", "key")
 RIGHT_FORM = "def sync_order(payloads_by_id): ..."
 
-
-def _whole(low: int, high: int | None) -> Callable[[Any], bool]:
-    def allowed(value: Any) -> bool:
-        number = isinstance(value, int) and not isinstance(value, bool)
-        return number and value >= low and (high is None or value <= high)
-
-    return allowed
+MergeRule = Literal["min", "max"]
+Exceptions = tuple[type[BaseException], ...]
 
 
-is_count = _whole(0, None)
+class CeleryOptions(TypedDict, total=False):
+    """Options of Celery's that an ordered task takes."""
+
+    acks_late: bool
+    acks_on_failure_or_timeout: bool
+    autoretry_for: Exceptions
+    dont_autoretry_for: Exceptions
+    expires: float | datetime | None
+    ignore_result: bool
+    name: str | None
+    rate_limit: str | float | None
+    reject_on_worker_lost: bool | None
+    resultrepr_maxsize: int
+    retry_backoff: bool | int
+    retry_backoff_max: int
+    retry_jitter: bool
+    retry_kwargs: dict[str, Any]
+    send_events: bool
+    shared: bool
+    store_errors_even_if_ignored: bool
+    throws: Exceptions
+    track_started: bool
+    trail: bool
+    typing: bool
 
 
-def _seconds(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+class BasicOptions(TypedDict, total=False):
+    """Options that are neither of retries nor of what the queue does with a call."""
+
+    shards: Annotated[
+        int,
+        Option(
+            5,
+            whole(1, MAX_SHARDS),
+            "Number of parts of the queue. An id lies in part `crc32(id) % shards`. See [changing the number]"
+            "(changing-shards.md).",
+        ),
+    ]
+    batch_size: Annotated[int, Option(1, whole(1, MAX_BATCH), "Largest number of ids in one run.")]
+    queue_name: Annotated[
+        str | None,
+        Option(
+            None,
+            matching(
+                QUEUE_NAMES, lambda value: isinstance(value, str) and bool(QUEUE_NAME.fullmatch(value))
+            ).or_none(),
+            "Name of the ordered queue. None: the name of the task.",
+        ),
+    ]
+    key: Annotated[
+        Callable[[Any], Any] | None,
+        Option(
+            None,
+            matching("a function", callable).or_none(),
+            "`key(payload)` returns the id. Calls then take the payload alone.",
+        ),
+    ]
+    merge: Annotated[
+        MergeRule,
+        Option("min", one_of(MergeRule), "Which score stays when two payloads of an id are equal."),
+    ]
+    max_payloads_per_run: Annotated[
+        int | None,
+        Option(
+            None,
+            whole(1, MAX_PAYLOADS).or_none(),
+            "Largest number of payloads of an id in one run, lowest scores first. The others get runs of "
+            "their own. See [large backlogs](policies.md#large-backlogs-of-an-id).",
+        ),
+    ]
+    max_crashes: Annotated[
+        int,
+        Option(
+            3,
+            whole(1),
+            "Number of worker crashes within 72 hours that make a payload a poison pill, which goes to the "
+            "morgue. The crash that first made its job suspect does not count.",
+        ),
+    ]
+    max_run: Annotated[
+        float | None,
+        Option(
+            None,
+            matching("seconds above 0", lambda value: is_number(value, 0) and value > 0).or_none(),
+            "Seconds after which a run is overdue: it is logged once as an error, shown in `inspect stats`, "
+            "and sent as the event `lowkiq-overdue`. A thread cannot be stopped, so the run goes on. With "
+            '[`lowkiq_exclusion = "strict"`](fencing.md#strict-exclusion) its lease is not renewed any '
+            "more: its worker process ends, and other workers go on.",
+        ),
+    ]
 
 
-def _or_none(allowed: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or allowed(value)
+class TaskOptions(BasicOptions, RetryOptions, QueueOptions, CeleryOptions, total=False):
+    """Options of ``@ordered_task``, and attributes of an ``OrderedTask`` class."""
 
 
-_CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "shards": (_whole(1, MAX_SHARDS), f"a whole number from 1 to {MAX_SHARDS}"),
-    "batch_size": (_whole(1, MAX_BATCH), f"a whole number from 1 to {MAX_BATCH}"),
-    "max_retries": (_or_none(is_count), "a whole number from 0, or None for ever"),
-    "max_crashes": (_whole(1, None), "a whole number from 1"),
-    "max_run": (_or_none(_seconds), "seconds above 0, or None"),
-    "queue_name": (
-        _or_none(lambda value: isinstance(value, str) and bool(QUEUE_NAME.fullmatch(value))),
-        "1 to 255 printable ASCII characters without space and braces, or None for the task's name",
-    ),
-    "merge": (lambda value: value in [member.value for member in Merge], "'min' or 'max'"),
-    **{name: (_or_none(callable), "a function, or None") for name in FUNCTIONS},
-    "retry_in": (read_pauses, PAUSES),
-    "max_payloads_per_run": (
-        _or_none(_whole(1, MAX_PAYLOADS)),
-        f"a whole number from 1 to {MAX_PAYLOADS}, which is the most that a claim takes, or None",
-    ),
-    "dont_retry": (_or_none(are_errors), ERRORS),
-    "isolate_failures": (lambda value: isinstance(value, bool), "True or False"),
-}
+OPTIONS = options_of(TaskOptions)
+#: Names of Celery's that may be meant by a misspelt one. ``Request`` is a class, and no option to misspell.
+CELERYS = (
+    *CeleryOptions.__annotations__,
+    *("base", "bind", "pydantic_context", "pydantic_dump_kwargs", "pydantic_strict"),
+    *(name for name in REFUSED if name != "Request"),
+)
+#: Options of Celery's that one of ours may contradict.
+RELATED = ("expires", "rate_limit")
 
 
 def check_options(options: Mapping[str, Any], base: Any) -> None:
-    """Raises ConfigurationError for the first option of ours whose value is not allowed. Functions are given
-    as they will be called; ``base`` has the options that are not given.
+    """Raises ConfigurationError for the first option whose value is invalid, or contradicts another one.
+
+    ``base`` has the options that are not given.
     """
-    for name, (allowed, words) in _CHECKS.items():
-        if name in options and not allowed(_plain(options[name])):
-            raise ConfigurationError(f"{name}={options[name]!r} is not allowed: {words}")
-    read_rate(options.get("rate_limit"))
-    check_queue_policies(options, base)
-    check_policies({name: _plain(value) for name, value in options.items()})
+    given = {name: _unwrapped(value) for name, value in options.items()}
+    for name, option in OPTIONS.items():
+        if name in given:
+            option.valid.check(name, given[name])
+    read_rate(given.get("rate_limit"))
+    all_options = {name: given.get(name, getattr(base, name)) for name in (*OPTIONS, *RELATED)}
+    for name, expected, fix in (*queue_conflicts(all_options), *retry_conflicts(given)):
+        raise ConfigurationError(invalid(name, all_options[name], expected, fix))
     check_celery_options(options)
 
 
 def check_names_of(given: Iterable[str], *bases: Any) -> None:
     """Raises ConfigurationError for a misspelt option; the attributes of ``bases`` are known."""
-    check_option_names(given, {name for base in bases for name in dir(base)}, (*_CHECKS, *POLICIES))
+    check_option_names(given, {name for base in bases for name in dir(base)}, OPTIONS, CELERYS)
 
 
 def check_annotations(task: Any, app: Celery) -> None:
-    """``task_annotations`` change a task's options when the app takes it in. Raises ConfigurationError."""
+    """Check what ``task_annotations`` make of a task's options. Raises ConfigurationError."""
     found: Iterable[Any] = resolve_all_annotations(app.annotations, task)
     for given in found:
         # The class itself has them by now.
@@ -105,9 +175,8 @@ def check_annotations(task: Any, app: Celery) -> None:
 def check_queue_name(name: str) -> None:
     """Raises ConfigurationError when a task's name cannot be its queue's."""
     if not QUEUE_NAME.fullmatch(name):
-        raise ConfigurationError(
-            f"the task's name {name!r} cannot be its queue's: give queue_name=, {_CHECKS['queue_name'][1]}"
-        )
+        fix = "Give queue_name=, or another name="
+        raise ConfigurationError(invalid("name", name, f"{QUEUE_NAMES}, since the queue has it, too", fix))
 
 
 def check_function(function: Callable[..., Any], bound: bool) -> None:
@@ -135,21 +204,20 @@ def check_function(function: Callable[..., Any], bound: bool) -> None:
 
 
 def as_attributes(options: Mapping[str, Any], owner: str = "") -> dict[str, Any]:
-    """Options as class attributes: functions stay functions. ``owner`` is the qualified name of a class whose
-    own methods are left alone.
+    """Options as class attributes. A function that is given as an option does not become a method, unless the
+    body of the class ``owner`` (a qualified name) defines it.
     """
     return {
-        name: staticmethod(value) if name in FUNCTIONS and _is_given(value, f"{owner}.{name}") else value
+        name: staticmethod(value) if name in OPTIONS and _is_given(value, f"{owner}.{name}") else value
         for name, value in options.items()
     }
 
 
 def _is_given(value: Any, method: str) -> bool:
-    """Whether it is a function from elsewhere, and not the method that a class body defines."""
     if isinstance(value, (staticmethod, classmethod)):
         return False
     return callable(value) and getattr(value, "__qualname__", None) != method
 
 
-def _plain(value: Any) -> Any:
+def _unwrapped(value: Any) -> Any:
     return value.__func__ if isinstance(value, (staticmethod, classmethod)) else value

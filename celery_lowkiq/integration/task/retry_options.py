@@ -1,10 +1,11 @@
-"""Retries of an ordered task: what its options say, and which of them have no meaning together."""
+"""Retry options of an ordered task."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 from celery.exceptions import TaskPredicate
 
@@ -12,15 +13,102 @@ from celery_lowkiq.integration.app.safe_logging import careful_logger
 from celery_lowkiq.integration.runs.aborts import failing, may_fail
 from celery_lowkiq.integration.runs.batch_results import JobsFailed
 from celery_lowkiq.integration.runs.outcomes import Again, BusinessFailure
-from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.retry import RetryPolicy
-from celery_lowkiq.rules.retry_delays import Pauses, default_retry_in, is_list, read_pauses
+from celery_lowkiq.rules.retry_delays import ALLOWED, Pauses, default_retry_in, is_list, read_pauses
+from celery_lowkiq.rules.validators import Option, Validator, boolean, matching, whole
 
 logger = careful_logger("celery_lowkiq")
 
-#: What a task raises to say how a job goes on.
-NO_ERRORS = (TaskPredicate, Again, BusinessFailure, JobsFailed)
-ERRORS = "a tuple of exception classes, or None"
+RetryDelay = float | timedelta | Literal["exponential"]
+RetryIn = RetryDelay | Sequence[RetryDelay] | Callable[[int], Any] | Callable[[Any, int], Any] | None
+
+#: Exceptions by which a task function decides itself what becomes of a job.
+DECISIONS = (TaskPredicate, Again, BusinessFailure, JobsFailed)
+
+
+def _are_errors(value: Any) -> bool:
+    return isinstance(value, tuple) and all(
+        isinstance(kind, type)
+        and issubclass(kind, BaseException)
+        and may_fail(kind)
+        and not issubclass(kind, DECISIONS)
+        for kind in value
+    )
+
+
+class RetryOptions(TypedDict, total=False):
+    """Options that say whether and when a failed job runs again."""
+
+    max_retries: Annotated[
+        int | None,
+        Option(
+            25,
+            whole(0).or_none(),
+            "Number of retries of a failed job. 0: no retry. None: no limit.",
+        ),
+    ]
+    retry_in: Annotated[
+        RetryIn,
+        Option(
+            None,
+            Validator(ALLOWED, read_pauses),
+            "Delay before the next run of a failed job, see [retries](policies.md#retries). None: `n**4 + "
+            "15 + randint(0, 29) * (n + 1)` seconds.",
+        ),
+    ]
+    dont_retry: Annotated[
+        tuple[type[Exception], ...] | None,
+        Option(
+            None,
+            matching("a tuple of exception classes", _are_errors).or_none(),
+            "Exceptions that no retry can fix. The payload with the smallest score goes to the morgue at "
+            "once.",
+        ),
+    ]
+    isolate_failures: Annotated[
+        bool,
+        Option(
+            True,
+            boolean,
+            "Whether a batch that failed as a whole runs again in halves, so that a job dies only when it "
+            "fails alone or is named. False: all jobs of the batch are retried and die together, as in "
+            "Lowkiq. See [a bad payload among others](policies.md#a-bad-payload-among-others).",
+        ),
+    ]
+    on_retries_exhausted: Annotated[
+        Callable[[list[Any]], Any] | None,
+        Option(
+            None,
+            matching("a function", callable).or_none(),
+            "Called with a list of the jobs that died in a run: `id`, `payloads` and `scores` (of [the dead "
+            "payload only](outcomes.md)), `retry_count`, `error`.",
+        ),
+    ]
+
+
+def retry_conflicts(options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Given retry options that contradict each other: the name of one, what it should be, and what to do."""
+    delays: Any = options.get("retry_in")
+    hopeless = options.get("dont_retry")
+    if is_list(delays) and options.get("max_retries", len(delays)) != len(delays):
+        yield (
+            "max_retries",
+            f"{len(delays)}, the number of delays in retry_in={delays!r}",
+            "Leave max_retries= out",
+        )
+    if hopeless and options.get("dont_autoretry_for"):
+        yield (
+            "dont_retry",
+            "no dont_autoretry_for= beside it, which means the same",
+            "Name all exceptions in dont_retry=",
+        )
+    both = [kind.__name__ for kind in hopeless or () if kind in (options.get("autoretry_for") or ())]
+    if both:
+        yield (
+            "dont_retry",
+            f"exceptions that are not in autoretry_for=, as {', '.join(both)} is",
+            "Take it out of one of them",
+        )
 
 
 def policy_of(task: Any) -> RetryPolicy:
@@ -43,38 +131,3 @@ def guarded(pauses: Pauses) -> Pauses:
         return default_retry_in(retry_count)
 
     return pause
-
-
-def are_errors(value: Any) -> bool:
-    """Whether it is what ``except`` may name, and what a failure may be."""
-    return isinstance(value, tuple) and all(
-        isinstance(kind, type)
-        and issubclass(kind, BaseException)
-        and may_fail(kind)
-        and not issubclass(kind, NO_ERRORS)
-        for kind in value
-    )
-
-
-def check_policies(options: Mapping[str, Any]) -> None:
-    """Raises ConfigurationError for options that contradict each other."""
-    hopeless = options.get("dont_retry")
-    _check_list(options.get("retry_in"), options)
-    if hopeless and options.get("dont_autoretry_for"):
-        raise ConfigurationError(
-            f"dont_retry={hopeless!r} is not allowed with dont_autoretry_for=, which says the same of an "
-            "ordered task: name all of them in dont_retry="
-        )
-    both = [kind.__name__ for kind in hopeless or () if kind in (options.get("autoretry_for") or ())]
-    if both:
-        raise ConfigurationError(
-            f"{', '.join(both)} is not allowed in both autoretry_for= and dont_retry=: take it out of one"
-        )
-
-
-def _check_list(pauses: Any, options: Mapping[str, Any]) -> None:
-    if is_list(pauses) and options.get("max_retries", len(pauses)) != len(pauses):
-        raise ConfigurationError(
-            f"max_retries={options['max_retries']!r} is not allowed with retry_in={pauses!r}, which says by "
-            f"itself that a job is retried {len(pauses)} times: leave max_retries out"
-        )

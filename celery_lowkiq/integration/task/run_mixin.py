@@ -20,10 +20,10 @@ from celery_lowkiq.integration.runs.run import Run
 from celery_lowkiq.integration.runs.tracing import report
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.middleware import compose
+from celery_lowkiq.rules.validators import invalid, is_whole
 from celery_lowkiq.worker.forks import staying
 
 from .base_classes import CeleryTask
-from .options import is_count
 from .unsupported import check_caller, check_retry
 
 
@@ -74,10 +74,8 @@ class RunsBatches(CeleryTask):  # type: ignore[misc]
         if not throw:
             raise InvalidCall("retry(throw=False) is not supported: write raise self.retry(...)")
         check_retry({"args": args, "kwargs": kwargs, **options})
-        if max_retries is not None and not is_count(max_retries):
-            raise InvalidCall(
-                f"retry(max_retries={max_retries!r}): a whole number from 0 is allowed, or None"
-            )
+        if max_retries is not None and not is_whole(max_retries, 0):
+            raise InvalidCall(invalid("max_retries", max_retries, "a whole number from 0, or None"))
         handled = sys.exc_info()[1]
         exc = exc or (handled if handled is not None and may_fail(type(handled)) else None)
         if self.request.called_directly:

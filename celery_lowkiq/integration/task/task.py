@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -26,6 +25,7 @@ from .base_classes import adopt_on_commit, guard_before_start, guard_call, inher
 from .broker_messages import Arrivals
 from .call_mixin import StoresCalls
 from .options import (
+    OPTIONS,
     as_attributes,
     check_annotations,
     check_function,
@@ -33,7 +33,7 @@ from .options import (
     check_options,
     check_queue_name,
 )
-from .queue_options import QueuePolicies, policies_of
+from .queue_options import policies_of
 from .run_mixin import RunsBatches
 
 install()
@@ -43,40 +43,14 @@ POISON = "poison pill: the job took its worker down {max_crashes} times"
 _spec_lock = ProcessLock()
 
 
-class OrderedTask(QueuePolicies, TracksCalls, StoresCalls, RunsBatches, OrderedTaskMarker):
+class OrderedTask(TracksCalls, StoresCalls, RunsBatches, OrderedTaskMarker):
     """A task whose calls of one id are merged, kept in order, and never run twice at once.
 
-    ``run`` gets ``{id: [payload, ...]}``, the payload with the smallest score first.
+    ``run`` gets ``{id: [payload, ...]}``, the payload with the smallest score first. The options of
+    ``TaskOptions`` are attributes of the class.
     """
 
     abstract = True
-
-    #: Number of parts of the queue; all jobs of an id lie in one, and a part is worked by one lane.
-    shards: int = 5
-    #: How many jobs one run gets at most.
-    batch_size: int = 1
-    #: How often a failed job runs again; None means for ever.
-    max_retries: int | None = 25
-    #: Name of the ordered queue; None takes the task's name.
-    queue_name: str | None = None
-    #: The pause before the next run of a failed job, see ``rules.pauses``; None takes the default.
-    retry_in: Any = None
-    #: Errors that no retry mends.
-    dont_retry: tuple[type[Exception], ...] | None = None
-    #: How many payloads of an id one run gets at most; the others get runs of their own.
-    max_payloads_per_run: int | None = None
-    #: ``on_retries_exhausted(jobs)``: called with the dead payloads of a run, as jobs of one payload each.
-    on_retries_exhausted: Callable[[list[Any]], Any] | None = None
-    #: Whether the jobs of a batch that failed as a whole run in ever smaller batches, and die only alone.
-    isolate_failures: bool = True
-    #: Which score stays when two payloads of an id are equal: "min" or "max".
-    merge: str = Merge.MIN.value
-    #: How many deaths of its worker a job may cause.
-    max_crashes: int = 3
-    #: A run that takes longer (s) raises an alarm in log, statistics and events; it goes on.
-    max_run: float | None = None
-    #: ``key(payload) -> id``; with it, calls take the payload alone.
-    key: Callable[[Any], Any] | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -151,3 +125,7 @@ class OrderedTask(QueuePolicies, TracksCalls, StoresCalls, RunsBatches, OrderedT
     def Strategy(self, task: Any, app: Celery, consumer: Any, **options: Any) -> Any:  # noqa: N802 - Celery's name
         """What the worker does with a call that a process without this code sent to the broker."""
         return Arrivals(self, consumer)
+
+
+for _name, _option in OPTIONS.items():
+    setattr(OrderedTask, _name, _option.default)

@@ -1,4 +1,4 @@
-"""Options of Celery's that have no meaning for an ordered task: refused by name, with what to use instead."""
+"""Options of Celery's that an ordered task refuses: each with the reason, and what to use instead."""
 
 from __future__ import annotations
 
@@ -7,125 +7,122 @@ from typing import Any, NoReturn
 
 from celery_lowkiq.integration.app.option_names import check_call_names
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall
+from celery_lowkiq.rules.validators import invalid
 
-FIXED = "the number of lanes is fixed when the worker starts: use -c, or lowkiq_lanes"
-ENDLESS = "a lane is a thread, which nothing can end from outside: max_run= raises an alarm"
+FIXED = "the number of lanes is fixed when the worker starts. Use -c, or lowkiq_lanes"
+ENDLESS = "a lane is a thread, which cannot be stopped from outside. Use max_run= for an alarm"
 _MERGED = "calls of one id are merged into one job"
 _STORED = "calls go to the store, not to a broker"
 _SHOWN = (
-    "events and listings show the payloads of a run, cut short: give a reference to what must stay hidden"
+    "events and listings show the payloads of a run, cut short. Give a reference to what must stay hidden"
 )
 
-#: Of a call, and of the decorator.
+#: Refused at a call and at the decorator.
 _BOTH = {
     "time_limit": ENDLESS,
     "soft_time_limit": ENDLESS,
-    "compression": "payloads are stored as their serializer writes them: send a reference to large data",
-    "serializer": f"{_MERGED}, so all have one serializer: set lowkiq_serializer",
-    "exchange": f"{_STORED}: queue_name= names the ordered queue",
-    "routing_key": f"{_STORED}: queue_name= names the ordered queue",
-    "delivery_mode": f"{_STORED}: lowkiq_push_durability says what a call waits for",
+    "compression": "payloads are stored as their serializer writes them. Send a reference to large data",
+    "serializer": f"{_MERGED}, so all have one serializer. Set lowkiq_serializer",
+    "exchange": f"{_STORED}. Use queue_name= to name the ordered queue",
+    "routing_key": f"{_STORED}. Use queue_name= to name the ordered queue",
+    "delivery_mode": f"{_STORED}. Set lowkiq_push_durability, which says what a call waits for",
     "mandatory": f"{_STORED}, which always takes them",
     "immediate": f"{_STORED}, which always takes them",
 }
-_CALL = {
+#: Refused at a call.
+REFUSED_AT_A_CALL = {
     **_BOTH,
-    "connection": f"{_STORED}: lowkiq_url says where that is",
-    "expiration": f"{_STORED}: expires= says until when a call may run",
-    "retries": "the store counts them: max_retries= at the decorator, or self.retry(max_retries=)",
-    "perform_in": "perform_async() takes it: write eta= for a time, or countdown= for seconds from now",
+    "connection": f"{_STORED}. Set lowkiq_url, which says where that is",
+    "expiration": f"{_STORED}. Use expires= to say until when a call may run",
+    "retries": "the store counts them. Use max_retries= at the decorator, or self.retry(max_retries=)",
+    "perform_in": "only perform_async() takes it. Use eta= for a time, or countdown= for seconds from now",
     "argsrepr": _SHOWN,
     "kwargsrepr": _SHOWN,
 }
-#: What Celery's own code gives with a call.
-_NOTHING_ASKED = {"retries": 0}
-_DECORATOR = {
+#: Values that Celery's own code gives with a call.
+_CELERYS_DEFAULTS = {"retries": 0}
+#: Refused at the decorator, and in a class.
+REFUSED = {
     **_BOTH,
-    "queue": "an ordered task has a queue of its own, which queue_name= gives a name",
-    "default_retry_delay": "the pause before a retry is retry_in=, or self.retry(countdown=)",
-    "pydantic": "the function gets payloads by id: validate each payload inside it",
-    "Request": "runs come from a lane, not as messages: use on_failure and the other methods, or signals",
+    "queue": "an ordered task has a queue of its own. Use queue_name= to name it",
+    "default_retry_delay": "retry_in= is the delay before a retry. Use it, or self.retry(countdown=)",
+    "pydantic": "the function gets payloads by id. Use pydantic inside it: validate each payload",
+    "Request": "runs come from a lane, not as messages. Use on_failure and the other methods, or signals",
 }
-
-
 _BY_NAME = (
     "send_task() makes it a property of the message, which some brokers drop. Write "
     "headers={{'lowkiq': {{'{name}': ...}}}}"
 )
-#: What may be said of a retry: the lane puts the payloads back as they are, in the same queue.
+#: Arguments of ``self.retry``: the lane puts the payloads back as they are, in the same queue.
 _RETRY = ("exc", "countdown", "eta", "max_retries", "throw")
 #: Celery's tasks that call another one for each of their items.
 _INLINE = {"celery.map": "map", "celery.starmap": "starmap"}
 
 
 def check_celery_options(options: Mapping[str, Any]) -> None:
-    """Raises ConfigurationError for the first option of the decorator, or of a class, that cannot be kept."""
-    for name, reason in _DECORATOR.items():
+    """Raises ConfigurationError for the first option of the decorator, or of a class, that is refused."""
+    for name, reason in REFUSED.items():
         if options.get(name) not in (None, False):
-            raise ConfigurationError(f"{name}={options[name]!r} is not allowed: {reason}")
+            raise ConfigurationError(invalid(name, options[name], f"no {name}=, since {reason}"))
     if options.get("retry_backoff") and not options.get("autoretry_for"):
-        raise ConfigurationError(
-            f"retry_backoff={options['retry_backoff']!r} is not allowed without autoretry_for=, since it has "
-            "no effect then: give autoretry_for=, or compute the pause in retry_in="
-        )
-    refused = next((name for name in options.get("retry_kwargs") or () if name not in _RETRY), None)
-    if refused is not None:
-        raise ConfigurationError(
-            f"retry_kwargs={options['retry_kwargs']!r} is not allowed: {_of_a_retry(refused)}"
-        )
+        fix = "Give autoretry_for=, or compute the delay in retry_in="
+        expected = "autoretry_for= beside it, without which it has no effect"
+        raise ConfigurationError(invalid("retry_backoff", options["retry_backoff"], expected, fix))
+    kwargs = options.get("retry_kwargs") or ()
+    if any(name not in _RETRY for name in kwargs):
+        raise ConfigurationError(invalid("retry_kwargs", kwargs, *_OF_A_RETRY))
 
 
 def check_call(task: str, queue: str, options: Mapping[str, Any]) -> None:
-    """Raises InvalidCall for the first option of a call that cannot be kept."""
+    """Raises InvalidCall for the first option of a call that is refused."""
     named = getattr(options.get("queue"), "name", options.get("queue"))
     if named is not None and named != queue:
+        expected = f"{queue!r}, the queue of {task}, since two queues cannot keep one id in order"
         raise InvalidCall(
-            f"queue={named!r}: calls of {task} go to {queue!r} only, since two queues "
-            "cannot keep one id in order. Use another task, or queue_name= at the decorator"
+            invalid("queue", named, expected, "Use another task, or queue_name= at the decorator")
         )
-    for name, reason in _CALL.items():
-        if options.get(name) not in (None, queue, _NOTHING_ASKED.get(name)):
+    for name, reason in REFUSED_AT_A_CALL.items():
+        if options.get(name) not in (None, queue, _CELERYS_DEFAULTS.get(name)):
             _refuse(name, options[name], task, reason)
     check_call_names(task, options)
 
 
 def check_message(task: str, headers: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
-    """Raises InvalidCall for what a call by name asks for, whose sender knows of no ordered task."""
+    """Raises InvalidCall for what a call by name may not ask for; its sender does not know the task."""
     for name in ("score", "perform_in"):
         if properties.get(name) is not None:
             _refuse(name, properties[name], task, _BY_NAME.format(name=name))
     for name, value in zip(("time_limit", "soft_time_limit"), headers.get("timelimit") or (), strict=False):
         if value is not None:
-            _refuse(name, value, task, _CALL[name])
+            _refuse(name, value, task, ENDLESS)
 
 
 def _refuse(name: str, value: Any, task: str, reason: str) -> NoReturn:
-    raise InvalidCall(f"{name}={value!r} is not supported on {task}: {reason}")
+    raise InvalidCall(invalid(name, value, f"no {name}= in a call of {task}, since {reason}"))
+
+
+_OF_A_RETRY = (
+    f"only {', '.join(_RETRY[:-1])} for a retry, since the job goes back unchanged to the same queue",
+    "Make other work a call of its own",
+)
 
 
 def check_retry(options: Mapping[str, Any]) -> None:
-    """Of what ``self.retry`` was called with beside times and errors. Raises InvalidCall."""
+    """Raises InvalidCall for the first argument of ``self.retry`` that would change the call."""
     for name, value in options.items():
         if value is not None:
-            raise InvalidCall(f"retry({name}={value!r}) is not supported: {_of_a_retry(name)}")
-
-
-def _of_a_retry(name: str) -> str:
-    return (
-        f"{name} cannot be changed, since the job goes back with its payloads to the same queue. "
-        f"Allowed are {', '.join(_RETRY[:-1])}; other work is a call of its own"
-    )
+            raise InvalidCall(invalid(name, value, *_OF_A_RETRY))
 
 
 def check_caller(task: str, caller: Any) -> None:
-    """Of a direct call. Raises InvalidCall when Celery's map or starmap makes it."""
+    """Raises InvalidCall when Celery's map or starmap calls a task directly."""
     way = _INLINE.get(getattr(caller, "name", ""))
     if way is not None:
         refuse_inline(task, way)
 
 
 def refuse_inline(task: str, way: str) -> NoReturn:
-    """For map, starmap and chunks. Raises InvalidCall."""
+    """Raises InvalidCall for map, starmap and chunks."""
     raise InvalidCall(
         f"{task}.{way} is not supported: Celery would run the items in one plain task, unordered. Use "
         "perform_async([...], results=True), or a group of signatures"

@@ -8,6 +8,7 @@ from typing import Any
 
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import QueueSpec, ShardRef, shard_of
+from celery_lowkiq.rules.validators import is_whole
 from celery_lowkiq.rules.views import Paused
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import ShardKeys, channel, queue_key, shard_keys
@@ -158,7 +159,7 @@ def _shards(name: str, count: int) -> list[ShardRef]:
 
 
 def _shard(queue: QueueSpec, index: int) -> ShardRef:
-    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < queue.shards:
+    if not is_whole(index, 0, queue.shards - 1):
         raise InvalidCall(f"shard={index!r}: queue {queue.name!r} has the shards 0 to {queue.shards - 1}")
     return ShardRef(queue.name, index)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from celery_lowkiq.rules.errors import InvalidCall, ShardDamaged
 from celery_lowkiq.rules.models import Job, LeaseState, QueueSpec, ShardRef, shard_of
+from celery_lowkiq.rules.validators import invalid, is_whole, whole
 from celery_lowkiq.rules.views import DeadJob, Found, Page, PausedId, ShardLook, Stats, sum_of
 from celery_lowkiq.store.jobs.claims import CLAIM_BYTES
 from celery_lowkiq.store.redis_store import RedisStore
@@ -190,10 +191,10 @@ def _indexes(by: str, indexes: Mapping[str, tuple[str, ...]], prefix: str) -> tu
 
 
 def check_limits(**limits: int) -> None:
-    """Raises InvalidCall for a length of a page that is not allowed."""
+    """Raises InvalidCall for an invalid length of a page."""
     for name, value in limits.items():
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_LIMIT:
-            raise InvalidCall(f"{name}={value!r}: a whole number from 1 to {MAX_LIMIT} is allowed")
+        if not is_whole(value, 1, MAX_LIMIT):
+            raise InvalidCall(invalid(name, value, whole(1, MAX_LIMIT).expected))
 
 
 def _look(shard: ShardRef, reply: Any) -> ShardLook:

@@ -1,0 +1,122 @@
+"""Validators of values that users give, and the declaration of a setting or a task option."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeGuard, get_args, get_type_hints
+
+from .errors import ConfigurationError
+
+
+def is_whole(value: Any, low: float = -math.inf, high: float = math.inf) -> TypeGuard[int]:
+    """Whether a value is an ``int`` from ``low`` to ``high``, and not a ``bool``."""
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def is_number(value: Any, low: float = -math.inf, high: float = math.inf) -> bool:
+    """Whether a value is a finite ``int`` or ``float`` from ``low`` to ``high``, and not a ``bool``."""
+    return is_whole(value, low, high) or (
+        isinstance(value, float) and math.isfinite(value) and low <= value <= high
+    )
+
+
+def invalid(name: str, value: Any, expected: str, fix: str = "") -> str:
+    """The text of an error about a value: what is expected, and what to do."""
+    return f"{name}={value!r} is invalid: expected {expected}" + (f". {fix}" if fix else "")
+
+
+@dataclass(frozen=True)
+class Validator:
+    """What a value may be, in words, and how it is read."""
+
+    expected: str
+    #: Returns what the value means. Raises ValueError, with what to do about it, when it means nothing.
+    read: Callable[[Any], Any]
+
+    def check(self, name: str, value: Any, secret: bool = False) -> Any:
+        """What the value means. Raises ConfigurationError; the error does not show a secret value."""
+        try:
+            return self.read(value)
+        except ConfigurationError:
+            raise
+        except ValueError as error:
+            if secret:
+                raise ConfigurationError(f"{name} is invalid: expected {self.expected}") from None
+            raise ConfigurationError(invalid(name, value, self.expected, str(error))) from None
+
+    def accepts(self, value: Any) -> bool:
+        """Whether the value is valid."""
+        try:
+            self.read(value)
+        except ValueError:
+            return False
+        return True
+
+    def or_none(self) -> Validator:
+        """Accepts None, too."""
+        return replace(
+            self,
+            expected=f"{self.expected}, or None",
+            read=lambda value: None if value is None else self.read(value),
+        )
+
+
+def matching(expected: str, is_valid: Callable[[Any], bool]) -> Validator:
+    """A validator that reads a value as it is."""
+
+    def read(value: Any) -> Any:
+        if not is_valid(value):
+            raise ValueError
+        return value
+
+    return Validator(expected, read)
+
+
+def whole(low: int, high: int | None = None, of: str = "") -> Validator:
+    """A whole number; ``of`` says what it counts."""
+    expected = f"a whole number{of and f' of {of}'} from {low}"
+    if high is None:
+        return matching(expected, lambda value: is_whole(value, low))
+    return matching(f"{expected} to {high}", lambda value: is_whole(value, low, high))
+
+
+def seconds(low: float, high: float) -> Validator:
+    """A number of seconds."""
+    return matching(f"seconds from {low:.12g} to {high:.12g}", lambda value: is_number(value, low, high))
+
+
+def text(expected: str = "a text") -> Validator:
+    """A text that is not empty."""
+    return matching(expected, lambda value: isinstance(value, str) and bool(value))
+
+
+def one_of(literal: Any) -> Validator:
+    """One of the values of a ``Literal``."""
+    values = get_args(literal)
+    *others, last = map(repr, values)
+    return matching(f"{', '.join(others)} or {last}", lambda value: value in values)
+
+
+boolean = matching("True or False", lambda value: isinstance(value, bool))
+
+
+@dataclass(frozen=True)
+class Option:
+    """The declaration of a setting or of a task option."""
+
+    default: Any
+    valid: Validator
+    #: Its row in the documentation.
+    help: str
+    #: The default in words, when its ``repr`` says too little.
+    default_words: str = ""
+    secret: bool = False
+
+
+def options_of(declaration: Any) -> dict[str, Option]:
+    """The options that a TypedDict declares by ``name: Annotated[type, Option(...)]``."""
+    hints = get_type_hints(declaration, include_extras=True)
+    found = {name: getattr(hint, "__metadata__", (None,))[0] for name, hint in hints.items()}
+    return {name: option for name, option in found.items() if isinstance(option, Option)}
