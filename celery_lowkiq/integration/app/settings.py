@@ -41,11 +41,7 @@ PushDurability = Literal["fast", "replicated", "fsynced"]
 MessageScore = Literal["arrival", "sent"]
 LogFailures = Literal["first", "all", "death"]
 
-SCHEDULERS: dict[str, Any] = {
-    "lag": schedulers.lag,
-    "seq": schedulers.seq,
-    "weighted": schedulers.weighted,
-}
+SCHEDULERS: dict[str, Any] = {"lag": schedulers.lag, "seq": schedulers.seq, "weighted": schedulers.weighted}
 SPLITTERS: dict[str, Any] = {
     "lease": splitters.lease_splitter,
     "default": splitters.default_splitter,

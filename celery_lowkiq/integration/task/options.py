@@ -91,8 +91,7 @@ class BasicOptions(TypedDict, total=False):
         ),
     ]
     merge: Annotated[
-        MergeRule,
-        Option("min", one_of(MergeRule), "Which score stays when two payloads of an id are equal."),
+        MergeRule, Option("min", one_of(MergeRule), "Which score stays when two payloads of an id are equal.")
     ]
     max_payloads_per_run: Annotated[
         int | None,

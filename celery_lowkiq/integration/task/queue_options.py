@@ -50,8 +50,7 @@ class QueueOptions(TypedDict, total=False):
         ),
     ]
     debounce: Annotated[
-        Duration | None,
-        Option(None, DURATION.or_none(), "Each call makes its job due this long after it."),
+        Duration | None, Option(None, DURATION.or_none(), "Each call makes its job due this long after it.")
     ]
     debounce_max: Annotated[
         Duration | None,

@@ -41,11 +41,7 @@ class RetryOptions(TypedDict, total=False):
 
     max_retries: Annotated[
         int | None,
-        Option(
-            25,
-            whole(0).or_none(),
-            "Number of retries of a failed job. 0: no retry. None: no limit.",
-        ),
+        Option(25, whole(0).or_none(), "Number of retries of a failed job. 0: no retry. None: no limit."),
     ]
     retry_in: Annotated[
         RetryIn,
