@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from celery_lowkiq.integration.calls.validation import BulkEntry
 from celery_lowkiq.integration.runs.aborts import RunAborted
 from celery_lowkiq.integration.runs.batch_results import ById, JobsFailed
 from celery_lowkiq.integration.runs.outcomes import Again, BusinessFailure
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Again",
+    "BulkEntry",
     "BusinessFailure",
     "ById",
     "ConfigurationError",

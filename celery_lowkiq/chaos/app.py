@@ -70,7 +70,7 @@ def add_task(app: Celery, stage: Stage, journal: Journal | None = None, recordin
     runs = itertools.count()
     chance = random.Random()  # noqa: S311 - no secret
 
-    @ordered_task(  # type: ignore[untyped-decorator]
+    @ordered_task(
         app=app,
         name=stage.queue,
         shards=stage.shards,

@@ -83,7 +83,7 @@ def make_app(trial: Trial, journal: Journal | None = None) -> Any:
 
     if trial.ordered:
 
-        @ordered_task(app=app, name="compared", shards=LANES, max_crashes=1000)  # type: ignore[untyped-decorator]
+        @ordered_task(app=app, name="compared", shards=LANES, max_crashes=1000)
         def compared(payloads_by_id: dict[str, list[int]]) -> None:
             work([number for payloads in payloads_by_id.values() for number in payloads])
 

@@ -14,6 +14,9 @@ import click
 from kombu.exceptions import OperationalError
 
 from celery_lowkiq.integration.app.current_app import NO_APP
+
+# `celery inspect` and `celery control` then show our commands: Celery loads this module as a plugin.
+from celery_lowkiq.integration.bootstep import remote_control as remote_control
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall, LowkiqError
 from celery_lowkiq.rules.text import escaped
 

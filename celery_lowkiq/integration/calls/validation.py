@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypedDict
 from uuid import UUID
 
 from celery_lowkiq.integration.app.codec import Codec
@@ -26,7 +26,20 @@ SHOWN = 100
 #: Options of ``apply_async`` that are read here.
 WORDS = ("score", "countdown", "eta", "priority")
 PRIORITIES = f"a whole number from {MOST_URGENT}, the most urgent, to {LEAST_URGENT}, or None"
-KEYS = frozenset({"id", "payload", "score", "perform_in", "priority"})
+
+
+class BulkEntry(TypedDict, total=False):
+    """One call of ``perform_async``. ``id`` is required, unless the task has ``key=``."""
+
+    id: str | int | UUID
+    payload: Any
+    score: float | datetime | None
+    #: Unix time in s, or how long from now.
+    perform_in: float | datetime | timedelta | None
+    priority: int | None
+
+
+KEYS = frozenset(BulkEntry.__annotations__)
 
 
 @dataclass(frozen=True)
@@ -80,7 +93,7 @@ def single(
 
 
 def bulk(
-    jobs: Iterable[Mapping[str, Any]], tz: tzinfo | None, key: Callable[[Any], Any] | None = None
+    jobs: Iterable[BulkEntry], tz: tzinfo | None, key: Callable[[Any], Any] | None = None
 ) -> list[Entry]:
     """Many calls with Lowkiq's words; ``key`` finds the id of a job that gives none.
 
@@ -125,7 +138,7 @@ def id_of(key: Callable[[Any], Any], payload: Any) -> Any:
         ) from error
 
 
-def _entry(job: Mapping[str, Any], tz: tzinfo | None, key: Callable[[Any], Any] | None) -> Entry:
+def _entry(job: BulkEntry, tz: tzinfo | None, key: Callable[[Any], Any] | None) -> Entry:
     if not isinstance(job, Mapping):
         raise InvalidCall(f"a job is a dict with the keys {sorted(KEYS)}, got {type(job).__name__}")
     unknown = job.keys() - KEYS

@@ -8,12 +8,15 @@ from typing import Any
 
 from celery import Celery
 from celery.app.task import Task
+from typing_extensions import TypeVar
 
 from celery_lowkiq.integration.runs.tracing import report
 from celery_lowkiq.rules.errors import ConfigurationError
 
-#: Celery's task class, of which celery-types leaves out much that a subclass may rely on.
-CeleryTask: Any = Task
+#: Celery's task class. To mypy it is Any, since celery-types leaves out much that a subclass may rely on.
+CeleryTask: type[Task[..., Any]] = Task
+#: What the function of a task returns.
+R = TypeVar("R", default=Any)
 
 #: Methods of the task class that Celery gives to a Django project's app.
 ON_COMMIT = ("delay_on_commit", "apply_async_on_commit")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Generic, Literal, overload
+from uuid import UUID
 
-from celery.result import AsyncResult
+from celery.result import AsyncResult, EagerResult
 from kombu.utils.uuid import uuid
 
 from celery_lowkiq.integration.app.context import Home, home_of
@@ -21,7 +22,16 @@ from celery_lowkiq.integration.calls.producer import (
     as_operational_errors,
 )
 from celery_lowkiq.integration.calls.send_task_overrides import sent_whole
-from celery_lowkiq.integration.calls.validation import WORDS, Entry, bulk, id_of, priority_of, single, to_jobs
+from celery_lowkiq.integration.calls.validation import (
+    WORDS,
+    BulkEntry,
+    Entry,
+    bulk,
+    id_of,
+    priority_of,
+    single,
+    to_jobs,
+)
 from celery_lowkiq.integration.records.call_record import note_of
 from celery_lowkiq.integration.runs import eager
 from celery_lowkiq.integration.runs.batch_results import bulk_calls, heard_calls
@@ -30,27 +40,40 @@ from celery_lowkiq.integration.tracking.tracker import Tracker, tracker_of
 from celery_lowkiq.rules.middleware import compose
 from celery_lowkiq.rules.models import NewJob
 
-from .base_classes import CeleryTask
+from .base_classes import CeleryTask, R
 from .broker_messages import MessagedCall, read_call
 from .unsupported import check_call, refuse_inline
 
 
-class StoresCalls(CeleryTask):  # type: ignore[misc]
+class StoresCalls(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
     """The ways to call an ordered task, and those that Celery has and an ordered task refuses."""
 
     # -- one call
 
+    @overload
+    def delay(self, id: str | int | UUID, payload: Any = "") -> AsyncResult[R]: ...
+
+    @overload
+    def delay(self, payload: Any) -> AsyncResult[R]: ...
+
+    def delay(self, *args: Any, **kwargs: Any) -> AsyncResult[R]:
+        """Store one call: ``delay(id, payload)``, or ``delay(payload)`` of a task with ``key=``.
+
+        Raises as :meth:`apply_async`.
+        """
+        return self.apply_async(args, kwargs)
+
     def apply_async(
         self,
-        args: Any = None,
-        kwargs: Any = None,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
         task_id: str | None = None,
         producer: Any = None,
         link: Any = None,
         link_error: Any = None,
         shadow: str | None = None,
         **options: Any,
-    ) -> AsyncResult[Any]:
+    ) -> AsyncResult[R]:
         """Store one call: ``apply_async((id, payload), score=, countdown=, eta=, priority=)``, and Celery's.
 
         Raises TypeError for wrong arguments, InvalidCall for a value that is not allowed, StoreError.
@@ -62,10 +85,7 @@ class StoresCalls(CeleryTask):  # type: ignore[misc]
         tracker = tracker_of(options.pop("tracker", None), app)
         links = {"link": link, "link_error": link_error}
         if app.conf.task_always_eager:
-            eager_result: AsyncResult[Any] = self.apply(
-                args, kwargs, task_id=task_id, **links, **words, **options
-            )
-            return eager_result
+            return self.apply(args, kwargs, task_id=task_id, **links, **words, **options)
         home = home_of(app)
         entry = asked.added_to(self.entry_of(args, kwargs, **words))
         job = entry.job(home.codec)
@@ -135,9 +155,27 @@ class StoresCalls(CeleryTask):  # type: ignore[misc]
 
     # -- many calls
 
+    @overload
     def perform_async(
-        self, jobs: Iterable[Mapping[str, Any]], results: bool = False, tracker: Tracker | str | None = None
-    ) -> Sequence[AsyncResult[Any]] | None:
+        self,
+        jobs: Iterable[BulkEntry],
+        results: Literal[False] = False,
+        tracker: Tracker | str | None = None,
+    ) -> None: ...
+
+    @overload
+    def perform_async(
+        self, jobs: Iterable[BulkEntry], results: Literal[True], tracker: Tracker | str | None = None
+    ) -> Sequence[AsyncResult[R]]: ...
+
+    @overload
+    def perform_async(
+        self, jobs: Iterable[BulkEntry], results: bool, tracker: Tracker | str | None = None
+    ) -> Sequence[AsyncResult[R]] | None: ...
+
+    def perform_async(
+        self, jobs: Iterable[BulkEntry], results: bool = False, tracker: Tracker | str | None = None
+    ) -> Sequence[AsyncResult[R]] | None:
         """Store many calls at once: ``[{"id": 0}, {"id": 1, "payload": {}, "score": 7, "perform_in": 9.5}]``.
 
         ``payload`` is "" by default, ``score`` and ``perform_in`` (Unix s, datetime or timedelta) now.
@@ -196,12 +234,21 @@ class StoresCalls(CeleryTask):  # type: ignore[misc]
 
     # -- run here and now
 
-    def apply(self, args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Any:
+    def apply(
+        self,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *positional: Any,
+        **options: Any,
+    ) -> EagerResult[R]:
         """Run the function here, as a worker would: ``(id, payload)`` becomes ``{id: [payload]}``."""
         words = {name: options.pop(name, None) for name in WORDS}
         entry, home = self.entry_of(args, kwargs, **words), home_of(self._get_app())
         return self.apply_batch(eager.batch_of([entry], home, self.queue_spec), *positional, **options)
 
-    def apply_batch(self, payloads_by_id: dict[str, list[Any]], *positional: Any, **options: Any) -> Any:
+    def apply_batch(
+        self, payloads_by_id: dict[str, list[Any]], *positional: Any, **options: Any
+    ) -> EagerResult[R]:
         """Run the function here on a whole batch."""
-        return super().apply((payloads_by_id,), {}, *positional, **options)
+        result: EagerResult[R] = super().apply((payloads_by_id,), {}, *positional, **options)
+        return result

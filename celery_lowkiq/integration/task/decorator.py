@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, overload
 
 from celery import Celery, shared_task
+from typing_extensions import TypeVar, Unpack
 
 from celery_lowkiq.integration.app.current_app import task_of_thread
 from celery_lowkiq.integration.app.option_names import naming
 
-from .base_classes import ordered_base
-from .options import as_attributes, check_function, check_names_of, check_options
+from .base_classes import R, ordered_base
+from .options import TaskOptions, as_attributes, check_function, check_names_of, check_options
 from .task import OrderedTask
 
+#: What the function of a task gets: its payloads by id, those with the smallest score first.
+Batch = dict[str, list[Any]]
+Function = Callable[[Batch], R]
+BoundFunction = Callable[[Any, Batch], R]
+TaskT = TypeVar("TaskT", bound=OrderedTask[Any])
 
-class OfItsApp(OrderedTask):
+
+class OfItsApp(OrderedTask[R]):
     """The base of a task that names none: as with Celery's decorators, it gets what its app has for all tasks
-    (``Celery(task_cls=...)``). Which app that is, a library's task knows when its class is made.
+    (``Celery(task_cls=...)``). The task of a library has its app when its class is made.
     """
 
     abstract = True
@@ -30,31 +36,54 @@ class OfItsApp(OrderedTask):
         super().__init_subclass__(**options)
 
 
+@overload
 def ordered_task(
-    function: Callable[..., Any] | None = None, *, app: Celery | None = None, **options: Any
-) -> Any:
+    function: Function[R], *, app: Celery | None = None, **options: Unpack[TaskOptions]
+) -> OrderedTask[R]: ...
+
+
+@overload
+def ordered_task(
+    *, bind: Literal[True], app: Celery | None = None, **options: Unpack[TaskOptions]
+) -> Callable[[BoundFunction[R]], OrderedTask[R]]: ...
+
+
+@overload
+def ordered_task(
+    *, base: type[TaskT], bind: bool = False, app: Celery | None = None, **options: Unpack[TaskOptions]
+) -> Callable[[Callable[..., Any]], TaskT]: ...
+
+
+@overload
+def ordered_task(
+    *, bind: Literal[False] = False, app: Celery | None = None, **options: Unpack[TaskOptions]
+) -> Callable[[Function[R]], OrderedTask[R]]: ...
+
+
+def ordered_task(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Make an ordered task of a function, with or without options, before or after any app exists.
 
-    The function is called with ``{id: [payload, ...]}``. Options are those of Celery's tasks and those of
-    :class:`OrderedTask`; ``app`` registers it in that app only, else it belongs to every app.
-    Raises ConfigurationError for a bad option, an async function, or one that does not take one argument.
+    The function is called with ``{id: [payload, ...]}``. Options are those of :class:`TaskOptions`; ``app``
+    registers the task in that app only, else it belongs to every app.
+    Raises ConfigurationError for an invalid option, and for a function that a lane cannot call.
     """
+    return _decorator(options) if function is None else _decorator(options)(function)
 
-    def decorate(decorated: Callable[..., Any]) -> Any:
-        with naming(str(options.get("name") or getattr(decorated, "__qualname__", decorated))):
-            base = ordered_base(options.get("base", OfItsApp), OrderedTask)
-            check_names_of(options, base)
-            check_options(options, base)
-            check_function(decorated, bound=bool(options.get("bind")))
-        attributes = {**as_attributes(options), "base": base}
+
+def _decorator(options: Mapping[str, Any]) -> Callable[[Callable[..., Any]], Any]:
+    app: Celery | None = options.get("app")
+    given = {name: value for name, value in options.items() if name != "app"}
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        with naming(str(given.get("name") or getattr(function, "__qualname__", function))):
+            base = ordered_base(given.get("base", OfItsApp), OrderedTask)
+            check_names_of(given, base)
+            check_options(given, base)
+            check_function(function, bound=bool(given.get("bind")))
+        attributes = {**as_attributes(given), "base": base}
         if app is None:
-            shared_task(**attributes)(decorated)
-            return task_of_thread(decorated, options.get("name"))
-        return app.task(**{"shared": False, **attributes})(decorated)
+            shared_task(**attributes)(function)
+            return task_of_thread(function, given.get("name"))
+        return app.task(**{"shared": False, **attributes})(function)
 
-    return decorate if function is None else decorate(function)
-
-
-# Celery's command line shows the commands that it knows; a producer does without Celery's worker.
-if "celery.worker.control" in sys.modules:
-    from celery_lowkiq.integration.bootstep import remote_control  # noqa: F401
+    return decorate

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, Generic
 
 from celery._state import get_current_task
 from celery.exceptions import Ignore, Retry
@@ -23,28 +23,31 @@ from celery_lowkiq.rules.middleware import compose
 from celery_lowkiq.rules.validators import invalid, is_whole
 from celery_lowkiq.worker.forks import staying
 
-from .base_classes import CeleryTask
+from .base_classes import CeleryTask, R
 from .unsupported import check_caller, check_retry
 
 
-class RunsBatches(CeleryTask):  # type: ignore[misc]
+class RunsBatches(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
     """What Celery's tracer calls, and the methods of Celery's that mean a whole batch here."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> R:
         """Called by Celery's tracer for a batch, or directly by anyone."""
+        result: R
         request = self.request_stack.top
         if request is None or request.called_directly or request._protected:
             check_caller(self.name, get_current_task())
-            return super().__call__(*args, **kwargs)
+            result = super().__call__(*args, **kwargs)
+            return result
         request._protected = 1
-        ending = getattr(request, "lowkiq_ending", None)
+        ending, run = getattr(request, "lowkiq_ending", None), getattr(request, "lowkiq_run", None)
         if ending is not None:
-            return ending()
-        run = getattr(request, "lowkiq_run", None)
-        if run is None:
+            result = ending()
+        elif run is not None:
+            result = self._run(run, partial(self.run, *args, **kwargs))
+        else:
             request.lowkiq = eager.info(self.queue_spec, *args)
-            return eager.seen(lambda: self.run(*args, **kwargs), *args)
-        return self._run(run, partial(self.run, *args, **kwargs))
+            result = eager.seen(lambda: self.run(*args, **kwargs), *args)
+        return result
 
     def _run(self, run: Run, function: Callable[[], Any]) -> Any:
         if run.callers is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,7 @@ from celery_lowkiq.integration.tracking.tracker import TracksCalls
 from celery_lowkiq.rules.models import Merge, QueueSpec
 from celery_lowkiq.worker.forks import ProcessLock
 
-from .base_classes import adopt_on_commit, guard_before_start, guard_call, inherited
+from .base_classes import R, adopt_on_commit, guard_before_start, guard_call, inherited
 from .broker_messages import Arrivals
 from .call_mixin import StoresCalls
 from .options import (
@@ -43,7 +44,7 @@ POISON = "poison pill: the job took its worker down {max_crashes} times"
 _spec_lock = ProcessLock()
 
 
-class OrderedTask(TracksCalls, StoresCalls, RunsBatches, OrderedTaskMarker):
+class OrderedTask(TracksCalls, StoresCalls[R], RunsBatches[R], OrderedTaskMarker):
     """A task whose calls of one id are merged, kept in order, and never run twice at once.
 
     ``run`` gets ``{id: [payload, ...]}``, the payload with the smallest score first. The options of
@@ -51,6 +52,8 @@ class OrderedTask(TracksCalls, StoresCalls, RunsBatches, OrderedTaskMarker):
     """
 
     abstract = True
+    #: Declared only: type checkers then know of the options, which are set as attributes below.
+    __getattr__: Callable[[str], Any]  # type: ignore[misc]
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

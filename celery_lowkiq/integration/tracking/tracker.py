@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from celery import Celery, current_app
 
 from celery_lowkiq.integration.app.codec import Codec
 from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.calls.validation import BulkEntry
 from celery_lowkiq.integration.runs.tracker_updates import progress_of
 from celery_lowkiq.rules.errors import InvalidCall, UndecodablePayload, UnknownTracker
 from celery_lowkiq.rules.tracking import CallView, Counts, Message, State, TrackerView
@@ -223,7 +224,7 @@ def _shown(codec: Codec | None, call: CallView) -> TrackedCall:
 class TracksCalls:
     """What a task has for tracked calls."""
 
-    def track(self: Any, jobs: Iterable[Mapping[str, Any]], name: str | None = None) -> Tracker:
+    def track(self: Any, jobs: Iterable[BulkEntry], name: str | None = None) -> Tracker:
         """Store many calls, as :meth:`perform_async`, in a tracker of their own. Raises InvalidCall."""
         with track(name or self.name, self._get_app()) as tracker:
             self.perform_async(jobs, tracker=tracker)

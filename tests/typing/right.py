@@ -1,0 +1,79 @@
+"""Right uses of the public types: type checkers find no error here."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Any
+from uuid import UUID
+
+from celery import Celery
+from celery.result import AsyncResult
+from typing_extensions import assert_type
+
+from celery_lowkiq import BulkEntry, ById, OrderedTask, ordered_task
+
+app = Celery("typed")
+
+
+@ordered_task
+def bare(payloads_by_id: dict[str, list[dict[str, Any]]]) -> int:
+    return len(payloads_by_id)
+
+
+@ordered_task(shards=24, merge="max", retry_in=[1, timedelta(minutes=5), "exponential"], keep=1)
+def with_options(payloads_by_id: dict[str, list[str]]) -> ById:
+    return ById({job_id: payloads[-1] for job_id, payloads in payloads_by_id.items()})
+
+
+@ordered_task(bind=True, app=app, when_full="drop_oldest", max_length=10, rate_limit="10/m")
+def bound(self: OrderedTask, payloads_by_id: dict[str, list[str]]) -> None:
+    if self.request.id is None:
+        raise self.retry(countdown=5)
+
+
+@ordered_task(key=lambda payload: payload["id"], retry_in=lambda exc, retry_count: 5.0, keep="all")
+def keyed(payloads_by_id: dict[str, list[Any]]) -> str:
+    return "done"
+
+
+class Base(OrderedTask[str]):
+    abstract = True
+    shards = 24
+
+    def helped(self) -> str:
+        return "helped"
+
+
+@ordered_task(base=Base, bind=True, drop_stale=timedelta(days=1))
+def of_a_base(self: Base, payloads_by_id: dict[str, list[Any]]) -> str:
+    return self.helped()
+
+
+class Sync(OrderedTask):
+    name = "sync"
+    max_retries = None
+
+    def retry_in(self, retry_count: int) -> float:
+        return 10.0 * (retry_count + 1)
+
+    def run(self, payloads_by_id: dict[str, list[Any]]) -> None: ...
+
+
+def calls() -> None:
+    assert_type(bare, OrderedTask[int])
+    assert_type(with_options, OrderedTask[ById])
+    assert_type(bare.delay("42", {"status": "paid"}), AsyncResult[int])
+    assert_type(bare.delay(id=UUID(int=1)), AsyncResult[int])
+    assert_type(bare.delay(42).get(timeout=5), int)
+    assert_type(keyed.delay({"id": 1}), AsyncResult[str])
+    assert_type(keyed.delay(payload={"id": 1}), AsyncResult[str])
+    assert_type(bare.apply_async(("42", {}), countdown=5, score=7.5, priority=3), AsyncResult[int])
+    assert_type(bare({"42": [{}]}), int)
+    assert_type(bare.apply(("42",)).get(), int)
+    bare.apply_async(kwargs={"id": 1}, eta=datetime.now(timezone.utc))
+    bare.perform_async([{"id": 0}, {"id": "1", "payload": {}, "score": 7, "perform_in": timedelta(1)}])
+    entries: list[BulkEntry] = [{"id": number, "payload": number} for number in range(3)]
+    assert [result.id for result in bare.perform_async(entries, results=True)]
+    assert_type(of_a_base.helped(), str)
+    assert bound.ordered_queue.stats().length >= 0
+    assert bound.shards == 5
