@@ -114,5 +114,5 @@ def _seconds(value: Any, retry_count: int) -> float | None:
     return float(min(value, LONGEST_PAUSE))
 
 
-#: The policy of who says nothing.
-by_default = read_pauses(None)
+#: The delays of a task without ``retry_in=``.
+by_default: Pauses = read_pauses(None)

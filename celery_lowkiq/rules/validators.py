@@ -99,7 +99,7 @@ def one_of(literal: Any) -> Validator:
     return matching(f"{', '.join(others)} or {last}", lambda value: value in values)
 
 
-boolean = matching("True or False", lambda value: isinstance(value, bool))
+boolean: Validator = matching("True or False", lambda value: isinstance(value, bool))
 
 
 @dataclass(frozen=True)

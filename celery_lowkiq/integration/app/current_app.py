@@ -1,7 +1,7 @@
 """The app of a task that belongs to every app: the thread's current one, else the one that bound the task.
 
-Celery's current app is of a thread. In another thread than the one that made the app, without
-``app.set_default()``, Celery makes an app of its own up, which knows no setting.
+Celery's current app belongs to a thread. In a thread that did not make the app, and without
+``app.set_default()``, Celery uses a default app, which has none of the settings.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ NO_APP = (
 
 
 def is_made_up(app: Celery) -> bool:
-    """Whether Celery has made the app itself, since the thread has none."""
+    """Whether it is Celery's default app, used since the thread has no app."""
     explicit: Any = app
     return app is _celery.default_app and app.main == "default" and not explicit.set_as_current
 
 
 def task_of_thread(function: Callable[..., Any], name: str | None) -> Any:
-    """A proxy, as ``shared_task`` returns it, of the task that this thread's app has of the function."""
+    """A proxy, as ``shared_task`` returns it, of the task that this thread's app has for the function."""
 
     def find() -> Any:
         app: Celery = _state.get_current_app()
@@ -40,7 +40,7 @@ def task_of_thread(function: Callable[..., Any], name: str | None) -> Any:
 
 
 def _binder(function: Callable[..., Any], name: str | None) -> Celery | None:
-    """The app that has bound the function; None without one, and when there are several."""
+    """The app that has bound the function; None when there is none, or more than one."""
     found = [app for app in set(_celery._apps) if _has_bound(app, function, name)]
     return found[0] if len(found) == 1 else None
 

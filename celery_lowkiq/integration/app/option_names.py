@@ -1,4 +1,4 @@
-"""Names of options. Celery keeps any name as an attribute of a task: a misspelt one would change nothing."""
+"""Misspelt names of options. Celery would keep them as attributes of a task, without effect."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_option_names(
     given: Iterable[str], known: Collection[str], ours: Collection[str], celerys: Collection[str]
 ) -> None:
     """Raises ConfigurationError for the first name that is not ``known`` and looks like an option, one of
-    ``ours`` or of Celery's. Any other name is an attribute of the user's.
+    ``ours`` or of Celery's. Any other name is an attribute of the user's own.
     """
     for name in given:
         if name in known or name in celerys or name in ours:
@@ -40,8 +40,9 @@ def check_option_names(
 
 
 def check_call_names(task: str, options: Mapping[str, Any]) -> None:
-    """Raises InvalidCall for the first option of a call that looks like a misspelt one of ours. Stamps, which
-    Celery puts among the options, have the names that their user likes.
+    """Raises InvalidCall for the first option of a call that looks like a misspelt one of ours.
+
+    Celery puts stamps among the options; their names are free.
     """
     for name, value in options.items():
         meant = _meant_at_a_call(name)
@@ -65,7 +66,7 @@ def _similar(name: str, options: Collection[str], cutoff: float = SIMILAR) -> st
 
 @contextlib.contextmanager
 def naming(task: str) -> Iterator[None]:
-    """Errors say whose options are wrong: where they are shown in one line, no traceback does."""
+    """Put the name of the task in front of a ConfigurationError, for where no traceback is shown."""
     try:
         yield
     except ConfigurationError as error:
@@ -75,7 +76,7 @@ def naming(task: str) -> Iterator[None]:
 
 
 def data_names(declared: Mapping[str, Any]) -> list[str]:
-    """Of a class body what may be an option: no methods, properties or private names."""
+    """Names in a class body that may be options: no methods, properties or private names."""
     return [
         name
         for name, value in declared.items()

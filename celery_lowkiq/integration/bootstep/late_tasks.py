@@ -14,13 +14,15 @@ from .queue_selection import chosen, worker_options
 
 logger = logging.getLogger("celery_lowkiq")
 
-#: How often to look for tasks that the worker does not serve yet, in s.
+#: Seconds between two looks for tasks that the worker does not serve yet.
 LOOK = 5.0
 
 
 class LateTasks:
-    """The worker begins with them when Celery does with plain tasks: on ``reload()``, and after a reconnect
-    to the broker. Until then a warning names them.
+    """Starts to serve ordered tasks that are registered while the worker runs.
+
+    It does so when Celery does with plain tasks: on ``reload()``, and after a reconnect to the broker. Until
+    then a warning names them.
     """
 
     def __init__(
@@ -42,7 +44,7 @@ class LateTasks:
         consumer.update_strategies = self.update
 
     def update(self) -> None:
-        """Make the tracers of all tasks, and begin with the new ordered ones."""
+        """Make the tracers of all tasks, and start to serve the new ordered ones."""
         self._celerys()
         with self._lock:
             self._registered = len(self._app.tasks)
@@ -52,19 +54,19 @@ class LateTasks:
                 self._begin(new)
 
     def finds(self, queue: str) -> bool:
-        """Whether the app has this ordered queue by now; then the worker knows it, too."""
+        """Whether the app has this ordered queue by now. A new one is served from now on."""
         if queue in self._new():
             self.update()
         return queue in self._known
 
     def watch(self) -> None:
-        """Look again and again, from now on. A reconnect to the broker clears Celery's timer."""
+        """Start to look at intervals; again after a reconnect to the broker, which clears Celery's timer."""
         if self._entry is not None:
             self._timer.cancel(self._entry)
         self._entry = self._timer.call_repeatedly(LOOK, self.look)
 
     def look(self) -> None:
-        """Warn once of each queue that was new at the last look, too: ``reload()`` may be about to come."""
+        """Warn once of each queue that was new at the last look, too: ``reload()`` may still come."""
         if len(self._app.tasks) == self._registered:
             return
         seen, self._seen = self._seen, frozenset(chosen(self._new(), worker_options(self._app)))

@@ -1,4 +1,4 @@
-"""Celery's ways to change a pool while it runs, which have no meaning for lanes: they are threads."""
+"""Options of a worker that have no effect on lanes, which are threads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from celery_lowkiq.integration.task.unsupported import ENDLESS, FIXED
 logger = logging.getLogger("celery_lowkiq")
 
 NO_CHILD = "there is no child to replace"
-#: Settings that Celery's thread pool passes by, as a worker has them, with their names and why.
+#: Attributes of a worker that Celery's thread pool ignores: the setting of each, and the reason.
 WITHOUT_EFFECT = {
     "max_tasks_per_child": ("worker_max_tasks_per_child", NO_CHILD),
     "max_memory_per_child": ("worker_max_memory_per_child", NO_CHILD),
@@ -22,8 +22,9 @@ WITHOUT_EFFECT = {
 
 
 def check_threads(controller: Any) -> None:
-    """Of a worker that serves ordered queues. Raises ImproperlyConfigured for --autoscale; settings that are
-    passed by only get a warning, since other workers of the app may use them.
+    """Check a worker that serves ordered queues. Raises ImproperlyConfigured for --autoscale.
+
+    Settings without effect only get a warning, since other workers of the app may use them.
     """
     if controller.autoscale:
         raise ImproperlyConfigured(f"--autoscale is not supported with ordered queues: {FIXED}")

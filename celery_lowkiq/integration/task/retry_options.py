@@ -23,7 +23,7 @@ RetryDelay = float | timedelta | Literal["exponential"]
 RetryIn = RetryDelay | Sequence[RetryDelay] | Callable[[int], Any] | Callable[[Any, int], Any] | None
 
 #: Exceptions by which a task function decides itself what becomes of a job.
-DECISIONS = (TaskPredicate, Again, BusinessFailure, JobsFailed)
+DECISIONS: tuple[type[BaseException], ...] = (TaskPredicate, Again, BusinessFailure, JobsFailed)
 
 
 def _are_errors(value: Any) -> bool:
