@@ -14,8 +14,7 @@ import click
 from kombu.utils.json import JSONEncoder
 
 from celery_lowkiq.integration.operations.queue import ShownDeadJob, ShownJob, ShownPayload
-from celery_lowkiq.rules.nesting import within_lists
-from celery_lowkiq.rules.text import duration, error_line, escaped, shortened
+from celery_lowkiq.rules.text import duration, error_line, escaped, shortened, within_lists
 
 #: As much of a payload or an error is shown in a table.
 CELL = 60

@@ -1,1 +1,1 @@
-"""Pure decisions about jobs: no I/O, no clock of their own, nothing but the standard library."""
+"""Pure decisions about jobs: no I/O, time is passed in, only the standard library is imported."""

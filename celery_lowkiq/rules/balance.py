@@ -1,7 +1,7 @@
-"""How many shards each node should hold, and which lane gets the next one.
+"""Distribution of shards over nodes and lanes: quotas, and which lane gets the next shard.
 
-Nodes do not talk to each other. Each sees who is alive, computes the same quotas from that, gives up what it
-holds beyond its own, and takes what is free up to it. What a node holds within its quota it keeps.
+Nodes do not talk to each other. Each node sees which nodes are alive and computes the same quotas from that.
+It gives up shards beyond its quota, takes free shards up to it, and keeps the others.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 
 from .models import ShardRef
 
-#: A node counts as gone when its heartbeat was seen unmoved for so many lease times.
-GONE = 1.05
-#: A shard that is free for so many lease times is taken by anyone, whatever its quota.
+#: Lease times without a heartbeat after which a node no longer counts for quotas.
+NODE_TIMEOUT = 1.05
+#: Lease times after which any node takes a free shard, whatever its quota.
 ORPHANED = 3.0
 
 
 @dataclass(frozen=True)
 class Member:
-    """What was seen of a node's heartbeat. It counts from the first time that its counter moved."""
+    """A node's heartbeat as another node observed it. The node counts once its counter has moved."""
 
     name: str
     lanes: int
@@ -29,56 +29,56 @@ class Member:
     moved: bool = False
 
     def look(self, counter: int, now: float) -> Member:
-        """The member after another look."""
+        """Return the member updated by a newly read counter."""
         if counter == self.counter:
             return self
         return replace(self, counter=counter, since=now, moved=True)
 
     def alive(self, now: float, lease_seconds: float) -> bool:
-        """Whether the node takes part in the sharing."""
-        return self.moved and now < self.since + GONE * lease_seconds
+        """Whether the node counts for quotas."""
+        return self.moved and now < self.since + NODE_TIMEOUT * lease_seconds
 
     def gone(self, now: float, lease_seconds: float) -> bool:
-        """Whether its heartbeat may be removed."""
+        """Whether the node's heartbeat may be deleted."""
         return now >= self.since + ORPHANED * lease_seconds
 
 
 def quotas(shards: int, lanes: Mapping[str, int]) -> dict[str, int]:
-    """Shards for each node, in proportion to its lanes; the sum is ``shards``.
+    """Return the number of shards of each node, in proportion to its lanes; the sum is ``shards``.
 
-    Rounded by largest remainders, ties by name, so that every node computes the same.
+    Numbers are rounded by largest remainders, ties by name, so that every node computes the same.
     """
     total = sum(lanes.values())
     exact = {name: shards * count / total for name, count in lanes.items()}
-    found = {name: int(share) for name, share in exact.items()}
-    by_remainder = sorted(lanes, key=lambda name: (found[name] - exact[name], name))
-    for name in by_remainder[: shards - sum(found.values())]:
-        found[name] += 1
-    return found
+    rounded = {name: int(share) for name, share in exact.items()}
+    by_remainder = sorted(lanes, key=lambda name: (rounded[name] - exact[name], name))
+    for name in by_remainder[: shards - sum(rounded.values())]:
+        rounded[name] += 1
+    return rounded
 
 
 class Room:
-    """How many more shards a node may have. Queues that the same nodes serve share one quota."""
+    """The number of shards that a node may still take. Queues served by the same nodes share one quota."""
 
     def __init__(self, pools: Sequence[tuple[frozenset[str], int]], held: Sequence[ShardRef]) -> None:
-        """``pools``: queues, and the node's quota of all their shards; ``held`` is what it has."""
+        """``pools``: groups of queues with the node's quota for each; ``held``: the shards it owns."""
         self._pool_of = {queue: number for number, (queues, _) in enumerate(pools) for queue in queues}
-        self._left = [quota for _, quota in pools]
+        self._remaining = [quota for _, quota in pools]
         for shard in held:
             self.fill(shard.queue)
 
     def left(self, queue: str) -> bool:
-        """Whether the node may have one more shard of a queue."""
-        return queue in self._pool_of and self._left[self._pool_of[queue]] > 0
+        """Whether the node may take one more shard of a queue."""
+        return queue in self._pool_of and self._remaining[self._pool_of[queue]] > 0
 
     def fill(self, queue: str) -> None:
-        """The node has one more."""
+        """Count one more shard of a queue."""
         if queue in self._pool_of:
-            self._left[self._pool_of[queue]] -= 1
+            self._remaining[self._pool_of[queue]] -= 1
 
 
 def to_give_up(held: Sequence[ShardRef], busy: frozenset[ShardRef], quota: int) -> list[ShardRef]:
-    """What a node holds beyond its quota: shards that are idle first, the last ones first."""
+    """Return the shards beyond a node's quota: idle ones first, then by descending index."""
     surplus = len(held) - quota
     if surplus <= 0:
         return []
@@ -86,12 +86,12 @@ def to_give_up(held: Sequence[ShardRef], busy: frozenset[ShardRef], quota: int) 
 
 
 def lane_for(loads: Sequence[int]) -> int:
-    """The lane with the fewest shards, the first of equals: in order, this deals like Lowkiq's splitter."""
+    """Return the lane with the fewest shards, the first of equals. From empty lanes, this deals in turn."""
     return min(range(len(loads)), key=lambda lane: (loads[lane], lane))
 
 
 def moves(lanes: Sequence[Sequence[ShardRef]], busy: frozenset[ShardRef]) -> Iterator[tuple[ShardRef, int]]:
-    """Idle shards to move, each with the lane to move it to, until lanes differ by one shard at most."""
+    """Yield idle shards to move, each with its new lane, until lanes differ by one shard at most."""
     loads = [len(shards) for shards in lanes]
     idle = [[shard for shard in shards if shard not in busy] for shards in lanes]
     while loads and max(loads) - min(loads) > 1:

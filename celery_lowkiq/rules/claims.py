@@ -1,4 +1,4 @@
-"""What an owner asks of the store about the jobs of its shard, and what it is answered."""
+"""Requests of a shard's owner to the store, and their answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .models import Job, Lease, LeaseState, QueueSpec, ShardRef, Verdict
 
 @dataclass(frozen=True)
 class ToAcquire:
-    """A wish for a shard whose lease was ``seen``; ``known_epoch`` is the largest that the asker knows of."""
+    """A request to take a shard whose lease was ``seen``; ``known_epoch``: the largest known to the node."""
 
     queue: QueueSpec
     shard: ShardRef
@@ -19,7 +19,7 @@ class ToAcquire:
 
 @dataclass(frozen=True)
 class InHand:
-    """What an owner knows of its claims on a shard: the largest number, and those that it has not settled."""
+    """An owner's claims on a shard: the largest number, and the numbers that it has not settled."""
 
     last: int = 0
     open: tuple[int, ...] = ()
@@ -27,11 +27,11 @@ class InHand:
 
 @dataclass(frozen=True)
 class Claim:
-    """Jobs moved from waiting to processing. ``number`` is 0 and ``jobs`` empty when none was due.
+    """Jobs moved from waiting to processing. ``number`` is 0 and ``jobs`` empty when no job was due.
 
-    ``now`` is Redis's clock (Unix s); ``next_due`` is the smallest ``perform_in`` that is left among
-    jobs that may be claimed, None when there is none. ``suspect``: the batch is one. ``suspect_due``:
-    nothing was taken since only suspects are due, which the caller would not have.
+    ``now`` is Redis's clock (Unix s); ``next_due`` is the smallest ``perform_in`` of the remaining claimable
+    jobs, None without any. ``suspect``: the batch is a suspected poison pill. ``suspect_due``: nothing was
+    claimed, since only suspects are due and the request excluded them.
     """
 
     number: int
@@ -44,7 +44,9 @@ class Claim:
 
 @dataclass(frozen=True)
 class ToClaim:
-    """A wish for due jobs of a shard: at most so many batches. The same ``request`` gives the same jobs."""
+    """A request for at most ``batches`` batches of a shard's due jobs. A repeated ``request`` number gets the
+    same jobs.
+    """
 
     queue: QueueSpec
     lease: Lease
@@ -56,7 +58,7 @@ class ToClaim:
 
 @dataclass(frozen=True)
 class ToSettle:
-    """Outcomes of claimed jobs of a shard."""
+    """A request to settle claimed jobs of a shard."""
 
     queue: QueueSpec
     lease: Lease
@@ -65,7 +67,7 @@ class ToSettle:
 
 @dataclass(frozen=True)
 class Settled:
-    """Answer of a settle: which ids it changed (a repeated or late verdict changes nothing)."""
+    """The answer to a settle: the ids that it changed (a repeated or late verdict changes nothing)."""
 
     accepted: frozenset[str]
     now: float
@@ -74,7 +76,7 @@ class Settled:
 
 @dataclass(frozen=True)
 class Due:
-    """Smallest claimable ``perform_in`` of a shard (None: nothing waits), read at Redis's ``now``."""
+    """The smallest claimable ``perform_in`` of a shard (None: no job waits), read at Redis's ``now``."""
 
     next_due: float | None
     now: float

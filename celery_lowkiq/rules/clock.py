@@ -1,4 +1,4 @@
-"""Time as a value that is passed in."""
+"""Clocks: the protocol that time is read by, and the machine's own clock."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What code that needs the time takes as an argument."""
+    """A source of wall-clock and monotonic time, in seconds."""
 
     def time(self) -> float:
-        """Unix time in s; may jump."""
+        """Return the Unix time in s; it may jump."""
 
     def monotonic(self) -> float:
-        """Seconds since an arbitrary start; never goes back, and goes on while the machine sleeps."""
+        """Return seconds since an arbitrary start. Never goes back; includes time in suspend."""
 
 
 class SystemClock:
-    """The clock of this machine. Where it cannot count sleep (all but Linux), a lease seems longer by it."""
+    """The clock of this machine. Outside Linux it does not count suspend, so leases seem longer after it."""
 
     def time(self) -> float:
         return time.time()

@@ -1,4 +1,4 @@
-"""Why an id is not running, in words: decided from what was read at one moment."""
+"""Diagnosis of why an id is not running, as text, from one consistent set of facts."""
 
 from __future__ import annotations
 
@@ -9,48 +9,48 @@ from .models import ShardRef
 from .reports import Running
 from .text import QUOTED, duration, error_line, job_names, moment, shortened, since
 
-#: A job that a claim has put off is due when its id has a token, to so many s.
-CLOSE = 0.001
+#: Tolerance in s between the due time of a rate-limited job and the time its id gets a token.
+TOKEN_TOLERANCE = 0.001
 
 
 @dataclass(frozen=True)
 class Owner:
-    """The node that has the id's shard, and what its lane for the shard does."""
+    """The node that owns the id's shard, and the state of the shard's lane."""
 
     name: str
     #: Unix s.
     since: float | None = None
-    #: For how many s it was not heard of; None: it has not reported for an hour.
+    #: Seconds since its last report; None: no report for an hour.
     silent: float | None = None
-    #: Whether it was heard of within its lease.
+    #: Whether it reported within its lease time.
     alive: bool = False
-    #: Whether it stops or is quiet, and gives the shard away.
+    #: Whether it is stopping or quiet, and releases the shard.
     leaving: bool = False
     lane: str | None = None
     running: Running | None = None
 
     @property
     def place(self) -> str:
-        """In words: node and lane."""
+        """Name of the node and of the lane, as text."""
         return f"node {self.name} {self.lane}" if self.lane else f"node {self.name}"
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A job that waits. Its error is that of its last try."""
+    """A waiting job; ``error`` is that of its last try."""
 
     perform_in: float
     retry_count: int = -1
     error: str | None = None
-    #: How many jobs of the shard come before it, once it is due.
+    #: Due jobs of the shard that are claimed before it.
     ahead: int = 0
-    #: Of one whose last run failed as a whole: how many jobs its next batch has at most.
+    #: Maximum size of its next batch after its last batch failed as a whole; 0: not limited.
     largest_batch: int = 0
 
 
 @dataclass(frozen=True)
 class Dead:
-    """Payloads of the id in the morgue: of the last death, its Unix time (s) and error."""
+    """Payloads of the id in the morgue: Unix time (s) and error of the last one buried."""
 
     updated_at: float
     error: str | None = None
@@ -58,7 +58,7 @@ class Dead:
 
 @dataclass(frozen=True)
 class Facts:
-    """All that was read of an id and its shard. ``now`` is Redis's clock, in Unix s."""
+    """The state of an id and its shard. ``now`` is Redis's clock, in Unix s."""
 
     id: str
     shard: ShardRef
@@ -68,37 +68,37 @@ class Facts:
     dead: Dead | None = None
     #: Whether it was in processing when its worker died.
     suspect: bool = False
-    #: None: nobody has the shard, since ``unowned_since``; None there, too: nobody ever had it.
+    #: None: the shard has no owner since ``unowned_since``; None there, too: it never had one.
     owner: Owner | None = None
     unowned_since: float | None = None
-    #: In how many s a node may take it; None: none waits for it.
+    #: Seconds until a waiting node may take it; None: no node waits for it.
     free_in: float | None = None
-    #: Since when (Unix s) all of the queue, the shard, or the id is paused.
+    #: Unix s of the pause of the whole queue, the shard, or the id.
     queue_paused: float | None = None
     shard_paused: float | None = None
     id_paused: float | None = None
-    #: Of a limited queue: runs a second, and in how many s the next may begin (0: now).
+    #: Rate limit of the queue (runs per second), and seconds until the next run may begin.
     rate: float | None = None
     token_wait: float = 0.0
     max_retries: int | None = None
-    #: Of a task that limits each id: its runs a second, and when (Unix s) the id has a token.
+    #: Rate limit of each id (runs per second), and the Unix time (s) at which this id has a token.
     id_rate: float | None = None
     id_token_at: float = 0.0
 
     @property
     def pauses(self) -> tuple[tuple[str, float], ...]:
-        """What is paused, in words, and since when."""
-        found = (
+        """The pauses that apply to the id: a text, and Unix s of its beginning."""
+        candidates = (
             (f"Queue {self.shard.queue}", self.queue_paused),
             (f"Shard {self.shard.index}", self.shard_paused),
             (f"Id {self.id}", self.id_paused),
         )
-        return tuple((what, at) for what, at in found if at is not None)
+        return tuple((name, at) for name, at in candidates if at is not None)
 
 
 @dataclass(frozen=True)
 class Reason:
-    """One of the reasons: its kind for programs, a sentence for people."""
+    """One reason: ``kind`` for programs, ``text`` for people."""
 
     kind: str
     text: str
@@ -106,7 +106,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class Why:
-    """The answer. ``kind`` is that of the main reason, which comes first; ``text`` is all of them."""
+    """The diagnosis. ``kind`` is that of the first, main reason; ``text`` joins the texts of all reasons."""
 
     kind: str
     text: str
@@ -115,8 +115,10 @@ class Why:
 
 
 def why(facts: Facts) -> Why:
-    """Where the id is, and what it waits for. Kinds: nowhere, running, claimed, behind_itself, paused,
-    scheduled, unowned, silent, leaving, limited, suspect, behind, due, dead.
+    """Return where the id is and what it waits for.
+
+    Kinds: nowhere, running, claimed, behind_itself, paused, scheduled, unowned, silent, leaving, limited,
+    suspect, behind, due, dead.
     """
     reasons = tuple(_reasons(facts))
     return Why(reasons[0].kind, " ".join(reason.text for reason in reasons), reasons, facts)
@@ -128,7 +130,7 @@ def _reasons(facts: Facts) -> Iterator[Reason]:
         if facts.waiting is not None:
             yield Reason("behind_itself", "Another call waits behind it, and runs after it.")
     elif facts.waiting is not None:
-        yield from _hindrances(facts, facts.waiting)
+        yield from _reasons_to_wait(facts, facts.waiting)
     if facts.dead is not None:
         yield _dead(facts, facts.dead)
     if not facts.claimed and facts.waiting is None and facts.dead is None:
@@ -138,7 +140,6 @@ def _reasons(facts: Facts) -> Iterator[Reason]:
 
 
 def _claimed(facts: Facts) -> Reason:
-    """A run of which no node tells is about to begin, or has just ended."""
     owner = facts.owner
     if owner is None:
         return _unowned(facts)
@@ -148,23 +149,23 @@ def _claimed(facts: Facts) -> Reason:
     if run is None:
         return Reason("claimed", f"It is claimed by {owner.place}, and about to run, or has just run.")
     if run.shard == facts.shard and facts.id in run.ids:
-        return Reason("running", f"It has been running for {_so_long(owner, run)}, on {owner.place}.")
-    text = f"It is claimed by {owner.place}, which {_runs(facts, owner, run)}: it runs with that, or next."
-    return Reason("claimed", text)
+        return Reason("running", f"It has been running for {_run_time(owner, run)}, on {owner.place}.")
+    activity = _is_running(facts, owner, run)
+    return Reason("claimed", f"It is claimed by {owner.place}, which {activity}: it runs with that, or next.")
 
 
-def _hindrances(facts: Facts, waiting: Waiting) -> Iterator[Reason]:
-    """Of a job that waits and is not in processing, the strongest first."""
+def _reasons_to_wait(facts: Facts, waiting: Waiting) -> Iterator[Reason]:
+    """Yield reasons in descending order of importance; the job is not in processing."""
     yield from _pauses(facts)
-    limited = facts.id_token_at > facts.now and facts.id_token_at >= waiting.perform_in - CLOSE
+    limited = facts.id_token_at > facts.now and facts.id_token_at >= waiting.perform_in - TOKEN_TOLERANCE
     later = limited or waiting.perform_in > facts.now
     if limited:
         yield _limited(facts)
     elif later:
         yield _scheduled(facts, waiting)
-    lacking = _without_owner(facts)
-    if lacking is not None:
-        yield lacking
+    owner_problem = _owner_problem(facts)
+    if owner_problem is not None:
+        yield owner_problem
     if later or facts.owner is None or not facts.owner.alive:
         return
     if facts.token_wait > 0:
@@ -172,7 +173,7 @@ def _hindrances(facts: Facts, waiting: Waiting) -> Iterator[Reason]:
         yield Reason("limited", f"{text}{duration(facts.token_wait)} the next may begin.")
     if facts.suspect:
         yield Reason("suspect", "It was running when its worker died: it runs alone, one such job at a time.")
-    if lacking is None and not facts.pauses:
+    if owner_problem is None and not facts.pauses:
         yield _next(facts, waiting, facts.owner)
 
 
@@ -184,8 +185,7 @@ def _limited(facts: Facts) -> Reason:
     return Reason("limited", text)
 
 
-def _without_owner(facts: Facts) -> Reason | None:
-    """When the shard has no owner, or one that does nothing for it."""
+def _owner_problem(facts: Facts) -> Reason | None:
     owner = facts.owner
     if owner is None:
         return _unowned(facts)
@@ -198,8 +198,8 @@ def _without_owner(facts: Facts) -> Reason | None:
 
 
 def _pauses(facts: Facts) -> Iterator[Reason]:
-    for what, at in facts.pauses:
-        yield Reason("paused", f"{what} is paused {since(at, facts.now)}.")
+    for name, at in facts.pauses:
+        yield Reason("paused", f"{name} is paused {since(at, facts.now)}.")
 
 
 def _scheduled(facts: Facts, waiting: Waiting) -> Reason:
@@ -214,55 +214,52 @@ def _scheduled(facts: Facts, waiting: Waiting) -> Reason:
 
 
 def _unowned(facts: Facts) -> Reason:
-    left = facts.unowned_since
-    had = "never had an owner" if left is None else f"has no owner {since(left, facts.now)}"
-    text = f"Shard {facts.shard.index} {had}: does a worker serve queue {facts.shard.queue}?"
+    released_at = facts.unowned_since
+    state = "never had an owner" if released_at is None else f"has no owner {since(released_at, facts.now)}"
+    text = f"Shard {facts.shard.index} {state}: does a worker serve queue {facts.shard.queue}?"
     if facts.free_in is not None:
         text = (
-            f"Shard {facts.shard.index} {had}: Redis restarted, failed over or lost data, and it is free "
+            f"Shard {facts.shard.index} {state}: Redis restarted, failed over or lost data, and it is free "
             f"in {duration(facts.free_in)}, when a former owner's lease has run out."
         )
     return Reason("unowned", text)
 
 
-def _silent(owner: Owner, what: str) -> Reason:
-    ago = (
+def _silent(owner: Owner, subject: str) -> Reason:
+    last_report = (
         f"last heard of {duration(owner.silent)} ago"
         if owner.silent is not None
         else "not heard of for an hour"
     )
-    text = (
-        f"{what} node {owner.name}, which was {ago}: another node takes the shard when the lease has run out."
-    )
-    return Reason("silent", text)
+    then = "another node takes the shard when the lease has run out."
+    return Reason("silent", f"{subject} node {owner.name}, which was {last_report}: {then}")
 
 
 def _next(facts: Facts, waiting: Waiting, owner: Owner) -> Reason:
-    """Due, and nothing in the way but other work."""
     run = owner.running
-    busy = "" if run is None else _runs(facts, owner, run)
+    busy = "" if run is None else _is_running(facts, owner, run)
     if waiting.ahead:
         jobs = f"{waiting.ahead} due job{'s' if waiting.ahead > 1 else ''} of shard {facts.shard.index}"
-        doing = f", which {busy}" if busy else ""
-        return Reason("behind", f"It waits behind {jobs}, owned by {owner.place}{doing}.")
+        activity = f", which {busy}" if busy else ""
+        return Reason("behind", f"It waits behind {jobs}, owned by {owner.place}{activity}.")
     if busy:
         return Reason("behind", f"It is the next of shard {facts.shard.index}: {owner.place} {busy}.")
     return Reason("due", f"It is due, and about to be claimed by {owner.place}.")
 
 
 def _dead(facts: Facts, dead: Dead) -> Reason:
-    alone = facts.waiting is None and not facts.claimed
-    what = "It is" if alone else "Older payloads of it are"
-    text = f"{what} in the morgue {since(dead.updated_at, facts.now)}{_after(dead.error)}."
+    only_dead = facts.waiting is None and not facts.claimed
+    subject = "It is" if only_dead else "Older payloads of it are"
+    text = f"{subject} in the morgue {since(dead.updated_at, facts.now)}{_after(dead.error)}."
     return Reason("dead", text)
 
 
-def _runs(facts: Facts, owner: Owner, run: Running) -> str:
-    where = "" if run.shard == facts.shard else f" of {run.shard}"
-    return f"has been running {job_names(run.ids, run.count)}{where} for {_so_long(owner, run)}"
+def _is_running(facts: Facts, owner: Owner, run: Running) -> str:
+    other_shard = "" if run.shard == facts.shard else f" of {run.shard}"
+    return f"has been running {job_names(run.ids, run.count)}{other_shard} for {_run_time(owner, run)}"
 
 
-def _so_long(owner: Owner, run: Running) -> str:
+def _run_time(owner: Owner, run: Running) -> str:
     return duration(run.seconds + (owner.silent or 0.0))
 
 

@@ -1,25 +1,22 @@
-"""Every error of the package, under one root.
-
-A message names the value, what is allowed, and what to do about it.
-"""
+"""The exceptions of the package, under one root."""
 
 from __future__ import annotations
 
 
 class LowkiqError(Exception):
-    """Root of all errors that celery-lowkiq raises."""
+    """Base class of all errors that celery-lowkiq raises."""
 
 
 class ConfigurationError(LowkiqError, ValueError):
-    """A setting or a task option is unknown or has a value that is not allowed."""
+    """A setting or a task option is unknown or has an invalid value."""
 
 
 class InvalidCall(LowkiqError, ValueError):
-    """A call carries an id, payload, score or time that is not allowed; nothing of the call was stored."""
+    """A call has an invalid id, payload, score or time; nothing of the call was stored."""
 
 
 class UnknownTracker(InvalidCall):
-    """There is no tracker with this id: it has expired, or is in another Redis."""
+    """The tracker does not exist: it has expired, or is in another Redis."""
 
     def __init__(self, tracker: str) -> None:
         super().__init__(f"tracker {tracker} has expired, or is in another Redis: track() opens a new one")
@@ -34,15 +31,15 @@ class PayloadError(InvalidCall):
 
 
 class UndecodablePayload(LowkiqError):
-    """Bytes found in the store are not a payload; they belong in the morgue."""
+    """Bytes in the store cannot be decoded as a payload; the worker moves them to the morgue."""
 
 
 class ResultsUnavailable(LowkiqError):
-    """The result backend did not store how a call has ended. Trying again is safe."""
+    """The result backend did not store the result of a call. A retry is safe."""
 
 
 class BadDump(LowkiqError):
-    """A file is no dump, not all of one, or one of another queue."""
+    """A file is not a dump, is truncated, or is the dump of another queue."""
 
 
 class ShardCountMismatch(LowkiqError):
@@ -68,9 +65,9 @@ class FormatMismatch(LowkiqError):
 
 
 class StoreError(LowkiqError):
-    """Something between us and Redis."""
+    """An operation on Redis failed."""
 
-    #: What ends it, in the log of a worker that waits for that.
+    #: The condition that ends it, in the log of a worker that waits for it.
     until = "it is back"
 
 
@@ -89,27 +86,27 @@ class ClusterNode(StoreError, ConfigurationError):
 
 
 class StoreUnavailable(StoreError):
-    """Redis cannot be reached, is loading, or did not answer in time. The outcome may be unknown."""
+    """Redis cannot be reached, is loading, or did not answer in time. Writes may or may not have happened."""
 
 
 class LoginRefused(StoreUnavailable):
-    """Redis does not accept user or password: nothing was stored."""
+    """Redis rejected the user or password; nothing was stored."""
 
     until = "it accepts them"
 
 
 class AccessDenied(StoreError):
-    """The user of the connection may not do what is needed: nothing was stored."""
+    """The Redis user lacks a permission (NOPERM); nothing was stored."""
 
     until = "that is permitted"
 
 
 class StoreFull(StoreUnavailable):
-    """Redis is at its ``maxmemory`` and refuses writes; nothing was stored. Workers can still drain."""
+    """Redis has reached ``maxmemory`` and refuses writes; nothing was stored. Workers can still drain."""
 
 
 class ShardDamaged(StoreError):
-    """Keys of a shard are missing, or hold what is not theirs, and were not repaired by themselves."""
+    """Keys of a shard are missing or hold foreign data, and automatic repair did not apply."""
 
     def __init__(self, queue: str, index: int, reason: str) -> None:
         super().__init__(
@@ -125,14 +122,12 @@ class ShardDamaged(StoreError):
 
 
 class ShardRepairing(ShardDamaged):
-    """Keys of a shard were lost, and are being repaired: it is served when that is done."""
+    """Keys of a shard were lost and are being repaired; the shard is served after the repair."""
 
 
 class QueueFull(StoreError):
-    """A shard has as many waiting jobs as the task's ``max_length`` allows it; of the calls for this shard
-    none was stored. To call again later is safe.
-    """
+    """A shard has reached the task's ``max_length``; no call for it was stored. A retry is safe."""
 
 
 class NotOwner(StoreError):
-    """A script of a shard's owner was refused: the shard has changed hands."""
+    """The shard is owned by another node by now; the script changed nothing."""

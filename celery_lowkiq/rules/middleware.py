@@ -1,11 +1,11 @@
-"""Functions around a run, or around a push."""
+"""Middlewares: functions that wrap a run or a push."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-#: ``def m(task, batch, call)``: returns what ``call()`` returns, or raises.
+#: ``def m(task, batch, call)``: returns the result of ``call()``, or raises.
 Middleware = Callable[[Any, Any, Callable[[], Any]], Any]
 
 

@@ -1,4 +1,4 @@
-"""The values that all layers speak of. Payloads are bytes here; only ``integration`` reads them."""
+"""The data types shared by all layers. Payloads are bytes here; only ``integration`` decodes them."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from .tracking import News
 
 
 def shard_of(job_id: str, shards: int) -> int:
-    """Shard of an id: ``crc32(id) % shards``, as Lowkiq has it."""
+    """Return the index of an id's shard: ``crc32(id) % shards``, as in Lowkiq."""
     return zlib.crc32(job_id.encode("utf-8", "surrogateescape")) % shards
 
 
 class Merge(str, enum.Enum):
-    """Which score stays when two payloads of one id are equal."""
+    """Which score is kept when two payloads of one id are equal."""
 
     MIN = "min"
     MAX = "max"
 
 
-#: A queue has so many shards at most.
+#: Maximum number of shards of a queue.
 MAX_SHARDS = 4096
 
 
 @dataclass(frozen=True)
 class QueueSpec:
-    """What the store and the worker know of an ordered queue."""
+    """The definition of an ordered queue for the store and the worker."""
 
     name: str
     shards: int = 5
     batch_size: int = 1
     merge: Merge = Merge.MIN
     max_crashes: int = 3
-    #: Stored as the error of a job that took its owner down ``max_crashes`` times.
+    #: Stored as the error of a job that was in processing in ``max_crashes`` worker crashes.
     poison_error: bytes = b"poison pill"
-    #: A batch that runs for longer (s) raises an alarm.
+    #: Seconds after which a running batch is reported as overdue.
     max_run: float | None = None
     policies: Policies = NO_POLICIES
 
@@ -51,13 +51,13 @@ class QueueSpec:
 
     @property
     def policy(self) -> str:
-        """What scripts are told of the policies."""
+        """The policies as the argument of scripts."""
         return "" if self.policies is NO_POLICIES else self.policies.words(self.shards)
 
 
 @dataclass(frozen=True, order=True)
 class ShardRef:
-    """Names one shard of one queue."""
+    """Reference to a shard of a queue."""
 
     queue: str
     index: int
@@ -67,7 +67,7 @@ class ShardRef:
 
 
 class Recorded(str, enum.Enum):
-    """Which calls of a payload have a record."""
+    """Which calls of a payload have a stored record."""
 
     NONE = ""
     SOME = "r"
@@ -75,22 +75,22 @@ class Recorded(str, enum.Enum):
 
 
 class Payload(NamedTuple):
-    """What one call carries, and its place within the job."""
+    """The data of a call, and the score that orders it within the job."""
 
     data: bytes
     score: float
     recorded: Recorded = Recorded.NONE
-    #: Bytes of the whole, where ``data`` is only its beginning.
+    #: Full size in bytes when ``data`` is only the beginning.
     cut_from: int | None = None
 
 
 @dataclass(frozen=True)
 class NewJob:
-    """One entry of a push.
+    """A call to push.
 
-    ``perform_in`` is a Unix time in s; ``delay`` is in s from Redis's now. At most one of them is set,
-    none means now. Without ``score`` the store makes one; ``sent``, in Unix s of the sender's clock, is the
-    score then, unless Redis's clock has not come so far.
+    ``perform_in`` is a Unix time in s; ``delay`` is in s from Redis's time. At most one of them is set;
+    without both, the job is due now. Without ``score`` the store generates one: ``sent`` (Unix s of the
+    sender's clock), unless that is ahead of Redis's clock.
     """
 
     id: str
@@ -98,18 +98,18 @@ class NewJob:
     score: float | None = None
     perform_in: float | None = None
     delay: float | None = None
-    #: What is kept of the call until its job has ended; None: nobody will ask.
+    #: The call's record, stored until its job has ended; None: no record.
     record: bytes | None = None
-    #: From 0, the most urgent, to 9; None: that of the queue.
+    #: From 0, the most urgent, to 9; None: the queue's priority.
     priority: int | None = None
     sent: float | None = None
 
 
 @dataclass(frozen=True)
 class CallRecord:
-    """A call of a claimed job."""
+    """The record of a call of a claimed job."""
 
-    #: Names it in the store; keys of a payload's calls grow.
+    #: Key in the store; keys of a payload's calls increase.
     key: bytes
     #: Position of its payload in the job.
     payload: int
@@ -118,57 +118,57 @@ class CallRecord:
 
 @dataclass(frozen=True)
 class FirstCalls:
-    """The calls of a claimed job that came with the claim, in the order of its payloads."""
+    """The call records returned with the claim of a job, in the order of its payloads."""
 
     records: tuple[CallRecord, ...]
-    #: Whether these are all.
+    #: Whether the job has no other records.
     complete: bool
 
 
-#: ``retry_count`` of a job that took its owner down too often, and is handed out to be buried.
+#: ``retry_count`` of a poison pill that is claimed only to be buried.
 CONDEMNED = -2
 
 
 class Job(NamedTuple):
-    """A job that a claim handed out, or that a listing found."""
+    """A job returned by a claim or a listing."""
 
     id: str
     payloads: tuple[Payload, ...]
     perform_in: float
     retry_count: int = -1
     error: bytes | None = None
-    #: Number of the claim it is in; 0 while it waits.
+    #: Number of its claim; 0 while it waits.
     claim: int = 0
-    #: How many payloads the job has; a listing may show fewer of them.
+    #: Number of its payloads; a listing may return fewer.
     payload_count: int = 0
-    #: Number of the shard's last call before the claim: later ones are not the claim's.
+    #: Number of the shard's last call before the claim; later calls are not part of it.
     last_call: int = 0
-    #: None: the claim told nothing of calls. Ask, when payloads are ``recorded``.
+    #: None: the claim returned no records. Read them when payloads are ``recorded``.
     calls: FirstCalls | None = None
-    #: So many of its payloads, from the smallest score on, are dropped by a policy.
+    #: Number of its payloads, from the smallest score on, that a policy drops.
     unwanted: int = 0
-    #: A new call made it due before its ``perform_in``, which is still to come.
+    #: Whether a new call made it due before its ``perform_in``.
     early: bool = False
-    #: Whether it waits for its id to be resumed.
+    #: Whether its id is paused.
     held: bool = False
     #: From 0, the most urgent, to 9.
     priority: int = MOST_URGENT
-    #: Of one whose last run failed as a whole: with how many others it runs next.
+    #: Limits on its next batch after its last batch failed as a whole.
     isolation: Isolation = NOT_ISOLATED
 
     @property
     def recorded(self) -> bool:
-        """Whether any call of it has a record."""
+        """Whether any of its calls has a record."""
         return any(payload.recorded is not Recorded.NONE for payload in self.payloads)
 
 
 @dataclass(frozen=True)
 class LeaseState:
-    """What a shard's lease looks like to whoever reads it. ``owner`` is empty when nobody has it.
+    """A shard's lease as read from Redis. ``owner`` is empty when the shard has no owner.
 
-    ``server`` names the Redis process that showed it, ``given_on`` the one that gave it to its last owner.
-    They differ after a restart or a failover, which may have lost what was written in between.
-    ``leaving``: given up by a process that was about to end, and whose last runs end with it.
+    ``server`` is the run id of the Redis process that was read, ``given_on`` that of the one that gave the
+    lease. They differ after a restart or a failover, which may have lost writes.
+    ``leaving``: released by a process that was about to exit while batches ran.
     """
 
     owner: str = ""
@@ -181,7 +181,7 @@ class LeaseState:
 
 @dataclass(frozen=True)
 class Lease:
-    """A node's right to a shard, until another epoch begins; ``server`` is the Redis process that gave it."""
+    """A node's ownership of a shard during an epoch; ``server``: run id of the Redis process that gave it."""
 
     shard: ShardRef
     owner: str
@@ -193,31 +193,32 @@ class Fate(str, enum.Enum):
     """What a settle does with a claimed job."""
 
     DONE = "done"
-    #: Failed: back to the queue with ``retry_count`` and ``delay``.
+    #: Failed: waiting again, with ``retry_count`` and ``delay``.
     RETRY = "retry"
-    #: Retries exhausted: the payload with the smallest score to the morgue, the rest back as new.
+    #: Retries exhausted: the payload with the smallest score goes to the morgue, the others wait as new.
     DIE = "die"
-    #: All payloads to the morgue.
+    #: All payloads go to the morgue.
     BURY = "bury"
-    #: Back unchanged: it never ran.
+    #: Waiting again, unchanged: it did not run.
     RETURN = "return"
 
 
 class Gone(str, enum.Enum):
-    """Why a payload goes, and not to the morgue."""
+    """Why a payload is removed without going to the morgue."""
 
-    #: Nobody wants it to run any more; it counts as dropped.
+    #: Revoked, expired, or dropped by a policy; it counts as dropped.
     DROPPED = ""
-    #: It has run, and failed for good.
+    #: It ran, and failed without retry.
     OVER = "over"
-    #: It has run with success, though others of its job have not.
+    #: It succeeded, unlike other payloads of its job.
     DONE = "done"
 
 
 @dataclass(frozen=True)
 class BadPayload:
-    """A payload (by its position in the claimed job) that goes to the morgue whatever the job's fate; without
-    an error it is ``gone``.
+    """A payload, by position in the claimed job, that leaves the job whatever the job's fate.
+
+    With an error it goes to the morgue; without one it is removed for the reason ``gone``.
     """
 
     position: int
@@ -226,8 +227,9 @@ class BadPayload:
 
 
 class Verdict(NamedTuple):
-    """The end of one claimed job. ``retry_count`` counts for RETRY, ``delay`` (s) for RETRY and, when it is
-    not 0, for RETURN.
+    """The outcome of a claimed job.
+
+    ``retry_count`` applies to RETRY; ``delay`` (s) to RETRY, and to RETURN unless it is 0.
     """
 
     id: str
@@ -237,42 +239,42 @@ class Verdict(NamedTuple):
     delay: float = 0.0
     error: bytes = b""
     bad: tuple[BadPayload, ...] = ()
-    #: Calls whose results are written, as first and last key of runs of keys: their records go.
+    #: Calls whose results are stored, as ranges (first and last key) of records to delete.
     ended: tuple[tuple[bytes, bytes], ...] = ()
-    #: What trackers are told of its calls, with the settle.
+    #: Tracker updates of its calls, applied with the settle.
     news: tuple[News, ...] = ()
-    #: Unix time (s) that replaces ``delay`` for RETRY; 0 for none.
+    #: Unix time (s) that replaces ``delay`` for RETRY; 0: not set.
     perform_in: float = 0.0
-    #: What the log of the job's tries is to say of this one; empty: nothing.
+    #: Line for the log of the job's tries; empty: no line.
     try_text: bytes = b""
-    #: With how many others the job runs next, for RETRY.
+    #: Limits on the job's next batch, for RETRY.
     isolation: Isolation = NOT_ISOLATED
 
 
 class Flag(Protocol):
-    """As much of a ``threading.Event`` as a task function needs."""
+    """The part of ``threading.Event`` that task functions use."""
 
     def is_set(self) -> bool:
-        """Whether it has happened."""
+        """Whether the flag is set."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block until it has happened, at most ``timeout`` s; whether it has."""
+        """Block until the flag is set, at most ``timeout`` s. Return whether it is set."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The jobs of one claim on their way through a lane. ``lost`` is set while the lease may be another's."""
+    """The jobs of a claim that run together. ``lost`` is set while another node may own the shard."""
 
     queue: QueueSpec
     lease: Lease
     claim: int
     jobs: tuple[Job, ...]
     lost: Flag = field(compare=False)
-    #: Monotonic time of its start.
+    #: Monotonic time of its start, in s.
     began_at: float = field(compare=False, default=0.0)
 
     def overdue(self, now: float) -> bool:
-        """Whether it runs for longer than its task allows; ``now`` is monotonic."""
+        """Whether it runs for longer than ``max_run``; ``now`` is monotonic, in s."""
         return self.queue.max_run is not None and now - self.began_at > self.queue.max_run
 
     @property

@@ -1,4 +1,4 @@
-"""Who may take a shard, and when: decided from what was seen, on one's own monotonic clock only."""
+"""When a node may take a shard, decided from observed leases on the node's own monotonic clock."""
 
 from __future__ import annotations
 
@@ -7,37 +7,36 @@ from dataclasses import dataclass, replace
 from .balance import ORPHANED
 from .models import LeaseState, QueueSpec, ShardRef
 
-#: A shard may be taken when its lease was seen unchanged for so many lease times.
+#: Lease times without a renewal after which another node may take the shard.
 TAKEOVER = 1.05
-#: The owner renews so many times in a lease time, and others look as often.
+#: Renewals per lease time; other nodes observe as often.
 RENEWALS = 5
-#: A process that ends while batches run waits at most so long for Redis when it gives up their shards, in s.
+#: Timeout in s for Redis when an exiting process releases shards whose batches still run.
 EXIT_PATIENCE = 0.4
-#: Such a shard is free when it was seen given up for so long, in s: by then that process is gone.
+#: Delay in s before such a shard may be taken: by then that process has ended.
 LEAVING = 0.5
-
 
 NEVER_SEEN = LeaseState()
 
 
 @dataclass(frozen=True)
 class Watch:
-    """What a node has seen of a shard that it wants and has not."""
+    """A node's observations of a shard that it wants and does not own."""
 
     queue: QueueSpec
     shard: ShardRef
     seen: LeaseState = NEVER_SEEN
-    #: Monotonic time of the first sight of ``seen``; None before any.
+    #: Monotonic time at which ``seen`` was first observed; None before the first observation.
     since: float | None = None
     #: The largest epoch that the node knows of.
     known_epoch: int = 0
-    #: Not before this monotonic time, after an acquire was refused for good reason.
+    #: Monotonic time of the next attempt, after a refused acquire.
     not_before: float = 0.0
-    #: Whether looks at a shard came from more than one Redis process.
+    #: Whether observations came from more than one Redis process.
     restarted: bool = False
 
     def look(self, state: LeaseState, now: float) -> Watch:
-        """The watch after another look."""
+        """Return the watch updated by a newly read lease."""
         if self.since is not None and state == self.seen:
             return self
         return replace(
@@ -49,20 +48,23 @@ class Watch:
         )
 
     def doubted(self) -> Watch:
-        """The watch after a time in which Redis did not answer. An owner could not renew meanwhile, so its
-        silence begins anew; a lease without an owner is renewed by none, and goes on to run out.
+        """Return the watch after a Redis outage.
+
+        An owner could not renew during the outage, so its timeout starts again. A lease without an owner
+        needs no renewal, so its timeout goes on.
         """
         return replace(self, since=None) if self.seen.owner else self
 
     def may_take(self, now: float, lease_seconds: float) -> bool:
-        """Whether the shard is free: released, or its owner was silent for longer than its lease."""
+        """Whether the shard was released, or its lease has expired."""
         if self.since is None or now < self.not_before:
             return False
         return now >= self._free_at(self.since, lease_seconds)
 
     def waits_until(self, lease_seconds: float) -> float | None:
-        """The monotonic time at which a shard is free whose last lease another Redis process gave; None for
-        any other.
+        """Return the monotonic time at which a shard is free whose last lease another Redis process gave.
+
+        None for any other shard.
         """
         if self.since is None or self.seen.owner or self._released():
             return None
@@ -74,9 +76,8 @@ class Watch:
         return since + LEAVING if self.seen.leaving else since
 
     def _released(self) -> bool:
-        """Whether nobody can have the shard. A Redis that came back with older data may show a shard as free
-        whose owner still works: only the server that gave the last lease knows that it was given back.
-        """
+        # A Redis that restarted with older data may show an owned shard as free: only the server that gave
+        # the last lease can tell that it was released.
         if self.seen.owner:
             return False
         if self.seen.epoch == 0:
@@ -85,19 +86,19 @@ class Watch:
 
     @property
     def forgotten(self) -> bool:
-        """Whether Redis shows an older lease than the node knows of: it has lost what was written since."""
+        """Whether Redis shows an older lease than the node knows of: Redis lost the writes since."""
         return self.since is not None and self.seen.epoch < self.known_epoch
 
     def ours(self, owner: str) -> bool:
-        """Whether the lease is our own: the reply of an acquire was lost."""
+        """Whether the lease is this node's own, since the reply to its acquire was lost."""
         return self.seen.owner == owner and self.seen.given_on == self.seen.server
 
     def orphaned(self, now: float, lease_seconds: float) -> bool:
-        """Whether it was free for so long that anyone should take it."""
+        """Whether the shard was free for so long that any node should take it, whatever its quota."""
         return self.since is not None and now >= self.since + ORPHANED * lease_seconds
 
     def next_look(self, now: float, lease_seconds: float) -> float:
-        """Seconds until looking again is of use."""
+        """Return the seconds until the next observation."""
         regular = lease_seconds / RENEWALS
         if self.since is None:
             return regular

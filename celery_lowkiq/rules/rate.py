@@ -1,22 +1,23 @@
-"""How many runs of a limited queue may begin. Each costs a token; tokens come at the queue's rate.
+"""Token bucket of a rate-limited queue: each run takes a token.
 
-The bucket itself is Redis's, one for all nodes; a node asks it, and knows when asking again is of use.
+The bucket is in Redis, shared by all nodes; this module computes when a token is available.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: So many seconds' tokens gather while nobody takes any, but at least one.
+#: Capacity of a bucket, in seconds of its rate, but at least one token.
 BURST = 0.1
-#: A node with a due job and without a token asks again within so many s, unless its polls are rarer.
+#: Maximum seconds between token requests of a node with a due job, unless its polls are rarer.
 ASKED = 60.0
 
 
 @dataclass(frozen=True)
 class TokenRequest:
-    """``surplus`` tokens back, then at most ``wanted`` of them. The same ``number`` of a ``holder``, which
-    grows, gives the same answer. ``rate`` in tokens a second.
+    """A request to return ``surplus`` tokens and take at most ``wanted``; ``rate`` in tokens per second.
+
+    ``number`` grows with each request of a ``holder``; a repeated number gets the same answer.
     """
 
     queue: str
@@ -29,33 +30,33 @@ class TokenRequest:
 
 @dataclass(frozen=True)
 class Tokens:
-    """What was granted, and in how many s there is a token again; 0 when there is one."""
+    """The tokens granted, and ``wait``: seconds until the next token, 0 when one is available."""
 
     granted: int
     wait: float
 
 
 def capacity(rate: float) -> float:
-    """How many tokens gather at most."""
+    """Return the maximum number of tokens in a bucket."""
     return max(1.0, BURST * rate)
 
 
-def seconds_to_token(left: float, seconds: float, rate: float) -> float:
-    """In how many s there is a token, ``seconds`` after the bucket was seen to have ``left`` of them."""
-    tokens = min(capacity(rate), left + max(0.0, seconds) * rate)
+def seconds_to_token(tokens_then: float, seconds: float, rate: float) -> float:
+    """Return the seconds until a token is available, ``seconds`` after the bucket had ``tokens_then``."""
+    tokens = min(capacity(rate), tokens_then + max(0.0, seconds) * rate)
     return 0.0 if tokens >= 1 else (1 - tokens) / rate
 
 
 def token_at(full_at: float, rate: float) -> float:
-    """When there is a token in a bucket that is full at ``full_at`` (Unix s)."""
+    """Return the Unix time (s) of the next token of a bucket that is full at ``full_at``."""
     return full_at - (capacity(rate) - 1) / rate
 
 
 def runs_of(jobs: int, batch_size: int) -> int:
-    """How many runs a claim makes."""
+    """Return the number of runs of a claim."""
     return -(-jobs // batch_size)
 
 
 def asks_again(tokens: Tokens, poll_interval: float) -> float:
-    """In how many s: not later than the next poll, since others may give tokens back."""
+    """Return the seconds until the next request, at most one poll, since other nodes may return tokens."""
     return min(tokens.wait, poll_interval)

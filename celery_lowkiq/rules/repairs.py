@@ -1,4 +1,4 @@
-"""What keys of a shard tell of each other: what is damaged, what may be repaired, and what was done."""
+"""Damage of a shard: found by comparing its keys; the conditions and the report of a repair."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from .models import ShardRef, shard_of
 
-#: A shard of a queue whose number of shards changes just now says this in place of a number.
+#: Stored in place of the number of shards while that number changes.
 CLOSED = "closed"
 
 
 class Registered(NamedTuple):
-    """What a queue's own key says: the number of shards; number and beginning of its last pause."""
+    """The content of a queue's own key: number of shards; number and begin of its last pause."""
 
     shards: int
     pause: str
@@ -22,22 +22,22 @@ class Registered(NamedTuple):
 
 @dataclass(frozen=True)
 class Condition:
-    """How the keys of a shard are."""
+    """The state of a shard's keys."""
 
     shard: ShardRef
-    #: How many shards the queue has, as the shard says; '' when it says nothing.
+    #: Number of shards of the queue as stored in the shard; '' when it is missing.
     shards: str
     owned: bool
-    #: Jobs that may be claimed and have a priority.
+    #: Claimable jobs with a priority.
     urgent: int
-    #: Names of the keys that are of another type than theirs.
+    #: Names of keys of the wrong type.
     wrong: tuple[str, ...]
-    #: Entries of each key.
+    #: Number of entries of each key.
     counts: Mapping[str, int]
 
     @property
     def used(self) -> bool:
-        """Whether the shard holds jobs, or says something of ids."""
+        """Whether the shard has jobs or paused ids."""
         return any(
             self.counts[name]
             for name in (
@@ -59,7 +59,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Damage:
-    """Something that is wrong with a shard, in words."""
+    """A description of one damage of a shard."""
 
     #: None for the queue as a whole.
     shard: ShardRef | None
@@ -68,14 +68,14 @@ class Damage:
 
 @dataclass(frozen=True)
 class Repaired:
-    """What the repair of a shard has come to. Counts are of jobs, or, ``mended``, of entries."""
+    """The result of a shard's repair. Counts are of jobs; ``mended`` is of entries."""
 
     shard: ShardRef
-    #: Keys of another type, which were deleted.
+    #: Keys of the wrong type, which were deleted.
     cleared: tuple[str, ...] = ()
-    #: What meta said was written again.
+    #: Whether meta was rewritten.
     meta: bool = False
-    #: Waiting jobs that are due now, since the times when they were due are lost.
+    #: Waiting jobs that are due now, since their due times were lost.
     undated: int = 0
     mended: int = 0
     lost_waiting: int = 0
@@ -84,18 +84,19 @@ class Repaired:
 
     @property
     def lost(self) -> int:
-        """Jobs whose payloads are gone."""
+        """Number of jobs whose payloads were lost."""
         return self.lost_waiting + self.lost_processing + self.lost_dead
 
     @property
     def text(self) -> str:
-        """In words; empty where there was nothing to do."""
+        """The report as text; empty when nothing was repaired."""
         return "; ".join(_done(self))
 
 
 def may_restore(shard: ShardRef, says: str, registered: int, declared: int, ids: Iterable[str]) -> bool:
-    """Whether a shard that does not say how many shards its queue has may be told: the queue's registry and
-    the code agree, and the ids that lie in the shard belong there.
+    """Whether meta of a shard may be rewritten with the declared number of shards.
+
+    It may when meta has no number, registry and code agree, and the shard's ids belong there.
     """
     return (
         not is_count(says)
@@ -106,27 +107,28 @@ def may_restore(shard: ShardRef, says: str, registered: int, declared: int, ids:
 
 
 def counted(shards: Sequence[Condition], others: Sequence[Condition], declared: int) -> bool:
-    """Whether the shards of a queue, and no others, hold its jobs, and all of them say that they are so many:
-    then a registry that says something else is wrong.
+    """Whether the shards confirm the declared number, so that a registry with another number is wrong.
+
+    All jobs are in these shards and none in ``others``, and each shard has the declared number.
     """
     used = [shard for shard in shards if shard.used]
     return bool(used) and all(s.shards == str(declared) for s in used) and not any(s.used for s in others)
 
 
 def is_count(says: str) -> bool:
-    """Whether a shard says a number of shards, of whatever queue."""
+    """Whether the text that a shard stores is a number of shards."""
     return says.isdecimal() and says.isascii() and 0 < len(says) < 5 and int(says) > 0
 
 
 def damages(found: Condition, registered: int) -> tuple[Damage, ...]:
-    """What is wrong with a shard of a queue that is registered with so many shards."""
+    """Return the damages of a shard; ``registered`` is the queue's number of shards in its registry."""
     return tuple(Damage(found.shard, text) for text in _damages(found, registered))
 
 
 def _damages(found: Condition, registered: int) -> Iterator[str]:
     for name in found.wrong:
         yield f"the key {name} is of another type than its own"
-    # What a key of another type should hold is not there: the comparisons would say the same again.
+    # Comparisons with a key of the wrong type would report the same damage again.
     sound = {name: count for name, count in found.counts.items() if name not in found.wrong}
     yield from _of_meta(found, sound, registered)
     yield from _of_pairs(sound)
@@ -157,7 +159,7 @@ def _of_lists(found: Condition, sound: Mapping[str, int]) -> Iterator[str]:
         yield f"{sound['held']} jobs are held, but no id is paused"
 
 
-#: Names of keys that have as many entries; the first of ``jobs`` has as many as the others together.
+#: Keys whose numbers of entries must agree: that of the first is the sum of the others.
 _PAIRS = (
     (("processing", "claimed"), "{} jobs are in processing, {} are claimed"),
     (("jobs", "due", "ranked", "held"), "{} jobs wait, {} + {} + {} have a time"),

@@ -1,4 +1,4 @@
-"""Which of a lane's shards is worked next. Every lane has a scheduler of its own."""
+"""Schedulers: choose the next of a lane's shards to work. Every lane has its own."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 
 from .models import ShardRef
 
-#: ``(due times by shard, Redis's now) -> shard, or None to work none now``. A lane hands over the shards
-#: whose due time has come, at least one, and picks by lag itself when the answer is none of them.
+#: ``(due times by shard, Redis's now) -> shard, or None to work none now``. A lane passes the shards that are
+#: due, at least one, and falls back to ``lag`` when the answer is not one of them.
 Scheduler = Callable[[Mapping[ShardRef, float], float], "ShardRef | None"]
 
 
 def lag() -> Scheduler:
-    """The shard whose oldest due job has waited longest."""
+    """Choose the shard whose oldest due job has waited longest."""
 
     def pick(due: Mapping[ShardRef, float], now: float) -> ShardRef | None:
         shard = min(due, key=lambda ref: (due[ref], ref), default=None)
@@ -24,7 +24,7 @@ def lag() -> Scheduler:
 
 
 def seq() -> Scheduler:
-    """The shards in turn, passing by those that have nothing due."""
+    """Choose the due shards in turn."""
     last: list[ShardRef] = []
 
     def pick(due: Mapping[ShardRef, float], now: float) -> ShardRef | None:
@@ -39,8 +39,9 @@ def seq() -> Scheduler:
 
 
 def weighted(weights: Mapping[str, float], draw: Callable[[], float] = random.random) -> Scheduler:
-    """A queue among those with due jobs, drawn by weight (1 unless given), then its shard by lag. ``draw``
-    gives numbers from 0, below 1.
+    """Draw a queue with due jobs by weight (default 1), then choose its shard by lag.
+
+    ``draw`` returns a random number in [0, 1).
     """
     by_lag = lag()
 

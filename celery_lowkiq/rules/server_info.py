@@ -1,4 +1,4 @@
-"""What a Redis server says of itself, for people."""
+"""Redis server information for people, from the fields of INFO."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ServerInfo:
-    """Sizes in bytes, times in s. ``maxmemory`` 0: no limit. ``last_save_ok``: of RDB and AOF."""
+    """Sizes are in bytes, times in s. ``maxmemory`` 0: no limit. ``last_save_ok``: of RDB and AOF."""
 
     kind: str
     version: str
@@ -28,12 +28,12 @@ class ServerInfo:
     commands: int
     keys: int
     replicas: int
-    #: Where it is, without user and password.
+    #: Host and port or path, and database, without user and password.
     address: str = ""
 
 
 def server_info(info: Mapping[str, Any]) -> ServerInfo:
-    """From the fields of INFO; what a server does not tell is empty or 0."""
+    """Return the information from the fields of INFO; missing ones are empty or 0."""
     valkey = info.get("valkey_version")
     saves = (info.get("rdb_last_bgsave_status", "ok"), info.get("aof_last_write_status", "ok"))
     return ServerInfo(

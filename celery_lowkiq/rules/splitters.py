@@ -1,4 +1,4 @@
-"""How shards are dealt to lanes."""
+"""Splitters: deal a node's shards to its lanes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Splitter = Callable[[Sequence[ShardRef], int], "list[tuple[ShardRef, ...]]"]
 
 
 def lease_splitter(shards: Sequence[ShardRef], lanes: int) -> list[tuple[ShardRef, ...]]:
-    """Every node wants every shard, and shares them with the others (``rules.balance``)."""
+    """Deal all shards on every node; the nodes share them by leases and quotas (``rules.balance``)."""
     return default_splitter(shards, lanes)
 
 
 def by_node_splitter(nodes: int, number: int) -> Splitter:
-    """The fixed part of node ``number`` (from 0), dealt in turn to its lanes. Raises ConfigurationError."""
+    """Return a splitter for the fixed part of node ``number`` (from 0). Raises ConfigurationError."""
     if not 0 <= number < nodes:
         raise ConfigurationError(
-            f"node number {number}: with {nodes} nodes 0 to {nodes - 1} is allowed "
-            "(settings lowkiq_node_number and lowkiq_number_of_nodes, or the same in the environment)"
+            f"lowkiq_node_number={number} is invalid: expected 0 to {nodes - 1} for {nodes} nodes. Set "
+            "lowkiq_node_number and lowkiq_number_of_nodes, in the settings or in the environment"
         )
 
     def split(shards: Sequence[ShardRef], lanes: int) -> list[tuple[ShardRef, ...]]:
@@ -31,5 +31,5 @@ def by_node_splitter(nodes: int, number: int) -> Splitter:
 
 
 def default_splitter(shards: Sequence[ShardRef], lanes: int) -> list[tuple[ShardRef, ...]]:
-    """Deal the shards in turn, so that the lanes' numbers of shards differ by one at most."""
+    """Deal the shards in turn, so that the lanes differ by one shard at most."""
     return [tuple(shards[lane::lanes]) for lane in range(lanes)]

@@ -1,7 +1,7 @@
-"""The life of a tracked call: its states, and which news of it counts.
+"""States of tracked calls, and the updates that change them.
 
-News may come twice, late, or from a worker that has lost its shard. So each names the run that it is of, by
-epoch and claim, both of which only grow: older news than what is known changes nothing, and so no count.
+An update may come twice, late, or from a worker that has lost its shard. So each one names its run by epoch
+and claim, which only grow; an update of an older run changes nothing.
 """
 
 from __future__ import annotations
@@ -13,30 +13,31 @@ from typing import Any, NamedTuple
 
 
 class State(str, enum.Enum):
-    """Where a tracked call is."""
+    """State of a tracked call."""
 
     ENQUEUED = "enqueued"
     WORKING = "working"
     FINISHED = "finished"
-    #: It has ended for a reason of business: BusinessFailure, revoked, expired, deleted.
+    #: Ended without success and without an error: BusinessFailure, revoked, expired, deleted.
     FAILED = "failed"
-    #: It has ended by an error, without retries left.
+    #: Ended by an error, with no retries remaining.
     ERROR = "error"
 
 
-#: States in which more is to come.
+#: The states of calls that have not ended.
 PENDING = (State.ENQUEUED, State.WORKING)
 
 
 class News(NamedTuple):
-    """What has happened to a tracked call in a run, which ``epoch`` and ``claim`` name. Without them nobody
-    runs it, and the news counts only while it is pending.
+    """An update of a tracked call by the run that ``epoch`` and ``claim`` name.
+
+    Without them (0) it comes from outside a run and applies only to a pending call.
     """
 
     tracker: str
     call: str
     state: State
-    #: In what state it was said, and what: kept among the messages unless empty.
+    #: State and text of a message to keep; no message when ``text`` is empty.
     said_in: State = State.ENQUEUED
     text: str = ""
     epoch: int = 0
@@ -44,7 +45,7 @@ class News(NamedTuple):
 
 
 class NewCall(NamedTuple):
-    """A call that a tracker is to know: its task id, queue and job, and the bytes of its shown payload."""
+    """A call to add to a tracker: its task id, queue and job, and the bytes of its displayed payload."""
 
     call: str
     queue: str
@@ -54,7 +55,7 @@ class NewCall(NamedTuple):
 
 @dataclass(frozen=True)
 class Counts:
-    """Calls of a tracker by state."""
+    """Number of a tracker's calls by state."""
 
     enqueued: int = 0
     working: int = 0
@@ -64,7 +65,7 @@ class Counts:
 
     @classmethod
     def of(cls, numbers: Mapping[str, Any]) -> Counts:
-        """By names of states."""
+        """Return the counts from a mapping by state name."""
         return cls(**{state.value: int(numbers[state.value]) for state in State})
 
     @property
@@ -73,7 +74,7 @@ class Counts:
 
     @property
     def pending(self) -> int:
-        """Those that are enqueued or working."""
+        """Calls that are enqueued or working."""
         return self.enqueued + self.working
 
     @property
@@ -82,7 +83,7 @@ class Counts:
 
 
 class Message(NamedTuple):
-    """Something that a call's run, or its end, has said. ``at``: Unix time in s."""
+    """A message of a call's run or of its end; ``at``: Unix time in s."""
 
     at: float
     state: State
@@ -90,24 +91,24 @@ class Message(NamedTuple):
 
 
 class TrackerView(NamedTuple):
-    """A tracker as it stands. Times are Unix s."""
+    """A snapshot of a tracker. Times are Unix s."""
 
     id: str
     name: str
     opened_at: float
-    #: No more while calls may still be added.
+    #: Whether no more calls will be added.
     closed: bool
     cancelled: bool
     counts: Counts
 
     @property
     def done(self) -> bool:
-        """Whether nothing is to come any more."""
+        """Whether the tracker is closed and all its calls have ended."""
         return self.closed and not self.counts.pending
 
 
 class CallView(NamedTuple):
-    """A tracked call as it stands; ``payload`` as its bytes."""
+    """A snapshot of a tracked call; ``payload`` is bytes."""
 
     call: str
     queue: str
@@ -116,25 +117,25 @@ class CallView(NamedTuple):
     state: State
     #: Unix time in s.
     updated_at: float
-    #: What its run has told of its progress.
+    #: Progress reported by its run.
     current: float | None
     total: float | None
-    #: The last ones.
+    #: The most recent messages.
     messages: tuple[Message, ...]
 
 
 def began(tracker: str, call: str, epoch: int, claim: int) -> News:
-    """A run of the call begins."""
+    """Return the update at the start of a run."""
     return News(tracker, call, State.WORKING, epoch=epoch, claim=claim)
 
 
 def waits(tracker: str, call: str) -> News:
-    """The call goes on waiting."""
+    """Return the update of a call that keeps waiting."""
     return News(tracker, call, State.ENQUEUED)
 
 
 def ended(began: News, over: bool, success: bool, business: bool = False, text: str = "") -> News:
-    """The run that ``began`` has ended. Not ``over``: the call runs again."""
+    """Return the update at the end of the run that ``began``; unless ``over``, the call runs again."""
     if success and over:
         return began._replace(state=State.FINISHED)
     said_in = State.FAILED if business else State.ERROR
@@ -142,5 +143,5 @@ def ended(began: News, over: bool, success: bool, business: bool = False, text: 
 
 
 def ends_without_run(tracker: str, call: str, state: State, text: str) -> News:
-    """Nobody will run the call any more."""
+    """Return the update of a call that will not run."""
     return News(tracker, call, state, state, text)

@@ -12,8 +12,8 @@ from celery_lowkiq.integration.operations.queue import ShownDeadJob, ShownJob, S
 from celery_lowkiq.rules.diagnosis import Why
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import QueueSpec
-from celery_lowkiq.rules.nesting import within_lists
 from celery_lowkiq.rules.reports import NodeReport, ShardReport
+from celery_lowkiq.rules.text import within_lists
 from celery_lowkiq.rules.views import Stats
 
 from . import show

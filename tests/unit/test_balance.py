@@ -92,7 +92,7 @@ class TestMember:
 def test_by_node_takes_a_fixed_part():
     refs = [ShardRef("q", n) for n in range(6)]
     assert by_node_splitter(2, 1)(refs, 2) == [(refs[1], refs[5]), (refs[3],)]
-    with pytest.raises(ConfigurationError, match="node number 3: with 3 nodes 0 to 2 is allowed"):
+    with pytest.raises(ConfigurationError, match="lowkiq_node_number=3 is invalid: expected 0 to 2"):
         by_node_splitter(3, 3)
 
 

@@ -122,7 +122,7 @@ def fails(retry_count):
 def test_a_bad_answer_is_logged_and_the_default_is_used(answer, caplog):
     pause = guarded(read_pauses(lambda retry_count: answer))
     assert 15 <= pause(ERROR, 0) <= 44
-    assert f"retry_in returned {answer!r}; allowed: seconds from 0" in caplog.text
+    assert f"retry_in returned {answer!r}: expected seconds from 0" in caplog.text
 
 
 def test_a_policy_that_fails_is_logged_and_the_default_is_used(caplog):

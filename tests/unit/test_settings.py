@@ -326,7 +326,7 @@ class TestByNode:
     @pytest.mark.parametrize(
         "settings, text, words",
         [
-            ({"lowkiq_node_number": 3}, "1", "node number 3: with 3 nodes 0 to 2 is allowed"),
+            ({"lowkiq_node_number": 3}, "1", "lowkiq_node_number=3 is invalid: expected 0 to 2"),
             ({}, "", "LOWKIQ_NODE_NUMBER='' is invalid: expected a whole number"),
             ({}, "-1", "LOWKIQ_NODE_NUMBER='-1'"),
             ({"lowkiq_number_of_nodes": 0}, "1", "lowkiq_number_of_nodes=0 is invalid"),

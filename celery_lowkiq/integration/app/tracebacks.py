@@ -10,7 +10,7 @@ from types import TracebackType
 import celery
 
 #: Frames of these folders come before the task's function, and tell nothing.
-OURS = tuple(f"{folder}{os.sep}" for folder in (Path(celery.__file__).parent, Path(__file__).parents[1]))
+OURS = tuple(f"{folder}{os.sep}" for folder in (Path(celery.__file__).parent, Path(__file__).parents[2]))
 #: Bytes that are kept: the beginning and the end of the way to the error, and the beginning of what it says.
 WAY_BEGINNING, WAY_END, SAID = 1000, 4500, 2000
 
