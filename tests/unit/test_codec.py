@@ -59,7 +59,7 @@ def test_endless_nesting_is_refused():
 
 
 def test_too_large_a_payload_is_refused_with_both_sizes():
-    with pytest.raises(PayloadError, match="65539 bytes, allowed are 65536"):
+    with pytest.raises(PayloadError, match="65539 bytes, expected at most 65536"):
         JSON.dump("x" * 65537)
     assert len(JSON.dump("x" * 65534)) == 65536
 
@@ -165,5 +165,5 @@ def test_nothing_is_no_payload(serializer):
     """kombu returns it as it is, without asking the serializer."""
     codec = Codec(serializer, [serializer], 65536)
     head = b"\0".join(codec.dump(1).split(b"\0")[:2])
-    with pytest.raises(UndecodablePayload, match="is not as the serializer"):
+    with pytest.raises(UndecodablePayload, match="it has no body, or not the encoding"):
         codec.load(head + b"\0")

@@ -23,23 +23,23 @@ class Abandoned:
 
 
 def test_nothing_is_given_up_when_somebody_configures_logging_anew(monkeypatch):
-    monkeypatch.setattr(exit_release, "_last_acts", [])
+    monkeypatch.setattr(exit_release, "_exit_hooks", [])
     abandoned = Abandoned()
     exit_release.let_go_at_exit(abandoned)
-    (last_act,) = exit_release._last_acts
-    logging.shutdown([lambda: last_act])
+    (exit_hook,) = exit_release._exit_hooks
+    logging.shutdown([lambda: exit_hook])
     assert abandoned.released_for is None
 
 
 def test_a_log_handler_that_fails_is_no_reason_to_keep_shards(monkeypatch):
-    monkeypatch.setattr(exit_release, "_last_acts", [])
+    monkeypatch.setattr(exit_release, "_exit_hooks", [])
     monkeypatch.setattr(exit_release.threading.main_thread(), "is_alive", lambda: False)
     monkeypatch.setattr(exit_release.logging, "shutdown", failing)
     abandoned = Abandoned()
     exit_release.let_go_at_exit(abandoned)
-    (last_act,) = exit_release._last_acts
+    (exit_hook,) = exit_release._exit_hooks
     with pytest.raises(RuntimeError):
-        last_act.close()
+        exit_hook.close()
     assert abandoned.released_for == EXIT_PATIENCE
 
 

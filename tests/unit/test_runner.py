@@ -193,7 +193,7 @@ def test_an_error_that_cannot_be_shown_does_not_end_the_lane(run, monkeypatch, c
         verdict, _ = run(returns, init=around_it)
     assert verdict.fate is Fate.RETRY
     # Celery has looked at it, and met the error of its attributes.
-    assert "a run of t failed outside its function, by a KeyError that cannot be shown" in caplog.messages
+    assert "a run of t failed outside its function, by a KeyError that cannot be formatted" in caplog.messages
 
 
 def around(call):

@@ -11,7 +11,7 @@ from celery import Celery
 
 from celery_lowkiq.integration.app.error_text import MAX_ERROR_BYTES, dump_error
 from celery_lowkiq.integration.app.settings import format_message, read_settings
-from celery_lowkiq.integration.app.tracebacks import OURS, format_traceback
+from celery_lowkiq.integration.app.tracebacks import FRAMEWORK, format_traceback
 from celery_lowkiq.rules.text import error_line
 
 
@@ -64,7 +64,7 @@ def test_a_group_ends_with_what_it_is():
 
 
 def test_a_folder_whose_name_begins_as_celerys_is_no_part_of_it():
-    folder = f"{OURS[0].rstrip(os.sep)}_shop"
+    folder = f"{FRAMEWORK[0].rstrip(os.sep)}_shop"
     code = compile("def fail():\n    raise KeyError(1)", f"{folder}/tasks.py", "exec")
     names = {}
     exec(code, names)

@@ -234,4 +234,4 @@ def test_a_payload_that_is_too_large_is_not_saved(app, visit, record):
     record.apply_async(("1", "x"), countdown=1000)
     mark = browser.get("/api/v1/job?queue=record&id=1").json()["waiting"]["payloads"][0]["mark"]
     page = submit(browser, "edit_payload", "1", mark=mark, value='"more than ten bytes"')
-    assert "allowed are 10" in page.text
+    assert "expected at most 10" in page.text

@@ -76,7 +76,7 @@ def test_control_shutdown_ends_no_drain(app, runs_and_waits, ledger, tmp_path, f
     app.control.shutdown() if first == "the command" else node.kill(first)
     node.wait_for_log("ordered queues stop: 1 batches are running")
     app.control.shutdown()
-    node.wait_for_log("told to shut down again")
+    node.wait_for_log("received another shutdown command")
     assert command(app, "ping", "w0@test") == [{"ok": "pong"}]
     (tmp_path / "gate").touch()
     assert node.exit_status() == 0, node.logs()

@@ -260,7 +260,7 @@ def test_a_broker_that_fails_over_ends_a_worker_after_what_runs(
         gated.delay(job_id, "newer")
     eventually(lambda: unblock(client))
     node.wait_for_log("Unrecoverable error")
-    node.wait_for_log("ends with status 1, for the reason that Celery has logged")
+    node.wait_for_log("exits with status 1, for the reason that Celery has logged")
     node.wait_for_log("ordered queues stop: 2 batches are running")
     assert node.container.status == "running"
     (tmp_path / "gate").touch()

@@ -9,7 +9,10 @@ JOBS = 600
 
 def test_a_weight_of_no_queue_is_warned_of(settings, start_worker):
     settings["lowkiq_queue_weights"] = {"record": 3, "recrod": 2}
-    assert "lowkiq_queue_weights names recrod, which is no ordered queue of this app" in start_worker().logs()
+    assert (
+        "lowkiq_queue_weights names recrod, which is not an ordered queue of this app"
+        in start_worker().logs()
+    )
 
 
 def test_two_full_queues_get_their_shares(app, settings, start_worker, ledger):

@@ -1,8 +1,8 @@
-"""Payloads as bytes, and back.
+"""Payload codec: serializes payloads to bytes and decodes them.
 
-Payloads are equal when their bytes are, so JSON is written in one way only: sorted keys, no spaces, no NaN.
-JSON payloads are stored as they are; others begin with MARK, content type and encoding, so that a reader
-decodes what was written, and only if the app accepts it. What is stored as it is counts as JSON.
+Payloads are compared by their bytes, so JSON has one canonical form: sorted keys, no spaces, no NaN.
+JSON is stored without a prefix. Other content begins with MARK, content type and encoding, so that a reader
+decodes it by its own type, and only if the app accepts that type.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from celery_lowkiq.rules.errors import ConfigurationError, PayloadError, Undecod
 
 from .signed_payloads import check_envelope, is_signed, written_encoding
 
-#: No JSON text has this byte.
+#: First byte of content other than JSON; no JSON text contains it.
 MARK = b"\x01"
 JSON = "json"
 JSON_TYPE = "application/json"
@@ -36,39 +36,38 @@ _decoder = json.JSONDecoder(object_hook=object_hook, parse_constant=_refuse_cons
 
 
 class Codec:
-    """Turns payloads into bytes by one serializer, and reads what any accepted one wrote."""
+    """Serializes payloads by one serializer, and decodes those of every accepted one."""
 
     def __init__(self, serializer: str, accept: Collection[str] | None, max_bytes: int) -> None:
-        """``accept``: content types or serializer names, as Celery's ``accept_content``; None accepts what
-        kombu does.
+        """``accept``: content types or serializers, as in Celery's ``accept_content``; None: kombu's default.
 
         Raises ConfigurationError when the serializer is unknown, not installed, or not accepted.
         """
         self._serializer = serializer
         self._accept = _content_types(accept)
         self._max_bytes = max_bytes
-        # Decided here, once, and not for each payload.
+        # Decided once, not for each payload.
         self._load_plain: Callable[[bytes], Any] = _load_json if self._accepts(JSON_TYPE) else _refuse_json
         self._check_serializer()
 
     def dump(self, payload: Any) -> bytes:
-        """Raises PayloadError when the payload cannot be serialized, or is too large."""
+        """Serialize a payload. Raises PayloadError when that fails, or the payload is too large."""
         try:
             data = dump_json(payload) if self._serializer == JSON else self._dump_other(payload)
         except (TypeError, ValueError, RecursionError, KombuError) as error:
             raise PayloadError(
-                f"the payload cannot be serialized as {self._serializer}: {error}; "
-                "allowed is what the serializer takes (for JSON: no NaN, no keys of mixed types)"
+                f"the payload cannot be serialized as {self._serializer}: {error}. Pass values that the "
+                "serializer accepts (JSON: no NaN, no keys of mixed types)"
             ) from error
         if len(data) > self._max_bytes:
             raise PayloadError(
-                f"the payload has {len(data)} bytes, allowed are {self._max_bytes}: send a reference to "
+                f"the payload has {len(data)} bytes, expected at most {self._max_bytes}. Send a reference to "
                 "large data, or raise lowkiq_max_payload_bytes (at most 1 MiB)"
             )
         return data
 
     def load(self, data: bytes) -> Any:
-        """Raises UndecodablePayload with the reason."""
+        """Decode a payload. Raises UndecodablePayload with the reason."""
         if len(data) > self._max_bytes:
             raise UndecodablePayload(f"it is larger than lowkiq_max_payload_bytes={self._max_bytes}")
         try:
@@ -79,8 +78,9 @@ class Codec:
             raise UndecodablePayload(f"{type(error).__name__}: {error}") from error
 
     def check_accepted(self, data: bytes) -> None:
-        """Raises UndecodablePayload when the app does not accept the content type, or the serializer of that
-        type cannot read what it did not write. JSON is not read here.
+        """Check that the app accepts the content type, and decode content other than JSON.
+
+        Raises UndecodablePayload.
         """
         if data.startswith(MARK):
             self.load(data)
@@ -91,7 +91,7 @@ class Codec:
         return self._accept is None or content_type in self._accept
 
     def _check_serializer(self) -> None:
-        """Every payload would end in the morgue if the worker could not read what calls write."""
+        # If the worker could not decode its own serializer's payloads, all of them would go to the morgue.
         try:
             if self._serializer == JSON:
                 self._load_plain(b"0")
@@ -114,9 +114,9 @@ class Codec:
         name = content_type.decode()
         if not self._accepts(name):
             raise _not_accepted(name)
-        # kombu does not ask the serializer about these: nothing, and an encoding that it does not use.
+        # kombu does not pass an empty body or another encoding to the serializer.
         if (written := written_encoding(name)) is not None and not (body and written == encoding.decode()):
-            raise UndecodablePayload(f"it is not as the serializer of {name!r} writes it")
+            raise UndecodablePayload(f"it has no body, or not the encoding of the serializer of {name!r}")
         if is_signed(name):
             check_envelope(body)
         return serialization.loads(body, name, encoding.decode(), accept=self._accept)
@@ -124,13 +124,13 @@ class Codec:
 
 def _content_types(accept: Collection[str] | None) -> Collection[str] | None:
     try:
-        found: Collection[str] | None = serialization.prepare_accept_content(accept)
+        content_types: Collection[str] | None = serialization.prepare_accept_content(accept)
     except KombuError as error:
         raise ConfigurationError(
-            f"accept_content={accept!r} is invalid: expected serializers that are installed ({error}). "
-            "Install what is missing; for 'auth', call app.setup_security() before the first call"
+            f"accept_content={accept!r} is invalid: expected installed serializers ({error}). "
+            "Install the missing package; for 'auth', call app.setup_security() before the first call"
         ) from error
-    return found
+    return content_types
 
 
 def _not_accepted(content_type: str) -> UndecodablePayload:
@@ -146,5 +146,5 @@ def _refuse_json(_: bytes) -> NoReturn:
 
 
 def dump_json(payload: Any) -> bytes:
-    """The one way in which JSON is written."""
+    """Return the canonical JSON of a value."""
     return _encoder.encode(payload).encode("utf-8")

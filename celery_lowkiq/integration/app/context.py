@@ -1,4 +1,4 @@
-"""What the ordered tasks of an app share in this process: settings, codecs, and one store."""
+"""The context of a Celery app in this process: settings, codecs, and one store."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ _drop_handlers: list[DropHandler] = []
 
 
 def on_dropped_calls(finish: DropHandler) -> DropHandler:
-    """Register what ends the calls that a push drops by a policy of their task."""
+    """Register a handler that ends the calls that a push drops by a policy."""
     _drop_handlers.append(finish)
     return finish
 
 
 class Home:
-    """What an app's ordered tasks share in this process."""
+    """The objects that an app's ordered tasks share in this process."""
 
     def __init__(self, app: Celery) -> None:
         self.settings = read_settings(app)
         self.codec = Codec(self.settings.serializer, app.conf.accept_content, self.settings.max_payload_bytes)
-        #: For records of calls: links and headers are no payload, and may be as large as one can be.
+        #: For call records: links and headers may be larger than the limit on payloads.
         self.record_codec = Codec(self.settings.serializer, app.conf.accept_content, LARGEST_PAYLOAD)
         self.pid = os.getpid()
         self._app = app
@@ -57,7 +57,7 @@ class Home:
 
     @property
     def connection(self) -> Any:
-        """To the broker, never connected: Celery asks a producer's connection which errors it may raise."""
+        """An unconnected broker connection, which Celery reads the connection's error types from."""
         with self._lock:
             if self._connection is None:
                 self._connection = self._app.connection_for_write()
@@ -65,7 +65,7 @@ class Home:
 
     @property
     def store(self) -> RedisStore:
-        """For calls, listings and actions. Connects at its first use; raises ConfigurationError."""
+        """The store of calls, listings and actions; made at its first use. Raises ConfigurationError."""
         with self._lock:
             if self._store is None:
                 self._store = self.open_store(self.settings.client_pool_size)
@@ -73,7 +73,7 @@ class Home:
             return self._store
 
     def open_store(self, connections: int) -> RedisStore:
-        """A store with so many connections at most. Raises ConfigurationError."""
+        """Return a new store with at most ``connections`` connections. Raises ConfigurationError."""
         client = connect(
             parameters(self._app, self.settings),
             pool_size=connections,
@@ -84,15 +84,15 @@ class Home:
         return RedisStore(client, durability)
 
     def _dropped(self, queue: QueueSpec, calls: Sequence[CallRecord]) -> None:
-        """End the calls that a push dropped. The push is over: what fails here is only logged."""
+        """End the calls that a push dropped. The push has succeeded, so errors are only logged."""
         try:
             for finish in _drop_handlers:
                 finish(self._app, queue, calls)
         except Exception:
-            logger.exception("%d calls of %r were dropped and not told", len(calls), queue.name)
+            logger.exception("could not end %d dropped calls of %r", len(calls), queue.name)
 
     def check_serializer(self, name: str) -> None:
-        """Raises ConfigurationError when this app may not read what the serializer writes."""
+        """Check that the app can decode a serializer's payloads. Raises ConfigurationError."""
         Codec(name, self._app.conf.accept_content, LARGEST_PAYLOAD)
 
     @property
@@ -124,7 +124,7 @@ class Home:
         return Examination(self.store)
 
     def actions(self, left: Left) -> Actions:
-        """Changes to waiting and dead jobs; ``left`` hears of calls whose jobs are gone without a run."""
+        """Return the changes to waiting and dead jobs; ``left`` gets the calls of removed jobs."""
         return Actions(self.store, left)
 
 
@@ -132,9 +132,9 @@ _homes_lock = ProcessLock()
 
 
 def home_of(app: Celery) -> Home:
-    """The app's home. A forked child gets its own: connections and senders cannot be shared.
+    """Return the app's context. A forked child gets its own, since connections cannot be shared.
 
-    Raises ConfigurationError for unknown or bad settings.
+    Raises ConfigurationError for unknown or invalid settings.
     """
     home: Home | None = app.__dict__.get("_lowkiq_home")
     if home is None or home.pid != os.getpid():

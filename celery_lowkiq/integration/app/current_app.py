@@ -1,7 +1,7 @@
-"""The app of a task that belongs to every app: the thread's current one, else the one that bound the task.
+"""Resolve a shared task's app: the thread's current app, else the app that bound the task.
 
-Celery's current app belongs to a thread. In a thread that did not make the app, and without
-``app.set_default()``, Celery uses a default app, which has none of the settings.
+Celery's current app is thread-local. In a thread other than the one that created the app, without
+``app.set_default()``, Celery creates a fallback app without the user's settings.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from typing import Any
 from celery import Celery, _state
 from celery.local import Proxy
 
-#: Celery types none of it.
+#: ``celery._state`` has no types.
 _celery: Any = _state
 
 NO_APP = (
-    "this thread has no current Celery app: call app.set_default() where the app is made, or name the app "
-    "with @ordered_task(app=app)"
+    "this thread has no current Celery app: call app.set_default() where the app is created, or pass the app "
+    "to @ordered_task(app=app)"
 )
 
 
 def is_made_up(app: Celery) -> bool:
-    """Whether it is Celery's default app, used since the thread has no app."""
+    """Whether the app is Celery's fallback for a thread without an app."""
     explicit: Any = app
     return app is _celery.default_app and app.main == "default" and not explicit.set_as_current
 
 
 def task_of_thread(function: Callable[..., Any], name: str | None) -> Any:
-    """A proxy, as ``shared_task`` returns it, of the task that this thread's app has for the function."""
+    """Return a proxy, as ``shared_task`` does, of the function's task in this thread's app."""
 
     def find() -> Any:
         app: Celery = _state.get_current_app()
@@ -40,9 +40,9 @@ def task_of_thread(function: Callable[..., Any], name: str | None) -> Any:
 
 
 def _binder(function: Callable[..., Any], name: str | None) -> Celery | None:
-    """The app that has bound the function; None when there is none, or more than one."""
-    found = [app for app in set(_celery._apps) if _has_bound(app, function, name)]
-    return found[0] if len(found) == 1 else None
+    """Return the app that bound the function; None unless there is exactly one."""
+    binders = [app for app in set(_celery._apps) if _has_bound(app, function, name)]
+    return binders[0] if len(binders) == 1 else None
 
 
 def _has_bound(app: Celery, function: Callable[..., Any], name: str | None) -> bool:

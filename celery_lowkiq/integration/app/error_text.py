@@ -1,5 +1,6 @@
-"""An exception as the text of a job's error, and back: the one place that decides what of an exception is
-stored, told to trackers and logged. The user's functions may fail; a lane may not.
+"""Text of exceptions, as stored, logged and passed to trackers.
+
+The user's formatting functions may fail; a lane must not, so failures are logged and a fallback is used.
 """
 
 from __future__ import annotations
@@ -15,65 +16,61 @@ from .tracebacks import cut, format_traceback
 
 logger = careful_logger("celery_lowkiq")
 
-#: Longest stored error, in bytes.
+#: Maximum size of a stored error, in bytes.
 MAX_ERROR_BYTES = 8 * 1024
-
-
-#: Of a text that is too long, bytes of its beginning, and of its end, where a traceback has its error.
+#: Bytes kept of a longer text: of its beginning, and of its end, where a traceback has its error.
 BEGINNING, END = 1000, 7000
 
 
 class ErrorText(NamedTuple):
-    """All that is kept of an exception."""
+    """The stored and logged forms of an exception."""
 
-    #: As it is stored, at most 8 KiB.
+    #: The stored bytes, at most 8 KiB.
     data: bytes
-    #: The same, read back.
+    #: The text decoded from ``data``.
     text: str
-    #: With the way that led to it, for the log.
+    #: The traceback, for the log.
     traceback: str
 
     @property
     def line(self) -> str:
-        """In one line, for the log."""
+        """One line, for the log."""
         return error_line(self.text)
 
 
 def error_text(settings: Settings, error: BaseException) -> ErrorText:
-    """What is kept of an exception."""
+    """Return the stored and logged forms of an exception."""
     text = format_error(settings, error)
     stored = dump_error_text(settings, text)
-    way = text if settings.format_error is format_traceback else _shown(format_traceback, error)
-    return ErrorText(stored, load_error(settings, stored) or "", way)
+    trace = text if settings.format_error is format_traceback else _formatted(format_traceback, error)
+    return ErrorText(stored, load_error(settings, stored) or "", trace)
 
 
 def said(settings: Settings, error: BaseException) -> str:
-    """What an exception says, in one line, for trackers."""
+    """Return the exception in one line, for trackers."""
     return error_line(format_error(settings, error))
 
 
 def dump_error(settings: Settings, error: BaseException) -> bytes:
-    """What is stored of an exception, at most 8 KiB."""
+    """Return the stored form of an exception, at most 8 KiB."""
     return dump_error_text(settings, format_error(settings, error))
 
 
 def dump_error_text(settings: Settings, text: str) -> bytes:
-    """What is stored of a text, at most 8 KiB; the text is cut before ``lowkiq_dump_error`` sees it."""
+    """Return the stored form of a text, at most 8 KiB; it is cut before ``lowkiq_dump_error`` is called."""
     text = cut(text, BEGINNING, END)
     try:
         data = settings.dump_error(text)
         if isinstance(data, bytes) and len(data) <= MAX_ERROR_BYTES:
             return data
-        logger.error(
-            "lowkiq_dump_error returned no bytes, or more than %d: the text is stored", MAX_ERROR_BYTES
-        )
+        logger.error("lowkiq_dump_error did not return at most %d bytes: the text is stored", MAX_ERROR_BYTES)
     except Exception:
-        logger.exception("lowkiq_dump_error failed: the text is stored as it is")
+        logger.exception("lowkiq_dump_error failed: the text is stored")
     return text.encode("utf-8", "backslashreplace")[:MAX_ERROR_BYTES]
 
 
 def load_error(settings: Settings, data: bytes | None) -> str | None:
-    """Text of a stored error; bytes that ``lowkiq_load_error`` refuses are shown as they are."""
+    """Return the text of a stored error; when ``lowkiq_load_error`` fails, decode the bytes as UTF-8."""
     if data is None:
         return None
     try:
@@ -84,18 +81,17 @@ def load_error(settings: Settings, data: bytes | None) -> str | None:
 
 
 def format_error(settings: Settings, error: BaseException) -> str:
-    """Text of an exception, as ``lowkiq_format_error`` has it."""
+    """Return the text of an exception by ``lowkiq_format_error``."""
     try:
         return str(settings.format_error(error))
     except Exception:
         logger.exception("lowkiq_format_error failed on %s", type(error).__name__)
-    return _shown(format_message, error)
+    return _formatted(format_message, error)
 
 
-def _shown(form: Callable[[BaseException], str], error: BaseException) -> str:
-    """By a function of ours; the name of its class, of an error that cannot be shown."""
+def _formatted(format_function: Callable[[BaseException], str], error: BaseException) -> str:
     try:
-        return form(error)
+        return format_function(error)
     except Exception:
-        logger.exception("an error cannot be shown as text")
+        logger.exception("could not format an error: its class name is used")
         return type(error).__name__

@@ -1,4 +1,4 @@
-"""The ordered tasks that are registered in an app, and their queues by name."""
+"""Registry: the ordered tasks of an app, by the names of their queues."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from celery_lowkiq.rules.names import did_you_mean, full_names, listed
 
 logger = logging.getLogger("celery_lowkiq.worker")
 
-#: By name: only a worker imports Celery's worker, and whatever instruments that comes first.
+#: By name, so that only a worker imports it, after anything that instruments Celery's worker.
 BOOTSTEP = "celery_lowkiq.integration.bootstep.step:OrderedQueues"
 LATE = (
     "this worker does not serve the ordered queues (%s), since their tasks were registered after its start: "
-    "calls wait for another worker. Have their modules imported at the start (imports, include)"
+    "calls wait for another worker. Import their modules at the start (imports, include)"
 )
 
 
@@ -30,33 +30,33 @@ class OrderedTaskMarker:
 
 
 def ordered_tasks(app: Celery) -> dict[str, Any]:
-    """The app's ordered tasks by the names of their queues, sorted by these: Celery registers tasks in an
-    order that differs between processes, and all nodes have to deal the same shards.
+    """Return the app's ordered tasks by queue name, sorted, so that all nodes deal shards in the same order.
 
-    Raises ConfigurationError for a shared name.
+    Raises ConfigurationError when two tasks share a queue.
     """
-    found: dict[str, Any] = {}
+    by_queue: dict[str, Any] = {}
     for _, task in sorted(app.tasks.items()):
         if isinstance(task, OrderedTaskMarker):
             name = task.queue_name or task.name
-            if name in found:
+            if name in by_queue:
                 raise ConfigurationError(
-                    f"queue_name={name!r} belongs to {found[name].name} and to {task.name}: "
-                    "every ordered task has a queue of its own"
+                    f"queue_name={name!r} belongs to {by_queue[name].name} and to {task.name}: "
+                    "every ordered task needs a queue of its own"
                 )
-            found[name] = task
-    return dict(sorted(found.items()))
+            by_queue[name] = task
+    return dict(sorted(by_queue.items()))
 
 
 def read_queue_name(given: str, known: Collection[str]) -> str:
-    """The ordered queue that a person means: its name, or the last part of it where only one queue ends so.
+    """Return the ordered queue with the given name or unambiguous last part of a name.
+
     Raises InvalidCall, which suggests names.
     """
-    found = full_names(given, known)
-    if len(found) == 1:
-        return found[0]
-    if found:
-        expected, advice = "the name of one ordered queue", f"Several end so: {listed(found)}"
+    candidates = full_names(given, known)
+    if len(candidates) == 1:
+        return candidates[0]
+    if candidates:
+        expected, advice = "the name of one ordered queue", f"Several end so: {listed(candidates)}"
     else:
         expected = "an ordered queue of the app"
         advice = did_you_mean(given, known) or f"The app has {listed(known) or 'none: does -A name it?'}"
@@ -64,13 +64,14 @@ def read_queue_name(given: str, known: Collection[str]) -> str:
 
 
 def check_names(app: Celery) -> None:
-    """Raises ConfigurationError when two ordered tasks share a queue."""
+    """Raise ConfigurationError when two ordered tasks share a queue."""
     ordered_tasks(app)
 
 
 def add_step(app: Celery, queue: str) -> None:
-    """Have the app's workers serve ordered queues. Warns in a run of a worker that started without that step:
-    nothing else of it would ever learn of the queue.
+    """Add the bootstep that serves ordered queues to the app's workers.
+
+    In a running worker that started without the step, log a warning: it cannot serve the queue any more.
     """
     steps = app.steps["consumer"]
     if BOOTSTEP not in steps and get_current_worker_task() is not None:
@@ -79,7 +80,7 @@ def add_step(app: Celery, queue: str) -> None:
 
 
 def _prepare_worker(sender: Any = None, **_: Any) -> None:
-    """The first ordered task of an app may be registered while its worker runs."""
+    # The first ordered task of an app may be registered while its worker runs.
     sender.steps["consumer"].add(BOOTSTEP)
 
 

@@ -1,4 +1,4 @@
-"""A logger for what users' functions raise: classes of theirs may fail when shown, and a lane may not."""
+"""Logger for exceptions of user code, which works even if their ``__str__`` or ``__repr__`` raises."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ else:
 
 
 class CarefulLogger(Adapter):
-    """Logs the exception that is being handled, or only the name of its class where it cannot be shown."""
+    """Logs the current exception, or only the name of its class when the exception cannot be formatted."""
 
     def exception(self, msg: object, *args: object, **kwargs: Any) -> None:
-        """As a logger's."""
-        shown = sys.exc_info()[0]
+        """Log the current exception at level ERROR."""
+        error_class = sys.exc_info()[0]
         try:
             super().exception(msg, *args, stacklevel=2, **kwargs)
-        except Exception:  # noqa: BLE001 - `logging` itself fails when it tells why it has failed
-            name = shown.__name__ if shown else "nothing"
-            self.error(f"{msg}, by a {name} that cannot be shown", *args, stacklevel=2, **kwargs)
+        except Exception:  # noqa: BLE001 - `logging` itself fails when it reports its failure
+            name = error_class.__name__ if error_class else "nothing"
+            self.error(f"{msg}, by a {name} that cannot be formatted", *args, stacklevel=2, **kwargs)
 
 
 def careful_logger(name: str) -> CarefulLogger:
-    """The logger of that name, careful."""
+    """Return a safe logger of that name."""
     return CarefulLogger(logging.getLogger(name), {})

@@ -1,7 +1,7 @@
-"""What Celery's ``auth`` serializer leaves open: it signs the body of a payload, and nothing around the body.
+"""Envelope checks for Celery's ``auth`` serializer, which signs only the body of a payload.
 
-Who can write into Redis could otherwise turn the signed body into another value, by another content type, and
-two texts could stand for one payload.
+Without them, an attacker who can write to Redis could change the content type of a signed body, and thereby
+its value; and two texts could encode the same payload.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from kombu import serialization
 _kombu: Any = serialization
 #: Celery's name of the serializer.
 AUTH = "auth"
-#: Between the parts of what it has written; see ``celery.security.serialization``.
+#: Separates the parts of its output; see ``celery.security.serialization``.
 SEPARATOR = b"\0\1"
 
 
 def written_encoding(content_type: str) -> str | None:
-    """The encoding that the serializer of a content type writes; None when none is installed that writes."""
+    """Return the encoding that the serializer of a content type writes; None without an installed encoder."""
     registry = _kombu.registry
     codec = registry._encoders.get(registry.type_to_name.get(content_type))
     return None if codec is None else str(codec.content_encoding)
 
 
 def is_signed(content_type: str) -> bool:
-    """Whether payloads of the content type are those of ``auth``."""
+    """Whether the content type is that of ``auth``."""
     return bool(_kombu.registry.type_to_name.get(content_type) == AUTH)
 
 
 def check_envelope(data: bytes) -> None:
-    """Raises ValueError when what stands around the signed body is not as ``auth`` writes it."""
+    """Raise ValueError when the parts around the signed body differ from what ``auth`` writes."""
     signer, signature, content_type, encoding, _ = _unpacked(data).split(SEPARATOR, 4)
     _unpacked(signer)
     _unpacked(signature)
@@ -40,8 +40,8 @@ def check_envelope(data: bytes) -> None:
 
 
 def _unpacked(text: bytes) -> bytes:
-    """From base64, of which there is only one form here."""
+    """Decode base64. Raises ValueError for any form but the canonical one."""
     data = base64.b64decode(text, validate=True)
     if base64.b64encode(data) != text:
-        raise ValueError("its base64 is not as it was written")
+        raise ValueError("its base64 is not canonical")
     return data

@@ -1,4 +1,4 @@
-"""An error with the way that led to it: stored of it unless ``lowkiq_format_error`` says otherwise."""
+"""Formats exceptions as tracebacks, the default of ``lowkiq_format_error``."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from types import TracebackType
 
 import celery
 
-#: Frames of these folders come before the task's function, and tell nothing.
-OURS = tuple(f"{folder}{os.sep}" for folder in (Path(celery.__file__).parent, Path(__file__).parents[2]))
-#: Bytes that are kept: the beginning and the end of the way to the error, and the beginning of what it says.
-WAY_BEGINNING, WAY_END, SAID = 1000, 4500, 2000
+#: Folders whose frames precede the task's function and are omitted.
+FRAMEWORK = tuple(f"{folder}{os.sep}" for folder in (Path(celery.__file__).parent, Path(__file__).parents[2]))
+#: Bytes kept: of the beginning and the end of the frames, and of the beginning of the message.
+FRAMES_BEGINNING, FRAMES_END, MESSAGE = 1000, 4500, 2000
 
 
 def format_traceback(error: BaseException) -> str:
-    """As Python prints it, from the task's function on and without local variables; at most 8 KiB."""
-    found = traceback.TracebackException(type(error), error, _of_users(error.__traceback__))
-    said = "".join(found.format_exception_only()).strip()
-    whole = "".join(found.format()).strip()
-    # A group tells what it is before it tells of its errors.
-    way = whole.removesuffix(said) if whole.endswith(said) else f"{whole}\n"
-    return cut(way, WAY_BEGINNING, WAY_END) + cut(said, SAID, 0)
+    """Format as Python does, from the task's function on, without local variables; at most 8 KiB."""
+    formatter = traceback.TracebackException(type(error), error, _from_user_code(error.__traceback__))
+    message = "".join(formatter.format_exception_only()).strip()
+    whole = "".join(formatter.format()).strip()
+    # An exception group has its message before its errors.
+    frames = whole.removesuffix(message) if whole.endswith(message) else f"{whole}\n"
+    return cut(frames, FRAMES_BEGINNING, FRAMES_END) + cut(message, MESSAGE, 0)
 
 
 def cut(text: str, beginning: int, end: int) -> str:
-    """A text of which, when it is longer than both together, so many bytes of UTF-8 are kept."""
+    """Cut a text longer than ``beginning + end`` bytes of UTF-8 to these parts of it."""
     data = text.encode("utf-8", "backslashreplace")
     if len(data) <= beginning + end:
         return text
@@ -34,7 +34,7 @@ def cut(text: str, beginning: int, end: int) -> str:
     return f"{data[:beginning].decode('utf-8', 'ignore')}\n  [...]\n{last}".removesuffix("\n  [...]\n")
 
 
-def _of_users(found: TracebackType | None) -> TracebackType | None:
-    while found is not None and found.tb_frame.f_code.co_filename.startswith(OURS):
-        found = found.tb_next
-    return found
+def _from_user_code(frame: TracebackType | None) -> TracebackType | None:
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(FRAMEWORK):
+        frame = frame.tb_next
+    return frame

@@ -1,4 +1,4 @@
-"""The worker's side of Celery: bootstep, remote control, signals, and the way out.
+"""Integration with Celery's worker: bootstep, remote control, signals and shutdown.
 
 ``step`` starts and stops the engine (``celery_lowkiq.worker``) with Celery's consumer.
 Imports every other package of ``integration``, and ``worker``. Nothing imports it but Celery.

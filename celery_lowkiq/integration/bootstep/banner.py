@@ -1,4 +1,4 @@
-"""The worker's banner, which lists the broker's queues, lists the ordered queues as well."""
+"""Adds the ordered queues to the worker's startup banner."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .queue_selection import chosen, worker_options
 
 
 def ordered_lines(tasks: dict[str, Any], obstacle: str) -> str:
-    """A section of the banner; empty without ordered tasks. ``obstacle``: why they are not served, if so."""
+    """Return a section of the banner; empty without tasks. ``obstacle``: why they are not served, or ""."""
     if not tasks:
         return ""
     rows = [f"  .> {name:<16} shards={task.shards}" for name, task in sorted(tasks.items())]
@@ -22,14 +22,14 @@ def ordered_lines(tasks: dict[str, Any], obstacle: str) -> str:
 
 
 def _list_ordered_queues(instance: Any = None, **_: Any) -> None:
-    celerys: Callable[..., str] = instance.startup_info
+    celery_info: Callable[..., str] = instance.startup_info
 
     def startup_info(*args: Any, **options: Any) -> str:
         tasks = ordered_tasks(instance.app)
         names = chosen(tasks, worker_options(instance.app))
         obstacle = instance.consumer.ordered_queues.obstacle if names else ""
         ordered = ordered_lines({name: tasks[name] for name in names}, obstacle)
-        return f"{celerys(*args, **options)}\n{ordered}"
+        return f"{celery_info(*args, **options)}\n{ordered}"
 
     instance.startup_info = startup_info
 

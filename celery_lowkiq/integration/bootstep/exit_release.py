@@ -1,4 +1,4 @@
-"""The end of a worker's process while batches of it still run."""
+"""Releases shards at the exit of a process whose batches still run."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ import threading
 from celery_lowkiq.rules.ownership import EXIT_PATIENCE
 from celery_lowkiq.worker.runtime import Runtime
 
-#: ``logging`` keeps no handler alive.
-_last_acts: list[_LastAct] = []
+#: ``logging`` has only weak references to handlers.
+_exit_hooks: list[_ExitHook] = []
 
 
 def let_go_at_exit(runtime: Runtime) -> None:
-    """Give up what an abandoned runtime still has, when the process ends.
+    """Release the shards of an abandoned runtime when the process exits.
 
-    As its last act: Python stops all threads right after the functions that run at exit, and until then a
-    batch may go on, which nobody else may begin.
+    This runs as late as possible: batches run until Python stops all threads, right after the ``atexit``
+    functions, and no other node may begin them before that.
     """
-    _last_acts.append(_LastAct(runtime))
+    _exit_hooks.append(_ExitHook(runtime))
 
 
-class _LastAct(logging.NullHandler):
-    """A log handler for the sake of its end, which comes late.
+class _ExitHook(logging.NullHandler):
+    """A logging handler used only as a late exit hook.
 
-    A function that ``atexit`` is given now would run before those that it was given earlier, which may take
-    their time, as what sends the last events to Sentry. Whoever has such a one has imported ``logging``
-    first, and its own function closes all handlers.
+    A function registered with ``atexit`` now would run before those registered earlier, which may take long,
+    such as Sentry's flush. ``logging`` was imported before them, and closes all handlers in its own function.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -36,11 +35,11 @@ class _LastAct(logging.NullHandler):
 
     def close(self) -> None:
         super().close()
-        # While the main thread is alive, somebody configures logging anew: batches go on.
+        # While the main thread is alive, this is a reconfiguration of logging: batches go on.
         if self._begun or threading.main_thread().is_alive():
             return
         self._begun = True
-        # The other handlers may take their time as well, and closing them again takes none.
+        # Close the other handlers first, since they may take long; closing them again takes no time.
         try:
             logging.shutdown()
         finally:

@@ -1,6 +1,4 @@
-"""The way to a worker's metrics. They are an edge that needs a package of its own: found by name, and only
-where a port is set.
-"""
+"""Opens a worker's metrics server. It needs an extra package, so it is imported only when enabled."""
 
 from __future__ import annotations
 
@@ -18,17 +16,17 @@ NODE_METRICS = "celery_lowkiq.metrics.node:NodeMetrics"
 
 
 class Metrics(Meter, Protocol):
-    """A meter that others can read."""
+    """A meter with a server that exports its values."""
 
     def serve(self, runtime: Runtime) -> None:
-        """Let it be read from now on."""
+        """Start the server."""
 
     def close(self) -> None:
-        """No more."""
+        """Stop the server."""
 
 
 def open_metrics(app: Celery, node: str) -> Metrics | None:
-    """What ``lowkiq_metrics_port`` asks for; ``node`` is the worker's name.
+    """Return the metrics of a worker, or None without ``lowkiq_metrics_port``; ``node``: the worker's name.
 
     Raises ConfigurationError without prometheus_client.
     """
@@ -36,11 +34,11 @@ def open_metrics(app: Celery, node: str) -> Metrics | None:
     if settings.metrics_port is None:
         return None
     try:
-        made: Any = symbol_by_name(NODE_METRICS)
+        node_metrics: Any = symbol_by_name(NODE_METRICS)
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"lowkiq_metrics_port={settings.metrics_port} needs {error.name}: "
             "pip install 'celery-lowkiq[metrics]'"
         ) from error
-    metrics: Metrics = made(app, node, settings.metrics_host, settings.metrics_port)
+    metrics: Metrics = node_metrics(app, node, settings.metrics_host, settings.metrics_port)
     return metrics

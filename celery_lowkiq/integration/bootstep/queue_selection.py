@@ -1,4 +1,4 @@
-"""Which ordered queues a worker serves."""
+"""Selection of the ordered queues that a worker serves, by -Q and -X."""
 
 from __future__ import annotations
 
@@ -17,53 +17,57 @@ _OPTIONS = "_lowkiq_worker_options"
 
 
 def chosen(names: Collection[str], options: Mapping[str, Any]) -> list[str]:
-    """The queues among ``names`` that the worker's -Q and -X leave."""
+    """Return the queues of ``names`` that the worker's -Q and -X select."""
     include, exclude = _listed(options.get("queues")), _listed(options.get("exclude_queues"))
     return [name for name in names if (not include or name in include) and name not in exclude]
 
 
 def named(names: Collection[str], options: Mapping[str, Any]) -> list[str]:
-    """The queues among ``names`` that -Q names."""
+    """Return the queues of ``names`` that -Q lists explicitly."""
     include = _listed(options.get("queues"))
     return [name for name in names if name in include]
 
 
 def warn_of_weights(names: Collection[str], weights: Collection[str]) -> None:
-    """Of ``lowkiq_queue_weights`` that name no ordered queue: most often a typing error."""
+    """Warn of names in ``lowkiq_queue_weights`` that are not ordered queues."""
     unknown = sorted(set(weights) - set(names))
     if unknown:
         logger.warning(
-            "lowkiq_queue_weights names %s, which is no ordered queue of this app: its queues are %s",
+            "lowkiq_queue_weights names %s, which is not an ordered queue of this app: its queues are %s",
             ", ".join(unknown),
             ", ".join(sorted(names)),
         )
 
 
 def warn_of_short_names(app: Celery, names: Collection[str], options: Mapping[str, Any]) -> None:
-    """Of -Q and -X that give the last part of an ordered queue's name: there it may be a broker's queue."""
-    declared = {getattr(queue, "name", queue) for queue in app.conf.task_queues or ()}
+    """Warn when -Q or -X has only the last part of an ordered queue's name: it selects a broker queue."""
+    declared = _declared_broker_queues(app)
     for option in ("queues", "exclude_queues"):
         for given in _listed(options.get(option)):
-            meant = [name for name in full_names(given, names) if name != given]
-            if meant and given not in declared:
+            ordered = [name for name in full_names(given, names) if name != given]
+            if ordered and given not in declared:
                 logger.warning(
                     "%s names the broker's queue %s: did you mean the ordered queue %s?",
                     "-Q" if option == "queues" else "-X",
                     given,
-                    " or ".join(meant),
+                    " or ".join(ordered),
                 )
 
 
 def leave_broker_queues(app: Celery, names: Collection[str]) -> None:
-    """The broker delivers nothing for -Q's names of ordered queues, unless task_queues has them too."""
-    declared = {getattr(queue, "name", queue) for queue in app.conf.task_queues or ()}
+    """Do not consume ordered queues named by -Q from the broker, unless task_queues has them, too."""
+    declared = _declared_broker_queues(app)
     app.amqp.queues.deselect([name for name in names if name not in declared])
 
 
 def worker_options(app: Celery) -> dict[str, Any]:
-    """Options of the worker's command line that the app runs under."""
-    found: dict[str, Any] = app.__dict__.get(_OPTIONS, {})
-    return found
+    """Return the command line options of the app's worker."""
+    options: dict[str, Any] = app.__dict__.get(_OPTIONS, {})
+    return options
+
+
+def _declared_broker_queues(app: Celery) -> set[Any]:
+    return {getattr(queue, "name", queue) for queue in app.conf.task_queues or ()}
 
 
 def _listed(value: Any) -> list[str]:
@@ -74,7 +78,7 @@ def _listed(value: Any) -> list[str]:
 
 
 def _remember_options(instance: Any = None, options: Any = None, **_: Any) -> None:
-    """Celery keeps -Q and -X to itself, but for this signal."""
+    # Celery exposes -Q and -X only by this signal.
     instance.app.__dict__[_OPTIONS] = dict(options or {})
 
 

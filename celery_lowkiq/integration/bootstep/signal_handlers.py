@@ -1,4 +1,4 @@
-"""What signals to the worker's process mean for its lanes."""
+"""Signals to the worker process: stop claiming at shutdown, dump stacks on SIGTTIN."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from celery_lowkiq.worker.runtime import Runtime
 
 
 def hold_at_once(controller: Any, runtime: Runtime) -> None:
-    """Celery's signal handlers only leave word for the event loop, or sleep through a soft shutdown: lanes
-    must begin nothing meanwhile.
+    """Stop claiming as soon as a shutdown signal arrives.
+
+    Celery's handlers only notify the event loop, or sleep through a soft shutdown.
     """
     wait = controller.wait_for_soft_shutdown
 
@@ -29,9 +30,10 @@ def hold_at_once(controller: Any, runtime: Runtime) -> None:
 
 
 def trace_on_ttin() -> None:
-    """Write the trace of all threads on SIGTTIN, as Celery does on SIGUSR1. By default it stops the process:
-    leases run out, and others take the shards. Does nothing where there is no such signal, outside of the
-    main thread, and when the app has a handler of its own.
+    """Write the stacks of all threads on SIGTTIN, as Celery does on SIGUSR1.
+
+    By default the signal stops the process: leases expire, and other nodes take the shards. Does nothing
+    without such a signal, outside the main thread, and when the app has its own handler.
     """
     number = getattr(signal, "SIGTTIN", None)
     if number is not None and signal.getsignal(number) is signal.SIG_DFL:

@@ -1,4 +1,4 @@
-"""The worker's bootstep: starts the lanes when the worker is up, and ends them when it goes."""
+"""The worker's bootstep: starts the lanes with the worker, and drains them at its shutdown."""
 
 from __future__ import annotations
 
@@ -52,19 +52,20 @@ from .thread_pool import check_threads
 
 logger = logging.getLogger("celery_lowkiq")
 
-#: How long a cold shutdown waits for idle lanes to give up their shards, in s.
-COLD_PATIENCE = 2.0
-#: Of a worker, beside one for each lane: announcements, leases, the window reaper, and one to spare.
+#: Timeout in s of a cold shutdown for idle lanes to release their shards.
+COLD_SHUTDOWN_TIMEOUT = 2.0
+#: Connections of a worker besides one per lane: announcements, leases, the window reaper, and a spare one.
 OTHER_CONNECTIONS = 4
-#: Neither a signal, nor a command, nor a lane ended it: a broker's error that Celery does not live through.
+#: Logged when no signal, command or lane stopped the worker, but a broker error that Celery gives up at.
 ENDED_BY_CELERY = (
-    "the worker ends with status %s, for the reason that Celery has logged: what runs of ordered queues ends "
-    "first, and other workers get the shards. Its supervisor has to start it again (systemd: Restart=always)"
+    "the worker exits with status %s, for the reason that Celery has logged: running batches of ordered "
+    "queues end first, and other workers take the shards. Its supervisor must restart it (systemd: "
+    "Restart=always)"
 )
 
 
 class CeleryHost:
-    """``worker.ports.Host``: the worker process, as a lane sees it."""
+    """``worker.ports.Host``: the worker process."""
 
     def __init__(self, consumer: Any, runner: CeleryRunner) -> None:
         self.exitcode: int | None = None
@@ -72,15 +73,15 @@ class CeleryHost:
         self._runner = runner
 
     def stop(self, exitcode: int, reason: str) -> None:
-        """Drain and end with the exit status; the first reason wins."""
+        """Drain, then exit with the status; the first call wins."""
         if self.exitcode is None:
             self.exitcode = exitcode
             logger.critical("the worker stops: %s", reason)
             state.should_stop = exitcode  # type: ignore[assignment]
-            self._consumer.call_soon(_nothing)
+            self._consumer.call_soon(_wake_event_loop)
 
     def alarm(self, batch: Batch, seconds: float) -> None:
-        """Log it, and send the event ``lowkiq-overdue``."""
+        """Log an overdue batch and send the event ``lowkiq-overdue``."""
         ids = [job.id for job in batch.jobs]
         logger.error("shard %s: the run of %s takes %.1f s so far", batch.shard, ids, seconds)
         dispatcher = self._consumer.event_dispatcher
@@ -90,7 +91,7 @@ class CeleryHost:
         try:
             dispatcher.send("lowkiq-overdue", **fields)
         except Exception:
-            logger.exception("the event lowkiq-overdue could not be sent")
+            logger.exception("could not send the event lowkiq-overdue")
 
     def last_words(self, error: BaseException) -> None:
         """Call ``lowkiq_last_words``."""
@@ -98,21 +99,22 @@ class CeleryHost:
 
 
 class OrderedQueues(bootsteps.StartStopStep):
-    """Serves ordered queues beside the worker's pool. Starts last, so that it stops first, while events,
-    heartbeat and remote control still work.
+    """Serves ordered queues beside the worker's pool.
+
+    It starts last, so that it stops first, while events, heartbeat and remote control still work.
     """
 
     requires = (Tasks, Control, Heart, Gossip, DelayedDelivery, Agent)
 
     def __init__(self, consumer: Any, **options: Any) -> None:
-        """Raises ImproperlyConfigured when -Q names an ordered queue and the pool is no thread pool, or the
-        app names no Redis, and for --autoscale with a thread pool.
+        """Raises ImproperlyConfigured when -Q names an ordered queue but the pool is not a thread pool or the
+        app has no Redis, and for --autoscale with a thread pool.
         """
         super().__init__(consumer, **options)
         self._runtime: Runtime | None = None
-        #: A test calls ``reload()`` in a thread of its own.
+        #: A test may call ``reload()`` in another thread.
         self._starting = threading.Lock()
-        self._ends = False
+        self._stopping = False
         self._host: CeleryHost | None = None
         self._runner: CeleryRunner | None = None
         self._store: RedisStore | None = None
@@ -127,42 +129,42 @@ class OrderedQueues(bootsteps.StartStopStep):
         self._threads = issubclass(consumer.controller.pool_cls, ThreadPool)
         if self._tasks and not self._served:
             logger.info("no ordered queue is served: -Q and -X leave none of %s", ", ".join(self._tasks))
-        asked_for = named(self._tasks, options)
-        self._prepare(self._served, asked_for)
+        explicit = named(self._tasks, options)
+        self._prepare(self._served, explicit)
         warn_of_short_names(consumer.app, self._tasks, options)
-        leave_broker_queues(consumer.app, asked_for)
+        leave_broker_queues(consumer.app, explicit)
         trace_on_ttin()
         self._late = LateTasks(consumer, self._tasks, self._begin_with)
 
-    def _prepare(self, served: frozenset[str], asked_for: list[str]) -> None:
-        """Check what has to be there for queues that are to be served."""
+    def _prepare(self, served: frozenset[str], explicit: list[str]) -> None:
+        """Check the requirements of queues to serve; ``explicit``: those named by -Q."""
         if not self._threads:
-            self._without_threads(served, asked_for)
+            self._without_threads(served, explicit)
         elif served and self._runtime is None:
             check_threads(self._consumer.controller)
-            self._check_redis(served, asked_for)
+            self._check_redis(served, explicit)
 
-    def _without_threads(self, served: frozenset[str], asked_for: list[str]) -> None:
-        form = "start a worker with -P threads for them"
-        if asked_for:
+    def _without_threads(self, served: frozenset[str], explicit: list[str]) -> None:
+        advice = "start a worker with -P threads for them"
+        if explicit:
             raise ImproperlyConfigured(
-                f"-Q names the ordered queues {', '.join(asked_for)}, which need a thread pool: {form}"
+                f"-Q names the ordered queues {', '.join(explicit)}, which need a thread pool: {advice}"
             )
         if served:
             names = ", ".join(sorted(served))
             logger.warning(
-                "ordered queues (%s) are not served by this pool, their calls wait: %s", names, form
+                "ordered queues (%s) are not served by this pool, their calls wait: %s", names, advice
             )
 
-    def _check_redis(self, served: frozenset[str], asked_for: list[str]) -> None:
-        """An app that has ordered tasks but no Redis still has plain tasks to serve."""
+    def _check_redis(self, served: frozenset[str], explicit: list[str]) -> None:
+        """Without Redis, serve only plain tasks, unless -Q names ordered queues."""
         settings = home_of(self._consumer.app).settings
         try:
             source_of(self._consumer.app, settings)
         except ConfigurationError as error:
-            if asked_for:
+            if explicit:
                 raise ImproperlyConfigured(
-                    f"-Q names the ordered queues {', '.join(asked_for)}: {error}"
+                    f"-Q names the ordered queues {', '.join(explicit)}: {error}"
                 ) from error
             logger.error("ordered queues (%s) are not served: %s", ", ".join(sorted(served)), error)
             self._served, self._without_redis = frozenset(), str(error)
@@ -170,9 +172,9 @@ class OrderedQueues(bootsteps.StartStopStep):
     # -- bootstep
 
     def start(self, consumer: Any) -> None:
-        """Called when the worker is up, and again after each reconnect to the broker."""
+        """Start the lanes. Celery calls this at the start and after each reconnect to the broker."""
         with self._starting:
-            if self._runtime is None and self._threads and self._served and not self._ends:
+            if self._runtime is None and self._threads and self._served and not self._stopping:
                 self._runtime = self._make_runtime(consumer)
                 hold_at_once(consumer.controller, self._runtime)
                 self._runtime.start()
@@ -181,16 +183,16 @@ class OrderedQueues(bootsteps.StartStopStep):
         self._late.watch()
 
     def stop(self, consumer: Any) -> None:
-        """Lanes do not need the broker: only the end of the worker ends them."""
+        """Drain when the worker stops. A reconnect to the broker leaves the lanes alone."""
         if consumer.blueprint.state != bootsteps.RUN:  # type: ignore[attr-defined]
             self._end(consumer)
 
     def shutdown(self, consumer: Any) -> None:
-        """All that is called of a worker that stops while it reconnects."""
+        """Drain when the worker stops while it reconnects; Celery does not call ``stop`` then."""
         self._end(consumer)
 
     def info(self, consumer: Any) -> dict[str, Any]:  # type: ignore[override]
-        """For ``celery inspect stats`` and Flower."""
+        """Return the lanes' state for ``celery inspect stats`` and Flower."""
         return {"lowkiq": self.snapshot()} if self._tasks else {}
 
     # -- remote control
@@ -201,61 +203,59 @@ class OrderedQueues(bootsteps.StartStopStep):
         return self._tasks
 
     def finds(self, queue: str) -> bool:
-        """Whether the app has this ordered queue by now; its task may be registered after the start."""
+        """Whether the app has this ordered queue, also if its task was registered after the start."""
         return self._late.finds(queue)
 
     @property
     def obstacle(self) -> str:
-        """Why this worker can serve no ordered queue, for the banner; "" when it can."""
+        """Why this worker cannot serve ordered queues, for the banner; "" when it can."""
         if not self._threads:
             return "they need -P threads"
         return "they need Redis, see lowkiq_url" if self._without_redis else ""
 
     @property
     def has_lanes(self) -> bool:
-        """Whether lanes were started; they stay when the last queue goes."""
+        """Whether lanes were started; they stay when the last queue is removed."""
         return self._runtime is not None
 
     @property
     def served(self) -> list[str]:
         """The ordered queues that this node serves now."""
         runtime = self._runtime
-        return [] if runtime is None or runtime.is_quiet or self._ends else sorted(self._served)
+        return [] if runtime is None or runtime.is_quiet or self._stopping else sorted(self._served)
 
     def snapshot(self) -> dict[str, Any]:
-        """What each lane serves and runs, as plain values."""
+        """Return the shards and the running batch of each lane, as plain values."""
         return self._runtime.snapshot() if self._runtime else {"quiet": False, "lanes": []}
 
     def quiet(self, yes: bool) -> None:
-        """Begin nothing new of ordered queues, or go on. Raises ConfigurationError without lanes, and when
-        they end.
-        """
-        self._check_stays()
+        """Stop claiming jobs, or go on. Raises ConfigurationError without lanes, and during a shutdown."""
+        self._check_running()
         if self._runtime is None:
             raise ConfigurationError("this worker serves no ordered queue")
         self._runtime.quiet(yes)
 
     def serve(self, queue: str, yes: bool) -> None:
-        """Begin or end to serve an ordered queue. Raises ConfigurationError where that cannot be."""
+        """Start or stop serving an ordered queue. Raises ConfigurationError when that is impossible."""
         if not self._threads:
             raise ConfigurationError("ordered queues need a thread pool: start a worker with -P threads")
         if self._without_redis:
             raise ConfigurationError(self._without_redis)
-        self._check_stays()
+        self._check_running()
         self._serve(self._served | {queue} if yes else self._served - {queue})
 
     def limit(self, queue: str) -> None:
-        """Keep to what the ``rate_limit`` of the queue's task is now. Raises ConfigurationError."""
+        """Apply the current ``rate_limit`` of the queue's task. Raises ConfigurationError."""
         rate = read_rate(self._tasks[queue].rate_limit)
         if self._runtime is not None and not self._consumer.disable_rate_limits:
             self._runtime.set_rate(queue, rate)
 
-    def _check_stays(self) -> None:
-        if self._ends or self._consumer.blueprint.state != bootsteps.RUN:  # type: ignore[attr-defined]
+    def _check_running(self) -> None:
+        if self._stopping or self._consumer.blueprint.state != bootsteps.RUN:  # type: ignore[attr-defined]
             raise ConfigurationError("the worker stops")
 
     def _begin_with(self, new: Mapping[str, Any]) -> None:
-        """Serve what -Q and -X leave of tasks, by queue, that were registered after the start."""
+        """Serve the selected queues of tasks (by queue) that were registered after the start."""
         served = frozenset(chosen(new, worker_options(self._consumer.app)))
         try:
             specs = [task.queue_spec for task in new.values()]
@@ -267,7 +267,7 @@ class OrderedQueues(bootsteps.StartStopStep):
                 for queue in new:
                     self.limit(queue)
             if served and self._threads and not self._without_redis:
-                self._check_stays()
+                self._check_running()
                 self._serve(self._served | served)
         except (ConfigurationError, ImproperlyConfigured) as error:
             logger.error("ordered queues (%s) are not served: %s", ", ".join(sorted(new)), error)
@@ -284,7 +284,7 @@ class OrderedQueues(bootsteps.StartStopStep):
         self._served = served
         self._runtime.serve(served)
 
-    # -- its work
+    # -- the runtime
 
     def _make_runtime(self, consumer: Any) -> Runtime:
         home = home_of(consumer.app)
@@ -292,11 +292,11 @@ class OrderedQueues(bootsteps.StartStopStep):
         lanes = settings.lanes or consumer.controller.concurrency
         splitter = settings.make_splitter()
         warn_of_weights(self._tasks, settings.queue_weights)
-        # Only leases can share out a queue that comes later.
-        known = self._tasks if splitter is lease_splitter else self._served
+        # Only the lease splitter can deal a queue that is added later.
+        dealt = self._tasks if splitter is lease_splitter else self._served
         limited = not consumer.disable_rate_limits
         rates = {n: read_rate(t.rate_limit) for n, t in self._tasks.items() if limited}
-        specs = [task.queue_spec for name, task in self._tasks.items() if name in known]
+        specs = [task.queue_spec for name, task in self._tasks.items() if name in dealt]
         shards = sum(spec.shards for spec in specs if spec.name in self._served)
         if shards < lanes:
             logger.warning("%d lanes for %d shards: %d lanes stay idle", lanes, shards, lanes - shards)
@@ -329,14 +329,14 @@ class OrderedQueues(bootsteps.StartStopStep):
         )
 
     def _end(self, consumer: Any) -> None:
-        """Once; the runtime stays, since remote control shows what runs until the last batch has ended."""
+        """Stop the lanes, once. The runtime stays readable for remote control until the last batch ends."""
         runtime = self._runtime
-        if runtime is None or self._ends:
+        if runtime is None or self._stopping:
             return
-        self._ends = True
-        if _cold():
+        self._stopping = True
+        if _is_cold_shutdown():
             runtime.abandon()
-            runtime.join(COLD_PATIENCE)
+            runtime.join(COLD_SHUTDOWN_TIMEOUT)
         else:
             self._drain(consumer, runtime)
         if self._metrics is not None:
@@ -345,19 +345,20 @@ class OrderedQueues(bootsteps.StartStopStep):
             runtime.abandon()
             let_go_at_exit(runtime)
         elif self._store is not None:
-            # Of a process that goes on, as a test's; what still runs keeps its connections.
+            # The process may go on, as in a test. Running batches would still need the connections.
             self._store.close()
             self._exclusion.close()
         if self._host is not None and self._host.exitcode is not None:
             consumer.controller.exitcode = self._host.exitcode
 
     def _drain(self, consumer: Any, runtime: Runtime) -> None:
-        """Wait for the lanes while heartbeat and remote control go on, until a cold shutdown, or for
-        ``lowkiq_shutdown_timeout``.
+        """Wait for the lanes for ``lowkiq_shutdown_timeout``, or until a cold shutdown.
+
+        Heartbeat and remote control go on.
         """
-        patience = home_of(consumer.app).settings.shutdown_timeout
+        timeout = home_of(consumer.app).settings.shutdown_timeout
         status = consumer.controller.exitcode
-        # Of a shutdown by remote control it is a text.
+        # After a shutdown by remote control, it is a text.
         if isinstance(status, int) and status and not state.should_stop:
             logger.warning(ENDED_BY_CELERY, status)
         logger.info("ordered queues stop: %d batches are running", runtime.busy())
@@ -365,32 +366,32 @@ class OrderedQueues(bootsteps.StartStopStep):
         ended = threading.Event()
 
         def wait_for_lanes() -> None:
-            if not runtime.join(patience):
+            if not runtime.join(timeout):
                 running = [lane["running"] for lane in runtime.snapshot()["lanes"] if lane["running"]]
-                logger.warning("left to the next worker after %.1f s: %s", patience, running)
+                logger.warning("left to the next worker after %.1f s: %s", timeout, running)
             ended.set()
-            consumer.call_soon(_nothing)
+            consumer.call_soon(_wake_event_loop)
 
         threading.Thread(target=wait_for_lanes, name="lowkiq-drain", daemon=True).start()
-        turn = turns(consumer)
-        while not ended.is_set() and not _cold():
-            if turn is None:
+        run_event_loop = turns(consumer)
+        while not ended.is_set() and not _is_cold_shutdown():
+            if run_event_loop is None:
                 ended.wait(DRAIN_LOOK)
                 continue
             try:
-                turn()
+                run_event_loop()
             except WorkerShutdown:
-                # What remote control raises in an event loop, which is over with it.
-                logger.info("told to shut down again: the running batches end first")
-                turn = turns(consumer)
+                # Raised by remote control in an event loop, which ends with it.
+                logger.info("received another shutdown command: the running batches end first")
+                run_event_loop = turns(consumer)
             except Exception:
-                logger.debug("the event loop ends during the drain", exc_info=True)
-                turn = None
+                logger.debug("the event loop failed during the drain", exc_info=True)
+                run_event_loop = None
 
 
-def _cold() -> bool:
+def _is_cold_shutdown() -> bool:
     return state.should_terminate is not None and state.should_terminate is not False
 
 
-def _nothing() -> None:
-    """Wakes the event loop."""
+def _wake_event_loop() -> None:
+    """Do nothing; scheduling a callback wakes the event loop."""
