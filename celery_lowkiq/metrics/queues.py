@@ -1,4 +1,4 @@
-"""Figures of queues, read from Redis at each scrape."""
+"""Metrics of queues, read from Redis at each scrape."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LABELS = ("queue",)
 
 
 class Figure(NamedTuple):
-    """A metric of a queue, and where its value comes from."""
+    """A metric of a queue, with the function that gets its value."""
 
     name: str
     text: str
@@ -35,23 +35,23 @@ class Figure(NamedTuple):
 
 
 GAUGES = (
-    Figure("lowkiq_length", "Jobs that wait", lambda stats: stats.length),
-    Figure("lowkiq_fresh", "Jobs that wait and never failed", lambda stats: stats.fresh),
-    Figure("lowkiq_retries", "Jobs that wait and failed before", lambda stats: stats.retries),
+    Figure("lowkiq_length", "Waiting jobs", lambda stats: stats.length),
+    Figure("lowkiq_fresh", "Waiting jobs that never failed", lambda stats: stats.fresh),
+    Figure("lowkiq_retries", "Waiting jobs that failed before", lambda stats: stats.retries),
     Figure("lowkiq_morgue_length", "Jobs in the morgue", lambda stats: stats.morgue_length),
-    Figure("lowkiq_held", "Jobs of paused ids, among those that wait", lambda stats: stats.held),
+    Figure("lowkiq_held", "Waiting jobs of paused ids", lambda stats: stats.held),
     Figure("lowkiq_busy", "Jobs in processing", lambda stats: stats.busy),
     Figure(
         "lowkiq_lag_seconds", "How long the oldest job that may be claimed is due", lambda stats: stats.lag
     ),
     Figure("lowkiq_oldest_seconds", "How long the oldest job that waits is due", lambda stats: stats.oldest),
-    Figure("lowkiq_shards_paused", "Shards that are paused", lambda stats: stats.paused),
+    Figure("lowkiq_shards_paused", "Paused shards", lambda stats: stats.paused),
 )
 COUNTERS = (
     Figure("lowkiq_processed", "Jobs that succeeded", lambda stats: stats.processed),
     Figure("lowkiq_failed", "Jobs that failed, once for each run", lambda stats: stats.failed),
     Figure("lowkiq_dead", "Payloads that went to the morgue", lambda stats: stats.dead),
-    Figure("lowkiq_merged", "Calls that were merged into a job that waited", lambda stats: stats.merged),
+    Figure("lowkiq_merged", "Calls that were merged into a waiting job", lambda stats: stats.merged),
     Figure(
         "lowkiq_dropped",
         "Payloads that were dropped without a run: revoked, expired, or by a policy",
@@ -61,12 +61,14 @@ COUNTERS = (
 
 
 class QueueCollector(Collector):
-    """All queues of an app. A scrape is two round trips, and one scrape at a time asks Redis. A queue with a
-    damaged shard has no sums, since counters would go back; it has its numbers of shards.
+    """Collects the metrics of all queues of an app, in two round trips, one scrape at a time.
+
+    A queue with a damaged shard has no sums, since its counters would decrease; it still has its numbers of
+    shards.
     """
 
     def __init__(self, app: Celery, clock: Clock | None = None) -> None:
-        """Raises ConfigurationError for an app whose settings are wrong."""
+        """Raises ConfigurationError for invalid settings of the app."""
         self._console = Console(app)
         self._lease_seconds = home_of(app).settings.lease_seconds
         self._clock = clock or SystemClock()
@@ -75,44 +77,42 @@ class QueueCollector(Collector):
         self._problem = ""
 
     def collect(self) -> Iterator[Metric]:
-        """The figures; without an answer of Redis only that there is none."""
+        """Yield the metrics; during an outage of Redis, only ``lowkiq_redis_up``."""
         with self._lock:
             try:
                 looks = self._console.looks()
             except StoreError as error:
-                self._say(str(error))
+                self._log_problem(str(error))
                 yield GaugeMetricFamily(*UP, value=0)
                 return
-            self._say("; ".join(str(look.damage) for look in looks if look.damage))
+            self._log_problem("; ".join(str(look.damage) for look in looks if look.damage))
             unowned = self._unowned(look for look in looks if not look.damage)
-        by_queue = {queue: list(found) for queue, found in groupby(looks, lambda o: o.shard.queue)}
+        by_queue = {queue: list(group) for queue, group in groupby(looks, lambda look: look.shard.queue)}
         yield GaugeMetricFamily(*UP, value=1)
         yield from _figures(by_queue)
-        yield _gauge("lowkiq_shards_unowned", "Shards that no node works", unowned)
-        damaged = {queue: sum(1 for look in found if look.damage) for queue, found in by_queue.items()}
+        yield _gauge("lowkiq_shards_unowned", "Shards without an owner", unowned)
+        damaged = {queue: sum(1 for look in group if look.damage) for queue, group in by_queue.items()}
         yield _gauge("lowkiq_shards_damaged", "Shards that cannot be read: see lowkiq repair", damaged)
 
-    def _say(self, problem: str) -> None:
+    def _log_problem(self, problem: str) -> None:
         if problem and problem != self._problem:
             logger.error("metrics lack the figures of queues: %s", problem)
         self._problem = problem
 
     def _unowned(self, looks: Iterable[ShardLook]) -> dict[str, int]:
-        """By queue: shards that a node might take. A lease says who had a shard last; that its owner lives,
-        only the next scrape can tell.
-        """
+        """Count free shards by queue. A lease has its last owner; only the next scrape shows a renewal."""
         now = self._clock.monotonic()
-        found: dict[str, int] = {}
+        unowned: dict[str, int] = {}
         for look in looks:
-            known = self._watches.get(look.shard) or Watch(QueueSpec(look.shard.queue), look.shard)
-            watch = self._watches[look.shard] = known.look(look.lease, now)
+            watch = self._watches.get(look.shard) or Watch(QueueSpec(look.shard.queue), look.shard)
+            watch = self._watches[look.shard] = watch.look(look.lease, now)
             free = watch.may_take(now, self._lease_seconds)
-            found[look.shard.queue] = found.get(look.shard.queue, 0) + free
-        return found
+            unowned[look.shard.queue] = unowned.get(look.shard.queue, 0) + free
+        return unowned
 
 
 def queue_registry(app: Celery) -> CollectorRegistry:
-    """Of an exporter. Raises ConfigurationError for an app whose settings are wrong."""
+    """Return a registry with the metrics of an app's queues. Raises ConfigurationError."""
     registry = CollectorRegistry()
     registry.register(QueueCollector(app))
     return registry
@@ -122,8 +122,8 @@ UP = ("lowkiq_redis_up", "Whether Redis answered this scrape")
 
 
 def _figures(by_queue: dict[str, list[ShardLook]]) -> Iterator[Metric]:
-    found = {queue: sum_of(looks) for queue, looks in by_queue.items()}
-    sums = {queue: stats for queue, stats in found.items() if isinstance(stats, Stats)}
+    totals = {queue: sum_of(looks) for queue, looks in by_queue.items()}
+    sums = {queue: stats for queue, stats in totals.items() if isinstance(stats, Stats)}
     for figure in GAUGES:
         yield _gauge(figure.name, figure.text, {queue: figure.value(stats) for queue, stats in sums.items()})
     for figure in COUNTERS:

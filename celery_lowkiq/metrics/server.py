@@ -1,4 +1,4 @@
-"""Where Prometheus reads: one HTTP server of a registry."""
+"""HTTP server that exports a registry to Prometheus."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 @dataclass(frozen=True)
 class Server:
-    """Answers in threads of its own until it is closed."""
+    """A running HTTP server with its threads."""
 
     server: WSGIServer
     thread: Thread
@@ -23,11 +23,11 @@ class Server:
         return f"http://{f'[{shown}]' if ':' in shown else shown}:{port}/metrics"
 
     def close(self) -> None:
-        """Stop to listen."""
+        """Stop the server."""
         self.server.shutdown()
         self.server.server_close()
 
 
 def listen(registry: CollectorRegistry, host: str, port: int) -> Server:
-    """Serve the registry; port 0 takes a free one. Raises OSError."""
+    """Serve the registry; port 0 chooses a free one. Raises OSError."""
     return Server(*start_http_server(port, host, registry))

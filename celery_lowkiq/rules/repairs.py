@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from .models import ShardRef, shard_of
@@ -82,6 +82,10 @@ class Repaired:
     lost_processing: int = 0
     lost_dead: int = 0
 
+    def plus(self, **counts: int) -> Repaired:
+        """Return the report with counts added to its fields."""
+        return replace(self, **{name: getattr(self, name) + count for name, count in counts.items()})
+
     @property
     def lost(self) -> int:
         """Number of jobs whose payloads were lost."""
@@ -127,7 +131,7 @@ def damages(found: Condition, registered: int) -> tuple[Damage, ...]:
 
 def _damages(found: Condition, registered: int) -> Iterator[str]:
     for name in found.wrong:
-        yield f"the key {name} is of another type than its own"
+        yield f"the key {name} has the wrong type"
     # Comparisons with a key of the wrong type would report the same damage again.
     sound = {name: count for name, count in found.counts.items() if name not in found.wrong}
     yield from _of_meta(found, sound, registered)
@@ -137,8 +141,8 @@ def _damages(found: Condition, registered: int) -> Iterator[str]:
 
 def _of_meta(found: Condition, sound: Mapping[str, int], registered: int) -> Iterator[str]:
     if "meta" in sound and found.shards != str(registered) and (found.used or is_count(found.shards)):
-        says = f"says {found.shards!r} shards" if found.shards else "does not say how many shards there are"
-        yield f"meta {says}, the queue has {registered}"
+        stored = f"{found.shards!r} shards" if found.shards else "no number of shards"
+        yield f"meta has {stored}, the queue has {registered}"
 
 
 def _of_pairs(sound: Mapping[str, int]) -> Iterator[str]:
@@ -152,38 +156,38 @@ def _of_pairs(sound: Mapping[str, int]) -> Iterator[str]:
 def _of_lists(found: Condition, sound: Mapping[str, int]) -> Iterator[str]:
     for order, jobs in (("order", "jobs"), ("dead_order", "dead_jobs")):
         if sound.get(order) and sound.get(jobs) == 0:
-            yield f"{sound[order]} payloads in {order} are of no job"
+            yield f"{sound[order]} payloads in {order} belong to no job"
     if {"ranked", "classes"} <= sound.keys() and found.urgent != sound["ranked"]:
-        yield f"{sound['ranked']} jobs have a priority, of {found.urgent} it is known which"
+        yield f"{sound['ranked']} jobs are ordered by priority, {found.urgent} have one"
     if sound.get("held") and sound.get("paused") == 0:
-        yield f"{sound['held']} jobs are held, but no id is paused"
+        yield f"{sound['held']} jobs wait as paused, but no id is paused"
 
 
 #: Keys whose numbers of entries must agree: that of the first is the sum of the others.
 _PAIRS = (
     (("processing", "claimed"), "{} jobs are in processing, {} are claimed"),
-    (("jobs", "due", "ranked", "held"), "{} jobs wait, {} + {} + {} have a time"),
-    (("spill", "order"), "of long jobs {} payloads have a place, and {} are in order"),
+    (("jobs", "due", "ranked", "held"), "{} jobs wait, {} + {} + {} have a due time"),
+    (("spill", "order"), "of long jobs {} payloads have a place, {} are in order"),
     (("failed", "errors"), "{} waiting jobs have failed, {} have an error"),
-    (("dead_jobs", "dead"), "{} dead jobs have payloads, {} a time"),
+    (("dead_jobs", "dead"), "{} dead jobs have payloads, {} have a time"),
     (("dead_jobs", "dead_ids"), "{} dead jobs have payloads, {} are listed"),
-    (("dead_jobs", "dead_errors"), "{} dead jobs have payloads, {} an error"),
-    (("dead_spill", "dead_order"), "of long dead jobs {} payloads have a place, and {} are in order"),
+    (("dead_jobs", "dead_errors"), "{} dead jobs have payloads, {} have an error"),
+    (("dead_spill", "dead_order"), "of long dead jobs {} payloads have a place, {} are in order"),
 )
 
 
 def _done(repaired: Repaired) -> Iterator[str]:
     for name in repaired.cleared:
-        yield f"the key {name} was of another type, and is deleted"
+        yield f"the key {name} had the wrong type and was deleted"
     if repaired.meta:
         yield (
-            "meta was written again, with numbers above all that is stored: its counts begin at 0, and a "
-            "pause of this shard alone is forgotten"
+            "meta was rewritten with numbers above all stored ones: its counts start at 0, and a pause of "
+            "only this shard is lost"
         )
     if repaired.undated:
-        yield f"{repaired.undated} waiting jobs are due now, since the times when they were due are lost"
+        yield f"{repaired.undated} waiting jobs are due now, since their due times were lost"
     if repaired.mended:
-        yield f"{repaired.mended} entries were written again from other keys"
+        yield f"{repaired.mended} entries were rewritten from other keys"
     for count, kind in (
         (repaired.lost_waiting, "waiting"),
         (repaired.lost_processing, "processing"),

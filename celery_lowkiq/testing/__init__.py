@@ -1,7 +1,6 @@
-"""A pytest plugin: ordered tasks in tests, on a private server, with a clock that the test moves.
+"""Pytest plugin for tests of ordered tasks, with a private Redis server and a clock that tests can move.
 
-It is there in every pytest run where celery-lowkiq is installed; fixtures start nothing before a test
-asks for them.
+Pytest loads it when celery-lowkiq is installed; the server starts when a test uses one of the fixtures.
 """
 
 from __future__ import annotations
@@ -28,40 +27,40 @@ from .draining import drain
 
 __all__ = ["Clock", "Lowkiq"]
 
-#: As many payloads of a job are compared.
+#: Maximum number of payloads of a job that are compared.
 PAYLOADS = 1000
-#: More runs in one drain are taken for a task that calls itself without end.
+#: Maximum number of runs in one drain; more indicate a task that calls itself endlessly.
 MOST_RUNS = 10_000
 
 
 class Clock:
-    """The clock of the test's store. It goes on by itself, as clocks do, and can be moved."""
+    """The clock of the test's store: it runs normally, and can be moved."""
 
     def __init__(self, client: ClockedClient) -> None:
         self._client = client
 
     def now(self) -> float:
-        """Unix time in s."""
+        """Return the Unix time in s."""
         return self._client.now()
 
     def move(self, by: float | timedelta) -> None:
-        """Move it forward, by s or a timedelta."""
+        """Move the clock forward by seconds or a timedelta."""
         self._client.move(by.total_seconds() if isinstance(by, timedelta) else by)
 
     def move_to(self, when: float | datetime) -> None:
-        """Move it to a Unix time in s, or to an aware datetime."""
+        """Move the clock to a Unix time in s or an aware datetime."""
         self.move((when.timestamp() if isinstance(when, datetime) else when) - self.now())
 
 
 class EmbeddedHome(Home):
-    """A home whose store is the test's, whatever the app's settings say."""
+    """An app context whose store is the test's, instead of the one in the app's settings."""
 
     def __init__(self, app: Celery, server: EmbeddedServer) -> None:
         super().__init__(app)
         self._server = server
 
     def open_store(self, connections: int) -> RedisStore:
-        """A store with so many connections at most."""
+        """Return a store with at most ``connections`` connections."""
         client = connect(
             {"path": self._server.socket_path},
             pool_size=connections,
@@ -71,7 +70,7 @@ class EmbeddedHome(Home):
 
 
 class Lowkiq:
-    """What the fixture ``lowkiq`` gives: an empty store for the calls of an app, and ways to run them."""
+    """The value of the fixture ``lowkiq``: an empty store for the calls of an app, and ways to run them."""
 
     def __init__(self, app: Celery, home: Home) -> None:
         self.app = app
@@ -81,17 +80,18 @@ class Lowkiq:
     # -- running
 
     def drain(self, *tasks: Any, most: int = MOST_RUNS) -> int:
-        """Run all that is due, of these tasks or of all ordered ones, in this thread and as a worker would,
-        until nothing is. Returns the number of runs. An error of a task is a failed job, as in a worker.
+        """Run due jobs in this thread until none is due; of the given tasks, or of all ordered tasks.
 
-        Raises AssertionError when a worker serves one of the queues, and after ``most`` runs.
+        Jobs run as in a worker: an error of a task is a failed job. Returns the number of runs. Raises
+        AssertionError when a worker serves one of the queues, and after ``most`` runs.
         """
-        return drain(self.app, self._home, self._named(tasks), most)
+        return drain(self.app, self._home, self._by_queue(tasks), most)
 
     @contextlib.contextmanager
     def worker(self, concurrency: int = 1, **options: Any) -> Iterator[Any]:
-        """A real worker in threads of this process, on the app's broker; ``options`` are those of
-        ``celery.contrib.testing.worker.start_worker``.
+        """Run a real worker in threads of this process, on the app's broker.
+
+        ``options`` are those of ``celery.contrib.testing.worker.start_worker``.
         """
         from celery.contrib.testing.worker import start_worker
 
@@ -99,31 +99,31 @@ class Lowkiq:
         with start_worker(self.app, concurrency=concurrency, **options) as worker:
             yield worker
 
-    # -- what was enqueued
+    # -- assertions
 
     def enqueued(self, task: Any) -> dict[str, list[Any]]:
-        """The payloads of each waiting job, due or not, smallest score first, by id."""
+        """Return the payloads of waiting jobs, due or not, by id; the smallest score first."""
         return {job.id: _values(job) for job in self._waiting(task)}
 
     def due_in(self, task: Any, job_id: Any) -> float:
-        """Seconds until a waiting job is due, by the test's clock. Raises AssertionError when none waits."""
+        """Return the seconds until a waiting job is due. Raises AssertionError when it does not wait."""
         job = self._one(task).ordered_queue.job(job_id).waiting
         assert job is not None, f"no job {job_id!r} of {task.name} waits: {self.enqueued(task)}"
         return float(job.perform_in) - self.clock.now()
 
     def assert_enqueued(self, task: Any, job_id: Any, *payloads: Any) -> None:
-        """A job waits: with exactly these payloads, in their order, when any is given."""
-        found = self.enqueued(task)
-        wanted = read_id(job_id)
-        assert wanted in found, f"no job {wanted!r} of {task.name} waits: {found}"
-        assert not payloads or found[wanted] == list(payloads), (
-            f"job {wanted!r} of {task.name} has the payloads {found[wanted]}, not {list(payloads)}"
+        """Assert that a job waits and, if payloads are given, has exactly these, in this order."""
+        enqueued = self.enqueued(task)
+        name = read_id(job_id)
+        assert name in enqueued, f"no job {name!r} of {task.name} waits: {enqueued}"
+        assert not payloads or enqueued[name] == list(payloads), (
+            f"job {name!r} of {task.name} has the payloads {enqueued[name]}, not {list(payloads)}"
         )
 
     def assert_nothing_enqueued(self, *tasks: Any) -> None:
-        """No job waits, of these tasks or of any ordered one."""
-        found = {task.name: self.enqueued(task) for task in self._named(tasks).values()}
-        waiting = {name: jobs for name, jobs in found.items() if jobs}
+        """Assert that no job waits; of the given tasks, or of all ordered tasks."""
+        enqueued = {task.name: self.enqueued(task) for task in self._by_queue(tasks).values()}
+        waiting = {name: jobs for name, jobs in enqueued.items() if jobs}
         assert not waiting, f"jobs wait: {waiting}"
 
     def _waiting(self, task: Any) -> Iterator[ShownJob]:
@@ -136,19 +136,18 @@ class Lowkiq:
                 return
 
     def _one(self, task: Any) -> Any:
-        (found,) = self._named((task,)).values()
-        return found
+        (ordered,) = self._by_queue((task,)).values()
+        return ordered
 
-    def _named(self, tasks: tuple[Any, ...]) -> dict[str, Any]:
-        """The tasks by queue; without any, all of the app. Raises ConfigurationError for another app's."""
+    def _by_queue(self, tasks: tuple[Any, ...]) -> dict[str, Any]:
+        """Return the tasks, or all ordered tasks of the app. Raises ConfigurationError for another app's."""
         ordered = ordered_tasks(self.app)
-        for task in tasks:
-            if not any(known.name == task.name for known in ordered.values()):
-                raise ConfigurationError(
-                    f"{task.name} is no ordered task of {self.app!r}: write a fixture lowkiq_app that "
-                    "returns the app of your tasks"
-                )
         names = {task.name for task in tasks}
+        for name in names - {task.name for task in ordered.values()}:
+            raise ConfigurationError(
+                f"{name} is not an ordered task of {self.app!r}: write a fixture lowkiq_app that returns the "
+                "app of your tasks"
+            )
         return {queue: task for queue, task in ordered.items() if not tasks or task.name in names}
 
 
@@ -158,23 +157,23 @@ def _values(job: ShownJob) -> list[Any]:
 
 @pytest.fixture(scope="session")
 def lowkiq_server() -> Iterator[EmbeddedServer]:
-    """The private server of the test run; ``lowkiq_server.url`` may be broker and result backend, too."""
+    """The private server of the test run; its ``url`` can also be broker and result backend."""
     with EmbeddedServer() as server:
         yield server
 
 
 @pytest.fixture
 def lowkiq_app() -> Celery:
-    """The app whose ordered tasks are tested: the current one. Overwrite it to name another."""
+    """The app under test: the current app. Override it to use another one."""
     proxy: Any = current_app
     return cast(Celery, proxy._get_current_object())
 
 
 @pytest.fixture
 def lowkiq(lowkiq_app: Celery, lowkiq_server: EmbeddedServer) -> Iterator[Lowkiq]:
-    """An empty store, which all calls of the app's ordered tasks go to while the test runs.
+    """An empty store that the app's ordered tasks use during the test.
 
-    Raises ConfigurationError with ``task_always_eager``: then calls run at once, and nothing is stored.
+    Raises ConfigurationError with ``task_always_eager``, since calls are not stored then.
     """
     if lowkiq_app.conf.task_always_eager:
         raise ConfigurationError("task_always_eager=True stores nothing: set it to False in these tests")

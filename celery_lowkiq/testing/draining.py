@@ -1,4 +1,4 @@
-"""Runs what is due as a worker's lane does, through Celery's tracer, in the thread that asks for it."""
+"""Runs due jobs in the calling thread, through Celery's tracer as a worker's lane does."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from celery_lowkiq.rules.models import Batch, Lease, QueueSpec, ShardRef
 from celery_lowkiq.store.jobs.call_records import CallReader
 from celery_lowkiq.store.redis_store import RedisStore
 
-#: What ``self.request.hostname`` says, and how the owner of a drained shard is named.
+#: Value of ``self.request.hostname``, and prefix of the owner of a drained shard.
 HOSTNAME = "drain@test"
 
 
 def drain(app: Celery, home: Home, tasks: Mapping[str, Any], most: int) -> int:
-    """Run the due jobs of tasks (by the names of their queues) until none is due; the number of runs.
+    """Run the due jobs of tasks, by queue, until none is due. Return the number of runs.
 
     Raises AssertionError when a worker serves a queue, or after ``most`` runs.
     """
@@ -41,7 +41,7 @@ def drain(app: Celery, home: Home, tasks: Mapping[str, Any], most: int) -> int:
 
 
 class _Shard:
-    """A shard in the hands of the test."""
+    """A shard owned by the test."""
 
     def __init__(self, store: RedisStore, queue: QueueSpec, lease: Lease) -> None:
         self.runs = 0
@@ -51,7 +51,7 @@ class _Shard:
         self._requests = 0
 
     def run(self, runner: CeleryRunner) -> bool:
-        """Run one batch, if one is due."""
+        """Run a batch if one is due. Return whether it ran."""
         claim = self._claim()
         if not claim.jobs:
             return False
@@ -63,7 +63,7 @@ class _Shard:
         return True
 
     def _claim(self) -> Claim:
-        """A claim looks at so many due ids without a token, and the next one at those behind them."""
+        # A claim skips a limited number of due ids without a token; the next claim goes on after them.
         while True:
             self._requests += 1
             claim = self._store.claim(self._queue, self._lease, self._requests)
@@ -78,22 +78,22 @@ class _Shard:
 def _shards(store: RedisStore, specs: Iterable[QueueSpec]) -> Iterator[list[_Shard]]:
     owner = f"{HOSTNAME}-{uuid.uuid4().hex[:12]}"
     with contextlib.ExitStack() as releases:
-        found = []
+        shards = []
         for spec in specs:
             refs = [ShardRef(spec.name, index) for index in range(spec.shards)]
             for ref, seen in zip(refs, store.observe(refs), strict=True):
-                # What another drain has left, when its task raised a BaseException, is recovered.
+                # A shard that another drain left, when its task raised a BaseException, is recovered.
                 assert not seen.owner or seen.owner.startswith(HOSTNAME), f"a worker serves {spec.name!r}"
-                found.append(_Shard(store, spec, store.acquire(spec, ref, owner, seen, seen.epoch)))
-                releases.callback(found[-1].release)
-        yield found
+                shards.append(_Shard(store, spec, store.acquire(spec, ref, owner, seen, seen.epoch)))
+                releases.callback(shards[-1].release)
+        yield shards
 
 
 @contextlib.contextmanager
 def _traced(app: Celery, tasks: Iterable[Any]) -> Iterator[None]:
-    """Tracers as a worker builds them when it starts; looked up there, where Sentry has put its own."""
-    with contextlib.ExitStack() as former:
+    """Build the tasks' tracers as a starting worker does, from the module that Sentry patches."""
+    with contextlib.ExitStack() as restores:
         for task in tasks:
-            former.callback(setattr, task, "__trace__", task.__trace__)
+            restores.callback(setattr, task, "__trace__", task.__trace__)
             task.__trace__ = trace.build_tracer(task.name, task, app.loader, HOSTNAME, app=app)
         yield

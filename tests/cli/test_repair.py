@@ -26,7 +26,7 @@ def test_nothing_is_changed_without_yes(server, run):
     for _ in range(2):
         found = run("repair", "sync_order")
         assert found.exit_code == 1
-        assert f"damaged {shard}: 1 jobs wait, 0 + 0 + 0 have a time" in found.stdout
+        assert f"damaged {shard}: 1 jobs wait, 0 + 0 + 0 have a due time" in found.stdout
 
 
 def test_with_yes_it_is_repaired_and_what_was_done_is_said(server, run):
@@ -42,7 +42,7 @@ def test_the_doctor_finds_it_and_names_the_command(server, run):
     shard = broken_shard(server)
     shown = run("doctor")
     assert shown.exit_code == 1
-    assert f"It is damaged: {shard}: 1 jobs wait, 0 + 0 + 0 have a time." in shown.stdout
+    assert f"It is damaged: {shard}: 1 jobs wait, 0 + 0 + 0 have a due time." in shown.stdout
     assert "celery -A proj lowkiq repair sync_order" in shown.stdout
 
 
@@ -50,7 +50,7 @@ def test_a_key_of_another_type_does_not_end_the_doctor(server, run):
     shard = broken_shard(server)
     with redis.Redis(unix_socket_path=server.socket_path) as client:
         client.set(shard_keys(shard)["due"], "planted")
-    assert f"{shard}: the key due is of another type" in run("doctor").stdout
+    assert f"{shard}: the key due has the wrong type" in run("doctor").stdout
     assert run("repair", "sync_order", "--yes").exit_code == 0
 
 

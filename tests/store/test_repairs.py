@@ -116,7 +116,7 @@ def test_a_key_of_another_type_stops_its_shard_and_the_message_says_what_mends_i
     client.set(KEYS[key], "x") if planted == "string" else client.rpush(KEYS[key], "x")
     if key != "meta":
         (damage, *_) = QueueRepairs(store).damages(ONE)
-        assert f"the key {key} is of another type" in damage.text
+        assert f"the key {key} has the wrong type" in damage.text
     if key in {"lease", "due", "jobs", "claimed", "order", "processing"}:
         with pytest.raises(ShardDamaged, match=r"shard orders/0 .* lowkiq repair orders"):
             run_all(store, took_over(store))
@@ -140,7 +140,7 @@ def test_a_lost_meta_is_written_again_above_all_that_is_stored(store, client, ca
     known = client.hgetall(KEYS["meta"])
     client.delete(KEYS["meta"])
     store.push(ONE, [NewJob("ahead", b"made")])
-    assert caplog.text.count("shard orders/0 was repaired: meta was written again") == 1
+    assert caplog.text.count("shard orders/0 was repaired: meta was rewritten") == 1
     meta = client.hgetall(KEYS["meta"])
     assert int(meta[b"score"]) > 5e9 * 1e6
     for field in (b"back", b"call"):

@@ -199,7 +199,7 @@ def test_pages_by_arrival_and_state(tracks, tracker):
     assert "".join(view.call for view in page(tracks, tracker, State.FINISHED).items) == "abd"
     two = page(tracks, tracker, State.FINISHED, State.ENQUEUED, limit=3, after="1")
     assert ("".join(view.call for view in two.items), two.next) == ("bcd", "4")
-    with pytest.raises(InvalidCall, match="no cursor"):
+    with pytest.raises(InvalidCall, match="expected a cursor"):
         page(tracks, tracker, after="x")
 
 
@@ -249,7 +249,7 @@ def test_trackers_are_listed_latest_first(tracks, tracker, client):
     assert rest.next is None
     assert len(tracks.recent(10, None).items) == 3
     for planted in ("x", base64.urlsafe_b64encode(b"nan x").decode()):
-        with pytest.raises(InvalidCall, match="no cursor"):
+        with pytest.raises(InvalidCall, match="expected a cursor"):
             tracks.recent(2, planted)
 
 

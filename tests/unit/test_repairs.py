@@ -32,17 +32,17 @@ def test_a_shard_in_use_is_sound():
 @pytest.mark.parametrize(
     "found, text",
     [
-        (condition("", jobs=1, due=1), "meta does not say how many shards there are, the queue has 4"),
-        (condition("8", jobs=1, due=1), "meta says '8' shards, the queue has 4"),
-        (condition("8"), "meta says '8' shards, the queue has 4"),
-        (condition(jobs=2, due=1), "2 jobs wait, 1 + 0 + 0 have a time"),
+        (condition("", jobs=1, due=1), "meta has no number of shards, the queue has 4"),
+        (condition("8", jobs=1, due=1), "meta has '8' shards, the queue has 4"),
+        (condition("8"), "meta has '8' shards, the queue has 4"),
+        (condition(jobs=2, due=1), "2 jobs wait, 1 + 0 + 0 have a due time"),
         (condition(processing=1), "1 jobs are in processing, 0 are claimed"),
-        (condition(jobs=1, ranked=1), "1 jobs have a priority, of 0 it is known which"),
-        (condition(jobs=1, held=1), "1 jobs are held, but no id is paused"),
-        (condition(order=2, spill=2), "2 payloads in order are of no job"),
-        (condition(wrong=["due"]), "the key due is of another type than its own"),
-        (condition("", wrong=["meta"], jobs=1, due=1), "the key meta is of another type than its own"),
-        (condition(wrong=["due"], jobs=1), "the key due is of another type than its own"),
+        (condition(jobs=1, ranked=1), "1 jobs are ordered by priority, 0 have one"),
+        (condition(jobs=1, held=1), "1 jobs wait as paused, but no id is paused"),
+        (condition(order=2, spill=2), "2 payloads in order belong to no job"),
+        (condition(wrong=["due"]), "the key due has the wrong type"),
+        (condition("", wrong=["meta"], jobs=1, due=1), "the key meta has the wrong type"),
+        (condition(wrong=["due"], jobs=1), "the key due has the wrong type"),
     ],
 )
 def test_what_is_damaged(found, text):
@@ -82,7 +82,7 @@ def test_what_was_done_in_words():
     done = Repaired(SHARD, ("due",), undated=2, mended=1, lost_waiting=3, lost_dead=1)
     assert done.lost == 4
     assert done.text == (
-        "the key due was of another type, and is deleted; 2 waiting jobs are due now, since the times when "
-        "they were due are lost; 1 entries were written again from other keys; 3 waiting jobs are LOST: "
-        "their payloads are gone; 1 dead jobs are LOST: their payloads are gone"
+        "the key due had the wrong type and was deleted; 2 waiting jobs are due now, since their due times "
+        "were lost; 1 entries were rewritten from other keys; 3 waiting jobs are LOST: their payloads are "
+        "gone; 1 dead jobs are LOST: their payloads are gone"
     )

@@ -1,4 +1,4 @@
-"""Reads for people about nodes and shards: who does what, and what was done. No job waits for any of it."""
+"""Reports of nodes, shards and ids, for people; no job depends on them."""
 
 from __future__ import annotations
 
@@ -19,45 +19,45 @@ from celery_lowkiq.store.scripts.script import load
 
 from .queries import Queries
 
-#: So many nodes are shown at most, those that reported last.
+#: Maximum number of nodes in a report, the most recent ones.
 MOST_NODES = 1000
 REPORT_FIELDS = ("at", "started", "text")
-#: A stored error as text.
+#: Decodes a stored error.
 ReadError = Callable[["bytes | None"], "str | None"]
 
 
 class Lookout:
-    """What nodes say of themselves, and what queues have done. Every method may raise StoreError."""
+    """Reads the reports of nodes and the history of queues. Every method may raise StoreError."""
 
     def __init__(self, store: RedisStore) -> None:
         self._client = store.client
         self._queries = Queries(store)
 
     def nodes(self) -> list[NodeReport]:
-        """All that reported within the last hour and did not stop properly since, in two round trips."""
-        time, known = self._client.commands([("TIME",), ("ZREVRANGE", reports_key(), 0, MOST_NODES - 1)])
-        return self.reports([parse_id(owner) for owner in known], seconds(time))
+        """Return the nodes that reported in the last hour and did not shut down, in two round trips."""
+        time, owners = self._client.commands([("TIME",), ("ZREVRANGE", reports_key(), 0, MOST_NODES - 1)])
+        return self.reports([parse_id(owner) for owner in owners], seconds(time))
 
     def reports(self, owners: Sequence[str], now: float) -> list[NodeReport]:
-        """Of these nodes, without those that have none, in one round trip; ``now`` is Redis's (Unix s)."""
-        found = self._client.commands([report_command(owner) for owner in owners])
-        reports = [parse_report(owner, fields, now) for owner, fields in zip(owners, found, strict=True)]
+        """Return the existing reports of owners in one round trip; ``now`` is Redis's time (Unix s)."""
+        replies = self._client.commands([report_command(owner) for owner in owners])
+        reports = [parse_report(owner, fields, now) for owner, fields in zip(owners, replies, strict=True)]
         return [report for report in reports if report is not None]
 
     def histories(self, queues: Sequence[QueueSpec]) -> list[tuple[Sample, ...]]:
-        """Samples of the last hour, oldest first, of each queue, in one round trip."""
-        time, *found = self._client.commands(
+        """Return each queue's samples of the last hour, oldest first, in one round trip."""
+        time, *histories = self._client.commands(
             [("TIME",), *(("HVALS", history_key(queue.name)) for queue in queues)]
         )
-        return [parse_history(values, seconds(time)) for values in found]
+        return [parse_history(values, seconds(time)) for values in histories]
 
     def shards(self, queue: QueueSpec) -> tuple[ShardReport, ...]:
-        """Each shard with its counts, its owner, and what that runs of it; in three round trips."""
+        """Return each shard with its counts, its owner and its running batch, in three round trips."""
         shards = queue.shard_refs()
-        asked = [("HMGET", shard_keys(shard)["lease"], "owner", "epoch", "since") for shard in shards]
-        paused = [("HMGET", shard_keys(shard)["meta"], "paused", "queue_paused") for shard in shards]
-        time, *found = self._client.commands([("TIME",), *asked, *paused])
-        leases, pauses = found[: len(shards)], found[len(shards) :]
+        lease_reads = [("HMGET", shard_keys(shard)["lease"], "owner", "epoch", "since") for shard in shards]
+        pause_reads = [("HMGET", shard_keys(shard)["meta"], "paused", "queue_paused") for shard in shards]
+        time, *replies = self._client.commands([("TIME",), *lease_reads, *pause_reads])
+        leases, pauses = replies[: len(shards)], replies[len(shards) :]
         owners = sorted({parse_id(owner) for owner, _, _ in leases if owner})
         reports = {report.owner: report for report in self.reports(owners, seconds(time))}
         stats = self._queries.shard_stats(queue)
@@ -68,18 +68,18 @@ class Lookout:
     def facts(
         self, queue: QueueSpec, job_id: str, *, rate: float | None, max_retries: int | None, read: ReadError
     ) -> Facts:
-        """What decides about an id, in two round trips, and two more where nobody has the shard.
+        """Return the facts for the diagnosis of an id, in two round trips, or four without an owner.
 
-        ``rate``: runs a second of a limited queue, as far as no node has just asked with another; ``read``
-        makes text of a stored error.
+        ``rate``: the queue's rate limit (runs per second), unless a node has just used another one; ``read``:
+        decodes a stored error.
         """
         shard = ShardRef(queue.name, shard_of(job_id, queue.shards))
         reply = self._client.call(load("why").call(shard_keys(shard), id=id_bytes(job_id)))
         now, owner, since, shard_paused, queue_paused, id_paused, claimed, suspect, *of_job = reply
-        asked = [report_command(parse_id(owner)), ("HMGET", tokens_key(queue.name), "left", "rate")]
-        report, (left, stored_rate) = self._client.commands(asked)
-        bucket = _bucket(left, stored_rate, rate, float(now))
-        found = parse_report(parse_id(owner), report, float(now))
+        commands = [report_command(parse_id(owner)), ("HMGET", tokens_key(queue.name), "left", "rate")]
+        fields, (tokens, stored_rate) = self._client.commands(commands)
+        bucket = _bucket(tokens, stored_rate, rate, float(now))
+        node = parse_report(parse_id(owner), fields, float(now))
         return Facts(
             id=job_id,
             shard=shard,
@@ -88,7 +88,7 @@ class Lookout:
             suspect=bool(suspect),
             waiting=_waiting(of_job[:4], read),
             dead=_dead(of_job[4:6], read),
-            owner=_owner(parse_id(owner), parse_moment(since), shard, found) if owner else None,
+            owner=_owner(parse_id(owner), parse_moment(since), shard, node) if owner else None,
             unowned_since=None if owner else parse_moment(since),
             free_in=None if owner else seconds_to_wait(self.nodes(), shard),
             queue_paused=parse_moment(queue_paused),
@@ -153,21 +153,21 @@ def _owner(name: str, since: float | None, shard: ShardRef, node: NodeReport | N
 
 
 class _Bucket(NamedTuple):
-    """The rate that holds for a queue, if any, and in how many s there is a token."""
+    """The effective rate limit of a queue, if any, and the seconds until the next token."""
 
     rate: float | None
     wait: float = 0.0
 
 
 def _bucket(tokens: bytes | None, stored_rate: bytes | None, declared: float | None, now: float) -> _Bucket:
-    """``control rate_limit`` changes the rate of the workers, and that of nobody else."""
-    left, _, at = (tokens or b"").partition(b" ")
-    tokens_left, micros = parse_moment(left), parse_moment(at)
-    if tokens_left is None or micros is None:
+    # `celery control rate_limit` changes only the workers' rate, so theirs has precedence.
+    number, _, at = (tokens or b"").partition(b" ")
+    available, micros = parse_moment(number), parse_moment(at)
+    if available is None or micros is None:
         return _Bucket(declared)
     ago = now - micros / 1_000_000
     rate = (parse_moment(stored_rate) if ago < ASKED else None) or declared
-    return _Bucket(rate, seconds_to_token(tokens_left, ago, rate) if rate and rate > 0 else 0.0)
+    return _Bucket(rate, seconds_to_token(available, ago, rate) if rate and rate > 0 else 0.0)
 
 
 def _id_token_at(full_at: bytes, rate: float | None) -> float:
@@ -175,10 +175,10 @@ def _id_token_at(full_at: bytes, rate: float | None) -> float:
 
 
 def report_command(owner: str) -> tuple[Any, ...]:
-    """Reads what :func:`~.reports.parse_report` takes."""
+    """Return the command that reads the fields of ``parse_report``."""
     return ("HMGET", report_key(owner), *REPORT_FIELDS)
 
 
 def seconds(time: Any) -> float:
-    """Redis's answer to TIME as Unix s."""
+    """Convert the reply of TIME to Unix s."""
     return float(time[0]) + float(time[1]) / 1_000_000

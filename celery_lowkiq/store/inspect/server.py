@@ -1,4 +1,4 @@
-"""What Redis says of itself."""
+"""Reads information about the Redis server."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ from celery_lowkiq.store.scripts.client import Client
 
 
 def read_server(client: Client) -> ServerInfo:
-    """With its address, but without user and password. Raises StoreError."""
+    """Return the server's information with its address, without user and password. Raises StoreError."""
     (info,) = client.commands([("INFO",)])
-    known = client.redis.connection_pool.connection_kwargs
-    place = known.get("path") or f"{known.get('host', '')}:{known.get('port', '')}"
-    return replace(server_info(info), address=f"{place} db {known.get('db') or 0}")
+    options = client.redis.connection_pool.connection_kwargs
+    location = options.get("path") or f"{options.get('host', '')}:{options.get('port', '')}"
+    return replace(server_info(info), address=f"{location} db {options.get('db') or 0}")
 
 
 def read_memory(client: Client) -> Server:
-    """Its limit of memory, and what it does at that. Needs INFO only: managed servers forbid CONFIG. Raises
-    StoreUnavailable.
+    """Return the memory limit and eviction policy, by INFO since managed servers forbid CONFIG.
+
+    Raises StoreUnavailable.
     """
     info = if_allowed(client, "INFO", "memory")
     return Server(policy=info.get("maxmemory_policy"), maxmemory=int(info.get("maxmemory", 0)))
 
 
 def if_allowed(client: Client, *command: str) -> dict[str, Any]:
-    """The answer of the server; empty where the command is forbidden. Raises StoreUnavailable."""
+    """Return the reply of a command; empty when it is forbidden. Raises StoreUnavailable."""
     try:
-        (found,) = client.commands([command])
+        (reply,) = client.commands([command])
     except StoreUnavailable:
         raise
     except StoreError:
         return {}
-    return {_text(name): _text(value) for name, value in found.items()}
+    return {_text(name): _text(value) for name, value in reply.items()}
 
 
 def _text(value: Any) -> Any:

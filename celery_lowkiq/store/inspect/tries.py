@@ -1,4 +1,4 @@
-"""The log of a failing job's tries; ``scripts/lib/tries.lua`` writes it."""
+"""The log of a job's tries, written by ``scripts/lib/tries.lua``."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import shard_keys
 from celery_lowkiq.store.scripts.records import id_bytes
 
-#: What is kept of an error, in bytes.
+#: Maximum bytes of an error in the log.
 MAX_TEXT = 160
 _LINE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\t(-?\d{1,9})\t([^\t]*)\t(.*)")
 
 
 def try_text(error: str | None) -> bytes:
-    """Of an error its one line, as the log keeps it."""
+    """Return the line of an error for the log."""
     words = " ".join(error_line(error or "").split())
     return words.encode("utf-8", "backslashreplace")[:MAX_TEXT]
 
 
 def read_tries(client: Client, queue: QueueSpec, job_id: str) -> tuple[Try, ...]:
-    """The last tries of a job, oldest first, without what was planted there. Raises StoreError."""
+    """Return the last tries of a job, oldest first; foreign lines are skipped. Raises StoreError."""
     shard = ShardRef(queue.name, shard_of(job_id, queue.shards))
     (log,) = client.commands([("HGET", shard_keys(shard)["tries"], id_bytes(job_id))])
-    found = map(_LINE.fullmatch, (log or b"").decode("utf-8", "replace").split("\n"))
-    return tuple(Try(float(one[1]), int(one[2]), one[3], one[4]) for one in found if one)
+    lines = map(_LINE.fullmatch, (log or b"").decode("utf-8", "replace").split("\n"))
+    return tuple(Try(float(line[1]), int(line[2]), line[3], line[4]) for line in lines if line)

@@ -1,5 +1,5 @@
 """Leases of shards and heartbeats of nodes.
 
-Taking, renewing and releasing a shard, and what a node reports of itself.
+Acquire, renew and release a shard; the reports of nodes.
 Imports ``scripts`` and ``jobs``. Imported by ``redis_store`` and ``inspect``.
 """

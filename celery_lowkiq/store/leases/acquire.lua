@@ -1,22 +1,22 @@
--- Takes a shard over, if its lease is still what the caller saw, and puts what its former owner left in
--- processing back into the queue before anyone may claim (rule 8).
+-- Takes over a shard if its lease is unchanged since the caller read it, and returns the jobs that its former
+-- owner left in processing to the queue before any claim (rule 8).
 --
 -- KEYS: lease meta due ranked? classes? paused? held? jobs spill order failed errors claimed processing deaths dead dead_ids dead_jobs dead_spill dead_order dead_errors
 -- POLICY KEYS: first? early?
 -- ARGV: owner seen_owner seen_epoch seen_counter seen_server known_epoch shards merge policy max_crashes poison_error
---   seen_server: the server that showed the lease; another one may have lost what was written since
---   known_epoch: the largest that the caller knows of, so that a Redis restored from an old copy cannot repeat one
+--   seen_server: the server that the lease was read from; another one may have lost later writes
+--   known_epoch: the largest known to the caller, so that a Redis restored from an old copy does not repeat an epoch
 -- USES: time server bag_read bag ranks held policy keep waiting morgue processing suspects
 -- FLAGS: allow-oom
 -- Returns: {epoch as text, server} (the same when repeated); error NOTOWNER <epoch>, SHARDS <stored count>, or
---   DAMAGED processing when a key was lost that tells what is to be recovered.
+--   DAMAGED processing when a key needed for the recovery was lost.
 -- Cost: O(log n) a payload in processing; INFO takes about 20 us.
 local stored = redis.call('HGET', meta, 'shards')
 if stored ~= shards then
   return redis.error_reply('SHARDS ' .. (stored or '0'))
 end
 local current = redis.call('HMGET', lease, 'owner', 'epoch', 'counter', 'stopping', 'server')
--- What was planted there counts as nothing: the next owner mends the lease.
+-- Foreign data counts as missing: the next owner rewrites the lease.
 local function whole(text)
   return text and #text < 16 and string.match(text, '^[1-9]%d*$') or '0'
 end
@@ -24,7 +24,7 @@ local former, epoch, counter = current[1] or '', whole(current[2]), whole(curren
 local server = server_name()
 local given_here = current[5] == server
 if former == owner and given_here then
-  -- The reply was lost. Others have seen this counter for as long as that took, and would take the shard too early.
+  -- The reply was lost. Other nodes have observed this counter since then, and would take the shard too early.
   redis.call('HINCRBY', lease, 'counter', 1)
   return {epoch, server}
 end
@@ -34,7 +34,7 @@ end
 
 local now = now_us()
 local now_s = seconds(now)
--- The lease was lost, and the owner of the last claim may be at work: for as long as with a lease, it may come back.
+-- The lease was lost, and the owner of the last claim may still work: give it the time of a lease to come back.
 local last_claim = not current[1] and string.match(redis.call('HGET', meta, 'request') or '', '^([1-9]%d*) ')
 if last_claim then
   redis.call('HSET', lease, 'owner', '', 'epoch', last_claim, 'counter', '1', 'server', 'lost', 'since', now_s)
@@ -45,10 +45,10 @@ if redis.call('HLEN', processing) ~= redis.call('ZCARD', claimed) then
 end
 local next_epoch = math.max(tonumber(epoch) + 1, tonumber(known_epoch) + 1, math.floor(now / 1000))
 epoch = string.format('%.0f', next_epoch)
--- Whoever died in the company of a Redis is not to blame.
+-- If Redis restarted too, do not count this as a job-caused crash.
 local crashed = former ~= '' and former ~= owner and current[4] ~= '1' and given_here
 
--- Blames a job for the death of its owner; the payload that has caused too many goes to the morgue.
+-- Counts a crash of the owner against a job; after max_crashes, its payload goes to the morgue.
 local function suspect(id, items)
   local mark = redis.call('HGET', deaths, id)
   if not mark then
@@ -75,7 +75,7 @@ local function suspect(id, items)
   end
 end
 
--- They are due one after the other, in the order of their claims; a priority knows times less exactly.
+-- Recovered jobs are due in the order of their claims. Times of jobs with a priority are less exact, so steps are larger.
 local at = now
 
 local function recover(id)

@@ -1,4 +1,4 @@
-"""Taking a shard: how it is asked for, and what the answer means."""
+"""The acquire command of a shard, and its reply."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from celery_lowkiq.store.scripts.script import Call, load
 
 
 def acquire_call(wish: ToAcquire, owner: str) -> Call:
-    """The command."""
+    """Return the script call that takes a shard."""
     queue, seen = wish.queue, wish.seen
     return load("acquire").call(
         shard_keys(wish.shard),
@@ -32,7 +32,7 @@ def acquire_call(wish: ToAcquire, owner: str) -> Call:
 
 
 def acquired(shard: ShardRef, owner: str, reply: Any) -> Lease | LowkiqError:
-    """What the reply says."""
+    """Return the lease or the error of the reply."""
     if isinstance(reply, LowkiqError):
         return reply
     epoch, server = reply

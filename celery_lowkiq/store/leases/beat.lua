@@ -1,4 +1,4 @@
--- Moves a node's heartbeat in a queue. A script, since a full Redis must let nodes meet to be drained.
+-- Increments a node's heartbeat in a queue. A script, since a full Redis must accept it, so that nodes can drain.
 --
 -- KEYS: nodes
 -- ARGV: member
@@ -6,6 +6,6 @@
 -- USES:
 -- FLAGS: allow-oom
 -- Returns: {member, counter, ...} of all nodes.
--- Cost: O(nodes). Repeated: the counter moves once more, which is harmless.
+-- Cost: O(nodes). Repeated: the counter grows once more, which is harmless.
 redis.call('HINCRBY', nodes, member, 1)
 return redis.call('HGETALL', nodes)

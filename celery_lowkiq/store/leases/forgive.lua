@@ -1,11 +1,11 @@
--- Takes back the deaths that were counted for an owner that turns out to be alive.
+-- Takes back the crashes that were counted for an owner that turns out to be alive.
 --
 -- KEYS: deaths
 -- ARGV: epoch
 -- USES: time suspects
 -- FLAGS: allow-oom
--- Returns: how many suspects it looked at.
--- Cost: O(suspects of the shard): never more than were in processing when owners died.
+-- Returns: the number of suspects it has read.
+-- Cost: O(suspects of the shard): at most the jobs that were in processing when owners crashed.
 local marks = redis.call('HGETALL', deaths)
 local now_s = now_us() / 1000000
 for i = 1, #marks, 2 do

@@ -1,4 +1,4 @@
-"""Reports of nodes and samples of queues, as text and as calls."""
+"""Reports of nodes and samples of queues: script calls, and their encoding."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from celery_lowkiq.store.scripts.keys import history_key, report_key, reports_ke
 from celery_lowkiq.store.scripts.records import number_text
 from celery_lowkiq.store.scripts.script import Call, load
 
-#: How long (s) one can read what a node said last.
-REMEMBERED = 3600
+#: Seconds for which a node's last report is kept.
+REPORT_TTL = 3600
 
 
 def news_calls(news: NodeNews) -> list[Call]:
-    """The report first, then samples, then the counters of shards."""
+    """Return the calls for the report, then for samples, then for the counters of shards."""
     report = load("report").call(
         {"report": report_key(news.report.owner), "reports": reports_key()},
         owner=news.report.owner,
         text=dump_report(news.report),
         uptime=number_text(news.uptime),
-        ttl=REMEMBERED,
+        ttl=REPORT_TTL,
     )
     samples = [sample_call(queue, sample) for queue, sample in news.samples]
     counters = [
@@ -46,7 +46,7 @@ def news_calls(news: NodeNews) -> list[Call]:
 
 
 def sample_call(queue: str, sample: Sample) -> Call:
-    """Keeps a sample, unless its slot has one."""
+    """Return the call that keeps a sample, unless its slot has one."""
     number = slot(sample.at)
     return load("sample").call(
         {"history": history_key(queue)},
@@ -60,7 +60,7 @@ def sample_call(queue: str, sample: Sample) -> Call:
 
 
 def told(news: NodeNews, replies: Sequence[Any]) -> Told | StoreError:
-    """What the replies to :func:`news_calls` say."""
+    """Return the parsed replies to :func:`news_calls`."""
     for reply in replies:
         if isinstance(reply, StoreError):
             return reply
@@ -74,22 +74,22 @@ def told(news: NodeNews, replies: Sequence[Any]) -> Told | StoreError:
 
 
 def parse_history(flat: Sequence[bytes], now: float) -> tuple[Sample, ...]:
-    """The samples of the last hour, oldest first, without what was planted there."""
-    found = []
+    """Return the samples of the last hour, oldest first; foreign values are skipped."""
+    samples = []
     for value in flat:
         words = value.split()
         if len(words) == 4 and all(len(word) < 19 and word.replace(b".", b"", 1).isdigit() for word in words):
             at = float(words[1])
             if now - KEPT < at <= now + STEP:
-                found.append(Sample(at, int(float(words[2])), int(float(words[3]))))
-    return tuple(sorted(found))
+                samples.append(Sample(at, int(float(words[2])), int(float(words[3]))))
+    return tuple(sorted(samples))
 
 
-# -- text
+# -- encoding
 
 
 def dump_report(report: NodeReport) -> str:
-    """A few KB at most."""
+    """Encode a report, in a few KB at most."""
     return json.dumps(
         {
             "pid": report.pid,
@@ -117,26 +117,26 @@ def _dump_lane(lane: LaneReport) -> dict[str, Any]:
 
 def _dump_shards(shards: Iterable[ShardRef]) -> dict[str, str]:
     by_queue = groupby(sorted(shards), key=lambda shard: shard.queue)
-    return {queue: ranges(shard.index for shard in found) for queue, found in by_queue}
+    return {queue: ranges(shard.index for shard in group) for queue, group in by_queue}
 
 
 def parse_report(owner: str, fields: Sequence[bytes | None], now: float) -> NodeReport | None:
-    """From the fields ``at``, ``started`` and ``text``; None for what no node has written."""
+    """Decode a report from the fields ``at``, ``started`` and ``text``; None for foreign or missing data."""
     at, started, text = fields
     try:
-        found = json.loads(text or "")
+        report = json.loads(text or "")
         seen_at = float(at or "")
         return NodeReport(
             name=node_name(owner),
             owner=owner,
-            pid=int(found["pid"]),
-            lease_seconds=float(found["lease"]),
-            quiet=bool(found["quiet"]),
-            stopping=bool(found["stopping"]),
-            queues=tuple(map(str, found["queues"])),
-            lanes=tuple(_parse_lane(lane) for lane in found["lanes"]),
-            # Earlier versions do not tell them.
-            waits=tuple(_parse_wait(*wait) for wait in found.get("waits", ())),
+            pid=int(report["pid"]),
+            lease_seconds=float(report["lease"]),
+            quiet=bool(report["quiet"]),
+            stopping=bool(report["stopping"]),
+            queues=tuple(map(str, report["queues"])),
+            lanes=tuple(_parse_lane(lane) for lane in report["lanes"]),
+            # Earlier versions do not report them.
+            waits=tuple(_parse_wait(*wait) for wait in report.get("waits", ())),
             started_at=float(started or ""),
             seen_at=seen_at,
             silent=max(0.0, now - seen_at),

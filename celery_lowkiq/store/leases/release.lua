@@ -1,13 +1,13 @@
--- Gives a shard up, and says so to those who may want it. The lease keeps the server that gave it: where that was
--- another one, the next owner waits as for a silent owner.
+-- Releases a shard and announces that to the other nodes. The lease keeps the server that gave it: if that was
+-- another one, the next owner waits for a lease time, as after a lost owner.
 --
 -- KEYS: lease meta? claimed
 -- ARGV: owner epoch channel index unsettled
---   unsettled: '1' leaves what is in processing to the next owner, who recovers it and blames no job, when the process
---     that runs it has had the time to end
+--   unsettled: '1' leaves the jobs in processing to the next owner, which recovers them without counting a crash, once
+--     the process that runs them has had the time to end
 -- USES: time server owner
 -- FLAGS: allow-oom
--- Returns: 1, or 0 while jobs of it are in processing; error NOTOWNER <epoch>.
+-- Returns: 1, or 0 while the shard has jobs in processing; error NOTOWNER <epoch>.
 -- Cost: O(1).
 local current = redis.call('HMGET', lease, 'owner', 'epoch')
 if current[1] == '' and current[2] == epoch then

@@ -1,14 +1,14 @@
--- Moves the counter of a lease, which tells the other nodes that its owner lives.
+-- Renews a lease: increments its counter, by which other nodes see that the owner is alive.
 --
 -- KEYS: lease meta?
 -- ARGV: owner epoch stopping server
---   stopping: '1' from an owner that is about to end: what it leaves in processing is no crash
---   server: of an owner that was silent for too long, the server that gave the lease: on another one somebody may
---     have had the shard since, and that write may be lost; '' from others
+--   stopping: '1' from an owner that is shutting down: jobs that it leaves in processing count no crash
+--   server: after a gap in renewals, the server that gave the lease: on another server, a lost write may have given
+--     the shard to another node since; '' without a gap
 -- USES: time server owner
 -- FLAGS: allow-oom
--- Returns: 1, or 0 when the lease is another's.
--- Cost: O(1), and INFO where a server is named. Repeated: the counter moves once more, which is harmless.
+-- Returns: 1, or 0 when another node has the lease.
+-- Cost: O(1), and INFO when a server is given. Repeated: the counter grows once more, which is harmless.
 if server ~= '' and server ~= server_name() or not is_owner() then
   return 0
 end

@@ -1,11 +1,11 @@
--- Writes what a node says of itself. A script, for Redis's own time, and since a full Redis is worth a look, too.
+-- Stores a node's report. A script, for Redis's own time, and so that it also works on a full Redis.
 --
 -- KEYS: report reports
 -- ARGV: owner text uptime ttl
---   uptime: s since the node started; ttl: s for which its last report can be read
+--   uptime: s since the node started; ttl: s for which its last report is kept
 -- USES: time
 -- FLAGS: allow-oom
--- Returns: now.
+-- Returns: now, in Unix s.
 -- Cost: O(log nodes).
 local now = now_us()
 local now_s = seconds(now)

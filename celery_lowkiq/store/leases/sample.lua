@@ -1,11 +1,11 @@
--- Keeps what a queue has counted so far, one sample a slot of time, in a ring.
+-- Stores a sample of a queue's counters in a ring, one sample per time slot.
 --
 -- KEYS: history
 -- ARGV: place slot at processed failed ttl
---   place: of the slot in the ring; ttl: s
+--   place: position of the slot in the ring; ttl: s
 -- USES:
 -- FLAGS: allow-oom
--- Returns: 1, or 0 when the slot has its sample.
+-- Returns: 1, or 0 when the slot already has a sample.
 -- Cost: O(1).
 local known = redis.call('HGET', history, place)
 if known and string.match(known, '^%d+') == slot then

@@ -1,5 +1,5 @@
 """Repair of shards that have lost keys.
 
-Each key is written again from those that tell the same.
+Each key is rewritten from other keys with the same information.
 Imports ``scripts``. Imported by ``jobs``, ``redis_store`` and ``admin``.
 """

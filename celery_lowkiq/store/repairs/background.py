@@ -1,4 +1,4 @@
-"""Repairs in a thread of their own: what takes shards also renews leases, and may not wait for a long one."""
+"""Repairs in a background thread, so that a long repair does not block the renewal of leases."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ logger = logging.getLogger("celery_lowkiq.store")
 
 
 class BackgroundRepairs(Repairs):
-    """Begins a repair, and raises ShardRepairing at once; one shard after the other is repaired."""
+    """Starts a repair and raises ShardRepairing at once; shards are repaired one after the other."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._todo: queue.SimpleQueue[tuple[ShardRef, Callable[[], object]]] = queue.SimpleQueue()
-        self._begun: set[ShardRef] = set()
+        self._in_progress: set[ShardRef] = set()
 
     def restore_meta(self, queue: QueueSpec, shard: ShardRef, known: Registered) -> bool:
-        """As of Repairs where it can be told at once that it cannot be. Raises ShardRepairing."""
+        """Return False for a shard that cannot be restored, else raise ShardRepairing."""
         if not self.is_restorable(queue, shard, known):
             return False
         raise self._begin(shard, partial(super().restore_meta, queue, shard, known))
 
     def mend(self, queue: QueueSpec, shard: ShardRef) -> Repaired:
-        """Raises ShardRepairing."""
+        """Start the repair. Raises ShardRepairing."""
         raise self._begin(shard, partial(super().mend, queue, shard))
 
     def _begin(self, shard: ShardRef, repair: Callable[[], object]) -> ShardRepairing:
         with self._lock:
-            if shard not in self._begun:
-                self._begun.add(shard)
+            if shard not in self._in_progress:
+                self._in_progress.add(shard)
                 self._todo.put((shard, repair))
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._main, name="lowkiq-repairs", daemon=True)
                 self._thread.start()
-        return ShardRepairing(shard.queue, shard.index, "keys of it were lost, and are being repaired")
+        return ShardRepairing(shard.queue, shard.index, "some of its keys were lost and are being repaired")
 
     def _main(self) -> None:
         while True:
@@ -54,9 +54,9 @@ class BackgroundRepairs(Repairs):
             try:
                 repair()
             except LowkiqError as error:
-                logger.warning("the repair of shard %s did not end, and begins anew: %s", shard, error)
+                logger.warning("the repair of shard %s was interrupted and will be retried: %s", shard, error)
             except Exception:
-                logger.exception("the repair of shard %s has failed", shard)
+                logger.exception("the repair of shard %s failed", shard)
             finally:
                 with self._lock:
-                    self._begun.discard(shard)
+                    self._in_progress.discard(shard)

@@ -1,11 +1,11 @@
--- How many entries each key of a shard has, and which keys are of another type than theirs.
+-- Reads the number of entries of each key of a shard, and which keys have the wrong type.
 --
 -- KEYS: lease? meta? senders? due? ranked? classes? paused? held? jobs? spill? order? calls? first? early? peaks? buckets? failed? errors? claimed? processing? tries? deaths? dead? dead_ids? dead_jobs? dead_spill? dead_order? dead_errors?
 -- ARGV: [probe]...
 --   probe: the command that counts the entries of each key, in the order of the keys
 -- USES:
--- Returns: {number of shards or '', 1 when the lease has an owner, how many jobs that may be claimed have a priority,
---   {position, ...} of keys of another type, {entries, ...}}.
+-- Returns: {number of shards or '', 1 when the lease has an owner, claimable jobs with a priority,
+--   {position, ...} of keys of the wrong type, {entries, ...}}.
 -- Cost: O(log n) in all.
 local wrong, counts, is_wrong = {}, {}, {}
 for i, key in ipairs(KEYS) do

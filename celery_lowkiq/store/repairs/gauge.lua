@@ -1,15 +1,15 @@
--- The largest numbers in a part of a key, for meta to go on above them.
+-- Finds the largest numbers in a part of a key, so that a rewritten meta continues above them.
 --
 -- KEYS: claimed processing jobs order calls peaks dead_jobs dead_order
 -- ARGV: part cursor limit
---   part: processing, jobs, order, calls, peaks, dead_jobs, or dead_order; limit: about how many entries to look at
+--   part: processing, jobs, order, calls, peaks, dead_jobs, or dead_order; limit: approximate number of entries to read
 -- USES: bag_read processing
 -- Returns: {cursor, score or '', last arrival, first arrival, number of a call}.
--- Cost: O(limit). Changes nothing.
+-- Cost: O(limit). Read-only.
 local KEY = {processing = processing, jobs = jobs, order = order, calls = calls, peaks = peaks, dead_jobs = dead_jobs,
   dead_order = dead_order}
 local ARRIVAL_ZERO = 140737488355328
--- In s; above that, a score knows no microseconds.
+-- In s; larger scores have no exact microseconds.
 local LARGEST = 2 ^ 53 / 1000000
 local score, back, front, call = nil, 0, 0, 0
 

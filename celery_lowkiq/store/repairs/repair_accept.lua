@@ -1,4 +1,4 @@
--- Accepts by how many entries the keys of long jobs differ after a repair: these were planted, and no repair mends them.
+-- Records by how many entries the keys of long jobs differ after a repair: a repair cannot fix foreign entries.
 --
 -- KEYS: meta spill order
 -- ARGV:

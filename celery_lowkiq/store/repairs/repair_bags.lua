@@ -1,12 +1,12 @@
--- Makes the two keys of long jobs agree, and the mark that they are long: of the jobs that wait, or of the morgue.
+-- Makes the two keys of long jobs and their marks as long jobs consistent, for waiting jobs or for the morgue.
 --
 -- KEYS: meta records spill order
 -- ARGV: merge part cursor limit
---   part: spill, then order; limit: about how many entries to look at
+--   part: spill, then order; limit: approximate number of entries to read
 -- USES: bag_read bag
 -- FLAGS: allow-oom
--- Returns: {cursor, entries that were written again}.
--- Cost: O(limit log n). Repeated: nothing is left to do.
+-- Returns: {cursor, entries rewritten}.
+-- Cost: O(limit log n). Repeated: no effect.
 local bag = {records = records, spill = spill, order = order}
 local mended = 0
 local parts = {}
@@ -23,7 +23,7 @@ local function score_at(place)
   return tonumber(string.match(string.sub(place, 29, -2), '^(.-)[rR]?$') or '') or 0
 end
 
--- Of two places of one payload, the one by rule 2 stays.
+-- Of two places of one payload, keeps the one that rule 2 selects.
 local function settle_place(id, payload, place)
   local field = id .. '\0' .. payload
   local known = redis.call('HGET', spill, field)
@@ -42,7 +42,7 @@ local function settle_place(id, payload, place)
   mended = mended + 1
 end
 
--- A job with payloads there is a long one, also when others came after its record was lost.
+-- A job with payloads in `order` is a long job, even if payloads were pushed after its record was lost.
 local function mark(id)
   local record = redis.call('HGET', records, id)
   if record ~= SPILLED then

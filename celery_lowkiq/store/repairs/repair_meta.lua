@@ -1,14 +1,13 @@
--- Writes what meta must know of a shard, above all that is stored there (see gauge), with the queue's number of shards, and
--- its pause.
+-- Rewrites meta of a shard: counters above all stored numbers (see gauge), the queue's number of shards, and its pause.
 --
 -- KEYS: meta claimed
 -- ARGV: known shards pause since score back front call
---   known: the number of shards that the shard said it has, '' for none; score: in us; the others as gauge found them
---   pause, since: of the queue's last pause, as register returned them
+--   known: the number of shards that meta had, '' for none; score: in us; back, front, call: as returned by gauge
+--   pause, since: of the queue's last pause, as returned by register
 -- USES: follow
 -- FLAGS: allow-oom
--- Returns: 1, or 0 when the shard says something else by now.
--- Cost: O(1). Repeated, or done by two: the larger numbers stay.
+-- Returns: 1, or 0 when meta has changed.
+-- Cost: O(1). Repeated, or run concurrently: the larger numbers are kept.
 if (redis.call('HGET', meta, 'shards') or '') ~= known then
   return 0
 end

@@ -1,12 +1,12 @@
--- Makes what tells of dead jobs agree with their payloads, after repair_bags.
+-- Makes the indexes of dead jobs consistent with their payloads, after repair_bags.
 --
 -- KEYS: dead dead_ids dead_jobs dead_order dead_errors tries
 -- ARGV: part cursor limit
---   part: dead_jobs, then dead, dead_ids, dead_errors; limit: about how many entries to look at
+--   part: dead_jobs, then dead, dead_ids, dead_errors; limit: approximate number of entries to read
 -- USES: time bag_read
 -- FLAGS: allow-oom
--- Returns: {cursor, jobs that are found again, jobs whose payloads are lost}.
--- Cost: O(limit log n). Repeated: nothing is left to do.
+-- Returns: {cursor, jobs restored to the indexes, jobs whose payloads are lost}.
+-- Cost: O(limit log n). Repeated: no effect.
 local now = seconds(now_us())
 local mended, lost = 0, 0
 

@@ -1,12 +1,12 @@
--- Makes what tells of claims, and what was claimed, agree.
+-- Makes the index of claims consistent with the jobs in processing.
 --
 -- KEYS: lease claimed processing jobs tries deaths
 -- ARGV: owner epoch
---   owner, epoch: of the lease as the caller knows it; payloads are given up only while it is still so
+--   owner, epoch: of the lease as the caller read it; lost payloads are dropped only while it is unchanged
 -- USES: bag_read processing
 -- FLAGS: allow-oom
--- Returns: {jobs whose claim is known again, jobs whose payloads are lost}.
--- Cost: O(log n) a job in processing: never more than an owner has claimed.
+-- Returns: {jobs whose claim was restored, jobs whose payloads are lost}.
+-- Cost: O(log n) per job in processing: at most the jobs that an owner has claimed.
 local current = redis.call('HMGET', lease, 'owner', 'epoch')
 local as_known = (current[1] or '') == owner and (current[2] or '0') == epoch
 local mended, lost = 0, 0

@@ -1,14 +1,14 @@
--- Makes what tells of waiting jobs agree with their payloads, after repair_bags.
+-- Makes the indexes of waiting jobs consistent with their payloads, after repair_bags.
 --
 -- KEYS: meta spill due ranked classes paused held jobs order failed errors tries deaths
 -- ARGV: rank channel index part cursor limit
---   rank: of a job whose priority was lost; limit: about how many entries to look at
+--   rank: for a job whose priority was lost; limit: approximate number of entries to read
 --   part: jobs, then due, ranked, held, classes, failed, errors
 -- USES: time bag_read
 -- FLAGS: allow-oom
--- Returns: {cursor, jobs that are due now since their time was lost, entries that were mended otherwise, jobs whose payloads
---   are lost}.
--- Cost: O(limit log n). Repeated: nothing is left to do.
+-- Returns: {cursor, jobs that are due now since their time was lost, other entries rewritten, jobs whose payloads are
+--   lost}.
+-- Cost: O(limit log n). Repeated: no effect.
 local CLASS = 2 ^ 34
 local LEAST_URGENT = 9
 local PLACES = {due, ranked, held, classes}
@@ -25,7 +25,7 @@ local function forget(id)
   redis.call('HDEL', tries, id)
 end
 
--- Of the last try that is known: retry_count and error.
+-- Returns retry_count and error of the last logged try.
 local function last_try(id)
   local log = redis.call('HGET', tries, id) or ''
   local count, text = string.match(log, '([^\t\n]*)\t[^\t\n]*\t([^\n]*)$')
@@ -42,7 +42,7 @@ local function class_of(id)
   end
 end
 
--- Writes where and when a waiting job is due; true when that is as it was.
+-- Writes the indexes of a waiting job; returns true when they were right.
 local function lay(id, perform_in, class, place)
   local wanted = {[place] = perform_in}
   if class > 0 then
@@ -68,10 +68,10 @@ end
 
 local parts = {}
 
--- A job lies in one place. One that is held was paused; a time that was lost is now.
+-- Each job belongs to one index. A job in `held` was paused; a lost time becomes now.
 function parts.jobs(id, record)
   if record == SPILLED and redis.call('ZLEXCOUNT', order, lex_min(id), lex_max(id)) == 0 then
-    -- `order` may be lost once more since repair_bags looked: the next repair finds the payloads.
+    -- `order` may have been lost again since repair_bags: the next repair restores the payloads.
     if redis.call('HLEN', spill) - redis.call('ZCARD', order) ~= tonumber(redis.call('HGET', meta, 'apart') or 0) then
       return
     end
@@ -110,7 +110,7 @@ function parts.due(id)
 end
 parts.ranked, parts.held = parts.due, parts.due
 
--- What is said of a job that does not wait goes alone: jobs that were lost meanwhile are counted by their times.
+-- Entries of jobs that do not wait are removed without counting: lost jobs are counted by their due times.
 function parts.classes(id)
   if not (redis.call('ZSCORE', ranked, id) or redis.call('ZSCORE', held, id)) then
     redis.call('ZREM', classes, id)

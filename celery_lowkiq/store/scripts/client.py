@@ -1,4 +1,4 @@
-"""Sends scripts and commands, many in one round trip, and turns Redis's errors into ours."""
+"""Redis client: pipelines script calls and commands, and translates Redis errors to the package's own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import redis
 from redis import exceptions
 
 from celery_lowkiq.rules.errors import (
+    AccessDenied,
     ClusterNode,
+    LoginRefused,
     LowkiqError,
     NotOwner,
     QueueFull,
@@ -19,11 +21,11 @@ from celery_lowkiq.rules.errors import (
     StoreUnavailable,
 )
 
-from .access_errors import access_error
 from .keys import shard_of_key
+from .records import pairs
 from .script import Call, Script
 
-#: Codes that Redis answers with while it cannot serve, though it will again.
+#: Codes of errors that end without a change by the caller.
 UNAVAILABLE = (
     "LOADING",
     "READONLY",
@@ -34,7 +36,7 @@ UNAVAILABLE = (
     "NOREPLICAS",
     "MISCONF",
 )
-#: The same as exceptions: redis-py takes the code off the text of those that it knows.
+#: The same as exceptions: redis-py removes the code from the text of errors that it knows.
 AWAY = (
     exceptions.ConnectionError,
     exceptions.TimeoutError,
@@ -44,37 +46,36 @@ AWAY = (
     exceptions.TryAgainError,
     OSError,
 )
-#: What only a node of a Redis Cluster answers.
+#: Errors that only a node of a Redis Cluster returns.
 CLUSTER = (exceptions.AskError, exceptions.MovedError, exceptions.ClusterCrossSlotError)
-#: What a server says that does not know script flags.
+#: Text of the error of a server that does not support script flags.
 SHEBANG = "near '#'"
-
-#: How often a server may forget a script between loading and running it before that is an error.
+#: Texts that replace the code NOPERM in the error of a script: in Redis 7 and Valkey, and in Redis 6.2.
+SCRIPT_NOPERM = ("ACL failure in script", "The user executing the script can't")
+#: The settings that have the password; messages never show its value.
+URL = "lowkiq_url (broker_url, where lowkiq_url is not set)"
+#: Maximum number of attempts to load a script that the server evicts before it runs.
 LOAD_ROUNDS = 3
 
 
 class ShardsDiffer(StoreError):
-    """A shard holds another number of shards than the script was given."""
+    """A shard stores another number of shards than the script's argument."""
 
     def __init__(self, stored: str) -> None:
-        super().__init__(
-            f"the queue changes its number of shards just now (a shard says {stored}): call again"
-        )
+        super().__init__(f"the queue is changing its number of shards (a shard has {stored}): call again")
         self.stored = stored
 
 
 class KeysDiffer(ShardDamaged):
-    """Keys of a shard tell of different jobs: one of them was lost. The store repairs that by itself."""
+    """Keys of a shard disagree, since one of them was lost. The store repairs this automatically."""
 
 
 class WrongType(ShardDamaged):
-    """A key of a shard is of another type than its own: somebody else has written there."""
+    """A key of a shard has the wrong type: another program wrote it."""
 
 
 def refusal(key: str, error: BaseException) -> StoreError:
-    """What an answer of Redis means to a script or command whose first key that is: damage is that of the
-    key's shard.
-    """
+    """Translate an error of a script or command whose first key is ``key``; damage is of the key's shard."""
     text = str(error)
     shard = shard_of_key(key)
     if shard is not None and text.startswith("DAMAGED"):
@@ -86,10 +87,10 @@ def refusal(key: str, error: BaseException) -> StoreError:
 
 
 def store_error(error: BaseException) -> StoreError:
-    """What a redis-py exception means to the rest of the package."""
-    if (denied := access_error(error)) is not None:
-        return denied
+    """Translate a redis-py exception."""
     text = str(error)
+    if (denied := _access_error(error, text)) is not None:
+        return denied
     if "OOM command not allowed" in text or isinstance(error, exceptions.OutOfMemoryError):
         return StoreFull(
             "Redis is at its maxmemory: nothing was stored. Raise maxmemory, or let workers drain."
@@ -98,19 +99,36 @@ def store_error(error: BaseException) -> StoreError:
         return ClusterNode()
     code, _, rest = text.partition(" ")
     if code == "NOTOWNER":
-        return NotOwner(f"the shard has changed hands (its epoch is {rest})")
+        return NotOwner(f"another node owns the shard (its epoch is {rest})")
     if code == "SHARDS":
         return ShardsDiffer(rest)
     if code == "FULL":
         length, _, allowed = rest.partition(" ")
         return QueueFull(
-            f"{length} jobs wait in the shard, of {allowed} that the task's max_length allows it: call again "
-            "later, serve the queue faster, or let it drop with when_full"
+            f"{length} jobs wait in the shard, and the task's max_length allows {allowed}: call again later, "
+            "serve the queue faster, or let it drop with when_full"
         )
-    # Redis 6.2 puts the error of a command within the text of the script's error.
-    if isinstance(error, AWAY) or code in UNAVAILABLE or any(f"-{known} " in text for known in UNAVAILABLE):
+    # Redis 6.2 embeds the error of a command in the text of the script's error.
+    if isinstance(error, AWAY) or code in UNAVAILABLE or any(f"-{name} " in text for name in UNAVAILABLE):
         return StoreUnavailable(f"Redis is not available: {text or type(error).__name__}")
     return StoreError(f"Redis refused a command: {text}")
+
+
+def _access_error(error: BaseException, text: str) -> StoreError | None:
+    """Translate NOAUTH, WRONGPASS and NOPERM; None for any other error."""
+    if isinstance(error, exceptions.AuthenticationError):
+        if "Authentication required" in text:
+            return LoginRefused(f"Redis asks for a password (NOAUTH): add it to {URL}")
+        if "without any password" in text or "no password is set" in text:
+            advice = f"set it in Redis, or remove it from {URL}"
+            return LoginRefused(f"Redis has no password, but received one (AUTH): {advice}")
+        return LoginRefused(f"Redis refuses user or password (WRONGPASS): correct them in {URL}, or in Redis")
+    if isinstance(error, exceptions.NoPermissionError) or any(part in text for part in SCRIPT_NOPERM):
+        return AccessDenied(
+            f"Redis does not permit this (NOPERM): {text.rstrip('. ')}. Give its user the rights that "
+            "docs/operations.md lists"
+        )
+    return None
 
 
 class Client:
@@ -118,13 +136,13 @@ class Client:
 
     def __init__(self, client: redis.Redis) -> None:
         self.redis = client
-        # Redis 7 knows script flags; found out when the first script with flags is loaded.
+        # Whether the server supports script flags (Redis 7); cleared when it rejects the first script.
         self._flags = True
 
     def calls(self, calls: Sequence[Call]) -> list[Any]:
-        """Replies in order, in one round trip; a refused call has its StoreError as reply.
+        """Run scripts in one round trip; the reply of a refused call is its StoreError.
 
-        Raises StoreUnavailable when the outcome of all of them is unknown.
+        Raises StoreUnavailable when the outcome of all calls is unknown.
         """
         replies = self._send([self._evalsha(call) for call in calls])
         for _ in range(LOAD_ROUNDS):
@@ -141,15 +159,15 @@ class Client:
         ]
 
     def all(self, calls: Sequence[Call]) -> list[Any]:
-        """Replies of all calls, in one round trip. Raises the first StoreError among them."""
+        """Run scripts in one round trip. Raises the first StoreError among the replies."""
         return raise_refused(self.calls(calls)) if calls else []
 
     def call(self, call: Call) -> Any:
-        """Reply of one script. Raises StoreError."""
+        """Run one script. Raises StoreError."""
         return self.all([call])[0]
 
     def commands(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Replies of plain commands, in one round trip. Raises StoreError."""
+        """Run commands in one round trip. Raises StoreError."""
         replies = self._send(commands) if commands else []
         return raise_refused(
             [
@@ -159,13 +177,18 @@ class Client:
         )
 
     def on_server(self, commands: Sequence[tuple[Any, ...]]) -> tuple[str, list[Any]]:
-        """Replies of plain commands with the ``run_id`` of the Redis process that gave them, in one round
-        trip; empty where the server does not tell it. A key of another type has None as reply. Raises
+        """Run commands in one round trip, and return the ``run_id`` of the Redis process, too.
+
+        The id is empty when INFO is forbidden. The reply for a key of the wrong type is None. Raises
         StoreError.
         """
         info, *replies = self._send([("INFO", "server"), *commands])
         server = "" if isinstance(info, exceptions.RedisError) else str(info.get("run_id", ""))
-        return server, _ours([None if _is_wrong_type(reply) else reply for reply in replies])
+        readable = [None if _is_wrong_type(reply) else reply for reply in replies]
+        for reply in readable:
+            if isinstance(reply, exceptions.RedisError):
+                raise store_error(reply) from reply
+        return server, readable
 
     def _send(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         try:
@@ -188,7 +211,7 @@ class Client:
         return ("EVALSHA", call.script.sha(self._flags), len(call.keys), *call.keys, *call.values)
 
     def _must_load(self, reply: Any) -> bool:
-        """fakeredis caches a script without compiling it, and finds the shebang line when it runs."""
+        # fakeredis caches a script without compiling it, and rejects the shebang line only when it runs.
         if self._flags and isinstance(reply, exceptions.ResponseError) and SHEBANG in str(reply):
             self._flags = False
             return True
@@ -204,8 +227,13 @@ class Client:
                 raise store_error(reply) from reply
 
 
+def member_scores(reply: list[Any]) -> list[tuple[bytes, Any]]:
+    """Return (member, score) pairs; redis-py replies with pairs or a flat list, by version and command."""
+    nested = reply and isinstance(reply[0], (tuple, list))
+    return [(member, score) for member, score in reply] if nested else pairs(reply)
+
+
 def _key(command: tuple[Any, ...]) -> str:
-    """The first key of a plain command; empty for one without arguments."""
     return str(command[1]) if len(command) > 1 else ""
 
 
@@ -213,12 +241,8 @@ def _is_wrong_type(reply: Any) -> bool:
     return isinstance(reply, exceptions.ResponseError) and "WRONGTYPE" in str(reply)
 
 
-def _ours(replies: list[Any]) -> list[Any]:
-    return raise_refused([store_error(r) if isinstance(r, exceptions.RedisError) else r for r in replies])
-
-
 def raise_refused(replies: list[Any]) -> list[Any]:
-    """The replies, unless one is an error of ours: then that is raised."""
+    """Return the replies; raise the first LowkiqError among them."""
     for reply in replies:
         if isinstance(reply, LowkiqError):
             raise reply

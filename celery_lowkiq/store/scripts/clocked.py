@@ -1,5 +1,6 @@
-"""A store whose clock a test moves. Its scripts are others than those of every other store: what sends the
-usual ones never looks at the test's key, whatever is written there.
+"""Client with a clock that tests can move.
+
+It runs modified copies of the scripts, which read the clock's offset; normal scripts never read that key.
 """
 
 from __future__ import annotations
@@ -17,29 +18,29 @@ _NOW = "return redis.call('TIME')"
 
 
 class ClockedClient(Client):
-    """Sends scripts that take their time from the test's clock."""
+    """Runs scripts with the time of the test's clock."""
 
     def calls(self, calls: Sequence[Call]) -> list[Any]:
-        """As every client's."""
+        """Run scripts, as ``Client.calls`` does."""
         return super().calls([replace(call, script=_clocked(call.script)) for call in calls])
 
     def commands(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """As every client's; TIME is the test's, too."""
+        """Run commands; TIME returns the test's clock."""
         return super().commands(
             [("EVAL", _prelude() + _NOW, 0) if command == ("TIME",) else command for command in commands]
         )
 
     def now(self) -> float:
-        """Unix time in s."""
+        """Return the clock's Unix time in s."""
         ((seconds, micros),) = self.commands([("TIME",)])
         return float(seconds) + float(micros) / 1_000_000
 
     def move(self, seconds: float) -> None:
-        """Move the clock, for good; backwards when negative."""
+        """Move the clock by seconds; backwards when negative."""
         self.commands([("INCRBY", CLOCK_KEY, round(seconds * 1_000_000))])
 
     def empty(self) -> None:
-        """Forget all that the server has, and set its clock right."""
+        """Delete all data of the server, and reset the clock."""
         self.commands([("FLUSHALL",)])
 
 

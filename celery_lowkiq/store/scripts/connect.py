@@ -1,4 +1,4 @@
-"""A Redis client from plain connection parameters."""
+"""Creates Redis clients from connection parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
-#: Scripts may be repeated, so a dropped connection is retried at once; a longer outage is for the caller.
+#: Retries after a dropped connection, since scripts can be repeated; the caller handles longer outages.
 RETRIES = 2
 #: RESP2 is parsed about twice as fast as RESP3.
 PROTOCOL = 2
@@ -20,16 +20,16 @@ class _BlockingSentinelPool(SentinelConnectionPool, redis.BlockingConnectionPool
     """A sentinel's pool that waits for a free connection."""
 
     def disconnect(self, inuse_connections: bool = True) -> None:
-        """redis-py 5 passes an argument here that its own blocking pool does not take."""
+        """Disconnect all. redis-py 5 passes an argument that its own blocking pool does not accept."""
         redis.BlockingConnectionPool.disconnect(self)
 
 
 def connect(parameters: Mapping[str, Any], *, pool_size: int, pool_timeout: float) -> redis.Redis:
-    """Client for the keyword arguments of a redis-py connection.
+    """Return a client for the keyword arguments of a redis-py connection; it connects at first use.
 
-    ``sentinels`` (host, port pairs), ``master_name`` and ``sentinel_kwargs`` ask for a master behind
-    sentinels; ``connection_class`` is used when given. ``pool_size`` connections at most; a caller waits
-    up to ``pool_timeout`` s for a free one. Nothing is connected yet.
+    ``sentinels`` (host, port pairs), ``master_name`` and ``sentinel_kwargs`` select a master behind
+    sentinels. The pool has at most ``pool_size`` connections; a caller waits up to ``pool_timeout`` s for a
+    free one.
     """
     options = dict(parameters)
     options.update(protocol=PROTOCOL, retry=Retry(ExponentialBackoff(cap=0.2, base=0.01), RETRIES))
@@ -55,9 +55,7 @@ def connect(parameters: Mapping[str, Any], *, pool_size: int, pool_timeout: floa
 
 
 def apart(client: redis.Redis) -> redis.Redis:
-    """A client of the same Redis with a connection of its own, for what keeps one for long: it takes none of
-    those that callers wait for. Close it.
-    """
+    """Return a client of the same Redis with its own pool, for a long-lived connection; close it."""
     pool = client.connection_pool
     own: redis.ConnectionPool = redis.ConnectionPool(
         connection_class=pool.connection_class, **pool.connection_kwargs

@@ -1,4 +1,4 @@
-"""One channel of Redis's pub/sub, for one thread that waits for something to be said there."""
+"""Subscription of one thread to one pub/sub channel."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from redis import exceptions
 from .client import store_error
 from .connect import apart
 
-#: How long Redis may take to confirm a subscription, in s.
-CONFIRMED = 5.0
+#: Timeout in s for the confirmation of a subscription.
+SUBSCRIBE_TIMEOUT = 5.0
 
 
 class Listener:
-    """Hears what is published from its making on. Use it in a ``with`` block."""
+    """Receives messages published after it was created. Use it in a ``with`` block."""
 
     def __init__(self, client: redis.Redis, channel: str) -> None:
-        """Raises StoreUnavailable."""
-        # The thread that waits also asks: with one connection for both it would wait for itself.
+        """Subscribe. Raises StoreUnavailable."""
+        # Its own connection: the waiting thread also sends commands, and would block on a pool of one.
         self._client = apart(client)
         self._pubsub = self._client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
         try:
             self._pubsub.subscribe(channel)
-            # The confirmation: what is read from elsewhere from now on, is not older than what is heard.
-            self._pubsub.get_message(timeout=CONFIRMED)
+            # Wait for the confirmation, so that no message is missed after a later read of the state.
+            self._pubsub.get_message(timeout=SUBSCRIBE_TIMEOUT)
         except (exceptions.RedisError, OSError) as error:
             self._close()
             raise store_error(error) from error
 
     def wait(self, timeout: float) -> bool:
-        """Block until something is said, at most ``timeout`` s. Whether it was. Raises StoreUnavailable."""
+        """Block until a message arrives, at most ``timeout`` s; whether one did. Raises StoreUnavailable."""
         try:
             return self._pubsub.get_message(timeout=timeout) is not None
         except (exceptions.RedisError, OSError) as error:

@@ -1,19 +1,19 @@
-"""How far a change in many steps is, and how it is stopped between two of them."""
+"""Progress of a change in many steps, and its cancellation between steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-#: Called after each step with how many jobs (or ids) are done so far. It may raise Stop.
+#: Called after each step with the number of jobs (or ids) done so far. It may raise Stop.
 Progress = Callable[[int], None]
 
 
 class Stop(Exception):
-    """No further step is to begin; what was done stays done. Who asks in the last step asks too late."""
+    """Raised to prevent further steps; completed steps stay. Ignored once the last step has begun."""
 
 
 class Tally:
-    """Counts what the steps of a change have done, and tells it."""
+    """Counts the jobs of completed steps and reports the progress."""
 
     def __init__(self, progress: Progress | None) -> None:
         self.count = 0
@@ -21,12 +21,12 @@ class Tally:
         self._stop: Stop | None = None
 
     def begin(self) -> None:
-        """Before each step. Raises Stop."""
+        """Call before each step. Raises Stop after a request to stop."""
         if self._stop is not None:
             raise self._stop
 
     def add(self, count: int) -> None:
-        """After each step, also when it has only done a part of one job."""
+        """Call after each step, also when it did only a part of a job."""
         self.count += count
         if self._progress:
             try:

@@ -1,4 +1,4 @@
-"""Trackers of groups of calls: counts, the state of each call, its messages.
+"""Trackers of groups of calls: counts by state, the state and messages of each call.
 
 Imports ``scripts`` and ``jobs``. Imported by ``integration`` only.
 """

@@ -1,13 +1,13 @@
--- Adds calls to a tracker before they are pushed. One that it knows is left alone, unless it has ended: then it is
--- another call of the same task id. Calls of a cancelled tracker have ended at once.
+-- Adds calls to a tracker before they are pushed. A known call is unchanged unless it has ended: then it is another
+-- call with the same task id. Calls of a cancelled tracker end at once.
 --
 -- KEYS: tracker tracked places messages
 -- ARGV: channel latest [call what]...
---   latest: when the last of them is due: '' now, else the latest of '<Unix s>', '+<s>' (a delay), or both; what: its
---   queue, id and payload
+--   latest: when the last call is due: '' now, else the later of '<Unix s>' and '+<s>' (a delay), or one of them
+--   what: queue, id and payload of the call
 -- USES: time track
 -- Returns: 'added', 'cancelled', or 'unknown' for a tracker that has expired.
--- Cost: O(log n) a call.
+-- Cost: O(log n) per call.
 local kept = redis.call('HMGET', tracker, 'cancelled', 'latest', 'added')
 if not kept[1] then
   return 'unknown'

@@ -1,11 +1,11 @@
--- Says that no more calls will be added, or that those which wait shall not run.
+-- Closes a tracker, so that no more calls are added, or cancels its waiting calls.
 --
 -- KEYS: tracker tracked places messages
 -- ARGV: channel cancel limit
---   cancel: '1' cancels, too; limit: so many waiting calls end in this step
+--   cancel: '1' also cancels; limit: maximum number of waiting calls to end in this step
 -- USES: time track
 -- FLAGS: allow-oom
--- Returns: how many calls have ended; less than the limit: none is left. -1 for a tracker that has expired.
+-- Returns: the number of calls ended; no call remains when it is below the limit. -1 for a tracker that has expired.
 -- Cost: O(limit log n).
 if not redis.call('HGET', tracker, 'closed') then
   return -1

@@ -2,9 +2,9 @@
 --
 -- KEYS: tracker
 -- ARGV: name ttl
---   ttl: s that it is kept after its last change
+--   ttl: s for which it is kept after its last change
 -- USES: time
--- Returns: when it was opened.
+-- Returns: when it was opened, in Unix s.
 -- Cost: O(1).
 local now_s = seconds(now_us())
 if redis.call('HSETNX', tracker, 'opened', now_s) == 1 then

@@ -1,10 +1,10 @@
--- A page of a tracker's calls, in the order of their arrival.
+-- Reads a page of a tracker's calls, in the order in which they were added.
 --
 -- KEYS: tracked places messages
 -- ARGV: after limit [state]...
---   after: the last place of arrival of the page before; state: numbers of states, in the order of lib/track.lua
+--   after: the last position of the previous page; state: numbers of states, in the order of lib/track.lua
 -- USES:
--- Returns: {place, number of the state, call, what is known, messages or '', ...}.
+-- Returns: {position, number of the state, call, its record, messages or '', ...}.
 -- Cost: O(states (log n + limit)).
 local SPAN = 1099511627776
 

@@ -1,11 +1,11 @@
--- Keeps what a run says of its progress, while it is the last run of its call.
+-- Stores the progress that a run reports, while it is the last run of its call.
 --
 -- KEYS: tracker tracked places messages
 -- ARGV: current total text [call epoch claim]...
---   current, total: numbers, or '-' when they were not given
+--   current, total: numbers, or '-' for none
 -- USES: time track
--- Returns: how many calls it was kept of.
--- Cost: O(1) a call.
+-- Returns: the number of calls updated.
+-- Cost: O(1) per call.
 local kept = 0
 for i = rest, #ARGV, 3 do
   local call, epoch, claim = unpack(ARGV, i, i + 2)

@@ -1,14 +1,14 @@
--- Tells a tracker what has happened to its calls. Each change of state counts once, however late or often it comes:
--- the number of a run (epoch, claim) only grows, and its end comes after its beginning.
+-- Updates calls of a tracker. Each change of state counts once, even if it comes late or repeatedly: the number of a
+-- run (epoch, claim) only grows, and its end comes after its start.
 --
 -- KEYS: tracker tracked places messages
 -- ARGV: channel [call epoch claim state said_in text]...
---   epoch, claim: of the run; 0 for a call that nobody runs, which counts only while it is pending
---   said_in, text: kept among its messages unless empty
+--   epoch, claim: of the run; 0 for an update from outside a run, which applies only to a pending call
+--   said_in, text: state and text of a message to keep, unless empty
 -- USES: time track
 -- FLAGS: allow-oom
--- Returns: 1 when the tracker was cancelled: what begins to run shall not; else 0.
--- Cost: O(log n) a call.
+-- Returns: 1 when the tracker was cancelled, so that starting runs must not go on; else 0.
+-- Cost: O(log n) per call.
 local cancelled = redis.call('HGET', tracker, 'cancelled')
 if not cancelled then
   return 0
