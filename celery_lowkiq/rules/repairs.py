@@ -1,4 +1,4 @@
-"""Damage of a shard: found by comparing its keys; the conditions and the report of a repair."""
+"""Damage of a shard: condition by comparing its keys; the conditions and the report of a repair."""
 
 from __future__ import annotations
 
@@ -124,24 +124,28 @@ def is_count(says: str) -> bool:
     return says.isdecimal() and says.isascii() and 0 < len(says) < 5 and int(says) > 0
 
 
-def damages(found: Condition, registered: int) -> tuple[Damage, ...]:
+def damages(condition: Condition, registered: int) -> tuple[Damage, ...]:
     """Return the damages of a shard; ``registered`` is the queue's number of shards in its registry."""
-    return tuple(Damage(found.shard, text) for text in _damages(found, registered))
+    return tuple(Damage(condition.shard, text) for text in _damages(condition, registered))
 
 
-def _damages(found: Condition, registered: int) -> Iterator[str]:
-    for name in found.wrong:
+def _damages(condition: Condition, registered: int) -> Iterator[str]:
+    for name in condition.wrong:
         yield f"the key {name} has the wrong type"
     # Comparisons with a key of the wrong type would report the same damage again.
-    sound = {name: count for name, count in found.counts.items() if name not in found.wrong}
-    yield from _of_meta(found, sound, registered)
+    sound = {name: count for name, count in condition.counts.items() if name not in condition.wrong}
+    yield from _of_meta(condition, sound, registered)
     yield from _of_pairs(sound)
-    yield from _of_lists(found, sound)
+    yield from _of_lists(condition, sound)
 
 
-def _of_meta(found: Condition, sound: Mapping[str, int], registered: int) -> Iterator[str]:
-    if "meta" in sound and found.shards != str(registered) and (found.used or is_count(found.shards)):
-        stored = f"{found.shards!r} shards" if found.shards else "no number of shards"
+def _of_meta(condition: Condition, sound: Mapping[str, int], registered: int) -> Iterator[str]:
+    if (
+        "meta" in sound
+        and condition.shards != str(registered)
+        and (condition.used or is_count(condition.shards))
+    ):
+        stored = f"{condition.shards!r} shards" if condition.shards else "no number of shards"
         yield f"meta has {stored}, the queue has {registered}"
 
 
@@ -153,12 +157,12 @@ def _of_pairs(sound: Mapping[str, int]) -> Iterator[str]:
                 yield text.format(*counts)
 
 
-def _of_lists(found: Condition, sound: Mapping[str, int]) -> Iterator[str]:
+def _of_lists(condition: Condition, sound: Mapping[str, int]) -> Iterator[str]:
     for order, jobs in (("order", "jobs"), ("dead_order", "dead_jobs")):
         if sound.get(order) and sound.get(jobs) == 0:
             yield f"{sound[order]} payloads in {order} belong to no job"
-    if {"ranked", "classes"} <= sound.keys() and found.urgent != sound["ranked"]:
-        yield f"{sound['ranked']} jobs are ordered by priority, {found.urgent} have one"
+    if {"ranked", "classes"} <= sound.keys() and condition.urgent != sound["ranked"]:
+        yield f"{sound['ranked']} jobs are ordered by priority, {condition.urgent} have one"
     if sound.get("held") and sound.get("paused") == 0:
         yield f"{sound['held']} jobs wait as paused, but no id is paused"
 

@@ -14,7 +14,7 @@ UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 QUOTED = 200
 #: First line of a traceback.
 TRACEBACK = "Traceback (most recent call last):"
-#: A JSON value that can be encoded inside so many lists can be encoded in any output of the package.
+#: A value that JSON can encode inside this number of lists can be encoded in any output of the package.
 SPARE_DEPTH = 50
 
 

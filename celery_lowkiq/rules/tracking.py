@@ -24,10 +24,6 @@ class State(str, enum.Enum):
     ERROR = "error"
 
 
-#: The states of calls that have not ended.
-PENDING = (State.ENQUEUED, State.WORKING)
-
-
 class News(NamedTuple):
     """An update of a tracked call by the run that ``epoch`` and ``claim`` name.
 

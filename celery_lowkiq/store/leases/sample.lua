@@ -7,8 +7,8 @@
 -- FLAGS: allow-oom
 -- Returns: 1, or 0 when the slot already has a sample.
 -- Cost: O(1).
-local known = redis.call('HGET', history, place)
-if known and string.match(known, '^%d+') == slot then
+local stored = redis.call('HGET', history, place)
+if stored and string.match(stored, '^%d+') == slot then
   return 0
 end
 redis.call('HSET', history, place, table.concat({slot, at, processed, failed}, ' '))

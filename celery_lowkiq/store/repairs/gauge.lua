@@ -13,54 +13,54 @@ local ARRIVAL_ZERO = 140737488355328
 local LARGEST = 2 ^ 53 / 1000000
 local score, back, front, call = nil, 0, 0, 0
 
-local function see(number)
+local function add_score(number)
   if number and number <= LARGEST and number > (score or -LARGEST) then
     score = number
   end
 end
 
-local function see_items(items)
+local function add_items(items)
   for _, item in ipairs(items) do
-    see(item[3])
+    add_score(item[3])
   end
 end
 
-local look = {}
+local read = {}
 
-function look.processing(_, record)
-  see_items(read_held(record).items)
+function read.processing(_, record)
+  add_items(read_held(record).items)
   call = math.max(call, tonumber(string.match(record, '^%d+@(%d+)') or 0))
 end
 
-function look.jobs(_, record)
+function read.jobs(_, record)
   if record ~= SPILLED then
-    see_items(unpack_items(record))
+    add_items(unpack_items(record))
   end
 end
 
-function look.order(member)
+function read.order(member)
   local id = string.match(member, '^[^%z]*')
   local arrived = tonumber(string.sub(member, #id + 18, #id + 29), 16)
   if arrived then
     back, front = math.max(back, arrived - ARRIVAL_ZERO), math.min(front, arrived - ARRIVAL_ZERO)
   end
-  see(member_item(id, member)[3])
+  add_score(member_item(id, member)[3])
 end
 
-function look.calls(member)
+function read.calls(member)
   local id = string.match(member, '^[^%z]*')
   call = math.max(call, tonumber(string.sub(member, #id + 12, #id + 23), 16) or 0)
 end
 
-function look.peaks(_, peak)
-  see(tonumber(string.match(peak, '^(%S+)')))
+function read.peaks(_, peak)
+  add_score(tonumber(string.match(peak, '^(%S+)')))
 end
-look.dead_jobs, look.dead_order = look.jobs, look.order
+read.dead_jobs, read.dead_order = read.jobs, read.order
 
 local command = (part == 'order' or part == 'dead_order' or part == 'calls') and 'ZSCAN' or 'HSCAN'
 local found = redis.call(command, KEY[part], cursor, 'COUNT', limit)
 for i = 1, #found[2], 2 do
-  look[part](found[2][i], found[2][i + 1])
+  read[part](found[2][i], found[2][i + 1])
 end
 local function text(number)
   return string.format('%.0f', number)

@@ -26,12 +26,12 @@ end
 -- Of two places of one payload, keeps the one that rule 2 selects.
 local function settle_place(id, payload, place)
   local field = id .. '\0' .. payload
-  local known = redis.call('HGET', spill, field)
-  if known == place then
+  local stored = redis.call('HGET', spill, field)
+  if stored == place then
     return
   end
-  local loser = known
-  if known and not replaces(score_at(place), score_at(known), place < known) then
+  local loser = stored
+  if stored and not replaces(score_at(place), score_at(stored), place < stored) then
     loser = place
   else
     redis.call('HSET', spill, field, place)

@@ -64,12 +64,12 @@ class Repairs:
 
     # -- automatic repairs
 
-    def restore_meta(self, queue: QueueSpec, shard: ShardRef, known: Registered) -> bool:
+    def restore_meta(self, queue: QueueSpec, shard: ShardRef, registered: Registered) -> bool:
         """Rewrite meta of a shard when its number of shards is missing and all else is consistent.
 
         Return whether meta has the number now.
         """
-        if not self.is_restorable(queue, shard, known):
+        if not self.is_restorable(queue, shard, registered):
             return False
         keys = shard_keys(shard)
         (says,) = self._client.commands([("HGET", keys["meta"], "shards")])
@@ -77,22 +77,22 @@ class Repairs:
             keys,
             known=says or b"",
             shards=queue.shards,
-            pause=known.pause,
-            since=known.since,
+            pause=registered.pause,
+            since=registered.since,
             **self._gauge(shard),
         )
         if self._client.call(call):
             _log(Repaired(shard, meta=True))
         return True
 
-    def is_restorable(self, queue: QueueSpec, shard: ShardRef, known: Registered) -> bool:
+    def is_restorable(self, queue: QueueSpec, shard: ShardRef, registered: Registered) -> bool:
         """Whether meta has no number of shards, and all else is consistent."""
         keys = shard_keys(shard)
         (says,) = self._client.commands([("HGET", keys["meta"], "shards")])
         ids = self._client.commands([("ZRANGE", keys[name], 0, SAMPLE - 1) for name in SAMPLED])
         names = [parse_id(job_id) for some in ids for job_id in some]
         text = (says or b"").decode("latin-1")
-        return may_restore(shard, text, known.shards, queue.shards, names)
+        return may_restore(shard, text, registered.shards, queue.shards, names)
 
     def clear_meta(self, shard: ShardRef) -> bool:
         """Delete meta if it has the wrong type. Return whether it was deleted."""
@@ -118,18 +118,18 @@ class Repairs:
 
     # -- repairs by an operator
 
-    def repair(self, queue: QueueSpec, found: Condition, known: Registered) -> Repaired:
+    def repair(self, queue: QueueSpec, condition: Condition, registered: Registered) -> Repaired:
         """Repair all keys of a shard, and log the repair.
 
         Lost jobs in processing are dropped only when the shard has no owner.
         """
-        shard = found.shard
-        cleared = self._clear(shard, found.wrong)
+        shard = condition.shard
+        cleared = self._clear(shard, condition.wrong)
         # Meta first: the other steps use its numbers.
-        missing = found.used and not found.shards
+        missing = condition.used and not condition.shards
         repaired = Repaired(shard, cleared=tuple(cleared))
         if missing or "meta" in cleared:
-            repaired = replace(repaired, meta=self.restore_meta(queue, shard, known))
+            repaired = replace(repaired, meta=self.restore_meta(queue, shard, registered))
         (epoch,) = self._client.commands([("HGET", shard_keys(shard)["lease"], "epoch")])
         repaired = self._processing(repaired, b"", epoch or b"0")
         repaired = self._morgue(queue, self._waiting(queue, repaired))

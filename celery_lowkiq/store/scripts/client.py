@@ -80,7 +80,7 @@ def refusal(key: str, error: BaseException) -> StoreError:
     shard = shard_of_key(key)
     if shard is not None and text.startswith("DAMAGED"):
         key = text.partition(" ")[2]
-        return KeysDiffer(shard.queue, shard.index, f"{key} and the keys beside it tell of different jobs")
+        return KeysDiffer(shard.queue, shard.index, f"{key} and the keys beside it disagree about its jobs")
     if shard is not None and _is_wrong_type(error):
         return WrongType(shard.queue, shard.index, f"Redis refused a command: {text.rstrip('.')}")
     return store_error(error)

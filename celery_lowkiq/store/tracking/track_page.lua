@@ -24,8 +24,8 @@ end)
 local reply = {}
 for i = 1, math.min(#found, tonumber(limit)) do
   local place, state, call = unpack(found[i])
-  local known, said = redis.call('HGET', tracked, call), redis.call('HGET', messages, call)
-  for _, value in ipairs({place, state, call, known or '', said or ''}) do
+  local record, texts = redis.call('HGET', tracked, call), redis.call('HGET', messages, call)
+  for _, value in ipairs({place, state, call, record or '', texts or ''}) do
     reply[#reply + 1] = value
   end
 end
