@@ -106,7 +106,7 @@ class NewJob:
 
 
 @dataclass(frozen=True)
-class CallRecord:
+class StoredRecord:
     """The record of a call of a claimed job."""
 
     #: Key in the store; keys of a payload's calls increase.
@@ -120,7 +120,7 @@ class CallRecord:
 class FirstCalls:
     """The call records returned with the claim of a job, in the order of its payloads."""
 
-    records: tuple[CallRecord, ...]
+    records: tuple[StoredRecord, ...]
     #: Whether the job has no other records.
     complete: bool
 

@@ -12,7 +12,7 @@ from redis.exceptions import BusyLoadingError
 
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.errors import AccessDenied, LoginRefused, LowkiqError, StoreError, StoreUnavailable
-from celery_lowkiq.rules.models import CallRecord, NewJob
+from celery_lowkiq.rules.models import NewJob, StoredRecord
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.call_records import CallReader
@@ -44,7 +44,9 @@ CALLS = {
     "delete": lambda s, lease, c: Actions(s).delete(ONE, ["1"]),
     "kill_all_failed": lambda s, lease, c: Actions(s).kill_all_failed(ONE),
     "morgue_queue_up_all": lambda s, lease, c: Actions(s).morgue_queue_up_all(ONE),
-    "start_calls": lambda s, lease, c: CallReader(s.client).start(lease, [(CallRecord(b"k", 0, b"x"), b"y")]),
+    "start_calls": lambda s, lease, c: CallReader(s.client).start(
+        lease, [(StoredRecord(b"k", 0, b"x"), b"y")]
+    ),
     "as_stored": lambda s, lease, c: Registry(s.client).as_stored([ONE]),
     "check": lambda s, lease, c: Registry(s.client).check(ONE),
 }

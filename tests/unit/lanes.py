@@ -11,10 +11,19 @@ from celery.backends.cache import _DUMMY_CLIENT_CACHE
 
 from celery_lowkiq import ordered_task
 from celery_lowkiq.integration.app.context import home_of
-from celery_lowkiq.integration.records.call_record import CallNote
+from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.integration.runs.runner import CeleryRunner
 from celery_lowkiq.rules.errors import StoreUnavailable
-from celery_lowkiq.rules.models import Batch, CallRecord, FirstCalls, Job, Lease, Payload, Recorded, ShardRef
+from celery_lowkiq.rules.models import (
+    Batch,
+    FirstCalls,
+    Job,
+    Lease,
+    Payload,
+    Recorded,
+    ShardRef,
+    StoredRecord,
+)
 
 SHARD = ShardRef("t", 0)
 
@@ -43,7 +52,7 @@ class Reader:
         self.news += news
 
     def start(self, lease, records):
-        self.started += [(record.key, CallNote.load(data, CODEC)) for record, data in records]
+        self.started += [(record.key, CallRecord.load(data, CODEC)) for record, data in records]
 
 
 class Tracks:
@@ -107,7 +116,7 @@ class Lane:
 def job(*payloads, calls=(), job_id="1", recorded=Recorded.ALL, retry_count=-1, complete=True):
     """A claimed job. Calls are (payload's position, task id, headers)."""
     records = tuple(
-        CallRecord(b"key %d" % n, position, CallNote(task_id, *rest).dump(CODEC))
+        StoredRecord(b"key %d" % n, position, CallRecord(task_id, *rest).dump(CODEC))
         for n, (position, task_id, *rest) in enumerate(calls)
     )
     held = tuple(Payload(data, float(score), recorded) for score, data in enumerate(payloads))

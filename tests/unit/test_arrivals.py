@@ -13,8 +13,9 @@ from kombu.exceptions import ContentDisallowed
 
 from celery_lowkiq import ordered_task
 from celery_lowkiq.integration.app.context import home_of
-from celery_lowkiq.integration.records.call_record import CallNote
-from celery_lowkiq.integration.task.broker_messages import Arrivals, MessagedCall, read_call
+from celery_lowkiq.integration.calls.message import MessagedCall, read_call
+from celery_lowkiq.integration.records.call_record import CallRecord
+from celery_lowkiq.integration.task.broker_messages import BrokerMessageHandler
 from celery_lowkiq.rules.errors import InvalidCall, PayloadError, QueueFull, StoreUnavailable
 
 
@@ -276,7 +277,7 @@ def test_a_result_backend_that_is_away_holds_up_no_message(handler, monkeypatch,
     message = Message()
     message.headers["id"] = "known"
     assert message.sent_to(handler) == ["reject"]
-    assert "nobody is told that call known of" in caplog.text
+    assert "could not record the failure of call known of" in caplog.text
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("gone"), QueueFull("full")])
@@ -315,7 +316,7 @@ def test_messages_of_other_versions_are_read(handler, store, sender):
         message.properties = sent["properties"]
         assert message.sent_to(handler) == ["ack"]
     assert store.pushed == [("42", b'{"v":1}', 1893456000.0), ("7", b'"x"', None)]
-    one, two = (CallNote(*json.loads(record)) for record in store.records)
+    one, two = (CallRecord(*json.loads(record)) for record in store.records)
     assert (one.id, one.headers["expires"]) == ("one", "2030-01-02T00:00:00+00:00")
     (link,) = one.embed["callbacks"]
     assert (link["task"], link["args"]) == ("tell", [1])
@@ -348,6 +349,6 @@ def test_a_message_that_cannot_be_read_is_rejected_and_not_sent_round_for_ever()
             raise AssertionError("sent round")
 
     rejected = []
-    arrivals = Arrivals(record, SimpleNamespace(connection_errors=(), timer=None))
+    arrivals = BrokerMessageHandler(record, SimpleNamespace(connection_errors=(), timer=None))
     arrivals(Forbidden(), None, None, lambda *args: rejected.append(1))
     assert rejected == [1]

@@ -9,7 +9,7 @@ from celery import Task
 from celery.worker import state
 
 from celery_lowkiq import OrderedTask
-from celery_lowkiq.integration.records.call_record import TTL_ENDS, CallNote
+from celery_lowkiq.integration.records.call_record import TTL_ENDS, CallRecord
 from celery_lowkiq.rules.models import CONDEMNED, BadPayload, Fate, FirstCalls, Recorded
 from tests.unit.lanes import Lane, job
 
@@ -106,7 +106,7 @@ def test_a_run_ends_the_time_to_live_of_its_calls(few):
     found = job(b"7", b"8", calls=[(0, "a", ends), (1, "b"), (1, "c", ends | {"x": 1})], retry_count=2)
     lane.reader.records = list(found.calls.records)
     lane.run(found if few else found._replace(calls=None))
-    assert lane.reader.started == [(b"key 0", CallNote("a")), (b"key 2", CallNote("c", {"x": 1}))]
+    assert lane.reader.started == [(b"key 0", CallRecord("a")), (b"key 2", CallRecord("c", {"x": 1}))]
 
 
 def test_a_poison_pill_does_not_run_and_its_calls_have_failed():
@@ -187,7 +187,7 @@ def test_a_record_that_does_not_name_its_call_is_forgotten(caplog):
     record = replace(broken.calls.records[0], data=b"\xff")
     (verdict,) = lane.run(broken._replace(calls=FirstCalls((record,), True)))
     assert verdict.fate is Fate.DONE
-    assert "nobody can be told: the record of the call cannot be read" in caplog.text
+    assert "since its id is unknown: the record of the call cannot be read" in caplog.text
 
 
 @pytest.mark.parametrize("data", [b'["a"', b'["a",5]', b'["a",{},[]]', b'["a",{},{},1]', b'["a",{},{},"",1]'])

@@ -7,7 +7,7 @@ from celery import Celery
 
 from celery_lowkiq import JobsFailed, PayloadError, ordered_task
 from celery_lowkiq.integration.app.context import home_of
-from celery_lowkiq.integration.records.call_record import CallNote, note_of
+from celery_lowkiq.integration.records.call_record import CallRecord, make_record
 from celery_lowkiq.rules.errors import UndecodablePayload
 
 
@@ -24,7 +24,7 @@ def make(backend=None, **options):
 def noted(task, embed=None, track=False, **headers):
     usual = {"lang": "py", "task": "sync", "id": "a", "root_id": "a", "parent_id": None, "retries": 0}
     usual |= {"argsrepr": "()", "origin": "me", "timelimit": [None, None], "ignore_result": None}
-    return note_of(task, {**usual, **headers}, embed, {"reply_to": "queue"}, track)
+    return make_record(task, {**usual, **headers}, embed, {"reply_to": "queue"}, track)
 
 
 class TestWho:
@@ -54,7 +54,7 @@ class TestWho:
             assert noted(make(), {name: [{"task": "next"}]}).embed == {name: [{"task": "next"}]}
 
     def test_all_are_kept_when_calls_are_tracked(self):
-        assert noted(make(), track=True) == CallNote("a")
+        assert noted(make(), track=True) == CallRecord("a")
 
 
 class TestWhat:
@@ -80,18 +80,22 @@ class TestWhat:
 
     def test_a_record_is_short_and_comes_back(self):
         codec = home_of(make().app).record_codec
-        for note in (CallNote("a"), CallNote("a", {"x": 1}), CallNote("a", {}, {"chord": {"task": "b"}})):
-            assert CallNote.load(note.dump(codec), codec) == note
-        assert CallNote("a").dump(codec) == b'["a"]'
+        for note in (
+            CallRecord("a"),
+            CallRecord("a", {"x": 1}),
+            CallRecord("a", {}, {"chord": {"task": "b"}}),
+        ):
+            assert CallRecord.load(note.dump(codec), codec) == note
+        assert CallRecord("a").dump(codec) == b'["a"]'
 
     @pytest.mark.parametrize("data", [b"\xff", b"[1,2,3,4,5]", b"7"])
     def test_other_bytes_are_no_record(self, data):
         with pytest.raises(UndecodablePayload):
-            CallNote.load(data, home_of(make().app).record_codec)
+            CallRecord.load(data, home_of(make().app).record_codec)
 
     def test_headers_that_cannot_be_stored_are_refused(self):
         with pytest.raises(PayloadError, match="headers, links or chord of call a"):
-            CallNote("a", {"x": object()}).dump(home_of(make().app).record_codec)
+            CallRecord("a", {"x": object()}).dump(home_of(make().app).record_codec)
 
 
 class TestSignatures:

@@ -12,7 +12,7 @@ from celery.exceptions import Reject
 from celery_lowkiq import BusinessFailure, ById, JobsFailed
 from celery_lowkiq.integration.app.error_text import MAX_ERROR_BYTES
 from celery_lowkiq.integration.runs import log_filter
-from celery_lowkiq.integration.runs.failure_log import MOST_JOBS, MOST_TRACEBACKS, SAID
+from celery_lowkiq.integration.runs.failure_log import MOST_CHARACTERS, MOST_JOBS, MOST_TRACEBACKS
 from celery_lowkiq.rules.models import CONDEMNED, Fate, Recorded
 from celery_lowkiq.rules.text import TRACEBACK, moment
 from tests.unit.lanes import Lane, job
@@ -218,8 +218,8 @@ def test_no_error_forges_a_line_or_fills_the_log(log, caplog):
     (record,) = caplog.records
     line, *_ = record.getMessage().split("\n")
     assert line.isprintable()
-    assert len(line) < SAID + 200
-    assert len(record.getMessage().encode()) < MAX_ERROR_BYTES + 2 * SAID
+    assert len(line) < MOST_CHARACTERS + 200
+    assert len(record.getMessage().encode()) < MAX_ERROR_BYTES + 2 * MOST_CHARACTERS
 
 
 class Mute(Exception):

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from celery_lowkiq.integration.runs.log_filter import described
+from celery_lowkiq.integration.runs.log_filter import describe_batch
 from celery_lowkiq.rules.models import Batch, Job, Lease, Payload, QueueSpec, ShardRef
 
 
@@ -16,17 +16,17 @@ def batch(*ids):
 
 
 def test_a_batch_is_named_by_queue_shard_and_ids():
-    assert described(batch("42")) == {"queue": "orders", "shard": 3, "jobs": 1, "ids": "'42'"}
+    assert describe_batch(batch("42")) == {"queue": "orders", "shard": 3, "jobs": 1, "ids": "'42'"}
 
 
 @pytest.mark.parametrize("count, ids", [(5, "'0','1','2','3','4'"), (7, "'0','1','2','3','4',... (2 more)")])
 def test_beyond_five_ids_are_counted(count, ids):
-    known = described(batch(*map(str, range(count))))
+    known = describe_batch(batch(*map(str, range(count))))
     assert (known["jobs"], known["ids"]) == (count, ids)
 
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\x1b[31m", "\x85", "\u2028", "\u202e", "\udc80", "\x00"])
 def test_no_id_ends_or_colours_the_line(end):
-    (line,) = described(batch(f"1{end}[ERROR] forged"))["ids"].splitlines()
+    (line,) = describe_batch(batch(f"1{end}[ERROR] forged"))["ids"].splitlines()
     assert line.isprintable()
     assert "forged" in line

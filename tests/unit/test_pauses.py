@@ -10,7 +10,7 @@ import pytest
 from celery import Celery
 
 from celery_lowkiq import ConfigurationError, OrderedTask, ordered_task
-from celery_lowkiq.integration.task.retry_options import guarded, policy_of
+from celery_lowkiq.integration.runs.retry_policy import guarded, policy_of
 from celery_lowkiq.rules import retry_delays
 from celery_lowkiq.rules.models import Fate, Job, Payload
 from celery_lowkiq.rules.retry import after_failure

@@ -8,7 +8,7 @@ import pytest
 from celery import Celery
 
 from celery_lowkiq import ConfigurationError, OrderedTask, ordered_task
-from celery_lowkiq.integration.records.call_record import TTL_ENDS, CallNote, note_of
+from celery_lowkiq.integration.records.call_record import TTL_ENDS, CallRecord, make_record
 from celery_lowkiq.integration.task.queue_options import policies_of
 from celery_lowkiq.rules.models import Fate, Job, Payload
 from celery_lowkiq.rules.policies import NONE, AfterFailure, Policies, WhenFull, length_of_shard, surplus
@@ -98,22 +98,22 @@ class TestTimeToLive:
     ENDS = "2030-01-01T00:00:00+00:00"
 
     def test_it_is_an_expiry_until_the_job_fails(self):
-        note = CallNote("1", {TTL_ENDS: self.ENDS})
+        note = CallRecord("1", {TTL_ENDS: self.ENDS})
         assert note.before_its_job_failed().headers["expires"] == self.ENDS
         assert "expires" not in note.headers
 
     def test_the_expiry_of_a_call_comes_first(self):
-        note = CallNote("1", {TTL_ENDS: self.ENDS, "expires": "2029-01-01T00:00:00+00:00"})
+        note = CallRecord("1", {TTL_ENDS: self.ENDS, "expires": "2029-01-01T00:00:00+00:00"})
         assert note.before_its_job_failed() is note
 
     def test_it_is_over_with_the_first_run(self):
-        note = CallNote("1", {TTL_ENDS: self.ENDS, "x": 1})
-        assert note.started() == CallNote("1", {"x": 1})
+        note = CallRecord("1", {TTL_ENDS: self.ENDS, "x": 1})
+        assert note.started() == CallRecord("1", {"x": 1})
         assert note.started().started() is None
 
     def test_it_begins_with_the_call(self, app):
         task = make(app, job_ttl=timedelta(minutes=5))
-        note = note_of(task, {"id": "1"}, None, {}, track=False)
+        note = make_record(task, {"id": "1"}, None, {}, track=False)
         ends = datetime.fromisoformat(note.headers[TTL_ENDS])
         left = ends - datetime.now(timezone.utc)
         assert timedelta(minutes=4) < left <= timedelta(minutes=5)

@@ -12,7 +12,7 @@ from kombu.exceptions import OperationalError
 
 from celery_lowkiq import StoreFull, StoreUnavailable, ordered_task
 from celery_lowkiq.integration.app.context import home_of
-from celery_lowkiq.integration.calls.producer import pauses_of
+from celery_lowkiq.integration.calls.producer import retry_intervals
 
 
 @pytest.fixture
@@ -94,4 +94,4 @@ def test_a_bulk_call_is_repeated_by_the_apps_policy(task):
 
 def test_pauses_grow_as_the_policy_has_it():
     policy = {"max_retries": 5, "interval_start": 1, "interval_step": 2, "interval_max": 4}
-    assert list(pauses_of(True, policy)) == [1, 3, 5, 5, 5]
+    assert list(retry_intervals(True, policy)) == [1, 3, 5, 5, 5]

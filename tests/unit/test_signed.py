@@ -11,7 +11,7 @@ from kombu import serialization
 
 from celery_lowkiq.integration.app.codec import MARK, Codec
 from celery_lowkiq.integration.app.signed_payloads import SEPARATOR
-from celery_lowkiq.integration.records.call_record import CallNote
+from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.rules.errors import ConfigurationError, UndecodablePayload
 from tests.signing import make_identity
 
@@ -123,11 +123,11 @@ def test_s1_an_app_without_setup_security_is_refused(registry):
 class TestRecords:
     """S1: a record that cannot be read still names its call, so that the call can be told."""
 
-    NOTE = CallNote("id 1", {"tenant": "acme"}, {"errbacks": [{"task": "mourn"}]}, "f" * 32)
+    NOTE = CallRecord("id 1", {"tenant": "acme"}, {"errbacks": [{"task": "mourn"}]}, "f" * 32)
 
     def test_they_come_back_as_they_were(self, codec):
-        for note in (self.NOTE, CallNote("a"), CallNote('"\\ä\n'), CallNote("b", tracker="0" * 32)):
-            assert CallNote.load(note.dump(codec), codec) == note
+        for note in (self.NOTE, CallRecord("a"), CallRecord('"\\ä\n'), CallRecord("b", tracker="0" * 32)):
+            assert CallRecord.load(note.dump(codec), codec) == note
 
     def test_one_flipped_byte_ends_the_call_or_changes_nothing(self, codec):
         data = self.NOTE.dump(codec)
@@ -136,16 +136,16 @@ class TestRecords:
             changed = data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
             try:
                 # In the name, which is not signed, and not looked at when the record can be read.
-                assert CallNote.load(changed, codec) == self.NOTE
+                assert CallRecord.load(changed, codec) == self.NOTE
             except UndecodablePayload:
-                named += CallNote.named(changed) == CallNote("id 1", tracker="f" * 32)
+                named += CallRecord.named(changed) == CallRecord("id 1", tracker="f" * 32)
         assert named > len(data) - 60
 
     def test_plain_ones_are_no_records_and_name_their_calls(self, codec):
         data = self.NOTE.dump(Codec("json", ["json"], 65536))
         with pytest.raises(UndecodablePayload, match="'application/json' is not in accept_content"):
-            CallNote.load(data, codec)
-        assert CallNote.named(data) == CallNote("id 1", tracker="f" * 32)
+            CallRecord.load(data, codec)
+        assert CallRecord.named(data) == CallRecord("id 1", tracker="f" * 32)
 
     @pytest.mark.parametrize(
         "data",
@@ -162,4 +162,4 @@ class TestRecords:
         ],
     )
     def test_what_names_no_call(self, data):
-        assert CallNote.named(data) is None
+        assert CallRecord.named(data) is None

@@ -323,7 +323,7 @@ def test_a_call_makes_up_no_broker_queue():
     class Remembering(OrderedTask):
         abstract = True
 
-        def _push(self, home, entries, jobs, pauses):
+        def _publish(self, entries, jobs, intervals, push=None):
             stored.extend(entries)
 
     @ordered_task(app=app, shared=False, base=Remembering, name="record")

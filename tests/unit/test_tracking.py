@@ -10,9 +10,10 @@ from celery.exceptions import Retry
 
 from celery_lowkiq import BusinessFailure, InvalidCall, Tracker, ordered_task, track
 from celery_lowkiq.integration.app.settings import format_message
-from celery_lowkiq.integration.records.call_record import CallNote
-from celery_lowkiq.integration.runs.endings import Ending, giving, raising
-from celery_lowkiq.integration.runs.tracker_updates import PROGRESS_PAUSE, TrackedCalls, progress_of
+from celery_lowkiq.integration.records.call_record import CallRecord
+from celery_lowkiq.integration.runs.outcomes import CallOutcome
+from celery_lowkiq.integration.runs.tracker_updates import PROGRESS_INTERVAL, TrackedCalls
+from celery_lowkiq.integration.task.tracking_mixin import read_progress
 from celery_lowkiq.integration.tracking.tracker import read_states
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Job
@@ -92,7 +93,7 @@ def job(job_id="1", claim=7):
 def tracked(tracks, *calls):
     """Whose calls (id, tracker, job) have begun."""
     made = TrackedCalls(5, tracks, SETTINGS)
-    made.begin((job(job_id), CallNote(call, tracker=tracker), True) for call, tracker, job_id in calls)
+    made.begin((job(job_id), CallRecord(call, tracker=tracker), True) for call, tracker, job_id in calls)
     tracks.told.clear()
     return made
 
@@ -100,16 +101,16 @@ def tracked(tracks, *calls):
 def test_a_batch_without_tracked_calls_asks_nothing():
     tracks = Tracks(error=AssertionError("asked"))
     calls = TrackedCalls(5, tracks, SETTINGS)
-    assert calls.begin([(job(), CallNote("call"), True)]) == set()
-    assert calls.dropped(CallNote("call"), "revoked") == []
-    assert calls.ended(job(), CallNote("call"), None, over=True) == []
+    assert calls.begin([(job(), CallRecord("call"), True)]) == set()
+    assert calls.dropped(CallRecord("call"), "revoked") == []
+    assert calls.ended(job(), CallRecord("call"), None, over=True) == []
     calls.progress("half", 1, 2)
 
 
 def test_calls_of_a_cancelled_tracker_shall_not_run_and_hear_of_no_progress():
     tracks = Tracks(cancelled={"gone"})
     calls = TrackedCalls(5, tracks, SETTINGS)
-    notes = [CallNote("a", tracker="gone"), CallNote("b", tracker="kept"), CallNote("c")]
+    notes = [CallRecord("a", tracker="gone"), CallRecord("b", tracker="kept"), CallRecord("c")]
     assert calls.begin((job(), note, True) for note in notes) == {"a"}
     assert tracks.told == [[began("gone", "a", 5, 7), began("kept", "b", 5, 7)]]
     calls.progress("half", None, None)
@@ -120,7 +121,7 @@ def test_calls_that_a_run_is_not_handed_go_on_waiting_unless_their_tracker_was_c
     tracks = Tracks(cancelled={"gone"})
     calls = TrackedCalls(5, tracks, SETTINGS)
     given = [("a", "t", True), ("b", "t", False), ("c", "gone", False), ("d", "gone", False)]
-    shall_not = calls.begin((job(), CallNote(call, tracker=of), handed) for call, of, handed in given)
+    shall_not = calls.begin((job(), CallRecord(call, tracker=of), handed) for call, of, handed in given)
     assert shall_not == {"c", "d"}
     assert tracks.told == [[began("t", "a", 5, 7), waits("gone", "d")]]
 
@@ -133,7 +134,7 @@ def test_a_run_does_not_begin_while_its_tracker_is_away():
 def test_a_broken_tracker_does_not_stop_a_run(caplog):
     calls = tracked(Tracks(error=StoreError("WRONGTYPE")), ("a", "t", "1"))
     calls.progress("half", 1, 2)
-    assert "trackers were not told that calls begin to run: WRONGTYPE" in caplog.text
+    assert "the beginning of a run was not reported to trackers: WRONGTYPE" in caplog.text
 
 
 def test_progress_of_one_job_or_of_all():
@@ -153,7 +154,7 @@ def test_progress_without_a_text_is_told_now_and_then_and_at_its_end(monkeypatch
     for current in range(1, 5):
         calls.progress("", current, 4)
     calls.progress("said", 5, None)
-    now[0] += PROGRESS_PAUSE
+    now[0] += PROGRESS_INTERVAL
     calls.progress("", 6, None)
     assert [told[2] for told in tracks.told] == [1, 4, 5, 6]
 
@@ -163,7 +164,7 @@ def test_progress_that_cannot_be_told_is_logged_and_the_run_goes_on(caplog):
     calls = tracked(tracks, ("a", "t", "1"))
     tracks.error = StoreUnavailable("gone")
     calls.progress("half", 1, 2)
-    assert "a tracker was not told of progress: gone" in caplog.text
+    assert "progress was not reported to a tracker: gone" in caplog.text
 
 
 def test_an_interrupted_run_is_told_at_once(caplog):
@@ -174,29 +175,29 @@ def test_an_interrupted_run_is_told_at_once(caplog):
     assert tracks.told == [[News("t", "a", State.ENQUEUED, State.ERROR, text, 5, 7)]]
     tracks.error = StoreUnavailable("gone")
     calls.interrupted(SystemExit(3))
-    assert "trackers were not told that a run was interrupted: gone" in caplog.text
+    assert "the interruption of a run was not reported to trackers: gone" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("ending", "over", "state", "text"),
     [
         (None, False, State.ENQUEUED, ""),
-        (Ending(True, giving(1), success=True), True, State.FINISHED, ""),
-        (Ending(True, raising(ValueError("boom"))), True, State.ERROR, "ValueError: boom"),
-        (Ending(True, raising(BusinessFailure("not eligible"))), True, State.FAILED, "not eligible"),
-        (Ending(False, raising(Retry(exc=ValueError("boom")))), False, State.ENQUEUED, "ValueError: boom"),
+        (CallOutcome(True, give=lambda: 1, success=True), True, State.FINISHED, ""),
+        (CallOutcome(True, error=ValueError("boom")), True, State.ERROR, "ValueError: boom"),
+        (CallOutcome(True, error=BusinessFailure("not eligible")), True, State.FAILED, "not eligible"),
+        (CallOutcome(False, error=Retry(exc=ValueError("boom"))), False, State.ENQUEUED, "ValueError: boom"),
     ],
     ids=["returned", "success", "error", "business", "retry"],
 )
 def test_what_a_tracker_is_told_of_an_ending(ending, over, state, text):
-    (news,) = tracked(Tracks()).ended(job(), CallNote("call", tracker="t"), ending, over)
+    (news,) = tracked(Tracks()).ended(job(), CallRecord("call", tracker="t"), ending, over)
     assert (news.state, news.text, news.epoch, news.claim) == (state, text, 5, 7)
 
 
 @pytest.mark.parametrize("wrong", [(7, 1, 2, None), ("", "1", 2, None), ("", 1, float("nan"), None)])
 def test_progress_that_is_none_is_refused(wrong):
     with pytest.raises(InvalidCall):
-        progress_of(*wrong)
+        read_progress(*wrong)
 
 
 def test_states_by_name():

@@ -10,7 +10,7 @@ from typing import Any
 
 from celery import Celery
 
-from celery_lowkiq.rules.models import CallRecord, QueueSpec
+from celery_lowkiq.rules.models import QueueSpec, StoredRecord
 from celery_lowkiq.store.admin.actions import Actions, Left
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.admin.repair import QueueRepairs
@@ -30,7 +30,7 @@ from .settings import LARGEST_PAYLOAD, read_settings
 
 logger = logging.getLogger("celery_lowkiq")
 
-DropHandler = Callable[[Celery, QueueSpec, Sequence[CallRecord]], None]
+DropHandler = Callable[[Celery, QueueSpec, Sequence[StoredRecord]], None]
 
 _drop_handlers: list[DropHandler] = []
 
@@ -83,7 +83,7 @@ class Home:
         durability = Durability(Level(self.settings.push_durability), self.settings.push_replicas)
         return RedisStore(client, durability)
 
-    def _dropped(self, queue: QueueSpec, calls: Sequence[CallRecord]) -> None:
+    def _dropped(self, queue: QueueSpec, calls: Sequence[StoredRecord]) -> None:
         """End the calls that a push dropped. The push has succeeded, so errors are only logged."""
         try:
             for finish in _drop_handlers:

@@ -19,7 +19,7 @@ from celery_lowkiq.integration.app.context import home_of
 from celery_lowkiq.integration.app.rate_limits import read_rate
 from celery_lowkiq.integration.app.redis_params import source_of
 from celery_lowkiq.integration.app.registry import ordered_tasks
-from celery_lowkiq.integration.runs.log_filter import tell_of_batches
+from celery_lowkiq.integration.runs.log_filter import install_batch_filter
 from celery_lowkiq.integration.runs.runner import CeleryRunner
 from celery_lowkiq.rules.clock import SystemClock
 from celery_lowkiq.rules.errors import ConfigurationError
@@ -300,7 +300,7 @@ class OrderedQueues(bootsteps.StartStopStep):
         shards = sum(spec.shards for spec in specs if spec.name in self._served)
         if shards < lanes:
             logger.warning("%d lanes for %d shards: %d lanes stay idle", lanes, shards, lanes - shards)
-        tell_of_batches()
+        install_batch_filter()
         self._store = home.open_store(lanes + OTHER_CONNECTIONS)
         runner = self._runner = CeleryRunner(
             self._tasks, consumer, home, CallReader(self._store.client), Tracks(self._store.client)

@@ -9,11 +9,11 @@ from typing import Any
 
 from celery.utils.saferepr import saferepr
 
+from celery_lowkiq.integration.records.call_record import HEADER
 from celery_lowkiq.rules.errors import InvalidCall
 
 from .validation import SHOWN, Entry, read_priority, read_score, read_time
 
-HEADER = "lowkiq"
 #: What a sender may say; its app adds when it sent the message (Unix s) with lowkiq_message_score="sent".
 WORDS = ("score", "perform_in", "priority")
 SENT = "sent"

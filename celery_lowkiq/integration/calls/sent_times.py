@@ -11,9 +11,10 @@ from celery import Celery
 from celery.app.amqp import AMQP
 
 from celery_lowkiq.integration.app.settings import read_setting
+from celery_lowkiq.integration.records.call_record import HEADER
 from celery_lowkiq.worker.forks import ProcessLock
 
-from .message_header import HEADER, SENT
+from .message_header import SENT
 from .producer import StoreProducer
 
 

@@ -10,7 +10,7 @@ from celery_lowkiq.integration.app.context import Home
 from celery_lowkiq.integration.app.error_text import MAX_ERROR_BYTES
 from celery_lowkiq.integration.app.settings import LARGEST_PAYLOAD
 from celery_lowkiq.integration.calls.validation import read_id, read_time
-from celery_lowkiq.integration.records.call_record import CallNote
+from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.rules.dumps import (
     End,
     Entry,
@@ -112,7 +112,7 @@ def _check(home: Home, entry: Entry) -> None:
     for payload in entry.payloads if entry.state is not State.DEAD else ():
         home.codec.check_accepted(payload.data)
     for call in entry.calls:
-        CallNote.load(call.record, home.record_codec)
+        CallRecord.load(call.record, home.record_codec)
 
 
 def _header(home: Home, parsed: Iterator[tuple[int, Line]], name: str | None) -> Header:

@@ -1,8 +1,8 @@
-"""What is kept of a call until its job has ended: its task id, and of its message what is not as always.
+"""Call record: what is stored of a call until its job has ended, for its result, links and tracker.
 
-A record is ``[task id, headers, embedded signatures, tracker]``, without the parts at its end that are empty.
-When the serializer is not JSON, the record follows its own JSON without headers and signatures: a record that
-cannot be read then still names its call, and the call can be told.
+A record is ``[task id, headers, embedded signatures, tracker]``, without empty parts at its end. When the
+serializer is not JSON, the same list without headers and signatures stands in front as JSON: so a record
+that cannot be read still names its call, and the call can end as FAILURE.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from celery.backends.base import DisabledBackend
 
 from celery_lowkiq.integration.app.codec import MARK, Codec, dump_json
 from celery_lowkiq.integration.app.durations import seconds_of
-from celery_lowkiq.integration.calls.message_header import HEADER
 from celery_lowkiq.rules.errors import PayloadError, UndecodablePayload
 
-#: Headers that a run has anyway, or that have become the job's own.
+#: Our header, in which a call by name gives its score, perform_in and priority.
+HEADER = "lowkiq"
+#: Headers that each run has, or that have become the job's own.
 NOT_KEPT = frozenset(
     {
         "lang",
@@ -40,7 +41,7 @@ NOT_KEPT = frozenset(
 )
 #: Our header: when a call's time to live ends (ISO 8601, UTC).
 TTL_ENDS = "lowkiq_ttl_ends"
-#: Headers that say where a call belongs; by themselves they are no reason for a record.
+#: Headers that place a call among others; alone, they are no reason for a record.
 PLACE = frozenset({"root_id", "parent_id", "group", "group_index", "ignore_result", "reply_to"})
 #: Where a record that cannot be read names its call and its tracker.
 _CALL = re.compile(rb'\[("(?:[^"\\]|\\.){1,1024}")')
@@ -49,26 +50,24 @@ _KINDS: dict[str, type] = {"id": str, "headers": Mapping, "embed": Mapping, "tra
 
 
 @dataclass(frozen=True)
-class CallNote:
-    """A call, as its record tells of it. ``embed``: callbacks, errbacks, chain and chord."""
+class CallRecord:
+    """The record of a call. ``embed``: callbacks, errbacks, chain and chord."""
 
     id: str
     headers: Mapping[str, Any] = field(default_factory=dict)
     embed: Mapping[str, Any] = field(default_factory=dict)
-    #: Id of the tracker that is told what becomes of it; "" for none.
+    #: Id of its tracker; "" for none.
     tracker: str = ""
 
-    def before_its_job_failed(self) -> CallNote:
-        """The call as long as its job has not failed: without an ``expires`` of its own, and until it was
-        handed to a run, it expires when its time to live ends.
-        """
+    def before_its_job_failed(self) -> CallRecord:
+        """The call while its job has not failed: its time to live is its expiry, if it has no other."""
         ends = self.headers.get(TTL_ENDS)
         if ends is None or self.headers.get("expires"):
             return self
         return replace(self, headers={**self.headers, "expires": ends})
 
-    def started(self) -> CallNote | None:
-        """The call once it was handed to a run: its time to live is over. None when that changes nothing."""
+    def started(self) -> CallRecord | None:
+        """The call once a run has begun, without its time to live; None if it has none."""
         if TTL_ENDS not in self.headers:
             return None
         return replace(self, headers={name: v for name, v in self.headers.items() if name != TTL_ENDS})
@@ -90,21 +89,22 @@ class CallNote:
         return parts
 
     @classmethod
-    def load(cls, data: bytes, codec: Codec) -> CallNote:
+    def load(cls, data: bytes, codec: Codec) -> CallRecord:
         """Raises UndecodablePayload."""
         parts = codec.load(data[max(data.find(MARK), 0) :])
         if not isinstance(parts, (list, tuple)) or not 1 <= len(parts) <= len(_KINDS):
             raise UndecodablePayload("no record of a call: it is no list of its parts")
-        note = cls(*parts)
+        record = cls(*parts)
         for name, kind in _KINDS.items():
-            if not isinstance(getattr(note, name), kind):
+            if not isinstance(getattr(record, name), kind):
                 raise UndecodablePayload(f"no record of a call: its {name} is no {kind.__name__}")
-        return note
+        return record
 
     @classmethod
-    def named(cls, data: bytes) -> CallNote | None:
-        """The call and the tracker that an unreadable record names; None when it names none. Only for telling
-        that the call has failed: the name is not verified.
+    def named(cls, data: bytes) -> CallRecord | None:
+        """The id and tracker that an unreadable record names; None when it names none.
+
+        They are not verified: use them only to report that the call has failed.
         """
         head = data.partition(MARK)[0]
         found, tracker = _CALL.match(head), _TRACKER.search(head)
@@ -116,17 +116,17 @@ class CallNote:
             return None
 
 
-def note_of(
+def make_record(
     task: Any,
     headers: Mapping[str, Any],
     embed: Mapping[str, Any] | None,
     properties: Mapping[str, Any],
     track: bool,
     tracker: str = "",
-) -> CallNote | None:
-    """What is to be kept of a call with such a message; None when nobody will ask."""
+) -> CallRecord | None:
+    """The record of a call with this message; None when nothing will need it."""
     stored = stores_error(task, headers.get("ignore_result"))
-    kept = {name: value for name, value in headers.items() if _says_something(name, value)}
+    kept = {name: value for name, value in headers.items() if _is_kept(name, value)}
     if headers.get("root_id") not in (None, headers["id"]):
         kept["root_id"] = headers["root_id"]
     ignored = bool(kept.pop("ignore_result", False))
@@ -141,38 +141,37 @@ def note_of(
         return None
     if stored and properties.get("reply_to") and task.backend.as_uri().startswith("rpc"):
         kept["reply_to"] = properties["reply_to"]
-    return CallNote(headers["id"], kept, embedded, tracker)
+    return CallRecord(headers["id"], kept, embedded, tracker)
 
 
-def _says_something(name: str, value: Any) -> bool:
-    """Celery's headers without a value are as if they were not there; the user's own are kept as they are."""
+def _is_kept(name: str, value: Any) -> bool:
+    """Whether to keep a header: a user's own always, one of Celery's if it has a value."""
     return name not in NOT_KEPT and (bool(value) or not hasattr(Context, name))
 
 
 def stores_result(task: Any, ignore_result: bool | None = None) -> bool:
-    """Whether anyone can ask for the result of a call."""
+    """Whether the result of a call is stored."""
     ignored = task.ignore_result if ignore_result is None else ignore_result
     return not (ignored or isinstance(task.backend, DisabledBackend))
 
 
 def ttl_ends(task: Any) -> str:
-    """When the time to live of a call ends that is made now; ISO 8601."""
+    """The end of the time to live of a call made now; ISO 8601."""
     ends: datetime = task._get_app().now() + timedelta(seconds=seconds_of(task.job_ttl) or 0.0)
     return ends.isoformat()
 
 
 def stores_error(task: Any, ignore_result: bool | None = None) -> bool:
-    """Whether anyone can ask for the error of a call, at least."""
+    """Whether the error of a call is stored."""
     kept = task.store_errors_even_if_ignored
     return stores_result(task, False if kept else ignore_result)
 
 
-def store_state(task: Any, notes: Iterable[CallNote], state: Any, meta: Any, **options: Any) -> None:
-    """Give each call whose result is stored a state on its way."""
-    for note in notes:
-        if stores_result(task, note.headers.get("ignore_result")):
-            # Some backends, as rpc://, learn from the request where the result belongs: the call's, not the
-            # run's.
-            known = {"id": note.id, "task": task.name, "correlation_id": note.id, "delivery_info": {}}
-            request = Context({**known, **note.headers})
-            task.backend.store_result(note.id, meta, state, **{"request": request, **options})
+def store_state(task: Any, records: Iterable[CallRecord], state: Any, meta: Any, **options: Any) -> None:
+    """Store an intermediate state for each call whose result is stored."""
+    for record in records:
+        if stores_result(task, record.headers.get("ignore_result")):
+            # Backends such as rpc:// send the result to the address in the call's request.
+            place = {"id": record.id, "task": task.name, "correlation_id": record.id, "delivery_info": {}}
+            request = Context({**place, **record.headers})
+            task.backend.store_result(record.id, meta, state, **{"request": request, **options})

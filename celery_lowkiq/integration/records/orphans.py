@@ -1,6 +1,4 @@
-"""Calls that nobody runs, since an operator has deleted or killed their jobs, or since they cannot be stored:
-here they get their results.
-"""
+"""Orphaned calls: their jobs were deleted, buried or refused. Here they get their results."""
 
 from __future__ import annotations
 
@@ -15,10 +13,10 @@ from celery.app.task import Context
 from celery_lowkiq.integration.app.context import home_of, on_dropped_calls
 from celery_lowkiq.integration.app.registry import ordered_tasks
 from celery_lowkiq.rules.errors import LowkiqError, ResultsUnavailable, UndecodablePayload
-from celery_lowkiq.rules.models import CallRecord, QueueSpec
+from celery_lowkiq.rules.models import QueueSpec, StoredRecord
 from celery_lowkiq.rules.tracking import State, ends_without_run
 
-from .call_record import CallNote, stores_error
+from .call_record import CallRecord, stores_error
 
 logger = logging.getLogger("celery_lowkiq")
 
@@ -31,77 +29,82 @@ class KilledByOperator(LowkiqError):
     """A failed job was moved to the morgue by hand."""
 
 
-def end_leftovers(task: Any, calls: Sequence[CallRecord], dead: bool, reason: str = DELETED) -> None:
-    """Give calls their final state: FAILURE when their payloads are in the morgue, else REVOKED for a reason.
+def finish_orphaned_calls(
+    task: Any, calls: Sequence[StoredRecord], dead: bool, reason: str = DELETED
+) -> None:
+    """Give calls their final state: FAILURE if ``dead``, their payloads being in the morgue, else REVOKED.
+
     Their chords fail. Raises ResultsUnavailable.
     """
     home = home_of(task._get_app())
     news = []
     for call in calls:
         try:
-            note = CallNote.load(call.data, home.record_codec)
+            record = CallRecord.load(call.data, home.record_codec)
             how, text = (State.ERROR, KILLED) if dead else (State.FAILED, reason)
         except UndecodablePayload as error:
             unread = fail_unread(task, call, error)
             if unread is None:
                 continue
-            note, how, text = unread, State.FAILED, unread_text(error)
+            record, how, text = unread, State.FAILED, unread_text(error)
         else:
             if dead:
-                fail(task, note, KilledByOperator(KILLED))
+                fail(task, record, KilledByOperator(KILLED))
             else:
-                _revoke(task, note, reason)
-        if note.tracker:
-            news.append(ends_without_run(note.tracker, note.id, how, text))
+                _revoke(task, record, reason)
+        if record.tracker:
+            news.append(ends_without_run(record.tracker, record.id, how, text))
     if news:
         home.tracks.tell(news)
 
 
 @on_dropped_calls
-def _end_dropped(app: Celery, queue: QueueSpec, calls: Sequence[CallRecord]) -> None:
-    end_leftovers(ordered_tasks(app)[queue.name], calls, dead=False, reason=DROPPED)
+def _finish_dropped(app: Celery, queue: QueueSpec, calls: Sequence[StoredRecord]) -> None:
+    finish_orphaned_calls(ordered_tasks(app)[queue.name], calls, dead=False, reason=DROPPED)
 
 
 def unread_text(reason: UndecodablePayload) -> str:
-    """What is said of a call whose record cannot be read."""
+    """The error of a call whose record cannot be read."""
     return f"the record of the call cannot be read: {reason}"
 
 
-def fail_unread(task: Any, call: CallRecord, reason: UndecodablePayload) -> CallNote | None:
-    """End a call whose record cannot be read: FAILURE, without links and chord, which are not verified.
+def fail_unread(task: Any, call: StoredRecord, reason: UndecodablePayload) -> CallRecord | None:
+    """End a call whose record cannot be read: FAILURE, without its unverified links and chord.
 
-    Returns the call as far as it is known; None, and a line in the log, when the record does not name it.
-    Raises what the result backend raises.
+    Returns the id and tracker of the call; None, and a line in the log, when the record does not name it.
+    Raises ResultsUnavailable.
     """
-    note = CallNote.named(call.data)
-    if note is None:
-        logger.error("a call of %s ends, and nobody can be told: %s", task.name, unread_text(reason))
+    record = CallRecord.named(call.data)
+    if record is None:
+        logger.error(
+            "a call of %s ends without a result, since its id is unknown: %s", task.name, unread_text(reason)
+        )
         return None
-    logger.error("call %s of %s ends as FAILURE: %s", note.id, task.name, unread_text(reason))
-    fail(task, note, UndecodablePayload(unread_text(reason)))
-    return note
+    logger.error("call %s of %s ends as FAILURE: %s", record.id, task.name, unread_text(reason))
+    fail(task, record, UndecodablePayload(unread_text(reason)))
+    return record
 
 
-def fail(task: Any, note: CallNote, error: Exception) -> None:
-    """End a call that nobody runs: FAILURE, also of its chord, and errbacks are called.
+def fail(task: Any, record: CallRecord, error: Exception) -> None:
+    """End a call that does not run: FAILURE, also of its chord; calls its errbacks.
 
     Raises ResultsUnavailable.
     """
-    request, stored = _request(task, note)
+    request, stored = _request(task, record)
     with _storing():
-        task.backend.mark_as_failure(note.id, error, request=request, store_result=stored)
+        task.backend.mark_as_failure(record.id, error, request=request, store_result=stored)
 
 
-def _revoke(task: Any, note: CallNote, reason: str) -> None:
-    request, stored = _request(task, note)
+def _revoke(task: Any, record: CallRecord, reason: str) -> None:
+    request, stored = _request(task, record)
     with _storing():
-        task.backend.mark_as_revoked(note.id, reason, request=request, store_result=stored)
+        task.backend.mark_as_revoked(record.id, reason, request=request, store_result=stored)
     signals.task_revoked.send(sender=task, request=request, terminated=False, signum=None, expired=False)
 
 
 @contextlib.contextmanager
 def _storing() -> Iterator[None]:
-    """Each result backend has errors of its own: one name for all of them."""
+    """Raise any error of a result backend as ResultsUnavailable."""
     try:
         yield
     except Exception as error:
@@ -110,8 +113,8 @@ def _storing() -> Iterator[None]:
         ) from error
 
 
-def _request(task: Any, note: CallNote) -> tuple[Context, bool]:
-    """What Celery is to know of the call, and whether its result is stored."""
-    headers = {"id": note.id, "root_id": note.id, "task": task.name, "delivery_info": {}}
-    stored = stores_error(task, note.headers.get("ignore_result"))
-    return Context({**headers, **note.headers, **note.embed}), stored
+def _request(task: Any, record: CallRecord) -> tuple[Context, bool]:
+    """The request of a call for Celery, and whether its result is stored."""
+    headers = {"id": record.id, "root_id": record.id, "task": task.name, "delivery_info": {}}
+    stored = stores_error(task, record.headers.get("ignore_result"))
+    return Context({**headers, **record.headers, **record.embed}), stored

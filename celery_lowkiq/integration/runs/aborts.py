@@ -1,4 +1,4 @@
-"""What a task's code raises that is no ``Exception``: it fails the run, but for what ends a process."""
+"""Turns a ``BaseException`` of a task's code into a failure of the run, unless it ends the process."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from celery_lowkiq.rules.errors import LowkiqError
 
 T = TypeVar("T")
 
-#: These end the worker, and fail no run.
+#: These end the worker, and do not fail the run.
 ENDS_WORKER = (SystemExit, KeyboardInterrupt, GeneratorExit)
 
 
 class RunAborted(LowkiqError):
-    """The run has failed by a ``BaseException`` that is no ``Exception``, such as ``asyncio.CancelledError``.
+    """The run has failed by a ``BaseException`` such as ``asyncio.CancelledError``, its ``__cause__``.
 
-    That is its ``__cause__``; Celery takes only an ``Exception`` for a failure.
+    Celery takes only an ``Exception`` for a failure.
     """
 
 
 def may_fail(kind: type[BaseException]) -> bool:
-    """Whether what is raised of this class fails a run."""
+    """Whether an exception of this class fails a run."""
     return not issubclass(kind, ENDS_WORKER)
 
 
 def as_failure(raised: BaseException) -> Exception:
-    """The error itself, or a RunAborted by it."""
+    """The exception itself, or a RunAborted with it as cause."""
     if isinstance(raised, Exception):
         return raised
     failure = RunAborted(safe_repr(raised))
@@ -37,13 +37,13 @@ def as_failure(raised: BaseException) -> Exception:
 
 
 def raised_in(failure: BaseException) -> BaseException:
-    """What the task's code raised."""
+    """The exception that the task's code raised."""
     cause = failure.__cause__ if isinstance(failure, RunAborted) else None
     return failure if cause is None else cause
 
 
 def failing(function: Callable[[], T]) -> T:
-    """What the function returns. Raises what fails a run as an Exception, and what ends a worker."""
+    """Call the function. Raises what fails a run as an Exception; SystemExit and its like pass."""
     try:
         return function()
     except (Exception, *ENDS_WORKER):

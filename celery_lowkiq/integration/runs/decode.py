@@ -1,12 +1,13 @@
-"""What of a claimed batch is handed to the task function, and what is not."""
+"""Decodes a claimed batch: payloads for the task function, and payloads to drop or bury."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from bisect import bisect_left
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from celery_lowkiq.integration.app.codec import Codec
+from celery_lowkiq.integration.app.codec import MARK, Codec
 from celery_lowkiq.integration.app.error_text import dump_error_text, load_error
 from celery_lowkiq.integration.app.settings import Settings
 from celery_lowkiq.rules.errors import UndecodablePayload
@@ -16,7 +17,9 @@ logger = logging.getLogger("celery_lowkiq")
 
 #: Positions of payloads by the id of their job.
 Positions = Mapping[str, Collection[int]]
-NOTHING: dict[str, Collection[int]] = {}
+NO_POSITIONS: dict[str, Collection[int]] = {}
+#: Up to this size in bytes, the payloads of a job are shown whole in logs and events.
+SMALL_BYTES = 256
 
 
 class RunJob(NamedTuple):
@@ -41,26 +44,94 @@ class RunInfo(NamedTuple):
     #: The epoch of the shard's lease; it only grows, so that a database can refuse an older one.
     fence: int
     jobs: tuple[RunJob, ...]
-    #: ``lease_lost.is_set()`` while another worker may have the shard: Redis was silent for too long.
+    #: ``lease_lost.is_set()`` while another worker may own the shard, since Redis did not answer in time.
     lease_lost: Flag
 
 
-class Handed(NamedTuple):
-    """Of one claimed job. Positions count all of its payloads, places those that are handed over."""
+class DecodedJob(NamedTuple):
+    """A claimed job and its decoded payloads.
 
-    #: None when nothing of it can be run.
+    A position counts all payloads of the claimed job; a place counts those that run.
+    """
+
+    claimed: Job
+    #: None when no payload can run.
     job: RunJob | None
-    #: What goes to the morgue, or is dropped, whatever becomes of the rest.
+    #: Payloads that are dropped or go to the morgue, whatever becomes of the others.
     bad: tuple[BadPayload, ...]
+    #: Positions of the payloads that run.
+    positions: Sequence[int]
 
-    def positions(self, job: Job) -> list[int]:
-        """Of the claimed job's payloads that are handed over, by place."""
-        others = {payload.position for payload in self.bad}
-        return [position for position in range(len(job.payloads)) if position not in others]
+    def place_of(self, position: int) -> int | None:
+        """The place of a payload; None for one that does not run."""
+        if not self.bad:
+            return position
+        place = bisect_left(self.positions, position)
+        runs = place < len(self.positions) and self.positions[place] == position
+        return place if runs else None
 
 
-def hand(job: Job, codec: Codec, settings: Settings, dropped: Collection[int]) -> Handed:
-    """A job without the payloads that are ``dropped``, or that nobody can read."""
+class DecodedBatch:
+    """A claimed batch with decoded payloads."""
+
+    def __init__(self, batch: Batch, decoded: Mapping[str, DecodedJob]) -> None:
+        self.batch = batch
+        #: All jobs of the batch in its order, by id.
+        self.decoded = decoded
+        #: The jobs that run.
+        self.jobs = tuple([each.job for each in decoded.values() if each.job is not None])
+
+    def includes(self, job_id: str, position: int) -> bool:
+        """Whether the task function gets this payload of a claimed job."""
+        return self.decoded[job_id].place_of(position) is not None
+
+    @property
+    def payloads_by_id(self) -> dict[str, list[Any]]:
+        """The argument of the task function."""
+        return {job.id: list(job.payloads) for job in self.jobs}
+
+    def arguments(self, job_id: str, position: int) -> tuple[Any, ...]:
+        """The argument of a run of this payload alone; without a payload when it cannot run."""
+        job, place = self.decoded[job_id].job, self.decoded[job_id].place_of(position)
+        return ({job_id: [] if job is None or place is None else [job.payloads[place]]},)
+
+    @property
+    def retries(self) -> int:
+        """Celery's ``request.retries``: the largest number of failures of any job."""
+        return max((job.retry_count + 1 for job in self.jobs), default=0)
+
+    @property
+    def info(self) -> RunInfo:
+        lease = self.batch.lease
+        return RunInfo(lease.shard.queue, lease.shard.index, lease.epoch, self.jobs, self.batch.lost)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the payloads of each job are JSON of at most SMALL_BYTES bytes."""
+        for job in self.batch.jobs:
+            size = 0
+            for payload in job.payloads:
+                size += len(payload.data)
+                if size > SMALL_BYTES or payload.data.startswith(MARK):
+                    return False
+        return True
+
+
+def decode_batch(
+    batch: Batch, codec: Codec, settings: Settings, dropped: Positions = NO_POSITIONS
+) -> DecodedBatch:
+    """Decode the payloads of a batch, except those ``dropped`` here or by a policy of the queue."""
+    if batch.queue.policy:
+        unwanted = {job.id: range(job.unwanted) for job in batch.jobs if job.unwanted}
+        ids = {*dropped, *unwanted}
+        dropped = {job_id: {*dropped.get(job_id, ()), *unwanted.get(job_id, ())} for job_id in ids}
+    return DecodedBatch(
+        batch, {job.id: decode_job(job, codec, settings, dropped.get(job.id, ())) for job in batch.jobs}
+    )
+
+
+def decode_job(job: Job, codec: Codec, settings: Settings, dropped: Collection[int]) -> DecodedJob:
+    """Decode the payloads of a job, except those at ``dropped`` positions."""
     payloads: list[Any] = []
     scores: list[float] = []
     bad: list[BadPayload] = []
@@ -74,14 +145,12 @@ def hand(job: Job, codec: Codec, settings: Settings, dropped: Collection[int]) -
             except UndecodablePayload as reason:
                 logger.error("job %r: payload %d goes to the morgue: %s", job.id, position, reason)
                 bad.append(BadPayload(position, dump_error_text(settings, f"undecodable payload: {reason}")))
+    positions: Sequence[int] = range(len(job.payloads))
+    if bad:
+        others = {each.position for each in bad}
+        positions = [position for position in positions if position not in others]
     if not payloads:
-        return Handed(None, tuple(bad))
+        return DecodedJob(job, None, tuple(bad), positions)
     error = None if job.error is None else load_error(settings, job.error)
-    handed = RunJob(job.id, tuple(payloads), tuple(scores), job.retry_count, job.perform_in, error)
-    return Handed(handed, tuple(bad))
-
-
-def with_unwanted(batch: Batch, dropped: Positions) -> Positions:
-    """The dropped payloads, with those that policies of the task drop."""
-    unwanted = {job.id: range(job.unwanted) for job in batch.jobs if job.unwanted}
-    return {job_id: {*dropped.get(job_id, ()), *unwanted.get(job_id, ())} for job_id in {*dropped, *unwanted}}
+    decoded = RunJob(job.id, tuple(payloads), tuple(scores), job.retry_count, job.perform_in, error)
+    return DecodedJob(job, decoded, tuple(bad), positions)

@@ -1,4 +1,4 @@
-"""Running calls at once, without store and worker, in the shape that a worker would give them."""
+"""Eager mode: runs calls in this process, without store and worker, in the batches a worker would make."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from celery.exceptions import Retry
 from celery.result import EagerResult
 from celery.states import FAILURE, SUCCESS
 
-from celery_lowkiq.integration.app.context import Home
+from celery_lowkiq.integration.app.context import home_of
 from celery_lowkiq.integration.calls.validation import Entry
 from celery_lowkiq.rules.models import Merge, QueueSpec, shard_of
 from celery_lowkiq.rules.policies import surplus
@@ -18,31 +18,35 @@ from celery_lowkiq.rules.policies import surplus
 from .aborts import failing
 from .batch_results import ById, JobsFailed
 from .decode import RunInfo, RunJob
-from .outcomes import Again, BusinessFailure, meant
+from .outcomes import Again, BusinessFailure, unwrap
 
 
-def batch_of(entries: Iterable[Entry], home: Home, spec: QueueSpec) -> dict[str, list[Any]]:
-    """Payloads by id: equal ones merged (rule 2), the smallest score first, read back from their bytes.
+def batch_of(entries: Iterable[Entry], task: Any) -> dict[str, list[Any]]:
+    """Payloads by id: equal ones merged (rule 2), smallest score first, decoded from their bytes.
 
-    A missing score is the call's place, as if each came a moment after the one before. ``keep`` holds.
+    A missing score is the call's position, as if each came a moment after the previous one. The policy
+    ``keep`` applies.
     """
+    codec, spec = home_of(task._get_app()).codec, task.queue_spec
     scores: dict[str, dict[bytes, float]] = {}
     for place, entry in enumerate(entries):
-        data = home.codec.dump(entry.payload)
+        data = codec.dump(entry.payload)
         score = float(place) if entry.score is None else entry.score
-        known = scores.setdefault(entry.id, {})
-        if data not in known or ((score > known[data]) == (spec.merge is Merge.MAX) and score != known[data]):
-            known.pop(data, None)
-            known[data] = score
+        by_data = scores.setdefault(entry.id, {})
+        if data not in by_data or (
+            (score > by_data[data]) == (spec.merge is Merge.MAX) and score != by_data[data]
+        ):
+            by_data.pop(data, None)
+            by_data[data] = score
     batch = {}
-    for job_id, known in scores.items():
-        kept = sorted(known, key=lambda data: known[data])[surplus(len(known), spec.policies.keep) :]
-        batch[job_id] = [home.codec.load(data) for data in kept]
+    for job_id, by_data in scores.items():
+        kept = sorted(by_data, key=lambda data: by_data[data])[surplus(len(by_data), spec.policies.keep) :]
+        batch[job_id] = [codec.load(data) for data in kept]
     return batch
 
 
 def info(spec: QueueSpec, payloads_by_id: Mapping[str, list[Any]]) -> RunInfo:
-    """``self.request.lowkiq`` of such a run: no lease, so no fence; scores are the payloads' places."""
+    """``self.request.lowkiq`` of an eager run. Without a lease, the fence is 0; scores are positions."""
     jobs = tuple(
         RunJob(job_id, tuple(payloads), tuple(map(float, range(len(payloads)))), -1, 0.0, None)
         for job_id, payloads in payloads_by_id.items()
@@ -50,30 +54,30 @@ def info(spec: QueueSpec, payloads_by_id: Mapping[str, list[Any]]) -> RunInfo:
     return RunInfo(spec.name, shard_of(next(iter(payloads_by_id)), spec.shards), 0, jobs, threading.Event())
 
 
-def seen(run: Callable[[], Any], payloads_by_id: Mapping[str, list[Any]]) -> Any:
-    """What Celery is to see of a run: of a batch of one id its own value, or error."""
+def eager_outcome(run: Callable[[], Any], payloads_by_id: Mapping[str, list[Any]]) -> Any:
+    """The value or error that Celery is to record of a run; of a batch of one id, that id's own."""
     (job_id, *others) = payloads_by_id
     try:
         result = failing(run)
     except (Again, BusinessFailure, JobsFailed, Retry) as error:
-        said = meant(error)
-        if isinstance(said, JobsFailed) and not others and said.errors.keys() == {job_id}:
-            said = meant(said.errors[job_id])
-        if isinstance(said, Again):
-            # Without a queue nothing runs again, as with `self.retry`.
-            said = Retry(str(said), when=said.after)  # type: ignore[arg-type]
-        if said is error:
+        outcome = unwrap(error)
+        if isinstance(outcome, JobsFailed) and not others and outcome.errors.keys() == {job_id}:
+            outcome = unwrap(outcome.errors[job_id])
+        if isinstance(outcome, Again):
+            # Without a queue the rest does not run again, as with `self.retry`.
+            outcome = Retry(str(outcome), when=outcome.after)  # type: ignore[arg-type]
+        if outcome is error:
             raise
-        raise said from error
+        raise outcome from error
     return result.get(job_id) if isinstance(result, ById) and not others else result
 
 
-def run_bulk(task: Any, entries: list[Entry], home: Home) -> list[Any]:
-    """Run a bulk call, ``batch_size`` ids at a time; ``task_eager_propagates`` decides about errors.
+def run_bulk(task: Any, entries: list[Entry]) -> list[Any]:
+    """Run a bulk call, ``batch_size`` ids at a time. ``task_eager_propagates`` decides about errors.
 
     Returns the EagerResult of each entry.
     """
-    batch = batch_of(entries, home, task.queue_spec)
+    batch = batch_of(entries, task)
     ids = list(batch)
     size = task.queue_spec.batch_size
     results = {}

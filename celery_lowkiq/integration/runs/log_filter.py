@@ -1,6 +1,7 @@
-"""What the log says of a batch. Celery writes a line for each run already: the queue, the shard and the ids
-are added to that as it is written, so that a level that is off costs nothing. Celery's lines about failed
-runs are left out: ``failures`` has better ones.
+"""Log filter: adds queue, shard and ids to Celery's own line about each run.
+
+It does so as the line is written, so that a disabled level costs nothing. It drops Celery's lines about
+failed runs: ``failures`` writes one for each job.
 """
 
 from __future__ import annotations
@@ -14,20 +15,21 @@ from celery.app.trace import LOG_FAILURE, LOG_RETRY
 
 from celery_lowkiq.rules.models import Batch
 
-from .failure_log import is_told
+from .failure_log import is_logged
 
 #: Celery's logger of how runs end.
 TRACE = "celery.app.trace"
-#: So many ids are named, the others are counted.
+#: Maximum number of ids listed per line.
 IDS_SHOWN = 5
 
 
 class BatchFilter(logging.Filter):
-    """Completes Celery's lines about runs, and leaves out those that say again what another line says."""
+    """Completes Celery's lines about runs, and drops those that repeat another line."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Add queue, shard and ids to a line about the run of a batch, and the runtime (s) where it has none;
-        the same as values to ``record.data``.
+        """Add queue, shard and ids to a line about a run, and the runtime in s where it has none.
+
+        ``record.data`` has the same values.
         """
         task: Any = get_current_task()
         about = record.args
@@ -36,28 +38,29 @@ class BatchFilter(logging.Filter):
         run = getattr(task.request, "lowkiq_run", None)
         failed = record.msg in (LOG_FAILURE, LOG_RETRY) and not about.get("internal")
         if run is not None:
-            if failed and _is_told_of(run):
+            if failed and _has_lines(run):
                 return False
             record.msg = f"{record.msg} queue=%(queue)s shard=%(shard)d jobs=%(jobs)d ids=%(ids)s"
             if "runtime" not in about:
                 record.msg += " runtime=%(runtime).3fs"
             runtime = time.monotonic() - run.batch.began_at
-            record.args = {"runtime": runtime, **about, **described(run.batch)}
+            record.args = {"runtime": runtime, **about, **describe_batch(run.batch)}
             record.__dict__["data"] = record.args
-        elif failed and getattr(task.request, "lowkiq_ending", None) is not None:
+        elif failed and getattr(task.request, "lowkiq_play", None) is not None:
             return _as_detail(record)
         return True
 
 
-def _is_told_of(run: Any) -> bool:
-    """Whether each job that failed has a line of ours."""
-    failures = run.failures
-    return bool(failures) and all(is_told(failure, run.log_failures) for failure in failures)
+def _has_lines(run: Any) -> bool:
+    """Whether ``failures`` writes a line for each job that failed."""
+    failures = run.decision.failures
+    return bool(failures) and all(is_logged(failure, run.settings.log_failures) for failure in failures)
 
 
 def _as_detail(record: logging.LogRecord) -> bool:
     """Make a line about one call of a merged job INFO without a traceback: the job's own line has both.
-    Returns whether it is written.
+
+    Returns whether the line is written.
     """
     record.exc_info = record.exc_text = None
     record.levelno = min(record.levelno, logging.INFO)
@@ -65,8 +68,8 @@ def _as_detail(record: logging.LogRecord) -> bool:
     return logging.getLogger(record.name).isEnabledFor(record.levelno)
 
 
-def described(batch: Batch) -> dict[str, Any]:
-    """The words of a line: ids as Python writes them, so that none can end the line or colour it."""
+def describe_batch(batch: Batch) -> dict[str, Any]:
+    """The values of a line. An id is a Python literal, so that it cannot break or colour the line."""
     named = [job.id for job in batch.jobs[:IDS_SHOWN]]
     more = len(batch.jobs) - len(named)
     shown = ",".join(map(repr, named))
@@ -78,8 +81,8 @@ def described(batch: Batch) -> dict[str, Any]:
     }
 
 
-def tell_of_batches() -> None:
-    """From now on, in this process."""
+def install_batch_filter() -> None:
+    """Add the filter to Celery's logger, once in a process."""
     logger = logging.getLogger(TRACE)
-    if not any(isinstance(known, BatchFilter) for known in logger.filters):
+    if not any(isinstance(each, BatchFilter) for each in logger.filters):
         logger.addFilter(BatchFilter())

@@ -1,7 +1,7 @@
-"""The span of a run of several calls links to the spans that its calls were made in.
+"""OpenTelemetry: links the span of a run of several calls to the spans in which they were made.
 
-OpenTelemetry's own instrumentation does all else: it hears Celery's signals, and the headers that it gives to
-a call come with the call's record. Where nobody has imported OpenTelemetry, nothing happens.
+OpenTelemetry's own instrumentation of Celery's signals does all else; the headers that it gives to a call
+come with the call's record. This module does nothing unless the process has imported OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import sys
 from collections.abc import Callable, Iterable
 from itertools import islice
 
-from celery_lowkiq.integration.records.call_record import CallNote
+from celery_lowkiq.integration.records.call_record import CallRecord
 
-#: As many links does a span keep, unless OpenTelemetry is told otherwise.
+#: OpenTelemetry's default limit of links for a span.
 MOST_LINKS = 128
 
 
-def link_calls(calls: Callable[[], Iterable[CallNote]]) -> None:
-    """Add a link for each call to the current span, if there is one; the calls are read only then."""
+def link_calls(calls: Callable[[], Iterable[CallRecord]]) -> None:
+    """Add a link for each call to the current span. Reads the calls only if there is one."""
     if "opentelemetry.trace" not in sys.modules:
         return
     from opentelemetry import trace
@@ -27,7 +27,7 @@ def link_calls(calls: Callable[[], Iterable[CallNote]]) -> None:
     span = trace.get_current_span()
     if not span.is_recording():
         return
-    for note in islice(calls(), MOST_LINKS):
-        caller = trace.get_current_span(extract(note.headers, Context())).get_span_context()
+    for record in islice(calls(), MOST_LINKS):
+        caller = trace.get_current_span(extract(record.headers, Context())).get_span_context()
         if caller.is_valid:
             span.add_link(caller)

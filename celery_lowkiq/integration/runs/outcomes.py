@@ -1,4 +1,4 @@
-"""What a task function may raise to say how its jobs go on, beside failures."""
+"""Outcomes of a run: what a task function may raise beside errors, and how a call ends."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from .aborts import as_failure
 from .batch_results import JobsFailed
 from .decode import RunJob
 
-#: Longest text of a payload in an error.
+#: Maximum length of a payload in an error.
 SHOWN = 200
 
 
 class Again(LowkiqError):
     """Raised by a task function that is not done: the job runs again with the payloads that are left.
 
-    ``payloads_left`` are some of those that it was called with, by default all; the others are done, and
-    their calls get the ``result``. It is no failure: ``retry_count`` stays, and scores stay. The job runs
-    again ``after`` some seconds, or a timedelta. Raises TypeError and InvalidCall for what is neither.
+    ``payloads_left``: some of the payloads that the function was called with, by default all. The others are
+    done, and their calls get the ``result``. It is not a failure: ``retry_count`` and scores stay. The job
+    runs again ``after`` this many seconds, or a timedelta. Raises TypeError and InvalidCall.
     """
 
     def __init__(
@@ -50,65 +50,76 @@ class Again(LowkiqError):
 
 
 class BusinessFailure(LowkiqError):
-    """Raised by a task function: the job has failed for a reason that no repetition changes.
+    """Raised by a task function: the job has failed for a reason that a retry does not change.
 
-    Its payloads are dropped: no retry, no morgue. Its calls end as FAILURE with this error.
+    Its payloads are dropped, without a retry or the morgue. Its calls end as FAILURE with this error.
     """
 
 
 class NotHanded(LowkiqError):
-    """Again names a payload that the run was not called with."""
+    """An Again names a payload that the run was not called with."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A job of which these places among its payloads are left."""
+    """The payloads that an Again leaves of a job, by their places."""
 
     left: frozenset[int]
     again: Again
 
 
+@dataclass(frozen=True)
+class CallOutcome:
+    """How a call ends: with the value of ``give()``, or with an error. Not final: the call runs again."""
+
+    final: bool
+    error: BaseException | None = None
+    give: Callable[[], Any] = lambda: None
+    #: Whether its job is done. If the result cannot be written, the job runs again.
+    success: bool = False
+
+
 def outcomes(
     error: Exception, jobs: Sequence[RunJob], dump: Callable[[Any], bytes]
 ) -> dict[str, Exception | Part]:
-    """What becomes of the jobs of a run that raised, by id; those that are missing are done.
+    """What becomes of the jobs of a run that raised, by id; jobs without an entry are done.
 
-    Raises NotHanded, and PayloadError for what can be no payload.
+    Raises NotHanded, and PayloadError for an object that cannot be a payload.
     """
-    error = meant(error)
+    error = unwrap(error)
     by_id = {job.id: job for job in jobs}
     named = _named(error, by_id.keys()) or dict.fromkeys(by_id, error)
-    found: dict[str, Exception | Part] = {job_id: meant(one) for job_id, one in named.items()}
+    found: dict[str, Exception | Part] = {job_id: unwrap(one) for job_id, one in named.items()}
     for again in {id(one): one for one in found.values() if isinstance(one, Again)}.values():
         found |= _parts(again, [by_id[job_id] for job_id, one in found.items() if one is again], dump)
     return found
 
 
 def names_jobs(error: Exception, jobs: Sequence[RunJob]) -> bool:
-    """Whether it says which jobs of the run failed; else the run failed as a whole."""
-    return bool(_named(meant(error), {job.id for job in jobs}))
+    """Whether the error names the jobs that failed; else the run failed as a whole."""
+    return bool(_named(unwrap(error), {job.id for job in jobs}))
 
 
 def _named(error: Exception, ids: Set[str]) -> dict[str, Exception]:
-    """The errors by id; none when any of the ids is not one of the run."""
+    """The errors by id; empty when an id is not in the run."""
     errors = error.errors if isinstance(error, JobsFailed) else {}
     return dict(errors) if errors.keys() <= ids else {}
 
 
-def meant(error: Exception) -> Exception:
-    """The error itself; ``autoretry_for=(Exception,)`` makes a Retry also of what says how jobs go on."""
+def unwrap(error: Exception) -> Exception:
+    """The error; of a Retry by ``autoretry_for=``, the Again, BusinessFailure or JobsFailed in it."""
     cause = error.exc if isinstance(error, Retry) else None
     return cause if isinstance(cause, (Again, BusinessFailure, JobsFailed)) else error
 
 
 def cause_of(error: Exception) -> Exception:
-    """What a Retry was raised for, if it says so; else the error itself."""
+    """The error that a Retry was raised for, if any; else the error itself."""
     cause: Any = error.exc if isinstance(error, Retry) else None
     return as_failure(cause) if isinstance(cause, BaseException) else error
 
 
 def delay_of(retry: Retry) -> float | None:
-    """Delay that a Retry asks for, by a number or a time."""
+    """The delay of a Retry in s, which gives a number or a time; None for none."""
     when: Any = retry.when
     if isinstance(when, datetime):
         return (when - datetime.now(when.tzinfo)).total_seconds()
@@ -116,7 +127,7 @@ def delay_of(retry: Retry) -> float | None:
 
 
 def _parts(again: Again, jobs: Sequence[RunJob], dump: Callable[[Any], bytes]) -> dict[str, Part]:
-    """Of the jobs that one Again is for: each keeps those payloads that are its own."""
+    """The payloads that an Again leaves of each of its jobs."""
     if again.payloads_left is None:
         return {job.id: Part(frozenset(range(len(job.payloads))), again) for job in jobs}
     finders = {job.id: _Finder(job.payloads, dump) for job in jobs}
@@ -134,7 +145,7 @@ def _parts(again: Again, jobs: Sequence[RunJob], dump: Callable[[Any], bytes]) -
 
 
 class _Finder:
-    """Finds the payloads of a job."""
+    """Finds the places of payloads in a job."""
 
     def __init__(self, payloads: Sequence[Any], dump: Callable[[Any], bytes]) -> None:
         self._payloads = payloads
@@ -142,11 +153,11 @@ class _Finder:
         self._by_identity = {id(payload): place for place, payload in enumerate(payloads)}
 
     def same(self, payload: Any) -> int | None:
-        """Where this very object is."""
+        """The place of this object."""
         return self._by_identity.get(id(payload))
 
     def equal(self, payload: Any) -> int | None:
-        """Where there is what is equal when it is stored. Raises PayloadError for what is no payload."""
+        """The place of a payload with equal bytes. Raises PayloadError when it has none."""
         return self._by_data.get(self._dump(payload))
 
     @cached_property
@@ -157,6 +168,6 @@ class _Finder:
 def _found(
     finders: Mapping[str, _Finder], find: Callable[[_Finder, Any], int | None], payload: Any
 ) -> dict[str, int]:
-    """Places of a payload, by id of the jobs that have it."""
+    """The places of a payload, by id of the jobs that have it."""
     places = {job_id: find(finder, payload) for job_id, finder in finders.items()}
     return {job_id: place for job_id, place in places.items() if place is not None}

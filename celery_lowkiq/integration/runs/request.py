@@ -1,4 +1,4 @@
-"""A run as a request of the worker: what inspect, Flower and signals see."""
+"""Presents a run, or one call of it, as a request of the worker: to inspect, Flower and signals."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from celery.utils.saferepr import saferepr
 from celery.worker import state
 from celery.worker.request import Request
 
-from celery_lowkiq.integration.records.call_record import CallNote
+from celery_lowkiq.integration.records.call_record import CallRecord
 
 from .run import Run
 
 logger = logging.getLogger("celery_lowkiq")
 
-#: Longest text of a batch in events and listings, as Celery's own limit of arguments.
+#: Maximum length of a batch in events and listings; Celery's own limit for arguments.
 ARGUMENTS_SHOWN = 1024
 NO_EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
-#: Seeded by the system; runs are in one process.
+#: Seeded by the system. Ids need only differ.
 _chance = random.Random()  # noqa: S311 - an id, no secret
 #: The bits that say version 4 (RFC 9562).
 _FIXED = 0x4 << 76 | 0x8 << 60
@@ -33,7 +33,7 @@ IGNORED_RESULT = {"ignore_result": True}
 
 
 class _NoMessage:
-    """Stands where a request has its broker message."""
+    """The broker message of a request that has none."""
 
     content_type = content_encoding = None
     body = None
@@ -46,20 +46,20 @@ class _NoMessage:
 
 
 class LaneRequest(Request):
-    """A request that runs in a lane, and that no pool can stop."""
+    """A request that runs in a lane. No pool can stop it."""
 
-    #: No message of it waits for an answer: Celery would cancel such runs with the connection to the broker.
+    #: There is no message to acknowledge. Celery cancels unacknowledged runs when it loses the broker.
     acknowledged = True
 
     def reject(self, requeue: bool = False) -> None:
-        """The run's own verdict says what becomes of its job."""
+        """Send the event; the verdict of the run decides about its job."""
         self.send_event("task-rejected", requeue=requeue)
 
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
-        """A lane's run cannot be cancelled; a cold shutdown leaves it to be recovered."""
+        """Do nothing: a run in a lane cannot be cancelled, and is recovered after a cold shutdown."""
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
-        """A thread cannot be ended from outside; the log says so to who wrote ``terminate=True``."""
+        """Warn that ``terminate=True`` has no effect: a thread cannot be ended from outside."""
         logger.warning(
             "%s[%s] goes on: a lane is a thread, which nothing can end from outside (max_run= raises an "
             "alarm)",
@@ -68,11 +68,11 @@ class LaneRequest(Request):
         )
 
     def dropped(self, reason: str) -> None:
-        """Its payload is not wanted any more: it ends as REVOKED."""
+        """End as REVOKED: a policy has dropped the payload."""
         self._announce_revoked(reason, False, None, False)  # type: ignore[attr-defined]
 
     def received(self, consumer: Any) -> None:
-        """Tell that the run is known; Celery's own strategy does so for broker messages."""
+        """Send signal and event, as Celery's own strategy does for a broker message."""
         if signals.task_received.receivers:
             signals.task_received.send(sender=consumer, request=self)
         self.send_event(
@@ -88,20 +88,20 @@ class LaneRequest(Request):
         )
 
     def begins(self) -> None:
-        """It is active from now on."""
+        """Count the request as active, and send its event."""
         pid: Any = os.getpid()
         self.on_accepted(pid, time.monotonic())
 
     def vanishes(self) -> None:
-        """It ended in a way that has no event."""
+        """End without an event."""
         state.task_ready(self)
 
 
 def shown(
     payloads_by_id: Mapping[str, Sequence[Any]], longest: int = ARGUMENTS_SHOWN, small: bool = False
 ) -> str:
-    """A batch in events and logs: each id, the number of its payloads, and the payloads, cut short; whole,
-    and sooner, when they are ``small`` plain data.
+    """A batch in events and logs: each id, the number of its payloads, and the payloads, cut short. Payloads
+    that are ``small`` JSON are shown whole, which is faster.
     """
     parts: list[str] = []
     left = longest
@@ -115,7 +115,7 @@ def shown(
 
 
 class QuietRequest:
-    """A request of which nobody is told. Who looks at what the worker does gets the full one."""
+    """Lightweight request, used when no event or signal is sent. Builds the full one on first access."""
 
     acknowledged = True
 
@@ -131,7 +131,7 @@ class QuietRequest:
 
     @property
     def request_dict(self) -> dict[str, Any]:
-        """What Celery's own request hands to the tracer."""
+        """The argument of the tracer, as Celery's own request makes it."""
         headers = self._headers
         return {
             **headers,
@@ -145,10 +145,10 @@ class QuietRequest:
         }
 
     def received(self, consumer: Any) -> None:
-        """Nobody asks."""
+        """Do nothing: no event or signal is sent."""
 
     def begins(self) -> None:
-        """It is active from now on: what Celery's ``task_accepted`` does, in half the time."""
+        """Count the request as active, as Celery's ``task_accepted`` does, in half the time."""
         self._began_at = time.monotonic()
         state.requests[self.id] = self
         state.active_requests.add(self)
@@ -156,16 +156,16 @@ class QuietRequest:
         state.all_total_count[0] += 1
 
     def vanishes(self) -> None:
-        """It has ended."""
+        """Count the request as ended."""
         state.requests.pop(self.id, None)
         state.active_requests.discard(self)
 
     def on_success(self, outcome: tuple[Any, ...]) -> None:
-        """It has ended."""
+        """Count the request as ended."""
         self.vanishes()
 
     def __getattr__(self, name: str) -> Any:
-        """Of the full request, made when somebody asks."""
+        """An attribute of the full request."""
         if name.startswith("__"):
             raise AttributeError(name)
         full = _full(self._headers, self.args, self._task, self._consumer)
@@ -174,20 +174,20 @@ class QuietRequest:
         return getattr(full, name)
 
 
-def lane_request(run: Run, task: Any, consumer: Any) -> LaneRequest | QuietRequest:
-    """The request of a run: under the id and headers of its call, or with an id of its own for several."""
-    own = {"lowkiq": run.info, "lowkiq_run": run}
-    note = run.call or CallNote(new_id(), IGNORED_RESULT)
-    run.task_id = note.id
-    arguments = (run.payloads_by_id,)
-    headers = _headers(note, task, arguments, run.retries, own, small=run.small)
-    if _is_told(task, consumer):
+def run_request(run: Run, task: Any, consumer: Any) -> LaneRequest | QuietRequest:
+    """The request of a run: under the id and headers of its single call, or with an id of its own."""
+    batch = run.decoded
+    own = {"lowkiq": batch.info, "lowkiq_run": run}
+    record = run.call or CallRecord(new_id(), IGNORED_RESULT)
+    arguments = (batch.payloads_by_id,)
+    headers = _headers(record, task, arguments, batch.retries, own, small=batch.is_small)
+    if _has_listeners(task, consumer):
         return _full(headers, arguments, task, consumer)
     return QuietRequest(headers, arguments, task, consumer)
 
 
-def _is_told(task: Any, consumer: Any) -> bool:
-    """Whether events or a receiver say of each run that it came, began and ended."""
+def _has_listeners(task: Any, consumer: Any) -> bool:
+    """Whether an event or a signal of each run is sent."""
     if signals.task_received.receivers:
         return True
     events = consumer.event_dispatcher
@@ -198,12 +198,10 @@ def _is_told(task: Any, consumer: Any) -> bool:
 
 
 def call_request(
-    note: CallNote, task: Any, consumer: Any, arguments: tuple[Any, ...], retries: int, ending: Any = None
+    record: CallRecord, task: Any, consumer: Any, arguments: tuple[Any, ...], retries: int, play: Any = None
 ) -> LaneRequest:
-    """The request of one call of a merged job; ``ending`` is what its function does."""
-    return _full(
-        _headers(note, task, arguments, retries, {"lowkiq_ending": ending}), arguments, task, consumer
-    )
+    """The request of one call of a merged job; ``play`` stands in for the task function."""
+    return _full(_headers(record, task, arguments, retries, {"lowkiq_play": play}), arguments, task, consumer)
 
 
 def new_id() -> str:
@@ -213,7 +211,7 @@ def new_id() -> str:
 
 
 def _headers(
-    note: CallNote,
+    record: CallRecord,
     task: Any,
     arguments: tuple[Any, ...],
     retries: int,
@@ -223,8 +221,8 @@ def _headers(
     return {
         "lang": "py",
         "task": task.name,
-        "id": note.id,
-        "root_id": note.id,
+        "id": record.id,
+        "root_id": record.id,
         "parent_id": None,
         "retries": retries,
         "argsrepr": shown(arguments[0], small=small),
@@ -234,18 +232,15 @@ def _headers(
         "timelimit": (None, None),
         "is_eager": False,
         **NO_EMBED,
-        **note.headers,
-        **note.embed,
-        "headers": _users(note.headers),
+        **record.headers,
+        **record.embed,
+        "headers": _users(record.headers),
         **own,
     }
 
 
 def _users(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """The headers of a call that are the user's own, as Celery tells them from its own: ``request.headers``.
-
-    Some tools, as Sentry, bring them as one header.
-    """
+    """The user's own headers of a call, for ``request.headers``. Some tools, as Sentry, send them as one."""
     given = headers.get("headers")
     return dict(given or {name: value for name, value in headers.items() if not hasattr(Context, name)})
 

@@ -13,16 +13,18 @@ from celery.states import FAILURE, REJECTED, RETRY
 
 from celery_lowkiq.integration.app.context import Home
 from celery_lowkiq.integration.app.safe_logging import careful_logger
-from celery_lowkiq.integration.task.retry_options import policy_of
 from celery_lowkiq.rules.models import CONDEMNED, Batch, Fate, Verdict
 from celery_lowkiq.store.jobs.call_records import CallReader
 from celery_lowkiq.store.tracking.tracker_store import Tracks
 
 from .aborts import failing
-from .batch_calls import CallBook
-from .decode import NOTHING, Positions, RunJob, with_unwanted
+from .batch_calls import BatchCalls
+from .decisions import RunRules, give_back
+from .decode import RunJob, decode_batch
 from .failure_log import log_failures
-from .request import lane_request
+from .finish_calls import CallFinisher
+from .request import run_request
+from .retry_policy import policy_of
 from .run import Run
 from .tracing import traced
 from .tracker_updates import TrackedCalls
@@ -36,31 +38,108 @@ class CeleryRunner:
     def __init__(
         self, tasks: Mapping[str, Any], consumer: Any, home: Home, reader: CallReader, tracks: Tracks
     ) -> None:
-        self._tasks = tasks
+        self._tasks: dict[str, Any] = {}
+        self._rules: dict[str, RunRules] = {}
         self._consumer = consumer
-        self._codec = home.codec
-        self._record_codec = home.record_codec
-        self._settings = home.settings
+        self._home = home
         self._reader = reader
         self._tracks = tracks
         #: Of each lane, the runs of its last claim in which jobs have died.
         self._dying = threading.local()
-        self._policies = {name: policy_of(task) for name, task in tasks.items()}
+        self.learn(tasks)
 
     def learn(self, tasks: Mapping[str, Any]) -> None:
-        """Know more tasks, by the names of their queues."""
-        self._policies = {**self._policies, **{name: policy_of(task) for name, task in tasks.items()}}
+        """Add tasks, by the names of their queues."""
+        codec, settings = self._home.codec, self._home.settings
+        rules = {name: RunRules(policy_of(task), codec, settings) for name, task in tasks.items()}
+        # Lanes read these meanwhile.
+        self._rules = {**self._rules, **rules}
         self._tasks = {**self._tasks, **tasks}
 
     def run(self, batch: Batch) -> tuple[Verdict, ...]:
-        """Verdicts of a batch; an error of ours counts as a failed run."""
-        run, verdicts = self._verdicts(batch)
-        if run.has_failed:
-            task = self._tasks[batch.queue.name]
-            log_failures(run, task.name, task.throws or ())
+        """The verdicts on a batch. An exception of this package counts as a failed run."""
+        task, rules = self._tasks[batch.queue.name], self._rules[batch.queue.name]
+        if any(job.recorded for job in batch.jobs):
+            return self._run_calls(task, rules, batch)
+        run = Run(decode_batch(batch, rules.codec, rules.settings), rules)
+        self._try(task, run)
+        verdicts = run.decision.verdicts
+        if run.decision.jobs:
+            self._report_failures(task, run, verdicts)
+        return verdicts
+
+    def _run_calls(self, task: Any, rules: RunRules, batch: Batch) -> tuple[Verdict, ...]:
+        """Run a batch with recorded calls, which may be revoked, and get results."""
+        tracked = TrackedCalls(batch.lease.epoch, self._tracks, rules.settings)
+        calls = BatchCalls(batch, self._reader, self._home.record_codec, task, self._consumer, tracked)
+        decoded = decode_batch(batch, rules.codec, rules.settings)
+        try:
+            dropped = calls.admit(decoded)
+        except Exception:
+            logger.exception("a batch of %s waits, since its calls cannot be read or ended", batch.queue.name)
+            return give_back(batch)
+        if dropped:
+            decoded = decode_batch(batch, rules.codec, rules.settings, dropped)
+        call = calls.single(decoded)
+        run = Run(decoded, rules, call, None if call else partial(calls.running, decoded), tracked)
+        if call is None:
+            calls.report_started(decoded)
+        has_reported, runtime = False, 0.0
+        if batch.jobs[0].retry_count == CONDEMNED:
+            run.bury_poison_pill()
+        else:
+            began_at = time.monotonic()
+            try:
+                has_reported = self._try(task, run) and call is not None
+            except BaseException as error:
+                tracked.interrupted(error)
+                raise
+            runtime = time.monotonic() - began_at
+        verdicts = CallFinisher(run, calls, runtime, has_reported).finish()
+        self._report_failures(task, run, verdicts)
+        return verdicts
+
+    def _try(self, task: Any, run: Run) -> bool:
+        """Run the function, if any payload can run. Returns whether Celery has reported the outcome."""
+        if not run.decoded.jobs:
+            return False
+        try:
+            return self._execute(task, run)
+        except Exception as error:
+            logger.exception("a run of %s failed outside its function", run.batch.queue.name)
+            self.last_words(error)
+            if not run.decided:
+                run.fail(error)
+            return False
+
+    def _execute(self, task: Any, run: Run) -> bool:
+        """Run the function through Celery's tracer. Returns whether Celery has reported the outcome."""
+        request = run_request(run, task, self._consumer)
+        run.begin(request.id)
+        try:
+            info = traced(task, request, self._consumer)
+        except Reject as error:
+            # Celery's tracer lets a Reject out that on_success raised.
+            run.reject(error, getattr(error, "requeue", False))
+            return False
+        if info is None:
+            return True
+        if info.state == REJECTED:
+            run.reject(info.retval, info.retval.requeue)
+            return False
+        if info.state in (FAILURE, RETRY) and not run.decided:
+            # A failure around the function, which the task's own __call__ did not raise.
+            run.fail(info.retval)
+        return True
+
+    # -- after the run
+
+    def _report_failures(self, task: Any, run: Run, verdicts: tuple[Verdict, ...]) -> None:
+        """Log the failures, and remember a run with dead jobs for on_retries_exhausted."""
+        if failures := run.decision.failures:
+            log_failures(run, failures, task.name, task.throws or ())
             if any(verdict.fate is Fate.DIE for verdict in verdicts):
                 self._remember(run)
-        return verdicts
 
     def _remember(self, run: Run) -> None:
         """Until its claim is settled. All of a claim is settled before the lane's next one runs."""
@@ -69,59 +148,11 @@ class CeleryRunner:
         runs[:] = [r for r in runs if (r.batch.lease, r.batch.claim) == (batch.lease, batch.claim)]
         runs.append(run)
 
-    def _verdicts(self, batch: Batch) -> tuple[Run, tuple[Verdict, ...]]:
-        task = self._tasks[batch.queue.name]
-        run = self._run_of(batch)
-        if not any(job.recorded for job in batch.jobs):
-            self._try(task, run)
-            return run, run.verdicts
-        tracked = TrackedCalls(batch.lease.epoch, self._tracks, self._settings)
-        book = CallBook(batch, self._reader, self._record_codec, task, self._consumer, tracked)
-        try:
-            dropped = book.admit(run)
-        except Exception:
-            logger.exception("a batch of %s waits, since its calls cannot be looked at", batch.queue.name)
-            run.returned()
-            return run, run.verdicts
-        if dropped:
-            run = self._run_of(batch, dropped)
-        run.call, run.tracked = book.single(run), tracked
-        book.begins(run)
-        began_at = time.monotonic()
-        if batch.jobs[0].retry_count == CONDEMNED:
-            run.condemned()
-            return run, book.end(run, 0.0, told=False)
-        try:
-            told = self._try(task, run) and run.call is not None
-        except BaseException as error:
-            tracked.interrupted(error)
-            raise
-        return run, book.end(run, time.monotonic() - began_at, told)
-
-    def _run_of(self, batch: Batch, dropped: Positions = NOTHING) -> Run:
-        name = batch.queue.name
-        if batch.queue.policy:
-            dropped = with_unwanted(batch, dropped)
-        return Run(batch, self._policies[name], self._codec, self._settings, dropped)
-
-    def _try(self, task: Any, run: Run) -> bool:
-        """Run what there is to run. Whether Celery knows how it ended."""
-        if not run.jobs:
-            return False
-        try:
-            return self._execute(task, run)
-        except Exception as error:
-            logger.exception("a run of %s failed outside its function", run.batch.queue.name)
-            self.last_words(error)
-            if not run.decided:
-                run.fails(error)
-            return False
-
     def settled(self, batch: Batch, accepted: frozenset[str]) -> None:
-        """Tell the task which of its jobs died for good."""
+        """Call on_retries_exhausted with the jobs that died."""
         for run in self._dying.__dict__.get("runs", ()):
             if run.batch is batch:
-                self._exhausted(run.exhausted(accepted), batch.queue.name)
+                self._exhausted(run.decision.dead_jobs(accepted), batch.queue.name)
 
     def _exhausted(self, dead: list[RunJob], queue: str) -> None:
         callback = self._tasks[queue].on_retries_exhausted
@@ -135,25 +166,6 @@ class CeleryRunner:
     def last_words(self, error: BaseException) -> None:
         """Call ``lowkiq_last_words``."""
         try:
-            self._settings.last_words(error)
+            self._home.settings.last_words(error)
         except Exception:
             logger.exception("lowkiq_last_words failed")
-
-    def _execute(self, task: Any, run: Run) -> bool:
-        """Whether the outcome is one that Celery has told of."""
-        try:
-            info = traced(task, lane_request(run, task, self._consumer), self._consumer)
-        except Reject as error:
-            # Celery's tracer lets a Reject out that on_success raised.
-            run.rejected(error, getattr(error, "requeue", False))
-            return False
-        if info is not None:
-            self._decide(run, info)
-        return info is None or info.state != REJECTED
-
-    def _decide(self, run: Run, info: Any) -> None:
-        """What the task's own ``__call__`` has not decided: Reject, and failures around the function."""
-        if info.state == REJECTED:
-            run.rejected(info.retval, info.retval.requeue)
-        elif info.state in (FAILURE, RETRY) and not run.decided:
-            run.fails(info.retval)

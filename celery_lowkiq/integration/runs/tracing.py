@@ -1,4 +1,4 @@
-"""Runs a request through its task's tracer, and tells events and worker state of it."""
+"""Runs a request through its task's tracer, with events and worker state."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from .aborts import failing
 logger = careful_logger("celery_lowkiq")
 
 
-class NotTold(LowkiqError):
-    """Celery's tracer met an error of its own: a result backend or a broker that is away, a broken link."""
+class ReportingFailed(LowkiqError):
+    """Celery's tracer failed itself: the result backend or the broker is unreachable, or a link is broken."""
 
 
 def traced(task: Any, request: Any, consumer: Any, runtime: float | None = None) -> Any:
-    """The tracer's info: None for a success. ``runtime`` (s) replaces the measured one in events.
+    """Run the request. Returns the tracer's info: None for a success.
 
-    Raises NotTold, or another Exception, when links or the result did not go out; Reject when
-    ``on_success`` does; and what ends a worker.
+    ``runtime`` in s replaces the measured one in events. Raises ReportingFailed, or another Exception, when
+    links or the result were not sent; Reject when ``on_success`` does; and exceptions that end a worker.
     """
     report(_begins, request, consumer)
     try:
@@ -36,16 +36,16 @@ def traced(task: Any, request: Any, consumer: Any, runtime: float | None = None)
         raise
     if info is None and measured is None:
         report(request.vanishes)
-        raise NotTold(f"{result.exception!r}" if result is not None else "the tracer gave up")
+        raise ReportingFailed(f"{result.exception!r}" if result is not None else "the tracer gave up")
     took = measured if runtime is None else runtime
     report(_ends, request, info, (0, text, took) if info is None else (1, result, took))
     return info
 
 
-def report(tell: Callable[..., Any], *about: Any) -> None:
-    """Reporting must not change what becomes of a job."""
+def report(send: Callable[..., Any], *about: Any) -> None:
+    """Call ``send``, and log an error in it: reporting must not change what becomes of a job."""
     try:
-        tell(*about)
+        send(*about)
     except Exception:
         logger.exception("a run could not be reported")
 
@@ -56,7 +56,7 @@ def _begins(request: Any, consumer: Any) -> None:
 
 
 def _ends(request: Any, info: Any, outcome: tuple[Any, ...]) -> None:
-    """Celery logs, counts and sends the event of the outcome."""
+    """Have Celery log and count the outcome, and send its event."""
     if info is not None and info.state == IGNORED:
         request.vanishes()
     else:

@@ -49,7 +49,7 @@ def inherited(cls: type, ordered: type) -> dict[str, Any]:
 
 
 def guard_call(cls: Any, others: dict[str, Any], ordered: Any) -> None:
-    """See to a ``__call__`` of the user's. Raises ConfigurationError for one that would never be called."""
+    """Wrap a user-defined ``__call__``. Raises ConfigurationError for one that would never be called."""
     call, ours = cls.__call__, ordered.__call__
     if call is ours and "__call__" in others:
         name = others["__call__"].__qualname__
@@ -59,37 +59,36 @@ def guard_call(cls: Any, others: dict[str, Any], ordered: Any) -> None:
 
 
 def guard_before_start(cls: Any) -> None:
-    """See to a ``before_start`` of the user's: a run fails by what it raises, too."""
+    """Wrap a user-defined ``before_start``: an exception in it fails the run."""
     before = cls.before_start
     if before is CeleryTask.before_start or hasattr(before, "guarded"):
         return
 
     @functools.wraps(before)
     def guard(self: Any, *args: Any) -> Any:
-        if getattr(self.request, "lowkiq_ending", None) is not None:
+        if getattr(self.request, "lowkiq_play", None) is not None:
             return report(before, self, *args)
         run = getattr(self.request, "lowkiq_run", None)
-        return before(self, *args) if run is None else run.watched(lambda: before(self, *args))
+        return before(self, *args) if run is None else run.capture(lambda: before(self, *args))
 
     guard.__dict__["guarded"] = True
     cls.before_start = guard
 
 
 def _guarded(call: Any, ordered_call: Callable[..., Any]) -> Any:
-    """A ``__call__`` of the user's, around a run and not around what tells a call how its run ended. A run
-    fails by what it raises.
+    """Wrap a user-defined ``__call__``: it surrounds each run, but not the playing of a call's outcome.
 
-    Raises ConfigurationError in a run that it keeps from our own ``__call__``, which knows the run.
+    An exception in it fails the run. Raises ConfigurationError in a run when it does not call ``super()``.
     """
 
     @functools.wraps(call)
     def guard(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(self.request, "lowkiq_ending", None) is not None:
+        if getattr(self.request, "lowkiq_play", None) is not None:
             return ordered_call(self, *args, **kwargs)
         run = getattr(self.request, "lowkiq_run", None)
         if run is None:
             return call(self, *args, **kwargs)
-        result = run.watched(lambda: call(self, *args, **kwargs))
+        result = run.capture(lambda: call(self, *args, **kwargs))
         if not run.decided:
             raise ConfigurationError(f"{call.__qualname__} must call super().__call__, and not self.run")
         return result

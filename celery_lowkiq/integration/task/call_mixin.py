@@ -1,25 +1,30 @@
-"""Calls of an ordered task: they go to the store, as Celery's own calls go to a broker."""
+"""The calls of an ordered task: ``apply_async``, ``perform_async`` and their kin push to the store."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Generic, Literal, overload
 from uuid import UUID
 
+from celery import Celery
 from celery.result import AsyncResult, EagerResult
 from kombu.utils.uuid import uuid
 
-from celery_lowkiq.integration.app.context import Home, home_of
+from celery_lowkiq.integration.app.context import home_of
 from celery_lowkiq.integration.calls.arguments import as_keywords, check_arguments
-from celery_lowkiq.integration.calls.fast_path import is_heard, is_unheard, publish_pauses
+from celery_lowkiq.integration.calls.bulk_results import bulk_with_messages, bulk_without_messages
+from celery_lowkiq.integration.calls.fast_path import has_publish_listeners, may_skip_message
+from celery_lowkiq.integration.calls.message import MessagedCall
 from celery_lowkiq.integration.calls.message_header import take_asked
 from celery_lowkiq.integration.calls.producer import (
+    CallRefused,
+    CallUnavailable,
     StoreProducer,
     StoreRouter,
-    StoresMessage,
-    as_operational_errors,
+    app_retry_intervals,
+    retry_intervals,
 )
 from celery_lowkiq.integration.calls.send_task_overrides import sent_whole
 from celery_lowkiq.integration.calls.validation import (
@@ -32,21 +37,20 @@ from celery_lowkiq.integration.calls.validation import (
     single,
     to_jobs,
 )
-from celery_lowkiq.integration.records.call_record import note_of
+from celery_lowkiq.integration.records.call_record import make_record
 from celery_lowkiq.integration.runs import eager
-from celery_lowkiq.integration.runs.batch_results import bulk_calls, heard_calls
 from celery_lowkiq.integration.tracking.announce import Push, tracked_bulk, tracked_single
 from celery_lowkiq.integration.tracking.tracker import Tracker, tracker_of
+from celery_lowkiq.rules.errors import StoreFull, StoreUnavailable
 from celery_lowkiq.rules.middleware import compose
 from celery_lowkiq.rules.models import NewJob
 
 from .base_classes import CeleryTask, R
-from .broker_messages import MessagedCall, read_call
 from .unsupported import check_call, refuse_inline
 
 
-class StoresCalls(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
-    """The ways to call an ordered task, and those that Celery has and an ordered task refuses."""
+class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
+    """Methods of an ordered task that make calls; those of Celery's that it does not support raise."""
 
     # -- one call
 
@@ -74,9 +78,10 @@ class StoresCalls(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         shadow: str | None = None,
         **options: Any,
     ) -> AsyncResult[R]:
-        """Store one call: ``apply_async((id, payload), score=, countdown=, eta=, priority=)``, and Celery's.
+        """Store one call: ``apply_async((id, payload), score=, countdown=, eta=, priority=)``.
 
-        Raises TypeError for wrong arguments, InvalidCall for a value that is not allowed, StoreError.
+        Takes Celery's options, too. Raises TypeError for wrong arguments, InvalidCall for a wrong value,
+        StoreError.
         """
         words = {name: options.pop(name, None) for name in WORDS}
         check_call(self.name, self.queue_spec.name, options)
@@ -89,26 +94,25 @@ class StoresCalls(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         home = home_of(app)
         entry = asked.added_to(self.entry_of(args, kwargs, **words))
         job = entry.job(home.codec)
-        if not (options or link or link_error or shadow or tracker) and is_unheard(self, app, home):
-            return self._call_unheard(home, entry, job, task_id or uuid())
+        if not (options or link or link_error or shadow or tracker) and may_skip_message(self, app):
+            return self._call_without_message(app, entry, job, task_id)
 
-        def store(body: Any, headers: Any, properties: Any, pauses: Iterable[float]) -> None:
-            call = read_call(body, headers)
-            record = self.record_of(home, call, properties, tracker)
-            stored = replace(job, record=record, priority=priority_of(properties))
-            self._push(home, (entry,), [stored], pauses, tracked_single(home, tracker, call.headers["id"]))
+        def store(call: MessagedCall) -> None:
+            intervals = retry_intervals(call.properties.get("retry"), call.properties.get("retry_policy"))
+            push = tracked_single(home, tracker, call.headers["id"])
+            self._publish((entry,), [self.recorded_job(job, call, tracker)], intervals, push)
 
         links |= entry.for_message()
-        said = entry.beyond_message() | ({"tracker": tracker} if tracker else {})
+        beyond = entry.beyond_message() | ({"tracker": tracker} if tracker else {})
         if words["eta"] is not None:
-            said["eta"] = said.pop("perform_in")
-        return self.make_message(args, kwargs, task_id, store, said, shadow=shadow, **links, **options)
+            beyond["eta"] = beyond.pop("perform_in")
+        return self.make_message(args, kwargs, task_id, store, beyond, shadow=shadow, **links, **options)
 
-    def _call_unheard(self, home: Home, entry: Entry, job: NewJob, task_id: str) -> AsyncResult[Any]:
-        app = self._get_app()
-        with as_operational_errors():
-            self._push(home, (entry,), [job], publish_pauses(app))
-        result: AsyncResult[Any] = self.AsyncResult(task_id)
+    def _call_without_message(
+        self, app: Celery, entry: Entry, job: NewJob, task_id: str | None
+    ) -> AsyncResult[Any]:
+        self._publish((entry,), [job], app_retry_intervals(app))
+        result: AsyncResult[Any] = self.AsyncResult(task_id or uuid())
         result.ignored = bool(self.ignore_result)
         return result
 
@@ -117,31 +121,40 @@ class StoresCalls(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         args: Any,
         kwargs: Any,
         task_id: str | None,
-        store: StoresMessage,
-        said: Mapping[str, Any],
+        store: Callable[[MessagedCall], None],
+        beyond: Mapping[str, Any],
         **options: Any,
     ) -> AsyncResult[Any]:
-        """Have Celery make the message of a call, tell who listens to messages, and give it to ``store``.
+        """Have Celery make and announce the message of a call, and pass it to ``store``.
 
-        What the call ``said`` is in no message. Raises InvalidCall when it would be lost.
+        ``beyond``: arguments of the call that a message does not carry. Raises InvalidCall if they would be
+        lost.
         """
         app = self._get_app()
         producer = StoreProducer(app, store)
         send = partial(super().apply_async, args, kwargs, task_id, producer, router=self._router, **options)
-        result: AsyncResult[Any] = sent_whole(app, self.name, said, producer, send)
+        result: AsyncResult[Any] = sent_whole(app, self.name, beyond, producer, send)
         return result
 
-    def record_of(self, home: Home, call: MessagedCall, properties: Any, tracker: str = "") -> bytes | None:
-        """What is kept of a call with such a message, if anything. Raises PayloadError."""
-        note = note_of(self, call.headers, call.embed, properties, home.settings.track_calls, tracker)
-        return None if note is None else note.dump(home.record_codec)
+    def recorded_job(self, job: NewJob, call: MessagedCall, tracker: str = "") -> NewJob:
+        """The job of a call with the record and the priority that its message gives. Raises PayloadError."""
+        record = self.record_of(call, tracker)
+        return replace(job, record=record, priority=priority_of(call.properties))
+
+    def record_of(self, call: MessagedCall, tracker: str = "") -> bytes | None:
+        """The record of a call; None when nothing needs one. Raises PayloadError."""
+        home = home_of(self._get_app())
+        record = make_record(
+            self, call.headers, call.embed, call.properties, home.settings.track_calls, tracker
+        )
+        return None if record is None else record.dump(home.record_codec)
 
     def entry_of(self, args: Any, kwargs: Any, **words: Any) -> Entry:
-        """The call that such arguments make. Raises TypeError, as Celery does, and InvalidCall."""
+        """The checked call that the arguments make. Raises TypeError, as Celery does, and InvalidCall."""
         try:
             job_id, payload = self.__header__(*(args or ()), **(kwargs or {}))
         except TypeError:
-            # Python's own words for what is no list or mapping name the insides of a task.
+            # Python's own message for a wrong type names internals of a task.
             check_arguments(args, kwargs)
             raise
         if self.key is not None:
@@ -179,10 +192,9 @@ class StoresCalls(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         """Store many calls at once: ``[{"id": 0}, {"id": 1, "payload": {}, "score": 7, "perform_in": 9.5}]``.
 
         ``payload`` is "" by default, ``score`` and ``perform_in`` (Unix s, datetime or timedelta) now.
-        With ``results``, each call has a task id, and the AsyncResults are returned, made when asked for.
-        ``tracker`` (or its id) is told what becomes of the calls.
-        Celery makes a message of each call where somebody listens to messages, and only there.
-        Raises InvalidCall, which says which job is wrong; then none is stored. Raises StoreError.
+        With ``results``, each call gets a task id, and the AsyncResults are returned. ``tracker`` (or its
+        id) follows the calls. Celery makes a message of each call only if a signal or event needs one.
+        Raises InvalidCall, which names the wrong job; then nothing is stored. Raises StoreError.
         """
         app = self._get_app()
         home = home_of(app)
@@ -190,43 +202,50 @@ class StoresCalls(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         stored = to_jobs(entries, home.codec)
         tracker_id = tracker_of(tracker, app)
         if app.conf.task_always_eager:
-            done = eager.run_bulk(self, entries, home)
+            done = eager.run_bulk(self, entries)
             return done if results else None
-        if is_heard(app):
-            given = heard_calls(self, home, entries, stored, results, tracker_id)
+        if has_publish_listeners(app):
+            given = bulk_with_messages(self, entries, stored, results, tracker_id)
         else:
-            given = bulk_calls(self, home, stored, results, tracker_id)
+            given = bulk_without_messages(self, stored, results, tracker_id)
         if stored:
             push = tracked_bulk(home, tracker_id, given.results.ids)
-            with as_operational_errors():
-                self._push(home, tuple(entries), given.jobs, publish_pauses(app), push)
+            self._publish(tuple(entries), given.jobs, app_retry_intervals(app), push)
         return given.results if results else None
 
     def map(self, it: Any) -> Any:
-        """Refused, as starmap and chunks: Celery would run the items in a plain task."""
+        """Not supported, as starmap and chunks: Celery would run the items in a plain task."""
         refuse_inline(self.name, "map")
 
     def starmap(self, it: Any) -> Any:
-        """Refused, as map."""
+        """Not supported, as map."""
         refuse_inline(self.name, "starmap")
 
     def chunks(self, it: Any, n: int) -> Any:
-        """Refused, as map."""
+        """Not supported, as map."""
         refuse_inline(self.name, "chunks")
 
     # -- to the store
 
-    def _push(
+    def _publish(
         self,
-        home: Home,
         entries: tuple[Entry, ...],
         jobs: list[NewJob],
-        pauses: Iterable[float] = (),
+        intervals: Iterable[float],
         push: Push | None = None,
     ) -> None:
-        spec = self.queue_spec
-        push = push or home.store.push
-        compose(home.settings.client_middlewares, self, entries, lambda: push(spec, jobs, pauses))
+        """Store jobs, inside the client middlewares, which see their entries.
+
+        Raises what callers of Celery catch: CallUnavailable, CallRefused.
+        """
+        home, spec = home_of(self._get_app()), self.queue_spec
+        store = push or home.store.push
+        try:
+            compose(home.settings.client_middlewares, self, entries, lambda: store(spec, jobs, intervals))
+        except StoreFull as error:
+            raise CallRefused(*error.args) from error
+        except StoreUnavailable as error:
+            raise CallUnavailable(*error.args) from error
 
     @cached_property
     def _router(self) -> StoreRouter:
@@ -241,14 +260,14 @@ class StoresCalls(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         *positional: Any,
         **options: Any,
     ) -> EagerResult[R]:
-        """Run the function here, as a worker would: ``(id, payload)`` becomes ``{id: [payload]}``."""
+        """Run the function in this process, as a worker would, on ``{id: [payload]}``."""
         words = {name: options.pop(name, None) for name in WORDS}
-        entry, home = self.entry_of(args, kwargs, **words), home_of(self._get_app())
-        return self.apply_batch(eager.batch_of([entry], home, self.queue_spec), *positional, **options)
+        batch = eager.batch_of([self.entry_of(args, kwargs, **words)], self)
+        return self.apply_batch(batch, *positional, **options)
 
     def apply_batch(
         self, payloads_by_id: dict[str, list[Any]], *positional: Any, **options: Any
     ) -> EagerResult[R]:
-        """Run the function here on a whole batch."""
+        """Run the function in this process on a whole batch."""
         result: EagerResult[R] = super().apply((payloads_by_id,), {}, *positional, **options)
         return result

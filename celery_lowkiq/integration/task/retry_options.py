@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Annotated, Any, Literal, TypedDict
 
 from celery.exceptions import TaskPredicate
 
-from celery_lowkiq.integration.app.safe_logging import careful_logger
-from celery_lowkiq.integration.runs.aborts import failing, may_fail
+from celery_lowkiq.integration.runs.aborts import may_fail
 from celery_lowkiq.integration.runs.batch_results import JobsFailed
 from celery_lowkiq.integration.runs.outcomes import Again, BusinessFailure
-from celery_lowkiq.rules.retry import RetryPolicy
-from celery_lowkiq.rules.retry_delays import ALLOWED, Pauses, default_retry_in, is_list, read_pauses
+from celery_lowkiq.rules.retry_delays import ALLOWED, is_list, read_pauses
 from celery_lowkiq.rules.validators import Option, Validator, boolean, matching, whole
-
-logger = careful_logger("celery_lowkiq")
 
 RetryDelay = float | timedelta | Literal["exponential"]
 RetryIn = RetryDelay | Sequence[RetryDelay] | Callable[[int], Any] | Callable[[Any, int], Any] | None
@@ -105,25 +100,3 @@ def retry_conflicts(options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]
             f"exceptions that are not in autoretry_for=, as {', '.join(both)} is",
             "Take it out of one of them",
         )
-
-
-def policy_of(task: Any) -> RetryPolicy:
-    """The policy of a task. Raises ConfigurationError."""
-    retry_in = task.retry_in
-    max_retries = len(retry_in) if is_list(retry_in) else task.max_retries
-    hopeless = (*(task.dont_retry or ()), *getattr(task, "dont_autoretry_for", ()))
-    isolate = task.isolate_failures and task.batch_size > 1
-    return RetryPolicy(max_retries, guarded(read_pauses(retry_in)), hopeless, isolate)
-
-
-def guarded(pauses: Pauses) -> Pauses:
-    """Where the user's function fails or returns nonsense, the default is used."""
-
-    def pause(error: Any, retry_count: int) -> float | Literal[False]:
-        try:
-            return failing(partial(pauses, error, retry_count))
-        except Exception:
-            logger.exception("retry_in failed for retry_count %d: the default is used", retry_count)
-        return default_retry_in(retry_count)
-
-    return pause

@@ -1,4 +1,4 @@
-"""Runs of an ordered task: begun by a lane, and what its function may say while one goes on."""
+"""The runs of an ordered task: its call by Celery's tracer, and the methods that a run may use."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from .base_classes import CeleryTask, R
 from .unsupported import check_caller, check_retry
 
 
-class RunsBatches(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
-    """What Celery's tracer calls, and the methods of Celery's that mean a whole batch here."""
+class RunMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
+    """Methods of Celery's task that act on a whole batch here."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> R:
-        """Called by Celery's tracer for a batch, or directly by anyone."""
+        """Run a batch for Celery's tracer, or the function alone in a direct call."""
         result: R
         request = self.request_stack.top
         if request is None or request.called_directly or request._protected:
@@ -39,22 +39,23 @@ class RunsBatches(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
             result = super().__call__(*args, **kwargs)
             return result
         request._protected = 1
-        ending, run = getattr(request, "lowkiq_ending", None), getattr(request, "lowkiq_run", None)
-        if ending is not None:
-            result = ending()
+        play, run = getattr(request, "lowkiq_play", None), getattr(request, "lowkiq_run", None)
+        if play is not None:
+            result = play()
         elif run is not None:
             result = self._run(run, partial(self.run, *args, **kwargs))
         else:
             request.lowkiq = eager.info(self.queue_spec, *args)
-            result = eager.seen(lambda: self.run(*args, **kwargs), *args)
+            result = eager.eager_outcome(lambda: self.run(*args, **kwargs), *args)
         return result
 
     def _run(self, run: Run, function: Callable[[], Any]) -> Any:
         if run.callers is not None:
             report(link_calls, run.callers)
-        # Within the middlewares: in a process that the function forks, they have nothing to do.
+        # Inside the middlewares, which must not run in a process that the function forks.
         inner = partial(staying, run.pid, function)
-        return run.watched(lambda: run.succeeds(compose(run.middlewares, self, run.jobs, inner)))
+        middlewares, jobs = run.settings.server_middlewares, run.decoded.jobs
+        return run.capture(lambda: run.succeed(compose(middlewares, self, jobs, inner)))
 
     def retry(
         self,
@@ -67,12 +68,12 @@ class RunsBatches(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         max_retries: Any = None,
         **options: Any,
     ) -> Any:
-        """Run the batch again: it counts as a failure, and the lane puts every payload back.
+        """Fail the batch, to run it again: all payloads go back to the queue.
 
-        Without ``countdown`` (s) or ``eta`` the pause is the task's ``retry_in``; ``max_retries`` replaces
-        the task's for this failure, and ``exc`` is by default what is being handled. Raises Retry; outside
-        of a run, ``exc``. Raises InvalidCall for ``throw=False``: a run cannot succeed and be repeated; for a
-        ``max_retries`` that is no whole number; and for whatever would change the call.
+        Without ``countdown`` (s) or ``eta`` the delay is the task's ``retry_in``. ``max_retries`` replaces
+        the task's for this failure; ``exc`` is by default the exception that is being handled. Raises Retry;
+        outside of a run, ``exc``. Raises InvalidCall for ``throw=False``, since a run cannot succeed and be
+        repeated; for a wrong ``max_retries``; and for arguments that would change the call.
         """
         if not throw:
             raise InvalidCall("retry(throw=False) is not supported: write raise self.retry(...)")
@@ -85,33 +86,33 @@ class RunsBatches(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
             raise exc or Retry("Task can be retried", None)
         message = None if exc else "asked for by self.retry()"
         cause: Any = exc
-        retry: Any = Retry(message, exc=cause, when=self._pause(eta, countdown))
+        retry: Any = Retry(message, exc=cause, when=self._delay(eta, countdown))
         if max_retries is not None:
             retry.max_retries = max_retries
         raise retry
 
     def replace(self, sig: Any) -> Any:
-        """Run a signature in place of this task, which takes over id, links, chain and chord.
+        """Run a signature in place of this task. It takes over the task's id, links, chain and chord.
 
-        In a run of several calls it does so for each of them that has a record.
+        In a run of several calls, it replaces each call that has a record.
         """
         run = getattr(self.request, "lowkiq_run", None)
         if run is None or not run.has_callers:
             return super().replace(sig)
-        run.replacement = lambda: self.replace(sig.clone())
+        run.replace_calls(lambda: self.replace(sig.clone()))
         raise Ignore("each call is replaced by a new task")
 
     def update_state(
         self, task_id: str | None = None, state: str | None = None, meta: Any = None, **options: Any
     ) -> None:
-        """As Celery's; in a run of several calls, of each of them whose result is stored."""
+        """Store a state, as Celery's method; in a run of several calls, of each whose result is stored."""
         run = getattr(self.request, "lowkiq_run", None)
         if task_id is None and run is not None and run.callers is not None:
             store_state(self, run.callers(), state, meta, **options)
         else:
             super().update_state(task_id, state, meta, **options)
 
-    def _pause(self, eta: Any, countdown: Any) -> Any:
+    def _delay(self, eta: Any, countdown: Any) -> Any:
         if countdown is not None:
             return read_delay(countdown)
         if eta is None:

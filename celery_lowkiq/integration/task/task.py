@@ -16,15 +16,14 @@ from celery_lowkiq.integration.app.registry import OrderedTaskMarker, add_step, 
 from celery_lowkiq.integration.calls.arguments import header_for
 from celery_lowkiq.integration.calls.sent_times import install
 from celery_lowkiq.integration.operations.queue import OrderedQueue, Terms
-from celery_lowkiq.integration.records.orphans import end_leftovers
+from celery_lowkiq.integration.records.orphans import finish_orphaned_calls
 from celery_lowkiq.integration.runs.outcomes import BusinessFailure
-from celery_lowkiq.integration.tracking.tracker import TracksCalls
 from celery_lowkiq.rules.models import Merge, QueueSpec
 from celery_lowkiq.worker.forks import ProcessLock
 
 from .base_classes import R, adopt_on_commit, guard_before_start, guard_call, inherited
-from .broker_messages import Arrivals
-from .call_mixin import StoresCalls
+from .broker_messages import BrokerMessageHandler
+from .call_mixin import CallMixin
 from .options import (
     OPTIONS,
     as_attributes,
@@ -35,7 +34,8 @@ from .options import (
     check_queue_name,
 )
 from .queue_options import policies_of
-from .run_mixin import RunsBatches
+from .run_mixin import RunMixin
+from .tracking_mixin import TrackingMixin
 
 install()
 
@@ -44,7 +44,7 @@ POISON = "poison pill: the job took its worker down {max_crashes} times"
 _spec_lock = ProcessLock()
 
 
-class OrderedTask(TracksCalls, StoresCalls[R], RunsBatches[R], OrderedTaskMarker):
+class OrderedTask(TrackingMixin, CallMixin[R], RunMixin[R], OrderedTaskMarker):
     """A task whose calls of one id are merged, kept in order, and never run twice at once.
 
     ``run`` gets ``{id: [payload, ...]}``, the payload with the smallest score first. The options of
@@ -118,7 +118,9 @@ class OrderedTask(TracksCalls, StoresCalls[R], RunsBatches[R], OrderedTaskMarker
     @property
     def ordered_queue(self) -> OrderedQueue:
         """Reads and actions on the task's queue."""
-        return OrderedQueue(self._get_app(), self.queue_spec, partial(end_leftovers, self), self._terms)
+        return OrderedQueue(
+            self._get_app(), self.queue_spec, partial(finish_orphaned_calls, self), self._terms
+        )
 
     def _terms(self) -> Terms:
         return {"rate": read_rate(self.rate_limit), "max_retries": self.max_retries}
@@ -127,7 +129,7 @@ class OrderedTask(TracksCalls, StoresCalls[R], RunsBatches[R], OrderedTaskMarker
 
     def Strategy(self, task: Any, app: Celery, consumer: Any, **options: Any) -> Any:  # noqa: N802 - Celery's name
         """What the worker does with a call that a process without this code sent to the broker."""
-        return Arrivals(self, consumer)
+        return BrokerMessageHandler(self, consumer)
 
 
 for _name, _option in OPTIONS.items():

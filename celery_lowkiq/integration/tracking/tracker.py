@@ -11,8 +11,6 @@ from celery import Celery, current_app
 
 from celery_lowkiq.integration.app.codec import Codec
 from celery_lowkiq.integration.app.context import home_of
-from celery_lowkiq.integration.calls.validation import BulkEntry
-from celery_lowkiq.integration.runs.tracker_updates import progress_of
 from celery_lowkiq.rules.errors import InvalidCall, UndecodablePayload, UnknownTracker
 from celery_lowkiq.rules.tracking import CallView, Counts, Message, State, TrackerView
 from celery_lowkiq.rules.views import Page
@@ -219,26 +217,3 @@ def _shown(codec: Codec | None, call: CallView) -> TrackedCall:
         total=call.total,
         messages=call.messages,
     )
-
-
-class TracksCalls:
-    """What a task has for tracked calls."""
-
-    def track(self: Any, jobs: Iterable[BulkEntry], name: str | None = None) -> Tracker:
-        """Store many calls, as :meth:`perform_async`, in a tracker of their own. Raises InvalidCall."""
-        with track(name or self.name, self._get_app()) as tracker:
-            self.perform_async(jobs, tracker=tracker)
-        return tracker
-
-    def progress(
-        self: Any, text: str = "", current: Any = None, total: Any = None, job_id: Any = None
-    ) -> None:
-        """Tell the trackers of the run's calls how far it is; ``job_id``: only those of this job.
-
-        Without trackers it does nothing. A text is kept among the call's messages; without one, more than ten
-        a second are left out. Raises InvalidCall for what is no text and no number.
-        """
-        tell = progress_of(text, current, total, job_id)
-        run = getattr(self.request, "lowkiq_run", None)
-        if run is not None and run.tracked is not None:
-            tell(run.tracked)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from celery_lowkiq.rules.models import CallRecord, QueueSpec, ShardRef, shard_of
+from celery_lowkiq.rules.models import QueueSpec, ShardRef, StoredRecord, shard_of
 from celery_lowkiq.store.inspect.job_reader import MORGUE_KEYS, WAITING_KEYS, Renamed
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.call_records import orphaned_calls
@@ -18,7 +18,7 @@ from celery_lowkiq.store.scripts.records import id_bytes
 from celery_lowkiq.store.scripts.script import Call, Value, load
 
 #: Called with calls whose jobs are gone, and whether these are in the morgue.
-Left = Callable[[Sequence[CallRecord], bool], None]
+Left = Callable[[Sequence[StoredRecord], bool], None]
 
 #: Jobs and payloads that one script deals with at most: about 10 ms of Redis's time.
 STEP = 500

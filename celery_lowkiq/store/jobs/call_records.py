@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from celery_lowkiq.rules.models import CallRecord, FirstCalls, Job, Lease, Recorded, ShardRef
+from celery_lowkiq.rules.models import FirstCalls, Job, Lease, Recorded, ShardRef, StoredRecord
 from celery_lowkiq.rules.tracking import News
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import shard_keys
@@ -61,10 +61,12 @@ def _recorded(job: Job) -> dict[bytes, int]:
     }
 
 
-def _calls(members: Iterable[bytes], positions: dict[bytes, int]) -> tuple[CallRecord, ...]:
+def _calls(members: Iterable[bytes], positions: dict[bytes, int]) -> tuple[StoredRecord, ...]:
     found = map(parse_call, members)
     return tuple(
-        CallRecord(call.key, positions[call.digest], call.data) for call in found if call.digest in positions
+        StoredRecord(call.key, positions[call.digest], call.data)
+        for call in found
+        if call.digest in positions
     )
 
 
@@ -91,7 +93,7 @@ def end_calls(lease: Lease, ended: Sequence[tuple[bytes, bytes]]) -> Call:
 
 def orphaned_calls(
     client: Client, shard: ShardRef, orphans: list[Any], of: bytes | None = None
-) -> Iterator[tuple[CallRecord, ...]]:
+) -> Iterator[tuple[StoredRecord, ...]]:
     """Calls whose jobs are gone, page by page; those of a payload that is processed just now are not.
 
     ``orphans``: what scripts that remove jobs tell of them; ``of``: only this payload is gone.
@@ -115,7 +117,7 @@ def orphaned_calls(
                 and gone_digest in (None, member.digest)
             ]
             if gone:
-                yield tuple(CallRecord(member.key, -1, member.data) for member in gone)
+                yield tuple(StoredRecord(member.key, -1, member.data) for member in gone)
             start = b"(" + members[-1] if len(members) == PAGE_CALLS else b""
 
 
@@ -125,7 +127,7 @@ class CallReader:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    def pages(self, shard: ShardRef, job: Job) -> Iterator[tuple[CallRecord, ...]]:
+    def pages(self, shard: ShardRef, job: Job) -> Iterator[tuple[StoredRecord, ...]]:
         """All calls of a claimed job in the order of its payloads, those of a payload by their numbers.
 
         They come a bounded part at a time; what was read may be ended, or get other data, meanwhile.
@@ -144,7 +146,7 @@ class CallReader:
         told = [call for _, call in tell_calls(news)]
         self._client.all([*told, end_calls(lease, ended)])
 
-    def start(self, lease: Lease, records: Iterable[tuple[CallRecord, bytes]]) -> None:
+    def start(self, lease: Lease, records: Iterable[tuple[StoredRecord, bytes]]) -> None:
         """Give calls that are handed to a run other data. Those that were ended meanwhile stay away.
         Raises NotOwner.
         """
@@ -166,7 +168,7 @@ class CallReader:
 
     def _payloads(
         self, shard: ShardRef, job: Job, positions: dict[bytes, int]
-    ) -> Iterator[tuple[CallRecord, ...]]:
+    ) -> Iterator[tuple[StoredRecord, ...]]:
         """Pages of some payloads: the first calls of all come in one round trip; those of a payload that has
         more are read before the next payload's are handed out.
         """

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from celery_lowkiq.rules.models import CallRecord, NewJob, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import NewJob, QueueSpec, ShardRef, StoredRecord
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import shard_keys
 
 from .call_records import orphaned_calls
 
 #: Called with the queue and calls of it whose payloads are gone without a run. Raises nothing.
-Dropped = Callable[[QueueSpec, Sequence[CallRecord]], None]
+Dropped = Callable[[QueueSpec, Sequence[StoredRecord]], None]
 
 
 class DropsOfPush:
@@ -38,7 +38,7 @@ class DropsOfPush:
         """Of the push's own calls, by their positions, and of those of jobs that gave way."""
         positions, *evicted = reply
         own = [jobs[int(position)].record for position in positions.split()]
-        if records := tuple(CallRecord(b"", -1, record) for record in own if record is not None):
+        if records := tuple(StoredRecord(b"", -1, record) for record in own if record is not None):
             self._tell(self._queue, records)
         for calls in orphaned_calls(self._client, shard, evicted):
             self._tell(self._queue, calls)

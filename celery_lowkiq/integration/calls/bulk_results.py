@@ -1,0 +1,113 @@
+"""Task ids, records and results of bulk calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from numbers import Real
+from typing import Any, overload
+
+from celery._state import get_current_worker_task
+from celery.result import AsyncResult
+from kombu.utils.uuid import uuid
+
+from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.records.call_record import make_record
+from celery_lowkiq.rules.models import NewJob
+
+from .message import MessagedCall
+from .validation import Entry
+
+
+class CallResults(Sequence["AsyncResult[Any]"]):
+    """Results of a bulk call, in its order. Each AsyncResult is made at its first access."""
+
+    def __init__(self, task: Any, ids: Sequence[str]) -> None:
+        self._task = task
+        self.ids = ids
+
+    @overload
+    def __getitem__(self, index: int) -> AsyncResult[Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> CallResults: ...
+
+    def __getitem__(self, index: int | slice) -> AsyncResult[Any] | CallResults:
+        if isinstance(index, slice):
+            return CallResults(self._task, self.ids[index])
+        result: AsyncResult[Any] = self._task.AsyncResult(self.ids[index])
+        # As for a single call: get() of an ignored result must not block.
+        result.ignored = bool(self._task.ignore_result)
+        return result
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __repr__(self) -> str:
+        return f"<CallResults of {len(self)} calls>"
+
+
+@dataclass(frozen=True)
+class BulkCalls:
+    """The jobs of a bulk call with their records, and the results of the calls."""
+
+    jobs: list[NewJob]
+    results: CallResults
+
+
+def bulk_without_messages(task: Any, jobs: list[NewJob], results: bool, tracker: str = "") -> BulkCalls:
+    """Task ids and records for a bulk call, where something needs them. Raises PayloadError."""
+    app = task._get_app()
+    home = home_of(app)
+    track = home.settings.track_calls
+    if not (results or track or tracker or task.expires or task.job_ttl):
+        return BulkCalls(jobs, CallResults(task, ()))
+    headers = {
+        **_parents(),
+        "expires": _expiry(task.expires, app.now()),
+        "ignore_result": task.ignore_result or not results,
+    }
+    properties = {"reply_to": app.thread_oid}
+    ids = [uuid() for _ in jobs]
+    record = make_record(task, {"id": "", **headers}, None, properties, track, tracker)
+    if record is not None:
+        stored = (replace(record, id=task_id).dump(home.record_codec) for task_id in ids)
+        jobs = [replace(job, record=data) for job, data in zip(jobs, stored, strict=True)]
+    return BulkCalls(jobs, CallResults(task, ids))
+
+
+def bulk_with_messages(
+    task: Any, entries: list[Entry], jobs: list[NewJob], results: bool, tracker: str = ""
+) -> BulkCalls:
+    """Have Celery make a message of each call, for signals and events. Nothing is stored yet.
+
+    Raises PayloadError.
+    """
+    kept: list[NewJob] = []
+    ids = [uuid() for _ in jobs]
+    options = {"ignore_result": task.ignore_result or not results, "add_to_parent": results}
+    for task_id, entry, job in zip(ids, entries, jobs, strict=True):
+
+        def keep(call: MessagedCall, job: NewJob = job) -> None:
+            kept.append(task.recorded_job(job, call, tracker))
+
+        args = (entry.id, entry.payload) if task.key is None else (entry.payload,)
+        beyond = {**entry.beyond_message(), **({"tracker": tracker} if tracker else {})}
+        task.make_message(args, {}, task_id, keep, beyond, **options, **entry.for_message())
+    return BulkCalls(kept, CallResults(task, ids))
+
+
+def _parents() -> dict[str, Any]:
+    """Headers that name the running task as the parent of a call."""
+    caller = get_current_worker_task()
+    if caller is None:
+        return {}
+    return {"root_id": caller.request.root_id or caller.request.id, "parent_id": caller.request.id}
+
+
+def _expiry(expires: Any, now: datetime) -> str | None:
+    """The value of Celery's header: ISO 8601."""
+    if isinstance(expires, Real):
+        expires = now + timedelta(seconds=float(expires))
+    return expires.isoformat() if isinstance(expires, datetime) else expires

@@ -1,0 +1,307 @@
+"""Decides what becomes of each job of a run, and of each of its calls. Nothing here acts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from celery.exceptions import MaxRetriesExceededError, Retry
+
+from celery_lowkiq.integration.app.codec import Codec
+from celery_lowkiq.integration.app.error_text import (
+    ErrorText,
+    dump_error,
+    dump_error_text,
+    error_text,
+    load_error,
+)
+from celery_lowkiq.integration.app.settings import Settings
+from celery_lowkiq.rules.errors import LowkiqError, UndecodablePayload
+from celery_lowkiq.rules.models import BadPayload, Batch, Fate, Gone, Job, Verdict
+from celery_lowkiq.rules.retry import RetryPolicy, after_failure
+from celery_lowkiq.store.inspect.tries import try_text
+
+from .aborts import raised_in
+from .decode import DecodedBatch, DecodedJob, RunJob
+from .outcomes import (
+    Again,
+    BusinessFailure,
+    CallOutcome,
+    Part,
+    cause_of,
+    delay_of,
+    names_jobs,
+    outcomes,
+    unwrap,
+)
+
+#: Delay in s before a job that goes back without a result may run again.
+REQUEUE_DELAY = 1.0
+#: Delay in s before the rest of a job runs again at once. At its own time it would stay the oldest job of the
+#: lane, and no other would run.
+AT_ONCE = 1e-6
+
+
+class PoisonPill(LowkiqError):
+    """A payload is in the morgue, since it took its worker down too often."""
+
+
+class Rejected(LowkiqError):
+    """The task raised Reject: its payloads are in the morgue."""
+
+
+@dataclass(frozen=True)
+class RunRules:
+    """How the runs of a task are decided: its retry policy, and the app's codec and settings."""
+
+    policy: RetryPolicy
+    codec: Codec
+    settings: Settings
+
+
+class JobDecision(NamedTuple):
+    """What becomes of one job."""
+
+    #: For the settle.
+    verdict: Verdict
+    #: The verdict on the payloads that are done with; another one where Again leaves some.
+    ran: Verdict
+    error: Exception | None = None
+    #: The stored text of the error, of a job whose run failed.
+    text: ErrorText | None = None
+    #: Of a job that raised Again.
+    part: Part | None = None
+    #: Positions of the payloads that stay for a later run.
+    left: Collection[int] = ()
+
+
+class Failure(NamedTuple):
+    """A job whose run failed, and what becomes of it."""
+
+    job: Job
+    verdict: Verdict
+    error: Exception
+    text: ErrorText
+
+    @property
+    def dies(self) -> bool:
+        """Whether a payload of it goes to the morgue."""
+        return self.verdict.fate in (Fate.DIE, Fate.BURY)
+
+    @property
+    def is_requested(self) -> bool:
+        """Whether the function requested the retry, and named no error."""
+        return isinstance(self.error, Retry) and not self.dies
+
+
+class Decision(NamedTuple):
+    """What becomes of a batch."""
+
+    batch: DecodedBatch
+    #: By id, in the order of the batch; empty when all jobs are done.
+    jobs: Mapping[str, JobDecision] = {}
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """The verdicts for the settle, in the order of the batch."""
+        if not self.jobs:
+            return tuple([_done(job) for job in self.batch.decoded.values()])
+        return tuple(decided.verdict for decided in self.jobs.values())
+
+    @property
+    def failures(self) -> list[Failure]:
+        """The jobs that failed, in the order of the batch."""
+        return [
+            Failure(self.batch.decoded[job_id].claimed, decided.verdict, decided.error, decided.text)
+            for job_id, decided in self.jobs.items()
+            if decided.text is not None and decided.error is not None
+        ]
+
+    def dead_jobs(self, accepted: Collection[str]) -> list[RunJob]:
+        """The jobs that died and whose settle was accepted, each with its first payload, error and count."""
+        return [
+            job._replace(
+                payloads=job.payloads[:1],
+                scores=job.scores[:1],
+                retry_count=decided.verdict.retry_count,
+                error=decided.text.text,
+            )
+            for job in self.batch.jobs
+            if (decided := self.jobs.get(job.id)) is not None
+            and decided.verdict.fate is Fate.DIE
+            and decided.text is not None
+            and job.id in accepted
+        ]
+
+    def describe(self, error: Exception, now: float) -> Exception | None:
+        """What Celery is to record of a run that raised ``error``: a Retry while any job runs again, else the
+        error; None when all jobs are done. ``now``: Unix time in s.
+        """
+        decided = self.jobs.values()
+        delays = [_delay(each.verdict, now) for each in decided if each.verdict.fate is Fate.RETRY]
+        delays += [each.part.again.after for each in decided if each.part is not None and each.left]
+        errors = [each.error for each in decided if each.error is not None]
+        if not delays and not errors:
+            return None
+        shown = errors[0] if len(self.batch.jobs) == 1 and errors else cause_of(unwrap(error))
+        if isinstance(shown, Again):
+            shown = Retry(str(shown))
+        if delays:
+            return Retry(exc=shown, when=min(delays))  # type: ignore[arg-type]
+        if all(isinstance(each, BusinessFailure) for each in errors):
+            return shown if isinstance(shown, BusinessFailure) else BusinessFailure(str(shown))
+        return MaxRetriesExceededError(str(shown)) if isinstance(shown, Retry) else shown
+
+    def call_outcome(
+        self,
+        job_id: str,
+        position: int,
+        success: Callable[[], CallOutcome],
+        settings: Settings,
+        now: float,
+    ) -> CallOutcome | None:
+        """How the calls of a payload end; None when nothing has happened to them.
+
+        ``success`` makes the outcome of calls that succeed; ``now``: Unix time in s.
+        """
+        job, decided = self.batch.decoded[job_id], self.jobs.get(job_id)
+        fate = Fate.DONE if decided is None else decided.ran.fate
+        if fate is Fate.RETURN or (decided is not None and position in decided.left):
+            return None
+        place = job.place_of(position)
+        if place is None:
+            data = next(bad.error for bad in job.bad if bad.position == position)
+            return CallOutcome(True, error=UndecodablePayload(load_error(settings, data) or ""))
+        if fate is Fate.DONE:
+            return success()
+        assert decided is not None
+        error = decided.error
+        assert error is not None
+        if fate is Fate.BURY or (fate is Fate.DIE and place == 0):
+            dead = MaxRetriesExceededError(str(error)) if isinstance(error, Retry) else error
+            return CallOutcome(True, error=dead)
+        delay = _delay(decided.ran, now) if fate is Fate.RETRY else 0.0
+        return CallOutcome(False, error=Retry(exc=error, when=delay))  # type: ignore[arg-type]
+
+
+def decide_failure(error: Exception, batch: DecodedBatch, rules: RunRules) -> Decision:
+    """What becomes of the jobs of a run that raised ``error``.
+
+    Raises NotHanded and PayloadError when the error is an Again with wrong payloads.
+    """
+    together = 0 if names_jobs(error, batch.jobs) else len(batch.jobs)
+    found = outcomes(error, batch.jobs, rules.codec.dump)
+    texts: dict[int, ErrorText] = {}
+
+    def decide(job: DecodedJob) -> JobDecision:
+        outcome = found.get(job.claimed.id)
+        if outcome is None:
+            return _all_of(_done(job))
+        if isinstance(outcome, Part):
+            left = {job.positions[place] for place in outcome.left}
+            ran = _done(job)._replace(delay=outcome.again.after)
+            return JobDecision(_with_left(job, ran, left), ran, part=outcome, left=left)
+        if isinstance(outcome, BusinessFailure):
+            over = (BadPayload(position, None, Gone.OVER) for position in job.positions)
+            ran = _done(job)._replace(fate=Fate.BURY, bad=(*job.bad, *over))
+            return _all_of(ran, outcome)
+        return _failed(job, outcome, together, rules, texts)
+
+    return _decide_each(batch, decide)
+
+
+def decide_rejection(error: Exception, requeue: bool, before: Decision, rules: RunRules) -> Decision:
+    """What becomes of the jobs of a run that raised Reject: back unchanged, or to the morgue.
+
+    ``before``: what was decided before a handler of the task raised Reject.
+    """
+    reason = getattr(error, "reason", error)
+    data = dump_error_text(rules.settings, f"Reject: {reason}")
+    rejected = Rejected(str(reason))
+    fate, delay = (Fate.RETURN, REQUEUE_DELAY) if requeue else (Fate.BURY, 0.0)
+
+    def decide(job: DecodedJob) -> JobDecision:
+        ran = _done(job)._replace(fate=fate, delay=delay, error=data)
+        decided = before.jobs.get(job.claimed.id) or _all_of(ran)
+        return decided._replace(verdict=_with_left(job, ran, decided.left), ran=ran, error=rejected)
+
+    return _decide_each(before.batch, decide)
+
+
+def decide_poison_pill(batch: DecodedBatch, rules: RunRules) -> Decision:
+    """Bury the jobs without a run: their payloads took workers down too often."""
+    data = batch.batch.queue.poison_error
+    text = load_error(rules.settings, data) or ""
+    kept = ErrorText(data, text, text)
+    return _decide_each(
+        batch,
+        lambda job: _all_of(_done(job)._replace(fate=Fate.BURY, error=data), PoisonPill(text), kept),
+    )
+
+
+def give_back(batch: Batch) -> tuple[Verdict, ...]:
+    """The verdicts on a batch that did not run: all jobs go back."""
+    return tuple(Verdict(job.id, job.claim, Fate.RETURN, delay=REQUEUE_DELAY) for job in batch.jobs)
+
+
+def redeliver(job: DecodedJob, error: Exception, settings: Settings) -> Verdict:
+    """The verdict on a job that is done, but whose calls could not all get their results: it runs again, and
+    never dies of that.
+    """
+    policy = RetryPolicy(max_retries=None)
+    return after_failure(job.claimed, policy, dump_error(settings, error), None, job.bad)
+
+
+# -- helpers
+
+
+def _decide_each(batch: DecodedBatch, decide: Callable[[DecodedJob], JobDecision]) -> Decision:
+    """Decide about each job that has run; one without a readable payload is done with."""
+    jobs = {
+        job_id: _all_of(_done(job)) if job.job is None else decide(job)
+        for job_id, job in batch.decoded.items()
+    }
+    return Decision(batch, jobs)
+
+
+def _all_of(verdict: Verdict, error: Exception | None = None, text: ErrorText | None = None) -> JobDecision:
+    """The same verdict on all payloads."""
+    return JobDecision(verdict, verdict, error, text)
+
+
+def _done(job: DecodedJob) -> Verdict:
+    return Verdict(job.claimed.id, job.claimed.claim, Fate.DONE, bad=job.bad)
+
+
+def _failed(
+    job: DecodedJob, failure: Exception, together: int, rules: RunRules, texts: dict[int, ErrorText]
+) -> JobDecision:
+    error = cause_of(failure)
+    raised = raised_in(error)
+    delay, policy = None, rules.policy
+    if isinstance(failure, Retry):
+        delay = delay_of(failure)
+        policy = replace(policy, max_retries=getattr(failure, "max_retries", policy.max_retries))
+    # Many jobs of a batch may have failed by one error.
+    if id(raised) not in texts:
+        texts[id(raised)] = error_text(rules.settings, raised)
+    text = texts[id(raised)]
+    verdict = after_failure(job.claimed, policy, text.data, delay, job.bad, raised, together)
+    return _all_of(verdict._replace(try_text=try_text(text.text)), error, text)
+
+
+def _with_left(job: DecodedJob, verdict: Verdict, left: Collection[int]) -> Verdict:
+    """The verdict when some payloads of a job are left: these stay queued, the others go."""
+    if not left or verdict.fate not in (Fate.DONE, Fate.BURY):
+        return verdict
+    gone = {*left, *(bad.position for bad in verdict.bad)}
+    error = verdict.error if verdict.fate is Fate.BURY else None
+    over = (BadPayload(p, error, Gone.DONE) for p in job.positions if p not in gone)
+    delay = max(verdict.delay, AT_ONCE)
+    return Verdict(verdict.id, verdict.claim, Fate.RETURN, delay=delay, bad=(*verdict.bad, *over))
+
+
+def _delay(verdict: Verdict, now: float) -> float:
+    """Seconds until a failed job runs again."""
+    return max(0.0, verdict.perform_in - now) if verdict.perform_in else verdict.delay

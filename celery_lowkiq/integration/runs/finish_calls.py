@@ -1,0 +1,137 @@
+"""Finishes the calls of a run: results, links, signals, events, trackers.
+
+Each call is played through Celery's tracer under its own id. So its result, links, chord part, signals and
+events are Celery's, in each version of Celery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NoReturn
+
+from celery_lowkiq.integration.app.safe_logging import careful_logger
+from celery_lowkiq.rules.errors import StoreError
+from celery_lowkiq.rules.models import Fate, Job, Verdict
+from celery_lowkiq.rules.tracking import News
+
+from .batch_calls import BatchCalls, StoredCall
+from .decisions import REQUEUE_DELAY, redeliver
+from .outcomes import CallOutcome
+from .request import call_request
+from .run import Run
+from .tracing import traced
+
+logger = careful_logger("celery_lowkiq")
+
+
+@dataclass
+class _Undelivered:
+    """The last error that kept calls of a job from their results."""
+
+    error: Exception | None = None
+    #: Whether any of these calls has succeeded.
+    success: bool = False
+
+
+class CallFinisher:
+    """Finishes the calls of a run, before its batch is settled."""
+
+    def __init__(self, run: Run, calls: BatchCalls, runtime: float, has_reported: bool) -> None:
+        """``runtime`` in s. ``has_reported``: the run was its only call's own, and Celery has reported it."""
+        self._run = run
+        self._calls = calls
+        self._runtime = runtime
+        self._has_reported = has_reported
+        self._raisers: dict[int, _Raiser] = {}
+
+    def finish(self) -> tuple[Verdict, ...]:
+        """Give each call its result. Returns the verdicts, with the records and the news of ended calls."""
+        return tuple(
+            self._finish_job(job, verdict) if job.recorded else verdict
+            for job, verdict in zip(self._run.batch.jobs, self._run.decision.verdicts, strict=True)
+        )
+
+    def _finish_job(self, job: Job, verdict: Verdict) -> Verdict:
+        ended: list[tuple[bytes, bytes]] = []
+        news: list[News] = []
+        undelivered = _Undelivered()
+        try:
+            for page in self._calls.pages(job):
+                keys, news_of_page = self._finish_page(job, page, undelivered)
+                if self._calls.are_few(job):
+                    ended += keys
+                    news += news_of_page
+                elif keys or news_of_page:
+                    self._calls.end(keys, news_of_page)
+        except StoreError as error:
+            logger.warning("job %r runs again, since not all of its calls could be ended: %s", job.id, error)
+            return Verdict(job.id, job.claim, Fate.RETURN, delay=REQUEUE_DELAY)
+        if undelivered.error is not None and undelivered.success:
+            decoded = self._run.decoded.decoded[job.id]
+            verdict = redeliver(decoded, undelivered.error, self._run.settings)
+        return verdict._replace(ended=tuple(ended), news=tuple(news))
+
+    def _finish_page(
+        self, job: Job, page: Iterable[StoredCall], undelivered: _Undelivered
+    ) -> tuple[list[tuple[bytes, bytes]], list[News]]:
+        """The keys of the calls that have ended, and the news for trackers."""
+        gone: list[StoredCall] = []
+        news: list[News] = []
+        for call in page:
+            outcome = self._run.outcome_of(job.id, call.position)
+            over = outcome is not None and self._finish_call(job, call, outcome, undelivered)
+            if over:
+                gone.append(call)
+            included = outcome is not None or self._run.decoded.includes(job.id, call.position)
+            if included and call.record.tracker:
+                news += self._calls.tracked.ended(job, call.record, outcome, over)
+        return _runs_of_keys(gone), news
+
+    def _finish_call(
+        self, job: Job, call: StoredCall, outcome: CallOutcome, undelivered: _Undelivered
+    ) -> bool:
+        """Whether nothing more will happen to the call."""
+        if self._has_reported:
+            return outcome.final
+        arguments, retries = self._run.decoded.arguments(job.id, call.position), job.retry_count + 1
+        task, consumer = self._calls.task, self._calls.consumer
+        request = call_request(call.record, task, consumer, arguments, retries, self._play(outcome))
+        try:
+            traced(task, request, consumer, self._runtime)
+        except Exception as error:
+            if undelivered.error is None:
+                logger.exception("job %r: some call results could not be written", job.id)
+            undelivered.error = error
+            undelivered.success = undelivered.success or outcome.success
+            return outcome.final and not outcome.success
+        return outcome.final
+
+    def _play(self, outcome: CallOutcome) -> Callable[[], Any]:
+        """The function of the call's own run: returns its value, or raises its error."""
+        if outcome.error is None:
+            return outcome.give
+        if not outcome.final:
+            return _Raiser(outcome.error)
+        return self._raisers.setdefault(id(outcome.error), _Raiser(outcome.error))
+
+
+class _Raiser:
+    """Raises an error, for many calls. Each raise would lengthen its traceback."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+        self._traceback = error.__traceback__
+
+    def __call__(self) -> NoReturn:
+        raise self._error.with_traceback(self._traceback)
+
+
+def _runs_of_keys(calls: Iterable[StoredCall]) -> list[tuple[bytes, bytes]]:
+    """First and last key of the calls of each payload: they lie side by side, and end together."""
+    found = []
+    for _, group in groupby(calls, key=lambda call: call.position):
+        keys = [call.stored.key for call in group]
+        found.append((keys[0], keys[-1]))
+    return found

@@ -1,0 +1,36 @@
+"""The retry policy of a task, as ``rules.retry`` applies it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+from celery_lowkiq.integration.app.safe_logging import careful_logger
+from celery_lowkiq.rules.retry import RetryPolicy
+from celery_lowkiq.rules.retry_delays import Pauses, default_retry_in, is_list, read_pauses
+
+from .aborts import failing
+
+logger = careful_logger("celery_lowkiq")
+
+
+def policy_of(task: Any) -> RetryPolicy:
+    """The policy that a task's options describe. Raises ConfigurationError."""
+    retry_in = task.retry_in
+    max_retries = len(retry_in) if is_list(retry_in) else task.max_retries
+    hopeless = (*(task.dont_retry or ()), *getattr(task, "dont_autoretry_for", ()))
+    isolate = task.isolate_failures and task.batch_size > 1
+    return RetryPolicy(max_retries, guarded(read_pauses(retry_in)), hopeless, isolate)
+
+
+def guarded(pauses: Pauses) -> Pauses:
+    """The user's delay function; the default delay where that fails or returns no number."""
+
+    def pause(error: Any, retry_count: int) -> float | Literal[False]:
+        try:
+            return failing(partial(pauses, error, retry_count))
+        except Exception:
+            logger.exception("retry_in failed for retry_count %d: the default is used", retry_count)
+        return default_retry_in(retry_count)
+
+    return pause
