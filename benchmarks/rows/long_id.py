@@ -50,12 +50,12 @@ def _round(bench: Bench, payloads: int) -> Iterator[tuple[str, float]]:
     yield "takeover", _longest(bench, lambda: acquire_all(bench, spec))
     operations: dict[str, Callable[[], Any]] = {
         "dump": lambda: lines.extend(queue.dump()),
-        "bury": lambda: queue.kill([ID]),
-        "requeue": lambda: queue.morgue_queue_up([ID]),
+        "bury": lambda: queue.bury([ID]),
+        "requeue": lambda: queue.requeue([ID]),
         "delete": lambda: queue.delete([ID]),
         "load": lambda: queue.load(lines),
-        "bury again": lambda: queue.kill([ID]),
-        "morgue delete": lambda: queue.morgue_delete([ID]),
+        "bury again": lambda: queue.bury([ID]),
+        "morgue delete": lambda: queue.delete_dead([ID]),
     }
     for name, act in operations.items():
         yield name, _longest(bench, act)

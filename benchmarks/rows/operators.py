@@ -24,10 +24,10 @@ def operators(bench: Bench) -> Iterator[Row]:
     lines: list[bytes] = []
     steps: dict[str, tuple[str, Callable[[], Any]]] = {
         "dump": ("dump", lambda: lines.extend(queue.dump())),
-        "requeue": ("requeue --all", queue.morgue_queue_up_all),
-        "run-now": ("run-now", queue.perform_all_now),
-        "bury": ("bury --failed", queue.kill_all_failed),
-        "delete": ("delete --morgue --all", queue.morgue_delete_all),
+        "requeue": ("requeue --all", queue.requeue_all),
+        "run-now": ("run-now --all", queue.run_now_all),
+        "bury": ("bury --failed", queue.bury_failed),
+        "delete": ("delete --morgue --all", queue.delete_dead_all),
         "load": ("load", lambda: queue.load(lines)),
     }
     before = {"run-now": lambda: _postpone(bench, jobs), "bury": lambda: _end_all(bench, 0, Fate.RETRY)}

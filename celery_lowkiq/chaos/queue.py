@@ -38,7 +38,7 @@ class Queue:
 
     def make_due(self) -> int:
         """Make due what waits for a time that the clock of Redis had jumped to; how many jobs waited."""
-        return int(self._task.ordered_queue.perform_all_now())
+        return int(self._task.ordered_queue.run_now_all())
 
     def shared_by(self, nodes: int, seconds: float) -> Callable[[], bool]:
         """A condition: so many nodes have all the shards, and each has renewed each of its leases for

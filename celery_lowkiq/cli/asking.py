@@ -1,4 +1,4 @@
-"""What ``quiet`` and ``unquiet`` have in common: they ask a worker, and need its answer."""
+"""Control of one node, with its answer."""
 
 from __future__ import annotations
 

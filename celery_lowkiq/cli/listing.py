@@ -1,24 +1,26 @@
-"""Listings: read page by page, written as they come."""
+"""Listings, read page by page and written as they come."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
 import click
 
+from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.integration.operations.json_shapes import Reading
 from celery_lowkiq.rules.views import Page
 
 from .output import table, write_json
-from .params import Time, absolute
+from .params import Time, absolute, command, json_option, queue_argument
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: Jobs of a page, and so many rows of a table get their widths together.
+#: Items of a page, and rows of a table that share their widths.
 PAGE = 100
-#: Payloads of a job in a listing for programs; its payload_count says how many there are.
+#: Payloads that are read of a job; its payload_count says how many there are.
 PAYLOADS = 10
 
 
@@ -26,9 +28,9 @@ def listing_options(function: F) -> F:
     """The options of a listing: --reverse, --from, --prefix, --limit."""
     for option in (
         click.option(
-            "--limit", default=100, show_default=True, help="At most so many; 0: all.", type=click.IntRange(0)
+            "--limit", default=100, show_default=True, help="Most lines; 0: all.", type=click.IntRange(0)
         ),
-        click.option("--prefix", default="", help="Ids that begin so; with --by id."),
+        click.option("--prefix", default="", help="Ids with this prefix; with --by id."),
         click.option("--from", "from_", type=Time(), help="Begin at this time, or number."),
         click.option("--reverse", is_flag=True, help="From the largest down."),
     ):
@@ -59,13 +61,13 @@ def write_listing(
     limit: int,
     header: Sequence[str],
     row: Callable[[T], Sequence[str]],
-    fields: Callable[[T], dict[str, Any]] | None,
+    record: Callable[[T], Any] | None,
 ) -> None:
-    """Lines of JSON when there are ``fields``, else a table; it says on stderr when there is more."""
+    """Write lines of JSON when there is a ``record``, else a table; stderr says when there is more."""
     shown = islice(found, limit) if limit else found
-    if fields is not None:
+    if record is not None:
         for item in shown:
-            write_json(fields(item))
+            write_json(record(item))
         return
     first = True
     while part := list(islice(shown, PAGE)):
@@ -76,3 +78,35 @@ def write_listing(
         click.echo("none", err=True)
     elif limit and next(found, None) is not None:
         click.echo(f"there are more than {limit}: see --limit", err=True)
+
+
+def listing_command(
+    name: str,
+    short: str,
+    text: str,
+    examples: Sequence[str],
+    sorts: Sequence[str],
+    columns: Mapping[str, Callable[[Any], str]],
+    record: Callable[[Any, Reading], Any],
+) -> click.Command:
+    """A command that lists jobs: ``name`` is the method of the queue that reads them."""
+
+    def run(
+        inspector: Inspector,
+        queue: str,
+        by: str,
+        from_: Any,
+        reverse: bool,
+        prefix: str,
+        limit: int,
+        json_: bool,
+    ) -> None:
+        read = getattr(inspector.queue(queue).raw() if json_ else inspector.queue(queue), name)
+        options = {"by": by, "prefix": prefix, "reverse": reverse, "payload_limit": PAYLOADS}
+        found = pages(read, **options, **bounds(from_, reverse))
+        made = (lambda job: record(job, inspector.reading)) if json_ else None
+        write_listing(found, limit, list(columns), lambda job: [cell(job) for cell in columns.values()], made)
+
+    run.__doc__ = text
+    by = click.option("--by", type=click.Choice(sorts), default=sorts[0], show_default=True)
+    return command(short, examples)(queue_argument(by(listing_options(json_option(run)))))

@@ -1,4 +1,4 @@
-"""The group of all commands, and what it makes of errors: one line and an exit status, never a traceback."""
+"""The group of all commands. It turns errors into one line and an exit status."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from celery_lowkiq.rules.text import escaped
 
 from . import commands
 
-#: Exit status 1: it is not there, nothing was done, or Redis is away; 2: it was asked for in a wrong way.
+#: Exit status 1: not found, nothing done, or Redis is away; 2: usage error.
 FAILED, USAGE = 1, 2
 EXAMPLES = """\b
 Examples:
@@ -33,18 +33,24 @@ Examples:
 
 
 class Commands(click.Group):
-    """Finds its commands among the modules of ``commands``."""
+    """Finds its commands among the verbs, and the modules of ``commands``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of all commands, sorted."""
-        return sorted(module.name.replace("_", "-") for module in iter_modules(commands.__path__))
+        modules = (module.name.replace("_", "-") for module in iter_modules(commands.__path__))
+        return sorted([*modules, *_actions().COMMANDS])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name, if there is one."""
         if cmd_name not in self.list_commands(ctx):
             return None
+        verb = _actions().COMMANDS.get(cmd_name)
         name = cmd_name.replace("-", "_")
-        command: click.Command = getattr(import_module(f"{commands.__name__}.{name}"), name)
+        command: click.Command
+        if verb is not None:
+            command = _actions().command_of(verb)
+            return command
+        command = getattr(import_module(f"{commands.__name__}.{name}"), name)
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -56,11 +62,16 @@ class Commands(click.Group):
             raise _failure(error) from error
         except Exception as error:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
-                raise  # whoever reads has enough, which click knows
+                raise  # the reader has closed the pipe: click ends quietly
             if isinstance(error, OSError):
                 _forget_output()
                 raise _Failed(escaped(str(error))) from error
             raise
+
+
+def _actions() -> Any:
+    """Imported when it is needed: each ``celery`` command imports this module, also a worker's."""
+    return import_module(f"{__package__}.actions")
 
 
 class _Failed(click.ClickException):
@@ -81,14 +92,14 @@ def _failure(error: Exception) -> click.ClickException:
 
 
 def _write_any_text() -> None:
-    """An id that the terminal's encoding does not have is no reason to end."""
+    """Escape characters that the terminal's encoding lacks."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def _forget_output() -> None:
-    """What stdout does not take, as a disk that is full, Python would try to write once more at its end."""
+    """Drop what stdout refused, as on a full disk: Python would try to write it again at its end."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -97,7 +108,7 @@ def _forget_output() -> None:
 
 @click.group(cls=Commands, epilog=EXAMPLES)
 def lowkiq() -> None:
-    """Look into ordered queues, and act on them. Needs no worker.
+    """Show ordered queues and act on them. Needs no worker.
 
-    Exit status: 0; 1 when something is not there, nothing was done, or Redis is away; 2 for wrong usage.
+    Exit status: 0; 1 when something is not found, nothing was done, or Redis is away; 2 for wrong usage.
     """

@@ -1,4 +1,4 @@
-"""What commands take: a queue, ids, times; and the decorators that all commands are made with."""
+"""Arguments of commands, and the decorators that commands are made with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, TextIO, TypeAlias, TypeVar
 
 import click
 
-from celery_lowkiq.integration.operations.inspector import Console
+from celery_lowkiq.integration.operations.inspector import Inspector
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,7 +49,7 @@ class Time(click.ParamType):  # type: ignore[type-arg]
             return datetime.fromisoformat(value.replace("Z", "+00:00"))
         except ValueError:
             self.fail(
-                f"{value!r} is no time: allowed are now, +90s, -5m, +3h, +2d, a Unix time in s, "
+                f"{value!r} is invalid: expected now, +90s, -5m, +3h, +2d, a Unix time in s, "
                 "or a date like 2031-01-31T12:00:00",
                 param,
                 ctx,
@@ -62,20 +62,21 @@ def absolute(when: When) -> float | datetime:
 
 
 def command(short: str, examples: Sequence[str]) -> Callable[[Callable[..., None]], click.Command]:
-    """A command with a line for the list of all, and examples in its help. Its function gets the Console, and
-    the full name of the queue where only the last part of it was given.
+    """Make a command with a line for the list of commands, and examples in its help.
+
+    Its function gets the Inspector, and the full name of the queue also when only its last part was given.
     """
     lines = "\n".join(f"  celery -A proj lowkiq {example}" for example in examples)
 
     def made(function: Callable[..., None]) -> click.Command:
         @wraps(function)
-        def with_console(**given: Any) -> None:
-            console = Console(click.get_current_context().obj.app)
+        def with_inspector(**given: Any) -> None:
+            inspector = Inspector(click.get_current_context().obj.app)
             if given.get("queue"):
-                given["queue"] = console.queue(given["queue"]).name
-            function(console, **given)
+                given["queue"] = inspector.queue(given["queue"]).name
+            function(inspector, **given)
 
-        return click.command(short_help=short, epilog=f"\b\nExamples:\n{lines}\n")(with_console)
+        return click.command(short_help=short, epilog=f"\b\nExamples:\n{lines}\n")(with_inspector)
 
     return made
 
@@ -113,7 +114,7 @@ def each_id(ids: Sequence[str]) -> Iterator[str]:
 
 
 def stdin() -> TextIO:
-    """What is to be read. Ends the command with status 2 when whoever called it has closed it."""
+    """The standard input. Ends the command with status 2 when it is closed."""
     if sys.stdin is None:
         raise click.UsageError("stdin is closed: there is nothing to read")
     return sys.stdin
@@ -127,10 +128,3 @@ def binding(host: str, port: int) -> Iterator[None]:
     except OSError as error:
         words = f"--port {port} on {host} cannot be had: {error.strerror or error}"
         raise click.ClickException(words) from error
-
-
-def one_of(**given: Any) -> None:
-    """Ends the command with status 2 unless exactly one is given."""
-    if sum(map(bool, given.values())) != 1:
-        names = [name.upper() if name == "ids" else f"--{name.replace('_', '-')}" for name in given]
-        raise click.UsageError(f"give one of {', '.join(names)}")

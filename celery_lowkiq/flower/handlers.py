@@ -1,11 +1,11 @@
-"""The pages of the tab, and what they do: behind Flower's own authentication, as its own."""
+"""The pages of the tab and their actions, behind Flower's own authentication."""
 
 from __future__ import annotations
 
 import logging
 import os
 from base64 import b64decode
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
@@ -15,12 +15,13 @@ from flower.views import BaseHandler
 from tornado.ioloop import IOLoop
 from tornado.web import HTTPError, RequestHandler, authenticated
 
-from celery_lowkiq.integration.operations.inspector import Console
+from celery_lowkiq.integration.operations.action_parts import Action, Target
+from celery_lowkiq.integration.operations.actions import ACTIONS
+from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.integration.operations.json_encoder import encode
 from celery_lowkiq.integration.operations.queue import OrderedQueue, ShownDeadJob
 from celery_lowkiq.rules.errors import InvalidCall, LowkiqError
 from celery_lowkiq.rules.text import duration, error_line, escaped, moment, shortened
-
-from .actions import ACTIONS, told
 
 logger = logging.getLogger("celery_lowkiq.flower")
 
@@ -29,6 +30,8 @@ T = TypeVar("T")
 #: Dead jobs on a page, and characters of a text.
 PAGE = 100
 LONGEST = 300
+#: The actions of the tab: those that need no question before and no page of their own.
+OFFERED = {name: one for name, one in ACTIONS.items() if not one.dangerous and not one.takes}
 #: What templates call.
 TEXT = {
     "span": duration,
@@ -44,7 +47,7 @@ class OrderedPage(BaseHandler):  # type: ignore[misc]
     @authenticated
     async def get(self) -> None:
         """Counts of each."""
-        found = await _answer(Console(self.capp).overview)
+        found = await _answer(Inspector(self.capp).overview)
         self.render("ordered.html", overview=found, **TEXT)
 
 
@@ -55,14 +58,17 @@ class OrderedQueuePage(BaseHandler):  # type: ignore[misc]
     async def get(self) -> None:
         """The counts, and a page of dead jobs, those that died last first."""
         name, after = self.get_query_argument("queue"), self.get_query_argument("after", None)
-        said = told(self.get_query_argument("did", ""), self.get_query_argument("count", ""))
-        found = await _answer(lambda: _queue(Console(self.capp), name, after))
-        self.render("ordered_queue.html", said=said, may_act=_may_act(self), actions=ACTIONS, **found, **TEXT)
+        found = await _answer(lambda: _queue(Inspector(self.capp), name, after))
+        said = done(found["queue"], self.get_query_argument("did", ""), self.get_query_argument("count", ""))
+        unfit = "pause" if found["paused"].queue else "resume"
+        buttons = [one for one in OFFERED.values() if not one.scope.ids and one.name != unfit]
+        rows = {"said": said, "may_act": _may_act(self), "buttons": buttons, "requeue": OFFERED["requeue"]}
+        self.render("ordered_queue.html", **rows, **found, **TEXT)
 
 
 class OrderedAction(BaseApiHandler):  # type: ignore[misc]
-    """What a form asks for. As all that changes something in Flower it needs authentication, or Flower's word
-    that none is needed.
+    """An action from a form. As each change in Flower, it needs authentication, or Flower's setting that
+    allows changes without.
     """
 
     @authenticated
@@ -72,10 +78,10 @@ class OrderedAction(BaseApiHandler):  # type: ignore[misc]
         RequestHandler.check_xsrf_cookie(self)
         name, did = self.get_body_argument("queue"), self.get_body_argument("action")
         ids = self.get_body_arguments("id", strip=False)
-        action = ACTIONS.get(did)
+        action = OFFERED.get(did)
         if action is None:
-            raise HTTPError(400, f"action={did[:100]!r}: allowed are {', '.join(ACTIONS)}")
-        count = await _answer(lambda: int(action.run(Console(self.capp).queue(name), ids)))
+            raise HTTPError(400, f"action={did[:100]!r} is invalid: expected one of {', '.join(OFFERED)}")
+        count = await _answer(lambda: _run(Inspector(self.capp).queue(name), action, ids))
         logger.info(
             "%s: %s of queue %s by %s changed %d", self.request.remote_ip, did, name, _user(self), count
         )
@@ -89,10 +95,22 @@ class OrderedApi(BaseApiHandler):  # type: ignore[misc]
 
     @authenticated
     async def get(self) -> None:
-        """By queue; of a damaged one what is wrong."""
-        found = await _answer(Console(self.capp).overview)
-        damaged = {queue: {"error": str(error)} for queue, error in found.damaged.items()}
-        self.write({queue: vars(stats) for queue, stats in found.by_queue.items()} | damaged)
+        """The same record as of the dashboard's API."""
+        found = await _answer(Inspector(self.capp).overview_json)
+        self.set_header("Content-Type", "application/json")
+        self.write(encode(found))
+
+
+def done(queue: str, name: str, count: str) -> str:
+    """What a page says after an action; nothing for texts that no action has written."""
+    action = OFFERED.get(name)
+    known = action and count.isdecimal() and len(count) < 16
+    said = action.said(queue, Target(), int(count)) if action and known else ""
+    return said[:1].upper() + said[1:]
+
+
+def _run(queue: OrderedQueue, action: Action, ids: Sequence[str]) -> int:
+    return action.run(queue, action.target(queue, ids, {}), None)
 
 
 async def _answer(ask: Callable[[], T]) -> T:
@@ -105,8 +123,8 @@ async def _answer(ask: Callable[[], T]) -> T:
         raise HTTPError(503, str(error)) from error
 
 
-def _queue(console: Console, name: str, after: str | None) -> dict[str, Any]:
-    queue: OrderedQueue = console.queue(name)
+def _queue(inspector: Inspector, name: str, after: str | None) -> dict[str, Any]:
+    queue: OrderedQueue = inspector.queue(name)
     page = queue.morgue("updated_at", reverse=True, limit=PAGE, payload_limit=3, after=after)
     return {
         "queue": queue.name,
@@ -128,7 +146,7 @@ def _user(handler: Any) -> str:
     if isinstance(handler.current_user, str):
         return repr(handler.current_user)
     if not handler.application.options.basic_auth:
-        return "somebody"
+        return "unknown"
     credentials = b64decode(handler.request.headers["Authorization"].split()[1]).decode()
     return repr(credentials.partition(":")[0])
 

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from celery_lowkiq.integration.app.context import home_of
-from celery_lowkiq.integration.operations.inspector import Console
+from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.rules.clock import Clock, SystemClock
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
@@ -69,7 +69,7 @@ class QueueCollector(Collector):
 
     def __init__(self, app: Celery, clock: Clock | None = None) -> None:
         """Raises ConfigurationError for invalid settings of the app."""
-        self._console = Console(app)
+        self._inspector = Inspector(app)
         self._lease_seconds = home_of(app).settings.lease_seconds
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
@@ -80,7 +80,7 @@ class QueueCollector(Collector):
         """Yield the metrics; during an outage of Redis, only ``lowkiq_redis_up``."""
         with self._lock:
             try:
-                looks = self._console.looks()
+                looks = self._inspector.looks()
             except StoreError as error:
                 self._log_problem(str(error))
                 yield GaugeMetricFamily(*UP, value=0)

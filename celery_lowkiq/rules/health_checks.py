@@ -73,7 +73,7 @@ class QueueState:
 
 
 @dataclass(frozen=True)
-class Patient:
+class SystemState:
     """All that is examined. ``now`` is Redis's clock (Unix s), ``format`` what this version reads."""
 
     now: float
@@ -87,27 +87,27 @@ class Patient:
         return [node for node in self.nodes if node.alive and queue in node.queues]
 
 
-def examine(patient: Patient) -> tuple[Finding, ...]:
+def check_health(state: SystemState) -> tuple[Finding, ...]:
     """All findings: of the server, the nodes, and each queue."""
-    return tuple(_findings(patient))
+    return tuple(_findings(state))
 
 
-def _findings(patient: Patient) -> Iterator[Finding]:
-    server = patient.server
+def _findings(state: SystemState) -> Iterator[Finding]:
+    server = state.server
     yield version(server)
     yield eviction(server)
     yield persistence(server)
     yield clock(server)
-    yield from nodes(patient)
-    for queue in patient.queues:
+    yield from nodes(state)
+    for queue in state.queues:
         # What is stored in another way cannot be served: that says it all.
-        of_queue = list(stored(queue, patient.format)) or [
+        of_queue = list(stored(queue, state.format)) or [
             *damaged(queue),
-            *unserved(queue, patient),
-            *unowned(queue, patient),
-            *waiting(queue, patient),
+            *unserved(queue, state),
+            *unowned(queue, state),
+            *waiting(queue, state),
             *abandoned(queue),
-            *paused(queue, patient.now),
+            *paused(queue, state.now),
         ]
         served = _counted(queue.declared, "shard is served", "shards are served")
         well = f"{_wait(queue)}, {served}"
@@ -188,12 +188,12 @@ def clock(server: Server) -> Finding:
 # -- nodes
 
 
-def nodes(patient: Patient) -> Iterator[Finding]:
+def nodes(state: SystemState) -> Iterator[Finding]:
     """Each that is not simply at work; one finding for the others."""
-    at_work = [node.name for node in patient.nodes if node.alive and not node.quiet]
+    at_work = [node.name for node in state.nodes if node.alive and not node.quiet]
     if at_work:
         yield Finding(OK, "nodes", f"{len(at_work)} at work: {_listed(at_work)}")
-    for node in patient.nodes:
+    for node in state.nodes:
         subject = f"node {node.name}"
         if not node.alive:
             text = f"It was last heard of {duration(node.silent)} ago, and did not say that it stops."
@@ -230,28 +230,28 @@ def damaged(queue: QueueState) -> Iterator[Finding]:
         yield Finding(ERROR, f"queue {queue.name}", text + ".", advice)
 
 
-def unserved(queue: QueueState, patient: Patient) -> Iterator[Finding]:
+def unserved(queue: QueueState, state: SystemState) -> Iterator[Finding]:
     """No living node serves it."""
-    if not patient.serving(queue.name):
+    if not state.serving(queue.name):
         level = ERROR if queue.length else WARNING
         advice = "Start a worker with -P threads whose -Q and -X leave this queue, or end the quiet of one."
         yield Finding(level, f"queue {queue.name}", f"No worker serves it; {_wait(queue)}.", advice)
 
 
-def unowned(queue: QueueState, patient: Patient) -> Iterator[Finding]:
+def unowned(queue: QueueState, state: SystemState) -> Iterator[Finding]:
     """Shards that nobody has for longer than a change of hands takes, though nodes serve the queue, and none
     of these waits for them.
     """
-    serving = patient.serving(queue.name)
+    serving = state.serving(queue.name)
     if not serving:
         return
     patience = ORPHANED * max(node.lease_seconds for node in serving)
-    served_for = max(patient.now - node.started_at for node in serving)
+    served_for = max(state.now - node.started_at for node in serving)
     free = [
         shard
         for shard in queue.shards
         if not shard.alive
-        and min(served_for, _free_for(shard, patient.now)) > patience
+        and min(served_for, _free_for(shard, state.now)) > patience
         and _seconds_left(queue, shard, serving) is None
     ]
     if free:
@@ -260,9 +260,9 @@ def unowned(queue: QueueState, patient: Patient) -> Iterator[Finding]:
         yield Finding(ERROR, f"queue {queue.name}", text, advice)
 
 
-def waiting(queue: QueueState, patient: Patient) -> Iterator[Finding]:
+def waiting(queue: QueueState, state: SystemState) -> Iterator[Finding]:
     """Shards without an owner, while a former lease runs out that Redis does not know any more."""
-    serving = patient.serving(queue.name)
+    serving = state.serving(queue.name)
     left = {
         shard.index: seconds
         for shard in queue.shards

@@ -21,7 +21,7 @@ SPARE_DEPTH = 50
 def duration(seconds: float) -> str:
     """Format seconds by their two largest units: ``3 h 12 min``, ``40 s``, ``0.3 s``."""
     if seconds < 1:
-        return f"{max(0.0, seconds):.1f} s"
+        return f"{seconds:.1f} s" if seconds > 0 else "0 s"
     remaining, parts = round(seconds), []
     for unit, size in UNITS:
         count, remaining = divmod(remaining, size)
@@ -51,6 +51,18 @@ def error_line(error: str) -> str:
     starts = [number for number, line in enumerate(lines) if line == TRACEBACK]
     messages = (line for line in lines[starts[-1] + 1 :] if not line[0].isspace()) if starts else iter(())
     return next(messages, lines[-1] if lines else "").strip()
+
+
+def count_of(count: int, word: str) -> str:
+    """``1 job``, ``2 jobs``."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def relative(at: float, now: float) -> str:
+    """A Unix time (s) as seen from now: ``in 3 h 12 min``, ``40 s ago``, ``now``."""
+    if abs(at - now) < 1:
+        return "now"
+    return f"in {duration(at - now)}" if at > now else f"{duration(now - at)} ago"
 
 
 def job_names(ids: Sequence[str], count: int) -> str:

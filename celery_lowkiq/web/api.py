@@ -1,4 +1,4 @@
-"""The JSON API: all that the pages can do. ``openapi.py`` describes it."""
+"""The JSON API: all that the pages can do."""
 
 from __future__ import annotations
 
@@ -9,159 +9,146 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from celery_lowkiq.integration.operations import json_shapes as shapes
+from celery_lowkiq.integration.operations.actions import action_of
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.views import Stats
+from celery_lowkiq.rules.server_info import ServerInfo
+from celery_lowkiq.rules.views import Page, PausedId
 
-from . import as_json
-from .actions import action_of
 from .changes import begin, call_off, operation_of
+from .endpoints import AFTER, ID, LIMIT, QUEUE, TEXT, Endpoint, Json, Query
 from .errors import Refused
 from .listing import SORTS, Asked
-from .openapi import description
+from .openapi import MAX_WAIT
+from .operations import Operation
 from .pages import JOB
 from .params import Params, body_of, field
-from .render import link
-from .site import site_of
-
-#: For so many seconds an answer may wait for the end of a change.
-MOST_WAIT = 30.0
+from .site import queue_of, site_of
 
 
-class Json(Response):
-    """ASCII only, so that no id or payload can break the encoding."""
-
-    media_type = "application/json"
-
-    def render(self, content: Any) -> bytes:
-        return json.dumps(content, separators=(",", ":"), default=str).encode("ascii")
+def stats(request: Request) -> shapes.LowkiqStats:
+    """Counts in Lowkiq's form."""
+    found = site_of(request).inspector.overview()
+    return shapes.lowkiq_stats(found.total, found.by_queue)
 
 
-def stats(request: Request) -> Response:
-    """Figures in Lowkiq's form."""
-    found = site_of(request).console.overview()
-    by_worker = {name: _lowkiqs(of_queue) for name, of_queue in found.by_queue.items()}
-    return Json({"total": _lowkiqs(found.total), "by_worker": by_worker})
+def queues(request: Request) -> shapes.OverviewJson:
+    """All queues with their counts; of damaged ones what is wrong."""
+    return site_of(request).inspector.overview_json()
 
 
-def _lowkiqs(found: Stats) -> dict[str, Any]:
-    return {"length": found.length, "morgue_length": found.morgue_length, "lag": found.lag}
+def listing(request: Request) -> Page[shapes.JobJson] | Page[shapes.DeadJobJson]:
+    """A page of jobs of a queue; pass its `next` as `after` for the following one."""
+    name, reading = request.url.path.rpartition("/")[2], site_of(request).reading
+    found = Asked.of(Params.query(request), name).of_queue(queue_of(request))
+    record: Any = shapes.dead_job_json if name == "morgue" else shapes.job_json
+    return Page(tuple(record(job, reading) for job in found.items), found.next)
 
 
-def queues(request: Request) -> Response:
-    """All queues with their counts; of the damaged ones what is wrong."""
-    found = site_of(request).console.overview()
-    specs = {name: queue.spec for name, queue in site_of(request).console.queues().items()}
-    shown = [as_json.queue(specs[name], of_queue) for name, of_queue in found.by_queue.items()]
-    damaged = {name: str(error) for name, error in found.damaged.items()}
-    return Json({"total": as_json.stats(found.total), "queues": shown, "damaged": damaged})
+def job(request: Request) -> shapes.PlacesJson:
+    """Everything about one id."""
+    queue, job_id = queue_of(request), Params.query(request).text("id")
+    places = queue.job(job_id, **JOB)
+    return shapes.places_json(places, queue.why(job_id), queue.tries(job_id), site_of(request).reading)
 
 
-def listing(request: Request) -> Response:
-    """A page of one of a queue's listings: the last part of the path."""
-    params = Params.query(request)
-    queue = site_of(request).queue(params.text("queue"))
-    found = Asked.of(params, request.url.path.rpartition("/")[2]).of_queue(queue)
-    load = site_of(request).load
-    return Json({"items": [as_json.job(job, load) for job in found.items], "next": found.next})
-
-
-def job(request: Request) -> Response:
-    """All of one id."""
-    params = Params.query(request)
-    queue = site_of(request).queue(params.text("queue"))
-    places, load = queue.job(params.text("id"), **JOB), site_of(request).load
-    parts = {"waiting": places.waiting, "processing": places.processing, "dead": places.dead}
-    shown = {name: as_json.job(part, load) if part else None for name, part in parts.items()}
-    why, tries = queue.why(params.text("id")), queue.tries(params.text("id"))
-    return Json({**shown, "why": as_json.why(why), "tries": [as_json.plain(one) for one in tries]})
-
-
-def shards(request: Request) -> Response:
+def shards(request: Request) -> shapes.ShardsJson:
     """The shards of a queue, who has each, and what is paused."""
-    queue = site_of(request).queue(Params.query(request).text("queue"))
+    queue = queue_of(request)
     paused = queue.paused()
-    return Json(
-        {
-            "shards": [as_json.shard(one) for one in queue.shards()],
-            "paused": paused.queue,
-            "paused_ids": paused.ids,
-        }
-    )
+    return shapes.ShardsJson(queue.shards(), paused.queue, paused.ids)
 
 
-def paused_ids(request: Request) -> Response:
+def paused_ids(request: Request) -> Page[PausedId]:
     """A page of the paused ids of a queue."""
-    params = Params.query(request)
-    found = site_of(request).queue(params.text("queue")).paused_ids(after=params.cursor())
-    return Json({"items": [as_json.plain(one) for one in found.items], "next": found.next})
+    return queue_of(request).paused_ids(after=Params.query(request).cursor())
 
 
-def history(request: Request) -> Response:
-    """Samples of the last hour, of a queue or of all."""
-    params, console = Params.query(request), site_of(request).console
-    name = params.text("queue", "")
-    found = site_of(request).queue(name).history() if name else console.history().total
-    return Json({"samples": [as_json.plain(sample) for sample in found]})
+def history(request: Request) -> shapes.SamplesJson:
+    """Counters of the last hour, of one queue or of all."""
+    one = Params.query(request).text("queue", "")
+    inspector = site_of(request).inspector
+    return shapes.SamplesJson(queue_of(request).history() if one else inspector.history().total)
 
 
-def nodes(request: Request) -> Response:
-    """What the nodes say of themselves."""
-    return Json({"nodes": [as_json.node(node) for node in site_of(request).console.nodes()]})
+def nodes(request: Request) -> shapes.NodesJson:
+    """The nodes, their lanes, and what each runs."""
+    return shapes.NodesJson(tuple(site_of(request).inspector.nodes()))
 
 
-def server(request: Request) -> Response:
-    """What Redis says of itself."""
-    return Json(as_json.plain(site_of(request).console.server()))
+def server(request: Request) -> ServerInfo:
+    """What Redis reports about itself."""
+    return site_of(request).inspector.server()
 
 
-def checkup(request: Request) -> Response:
-    """Whether all is well, and what to do where it is not."""
-    return Json({"findings": [as_json.plain(finding) for finding in site_of(request).console.checkup()]})
+def doctor(request: Request) -> shapes.FindingsJson:
+    """The results of the health checks, and what to do about them."""
+    return shapes.FindingsJson(site_of(request).inspector.doctor())
 
 
 # -- changes
 
 
 async def change(request: Request) -> Response:
-    """Begin an operation; wait for its end for up to ``wait`` s."""
+    """Begin an action; wait for its end for up to `wait` s."""
     fields = await _fields(request)
     return await run_in_threadpool(_change, request, fields)
 
 
 def _change(request: Request, fields: dict[str, Any]) -> Response:
     action = action_of(field(fields, "action", str))
-    target = as_json.target(fields)
     wait = field(fields, "wait", float, 0)
-    if not 0 <= wait <= MOST_WAIT:
-        raise InvalidCall(f"wait={wait:g}: 0 to {MOST_WAIT:g} s are allowed")
+    if not 0 <= wait <= MAX_WAIT:
+        raise InvalidCall(f"wait={wait:g} is invalid: expected 0 to {MAX_WAIT:g} s")
     queue = site_of(request).queue(field(fields, "queue", str))
-    operation = begin(request, queue, action, target)
+    ids = field(fields, "ids", list, [])
+    if not all(isinstance(one, str) for one in ids):
+        raise InvalidCall("ids is invalid: expected a list of texts")
+    values = {name: value for name, value in fields.items() if name not in ("action", "wait", "queue", "ids")}
+    operation = begin(request, queue, action, action.target(queue, ids, values))
     operation.wait(wait)
-    return Json(as_json.operation(operation), status_code=202 if operation.running else 200)
+    return Json(operation_json(operation), status_code=202 if operation.running else 200)
 
 
-def operations(request: Request) -> Response:
-    """The operations of this process, newest first."""
-    return Json({"operations": [as_json.operation(one) for one in site_of(request).operations.all()]})
+def operations(request: Request) -> shapes.OperationsJson:
+    """The changes of this process, newest first."""
+    return shapes.OperationsJson(tuple(map(operation_json, site_of(request).operations.all())))
 
 
-def operation(request: Request) -> Response:
-    """One operation."""
-    return Json(as_json.operation(operation_of(site_of(request), request.path_params["id"])))
+def operation(request: Request) -> shapes.OperationJson:
+    """One change."""
+    return operation_json(operation_of(site_of(request), request.path_params["id"]))
 
 
-def cancel(request: Request) -> Response:
-    """Stop an operation after the step that runs."""
+def cancel(request: Request) -> shapes.OperationJson:
+    """Stop a change after the step that runs."""
     found = operation_of(site_of(request), request.path_params["id"])
     call_off(request, found)
-    return Json(as_json.operation(found), status_code=202)
+    return operation_json(found)
+
+
+def operation_json(found: Operation) -> shapes.OperationJson:
+    """The record of a change."""
+    asked = found.change
+    return shapes.OperationJson(
+        found.id,
+        asked.action,
+        asked.queue,
+        asked.user,
+        found.state,
+        found.count,
+        found.total,
+        found.began_at,
+        found.ended_at,
+        found.error,
+    )
 
 
 async def _fields(request: Request) -> dict[str, Any]:
     """The JSON object of a request. Only scripts of our own origin, or no browser, can send this type."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise Refused(f"content type {kind[:100]!r}: application/json is allowed", 415)
+        raise Refused(f"content type {kind[:100]!r} is invalid: expected application/json", 415)
     try:
         fields = json.loads(await body_of(request))
     except (ValueError, RecursionError):
@@ -171,28 +158,39 @@ async def _fields(request: Request) -> dict[str, Any]:
     return fields
 
 
-def openapi(request: Request) -> Response:
-    """The description of all this."""
-    return Json(description(link(request, "/api/v1")))
+def _searches(listing: str) -> tuple[Query, ...]:
+    if listing == "processing":
+        return ()
+    bound = {"type": "number"}
+    return (
+        Query("by", {"enum": list(SORTS[listing])}),
+        Query("prefix", TEXT),
+        Query("minimum", bound),
+        Query("maximum", bound),
+        Query("reverse", {"enum": ["0", "1"]}),
+    )
 
 
-#: Under ``/api/v1``.
-ROUTES = (
-    ("GET", "/stats", stats),
-    ("GET", "/queues", queues),
-    *(("GET", f"/{name}", listing) for name in SORTS),
-    ("GET", "/job", job),
-    ("GET", "/shards", shards),
-    ("GET", "/paused_ids", paused_ids),
-    ("GET", "/history", history),
-    ("GET", "/nodes", nodes),
-    ("GET", "/redis", server),
-    ("GET", "/checkup", checkup),
-    ("POST", "/changes", change),
-    ("GET", "/operations", operations),
-    ("GET", "/operations/{id}", operation),
-    ("DELETE", "/operations/{id}", cancel),
-    ("GET", "/openapi.json", openapi),
+def _listing(name: str) -> Endpoint:
+    answer: Any = Page[shapes.DeadJobJson] if name == "morgue" else Page[shapes.JobJson]
+    return Endpoint("GET", f"/{name}", listing, answer, (QUEUE, *_searches(name), LIMIT, AFTER))
+
+
+ENDPOINTS = (
+    Endpoint("GET", "/stats", stats, shapes.LowkiqStats),
+    Endpoint("GET", "/queues", queues, shapes.OverviewJson),
+    *map(_listing, SORTS),
+    Endpoint("GET", "/job", job, shapes.PlacesJson, (QUEUE, ID)),
+    Endpoint("GET", "/shards", shards, shapes.ShardsJson, (QUEUE,)),
+    Endpoint("GET", "/paused_ids", paused_ids, Page[PausedId], (QUEUE, AFTER)),
+    Endpoint("GET", "/history", history, shapes.SamplesJson, (Query("queue", TEXT),)),
+    Endpoint("GET", "/nodes", nodes, shapes.NodesJson),
+    Endpoint("GET", "/redis", server, ServerInfo),
+    Endpoint("GET", "/doctor", doctor, shapes.FindingsJson),
+    Endpoint("POST", "/changes", change, shapes.OperationJson, body="Change"),
+    Endpoint("GET", "/operations", operations, shapes.OperationsJson),
+    Endpoint("GET", "/operations/{id}", operation, shapes.OperationJson),
+    Endpoint("DELETE", "/operations/{id}", cancel, shapes.OperationJson, status=202),
 )
 
 
@@ -206,5 +204,5 @@ def healthz(_: Request) -> Response:
 
 def readyz(request: Request) -> Response:
     """Redis answers, too."""
-    site_of(request).console.server()
+    site_of(request).inspector.server()
     return Json({"status": "ok"})

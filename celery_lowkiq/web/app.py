@@ -5,29 +5,33 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from celery import Celery
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Match, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from celery_lowkiq.integration.app.context import home_of
-from celery_lowkiq.integration.operations.inspector import Console
+from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.integration.operations.json_shapes import ErrorJson, Reading
 from celery_lowkiq.rules.errors import LowkiqError
 
 from . import api, changes, pages, tracked
 from .access import Access, FindUser, header, read_basic
+from .endpoints import BASE, Endpoint, Json
 from .errors import status_of
 from .guard import Guard
-from .render import page
+from .openapi import description
+from .render import link, page
+from .show import MAX_TEXT
 from .site import Site
 
-API = (*api.ROUTES, *tracked.API_ROUTES)
 AUTH_VARIABLE = "LOWKIQ_WEB_AUTH"
 STATIC = Path(__file__).parent / "static"
 #: In s.
@@ -77,7 +81,8 @@ def make_app(
         middleware=[Middleware(Guard, access=access, answer=_failed)],
         exception_handlers={LowkiqError: _failed, HTTPException: _failed},
     )
-    app.state.site = Site(celery_app, Console(celery_app, raw=True), access, load)
+    reading = Reading(load, MAX_TEXT)
+    app.state.site = Site(celery_app, Inspector(celery_app, raw=True), access, reading)
     return app
 
 
@@ -94,17 +99,30 @@ def _routes() -> list[Route | Mount]:
         Route("/queue", pages.queue),
         Route("/job", pages.job),
         Route("/nodes", pages.nodes),
-        Route("/redis", pages.server),
+        Route("/doctor", pages.doctor),
         Route("/operations", pages.operations),
         Route("/operation", pages.operation),
         Route("/change", changes.change, methods=["POST"]),
         Route("/cancel", changes.cancel, methods=["POST"]),
-        *(Route(f"/api/v1{path}", endpoint, methods=[method]) for method, path, endpoint in API),
+        *(endpoint.route for endpoint in ENDPOINTS),
         Route("/healthz", api.healthz),
         Route("/readyz", api.readyz),
         *tracked.ROUTES,
         Mount("/static", Files(directory=STATIC)),
     ]
+
+
+def openapi(request: Request) -> dict[str, Any]:
+    """This description."""
+    return description(link(request, BASE), ENDPOINTS)
+
+
+#: The whole JSON API.
+ENDPOINTS = (
+    *api.ENDPOINTS,
+    *tracked.ENDPOINTS,
+    Endpoint("GET", "/openapi.json", openapi, dict[str, Any]),
+)
 
 
 def _failed(request: Request, error: Exception) -> Response:
@@ -115,7 +133,7 @@ def _failed(request: Request, error: Exception) -> Response:
     text = str(error.detail if isinstance(error, HTTPException) else error)
     path = str(request.scope["path"]).removeprefix(request.scope.get("root_path", ""))
     if path.startswith("/api/") or path in ("/healthz", "/readyz"):
-        response: Response = JSONResponse({"error": text}, status_code=status)
+        response: Response = Json(ErrorJson(text), status_code=status)
     else:
         response = page(request, "error.html", status=status, code=status, text=text)
     if status == 405:

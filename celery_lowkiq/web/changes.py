@@ -1,4 +1,4 @@
-"""Everything that changes something, from a form or from the API."""
+"""Changes, from forms and from the API."""
 
 from __future__ import annotations
 
@@ -8,38 +8,34 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from celery_lowkiq.integration.calls.validation import read_id
+from celery_lowkiq.integration.operations.action_parts import Action, Target
+from celery_lowkiq.integration.operations.actions import action_of
 from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.rules.errors import InvalidCall
 
-from .actions import Action, Target, action_of
 from .audit import Change, audit
 from .errors import NotFound
 from .guard import USER, check_token
 from .operations import Operation
-from .params import MAX_IDS, Params, form_of
+from .params import Params, form_of
 from .render import link, page
 from .site import Site, site_of
 
-#: For so many seconds an answer waits for the end of a change; a longer one is watched on its page.
+#: Seconds that an answer waits for the end of a change; a longer one is watched on its page.
 PATIENCE = 0.7
 MAX_BACK = 4000
 
 
 def begin(request: Request, queue: OrderedQueue, action: Action, target: Target) -> Operation:
-    """Start a change, with a line in the log. Raises InvalidCall, TooBusy and StoreError."""
-    if len(target.ids) > MAX_IDS:
-        raise InvalidCall(f"{len(target.ids)} ids: at most {MAX_IDS} at once are allowed")
-    target = replace(target, ids=tuple(map(read_id, target.ids)))
-    action.check(queue, target)
-    change = Change(*_asker(request), action.name, queue.name, target.ids, target.shard)
-    operation = Operation(change, action.label, action.total(queue, target), action.unit)
+    """Start a change, with a line in the log. Raises TooBusy and StoreError."""
+    change = Change(*_asker(request), action.name, queue.name, target.ids, target.values.get("shard"))
+    operation = Operation(change, action, target, action.total(queue, target))
     operations = site_of(request).operations
     return operations.start(operation, lambda progress: action.run(queue, target, progress))
 
 
 def call_off(request: Request, operation: Operation) -> None:
-    """Cancel it, with a line in the log that names who did."""
+    """Cancel it, with a line in the log that names the user who cancels."""
     if operation.running:
         user, address = _asker(request)
         whose = f"of {operation.change.user!a} is to be cancelled"
@@ -52,7 +48,7 @@ def _asker(request: Request) -> tuple[str, str]:
 
 
 async def change(request: Request) -> Response:
-    """A form: asks first, if that is wise, and comes back to the page that it stood on."""
+    """Form handler: asks before a dangerous action, and returns to the page with the form."""
     form = await form_of(request)
     check_token(request, form.text("token", ""))
     return await run_in_threadpool(_change, request, form)
@@ -61,36 +57,40 @@ async def change(request: Request) -> Response:
 def _change(request: Request, form: Params) -> Response:
     site = site_of(request)
     queue, action = site.queue(form.text("queue")), action_of(form.text("action"))
-    target = _target(form)
-    if action.on == "ids" and not target.ids:
-        raise InvalidCall("no job was chosen: tick some, then say what to do with them")
-    if action.dangerous and not form.flag("confirmed"):
-        return _ask(request, form, queue, action, target)
-    operation = begin(request, queue, action, target)
+    target = _target(form, action)
+    if action.scope.ids and not target.ids:
+        raise InvalidCall("no job was chosen. Tick some jobs, then press a button")
+    missing = [one for one in action.parameters if one.name not in target.values]
+    if missing or (action.dangerous and not form.flag("confirmed")):
+        return page(
+            request,
+            "confirm.html",
+            queue=queue,
+            action=action,
+            target=target,
+            missing=missing,
+            given={
+                one.name: one.write(target.values[one.name]) for one in action.takes if one not in missing
+            },
+            question=action.question(queue.name, target, action.total(queue, target)),
+            back=_own_path(form.text("back", "/")),
+        )
+    operation = begin(request, queue, action, action.target(queue, target.ids, target.values))
     if operation.wait(PATIENCE):
         return _back(request, form.text("back", "/"), operation)
     return RedirectResponse(link(request, "/operation", id=operation.id), 303)
 
 
-def _target(form: Params) -> Target:
-    shard = form.whole("shard", 0, 4095, 0) if form.text("shard", "") else None
-    return Target(form.texts("id"), shard, form.text("mark", "") or None, form.text("value", "") or None)
-
-
-def _ask(request: Request, form: Params, queue: OrderedQueue, action: Action, target: Target) -> Response:
-    return page(
-        request,
-        "confirm.html",
-        queue=queue,
-        action=action,
-        target=target,
-        total=action.total(queue, target),
-        back=_own_path(form.text("back", "/")),
+def _target(form: Params, action: Action) -> Target:
+    """What the form holds for the action."""
+    given = {one.name: form.texts(one.name) for one in action.takes}
+    return Target(
+        form.texts("id"), {one.name: one.read(given[one.name][0]) for one in action.takes if given[one.name]}
     )
 
 
 async def cancel(request: Request) -> Response:
-    """A form that stops an operation after the step that runs."""
+    """Form handler: stops an operation after the step that runs."""
     form = await form_of(request)
     check_token(request, form.text("token", ""))
     operation = operation_of(site_of(request), form.text("id"))
@@ -104,7 +104,7 @@ def operation_of(site: Site, operation_id: str) -> Operation:
     operation = site.operations.get(operation_id)
     if operation is None:
         raise NotFound(
-            f"operation {operation_id[:50]!r} is not known: it was begun long ago, or by another process"
+            f"operation {operation_id[:50]!r} is unknown: it is too old, or another process began it"
         )
     return operation
 

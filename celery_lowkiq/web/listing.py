@@ -1,4 +1,4 @@
-"""Pieces of a queue page: which listing, and what of it a request asks for."""
+"""The listings of a queue, and one page of one, as a request asks for it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import Any
 from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.rules.views import Page
 
+from .endpoints import DEFAULT_LIMIT, MAX_LIMIT
 from .params import Params
 
-#: Of each payload a listing reads so many bytes, and of each job so many payloads.
+#: What a listing reads: payloads of a job, and bytes of each payload.
 LISTED = {"payload_limit": 3, "payload_bytes": 2048}
+#: What a listing can be sorted by; the first is the default.
 SORTS = {
     "jobs": ("perform_in", "id"),
     "retries": ("retry_count",),
     "morgue": ("updated_at", "id"),
     "processing": ("claim",),
 }
-DEFAULT_LIMIT, MAX_LIMIT = 50, 500
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,7 @@ class Asked:
             minimum=params.number("minimum"),
             maximum=params.number("maximum"),
             reverse=params.flag("reverse"),
-            limit=params.whole(
-                "limit",
-                1,
-                MAX_LIMIT,  #: Listings by the last part of an API path.
-                DEFAULT_LIMIT,
-            ),
+            limit=params.whole("limit", 1, MAX_LIMIT, DEFAULT_LIMIT),
             after=params.cursor(),
         )
 
@@ -68,10 +64,7 @@ class Asked:
             "minimum": self.minimum,
             "maximum": self.maximum,
             "reverse": "1" if self.reverse else None,
-            "limit": self.limit
-            if self.limit  #: Listings by the last part of an API path.
-            != DEFAULT_LIMIT
-            else None,
+            "limit": self.limit if self.limit != DEFAULT_LIMIT else None,
         }
 
     def of_queue(self, queue: OrderedQueue) -> Page[Any]:

@@ -1,4 +1,4 @@
-"""Changes on their way: each runs in a thread, can be watched and cancelled, and says what it did."""
+"""Changes that run: each in a thread, watched and cancelled by its id."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from celery_lowkiq.integration.operations.action_parts import Action, Target
 from celery_lowkiq.rules.errors import LowkiqError
 from celery_lowkiq.store.scripts.progress import Progress, Stop
 
 from .audit import Change, audit
 
-#: So many changes run at the same time, and so many are remembered.
+#: Most changes that run at a time, and changes that are remembered.
 MOST_RUNNING = 8
 REMEMBERED = 100
 
@@ -22,17 +23,17 @@ Run = Callable[[Progress], int]
 
 
 class TooBusy(LowkiqError):
-    """As many operations run as may; try again when one has ended."""
+    """Too many operations run; try again when one has ended."""
 
 
 @dataclass
 class Operation:
-    """One change. ``state``: running, done, cancelled or failed; ``total``: of how many jobs."""
+    """One change. ``state``: running, done, cancelled or failed; ``total``: how many jobs, about."""
 
     change: Change
-    label: str
+    action: Action
+    target: Target
     total: int
-    unit: str = "job"
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     began_at: float = field(default_factory=time.time)
     ended_at: float | None = None
@@ -51,6 +52,11 @@ class Operation:
         return self._ended.wait(timeout)
 
     @property
+    def said(self) -> str:
+        """What it did so far, in words."""
+        return self.action.said(self.change.queue, self.target, self.count)
+
+    @property
     def running(self) -> bool:
         return self.state == "running"
 
@@ -59,7 +65,7 @@ class Operation:
         return self.running and self._cancel.is_set()
 
     def run(self, run: Run) -> None:
-        """Never raises: what goes wrong is told by ``state`` and ``error``."""
+        """Do it; an error of ours goes into ``state`` and ``error``."""
         audit(self.change, "begins")
         try:
             self.count = run(self._progress)
@@ -96,9 +102,7 @@ class Operations:
         """Raises TooBusy."""
         with self._lock:
             if sum(other.running for other in self._known.values()) >= MOST_RUNNING:
-                raise TooBusy(
-                    f"{MOST_RUNNING} operations run already, and no more may: wait for one, or cancel one"
-                )
+                raise TooBusy(f"{MOST_RUNNING} operations run already. Wait for one, or cancel one")
             self._known[operation.id] = operation
             self._forget_old()
         threading.Thread(target=operation.run, args=(run,), name="lowkiq-operation", daemon=True).start()

@@ -9,11 +9,13 @@ from itertools import groupby
 from starlette.requests import Request
 from starlette.responses import Response
 
+from celery_lowkiq.integration.operations.actions import ACTIONS, offered
+from celery_lowkiq.integration.operations.json_shapes import mark_of
 from celery_lowkiq.rules.reports import LaneReport
+from celery_lowkiq.rules.text import ranges
 from celery_lowkiq.rules.views import Stats
 
 from . import charts, show
-from .actions import ACTIONS
 from .changes import operation_of
 from .listing import SORTS, Asked
 from .overview import look_at
@@ -21,22 +23,22 @@ from .params import Params
 from .render import page
 from .shards import shards_look
 from .show import Texts
-from .site import site_of
+from .site import queue_of, site_of
 
-#: The page of a job reads so many payloads, each of them whole: all of it makes its mark.
+#: Payloads that the page of a job reads, each as a whole: its mark is made from all of it.
 JOB = {"payload_limit": 100}
 #: Of findings, the worst first.
 LEVELS = ("error", "warning", "ok")
-#: So many queues of a lane are told.
+#: Queues of a lane that are shown.
 MOST_PARTS = 10
 
 
 def overview(request: Request) -> Response:
     """All queues, the latest first."""
-    console, now = site_of(request).console, time.time()
-    history = console.history()
-    alive = [node for node in console.nodes() if node.alive]
-    queues = look_at(history.by_queue, console.looks(), {node.owner for node in alive})
+    inspector, now = site_of(request).inspector, time.time()
+    history = inspector.history()
+    alive = [node for node in inspector.nodes() if node.alive]
+    queues = look_at(history.by_queue, inspector.looks(), {node.owner for node in alive})
     return page(
         request,
         "overview.html",
@@ -52,7 +54,7 @@ def overview(request: Request) -> Response:
 def queue(request: Request) -> Response:
     """One queue and a listing of it, or its shards."""
     params = Params.query(request)
-    shown = site_of(request).queue(params.text("queue"))
+    shown = queue_of(request)
     listed = params.choice("list", (*SORTS, "shards", "paused"), "jobs")
     asked = Asked.of(params, listed) if listed in SORTS else None
     paused_ids = shown.paused_ids(after=params.cursor()) if listed == "paused" else None
@@ -70,6 +72,7 @@ def queue(request: Request) -> Response:
         found=asked.of_queue(shown) if asked else paused_ids,
         history=charts.columns(shown.history(), time.time(), charts.MINUTE),
         actions=ACTIONS,
+        offered=offered,
         show=show,
     )
 
@@ -77,7 +80,7 @@ def queue(request: Request) -> Response:
 def job(request: Request) -> Response:
     """All of one id."""
     params = Params.query(request)
-    shown, job_id = site_of(request).queue(params.text("queue")), params.text("id")
+    shown, job_id = queue_of(request), params.text("id")
     places, why = shown.job(job_id, **JOB), shown.why(job_id)
     edited = params.text("edit", "")
     return page(
@@ -91,49 +94,40 @@ def job(request: Request) -> Response:
         paused=why.facts.id_paused,
         edited=edited,
         actions=ACTIONS,
-        texts=Texts(site_of(request).load),
+        offered=offered,
+        mark_of=mark_of,
+        texts=Texts(site_of(request).reading.load),
         show=show,
     )
 
 
 @dataclass(frozen=True)
 class ShardsPart:
-    """The shards of one queue that a lane has, shortened to ranges: 0-3, 7."""
+    """The shards of one queue that a lane has, as ranges: ``0-3,7``."""
 
     queue: str
     text: str
 
 
 def shard_parts(lane: LaneReport) -> list[ShardsPart]:
-    """What a lane has, by queue; of a lane with very many not all is told."""
+    """The shards of a lane by queue, MOST_PARTS at most."""
     found = groupby(sorted(lane.shards), key=lambda shard: shard.queue)
-    parts = [ShardsPart(name, _ranges([shard.index for shard in shards])) for name, shards in found]
+    parts = [ShardsPart(name, ranges(shard.index for shard in shards)) for name, shards in found]
     return parts[:MOST_PARTS]
-
-
-def _ranges(numbers: list[int]) -> str:
-    """Of sorted numbers."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
 def nodes(request: Request) -> Response:
     """The workers, their lanes, and what each runs."""
-    found = site_of(request).console.nodes()
+    found = site_of(request).inspector.nodes()
     busy = sum(lane.running is not None for node in found if node.alive for lane in node.lanes)
     return page(request, "nodes.html", nodes=found, busy=busy, shard_parts=shard_parts)
 
 
-def server(request: Request) -> Response:
-    """Redis."""
-    console = site_of(request).console
-    found = sorted(console.checkup(), key=lambda finding: LEVELS.index(finding.level))
-    return page(request, "redis.html", server=console.server(), findings=found)
+def doctor(request: Request) -> Response:
+    """The findings, and what Redis reports about itself."""
+    inspector = site_of(request).inspector
+    found = sorted(inspector.doctor(), key=lambda finding: LEVELS.index(finding.level))
+    return page(request, "doctor.html", server=inspector.server(), findings=found)
 
 
 def operations(request: Request) -> Response:

@@ -1,7 +1,4 @@
-"""What a request says, read strictly.
-
-Every reader raises InvalidCall with the name, the value and what is allowed.
-"""
+"""Strict readers of the fields of a request; each raises InvalidCall."""
 
 from __future__ import annotations
 
@@ -12,15 +9,14 @@ from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 
+from celery_lowkiq.integration.operations.action_parts import MAX_IDS
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.validators import is_whole, whole
 
 from .errors import Refused
 
-#: Longest body, in bytes: a payload of 1 MiB in the form of a form.
+#: Longest body in bytes: a payload of 1 MiB, form-encoded.
 MAX_BODY = 4 * 1024 * 1024
-#: Most ids, and so most fields, of one change.
-MAX_IDS = 1000
 SHOWN = 100
 #: Longest cursor; none that we made is longer.
 MAX_CURSOR = 1000
@@ -52,7 +48,7 @@ class Params:
     def choice(self, name: str, allowed: Collection[str], default: str | None = None) -> str:
         value = self.text(name, default)
         if value not in allowed:
-            raise InvalidCall(f"{name}={_short(value)}: allowed are {', '.join(allowed)}")
+            raise InvalidCall(f"{name}={_short(value)} is invalid: expected one of {', '.join(allowed)}")
         return value
 
     def whole(self, name: str, low: int, high: int, default: int) -> int:
@@ -82,7 +78,7 @@ class Params:
         """Where a listing goes on; None at its beginning."""
         after = self.text("after", "")
         if len(after) > MAX_CURSOR:
-            raise InvalidCall(f"after={_short(after)}: no cursor is so long")
+            raise InvalidCall(f"after={_short(after)} is invalid: expected the `next` of a page")
         return after or None
 
 
@@ -92,7 +88,7 @@ async def body_of(request: Request) -> bytes:
     async for part in request.stream():
         size += len(part)
         if size > MAX_BODY:
-            raise Refused(f"the request is too large: {MAX_BODY} bytes are allowed", 413)
+            raise Refused(f"the request is too large: expected at most {MAX_BODY} bytes", 413)
         parts.append(part)
     return b"".join(parts)
 
@@ -101,12 +97,14 @@ async def form_of(request: Request) -> Params:
     """Fields of a posted form."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip()
     if kind != "application/x-www-form-urlencoded":
-        raise Refused(f"content type {_short(kind)}: application/x-www-form-urlencoded is allowed", 415)
+        raise Refused(
+            f"content type {_short(kind)} is invalid: expected application/x-www-form-urlencoded", 415
+        )
     text = (await body_of(request)).decode("utf-8", "replace")
     try:
         return Params(parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_IDS + 20))
     except ValueError:
-        raise InvalidCall(f"the form has more fields than the {MAX_IDS} that are allowed") from None
+        raise InvalidCall(f"the form has too many fields: expected at most {MAX_IDS} ids") from None
 
 
 #: Types of JSON, and how they are called in an error.
@@ -117,7 +115,7 @@ def field(fields: Mapping[str, Any], name: str, kind: type, default: Any = None)
     """A field of a JSON object, of that type: a key of KINDS."""
     value = fields.get(name, default)
     if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool):
-        raise InvalidCall(f"{name}={_short(value)}: {KINDS[kind]} is allowed")
+        raise InvalidCall(f"{name}={_short(value)} is invalid: expected {KINDS[kind]}")
     return _float(name, value) if kind is float else value
 
 
@@ -125,7 +123,7 @@ def _float(name: str, value: Any) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise InvalidCall(f"{name}={_short(value)}: a smaller number is allowed") from None
+        raise InvalidCall(f"{name}={_short(value)} is invalid: expected a smaller number") from None
 
 
 def _short(value: Any) -> str:

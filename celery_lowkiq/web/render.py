@@ -14,7 +14,7 @@ import jinja2
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from celery_lowkiq.rules.text import error_line
+from celery_lowkiq.rules.text import duration, error_line, moment, relative
 
 from . import show
 from .charts import history_chart, peak, sparkline
@@ -23,8 +23,8 @@ from .site import site_of
 
 FILTERS = {
     "plain": show.plain,
-    "duration": show.duration,
-    "moment": show.moment,
+    "duration": duration,
+    "moment": moment,
     "number": show.number,
     "size": show.size,
     "score": show.score,
@@ -81,7 +81,7 @@ def page(request: Request, template: str, *, status: int = 200, **values: Any) -
         link_here=lambda path, **query: _query(path, query),
         static=lambda name: link(request, f"/static/{name}", v=_version(name)),
         here=str(request.scope["path"]).removeprefix(request.scope.get("root_path", "")) or "/",
-        relative=lambda at: show.relative(at, now),
+        relative=lambda at: relative(at, now),
         now=now,
         user=request.scope.get(USER, ""),
         current=_current(request),

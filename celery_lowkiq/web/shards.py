@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from celery_lowkiq.rules.reports import ShardReport
+from celery_lowkiq.rules.text import duration
 
-from .show import duration, plain
+from .show import plain
 
 #: A lag (s) from which a shard is late, and from which it is very late.
 LATE, VERY_LATE = 10.0, 300.0

@@ -1,18 +1,17 @@
-"""Values as text for people. What comes out is text, never markup: templates escape it."""
+"""Values as text for pages; templates escape it."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from typing import Any
 
 from celery_lowkiq.integration.operations.queue import ShownPayload
 from celery_lowkiq.rules.errors import UndecodablePayload
+from celery_lowkiq.rules.text import moment
 
 #: What a page shows of one payload, in characters.
 MAX_TEXT = 64 * 1024
@@ -33,38 +32,6 @@ def plain(text: str) -> str:
 
 def _spelled(character: str) -> str:
     return character if character in "\n\t" else character.encode("unicode_escape").decode("ascii")
-
-
-def duration(seconds: float) -> str:
-    """Two units are enough: 340 ms, 12 s, 3 min 4 s, 2 h 5 min, 3 d 4 h."""
-    seconds = max(0.0, float(seconds))
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms" if seconds else "0 s"
-    whole = round(seconds)
-    for size, name, small, small_name in (
-        (86400, "d", 3600, "h"),
-        (3600, "h", 60, "min"),
-        (60, "min", 1, "s"),
-    ):
-        if whole >= size:
-            rest = whole % size // small
-            return f"{whole // size:,} {name}" + (f" {rest} {small_name}" if rest else "")
-    return f"{seconds:.1f} s" if seconds < 10 and seconds != whole else f"{whole} s"
-
-
-def relative(at: float, now: float) -> str:
-    """In 3 h, or 12 s ago."""
-    if abs(at - now) < 1:
-        return "now"
-    return f"in {duration(at - now)}" if at > now else f"{duration(now - at)} ago"
-
-
-def moment(at: float) -> str:
-    """UTC, to the second; what no calendar has is shown as a number."""
-    try:
-        return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
-    except (OverflowError, ValueError, OSError):
-        return f"{at:g}"
 
 
 def number(value: float) -> str:
@@ -139,13 +106,6 @@ def beginning(payload: ShownPayload) -> ShownPayload:
     """Of a large payload what a page shows."""
     size = len(payload.value)
     return payload if size <= MAX_TEXT else replace(payload, value=payload.value[:MAX_TEXT], cut_from=size)
-
-
-def mark(payload: ShownPayload) -> str | None:
-    """Names a payload of a job by all of its bytes; None when not all of it was read."""
-    if payload.cut_from:
-        return None
-    return f"{hashlib.blake2b(payload.value, digest_size=16).hexdigest()}-{len(payload.value)}"
 
 
 def _json(data: bytes) -> str | None:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from celery_lowkiq.integration.operations.json_shapes import CallJson, call_json
 from celery_lowkiq.integration.tracking.tracker import TrackedCall, Tracker
 from celery_lowkiq.rules.tracking import State, TrackerView
 from celery_lowkiq.rules.views import Page
 
 from . import show
-from .api import Json
 from .audit import Change, audit
+from .endpoints import AFTER, DEFAULT_LIMIT, LIMIT, MAX_LIMIT, Endpoint, Query
 from .guard import USER, check_token
 from .params import Params, form_of
 from .render import link, page
@@ -24,7 +22,6 @@ from .site import site_of
 
 #: States by their names; "" for all of them.
 STATES = ("", *(state.value for state in State))
-DEFAULT_LIMIT, MAX_LIMIT = 50, 500
 #: As much of a payload is shown, in characters.
 PEEK = 160
 
@@ -57,7 +54,7 @@ async def cancel(request: Request) -> Response:
 
 
 def _cancel(request: Request, tracker_id: str) -> Response:
-    group = site_of(request).console.tracker(tracker_id)
+    group = site_of(request).inspector.tracker(tracker_id)
     _cancelled(request, group)
     return RedirectResponse(link(request, "/tracker", id=group.id), 303)
 
@@ -74,42 +71,43 @@ def _cancelled(request: Request, group: Tracker) -> int:
 # -- for programs
 
 
-def api_trackers(request: Request) -> Response:
-    """All groups, the latest first."""
-    return _json(_group, _groups(request))
+def api_trackers(request: Request) -> Page[TrackerView]:
+    """Tracked groups of calls, the latest first."""
+    return _groups(request)
 
 
-def api_tracker(request: Request) -> Response:
-    """One group."""
-    return Json(_group(_named(request).view()))
+def api_tracker(request: Request) -> TrackerView:
+    """One group and its counts."""
+    return _named(request).view()
 
 
-def api_calls(request: Request) -> Response:
-    """A page of its calls."""
+def api_calls(request: Request) -> Page[CallJson]:
+    """A page of a group's calls, in the order in which they came."""
     state = Params.query(request).choice("state", STATES, "")
-    return _json(_call, _calls(request, _named(request), state))
+    found, reading = _calls(request, _named(request), state), site_of(request).reading
+    return Page(tuple(call_json(call, reading) for call in found.items), found.next)
 
 
-def api_cancel(request: Request) -> Response:
-    """No more calls of it begin."""
+def api_cancel(request: Request) -> TrackerView:
+    """End the waiting calls of a group as failed; running ones go on."""
     group = _named(request)
     _cancelled(request, group)
-    return Json(_group(group.view()))
+    return group.view()
 
 
 def _named(request: Request) -> Tracker:
-    return site_of(request).console.tracker(request.path_params["id"])
+    return site_of(request).inspector.tracker(request.path_params["id"])
 
 
 def _groups(request: Request) -> Page[TrackerView]:
     params = Params.query(request)
     limit = params.whole("limit", 1, MAX_LIMIT, DEFAULT_LIMIT)
-    return site_of(request).console.trackers(limit, params.cursor())
+    return site_of(request).inspector.trackers(limit, params.cursor())
 
 
 def _asked(request: Request) -> tuple[Tracker, str]:
     params = Params.query(request)
-    group = site_of(request).console.tracker(params.text("id"))
+    group = site_of(request).inspector.tracker(params.text("id"))
     return group, params.choice("state", STATES, "")
 
 
@@ -123,39 +121,21 @@ def _payload_text(call: TrackedCall) -> str:
     return show.bytes_text(call.payload)[:PEEK]
 
 
-def _json(shown: Callable[[Any], dict[str, Any]], found: Page[Any]) -> Response:
-    return Json({"items": [shown(item) for item in found.items], "next": found.next})
-
-
-def _group(view: TrackerView) -> dict[str, Any]:
-    counts = view.counts
-    shown = {state.value: getattr(counts, state.value) for state in State}
-    return {**view._asdict(), "done": view.done, "counts": {**shown, "total": counts.total}}
-
-
-def _call(call: TrackedCall) -> dict[str, Any]:
-    return {
-        "task_id": call.task_id,
-        "queue": call.queue,
-        "id": call.id,
-        "payload": show.bytes_text(call.payload),
-        "state": call.state.value,
-        "updated_at": call.updated_at,
-        "current": call.current,
-        "total": call.total,
-        "messages": [{"at": m.at, "state": m.state.value, "text": m.text} for m in call.messages],
-    }
-
-
 ROUTES = (
     Route("/trackers", trackers),
     Route("/tracker", tracker),
     Route("/tracker/cancel", cancel, methods=["POST"]),
 )
-#: Under ``/api/v1``.
-API_ROUTES = (
-    ("GET", "/trackers", api_trackers),
-    ("GET", "/trackers/{id}", api_tracker),
-    ("DELETE", "/trackers/{id}", api_cancel),
-    ("GET", "/trackers/{id}/calls", api_calls),
+PAGE = (LIMIT, AFTER)
+ENDPOINTS = (
+    Endpoint("GET", "/trackers", api_trackers, Page[TrackerView], PAGE),
+    Endpoint("GET", "/trackers/{id}", api_tracker, TrackerView),
+    Endpoint("DELETE", "/trackers/{id}", api_cancel, TrackerView),
+    Endpoint(
+        "GET",
+        "/trackers/{id}/calls",
+        api_calls,
+        Page[CallJson],
+        (Query("state", {"enum": list(STATES)}), *PAGE),
+    ),
 )

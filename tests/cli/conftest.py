@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.integration.app.context import home_of
-from celery_lowkiq.integration.operations.inspector import Console
+from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.rules.models import Fate, QueueSpec, Verdict
 from celery_lowkiq.store.admin.actions import Actions
 from tests.cli import proj
@@ -36,7 +36,7 @@ CHANGING = [
     (r"\b1[789]\d{8}\.\d+\b", "1700000000.5"),
     (r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC", "YYYY-MM-DD hh:mm:ss UTC"),
     (rf"\bin {SPAN}", "in <span>"),
-    (rf"\b{SPAN} ago\b", "<span> ago"),
+    (rf"\b{SPAN} ago\b|(?<=UTC, )now\b", "<span> ago"),
 ]
 
 
@@ -83,8 +83,8 @@ def queue(server: EmbeddedServer):
 
 
 @pytest.fixture
-def console(server: EmbeddedServer) -> Console:
-    return Console(proj.app)
+def inspector(server: EmbeddedServer) -> Inspector:
+    return Inspector(proj.app)
 
 
 @pytest.fixture

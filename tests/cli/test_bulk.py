@@ -113,7 +113,7 @@ def test_what_moves_jobs_loses_none(run, queue, scripts):
         check_bounds(scripts, JOBS // 2 // MOST_IDS)
         assert run("bury", "sync_order", "--failed", "--yes").exit_code == 0
         check_bounds(scripts, JOBS // 2 // MOST_IDS)
-        assert run("run-now", "sync_order", "--yes").exit_code == 0
+        assert run("run-now", "sync_order", "--all").exit_code == 0
         check_bounds(scripts, 4)
         assert run("requeue", "sync_order", "--all").stdout.startswith(f"requeued {JOBS // 2} dead jobs")
         assert len(run("jobs", "sync_order", "--limit", "0").stdout.splitlines()) > JOBS

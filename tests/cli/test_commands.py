@@ -10,7 +10,7 @@ import pytest
 
 from celery_lowkiq.integration.app.codec import Codec
 from celery_lowkiq.integration.app.context import home_of
-from celery_lowkiq.integration.operations.inspector import Console
+from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.rules.health_checks import Finding
 from celery_lowkiq.rules.models import Fate, ShardRef
 from tests.cli import proj
@@ -154,17 +154,22 @@ def test_no_text_of_a_job_forges_a_line_or_speaks_to_the_terminal(filled, run):
         ),
         ("jobs sync_ordr", 2, "Did you mean 'sync_order'?"),
         ("jobs sync_order --reverse", 2, "by='id' has no order"),
-        ("jobs sync_order --by perform_in --from lunch", 2, "'lunch' is no time: allowed are now"),
+        ("jobs sync_order --by perform_in --from lunch", 2, "'lunch' is invalid: expected now"),
         ("morgue sync_order --by perform_in", 2, "Invalid value for '--by'"),
-        ("requeue sync_order", 2, "give one of IDS, --all"),
-        ("requeue sync_order d1 --all", 2, "give one of IDS, --all"),
+        ("requeue sync_order", 2, "expected one of: IDS, --all, --force IDS, --all --force"),
+        ("requeue sync_order d1 --all", 2, "expected one of: IDS, --all"),
         ("requeue sync_order nobody", 1, "requeued 0 dead jobs"),
-        ("delete sync_order --all --yes", 2, "--all goes with --morgue"),
-        ("delete sync_order --failed --morgue --yes", 2, "--failed without it"),
+        ("delete sync_order --all --yes", 2, "expected one of: IDS, --failed, --morgue IDS, --all --morgue"),
+        ("delete sync_order --failed --morgue --yes", 2, "expected one of: IDS, --failed"),
         ("delete sync_order nobody --yes", 1, "deleted 0 waiting jobs"),
-        ("bury sync_order", 2, "give one of IDS, --failed"),
+        ("bury sync_order", 2, "expected one of: IDS, --failed"),
         ("bury sync_order nobody --yes", 1, "buried 0 waiting jobs"),
-        ("run-now sync_order nobody", 1, "no job nobody waits\nmade due 0 later jobs"),
+        ("run-now sync_order", 2, "expected one of: IDS, --all"),
+        (
+            "run-now sync_order nobody",
+            1,
+            "of queue sync_order\nThere is no job nobody",
+        ),
         ("quiet nobody@here", 1, "nobody@here does not answer"),
         ("push sync_order 42 text", 2, "PAYLOAD is no JSON"),
         (f"push sync_order 42 {'[' * 100_000}", 2, "PAYLOAD has too many levels"),
@@ -173,11 +178,11 @@ def test_no_text_of_a_job_forges_a_line_or_speaks_to_the_terminal(filled, run):
         ("push sync_order 42 NaN", 2, "cannot be serialized as json"),
         ("push sync_order 42 1 --at 1e12", 2, "looks like milliseconds"),
         ("why sync_order nobody", 1, "There is no job nobody: it is done, or was deleted, or never pushed."),
-        ("pause sync_order --shard 1 --id 1", 2, "give --shard or --id, not both"),
+        ("pause sync_order --shard 1 1", 2, "expected one of: QUEUE alone, --shard N, IDS"),
         ("pause sync_order --shard 4", 2, "shard"),
-        ("pause sync_order --id h1", 1, "1 id of queue sync_order: paused before"),
+        ("pause sync_order h1", 1, "paused 0 ids of queue sync_order"),
         ("resume sync_order", 1, "queue sync_order: not paused"),
-        ("resume sync_order --all-ids --id h1", 2, "--all-ids goes without"),
+        ("resume sync_order --all-ids h1", 2, "expected one of: QUEUE alone"),
         ("unknown", 2, "No such command 'unknown'"),
     ],
 )
@@ -192,20 +197,20 @@ def test_refusals(filled, run, words, status, said):
 @pytest.mark.parametrize(
     "words, question",
     [
-        ("delete sync_order w1 w2", "Delete 2 waiting jobs of queue sync_order?"),
-        ("delete sync_order -", "Delete the waiting jobs that stdin names of queue sync_order?"),
-        ("delete sync_order --failed", "Delete 1 failed job of queue sync_order?"),
-        ("delete sync_order --morgue --all", "Delete 2 dead jobs of queue sync_order?"),
-        ("bury sync_order w1", "Move 1 waiting job of queue sync_order to the morgue?"),
-        ("bury sync_order --failed", "Move 1 failed job of queue sync_order to the morgue?"),
-        ("run-now sync_order", "Make 5 waiting jobs of queue sync_order due now?"),
+        ("delete sync_order w1 w2", "Delete: 2 waiting jobs of queue sync_order?"),
+        ("delete sync_order -", "Delete: the waiting jobs of queue sync_order from stdin?"),
+        ("delete sync_order --failed", "Delete all: 1 failed job of queue sync_order?"),
+        ("delete sync_order --morgue --all", "Delete all: 2 dead jobs of queue sync_order?"),
+        ("bury sync_order w1", "Bury: 1 waiting job of queue sync_order?"),
+        ("bury sync_order --failed", "Bury all: 1 failed job of queue sync_order?"),
+        ("requeue sync_order --all --force", "Force requeue all: 2 dead jobs of queue sync_order?"),
     ],
 )
 def test_what_destroys_is_refused_where_nobody_can_be_asked(filled, run, words, question):
     before = filled.stats()
     found = run(*words.split(), stdin="y\n")
     assert found.exit_code == 2
-    assert f"{question} Nobody can be asked without a terminal: say --yes" in found.stderr
+    assert f"{question} Not a terminal: pass --yes to confirm" in found.stderr
     assert filled.stats() == before
 
 
@@ -224,7 +229,7 @@ def test_what_is_stale_goes_back_by_force_only(queue, run, which):
     proj.send_mail.apply_async(("1", "new"), score=2)
     end_all(proj.send_mail, Fate.DONE)
     assert run("requeue", "send_mail", which).stdout == "requeued 0 dead jobs of queue send_mail\n"
-    forced = run("requeue", "send_mail", which, "--force")
+    forced = run("requeue", "send_mail", which, "--force", "--yes")
     assert (forced.exit_code, forced.stdout) == (0, "requeued 1 dead job of queue send_mail\n")
 
 
@@ -257,18 +262,18 @@ def test_some_jobs_are_buried_or_become_due(filled, run):
     assert run("bury", "sync_order", "w1", "--yes").output == "buried 1 waiting job of queue sync_order\n"
     assert (
         run("run-now", "sync_order", "-", stdin="w1\nw2\n").output
-        == "made due 1 later job of queue sync_order\n"
+        == "made due 1 waiting job of queue sync_order\n"
     )
     assert filled.job("w2").waiting.perform_in < FAR
 
 
 def test_all_becomes_due(filled, run):
-    assert run("run-now", "sync_order", "--yes").stdout == "made due 5 later jobs of queue sync_order\n"
+    assert run("run-now", "sync_order", "--all").stdout == "made due 5 waiting jobs of queue sync_order\n"
     assert filled.jobs("perform_in", minimum=FAR).items == ()
 
 
 def test_pause_and_resume(filled, run):
-    for part in ([], ["--shard", "2"], ["--id", "w1", "--id", "w2"]):
+    for part in ([], ["--shard", "2"], ["w1", "w2"]):
         assert run("pause", "sync_order", *part).output.startswith("paused ")
         assert run("pause", "sync_order", *part).exit_code == 1
     shown = [json.loads(line) for line in run("paused", "sync_order", "--json").stdout.splitlines()]
@@ -279,9 +284,9 @@ def test_pause_and_resume(filled, run):
     ]
     assert {line["id"] for line in shown[2:]} == {"h1", "w1", "w2"}
     assert filled.stats().held == 3
-    for part in ([], ["--shard", "2"], ["--id", "w1"]):
+    for part in ([], ["--shard", "2"], ["w1"]):
         assert run("resume", "sync_order", *part).exit_code == 0
-    assert run("resume", "sync_order", "--all-ids").output == "resumed 2 ids of queue sync_order\n"
+    assert run("resume", "sync_order", "--all-ids").output == "resumed 2 paused ids of queue sync_order\n"
     assert run("paused", "sync_order").output == "none\n"
 
 
@@ -319,11 +324,11 @@ def test_the_doctor_says_what_to_do(filled, run):
 
 def test_a_warning_of_the_doctor_is_no_failure(run, monkeypatch):
     """F9: a script that acts on the status acted on each warning."""
-    monkeypatch.setattr(Console, "checkup", lambda self: (Finding("warning", "all", "could be better"),))
+    monkeypatch.setattr(Inspector, "doctor", lambda self: (Finding("warning", "all", "could be better"),))
     assert run("doctor").exit_code == 0
 
 
 def test_the_doctor_is_content(run, monkeypatch):
-    monkeypatch.setattr(Console, "checkup", lambda self: (Finding("ok", "all", "is well"),))
+    monkeypatch.setattr(Inspector, "doctor", lambda self: (Finding("ok", "all", "is well"),))
     found = run("doctor")
     assert (found.exit_code, found.output) == (0, "ok       all: is well\n")

@@ -141,11 +141,11 @@ def test_what_ran_after_half_a_load_does_not_come_back_with_the_other_half(fille
     empty(server)
     half = run("load", "sync_order", stdin=b"".join(dumped[: len(dumped) // 2]))
     assert (half.exit_code, "the dump is not whole" in half.stderr) == (1, True)
-    filled.perform_all_now()
+    filled.run_now_all()
     ran = end_all(proj.sync_order, Fate.DONE)
     assert ran > 10
     assert run("load", "sync_order", stdin=b"".join(dumped)).exit_code == 0
-    filled.perform_all_now()
+    filled.run_now_all()
     again = end_all(proj.sync_order, Fate.DONE)
     assert ran + again == 42 + 4  # "long" comes in parts of 1,000 payloads
 

@@ -7,7 +7,9 @@ import math
 
 import pytest
 
-from celery_lowkiq.cli.output import as_json, payload_json, payload_text
+from celery_lowkiq.cli.output import payload_text
+from celery_lowkiq.integration.operations.json_encoder import encode, plain, writable
+from celery_lowkiq.integration.operations.json_shapes import Reading, payload_json
 from celery_lowkiq.integration.operations.queue import ShownPayload
 
 
@@ -47,17 +49,17 @@ def strict(text: str) -> object:
     ],
 )
 def test_every_payload_is_shown(value, shown):
-    found = strict(as_json([[payload_json(ShownPayload(value, 1.0))]]))
-    assert found == [[{"score": 1.0, "value": shown}]]
+    payload = payload_json(ShownPayload(b"not JSON", 1.0), Reading(lambda _: value))
+    found = strict(encode([[payload]]))
+    assert (found[0][0]["score"], found[0][0]["value"]) == (1.0, shown)
     assert payload_text(ShownPayload(value, 1.0), None).strip('"') == (
-        shown if isinstance(shown, str) else as_json(shown)
+        shown if isinstance(shown, str) else encode(shown)
     )
 
 
 def test_a_repr_is_cut():
-    (value,) = {payload_json(ShownPayload({(1,): "x" * 100_000}, 1.0))["value"]}
-    assert len(value) == 10_000
+    assert len(writable({(1,): "x" * 100_000})) == 10_000
 
 
 def test_a_score_without_a_number_in_json_is_null():
-    assert payload_json(ShownPayload(1, math.inf))["score"] is None
+    assert plain(payload_json(ShownPayload(b"1", math.inf)))["score"] is None

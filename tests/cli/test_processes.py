@@ -28,11 +28,11 @@ COMMANDS = {
     "requeue sync_order --all": "requeued 1 dead job",
     "bury sync_order --failed --yes": "buried 0 failed jobs",
     "delete sync_order w1 --yes": "deleted 1 waiting job",
-    "run-now sync_order --yes": "made due 2 later jobs",
+    "run-now sync_order --all": "made due 2 waiting jobs",
     "push sync_order 7 7": "-",
     "why sync_order w1": "It waits for its time",
     "pause sync_order": "paused queue sync_order",
-    "pause sync_order --id w1": "paused 1 id of queue sync_order",
+    "pause sync_order w1": "paused 1 id of queue sync_order",
     "paused send_mail --json": "[]",
     "nodes --json": "",
 }

@@ -115,12 +115,12 @@ def test_its_rights_are_enough(restricted):
     assert queries.stats(QUEUE).length > 0
     dumped = list(enumerate(Dumping(store).entries(QUEUE), 1))
     Loading(store, QUEUE, Header("0" * 32, "orders", 2, "json", 0)).load(dumped)
-    actions.perform_all_now(QUEUE)
-    actions.kill_all_failed(QUEUE)
-    actions.morgue_queue_up(QUEUE, ["1"])
-    actions.morgue_delete_all(QUEUE)
+    actions.run_now_all(QUEUE)
+    actions.bury_failed(QUEUE)
+    actions.requeue(QUEUE, ["1"])
+    actions.delete_dead_all(QUEUE)
     actions.delete(QUEUE, [str(n) for n in range(20)] + ["long"])
-    actions.delete_all_failed(QUEUE)
+    actions.delete_failed(QUEUE)
     assert store.next_due(QUEUE.shard_refs())[0].next_due is None
     assert store.take("ticket", "me") == "me"
     lookout = Lookout(store)

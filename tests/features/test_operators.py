@@ -57,6 +57,6 @@ def test_the_calls_of_a_killed_job_have_failed(features, job_id):
     slow = features.app.tasks["slow to retry"]
     result = slow.delay(job_id, {"fail": "boom"})
     features.wait_for("signal", signal="task_retry", task_id=result.id)
-    eventually(lambda: slow.ordered_queue.kill_all_failed() == 1)
+    eventually(lambda: slow.ordered_queue.bury_failed() == 1)
     assert "morgue" in str(result.get(WAIT, propagate=False))
     assert result.state == "FAILURE"

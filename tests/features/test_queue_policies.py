@@ -108,10 +108,10 @@ class TestStale:
         assert task.apply_async((job_id, "newer"), score=5).get(WAIT) == [job_id, ["newer"]]
         # The mark is set when the run is settled, and its result is known before.
         eventually(lambda: queue.job(job_id).processing is None)
-        assert queue.morgue_queue_up([job_id]) == 0
+        assert queue.requeue([job_id]) == 0
         assert queue.job(job_id).dead.payloads == dead.payloads
         runs = len(payloads(features, job_id))
-        assert queue.morgue_queue_up([job_id], force=True) == 1
+        assert queue.requeue([job_id], force=True) == 1
         assert features.wait_for("run", runs + 1, id=job_id)[-1]["payloads"] == [dead.payloads[0].value]
 
 

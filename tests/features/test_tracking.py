@@ -171,7 +171,7 @@ def test_cancelled_calls_do_not_run_and_what_runs_goes_on(features, work, tracke
     assert said(by_id(tracker)[later]) == [("failed", "cancelled")]
     with pytest.raises(InvalidCall, match="was cancelled"):
         work.perform_async([{"id": later}], tracker=tracker)
-    work.ordered_queue.perform_all_now()
+    work.ordered_queue.run_now_all()
     eventually(lambda: delayed.state == "REVOKED")
 
 
@@ -190,7 +190,7 @@ def test_deleted_killed_and_revoked_calls(features, tracker, new_id):
     slow.apply_async((deleted, "x"), countdown=3600, tracker=tracker)
     slow.apply_async((killed, {"fail": "boom"}), tracker=tracker)
     tracker_is(tracker, Counts(enqueued=2), killed)
-    slow.ordered_queue.kill_all_failed()
+    slow.ordered_queue.bury_failed()
     slow.ordered_queue.delete([deleted])
     assert tracker.wait(WAIT)
     assert tracker.counts() == Counts(error=1, failed=1)

@@ -37,7 +37,7 @@ def outcome(app, site):
     yield task.ordered_queue
     task.ordered_queue.resume()
     eventually(lambda: task.ordered_queue.stats().length == task.ordered_queue.stats().busy == 0)
-    task.ordered_queue.morgue_delete_all()
+    task.ordered_queue.delete_dead_all()
 
 
 def reads(browser, words, selector="main"):

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from celery_lowkiq.flower.actions import told
+from celery_lowkiq.flower.handlers import done
 from celery_lowkiq.flower.tab import with_tab
 from celery_lowkiq.integration.app.context import home_of
 from celery_lowkiq.store.scripts.keys import shard_keys
@@ -26,7 +26,12 @@ def outcome(app, site):
     yield task.ordered_queue
     task.ordered_queue.resume()
     eventually(lambda: task.ordered_queue.stats().length == task.ordered_queue.stats().busy == 0)
-    task.ordered_queue.morgue_delete_all()
+    task.ordered_queue.delete_dead_all()
+
+
+def counts(site):
+    """What the API tells of each queue."""
+    return {queue["name"]: queue["stats"] for queue in site.json("/api/ordered")["queues"]}
 
 
 def test_every_page_has_the_tab(site):
@@ -46,7 +51,7 @@ def test_all_queues_with_their_counts(site, outcome):
     text = site.get("/ordered")
     for name in ("record", "batches", "gated", "outcome"):
         assert f'href="/ordered/queue?queue={name}"' in text
-    assert site.json("/api/ordered")["outcome"]["morgue_length"] == 3
+    assert counts(site)["outcome"]["morgue_length"] == 3
 
 
 @pytest.fixture
@@ -64,9 +69,8 @@ def test_other_queues_are_shown_beside_a_damaged_one(site, damage):
     text = site.get("/ordered")
     assert 'href="/ordered/queue?queue=record"' in text
     assert f"shard {damage} is damaged: " in text
-    found = site.json("/api/ordered")
-    assert found["record"]["morgue_length"] == 0
-    assert "lowkiq repair batches" in found["batches"]["error"]
+    assert counts(site)["record"]["morgue_length"] == 0
+    assert "lowkiq repair batches" in site.json("/api/ordered")["damaged"]["batches"]
 
 
 def test_numbers_end_at_the_right_and_times_are_in_utc(site, outcome):
@@ -90,7 +94,7 @@ def test_a_dead_job_is_queued_up_again(site, outcome):
         302,
         "/ordered/queue?queue=outcome&did=requeue&count=1",
     )
-    assert "Dead jobs that are back in the queue: 1." in site.get(answer.headers["Location"])
+    assert "Requeued 1 dead job of queue outcome" in site.get(answer.headers["Location"])
     eventually(lambda: outcome.stats().failed >= 3 * 2 + 1)
 
 
@@ -104,9 +108,9 @@ def test_all_dead_jobs_are_queued_up_while_the_queue_is_paused(site, outcome):
     assert site.act("outcome", "pause").status == 302
     assert outcome.paused().queue is not None
     assert "The queue is paused." in site.get("/ordered/queue?queue=outcome")
-    assert site.act("outcome", "requeue-all").headers["Location"].endswith("count=3")
+    assert site.act("outcome", "requeue_all").headers["Location"].endswith("count=3")
     assert (outcome.stats().length, outcome.stats().morgue_length) == (3, 0)
-    assert site.act("outcome", "run-now").status == 302
+    assert site.act("outcome", "run_now_all").status == 302
     assert site.act("outcome", "resume").status == 302
     assert outcome.paused().queue is None
 
@@ -123,7 +127,7 @@ def test_an_unknown_action_is_refused(site):
 
 
 def test_nothing_is_done_without_the_token(site, outcome):
-    form = {"queue": "outcome", "action": "requeue-all"}
+    form = {"queue": "outcome", "action": "requeue_all"}
     assert site.ask("/ordered/action", form).status == 403
     assert site.ask("/ordered/action", {**form, "_xsrf": "a" * 32}).status == 403
     assert site.ask("/ordered/action?queue=outcome&action=requeue-all").status == 405
@@ -147,7 +151,7 @@ def test_a_flower_without_authentication_shows_and_does_nothing(site, env, outco
         assert "Actions need a Flower with authentication" in page
         assert '<button class="btn' not in page
         assert 'href="/ops/ordered"' in page
-        assert other.ask("/ops/ordered/action", {"queue": "outcome", "action": "requeue-all"}).status == 401
+        assert other.ask("/ops/ordered/action", {"queue": "outcome", "action": "requeue_all"}).status == 401
     assert outcome.stats().morgue_length == 3
 
 
@@ -159,10 +163,13 @@ def test_a_bar_that_we_do_not_know_stays_as_it_is(caplog):
 @pytest.mark.parametrize(
     "did, count, said",
     [
-        ("requeue", "1200", "Dead jobs that are back in the queue: 1,200."),
+        ("requeue", "1200", "Requeued 1200 dead jobs of queue orders"),
+        ("pause", "1", "Paused queue orders"),
+        ("pause", "0", "Queue orders: paused before"),
+        ("delete", "1", ""),
         ("evil", "1", ""),
         ("requeue", "<b>", ""),
     ],
 )
 def test_only_actions_say_something(did, count, said):
-    assert told(did, count) == said
+    assert done("orders", did, count) == said

@@ -386,7 +386,7 @@ class StoreMachine(PeopleRules):
     def _drain(self) -> None:
         self.lease = self._acquire()
         self.actions.delete(self.queue, list(self.model.waiting) + list(self.model.processing))
-        self.actions.morgue_delete_all(self.queue)
+        self.actions.delete_dead_all(self.queue)
         self.pausing.resume_ids(self.queue, self.model.paused)
 
     def _keys_of_jobs(self) -> set[str]:

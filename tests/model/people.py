@@ -37,16 +37,16 @@ class PeopleRules(RuleBasedStateMachine):
 
     @rule(job_id=IDS, force=st.booleans())
     def queue_up(self, job_id: str, force: bool) -> None:
-        moved = self.actions.morgue_queue_up(self.queue, [job_id], force=force)
+        moved = self.actions.requeue(self.queue, [job_id], force=force)
         assert moved == bool(self.model.revivable(job_id, force))
         if moved:
             # Where nothing of it is kept, no time is given.
             self.model.queue_up(job_id, now=self._due(job_id), force=force)
 
     @rule()
-    def kill_all_failed(self) -> None:
+    def bury_failed(self) -> None:
         failed = [job_id for job_id, job in self.model.waiting.items() if job.retry_count >= 0]
-        assert self.actions.kill_all_failed(self.queue) == len(failed)
+        assert self.actions.bury_failed(self.queue) == len(failed)
         for job_id in failed:
             job = self.model.waiting[job_id]
             self.model.take_out(job_id)
@@ -59,16 +59,16 @@ class PeopleRules(RuleBasedStateMachine):
             self.model.take_out(job_id)
 
     @rule(ids=st.lists(IDS, unique=True, max_size=2))
-    def morgue_delete(self, ids: list[str]) -> None:
-        assert self.actions.morgue_delete(self.queue, ids) == len(self.model.morgue.keys() & set(ids))
+    def delete_dead(self, ids: list[str]) -> None:
+        assert self.actions.delete_dead(self.queue, ids) == len(self.model.morgue.keys() & set(ids))
         for job_id in ids:
             self.model.morgue.pop(job_id, None)
 
     @rule()
-    def perform_all_now(self) -> None:
+    def run_now_all(self) -> None:
         later = [job_id for job_id, job in self.model.waiting.items() if job.perform_in > 1e9]
         late = [job_id for job_id in later if job_id in self.model.waiting]
-        self.actions.perform_all_now(self.queue)
+        self.actions.run_now_all(self.queue)
         for job_id in late:
             assert self._due(job_id) < 8e9
             self.model.waiting[job_id].perform_in = min(

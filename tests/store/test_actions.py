@@ -30,20 +30,20 @@ def fill(store, count, queue=TWO):
     store.push(queue, [NewJob(str(n), b"x", 1, 1.0) for n in range(count)])
 
 
-def test_perform_all_now(store, actions):
+def test_run_now_all(store, actions):
     store.push(TWO, [NewJob(str(n), b"x", 1, 9e9) for n in range(2500)])
     seen = []
-    assert actions.perform_all_now(TWO, seen.append) == 2500
+    assert actions.run_now_all(TWO, seen.append) == 2500
     assert seen[-1] == 2500
     assert len(seen) > 1
     assert Queries(store).jobs(TWO, "perform_in", minimum=8e9).items == ()
 
 
-def test_perform_all_now_wakes_workers(store, actions):
+def test_run_now_all_wakes_workers(store, actions):
     push(store, "1", ("x", 1), perform_in=9e9)
     subscription = store.subscribe([ONE])
     try:
-        actions.perform_all_now(ONE)
+        actions.run_now_all(ONE)
         heard = [subscription.wait_pushed(5) for _ in range(2)]
         assert any(one and one[1] < 9e9 for one in heard)
     finally:
@@ -61,37 +61,37 @@ def test_delete_leaves_the_others_and_what_is_processed(store, actions):
     assert end(store, lease, claimed).accepted == {"runs"}
 
 
-def test_delete_all_failed_spares_fresh_jobs(store, actions):
+def test_delete_failed_spares_fresh_jobs(store, actions):
     fill(store, 1500)
     fail_all(store)
     store.push(TWO, [NewJob("fresh", b"x", 1, 9e9)])
-    assert actions.delete_all_failed(TWO) == 1500
+    assert actions.delete_failed(TWO) == 1500
     assert [job.id for job in Queries(store).jobs(TWO).items] == ["fresh"]
 
 
-def test_kill_all_failed(store, actions):
+def test_bury_failed(store, actions):
     fill(store, 1500)
     fail_all(store)
     progress = []
-    assert actions.kill_all_failed(TWO, progress.append) == 1500
+    assert actions.bury_failed(TWO, progress.append) == 1500
     assert progress == sorted(progress)
     stats = Queries(store).stats(TWO)
     assert (stats.length, stats.morgue_length) == (0, 1500)
     assert Queries(store).morgue(TWO, limit=1).items[0].error == b"boom"
 
 
-def test_morgue_delete_and_delete_all(store, actions):
+def test_delete_dead_and_delete_all(store, actions):
     fill(store, 300)
     fail_all(store, fate=Fate.BURY)
-    assert actions.morgue_delete(TWO, ["1", "2", "nobody"]) == 2
-    assert actions.morgue_delete_all(TWO) == 298
+    assert actions.delete_dead(TWO, ["1", "2", "nobody"]) == 2
+    assert actions.delete_dead_all(TWO) == 298
     assert Queries(store).stats(TWO).morgue_length == 0
 
 
-def test_morgue_queue_up_all(store, actions):
+def test_requeue_all(store, actions):
     fill(store, 300)
     fail_all(store, fate=Fate.BURY)
-    assert actions.morgue_queue_up_all(TWO) == 300
+    assert actions.requeue_all(TWO) == 300
     stats = Queries(store).stats(TWO)
     assert (stats.fresh, stats.morgue_length) == (300, 0)
 
@@ -109,11 +109,11 @@ def test_who_dies_during_an_action_on_all_the_dead_stays_dead(store, actions, mo
         return found
 
     monkeypatch.setattr(actions._queries, "members", dies_after_the_listing)
-    assert actions.morgue_delete_all(TWO) == 9
+    assert actions.delete_dead_all(TWO) == 9
     assert dead(store, "3", TWO) == [("x", 1), ("newly dead", 2)]
 
 
-@pytest.mark.parametrize("action", ["kill_all_failed", "delete_all_failed"])
+@pytest.mark.parametrize("action", ["bury_failed", "delete_failed"])
 def test_a_job_that_is_no_longer_failed_is_spared(store, actions, monkeypatch, action):
     """L4: between the listing and the step the failed job succeeded, and the id was pushed anew."""
     fill(store, 1)
@@ -124,7 +124,7 @@ def test_a_job_that_is_no_longer_failed_is_spared(store, actions, monkeypatch, a
         found = pages(*args, **kwargs)
         for shard in range(2):
             lease = take(store, TWO, shard, owner="succeeding")
-            actions.perform_all_now(TWO)
+            actions.run_now_all(TWO)
             end(store, lease, claim(store, lease, 1000), queue=TWO)
         store.push(TWO, [NewJob("0", b"new", 1)])
         return found
@@ -160,9 +160,9 @@ def test_after_everything_is_deleted_no_key_of_a_job_is_left(store, client, acti
     lease = take(store)
     end(store, lease, claim(store, lease), Fate.DIE, error=b"boom")
     fail_all(store, ONE)
-    actions.kill_all_failed(ONE)
-    actions.morgue_queue_up(ONE, ["long"])
+    actions.bury_failed(ONE)
+    actions.requeue(ONE, ["long"])
     actions.delete(ONE, ["long"])
-    actions.morgue_delete_all(ONE)
+    actions.delete_dead_all(ONE)
     kept = {name for name in SHARD_KEYS if client.exists(shard_keys(SHARD)[name])}
     assert kept <= {"lease", "meta", "senders"}

@@ -292,7 +292,7 @@ def test_what_comes_back_from_the_morgue_has_no_calls(store):
     claimed = claim(store, lease)
     (job,) = claimed.jobs
     store.settle(ONE, lease, [Verdict("1", job.claim, Fate.DIE, ended=ended(job))])
-    Actions(store).morgue_queue_up(ONE, ["1"])
+    Actions(store).requeue(ONE, ["1"])
     (again,) = claim(store, lease).jobs
     assert not again.recorded
     assert again.calls is None

@@ -132,15 +132,15 @@ def test_calls_of_a_payload_that_is_processed_do_not_end(store):
 def test_chosen_jobs_are_made_due(store, actions):
     for job_id in ("a", "b", "c"):
         push(store, job_id, ("x", 1), perform_in=9e9)
-    assert actions.perform_now(ONE, ["a", "c", "unknown"]) == 2
-    assert actions.perform_now(ONE, ["a"]) == 0
+    assert actions.run_now(ONE, ["a", "c", "unknown"]) == 2
+    assert actions.run_now(ONE, ["a"]) == 0
     assert [job.id for job in Queries(store).jobs(ONE, "perform_in", minimum=8e9).items] == ["b"]
 
 
 def test_a_held_job_that_is_made_due_stays_held(store, actions):
     Pausing(store.client).pause_ids(ONE, ["a"])
     push(store, "a", ("x", 1), perform_in=9e9)
-    assert actions.perform_now(ONE, ["a"]) == 1
+    assert actions.run_now(ONE, ["a"]) == 1
     assert Queries(store).stats(ONE).held == 1
     assert claim(store, take(store)).jobs == ()
 
@@ -151,7 +151,7 @@ def test_chosen_jobs_are_buried_with_their_error_or_the_reason(store, actions):
     end(store, lease, claim(store, lease), delay=100.0, error=b"boom", fate=Fate.RETRY)
     for job_id in ("fresh", "other"):
         push(store, job_id, ("x", 1))
-    assert actions.kill(ONE, ["failed", "fresh", "unknown"], b"by hand") == 2
+    assert actions.bury(ONE, ["failed", "fresh", "unknown"], b"by hand") == 2
     assert {job.id: job.error for job in Queries(store).morgue(ONE).items} == {
         "failed": b"boom",
         "fresh": b"by hand",

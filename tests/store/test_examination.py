@@ -9,12 +9,12 @@ from unittest import mock
 import pytest
 
 from celery_lowkiq.rules.errors import StoreUnavailable
-from celery_lowkiq.rules.health_checks import ERROR, OK, WARNING, examine
+from celery_lowkiq.rules.health_checks import ERROR, OK, WARNING, check_health
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.reports import NodeNews, NodeReport
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.inspect import health
-from celery_lowkiq.store.inspect.health import Examination
+from celery_lowkiq.store.inspect.health import HealthReader
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.connect import connect
 from celery_lowkiq.store.scripts.keys import queue_key
@@ -25,7 +25,7 @@ from .helpers import ONE, claim, push, take
 def found(store, *queues):
     """Texts by subject and level."""
     texts = defaultdict(list)
-    for finding in examine(Examination(store).patient(queues)):
+    for finding in check_health(HealthReader(store).read(queues)):
         texts[finding.subject, finding.level].append(finding.text)
     return {key: " ".join(some) for key, some in texts.items()}
 
@@ -127,4 +127,4 @@ def test_queues(store, client):
 def test_a_server_that_is_not_there(tmp_path):
     away = RedisStore(connect({"path": str(tmp_path / "none")}, pool_size=1, pool_timeout=1))
     with pytest.raises(StoreUnavailable):
-        Examination(away).patient([ONE])
+        HealthReader(away).read([ONE])

@@ -45,7 +45,7 @@ def test_any_allowed_id_goes_all_the_way(store, job_id):
     queries = Queries(store)
     (dead,) = queries.morgue(ONE, prefix=job_id[:3], payload_limit=100).items
     assert [p.data for p in dead.payloads] == DATA
-    assert Actions(store).morgue_queue_up(ONE, [job_id]) == 1
+    assert Actions(store).requeue(ONE, [job_id]) == 1
     (waiting,) = queries.jobs(ONE, prefix=job_id[:3], payload_limit=100).items
     assert [p.data for p in waiting.payloads] == DATA
     assert Actions(store).delete(ONE, [job_id]) == 1
@@ -91,10 +91,10 @@ def test_a_hundred_thousand_payloads_of_one_id(store):
         end(store, lease, claimed)
     assert scores == [float(number) for number in range(1, 3001)]
     end(store, lease, claim(store, lease), Fate.RETRY)
-    assert Actions(store).kill_all_failed(ONE) == 1
+    assert Actions(store).bury_failed(ONE) == 1
     (dead,) = Queries(store).morgue(ONE).items
     assert dead.payload_count == count - 3000
-    assert Actions(store).morgue_queue_up_all(ONE) == 1
+    assert Actions(store).requeue_all(ONE) == 1
     assert Actions(store).delete(ONE, ["1"]) == 1
     assert Queries(store).stats(ONE).length == 0
 

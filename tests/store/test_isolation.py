@@ -85,7 +85,7 @@ def test_it_stays_until_the_job_has_run(shard, how):
         Pausing(shard.store.client).pause_ids(shard.spec, ["a"])
         Pausing(shard.store.client).resume_ids(shard.spec, ["a"])
     elif how == "made due":
-        Actions(shard.store).perform_all_now(shard.spec)
+        Actions(shard.store).run_now_all(shard.spec)
     else:
         shard.push("a", b"newer")
     assert (shard.waiting("a").retry_count, shard.waiting("a").isolation) == (3, ALONE)
@@ -114,7 +114,7 @@ def test_it_ends_with_a_job_that_comes_back_from_the_morgue(shard):
     shard.push("a")
     shard.run(Fate.DIE, error=b"boom")
     fail(shard, ["a"], ALONE)
-    Actions(shard.store).morgue_queue_up(shard.spec, ["a"])
+    Actions(shard.store).requeue(shard.spec, ["a"])
     assert shard.waiting("a").isolation == NOT_ISOLATED
 
 

@@ -67,7 +67,7 @@ def test_what_is_processed_is_loaded_as_waiting(store, client):
     push(store, "1", ("a", 1), perform_in=2.0)
     lease = take(store)
     end(store, lease, claim(store, lease), Fate.RETRY, retry_count=4, error=b"boom")
-    Actions(store).perform_all_now(ONE)
+    Actions(store).run_now_all(ONE)
     claim(store, lease)
     (found,) = entries(store)
     assert (found.state, found.retry_count, found.error) == (State.PROCESSING, 4, b"boom")

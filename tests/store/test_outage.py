@@ -40,10 +40,10 @@ CALLS = {
     "processing": lambda s, lease, c: Queries(s).processing(ONE),
     "job": lambda s, lease, c: Queries(s).job(ONE, "1"),
     "stats": lambda s, lease, c: Queries(s).stats(ONE),
-    "perform_all_now": lambda s, lease, c: Actions(s).perform_all_now(ONE),
+    "run_now_all": lambda s, lease, c: Actions(s).run_now_all(ONE),
     "delete": lambda s, lease, c: Actions(s).delete(ONE, ["1"]),
-    "kill_all_failed": lambda s, lease, c: Actions(s).kill_all_failed(ONE),
-    "morgue_queue_up_all": lambda s, lease, c: Actions(s).morgue_queue_up_all(ONE),
+    "bury_failed": lambda s, lease, c: Actions(s).bury_failed(ONE),
+    "requeue_all": lambda s, lease, c: Actions(s).requeue_all(ONE),
     "start_calls": lambda s, lease, c: CallReader(s.client).start(
         lease, [(StoredRecord(b"k", 0, b"x"), b"y")]
     ),

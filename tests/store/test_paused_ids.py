@@ -174,11 +174,11 @@ def test_listings_show_held_jobs(store, pausing):
     assert not queries.job(TWO, "05").waiting.held
 
 
-def test_perform_all_now_leaves_held_jobs_held(store, pausing, actions):
+def test_run_now_all_leaves_held_jobs_held(store, pausing, actions):
     push(store, "1", ("a", 1), perform_in=9e9)
     push(store, "2", ("b", 1), perform_in=9e9)
     pausing.pause_ids(ONE, ["1"])
-    assert actions.perform_all_now(ONE) == 2
+    assert actions.run_now_all(ONE) == 2
     lease = take(store)
     assert ids_of(claim(store, lease)) == ["2"]
     pausing.resume_ids(ONE, ["1"])
@@ -191,10 +191,10 @@ def test_delete_and_kill_reach_held_jobs_and_leave_ids_paused(store, client, pau
         push(store, job_id, ("a", 1), perform_in=1.0)
     end(store, lease, claim(store, lease, 1), Fate.RETRY, error=b"boom")
     pausing.pause_ids(ONE, ["failed", "fresh"])
-    assert actions.kill_all_failed(ONE) == 1
+    assert actions.bury_failed(ONE) == 1
     assert actions.delete(ONE, ["fresh", "nobody"]) == 1
     assert (stats(store).length, stats(store).held, stats(store).morgue_length) == (0, 0, 1)
-    assert actions.morgue_queue_up_all(ONE) == 1
+    assert actions.requeue_all(ONE) == 1
     assert held_ids(store) == {"failed"}
     actions.delete(ONE, ["failed"])
     pausing.resume_ids(ONE, ["failed", "fresh"])

@@ -25,7 +25,7 @@ def reads(store):
 
 def hasten(shard):
     """Its time has come."""
-    Actions(shard.store).perform_now(shard.spec, ["1"])
+    Actions(shard.store).run_now(shard.spec, ["1"])
 
 
 class TestDebounce:
@@ -132,11 +132,11 @@ class TestStale:
         shard.push("1", b"5", 5)
         shard.run()
         actions = Actions(store)
-        assert actions.morgue_queue_up_all(shard.spec) == 1
+        assert actions.requeue_all(shard.spec) == 1
         assert shard.payloads() == [b"9" * size]
         assert [p.data for p in shard.queries.job(shard.spec, "1").dead.payloads] == [b"3" * size]
-        assert actions.morgue_queue_up_all(shard.spec) == 0
-        assert actions.morgue_queue_up_all(shard.spec, force=True) == 1
+        assert actions.requeue_all(shard.spec) == 0
+        assert actions.requeue_all(shard.spec, force=True) == 1
         assert shard.queries.job(shard.spec, "1").dead is None
         (job,) = shard.claim()
         assert ([p.data for p in job.payloads], job.unwanted) == ([b"3" * size, b"9" * size], 0)
@@ -149,7 +149,7 @@ class TestStale:
             pass
         shard.push("1", b"now", 1200)
         shard.run()
-        assert Actions(store).morgue_queue_up_all(shard.spec) == 1
+        assert Actions(store).requeue_all(shard.spec) == 1
         assert shard.waiting().payload_count == 1300
         assert shard.queries.job(shard.spec, "1").dead.payload_count == 1200
 

@@ -179,7 +179,7 @@ class TestAfterARun:
         shard = shard_of(store, priority=4)
         push(shard, 9)
         shard.run(Fate.BURY)
-        Actions(store).morgue_queue_up(shard.spec, ["0"])
+        Actions(store).requeue(shard.spec, ["0"])
         assert priorities(shard, "0") == [4]
 
 
@@ -239,9 +239,9 @@ class TestElsewhere:
     def test_they_are_made_due(self, store):
         shard = shard_of(store)
         push(shard, 5, 3, 4, at=4e9)
-        assert Actions(store).perform_now(shard.spec, ["0"]) == 1
+        assert Actions(store).run_now(shard.spec, ["0"]) == 1
         assert claim(shard) == ["0"]
-        assert Actions(store).perform_all_now(shard.spec) == 2
+        assert Actions(store).run_now_all(shard.spec) == 2
         assert claim(shard) == ["1", "2"]
 
     def test_deleted_and_killed_ones_leave_nothing_behind(self, store, client):
@@ -249,17 +249,17 @@ class TestElsewhere:
         push(shard, 5, 3, 4)
         actions = Actions(store)
         assert actions.delete(shard.spec, ["0"]) == 1
-        assert actions.kill(shard.spec, ["1"], b"by hand") == 1
+        assert actions.bury(shard.spec, ["1"], b"by hand") == 1
         assert actions.edit(shard.spec, "2", b"x", None)
         assert not client.exists(RANKED, CLASSES)
-        assert actions.morgue_delete(shard.spec, ["1"]) == 1
+        assert actions.delete_dead(shard.spec, ["1"]) == 1
 
     def test_the_morgue_of_an_id_leaves_its_waiting_job_alone(self, store):
         shard = shard_of(store)
         push(shard, 5)
         shard.run(Fate.BURY)
         push(shard, 5)
-        assert Actions(store).morgue_delete(shard.spec, ["0"]) == 1
+        assert Actions(store).delete_dead(shard.spec, ["0"]) == 1
         assert claim(shard) == ["0"]
 
     def test_a_full_queue_counts_them_and_drops_them_first(self, store):
@@ -314,7 +314,7 @@ def test_a_time_beyond_all_others_changes_no_priority(store, when):
     shard = shard_of(store)
     store.push(shard.spec, [NewJob("1", b"x", perform_in=when, priority=5)])
     assert (shard.waiting().priority, shard.waiting().perform_in) == (5, when)
-    Actions(store).perform_all_now(shard.spec)
+    Actions(store).run_now_all(shard.spec)
     assert claim(shard) == ["1"]
 
 

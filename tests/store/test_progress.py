@@ -35,10 +35,10 @@ def stop_when(condition):
 
 CASES = {
     "delete": ("waiting", lambda actions, progress: actions.delete(ONE, ["1"], progress)),
-    "kill": ("waiting", lambda actions, progress: actions.kill(ONE, ["1"], b"boom", progress)),
-    "morgue_delete": ("dead", lambda actions, progress: actions.morgue_delete(ONE, ["1"], progress)),
-    "morgue_queue_up": ("dead", lambda actions, progress: actions.morgue_queue_up(ONE, ["1"], progress)),
-    "morgue_queue_up_all": ("dead", lambda actions, progress: actions.morgue_queue_up_all(ONE, progress)),
+    "kill": ("waiting", lambda actions, progress: actions.bury(ONE, ["1"], b"boom", progress)),
+    "delete_dead": ("dead", lambda actions, progress: actions.delete_dead(ONE, ["1"], progress)),
+    "requeue": ("dead", lambda actions, progress: actions.requeue(ONE, ["1"], progress)),
+    "requeue_all": ("dead", lambda actions, progress: actions.requeue_all(ONE, progress)),
 }
 
 
@@ -48,7 +48,7 @@ def case(request, store, actions):
     place, act = request.param
     store.push(ONE, [NewJob("1", b"%05d" % n, float(n)) for n in range(MANY)])
     if place == "dead":
-        actions.kill(ONE, ["1"], b"boom")
+        actions.bury(ONE, ["1"], b"boom")
     return place, act
 
 
@@ -85,4 +85,4 @@ def test_a_change_of_many_shards_stops_between_them(store):
 
 def test_a_step_that_finds_nothing_to_do_can_be_stopped_at_too(store, actions):
     with pytest.raises(Stop):
-        actions.perform_now(FOUR, [str(n) for n in range(100)], stop_when(lambda told: True))
+        actions.run_now(FOUR, [str(n) for n in range(100)], stop_when(lambda told: True))

@@ -173,8 +173,8 @@ def test_each_payload_that_dies_is_counted_also_after_it_left_the_morgue(queries
     end(store, lease, claim(store, lease), Fate.DIE)
     end(store, lease, claim(store, lease), Fate.RETRY)
     actions = Actions(store)
-    actions.kill_all_failed(ONE)
-    assert actions.morgue_delete_all(ONE) == 1
+    actions.bury_failed(ONE)
+    assert actions.delete_dead_all(ONE) == 1
     assert queries.stats(ONE).dead == 2
 
 

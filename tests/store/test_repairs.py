@@ -78,8 +78,8 @@ def drained(store, lease):
     """What runs when everything is let go, also what was dead."""
     Pausing(store.client).resume_ids(ONE, ["held"])
     actions = Actions(store)
-    actions.perform_all_now(ONE)
-    actions.morgue_queue_up_all(ONE)
+    actions.run_now_all(ONE)
+    actions.requeue_all(ONE)
     return run_all(store, lease)
 
 

@@ -92,7 +92,7 @@ def test_rule_4_back_from_the_morgue(store):
     push(store, "1", ("dead", 1), perform_in=PAST)
     end(store, lease, claim(store, lease), Fate.BURY, error=b"boom")
     push(store, "1", ("new", 2), perform_in=9e9)
-    assert Actions(store).morgue_queue_up(ONE, ["1"]) == 1
+    assert Actions(store).requeue(ONE, ["1"]) == 1
     back = claim(store, lease).jobs[0]
     assert [(p.data, p.score) for p in back.payloads] == [(b"dead", 1), (b"new", 2)]
     assert back.retry_count == -1

@@ -217,7 +217,7 @@ def test_planted_marks_do_not_break_a_claim(store, client):
     "end_it",
     [
         lambda actions: actions.delete(ONE, ["1"]),
-        lambda actions: actions.kill(ONE, ["1"], b"by hand"),
+        lambda actions: actions.bury(ONE, ["1"], b"by hand"),
         lambda actions: actions.edit(ONE, "1", b"x", None),
     ],
     ids=["delete", "kill", "edit"],

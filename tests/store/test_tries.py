@@ -70,7 +70,7 @@ def test_in_the_morgue_it_stays_until_the_job_is_deleted(store):
     claimed = claim(store, lease)
     store.settle(ONE, lease, [Verdict("1", claimed.number, Fate.DONE)])
     assert texts(store) == ["x", "y"]
-    Actions(store).morgue_delete(ONE, ["1"])
+    Actions(store).delete_dead(ONE, ["1"])
     assert is_forgotten(store)
 
 
@@ -123,7 +123,7 @@ def test_of_a_dead_payload_it_stays_when_the_waiting_job_is_deleted_and_the_othe
     assert actions.delete(ONE, ["1"]) == 1
     assert texts(store) == ["x", "y"]
     push(store, "1", ("c", 3))
-    assert actions.morgue_delete(ONE, ["1"]) == 1
+    assert actions.delete_dead(ONE, ["1"]) == 1
     assert texts(store) == ["x", "y"]
     assert actions.edit(ONE, "1", b"c", None)
     assert is_forgotten(store)

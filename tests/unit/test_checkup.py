@@ -10,10 +10,10 @@ from celery_lowkiq.rules.health_checks import (
     ERROR,
     OK,
     WARNING,
-    Patient,
     QueueState,
     Server,
-    examine,
+    SystemState,
+    check_health,
     unreachable,
 )
 from celery_lowkiq.rules.models import ShardRef
@@ -40,10 +40,10 @@ def queue(*shards, **options):
 
 
 def findings(server=WELL, nodes=None, queues=None):
-    patient = Patient(
+    state = SystemState(
         NOW, 1, server, [node()] if nodes is None else nodes, [queue()] if queues is None else queues
     )
-    return examine(patient)
+    return check_health(state)
 
 
 def levels(found):

@@ -6,6 +6,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from celery.worker.control import Panel
 
 from celery_lowkiq import ordered_task
 from celery_lowkiq.integration.bootstep import remote_control
@@ -13,12 +14,10 @@ from celery_lowkiq.integration.operations.queue import OrderedQueue
 from tests.waiting import eventually
 
 
-@pytest.mark.parametrize(
-    "command", [remote_control.lowkiq, remote_control.lowkiq_quiet, remote_control.lowkiq_unquiet]
-)
+@pytest.mark.parametrize("command", ["lowkiq", "lowkiq_quiet", "lowkiq_unquiet"])
 def test_a_worker_of_an_app_without_ordered_tasks_says_so(command):
     state = SimpleNamespace(consumer=SimpleNamespace())
-    assert command(state) == {"error": "the app of this worker has no ordered task"}
+    assert Panel.data[command](state) == {"error": "the app of this worker has no ordered task"}
 
 
 def test_lanes_are_shown_also_when_redis_is_away(app):
@@ -30,7 +29,7 @@ def test_lanes_are_shown_also_when_redis_is_away(app):
     step = SimpleNamespace(tasks={"orders": None}, served=["orders"], snapshot=lambda: picture)
     found = remote_control.lowkiq(SimpleNamespace(consumer=SimpleNamespace(ordered_queues=step), app=app))
     assert found["lanes"] == picture["lanes"]
-    assert "Redis is not available" in found["queues"]["error"]
+    assert "Redis is not available" in found["overview"]["error"]
 
 
 def test_what_takes_longer_than_a_reply_may_goes_on_and_is_logged(app, monkeypatch, caplog):
@@ -39,13 +38,13 @@ def test_what_takes_longer_than_a_reply_may_goes_on_and_is_logged(app, monkeypat
         """Never runs."""
 
     gate = threading.Event()
-    monkeypatch.setattr(OrderedQueue, "perform_all_now", lambda queue: gate.wait(30) and 1_000_000)
+    monkeypatch.setattr(OrderedQueue, "run_now_all", lambda queue, progress: gate.wait(30) and 1_000_000)
     monkeypatch.setattr(remote_control, "REPLY", 0.05)
     caplog.set_level("INFO", "celery_lowkiq")
-    found = remote_control.lowkiq_run_now(SimpleNamespace(app=app, hostname="w@h"), queue="orders")
-    assert found == {"ok": "run now orders goes on: the worker logs its end"}
+    found = Panel.data["lowkiq_run_now"](SimpleNamespace(app=app, hostname="w@h"), queue="orders")
+    assert found == {"ok": "run_now orders goes on: the worker logs its end"}
     gate.set()
-    eventually(lambda: "run now orders: 1000000" in caplog.messages)
+    eventually(lambda: "run_now orders: 1000000" in caplog.messages)
 
 
 @pytest.fixture
@@ -57,13 +56,13 @@ def acted(app, monkeypatch):
         """Never runs."""
 
     done = []
-    monkeypatch.setattr(OrderedQueue, "morgue_queue_up_all", lambda queue: done.append(None) or 7)
-    monkeypatch.setattr(OrderedQueue, "morgue_queue_up", lambda queue, ids: done.append(ids) or len(ids))
+    monkeypatch.setattr(OrderedQueue, "requeue_all", lambda queue, progress: done.append(None) or 7)
+    monkeypatch.setattr(OrderedQueue, "requeue", lambda queue, ids, progress: done.append(ids) or len(ids))
     return done
 
 
 def requeue(app, **given):
-    return remote_control.lowkiq_requeue(SimpleNamespace(app=app, hostname="w@h"), **given)
+    return Panel.data["lowkiq_requeue"](SimpleNamespace(app=app, hostname="w@h"), **given)
 
 
 @pytest.mark.parametrize(
@@ -84,15 +83,15 @@ def test_only_a_command_without_ids_is_for_all(app, acted, given, ids):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"queue": "orders", "ids": "12"}, "ids='12': a list of ids is allowed"),
-        ({"queue": "orders", "ids": 7}, "ids=7: a list of ids"),
+        ({"queue": "orders", "ids": "12"}, "ids='12' is invalid: expected a list of ids"),
+        ({"queue": "orders", "ids": 7}, "ids=7 is invalid"),
         ({"queue": "orders", "ids": {"1": 2}}, "a list of ids"),
         ({"queue": "orders", "ids": ["12", None]}, "id=None is a NoneType"),
-        ({"queue": "orders", "id": ["1"]}, "id: allowed are queue and ids"),
-        ({"queue": 5}, "queue=5: the name of an ordered queue is allowed"),
-        ({"queue": ["orders"]}, "queue=['orders']: the name"),
-        ({"queue": ["orders", 5]}, "queue=['orders', 5]: the name"),
-        ({}, "queue=None: the name"),
+        ({"queue": "orders", "id": ["1"]}, "id is invalid: expected only queue and ids"),
+        ({"queue": 5}, "queue=5 is invalid: expected the name of an ordered queue"),
+        ({"queue": ["orders"]}, "queue=['orders'] is invalid"),
+        ({"queue": ["orders", 5]}, "queue=['orders', 5] is invalid"),
+        ({}, "queue=None is invalid"),
     ],
 )
 def test_what_is_not_understood_is_refused_and_nothing_is_done(app, acted, given, said):

@@ -34,7 +34,7 @@ def test_the_way_of_a_job(store):
     verdicts = [Verdict("1", claim.number, Fate.DIE, error=b"boom"), Verdict("2", claim.number, Fate.DONE)]
     assert store.settle(QUEUE, lease, verdicts).accepted == {"1", "2"}
     assert Queries(store).morgue(QUEUE).items[0].payloads[0].data == b"a"
-    assert Actions(store).morgue_queue_up_all(QUEUE) == 1
+    assert Actions(store).requeue_all(QUEUE) == 1
     assert store.renew([lease]) == [True]
     assert store.release(lease)
 

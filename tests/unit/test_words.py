@@ -10,7 +10,7 @@ from celery_lowkiq.rules.text import TRACEBACK, duration, error_line, job_names,
 @pytest.mark.parametrize(
     "seconds, text",
     [
-        (-1, "0.0 s"),
+        (-1, "0 s"),
         (0.25, "0.2 s"),
         (1, "1 s"),
         (59.7, "1 min"),

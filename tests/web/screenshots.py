@@ -22,7 +22,7 @@ PAGES = {
     "job": f"/job?queue=sync_order&id={FAILING}",
     "nodes": "/nodes",
     "operations": "/operations",
-    "redis": "/redis",
+    "doctor": "/doctor",
 }
 #: Width, height and pixels a point of a screen.
 SCREENS = {"light": (1200, 800, 1), "dark": (1200, 800, 1), "phone": (390, 780, 2)}
@@ -49,8 +49,8 @@ def take(browser: Any, url: str, screen: str, to: Path) -> None:
 def change(url: str) -> None:
     """Something for the list of operations."""
     for action, more in (
-        ("perform_now", {"ids": ["TEA-07"]}),
-        ("perform_all_now", {}),
+        ("run_now", {"ids": ["TEA-07"]}),
+        ("run_now_all", {}),
         ("pause", {}),
         ("resume", {}),
     ):

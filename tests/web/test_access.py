@@ -141,7 +141,7 @@ def test_a_read_only_dashboard_changes_nothing_and_offers_nothing(app, visit):
     text = browser.get("/queue?queue=record").text
     assert "read-only" in text
     assert 'method="post"' not in text
-    answer = submit(browser, "perform_all_now")
+    answer = submit(browser, "run_now_all")
     assert answer.status_code == 403
 
 
@@ -164,7 +164,7 @@ def test_a_read_only_dashboard_changes_nothing_and_offers_nothing(app, visit):
     ],
 )
 def test_a_change_comes_from_the_dashboard_itself(browser, headers, status):
-    form = {"token": token(browser), "queue": "record", "action": "perform_all_now"}
+    form = {"token": token(browser), "queue": "record", "action": "run_now_all"}
     assert browser.post("/change", data=form, headers=headers).status_code == status
 
 
@@ -174,14 +174,14 @@ def test_s3_a_proxy_that_is_trusted_says_the_scheme(app, scheme, status):
     trusting = ProxyHeadersMiddleware(make_app(app), trusted_hosts="127.0.0.1")
     browser = TestClient(trusting, follow_redirects=False, **LOCAL)
     browser.headers["x-forwarded-proto"] = "https"
-    form = {"token": token(browser), "queue": "record", "action": "perform_all_now"}
+    form = {"token": token(browser), "queue": "record", "action": "run_now_all"}
     headers = {"origin": f"{scheme}://localhost:5556", "cookie": f"lowkiq_token={form['token']}"}
     assert browser.post("/change", data=form, headers=headers).status_code == status
 
 
 def test_a_proxy_may_rename_the_host(visit):
     browser = visit(origins=["https://ops.example"])
-    form = {"token": token(browser), "queue": "record", "action": "perform_all_now"}
+    form = {"token": token(browser), "queue": "record", "action": "run_now_all"}
     headers = {"origin": "https://ops.example", "sec-fetch-site": "same-origin"}
     assert browser.post("/change", data=form, headers=headers).status_code == 303
 
@@ -189,7 +189,7 @@ def test_a_proxy_may_rename_the_host(visit):
 @pytest.mark.parametrize("wrong", ["", "x" * 32, "ü"])
 def test_a_form_without_the_sessions_token_is_refused(browser, wrong):
     token(browser)
-    form = {"token": wrong, "queue": "record", "action": "perform_all_now"}
+    form = {"token": wrong, "queue": "record", "action": "run_now_all"}
     assert browser.post("/change", data=form, headers={"origin": ORIGIN}).status_code == 403
 
 
@@ -197,7 +197,7 @@ def test_a_form_without_the_sessions_token_is_refused(browser, wrong):
 @pytest.mark.parametrize("path", ["/change", "/cancel", "/tracker/cancel"])
 def test_no_cookie_is_no_token(browser, path, given):
     assert not browser.cookies
-    form = {"token": given, "queue": "record", "action": "perform_all_now", "id": "x"}
+    form = {"token": given, "queue": "record", "action": "run_now_all", "id": "x"}
     assert browser.post(path, data=form).status_code == 403
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from celery_lowkiq.web.actions import ACTIONS
+from celery_lowkiq.integration.operations.actions import ACTIONS
 
 
 @pytest.fixture
@@ -86,9 +86,9 @@ def test_a_payload_is_edited_and_dropped(browser, record, change):
 
     first, second = payloads()
     assert change("edit_payload", ids=["1"], mark=first["mark"], value={"new": True})["count"] == 1
-    assert change("drop_payload", ids=["1"], mark=second["mark"])["count"] == 1
+    assert change("delete_payload", ids=["1"], mark=second["mark"])["count"] == 1
     assert [(p["value"], p["score"]) for p in payloads()] == [({"new": True}, 1)]
-    gone = change("drop_payload", ids=["1"], mark=second["mark"])
+    gone = change("delete_payload", ids=["1"], mark=second["mark"])
     assert gone["state"] == "failed"
     assert "no such payload" in gone["error"]
 
@@ -118,7 +118,7 @@ def test_shards_and_paused_ids(browser, change):
 
 def test_the_end_of_a_change_is_waited_for_and_remembered(browser, record, change):
     record.apply_async(("1", "x"), countdown=100)
-    done = change("perform_all_now")
+    done = change("run_now_all")
     assert (done["state"], done["count"], done["user"]) == ("done", 1, "local")
     assert get(browser, f"/operations/{done['id']}") == done
     assert get(browser, "/operations")["operations"][0] == done
@@ -142,7 +142,7 @@ def test_the_end_of_a_change_is_waited_for_and_remembered(browser, record, chang
         ({"queue": "record", "action": "pause", "wait": 31}, 400),
         ({"queue": "record", "action": "pause", "wait": "x"}, 400),
         ({"queue": "record", "action": "pause", "wait": 10**400}, 400),
-        ({"queue": "record", "action": "drop_payload", "ids": ["1", "2"], "mark": "x"}, 400),
+        ({"queue": "record", "action": "delete_payload", "ids": ["1", "2"], "mark": "x"}, 400),
         ([], 400),
     ],
 )

@@ -25,8 +25,8 @@ def record(app):
 def test_all_waiting_jobs_are_made_due(browser, record):
     for number in range(3):
         record.apply_async((str(number), "x"), countdown=3600)
-    page = submit(browser, "perform_all_now", back="/queue?queue=record")
-    assert "<strong>Run all now</strong>: 3 jobs" in page.text
+    page = submit(browser, "run_now_all", back="/queue?queue=record")
+    assert "<strong>Run all now</strong>: made due 3 waiting jobs of queue record" in page.text
     assert page.url.query == f"queue=record&did={page.url.params['did']}".encode()
     assert record.ordered_queue.jobs("perform_in", minimum=4e9).items == ()
     assert record.ordered_queue.stats().lag > 0
@@ -36,7 +36,7 @@ def test_a_dangerous_action_is_asked_about_first(browser, record):
     for job_id in ("a", "b", "c"):
         record.delay(job_id, "x")
     asked = submit(browser, "delete", "a", "b")
-    assert "Delete: 2 jobs?" in asked.text
+    assert "Delete: 2 waiting jobs of queue record?" in asked.text
     assert record.ordered_queue.stats().length == 3
     assert hidden_fields(asked.text)["confirmed"] == "1"
     submit(browser, "delete", "a", "b", confirmed="1")
@@ -54,11 +54,11 @@ def test_what_is_stale_is_queued_up_by_force(browser, record):
     for score, fate in ((1, Fate.BURY), (2, Fate.DONE)):
         record.apply_async(("a", score), score=score)
         end(record, fate)
-    assert "Queue up by force" in browser.get("/job?queue=record&id=a").text
-    submit(browser, "morgue_queue_up", "a")
+    assert "Force requeue" in browser.get("/job?queue=record&id=a").text
+    submit(browser, "requeue", "a")
     assert queue.job("a").dead is not None
-    assert "Queue up by force: 1 job?" in submit(browser, "morgue_force_up", "a").text
-    submit(browser, "morgue_force_up", "a", confirmed="1")
+    assert "Force requeue: 1 dead job of queue record?" in submit(browser, "requeue_forced", "a").text
+    submit(browser, "requeue_forced", "a", confirmed="1")
     assert queue.job("a").waiting is not None
 
 
@@ -82,8 +82,8 @@ def test_a_long_action_is_watched_and_cancelled(browser, record, impatient, monk
             assert go.wait(10) or count == 1
         return 999
 
-    monkeypatch.setattr(OrderedQueue, "perform_all_now", slow)
-    page = submit(browser, "perform_all_now")
+    monkeypatch.setattr(OrderedQueue, "run_now_all", slow)
+    page = submit(browser, "run_now_all")
     operation = page.url.params["id"]
     assert "Cancel" in page.text
     assert "running" in page.text
@@ -107,7 +107,7 @@ def test_who_cancels_in_the_last_step_is_told_that_all_was_done(browser, record,
         return original(self, call)
 
     monkeypatch.setattr(Client, "call", slow)
-    operation = submit(browser, "perform_now", "1").url.params["id"]
+    operation = submit(browser, "run_now", "1").url.params["id"]
     assert browser.delete(f"/api/v1/operations/{operation}").json()["state"] == "running"
     go.set()
     path = f"/api/v1/operations/{operation}"
@@ -119,16 +119,16 @@ def test_what_goes_wrong_is_reported(browser, app, monkeypatch):
     def broken(self, progress):
         raise OSError("<b>")
 
-    monkeypatch.setattr(OrderedQueue, "perform_all_now", broken)
+    monkeypatch.setattr(OrderedQueue, "run_now_all", broken)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    page = submit(browser, "perform_all_now")
+    page = submit(browser, "run_now_all")
     assert "failed" in page.text
     assert "<b>" not in page.text
 
 
 @pytest.mark.parametrize("back", ["//evil.example", "https://evil.example", "/\\evil.example", "/\n", ""])
 def test_a_form_cannot_send_people_elsewhere(browser, back):
-    page = submit(browser, "perform_all_now", back=back)
+    page = submit(browser, "run_now_all", back=back)
     assert page.url.host == "localhost"
     assert page.url.path == "/"
 
@@ -152,10 +152,10 @@ def test_who_cancels_is_in_the_log(visit, impatient, monkeypatch, caplog):
         assert go.wait(10)
         return 0
 
-    monkeypatch.setattr(OrderedQueue, "perform_all_now", slow)
+    monkeypatch.setattr(OrderedQueue, "run_now_all", slow)
     started = browser.post(
         "/api/v1/changes",
-        json={"queue": "record", "action": "perform_all_now"},
+        json={"queue": "record", "action": "run_now_all"},
         headers={"x-user": "anna"},
     ).json()
     path, carla = f"/api/v1/operations/{started['id']}", {"x-user": "carla"}
@@ -167,5 +167,5 @@ def test_who_cancels_is_in_the_log(visit, impatient, monkeypatch, caplog):
     eventually(lambda: browser.get(path, headers=carla).json()["state"] != "running")
     browser.delete(path, headers=carla)
     lines = [line.getMessage() for line in caplog.records if "to be cancelled" in line.getMessage()]
-    words = "perform_all_now of 'anna' is to be cancelled: user='%s' from=127.0.0.1 queue='record'"
+    words = "run_now_all of 'anna' is to be cancelled: user='%s' from=127.0.0.1 queue='record'"
     assert lines == [words % "boris", words % "carla"]

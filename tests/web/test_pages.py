@@ -13,7 +13,7 @@ from celery_lowkiq.store.scripts.keys import shard_keys
 
 PAGES = [
     "/",
-    "/redis",
+    "/doctor",
     "/queue?queue=record",
     "/queue?queue=record&list=retries",
     "/queue?queue=record&list=morgue",

@@ -11,7 +11,7 @@ import pytest
 
 from celery_lowkiq.integration.app.context import home_of
 from celery_lowkiq.integration.bootstep.remote_control import ticketed
-from celery_lowkiq.integration.operations.inspector import Console
+from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.store.scripts.keys import shard_keys
 from tests.waiting import eventually
 from tests.worker.checks import command, leases, released
@@ -43,8 +43,8 @@ def test_the_command_line_lists_them(celery):
     listed = " ".join(celery("control", "--list").split())
     for name in ("lowkiq_pause", "lowkiq_resume", "lowkiq_run_now", "lowkiq_requeue"):
         assert f"{name} <queue> [id1 [...]]" in listed
-    assert "lowkiq_quiet Begin nothing new" in listed
-    assert "lowkiq_unquiet Serve ordered queues again" in listed
+    assert "lowkiq_quiet Let a node finish" in listed
+    assert "lowkiq_unquiet Let a quiet node serve again" in listed
 
 
 def test_inspect_shows_lanes_and_queues(app, start_worker, ledger, tmp_path, celery):
@@ -63,8 +63,9 @@ def test_inspect_shows_lanes_and_queues(app, start_worker, ledger, tmp_path, cel
     assert run["seconds"] > 0
     assert sum(len(lane["shards"]) for lane in found["lanes"]) == 12
     assert not found["quiet"]
-    assert set(found["queues"]) == {"gated", "record"}
-    assert (found["queues"]["gated"]["busy"], found["queues"]["gated"]["length"]) == (1, 1)
+    counts = {queue["name"]: queue["stats"] for queue in found["overview"]["queues"]}
+    assert set(counts) == {"gated", "record"}
+    assert (counts["gated"]["busy"], counts["gated"]["length"]) == (1, 1)
     (tmp_path / "gate").touch()
     ledger.wait_for("end", 2)
 
@@ -79,9 +80,9 @@ def test_inspect_shows_other_queues_beside_a_damaged_one(app, start_worker, cele
     def replies():
         return json.loads(celery("inspect", "lowkiq", "--json", "-t", "5") or "{}").get("w0@test")
 
-    found = eventually(replies)["queues"]
-    assert found["record"]["length"] == 1
-    assert f"shard {shard} is damaged: " in found["outcome"]["error"]
+    found = eventually(replies)["overview"]
+    assert [(queue["name"], queue["stats"]["length"]) for queue in found["queues"]] == [("record", 1)]
+    assert f"shard {shard} is damaged: " in found["damaged"]["outcome"]
 
 
 def test_one_of_several_workers_acts_for_all(app, start_worker, celery):
@@ -109,7 +110,7 @@ def test_the_command_line_makes_the_ticket(app, start_worker, celery):
         return eventually(lambda: (text := celery("control", *words, "-t", "3")).count("->") == 2 and text)
 
     text = shown("lowkiq_pause", "record")
-    assert ("True" in text, "left to w" in text) == (True, True)
+    assert ("        1" in text, "left to w" in text) == (True, True)
     assert queue.paused().queue
     text = shown("lowkiq_pause", "record", "1", "1", "2")
     assert ("        2" in text, "left to w" in text) == (True, True)
@@ -161,7 +162,7 @@ def test_an_unknown_queue_and_a_bad_id_are_refused(app, start_worker):
 
 def test_a_quiet_node_finishes_and_gives_its_shards_to_another(app, start_worker, ledger, tmp_path):
     gated, record = app.tasks["gated"], app.tasks["record"]
-    console = Console(app)
+    inspector = Inspector(app)
     start_worker()
     eventually(lambda: owners(gated) == {"w0"})
     gated.delay("runs")
@@ -169,10 +170,10 @@ def test_a_quiet_node_finishes_and_gives_its_shards_to_another(app, start_worker
     start_worker()
     eventually(lambda: owners(record) == {"w0", "w1"})
     (answer,) = command(app, "lowkiq_quiet", "w0@test")
-    assert answer == {"ok": "quiet: what runs is finished, and nothing new begins"}
+    assert answer == {"ok": "quiet: running jobs finish, and nothing new starts"}
     assert active(app, "w0@test") == {"celery"}
     eventually(lambda: owners(record) == {"w1"})
-    eventually(lambda: [node.quiet for node in console.nodes()] == [True, False])
+    eventually(lambda: [node.quiet for node in inspector.nodes()] == [True, False])
     eventually(lambda: sorted(lease.owner[:2] for lease in leases(gated)) == ["w0", "w1", "w1", "w1"])
     (tmp_path / "gate").touch()
     eventually(lambda: owners(gated) == {"w1"})
@@ -182,7 +183,7 @@ def test_a_quiet_node_finishes_and_gives_its_shards_to_another(app, start_worker
     assert {line["value"] for line in ledger.wait_for("plain", 2)} == {1, 2}
     command(app, "lowkiq_unquiet", "w0@test")
     eventually(lambda: owners(record) == {"w0", "w1"})
-    eventually(lambda: [node.quiet for node in console.nodes()] == [False, False])
+    eventually(lambda: [node.quiet for node in inspector.nodes()] == [False, False])
 
 
 def test_a_quiet_node_serves_afterwards_what_it_was_told_meanwhile(app, start_worker, ledger):
@@ -205,4 +206,4 @@ def test_a_worker_without_lanes_says_so(app, start_worker):
     (answer,) = command(app, "lowkiq_quiet", "w0@test")
     assert answer == {"error": "this worker serves no ordered queue"}
     (answer,) = command(app, "lowkiq", "w0@test")
-    assert answer == {"quiet": False, "lanes": [], "queues": {}}
+    assert (answer["quiet"], answer["lanes"], answer["overview"]["queues"]) == (False, [], [])

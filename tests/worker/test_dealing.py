@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.integration.operations.inspector import Console
+from celery_lowkiq.integration.operations.inspector import Inspector
 from tests.waiting import eventually
 from tests.worker import many
 from tests.worker.dealing import SHARDS
@@ -26,7 +26,7 @@ def dealt(app):
     """Shards by lane, by node."""
     return {
         report.name: {lane.name: [str(shard) for shard in lane.shards] for lane in report.lanes}
-        for report in Console(app).nodes()
+        for report in Inspector(app).nodes()
     }
 
 
@@ -64,7 +64,7 @@ def test_m1_a_worker_takes_2400_shards_and_another_all_that_a_killed_one_had(app
 
     def shards():
         """How many each living node has."""
-        alive = [report for report in Console(app).nodes() if report.alive]
+        alive = [report for report in Inspector(app).nodes() if report.alive]
         return {report.name: sum(lane.shard_count for lane in report.lanes) for report in alive}
 
     everything = many.QUEUES * many.SHARDS

@@ -8,15 +8,15 @@ import time
 import pytest
 import redis
 
-from celery_lowkiq.integration.operations.inspector import Console
+from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.store.scripts.keys import shard_keys
 from tests.waiting import eventually
 
 
 @pytest.fixture
-def console(app):
-    return Console(app)
+def inspector(app):
+    return Inspector(app)
 
 
 def shards(report):
@@ -24,15 +24,15 @@ def shards(report):
 
 
 @pytest.mark.parametrize("splitter", ["lease", "by_node"])
-def test_nodes_say_what_they_are_doing(app, settings, console, start_worker, ledger, tmp_path, splitter):
+def test_nodes_say_what_they_are_doing(app, settings, inspector, start_worker, ledger, tmp_path, splitter):
     settings.update(lowkiq_splitter=splitter, lowkiq_number_of_nodes=1, lowkiq_node_number=0)
-    assert console.nodes() == ()
+    assert inspector.nodes() == ()
     node = start_worker("-Q", "gated,celery", lanes=2)
     app.tasks["gated"].delay("1")
     ledger.wait_for("start")
     shard = next(s for s, stats in enumerate(app.tasks["gated"].ordered_queue.shard_stats()) if stats.busy)
     (report,) = eventually(
-        lambda: (found := console.nodes()) and found[0].running(ShardRef("gated", shard)) and found
+        lambda: (found := inspector.nodes()) and found[0].running(ShardRef("gated", shard)) and found
     )
     assert (report.name, report.pid, report.queues) == ("w0@test", node.container.process.pid, ("gated",))
     assert (report.alive, report.quiet, report.stopping) == (True, False, False)
@@ -42,35 +42,35 @@ def test_nodes_say_what_they_are_doing(app, settings, console, start_worker, led
     run = report.running(ShardRef("gated", shard))
     assert (run.ids, run.count) == (("1",), 1)
     node.kill("SIGTERM")
-    eventually(lambda: console.nodes()[0].stopping)
+    eventually(lambda: inspector.nodes()[0].stopping)
     (tmp_path / "gate").touch()
     node.exit_status()
-    assert console.nodes() == ()
+    assert inspector.nodes() == ()
 
 
-def test_a_node_that_died_is_shown_until_it_is_back(console, start_worker):
+def test_a_node_that_died_is_shown_until_it_is_back(inspector, start_worker):
     node = start_worker()
-    (before,) = eventually(console.nodes)
+    (before,) = eventually(inspector.nodes)
     node.kill("SIGKILL")
     node.exit_status()
-    eventually(lambda: not console.nodes()[0].alive)
+    eventually(lambda: not inspector.nodes()[0].alive)
     node.container.restart()
-    (after,) = eventually(lambda: (found := console.nodes()) and found[0].alive and found)
+    (after,) = eventually(lambda: (found := inspector.nodes()) and found[0].alive and found)
     assert before.name == after.name
     assert before.pid != after.pid
 
 
-def test_a_queue_has_a_history(app, console, start_worker, ledger):
+def test_a_queue_has_a_history(app, inspector, start_worker, ledger):
     record = app.tasks["record"]
     record.perform_async([{"id": n} for n in range(20)])
     start_worker()
     ledger.wait_for("end", 20)
     (*_, last) = eventually(lambda: (h := record.ordered_queue.history()) and h[-1].processed == 20 and h, 40)
     assert last.failed == 0
-    found = console.history()
+    found = inspector.history()
     assert found.by_queue["record"][-1].processed == 20
     assert found.total[-1].processed == 20
-    assert set(found.by_queue) == set(console.queues())
+    assert set(found.by_queue) == set(inspector.queues())
 
 
 def test_shards_and_why_of_a_run(app, start_worker, ledger, tmp_path):
@@ -101,7 +101,7 @@ def test_why_tells_of_retries_and_the_morgue(app, start_worker, ledger):
 
 
 def test_x_shards_that_wait_are_named_in_one_line_and_in_why_and_doctor(
-    app, settings, console, start_worker, redis_server
+    app, settings, inspector, start_worker, redis_server
 ):
     """X: released before a restart of Redis, they are free after one lease time, and say so meanwhile."""
     settings["lowkiq_lease_seconds"] = 10.0
@@ -122,7 +122,7 @@ def test_x_shards_that_wait_are_named_in_one_line_and_in_why_and_doctor(
     assert re.search(
         r"Redis restarted, failed over or lost data, and it is free in \d+(\.\d)? s, when ", answer
     )
-    (finding,) = [f for f in console.checkup() if "free in" in f.text]
+    (finding,) = [f for f in inspector.doctor() if "free in" in f.text]
     assert (finding.level, finding.subject) == ("warning", "queue gated")
     assert finding.text.startswith("Shards 0-3: Redis restarted, failed over or lost data; free in ")
     eventually(lambda: len({shard.owner for shard in gated.ordered_queue.shards()} - {None}) == 1, 40)

@@ -46,7 +46,7 @@ def test_payloads_are_decoded(queue):
 
 def test_actions(queue):
     assert queue.delete([0, "1", 99]) == 2
-    assert queue.perform_all_now() == 3
+    assert queue.run_now_all() == 3
     assert queue.stats().length == 3
 
 

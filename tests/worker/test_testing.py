@@ -234,7 +234,7 @@ def test_an_eta(lowkiq):
 def test_actions_of_operators_go_by_it(lowkiq):
     lowkiq.clock.move(7200)
     sync.apply_async(("1", "x"), countdown=60)
-    assert sync.ordered_queue.perform_all_now() == 1
+    assert sync.ordered_queue.run_now_all() == 1
     assert lowkiq.drain() == 1
 """,
         4,

@@ -1,4 +1,4 @@
-"""The commands: a module has one, of its own name (``run_now.py`` has ``run_now``, which is ``run-now``).
+"""The commands that do more than one action of the table: each module has one, of its own name.
 
-They are imported when they are asked for: every ``celery`` command imports the group, also a worker's.
+They are imported when they are needed: every ``celery`` command imports the group, also a worker's.
 """

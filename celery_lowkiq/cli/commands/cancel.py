@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from celery_lowkiq.integration.operations.inspector import Console
+from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.rules.errors import UnknownTracker
-from celery_lowkiq.rules.text import escaped
+from celery_lowkiq.rules.text import count_of, escaped
 
 from ..bulk import confirm, with_progress
 from ..main import FAILED
@@ -18,17 +18,17 @@ EXAMPLES = ["cancel 0d6c1bd6c5d24d1f8b1f3f3a3c9f5a11", "cancel 0d6c1bd6c5d24d1f8
 @command("Let no more calls of a tracked group begin.", EXAMPLES)
 @click.argument("id_", metavar="ID")
 @yes_option
-def cancel(console: Console, id_: str, yes: bool) -> None:
+def cancel(inspector: Inspector, id_: str, yes: bool) -> None:
     """Cancel the tracked group with this ID: its waiting calls end as failed, what runs goes on.
 
     Their results are REVOKED when their time comes. Status 1 when there is no such group.
     """
     try:
-        tracker = console.tracker(id_)
+        tracker = inspector.tracker(id_)
     except UnknownTracker as error:
         click.echo(escaped(str(error)), err=True)
         raise click.exceptions.Exit(FAILED) from error
     waiting = tracker.counts().enqueued
-    confirm(f"Cancel {waiting} waiting call{'' if waiting == 1 else 's'} of {escaped(tracker.name)}?", yes)
+    confirm(f"Cancel {count_of(waiting, 'waiting call')} of {escaped(tracker.name)}?", yes)
     done = with_progress("cancel", waiting, tracker.cancel)
-    click.echo(f"cancelled {done} call{'' if done == 1 else 's'} of {escaped(tracker.name)}")
+    click.echo(f"cancelled {count_of(done, 'call')} of {escaped(tracker.name)}")

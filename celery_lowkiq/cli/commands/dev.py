@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import click
 
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.integration.operations.inspector import Console
+from celery_lowkiq.integration.operations.inspector import Inspector
 
 from ..changes import Code, changes, code_of
 from ..crew import SLICE, Child, Command, Crew
@@ -39,7 +39,9 @@ Event: TypeAlias = "str | Child"
 @click.option("--web-port", default=5556, show_default=True, type=click.IntRange(1, 65535), help="Dashboard.")
 @click.option("--no-web", is_flag=True, help="No dashboard.")
 @click.option("--no-reload", is_flag=True, help="Do not start anew when code changes.")
-def dev(console: Console, lanes: int, redis_port: int, web_port: int, no_web: bool, no_reload: bool) -> None:
+def dev(
+    inspector: Inspector, lanes: int, redis_port: int, web_port: int, no_web: bool, no_reload: bool
+) -> None:
     """Start a Redis of its own, a worker, and the dashboard when it is installed; Ctrl-C ends all.
 
     When a Python file of the app changes, worker and dashboard start anew. The Redis is empty at the
@@ -51,10 +53,10 @@ def dev(console: Console, lanes: int, redis_port: int, web_port: int, no_web: bo
         raise click.UsageError("dev starts the app in other processes: name it, celery -A proj lowkiq dev")
     with EmbeddedServer(port=redis_port) as server:
         _say(f"Redis: {server.url}; from another shell: CELERY_BROKER_URL={server.url} celery -A {app} ...")
-        commands = [_worker(console.app, app, server.url, lanes)]
-        if not no_web and (dashboard := _dashboard(console.app, app, web_port)):
+        commands = [_worker(inspector.app, app, server.url, lanes)]
+        if not no_web and (dashboard := _dashboard(inspector.app, app, web_port)):
             commands.append(dashboard)
-        crew = partial(Crew, commands, _environ(console.app, server.url))
+        crew = partial(Crew, commands, _environ(inspector.app, server.url))
         context.exit(_Dev(crew, None if no_reload else code_of(app)).run())
 
 

@@ -1,12 +1,10 @@
-"""``doctor``: is all well, and what to do where it is not."""
+"""``doctor``: health checks, and what to do about each problem."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import click
 
-from celery_lowkiq.integration.operations.inspector import Console
+from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.rules.health_checks import ERROR, Finding
 from celery_lowkiq.rules.text import escaped
 
@@ -15,18 +13,18 @@ from ..output import write_json
 from ..params import command, json_option
 
 
-@command("Is all well, and what to do where it is not.", ["doctor", "doctor --json"])
+@command("Check Redis, nodes and queues.", ["doctor", "doctor --json"])
 @json_option
-def doctor(console: Console, json_: bool) -> None:
-    """Look at Redis (version, memory policy, persistence, clock), the nodes, and the queues (numbers of
-    shards, damaged keys, who serves them, shards and jobs without an owner), and say what to do.
+def doctor(inspector: Inspector, json_: bool) -> None:
+    """Check Redis (version, memory policy, persistence, clock), the nodes, and the queues (number of shards,
+    damaged keys, nodes that serve them, shards and jobs without an owner), and say what to do.
 
     Status 1 when there is an error; a warning alone is status 0.
     """
-    findings = console.checkup()
+    findings = inspector.doctor()
     for finding in findings:
         if json_:
-            write_json(asdict(finding))
+            write_json(finding)
         else:
             click.echo(_text(finding))
     if any(finding.level == ERROR for finding in findings):

@@ -6,9 +6,10 @@ import sys
 
 import click
 
-from celery_lowkiq.integration.operations.inspector import Console
+from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.rules.text import count_of
 
-from ..bulk import Progress, jobs, with_progress
+from ..bulk import Progress, with_progress
 from ..params import command, queue_argument
 
 
@@ -17,7 +18,7 @@ from ..params import command, queue_argument
     ["dump sync_order > sync_order.jsonl", "dump sync_order | gzip > sync_order.jsonl.gz"],
 )
 @queue_argument
-def dump(console: Console, queue: str) -> None:
+def dump(inspector: Inspector, queue: str) -> None:
     """Write all jobs of QUEUE to stdout, as JSON lines for `load`: waiting, being processed, and dead.
 
     It only reads. What changes meanwhile may be missed, or come twice: pause the queue, and stop its callers,
@@ -25,8 +26,8 @@ def dump(console: Console, queue: str) -> None:
     """
     if sys.stdout is None:
         raise click.ClickException("stdout is closed: there is nowhere to write to")
-    ordered = console.queue(queue)
-    stats = console.overview([queue]).counts(queue)
+    ordered = inspector.queue(queue)
+    stats = inspector.overview([queue]).counts(queue)
     length = stats.length + stats.busy + stats.morgue_length
 
     def act(progress: Progress) -> int:
@@ -41,5 +42,6 @@ def dump(console: Console, queue: str) -> None:
     click.echo(f"dumped {lines} lines of jobs of queue {queue}", err=True)
     if stats.busy:
         click.echo(
-            f"{jobs(stats.busy)} being processed: wait, or they run once more after the load", err=True
+            f"{count_of(stats.busy, 'job')} being processed: wait, or they run once more after the load",
+            err=True,
         )

@@ -6,12 +6,13 @@ import time
 
 import click
 
-from celery_lowkiq.integration.operations.inspector import Console
+from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.integration.operations.json_shapes import places_json
 from celery_lowkiq.integration.operations.queue import ShownDeadJob, ShownJob
-from celery_lowkiq.rules.text import escaped, moment
+from celery_lowkiq.rules.text import escaped, moment, relative
 
 from ..main import FAILED
-from ..output import job_json, payload_text, relative, write_json
+from ..output import payload_text, write_json
 from ..params import command, json_option, queue_argument
 
 #: Names, the longest of which is "processing".
@@ -22,20 +23,19 @@ COLUMN = 12
 @queue_argument
 @click.argument("id_", metavar="ID")
 @json_option
-def job(console: Console, queue: str, id_: str, json_: bool) -> None:
+def job(inspector: Inspector, queue: str, id_: str, json_: bool) -> None:
     """Where an ID of QUEUE is: waiting, being processed, in the morgue; with payloads, scores and last error.
 
     Status 1 when it is nowhere.
     """
-    ordered = console.queue(queue)
-    places, shard = ordered.job(id_), ordered.shard_of(id_)
-    owner = ordered.shards()[shard].owner
+    ordered = inspector.queue(queue).raw() if json_ else inspector.queue(queue)
+    places, why = ordered.job(id_), ordered.why(id_)
     found = {"waiting": places.waiting, "processing": places.processing, "dead": places.dead}
     if json_:
-        shown = {name: job_json(place) if place else None for name, place in found.items()}
-        write_json({"id": id_, "queue": queue, "shard": shard, "owner": owner, **shown})
+        write_json(places_json(places, why, ordered.tries(id_), inspector.reading))
     else:
-        known = {"id": escaped(id_), "queue": queue, "shard": shard, "owner": owner or "none"}
+        owner = why.facts.owner.name if why.facts.owner else "none"
+        known = {"id": escaped(id_), "queue": queue, "shard": why.facts.shard.index, "owner": owner}
         click.echo("\n".join(f"{name:{COLUMN}}{value}" for name, value in known.items()))
         for name, place in found.items():
             if place is not None:

@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import click
 
-from celery_lowkiq.integration.operations.inspector import Console
+from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.rules.dumps import LONGEST_LINE
 
 from ..bulk import Progress, with_progress
@@ -21,13 +21,13 @@ EXAMPLES = ["load sync_order < sync_order.jsonl", "load orders --renamed < sync_
 @queue_argument
 @click.option("--renamed", is_flag=True, help="Take the dump of a queue with another name.")
 @click.option("--again", is_flag=True, help="Load also what was loaded before, within the last week.")
-def load(console: Console, queue: str, renamed: bool, again: bool) -> None:
+def load(inspector: Inspector, queue: str, renamed: bool, again: bool) -> None:
     """Merge what `dump` wrote, from stdin, into QUEUE.
 
     Was it interrupted? Run it again with the same file: what was loaded is passed over, also when it has run
     meanwhile. Nothing is lost and nothing doubled.
     """
-    ordered = console.queue(queue)
+    ordered = inspector.queue(queue)
     source = stdin().buffer
     read = 0
 

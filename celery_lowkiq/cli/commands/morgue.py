@@ -2,45 +2,28 @@
 
 from __future__ import annotations
 
-import click
+from celery_lowkiq.integration.operations.json_shapes import dead_job_json
+from celery_lowkiq.rules.text import moment
 
-from celery_lowkiq.integration.operations.inspector import Console
-from celery_lowkiq.integration.operations.queue import ShownDeadJob
+from ..listing import listing_command
+from ..output import error_text, first_payload
 
-from ..listing import PAYLOADS, bounds, listing_options, pages, write_listing
-from ..output import clock_time, error_text, first_payload, job_json
-from ..params import When, command, json_option, queue_argument
-
-HEADER = ("id", "updated_at", ">payloads", "first payload", "error")
-EXAMPLES = [
-    "morgue sync_order --by updated_at --reverse",
-    "morgue sync_order --by updated_at --from -1h --json",
-    "morgue sync_order --prefix 42",
-]
-
-
-@command("Dead jobs of a queue.", EXAMPLES)
-@queue_argument
-@click.option("--by", type=click.Choice(["id", "updated_at"]), default="id", show_default=True)
-@listing_options
-@json_option
-def morgue(
-    console: Console,
-    queue: str,
-    by: str,
-    from_: When | None,
-    reverse: bool,
-    prefix: str,
-    limit: int,
-    json_: bool,
-) -> None:
-    """Dead jobs of QUEUE, sorted by id or by the time of their last death (--from is a time then)."""
-    read = console.queue(queue).morgue
-    options = {"by": by, "prefix": prefix, "reverse": reverse, "payload_limit": PAYLOADS}
-    found = pages(read, **options, **bounds(from_, reverse))
-    write_listing(found, limit, HEADER, _row, job_json if json_ else None)
-
-
-def _row(job: ShownDeadJob) -> list[str]:
-    count = str(job.payload_count)
-    return [job.id, clock_time(job.updated_at), count, first_payload(job.payloads), error_text(job.error)]
+morgue = listing_command(
+    "morgue",
+    "Dead jobs of a queue.",
+    """Dead jobs of QUEUE, sorted by id or by the time of their last death (--from is a time then).""",
+    (
+        "morgue sync_order --by updated_at --reverse",
+        "morgue sync_order --by updated_at --from -1h --json",
+        "morgue sync_order --prefix 42",
+    ),
+    ("id", "updated_at"),
+    {
+        "id": lambda job: job.id,
+        "updated_at": lambda job: moment(job.updated_at),
+        ">payloads": lambda job: str(job.payload_count),
+        "first payload": lambda job: first_payload(job.payloads),
+        "error": lambda job: error_text(job.error),
+    },
+    dead_job_json,
+)

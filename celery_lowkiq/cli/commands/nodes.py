@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 
 import click
 
-from celery_lowkiq.integration.operations.inspector import Console
+from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.rules.reports import LaneReport, NodeReport
 from celery_lowkiq.rules.text import duration, job_names
 
@@ -19,16 +18,16 @@ HEADER = ("node", "state", ">seen", ">up", "lane", ">shards", "doing")
 
 @command("Nodes, their lanes, and what these do.", ["nodes", "nodes --json"])
 @json_option
-def nodes(console: Console, json_: bool) -> None:
+def nodes(inspector: Inspector, json_: bool) -> None:
     """Each node with its lanes: their shards, and what they are doing, as the node last told.
 
     seen: how long ago that was. A node that was silent for longer than its lease is lost, and others take its
     shards.
     """
-    found = console.nodes()
+    found = inspector.nodes()
     if json_:
         for node in found:
-            write_json({**asdict(node), "alive": node.alive})
+            write_json(node)
     elif found:
         click.echo(table(HEADER, [row for node in found for row in _rows(node)]))
     else:

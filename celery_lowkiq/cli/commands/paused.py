@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import click
 
-from celery_lowkiq.integration.operations.inspector import Console
+from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.rules.text import escaped, moment
 
@@ -18,9 +18,9 @@ from ..params import command, json_option, queue_argument
 @command("What is paused of a queue.", ["paused sync_order", "paused sync_order --json"])
 @queue_argument
 @json_option
-def paused(console: Console, queue: str, json_: bool) -> None:
+def paused(inspector: Inspector, queue: str, json_: bool) -> None:
     """What is paused of QUEUE, and since when: the queue, shards, ids."""
-    ordered = console.queue(queue)
+    ordered = inspector.queue(queue)
     found = False
     for what, since in _paused(ordered):
         found = True

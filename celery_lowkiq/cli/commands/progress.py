@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, fields
-from typing import Any
+from functools import partial
 
 import click
 
-from celery_lowkiq.integration.operations.inspector import Console
+from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.integration.operations.json_encoder import value_text
+from celery_lowkiq.integration.operations.json_shapes import call_json
 from celery_lowkiq.integration.tracking.tracker import TrackedCall, Tracker
 from celery_lowkiq.rules.errors import UnknownTracker
-from celery_lowkiq.rules.text import escaped
+from celery_lowkiq.rules.text import escaped, moment
 from celery_lowkiq.rules.tracking import State, TrackerView
 
 from ..listing import pages, write_listing
 from ..main import FAILED
-from ..output import cell, clock_time, table, value_text, writable, write_json
+from ..output import cell, table, write_json
 from ..params import command, json_option
 
 STATES = [state.value for state in State]
@@ -35,38 +36,37 @@ LOOK = 0.25
 @command("How far a tracked group of calls is.", EXAMPLES)
 @click.argument("id_", metavar="[ID]", required=False)
 @click.option("--state", "states", type=click.Choice(STATES), multiple=True, help="List its calls so far.")
-@click.option(
-    "--limit", default=100, show_default=True, help="At most so many; 0: all.", type=click.IntRange(0)
-)
+@click.option("--limit", default=100, show_default=True, help="Most lines; 0: all.", type=click.IntRange(0))
 @json_option
-def progress(console: Console, id_: str | None, states: tuple[str, ...], limit: int, json_: bool) -> None:
+def progress(inspector: Inspector, id_: str | None, states: tuple[str, ...], limit: int, json_: bool) -> None:
     """How far the tracked group with this ID is; without one, all groups, the latest first.
 
     On a terminal a bar moves until all calls have ended. Status 1 when there is no such group.
     """
     if id_ is None:
-        write_listing(pages(console.trackers), limit, GROUPS, _group_row, _group_json if json_ else None)
+        write_listing(pages(inspector.trackers), limit, GROUPS, _group_row, _same if json_ else None)
         return
     try:
-        tracker = console.tracker(id_)
+        tracker = Tracker.get(inspector.app, id_, raw=json_)
     except UnknownTracker as error:
         click.echo(escaped(str(error)), err=True)
         raise click.exceptions.Exit(FAILED) from error
     if states:
         found: Iterator[TrackedCall] = pages(tracker.jobs, state=states)
-        write_listing(found, limit, CALLS, _call_row, _call_json if json_ else None)
+        record = partial(call_json, reading=inspector.reading) if json_ else None
+        write_listing(found, limit, CALLS, _call_row, record)
         return
     if sys.stderr.isatty() and not json_:
         _watch(tracker)
     view = tracker.view()
     if json_:
-        write_json(_group_json(view))
+        write_json(view)
     else:
         click.echo(table(GROUPS, [_group_row(view)]))
 
 
 def _watch(tracker: Tracker) -> None:
-    """Move the bar until the end, or until somebody has seen enough."""
+    """Move the bar until the end, or until Ctrl-C."""
     try:
         with click.progressbar(length=1, label=escaped(tracker.name), file=sys.stderr, show_pos=True) as bar:
             ended = False
@@ -77,19 +77,18 @@ def _watch(tracker: Tracker) -> None:
                 bar.update(counts.ended - bar.pos)
                 bar.render_progress()
     except KeyboardInterrupt:
-        """The usual end of a look."""
+        pass
 
 
 def _group_row(view: TrackerView) -> list[str]:
     counts = view.counts
     numbers = [counts.total, *(getattr(counts, state) for state in STATES)]
     how = "cancelled" if view.cancelled else "done" if view.done else "" if view.closed else "open"
-    return [view.id, view.name, clock_time(view.opened_at), *map(str, numbers), how]
+    return [view.id, view.name, moment(view.opened_at), *map(str, numbers), how]
 
 
-def _group_json(view: TrackerView) -> dict[str, Any]:
-    counts = asdict(view.counts) | {"total": view.counts.total}
-    return view._asdict() | {"counts": counts, "done": view.done}
+def _same(view: TrackerView) -> TrackerView:
+    return view
 
 
 def _call_row(call: TrackedCall) -> list[str]:
@@ -98,7 +97,7 @@ def _call_row(call: TrackedCall) -> list[str]:
         call.queue,
         call.id,
         call.state.value,
-        clock_time(call.updated_at),
+        moment(call.updated_at),
         _progress(call),
         cell(value_text(call.payload)),
         said,
@@ -109,9 +108,3 @@ def _progress(call: TrackedCall) -> str:
     if call.current is None:
         return ""
     return f"{call.current:g}" if call.total is None else f"{call.current:g}/{call.total:g}"
-
-
-def _call_json(call: TrackedCall) -> dict[str, Any]:
-    messages = [message._asdict() | {"state": message.state.value} for message in call.messages]
-    shown = {field.name: getattr(call, field.name) for field in fields(call)}
-    return shown | {"payload": writable(call.payload), "state": call.state.value, "messages": messages}

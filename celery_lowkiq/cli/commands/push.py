@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from celery_lowkiq.integration.operations.inspector import Console
+from celery_lowkiq.integration.operations.inspector import Inspector
 
 from ..params import STDIN, Time, When, command, queue_argument, stdin
 
@@ -24,11 +24,13 @@ EXAMPLES = [
 @click.argument("payload")
 @click.option("--score", type=float, help="Place among the payloads of the id; by default now.")
 @click.option("--at", type=Time(), help="Not before this time; by default now.")
-def push(console: Console, queue: str, id_: str, payload: str, score: float | None, at: When | None) -> None:
+def push(
+    inspector: Inspector, queue: str, id_: str, payload: str, score: float | None, at: When | None
+) -> None:
     """Call the task of QUEUE: PAYLOAD (JSON; - reads it from stdin) for ID. Prints the call's task id."""
     job: dict[str, Any] = {"id": id_, "payload": _read(payload), "score": score}
     job["perform_in"] = at
-    (result,) = console.task(queue).perform_async([job], results=True)
+    (result,) = inspector.task(queue).perform_async([job], results=True)
     click.echo(result.id)
 
 

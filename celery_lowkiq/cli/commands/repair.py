@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from celery_lowkiq.integration.operations.inspector import Console
+from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.rules.text import escaped
 
 from ..main import FAILED
@@ -16,12 +16,12 @@ EXAMPLES = ["repair sync_order", "repair sync_order --yes"]
 @command("Find what is damaged, and repair it.", EXAMPLES)
 @queue_argument
 @click.option("--yes", "-y", is_flag=True, help="Repair what is damaged; without it nothing is changed.")
-def repair(console: Console, queue: str, yes: bool) -> None:
+def repair(inspector: Inspector, queue: str, yes: bool) -> None:
     """Compare the keys of each shard of QUEUE, and, with --yes, write lost ones again from the others.
 
     Workers may go on meanwhile. Status 1 when something is damaged, or stays so.
     """
-    ordered = console.queue(queue)
+    ordered = inspector.queue(queue)
     damages = ordered.damages()
     if yes and damages:
         for repaired in ordered.repair():

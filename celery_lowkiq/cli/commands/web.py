@@ -61,7 +61,7 @@ def web(
     try:
         dashboard = make_app(app, user_header=user_header, read_only=read_only, origins=origin)
         # What cannot be imported would only be told by each page.
-        dashboard.state.site.console.queues()
+        dashboard.state.site.inspector.queues()
     except LowkiqError as error:
         raise click.ClickException(str(error)) from error
     if dashboard.state.site.access.is_open and not is_loopback(host):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from celery_lowkiq.integration.operations.inspector import Console
+from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.integration.operations.json_shapes import why_json
 from celery_lowkiq.rules.text import escaped
 
 from ..main import FAILED
@@ -16,16 +17,15 @@ from ..params import command, json_option, queue_argument
 @queue_argument
 @click.argument("id_", metavar="ID")
 @json_option
-def why(console: Console, queue: str, id_: str, json_: bool) -> None:
+def why(inspector: Inspector, queue: str, id_: str, json_: bool) -> None:
     """Where an ID of QUEUE is, and why it does not run, in words.
 
     It is done or was never there, waits for its time or behind others, is paused, or dead; its shard has no
     owner, or one that does not answer; or it is running. Status 1 when there is no such job.
     """
-    answer = console.queue(queue).why(id_)
+    answer = inspector.queue(queue).why(id_)
     if json_:
-        reasons = [{"kind": reason.kind, "text": reason.text} for reason in answer.reasons]
-        write_json({"id": id_, "queue": queue, "kind": answer.kind, "text": answer.text, "reasons": reasons})
+        write_json(why_json(answer))
     else:
         for reason in answer.reasons:
             click.echo(escaped(reason.text))

@@ -14,7 +14,7 @@ from celery_lowkiq.rules.models import QueueSpec, StoredRecord
 from celery_lowkiq.store.admin.actions import Actions, Left
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.admin.repair import QueueRepairs
-from celery_lowkiq.store.inspect.health import Examination
+from celery_lowkiq.store.inspect.health import HealthReader
 from celery_lowkiq.store.inspect.node_reports import Lookout
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.durability import Durability, Level
@@ -120,8 +120,8 @@ class Home:
         return QueueRepairs(self.store)
 
     @property
-    def examination(self) -> Examination:
-        return Examination(self.store)
+    def health(self) -> HealthReader:
+        return HealthReader(self.store)
 
     def actions(self, left: Left) -> Actions:
         """Return the changes to waiting and dead jobs; ``left`` gets the calls of removed jobs."""

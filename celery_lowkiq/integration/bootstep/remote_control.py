@@ -1,7 +1,8 @@
 """Remote control commands of ordered queues: ``celery inspect lowkiq``, ``celery control lowkiq_...``.
 
 A command that acts on a queue may reach several workers. Sent by Celery's command line it carries a ticket,
-and the worker that is first to take it acts for all. Without one each acts, and finds little left to do.
+and the worker that takes the ticket first acts for all. Without a ticket each worker acts, and all but the
+first find little left to do.
 """
 
 from __future__ import annotations
@@ -9,36 +10,32 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
-from celery import Celery
 from celery.worker.control import control_command, inspect_command
 from kombu.utils.uuid import uuid
 
 from celery_lowkiq.integration.app.context import home_of
 from celery_lowkiq.integration.calls.validation import read_id
-from celery_lowkiq.integration.operations.inspector import Console, Overview
-from celery_lowkiq.integration.operations.queue import OrderedQueue
+from celery_lowkiq.integration.operations.action_parts import NODE, Action, Target, Verb
+from celery_lowkiq.integration.operations.actions import VERBS
+from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.integration.operations.json_encoder import plain
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall, LowkiqError
 
 logger = logging.getLogger("celery_lowkiq")
 
-#: A worker replies within so many s; what takes longer goes on, and is logged when it is done.
+#: Seconds until a worker replies; an action that takes longer goes on, and its end is logged.
 REPLY = 0.5
-
-#: What an action does to a queue, or to some ids of it; its answer is said to whoever asked.
-OnAll = Callable[[OrderedQueue], Any]
-OnSome = Callable[..., Any]
 
 
 def ticketed(queue: str) -> list[str]:
-    """The queue, with what tells this command from the next one like it; for Celery's command line."""
+    """The queue, and an id of this command; for Celery's command line."""
     return [queue, uuid()]
 
 
-#: Celery's command line gives the last of exactly so many words to the variadic part, too: hence ``job_id``.
+#: With ``variadic`` Celery's command line passes the last of exactly as many words twice: hence ``job_id``.
 _OF_A_QUEUE: dict[str, Any] = {
     "args": [("queue", ticketed), ("job_id", str)],
     "variadic": "ids",
@@ -49,43 +46,24 @@ _OF_A_QUEUE: dict[str, Any] = {
 @inspect_command()
 def lowkiq(state: Any, **_: Any) -> Any:
     """Lanes with their shards and runs, and counts of the ordered queues that the worker serves."""
-    return _answer(lambda: _picture(_step(state), state.app))
+    return _answer(lambda: _picture(_step(state), state))
 
 
-@control_command()
-def lowkiq_quiet(state: Any, **_: Any) -> Any:
-    """Begin nothing new of ordered queues; other workers get the shards. Use -d to name the worker."""
-    return _quiet(state, True, "quiet: what runs is finished, and nothing new begins")
+def _define(verb: Verb) -> None:
+    """Register ``lowkiq_<verb>`` unless all actions of the verb need a question first."""
+    on_node = verb.actions[0].scope is NODE
+    if not on_node and not (verb.remote(ids=False) and verb.remote(ids=True)):
+        return
+
+    def command(state: Any, **given: Any) -> Any:
+        return _answer(lambda: _on_node(state, verb) if on_node else _begin(state, verb, _read(**given)))
+
+    command.__doc__ = verb.summary if on_node else f"{verb.summary} Without ids: all of the queue."
+    control_command(name=f"lowkiq_{verb.name}", **{} if on_node else _OF_A_QUEUE)(command)
 
 
-@control_command()
-def lowkiq_unquiet(state: Any, **_: Any) -> Any:
-    """Serve ordered queues again, as before lowkiq_quiet."""
-    return _quiet(state, False, "serves ordered queues again")
-
-
-@control_command(**_OF_A_QUEUE)
-def lowkiq_pause(state: Any, **given: Any) -> Any:
-    """Pause an ordered queue, or only some ids of it, on all workers."""
-    return _act(state, "pause", given, OrderedQueue.pause, OrderedQueue.pause_ids)
-
-
-@control_command(**_OF_A_QUEUE)
-def lowkiq_resume(state: Any, **given: Any) -> Any:
-    """Resume an ordered queue, or only some ids of it."""
-    return _act(state, "resume", given, OrderedQueue.resume, OrderedQueue.resume_ids)
-
-
-@control_command(**_OF_A_QUEUE)
-def lowkiq_run_now(state: Any, **given: Any) -> Any:
-    """Make all jobs of an ordered queue due now, or some of them."""
-    return _act(state, "run now", given, OrderedQueue.perform_all_now, OrderedQueue.perform_now)
-
-
-@control_command(**_OF_A_QUEUE)
-def lowkiq_requeue(state: Any, **given: Any) -> Any:
-    """Move all dead jobs of an ordered queue back from the morgue, or some of them."""
-    return _act(state, "requeue", given, OrderedQueue.morgue_queue_up_all, OrderedQueue.morgue_queue_up)
+for _each in VERBS:
+    _define(_each)
 
 
 def _step(state: Any) -> Any:
@@ -103,80 +81,72 @@ def _answer(ask: Callable[[], Any]) -> Any:
         return {"error": str(error)}
 
 
-def _picture(step: Any, app: Celery) -> dict[str, Any]:
+def _picture(step: Any, state: Any) -> dict[str, Any]:
     """Lanes are shown also when Redis is away, and queues beside one that is damaged."""
-    return {**step.snapshot(), "queues": _answer(lambda: _counts(Console(app).overview(step.served)))}
+    served = step.served
+    queues = _answer(lambda: plain(Inspector(state.app).overview_json(served)))
+    return {**step.snapshot(), "overview": queues}
 
 
-def _counts(found: Overview) -> dict[str, Any]:
-    """By queue; of a damaged one what is wrong."""
-    damaged = {name: {"error": str(error)} for name, error in found.damaged.items()}
-    return {name: asdict(counts) for name, counts in found.by_queue.items()} | damaged
-
-
-def _quiet(state: Any, yes: bool, done: str) -> Any:
-    def quiet() -> dict[str, str]:
-        _step(state).quiet(yes)
-        return {"ok": done}
-
-    return _answer(quiet)
+def _on_node(state: Any, verb: Verb) -> dict[str, str]:
+    (action,) = verb.actions
+    action.run(_step(state), Target(), None)
+    return {"ok": action.effect}
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What a command named: a queue, perhaps ids of it (None: all), perhaps a ticket."""
+class _Command:
+    """The queue that a command names, ids of it (None: all), and a ticket."""
 
     queue: str
     ids: tuple[str, ...] | None = None
     ticket: str | None = None
 
 
-def _read(queue: Any = None, job_id: Any = None, ids: Any = None, **unknown: Any) -> _Asked:
-    """Raises InvalidCall: what is not understood must not end in an action on all."""
+def _read(queue: Any = None, job_id: Any = None, ids: Any = None, **unknown: Any) -> _Command:
+    """Raises InvalidCall: a misread command must not end in an action on all jobs."""
     if unknown:
-        raise InvalidCall(f"{', '.join(sorted(unknown))}: allowed are queue and ids")
+        raise InvalidCall(f"{', '.join(sorted(unknown))} is invalid: expected only queue and ids")
     name, ticket = _name(queue)
     if ids is not None and not isinstance(ids, (list, tuple)):
-        raise InvalidCall(f"ids={ids!r}: a list of ids is allowed; without ids it is for all")
+        raise InvalidCall(f"ids={ids!r} is invalid: expected a list of ids. Leave it out for all jobs")
     if job_id is not None:
         ids = [job_id, *(ids or ())]
     elif ticket is not None and ids and list(ids) == [name]:
-        ids = None  # Celery's command line gives the queue to the variadic part when nothing follows it.
-    return _Asked(name, None if ids is None else tuple(dict.fromkeys(map(read_id, ids))), ticket)
+        ids = None  # Celery's command line passes the queue in the variadic part when nothing follows it.
+    return _Command(name, None if ids is None else tuple(dict.fromkeys(map(read_id, ids))), ticket)
 
 
 def _name(queue: Any) -> tuple[str, str | None]:
     if isinstance(queue, str):
         return queue, None
     if not isinstance(queue, (list, tuple)) or list(map(type, queue)) != [str, str]:
-        raise InvalidCall(f"queue={queue!r}: the name of an ordered queue is allowed")
+        raise InvalidCall(f"queue={queue!r} is invalid: expected the name of an ordered queue")
     name, ticket = queue
     return name, ticket
 
 
-def _act(state: Any, name: str, given: dict[str, Any], on_all: OnAll, on_some: OnSome) -> Any:
-    return _answer(lambda: _begin(state, name, _read(**given), on_all, on_some))
-
-
-def _begin(state: Any, name: str, asked: _Asked, on_all: OnAll, on_some: OnSome) -> dict[str, Any]:
-    """In a thread of its own: the worker's event loop must not wait for a million jobs."""
-    act = on_all if asked.ids is None else partial(on_some, ids=asked.ids)
-    what = f"{name} {asked.queue}"
+def _begin(state: Any, verb: Verb, command: _Command) -> dict[str, Any]:
+    """Act in another thread: the worker's event loop must not wait for a million jobs."""
+    action = verb.remote(ids=command.ids is not None)
+    assert action is not None  # _define has looked
+    what = f"{verb.name} {command.queue}"
     reply: dict[str, Any] = {}
     thread = threading.Thread(
-        target=_take_and_act, args=(state, asked, act, what, reply), name="lowkiq-command", daemon=True
+        target=_take_and_act, args=(state, command, action, what, reply), name="lowkiq-command", daemon=True
     )
     thread.start()
     thread.join(REPLY)
     return reply or {"ok": f"{what} goes on: the worker logs its end"}
 
 
-def _take_and_act(state: Any, asked: _Asked, act: OnAll, what: str, reply: dict[str, Any]) -> None:
+def _take_and_act(state: Any, command: _Command, action: Action, what: str, reply: dict[str, Any]) -> None:
     me = state.hostname
     try:
-        queue = Console(state.app).queue(asked.queue)
-        taken_by = home_of(state.app).store.take(asked.ticket, me) if asked.ticket else me
-        answer = act(queue) if taken_by == me else f"left to {taken_by}"
+        queue = Inspector(state.app).queue(command.queue)
+        taken_by = home_of(state.app).store.take(command.ticket, me) if command.ticket else me
+        mine = taken_by == me
+        answer = action.run(queue, Target(command.ids or ()), None) if mine else f"left to {taken_by}"
     except LowkiqError as error:
         logger.error("%s: %s", what, error)
         reply["error"] = str(error)

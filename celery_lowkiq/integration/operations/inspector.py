@@ -1,7 +1,8 @@
-"""All ordered queues of an app, for people: what the command line and the web page show."""
+"""Reads over all ordered queues of an app, for the command line, the dashboard and Flower."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,8 +14,8 @@ from celery_lowkiq.integration.app.current_app import NO_APP, is_made_up
 from celery_lowkiq.integration.app.registry import ordered_tasks, read_queue_name
 from celery_lowkiq.integration.tracking.tracker import Tracker, trackers
 from celery_lowkiq.rules.errors import ConfigurationError, ShardDamaged, StoreError
-from celery_lowkiq.rules.health_checks import OK, Finding, examine, unreachable
-from celery_lowkiq.rules.history import Sample, sum_of
+from celery_lowkiq.rules.health_checks import OK, Finding, check_health, unreachable
+from celery_lowkiq.rules.history import Sample, rates, sum_of
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.reports import NodeReport, current
 from celery_lowkiq.rules.server_info import ServerInfo
@@ -22,6 +23,7 @@ from celery_lowkiq.rules.tracking import TrackerView
 from celery_lowkiq.rules.views import Page, ShardLook, Stats
 from celery_lowkiq.store.inspect.server import read_server
 
+from .json_shapes import OverviewJson, QueueJson, Reading
 from .queue import OrderedQueue
 
 
@@ -51,7 +53,7 @@ class Histories:
     by_queue: Mapping[str, tuple[Sample, ...]]
 
 
-class Console:
+class Inspector:
     """Reads that go over all ordered queues of an app. Needs no worker. Every method may raise StoreError,
     and ConfigurationError for an app whose settings are wrong.
     """
@@ -99,6 +101,29 @@ class Console:
         shards = {spec.name: spec.shards for spec in specs}
         return Overview(sum(by_queue.values(), Stats()), by_queue, shards, damaged)
 
+    def overview_json(self, names: Iterable[str] | None = None) -> OverviewJson:
+        """The record of all queues, or of the named ones, with rates, and who works. Raises InvalidCall."""
+        names = None if names is None else list(names)
+        found, past, now = self.overview(names), self.history(names), time.time()
+        lanes = [node.lanes for node in self.nodes() if node.alive]
+        return OverviewJson(
+            queues=tuple(
+                QueueJson(name, found.shards[name], stats, rates(past.by_queue[name], now))
+                for name, stats in found.by_queue.items()
+            ),
+            total=found.total,
+            rates=rates(past.total, now),
+            damaged={name: str(error) for name, error in found.damaged.items()},
+            nodes=len(lanes),
+            lanes=sum(map(len, lanes)),
+            lanes_busy=sum(lane.running is not None for of_node in lanes for lane in of_node),
+        )
+
+    @property
+    def reading(self) -> Reading:
+        """Payloads as a worker reads them."""
+        return Reading(home_of(self.app).codec.load)
+
     def _chosen(self, names: Iterable[str] | None) -> dict[str, OrderedQueue]:
         if names is None:
             return self.queues()
@@ -135,12 +160,12 @@ class Console:
         """What Redis says of itself."""
         return read_server(home_of(self.app).store.client)
 
-    def checkup(self) -> tuple[Finding, ...]:
+    def doctor(self) -> tuple[Finding, ...]:
         """Whether all is well with Redis, the nodes and the queues, and what to do where it is not. Raises
         ConfigurationError only.
         """
         try:
-            patient = home_of(self.app).examination.patient([q.spec for q in self.queues().values()])
+            state = home_of(self.app).health.read([q.spec for q in self.queues().values()])
         except StoreError as error:
             return (unreachable(str(error)),)
-        return (Finding(OK, "connection", "Redis answers."), *examine(patient))
+        return (Finding(OK, "connection", "Redis answers."), *check_health(state))

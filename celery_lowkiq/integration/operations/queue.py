@@ -246,20 +246,20 @@ class OrderedQueue:
 
     # -- actions; each returns the number of jobs, and tells `progress` how many are done so far
 
-    def perform_all_now(self, progress: Progress | None = None) -> int:
+    def run_now_all(self, progress: Progress | None = None) -> int:
         """Make all waiting jobs due now. Paused ids stay paused: theirs run when they are resumed."""
-        return self._actions.perform_all_now(self._checked(), progress)
+        return self._actions.run_now_all(self._checked(), progress)
 
-    def perform_now(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
+    def run_now(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Make waiting jobs due now; counts those that were due later."""
-        return self._actions.perform_now(self._checked(), map(read_id, ids), progress)
+        return self._actions.run_now(self._checked(), map(read_id, ids), progress)
 
-    def kill(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
+    def bury(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Move waiting jobs to the morgue; their calls end as FAILURE."""
         reason = dump_error_text(self._home.settings, BURIED)
-        return self._actions.kill(self._checked(), map(read_id, ids), reason, progress)
+        return self._actions.bury(self._checked(), map(read_id, ids), reason, progress)
 
-    def drop_payload(self, job_id: Any, payload: Any) -> bool:
+    def delete_payload(self, job_id: Any, payload: Any) -> bool:
         """Delete one payload of a waiting job; its calls end as REVOKED. Whether the job had it.
 
         ``payload`` is as the queue shows it: bytes for a :meth:`raw` one. Raises InvalidCall.
@@ -277,31 +277,41 @@ class OrderedQueue:
         """Delete waiting jobs; their calls end as REVOKED."""
         return self._actions.delete(self._checked(), map(read_id, ids), progress)
 
-    def delete_all_failed(self, progress: Progress | None = None) -> int:
+    def delete_failed(self, progress: Progress | None = None) -> int:
         """Delete waiting jobs that failed before."""
-        return self._actions.delete_all_failed(self._checked(), progress)
+        return self._actions.delete_failed(self._checked(), progress)
 
-    def kill_all_failed(self, progress: Progress | None = None) -> int:
+    def bury_failed(self, progress: Progress | None = None) -> int:
         """Move waiting jobs that failed before to the morgue; their calls end as FAILURE."""
-        return self._actions.kill_all_failed(self._checked(), progress)
+        return self._actions.bury_failed(self._checked(), progress)
 
-    def morgue_delete(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
+    def delete_dead(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Delete dead jobs."""
-        return self._actions.morgue_delete(self._checked(), map(read_id, ids), progress)
+        return self._actions.delete_dead(self._checked(), map(read_id, ids), progress)
 
-    def morgue_delete_all(self, progress: Progress | None = None) -> int:
+    def delete_dead_all(self, progress: Progress | None = None) -> int:
         """Delete all jobs that are dead now."""
-        return self._actions.morgue_delete_all(self._checked(), progress)
+        return self._actions.delete_dead_all(self._checked(), progress)
 
-    def morgue_queue_up(
-        self, ids: Iterable[Any], progress: Progress | None = None, force: bool = False
-    ) -> int:
+    def requeue(self, ids: Iterable[Any], progress: Progress | None = None, force: bool = False) -> int:
         """Move dead jobs back to the queue; of a task with drop_stale, stale payloads only with ``force``."""
-        return self._actions.morgue_queue_up(self._checked(), map(read_id, ids), progress, force)
+        return self._actions.requeue(self._checked(), map(read_id, ids), progress, force)
 
-    def morgue_queue_up_all(self, progress: Progress | None = None, force: bool = False) -> int:
-        """Move all jobs that are dead now back to the queue; ``force`` as for :meth:`morgue_queue_up`."""
-        return self._actions.morgue_queue_up_all(self._checked(), progress, force)
+    def requeue_all(self, progress: Progress | None = None, force: bool = False) -> int:
+        """Move all jobs that are dead now back to the queue; ``force`` as for :meth:`requeue`."""
+        return self._actions.requeue_all(self._checked(), progress, force)
+
+    # -- Lowkiq's names of the actions: aliases that only this class has
+
+    perform_now = run_now
+    perform_all_now = run_now_all
+    kill = bury
+    kill_all_failed = bury_failed
+    delete_all_failed = delete_failed
+    morgue_queue_up = requeue
+    morgue_queue_up_all = requeue_all
+    morgue_delete = delete_dead
+    morgue_delete_all = delete_dead_all
 
     # -- repairs
 

@@ -1,4 +1,4 @@
-"""What an operator does to many jobs, in bounded steps. A payload that arrives in between is never lost."""
+"""Changes to many jobs, in bounded steps. A payload that arrives between two steps is never lost."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from celery_lowkiq.store.jobs.call_records import orphaned_calls
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.keys import channel, shard_keys
 from celery_lowkiq.store.scripts.progress import Progress as Progress
-from celery_lowkiq.store.scripts.progress import Tally
+from celery_lowkiq.store.scripts.progress import Tally, by_shard
 from celery_lowkiq.store.scripts.records import id_bytes
 from celery_lowkiq.store.scripts.script import Call, Value, load
 
-#: Called with calls whose jobs are gone, and whether these are in the morgue.
+#: Called with the calls of removed jobs, and whether these are in the morgue.
 Left = Callable[[Sequence[StoredRecord], bool], None]
 
-#: Jobs and payloads that one script deals with at most: about 10 ms of Redis's time.
+#: Most jobs and payloads of one script: about 10 ms of Redis's time.
 STEP = 500
 STEP_IDS = 100
 STEP_BYTES = 1024 * 1024
@@ -32,12 +32,12 @@ class Actions:
     """
 
     def __init__(self, store: RedisStore, left: Left | None = None) -> None:
-        """``left`` is told of the calls of jobs that are gone without a run; their records go after it."""
+        """``left`` gets the calls of jobs that are removed without a run, before their records go."""
         self._client = store.client
         self._queries = Queries(store)
         self._left = left
 
-    def perform_all_now(self, queue: QueueSpec, progress: Progress | None = None) -> int:
+    def run_now_all(self, queue: QueueSpec, progress: Progress | None = None) -> int:
         """Make all waiting jobs due now; those of paused ids run when these are resumed."""
         tally = Tally(progress)
         for shard in queue.shard_refs():
@@ -54,10 +54,10 @@ class Actions:
                     break
         return tally.count
 
-    def perform_now(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
+    def run_now(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
         """Make waiting jobs due now; counts those that were due later."""
         tally = Tally(progress)
-        for shard, part in _by_shard(queue, ids).items():
+        for shard, part in by_shard(queue, ids).items():
             for at in range(0, len(part), STEP):
                 call = load("hasten_ids").call(
                     shard_keys(shard), part[at : at + STEP], channel=channel(queue.name), index=shard.index
@@ -67,8 +67,8 @@ class Actions:
         return tally.count
 
     def edit(self, queue: QueueSpec, job_id: str, payload: bytes, other: bytes | None) -> bool:
-        """Put ``other`` in the place of a waiting job's payload, with its score, or (None) drop it; its calls
-        end. Whether the job had the payload.
+        """Replace a waiting job's payload by ``other``, which gets its score, or (None) delete it; its calls
+        end. Returns whether the job had the payload.
         """
         shard = ShardRef(queue.name, shard_of(job_id, queue.shards))
         call = load("edit").call(
@@ -90,57 +90,55 @@ class Actions:
         self._remove(queue, ids, WAITING_KEYS | {"marks": "failed"}, tally, only_marked=0, maximum="+inf")
         return tally.count
 
-    def delete_all_failed(self, queue: QueueSpec, progress: Progress | None = None) -> int:
+    def delete_failed(self, queue: QueueSpec, progress: Progress | None = None) -> int:
         """Delete waiting jobs that failed before."""
         tally = Tally(progress)
         for ids in self._pages(queue, "failed"):
             self._remove(queue, ids, WAITING_KEYS | {"marks": "failed"}, tally, only_marked=1, maximum="+inf")
         return tally.count
 
-    def kill_all_failed(self, queue: QueueSpec, progress: Progress | None = None) -> int:
+    def bury_failed(self, queue: QueueSpec, progress: Progress | None = None) -> int:
         """Move waiting jobs that failed before to the morgue."""
         tally = Tally(progress)
         for ids in self._pages(queue, "failed"):
-            self._kill(queue, ids, tally, None)
+            self._bury(queue, ids, tally, None)
         return tally.count
 
-    def kill(
+    def bury(
         self, queue: QueueSpec, ids: Iterable[str], reason: bytes, progress: Progress | None = None
     ) -> int:
         """Move waiting jobs to the morgue; ``reason`` is the error of those that have not failed."""
         tally = Tally(progress)
-        self._kill(queue, ids, tally, reason)
+        self._bury(queue, ids, tally, reason)
         return tally.count
 
-    def morgue_delete(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
+    def delete_dead(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
         """Delete dead jobs."""
         tally = Tally(progress)
         self._remove(queue, ids, MORGUE_KEYS | {"marks": "dead_ids"}, tally, only_marked=0, maximum="+inf")
         return tally.count
 
-    def morgue_delete_all(self, queue: QueueSpec, progress: Progress | None = None) -> int:
-        """Delete the jobs that are dead now; who dies meanwhile stays."""
+    def delete_dead_all(self, queue: QueueSpec, progress: Progress | None = None) -> int:
+        """Delete the jobs that are dead now; jobs that die meanwhile stay."""
         tally, now = Tally(progress), self._now()
         for ids in self._pages(queue, "dead_ids"):
             names = MORGUE_KEYS | {"marks": "dead_ids"}
             self._remove(queue, ids, names, tally, only_marked=0, maximum=now)
         return tally.count
 
-    def morgue_queue_up(
+    def requeue(
         self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None, force: bool = False
     ) -> int:
         """Move dead jobs back to the queue, due now (rule 4). Stale payloads only with ``force``."""
         tally = Tally(progress)
-        self._queue_up(queue, ids, tally, "+inf", force)
+        self._requeue(queue, ids, tally, "+inf", force)
         return tally.count
 
-    def morgue_queue_up_all(
-        self, queue: QueueSpec, progress: Progress | None = None, force: bool = False
-    ) -> int:
+    def requeue_all(self, queue: QueueSpec, progress: Progress | None = None, force: bool = False) -> int:
         """Move the jobs that are dead now back to the queue; one that dies again meanwhile stays dead."""
         tally, now = Tally(progress), self._now()
         for ids in self._pages(queue, "dead_ids"):
-            self._queue_up(queue, ids, tally, now, force)
+            self._requeue(queue, ids, tally, now, force)
         return tally.count
 
     # -- steps
@@ -157,26 +155,24 @@ class Actions:
         ((seconds, micros),) = self._client.commands([("TIME",)])
         return f"{int(seconds)}.{int(micros):06d}"
 
-    def _queue_up(
-        self, queue: QueueSpec, ids: Iterable[str], tally: Tally, maximum: str, force: bool
-    ) -> None:
-        for shard, part in _by_shard(queue, ids).items():
-            self._steps(part, tally, self._revive(queue, shard, maximum, force))
+    def _requeue(self, queue: QueueSpec, ids: Iterable[str], tally: Tally, maximum: str, force: bool) -> None:
+        for shard, part in by_shard(queue, ids).items():
+            self._steps(part, tally, self._requeue_call(queue, shard, maximum, force))
 
     def _steps(
         self,
         ids: list[Value],
         tally: Tally,
         call: Callable[[list[Value]], Call],
-        killed_in: ShardRef | None = None,
+        buried_in: ShardRef | None = None,
     ) -> None:
-        """Run a script that says with how many of its ids it has dealt, until none is left."""
+        """Run a script, which returns how many of its ids are done, until none is left."""
         while ids:
             tally.begin()
             dealt, moved, *orphans = self._client.call(call(ids[:STEP_IDS]))
             ids = ids[dealt:]
-            if killed_in is not None:
-                self._end_calls(killed_in, orphans[0], dead=True)
+            if buried_in is not None:
+                self._end_calls(buried_in, orphans[0], dead=True)
             tally.add(moved)
 
     def _end_calls(self, shard: ShardRef, orphans: list[Any], dead: bool, of: bytes | None = None) -> None:
@@ -186,7 +182,7 @@ class Actions:
             self._left(calls, dead)
             self._client.commands([("ZREM", shard_keys(shard)["calls"], *(c.key + c.data for c in calls))])
 
-    def _kill(self, queue: QueueSpec, ids: Iterable[str], tally: Tally, reason: bytes | None) -> None:
+    def _bury(self, queue: QueueSpec, ids: Iterable[str], tally: Tally, reason: bytes | None) -> None:
         bounds: dict[str, Value] = {
             "merge": queue.merge.value,
             "policy": queue.policy,
@@ -194,10 +190,10 @@ class Actions:
             "max_bytes": STEP_BYTES,
         }
         bounds |= {"only_failed": int(reason is None), "reason": reason or b""}
-        for shard, part in _by_shard(queue, ids).items():
-            self._steps(part, tally, partial(_kill_call, shard, bounds), shard)
+        for shard, part in by_shard(queue, ids).items():
+            self._steps(part, tally, partial(_bury_call, shard, bounds), shard)
 
-    def _revive(
+    def _requeue_call(
         self, queue: QueueSpec, shard: ShardRef, maximum: str, force: bool
     ) -> Callable[[list[Value]], Call]:
         return lambda ids: load("revive").call(
@@ -216,7 +212,7 @@ class Actions:
     def _remove(
         self, queue: QueueSpec, ids: Iterable[str], names: dict[str, str], tally: Tally, **condition: Any
     ) -> None:
-        for shard, part in _by_shard(queue, ids).items():
+        for shard, part in by_shard(queue, ids).items():
             keys = Renamed(shard_keys(shard), names)
             upto, cursor = b"", b""
             of_waiting = names["index"] == WAITING_KEYS["index"]
@@ -235,13 +231,5 @@ class Actions:
                     upto = b""
 
 
-def _kill_call(shard: ShardRef, bounds: Mapping[str, Value], ids: list[Value]) -> Call:
+def _bury_call(shard: ShardRef, bounds: Mapping[str, Value], ids: list[Value]) -> Call:
     return load("kill").call(shard_keys(shard), ids, **bounds)
-
-
-def _by_shard(queue: QueueSpec, ids: Iterable[str]) -> dict[ShardRef, list[Value]]:
-    parts: dict[ShardRef, list[Value]] = {}
-    for job_id in ids:
-        shard = ShardRef(queue.name, shard_of(job_id, queue.shards))
-        parts.setdefault(shard, []).append(id_bytes(job_id))
-    return parts

@@ -1,4 +1,4 @@
-"""What is not to run for a while: a queue, a shard, ids. What runs already goes on, and what comes waits."""
+"""Pause and resume queues, shards and ids. Running jobs finish, new calls wait."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from celery_lowkiq.rules.validators import is_whole
 from celery_lowkiq.rules.views import Paused
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import ShardKeys, channel, queue_key, shard_keys
-from celery_lowkiq.store.scripts.progress import Progress, Tally
-from celery_lowkiq.store.scripts.records import id_bytes, pairs, parse_id
+from celery_lowkiq.store.scripts.progress import Progress, Tally, by_shard
+from celery_lowkiq.store.scripts.records import pairs, parse_id
 from celery_lowkiq.store.scripts.script import Call, Value, load
 
-#: Ids that one script deals with at most.
+#: Most ids of one script.
 STEP = 1000
-#: Ids that are taken from the caller before the scripts are sent.
+#: Ids that are read from the caller before the scripts are sent.
 PORTION = 10_000
 
 
 class Pausing:
-    """Pauses and resumes. Every method may raise StoreError, or the Stop of ``progress``; to repeat it is
-    safe, and completes what was half done. Queue, shard and id are independent: a job runs when none of the
-    three is paused.
+    """Pauses and resumes. Every method may raise StoreError, or the Stop of ``progress``; repeating it is
+    safe and completes what was half done. A job runs when its queue, its shard and its id are not paused.
     """
 
     def __init__(self, client: Client) -> None:
@@ -66,13 +65,13 @@ class Pausing:
     # -- ids
 
     def pause_ids(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
-        """Pause ids, whether anything waits of them or not. Returns how many were not paused."""
+        """Pause ids, with or without jobs. Returns how many were not paused."""
         return self._each(
             queue, ids, lambda shard, part: load("pause_ids").call(shard_keys(shard), part), progress
         )
 
     def resume_ids(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
-        """Resume ids: what waits of them is due at its own time. Returns how many were paused."""
+        """Resume ids: their jobs are due at their own time. Returns how many were paused."""
         return self._each(
             queue,
             ids,
@@ -89,9 +88,10 @@ class Pausing:
     ) -> int:
         tally, left = Tally(progress), iter(ids)
         while portion := list(islice(left, PORTION)):
-            for shard, part in _by_shard(queue, portion):
-                tally.begin()
-                tally.add(self._client.call(call(shard, part)))
+            for shard, part in by_shard(queue, portion).items():
+                for start in range(0, len(part), STEP):
+                    tally.begin()
+                    tally.add(self._client.call(call(shard, part[start : start + STEP])))
         return tally.count
 
     # -- reads
@@ -160,19 +160,10 @@ def _shards(name: str, count: int) -> list[ShardRef]:
 
 def _shard(queue: QueueSpec, index: int) -> ShardRef:
     if not is_whole(index, 0, queue.shards - 1):
-        raise InvalidCall(f"shard={index!r}: queue {queue.name!r} has the shards 0 to {queue.shards - 1}")
+        last = queue.shards - 1
+        raise InvalidCall(f"shard={index!r} is invalid: expected 0 to {last}, the shards of {queue.name!r}")
     return ShardRef(queue.name, index)
 
 
 def _announced(shard: ShardRef) -> dict[str, Any]:
     return {"channel": channel(shard.queue), "index": shard.index}
-
-
-def _by_shard(queue: QueueSpec, ids: Iterable[str]) -> Iterator[tuple[ShardRef, list[Value]]]:
-    """In steps."""
-    parts: dict[int, list[Value]] = {}
-    for job_id in ids:
-        parts.setdefault(shard_of(job_id, queue.shards), []).append(id_bytes(job_id))
-    for index, part in parts.items():
-        for start in range(0, len(part), STEP):
-            yield ShardRef(queue.name, index), part[start : start + STEP]

@@ -1,4 +1,4 @@
-"""What a checkup looks at: the server itself, and how queues are stored."""
+"""Reads what the health checks need: the server, and how each queue is stored."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from celery_lowkiq.rules.health_checks import Patient, QueueState, Server
+from celery_lowkiq.rules.health_checks import QueueState, Server, SystemState
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.repairs import damages
 from celery_lowkiq.rules.reports import current
@@ -22,8 +22,11 @@ from .server import if_allowed
 SECTIONS = ("server", "memory", "persistence")
 
 
-class Examination:
-    """Reads for :func:`rules.checkup.examine`. What the user of the connection may not read stays unknown."""
+class HealthReader:
+    """Reads the state for :func:`rules.checkup.check_health`.
+
+    What the connection's user may not read stays unknown.
+    """
 
     def __init__(self, store: RedisStore) -> None:
         self._client = store.client
@@ -31,13 +34,13 @@ class Examination:
         self._pausing = Pausing(store.client)
         self._repairs = Repairs(store.client)
 
-    def patient(self, queues: Sequence[QueueSpec]) -> Patient:
+    def read(self, queues: Sequence[QueueSpec]) -> SystemState:
         """All that is examined. Raises StoreError."""
         before = time.time()
         (now,) = self._client.commands([("TIME",)])
         after = time.time()
         ahead = seconds(now) - (before + after) / 2
-        return Patient(
+        return SystemState(
             now=seconds(now),
             format=FORMAT,
             server=self._server(ahead, give_or_take=(after - before) / 2),

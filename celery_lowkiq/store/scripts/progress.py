@@ -1,8 +1,13 @@
-"""Progress of a change in many steps, and its cancellation between steps."""
+"""Changes in many steps: their progress, their cancellation between two steps, and their ids by shard."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+from celery_lowkiq.rules.models import QueueSpec, ShardRef, shard_of
+
+from .records import id_bytes
+from .script import Value
 
 #: Called after each step with the number of jobs (or ids) done so far. It may raise Stop.
 Progress = Callable[[int], None]
@@ -33,3 +38,12 @@ class Tally:
                 self._progress(self.count)
             except Stop as stop:
                 self._stop = stop
+
+
+def by_shard(queue: QueueSpec, ids: Iterable[str]) -> dict[ShardRef, list[Value]]:
+    """The ids by the shards that they lie in."""
+    parts: dict[ShardRef, list[Value]] = {}
+    for job_id in ids:
+        shard = ShardRef(queue.name, shard_of(job_id, queue.shards))
+        parts.setdefault(shard, []).append(id_bytes(job_id))
+    return parts

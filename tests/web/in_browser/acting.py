@@ -24,7 +24,7 @@ PAGES = {
     "nodes": "/nodes",
     "tracked groups": "/trackers",
     "operations": "/operations",
-    "redis": "/redis",
+    "doctor": "/doctor",
     "error": "/queue?queue=nobody",
 }
 SERIOUS = ("serious", "critical")

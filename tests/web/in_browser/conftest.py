@@ -89,10 +89,10 @@ def stock(app: Celery) -> OrderedQueue:
 @pytest.fixture
 def gate(impatient: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     """Stands in the way of "Run all now"."""
-    found, real = Gate(), OrderedQueue.perform_all_now
+    found, real = Gate(), OrderedQueue.run_now_all
     monkeypatch.setattr(
         OrderedQueue,
-        "perform_all_now",
+        "run_now_all",
         lambda queue, progress: real(queue, partial(found.after_each_step, progress)),
     )
     yield found

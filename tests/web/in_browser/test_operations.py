@@ -60,7 +60,7 @@ def test_a_question_can_be_left_alone(browser, visit, app, stock, scheme):
     app.tasks["update_stock"].apply_async(("KEPT", {"delta": 1}), countdown=7200)
     visit("/job?queue=update_stock&id=KEPT")
     press(browser, "Delete")
-    reads(browser, "Delete: 1 job?", "h1")
+    reads(browser, "Delete: 1 waiting job of queue update_stock?", "h1")
     assert violations(browser) == []
     browser.find_element("link text", "Leave it").click()
     reads(browser, "KEPT", "h1")

@@ -50,7 +50,7 @@ def test_every_link_leads_somewhere(browser, visit, site):
             if kind.startswith("/") and kind not in seen:
                 seen[kind] = link
                 to_see.append(link)
-    assert {"/nodes", "/redis", "/operations", "/job?queue=sync_order"} <= set(seen)
+    assert {"/nodes", "/doctor", "/operations", "/job?queue=sync_order"} <= set(seen)
 
 
 def test_a_tracked_group_is_watched_and_cancelled(browser, visit):
@@ -107,7 +107,7 @@ def test_a_failed_job_tells_why_it_waits_and_is_run_now(browser, visit, orders):
     assert "waits for its time" in text(browser, ".why")
     assert "on worker-1@shop" in text(browser, ".tries")
     press(browser, "Run now")
-    reads(browser, "Run now: 1 job", ".did")
+    reads(browser, "Run now: made due 1 waiting job", ".did")
     found = orders.job(FAILING).waiting
     assert found is None or found.retry_count > 0 or found.perform_in <= time.time()
 
@@ -122,10 +122,10 @@ def test_a_payload_is_edited_and_another_one_dropped(app, browser, visit, orders
     box.send_keys('{"status": "<b>edited</b>"}')
     press(browser, "Save")
     reads(browser, "<b>edited</b>")
-    press(browser, "Drop")
+    press(browser, "Delete payload")
     reads(browser, "This payload is deleted")
-    press(browser, "Drop")
-    reads(browser, "Drop: 1 payload", ".did")
+    press(browser, "Delete payload")
+    reads(browser, "Delete payload: deleted 1 payload", ".did")
     assert [payload.value for payload in orders.job("EDIT").waiting.payloads] == [{"n": 2}]
 
 
@@ -142,15 +142,15 @@ def test_chosen_jobs_are_deleted(browser, visit, stock):
     visit("/queue?queue=update_stock")
     for box in itertools.islice(browser.find_elements("css selector", "td.pick input"), 3):
         box.click()
-    do(browser, "Delete", "Delete: 3 jobs?")
-    reads(browser, "3 jobs", ".did")
+    do(browser, "Delete", "Delete: 3 waiting jobs of queue update_stock?")
+    reads(browser, "deleted 3 waiting jobs", ".did")
     assert stock.stats().length == before - 3
 
 
 def test_all_of_a_page_are_chosen_at_once_and_buried(browser, visit, stock):
     visit("/queue?queue=update_stock&limit=4")
     browser.find_element("css selector", "th.pick input").click()
-    do(browser, "Bury", "Bury: 4 jobs?")
+    do(browser, "Bury", "Bury: 4 waiting jobs of queue update_stock?")
     eventually(lambda: stock.stats().morgue_length == 4)
 
 
@@ -158,10 +158,10 @@ def test_the_dead_come_back_or_go(browser, visit, stock):
     dead = stock.stats().morgue_length
     visit("/queue?queue=update_stock&list=morgue")
     browser.find_element("css selector", "td.pick input").click()
-    press(browser, "Queue up")
-    reads(browser, "Queue up: 1 job", ".did")
+    press(browser, "Requeue")
+    reads(browser, "Requeue: requeued 1 dead job", ".did")
     assert stock.stats().morgue_length == dead - 1
-    do(browser, "Delete all", "Delete all: 3 jobs?")
+    do(browser, "Delete all", "Delete all: 3 dead jobs of queue update_stock?")
     eventually(lambda: stock.stats().morgue_length == 0)
 
 

@@ -11,9 +11,10 @@ import pytest
 from starlette.routing import Route
 
 from celery_lowkiq import track
-from celery_lowkiq.integration.operations.inspector import Console
-from celery_lowkiq.web import make_app, show
-from celery_lowkiq.web.actions import ACTIONS
+from celery_lowkiq.integration.operations.actions import ACTIONS
+from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.integration.operations.json_shapes import mark_of
+from celery_lowkiq.web import make_app
 from tests.waiting import eventually
 from tests.web.serving import served
 from tests.web.showcase import FAILING, LOOKED_AT
@@ -35,28 +36,30 @@ class Walk(NamedTuple):
 
 #: Buttons for jobs: chosen ones of a listing, all of a listing, and the one of a job's page.
 WALKS = (
-    Walk("jobs", "perform_now", "waiting", "ran"),
+    Walk("jobs", "run_now", "waiting", "ran"),
     Walk("jobs", "pause_ids", "waiting", "held"),
-    Walk("jobs", "kill", "waiting", "dead"),
+    Walk("jobs", "bury", "waiting", "dead"),
     Walk("jobs", "delete", "waiting", "gone"),
-    Walk("jobs", "perform_all_now", "waiting", "ran"),
-    Walk("retries", "perform_now", "failed", "failed again"),
-    Walk("retries", "kill", "failed", "dead"),
+    Walk("jobs", "run_now_all", "waiting", "ran"),
+    Walk("retries", "run_now", "failed", "failed again"),
+    Walk("retries", "bury", "failed", "dead"),
     Walk("retries", "delete", "failed", "gone"),
-    Walk("retries", "kill_all_failed", "failed", "dead"),
-    Walk("retries", "delete_all_failed", "failed", "gone"),
-    Walk("morgue", "morgue_queue_up", "dead", "ran"),
-    Walk("morgue", "morgue_delete", "dead", "gone"),
-    Walk("morgue", "morgue_queue_up_all", "dead", "ran"),
-    Walk("morgue", "morgue_delete_all", "dead", "gone"),
+    Walk("retries", "bury_failed", "failed", "dead"),
+    Walk("retries", "delete_failed", "failed", "gone"),
+    Walk("morgue", "requeue", "dead", "ran"),
+    Walk("morgue", "requeue_forced", "dead", "ran"),
+    Walk("morgue", "requeue_all_forced", "dead", "ran"),
+    Walk("morgue", "delete_dead", "dead", "gone"),
+    Walk("morgue", "requeue_all", "dead", "ran"),
+    Walk("morgue", "delete_dead_all", "dead", "gone"),
     Walk("paused", "resume_ids", "held", "waiting"),
     Walk("paused", "resume_all_ids", "held", "waiting"),
-    Walk("job", "perform_now", "waiting", "ran"),
-    Walk("job", "kill", "waiting", "dead"),
+    Walk("job", "run_now", "waiting", "ran"),
+    Walk("job", "bury", "waiting", "dead"),
     Walk("job", "delete", "waiting", "gone"),
-    Walk("job", "morgue_queue_up", "dead", "ran"),
-    Walk("job", "morgue_force_up", "dead", "ran"),
-    Walk("job", "morgue_delete", "dead", "gone"),
+    Walk("job", "requeue", "dead", "ran"),
+    Walk("job", "requeue_forced", "dead", "ran"),
+    Walk("job", "delete_dead", "dead", "gone"),
 )
 #: Other forms, and the test that walks each.
 ELSEWHERE: dict[tuple[str, str], Callable[..., None]] = {
@@ -67,7 +70,7 @@ ELSEWHERE: dict[tuple[str, str], Callable[..., None]] = {
     ("job", "pause_ids"): test_pages.test_an_id_is_paused_and_resumed,
     ("job", "resume_ids"): test_pages.test_an_id_is_paused_and_resumed,
     ("job", "edit_payload"): test_pages.test_a_payload_is_edited_and_another_one_dropped,
-    ("job", "drop_payload"): test_pages.test_a_payload_is_edited_and_another_one_dropped,
+    ("job", "delete_payload"): test_pages.test_a_payload_is_edited_and_another_one_dropped,
     ("/tracker", "/tracker/cancel"): test_pages.test_a_tracked_group_is_watched_and_cancelled,
     ("/operation", "/cancel"): test_operations.test_it_is_cancelled_and_says_what_was_done,
 }
@@ -89,7 +92,7 @@ def make_jobs(app, state):
     if state == "held":
         queue.pause_ids(ids)
     if state == "dead":
-        queue.kill(ids)
+        queue.bury(ids)
     eventually(lambda: [place(queue, job_id) for job_id in ids] == [state, state], 120)
     return queue, ids
 
@@ -114,7 +117,7 @@ def test_a_form_does_what_it_says(app, browser, visit, walk):
         visit(f"/job?queue={queue.name}&id={ids[0]}")
     else:
         visit(f"/queue?queue={queue.name}&list={walk.page}&limit=500")
-    if walk.page != "job" and action.on == "ids":
+    if walk.page != "job" and action.scope.ids:
         for job_id in ids:
             browser.find_element("css selector", f"input[value='{job_id}']").click()
     press(browser, action.label, "section")
@@ -123,7 +126,11 @@ def test_a_form_does_what_it_says(app, browser, visit, walk):
         assert action.effect in text(browser)
         assert violations(browser) == []
         press(browser, action.label)
-    reads(browser, f"{action.label}: " + ("" if action.on == "all" else f"{len(changed)} "), ".did")
+    reads(
+        browser,
+        f"{action.label}: {action.done} " + ("" if action.scope.total else f"{len(changed)} "),
+        ".did",
+    )
     ends = "gone" if walk.ends == "ran" else walk.ends
     # A slow job of the showcase may be on the same lane, twice.
     eventually(lambda: {place(queue, job_id) for job_id in changed} == {ends}, 120)
@@ -151,11 +158,11 @@ def pages_with_forms(app):
     shop = {state: make_jobs(app, state)[1][0] for state in ("held", "dead", "failed", "waiting")}
     with track("to be cancelled", app) as tracker:
         app.tasks["update_stock"].apply_async(("TRACKED", {}), countdown=7200, tracker=tracker)
-    queues = Console(app, raw=True).queues()
+    queues = Inspector(app, raw=True).queues()
     stock = queues["update_stock"]
     stock.pause(shard=0)
     queues["index_product"].pause()
-    edited = show.mark(stock.job(shop["waiting"]).waiting.payloads[0])
+    edited = mark_of(stock.job(shop["waiting"]).waiting.payloads[0])
     for listing in LISTINGS:
         yield f"/queue?queue=update_stock&list={listing}"
     yield "/queue?queue=sync_order&list=retries"
@@ -164,7 +171,7 @@ def pages_with_forms(app):
         yield f"/job?queue=update_stock&id={shop[state]}"
     yield f"/job?queue=update_stock&id={shop['waiting']}&edit={edited}"
     yield f"/tracker?id={tracker.id}"
-    yield from ("/", "/nodes", "/redis", "/operations", "/trackers")
+    yield from ("/", "/nodes", "/doctor", "/operations", "/trackers")
     stock.resume(shard=0)
 
 

@@ -1,0 +1,112 @@
+"""The commands that act: each is made from its verb."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from celery_lowkiq.integration.operations.action_parts import NODE, Action, Target, Verb
+from celery_lowkiq.integration.operations.actions import VERBS
+from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.integration.operations.queue import OrderedQueue
+from celery_lowkiq.rules.text import escaped
+
+from .asking import ask
+from .bulk import Progress, confirm, in_chunks, with_progress
+from .main import FAILED
+from .params import STDIN, command, each_id, ids_argument, queue_argument, yes_option
+
+#: Options that choose an action of a verb, with their help.
+OPTIONS = {
+    "all": "All that are there now.",
+    "all-ids": "All paused ids.",
+    "failed": "All waiting jobs that failed before.",
+    "force": "Also payloads that are older than what ran since (drop_stale).",
+    "morgue": "Dead jobs, not waiting ones.",
+}
+COMMANDS = {
+    verb.name.replace("_", "-"): verb for verb in VERBS if any(one.on_command_line for one in verb.actions)
+}
+
+
+def command_of(verb: Verb) -> click.Command:
+    """The command of a verb."""
+    run = _node_command(verb) if verb.actions[0].scope is NODE else _queue_command(verb)
+    run.__doc__ = verb.text
+    return command(verb.summary, verb.examples)(run)
+
+
+def _node_command(verb: Verb) -> Callable[..., None]:
+    def run(inspector: Inspector, node: str) -> None:
+        ask(inspector.app, f"lowkiq_{verb.name}", node)
+
+    return click.argument("node")(run)
+
+
+def _queue_command(verb: Verb) -> Callable[..., None]:
+    actions = [one for one in verb.actions if one.on_command_line]
+
+    def run(
+        inspector: Inspector, queue: str, ids: tuple[str, ...] = (), yes: bool = False, **given: Any
+    ) -> None:
+        action = _chosen(actions, ids, given)
+        values = {one.name: given[one.name] for one in action.takes}
+        _act(action, inspector.queue(queue), ids, values, yes)
+
+    made: Callable[..., None] = run
+    if any(one.dangerous for one in actions):
+        made = yes_option(made)
+    for name in sorted({name for one in actions for name in one.options}, reverse=True):
+        made = click.option(f"--{name}", is_flag=True, help=OPTIONS[name])(made)
+    for one in {one.name: one for action in actions for one in action.takes}.values():
+        kind = int if one.kind is int else str
+        made = click.option(f"--{one.name}", type=kind, help=f"The {one.text}.")(made)
+    if any(one.scope.ids for one in actions):
+        made = ids_argument(made)
+    return queue_argument(made)
+
+
+def _chosen(actions: list[Action], ids: tuple[str, ...], given: Mapping[str, Any]) -> Action:
+    """The action that the arguments name. Ends the command with status 2 when there is none."""
+    options = {name for name in OPTIONS if given.get(name.replace("-", "_"))}
+    names = {name for name, value in given.items() if value is not None and not isinstance(value, bool)}
+    for one in actions:
+        if set(one.options) == options and one.needs == names | ({"ids"} if ids else set()):
+            return one
+    raise click.UsageError(f"expected one of: {', '.join(map(_usage, actions))}")
+
+
+def _usage(action: Action) -> str:
+    words = [f"--{name}" for name in action.options] + [f"--{one.name} N" for one in action.takes]
+    return " ".join([*words, *(["IDS"] if action.scope.ids else [])]) or "QUEUE alone"
+
+
+def _act(
+    action: Action, queue: OrderedQueue, ids: tuple[str, ...], values: Mapping[str, Any], yes: bool
+) -> None:
+    asked = Target(ids, values)
+    total = action.total(queue, asked)
+    if action.dangerous:
+        confirm(_question(action, queue.name, asked, total), yes)
+
+    def some(part: list[str], progress: Progress) -> int:
+        return action.run(queue, action.target(queue, part, values), progress)
+
+    def act(progress: Progress) -> int:
+        return in_chunks(each_id(ids), some, progress) if ids else some([], progress)
+
+    count = with_progress(action.verb, total, act)
+    click.echo(action.said(queue.name, asked, count))
+    if count or action.scope.total:
+        return
+    if len(ids) == 1 and ids != (STDIN,):
+        click.echo(escaped(queue.why(ids[0]).text), err=True)
+    raise click.exceptions.Exit(FAILED)
+
+
+def _question(action: Action, queue: str, asked: Target, total: int) -> str:
+    if asked.ids == (STDIN,):
+        return f"{action.label}: the {action.scope.kind} {action.scope.unit}s of queue {queue} from stdin?"
+    return action.question(queue, asked, total)

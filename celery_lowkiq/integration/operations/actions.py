@@ -1,0 +1,380 @@
+"""What an operator may change, declared once.
+
+The CLI commands, the actions of the JSON API, the buttons of the pages, the actions in Flower and the remote
+control commands are made from VERBS. A new action is one entry in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from celery_lowkiq.rules.errors import InvalidCall, LowkiqError
+from celery_lowkiq.store.scripts.progress import Progress
+
+from .action_parts import (
+    ALL_DEAD,
+    ALL_FAILED,
+    ALL_PAUSED_IDS,
+    ALL_WAITING,
+    DEAD_IDS,
+    IDS,
+    MARK,
+    NODE,
+    ONE_SHARD,
+    PAYLOAD,
+    QUEUE,
+    VALUE,
+    WAITING_IDS,
+    Action,
+    Target,
+    Verb,
+)
+from .json_shapes import mark_of
+from .queue import OrderedQueue
+
+#: Payloads of a job that are searched for a mark, those with the smallest scores.
+SEARCHED = 1000
+
+
+class PayloadGone(LowkiqError):
+    """The job has no such payload any more."""
+
+
+def _verb(
+    name: str,
+    summary: str,
+    text: str,
+    *actions: Action,
+    done: str,
+    unchanged: str = "nothing to change",
+    examples: tuple[str, ...],
+) -> Verb:
+    mine = tuple(replace(one, verb=name, done=done, unchanged=unchanged) for one in actions)
+    return Verb(name, summary, text, mine, tuple(f"{name.replace('_', '-')} {one}" for one in examples))
+
+
+def _payload(queue: OrderedQueue, target: Target) -> bytes:
+    """The payload with the mark. Raises PayloadGone."""
+    waiting = queue.raw().job(target.ids[0], payload_limit=SEARCHED).waiting
+    for payload in waiting.payloads if waiting else ():
+        if mark_of(payload) == target.values[MARK.name]:
+            return bytes(payload.value)
+    raise PayloadGone("the job waits no more, or has no such payload any more. Nothing was changed")
+
+
+def _edit(queue: OrderedQueue, target: Target, _: Progress | None) -> int:
+    old, new = _payload(queue, target), target.values[VALUE.name]
+    return int(queue.raw().edit_payload(target.ids[0], old, new))
+
+
+VERBS = (
+    _verb(
+        "run_now",
+        "Make waiting jobs due now.",
+        """Make waiting jobs of QUEUE due now, also retries and jobs that were to run later: some IDS (-: from
+        stdin), or all.
+        """,
+        Action(
+            "run_now",
+            WAITING_IDS,
+            "Run now",
+            "These waiting jobs become due now.",
+            lambda queue, target, progress: queue.run_now(target.ids, progress),
+            listings=("jobs", "retries"),
+        ),
+        Action(
+            "run_now_all",
+            ALL_WAITING,
+            "Run all now",
+            "All waiting jobs become due now.",
+            lambda queue, _, progress: queue.run_now_all(progress),
+            options=("all",),
+            listings=("jobs",),
+        ),
+        done="made due",
+        examples=("sync_order 42", "sync_order --all"),
+    ),
+    _verb(
+        "pause",
+        "Pause a queue, a shard or ids.",
+        """Pause QUEUE, or one shard or some IDS of it (-: from stdin).
+
+        Within a second no node starts anything new of it. Running jobs finish, new calls wait. The pause
+        stays in Redis until `resume`. An id can be paused before it has a job. Status 1 when it was paused
+        before.
+        """,
+        Action(
+            "pause",
+            QUEUE,
+            "Pause",
+            "No node starts anything new of the queue; running jobs finish.",
+            lambda queue, *_: int(queue.pause()),
+        ),
+        Action(
+            "pause_shard",
+            ONE_SHARD,
+            "Pause",
+            "No node starts anything new of the shard; running jobs finish.",
+            lambda queue, target, _: int(queue.pause(shard=target.values["shard"])),
+            listings=("shards",),
+        ),
+        Action(
+            "pause_ids",
+            IDS,
+            "Pause",
+            "Jobs of these ids, also new ones, wait until the ids are resumed.",
+            lambda queue, target, progress: queue.pause_ids(target.ids, progress),
+            listings=("jobs",),
+        ),
+        done="paused",
+        unchanged="paused before",
+        examples=("sync_order", "sync_order --shard 3", "sync_order 42 43"),
+    ),
+    _verb(
+        "resume",
+        "Resume a queue, a shard or ids.",
+        """Resume QUEUE, or one shard or some IDS of it (-: from stdin): its jobs are due at their own time.
+
+        Each is resumed by itself: a paused id stays paused when its queue is resumed. Status 1 when it was
+        not paused.
+        """,
+        Action(
+            "resume",
+            QUEUE,
+            "Resume",
+            "The queue runs again.",
+            lambda queue, *_: int(queue.resume()),
+        ),
+        Action(
+            "resume_shard",
+            ONE_SHARD,
+            "Resume",
+            "The shard runs again, unless its queue is paused.",
+            lambda queue, target, _: int(queue.resume(shard=target.values["shard"])),
+            listings=("shards",),
+        ),
+        Action(
+            "resume_ids",
+            IDS,
+            "Resume",
+            "Jobs of these ids are due at their own time again.",
+            lambda queue, target, progress: queue.resume_ids(target.ids, progress),
+            listings=("paused",),
+        ),
+        Action(
+            "resume_all_ids",
+            ALL_PAUSED_IDS,
+            "Resume all ids",
+            "All paused ids are resumed.",
+            lambda queue, _, progress: queue.resume_all_ids(progress),
+            options=("all-ids",),
+            listings=("paused",),
+        ),
+        done="resumed",
+        unchanged="not paused",
+        examples=("sync_order", "sync_order 42", "sync_order --all-ids"),
+    ),
+    _verb(
+        "requeue",
+        "Move dead jobs back to the queue.",
+        """Move dead jobs of QUEUE back to the queue: due now, as if they had never failed.
+
+        IDS may be -: they come from stdin, one a line.
+        """,
+        Action(
+            "requeue",
+            DEAD_IDS,
+            "Requeue",
+            "These dead jobs go back to the queue, due now, as new.",
+            lambda queue, target, progress: queue.requeue(target.ids, progress),
+            listings=("morgue",),
+        ),
+        Action(
+            "requeue_all",
+            ALL_DEAD,
+            "Requeue all",
+            "All jobs that are dead now go back to the queue, due now, as new.",
+            lambda queue, _, progress: queue.requeue_all(progress),
+            options=("all",),
+            listings=("morgue",),
+        ),
+        Action(
+            "requeue_forced",
+            DEAD_IDS,
+            "Force requeue",
+            "These dead jobs go back to the queue, with payloads older than what ran since.",
+            lambda queue, target, progress: queue.requeue(target.ids, progress, force=True),
+            options=("force",),
+            listings=("morgue",),
+            dangerous=True,
+            policy="drop_stale",
+        ),
+        Action(
+            "requeue_all_forced",
+            ALL_DEAD,
+            "Force requeue all",
+            "All dead jobs go back to the queue, with payloads older than what ran since.",
+            lambda queue, _, progress: queue.requeue_all(progress, force=True),
+            options=("all", "force"),
+            listings=("morgue",),
+            dangerous=True,
+            policy="drop_stale",
+        ),
+        done="requeued",
+        examples=("sync_order --all", "sync_order 42 43", "sync_order - < ids.txt"),
+    ),
+    _verb(
+        "bury",
+        "Move waiting jobs to the morgue.",
+        """Move waiting jobs of QUEUE to the morgue: some IDS (-: from stdin), or all that failed before.
+
+        Their calls end as FAILURE. `requeue` brings the jobs back.
+        """,
+        Action(
+            "bury",
+            WAITING_IDS,
+            "Bury",
+            "These waiting jobs move to the morgue; their calls end as FAILURE.",
+            lambda queue, target, progress: queue.bury(target.ids, progress),
+            listings=("jobs", "retries"),
+            dangerous=True,
+        ),
+        Action(
+            "bury_failed",
+            ALL_FAILED,
+            "Bury all",
+            "Waiting jobs that failed before move to the morgue; their calls end as FAILURE.",
+            lambda queue, _, progress: queue.bury_failed(progress),
+            options=("failed",),
+            listings=("retries",),
+            dangerous=True,
+        ),
+        done="buried",
+        examples=("sync_order --failed", "sync_order 42 43"),
+    ),
+    _verb(
+        "delete",
+        "Delete jobs.",
+        """Delete waiting jobs of QUEUE, or dead ones. Running jobs go on.
+
+        IDS may be -: they come from stdin, one a line. The calls of waiting jobs end as REVOKED.
+        """,
+        Action(
+            "delete",
+            WAITING_IDS,
+            "Delete",
+            "These waiting jobs are deleted; their calls end as REVOKED. Running jobs go on.",
+            lambda queue, target, progress: queue.delete(target.ids, progress),
+            listings=("jobs", "retries"),
+            dangerous=True,
+        ),
+        Action(
+            "delete_failed",
+            ALL_FAILED,
+            "Delete all",
+            "Waiting jobs that failed before are deleted; their calls end as REVOKED.",
+            lambda queue, _, progress: queue.delete_failed(progress),
+            options=("failed",),
+            listings=("retries",),
+            dangerous=True,
+        ),
+        Action(
+            "delete_dead",
+            DEAD_IDS,
+            "Delete",
+            "These dead jobs are deleted.",
+            lambda queue, target, progress: queue.delete_dead(target.ids, progress),
+            options=("morgue",),
+            listings=("morgue",),
+            dangerous=True,
+        ),
+        Action(
+            "delete_dead_all",
+            ALL_DEAD,
+            "Delete all",
+            "All jobs that are dead now are deleted.",
+            lambda queue, _, progress: queue.delete_dead_all(progress),
+            options=("all", "morgue"),
+            listings=("morgue",),
+            dangerous=True,
+        ),
+        Action(
+            "delete_payload",
+            PAYLOAD,
+            "Delete payload",
+            "This payload is deleted; its calls end as REVOKED. The other payloads of the job stay.",
+            lambda queue, target, _: int(queue.raw().delete_payload(target.ids[0], _payload(queue, target))),
+            dangerous=True,
+        ),
+        done="deleted",
+        examples=(
+            "sync_order 42 43",
+            "sync_order --failed",
+            "sync_order --morgue --all --yes",
+            "sync_order --morgue --yes - < ids.txt",
+        ),
+    ),
+    _verb(
+        "edit",
+        "Replace a payload.",
+        "",
+        Action(
+            "edit_payload",
+            PAYLOAD,
+            "Save",
+            "This payload is replaced and keeps its score; the calls of the old one end as REVOKED.",
+            _edit,
+            parameters=(VALUE,),
+        ),
+        done="replaced",
+        examples=(),
+    ),
+    _verb(
+        "quiet",
+        "Let a node finish and start nothing new.",
+        """Ask NODE to finish what it runs of ordered queues and to start nothing new: others get its shards.
+
+        Its ordinary tasks go on. `unquiet`, or a restart, ends it. Status 1 when the node does not answer.
+        """,
+        Action(
+            "quiet",
+            NODE,
+            "Quiet",
+            "quiet: running jobs finish, and nothing new starts",
+            lambda step, *_: int(step.quiet(True) is None),
+        ),
+        done="quiet",
+        examples=("celery@host",),
+    ),
+    _verb(
+        "unquiet",
+        "Let a quiet node serve again.",
+        """Ask NODE to serve ordered queues again, after `quiet`. Status 1 when it does not answer.
+        """,
+        Action(
+            "unquiet",
+            NODE,
+            "Unquiet",
+            "serves ordered queues again",
+            lambda step, *_: int(step.quiet(False) is None),
+        ),
+        done="serving",
+        examples=("celery@host",),
+    ),
+)
+
+#: All actions on queues by their names.
+ACTIONS = {one.name: one for verb in VERBS for one in verb.actions if one.scope is not NODE}
+
+
+def action_of(name: str) -> Action:
+    """The action of that name. Raises InvalidCall, which lists all."""
+    if name not in ACTIONS:
+        raise InvalidCall(f"action={name[:100]!r} is invalid: expected one of {', '.join(ACTIONS)}")
+    return ACTIONS[name]
+
+
+def offered(listing: str, queue: OrderedQueue, *, ids: bool) -> list[Action]:
+    """The actions that a listing of the queue's page offers, for chosen ids or for all."""
+    found = (one for one in ACTIONS.values() if listing in one.listings and one.scope.ids == ids)
+    return [one for one in found if one.fits(queue)]

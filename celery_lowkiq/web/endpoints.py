@@ -1,0 +1,73 @@
+"""The declaration of an endpoint: the routes and the description of the JSON API are made from it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from celery_lowkiq.integration.operations.json_encoder import encode
+
+Schema = dict[str, Any]
+
+#: Under which all endpoints lie.
+BASE = "/api/v1"
+DEFAULT_LIMIT, MAX_LIMIT = 50, 500
+
+
+class Json(Response):
+    """A record as the body."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return encode(content).encode()
+
+
+@dataclass(frozen=True)
+class Query:
+    """A parameter in the query of a request."""
+
+    name: str
+    schema: Schema
+    required: bool = False
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """``run`` returns a record of the type ``answer``; an async one returns the whole response."""
+
+    method: str
+    path: str
+    run: Callable[[Request], Any]
+    answer: Any
+    query: tuple[Query, ...] = ()
+    status: int = 200
+    #: Name of the schema of the body; "" without one.
+    body: str = ""
+
+    @property
+    def text(self) -> str:
+        """What it does: the first line of the docstring."""
+        return (inspect.getdoc(self.run) or "").partition("\n")[0].removesuffix(".")
+
+    @property
+    def route(self) -> Route:
+        """The route to it."""
+        run = self.run if inspect.iscoroutinefunction(self.run) else self._serve
+        return Route(f"{BASE}{self.path}", run, methods=[self.method])
+
+    def _serve(self, request: Request) -> Response:
+        return Json(self.run(request), status_code=self.status)
+
+
+TEXT: Schema = {"type": "string"}
+QUEUE = Query("queue", TEXT, required=True)
+ID = Query("id", TEXT, required=True)
+LIMIT = Query("limit", {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT})
+AFTER = Query("after", TEXT)
