@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from celery_lowkiq.chaos import app as chaos_app
 from celery_lowkiq.rules import ownership as watching
 from celery_lowkiq.store import redis_store
 from celery_lowkiq.store.jobs import claims as batches
 from celery_lowkiq.store.scripts import script as scripts
 from celery_lowkiq.worker import exclusion
 from celery_lowkiq.worker.lane import lane
+from tests.chaos import app as chaos_app
 
 VARIABLE = "LOWKIQ_MUTANT"
 

@@ -1,4 +1,4 @@
-"""``python -m celery_lowkiq.chaos``: exit status 0 when every gate is passed, 1 when one is not."""
+"""``python -m tests.chaos``: exit status 0 when every gate is passed, 1 when one is not."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LowkiqError as error:
         _say(f"error: {error}")
         return 2
-    print(as_json(report, seed, sides) if given.json else as_text(report, sides))  # noqa: T201 - a command's output
+    print(as_json(report, seed, sides) if given.json else as_text(report, sides))
     return 0 if report.passed and not any(side.lost for side in sides if side.ordered) else 1
 
 
@@ -74,11 +74,11 @@ def _finite(figure: float | None) -> float | None:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 - a command's output
+    print(text, file=sys.stderr, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m celery_lowkiq.chaos", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--nodes", type=int, default=4, help="worker processes (4)")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long faults are made (60)")
     parser.add_argument("--lease", type=float, default=1.0, help="lease time in s (1)")

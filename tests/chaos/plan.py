@@ -109,7 +109,7 @@ def plan(seed: int, options: Options) -> Iterator[Fault]:
     """The faults of a run, in order; ``at`` is in s from its start."""
     if options.faults == {"rebalance"}:
         return _rebalance(options)
-    return _mixed(random.Random(seed), options)  # noqa: S311 - no secret
+    return _mixed(random.Random(seed), options)
 
 
 def _mixed(chance: random.Random, options: Options) -> Iterator[Fault]:

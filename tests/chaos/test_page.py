@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from celery_lowkiq.chaos.__main__ import _parser
-from celery_lowkiq.chaos.checker import check
-from celery_lowkiq.chaos.history import Drain, Execution, History, Push, Trouble
-from celery_lowkiq.chaos.options import FAULTS
+from tests.chaos.__main__ import _parser
+from tests.chaos.checker import check
+from tests.chaos.history import Drain, Execution, History, Push, Trouble
+from tests.chaos.options import FAULTS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "chaos.md").read_text()
 ROWS = re.findall(r"^\| (.*?) \|", PAGE, re.MULTILINE)

@@ -68,7 +68,7 @@ def make_app(stage: Stage) -> Celery:
 def add_task(app: Celery, stage: Stage, journal: Journal | None = None, recording: Any = None) -> Any:
     """The ordered task; it writes down what it works on, and when."""
     runs = itertools.count()
-    chance = random.Random()  # noqa: S311 - no secret
+    chance = random.Random()
 
     @ordered_task(
         app=app,

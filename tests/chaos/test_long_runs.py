@@ -10,7 +10,7 @@ import os
 
 import pytest
 
-from celery_lowkiq.chaos.__main__ import main
+from tests.chaos.__main__ import main
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(3600)]
 

@@ -24,7 +24,7 @@ class Producer:
         self._task = task
         self._journal = journal
         self._ids = [str(number) for number in range(ids)]
-        self._chance = random.Random(seed)  # noqa: S311 - no secret
+        self._chance = random.Random(seed)
         self._numbers = itertools.count(1)
         self._stop = threading.Event()
         self._error: Exception | None = None

@@ -7,8 +7,8 @@ import time
 import pytest
 import redis
 
-from celery_lowkiq.chaos.victim import Clock, Victim, address_of, can_set_clocks, through_proxy
 from celery_lowkiq.rules.errors import ConfigurationError
+from tests.chaos.victim import Clock, Victim, address_of, can_set_clocks, through_proxy
 from tests.waiting import eventually
 
 

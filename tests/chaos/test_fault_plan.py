@@ -6,8 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from celery_lowkiq.chaos.options import DEFAULT_FAULTS, FAULTS, Options
-from celery_lowkiq.chaos.plan import (
+from celery_lowkiq.rules.errors import ConfigurationError
+from tests.chaos.options import DEFAULT_FAULTS, FAULTS, Options
+from tests.chaos.plan import (
     YEAR,
     Cut,
     Down,
@@ -21,7 +22,6 @@ from celery_lowkiq.chaos.plan import (
     Rollback,
     plan,
 )
-from celery_lowkiq.rules.errors import ConfigurationError
 
 ALL = Options(seed=7, seconds=600, faults=frozenset(FAULTS))
 KINDS = {

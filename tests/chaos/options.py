@@ -14,7 +14,7 @@ DEFAULT_FAULTS = frozenset(FAULTS[:5])
 OWN_REDIS = frozenset({"redis", "rollback", "clock"})
 EXCLUSIONS = ("cooperative", "strict")
 #: Module with the workers' app.
-APP = "celery_lowkiq.chaos.app"
+APP = "tests.chaos.app"
 
 
 @dataclass(frozen=True)

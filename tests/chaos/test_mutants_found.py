@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from celery_lowkiq.chaos.options import Options
-from celery_lowkiq.chaos.run import run
+from tests.chaos.options import Options
+from tests.chaos.run import run
 
 from .mutants import MUTANTS, OF_THE_STORE, VARIABLE
 

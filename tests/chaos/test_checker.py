@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from celery_lowkiq.chaos.checker import check
-from celery_lowkiq.chaos.history import (
+from tests.chaos.checker import check
+from tests.chaos.history import (
     Acquire,
     Death,
     Drain,

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from celery_lowkiq.chaos.proxy import Proxy
+from tests.chaos.proxy import Proxy
 from tests.waiting import eventually
 
 

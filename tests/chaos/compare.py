@@ -23,7 +23,7 @@ from .journal import Journal, Reader
 from .nodes import Cluster, Crew
 
 #: The worker's app.
-APP = "celery_lowkiq.chaos.compare"
+APP = "tests.chaos.compare"
 VARIABLE = "LOWKIQ_CHAOS_COMPARE"
 #: Seconds of work a job.
 WORK = 0.002
@@ -132,7 +132,7 @@ def _push(task: Any, trial: Trial, jobs: int) -> None:
 
 def _points(jobs: int, kills: int, seed: int) -> list[int]:
     """After how many finished jobs the worker is killed: once at random in each part of the way."""
-    chance = random.Random(seed)  # noqa: S311 - no secret
+    chance = random.Random(seed)
     return [int((part + chance.random()) * jobs / kills) for part in range(kills)]
 
 

@@ -7,10 +7,10 @@ import json
 import pytest
 import redis
 
-from celery_lowkiq.chaos.__main__ import main
-from celery_lowkiq.chaos.options import Options
-from celery_lowkiq.chaos.run import run
 from celery_lowkiq.embedded import EmbeddedServer
+from tests.chaos.__main__ import main
+from tests.chaos.options import Options
+from tests.chaos.run import run
 
 #: Gates about time say as much about a busy machine as about us.
 OF_TIME = {"drain s", "takeover s", "hand-over s"}
