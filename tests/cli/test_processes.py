@@ -37,6 +37,9 @@ COMMANDS = {
     "nodes --json": "",
 }
 
+#: Those that the test command runs as processes, too.
+OFTEN = {"stats --json", "push sync_order 7 7"}
+
 
 @pytest.fixture
 def filled(queue):
@@ -46,13 +49,16 @@ def filled(queue):
     return queue
 
 
-@pytest.mark.parametrize("words", COMMANDS)
+@pytest.mark.parametrize(
+    "words", [words if words in OFTEN else pytest.param(words, marks=pytest.mark.full) for words in COMMANDS]
+)
 def test_each_command(filled, words):
     found = done(*words.split())
     assert (found.returncode, found.stderr) == (0, "")
     assert COMMANDS[words] in found.stdout
 
 
+@pytest.mark.full
 def test_a_redis_that_is_down_is_one_line_without_its_password(server, monkeypatch):
     monkeypatch.setenv("CELERY_BROKER_URL", "redis://me:secret@127.0.0.1:1/0")
     for words in ("stats", "job sync_order 1", "push sync_order 1 1"):
@@ -65,6 +71,7 @@ def test_a_redis_that_is_down_is_one_line_without_its_password(server, monkeypat
     assert found.stdout.startswith("error    connection: Redis is not available: ")
 
 
+@pytest.mark.full
 def test_a_result_backend_that_is_down_is_one_line(server, monkeypatch):
     """Deleted jobs stay, as long as their calls cannot be told."""
     monkeypatch.setenv("CELERY_RESULT_BACKEND", "redis://me:secret@127.0.0.1:1/0")
@@ -75,6 +82,7 @@ def test_a_result_backend_that_is_down_is_one_line(server, monkeypatch):
     assert "secret" not in found.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["included", "discovering"])
 @pytest.mark.parametrize("backend", ["", "redis"])
 def test_a_push_where_only_the_app_names_the_module_of_the_task(server, monkeypatch, kind, backend):
@@ -87,6 +95,7 @@ def test_a_push_where_only_the_app_names_the_module_of_the_task(server, monkeypa
     assert '"length": 1' in done("stats", name, "--json", app=app).stdout
 
 
+@pytest.mark.full
 def test_an_error_of_a_command_is_not_blamed_on_the_result_backend(server, monkeypatch):
     """F2: among the errors that Celery's Redis backend names is KeyError."""
     monkeypatch.setenv("CELERY_RESULT_BACKEND", server.url)
@@ -95,6 +104,7 @@ def test_an_error_of_a_command_is_not_blamed_on_the_result_backend(server, monke
     assert found.stderr.splitlines()[-1] == "KeyError: 'tenant'"
 
 
+@pytest.mark.full
 def test_a_queue_by_the_last_part_of_its_name(server):
     """F6: the README's queue is proj.sync_order, and its commands say sync_order."""
     app, name = "tests.cli.elsewhere.included", "tests.cli.elsewhere.tasks.sync_order"
@@ -103,6 +113,7 @@ def test_a_queue_by_the_last_part_of_its_name(server):
     assert found.stdout == f"deleted 1 waiting job of queue {name}\n"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("words", ["nodes", "repair sync_order", "stats sync_order", "doctor"])
 def test_without_an_app_it_is_asked_for(monkeypatch, words):
     """F9: the message was that broker_url is a '(no scheme)' URL, or, of a command with a queue, that the
@@ -115,6 +126,7 @@ def test_without_an_app_it_is_asked_for(monkeypatch, words):
     assert "no app is given: write celery -A proj lowkiq ..." in found.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("words", ["stats", "web --port 0"])
 def test_an_option_that_is_wrong_is_told_with_its_task(server, words):
     """F9: the message named no task, and the dashboard was said to be there."""
@@ -124,12 +136,14 @@ def test_an_option_that_is_wrong_is_told_with_its_task(server, words):
     assert "sync_order: shards=0 is invalid" in found.stderr
 
 
+@pytest.mark.full
 def test_a_pause_and_its_end(filled):
     assert done("pause", "sync_order", "--shard", "1").stdout == "paused shard 1 of queue sync_order\n"
     assert done("resume", "sync_order", "--shard", "1").stdout == "resumed shard 1 of queue sync_order\n"
     assert filled.stats().paused == 0
 
 
+@pytest.mark.full
 def test_a_reader_that_has_enough_is_no_error(queue):
     proj.sync_order.perform_async([{"id": n, "payload": "x" * 100} for n in range(5000)])
     process = start(
@@ -150,6 +164,7 @@ def redirected(words, how):
     return found.returncode, found.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
@@ -165,6 +180,7 @@ def test_a_stdin_that_is_closed(filled, words, status, said):
     assert (code, said in err, "Traceback" in err) == (status, True, False)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "words", ["dump sync_order", "stats", "jobs sync_order --json", "requeue sync_order --all"]
 )
@@ -174,6 +190,7 @@ def test_a_disk_that_is_full_is_one_line(filled, words):
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.full
 def test_a_dump_with_nowhere_to_write_to_is_an_error(filled):
     assert redirected("dump sync_order", ">&-") == (
         1,
@@ -181,6 +198,7 @@ def test_a_dump_with_nowhere_to_write_to_is_an_error(filled):
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "words", ["dump sync_order", "requeue sync_order --all", "delete sync_order w1 --yes"]
 )
@@ -188,6 +206,7 @@ def test_a_stderr_that_is_closed(filled, words):
     assert redirected(words, "2>&-") == (0, "")
 
 
+@pytest.mark.full
 def test_an_id_that_the_terminal_cannot_show_does_not_end_the_listing(queue):
     proj.sync_order.delay("\u0437\u0430\u043a\u0430\u0437")
     found = done("jobs", "sync_order", env={**os.environ, "PYTHONIOENCODING": "latin-1"})
@@ -217,6 +236,7 @@ def said(terminal_end, text):
     return shown
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("answer, status, left", [("y", 0, 0), ("n", 1, 2), ("", 1, 2)])
 def test_a_question_with_a_count(filled, answer, status, left):
     with terminal("delete", "sync_order", "w1", "w2") as (process, ours):
@@ -226,6 +246,7 @@ def test_a_question_with_a_count(filled, answer, status, left):
     assert filled.stats().length == left
 
 
+@pytest.mark.full
 def test_a_bar_moves_on_a_terminal_only(filled):
     with terminal("requeue", "sync_order", "--all") as (process, ours):
         assert b"100%" in said(ours, b"100%")
@@ -253,6 +274,7 @@ def a_worker(filled, tmp_path):
     node.teardown()
 
 
+@pytest.mark.full
 def test_nodes_and_lanes(a_worker, run):
     node = eventually(lambda: run("nodes", "--json").stdout and json.loads(run("nodes", "--json").stdout))
     assert (node["name"], node["alive"], len(node["lanes"])) == ("w0@test", True, 2)
@@ -263,6 +285,7 @@ def test_nodes_and_lanes(a_worker, run):
     )
 
 
+@pytest.mark.full
 def test_a_node_is_quieted(a_worker, run):
     eventually(lambda: "w0@test  working" in run("nodes").stdout)
     assert done("quiet", "w0@test").stdout.startswith("w0@test: quiet: ")

@@ -56,7 +56,7 @@ def url(server, log, options):
         assert process.wait(30) in (0, -15)
 
 
-def test_it_serves_the_pages(url):
+def test_the_web_command_serves_the_pages(url):
     with urllib.request.urlopen(f"{url}/") as page:
         assert "sync_order" in page.read().decode()
 
@@ -72,6 +72,7 @@ def test_each_change_leaves_lines_with_their_time_in_its_log(url, log, queue):
     assert ends.endswith("delete done: user='local' from=127.0.0.1 queue='sync_order' ids=['a'] jobs=1")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", [["--prefix", prefix] for prefix in ("ops", "/ops", "ops/", "/ops/")])
 def test_all_links_begin_with_the_prefix(url):
     with urllib.request.urlopen(f"{url}/") as page:
@@ -82,7 +83,7 @@ def test_all_links_begin_with_the_prefix(url):
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_it_ends_when_it_is_told_to(server, stop):
+def test_the_web_command_ends_on_a_signal(server, stop):
     process = start("web", "--port", "0", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     said = process.stdout.readline()
     eventually(lambda: b"startup complete" in process.stderr.readline())
@@ -92,6 +93,7 @@ def test_it_ends_when_it_is_told_to(server, stop):
     assert b"Traceback" not in errors
 
 
+@pytest.mark.full
 def test_a_name_is_served_at_all_its_addresses(server):
     process = start("web", "--host", "localhost", "--port", "0", stdout=subprocess.PIPE)
     try:

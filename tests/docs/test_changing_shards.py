@@ -15,8 +15,6 @@ from celery_lowkiq import ShardCountMismatch, ordered_task
 from tests.waiting import eventually
 from tests.worker.nodes import ROOT, ProcessContainer
 
-pytestmark = pytest.mark.slow
-
 PAGE = (ROOT / "docs" / "changing-shards.md").read_text()
 HEAD = """
 from celery import Celery

@@ -16,7 +16,7 @@ from tests.docs import tables
 
 ROOT = Path(__file__).parents[2]
 COMMAND = (
-    "python3 -m venv --without-pip .venv && python3 -m pip --python .venv install -q nox "
+    "python3 -m venv --without-pip .venv && python3 -m pip --python .venv install -q 'nox[uv]' "
     "&& .venv/bin/nox -s {session}"
 )
 

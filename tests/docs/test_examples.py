@@ -20,8 +20,6 @@ import pytest
 from examples.replica.generate import generate
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[2]
 DEADLINE = 120  # seconds
 OUR_BROKER = ("BROKER_URL", "CELERY_BROKER_URL", "QUICKSTART_BROKER")
@@ -111,6 +109,7 @@ def test_the_quickstart_saves_the_newest_state_of_each_order(start: Starts, tmp_
     assert ("42", "new") not in saved
 
 
+@pytest.mark.full
 def test_an_import_is_watched_and_its_refused_rows_are_written_down(start: Starts, tmp_path: Path) -> None:
     run = start(str(ROOT / "examples" / "csv_import.py"), "--rows", "400", folder=tmp_path)
     found = eventually(lambda: re.search(r"watch it: (\S+)/tracker\?id=(\w+)", run.out), DEADLINE)
@@ -125,6 +124,7 @@ def test_an_import_is_watched_and_its_refused_rows_are_written_down(start: Start
     assert "sku-200,error,ValueError: could not convert string to float: 'call us'" in refused
 
 
+@pytest.mark.full
 def test_the_replica_is_right_at_the_end(start: Starts, tmp_path: Path) -> None:
     run = start("-m", "examples.replica", "--events", stream(tmp_path, 400))
     assert run.end() == 0, run.err
@@ -138,6 +138,7 @@ def test_the_replica_is_right_at_the_end(start: Starts, tmp_path: Path) -> None:
     assert result["celery"]["stale"] > 0, "without ordering it goes wrong"
 
 
+@pytest.mark.full
 def test_the_replica_of_a_repository_is_its_tree(start: Starts, tmp_path: Path) -> None:
     git = [
         "git",
@@ -164,6 +165,7 @@ def test_the_replica_of_a_repository_is_its_tree(start: Starts, tmp_path: Path) 
     assert (result["events"], result["paths"], result["ordered"]["wrong"]) == (19, 2, 0)
 
 
+@pytest.mark.full
 def test_an_interrupted_replica_leaves_no_worker(start: Starts, tmp_path: Path) -> None:
     run = start("-m", "examples.replica", "--events", stream(tmp_path, 2000))
     eventually(lambda: "plain Celery: 0 of" in run.err, DEADLINE)
@@ -174,6 +176,7 @@ def test_an_interrupted_replica_leaves_no_worker(start: Starts, tmp_path: Path) 
     assert not run.has_left_something()
 
 
+@pytest.mark.full
 def test_a_replica_whose_worker_dies_says_so(start: Starts, tmp_path: Path) -> None:
     run = start("-m", "examples.replica", "--events", stream(tmp_path, 2000))
     eventually(lambda: "plain Celery: 0 of" in run.err, DEADLINE)
@@ -183,6 +186,7 @@ def test_a_replica_whose_worker_dies_says_so(start: Starts, tmp_path: Path) -> N
     assert run.err.splitlines()[-1] == "replica: the worker ended by itself with status -9"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

@@ -80,6 +80,7 @@ def cli(features, session_server, tmp_path):
         process.wait(WAIT)
 
 
+@pytest.mark.full
 def test_celery_status(cli):
     process, output = cli("status", "--timeout", "10")
     assert process.wait(60) == 0, output.read_text()

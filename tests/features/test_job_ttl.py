@@ -85,7 +85,7 @@ def test_what_a_dead_worker_ran_runs_again(lowkiq, lowkiq_app, outlive):
     assert (short.runs, short.dropped) == ([[1], [1]], 0)
 
 
-def test_so_do_more_calls_than_a_claim_tells_of(lowkiq, lowkiq_app, outlive):
+def test_a_started_job_with_more_calls_than_a_claim_returns_does_not_expire(lowkiq, lowkiq_app, outlive):
     short = Short(lowkiq_app, dies)
     short.task.perform_async([{"id": "1", "payload": n % 3} for n in range(600)])
     with pytest.raises(SystemExit):

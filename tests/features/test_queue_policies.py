@@ -191,6 +191,7 @@ class TestTimeToLive:
         assert "late" not in str(payloads(features, job_id))
         assert eventually(lambda: task.ordered_queue.stats().dropped == before + 1)
 
+    @pytest.mark.full
     def test_it_ends_no_retries(self, features, gate, job_id):
         task = features.app.tasks["short"]
         started = task.delay(job_id, {"gate": gate, "once": f"once-{job_id}", "return": "at last"})

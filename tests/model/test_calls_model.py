@@ -165,7 +165,8 @@ def flag(names):
     return Recorded.ALL if all(kept) else Recorded.SOME if any(kept) else Recorded.NONE
 
 
-@pytest.mark.slow
-def test_calls_follow_their_payloads(redis_server):
+@pytest.mark.random
+def test_calls_follow_their_payloads(redis_server, rounds):
     machine = type("Machine", (CallsMachine,), {"server": redis_server})
-    run_state_machine_as_test(machine, settings=settings(max_examples=150, stateful_step_count=40))
+    for count in rounds(150):
+        run_state_machine_as_test(machine, settings=settings(max_examples=count, stateful_step_count=40))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule, run_state_machine_as_test
@@ -11,6 +12,7 @@ from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.models import Fate, Gone, Merge, NewJob
 from celery_lowkiq.rules.policies import AfterFailure, Policies, WhenFull
+from tests.conftest import Rounds
 from tests.model.machine import BAD, MAX_WAITS, PRIORITIES, StoreMachine
 
 #: Calls that meet often: few ids, payloads and scores.
@@ -101,11 +103,15 @@ class PolicyMachine(StoreMachine):
                 self.the_store_is_as_the_model_says()
 
 
-def test_the_store_follows_the_model_with_policies(redis_server: EmbeddedServer) -> None:
+@pytest.mark.random
+def test_the_store_follows_the_model_with_policies(redis_server: EmbeddedServer, rounds: Rounds) -> None:
     machine = type("Machine", (PolicyMachine,), {"server": redis_server})
-    run_state_machine_as_test(machine, settings=settings(max_examples=150, stateful_step_count=50))
+    for count in rounds(150):
+        run_state_machine_as_test(machine, settings=settings(max_examples=count, stateful_step_count=50))
 
 
-def test_policies_on_redis_62(redis_62_server: EmbeddedServer) -> None:
+@pytest.mark.random
+def test_policies_on_redis_62(redis_62_server: EmbeddedServer, rounds: Rounds) -> None:
     machine = type("Machine62", (PolicyMachine,), {"server": redis_62_server})
-    run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=50))
+    for count in rounds(30):
+        run_state_machine_as_test(machine, settings=settings(max_examples=count, stateful_step_count=50))

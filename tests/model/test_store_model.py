@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from celery_lowkiq.embedded import EmbeddedServer
+from tests.conftest import Rounds
 from tests.model.machine import StoreMachine
 
 
-def test_the_store_follows_the_model(redis_server: EmbeddedServer) -> None:
+@pytest.mark.random
+def test_the_store_follows_the_model(redis_server: EmbeddedServer, rounds: Rounds) -> None:
     machine = type("Machine", (StoreMachine,), {"server": redis_server})
-    run_state_machine_as_test(machine, settings=settings(max_examples=150, stateful_step_count=50))
+    for count in rounds(150):
+        run_state_machine_as_test(machine, settings=settings(max_examples=count, stateful_step_count=50))
 
 
-def test_the_store_follows_the_model_on_redis_62(redis_62_server: EmbeddedServer) -> None:
+@pytest.mark.random
+def test_the_store_follows_the_model_on_redis_62(redis_62_server: EmbeddedServer, rounds: Rounds) -> None:
     machine = type("Machine62", (StoreMachine,), {"server": redis_62_server})
-    run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=50))
+    for count in rounds(30):
+        run_state_machine_as_test(machine, settings=settings(max_examples=count, stateful_step_count=50))
 
 
 def test_no_wall_clock_limit_cuts_an_example_off(request) -> None:

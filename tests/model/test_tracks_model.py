@@ -123,7 +123,8 @@ class TracksMachine(RuleBasedStateMachine):
             assert len(found) == len(self.states)
 
 
-@pytest.mark.slow
-def test_counts_follow_the_news(redis_server):
+@pytest.mark.random
+def test_counts_follow_the_news(redis_server, rounds):
     machine = type("Machine", (TracksMachine,), {"server": redis_server})
-    run_state_machine_as_test(machine, settings=settings(max_examples=100, stateful_step_count=30))
+    for count in rounds(100):
+        run_state_machine_as_test(machine, settings=settings(max_examples=count, stateful_step_count=30))

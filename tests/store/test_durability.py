@@ -29,6 +29,7 @@ def short(monkeypatch):
     monkeypatch.setattr(durability, "PATIENCE", 0.2)
 
 
+@pytest.mark.full
 def test_replicated_waits_for_a_replica():
     with EmbeddedServer(port=0) as master, EmbeddedServer(port=0) as replica:
         store = store_on(master, Level.REPLICATED)

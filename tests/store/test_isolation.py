@@ -64,7 +64,7 @@ def test_a_job_that_failed_by_itself_runs_with_others(shard):
     assert set(ids(shard.claim())) == {"a", "b"}
 
 
-def test_the_claim_tells_of_it_also_when_repeated(shard):
+def test_a_claim_returns_the_isolation_also_when_repeated(shard):
     fail(shard, ["a", "b"])
     jobs = shard.claim()
     assert [(job.retry_count, job.isolation) for job in jobs] == [(0, PAIRS)] * 2
@@ -73,7 +73,7 @@ def test_the_claim_tells_of_it_also_when_repeated(shard):
 
 
 @pytest.mark.parametrize("how", ["returned", "taken over", "paused", "made due", "merged"])
-def test_it_stays_until_the_job_has_run(shard, how):
+def test_isolation_stays_until_the_job_has_run(shard, how):
     fail(shard, ["a"], ALONE, retry_count=3)
     if how == "returned":
         shard.run(Fate.RETURN)
@@ -91,7 +91,7 @@ def test_it_stays_until_the_job_has_run(shard, how):
     assert (shard.waiting("a").retry_count, shard.waiting("a").isolation) == (3, ALONE)
 
 
-def test_it_is_the_failed_jobs_when_a_newer_one_waits(shard):
+def test_isolation_is_the_failed_jobs_when_a_newer_one_waits(shard):
     fail(shard, ["a"], PAIRS)
     (job,) = shard.claim()
     shard.push("a", b"newer")
@@ -100,7 +100,7 @@ def test_it_is_the_failed_jobs_when_a_newer_one_waits(shard):
 
 
 @pytest.mark.parametrize("fate", [Fate.DONE, Fate.DIE])
-def test_it_ends_with_a_success_and_with_a_death(shard, fate):
+def test_isolation_ends_with_a_success_and_with_a_death(shard, fate):
     fail(shard, ["a"], ALONE)
     shard.push("a", b"second", score=9e15)
     (job,) = shard.claim()
@@ -110,7 +110,7 @@ def test_it_ends_with_a_success_and_with_a_death(shard, fate):
     assert shard.waiting("a").isolation == NOT_ISOLATED
 
 
-def test_it_ends_with_a_job_that_comes_back_from_the_morgue(shard):
+def test_isolation_ends_when_the_job_comes_back_from_the_morgue(shard):
     shard.push("a")
     shard.run(Fate.DIE, error=b"boom")
     fail(shard, ["a"], ALONE)

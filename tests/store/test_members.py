@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery_lowkiq.store.scripts.keys import nodes_key
 
-from .helpers import ONE, SHARD, push, take
+from .helpers import SHARD, listening, push, take
 
 
 def test_heartbeats_of_nodes(store, client):
@@ -21,10 +21,6 @@ def test_heartbeats_of_nodes(store, client):
 def test_a_release_is_announced(store):
     push(store, "1", ("a", 1), perform_in=9e9)
     lease = take(store)
-    subscription = store.subscribe([ONE])
-    try:
+    with listening(store) as heard:
         assert store.release(lease)
-        heard = [subscription.wait_pushed(5) for _ in range(2)]
-        assert (SHARD, None) in heard
-    finally:
-        subscription.close()
+        assert heard() == (SHARD, None)

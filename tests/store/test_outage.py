@@ -8,18 +8,27 @@ from functools import partial
 
 import pytest
 import redis
-from redis.exceptions import BusyLoadingError
+from redis import exceptions
 
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.rules.errors import AccessDenied, LoginRefused, LowkiqError, StoreError, StoreUnavailable
+from celery_lowkiq.rules.errors import (
+    AccessDenied,
+    LoginRefused,
+    LowkiqError,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+)
 from celery_lowkiq.rules.models import NewJob, StoredRecord
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.call_records import CallReader
 from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.scripts.client import store_error
 from celery_lowkiq.store.scripts.connect import RETRIES, connect
 from tests.outages import away
+from tests.waiting import eventually
 
 from .helpers import ONE, SHARD, claim, end, push, take, waiting
 
@@ -163,7 +172,7 @@ def test_a_redis_that_is_loading_has_no_subscription(redis_server, monkeypatch):
     client = connect({"path": redis_server.socket_path}, pool_size=2, pool_timeout=1)
 
     def loading():
-        raise BusyLoadingError("Redis is loading the dataset in memory")
+        raise exceptions.BusyLoadingError("Redis is loading the dataset in memory")
 
     monkeypatch.setattr(client, "ping", loading)
     with pytest.raises(StoreUnavailable, match="loading"):
@@ -265,3 +274,72 @@ def test_behind_sentinels(redis_server, tmp_path):
         finally:
             sentinel.kill()
             sentinel.wait()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        exceptions.ReadOnlyError("You can't write against a read only replica."),
+        exceptions.MasterDownError("Link with MASTER is down"),
+        exceptions.ClusterDownError("The cluster is down"),
+        exceptions.TryAgainError("Multiple keys request during rehashing of slot"),
+        exceptions.ResponseError("MISCONF Redis is configured to save RDB snapshots"),
+    ],
+)
+def test_a_server_that_cannot_write_for_now_is_an_outage(error):
+    assert isinstance(store_error(error), StoreUnavailable)
+
+
+def test_a_read_only_replica_is_an_outage(store, client):
+    push(store, "1", ("a", 1))
+    client.replicaof("127.0.0.1", 1)
+    try:
+        with pytest.raises(StoreUnavailable):
+            push(store, "2", ("a", 1))
+    finally:
+        client.replicaof("NO", "ONE")
+
+
+def test_one_refused_load_does_not_switch_flags_off(store, client, monkeypatch):
+    """A busy server refused the script; it still knows flags, and has to drain when it is full."""
+    push(store, "1", ("a", 1), perform_in=1.0)
+    lease = take(store)
+    fresh = RedisStore(client)
+    client.script_flush()
+    send, refused = fresh.client._send, []
+
+    def busy_once(commands):
+        if commands[0][0] == "SCRIPT LOAD" and not refused:
+            refused.append(1)
+            return [exceptions.ResponseError("BUSY Redis is busy running a script.")]
+        return send(commands)
+
+    monkeypatch.setattr(fresh.client, "_send", busy_once)
+    with pytest.raises(StoreUnavailable):
+        claim(fresh, lease)
+    if int(client.info("server")["redis_version"].split(".")[0]) < 7:
+        return
+    client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(StoreFull):
+            push(fresh, "2", ("b", 1))
+        assert [job.id for job in claim(fresh, lease).jobs] == ["1"]
+    finally:
+        client.config_set("maxmemory", 0)
+
+
+def test_a_subscription_that_redis_cuts_says_so(store, client):
+    """Else what is announced while redis-py connects again is missed."""
+    subscription = store.subscribe([ONE])
+    failed = threading.Event()
+
+    def listen():
+        try:
+            while True:
+                subscription.wait_pushed(0.2)
+        except StoreUnavailable:
+            failed.set()
+
+    threading.Thread(target=listen, daemon=True).start()
+    eventually(lambda: client.execute_command("CLIENT", "KILL", "TYPE", "pubsub"))
+    assert failed.wait(10)

@@ -14,7 +14,7 @@ from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.redis_store import RedisStore
 
-from .helpers import ONE, claim, contents, dead, end, push, take, waiting
+from .helpers import ONE, SHARD, claim, contents, dead, end, push, take, waiting
 
 PAST = 1000.0
 
@@ -285,3 +285,76 @@ def test_a_settle_that_redis_lost_does_not_block_its_id(store):
     again = claim(store, lease, in_hand=InHand(lost.number))
     assert contents(again) == {"1": [("run before", 1), ("newer", 2)]}
     assert end(store, lease, again).accepted == {"1"}
+
+
+@pytest.mark.parametrize("delay", [1e19, 1e303, float("inf"), float("nan")])
+def test_a_delay_beyond_all_numbers_loses_nothing(store, delay):
+    push(store, "1", ("a", 1), perform_in=1.0)
+    lease = take(store)
+    settled = end(store, lease, claim(store, lease), Fate.RETRY, delay=delay)
+    job = Queries(store).job(ONE, "1").waiting
+    assert settled.now + 9e8 < job.perform_in < settled.now + 2e9
+
+
+def test_the_rest_of_a_claim_that_is_not_open_any_more_is_due(store):
+    push(store, "1", ("a", 1), perform_in=1.0)
+    claimed = claim(store, take(store))
+    assert store.next_due([SHARD])[0].next_due is None
+    (due,) = store.next_due([SHARD], [InHand(claimed.number)])
+    assert due.next_due == due.now
+    assert store.next_due([SHARD], [InHand(claimed.number, (claimed.number,))])[0].next_due is None
+
+
+def test_a_returned_job_may_have_a_delay(store):
+    push(store, "1", ("a", 1), perform_in=1.0)
+    lease = take(store)
+    claimed = claim(store, lease)
+    assert end(store, lease, claimed, Fate.RETURN, delay=60).next_due > 1e9
+    assert waiting(store, "1") == [("a", 1)]
+
+
+def test_a_second_owner_destroys_nothing_that_is_in_flight(store):
+    """Lowkiq's fault L1."""
+    push(store, "1", ("in flight", 1), perform_in=1.0)
+    claim(store, take(store, owner="first"))
+    push(store, "1", ("newer", 2), perform_in=1.0)
+    assert contents(claim(store, take(store, owner="second"))) == {"1": [("in flight", 1), ("newer", 2)]}
+
+
+def test_a_former_owners_settle_deletes_nothing_of_the_new_one(store):
+    """Lowkiq's fault L2."""
+    push(store, "1", ("a", 1), perform_in=1.0)
+    former = take(store, owner="former")
+    claimed = claim(store, former)
+    heir = take(store, owner="heir")
+    again = claim(store, heir)
+    with pytest.raises(NotOwner):
+        end(store, former, claimed)
+    assert Queries(store).stats(ONE).busy == 1
+    assert end(store, heir, again).accepted == {"1"}
+
+
+@pytest.mark.parametrize("perform_in", [-1.0, 0.0, 1.0])
+def test_a_job_due_in_the_past_is_claimed(store, perform_in):
+    """Lowkiq's fault L5."""
+    push(store, "1", ("a", 1), perform_in=perform_in)
+    assert contents(claim(store, take(store))) == {"1": [("a", 1)]}
+
+
+def test_the_smaller_score_stays_also_when_it_comes_second(store):
+    """Lowkiq's fault L8."""
+    push(store, "1", ("v", 5))
+    push(store, "1", ("v", 3))
+    assert waiting(store, "1") == [("v", 3)]
+
+
+def test_a_failure_repeated_after_a_lost_reply_leaves_one_copy(store):
+    """Lowkiq's fault L9."""
+    push(store, "1", ("a", 1), ("b", 2), perform_in=1.0)
+    lease = take(store)
+    claimed = claim(store, lease)
+    for _ in range(3):
+        end(store, lease, claimed, Fate.DIE, error=b"boom")
+    assert dead(store, "1") == [("a", 1)]
+    assert waiting(store, "1") == [("b", 2)]
+    assert Queries(store).stats(ONE).failed == 1

@@ -239,3 +239,13 @@ def test_a_suspect_that_runs_keeps_its_mark_when_what_waits_behind_it_is_deleted
     push(store, "1", ("y", 2))
     assert Actions(store).delete(ONE, ["1"]) == 1
     assert store.client.redis.hexists(shard_keys(SHARD)["deaths"], "1")
+
+
+def test_a_job_that_kills_its_owners_is_not_delivered_for_ever(store):
+    """Lowkiq's fault L3."""
+    push(store, "1", ("killer", 1), perform_in=1.0)
+    deliveries = 0
+    for number in range(20):
+        deliveries += len(claim(store, take(store, owner=f"owner-{number}")).jobs)
+    assert deliveries == 1 + ONE.max_crashes
+    assert dead(store, "1") == [("killer", 1)]

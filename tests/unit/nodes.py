@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from celery_lowkiq.rules.clock import SystemClock
 from celery_lowkiq.rules.models import LeaseState, QueueSpec
 from celery_lowkiq.rules.schedulers import lag
@@ -19,6 +21,7 @@ class Node:
 
     def __init__(self, store=None, splitter=default_splitter, **options):
         self.store, self.runner, self.host = store or FakeStore(), FakeRunner(), FakeHost()
+        self.gate = threading.Event()
         settings = {
             "lanes": 2,
             "poll_interval": 60.0,
@@ -41,6 +44,21 @@ class Node:
     def start(self):
         self.runtime.start()
         return self
+
+    def start_with_run(self, job_id="1", shard=SHARDS[0]):
+        """Start with a job that runs until ``gate`` is set. Returns its batch."""
+        begun = []
+
+        def act(batch):
+            if batch.jobs[0].id == job_id:
+                begun.append(batch)
+                self.gate.wait(10)
+
+        self.runner.act = act
+        self.store.push(shard, job_id, announce=False)
+        self.start()
+        (batch,) = eventually(lambda: begun)
+        return batch
 
     def owns(self, owner="me"):
         return [shard for shard in SHARDS if self.store.leases.get(shard, LeaseState()).owner == owner]

@@ -133,7 +133,7 @@ def test_a_rejection_names_what_is_wrong(handler, store, caplog, body, says):
 
 
 @pytest.mark.parametrize("args, kwargs", [(5, None), (["1"], [2]), (["1"], {3: 4})])
-def test_so_does_the_error_of_a_call(handler, args, kwargs):
+def test_the_error_of_a_call_names_what_is_wrong(handler, args, kwargs):
     """P3"""
     with pytest.raises(TypeError, match="is invalid: expected a"):
         handler._task.apply_async(args, kwargs)
@@ -261,7 +261,7 @@ class TestTimeOfSending:
         assert Message("1").sent_to(make_handler(drop_stale=True)) == ["ack"]
 
 
-def test_also_of_a_message_that_cannot_be_read(handler, told):
+def test_the_call_of_an_unreadable_message_fails(handler, told):
     message = Message("1")
     message.headers["id"] = "known"
     message.payload = "no call"

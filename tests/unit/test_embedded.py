@@ -22,7 +22,7 @@ def ping(server: EmbeddedServer) -> bool:
         return bool(client.ping())
 
 
-def test_it_answers_and_is_gone_after_the_with_statement():
+def test_an_embedded_server_answers_until_its_with_statement_ends():
     with EmbeddedServer() as server:
         assert ping(server)
         directory, pid = Path(server.socket_path).parent, server.pid
@@ -32,7 +32,7 @@ def test_it_answers_and_is_gone_after_the_with_statement():
     assert not psutil.pid_exists(pid)
 
 
-def test_it_is_gone_after_our_sigkill():
+def test_an_embedded_server_ends_after_sigkill_of_its_parent():
     script = (
         "from celery_lowkiq.embedded import EmbeddedServer; s = EmbeddedServer().start();"
         "print(s.pid, s.socket_path, flush=True); input()"

@@ -105,7 +105,7 @@ def test_a_last_line_is_written_before_the_end(last_line, caplog):
     assert "a batch of shard q/0 runs" in record.message
 
 
-def test_it_is_written_once_and_taken_back_when_the_lease_is_renewed_in_time(last_line, caplog):
+def test_the_last_line_is_written_once_and_taken_back_when_the_lease_is_renewed_in_time(last_line, caplog):
     """P3"""
     strict, one = running(last_line, seconds=60, lapsed=42)
     eventually(lambda: caplog.records)

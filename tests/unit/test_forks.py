@@ -38,14 +38,14 @@ def python(script):
     return int(done.stdout.splitlines()[-1]), done.stderr
 
 
-def test_it_ends_without_the_exit_handlers_that_it_has_from_its_parent():
+def test_a_forked_child_ends_without_the_exit_handlers_of_its_parent():
     status, log = python("import atexit; atexit.register(lambda: print('bye', file=sys.stderr)); fork(int)")
     assert status == 70
     assert log.count("CRITICAL lane-0 orders/7: a run that began in process") == 1
     assert log.count("bye") == 1
 
 
-def test_it_ends_also_when_its_log_blocks():
+def test_a_forked_child_ends_when_its_log_blocks():
     script = """
 class Stuck(logging.Handler):
     def emit(self, record):

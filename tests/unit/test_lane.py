@@ -59,7 +59,7 @@ class TestDueTable:
 
 
 class TestCrossing:
-    """Redis answers, a push lands and is heard, and only then does the lane read the answer."""
+    """A push between an answer of Redis and its reading is claimed without a later poll."""
 
     @pytest.fixture
     def one(self, node):
@@ -79,18 +79,22 @@ class TestCrossing:
         setattr(one.store, name, answers_slowly)
         return crossed
 
-    def test_the_answer_of_a_settle(self, one):
-        self.crosses(one, "settle")
+    def test_a_push_during_a_settle_is_claimed(self, one):
+        crossed = self.crosses(one, "settle")
         one.store.push(SHARD, "first", announce=False)
         one.start()
         one.ran("first", "crossing")
+        assert crossed == ["settle"]
+        assert [job_id for job_id, _ in one.store.settled] == ["first", "crossing"]
 
-    def test_the_answer_about_all_shards(self, one):
-        self.crosses(one, "next_due")
+    def test_a_push_during_a_poll_is_claimed(self, one):
+        crossed = self.crosses(one, "next_due")
         one.start()
         one.ran("crossing")
+        assert crossed == ["next_due"]
+        assert one.runner.ids == ["crossing"]
 
-    def test_the_answer_of_a_claim_that_found_nothing(self, one):
+    def test_a_push_during_a_claim_that_found_nothing_is_claimed(self, one):
         crossed = self.crosses(one, "claim")
         one.start()
         eventually(lambda: crossed or one.runtime._on_announcement(SHARD, time.time()))

@@ -187,7 +187,7 @@ def test_what_has_no_meaning_is_refused_at_decoration(options, message):
 
 
 @pytest.mark.parametrize("options, message", WRONG + MEANINGLESS)
-def test_and_in_a_class(options, message):
+def test_what_has_no_meaning_is_refused_in_a_class(options, message):
     with pytest.raises(ConfigurationError, match=message):
         type("Task", (OrderedTask,), {"run": lambda self, payloads_by_id: None, **options})
 

@@ -15,7 +15,7 @@ from tests.unit.nodes import SHARDS, Q, once
 from tests.waiting import eventually
 
 
-def test_it_takes_the_shards_and_runs_what_waits(node):
+def test_a_node_takes_the_shards_and_runs_what_waits(node):
     one = node()
     for shard in SHARDS:
         one.store.push(shard, f"job-{shard.index}", announce=False)
@@ -109,14 +109,10 @@ def test_an_outage_is_logged_once_when_it_begins_and_once_when_it_ends(node, cap
 
 def test_a_shard_that_changed_hands_is_left_alone(node, caplog):
     one = node()
-    gate = threading.Event()
-    one.runner.act = lambda batch: gate.wait(10) and None
-    one.store.push(SHARDS[0], "1", announce=False)
-    one.start()
-    eventually(lambda: one.runner.ids)
+    one.start_with_run()
     one.store.steal(SHARDS[0])
     one.store.push(SHARDS[0], "2")
-    gate.set()
+    one.gate.set()
     one.store.push(SHARDS[2], "same lane")
     one.ran("same lane")
     assert one.store.settled == [("same lane", Fate.DONE)]
@@ -197,11 +193,7 @@ def test_a_queue_with_another_shard_count_is_not_served_and_the_others_are(node,
 
 def test_the_snapshot_says_what_runs_where(node):
     one = node()
-    gate = threading.Event()
-    one.runner.act = lambda batch: gate.wait(10) and None
-    one.store.push(SHARDS[3], "1", announce=False)
-    one.start()
-    eventually(lambda: one.runner.ids)
+    one.start_with_run(shard=SHARDS[3])
     eventually(lambda: len(one.owns()) == 4)
     first, second = one.runtime.snapshot()["lanes"]
     assert first == {"name": "lane-0", "shards": ["q/0", "q/2"], "running": None}
@@ -213,7 +205,7 @@ def test_the_snapshot_says_what_runs_where(node):
         "seconds": 0,
         "overdue": False,
     }
-    gate.set()
+    one.gate.set()
 
 
 def test_the_store_is_told_which_claims_are_in_hand(node):
@@ -299,11 +291,8 @@ def test_an_outage_is_no_silence_of_the_owner(node):
 
 def test_a_run_that_takes_too_long_raises_one_alarm(node):
     one = node(queues=[QueueSpec("q", shards=4, max_run=0.2)])
-    gate = threading.Event()
-    one.runner.act = lambda batch: batch.jobs[0].id == "slow" and gate.wait(10) and None
-    one.store.push(SHARDS[0], "slow", announce=False)
     one.store.push(SHARDS[1], "fast", announce=False)
-    one.start()
+    one.start_with_run("slow")
     eventually(lambda: one.host.alarms)
     beats = one.store.leases[SHARDS[1]].counter
     eventually(lambda: one.store.leases[SHARDS[1]].counter > beats + 3)
@@ -313,5 +302,5 @@ def test_a_run_that_takes_too_long_raises_one_alarm(node):
     assert [lane["running"]["overdue"] for lane in one.runtime.snapshot()["lanes"] if lane["running"]] == [
         True
     ]
-    gate.set()
+    one.gate.set()
     one.ran("slow")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 import pytest
@@ -22,16 +21,12 @@ class NoTimer:
 class TestStopping:
     def test_a_drain_finishes_what_runs_and_begins_nothing(self, node):
         one = node(lanes=1)
-        gate = threading.Event()
-        one.runner.act = lambda batch: gate.wait(10) and None
-        one.store.push(SHARDS[0], "runs", announce=False)
-        one.start()
-        eventually(lambda: one.runner.ids)
+        one.start_with_run("runs")
         one.store.push(SHARDS[0], "waits")
         one.runtime.drain()
         assert not one.runtime.join(0.05)
         assert one.runtime.busy() == 1
-        gate.set()
+        one.gate.set()
         assert one.runtime.join(10)
         assert one.store.settled == [("runs", Fate.DONE)]
         assert one.owns() == []
@@ -47,27 +42,19 @@ class TestStopping:
 
     def test_what_runs_at_an_abandon_is_left_and_marked_as_stopping(self, node):
         one = node()
-        gate = threading.Event()
-        one.runner.act = lambda batch: gate.wait(10) and None
-        one.store.push(SHARDS[0], "runs", announce=False)
-        one.start()
-        eventually(lambda: one.runner.ids)
+        one.start_with_run("runs")
         one.runtime.abandon()
         eventually(lambda: one.store.stopping)
         eventually(lambda: len(one.owns("")) == 2)
         assert SHARDS[0] in one.owns()
         assert one.store.settled == []
-        gate.set()
+        one.gate.set()
 
     @pytest.mark.parametrize("exclusion", [Cooperative(), Strict(NoTimer())], ids=["cooperative", "strict"])
     def test_what_still_runs_when_the_process_ends_is_given_up(self, node, exclusion):
         """Where a run could go on beside the next owner's, the lease has to run out instead."""
         one = node(exclusion=exclusion)
-        gate, batches = threading.Event(), []
-        one.runner.act = lambda batch: batches.append(batch) or (gate.wait(10) and None)
-        one.store.push(SHARDS[0], "runs", announce=False)
-        one.start()
-        (batch,) = eventually(lambda: batches)
+        batch = one.start_with_run("runs")
         one.runtime.drain()
         assert not one.runtime.join(0.05)
         one.runtime.abandon()
@@ -76,24 +63,20 @@ class TestStopping:
         assert (SHARDS[0] in one.owns(""), batch.lost.is_set()) == (given_up, given_up)
         assert list(one.store.processing[SHARDS[0]]) == ["runs"]
         assert SHARDS[0] in one.store.stopping
-        gate.set()
+        one.gate.set()
         assert one.runtime.join(10)
         assert one.store.settled == ([] if given_up else [("runs", Fate.DONE)])
 
     def test_a_drain_without_redis_ends_after_a_lease_time(self, node, caplog):
         one = node()
-        gate = threading.Event()
-        one.runner.act = lambda batch: gate.wait(10) and None
-        one.store.push(SHARDS[0], "1", announce=False)
-        one.start()
-        eventually(lambda: one.runner.ids)
+        one.start_with_run()
 
         def unavailable(after):
             raise StoreUnavailable("gone")
 
         for name in ("claim", "settle", "renew", "release", "next_due", "observe"):
             one.store.fail[name] = unavailable
-        gate.set()
+        one.gate.set()
         one.runtime.drain()
         assert one.runtime.join(20)
         assert "will be recovered" in caplog.text
@@ -187,48 +170,33 @@ class TestSuspects:
 
     def test_other_jobs_of_other_shards_go_on_beside_one(self, node):
         one = node(lanes=4)
-        gate = threading.Event()
-        one.runner.act = lambda batch: "suspect" in batch.jobs[0].id and gate.wait(10) and None
         one.store.suspects.add("suspect")
-        one.store.push(SHARDS[0], "suspect", announce=False)
-        one.start()
-        eventually(lambda: one.runner.ids == ["suspect"])
+        one.start_with_run("suspect")
         one.store.push(SHARDS[1], "other")
         one.ran("other")
-        gate.set()
+        one.gate.set()
         one.ran("suspect")
 
     def test_a_node_that_lost_a_shard_alive_says_so(self, node):
         one = node()
-        gate = threading.Event()
-        one.runner.act = lambda batch: gate.wait(10) and None
-        one.store.push(SHARDS[0], "1", announce=False)
-        one.start()
-        eventually(lambda: one.runner.ids)
+        one.start_with_run()
         one.store.steal(SHARDS[0])
-        gate.set()
+        one.gate.set()
         eventually(lambda: [lease.shard for lease in one.store.forgiven] == [SHARDS[0]])
 
 
 class TestLeaseLost:
-    def running(self, node):
-        one = node()
-        batches, gate = [], threading.Event()
-        one.runner.act = lambda batch: batches.append(batch) or (gate.wait(10) and None)
-        one.store.push(SHARDS[0], "1", announce=False)
-        one.start()
-        (batch,) = eventually(lambda: batches)
-        return one, batch, gate
-
     def test_a_run_is_told_that_its_shard_changed_hands(self, node):
-        one, batch, gate = self.running(node)
+        one = node()
+        batch = one.start_with_run()
         assert not batch.lost.is_set()
         one.store.steal(SHARDS[0])
         assert batch.lost.wait(10)
-        gate.set()
+        one.gate.set()
 
     def test_a_run_is_told_while_the_lease_cannot_be_renewed(self, node):
-        one, batch, gate = self.running(node)
+        one = node()
+        batch = one.start_with_run()
 
         def unavailable(after):
             raise StoreUnavailable("gone")
@@ -237,5 +205,5 @@ class TestLeaseLost:
         assert batch.lost.wait(10)
         del one.store.fail["renew"]
         eventually(lambda: not batch.lost.is_set())
-        gate.set()
+        one.gate.set()
         one.ran("1")

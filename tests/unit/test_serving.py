@@ -22,7 +22,7 @@ def owned(node, queue):
 
 
 @pytest.mark.parametrize("splitter", [lease_splitter, default_splitter])
-def test_it_begins_with_some_and_takes_the_others_when_it_is_told_to(node, splitter):
+def test_a_node_serves_the_selected_queues_and_takes_another_on_command(node, splitter):
     one = node(queues=[Q, OTHER], served=["q"], splitter=splitter).start()
     eventually(lambda: owned(one, Q) == 4)
     assert owned(one, OTHER) == 0

@@ -118,7 +118,7 @@ def test_m1_a_shard_that_comes_with_work_is_served_without_a_poll():
     node.start()
     node.ran("1")
     node.runtime.abandon()
-    node.runtime.join(10)
+    assert node.runtime.join(10)
 
 
 class Clock:

@@ -95,7 +95,7 @@ def test_the_frames_before_the_tasks_function_are_left_out():
         ({"lowkiq_format_error": "message"}, format_message),
     ],
 )
-def test_it_is_the_default_and_the_setting_names_another(settings, form):
+def test_a_traceback_is_the_default_and_the_setting_names_another(settings, form):
     app = Celery("proj", set_as_current=False, broker="redis://localhost:1/0")
     app.conf.update(settings)
     assert read_settings(app).format_error is form

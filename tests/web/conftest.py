@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import redis
 from celery import Celery
 from starlette.testclient import TestClient
 
-from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.integration.app.context import home_of
 from celery_lowkiq.web import changes, make_app
 from tests.worker import proj
@@ -29,14 +27,6 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def impatient(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A change that does not end is watched soon."""
     monkeypatch.setattr(changes, "PATIENCE", 0.2)
-
-
-@pytest.fixture
-def settings(redis_server: EmbeddedServer) -> dict[str, Any]:
-    """Celery's settings; a test changes them before it asks for the app."""
-    with redis.Redis(unix_socket_path=redis_server.socket_path) as client:
-        client.flushall()
-    return {"broker_url": redis_server.url}
 
 
 @pytest.fixture

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from celery import Celery
 
-from celery_lowkiq.embedded import EmbeddedServer
 from tests.waiting import eventually
 from tests.worker import proj
 from tests.worker.nodes import Worker, worker
@@ -35,14 +34,6 @@ class Ledger:
 
 
 @pytest.fixture
-def settings(redis_server: EmbeddedServer) -> dict[str, Any]:
-    """Celery's settings; a test changes them before it asks for the app or a worker."""
-    with redis.Redis(unix_socket_path=redis_server.socket_path) as client:
-        client.flushall()
-    return {"broker_url": redis_server.url}
-
-
-@pytest.fixture
 def app(settings: dict[str, Any]) -> Iterator[Celery]:
     made = proj.make_app(**settings)
     yield made
@@ -52,6 +43,14 @@ def app(settings: dict[str, Any]) -> Iterator[Celery]:
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path / "ledger")
+
+
+@pytest.fixture
+def root_level() -> Iterator[None]:
+    """A worker in this process sets the root logger's level, which would silence what later tests expect."""
+    level = logging.root.level
+    yield
+    logging.root.setLevel(level)
 
 
 @pytest.fixture

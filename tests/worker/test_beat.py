@@ -44,6 +44,7 @@ def test_entries_with_kwargs(app, settings, start_worker, ledger, beat):
     assert app.control.purge() == 0
 
 
+@pytest.mark.full
 def test_a_process_without_the_code(settings, start_worker, ledger, beat, tmp_path):
     """Its calls come by the broker, and a worker moves them to the store."""
     (tmp_path / "stranger.py").write_text(

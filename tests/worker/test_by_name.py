@@ -24,6 +24,7 @@ def waiting(task, job_id):
     return job.payloads if job else ()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("alternating", [False, True], ids=["by name", "and by delay"])
 def test_calls_that_wait_together_keep_the_order_in_which_they_were_sent(
     app, settings, start_worker, ledger, sender, alternating

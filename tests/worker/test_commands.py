@@ -37,6 +37,7 @@ def celery(settings):
     return run
 
 
+@pytest.mark.full
 def test_the_command_line_lists_them(celery):
     listed = " ".join(celery("inspect", "--list").split())
     assert "lowkiq Lanes with their shards and runs, and counts" in listed
@@ -70,6 +71,7 @@ def test_inspect_shows_lanes_and_queues(app, start_worker, ledger, tmp_path, cel
     ledger.wait_for("end", 2)
 
 
+@pytest.mark.full
 def test_inspect_shows_other_queues_beside_a_damaged_one(app, start_worker, celery):
     """O6: a key of another type in one shard made an error of the counts of all queues."""
     app.tasks["record"].apply_async(("1", "x"), countdown=3600)
@@ -85,6 +87,7 @@ def test_inspect_shows_other_queues_beside_a_damaged_one(app, start_worker, cele
     assert f"shard {shard} is damaged: " in found["damaged"]["outcome"]
 
 
+@pytest.mark.full
 def test_one_of_several_workers_acts_for_all(app, start_worker, celery):
     outcome = app.tasks["outcome"]
     for n in range(3):
@@ -100,6 +103,7 @@ def test_one_of_several_workers_acts_for_all(app, start_worker, celery):
     eventually(lambda: outcome.ordered_queue.stats().processed == 3)
 
 
+@pytest.mark.full
 def test_the_command_line_makes_the_ticket(app, start_worker, celery):
     queue = app.tasks["record"].ordered_queue
     start_worker()
@@ -121,6 +125,7 @@ def test_the_command_line_makes_the_ticket(app, start_worker, celery):
     assert [paused.id for paused in queue.paused_ids().items] == ["1"]
 
 
+@pytest.mark.full
 def test_without_a_ticket_each_acts_harmlessly(app, start_worker):
     outcome = app.tasks["outcome"]
     for n in range(3):
@@ -160,6 +165,7 @@ def test_an_unknown_queue_and_a_bad_id_are_refused(app, start_worker):
     assert "a\\nb" in answer["error"]
 
 
+@pytest.mark.full
 def test_a_quiet_node_finishes_and_gives_its_shards_to_another(app, start_worker, ledger, tmp_path):
     gated, record = app.tasks["gated"], app.tasks["record"]
     inspector = Inspector(app)

@@ -79,6 +79,7 @@ def site(app, settings, tmp_path, database):
         node.teardown()
 
 
+@pytest.mark.full
 def test_djangos_are_closed_after_each_batch_and_a_broken_one_is_replaced(site, database):
     task, node = site
     for number, payload in enumerate(["first", "breaks", "fails", "last"], start=1):

@@ -43,6 +43,7 @@ def names(text: str) -> list[str]:
     return re.findall(r"lowkiq_\w+", text)
 
 
+@pytest.mark.full
 def test_every_metric_and_label_of_the_dashboard_and_the_alerts_exists(labels):
     assert len(SHOWN) > 20
     for expression, text in SHOWN:
@@ -61,6 +62,7 @@ def test_every_metric_and_label_of_the_dashboard_and_the_alerts_exists(labels):
         assert {label for pair in named for label in pair if label} <= (asked or common), text
 
 
+@pytest.mark.full
 def test_the_dashboard_chooses_among_the_queues(labels):
     (chosen,) = (v for v in DASHBOARD["templating"]["list"] if v["type"] == "query")
     name, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", chosen["query"]).groups()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.integration.operations.inspector import Inspector
+from tests.marks import first_often
 from tests.waiting import eventually
 from tests.worker import many
 from tests.worker.dealing import SHARDS
@@ -34,7 +35,7 @@ def count(nodes):
     return sum(len(shards) for lanes in nodes.values() for shards in lanes.values())
 
 
-@pytest.mark.parametrize("start", STARTS, ids=[str(number) for number in range(len(STARTS))])
+@pytest.mark.parametrize("start", first_often(STARTS), ids=[str(number) for number in range(len(STARTS))])
 def test_o1_a_worker_deals_its_shards_to_three_lanes_as_lowkiqs_readme_does(app, start_worker, start):
     """O1: queues are sorted by name, in whatever order the tasks were registered."""
     start_worker(lanes=3, **start)
@@ -42,7 +43,7 @@ def test_o1_a_worker_deals_its_shards_to_three_lanes_as_lowkiqs_readme_does(app,
     assert dealt(app) == {"w0@test": README}
 
 
-@pytest.mark.parametrize("second", [1, 2])
+@pytest.mark.parametrize("second", first_often([1, 2]))
 def test_o1_the_parts_of_two_nodes_cover_all_shards(app, settings, start_worker, second):
     """O1: ``by_node`` cuts the same list in both processes."""
     settings.update(lowkiq_splitter="by_node", lowkiq_number_of_nodes=2, lowkiq_node_number=0)
@@ -55,6 +56,7 @@ def test_o1_the_parts_of_two_nodes_cover_all_shards(app, settings, start_worker,
     assert sorted(nodes["w0@test"]["lane-0"]) == ["A/0", "B/3"]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(420)
 def test_m1_a_worker_takes_2400_shards_and_another_all_that_a_killed_one_had(app, settings, start_worker):
     """M1: within 5 s and 1.05 lease times + 3 s on a machine with nothing else to do; here, at all, and each

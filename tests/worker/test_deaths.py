@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 from celery_lowkiq.embedded import EmbeddedServer
+from tests.marks import first_often
 from tests.outages import away
 from tests.waiting import eventually
 from tests.worker.checks import shares
@@ -18,7 +19,7 @@ TAKEOVER = 1.05 + 0.2 + 1.0
 BUSY_MACHINE = 2.0
 
 
-@pytest.mark.parametrize("how", ["exit", "segfault", "kill"])
+@pytest.mark.parametrize("how", first_often(["kill", "exit", "segfault"]))
 def test_a_payload_that_kills_is_buried_after_three_deaths_of_its_own(app, start_worker, ledger, how):
     batches = app.tasks["batches"]
     payloads = {"killer": how, "mate-1": "good", "mate-2": "good"}
@@ -48,6 +49,7 @@ def settled(task):
     return stats.length == stats.busy == 0
 
 
+@pytest.mark.full
 def test_who_dies_together_with_redis_is_not_to_blame(settings, app, start_worker, ledger, tmp_path):
     gated = app.tasks["gated"]
     with EmbeddedServer(port=0, appendonly=True, config={"appendfsync": "always"}) as store:

@@ -79,6 +79,7 @@ class TestOnCommit:
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "django, tasks",
     [(True, ["plain", "by_base", "named", "by_hand"]), (False, ["named", "by_hand"])],

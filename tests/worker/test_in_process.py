@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 
 import pytest
@@ -12,15 +11,9 @@ from celery.contrib.testing.worker import start_worker
 from celery_lowkiq import ordered_task
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.usefixtures("root_level")
+
 NAME = "the-store"
-
-
-@pytest.fixture(autouse=True)
-def root_level():
-    """A worker's level would silence what later tests listen to."""
-    level = logging.root.level
-    yield
-    logging.root.setLevel(level)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from tests.waiting import eventually
 from tests.worker.users import ROOT, users_pytest
 
 pytest_plugins = ["pytester"]
-pytestmark = pytest.mark.xdist_group("testing")
+pytestmark = [pytest.mark.usefixtures("root_level"), pytest.mark.xdist_group("testing")]
 
 CONFIG = """
 import pytest
@@ -35,14 +35,6 @@ THREADS = """
 def celery_worker_pool():
     return "threads"
 """
-
-
-@pytest.fixture(autouse=True)
-def root_level():
-    """A worker's level would silence what later tests listen to."""
-    level = logging.root.level
-    yield
-    logging.root.setLevel(level)
 
 
 @pytest.fixture
@@ -91,6 +83,7 @@ def in_process(app):
     return start_worker(app, pool="threads", concurrency=2, perform_ping_check=False, loglevel="WARNING")
 
 
+@pytest.mark.full
 def test_celerys_pytest_idiom(passes):
     """F9: the task never ran, without a word. The first begins with the lanes, the second joins them."""
     passes(
@@ -122,6 +115,7 @@ def test_it(celery_app, celery_worker):
     )
 
 
+@pytest.mark.full
 def test_the_idiom_with_a_pool_that_cannot_serve_warns(passes):
     """F9: Celery's fixture has the pool "solo" by default."""
     passes(

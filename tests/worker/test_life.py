@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.marks import first_often
 from tests.waiting import eventually
 from tests.worker.checks import command, released
 from tests.worker.nodes import ROOT
@@ -23,7 +24,7 @@ print(*(step.name.rpartition(".")[2] for step in blueprint._finalize_steps(bluep
 """
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", first_often(range(8)))
 def test_lanes_start_last_and_stop_first_whatever_the_hash_seed(seed):
     """Celery sorts its steps from a set: only what is required comes before."""
     env = {**os.environ, "PYTHONHASHSEED": str(seed)}
@@ -69,7 +70,7 @@ def test_control_shutdown_drains(app, runs_and_waits, ledger, tmp_path):
     drained(app, ledger)
 
 
-@pytest.mark.parametrize("first", ["the command", "SIGTERM"])
+@pytest.mark.parametrize("first", first_often(["the command", "SIGTERM"]))
 def test_control_shutdown_ends_no_drain(app, runs_and_waits, ledger, tmp_path, first):
     """Asked for again, it is what goes on already; and the worker still hears what comes after it."""
     node = runs_and_waits()
@@ -93,6 +94,7 @@ def test_a_soft_shutdown_lets_runs_end_and_begins_none(app, settings, runs_and_w
     drained(app, ledger)
 
 
+@pytest.mark.full
 def test_a_soft_shutdown_leaves_what_takes_longer_to_others(app, settings, runs_and_waits, ledger):
     settings["worker_soft_shutdown_timeout"] = 0.5
     node = runs_and_waits()
@@ -102,6 +104,7 @@ def test_a_soft_shutdown_leaves_what_takes_longer_to_others(app, settings, runs_
     assert [line["id"] for line in ledger.lines("start")] == ["runs"]
 
 
+@pytest.mark.full
 def test_remap_sigterm_makes_term_a_cold_shutdown(app, runs_and_waits, ledger):
     node = runs_and_waits(REMAP_SIGTERM="SIGQUIT")
     node.kill("SIGTERM")
@@ -116,6 +119,7 @@ class Heartbeats(Listener):
             self.events.append(event)
 
 
+@pytest.mark.full
 def test_a_draining_worker_beats_and_obeys(app, runs_and_waits, ledger, tmp_path):
     """A ping is not all: it shows what runs, and counts as alive in Flower."""
     node = runs_and_waits("--heartbeat-interval", "1")
@@ -134,6 +138,7 @@ def test_a_draining_worker_beats_and_obeys(app, runs_and_waits, ledger, tmp_path
     drained(app, ledger)
 
 
+@pytest.mark.full
 def test_a_draining_worker_shows_its_lanes_and_lets_nobody_change_them(app, runs_and_waits, ledger, tmp_path):
     node = runs_and_waits()
     node.kill("SIGTERM")
@@ -150,6 +155,7 @@ def test_a_draining_worker_shows_its_lanes_and_lets_nobody_change_them(app, runs
     drained(app, ledger)
 
 
+@pytest.mark.full
 def test_what_was_revoked_stays_so_over_a_restart(app, settings, start_worker, ledger, tmp_path):
     app.conf.lowkiq_track_calls = settings["lowkiq_track_calls"] = True
     record, statedb = app.tasks["record"], f"--statedb={tmp_path / 'state'}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.waiting import eventually
 
 
@@ -38,6 +40,7 @@ def test_a_failure_says_where_it_was(app, start_worker):
     assert all(line in whole for line in stored.splitlines())
 
 
+@pytest.mark.full
 def test_an_ordinary_task_has_celerys_line(app, start_worker):
     node = start_worker()
     app.tasks["plain"].delay(1)
@@ -45,6 +48,7 @@ def test_an_ordinary_task_has_celerys_line(app, start_worker):
     assert done[0].endswith(": None")
 
 
+@pytest.mark.full
 def test_above_info_nothing_is_said_of_success(app, start_worker, ledger):
     node = start_worker("-l", "WARNING", wait=False)
     app.tasks["batches"].delay(1, "x")

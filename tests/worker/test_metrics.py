@@ -72,6 +72,7 @@ def test_runs_are_measured(app, start_worker, ledger):
     assert 0 <= found["lowkiq_wait_seconds_sum", "queue=batches"] < 60
 
 
+@pytest.mark.full
 def test_the_wait_is_counted_from_when_the_job_was_due(app, measured, ledger):
     app.tasks["record"].perform_async([{"id": 1, "payload": "x", "perform_in": 1e9}])
     ledger.wait_for("end")
@@ -81,6 +82,7 @@ def test_the_wait_is_counted_from_when_the_job_was_due(app, measured, ledger):
     assert found["lowkiq_wait_seconds_sum", "queue=record"] > 1e8
 
 
+@pytest.mark.full
 def test_a_node_and_its_lanes(app, measured, ledger, tmp_path):
     app.tasks["gated"].delay(1, "x")
     ledger.wait_for("start")
@@ -95,6 +97,7 @@ def test_a_node_and_its_lanes(app, measured, ledger, tmp_path):
         assert found[f"lowkiq_{name}_total", "node=w0@test"] == 0
 
 
+@pytest.mark.full
 def test_an_outage_is_counted_and_its_scrapes_say_so(start_worker, settings):
     with EmbeddedServer() as mortal:
         settings["lowkiq_url"] = mortal.url
@@ -108,6 +111,7 @@ def test_an_outage_is_counted_and_its_scrapes_say_so(start_worker, settings):
         assert found["lowkiq_redis_errors_total", "node=w0@test"] >= 1
 
 
+@pytest.mark.full
 def test_a_port_in_use_costs_the_metrics_and_not_the_worker(app, settings, start_worker, ledger):
     with socket.create_server(("127.0.0.1", 0)) as other:
         settings["lowkiq_metrics_port"] = other.getsockname()[1]
@@ -118,6 +122,7 @@ def test_a_port_in_use_costs_the_metrics_and_not_the_worker(app, settings, start
         ledger.wait_for("end")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("port", [None, 0])
 def test_metrics_are_imported_only_where_a_port_is_set(settings, start_worker, port):
     settings["lowkiq_metrics_port"] = port
@@ -125,6 +130,7 @@ def test_metrics_are_imported_only_where_a_port_is_set(settings, start_worker, p
     assert ("celery_lowkiq.metrics" in node.logs()) == (port is not None)
 
 
+@pytest.mark.full
 def test_a_port_without_prometheus_client_is_refused(settings, start_worker, tmp_path):
     (tmp_path / "prometheus_client.py").write_text("raise ModuleNotFoundError(name='prometheus_client')")
     node = start_worker(wait=False, PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")

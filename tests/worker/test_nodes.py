@@ -11,6 +11,7 @@ import redis
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.store.scripts.keys import shard_keys
+from tests.marks import first_often
 from tests.waiting import eventually
 
 
@@ -23,7 +24,7 @@ def shards(report):
     return {str(shard) for lane in report.lanes for shard in lane.shards}
 
 
-@pytest.mark.parametrize("splitter", ["lease", "by_node"])
+@pytest.mark.parametrize("splitter", first_often(["lease", "by_node"]))
 def test_nodes_say_what_they_are_doing(app, settings, inspector, start_worker, ledger, tmp_path, splitter):
     settings.update(lowkiq_splitter=splitter, lowkiq_number_of_nodes=1, lowkiq_node_number=0)
     assert inspector.nodes() == ()
@@ -48,6 +49,7 @@ def test_nodes_say_what_they_are_doing(app, settings, inspector, start_worker, l
     assert inspector.nodes() == ()
 
 
+@pytest.mark.full
 def test_a_node_that_died_is_shown_until_it_is_back(inspector, start_worker):
     node = start_worker()
     (before,) = eventually(inspector.nodes)
@@ -60,6 +62,7 @@ def test_a_node_that_died_is_shown_until_it_is_back(inspector, start_worker):
     assert before.pid != after.pid
 
 
+@pytest.mark.full
 def test_a_queue_has_a_history(app, inspector, start_worker, ledger):
     record = app.tasks["record"]
     record.perform_async([{"id": n} for n in range(20)])
@@ -91,6 +94,7 @@ def test_shards_and_why_of_a_run(app, start_worker, ledger, tmp_path):
     eventually(lambda: queue.why("1").kind == "nowhere")
 
 
+@pytest.mark.full
 def test_why_tells_of_retries_and_the_morgue(app, start_worker, ledger):
     outcome = app.tasks["outcome"]
     outcome.delay("1", "fail")
@@ -100,6 +104,7 @@ def test_why_tells_of_retries_and_the_morgue(app, start_worker, ledger):
     assert answer.text.endswith("after: ValueError: as asked.")
 
 
+@pytest.mark.full
 def test_x_shards_that_wait_are_named_in_one_line_and_in_why_and_doctor(
     app, settings, inspector, start_worker, redis_server
 ):

@@ -12,6 +12,7 @@ import redis
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.errors import StoreFull
 from celery_lowkiq.store.scripts.client import UNAVAILABLE
+from tests.marks import first_often
 from tests.outages import Front, away, busy, full, read_only
 from tests.waiting import eventually
 from tests.worker.checks import leases, overlaps, released
@@ -63,6 +64,7 @@ def test_a_redis_that_cannot_serve_now(server, caplog, tmp_path, code):
         survives(engine, front.answers(f"{code} as asked"), caplog)
 
 
+@pytest.mark.full
 def test_twenty_restarts(server, caplog):
     with Engine(server) as engine:
         for _ in range(20):
@@ -88,6 +90,7 @@ def test_all_connections_killed(server, caplog):
     assert engine.lost_or_doubled() == {}
 
 
+@pytest.mark.full
 def test_a_storm_of_killed_connections_is_two_lines(server, caplog):
     """P3"""
     with Engine(server) as engine, redis.Redis(unix_socket_path=server.socket_path) as client:
@@ -142,6 +145,7 @@ def own_servers(settings):
         yield broker, store
 
 
+@pytest.mark.full
 def test_lanes_do_not_need_the_broker(own_servers, app, settings, start_worker, ledger, tmp_path):
     """Nor does a run end with the connection, since no message of it will come again."""
     broker, _ = own_servers
@@ -170,6 +174,7 @@ def test_lanes_do_not_need_the_broker(own_servers, app, settings, start_worker, 
     assert released(app.tasks["record"])
 
 
+@pytest.mark.full
 def test_a_worker_that_looks_for_its_broker_can_be_stopped(own_servers, app, start_worker, ledger):
     broker, _ = own_servers
     node = start_worker()
@@ -199,6 +204,7 @@ def test_a_store_outage_is_survived_and_logged_twice(own_servers, app, start_wor
     assert node.exit_status() == 0
 
 
+@pytest.mark.full
 def test_a_password_that_a_worker_does_not_have_is_named(own_servers, app, start_worker, ledger):
     """P3: it looked like an outage; and is waited for like one."""
     _, store = own_servers
@@ -218,6 +224,7 @@ def test_a_password_that_a_worker_does_not_have_is_named(own_servers, app, start
     assert "hush-hush" not in node.logs()
 
 
+@pytest.mark.full
 def test_a_redis_that_may_throw_jobs_away_is_an_error_in_the_log(settings, app, start_worker):
     """P1: workers never said so."""
     config = {"maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"}
@@ -246,6 +253,7 @@ def one_server(settings):
             yield server, client
 
 
+@pytest.mark.full
 def test_a_broker_that_fails_over_ends_a_worker_after_what_runs(
     one_server, app, settings, start_worker, ledger, tmp_path
 ):
@@ -278,6 +286,7 @@ def test_a_broker_that_fails_over_ends_a_worker_after_what_runs(
     assert other.exit_status() == 0
 
 
+@pytest.mark.full
 def test_a_failover_of_broker_and_store_at_once(one_server, app, settings, start_worker, ledger, tmp_path):
     """P2: batches that end while the store is a replica are settled when there is a master again."""
     server, client = one_server
@@ -303,7 +312,7 @@ def test_a_failover_of_broker_and_store_at_once(one_server, app, settings, start
 LOST, HANDS = "Redis has lost data of", "changed hands"
 
 
-@pytest.mark.parametrize("how", ["flushed", "restarted without persistence"])
+@pytest.mark.parametrize("how", first_often(["flushed", "restarted without persistence"]))
 def test_data_that_is_gone_is_one_warning_in_each_worker(settings, app, start_worker, ledger, how):
     """P3: the log had a line a shard, that it had another owner now."""
     with EmbeddedServer(port=0) as store:
@@ -357,6 +366,7 @@ def test_a_worker_that_starts_before_its_store_waits_for_it(own_servers, app, st
     ledger.wait_for("end")
 
 
+@pytest.mark.full
 def test_one_redis_for_broker_and_store_is_restarted_twenty_times(settings, app, start_worker, ledger):
     """Plain tasks go on at the end as well; Celery takes longer to find its broker again."""
     with EmbeddedServer(port=0, appendonly=True, config=ALWAYS) as server:

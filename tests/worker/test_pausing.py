@@ -11,6 +11,7 @@ import pytest
 
 from celery_lowkiq.rules.models import shard_of
 from celery_lowkiq.store.scripts.keys import shard_keys
+from tests.marks import first_often
 from tests.waiting import eventually
 from tests.worker.checks import leases
 
@@ -51,7 +52,7 @@ def calling(task):
         thread.join()
 
 
-@pytest.mark.parametrize("what", PAUSES)
+@pytest.mark.parametrize("what", first_often(PAUSES))
 def test_two_nodes_obey_within_a_second_and_run_all_in_order_afterwards(app, start_worker, ledger, what):
     options, belongs = PAUSES[what]
     record = app.tasks["record"]
@@ -111,6 +112,7 @@ def test_an_id_that_is_paused_while_it_runs_is_finished_and_its_next_run_waits(
     ledger.wait_for("end", 2)
 
 
+@pytest.mark.full
 def test_what_was_claimed_ahead_of_a_run_that_turns_long_is_held(app, start_worker, ledger, tmp_path):
     gated = app.tasks["gated"]
     queue = gated.ordered_queue
@@ -138,6 +140,7 @@ def claims(task):
     return client.commands([("HGET", shard_keys(s)["meta"], "request") for s in task.queue_spec.shard_refs()])
 
 
+@pytest.mark.full
 def test_ten_thousand_paused_ids_do_not_make_a_lane_spin(app, start_worker, ledger):
     record = app.tasks["record"]
     queue = record.ordered_queue

@@ -149,6 +149,7 @@ def test_a_base_exception_of_the_function_is_a_failed_run(app, start_worker, led
     assert "the worker stops" not in node.logs()
 
 
+@pytest.mark.full
 def test_a_requeued_job_waits_a_second_and_others_run_meanwhile(app, start_worker, ledger):
     jobs = [("1", "requeue"), ("2", "ok")]
     app.tasks["outcome"].perform_async(
@@ -195,6 +196,7 @@ def test_middlewares_are_around_runs_and_pushes(app, settings, start_worker, led
     assert order == ["outer", "inner", "start", "end", "after inner", "after outer"]
 
 
+@pytest.mark.full
 def test_minus_q_and_minus_x_choose_among_ordered_queues(app, start_worker, ledger):
     app.tasks["record"].delay("1")
     app.tasks["outcome"].delay("1", "ok")
@@ -213,6 +215,7 @@ def test_minus_q_and_minus_x_choose_among_ordered_queues(app, start_worker, ledg
     assert len(ledger.lines("end")) == 1
 
 
+@pytest.mark.full
 def test_calls_that_arrive_by_the_broker_are_pushed(app, start_worker, ledger):
     """A process without the code can only send the name."""
     start_worker()

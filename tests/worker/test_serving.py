@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import redis
 
 from tests.waiting import eventually
@@ -49,6 +50,7 @@ def test_a_node_leaves_a_queue_after_its_running_batch_and_others_take_it(
     assert "gated" in active(app, "w0@test")
 
 
+@pytest.mark.full
 def test_the_banner_lists_the_ordered_queues(app, start_worker):
     """F9: it said nothing of them."""
     node = start_worker("-Q", "celery,record")
@@ -58,6 +60,7 @@ def test_the_banner_lists_the_ordered_queues(app, start_worker):
     assert "gated" not in banner
 
 
+@pytest.mark.full
 def test_a_queue_that_nobody_serves_waits(app, start_worker, ledger):
     record = app.tasks["record"]
     start_worker()
@@ -86,6 +89,7 @@ def test_a_queue_that_was_not_chosen_can_be_added(app, start_worker, ledger, red
     assert not broker_queues(redis_server) & set(app.tasks)
 
 
+@pytest.mark.full
 def test_minus_q_makes_no_broker_queue_of_an_ordered_one(app, start_worker, ledger, redis_server):
     start_worker("-Q", "record")
     app.tasks["record"].delay("1")
@@ -94,6 +98,7 @@ def test_minus_q_makes_no_broker_queue_of_an_ordered_one(app, start_worker, ledg
     assert "record" not in broker_queues(redis_server)
 
 
+@pytest.mark.full
 def test_celerys_own_queues_come_and_go_as_before(app, start_worker, redis_server):
     start_worker()
     command(app, "add_consumer", "w0@test", queue="others")
@@ -103,6 +108,7 @@ def test_celerys_own_queues_come_and_go_as_before(app, start_worker, redis_serve
     eventually(lambda: "others" not in active(app, "w0@test"))
 
 
+@pytest.mark.full
 def test_a_fixed_splitter_takes_no_queue_that_comes_later(app, settings, start_worker):
     settings.update(lowkiq_splitter="by_node", lowkiq_number_of_nodes=1, lowkiq_node_number=0)
     start_worker("-Q", "celery,record")
@@ -114,6 +120,7 @@ def test_a_fixed_splitter_takes_no_queue_that_comes_later(app, settings, start_w
     eventually(lambda: owners(app.tasks["record"]) == {"w0"})
 
 
+@pytest.mark.full
 def test_other_pools_say_why_they_cannot(app, start_worker):
     start_worker(pool="prefork", lanes=1)
     (answer,) = command(app, "add_consumer", "w0@test", queue="record")

@@ -48,6 +48,7 @@ def test_what_runs_for_longer_is_run_again_by_the_next_worker_at_once(gated, sta
     assert overlaps(ledger.lines()) == []
 
 
+@pytest.mark.full
 def test_what_ends_in_time_is_settled_and_nobody_waits_for_longer(gated, start_worker, ledger, tmp_path):
     gated.delay("1")
     node = start_worker()
@@ -60,6 +61,7 @@ def test_what_ends_in_time_is_settled_and_nobody_waits_for_longer(gated, start_w
     assert (stats.length, stats.busy, stats.processed) == (0, 0, 1)
 
 
+@pytest.mark.full
 def test_other_functions_that_run_at_exit_come_before(gated, start_worker, ledger):
     """Until they are done the run may go on, so nobody else may have its shard."""
     gated.delay("1")

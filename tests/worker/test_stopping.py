@@ -10,12 +10,13 @@ from collections import defaultdict
 
 import pytest
 
+from tests.marks import first_often
 from tests.waiting import eventually
 from tests.worker import proj
 from tests.worker.checks import overlaps, released, shares
 
 
-@pytest.mark.parametrize("name, status", [("SIGTERM", 0), ("SIGINT", 1)])
+@pytest.mark.parametrize("name, status", first_often([("SIGTERM", 0), ("SIGINT", 1)]))
 def test_term_and_int_drain(app, start_worker, ledger, tmp_path, name, status):
     """The running batch is finished and settled, nothing new begins, the shards are given up."""
     gated = app.tasks["gated"]
@@ -63,7 +64,7 @@ def test_quit_leaves_the_running_job_to_the_next_start(app, start_worker, ledger
     assert gated.ordered_queue.stats().morgue_length == 0
 
 
-@pytest.mark.parametrize("what, status", [("exit", 3), ("interrupt", 70)])
+@pytest.mark.parametrize("what, status", first_often([("exit", 3), ("interrupt", 70)]))
 def test_what_is_no_exception_ends_the_worker_after_the_other_lanes(
     app, start_worker, ledger, tmp_path, what, status
 ):
@@ -81,6 +82,7 @@ def test_what_is_no_exception_ends_the_worker_after_the_other_lanes(
     assert outcome.ordered_queue.stats().busy == 1
 
 
+@pytest.mark.full
 def test_l3_a_job_that_ends_every_worker_goes_to_the_morgue(app, start_worker, ledger):
     outcome = app.tasks["outcome"]
     outcome.delay("1", "exit")
@@ -130,6 +132,7 @@ def test_a_worker_that_is_stopped_hands_its_shards_over_at_once(app, settings, s
     assert time.monotonic() - began < 15
 
 
+@pytest.mark.full
 def test_sigkill_at_random_moments_loses_nothing(app, start_worker, ledger):
     """5,000 jobs of 500 ids; every payload is processed, in score order, never two runs of an id at once."""
     ids, per_id = 500, 10
@@ -178,7 +181,7 @@ def test_the_overlap_checker_sees_overlaps():
     assert overlaps([line("start", 1), line("start", 2), line("end", 1)]) == ["1"]
 
 
-@pytest.mark.parametrize("name", ["SIGUSR1", "SIGTTIN"])
+@pytest.mark.parametrize("name", first_often(["SIGUSR1", "SIGTTIN"]))
 def test_a_trace_says_which_lane_works_on_what(app, start_worker, ledger, tmp_path, name):
     """P4: TTIN, by which a process is stopped where nothing handles it, writes the same trace as USR1."""
     node = start_worker()
@@ -196,6 +199,7 @@ def test_a_trace_says_which_lane_works_on_what(app, start_worker, ledger, tmp_pa
     assert node.exit_status() == 0
 
 
+@pytest.mark.full
 def test_other_pools_write_the_trace_too(app, start_worker, ledger):
     """P4"""
     node = start_worker(pool="prefork", lanes=1)
@@ -206,6 +210,7 @@ def test_other_pools_write_the_trace_too(app, start_worker, ledger):
 
 
 class TestOtherPools:
+    @pytest.mark.full
     def test_they_start_as_before_warn_once_and_serve_no_ordered_queue(self, app, start_worker, ledger):
         app.tasks["record"].delay("1")
         node = start_worker(pool="prefork", lanes=1)
@@ -236,6 +241,7 @@ def elsewhere(settings, tmp_path):
 class TestNoRedis:
     """F7: a worker with a thread pool died at its start, and its plain tasks with it."""
 
+    @pytest.mark.full
     def test_plain_tasks_are_served(self, elsewhere, app, start_worker, ledger):
         node = start_worker("--without-heartbeat", lanes=1)
         assert node.logs().count("are not served: ordered tasks need Redis, but broker_url is a") == 1

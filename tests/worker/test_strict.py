@@ -35,6 +35,7 @@ def test_a_worker_that_is_frozen_past_its_lease_never_wakes(app, start_worker, l
     assert lived < 0.8 + 1.0
 
 
+@pytest.mark.full
 def test_an_idle_worker_that_is_frozen_goes_on(app, start_worker, ledger):
     node = start_worker()
     app.tasks["record"].delay("1")
@@ -60,6 +61,7 @@ def observe(app):
     return task.ordered_queue._home.store.observe(task.queue_spec.shard_refs())
 
 
+@pytest.mark.full
 def test_a_run_that_never_ends_ends_with_its_worker(settings, app, start_worker, ledger):
     """``max_run`` is over: its lease is not renewed, and others get its shard. P3: the log says so before."""
     settings["lowkiq_lease_seconds"] = 3.0

@@ -18,6 +18,7 @@ def test_autoscale_is_refused(app, start_worker):
     assert "--autoscale is not supported with ordered queues: the number of lanes is fixed" in node.logs()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["pool_grow", "pool_shrink"])
 def test_the_pool_keeps_its_size(app, start_worker, name):
     start_worker()
@@ -26,6 +27,7 @@ def test_the_pool_keeps_its_size(app, start_worker, name):
     assert len(ask(app, "stats")["lowkiq"]["lanes"]) == 4
 
 
+@pytest.mark.full
 def test_other_pools_grow_as_before(app, start_worker):
     start_worker(pool="prefork", lanes=1)
     assert ask(app, "pool_grow", n=1) == {"ok": "pool will grow"}
@@ -40,6 +42,7 @@ WITHOUT_EFFECT = {
 }
 
 
+@pytest.mark.full
 def test_settings_without_effect_are_in_the_log(app, settings, start_worker, ledger):
     settings.update(dict.fromkeys(WITHOUT_EFFECT, 1))
     node = start_worker(lanes=1)
@@ -50,6 +53,7 @@ def test_settings_without_effect_are_in_the_log(app, settings, start_worker, led
     assert len({line["pid"] for line in ledger.wait_for("end", 3)}) == 1
 
 
+@pytest.mark.full
 def test_time_limits_at_run_time_are_refused(app, start_worker):
     start_worker(lanes=1)
     assert ask(app, "time_limit", task_name="record", hard=5)["error"].startswith("time_limit: a lane is")

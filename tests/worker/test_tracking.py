@@ -44,6 +44,7 @@ def test_an_interrupted_run_is_an_error_and_waits(app, start_worker, ledger):
     assert said(tracker, "1") == [("error", "interrupted: SystemExit: 3")]
 
 
+@pytest.mark.full
 def test_what_a_killed_worker_ran_says_so_when_it_runs_again(app, start_worker, ledger, tmp_path):
     with track("interrupted", app) as tracker:
         app.tasks["gated"].perform_async([{"id": 1}], tracker=tracker)
@@ -57,6 +58,7 @@ def test_what_a_killed_worker_ran_says_so_when_it_runs_again(app, start_worker, 
     assert tracker.wait(WAIT)
 
 
+@pytest.mark.full
 def test_a_poison_pill_ends_as_error(app, start_worker):
     with track("poison", app) as tracker:
         app.tasks["batches"].perform_async([{"id": 1, "payload": "kill"}, {"id": 2}], tracker=tracker)
@@ -67,6 +69,7 @@ def test_a_poison_pill_ends_as_error(app, start_worker):
     assert "poison pill" in said(tracker, "1")[-1][1]
 
 
+@pytest.mark.full
 def test_a_requeued_call_goes_back_and_finishes(app, start_worker, ledger):
     tracker = app.tasks["outcome"].track([{"id": 1, "payload": "requeue"}])
     start_worker()

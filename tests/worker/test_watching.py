@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import pytest
 from celery.events import EventReceiver
 
 from tests.waiting import eventually
@@ -70,6 +71,7 @@ def test_runs_are_task_events(app, start_worker, ledger):
     assert {event["uuid"] for event in listener.events} == runs
 
 
+@pytest.mark.full
 def test_a_rejected_run_is_an_event(app, start_worker):
     with Listener(app) as listener:
         start_worker("-E")
@@ -95,6 +97,7 @@ def test_inspect_shows_the_run_and_the_lanes(app, start_worker, ledger, tmp_path
     eventually(lambda: app.control.inspect(timeout=2.0).active() == {"w0@test": []})
 
 
+@pytest.mark.full
 def test_a_run_that_takes_too_long_is_logged_and_told(app, start_worker, ledger, tmp_path):
     with Listener(app) as listener:
         node = start_worker("-E")

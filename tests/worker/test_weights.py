@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.waiting import eventually
 
 JOBS = 600
 
 
+@pytest.mark.full
 def test_a_weight_of_no_queue_is_warned_of(settings, start_worker):
     settings["lowkiq_queue_weights"] = {"record": 3, "recrod": 2}
     assert (
@@ -15,6 +18,7 @@ def test_a_weight_of_no_queue_is_warned_of(settings, start_worker):
     )
 
 
+@pytest.mark.full
 def test_two_full_queues_get_their_shares(app, settings, start_worker, ledger):
     settings |= {"lowkiq_queue_weights": {"record": 3, "batches": 1}, "lowkiq_window": 1}
     app.tasks["record"].perform_async([{"id": n} for n in range(JOBS)])
@@ -39,6 +43,7 @@ def test_the_more_urgent_calls_of_a_shard_run_first(app, start_worker, ledger):
     assert [job_id for run in runs for job_id in run["ids"]] == ["0-0", "9-3", "5-0", "9-0", "9-1", "9-2"]
 
 
+@pytest.mark.full
 def test_a_retry_waits_behind_calls_that_came_later(app, settings, start_worker, ledger):
     settings["task_annotations"] = {"outcome": {"retry_priority": 9, "retry_in": 1}}
     outcome = app.tasks["outcome"]

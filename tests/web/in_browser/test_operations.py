@@ -37,7 +37,7 @@ def test_its_bar_moves_until_it_is_done(watched, gate):
     assert violations(watched) == []
 
 
-def test_it_is_cancelled_and_says_what_was_done(watched, gate, stock):
+def test_a_cancelled_operation_says_what_was_done(watched, gate, stock):
     first_step = int(text(watched, ".progress-line strong"))
     later = due_later(stock, time.time())
     press(watched, "Cancel")

@@ -180,7 +180,7 @@ def test_retries_are_buried_together(browser, visit, orders):
     eventually(lambda: orders.stats().morgue_length > 0)
 
 
-def test_it_works_without_javascript(browser, visit, app):
+def test_pages_work_without_javascript(browser, visit, app):
     """All but the live updates."""
     index = app.tasks["index_product"].ordered_queue
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})

@@ -72,7 +72,7 @@ ELSEWHERE: dict[tuple[str, str], Callable[..., None]] = {
     ("job", "edit_payload"): test_pages.test_a_payload_is_edited_and_another_one_dropped,
     ("job", "delete_payload"): test_pages.test_a_payload_is_edited_and_another_one_dropped,
     ("/tracker", "/tracker/cancel"): test_pages.test_a_tracked_group_is_watched_and_cancelled,
-    ("/operation", "/cancel"): test_operations.test_it_is_cancelled_and_says_what_was_done,
+    ("/operation", "/cancel"): test_operations.test_a_cancelled_operation_says_what_was_done,
 }
 
 LISTINGS = ("jobs", "retries", "morgue", "processing", "shards", "paused")

@@ -1,0 +1,72 @@
+"""``python -m tests.lint``: exit status 1 when a check finds something that is not allowed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from celery_lowkiq.store.scripts.script import load, lua_files
+
+from .duplicates import Pair, duplicates
+from .lua_globals import undefined
+
+ROOT = Path(__file__).parents[2]
+CODE = ("celery_lowkiq", "tests", "examples", "benchmarks")
+ENDINGS = {".py", ".lua", ".html", ".js", ".css"}
+#: A line for each allowed pair of files: ``a.py ~ b.py: why``.
+ALLOWED = Path(__file__).parent / "allowed_duplicates.txt"
+#: Globals of library functions that the script does not call.
+ALLOWED_GLOBALS = {
+    "gauge": {"pack_items"},
+    "repair_processing": {"pack_items"},
+    "track_progress": {"channel"},
+}
+
+
+def main() -> int:
+    """All checks."""
+    faults = [*_globals(), *_duplicates()]
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    return 1 if faults else 0
+
+
+def _globals() -> list[str]:
+    faults = []
+    for name in sorted(lua_files()):
+        if name.startswith("lib/"):
+            continue
+        script = load(name.removesuffix(".lua"))
+        lines = script.body.splitlines()
+        found = undefined(script.body.encode())
+        allowed = ALLOWED_GLOBALS.get(script.name, set())
+        faults += [f"{name} is allowed {unused!r}" for unused in allowed - {access.name for access in found}]
+        for access in found:
+            if access.name in allowed and not access.writes:
+                continue
+            what = "writes" if access.writes else "reads"
+            faults.append(f"{name} {what} the global {access.name!r}: {lines[access.line - 1].strip()}")
+    return faults
+
+
+def _duplicates() -> list[str]:
+    lines = [line for line in ALLOWED.read_text().splitlines() if not line.startswith("#")]
+    allowed = {line.partition(":")[0] for line in lines}
+    files = (path for folder in CODE for path in sorted((ROOT / folder).rglob("*")))
+    pairs = [_relative(pair) for pair in duplicates(path for path in files if path.suffix in ENDINGS)]
+    used = {_files(pair) for pair in pairs}
+    faults = [f"the same lines twice: {pair}" for pair in pairs if _files(pair) not in allowed]
+    return faults + [f"{ALLOWED.name} allows what is not there: {names}" for names in sorted(allowed - used)]
+
+
+def _relative(pair: Pair) -> Pair:
+    (first, begin, end), (second, other_begin, other_end) = pair
+    return Pair((first.relative_to(ROOT), begin, end), (second.relative_to(ROOT), other_begin, other_end))
+
+
+def _files(pair: Pair) -> str:
+    return f"{pair.first[0]} ~ {pair.second[0]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Random changes of the package's Python, and how many of them the tests notice: ``nox -s mutants``."""
