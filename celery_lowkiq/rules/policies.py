@@ -62,16 +62,19 @@ class Policies:
         """What scripts are told, as ``lib/policy.lua`` reads it: '' for nothing."""
         told: dict[str, float | int | str | None] = {
             "keep": self.keep,
-            "most": self.per_run,
+            "per_run": self.per_run,
             "debounce": self.debounce,
             "debounce_max": self.debounce_max,
-            "stale": self.drop_stale,
-            "rank": self.priority or None,
-            "retry_rank": self.retry_priority,
-            "now": 1 if self.on_push_after_failure is AfterFailure.NOW else None,
+            "drop_stale": self.drop_stale,
+            "priority": self.priority or None,
+            "retry_priority": self.retry_priority,
+            "due_on_push": 1 if self.on_push_after_failure is AfterFailure.NOW else None,
         }
         if self.max_length is not None:
-            told |= {"length": length_of_shard(self.max_length, shards), "full": self.when_full.value}
+            told |= {
+                "max_length": length_of_shard(self.max_length, shards),
+                "when_full": self.when_full.value,
+            }
         if self.rate_per_id is not None:
             told |= {"rate": self.rate_per_id, "burst": capacity(self.rate_per_id)}
         return " ".join(f"{name}={value}" for name, value in told.items() if value is not None)

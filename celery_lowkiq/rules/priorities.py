@@ -1,4 +1,4 @@
-"""The order in which due jobs of a shard are claimed; ``scripts/lib/turns.lua`` has the same rule."""
+"""The order in which due jobs of a shard are claimed; ``scripts/lib/waiting_index.lua`` has the same rule."""
 
 from __future__ import annotations
 

@@ -43,16 +43,16 @@ class Condition:
             for name in (
                 "jobs",
                 "due",
-                "ranked",
-                "held",
+                "due_prioritized",
+                "due_paused",
                 "claimed",
                 "processing",
                 "paused",
-                "order",
+                "spill_order",
                 "dead",
                 "dead_ids",
                 "dead_jobs",
-                "dead_order",
+                "dead_spill_order",
             )
         )
 
@@ -158,25 +158,25 @@ def _of_pairs(sound: Mapping[str, int]) -> Iterator[str]:
 
 
 def _of_lists(condition: Condition, sound: Mapping[str, int]) -> Iterator[str]:
-    for order, jobs in (("order", "jobs"), ("dead_order", "dead_jobs")):
+    for order, jobs in (("spill_order", "jobs"), ("dead_spill_order", "dead_jobs")):
         if sound.get(order) and sound.get(jobs) == 0:
             yield f"{sound[order]} payloads in {order} belong to no job"
-    if {"ranked", "classes"} <= sound.keys() and condition.urgent != sound["ranked"]:
-        yield f"{sound['ranked']} jobs are ordered by priority, {condition.urgent} have one"
-    if sound.get("held") and sound.get("paused") == 0:
-        yield f"{sound['held']} jobs wait as paused, but no id is paused"
+    if {"due_prioritized", "by_priority"} <= sound.keys() and condition.urgent != sound["due_prioritized"]:
+        yield f"{sound['due_prioritized']} jobs are ordered by priority, {condition.urgent} have one"
+    if sound.get("due_paused") and sound.get("paused") == 0:
+        yield f"{sound['due_paused']} jobs wait as paused, but no id is paused"
 
 
 #: Keys whose numbers of entries must agree: that of the first is the sum of the others.
 _PAIRS = (
     (("processing", "claimed"), "{} jobs are in processing, {} are claimed"),
-    (("jobs", "due", "ranked", "held"), "{} jobs wait, {} + {} + {} have a due time"),
-    (("spill", "order"), "of long jobs {} payloads have a place, {} are in order"),
+    (("jobs", "due", "due_prioritized", "due_paused"), "{} jobs wait, {} + {} + {} have a due time"),
+    (("spill", "spill_order"), "of long jobs {} payloads have a place, {} are in order"),
     (("failed", "errors"), "{} waiting jobs have failed, {} have an error"),
     (("dead_jobs", "dead"), "{} dead jobs have payloads, {} have a time"),
     (("dead_jobs", "dead_ids"), "{} dead jobs have payloads, {} are listed"),
     (("dead_jobs", "dead_errors"), "{} dead jobs have payloads, {} have an error"),
-    (("dead_spill", "dead_order"), "of long dead jobs {} payloads have a place, {} are in order"),
+    (("dead_spill", "dead_spill_order"), "of long dead jobs {} payloads have a place, {} are in order"),
 )
 
 

@@ -51,7 +51,7 @@ from celery_lowkiq.store.scripts.records import (
     parse_time,
     parse_whole,
 )
-from celery_lowkiq.store.scripts.script import Call, load
+from celery_lowkiq.store.scripts.script import ScriptCall, load
 
 #: How long a ticket is known, in s.
 TICKET_SECONDS = 60
@@ -139,7 +139,7 @@ class RedisStore:
         return hear
 
     def admitted(
-        self, queue: QueueSpec, calls: list[tuple[ShardRef, Call]], hear: Hears | None = None
+        self, queue: QueueSpec, calls: list[tuple[ShardRef, ScriptCall]], hear: Hears | None = None
     ) -> list[Any]:
         """Replies of calls that name the shard count, registering shards that do not know it yet. What they
         are, is heard of before the first error among them is raised.
@@ -230,7 +230,7 @@ class RedisStore:
         of all nodes. News that are refused do not disturb the rest.
         """
         member = f"{owner} {lanes}"
-        beats = [load("beat").call({"nodes": nodes_key(queue)}, member=member) for queue in queues]
+        beats = [load("heartbeat").call({"nodes": nodes_key(queue)}, member=member) for queue in queues]
         replies = self.client.calls([*beats, *(news_calls(news) if news else [])])
         members = [parse_members(reply) for reply in raise_refused(replies[: len(beats)])]
         return Heard(members, told(news, replies[len(beats) :]) if news else None)
@@ -293,11 +293,11 @@ class RedisStore:
 
     def forgive(self, lease: Lease) -> None:
         """Take back the deaths that were counted for this lease's owner: it lives."""
-        self.client.call(load("forgive").call(shard_keys(lease.shard), epoch=lease.epoch))
+        self.client.call(load("retract_crashes").call(shard_keys(lease.shard), epoch=lease.epoch))
 
     def tokens(self, asked: TokenRequest) -> Tokens:
         """Take tokens of a limited queue, or give some back; repeated, it changes nothing."""
-        call = load("tokens").call(
+        call = load("take_tokens").call(
             {"tokens": tokens_key(asked.queue)},
             holder=asked.holder,
             number=asked.number,

@@ -84,7 +84,7 @@ SLOW_LINE = value(redis_store.RedisStore, "acquire_all", _slow_acquire)
 
 EPOCH = "math.max(tonumber(epoch) + 1, tonumber(known_epoch) + 1, math.floor(now / 1000))"
 COMPARE = "former ~= seen_owner or epoch ~= seen_epoch or counter ~= seen_counter"
-PUT_BACK = "put_unfinished(id, job, job.items, seconds(at))"
+PUT_BACK = "restore_unfinished(id, job, job.items, seconds(at))"
 
 MUTANTS = {
     "no epoch check": Mutant(
@@ -147,7 +147,7 @@ MUTANTS = {
         frozenset({"order inversions"}),
     ),
     "marks of suspects that stay": Mutant(
-        script("settle.lua", "    redis.call('HDEL', deaths, id)\n", ""),
+        script("settle.lua", "    redis.call('HDEL', crash_marks, id)\n", ""),
         frozenset({"kill"}),
         frozenset({"leftover keys"}),
     ),

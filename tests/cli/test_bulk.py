@@ -73,7 +73,7 @@ def scripts(server, monkeypatch):
 
 
 #: How a script's answer tells how many jobs it changed.
-MOVED = {"revive": 1, "kill": 1, "remove": 1}
+MOVED = {"requeue": 1, "bury": 1, "delete": 1}
 
 
 def check_bounds(scripts, least):
@@ -84,7 +84,7 @@ def check_bounds(scripts, least):
         assert (len(call.values) <= MOST_VALUES, size <= MOST_BYTES) == (True, True), call.script.name
         if call.script.name in MOVED:
             assert reply[MOVED[call.script.name]] <= MOST_IDS
-        if call.script.name == "hasten":
+        if call.script.name == "run_now":
             assert reply <= MOST_MOVED
     scripts.clear()
 

@@ -112,7 +112,8 @@ class StoreMachine(PeopleRules):
 
     def _found_due(self, job_id: str) -> float | None:
         keys = shard_keys(self.shard)
-        times = [self.client.zscore(keys[name], job_id.encode()) for name in ("due", "ranked", "held")]
+        places = ("due", "due_prioritized", "due_paused")
+        times = [self.client.zscore(keys[name], job_id.encode()) for name in places]
         assert times.count(None) >= 2, f"{job_id} lies in two places"
         return next((float(time) for time in times if time is not None), None)
 
@@ -151,7 +152,7 @@ class StoreMachine(PeopleRules):
             due = self._due(job_id)
             assert known.perform_in - 1e-5 <= due <= known.perform_in + took + 1e-5
             known.perform_in = due
-            began, floor = self._told("first", job_id)
+            began, floor = self._told("debounce", job_id)
             self.model.firsts[job_id] = float(began) / 1e6, float(floor)
 
     def _told(self, name: str, job_id: str) -> list[bytes]:
@@ -350,13 +351,13 @@ class StoreMachine(PeopleRules):
         assert (stats.processed, stats.failed) == (self.model.processed, self.model.failed)
         assert (stats.merged, stats.dead) == (self.model.merged, self.model.dead)
         assert stats.dropped == self.model.dropped
-        assert {i: float(told[1]) for i, told in self._all("first").items()} == {
+        assert {i: float(told[1]) for i, told in self._all("debounce").items()} == {
             i: floor for i, (_, floor) in self.model.firsts.items()
         }
-        assert {i: float(told[0]) for i, told in self._all("early").items()} == pytest.approx(
+        assert {i: float(told[0]) for i, told in self._all("early_due").items()} == pytest.approx(
             self.model.early, abs=1e-5
         )
-        assert {i: float(told[0]) for i, told in self._all("peaks").items()} == self.model.peaks
+        assert {i: float(told[0]) for i, told in self._all("done_scores").items()} == self.model.peaks
         retries = sum(job.retry_count >= 0 for job in self.model.waiting.values())
         assert (stats.length, stats.retries, stats.fresh) == (len(jobs), retries, len(jobs) - retries)
         assert (stats.busy, stats.morgue_length) == (len(busy), len(dead))
@@ -393,4 +394,5 @@ class StoreMachine(PeopleRules):
         from celery_lowkiq.store.scripts.keys import SHARD_KEYS
 
         # Records go with their results, and marks with their time.
-        return set(SHARD_KEYS) - {"lease", "meta", "senders", "deaths", "calls", "peaks", "buckets"}
+        kept = "lease meta senders crash_marks calls done_scores buckets"
+        return set(SHARD_KEYS) - set(kept.split())

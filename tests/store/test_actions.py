@@ -137,7 +137,7 @@ def test_a_payload_that_arrives_while_a_long_job_is_deleted_is_kept(store, actio
 
     def push_between_steps(call):
         reply = original(call)
-        if call.script.name == "remove":
+        if call.script.name == "delete":
             steps.append(reply)
             store.push(ONE, [NewJob("1", b"arrived %d" % len(steps), -float(len(steps)))])
         return reply

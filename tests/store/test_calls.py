@@ -57,7 +57,7 @@ def test_a_call_without_a_record_touches_no_key_of_calls(store):
     assert [p.recorded for p in claimed.jobs[0].payloads] == [Recorded.NONE] * 2
     end(store, lease, claimed)
     assert count(store) == 0
-    assert store.client.commands([("HEXISTS", shard_keys(SHARD)["meta"], "call")]) == [0]
+    assert store.client.commands([("HEXISTS", shard_keys(SHARD)["meta"], "last_call")]) == [0]
 
 
 def test_a_claim_hands_out_the_calls_of_its_payloads(store):

@@ -59,7 +59,7 @@ def plants(draw):
     field = draw(ids)
     if name in ("spill", "dead_spill"):
         field += b"\0" + draw(st.just(b'"a"') | data)
-    if name in ("order", "dead_order"):
+    if name in ("spill_order", "dead_spill_order"):
         return name, field + b"\0" + draw(data), draw(st.just(0.0) | scores)
     return name, field, draw(data if name in hashes else scores)
 
@@ -112,6 +112,7 @@ def client(redis_server):
 @example([("lease", "epoch", b"x")])
 @example([("senders", b"a", b"x")])
 @example([("jobs", b"a", b"S"), ("spill", b'a\0"a"', b"x")])
+@example([("spill", b'\0\xe1"a"', b"c004000000000000\xea80000000000a2.5\0")])
 @settings(max_examples=300)
 def test_a_corrupt_record_bricks_nothing(client, planted):
     client.flushall()

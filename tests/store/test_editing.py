@@ -70,7 +70,7 @@ def test_without_its_last_payload_the_job_is_gone(store, actions, many):
     assert Queries(store).stats(ONE).length == 0
     left = [
         key
-        for key in ("due", "jobs", "spill", "order", "failed", "errors")
+        for key in ("due", "jobs", "spill", "spill_order", "failed", "errors")
         if store.client.redis.exists(shard_keys(SHARD)[key])
     ]
     assert left == []

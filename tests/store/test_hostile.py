@@ -156,7 +156,7 @@ def plant_spilled(client, keys, data):
     place = b"bff0000000000000" + b"800000000000" + b"1\0"
     client.hset(keys["jobs"], "large", b"S")
     client.hset(keys["spill"], b"large\0" + data, place)
-    client.zadd(keys["order"], {b"large\0" + place + data: 0.0})
+    client.zadd(keys["spill_order"], {b"large\0" + place + data: 0.0})
 
 
 @pytest.mark.parametrize("plant", [plant_packed, plant_spilled])

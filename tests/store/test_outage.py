@@ -53,7 +53,7 @@ CALLS = {
     "delete": lambda s, lease, c: Actions(s).delete(ONE, ["1"]),
     "bury_failed": lambda s, lease, c: Actions(s).bury_failed(ONE),
     "requeue_all": lambda s, lease, c: Actions(s).requeue_all(ONE),
-    "start_calls": lambda s, lease, c: CallReader(s.client).start(
+    "replace_call_records": lambda s, lease, c: CallReader(s.client).start(
         lease, [(StoredRecord(b"k", 0, b"x"), b"y")]
     ),
     "as_stored": lambda s, lease, c: Registry(s.client).as_stored([ONE]),

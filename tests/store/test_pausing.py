@@ -31,7 +31,9 @@ def follow_calls(store, queue):
     pause, since = store.client.redis.hmget(queue_key(queue.name), "pause", "paused")
     announced = {"channel": channel(queue.name)}
     return [
-        load("follow").call(shard_keys(shard), pause=pause, since=since, index=shard.index, **announced)
+        load("apply_queue_pause").call(
+            shard_keys(shard), pause=pause, since=since, index=shard.index, **announced
+        )
         for shard in queue.shard_refs()
     ]
 

@@ -53,7 +53,7 @@ class TestDebounce:
     def test_the_first_call_after_a_claim_is_a_first_one(self, store, client):
         shard = Shard(store, debounce=0.001, debounce_max=0.002)
         shard.push("1", b"a", perform_in=1.0)
-        client.hset("lowkiq:1:{orders:0}:first", "1", "1000000 1.0")
+        client.hset("lowkiq:1:{orders:0}:debounce", "1", "1000000 1.0")
         client.zadd("lowkiq:1:{orders:0}:due", {"1": 1.0})
         assert [job.id for job in shard.claim()] == ["1"]
         shard.push("1", b"b")
@@ -177,14 +177,14 @@ class TestStale:
         shard = Shard(store, drop_stale=1000.0)
         shard.push("1", b"5", 5)
         shard.run()
-        assert 900 < client.ttl("lowkiq:1:{orders:0}:peaks") <= 1000
+        assert 900 < client.ttl("lowkiq:1:{orders:0}:done_scores") <= 1000
 
     def test_old_marks_are_swept(self, store, client):
         shard = Shard(store, drop_stale=1000.0)
-        client.hset("lowkiq:1:{orders:0}:peaks", "gone", "5 1000")
+        client.hset("lowkiq:1:{orders:0}:done_scores", "gone", "5 1000")
         shard.push("1", b"5", 5)
         shard.run()
-        assert client.hkeys("lowkiq:1:{orders:0}:peaks") == [b"1"]
+        assert client.hkeys("lowkiq:1:{orders:0}:done_scores") == [b"1"]
 
 
 class TestAfterFailure:
@@ -237,7 +237,7 @@ class TestAfterFailure:
         shard, _ = self.failed(store)
         shard.push("1", b"b", 2)
         Actions(store).delete(shard.spec, ["1"])
-        assert not client.exists("lowkiq:1:{orders:0}:early")
+        assert not client.exists("lowkiq:1:{orders:0}:early_due")
 
 
 class TestPortions:
@@ -304,7 +304,7 @@ class TestPortions:
         shard.end(job, Fate.DIE, error=b"boom")
         waiting = shard.waiting()
         assert (shard.payloads(), waiting.retry_count, waiting.error) == ([b"2", b"3", b"4"], -1, None)
-        assert not client.exists("lowkiq:1:{orders:0}:early")
+        assert not client.exists("lowkiq:1:{orders:0}:early_due")
         (job,) = shard.claim()
         assert (job.retry_count, job.early) == (-1, False)
 
@@ -322,7 +322,7 @@ def test_a_first_call_that_was_forgotten_puts_nothing_forward(store):
     """Debounced calls were claimed by a worker that did not know of that policy yet."""
     shard = Shard(store, debounce=100.0, debounce_max=100.0)
     shard.push("1")
-    store.client.commands([("HSET", shard_keys(shard.lease.shard)["first"], "1", "1000000 0")])
+    store.client.commands([("HSET", shard_keys(shard.lease.shard)["debounce"], "1", "1000000 0")])
     store.client.commands([("ZADD", shard_keys(shard.lease.shard)["due"], 1, "1")])
     plain = replace(shard.spec, policies=Policies())
     shard.requests += 1

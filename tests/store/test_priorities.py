@@ -16,7 +16,7 @@ from celery_lowkiq.store.inspect.node_reports import Lookout
 from .helpers import ONE, SHARD, listening, take
 from .test_policies import Shard
 
-RANKED, CLASSES = "lowkiq:1:{orders:0}:ranked", "lowkiq:1:{orders:0}:classes"
+PRIORITIZED, BY_PRIORITY = "lowkiq:1:{orders:0}:due_prioritized", "lowkiq:1:{orders:0}:by_priority"
 #: Nothing is overdue.
 EVER = 1e10
 
@@ -81,7 +81,7 @@ class TestTurns:
     def test_without_priorities_there_are_no_keys_for_them(self, store, client):
         shard = shard_of(store)
         push(shard, None, 0)
-        assert not client.exists(RANKED, CLASSES)
+        assert not client.exists(PRIORITIZED, BY_PRIORITY)
 
     def test_a_task_with_other_policies_as_well(self, store):
         shard = shard_of(store, keep=1, rate_per_id=0.001)
@@ -107,7 +107,7 @@ class TestMerging:
         push(shard, 5, at=7.0)
         shard.push("0", b"other", perform_in=9.0)
         assert (shard.waiting("0").priority, shard.waiting("0").perform_in) == (0, 7.0)
-        assert not client.exists(RANKED, CLASSES)
+        assert not client.exists(PRIORITIZED, BY_PRIORITY)
 
     def test_calls_of_one_push_are_merged_as_well(self, store):
         shard = shard_of(store)
@@ -228,7 +228,7 @@ class TestElsewhere:
         pausing.resume_ids(shard.spec, ["0", "2", "new"])
         assert priorities(shard, "0", "2", "new") == [3, 0, 6]
         assert claim(shard) == ["2", "0", "new"]
-        assert not client.exists(RANKED, CLASSES)
+        assert not client.exists(PRIORITIZED, BY_PRIORITY)
 
     def test_a_paused_id_is_not_claimed(self, store):
         shard = shard_of(store)
@@ -251,7 +251,7 @@ class TestElsewhere:
         assert actions.delete(shard.spec, ["0"]) == 1
         assert actions.bury(shard.spec, ["1"], b"by hand") == 1
         assert actions.edit(shard.spec, "2", b"x", None)
-        assert not client.exists(RANKED, CLASSES)
+        assert not client.exists(PRIORITIZED, BY_PRIORITY)
         assert actions.delete_dead(shard.spec, ["1"]) == 1
 
     def test_the_morgue_of_an_id_leaves_its_waiting_job_alone(self, store):

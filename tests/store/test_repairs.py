@@ -117,7 +117,7 @@ def test_a_key_of_another_type_stops_its_shard_and_the_message_says_what_mends_i
     if key != "meta":
         (damage, *_) = QueueRepairs(store).damages(ONE)
         assert f"the key {key} has the wrong type" in damage.text
-    if key in {"lease", "due", "jobs", "claimed", "order", "processing"}:
+    if key in {"lease", "due", "jobs", "claimed", "spill_order", "processing"}:
         with pytest.raises(ShardDamaged, match=r"shard orders/0 .* lowkiq repair orders"):
             run_all(store, took_over(store))
     repairs = QueueRepairs(store)
@@ -143,7 +143,7 @@ def test_a_lost_meta_is_written_again_above_all_that_is_stored(store, client, ca
     assert caplog.text.count("shard orders/0 was repaired: meta was rewritten") == 1
     meta = client.hgetall(KEYS["meta"])
     assert int(meta[b"score"]) > 5e9 * 1e6
-    for field in (b"back", b"call"):
+    for field in (b"last_arrival", b"last_call"):
         assert int(meta[field]) >= int(known[field]) > 0, field
     assert int(meta[b"claim"]) == before.number
     assert (meta[b"queue_paused"], meta[b"queue_pause"]) == (known[b"queue_paused"], known[b"queue_pause"])
@@ -248,7 +248,7 @@ def test_what_was_pushed_while_long_jobs_had_lost_their_record_is_united_with_th
 def test_times_priorities_and_pauses_come_back_from_the_keys_beside(store, client):
     everywhere(store)
     Pausing(store.client).pause_ids(ONE, ["ranked"])
-    client.delete(KEYS["held"], KEYS["failed"])
+    client.delete(KEYS["due_paused"], KEYS["failed"])
     QueueRepairs(store).repair(ONE)
     (failed,) = Queries(store).jobs(ONE, "retry_count").items
     assert (failed.id, failed.error) == ("failed", b"boom")
@@ -272,7 +272,7 @@ def test_a_lost_order_lets_nothing_overtake(store, client):
     lease = take(store)
     for turn in range(2):
         push(store, "long", *LONG, perform_in=1.0)
-        client.delete(KEYS["order"])
+        client.delete(KEYS["spill_order"])
         push(store, "long", (f"newest {turn}", 100.0))
         ran = run_all(store, lease)["long"]
         assert ran == [payload for payload, _ in LONG] + [f"newest {turn}"]

@@ -124,11 +124,11 @@ def test_deaths_are_forgotten_after_72_hours(store, client):
     push(store, "1", ("a", 1), perform_in=1.0)
     die_with(store, 1 + 2)
     take(store, owner=next(OWNERS))
-    mark = client.hget(shard_keys(SHARD)["deaths"], "1")
+    mark = client.hget(shard_keys(SHARD)["crash_marks"], "1")
     assert mark.count(b":") == 2
     seconds = int(mark.split()[1].split(b":")[0])
     client.hset(
-        shard_keys(SHARD)["deaths"], "1", mark.replace(b"%d" % seconds, b"%d" % (seconds - 72 * 3600))
+        shard_keys(SHARD)["crash_marks"], "1", mark.replace(b"%d" % seconds, b"%d" % (seconds - 72 * 3600))
     )
     die_with(store, 1)
     take(store, owner=next(OWNERS))
@@ -190,7 +190,7 @@ def test_a_suspect_that_has_ended_leaves_no_mark(store, client, fate):
     die_with(store, 2)
     lease = take(store, owner=next(OWNERS))
     end(store, lease, claim(store, lease), fate)
-    assert not client.exists(shard_keys(SHARD)["deaths"])
+    assert not client.exists(shard_keys(SHARD)["crash_marks"])
 
 
 def test_a_suspect_that_returns_or_fails_stays_one(store):
@@ -206,7 +206,7 @@ def test_a_suspect_that_returns_or_fails_stays_one(store):
 def test_planted_marks_do_not_break_a_claim(store, client):
     push(store, "1", ("a", 1), perform_in=1.0)
     push(store, "2", ("b", 1), perform_in=2.0)
-    client.hset(shard_keys(SHARD)["deaths"], mapping={"1": b"\xff", "2": b"", "3": b"9 x:y\n"})
+    client.hset(shard_keys(SHARD)["crash_marks"], mapping={"1": b"\xff", "2": b"", "3": b"9 x:y\n"})
     lease = take(store)
     assert contents(claim(store, lease)) == {"1": [("a", 1)]}
     assert contents(claim(store, lease)) == {"2": [("b", 1)]}
@@ -226,7 +226,7 @@ def test_a_suspect_that_somebody_takes_out_of_the_queue_leaves_no_mark(store, en
     push(store, "1", ("x", 1))
     die_with(store)
     take(store, owner=next(OWNERS))
-    marks = shard_keys(SHARD)["deaths"]
+    marks = shard_keys(SHARD)["crash_marks"]
     assert store.client.redis.exists(marks)
     assert end_it(Actions(store))
     assert not store.client.redis.exists(marks)
@@ -238,7 +238,7 @@ def test_a_suspect_that_runs_keeps_its_mark_when_what_waits_behind_it_is_deleted
     claim(store, take(store, owner=next(OWNERS)))
     push(store, "1", ("y", 2))
     assert Actions(store).delete(ONE, ["1"]) == 1
-    assert store.client.redis.hexists(shard_keys(SHARD)["deaths"], "1")
+    assert store.client.redis.hexists(shard_keys(SHARD)["crash_marks"], "1")
 
 
 def test_a_job_that_kills_its_owners_is_not_delivered_for_ever(store):

@@ -34,7 +34,10 @@ from .helpers import ONE, SHARD, claim, end, push, take
 
 SCRIPTS = sorted(name.removesuffix(".lua") for name in lua_files() if not name.startswith("lib/"))
 ANNOUNCED = {"channel": "c", "index": 0}
-POLICY = "keep=9 debounce=5 stale=9 now=1 length=100 full=drop_oldest rate=5 burst=1 rank=3 retry_rank=4"
+POLICY = (
+    "keep=9 debounce=5 drop_stale=9 due_on_push=1 max_length=100 when_full=drop_oldest rate=5 burst=1 "
+    "priority=3 retry_priority=4"
+)
 TRACKER = "0" * 32
 
 
@@ -56,6 +59,7 @@ def arguments(state):
     seen |= {"seen_server": state.server, "known_epoch": 0}
     bounds = {"limit": 10, "max_bytes": 10**6}
     return {
+        "accept_spill_difference": ({}, ()),
         "acquire": (
             {
                 "owner": "next",
@@ -68,7 +72,8 @@ def arguments(state):
             },
             (),
         ),
-        "beat": ({"member": "me 2"}, ()),
+        "apply_queue_pause": ({"pause": 9, "since": 1, **ANNOUNCED}, ()),
+        "bury": ({"merge": "min", "policy": POLICY, "only_failed": 1, "reason": "", **bounds}, ("failed",)),
         "claim": (
             {
                 **owner,
@@ -84,21 +89,21 @@ def arguments(state):
             },
             (),
         ),
-        "clear": ({"probe": "ZCARD"}, ()),
-        "condition": ({}, [PROBES[SHARD_KEYS[name]] for name in load("condition").keys]),
         "counters": ({}, ()),
+        "delete": (
+            {"policy": POLICY, "only_marked": 0, "maximum": "+inf", "upto": "", "cursor": "", "limit": 99},
+            ("long", "failed"),
+        ),
+        "delete_call_records": (owner, ("a", "z")),
+        "delete_wrong_type": ({"probe": "ZCARD"}, ()),
         "dump": ({"cursor": "", **bounds}, ("long", "failed")),
         "edit": (
             {"merge": "min", "policy": POLICY, "id": "failed", "payload": "a", "replaced": 1, "other": "b"},
             (),
         ),
-        "end_calls": (owner, ("a", "z")),
-        "follow": ({"pause": 9, "since": 1, **ANNOUNCED}, ()),
-        "forgive": ({"epoch": state.died}, ()),
-        "gauge": ({"part": "jobs", "cursor": 0, "limit": 10}, ()),
-        "hasten": ({**ANNOUNCED, "limit": 10}, ()),
-        "hasten_ids": (ANNOUNCED, ("failed",)),
-        "kill": ({"merge": "min", "policy": POLICY, "only_failed": 1, "reason": "", **bounds}, ("failed",)),
+        "heartbeat": ({"member": "me 2"}, ()),
+        "key_counts": ({}, [PROBES[SHARD_KEYS[name]] for name in load("key_counts").keys]),
+        "largest_numbers": ({"part": "jobs", "cursor": 0, "limit": 10}, ()),
         "load": (
             {"shards": 1, "merge": "min", "policy": POLICY, "sender": "s", **ANNOUNCED, "last_score": 0},
             (
@@ -113,15 +118,15 @@ def arguments(state):
             | {"past": 1, "limit": 10, "reverse": 0},
             (),
         ),
-        "pause": ({}, ()),
         "pause_ids": ({}, ("long", "new")),
         "pause_queue": ({"wanted": 1}, ()),
+        "pause_shard": ({}, ()),
         "peek": ({**bounds, "cut": 1000}, ("long", "failed")),
         "push": (
             {
                 "shards": 1,
                 "merge": "min",
-                "policy": POLICY + " ranked=1",
+                "policy": POLICY + " prioritized=1",
                 "sender": "s",
                 "n": 1,
                 **ANNOUNCED,
@@ -131,40 +136,36 @@ def arguments(state):
         ),
         "register": ({"format": 1, "shards": 2, "expected": 1}, ()),
         "release": ({**owner, **ANNOUNCED, "unsettled": 0}, ()),
-        "remove": (
-            {"policy": POLICY, "only_marked": 0, "maximum": "+inf", "upto": "", "cursor": "", "limit": 99},
-            ("long", "failed"),
-        ),
         "renew": ({**owner, "stopping": 0, "server": state.server}, ()),
-        "repair_accept": ({}, ()),
-        "repair_bags": ({"merge": "min", "part": "order", "cursor": 0, "limit": 1000}, ()),
         "repair_meta": (
             {"known": "1", "shards": 1, "pause": 9, "since": 1}
             | {"score": 9e15, "back": 9e9, "front": -9e9, "call": 9},
             (),
         ),
         "repair_morgue": ({"part": "dead_jobs", "cursor": 0, "limit": 1000}, ()),
+        "repair_payload_sets": ({"merge": "min", "part": "spill_order", "cursor": 0, "limit": 1000}, ()),
         "repair_processing": ({"owner": "me", "epoch": state.epoch}, ()),
-        "repair_waiting": ({"rank": 0, **ANNOUNCED, "part": "jobs", "cursor": 0, "limit": 1000}, ()),
-        "report": ({"owner": "me", "text": "{}", "uptime": "1.5", "ttl": 60}, ()),
-        "resize": ({"shards": 2, "reopen": 0, "pause": 0, "since": ""}, ()),
-        "resume": (ANNOUNCED, ()),
-        "resume_ids": (ANNOUNCED, ("held",)),
-        "revive": (
+        "repair_waiting": (
+            {"default_priority": 0, **ANNOUNCED, "part": "jobs", "cursor": 0, "limit": 1000},
+            (),
+        ),
+        "replace_call_records": (owner, (RECORDED + b"of a call", RECORDED + b"started")),
+        "requeue": (
             {"merge": "min", "policy": POLICY, **ANNOUNCED, "maximum": "+inf", "force": 0, **bounds},
             ("dead",),
         ),
-        "sample": (
-            {"place": 1, "slot": 1, "at": "10.5", "processed": 1, "failed": 0, "ttl": 60},
-            (),
-        ),
+        "resume_ids": (ANNOUNCED, ("held",)),
+        "resume_shard": (ANNOUNCED, ()),
+        "retract_crashes": ({"epoch": state.died}, ()),
+        "run_now": ({**ANNOUNCED, "limit": 10}, ()),
+        "run_now_ids": (ANNOUNCED, ("failed",)),
+        "set_shard_count": ({"shards": 2, "reopen": 0, "pause": 0, "since": ""}, ()),
         "settle": (
             {**owner, "merge": "min", "policy": POLICY, "claim": 0, "done": 0},
             ("runs", state.claim, "die", 0, 0, "error", "last line", 1, 0, "bad"),
         ),
-        "start_calls": (owner, (RECORDED + b"of a call", RECORDED + b"started")),
         "stats": ({}, ()),
-        "tokens": (
+        "take_tokens": (
             {"holder": "me 1", "number": 1, "rate": "0.5", "capacity": 1, "wanted": 1, "surplus": 0},
             (),
         ),
@@ -173,8 +174,13 @@ def arguments(state):
         "track_open": ({"name": "new", "ttl": 60}, ()),
         "track_page": ({"after": 0, "limit": 10}, (0, 1)),
         "track_progress": ({"current": 1, "total": 2, "text": "said"}, ("runs", 5, 1)),
-        "track_tell": ({"channel": "c"}, ("waits", 5, 1, "enqueued", "error", "boom")),
+        "track_update": ({"channel": "c"}, ("waits", 5, 1, "enqueued", "error", "boom")),
         "why": ({"id": "runs"}, ()),
+        "write_report": ({"owner": "me", "text": "{}", "uptime": "1.5", "ttl": 60}, ()),
+        "write_sample": (
+            {"place": 1, "slot": 1, "at": "10.5", "processed": 1, "failed": 0, "ttl": 60},
+            (),
+        ),
     }
 
 
@@ -182,7 +188,18 @@ def arguments(state):
 RECORDED = b"recorded\0" + digest(b"x") + b"%012x" % 1
 NAMES = list(arguments(State()))
 #: Those that change nothing.
-READERS = {"condition", "counters", "dump", "gauge", "next_due", "page", "peek", "stats", "track_page", "why"}
+READERS = {
+    "key_counts",
+    "counters",
+    "dump",
+    "largest_numbers",
+    "next_due",
+    "page",
+    "peek",
+    "stats",
+    "track_page",
+    "why",
+}
 #: The keys that scripts for several kinds of keys are bound to here.
 BOUND = {"index": "due", "marks": "failed", "records": "jobs"}
 PLANTS = {
@@ -258,20 +275,24 @@ def call_of(name, state):
 
 #: For those that change nothing of a shard with jobs.
 STATES = {
-    "clear": a_shard_that_has_lost("due", planted=True),
+    "delete_wrong_type": a_shard_that_has_lost("due", planted=True),
     "release": an_idle_shard,
-    "repair_accept": a_shard_that_has_lost("spill"),
-    "repair_bags": a_shard_that_has_lost("spill"),
+    "accept_spill_difference": a_shard_that_has_lost("spill"),
+    "repair_payload_sets": a_shard_that_has_lost("spill"),
     "repair_morgue": a_shard_that_has_lost("dead"),
     "repair_processing": a_shard_that_has_lost("claimed"),
     "repair_waiting": a_shard_that_has_lost("due"),
-    "resize": an_idle_shard,
-    "resume": a_paused_shard,
+    "set_shard_count": an_idle_shard,
+    "resume_shard": a_paused_shard,
 }
 #: Keys that are looked at only when something is amiss.
-UNTOUCHED = {("claim", "calls"), *((n, "meta") for n in ("end_calls", "release", "renew", "start_calls"))}
+UNTOUCHED = {
+    ("claim", "calls"),
+    ("resume_shard", "due_paused"),
+    *((n, "meta") for n in ("delete_call_records", "release", "renew", "replace_call_records")),
+}
 #: Those that are there for keys of another type.
-TOLERANT = {"clear", "condition"}
+TOLERANT = {"delete_wrong_type", "key_counts"}
 
 
 def prepared(store, name):

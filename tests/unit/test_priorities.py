@@ -52,4 +52,4 @@ def test_keys_of_policies_go_to_those_who_have_one(policy, sent):
         policy=policy,
     )
     assert (keys["buckets"] in call.keys) == sent
-    assert keys["ranked"] in call.keys
+    assert keys["due_prioritized"] in call.keys

@@ -25,7 +25,9 @@ def test_a_shard_that_was_never_used_is_sound():
 
 
 def test_a_shard_in_use_is_sound():
-    found = condition(jobs=3, due=1, ranked=1, classes=1, urgent=1, held=1, paused=2, failed=1, errors=1)
+    found = condition(
+        jobs=3, due=1, due_prioritized=1, by_priority=1, urgent=1, due_paused=1, paused=2, failed=1, errors=1
+    )
     assert texts(found) == []
 
 
@@ -37,9 +39,9 @@ def test_a_shard_in_use_is_sound():
         (condition("8"), "meta has '8' shards, the queue has 4"),
         (condition(jobs=2, due=1), "2 jobs wait, 1 + 0 + 0 have a due time"),
         (condition(processing=1), "1 jobs are in processing, 0 are claimed"),
-        (condition(jobs=1, ranked=1), "1 jobs are ordered by priority, 0 have one"),
-        (condition(jobs=1, held=1), "1 jobs wait as paused, but no id is paused"),
-        (condition(order=2, spill=2), "2 payloads in order belong to no job"),
+        (condition(jobs=1, due_prioritized=1), "1 jobs are ordered by priority, 0 have one"),
+        (condition(jobs=1, due_paused=1), "1 jobs wait as paused, but no id is paused"),
+        (condition(spill_order=2, spill=2), "2 payloads in spill_order belong to no job"),
         (condition(wrong=["due"]), "the key due has the wrong type"),
         (condition("", wrong=["meta"], jobs=1, due=1), "the key meta has the wrong type"),
         (condition(wrong=["due"], jobs=1), "the key due has the wrong type"),

@@ -99,7 +99,7 @@ def test_a_key_is_deleted_under_load(redis_server, client, caplog, key):
 
 
 def is_empty(client):
-    names = ("jobs", "due", "ranked", "held", "claimed", "processing", "order")
+    names = ("jobs", "due", "due_prioritized", "due_paused", "claimed", "processing", "spill_order")
     return not client.exists(*(shard_keys(shard)[name] for shard in QUEUE.shard_refs() for name in names))
 
 

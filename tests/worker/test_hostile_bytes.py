@@ -69,7 +69,7 @@ def spilled(plant, job_id, data):
     place = b"bff0000000000000" + b"800000000000" + b"1\0"
     plant("jobs", {job_id: b"S"})
     plant("spill", {job_id + b"\0" + data: place})
-    plant("order", {job_id + b"\0" + place + data: 0.0})
+    plant("spill_order", {job_id + b"\0" + place + data: 0.0})
     plant("due", {job_id: 1.0})
 
 

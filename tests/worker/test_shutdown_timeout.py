@@ -23,7 +23,7 @@ def gated(app, settings):
 
 def suspects(task):
     client = task.ordered_queue._home.store.client
-    counts = client.commands([("HLEN", shard_keys(s)["deaths"]) for s in task.queue_spec.shard_refs()])
+    counts = client.commands([("HLEN", shard_keys(s)["crash_marks"]) for s in task.queue_spec.shard_refs()])
     return sum(counts)
 
 

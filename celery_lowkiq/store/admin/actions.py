@@ -15,7 +15,7 @@ from celery_lowkiq.store.scripts.keys import channel, shard_keys
 from celery_lowkiq.store.scripts.progress import Progress as Progress
 from celery_lowkiq.store.scripts.progress import Tally, by_shard
 from celery_lowkiq.store.scripts.records import id_bytes
-from celery_lowkiq.store.scripts.script import Call, Value, load
+from celery_lowkiq.store.scripts.script import ScriptCall, Value, load
 
 #: Called with the calls of removed jobs, and whether these are in the morgue.
 Left = Callable[[Sequence[StoredRecord], bool], None]
@@ -42,9 +42,11 @@ class Actions:
         tally = Tally(progress)
         for shard in queue.shard_refs():
             # As many steps as the shard has jobs now: pushes must not keep this going.
-            indexes = [("ZCARD", shard_keys(shard)[index]) for index in ("due", "ranked", "held")]
+            indexes = [
+                ("ZCARD", shard_keys(shard)[index]) for index in ("due", "due_prioritized", "due_paused")
+            ]
             for _ in range(sum(self._client.commands(indexes)) // STEP + 1):
-                call = load("hasten").call(
+                call = load("run_now").call(
                     shard_keys(shard), channel=channel(queue.name), index=shard.index, limit=STEP
                 )
                 tally.begin()
@@ -59,7 +61,7 @@ class Actions:
         tally = Tally(progress)
         for shard, part in by_shard(queue, ids).items():
             for at in range(0, len(part), STEP):
-                call = load("hasten_ids").call(
+                call = load("run_now_ids").call(
                     shard_keys(shard), part[at : at + STEP], channel=channel(queue.name), index=shard.index
                 )
                 tally.begin()
@@ -163,7 +165,7 @@ class Actions:
         self,
         ids: list[Value],
         tally: Tally,
-        call: Callable[[list[Value]], Call],
+        call: Callable[[list[Value]], ScriptCall],
         buried_in: ShardRef | None = None,
     ) -> None:
         """Run a script, which returns how many of its ids are done, until none is left."""
@@ -195,8 +197,8 @@ class Actions:
 
     def _requeue_call(
         self, queue: QueueSpec, shard: ShardRef, maximum: str, force: bool
-    ) -> Callable[[list[Value]], Call]:
-        return lambda ids: load("revive").call(
+    ) -> Callable[[list[Value]], ScriptCall]:
+        return lambda ids: load("requeue").call(
             shard_keys(shard),
             ids,
             merge=queue.merge.value,
@@ -215,10 +217,10 @@ class Actions:
         for shard, part in by_shard(queue, ids).items():
             keys = Renamed(shard_keys(shard), names)
             upto, cursor = b"", b""
-            of_waiting = names["index"] == WAITING_KEYS["index"]
+            of_waiting = names["records"] == WAITING_KEYS["records"]
             condition["policy"] = queue.policy if of_waiting else ""
             while part:
-                call = load("remove").call(
+                call = load("delete").call(
                     keys, part[:STEP_IDS], upto=upto, cursor=cursor, limit=STEP, **condition
                 )
                 tally.begin()
@@ -231,5 +233,5 @@ class Actions:
                     upto = b""
 
 
-def _bury_call(shard: ShardRef, bounds: Mapping[str, Value], ids: list[Value]) -> Call:
-    return load("kill").call(shard_keys(shard), ids, **bounds)
+def _bury_call(shard: ShardRef, bounds: Mapping[str, Value], ids: list[Value]) -> ScriptCall:
+    return load("bury").call(shard_keys(shard), ids, **bounds)

@@ -1,15 +1,14 @@
--- Reads jobs with all their payloads, a bounded part at a time: waiting ones, held or not, or (bound to the morgue's keys,
--- `held`, `ranked` and `classes` as `index`) dead ones.
+-- Reads jobs with all their payloads, a bounded part at a time: waiting ones, or (with the morgue's keys) dead ones.
 --
--- KEYS: index paused? held ranked classes failed errors records spill order
+-- KEYS: @waiting failed errors records spill spill_order
 -- ARGV: cursor limit max_bytes [id]...
 --   cursor: '', or what the step before returned: where to go on within the first id
 --   limit, max_bytes: payloads to return, and their size; exceeded by one step of a long job
--- USES: bag_read ranks
+-- USES: payload_set_read waiting_index
 -- Returns: {ids dealt with, cursor, {id, index score, retry_count, error, priority, score, payload, flag, ...}, ...}; go
 --   on with the ids that are left.
 -- Cost: O(log n) an id, O(limit).
-local bag = {records = records, spill = spill, order = order}
+local set = {records = records, spill = spill, spill_order = spill_order}
 local left, bytes_left = tonumber(limit), tonumber(max_bytes)
 local reply = {0, ''}
 
@@ -27,7 +26,7 @@ end
 -- Gives what fits of a spilled bag; returns the position to go on from, or nil at its end.
 local function give_spilled(job, id, from)
   repeat
-    local items, members = spilled_step(bag, id, from)
+    local items, members = spilled_step(set, id, from)
     give(job, items)
     if #members < STEP then
       return nil
@@ -39,10 +38,10 @@ end
 
 for i = rest, #ARGV do
   local id = ARGV[i]
-  local when = redis.call('ZSCORE', index, id) or redis.call('ZSCORE', ranked, id) or redis.call('ZSCORE', held, id)
+  local when = index_score(id)
   if when then
     local retry_count, message = redis.call('ZSCORE', failed, id) or '-1', redis.call('HGET', errors, id) or ''
-    local job = {id, when, retry_count, message, rank_of(id)}
+    local job = {id, when, retry_count, message, priority_of(id)}
     reply[#reply + 1] = job
     local record, from = redis.call('HGET', records, id) or '', nil
     if record == SPILLED then

@@ -23,8 +23,8 @@ STEP_PROCESSING = 10
 #: Where the jobs of a state are found, and what they have.
 _PLACES = (
     (State.WAITING, "due", WAITING_KEYS),
-    (State.WAITING, "ranked", WAITING_KEYS),
-    (State.WAITING, "held", WAITING_KEYS),
+    (State.WAITING, "due_prioritized", WAITING_KEYS),
+    (State.WAITING, "due_paused", WAITING_KEYS),
     (State.DEAD, "dead_ids", MORGUE_KEYS),
 )
 

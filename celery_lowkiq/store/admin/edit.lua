@@ -1,11 +1,11 @@
 -- Drops one payload of a waiting job, or puts another one in its place with the same score. Without any payload
 -- left the job is gone.
 --
--- KEYS: meta due ranked? classes? paused? held? jobs spill order failed errors processing dead tries deaths
--- POLICY KEYS: first? early?
+-- KEYS: meta @waiting jobs spill spill_order failed errors processing dead tries crash_marks
+-- POLICY KEYS: debounce? early_due?
 -- ARGV: merge policy id payload replaced other
 --   replaced: '1' puts `other` there; if the job has it already, the two are united (rule 2)
--- USES: bag_read bag ranks held policy keep waiting past
+-- USES: payload_set_read payload_set waiting_index policy keep_highest waiting forget_history
 -- Returns: {1 or 0 when the job has no such payload, orphans}: id, number of the shard's last call, processing
 --   record or ''; empty when no call has a record.
 -- Cost: O(log n), or the length of a packed record. Repeated: the payload is not there any more.
@@ -26,7 +26,7 @@ local function packed(record)
   end
   redis.call('HDEL', jobs, id)
   -- One after the other: equal scores keep their order, equal payloads are united.
-  bag_add(waiting, id, items, false)
+  set_add(waiting, id, items, false)
   return 1
 end
 
@@ -37,7 +37,7 @@ local function spilled()
     return 0
   end
   redis.call('HDEL', spill, field)
-  redis.call('ZREM', order, id .. '\0' .. place .. payload)
+  redis.call('ZREM', spill_order, id .. '\0' .. place .. payload)
   if replaced ~= '1' then
     return 1
   end
@@ -48,13 +48,13 @@ local function spilled()
   end
   place = string.sub(place, 1, 28) .. score .. '\0'
   redis.call('HSET', spill, id .. '\0' .. other, place)
-  redis.call('ZADD', order, 0, id .. '\0' .. place .. other)
+  redis.call('ZADD', spill_order, 0, id .. '\0' .. place .. other)
   return 1
 end
 
 local function is_empty(record)
   if record == SPILLED then
-    return redis.call('ZLEXCOUNT', order, lex_min(id), lex_max(id)) == 0
+    return redis.call('ZLEXCOUNT', spill_order, lex_min(id), lex_max(id)) == 0
   end
   return redis.call('HGET', jobs, id) == ''
 end
@@ -65,9 +65,9 @@ if record then
   changed = record == SPILLED and spilled() or record ~= SPILLED and packed(record)
   if is_empty(record) then
     redis.call('HDEL', jobs, id)
-    forget(id)
-    forget_past(id)
+    remove_waiting(id)
+    forget_history(id)
   end
 end
-local last_call = redis.call('HGET', meta, 'call')
+local last_call = redis.call('HGET', meta, 'last_call')
 return {changed, last_call and {id, last_call, redis.call('HGET', processing, id) or ''} or {}}

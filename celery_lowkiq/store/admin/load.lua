@@ -1,40 +1,43 @@
 -- Merges what a dump tells of jobs into a shard (rules 2 and 3), each line once, however often it comes.
 --
--- KEYS: meta senders due ranked? classes? paused? held? jobs spill order failed errors calls dead dead_ids dead_jobs dead_spill dead_order dead_errors
--- POLICY KEYS: first? early?
+-- KEYS: meta senders @waiting jobs spill spill_order failed errors calls @morgue
+-- POLICY KEYS: debounce? early_due?
 -- ARGV: shards merge policy sender channel index last_score [n kind id when retry_count error priority count [score payload flag]*count]...
 --   shards: the declared count; sender: of the dump; n: grows with the lines of a dump
 --   last_score: the shard makes no smaller ones (us)
 --   kind: waiting, dead, or calls (with digest, record, '' in place of score, payload, flag)
--- USES: time ranks wake bag_read bag held policy keep waiting
+-- USES: format time waiting_index wake payload_set_read payload_set policy keep_highest waiting
 -- Returns: how many were new; error SHARDS <stored count> when the count differs.
 -- Cost: O(log n) a payload.
 --
 -- How long lines that were loaded are known, in s.
 local MEMORY = 7 * 24 * 3600
 
-local stored = redis.call('HMGET', meta, 'shards', 'score')
+local stored = redis.call('HMGET', meta, 'shards', 'score', 'format')
+if is_newer(stored[3]) then
+  return refuse_format(stored[3])
+end
 if stored[1] ~= shards then
   return redis.error_reply('SHARDS ' .. (stored[1] or '0'))
 end
 local last = tonumber(string.match(redis.call('HGET', senders, sender) or '0', '^%d+') or 0)
 local before = first_due()
-local morgue = {records = dead_jobs, spill = dead_spill, order = dead_order}
+local morgue = {records = dead_jobs, spill = dead_spill, spill_order = dead_spill_order}
 local kinds = {}
 
 -- A job that failed brings its time along (rule 3); of another one, the time of what waits stays (rule 2).
 function kinds.waiting(id, items, when, retry_count, message, priority)
-  local known = redis.call('ZSCORE', index_of(id), id)
-  local rank = known and math.min(priority, rank_of(id)) or tonumber(priority)
+  local known = index_score(id)
+  local priority = known and math.min(priority, priority_of(id)) or tonumber(priority)
   if tonumber(retry_count) < 0 then
-    lay(id, known or when, rank)
+    index_put(id, known or when, priority)
   else
-    lay(id, when, rank)
+    index_put(id, when, priority)
     redis.call('ZADD', failed, retry_count, id)
     redis.call('HSET', errors, id, message)
   end
-  bag_add(waiting, id, items, false)
-  if asked.keep then
+  set_add(waiting, id, items, false)
+  if options.keep then
     any_kept(waiting, id, items)
   end
 end
@@ -47,11 +50,11 @@ function kinds.dead(id, items, when, _, message)
     redis.call('HSET', dead_errors, id, message)
   end
   redis.call('ZADD', dead_ids, 0, id)
-  bag_add(morgue, id, items, false)
+  set_add(morgue, id, items, false)
 end
 
 function kinds.calls(id, items)
-  local number = redis.call('HINCRBY', meta, 'call', #items) - #items
+  local number = redis.call('HINCRBY', meta, 'last_call', #items) - #items
   for i, item in ipairs(items) do
     redis.call('ZADD', calls, 0, id .. '\0' .. item[1] .. string.format('%012x', number + i) .. item[2])
   end

@@ -9,7 +9,7 @@ from celery_lowkiq.rules.models import QueueSpec, ShardRef, shard_of
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.keys import channel, shard_keys
 from celery_lowkiq.store.scripts.records import id_bytes, number_text
-from celery_lowkiq.store.scripts.script import Call, Value, load
+from celery_lowkiq.store.scripts.script import ScriptCall, Value, load
 
 #: As ``load.lua`` calls them.
 _KINDS = {State.WAITING: "waiting", State.PROCESSING: "waiting", State.DEAD: "dead", State.CALLS: "calls"}
@@ -34,7 +34,7 @@ class Loading:
         calls = [(shard, self._call(shard, part)) for shard, part in by_shard.items()]
         return sum(self._store.admitted(self._queue, calls))
 
-    def _call(self, shard: ShardRef, lines: Sequence[tuple[int, Entry]]) -> Call:
+    def _call(self, shard: ShardRef, lines: Sequence[tuple[int, Entry]]) -> ScriptCall:
         rest = [value for number, entry in lines for value in _values(number, entry)]
         return load("load").call(
             shard_keys(shard),

@@ -14,7 +14,7 @@ from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import ShardKeys, channel, queue_key, shard_keys
 from celery_lowkiq.store.scripts.progress import Progress, Tally, by_shard
 from celery_lowkiq.store.scripts.records import pairs, parse_id
-from celery_lowkiq.store.scripts.script import Call, Value, load
+from celery_lowkiq.store.scripts.script import ScriptCall, Value, load
 
 #: Most ids of one script.
 STEP = 1000
@@ -45,7 +45,9 @@ class Pausing:
         pause, since, changed, stored = self._client.call(call)
         told = self._client.all(
             [
-                load("follow").call(shard_keys(shard), pause=pause, since=since, **_announced(shard))
+                load("apply_queue_pause").call(
+                    shard_keys(shard), pause=pause, since=since, **_announced(shard)
+                )
                 for shard in _shards(queue.name, max(queue.shards, int(stored)))
             ]
         )
@@ -55,12 +57,12 @@ class Pausing:
 
     def pause_shard(self, queue: QueueSpec, index: int) -> bool:
         """Pause one shard. Returns whether this changed anything. Raises InvalidCall."""
-        return bool(self._client.call(load("pause").call(shard_keys(_shard(queue, index)))))
+        return bool(self._client.call(load("pause_shard").call(shard_keys(_shard(queue, index)))))
 
     def resume_shard(self, queue: QueueSpec, index: int) -> bool:
         """Resume one shard; it stays paused while its queue is. Raises InvalidCall."""
         shard = _shard(queue, index)
-        return bool(self._client.call(load("resume").call(shard_keys(shard), **_announced(shard))))
+        return bool(self._client.call(load("resume_shard").call(shard_keys(shard), **_announced(shard))))
 
     # -- ids
 
@@ -83,7 +85,7 @@ class Pausing:
         self,
         queue: QueueSpec,
         ids: Iterable[str],
-        call: Callable[[ShardRef, list[Value]], Call],
+        call: Callable[[ShardRef, list[Value]], ScriptCall],
         progress: Progress | None,
     ) -> int:
         tally, left = Tally(progress), iter(ids)

@@ -17,19 +17,15 @@ from .pages import Member
 
 #: What a listing reads of one job's payloads, in bytes (at least one payload).
 PEEK_BYTES = 256 * 1024
-WAITING_KEYS = {"index": "due", "held": "held", "failed": "failed", "errors": "errors", "records": "jobs"}
-WAITING_KEYS |= {"spill": "spill", "order": "order"}
+WAITING_KEYS = {"records": "jobs"}
+#: The same scripts read dead jobs: all that says where a job lies is ``dead``.
 MORGUE_KEYS = {
-    "index": "dead",
-    "held": "dead",
-    "ranked": "dead",
-    "classes": "dead",
-    "paused": "dead",
-    "failed": "dead",
+    **dict.fromkeys(("due", "due_paused", "due_prioritized", "by_priority", "paused", "failed"), "dead"),
     "errors": "dead_errors",
     "records": "dead_jobs",
+    "spill": "dead_spill",
+    "spill_order": "dead_spill_order",
 }
-MORGUE_KEYS |= {"spill": "dead_spill", "order": "dead_order"}
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from celery_lowkiq.store.scripts.client import Client, member_scores
 from celery_lowkiq.store.scripts.cursors import dump_position, dump_scan, load_position, load_scan
 from celery_lowkiq.store.scripts.keys import shard_keys
 from celery_lowkiq.store.scripts.records import number_text, pairs
-from celery_lowkiq.store.scripts.script import Call, load
+from celery_lowkiq.store.scripts.script import ScriptCall, load
 
 #: Indexes of waiting jobs, which a listing by id scans.
-_SCANNED = ("due", "ranked", "held")
+_SCANNED = ("due", "due_prioritized", "due_paused")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Window:
     prefix: bytes = b""
     reverse: bool = False
 
-    def call(self, shard: ShardRef, index: str) -> Call:
+    def call(self, shard: ShardRef, index: str) -> ScriptCall:
         """Return the script call that reads the page from one shard."""
         score, job_id, exclusive = self._start()
         return load("page").call(

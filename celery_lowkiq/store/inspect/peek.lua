@@ -1,16 +1,15 @@
--- Reads jobs without changing them: waiting ones, or (bound to the morgue's keys, `held`, `ranked` and `classes` as
--- `index`) dead ones.
+-- Reads jobs without changing them: waiting ones, or (with the morgue's keys) dead ones.
 --
--- KEYS: index paused? held ranked classes failed errors records spill order
+-- KEYS: @waiting failed errors records spill spill_order
 -- ARGV: limit max_bytes cut [id]...
 --   limit, max_bytes: how much of each id's payloads to return, at least one payload; of each at most `cut` bytes
--- USES: bag_read ranks
+-- USES: payload_set_read waiting_index
 -- Returns: for each id {index score or '', retry_count, error, payload count, 1 when held, priority, score, size, payload,
 --   ...}.
 -- Cost: O(log n + limit) an id.
 -- The first payloads of an id, and how many it has.
-local function bag_peek(id)
-  local bag = {records = records, spill = spill, order = order}
+local function set_peek(id)
+  local set = {records = records, spill = spill, spill_order = spill_order}
   local record = redis.call('HGET', records, id)
   local items, count, from = {}, 0, lex_min(id)
   if record and record ~= SPILLED then
@@ -20,7 +19,7 @@ local function bag_peek(id)
   end
   local bytes = 0
   repeat
-    local some, members = spilled_step(bag, id, from)
+    local some, members = spilled_step(set, id, from)
     local fit
     fit, bytes = fitting(some, #items, bytes, tonumber(limit), tonumber(max_bytes))
     for i = 1, fit do
@@ -28,23 +27,22 @@ local function bag_peek(id)
     end
     from = '(' .. (members[#members] or '')
   until fit < #some or #some == 0
-  return items, redis.call('ZLEXCOUNT', order, lex_min(id), lex_max(id)), #items
+  return items, redis.call('ZLEXCOUNT', spill_order, lex_min(id), lex_max(id)), #items
 end
 
 local reply = {}
 for i = rest, #ARGV do
   local id = ARGV[i]
-  local score = redis.call('ZSCORE', index, id) or redis.call('ZSCORE', ranked, id)
-  local holding = not score and redis.call('ZSCORE', held, id)
+  local score, is_paused = index_score(id)
   local job = {
-    score or holding or '',
+    score or '',
     redis.call('ZSCORE', failed, id) or '-1',
     redis.call('HGET', errors, id) or '',
     0,
-    holding and 1 or 0,
-    rank_of(id),
+    is_paused and 1 or 0,
+    priority_of(id),
   }
-  local items, count, shown = bag_peek(id)
+  local items, count, shown = set_peek(id)
   job[4] = count
   for position = 1, shown do
     local payload = items[position][2]

@@ -30,7 +30,7 @@ WHOLE = 2**31 - 1
 #: The largest that says how a job is isolated, beside its retry_count.
 FRACTION = 0.999999
 
-_WAITING_INDEXES = {"perform_in": ("due", "ranked", "held"), "retry_count": ("failed",)}
+_WAITING_INDEXES = {"perform_in": ("due", "due_prioritized", "due_paused"), "retry_count": ("failed",)}
 _MORGUE_INDEXES = {"updated_at": ("dead",), "id": ("dead_ids",)}
 
 

@@ -1,18 +1,18 @@
 -- Counts of a shard, and its lease.
 --
--- KEYS: lease meta due ranked? classes? paused? held failed claimed dead
+-- KEYS: lease meta @waiting! failed claimed dead
 -- ARGV:
--- USES: time ranks due
+-- USES: time waiting_index next_due
 -- Returns: {now, next_due or '', waiting, failed waiting, dead, in processing, processed, failed, merged,
 --   payloads that died, smallest perform_in of all that wait or '', held of those that wait, 1 when the shard is paused,
 --   by itself or with its queue, payloads that were dropped, {owner, epoch, counter}}.
 -- Cost: O(log n + jobs in processing).
-local holding = redis.call('ZCARD', held)
+local paused_count = redis.call('ZCARD', due_paused)
 local counters = redis.call('HMGET', meta, 'processed', 'failed', 'merged', 'dead', 'dropped')
 
 local function oldest()
   local oldest
-  for _, index in ipairs({due, ranked, held}) do
+  for _, index in ipairs({due, due_prioritized, due_paused}) do
     local first = redis.call('ZRANGE', index, 0, 0, 'WITHSCORES')[2]
     if first and (not oldest or tonumber(first) < tonumber(oldest)) then
       oldest = first
@@ -24,7 +24,7 @@ end
 return {
   seconds(now_us()),
   next_due(),
-  redis.call('ZCARD', due) + redis.call('ZCARD', ranked) + holding,
+  redis.call('ZCARD', due) + redis.call('ZCARD', due_prioritized) + paused_count,
   redis.call('ZCARD', failed),
   redis.call('ZCARD', dead),
   redis.call('ZCARD', claimed),
@@ -33,7 +33,7 @@ return {
   tonumber(counters[3] or 0),
   tonumber(counters[4] or 0),
   oldest(),
-  holding,
+  paused_count,
   shard_paused and 1 or 0,
   tonumber(counters[5] or 0),
   redis.call('HMGET', lease, 'owner', 'epoch', 'counter'),

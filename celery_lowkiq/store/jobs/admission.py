@@ -11,7 +11,7 @@ from celery_lowkiq.rules.errors import LowkiqError, ShardDamaged, StoreError, St
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.scripts.client import Client, KeysDiffer, ShardsDiffer, WrongType
-from celery_lowkiq.store.scripts.script import Call
+from celery_lowkiq.store.scripts.script import ScriptCall
 
 from .claims import is_frayed
 from .registry import Registry
@@ -25,7 +25,7 @@ class ShardCall(NamedTuple):
 
     queue: QueueSpec
     shard: ShardRef
-    call: Call
+    call: ScriptCall
 
 
 class Admission:

@@ -1,8 +1,8 @@
 """Records of calls: how they lie in the shard's key, and how a claim's owner reads and deletes them.
 
-``scripts/lib/calls.lua`` has the other half. A record is tied to its payload by a digest, so it stays where
-it is while its job is claimed, fails, is merged, or is recovered; a call that came after the claim is told
-apart by its number.
+``scripts/lib/call_records.lua`` has the other half. A digest ties a record to its payload, so the record
+stays while its job is claimed, fails, is merged, or is recovered. Its number tells whether a call came after
+a claim.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from celery_lowkiq.rules.tracking import News
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import shard_keys
 from celery_lowkiq.store.scripts.records import id_bytes, parse_processing
-from celery_lowkiq.store.scripts.script import Call, Value, load
+from celery_lowkiq.store.scripts.script import ScriptCall, Value, load
 
 from .tracker_updates import parts, tell_calls
 
@@ -85,10 +85,12 @@ def claimed_calls(jobs: Sequence[Job], reply: list[Any]) -> list[Job]:
     return found
 
 
-def end_calls(lease: Lease, ended: Sequence[tuple[bytes, bytes]]) -> Call:
+def end_calls(lease: Lease, ended: Sequence[tuple[bytes, bytes]]) -> ScriptCall:
     """The command that deletes records, by runs of keys."""
     rest: list[Value] = [key for run in ended for key in run]
-    return load("end_calls").call(shard_keys(lease.shard), rest, owner=lease.owner, epoch=lease.epoch)
+    return load("delete_call_records").call(
+        shard_keys(lease.shard), rest, owner=lease.owner, epoch=lease.epoch
+    )
 
 
 def orphaned_calls(
@@ -152,7 +154,7 @@ class CallReader:
         """
         self._client.all(
             [
-                load("start_calls").call(
+                load("replace_call_records").call(
                     shard_keys(lease.shard),
                     [
                         value

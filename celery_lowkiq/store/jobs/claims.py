@@ -20,7 +20,7 @@ from celery_lowkiq.store.scripts.records import (
     parse_time,
     tried_text,
 )
-from celery_lowkiq.store.scripts.script import Call, Value, load
+from celery_lowkiq.store.scripts.script import ScriptCall, Value, load
 
 from .call_records import claimed_calls, end_calls
 from .tracker_updates import tell_calls
@@ -39,16 +39,16 @@ FRAYED = 4
 
 
 def open_claims(in_hand: InHand | None) -> str:
-    """As ``lib/stray.lua`` reads it."""
+    """As ``lib/unacknowledged.lua`` reads it."""
     return "any" if in_hand is None else " ".join(map(str, in_hand.open))
 
 
-def owned(name: str, lease: Lease, rest: Sequence[Value] = (), **args: Value) -> Call:
+def owned(name: str, lease: Lease, rest: Sequence[Value] = (), **args: Value) -> ScriptCall:
     """A script that only an owner may run."""
     return load(name).call(shard_keys(lease.shard), rest, owner=lease.owner, epoch=lease.epoch, **args)
 
 
-def claim_call(wish: ToClaim) -> Call:
+def claim_call(wish: ToClaim) -> ScriptCall:
     """The command of a claim."""
     queue, in_hand = wish.queue, wish.in_hand
     return owned(
@@ -100,7 +100,7 @@ def claimed(wish: ToClaim, reply: Any) -> Claim | StoreError:
     )
 
 
-def settle_calls(settle: ToSettle) -> list[Call]:
+def settle_calls(settle: ToSettle) -> list[ScriptCall]:
     """The commands of a settle.
 
     Trackers are told first: what is told twice counts once. Then the records of ended calls go: a job that
@@ -119,7 +119,7 @@ def settle_calls(settle: ToSettle) -> list[Call]:
     return [*calls, owned("settle", settle.lease, rest, claim=claim, done=len(done), **words)]
 
 
-def _tells(settle: ToSettle) -> list[Call]:
+def _tells(settle: ToSettle) -> list[ScriptCall]:
     news = [each for verdict in settle.verdicts for each in verdict.news]
     return [call for _, call in tell_calls(news)]
 

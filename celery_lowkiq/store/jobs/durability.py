@@ -53,7 +53,7 @@ class Durability:
 
     def _confirmed(self, client: Client, shard: ShardRef) -> bool:
         # WAIT speaks of the writes of its own connection: this one changes nothing, and comes after the push.
-        write = ("HINCRBY", shard_keys(shard)["meta"], "back", 0)
+        write = ("HINCRBY", shard_keys(shard)["meta"], "last_arrival", 0)
         if self.level is Level.REPLICATED:
             _, replicas = client.commands([write, ("WAIT", self.replicas, WAIT_MS)])
             return bool(replicas >= self.replicas)

@@ -1,12 +1,12 @@
 -- Merges jobs into the waiting ones of a shard (rule 2), once, however often the command is repeated.
 --
--- KEYS: meta? senders? due? ranked? classes? paused? held? jobs spill order calls? failed errors processing tries?
--- POLICY KEYS: first? early? peaks?
+-- KEYS: meta? senders? @waiting? jobs spill spill_order calls? failed errors processing tries?
+-- POLICY KEYS: debounce? early_due? done_scores?
 -- ARGV: shards merge policy sender n channel index records [id payload score when]... [position digest record]*records
 --   shards: the declared count; sender, n: n grows with each push of a sender to the shard;
---   score: '' for one made here, '~<s>' for a time that a sender's clock showed, unless Redis's has not come so far; when: '' now, '+<s>' a delay, else Unix s; with policy ranked=1, '<priority> ' before that
+--   score: '' for one made here, '~<s>' for a time that a sender's clock showed, unless Redis's has not come so far; when: '' now, '+<s>' a delay, else Unix s; with policy prioritized=1, '<priority> ' before that
 --   records: of the calls that need one; position: of the call's job (from 0), digest: of its payload
--- USES: time ranks wake bag_read bag held calls policy keep stale arriving
+-- USES: format time waiting_index wake payload_set_read payload_set call_records policy keep_highest drop_stale push_policies
 -- Returns: 1, or 0 for a repeated n, or, also when repeated, where a policy dropped calls that have records, {text of
 --   their positions, id, number of the shard's last call, processing record or '', ...}: of jobs that gave way to others;
 --   error SHARDS <stored count> when the count differs, FULL <length> <allowed> when there is no place, and nothing was
@@ -14,7 +14,10 @@
 -- Cost: O(log n) a job; the record of an id is rewritten while it is small.
 local RETENTION = 3600
 
-local stored = redis.call('HMGET', meta, 'shards', 'score')
+local stored = redis.call('HMGET', meta, 'shards', 'score', 'format')
+if is_newer(stored[3]) then
+  return refuse_format(stored[3])
+end
 if stored[1] ~= shards then
   return redis.error_reply('SHARDS ' .. (stored[1] or '0'))
 end
@@ -23,16 +26,16 @@ end
 local last = redis.call('HGET', senders, sender)
 if last and tonumber(string.match(last, '^%d+') or 0) >= tonumber(n) then
   local text = policy ~= '' and string.match(last, '^' .. n .. ' (.*)|%d+$')
-  return text and told(text) or 0
+  return text and drops_reply(text) or 0
 end
 
 local now = now_us()
 local now_s = seconds(now)
 local score_us = tonumber(stored[2] or 0)
-local bag = {records = jobs, spill = spill, order = order}
+local set = {records = jobs, spill = spill, spill_order = spill_order}
 local before = first_due()
 local last_job = #ARGV - 3 * records
-local refusal = asked.length and full(last_job, now_s)
+local refusal = options.max_length and length_refusal(last_job, now_s)
 if refusal then
   return refusal
 end
@@ -69,24 +72,6 @@ local function waiting_records(from, to)
   return redis.call('HMGET', jobs, unpack(ids))
 end
 
--- Writes when jobs are due that do not wait yet: {perform_in, id, ...}.
-local function add_times(times)
-  if not any_paused then
-    redis.call('ZADD', due, 'NX', unpack(times))
-    return
-  end
-  local parts = {[due] = {}, [held] = {}}
-  for i = 1, #times, 2 do
-    local part = parts[index_of(times[i + 1])]
-    part[#part + 1], part[#part + 2] = times[i], times[i + 1]
-  end
-  for index, part in pairs(parts) do
-    if #part > 0 then
-      redis.call('ZADD', index, 'NX', unpack(part))
-    end
-  end
-end
-
 -- Ids of which nothing waits, as nearly all are, are written together: their first payload needs no merging. The others
 -- are merged by their ids.
 local function merge_jobs(from, to)
@@ -106,17 +91,17 @@ local function merge_jobs(from, to)
       table.insert(more[id], {score, payload, tonumber(score), flag})
     end
   end
-  add_times(times)
+  index_add(times)
   if #new > 0 then
     redis.call('HSET', jobs, unpack(new))
   end
   for _, id in ipairs(ids) do
-    bag_add(bag, id, more[id], false)
+    set_add(set, id, more[id], false)
   end
 end
 
-local gone = ''
-if not (any_ranked or asked.ranked or asked.keep or asked.stale or asked.debounce or asked.now or asked.length) then
+local drops = ''
+if not (any_prioritized or options.prioritized or options.keep or options.drop_stale or options.debounce or options.due_on_push or options.max_length) then
   -- `unpack` takes so many values at once.
   for i = rest, last_job, 4 * 1000 do
     merge_jobs(i, math.min(i + 4 * 1000, last_job + 1) - 1)
@@ -126,34 +111,34 @@ else
   -- unless it would take the place of a job that is to run.
   local function merge_job(i)
     local id, payload, score, flag = ARGV[i], ARGV[i + 1], score_of(ARGV[i + 2]), flags[i] or ''
-    local rank, when = 0, ARGV[i + 3]
-    if asked.ranked then
-      rank, when = tonumber(string.sub(when, 1, 1)), string.sub(when, 3)
+    local priority, when = 0, ARGV[i + 3]
+    if options.prioritized then
+      priority, when = tonumber(string.sub(when, 1, 1)), string.sub(when, 3)
     end
     local waits = redis.call('HEXISTS', jobs, id) == 1
-    local dropped = (flag == '' or asked.length and not waits) and is_stale(id, score)
-    if dropped or not waits and not has_place() then
-      return forgo(i, members[i])
+    local dropped = (flag == '' or options.max_length and not waits) and is_stale(id, score)
+    if dropped or not waits and not make_room() then
+      return drop_call(i, members[i])
     end
     local items = {{score, payload, tonumber(score), flag}}
-    bag_add(bag, id, items, false)
-    if asked.keep and not any_kept(bag, id, items) then
+    set_add(set, id, items, false)
+    if options.keep and not any_kept(set, id, items) then
       return
     end
     merged = merged + (waits and 1 or 0)
-    rank = waits and math.min(rank, rank_of(id)) or rank
-    local due_at = later(id, waits, time_of(when), when ~= '', now)
-    if not due_at and any_ranked and rank ~= rank_of(id) then
-      due_at = redis.call('ZSCORE', index_of(id), id)
+    priority = waits and math.min(priority, priority_of(id)) or priority
+    local due_at = due_after(id, waits, time_of(when), when ~= '', now)
+    if not due_at and any_prioritized and priority ~= priority_of(id) then
+      due_at = index_score(id)
     end
     if due_at then
-      lay(id, due_at, rank)
+      index_put(id, due_at, priority)
     end
   end
   for i = rest, last_job, 4 do
     merge_job(i)
   end
-  gone = given_way()
+  drops = drops_text()
 end
 redis.call('HSET', meta, 'score', string.format('%.0f', score_us))
 if merged > 0 then
@@ -163,16 +148,16 @@ wake(before)
 
 -- Each new sender sweeps away a few that were not heard of for an hour.
 if not last then
-  local swept = redis.call('HSCAN', senders, redis.call('HGET', meta, 'sweep') or '0', 'COUNT', 16)
-  redis.call('HSET', meta, 'sweep', swept[1])
+  local swept = redis.call('HSCAN', senders, redis.call('HGET', meta, 'senders_cursor') or '0', 'COUNT', 16)
+  redis.call('HSET', meta, 'senders_cursor', swept[1])
   for i = 1, #swept[2], 2 do
     if tonumber(string.match(swept[2][i + 1], '%d+$') or 0) < now / 1000000 - RETENTION then
       redis.call('HDEL', senders, swept[2][i])
     end
   end
 end
-if gone ~= '' then
-  redis.call('HSET', senders, sender, n .. ' ' .. gone .. '|' .. math.floor(now / 1000000))
-  return told(gone)
+if drops ~= '' then
+  redis.call('HSET', senders, sender, n .. ' ' .. drops .. '|' .. math.floor(now / 1000000))
+  return drops_reply(drops)
 end
 return 1

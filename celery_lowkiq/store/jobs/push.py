@@ -13,7 +13,7 @@ from celery_lowkiq.rules.models import NewJob, QueueSpec, ShardRef
 from celery_lowkiq.rules.priorities import MOST_URGENT
 from celery_lowkiq.store.scripts.keys import channel, shard_keys
 from celery_lowkiq.store.scripts.records import id_bytes, number_text
-from celery_lowkiq.store.scripts.script import Call, Value, load
+from celery_lowkiq.store.scripts.script import ScriptCall, Value, load
 
 from .call_records import digest
 
@@ -48,14 +48,16 @@ def chunked(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:
         yield chunk
 
 
-def push_call(queue: QueueSpec, shard: ShardRef, sender: Sender, jobs: Sequence[NewJob]) -> Call:
+def push_call(queue: QueueSpec, shard: ShardRef, sender: Sender, jobs: Sequence[NewJob]) -> ScriptCall:
     """The command that merges jobs into their shard, under the sender's next number."""
     rest: list[Value] = []
     records: list[Value] = []
     usual = queue.policies.priority
-    ranked = usual != MOST_URGENT or any(job.priority for job in jobs)
+    prioritized = usual != MOST_URGENT or any(job.priority for job in jobs)
     for position, job in enumerate(jobs):
-        when = f"{usual if job.priority is None else job.priority} {_when(job)}" if ranked else _when(job)
+        when = (
+            f"{usual if job.priority is None else job.priority} {_when(job)}" if prioritized else _when(job)
+        )
         rest += (id_bytes(job.id), job.payload, _score(job), when)
         if job.record is not None:
             records += (position, digest(job.payload), job.record)
@@ -64,7 +66,7 @@ def push_call(queue: QueueSpec, shard: ShardRef, sender: Sender, jobs: Sequence[
         rest + records,
         shards=queue.shards,
         merge=queue.merge.value,
-        policy=f"{queue.policy} ranked=1" if ranked else queue.policy,
+        policy=f"{queue.policy} prioritized=1" if prioritized else queue.policy,
         sender=sender.id,
         n=next(sender.numbers),
         channel=channel(queue.name),

@@ -26,7 +26,7 @@ CLOSED_BY_SOMEBODY = 2
 CLOSED_SECONDS = 2.0
 CLOSED_LOOK = 0.02
 #: Where the jobs of a shard are, and what is said of ids that lie there.
-CONTENTS = ("due", "ranked", "held", "claimed", "dead", "paused")
+CONTENTS = ("due", "due_prioritized", "due_paused", "claimed", "dead", "paused")
 
 
 class Registry:
@@ -131,7 +131,7 @@ class Registry:
         """For each shard: 1, 0 where it has jobs of another count, CLOSED_BY_SOMEBODY."""
         pause = {"pause": known.pause, "since": known.since}
         calls = [
-            load("resize").call(shard_keys(shard), shards=value, reopen=int(reopen), **pause)
+            load("set_shard_count").call(shard_keys(shard), shards=value, reopen=int(reopen), **pause)
             for shard in shards
         ]
         return [int(reply) for reply in self._client.all(calls)]

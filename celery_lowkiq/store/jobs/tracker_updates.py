@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from celery_lowkiq.rules.tracking import News
 from celery_lowkiq.store.scripts.keys import TrackerKeys, tracker_channel
-from celery_lowkiq.store.scripts.script import Call, Value, load
+from celery_lowkiq.store.scripts.script import ScriptCall, Value, load
 
 T = TypeVar("T")
 
@@ -18,13 +18,13 @@ STEP = 500
 MAX_TEXT = 1024
 
 
-def tell_calls(news: Iterable[News]) -> list[tuple[str, Call]]:
+def tell_calls(news: Iterable[News]) -> list[tuple[str, ScriptCall]]:
     """The commands that tell trackers of news, with the tracker of each."""
     calls = []
     for tracker, found in by_tracker(news).items():
         for part in parts(found):
             rest: list[Value] = [value for each in part for value in _news_values(each)]
-            script = load("track_tell").call(TrackerKeys(tracker), rest, channel=tracker_channel(tracker))
+            script = load("track_update").call(TrackerKeys(tracker), rest, channel=tracker_channel(tracker))
             calls.append((tracker, script))
     return calls
 

@@ -1,19 +1,21 @@
 -- Takes over a shard if its lease is unchanged since the caller read it, and returns the jobs that its former
 -- owner left in processing to the queue before any claim (rule 8).
 --
--- KEYS: lease meta due ranked? classes? paused? held? jobs spill order failed errors claimed processing deaths dead dead_ids dead_jobs dead_spill dead_order dead_errors
--- POLICY KEYS: first? early?
+-- KEYS: lease meta @waiting jobs spill spill_order failed errors claimed processing crash_marks @morgue
+-- POLICY KEYS: debounce? early_due?
 -- ARGV: owner seen_owner seen_epoch seen_counter seen_server known_epoch shards merge policy max_crashes poison_error
 --   seen_server: the server that the lease was read from; another one may have lost later writes
 --   known_epoch: the largest known to the caller, so that a Redis restored from an old copy does not repeat an epoch
--- USES: time server bag_read bag ranks held policy keep waiting morgue processing suspects
+-- USES: format time server payload_set_read payload_set waiting_index policy keep_highest waiting morgue processing suspects
 -- FLAGS: allow-oom
 -- Returns: {epoch as text, server} (the same when repeated); error NOTOWNER <epoch>, SHARDS <stored count>, or
 --   DAMAGED processing when a key needed for the recovery was lost.
 -- Cost: O(log n) a payload in processing; INFO takes about 20 us.
-local stored = redis.call('HGET', meta, 'shards')
-if stored ~= shards then
-  return redis.error_reply('SHARDS ' .. (stored or '0'))
+local stored = redis.call('HMGET', meta, 'shards', 'format')
+if is_newer(stored[2]) then
+  return refuse_format(stored[2])
+elseif stored[1] ~= shards then
+  return redis.error_reply('SHARDS ' .. (stored[1] or '0'))
 end
 local current = redis.call('HMGET', lease, 'owner', 'epoch', 'counter', 'stopping', 'server')
 -- Foreign data counts as missing: the next owner rewrites the lease.
@@ -50,7 +52,7 @@ local crashed = former ~= '' and former ~= owner and current[4] ~= '1' and given
 
 -- Counts a crash of the owner against a job; after max_crashes, its payload goes to the morgue.
 local function suspect(id, items)
-  local mark = redis.call('HGET', deaths, id)
+  local mark = redis.call('HGET', crash_marks, id)
   if not mark then
     write_mark(id, 1, '', '')
     return
@@ -67,11 +69,11 @@ local function suspect(id, items)
     write_mark(id, died and 3 or 2, kept .. death, items[1][2])
     return
   end
-  bury(id, {table.remove(items, 1)}, poison_error, now_s)
+  bury(id, {table.remove(items, 1), header = items.header}, poison_error, now_s)
   if redis.call('HEXISTS', jobs, id) == 1 then
     write_mark(id, 2, '', '')
   else
-    redis.call('HDEL', deaths, id)
+    redis.call('HDEL', crash_marks, id)
   end
 end
 
@@ -79,12 +81,12 @@ end
 local at = now
 
 local function recover(id)
-  local job = let_go(id)
+  local job = take_processing(id)
   if crashed and #job.items > 0 then
     suspect(id, job.items)
   end
-  put_unfinished(id, job, job.items, seconds(at))
-  at = at + (job.rank > 0 and 32 or 1)
+  restore_unfinished(id, job, job.items, seconds(at))
+  at = at + (job.priority > 0 and 32 or 1)
 end
 
 for _, id in ipairs(redis.call('ZRANGE', claimed, 0, -1)) do

@@ -9,10 +9,10 @@ from celery_lowkiq.rules.errors import LowkiqError
 from celery_lowkiq.rules.models import Lease, ShardRef
 from celery_lowkiq.store.scripts.keys import shard_keys
 from celery_lowkiq.store.scripts.records import id_bytes
-from celery_lowkiq.store.scripts.script import Call, load
+from celery_lowkiq.store.scripts.script import ScriptCall, load
 
 
-def acquire_call(wish: ToAcquire, owner: str) -> Call:
+def acquire_call(wish: ToAcquire, owner: str) -> ScriptCall:
     """Return the script call that takes a shard."""
     queue, seen = wish.queue, wish.seen
     return load("acquire").call(

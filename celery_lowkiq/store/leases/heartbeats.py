@@ -23,15 +23,15 @@ from celery_lowkiq.rules.reports import (
 from celery_lowkiq.rules.text import ranges
 from celery_lowkiq.store.scripts.keys import history_key, report_key, reports_key, shard_keys
 from celery_lowkiq.store.scripts.records import number_text
-from celery_lowkiq.store.scripts.script import Call, load
+from celery_lowkiq.store.scripts.script import ScriptCall, load
 
 #: Seconds for which a node's last report is kept.
 REPORT_TTL = 3600
 
 
-def news_calls(news: NodeNews) -> list[Call]:
+def news_calls(news: NodeNews) -> list[ScriptCall]:
     """Return the calls for the report, then for samples, then for the counters of shards."""
-    report = load("report").call(
+    report = load("write_report").call(
         {"report": report_key(news.report.owner), "reports": reports_key()},
         owner=news.report.owner,
         text=dump_report(news.report),
@@ -45,10 +45,10 @@ def news_calls(news: NodeNews) -> list[Call]:
     return [report, *samples, *counters]
 
 
-def sample_call(queue: str, sample: Sample) -> Call:
+def sample_call(queue: str, sample: Sample) -> ScriptCall:
     """Return the call that keeps a sample, unless its slot has one."""
     number = slot(sample.at)
-    return load("sample").call(
+    return load("write_sample").call(
         {"history": history_key(queue)},
         place=number % (KEPT // STEP),
         slot=number,

@@ -1,16 +1,16 @@
--- Makes the indexes of dead jobs consistent with their payloads, after repair_bags.
+-- Makes the indexes of dead jobs consistent with their payloads, after repair_payload_sets.
 --
--- KEYS: dead dead_ids dead_jobs dead_order dead_errors tries
+-- KEYS: dead dead_ids dead_jobs dead_spill_order dead_errors tries
 -- ARGV: part cursor limit
 --   part: dead_jobs, then dead, dead_ids, dead_errors; limit: approximate number of entries to read
--- USES: time bag_read
+-- USES: time payload_set_read
 -- FLAGS: allow-oom
 -- Returns: {cursor, jobs restored to the indexes, jobs whose payloads are lost}.
 -- Cost: O(limit log n). Repeated: no effect.
 local now = seconds(now_us())
 local mended, lost = 0, 0
 
-local function forget(id)
+local function delete_job(id)
   redis.call('ZREM', dead, id)
   redis.call('ZREM', dead_ids, id)
   redis.call('HDEL', dead_jobs, id)
@@ -25,8 +25,8 @@ end
 local parts = {}
 
 function parts.dead_jobs(id, record)
-  if record == SPILLED and redis.call('ZLEXCOUNT', dead_order, lex_min(id), lex_max(id)) == 0 then
-    forget(id)
+  if record == SPILLED and redis.call('ZLEXCOUNT', dead_spill_order, lex_min(id), lex_max(id)) == 0 then
+    delete_job(id)
     return
   end
   local changed = redis.call('ZADD', dead, 'NX', now, id) + redis.call('ZADD', dead_ids, 0, id)
@@ -39,7 +39,7 @@ end
 
 function parts.dead(id)
   if redis.call('HEXISTS', dead_jobs, id) == 0 then
-    forget(id)
+    delete_job(id)
   end
 end
 parts.dead_ids = parts.dead

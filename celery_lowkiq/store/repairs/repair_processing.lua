@@ -1,9 +1,9 @@
 -- Makes the index of claims consistent with the jobs in processing.
 --
--- KEYS: lease claimed processing jobs tries deaths
+-- KEYS: lease claimed processing jobs tries crash_marks
 -- ARGV: owner epoch
 --   owner, epoch: of the lease as the caller read it; lost payloads are dropped only while it is unchanged
--- USES: bag_read processing
+-- USES: payload_set_read processing
 -- FLAGS: allow-oom
 -- Returns: {jobs whose claim was restored, jobs whose payloads are lost}.
 -- Cost: O(log n) per job in processing: at most the jobs that an owner has claimed.
@@ -13,7 +13,7 @@ local mended, lost = 0, 0
 local records = redis.call('HGETALL', processing)
 for i = 1, #records, 2 do
   if not redis.call('ZSCORE', claimed, records[i]) then
-    redis.call('ZADD', claimed, read_held(records[i + 1]).claim, records[i])
+    redis.call('ZADD', claimed, read_processing(records[i + 1]).claim, records[i])
     mended = mended + 1
   end
 end
@@ -21,7 +21,7 @@ for _, id in ipairs(as_known and redis.call('ZRANGE', claimed, 0, -1) or {}) do
   if redis.call('HEXISTS', processing, id) == 0 then
     redis.call('ZREM', claimed, id)
     if redis.call('HEXISTS', jobs, id) == 0 then
-      redis.call('HDEL', deaths, id)
+      redis.call('HDEL', crash_marks, id)
       redis.call('HDEL', tries, id)
     end
     lost = lost + 1

@@ -1,27 +1,27 @@
--- Makes the indexes of waiting jobs consistent with their payloads, after repair_bags.
+-- Makes the indexes of waiting jobs consistent with their payloads, after repair_payload_sets.
 --
--- KEYS: meta spill due ranked classes paused held jobs order failed errors tries deaths
--- ARGV: rank channel index part cursor limit
---   rank: for a job whose priority was lost; limit: approximate number of entries to read
---   part: jobs, then due, ranked, held, classes, failed, errors
--- USES: time bag_read
+-- KEYS: meta spill @waiting! jobs spill_order failed errors tries crash_marks
+-- ARGV: default_priority channel index part cursor limit
+--   default_priority: for a job whose priority was lost; limit: approximate number of entries to read
+--   part: jobs, then due, due_prioritized, due_paused, by_priority, failed, errors
+-- USES: time payload_set_read
 -- FLAGS: allow-oom
 -- Returns: {cursor, jobs that are due now since their time was lost, other entries rewritten, jobs whose payloads are
 --   lost}.
 -- Cost: O(limit log n). Repeated: no effect.
-local CLASS = 2 ^ 34
+local PRIORITY_SPAN = 2 ^ 34
 local LEAST_URGENT = 9
-local PLACES = {due, ranked, held, classes}
+local PLACES = {due, due_prioritized, due_paused, by_priority}
 local now = seconds(now_us())
 local undated, mended, lost = 0, 0, 0
 
-local function forget(id)
-  for _, place in ipairs({due, ranked, held, classes, failed}) do
+local function delete_job(id)
+  for _, place in ipairs({due, due_prioritized, due_paused, by_priority, failed}) do
     redis.call('ZREM', place, id)
   end
   redis.call('HDEL', jobs, id)
   redis.call('HDEL', errors, id)
-  redis.call('HDEL', deaths, id)
+  redis.call('HDEL', crash_marks, id)
   redis.call('HDEL', tries, id)
 end
 
@@ -32,25 +32,25 @@ local function last_try(id)
   return string.match(count or '', '^%d+$') or '0', text or ''
 end
 
-local function class_of(id)
-  local score = tonumber(redis.call('ZSCORE', classes, id) or '')
+local function priority_of(id)
+  local score = tonumber(redis.call('ZSCORE', by_priority, id) or '')
   if score then
-    local class = math.floor(score / CLASS)
-    if class ~= 0 and math.abs(class) <= LEAST_URGENT then
-      return math.abs(class), string.format('%.6f', score - class * CLASS)
+    local priority = math.floor(score / PRIORITY_SPAN)
+    if priority ~= 0 and math.abs(priority) <= LEAST_URGENT then
+      return math.abs(priority), string.format('%.6f', score - priority * PRIORITY_SPAN)
     end
   end
 end
 
 -- Writes the indexes of a waiting job; returns true when they were right.
-local function lay(id, perform_in, class, place)
+local function index_put(id, perform_in, priority, place)
   local wanted = {[place] = perform_in}
-  if class > 0 then
-    local signed = place == held and -class or class
-    local time = math.max(0, math.min(tonumber(perform_in), CLASS - 1))
-    wanted[classes] = redis.call('ZSCORE', classes, id)
-    if not wanted[classes] or math.floor(tonumber(wanted[classes]) / CLASS) ~= signed then
-      wanted[classes] = string.format('%.6f', signed * CLASS + time)
+  if priority > 0 then
+    local signed = place == due_paused and -priority or priority
+    local time = math.max(0, math.min(tonumber(perform_in), PRIORITY_SPAN - 1))
+    wanted[by_priority] = redis.call('ZSCORE', by_priority, id)
+    if not wanted[by_priority] or math.floor(tonumber(wanted[by_priority]) / PRIORITY_SPAN) ~= signed then
+      wanted[by_priority] = string.format('%.6f', signed * PRIORITY_SPAN + time)
     end
   end
   local same = true
@@ -70,25 +70,25 @@ local parts = {}
 
 -- Each job belongs to one index. A job in `held` was paused; a lost time becomes now.
 function parts.jobs(id, record)
-  if record == SPILLED and redis.call('ZLEXCOUNT', order, lex_min(id), lex_max(id)) == 0 then
-    -- `order` may have been lost again since repair_bags: the next repair restores the payloads.
-    if redis.call('HLEN', spill) - redis.call('ZCARD', order) ~= tonumber(redis.call('HGET', meta, 'apart') or 0) then
+  if record == SPILLED and redis.call('ZLEXCOUNT', spill_order, lex_min(id), lex_max(id)) == 0 then
+    -- `spill_order` may have been lost again since repair_payload_sets: the next repair restores the payloads.
+    if redis.call('HLEN', spill) - redis.call('ZCARD', spill_order) ~= tonumber(redis.call('HGET', meta, 'spill_difference') or 0) then
       return
     end
-    forget(id)
+    delete_job(id)
     lost = lost + 1
     return
   end
-  local at_due, at_ranked, at_held = redis.call('ZSCORE', due, id), redis.call('ZSCORE', ranked, id), redis.call('ZSCORE', held, id)
-  local class, class_time = class_of(id)
-  if at_held and not redis.call('ZSCORE', paused, id) then
+  local at_due, at_prioritized, at_paused = redis.call('ZSCORE', due, id), redis.call('ZSCORE', due_prioritized, id), redis.call('ZSCORE', due_paused, id)
+  local priority, time_by_priority = priority_of(id)
+  if at_paused and not redis.call('ZSCORE', paused, id) then
     redis.call('ZADD', paused, now, id)
     mended = mended + 1
   end
   local is_paused = redis.call('ZSCORE', paused, id)
-  class = class or at_ranked and tonumber(rank) or 0
-  local time = at_due or at_ranked or at_held or class_time
-  if lay(id, time or now, class, is_paused and held or class > 0 and ranked or due) then
+  priority = priority or at_prioritized and tonumber(default_priority) or 0
+  local time = at_due or at_prioritized or at_paused or time_by_priority
+  if index_put(id, time or now, priority, is_paused and due_paused or priority > 0 and due_prioritized or due) then
     return
   elseif time then
     mended = mended + 1
@@ -100,20 +100,20 @@ end
 function parts.due(id)
   if redis.call('HEXISTS', jobs, id) == 1 then
     return
-  elseif redis.call('ZLEXCOUNT', order, lex_min(id), lex_max(id)) > 0 then
+  elseif redis.call('ZLEXCOUNT', spill_order, lex_min(id), lex_max(id)) > 0 then
     redis.call('HSET', jobs, id, SPILLED)
     mended = mended + 1
   else
-    forget(id)
+    delete_job(id)
     lost = lost + 1
   end
 end
-parts.ranked, parts.held = parts.due, parts.due
+parts.due_prioritized, parts.due_paused = parts.due, parts.due
 
 -- Entries of jobs that do not wait are removed without counting: lost jobs are counted by their due times.
-function parts.classes(id)
-  if not (redis.call('ZSCORE', ranked, id) or redis.call('ZSCORE', held, id)) then
-    redis.call('ZREM', classes, id)
+function parts.by_priority(id)
+  if not (redis.call('ZSCORE', due_prioritized, id) or redis.call('ZSCORE', due_paused, id)) then
+    redis.call('ZREM', by_priority, id)
   end
 end
 
@@ -136,7 +136,7 @@ function parts.errors(id)
   end
 end
 
-local KEY = {jobs = jobs, due = due, ranked = ranked, held = held, classes = classes, failed = failed, errors = errors}
+local KEY = {jobs = jobs, due = due, due_prioritized = due_prioritized, due_paused = due_paused, by_priority = by_priority, failed = failed, errors = errors}
 local scan = (part == 'jobs' or part == 'errors') and 'HSCAN' or 'ZSCAN'
 local found = redis.call(scan, KEY[part], cursor, 'COUNT', limit)
 for i = 1, #found[2], 2 do

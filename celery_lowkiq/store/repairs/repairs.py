@@ -29,10 +29,10 @@ SHARDS = 256
 MINOR_REPAIR_INTERVAL = 60.0
 #: Ids per key that are checked against the number of shards.
 SAMPLE = 128
-SAMPLED = ("due", "ranked", "held", "claimed", "dead", "paused")
-#: Parts of the scripts, in the order in which they run.
-GAUGED = ("processing", "jobs", "order", "calls", "peaks", "dead_jobs", "dead_order")
-WAITING = ("jobs", "due", "ranked", "held", "classes", "failed", "errors")
+SAMPLED = ("due", "due_prioritized", "due_paused", "claimed", "dead", "paused")
+#: Parts of the scripts, in the spill_order in which they run.
+GAUGED = ("processing", "jobs", "spill_order", "calls", "done_scores", "dead_jobs", "dead_spill_order")
+WAITING = ("jobs", "due", "due_prioritized", "due_paused", "by_priority", "failed", "errors")
 MORGUE = ("dead_jobs", "dead", "dead_ids", "dead_errors")
 
 
@@ -47,7 +47,7 @@ class Repairs:
 
     def conditions(self, shards: Sequence[ShardRef]) -> list[Condition]:
         """Return the condition of each shard, in one round trip per 256 shards."""
-        script, conditions = load("condition"), []
+        script, conditions = load("key_counts"), []
         for start in range(0, len(shards), SHARDS):
             part = shards[start : start + SHARDS]
             probes = [PROBES[SHARD_KEYS[name]] for name in script.keys]
@@ -145,14 +145,16 @@ class Repairs:
         return [
             name
             for name in names
-            if self._client.call(load("clear").call({"index": keys[name]}, probe=PROBES[SHARD_KEYS[name]]))
+            if self._client.call(
+                load("delete_wrong_type").call({"index": keys[name]}, probe=PROBES[SHARD_KEYS[name]])
+            )
         ]
 
     def _gauge(self, shard: ShardRef) -> dict[str, Any]:
         # Processing comes first in GAUGED: its jobs may return to waiting meanwhile, but no job is claimed.
         score, numbers = 0.0, [(0, 0, 0)]
         for part in GAUGED:
-            for part_score, back, front, call in self._steps("gauge", shard_keys(shard), part=part):
+            for part_score, back, front, call in self._steps("largest_numbers", shard_keys(shard), part=part):
                 score = max(score, float(part_score or 0))
                 numbers.append((int(back), int(front), int(call)))
         backs, fronts, calls = zip(*numbers, strict=True)
@@ -169,17 +171,17 @@ class Repairs:
         keys = shard_keys(shard)
         repaired = self._bags(queue, repaired, Renamed(keys, {"records": "jobs"}))
         announcement: dict[str, Any] = {"channel": channel(queue.name), "index": shard.index}
-        rank = queue.policies.priority or 0
+        priority = queue.policies.priority or 0
         for part in WAITING:
             for undated, mended, lost in self._steps(
-                "repair_waiting", keys, rank=rank, part=part, **announcement
+                "repair_waiting", keys, default_priority=priority, part=part, **announcement
             ):
                 repaired = repaired.plus(undated=undated, mended=mended, lost_waiting=lost)
         return repaired
 
     def _accept(self, shard: ShardRef) -> None:
-        # The remaining difference of `spill` and `order` belongs to no job and must not block claims.
-        self._client.call(load("repair_accept").call(shard_keys(shard)))
+        # The remaining difference of `spill` and `spill_order` belongs to no job and must not block claims.
+        self._client.call(load("accept_spill_difference").call(shard_keys(shard)))
 
     def _morgue(self, queue: QueueSpec, repaired: Repaired) -> Repaired:
         keys = shard_keys(repaired.shard)
@@ -190,8 +192,8 @@ class Repairs:
         return repaired
 
     def _bags(self, queue: QueueSpec, repaired: Repaired, keys: Renamed) -> Repaired:
-        for part in ("spill", "order"):
-            for (mended,) in self._steps("repair_bags", keys, merge=queue.merge.value, part=part):
+        for part in ("spill", "spill_order"):
+            for (mended,) in self._steps("repair_payload_sets", keys, merge=queue.merge.value, part=part):
                 repaired = repaired.plus(mended=mended)
         return repaired
 

@@ -21,9 +21,9 @@ from celery_lowkiq.rules.errors import (
     StoreUnavailable,
 )
 
-from .keys import shard_of_key
+from .keys import FORMAT, shard_of_key
 from .records import pairs
-from .script import Call, Script
+from .script import Script, ScriptCall
 
 #: Codes of errors that end without a change by the caller.
 UNAVAILABLE = (
@@ -98,20 +98,33 @@ def store_error(error: BaseException) -> StoreError:
     if isinstance(error, CLUSTER):
         return ClusterNode()
     code, _, rest = text.partition(" ")
+    refused = _refused(code, rest)
+    if refused is not None:
+        return refused
+    # Redis 6.2 puts the error of a command within the text of the script's error.
+    if isinstance(error, AWAY) or code in UNAVAILABLE or any(f"-{known} " in text for known in UNAVAILABLE):
+        return StoreUnavailable(f"Redis is not available: {text or type(error).__name__}")
+    return StoreError(f"Redis refused a command: {text}")
+
+
+def _refused(code: str, rest: str) -> StoreError | None:
+    """What one of our scripts answered in place of doing its work."""
     if code == "NOTOWNER":
         return NotOwner(f"another node owns the shard (its epoch is {rest})")
     if code == "SHARDS":
         return ShardsDiffer(rest)
+    if code == "FORMAT":
+        return StoreError(
+            f"the shard is stored in format {rest}, this version reads {FORMAT}: "
+            "use the version that wrote it"
+        )
     if code == "FULL":
         length, _, allowed = rest.partition(" ")
         return QueueFull(
             f"{length} jobs wait in the shard, and the task's max_length allows {allowed}: call again later, "
             "serve the queue faster, or let it drop with when_full"
         )
-    # Redis 6.2 embeds the error of a command in the text of the script's error.
-    if isinstance(error, AWAY) or code in UNAVAILABLE or any(f"-{name} " in text for name in UNAVAILABLE):
-        return StoreUnavailable(f"Redis is not available: {text or type(error).__name__}")
-    return StoreError(f"Redis refused a command: {text}")
+    return None
 
 
 def _access_error(error: BaseException, text: str) -> StoreError | None:
@@ -139,7 +152,7 @@ class Client:
         # Whether the server supports script flags (Redis 7); cleared when it rejects the first script.
         self._flags = True
 
-    def calls(self, calls: Sequence[Call]) -> list[Any]:
+    def calls(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """Run scripts in one round trip; the reply of a refused call is its StoreError.
 
         Raises StoreUnavailable when the outcome of all calls is unknown.
@@ -158,11 +171,11 @@ class Client:
             for call, reply in zip(calls, replies, strict=True)
         ]
 
-    def all(self, calls: Sequence[Call]) -> list[Any]:
+    def all(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """Run scripts in one round trip. Raises the first StoreError among the replies."""
         return raise_refused(self.calls(calls)) if calls else []
 
-    def call(self, call: Call) -> Any:
+    def call(self, call: ScriptCall) -> Any:
         """Run one script. Raises StoreError."""
         return self.all([call])[0]
 
@@ -207,7 +220,7 @@ class Client:
         except exceptions.ResponseError as error:
             return error
 
-    def _evalsha(self, call: Call) -> tuple[Any, ...]:
+    def _evalsha(self, call: ScriptCall) -> tuple[Any, ...]:
         return ("EVALSHA", call.script.sha(self._flags), len(call.keys), *call.keys, *call.values)
 
     def _must_load(self, reply: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from .client import Client
 from .keys import CLOCK_KEY
-from .script import Call, Script, library
+from .script import Script, ScriptCall, library
 
 _NOW = "return redis.call('TIME')"
 
@@ -20,9 +20,9 @@ _NOW = "return redis.call('TIME')"
 class ClockedClient(Client):
     """Runs scripts with the time of the test's clock."""
 
-    def calls(self, calls: Sequence[Call]) -> list[Any]:
+    def calls(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """Run scripts, as ``Client.calls`` does."""
-        return super().calls([replace(call, script=_clocked(call.script)) for call in calls])
+        return super().calls([call._replace(script=_clocked(call.script)) for call in calls])
 
     def commands(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Run commands; TIME returns the test's clock."""

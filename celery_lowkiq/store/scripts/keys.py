@@ -8,7 +8,7 @@ another queue.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from celery_lowkiq.rules.models import ShardRef
@@ -21,36 +21,73 @@ CLOCK_KEY = "lowkiq:test:clock"
 #: Keys of a shard, with their Redis types.
 SHARD_KEYS = {
     "lease": "hash",  # owner, epoch, counter, stopping, leaving, server, since
-    # shards, score, back, front, request, claim, kind, call, sweep; swept; apart (see repair_accept.lua);
-    # counts processed, failed, merged, dead, dropped;
-    # since when nothing may be claimed: paused (the shard), queue_paused (with all others, see queue_pause)
+    # shards, score, request, claim, kind; last_arrival, first_arrival, last_call: largest numbers given out;
+    # senders_cursor, done_scores_cursor: of scans; spill_difference: see accept_spill_difference.lua;
+    # counts processed, failed, merged, dead, dropped; format: '<version> <fields>', missing for version 1;
+    # pauses: paused (of the shard, since when), queue_paused, queue_pause (number of the queue's last change)
     "meta": "hash",
     "senders": "hash",  # sender -> last n and when
-    "due": "zset",  # id -> perform_in of a waiting job
-    "ranked": "zset",  # in place of due, id -> perform_in of a waiting job with a priority other than 0
-    "classes": "zset",  # id -> priority and perform_in, in one number, of a waiting job with such a priority
+    "due": "zset",  # id -> perform_in of a waiting job of priority 0
+    "due_prioritized": "zset",  # id -> perform_in of a waiting job of another priority
+    "by_priority": "zset",  # id -> priority and perform_in, in one number, of a job in due_prioritized
     "paused": "zset",  # paused id -> since when
-    "held": "zset",  # in place of both, id -> perform_in of a waiting job whose id is paused
+    "due_paused": "zset",  # id -> perform_in of a waiting job whose id is paused
     "jobs": "hash",  # id -> packed payloads of a waiting job
     "spill": "hash",  # id, payload -> place, of waiting jobs with many payloads
-    "order": "zset",  # id, place, payload
+    "spill_order": "zset",  # id, place, payload
     "calls": "zset",  # equal scores: id, digest of the payload, number, record of a call
-    "first": "hash",  # id -> time of the first call (us) and earliest perform_in, while calls put the job off
-    "early": "hash",  # id -> perform_in of a waiting job that failed, when a call made it due before that
-    "peaks": "hash",  # id -> highest score processed with success, and when (s)
+    "debounce": "hash",  # id -> time of the first call (us), earliest perform_in; while calls put it off
+    "early_due": "hash",  # id -> own perform_in of a waiting job that failed, when a call made it due earlier
+    "done_scores": "hash",  # id -> highest score processed with success, and when (s)
     "buckets": "zset",  # id -> when its bucket is full again (us); what is past is a full one
-    "failed": "zset",  # id -> retry_count of a waiting job that failed; its fraction says how it is isolated
+    "failed": "zset",  # id -> retry_count of a waiting job that failed; the fraction is its isolation
     "errors": "hash",  # id -> last error of a waiting job that failed
     "claimed": "zset",  # id -> claim number of a job in processing
     "processing": "hash",  # id -> record of a job in processing
     "tries": "hash",  # id -> log of the last tries of a job that failed
-    "deaths": "hash",  # id -> mark of a job that was in processing when its owner died
+    "crash_marks": "hash",  # id -> mark of a job that was in processing when its owner died
     "dead": "zset",  # id -> updated_at of a job in the morgue
     "dead_ids": "zset",  # equal scores: ids in the morgue
-    "dead_jobs": "hash",  # as jobs, spill, order and errors, for the morgue
+    "dead_jobs": "hash",  # as jobs, spill, spill_order and errors, for the morgue
     "dead_spill": "hash",
-    "dead_order": "zset",
+    "dead_spill_order": "zset",
     "dead_errors": "hash",
+}
+
+#: What is kept of an id: keys of a shard with an entry for it, and the fields of that entry.
+#: ``tests/store/test_kept_of_an_id.py`` asks of each step of a job's life what it does with them.
+ID_KEYS = {
+    "due": ("perform_in",),
+    "due_prioritized": ("perform_in",),
+    "by_priority": ("priority", "perform_in"),
+    "paused": ("since",),
+    "due_paused": ("perform_in",),
+    "jobs": ("score", "length", "flag", "payload"),
+    "spill": ("score", "arrival", "flag"),
+    "spill_order": ("score", "arrival", "flag", "payload"),
+    "calls": ("digest", "number", "record"),
+    "debounce": ("first_call", "earliest"),
+    "early_due": ("perform_in",),
+    "done_scores": ("score", "when"),
+    "buckets": ("full_at",),
+    "failed": ("retry_count", "isolation"),
+    "errors": ("error",),
+    "claimed": ("claim",),
+    "processing": ("claim", "last_call", "priority", "perform_in", "retry_count", "error", "payloads"),
+    "tries": ("time", "retry_count", "node", "error"),
+    "crash_marks": ("level", "crashes", "payload"),
+    "dead": ("updated_at",),
+    "dead_ids": (),
+    "dead_jobs": ("score", "length", "flag", "payload"),
+    "dead_spill": ("score", "arrival", "flag"),
+    "dead_spill_order": ("score", "arrival", "flag", "payload"),
+    "dead_errors": ("error",),
+}
+
+#: Keys that headers of scripts name together, as ``@waiting``; a question mark: touched when needed.
+KEY_GROUPS = {
+    "waiting": ("due", "due_prioritized?", "by_priority?", "paused?", "due_paused?"),
+    "morgue": ("dead", "dead_ids", "dead_jobs", "dead_spill", "dead_spill_order", "dead_errors"),
 }
 
 #: Keys of a tracker, with their Redis types.
@@ -81,9 +118,17 @@ class ShardKeys:
     """Key of a shard by its name in SHARD_KEYS."""
 
     prefix: str
+    _bound: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     def __getitem__(self, name: str) -> str:
         return self.prefix + name
+
+    def bind(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Keys of these names; kept, since each script asks for the same ones."""
+        keys = self._bound.get(names)
+        if keys is None:
+            keys = self._bound[names] = tuple(self.prefix + name for name in names)
+        return keys
 
     def all(self) -> list[str]:
         """Every key that the shard may have."""

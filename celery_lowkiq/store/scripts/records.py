@@ -14,6 +14,8 @@ from celery_lowkiq.rules.priorities import MOST_URGENT
 DIGITS = 18
 _NUMBER = re.compile(rb"[-+.e\d]+|-?inf")
 _ITEM = re.compile(rb"(\S+) (\d{1,18})([rR]?) ")
+#: See docs/adr/0020-versioned-headers.md.
+_HEADER = re.compile(rb"!1 (\d{1,18}) ")
 _COUNT = re.compile(rb"\d{1,18}")
 _HEAD = re.compile(rb"(\d{1,18})(?:@(\d{1,18}))?(?:#(\d))? (\S+) (-?\d{1,18}(?:\.\d{1,24})?) (\d{1,18}) ")
 _TRIED = re.compile(rb"-?\d{1,18}(?:\.\d{1,24})?")
@@ -25,7 +27,7 @@ def number_text(value: float) -> str:
 
 
 def _number(text: bytes) -> float | None:
-    """What ``bag_read.lua`` calls a number."""
+    """What ``payload_set_read.lua`` calls a number."""
     try:
         number = float(text) if _NUMBER.fullmatch(text) else math.nan
     except ValueError:
@@ -36,7 +38,10 @@ def _number(text: bytes) -> float | None:
 def parse_items(record: bytes) -> tuple[Payload, ...]:
     """Payloads of a packed record, smallest score first. Bytes that are no record become one payload."""
     items: list[Payload] = []
-    at = 0
+    header = _HEADER.match(record)
+    at = header.end() + int(header.group(1)) if header else 0
+    if at > len(record):
+        at = 0
     while at < len(record):
         found = _ITEM.match(record, at)
         score = _number(found.group(1)) if found else None
@@ -104,7 +109,7 @@ def _any(job_id: bytes, record: bytes) -> Job:
 
 
 def tried_text(retry_count: int, isolation: Isolation) -> str:
-    """A retry_count with the isolation of its job as its fraction, as ``lib/isolated.lua`` reads it."""
+    """A retry_count with the isolation of its job as its fraction, as ``lib/isolation.lua`` reads it."""
     fraction = f".{isolation.largest:03d}{isolation.parts:03d}" if isolation.largest else ""
     return f"{retry_count}{fraction}"
 

@@ -1,30 +1,32 @@
 """Lua scripts as callables with named keys and arguments.
 
-A script's header is its declaration: ``-- KEYS: lease due`` and ``-- ARGV: owner epoch [id payload]...``
-become Lua locals of these names, and Python passes values by the same names. ``-- USES: time bag`` puts
-``lib/time.lua`` and ``lib/bag.lua`` in front; ``-- FLAGS: allow-oom`` becomes the shebang line where the
-server knows one (Redis 7). Nothing but these files ever becomes script text.
+The header of a script is its declaration. ``-- KEYS: lease due`` and ``-- ARGV: owner epoch [id payload]...``
+become Lua locals of these names; Python passes values by the same names. ``@waiting`` stands for a group of
+keys (see KEY_GROUPS). ``-- USES: time payload_set`` puts these libraries of ``lua/lib`` in front, each after
+those that it uses itself. ``-- FLAGS: allow-oom`` becomes the shebang line where the server knows one.
+Script text comes from these files only.
 
 Redis does not roll back, so every script first touches each of its keys: one of another type is an error
-before anything was written. A key with a question mark is left to the script, to touch when it needs it.
-Keys that only policies use are POLICY KEYS: a queue without a policy does not send them.
+before anything is written. A key with a question mark is left to the script, to touch when it needs it; after
+a group, ``?`` leaves all of its keys to the script, and ``!`` none.
+A queue without a policy does not send the POLICY KEYS.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from .keys import KEY_TYPES
+from .keys import KEY_GROUPS, KEY_TYPES, ShardKeys
 
 #: Packages of the store with Lua files beside their Python. The name of a script is unique among them.
 FOLDERS = ("jobs", "leases", "repairs", "inspect", "admin", "tracking")
-#: What fails on a key of another type, at the cost of a look.
+#: Commands that fail on a key of another type, at the cost of a look.
 PROBES = {"hash": "HLEN", "zset": "ZCARD"}
 
 Value: TypeAlias = str | bytes | int | float
@@ -36,8 +38,7 @@ class Keys(Protocol):
     def __getitem__(self, name: str, /) -> str: ...
 
 
-@dataclass(frozen=True)
-class Call:
+class ScriptCall(NamedTuple):
     """One EVALSHA, ready to be sent."""
 
     script: Script
@@ -45,7 +46,7 @@ class Call:
     values: tuple[Value, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Script:
     """A Lua file, bound by the names in its header."""
 
@@ -57,16 +58,16 @@ class Script:
     #: How many of the keys, the last ones, go only with a policy.
     policy_keys: int = 0
 
-    def call(self, keys: Keys, rest: Sequence[Value] = (), **args: Value) -> Call:
+    def call(self, keys: Keys, rest: Sequence[Value] = (), **args: Value) -> ScriptCall:
         """Bind keys and arguments by name; ``rest`` fills the repeated part of ARGV.
 
         Raises TypeError when the names are not those of the header.
         """
-        if len(args) != len(self.args) or not all(name in args for name in self.args):
+        if args.keys() != self._arg_names:
             raise TypeError(f"{self.name}.lua takes {self.args}, got {tuple(args)}")
-        unused = 0 if args.get("policy") else self.policy_keys
-        names = self.keys[: len(self.keys) - unused]
-        return Call(self, tuple(keys[name] for name in names), (*(args[name] for name in self.args), *rest))
+        names = self.keys if args.get("policy") else self._keys_without_policy
+        bound = keys.bind(names) if type(keys) is ShardKeys else tuple(keys[name] for name in names)
+        return ScriptCall(self, bound, (*map(args.__getitem__, self.args), *rest))
 
     def text(self, flags: bool) -> str:
         """Source as sent to a server that knows script flags, or one that does not."""
@@ -74,12 +75,21 @@ class Script:
 
     def sha(self, flags: bool) -> str:
         """Name under which the server caches ``text(flags)``."""
-        return _sha(self, flags)
+        return self._shas[flags]
 
+    @cached_property
+    def _arg_names(self) -> frozenset[str]:
+        return frozenset(self.args)
 
-@cache
-def _sha(script: Script, flags: bool) -> str:
-    return hashlib.sha1(script.text(flags).encode(), usedforsecurity=False).hexdigest()
+    @cached_property
+    def _keys_without_policy(self) -> tuple[str, ...]:
+        return self.keys[: len(self.keys) - self.policy_keys]
+
+    @cached_property
+    def _shas(self) -> tuple[str, str]:
+        texts = (self.text(False).encode(), self.text(True).encode())
+        without, with_flags = (hashlib.sha1(text, usedforsecurity=False).hexdigest() for text in texts)
+        return without, with_flags
 
 
 @cache
@@ -102,9 +112,35 @@ def library(name: str) -> str:
     return _read(f"lib/{name}.lua")
 
 
-def _header(source: str, field: str) -> str:
+def header(source: str, field: str) -> str:
+    """What the header of a Lua file says after ``-- <field>:``."""
     found = re.search(rf"^-- {field}: *(.*)$", source, re.MULTILINE)
     return found.group(1) if found else ""
+
+
+def declared_keys(source: str, field: str = "KEYS") -> tuple[str, ...]:
+    """Keys of a header in order, with their question marks; groups are spelled out."""
+    found: list[str] = []
+    for word in header(source, field).split():
+        group = KEY_GROUPS.get(word[1:].rstrip("?!")) if word[0] == "@" else None
+        if group is None:
+            found.append(word)
+        elif word[-1] in "?!":
+            found += (key.rstrip("?") + word[-1].strip("!") for key in group)
+        else:
+            found += group
+    return tuple(found)
+
+
+def libraries(source: str) -> tuple[str, ...]:
+    """Names of the libraries that a source uses, each after those that it uses itself."""
+
+    def used(text: str) -> Iterator[str]:
+        for name in header(text, "USES").split():
+            yield from used(library(name))
+            yield name
+
+    return tuple(dict.fromkeys(used(source)))
 
 
 def _names(kind: str, names: Sequence[str]) -> str:
@@ -120,17 +156,11 @@ def _probes(keys: Sequence[str]) -> str:
 def load(name: str) -> Script:
     """The script of ``<name>.lua``."""
     source = _read(f"{name}.lua")
-    of_policies = _header(source, "POLICY KEYS").split()
-    declared = _header(source, "KEYS").split() + of_policies
+    of_policies = declared_keys(source, "POLICY KEYS")
+    declared = declared_keys(source) + of_policies
     keys = tuple(key.rstrip("?") for key in declared)
-    args = tuple(_header(source, "ARGV").partition("[")[0].split())
-    libraries = "".join(map(library, _header(source, "USES").split()))
+    args = tuple(header(source, "ARGV").partition("[")[0].split())
     binding = _names("KEYS", keys) + _names("ARGV", args) + f"local rest = {len(args) + 1}\n"
-    return Script(
-        name,
-        binding + _probes([key for key in declared if key in keys]) + libraries + source,
-        keys,
-        args,
-        _header(source, "FLAGS"),
-        len(of_policies),
-    )
+    probes = _probes([key for key in declared if key in keys])
+    body = binding + probes + "".join(map(library, libraries(source))) + source
+    return Script(name, body, keys, args, header(source, "FLAGS"), len(of_policies))

@@ -30,12 +30,12 @@ for i = rest, #ARGV, 2 do
   if not state then
     arrival = arrival + 1
     place(call, arrival, first)
-    know(call, 0, 0, 0, '-', '-', ARGV[i + 1])
-    say(call, first, cancelled and 'cancelled' or '')
+    write_call(call, 0, 0, 0, '-', '-', ARGV[i + 1])
+    add_message(call, first, cancelled and 'cancelled' or '')
   elseif not is_pending(state) then
     place(call, place_of_it, first, state)
   end
 end
 redis.call('HSET', tracker, 'added', string.format('%.0f', arrival))
-conclude()
+finish_update()
 return cancelled and 'cancelled' or 'added'

@@ -20,8 +20,8 @@ end
 for _, call in ipairs(waiting) do
   local _, arrival = where(call)
   place(call, arrival, 'failed', 'enqueued')
-  say(call, 'failed', 'cancelled')
+  add_message(call, 'failed', 'cancelled')
 end
 changed.enqueued = changed.enqueued or 0
-conclude()
+finish_update()
 return #waiting

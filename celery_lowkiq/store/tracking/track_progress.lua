@@ -11,8 +11,8 @@ for i = rest, #ARGV, 3 do
   local call, epoch, claim = unpack(ARGV, i, i + 2)
   local last_epoch, last_claim, ended, what = known(call)
   if last_epoch == tonumber(epoch) and last_claim == tonumber(claim) and ended == 0 then
-    know(call, last_epoch, last_claim, ended, current, total, what)
-    say(call, 'working', text)
+    write_call(call, last_epoch, last_claim, ended, current, total, what)
+    add_message(call, 'working', text)
     kept = kept + 1
   end
 end

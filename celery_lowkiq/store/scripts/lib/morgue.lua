@@ -1,5 +1,9 @@
--- Needs KEYS meta, dead, dead_ids, dead_jobs, dead_spill, dead_order, dead_errors and ARGV merge.
-local morgue = {records = dead_jobs, spill = dead_spill, order = dead_order}
+-- The morgue: jobs that are not to run unless an operator requeues them.
+--
+-- KEYS: meta @morgue
+-- ARGV: merge
+-- USES: payload_set
+local morgue = {records = dead_jobs, spill = dead_spill, spill_order = dead_spill_order}
 
 local function bury(id, items, message, updated_at)
   if #items == 0 then
@@ -13,5 +17,5 @@ local function bury(id, items, message, updated_at)
   for _, item in ipairs(items) do
     item[4] = ''
   end
-  bag_add(morgue, id, items, false)
+  set_add(morgue, id, items, false)
 end

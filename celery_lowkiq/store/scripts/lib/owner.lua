@@ -1,6 +1,10 @@
--- Needs KEYS lease, meta?, ARGV owner, epoch, and time, server.
--- A lost lease is written again by the owner that the shard's last claim was of. Nobody else has had the shard since:
--- whoever comes to take it without a lease leaves one of the server 'lost', and waits (see acquire).
+-- Checks that owner and epoch are the shard's current ones.
+--
+-- KEYS: lease meta
+-- ARGV: owner epoch
+-- USES: time server
+-- The owner of the shard's last claim writes a lost lease again. No other owner has had the shard since: a node that
+-- takes it without a lease writes one of the server 'lost', and waits (see acquire).
 local function restored()
   local current = redis.call('HMGET', lease, 'owner', 'epoch', 'server')
   local last_claim = redis.call('HGET', meta, 'request') or ''

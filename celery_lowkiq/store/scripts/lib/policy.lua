@@ -1,28 +1,31 @@
--- Needs ARGV policy: '<name>=<value> ...', what the queue's task asks for beyond the rules of a job; '' for nothing.
--- Without them, keys that only policies use are left alone, and functions that only they use are not even made: each
--- would cost every run of a script its share.
-local asked = {}
+-- Parses ARGV policy, '<name>=<value> ...': what the queue's task asks for beyond the rules of a job; '' for nothing.
+--
+-- KEYS: debounce early_due due_prioritized
+-- ARGV: policy
+-- A queue without policies sends no keys that only policies use, and makes no functions that only they use: each would
+-- cost every run of a script its share.
+local options = {}
 if policy ~= '' then
   for name, value in string.gmatch(policy, '([%a_]+)=(%S+)') do
-    asked[name] = tonumber(value) or value
+    options[name] = tonumber(value) or value
   end
-  if asked.debounce then
-    redis.call('HLEN', first)
+  if options.debounce then
+    redis.call('HLEN', debounce)
   end
-  if asked.now then
-    redis.call('HLEN', early)
+  if options.due_on_push then
+    redis.call('HLEN', early_due)
   end
-  if asked.ranked or asked.rank or asked.retry_rank then
-    redis.call('ZCARD', ranked)
+  if options.prioritized or options.priority or options.retry_priority then
+    redis.call('ZCARD', due_prioritized)
   end
 end
 
 -- A job of the id waits no more: what was remembered of its calls is over.
-local function forget_policy(id)
-  if asked.debounce then
-    redis.call('HDEL', first, id)
+local function clear_policy_state(id)
+  if options.debounce then
+    redis.call('HDEL', debounce, id)
   end
-  if asked.now then
-    redis.call('HDEL', early, id)
+  if options.due_on_push then
+    redis.call('HDEL', early_due, id)
   end
 end

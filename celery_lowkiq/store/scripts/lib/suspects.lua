@@ -1,8 +1,10 @@
--- Needs KEY deaths. Ids that were in processing when their owner died are suspects: they run alone (level 1),
--- and after another death payload by payload (level 2). Only deaths of a single payload count, for 72 hours.
--- A payload that has caused too many is condemned: it goes to the morgue at once, or, when its calls have records,
--- is handed out once more (level 3), with CONDEMNED as retry_count, for their results to be written.
--- A mark is '<level> <time>:<epoch> ...\n<payload that the deaths are of>'.
+-- Suspects: ids that were in processing when their owner died.
+--
+-- KEYS: crash_marks
+-- A suspect runs alone (level 1), and after another crash payload by payload (level 2). Only crashes of a single payload
+-- count, for 72 hours. A payload that caused too many is condemned: it goes to the morgue at once, or, when its calls
+-- have records, is handed out once more (level 3), with CONDEMNED as retry_count, so that their results are written.
+-- A mark is '<level> <time>:<epoch> ...\n<payload that the crashes are of>'.
 local CONDEMNED = '-2'
 local MEMORY = 72 * 3600
 
@@ -12,7 +14,7 @@ local function read_mark(mark)
 end
 
 local function write_mark(id, level, entries, payload)
-  redis.call('HSET', deaths, id, level .. entries .. '\n' .. payload)
+  redis.call('HSET', crash_marks, id, level .. entries .. '\n' .. payload)
 end
 
 -- The entries that are not older than MEMORY, but for those of an epoch, and how many they are.

@@ -1,4 +1,6 @@
--- Redis's clock as whole microseconds (a double holds them exactly until the year 2255).
+-- Redis's clock.
+--
+-- Whole microseconds: a double holds them exactly until the year 2255.
 local function now_us()
   local time = redis.call('TIME')
   return time[1] * 1000000 + time[2]

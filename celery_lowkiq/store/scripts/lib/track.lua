@@ -1,5 +1,10 @@
--- Needs KEYS tracker, tracked, places, messages; ARGV channel. What is known of a call is `<epoch> <claim> <ended>
--- <updated> <current> <total> ` and what it is of; its state and its place of arrival are the score in `places`.
+-- Changes of a tracker's calls.
+--
+-- KEYS: tracker tracked places messages
+-- USES: time
+-- Scripts that call finish_update have ARGV channel.
+-- What is known of a call is `<epoch> <claim> <ended> <updated> <current> <total> ` and what the call is of. Its score in
+-- `places` holds its state and its place of arrival.
 local SPAN = 1099511627776
 local STATES = {'enqueued', 'working', 'finished', 'failed', 'error'}
 local MESSAGES = 20
@@ -46,13 +51,13 @@ local function known(call)
   return tonumber(epoch or 0), tonumber(claim or 0), tonumber(ended or 0), string.sub(record, start or 1)
 end
 
-local function know(call, epoch, claim, ended, current, total, what)
+local function write_call(call, epoch, claim, ended, current, total, what)
   local run = string.format('%.0f %.0f %d ', epoch, claim, ended)
   redis.call('HSET', tracked, call, run .. now_s .. ' ' .. current .. ' ' .. total .. ' ' .. what)
 end
 
 -- Adds to the messages of a call; the oldest goes when there are many.
-local function say(call, state, text)
+local function add_message(call, state, text)
   if text == '' then
     return
   end
@@ -66,7 +71,7 @@ local function say(call, state, text)
 end
 
 -- The counts, how long all this is kept, and whoever waits for its end.
-local function conclude()
+local function finish_update()
   local any = false
   for state, by in pairs(changed) do
     any = true

@@ -1,5 +1,9 @@
--- Needs KEYS tries, jobs, dead and ARGV owner. The log of a job that failed: a line a try, oldest first, of time, retry_count,
--- node and the last line of the error, with tabs between. It goes with the job, but stays while the id is in the morgue.
+-- The log of a failing job's tries: one line each, oldest first.
+--
+-- KEYS: tries jobs dead
+-- ARGV: owner
+-- A line has time, retry_count, node and the last line of the error, with tabs between. The log goes with the job, but
+-- stays while the id is in the morgue.
 local TRIES = 10
 local any_tries = redis.call('HLEN', tries) > 0
 

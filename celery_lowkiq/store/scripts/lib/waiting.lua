@@ -1,29 +1,33 @@
--- Needs KEYS meta, jobs, spill, order, failed, errors, ARGV merge, and held, policy, keep.
-local waiting = {records = jobs, spill = spill, order = order}
+-- Puts jobs back among the waiting ones, and forgets waiting jobs.
+--
+-- KEYS: meta jobs spill spill_order failed errors
+-- ARGV: merge
+-- USES: payload_set waiting_index policy keep_highest
+local waiting = {records = jobs, spill = spill, spill_order = spill_order}
 
-local function forget(id)
-  lift(id)
+local function remove_waiting(id)
+  index_remove(id)
   redis.call('ZREM', failed, id)
   redis.call('HDEL', errors, id)
-  forget_policy(id)
+  clear_policy_state(id)
 end
 
 -- Puts a job (back) into the queue: its payloads are united with what waits, as the older ones; its
 -- perform_in, retry_count and error replace those of the waiting job; of two priorities the more urgent one stays. Without
 -- payloads, or when all of them are dropped for newer ones, the waiting job's stay. Returns whether they were replaced.
-local function put_back(id, items, perform_in, retry_count, message, rank)
+local function restore_job(id, items, perform_in, retry_count, message, priority)
   if #items == 0 then
     return false
   end
-  if (rank > 0 or any_ranked) and redis.call('HEXISTS', jobs, id) == 1 then
-    rank = math.min(rank, rank_of(id))
+  if (priority > 0 or any_prioritized) and redis.call('HEXISTS', jobs, id) == 1 then
+    priority = math.min(priority, priority_of(id))
   end
-  bag_add(waiting, id, items, true)
-  if asked.keep and not any_kept(waiting, id, items) then
+  set_add(waiting, id, items, true)
+  if options.keep and not any_kept(waiting, id, items) then
     return false
   end
-  lay(id, perform_in, rank)
-  forget_policy(id)
+  index_put(id, perform_in, priority)
+  clear_policy_state(id)
   if tonumber(retry_count) < 0 then
     redis.call('ZREM', failed, id)
     redis.call('HDEL', errors, id)
@@ -35,9 +39,9 @@ local function put_back(id, items, perform_in, retry_count, message, rank)
 end
 
 -- Puts a job back that was not run to its end. A run before the job's own time, which a call asked for, is made up for.
-local function put_unfinished(id, job, items, time)
-  local own, was_early = job.perform_in, asked.now and tonumber(job.retry_count) >= 0
-  if put_back(id, items, time, job.retry_count, job.error, job.rank) and was_early and tonumber(own) > tonumber(time) then
-    redis.call('HSET', early, id, own)
+local function restore_unfinished(id, job, items, time)
+  local own, was_early = job.perform_in, options.due_on_push and tonumber(job.retry_count) >= 0
+  if restore_job(id, items, time, job.retry_count, job.error, job.priority) and was_early and tonumber(own) > tonumber(time) then
+    redis.call('HSET', early_due, id, own)
   end
 end

@@ -1,0 +1,52 @@
+-- Moves dead jobs, as they stand now, from the morgue back to the queue (rule 4).
+--
+-- KEYS: meta @waiting jobs spill spill_order failed errors @morgue
+-- POLICY KEYS: debounce? early_due? done_scores?
+-- ARGV: merge policy channel index maximum force limit max_bytes [id]...
+--   force: '1' moves stale payloads, too; maximum: only ids with an updated_at not above it
+--   limit: payloads to move in this step
+-- USES: time waiting_index wake payload_set_read payload_set policy keep_highest drop_stale waiting morgue
+-- Returns: {ids dealt with, jobs moved}; go on with the ids that are left.
+-- Cost: O(limit log n).
+local now = seconds(now_us())
+local before = first_due()
+local budget, moved = tonumber(limit), 0
+
+local function wanted(id)
+  local updated_at = redis.call('ZSCORE', dead, id)
+  return updated_at and tonumber(updated_at) <= tonumber(maximum)
+end
+
+local function requeue()
+  for i = rest, #ARGV do
+    local id = ARGV[i]
+    if budget <= 0 then
+      return i - rest
+    end
+    if wanted(id) then
+      -- Stale payloads stay: the queue would drop them. Those that are forced count as new from now on.
+      local done_score = options.drop_stale and done_score_of(id)
+      if done_score and force == '1' then
+        redis.call('HDEL', done_scores, id)
+        done_score = nil
+      end
+      local items, more, cut = set_take(morgue, id, budget, tonumber(max_bytes), done_score)
+      restore_job(id, items, now, '-1', '', options.priority or 0)
+      budget = budget - math.max(#items, 1)
+      if cut then
+        return i - rest
+      end
+      moved = moved + (#items > 0 and 1 or 0)
+      if not more then
+        redis.call('ZREM', dead, id)
+        redis.call('ZREM', dead_ids, id)
+        redis.call('HDEL', dead_errors, id)
+      end
+    end
+  end
+  return #ARGV - rest + 1
+end
+
+local dealt = requeue()
+wake(before)
+return {dealt, moved}

@@ -1,0 +1,70 @@
+-- Makes the two keys of long jobs and their marks as long jobs consistent, for waiting jobs or for the morgue.
+--
+-- KEYS: meta records spill spill_order
+-- ARGV: merge part cursor limit
+--   part: spill, then spill_order; limit: approximate number of entries to read
+-- USES: payload_set_read payload_set
+-- FLAGS: allow-oom
+-- Returns: {cursor, entries rewritten}.
+-- Cost: O(limit log n). Repeated: no effect.
+local set = {records = records, spill = spill, spill_order = spill_order}
+local mended = 0
+local parts = {}
+
+-- Writes the place of a payload, unless it reads back as another payload: then taking that would leave this entry, and
+-- each repair would bring the payload back.
+function parts.spill(field, place)
+  local id, payload = string.match(field, '^([^%z]*)%z(.*)$')
+  local member = id and id .. '\0' .. place .. payload
+  if id and #place > 28 and member_item(id, member)[2] == payload then
+    mended = mended + redis.call('ZADD', spill_order, 0, member)
+  end
+end
+
+local function score_at(place)
+  return tonumber(string.match(string.sub(place, 29, -2), '^(.-)[rR]?$') or '') or 0
+end
+
+-- Of two places of one payload, keeps the one that rule 2 selects.
+local function settle_place(id, payload, place)
+  local field = id .. '\0' .. payload
+  local stored = redis.call('HGET', spill, field)
+  if stored == place then
+    return
+  end
+  local loser = stored
+  if stored and not replaces(score_at(place), score_at(stored), place < stored) then
+    loser = place
+  else
+    redis.call('HSET', spill, field, place)
+  end
+  if loser then
+    redis.call('ZREM', spill_order, id .. '\0' .. loser .. payload)
+  end
+  mended = mended + 1
+end
+
+-- A job with payloads in `order` is a long job, even if payloads were pushed after its record was lost.
+local function mark(id)
+  local record = redis.call('HGET', records, id)
+  if record ~= SPILLED then
+    redis.call('HSET', records, id, SPILLED)
+    set_add(set, id, unpack_items(record or ''), false)
+    mended = mended + 1
+  end
+end
+
+function parts.spill_order(member)
+  local id = string.match(member, '^([^%z]*)%z')
+  local stop = id and string.find(member, '\0', #id + 2, true)
+  if stop and stop - #id > 29 then
+    settle_place(id, string.sub(member, stop + 1), string.sub(member, #id + 2, stop))
+    mark(id)
+  end
+end
+
+local found = redis.call(part == 'spill_order' and 'ZSCAN' or 'HSCAN', part == 'spill_order' and spill_order or spill, cursor, 'COUNT', limit)
+for i = 1, #found[2], 2 do
+  parts[part](found[2][i], found[2][i + 1])
+end
+return {found[1], mended}

@@ -1,0 +1,26 @@
+-- Stores records of calls.
+--
+-- KEYS: meta calls
+-- A call whose result or headers are needed later has a record: a member of the sorted set `calls`, whose scores are
+-- equal. A member is id \0, 10 bytes of digest of its payload, 12 hex digits of its number, the record. Numbers grow
+-- with each record of the shard. A record stays while its payload is claimed, put back or recovered; the owner of the
+-- shard deletes it after it has written the result.
+local NO_FLAGS = {}
+
+-- Stores the records that follow ARGV's last job. Returns the flags of jobs by where they begin in ARGV, and their members.
+local function record_calls(last_job)
+  if last_job == #ARGV then
+    return NO_FLAGS, NO_FLAGS
+  end
+  redis.call('ZCARD', calls)
+  local flags, members = {}, {}
+  local number = redis.call('HINCRBY', meta, 'last_call', (#ARGV - last_job) / 3) - (#ARGV - last_job) / 3
+  for i = last_job + 1, #ARGV, 3 do
+    local job = rest + 4 * ARGV[i]
+    number = number + 1
+    members[job] = ARGV[job] .. '\0' .. ARGV[i + 1] .. string.format('%012x', number) .. ARGV[i + 2]
+    redis.call('ZADD', calls, 0, members[job])
+    flags[job] = 'R'
+  end
+  return flags, members
+end

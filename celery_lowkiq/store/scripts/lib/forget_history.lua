@@ -1,0 +1,13 @@
+-- Forgets what is known of an id from earlier runs, once nothing of it is left to run.
+--
+-- KEYS: jobs processing dead tries crash_marks
+-- The log of tries stays while the id is in the morgue.
+local function forget_history(id)
+  if redis.call('HEXISTS', jobs, id) == 1 or redis.call('HEXISTS', processing, id) == 1 then
+    return
+  end
+  redis.call('HDEL', crash_marks, id)
+  if not redis.call('ZSCORE', dead, id) then
+    redis.call('HDEL', tries, id)
+  end
+end

@@ -1,0 +1,22 @@
+-- Compares the sizes of keys that list the same jobs: they differ only when one of the keys was lost.
+--
+-- KEYS: meta @waiting jobs spill spill_order claimed processing
+-- `difference`: by how many entries spill and spill_order may differ, as a repair has accepted.
+local function inconsistent_key(difference)
+  if redis.call('HLEN', spill) - redis.call('ZCARD', spill_order) ~= tonumber(difference or 0) then
+    return 'spill_order'
+  end
+  if redis.call('HLEN', processing) ~= redis.call('ZCARD', claimed) then
+    return 'processing'
+  end
+  local elsewhere = redis.call('HLEN', jobs) - redis.call('ZCARD', due)
+  local prioritized, paused_count = redis.call('ZCARD', due_prioritized), redis.call('ZCARD', due_paused)
+  if elsewhere == 0 and prioritized == 0 and paused_count == 0 then
+    return nil
+  elseif elsewhere ~= prioritized + paused_count then
+    return 'jobs'
+  elseif prioritized ~= redis.call('ZCOUNT', by_priority, '(0', '+inf') then
+    return 'by_priority'
+  end
+  return paused_count > 0 and redis.call('ZCARD', paused) == 0 and 'paused' or nil
+end

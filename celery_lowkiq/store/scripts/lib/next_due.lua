@@ -1,0 +1,23 @@
+-- The smallest perform_in among ids that may be claimed ('' when there is no such id).
+--
+-- KEYS: meta @waiting claimed
+-- USES: waiting_index
+-- An id in processing waits for its settle; there are never more of these than open claims.
+local pauses = redis.call('HMGET', meta, 'paused', 'queue_paused')
+local shard_paused = pauses[1] or pauses[2]
+
+local function next_due(index)
+  if shard_paused then
+    return ''
+  end
+  local soonest = ''
+  local heads = redis.call('ZRANGE', index or due, 0, redis.call('ZCARD', claimed), 'WITHSCORES')
+  for i = 1, #heads, 2 do
+    if not redis.call('ZSCORE', claimed, heads[i]) then
+      soonest = heads[i + 1]
+      break
+    end
+  end
+  local other = any_prioritized and not index and next_due(due_prioritized) or ''
+  return (soonest == '' or other ~= '' and tonumber(other) < tonumber(soonest)) and other or soonest
+end

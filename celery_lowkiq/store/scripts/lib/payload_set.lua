@@ -1,0 +1,251 @@
+-- Changes payload sets; see payload_set_read.
+--
+-- KEYS: meta
+-- ARGV: merge
+-- USES: payload_set_read
+local PACKED_BYTES = 1024
+-- Each insertion walks the packed items: more than so many at once spill a bag, whatever their size.
+local INSERTED = 64
+local ARRIVAL_ZERO = 140737488355328
+
+local function hex(high, low)
+  return string.format('%08x%08x', high, low)
+end
+
+-- The bits of an IEEE double, turned so that text order is number order.
+local function sortable(number)
+  local negative = number < 0
+  local fraction, exponent = math.frexp(math.abs(number))
+  local mantissa
+  if fraction == 0 then
+    exponent, mantissa = 0, 0
+  elseif exponent < -1021 then
+    exponent, mantissa = 0, math.ldexp(fraction, exponent + 1074)
+  else
+    exponent, mantissa = exponent + 1022, (fraction * 2 - 1) * 4503599627370496
+  end
+  local high = exponent * 1048576 + math.floor(mantissa / 4294967296)
+  local low = mantissa % 4294967296
+  if negative then
+    return hex(2147483647 - high, 4294967295 - low)
+  end
+  return hex(high + 2147483648, low)
+end
+
+-- Does `new` replace an equal payload with score `old`? A tie keeps the one that arrived first.
+local function replaces(new, old, older)
+  if new == old then
+    return older
+  end
+  return (merge == 'max') == (new > old)
+end
+
+-- The flag of a payload that two calls brought.
+local function joined(one, other)
+  return one == other and one or 'r'
+end
+
+local function insert(items, item, older)
+  for i, other in ipairs(items) do
+    if other[2] == item[2] then
+      local flag = joined(item[4], other[4])
+      if not replaces(item[3], other[3], older) then
+        other[4] = flag
+        return
+      end
+      item = {item[1], item[2], item[3], flag}
+      table.remove(items, i)
+      break
+    end
+  end
+  local at = #items + 1
+  while at > 1 and (items[at - 1][3] > item[3] or older and items[at - 1][3] == item[3]) do
+    at = at - 1
+  end
+  table.insert(items, at, item)
+end
+
+-- The place in which arrivals begin: so many numbers in a row, growing, or falling for `older` ones. When meta was lost,
+-- they lie beyond those that were given before, in ms of the clock, until repair_meta looks at them.
+local function arrivals(count, older)
+  local side, step = 'last_arrival', 1
+  if older then
+    side, step = 'first_arrival', -1
+  end
+  local number = redis.call('HINCRBY', meta, side, step * count)
+  if number == step * count and redis.call('HEXISTS', meta, 'shards') == 0 then
+    number = redis.call('HINCRBY', meta, side, step * redis.call('TIME')[1] * 1000)
+  end
+  return ARRIVAL_ZERO + number - step * count, step
+end
+
+-- What one command takes of the items of a spilled bag.
+local SPILL_STEP = 250
+
+-- The entry of an item in a spilled bag that has the payload at `place`, or has it not: {item, score, flag, position or nil
+-- for a new one}; nil when nothing changes.
+local function entry_of(item, place, older)
+  local known, known_flag = string.match(string.sub(place or '', 29, -2), '^(.-)([rR]?)$')
+  local known_score = tonumber(known)
+  if not known_score then
+    return {item, item[1], item[4]}
+  end
+  local flag = joined(item[4], known_flag)
+  if replaces(item[3], known_score, older) then
+    return {item, item[1], flag}
+  end
+  return flag ~= known_flag and {item, known, flag, string.sub(place, 1, 28)} or nil
+end
+
+-- Adds different payloads to a spilled bag, in a few commands.
+local function spill_step(set, id, items, older)
+  local fields, entries, gone, new = {}, {}, {}, 0
+  for i, item in ipairs(items) do
+    fields[i] = id .. '\0' .. item[2]
+  end
+  local places = redis.call('HMGET', set.spill, unpack(fields))
+  for i, item in ipairs(items) do
+    local place = places[i]
+    local entry = entry_of(item, place, older)
+    if entry and place then
+      gone[#gone + 1] = id .. '\0' .. place .. item[2]
+    end
+    new = new + (entry and not entry[4] and 1 or 0)
+    entries[#entries + 1] = entry
+  end
+  if #entries == 0 then
+    return
+  end
+  local number, step = 0, 0
+  if new > 0 then
+    number, step = arrivals(new, older)
+  end
+  local placed, ordered = {}, {}
+  for i, entry in ipairs(entries) do
+    local payload, position = entry[1][2], entry[4]
+    if not position then
+      number = number + step
+      position = sortable(entry[1][3]) .. string.format('%012x', number)
+    end
+    local place = position .. entry[2] .. entry[3] .. '\0'
+    placed[2 * i - 1], placed[2 * i] = id .. '\0' .. payload, place
+    ordered[2 * i - 1], ordered[2 * i] = 0, id .. '\0' .. place .. payload
+  end
+  if #gone > 0 then
+    redis.call('ZREM', set.spill_order, unpack(gone))
+  end
+  redis.call('HSET', set.spill, unpack(placed))
+  redis.call('ZADD', set.spill_order, unpack(ordered))
+end
+
+local function spill_items(set, id, items, older)
+  local part, known = {}, {}
+  for _, item in ipairs(items) do
+    if #part == SPILL_STEP or known[item[2]] then
+      spill_step(set, id, part, older)
+      part, known = {}, {}
+    end
+    part[#part + 1], known[item[2]] = item, true
+  end
+  if #part > 0 then
+    spill_step(set, id, part, older)
+  end
+end
+
+-- The items in reverse.
+local function reversed(items)
+  local found = {header = items.header}
+  for i = #items, 1, -1 do
+    found[#found + 1] = items[i]
+  end
+  return found
+end
+
+-- Unites items into the bag of an id. `older` items arrived before those in the bag, and are walked from
+-- the last to the first, so that each comes to lie before its equals.
+local function set_add(set, id, items, older)
+  local record = redis.call('HGET', set.records, id)
+  if older and #items > 1 then
+    items = reversed(items)
+  end
+  if record ~= SPILLED then
+    local packed = record and unpack_items(record) or {}
+    packed.header = packed.header or items.header
+    local many = #items > INSERTED
+    for _, item in ipairs(many and {} or items) do
+      insert(packed, item, older)
+    end
+    record = not many and pack_items(packed)
+    if record and (#packed == 1 or #record <= PACKED_BYTES) then
+      redis.call('HSET', set.records, id, record)
+      return
+    end
+    redis.call('HSET', set.records, id, SPILLED)
+    spill_items(set, id, packed, false)
+    items = many and items or {}
+  end
+  spill_items(set, id, items, older)
+end
+
+local function take_packed(set, id, record, max_count, max_bytes, lowest)
+  local items = unpack_items(record)
+  local rest = {header = items.header}
+  while lowest and items[1] and items[1][3] < lowest do
+    rest[#rest + 1] = table.remove(items, 1)
+  end
+  local fit = fitting(items, 0, 0, max_count, max_bytes)
+  local cut = fit < #items
+  for i = fit + 1, #items do
+    rest[#rest + 1] = items[i]
+    items[i] = nil
+  end
+  if #rest == 0 then
+    redis.call('HDEL', set.records, id)
+  else
+    redis.call('HSET', set.records, id, pack_items(rest))
+  end
+  return items, #rest > 0, cut
+end
+
+local function take_spilled(set, id, max_count, max_bytes, lowest)
+  local taken, bytes = {}, 0
+  local from = lex_min(id) .. (lowest and sortable(lowest) or '')
+  while true do
+    local items, members = spilled_step(set, id, from)
+    local gone, fields, fit = {}, {}, 0
+    fit, bytes = fitting(items, #taken, bytes, max_count, max_bytes)
+    for i = 1, fit do
+      gone[i], fields[i] = members[i], id .. '\0' .. items[i][2]
+      taken[#taken + 1] = items[i]
+    end
+    if fit > 0 then
+      redis.call('ZREM', set.spill_order, unpack(gone))
+      redis.call('HDEL', set.spill, unpack(fields))
+    end
+    if #members == 0 and #taken == 0 then
+      -- The mark stays: whoever repairs the shard counts what was lost.
+      return taken, lowest and redis.call('ZLEXCOUNT', set.spill_order, lex_min(id), lex_max(id)) > 0 or false, false
+    elseif #members == 0 then
+      local more = lowest and redis.call('ZLEXCOUNT', set.spill_order, lex_min(id), lex_max(id)) > 0
+      if not more then
+        redis.call('HDEL', set.records, id)
+      end
+      return taken, more, false
+    end
+    if fit < #members then
+      return taken, true, true
+    end
+  end
+end
+
+-- Removes items from the bag, lowest scores first, none below `lowest` if that is given. Returns them, whether the bag
+-- keeps any, and whether it keeps some that were to be taken.
+local function set_take(set, id, max_count, max_bytes, lowest)
+  local record = redis.call('HGET', set.records, id)
+  if not record then
+    return {}, false, false
+  elseif record == SPILLED then
+    return take_spilled(set, id, max_count, max_bytes, lowest)
+  end
+  return take_packed(set, id, record, max_count, max_bytes, lowest)
+end

@@ -1,0 +1,96 @@
+-- Reads payload sets: the payloads of one id, ascending by score.
+--
+-- A small set is one packed record, '<score> <length><flag> <payload>' repeated, under the id in hash `records`.
+-- A set of several payloads that outgrows PACKED_BYTES spills: its record becomes the mark 'S', and each payload
+-- lies in hash `spill` (id \0 payload -> place) and in `spill_order`, a sorted set of equal scores whose members
+-- (id \0 place payload) sort by id, score and arrival. A place is 16 hex digits of score, 12 hex digits of arrival,
+-- the score, the flag, \0. An id holds no control characters, so \0 ends it.
+-- A record may begin with a header, '!1 <length> <fields>' (docs/adr/0020-versioned-headers.md). It is kept as it is.
+-- The flag says which calls of a payload have records (see call_records): '' none, 'r' some, 'R' all.
+local SPILLED = 'S'
+local STEP = 16
+local HEADER = 33
+
+-- Lua takes more for a number than Redis and Python do.
+local function is_number(text)
+  local number = string.find(text, '^[-+.e%d]+$') and tonumber(text)
+  return number and math.abs(number) < math.huge or string.find(text, '^-?inf$')
+end
+
+-- An item is {score as text, payload, score as number, flag}. Bytes that are no record come back as a payload
+-- of their own: whoever decodes it will put it in the morgue.
+local function unpack_items(record)
+  local items, at = {}, 1
+  if string.byte(record) == HEADER then
+    local _, stop, length = string.find(record, '^!1 (%d+) ')
+    if stop and stop + length <= #record then
+      at = stop + length + 1
+      items.header = string.sub(record, 1, at - 1)
+    end
+  end
+  while at <= #record do
+    local _, stop, score, length, flag = string.find(record, '^(%S+) (%d+)([rR]?) ', at)
+    if not stop or not is_number(score) then
+      items[#items + 1] = {'0', string.sub(record, at), 0, ''}
+      break
+    end
+    items[#items + 1] = {score, string.sub(record, stop + 1, stop + length), tonumber(score), flag}
+    at = stop + length + 1
+  end
+  return items
+end
+
+local function pack_items(items)
+  local parts = {}
+  for i, item in ipairs(items) do
+    parts[i] = item[1] .. ' ' .. #item[2] .. item[4] .. ' ' .. item[2]
+  end
+  if items.header and #items > 0 then
+    return items.header .. table.concat(parts)
+  end
+  return table.concat(parts)
+end
+
+local function lex_min(id)
+  return '[' .. id .. '\0'
+end
+
+local function lex_max(id)
+  return '(' .. id .. '\1'
+end
+
+local function member_item(id, member)
+  local place = #id + 2
+  local stop = string.find(member, '\0', place, true)
+  if not stop then
+    return {'0', string.sub(member, place), 0, ''}
+  end
+  local score, flag = string.match(string.sub(member, place + 28, stop - 1), '^(.-)([rR]?)$')
+  if not (score and is_number(score)) then
+    return {'0', string.sub(member, place), 0, ''}
+  end
+  return {score, string.sub(member, stop + 1), tonumber(score), flag}
+end
+
+-- How many of the items, from the first, fit into count and bytes (at least one, when `due_paused` has none).
+local function fitting(items, held, bytes, max_count, max_bytes)
+  local fit = 0
+  for _, item in ipairs(items) do
+    bytes = bytes + #item[2]
+    if held + fit >= max_count or (held + fit > 0 and bytes > max_bytes) then
+      break
+    end
+    fit = fit + 1
+  end
+  return fit, bytes
+end
+
+-- Items of a spilled bag from the lex position `from`, and the members that they came from.
+local function spilled_step(set, id, from)
+  local members = redis.call('ZRANGEBYLEX', set.spill_order, from, lex_max(id), 'LIMIT', 0, STEP)
+  local items = {}
+  for i, member in ipairs(members) do
+    items[i] = member_item(id, member)
+  end
+  return items, members
+end

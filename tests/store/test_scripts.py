@@ -1,0 +1,64 @@
+"""What the Lua files declare, and what they use."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from celery_lowkiq.store.scripts import script as scripts
+from celery_lowkiq.store.scripts.keys import SHARD_KEYS, shard_keys
+
+from .helpers import SHARD
+
+NAMES = sorted(name.removesuffix(".lua") for name in scripts.lua_files())
+SCRIPTS = [name for name in NAMES if not name.startswith("lib/")]
+
+
+def source(name):
+    return scripts.lua_files()[f"{name}.lua"].read_text("utf-8")
+
+
+def test_a_script_declares_the_keys_of_its_libraries():
+    missing = {
+        f"{name} uses {library}: {key}"
+        for name in SCRIPTS
+        for library in scripts.libraries(source(name))
+        for key in scripts.declared_keys(scripts.library(library))
+        if key.rstrip("?") not in scripts.load(name).keys
+    }
+    assert missing == set()
+
+
+def test_a_script_declares_the_arguments_of_its_libraries():
+    missing = {
+        f"{name} uses {library}: {argument}"
+        for name in SCRIPTS
+        for library in scripts.libraries(source(name))
+        for argument in scripts.header(scripts.library(library), "ARGV").split()
+        if argument not in scripts.load(name).args
+    }
+    assert missing == set()
+
+
+#: Beside the library: a repair reads where a job lies from keys that contradict each other.
+MAY_WRITE_INDEX = {"lib/waiting_index", "repair_waiting"}
+INDEX_KEYS = "due|due_prioritized|by_priority|due_paused"
+
+
+def test_only_one_library_places_waiting_jobs():
+    found = {n for n in NAMES if re.search(rf"'Z(ADD|REM|M?SCORE)', ({INDEX_KEYS})\b", source(n))}
+    assert found == MAY_WRITE_INDEX
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_header_says_all(name):
+    for field in ("KEYS", "ARGV", "USES", "Returns", "Cost"):
+        assert f"\n-- {field}:" in source(name)
+
+
+def test_keys_of_a_script_are_bound_once():
+    keys, script = shard_keys(SHARD), scripts.load("push")
+    assert keys.bind(script.keys) is keys.bind(script.keys)
+    assert keys.bind(script.keys) == tuple(keys[name] for name in script.keys)
+    assert set(script.keys) <= set(SHARD_KEYS)

@@ -1,0 +1,73 @@
+"""The place for versioned headers: of a shard, and of a job's record (docs/adr/0020-versioned-headers.md)."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_lowkiq.rules.errors import StoreError
+from celery_lowkiq.rules.models import Fate
+from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.scripts.records import parse_items
+
+from .helpers import ONE, SHARD, claim, end, push, take
+
+KEYS = shard_keys(SHARD)
+HEADER = b"!1 8 g=7 h=1 "
+
+
+def test_a_header_of_unknown_fields_is_skipped():
+    assert parse_items(HEADER + b"1 1 a") == parse_items(b"1 1 a")
+
+
+@pytest.mark.parametrize("record", [b"!2 1 x1 1 a", b"!1 99 x", b"!1 x"])
+def test_bytes_that_are_no_header_become_one_payload(record):
+    (payload,) = parse_items(record)
+    assert payload.data == record
+
+
+def test_a_header_stays_with_its_job(store):
+    client = store.client.redis
+    push(store, "1", ("a", 1.0))
+    client.hset(KEYS["jobs"], "1", HEADER + client.hget(KEYS["jobs"], "1"))
+    push(store, "1", ("b", 2.0))
+    assert client.hget(KEYS["jobs"], "1") == HEADER + b"1 1 a2 1 b"
+    lease = take(store)
+    claimed = claim(store, lease)
+    assert [payload.data for payload in claimed.jobs[0].payloads] == [b"a", b"b"]
+    assert HEADER in client.hget(KEYS["processing"], "1")
+    end(store, lease, claimed, Fate.RETURN)
+    assert client.hget(KEYS["jobs"], "1") == HEADER + b"1 1 a2 1 b"
+    end(store, lease, claim(store, lease), Fate.BURY, error=b"boom")
+    assert client.hget(KEYS["dead_jobs"], "1") == HEADER + b"1 1 a2 1 b"
+    Actions(store).morgue_queue_up_all(ONE)
+    assert client.hget(KEYS["jobs"], "1") == HEADER + b"1 1 a2 1 b"
+    assert Queries(store).job(ONE, "1").waiting.payload_count == 2
+
+
+def test_a_header_goes_with_the_last_payload(store):
+    client = store.client.redis
+    push(store, "1", ("a", 1.0))
+    client.hset(KEYS["jobs"], "1", HEADER + client.hget(KEYS["jobs"], "1"))
+    assert Actions(store).edit(ONE, "1", b"a", None)
+    assert not client.exists(KEYS["jobs"])
+
+
+def test_a_shard_of_a_newer_version_is_refused(store):
+    push(store, "1", ("a", 1.0))
+    lease = take(store)
+    store.client.redis.hset(KEYS["meta"], "format", "2 g=7")
+    for step in (
+        lambda: push(store, "2", ("a", 1.0)),
+        lambda: claim(store, lease),
+        lambda: take(store, owner="other"),
+    ):
+        with pytest.raises(StoreError, match="stored in format 2, this version reads 1"):
+            step()
+
+
+def test_unknown_fields_of_this_version_are_skipped(store):
+    push(store, "1", ("a", 1.0))
+    store.client.redis.hset(KEYS["meta"], "format", "1 g=7")
+    assert claim(store, take(store)).jobs
