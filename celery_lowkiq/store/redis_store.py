@@ -14,7 +14,6 @@ from celery_lowkiq.rules.health_checks import Server
 from celery_lowkiq.rules.models import Lease, LeaseState, NewJob, QueueSpec, ShardRef, Verdict, shard_of
 from celery_lowkiq.rules.rate import TokenRequest, Tokens, capacity
 from celery_lowkiq.rules.reports import Heard, NodeNews
-from celery_lowkiq.store.inspect.server import read_memory
 from celery_lowkiq.store.jobs.admission import Admission, ShardCall
 from celery_lowkiq.store.jobs.announcements import PushSubscription
 from celery_lowkiq.store.jobs.claims import (
@@ -52,6 +51,7 @@ from celery_lowkiq.store.scripts.records import (
     parse_whole,
 )
 from celery_lowkiq.store.scripts.script import ScriptCall, load
+from celery_lowkiq.store.scripts.server import read_memory
 
 #: How long a ticket is known, in s.
 TICKET_SECONDS = 60

@@ -101,7 +101,7 @@ def test_its_rights_are_enough(restricted):
     pausing.pause_shard(QUEUE, 0)
     pausing.pause_ids(QUEUE, ["long", "1"])
     store.push(QUEUE, [NewJob("1", b"held")])
-    pausing.paused(QUEUE)
+    queries.paused(QUEUE)
     queries.paused_ids(QUEUE)
     pausing.resume_ids(QUEUE, ["long", "1"])
     pausing.resume_shard(QUEUE, 0)

@@ -18,7 +18,6 @@ ALLOWED = Path(__file__).parent / "allowed_duplicates.txt"
 #: Globals of library functions that the script does not call.
 ALLOWED_GLOBALS = {
     "gauge": {"pack_items"},
-    "repair_processing": {"pack_items"},
     "track_progress": {"channel"},
 }
 

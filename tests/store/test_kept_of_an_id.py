@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from celery_lowkiq.store.inspect.job_reader import MORGUE_KEYS, WAITING_KEYS
-from celery_lowkiq.store.scripts.keys import ID_KEYS, SHARD_KEYS
+from celery_lowkiq.store.scripts.keys import ID_KEYS, MORGUE_KEYS, SHARD_KEYS, WAITING_KEYS
 from celery_lowkiq.store.scripts.script import load
 
 #: Keys of a shard that are of no id.

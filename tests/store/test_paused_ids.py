@@ -38,11 +38,11 @@ def test_what_waits_of_a_paused_id_is_held_and_comes_back_at_its_own_time(store,
     assert pausing.pause_ids(ONE, ["1"]) == 1
     assert store.next_due([SHARD])[0].next_due == 6.0
     assert ids_of(claim(store, lease)) == ["2"]
-    assert (stats(store).length, stats(store).held, pausing.paused(ONE).ids) == (1, 1, 1)
+    assert (stats(store).length, stats(store).held, Queries(store).paused(ONE).ids) == (1, 1, 1)
     assert (stats(store).lag, stats(store).oldest > 1e9) == (0, True)
     assert pausing.resume_ids(ONE, ["1"]) == 1
     assert contents(claim(store, lease)) == {"1": [("a", 1), ("b", 2)]}
-    assert (stats(store).held, pausing.paused(ONE).ids) == (0, 0)
+    assert (stats(store).held, Queries(store).paused(ONE).ids) == (0, 0)
 
 
 def test_ids_may_be_paused_and_resumed_again(store, pausing):
@@ -218,7 +218,7 @@ def test_ids_stay_paused_when_an_empty_queue_gets_another_count(store, client, p
     Actions(store).delete(TWO, ["other"])
     three = QueueSpec("two", shards=3)
     store.push(three, [NewJob(job_id, b"x") for job_id in ids])
-    assert (stats(store, three).held, pausing.paused(three).ids) == (2500, 2500)
+    assert (stats(store, three).held, Queries(store).paused(three).ids) == (2500, 2500)
     again = {paused.id: paused.since for paused in Queries(store).paused_ids(three, limit=1000).items}
     assert since.items() == again.items()
     assert pausing.resume_ids(three, ids) == 2500

@@ -9,6 +9,7 @@ from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import Fate, NewJob, QueueSpec, ShardRef
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.scripts.keys import channel, queue_key, shard_keys
 from celery_lowkiq.store.scripts.script import load
 
@@ -115,10 +116,10 @@ def test_a_takeover_recovers_into_a_paused_shard(store, pausing):
 def test_queue_and_shard_are_apart(store, pausing):
     pausing.pause_shard(TWO, 1)
     pausing.pause(TWO)
-    found = pausing.paused(TWO)
+    found = Queries(store).paused(TWO)
     assert (found.queue is not None, list(found.shards), stats(store, TWO).paused) == (True, [1], 2)
     pausing.resume(TWO)
-    found = pausing.paused(TWO)
+    found = Queries(store).paused(TWO)
     assert (found.queue, list(found.shards), stats(store, TWO).paused) == (None, [1], 1)
     pausing.pause(TWO)
     pausing.resume_shard(TWO, 1)
@@ -127,10 +128,10 @@ def test_queue_and_shard_are_apart(store, pausing):
 
 def test_a_repeated_pause_reaches_the_shards_that_were_not_told(store, client, pausing):
     pausing.pause(TWO)
-    since = pausing.paused(TWO).queue
+    since = Queries(store).paused(TWO).queue
     client.hdel(shard_keys(ShardRef("two", 1))["meta"], "queue_paused")
     assert pausing.pause(TWO)
-    assert (stats(store, TWO).paused, pausing.paused(TWO).queue) == (2, since)
+    assert (stats(store, TWO).paused, Queries(store).paused(TWO).queue) == (2, since)
 
 
 def test_shards_follow_the_last_change_in_whatever_order_they_hear_of_it(store, pausing):

@@ -21,7 +21,7 @@ from celery_lowkiq.rules.reports import NodeReport, current
 from celery_lowkiq.rules.server_info import ServerInfo
 from celery_lowkiq.rules.tracking import TrackerView
 from celery_lowkiq.rules.views import Page, ShardLook, Stats
-from celery_lowkiq.store.inspect.server import read_server
+from celery_lowkiq.store.scripts.server import read_server
 
 from .json_shapes import OverviewJson, QueueJson, Reading
 from .queue import OrderedQueue

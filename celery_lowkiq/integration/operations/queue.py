@@ -192,7 +192,7 @@ class OrderedQueue:
 
     def paused(self) -> Paused:
         """Since when (Unix s) the queue is paused, which shards are by themselves, and how many ids are."""
-        return self._home.pausing.paused(self._checked())
+        return self._home.queries.paused(self._checked())
 
     def paused_ids(self, limit: int = 100, after: str | None = None) -> Page[PausedId]:
         """A page of the paused ids, those first that are for longest. Raises InvalidCall."""

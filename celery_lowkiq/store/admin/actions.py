@@ -7,11 +7,10 @@ from functools import partial
 from typing import Any
 
 from celery_lowkiq.rules.models import QueueSpec, ShardRef, StoredRecord, shard_of
-from celery_lowkiq.store.inspect.job_reader import MORGUE_KEYS, WAITING_KEYS, Renamed
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.call_records import orphaned_calls
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.keys import channel, shard_keys
+from celery_lowkiq.store.scripts.keys import MORGUE_KEYS, WAITING_KEYS, Renamed, channel, shard_keys
 from celery_lowkiq.store.scripts.progress import Progress as Progress
 from celery_lowkiq.store.scripts.progress import Tally, by_shard
 from celery_lowkiq.store.scripts.records import id_bytes

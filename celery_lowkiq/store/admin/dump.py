@@ -7,10 +7,9 @@ from typing import Any
 
 from celery_lowkiq.rules.dumps import DumpedCall, Entry, State
 from celery_lowkiq.rules.models import Payload, QueueSpec, Recorded, ShardRef
-from celery_lowkiq.store.inspect.job_reader import MORGUE_KEYS, WAITING_KEYS, Renamed
 from celery_lowkiq.store.jobs.call_records import PAGE_CALLS, parse_call
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.scripts.keys import MORGUE_KEYS, WAITING_KEYS, Renamed, shard_keys
 from celery_lowkiq.store.scripts.records import parse_id, parse_processing, parse_tried
 from celery_lowkiq.store.scripts.script import load
 

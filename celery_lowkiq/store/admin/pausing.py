@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
 
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.models import QueueSpec, ShardRef, shard_of
+from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.validators import is_whole
-from celery_lowkiq.rules.views import Paused
 from celery_lowkiq.store.scripts.client import Client
-from celery_lowkiq.store.scripts.keys import ShardKeys, channel, queue_key, shard_keys
+from celery_lowkiq.store.scripts.keys import channel, queue_key, shard_keys
 from celery_lowkiq.store.scripts.progress import Progress, Tally, by_shard
-from celery_lowkiq.store.scripts.records import pairs, parse_id
 from celery_lowkiq.store.scripts.script import ScriptCall, Value, load
 
 #: Most ids of one script.
@@ -95,65 +93,6 @@ class Pausing:
                     tally.begin()
                     tally.add(self._client.call(call(shard, part[start : start + STEP])))
         return tally.count
-
-    # -- reads
-
-    def paused(self, queue: QueueSpec) -> Paused:
-        """What is paused, in one round trip."""
-        keys = [shard_keys(shard) for shard in queue.shard_refs()]
-        (queue_since, *rest) = self._client.commands(
-            [
-                ("HGET", queue_key(queue.name), "paused"),
-                *(("HGET", key["meta"], "paused") for key in keys),
-                *(("ZCARD", key["paused"]) for key in keys),
-            ]
-        )
-        times = enumerate(rest[: queue.shards])
-        return Paused(
-            queue=float(queue_since) if queue_since else None,
-            shards={index: float(since) for index, since in times if since},
-            ids=sum(rest[queue.shards :]),
-        )
-
-
-def move_paused_ids(client: Client, shards: Sequence[ShardRef], count: int) -> None:
-    """An empty queue has ``count`` shards from now on: pause ids in the shards that they lie in."""
-    for shard in shards:
-        keys = shard_keys(shard)
-        for page in _pages(client, keys):
-            stray = [
-                (job_id, since) for job_id, since in page if shard_of(parse_id(job_id), count) != shard.index
-            ]
-            homes = [ShardRef(shard.queue, shard_of(parse_id(job_id), count)) for job_id, _ in stray]
-            client.commands(
-                [
-                    ("ZADD", shard_keys(home)["paused"], since, job_id)
-                    for home, (job_id, since) in zip(homes, stray, strict=True)
-                ]
-            )
-            if stray:
-                client.commands([("ZREM", keys["paused"], *(job_id for job_id, _ in stray))])
-
-
-def _pages(client: Client, keys: ShardKeys) -> Iterator[list[tuple[bytes, bytes]]]:
-    """Paused ids of a shard, and since when."""
-    at: tuple[Value, Value] = ("", "")
-    while True:
-        call = load("page").call(
-            {"index": keys["paused"]},
-            minimum="-inf",
-            maximum="+inf",
-            after_score=at[0],
-            after_id=at[1],
-            past=1,
-            limit=STEP,
-            reverse=0,
-        )
-        page = pairs(client.call(call))
-        yield page
-        if len(page) < STEP:
-            return
-        at = (page[-1][1], page[-1][0])
 
 
 def _shards(name: str, count: int) -> list[ShardRef]:

@@ -11,19 +11,19 @@ from celery_lowkiq.rules.health_checks import QueueState, Server, SystemState
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.repairs import damages
 from celery_lowkiq.rules.reports import current
-from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.scripts.keys import FORMAT, queue_key
+from celery_lowkiq.store.scripts.server import if_allowed
 
 from .node_reports import Lookout, seconds
-from .server import if_allowed
+from .queries import Queries
 
 SECTIONS = ("server", "memory", "persistence")
 
 
 class HealthReader:
-    """Reads the state for :func:`rules.checkup.check_health`.
+    """Reads the state for :func:`rules.health_checks.check_health`.
 
     What the connection's user may not read stays unknown.
     """
@@ -31,7 +31,7 @@ class HealthReader:
     def __init__(self, store: RedisStore) -> None:
         self._client = store.client
         self._lookout = Lookout(store)
-        self._pausing = Pausing(store.client)
+        self._queries = Queries(store)
         self._repairs = Repairs(store.client)
 
     def read(self, queues: Sequence[QueueSpec]) -> SystemState:
@@ -79,7 +79,7 @@ class HealthReader:
             state = replace(state, damages=tuple(found))
             if any(each.wrong for each in conditions):
                 return state  # its counts cannot be read
-        return replace(state, shards=self._lookout.shards(queue), paused=self._pausing.paused(queue))
+        return replace(state, shards=self._lookout.shards(queue), paused=self._queries.paused(queue))
 
 
 def _written(info: Mapping[str, Any]) -> bool:

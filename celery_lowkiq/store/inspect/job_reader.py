@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from celery_lowkiq.rules.models import Job
 from celery_lowkiq.rules.views import DeadJob
 from celery_lowkiq.store.scripts.client import Client
-from celery_lowkiq.store.scripts.keys import ShardKeys, shard_keys
+from celery_lowkiq.store.scripts.keys import MORGUE_KEYS, WAITING_KEYS, Renamed, shard_keys
 from celery_lowkiq.store.scripts.records import parse_id, parse_payloads, parse_tried
 from celery_lowkiq.store.scripts.script import load
 
@@ -17,26 +16,6 @@ from .pages import Member
 
 #: What a listing reads of one job's payloads, in bytes (at least one payload).
 PEEK_BYTES = 256 * 1024
-WAITING_KEYS = {"records": "jobs"}
-#: The same scripts read dead jobs: all that says where a job lies is ``dead``.
-MORGUE_KEYS = {
-    **dict.fromkeys(("due", "due_paused", "due_prioritized", "by_priority", "paused", "failed"), "dead"),
-    "errors": "dead_errors",
-    "records": "dead_jobs",
-    "spill": "dead_spill",
-    "spill_order": "dead_spill_order",
-}
-
-
-@dataclass(frozen=True)
-class Renamed:
-    """A shard's keys under the names that a script for several of them uses."""
-
-    keys: ShardKeys
-    names: dict[str, str]
-
-    def __getitem__(self, name: str) -> str:
-        return self.keys[self.names.get(name, name)]
 
 
 class Peeks:

@@ -10,11 +10,11 @@ from typing import Any
 from celery_lowkiq.rules.errors import InvalidCall, ShardDamaged
 from celery_lowkiq.rules.models import Job, LeaseState, QueueSpec, ShardRef, shard_of
 from celery_lowkiq.rules.validators import invalid, is_whole, whole
-from celery_lowkiq.rules.views import DeadJob, Found, Page, PausedId, ShardLook, Stats, sum_of
+from celery_lowkiq.rules.views import DeadJob, Found, Page, Paused, PausedId, ShardLook, Stats, sum_of
 from celery_lowkiq.store.jobs.claims import CLAIM_BYTES
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.client import raise_refused
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.scripts.keys import queue_key, shard_keys
 from celery_lowkiq.store.scripts.records import id_bytes, parse_id, parse_processing, parse_whole, shortened
 from celery_lowkiq.store.scripts.script import load
 
@@ -167,6 +167,23 @@ class Queries:
         return [_look(shard, reply) for shard, reply in zip(shards, replies, strict=True)]
 
     # -- ids
+
+    def paused(self, queue: QueueSpec) -> Paused:
+        """What is paused, in one round trip."""
+        keys = [shard_keys(shard) for shard in queue.shard_refs()]
+        (queue_since, *rest) = self._client.commands(
+            [
+                ("HGET", queue_key(queue.name), "paused"),
+                *(("HGET", key["meta"], "paused") for key in keys),
+                *(("ZCARD", key["paused"]) for key in keys),
+            ]
+        )
+        times = enumerate(rest[: queue.shards])
+        return Paused(
+            queue=float(queue_since) if queue_since else None,
+            shards={index: float(since) for index, since in times if since},
+            ids=sum(rest[queue.shards :]),
+        )
 
     def paused_ids(self, queue: QueueSpec, *, limit: int = 100, after: str | None = None) -> Page[PausedId]:
         """A page of the ids that are paused, those first that are for longest. Raises InvalidCall."""

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from celery_lowkiq.rules.errors import FormatMismatch, ShardCountMismatch, ShardDamaged, ShardRepairing
-from celery_lowkiq.rules.models import MAX_SHARDS, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import MAX_SHARDS, QueueSpec, ShardRef, shard_of
 from celery_lowkiq.rules.repairs import Registered
-from celery_lowkiq.store.admin.pausing import move_paused_ids
 from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.scripts.client import Client
-from celery_lowkiq.store.scripts.keys import FORMAT, queue_key, shard_keys
-from celery_lowkiq.store.scripts.script import load
+from celery_lowkiq.store.scripts.keys import FORMAT, ShardKeys, queue_key, shard_keys
+from celery_lowkiq.store.scripts.records import pairs, parse_id
+from celery_lowkiq.store.scripts.script import Value, load
 
 CLOSED = "closed"
 CLOSED_BY_SOMEBODY = 2
@@ -27,6 +27,8 @@ CLOSED_SECONDS = 2.0
 CLOSED_LOOK = 0.02
 #: Where the jobs of a shard are, and what is said of ids that lie there.
 CONTENTS = ("due", "due_prioritized", "due_paused", "claimed", "dead", "paused")
+#: Paused ids of a shard that one script reads.
+PAGE = 1000
 
 
 class Registry:
@@ -119,7 +121,7 @@ class Registry:
         try:
             if all(reply == 1 for reply in self._write(shards, CLOSED, self.register(queue), reopen=False)):
                 self.register(queue, expected=str(stored))
-                move_paused_ids(self._client, shards, queue.shards)
+                _move_paused_ids(self._client, shards, queue.shards)
         finally:
             current = self.register(queue)
             self._write(shards, str(current.shards), current, reopen=True)
@@ -145,3 +147,43 @@ def _count(stored: bytes | None) -> int:
     """A number of shards; 0 for what is none."""
     count = int(stored) if stored and stored.isdigit() and len(stored) < 10 else 0
     return count if count <= MAX_SHARDS else 0
+
+
+def _move_paused_ids(client: Client, shards: Sequence[ShardRef], count: int) -> None:
+    """An empty queue has ``count`` shards from now on: pause ids in the shards that they lie in."""
+    for shard in shards:
+        keys = shard_keys(shard)
+        for page in _paused_pages(client, keys):
+            stray = [
+                (job_id, since) for job_id, since in page if shard_of(parse_id(job_id), count) != shard.index
+            ]
+            homes = [ShardRef(shard.queue, shard_of(parse_id(job_id), count)) for job_id, _ in stray]
+            client.commands(
+                [
+                    ("ZADD", shard_keys(home)["paused"], since, job_id)
+                    for home, (job_id, since) in zip(homes, stray, strict=True)
+                ]
+            )
+            if stray:
+                client.commands([("ZREM", keys["paused"], *(job_id for job_id, _ in stray))])
+
+
+def _paused_pages(client: Client, keys: ShardKeys) -> Iterator[list[tuple[bytes, bytes]]]:
+    """Paused ids of a shard, and since when."""
+    at: tuple[Value, Value] = ("", "")
+    while True:
+        call = load("page").call(
+            {"index": keys["paused"]},
+            minimum="-inf",
+            maximum="+inf",
+            after_score=at[0],
+            after_id=at[1],
+            past=1,
+            limit=PAGE,
+            reverse=0,
+        )
+        page = pairs(client.call(call))
+        yield page
+        if len(page) < PAGE:
+            return
+        at = (page[-1][1], page[-1][0])

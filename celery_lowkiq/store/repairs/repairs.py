@@ -14,9 +14,8 @@ from typing import Any
 
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.repairs import Condition, Damage, Registered, Repaired, damages, may_restore
-from celery_lowkiq.store.inspect.job_reader import MORGUE_KEYS, Renamed
 from celery_lowkiq.store.scripts.client import Client
-from celery_lowkiq.store.scripts.keys import SHARD_KEYS, channel, shard_keys
+from celery_lowkiq.store.scripts.keys import MORGUE_KEYS, SHARD_KEYS, Renamed, channel, shard_keys
 from celery_lowkiq.store.scripts.records import parse_id
 from celery_lowkiq.store.scripts.script import PROBES, Value, load
 

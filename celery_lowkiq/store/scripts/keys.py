@@ -135,6 +135,29 @@ class ShardKeys:
         return [self.prefix + name for name in SHARD_KEYS]
 
 
+#: Names of scripts that read and change jobs, and the keys that these are for waiting jobs.
+WAITING_KEYS = {"records": "jobs"}
+#: The same for dead jobs: in place of each index of waiting jobs stands ``dead``.
+MORGUE_KEYS = {
+    **dict.fromkeys(("due", "due_paused", "due_prioritized", "by_priority", "paused", "failed"), "dead"),
+    "errors": "dead_errors",
+    "records": "dead_jobs",
+    "spill": "dead_spill",
+    "spill_order": "dead_spill_order",
+}
+
+
+@dataclass(frozen=True)
+class Renamed:
+    """A shard's keys under the names that a script for several of them uses."""
+
+    keys: ShardKeys
+    names: dict[str, str]
+
+    def __getitem__(self, name: str) -> str:
+        return self.keys[self.names.get(name, name)]
+
+
 @lru_cache(maxsize=8192)
 def shard_keys(shard: ShardRef) -> ShardKeys:
     """Keys of a shard."""

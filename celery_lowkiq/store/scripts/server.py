@@ -8,7 +8,8 @@ from typing import Any
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.health_checks import Server
 from celery_lowkiq.rules.server_info import ServerInfo, server_info
-from celery_lowkiq.store.scripts.client import Client
+
+from .client import Client
 
 
 def read_server(client: Client) -> ServerInfo:
