@@ -1,4 +1,4 @@
-"""A file of 10,000 products is imported: each row is a job, and whoever has sent it sees how far it is.
+"""Imports a file of 10,000 products: each row is a job, and the sender can watch the progress.
 
 The worker alone, with a Redis on this machine:
 
@@ -64,7 +64,7 @@ def products():
 
 
 def import_file(path):
-    """What the web application does with a file: the id of the group is all that the browser needs."""
+    """What the web application does with a file. The browser needs only the id of the group."""
     with track(f"import {path.name}", app) as tracker, path.open(newline="") as file:
         rows = csv.DictReader(file)
         import_product.perform_async(({"id": row["sku"], "payload": row} for row in rows), tracker=tracker)
@@ -97,7 +97,7 @@ def main():
 
 
 def report(tracker, path):
-    """The rows that were not taken, for whoever has sent the file."""
+    """The refused rows, for the sender of the file."""
     with products() as database:
         (saved,) = database.execute("SELECT count(*) FROM products").fetchone()
     counts, after = tracker.counts(), None
@@ -114,7 +114,7 @@ def report(tracker, path):
 
 
 def make_file(path, rows):
-    """Each 50th price is not allowed, and each 200th is none."""
+    """Each 50th price is not allowed, and each 200th is no number."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["sku", "name", "price"])
@@ -146,7 +146,7 @@ def use_broker(url):
 
 @contextmanager
 def dashboard():
-    """Its address on this machine, at any free port."""
+    """The server's address on this machine, at any free port."""
     import uvicorn
 
     from celery_lowkiq.web import make_app

@@ -26,12 +26,12 @@ logger = logging.getLogger(__name__)
 
 Middleware = Callable[[Any, Sequence[Any], Callable[[], Any]], Any]
 
-#: Raised to say how jobs go on, which is nothing to report; a TaskPredicate is Retry, Ignore or Reject.
+#: Raised to decide about jobs, and not reported; a TaskPredicate is Retry, Ignore or Reject.
 NO_ERRORS = (TaskPredicate, Again, BusinessFailure)
 
 
 def log_runs(task: Any, batch: Sequence[Any], call: Callable[[], Any]) -> Any:
-    """One line for each run, with its ids, the number of their payloads, and how long it took."""
+    """Log one line for each run: its ids, the number of their payloads, and its duration."""
     began = time.monotonic()
     outcome = "done"
     try:
@@ -45,7 +45,7 @@ def log_runs(task: Any, batch: Sequence[Any], call: Callable[[], Any]) -> Any:
 
 
 def report_errors(task: Any, batch: Sequence[Any], call: Callable[[], Any]) -> Any:
-    """Hands each error to a service of yours, with the jobs that it is about."""
+    """Report each error to an error reporting service, with its jobs."""
     try:
         return call()
     except NO_ERRORS:
@@ -63,12 +63,12 @@ def report_errors(task: Any, batch: Sequence[Any], call: Callable[[], Any]) -> A
 
 
 def report(error: Exception, **about: Any) -> None:
-    """In place of your service's client."""
+    """Stands for your service's client."""
     logger.error("%r %s", error, about)
 
 
 def closing(*closes: Callable[[], Any]) -> Middleware:
-    """Calls functions after each run, however it ended, as ``Session.remove`` of SQLAlchemy.
+    """Call functions after each run, whatever its outcome, such as ``Session.remove`` of SQLAlchemy.
 
     A lane is a thread that lives as long as its worker, and so does a connection that it does not close.
     """
@@ -81,7 +81,7 @@ def closing(*closes: Callable[[], Any]) -> Middleware:
                 try:
                     close()
                 except Exception:
-                    # The work is done: it must not be repeated for that.
+                    # The work is done, and an error here must not repeat it.
                     logger.exception("%s: a connection could not be closed", task.name)
 
     return close_connections

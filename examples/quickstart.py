@@ -1,4 +1,4 @@
-"""Changes of orders, saved in order however close together they come.
+"""Saves changes of orders in order, however close together they arrive.
 
 The worker alone, with a Redis on this machine:
 

@@ -1,4 +1,4 @@
-"""The Celery app whose queues the dashboard shows. In your project, it is there already."""
+"""The Celery app whose queues the dashboard shows; your project has its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Django: beside its own application in ``asgi.py``, for those of its users who are staff.
+"""Django: beside its own application in ``asgi.py``, for staff users.
 
 uvicorn examples.dashboard.with_django:application
 """
@@ -38,7 +38,7 @@ urlpatterns = [path("", lambda _: JsonResponse({"dashboard": f"{PREFIX}/"}))]
 
 
 def staff_name(request) -> str | None:
-    """The name of the user whom Django's session knows, if she is staff."""
+    """The name of the session's user, if that user is staff."""
     from django.contrib.auth import SESSION_KEY, get_user_model
     from django.contrib.sessions.backends.db import SessionStore
 
@@ -52,7 +52,7 @@ site = get_asgi_application()
 
 
 async def application(scope, receive, send):
-    """The dashboard under its prefix, Django for all else."""
+    """Serve the dashboard under its prefix, and Django for all else."""
     path = scope.get("path", "")
     if path == PREFIX or path.startswith(f"{PREFIX}/"):
         await dashboard({**scope, "root_path": scope.get("root_path", "") + PREFIX}, receive, send)

@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, and turn what can go wrong into a message and an exit status."""
+    """Run, and turn expected errors into a message and an exit status."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     # A shell that starts us in the background has Ctrl-C ignored; whoever sends it all the same means it.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -72,7 +72,7 @@ def _paths(chance: random.Random) -> list[str]:
 
 
 def _commit(chance: random.Random, fresh: list[str], alive: list[str], last: list[str]) -> dict[str, str]:
-    """What one commit does to which path; what it adds is taken from ``fresh``."""
+    """The changes of one commit by path; added paths come from ``fresh``."""
     if last and chance.random() < FIXES:
         return dict.fromkeys(last, "M")
     changes = {}

@@ -1,4 +1,4 @@
-"""The mirror: a table of files in SQLite that becomes whatever it is told, in the order in which it is told.
+"""The mirror: a table of files in SQLite, which applies changes in the order of their arrival.
 
 It neither locks nor compares versions. What it counts is for the report and changes nothing.
 """
@@ -29,14 +29,14 @@ BUSY_SECONDS = 30
 
 @dataclass(frozen=True)
 class Writes:
-    """How often the mirror was written to, and how often an older version came over a newer one."""
+    """Writes to the mirror, and writes of an older version over a newer one."""
 
     total: int
     stale: int
 
 
 class Mirror:
-    """The mirror in one SQLite file; any thread may use it, each has a connection of its own."""
+    """The mirror in one SQLite file. Threads may share it; each has its own connection."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -58,11 +58,11 @@ class Mirror:
             connection.execute(REMOVE if change["status"] == "D" else PUT, row)
 
     def writes(self) -> Writes:
-        """What was written so far."""
+        """The writes so far."""
         return Writes(*self._connection().execute(COUNT).fetchone())
 
     def tree(self) -> dict[str, str]:
-        """The blob of each file that is there."""
+        """The blob of each file."""
         return dict(self._connection().execute("SELECT path, blob FROM files"))
 
     def close(self) -> None:

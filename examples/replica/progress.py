@@ -1,4 +1,4 @@
-"""How far it is: a bar on a terminal, a line now and then elsewhere."""
+"""Progress: a bar on a terminal, occasional lines elsewhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Progress:
         self._printed = -1
 
     def show(self, done: int) -> None:
-        """Say that ``done`` messages need no more work."""
+        """Show that ``done`` messages are finished."""
         if self._bar:
             filled = WIDTH * done // self._total
             bar = "#" * filled + "." * (WIDTH - filled)

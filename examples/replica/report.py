@@ -1,4 +1,4 @@
-"""What came out, for people and for programs."""
+"""The results, for people and for programs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one side did; ``stale`` counts the writes of a version older than the one in place."""
+    """The result of one side; ``stale`` counts writes of an older version over a newer one."""
 
     messages: int
     calls: int
@@ -19,7 +19,7 @@ class Outcome:
 
     @property
     def clean(self) -> bool:
-        """Whether everything was written in order and ended right."""
+        """Whether all writes came in order and the mirror is right."""
         return self.stale == 0 and self.wrong == 0
 
 
@@ -34,7 +34,7 @@ ROWS: tuple[tuple[str, Callable[[Outcome], str]], ...] = (
 
 
 def table(celery: Outcome, ordered: Outcome) -> str:
-    """Both sides next to each other."""
+    """Both sides side by side."""
     lines = [f"{'':24}{'plain Celery':>14}{'ordered':>14}"]
     lines += [f"{title:24}{cell(celery):>14}{cell(ordered):>14}" for title, cell in ROWS]
     return "\n".join(lines)

@@ -23,15 +23,15 @@ SHOW_EVERY = 50
 
 
 class Stalled(Exception):
-    """Nothing moved for too long; the message says what was waited for."""
+    """Nothing moved for too long; the message names the condition."""
 
 
 class RedisInUse(Exception):
-    """Another run's messages are in the way."""
+    """Messages of another run are left in the queue."""
 
 
 def run_side(side: Side, messages: Sequence[Event], expected: Mapping[str, str], directory: Path) -> Outcome:
-    """Send the messages through one task and look at what became of the mirror.
+    """Send the messages through one task, and check the mirror.
 
     Raises ``RedisInUse`` when another run's messages are in the way, and ``Stalled`` or ``WorkerDied``
     after the end of the worker's log went to stderr.
@@ -84,7 +84,7 @@ def _send_and_wait(side: Side, messages: Sequence[Event], mirror: Mirror, worker
 
 
 def _until(left: Callable[[], int], patience: float, what: str, worker: Worker) -> None:
-    """Poll until nothing is left; ``patience`` is for how long (s) the number may stay the same."""
+    """Poll until nothing is left; the number may stay the same for ``patience`` seconds."""
     least, deadline = sys.maxsize, time.monotonic() + patience
     while (now := left()) > 0:
         worker.check()

@@ -11,7 +11,7 @@ from .tasks import app, mirror_merged, mirror_one
 
 
 class Side(Protocol):
-    """One of the two tasks, and what is asked of it."""
+    """One of the two tasks, as the run uses it."""
 
     name: str
     title: str
@@ -20,10 +20,10 @@ class Side(Protocol):
         """Send one message."""
 
     def left(self, sent: int, mirror: Mirror) -> int:
-        """How much of the ``sent`` messages is not done yet."""
+        """The number of ``sent`` messages that are not done."""
 
     def clear(self, messages: Sequence[Event]) -> None:
-        """Drop what was sent and waits."""
+        """Drop waiting messages."""
 
 
 class PlainSide:

@@ -44,7 +44,7 @@ class Event:
 
     @property
     def payload(self) -> dict[str, Any]:
-        """What the message carries besides its id."""
+        """The payload of the message."""
         return {"version": self.version, "status": self.status, "blob": self.blob}
 
 
@@ -120,5 +120,5 @@ def final_tree(events: Iterable[Event]) -> dict[str, str]:
 
 
 def wrong_files(tree: Mapping[str, str], expected: Mapping[str, str]) -> list[str]:
-    """Paths that are not as expected: outdated, missing, or there although deleted."""
+    """Paths that are wrong: outdated, missing, or present although deleted."""
     return sorted(path for path in {*tree, *expected} if tree.get(path) != expected.get(path))

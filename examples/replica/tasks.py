@@ -35,7 +35,7 @@ def mirror_one(path: str, payload: Mapping[str, Any]) -> None:
 
 @ordered_task(shards=24)
 def mirror_merged(payloads_by_path: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """The ordered task: all that waits for a path comes in one call, the newest version last."""
+    """The ordered task: one run gets all waiting messages of a path, the newest version last."""
     for path, payloads in payloads_by_path.items():
         work()
         mirror().apply(path, payloads[-1])

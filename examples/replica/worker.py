@@ -18,7 +18,7 @@ LOG_LINES = 40
 
 
 class WorkerDied(Exception):
-    """The worker ended although nobody asked it to."""
+    """The worker ended without a request."""
 
 
 class Worker:
@@ -54,7 +54,7 @@ class Worker:
             self._process.wait()
 
     def is_ready(self) -> bool:
-        """Whether it answers a ping; waits for the answer a moment."""
+        """Whether it answers a ping within a moment."""
         return bool(app.control.ping(destination=[self._name], timeout=PING_SECONDS, limit=1))
 
     def check(self) -> None:

@@ -146,7 +146,7 @@ class TestLength:
         held(task, first)
         waits = task.delay(first, "waits")
         assert task.delay(first, "merged").id
-        with pytest.raises(QueueFull, match="1 jobs wait in the shard, of 1 that the task's max_length"):
+        with pytest.raises(QueueFull, match="1 jobs wait in the shard, and the task's max_length allows 1"):
             task.delay(second, "x")
         with pytest.raises(QueueFull):
             task.perform_async([{"id": third}, {"id": first, "payload": "not stored"}])

@@ -36,7 +36,9 @@ def test_only_the_calls_of_the_full_shard_have_failed(lowkiq, tracker):
     assert not tracker.wait(0)
     ((refused, messages),) = ((call.id, call.messages) for call in tracker.jobs("failed").items)
     assert refused == FULL[1]
-    assert messages[0].text.startswith("not pushed: QueueFull: 1 jobs wait in the shard, of 1")
+    assert messages[0].text.startswith(
+        "not pushed: QueueFull: 1 jobs wait in the shard, and the task's max_length allows 1"
+    )
     lowkiq.drain()
     assert tracker.counts() == Counts(finished=2, failed=1)
 

@@ -28,7 +28,7 @@ def recorded(shard):
 def test_a_full_shard_refuses_and_stores_nothing(store):
     shard = Shard(store, max_length=2)
     shard.push("1")
-    with pytest.raises(QueueFull, match="1 jobs wait in the shard, of 2"):
+    with pytest.raises(QueueFull, match="1 jobs wait in the shard, and the task's max_length allows 2"):
         store.push(shard.spec, [NewJob("2", b"x"), NewJob("3", b"x")])
     assert shard.queries.stats(shard.spec).length == 1
 

@@ -41,7 +41,7 @@ def test_a_header_stays_with_its_job(store):
     assert client.hget(KEYS["jobs"], "1") == HEADER + b"1 1 a2 1 b"
     end(store, lease, claim(store, lease), Fate.BURY, error=b"boom")
     assert client.hget(KEYS["dead_jobs"], "1") == HEADER + b"1 1 a2 1 b"
-    Actions(store).morgue_queue_up_all(ONE)
+    Actions(store).requeue_all(ONE)
     assert client.hget(KEYS["jobs"], "1") == HEADER + b"1 1 a2 1 b"
     assert Queries(store).job(ONE, "1").waiting.payload_count == 2
 

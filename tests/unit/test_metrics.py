@@ -21,7 +21,7 @@ class Clock:
 
 
 class Looks:
-    """A console that shows leases, or fails."""
+    """An inspector that shows leases, or fails."""
 
     def __init__(self, *leases):
         self.leases = list(leases)
@@ -46,7 +46,7 @@ def collector(clock):
 
 
 def read(collector, looks):
-    collector._console = looks
+    collector._inspector = looks
     return {s.name: s.value for metric in collector.collect() for s in metric.samples}
 
 

@@ -11,7 +11,7 @@ from celery_lowkiq.rules.diagnosis import Dead, Facts, Owner, Waiting, why
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.reports import Running
 
-PAGE = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
 NOW = 1_795_000_000.0
 SHARD = ShardRef("orders", 7)
 OTHER = ShardRef("orders", 3)

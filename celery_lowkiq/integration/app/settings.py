@@ -159,7 +159,7 @@ class Settings:
         None,
         seconds(0, 86400).or_none(),
         "How long a worker that stops waits for its running batches; later ones are [left to the next "
-        "worker](operating.md#a-deadline-for-the-end). None: without limit.",
+        "worker](operations.md#shutdown-deadline). None: without limit.",
     )
     exclusion: Exclusion = _setting(
         "cooperative",
@@ -273,7 +273,7 @@ class Settings:
     log_failures: LogFailures = _setting(
         "first",
         one_of(LogFailures),
-        "Which failed runs the worker [logs with their traceback](operating.md#failures-in-the-log). "
+        "Which failed runs the worker [logs with their traceback](operations.md#failures-in-the-log). "
         '`"first"`: the first failure of a job and its death. `"all"`: each one. `"death"`: only the death; '
         "other failures are logged at most as INFO.",
     )

@@ -1,0 +1,44 @@
+"""docs/celery-patches.md names files and tests that exist, and each line of the package that patches."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "celery_lowkiq"
+TEXT = (ROOT / "docs" / "celery-patches.md").read_text()
+TESTS = sorted(set(re.findall(r"`(tests/[^`]+)`", TEXT)))
+FILES = set(re.findall(r"`((?:integration|worker|flower)/[\w/]+\.py)`", TEXT))
+#: What a patch looks like. The dev command's own handlers, and those of the embedded server, are no patches.
+PATCH = re.compile(
+    r"__bases__ =|HIDDEN_SETTINGS|Panel\.data\[|register_at_fork|logging\.NullHandler|in sys\.modules"
+    r"|_create_task_sender =|startup_info =|update_strategies =|wait_for_soft_shutdown =|urls\.handlers\["
+    r"|addFilter\(|install_cry_handler\(|__code__|\.tref ="
+)
+MOVED = (PACKAGE / "integration" / "app").exists()
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_the_tests_exist(name):
+    path, *_, test = name.split("::")
+    assert re.search(rf"def {test}\(", (ROOT / path).read_text())
+
+
+@pytest.mark.skipif(not MOVED, reason="the page has the files of the layout to come")
+def test_the_files_exist():
+    assert {name for name in FILES if not (PACKAGE / name).exists()} == set()
+
+
+@pytest.mark.skipif(not MOVED, reason="the page has the files of the layout to come")
+def test_each_patch_is_on_the_page():
+    patching = {
+        path.relative_to(PACKAGE).as_posix()
+        for folder in ("integration", "worker", "flower")
+        for path in (PACKAGE / folder).rglob("*.py")
+        if PATCH.search(path.read_text())
+    }
+    assert len(patching) > 10
+    assert patching <= FILES
