@@ -8,7 +8,7 @@ from typing import Any
 
 import redis
 
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.models import NewJob, QueueSpec
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.keys import shard_keys
@@ -42,7 +42,7 @@ class Bench:
     @property
     def store(self) -> RedisStore:
         """The store that callers use."""
-        return home_of(self.app).store
+        return context_of(self.app).store
 
     def spec(self, task: str) -> QueueSpec:
         """The ordered queue of a task."""

@@ -9,7 +9,7 @@ from typing import Any
 from celery.app.trace import build_tracer
 from kombu.utils.uuid import uuid
 
-from celery_lowkiq.rules.models import Fate, Verdict
+from celery_lowkiq.rules.models import Disposition, Settlement
 
 from ..bench import Bench
 from ..row import Row
@@ -27,7 +27,9 @@ def limits(bench: Bench) -> Iterator[Row]:
 
     def turn() -> None:
         claim = bench.store.claim(queue, lease, next(request))
-        bench.store.settle(queue, lease, [Verdict(job.id, job.claim, Fate.DONE) for job in claim.jobs])
+        bench.store.settle(
+            queue, lease, [Settlement(job.id, job.claim, Disposition.DONE) for job in claim.jobs]
+        )
 
     jobs = min(jobs, 4 * jobs // queue.shards)
     bench.direct.config_resetstat()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
-from celery_lowkiq.rules.models import BadPayload, Fate, Job, Lease, NewJob, Verdict
+from celery_lowkiq.rules.models import Disposition, Job, Lease, NewJob, PayloadRemoval, Settlement
 
 from ..bench import Bench
 from ..row import Row, Target
@@ -42,10 +42,10 @@ def _round(bench: Bench, payloads: int) -> Iterator[tuple[str, float]]:
     lines: list[bytes] = []
     yield "push", _longest(bench, lambda: _fill(bench, payloads))
     (lease,) = acquire_all(bench, spec)
-    for fate in (Fate.RETRY, Fate.DIE, Fate.BURY):
+    for fate in (Disposition.RETRY, Disposition.DIE, Disposition.BURY):
         yield from _ended(bench, lease, fate)
-    bad = tuple(BadPayload(position, b"bad") for position in range(1000))
-    yield from _ended(bench, lease, Fate.DONE, bad)
+    bad = tuple(PayloadRemoval(position, b"bad") for position in range(1000))
+    yield from _ended(bench, lease, Disposition.DONE, bad)
     _claim(bench, lease)
     yield "takeover", _longest(bench, lambda: acquire_all(bench, spec))
     operations: dict[str, Callable[[], Any]] = {
@@ -73,11 +73,11 @@ def _claim(bench: Bench, lease: Lease) -> Job:
 
 
 def _ended(
-    bench: Bench, lease: Lease, fate: Fate, bad: tuple[BadPayload, ...] = ()
+    bench: Bench, lease: Lease, fate: Disposition, bad: tuple[PayloadRemoval, ...] = ()
 ) -> Iterator[tuple[str, float]]:
     found: list[Job] = []
     yield "claim", _longest(bench, lambda: found.append(_claim(bench, lease)))
-    verdict = Verdict(ID, found[0].claim, fate, 0, 0.0, b"boom", bad=bad)
+    verdict = Settlement(ID, found[0].claim, fate, 0, 0.0, b"boom", bad=bad)
     name = "settle bad" if bad else f"settle {fate.value}"
     yield name, _longest(bench, lambda: bench.store.settle(bench.spec("single"), lease, [verdict]))
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from celery_lowkiq.rules.models import Fate, Verdict
+from celery_lowkiq.rules.models import Disposition, Settlement
 
 from ..bench import Bench
 from ..row import Row
@@ -20,7 +20,7 @@ _requests = count(1)
 def operators(bench: Bench) -> Iterator[Row]:
     bench.empty()
     queue, jobs = bench.app.tasks["blank"].ordered_queue, bench.count(100_000, 10_000)
-    _end_all(bench, jobs, Fate.BURY)
+    _end_all(bench, jobs, Disposition.BURY)
     lines: list[bytes] = []
     steps: dict[str, tuple[str, Callable[[], Any]]] = {
         "dump": ("dump", lambda: lines.extend(queue.dump())),
@@ -30,7 +30,10 @@ def operators(bench: Bench) -> Iterator[Row]:
         "delete": ("delete --morgue --all", queue.delete_dead_all),
         "load": ("load", lambda: queue.load(lines)),
     }
-    before = {"run-now": lambda: _postpone(bench, jobs), "bury": lambda: _end_all(bench, 0, Fate.RETRY)}
+    before = {
+        "run-now": lambda: _postpone(bench, jobs),
+        "bury": lambda: _end_all(bench, 0, Disposition.RETRY),
+    }
     for name, (text, act) in steps.items():
         before.get(name, lambda: None)()
         began = time.perf_counter()
@@ -45,11 +48,11 @@ def _postpone(bench: Bench, jobs: int) -> None:
     bench.fill(bench.spec("blank"), jobs, perform_in=9e9)
 
 
-def _end_all(bench: Bench, jobs: int, fate: Fate) -> None:
+def _end_all(bench: Bench, jobs: int, fate: Disposition) -> None:
     """Push so many, and end all that is due so."""
     spec = replace(bench.spec("blank"), batch_size=1000)
     bench.fill(spec, jobs)
     for lease in acquire_all(bench, spec):
         while claimed := bench.store.claim(spec, lease, next(_requests)).jobs:
-            verdicts = [Verdict(job.id, job.claim, fate, 0, 9e8, b"boom") for job in claimed]
+            verdicts = [Settlement(job.id, job.claim, fate, 0, 9e8, b"boom") for job in claimed]
             bench.store.settle(spec, lease, verdicts)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
-from celery_lowkiq.rules.models import Fate, Lease, NewJob, QueueSpec, Verdict
+from celery_lowkiq.rules.models import Disposition, Lease, NewJob, QueueSpec, Settlement
 
 from ..bench import PAYLOAD, Bench
 from ..row import Row, Target
@@ -104,7 +104,9 @@ def _cycles(bench: Bench, queue: QueueSpec, leases: Sequence[Lease]) -> dict[str
         began = time.perf_counter()
         claim = bench.store.claim(queue, lease, next(_requests))
         claimed = time.perf_counter()
-        bench.store.settle(queue, lease, [Verdict(job.id, job.claim, Fate.DONE) for job in claim.jobs])
+        bench.store.settle(
+            queue, lease, [Settlement(job.id, job.claim, Disposition.DONE) for job in claim.jobs]
+        )
         settled = time.perf_counter()
         # Behind all others, so that each cycle meets another id.
         bench.store.push(queue, [NewJob(job.id, PAYLOAD) for job in claim.jobs])
@@ -155,7 +157,9 @@ def _claimed_in_steps(bench: Bench, queue: QueueSpec, filled: int) -> Row:
         if not claim.jobs:
             break
         steps.append(sum(len(job.payloads) for job in claim.jobs))
-        bench.store.settle(queue, lease, [Verdict(job.id, job.claim, Fate.DONE) for job in claim.jobs])
+        bench.store.settle(
+            queue, lease, [Settlement(job.id, job.claim, Disposition.DONE) for job in claim.jobs]
+        )
     assert sum(steps) == filled, "payloads were lost"
     return Row(
         "payloads-claim",

@@ -9,7 +9,7 @@ import click
 
 from celery_lowkiq.integration.operations.json_encoder import encode, value_text
 from celery_lowkiq.integration.operations.queue import ShownPayload
-from celery_lowkiq.rules.text import error_line, escaped, shortened
+from celery_lowkiq.rules.text import escaped, last_error_line, shortened
 
 #: Longest payload or error in a table, in characters.
 CELL = 60
@@ -53,4 +53,4 @@ def cell(text: str) -> str:
 
 def error_text(error: str | None) -> str:
     """What an error says, cut for a table."""
-    return cell(error_line(error or ""))
+    return cell(last_error_line(error or ""))

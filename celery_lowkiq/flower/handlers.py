@@ -21,7 +21,7 @@ from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.integration.operations.json_encoder import encode
 from celery_lowkiq.integration.operations.queue import OrderedQueue, ShownDeadJob
 from celery_lowkiq.rules.errors import InvalidCall, LowkiqError
-from celery_lowkiq.rules.text import duration, error_line, escaped, moment, shortened
+from celery_lowkiq.rules.text import duration, escaped, last_error_line, moment, shortened
 
 logger = logging.getLogger("celery_lowkiq.flower")
 
@@ -37,7 +37,7 @@ TEXT = {
     "span": duration,
     "moment": moment,
     "text": lambda value: shortened(escaped(str(value)), LONGEST),
-    "error_line": error_line,
+    "error_line": last_error_line,
 }
 
 

@@ -13,12 +13,12 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.rules.clock import Clock, SystemClock
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
-from celery_lowkiq.rules.ownership import Watch
+from celery_lowkiq.rules.ownership import LeaseWatch
 from celery_lowkiq.rules.views import ShardLook, Stats, sum_of
 
 logger = logging.getLogger("celery_lowkiq.metrics")
@@ -70,10 +70,10 @@ class QueueCollector(Collector):
     def __init__(self, app: Celery, clock: Clock | None = None) -> None:
         """Raises ConfigurationError for invalid settings of the app."""
         self._inspector = Inspector(app)
-        self._lease_seconds = home_of(app).settings.lease_seconds
+        self._lease_seconds = context_of(app).settings.lease_seconds
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
-        self._watches: dict[ShardRef, Watch] = {}
+        self._watches: dict[ShardRef, LeaseWatch] = {}
         self._problem = ""
 
     def collect(self) -> Iterator[Metric]:
@@ -104,7 +104,7 @@ class QueueCollector(Collector):
         now = self._clock.monotonic()
         unowned: dict[str, int] = {}
         for look in looks:
-            watch = self._watches.get(look.shard) or Watch(QueueSpec(look.shard.queue), look.shard)
+            watch = self._watches.get(look.shard) or LeaseWatch(QueueSpec(look.shard.queue), look.shard)
             watch = self._watches[look.shard] = watch.look(look.lease, now)
             free = watch.may_take(now, self._lease_seconds)
             unowned[look.shard.queue] = unowned.get(look.shard.queue, 0) + free

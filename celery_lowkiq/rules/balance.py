@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from .models import ShardRef
 
 #: Lease times without a heartbeat after which a node no longer counts for quotas.
-NODE_TIMEOUT = 1.05
+NODE_TIMEOUT_LEASES = 1.05
 #: Lease times after which any node takes a free shard, whatever its quota.
-ORPHANED = 3.0
+ORPHAN_TIMEOUT_LEASES = 3.0
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Member:
 
     def alive(self, now: float, lease_seconds: float) -> bool:
         """Whether the node counts for quotas."""
-        return self.moved and now < self.since + NODE_TIMEOUT * lease_seconds
+        return self.moved and now < self.since + NODE_TIMEOUT_LEASES * lease_seconds
 
     def gone(self, now: float, lease_seconds: float) -> bool:
         """Whether the node's heartbeat may be deleted."""
-        return now >= self.since + ORPHANED * lease_seconds
+        return now >= self.since + ORPHAN_TIMEOUT_LEASES * lease_seconds
 
 
 def quotas(shards: int, lanes: Mapping[str, int]) -> dict[str, int]:
@@ -57,7 +57,7 @@ def quotas(shards: int, lanes: Mapping[str, int]) -> dict[str, int]:
     return rounded
 
 
-class Room:
+class QuotaRoom:
     """The number of shards that a node may still take. Queues served by the same nodes share one quota."""
 
     def __init__(self, pools: Sequence[tuple[frozenset[str], int]], held: Sequence[ShardRef]) -> None:
@@ -77,7 +77,7 @@ class Room:
             self._remaining[self._pool_of[queue]] -= 1
 
 
-def to_give_up(held: Sequence[ShardRef], busy: frozenset[ShardRef], quota: int) -> list[ShardRef]:
+def surplus_shards(held: Sequence[ShardRef], busy: frozenset[ShardRef], quota: int) -> list[ShardRef]:
     """Return the shards beyond a node's quota: idle ones first, then by descending index."""
     surplus = len(held) - quota
     if surplus <= 0:
@@ -85,7 +85,7 @@ def to_give_up(held: Sequence[ShardRef], busy: frozenset[ShardRef], quota: int) 
     return sorted(held, key=lambda shard: (shard in busy, [-shard.index], shard.queue))[:surplus]
 
 
-def lane_for(loads: Sequence[int]) -> int:
+def least_loaded_lane(loads: Sequence[int]) -> int:
     """Return the lane with the fewest shards, the first of equals. From empty lanes, this deals in turn."""
     return min(range(len(loads)), key=lambda lane: (loads[lane], lane))
 
@@ -95,7 +95,7 @@ def moves(lanes: Sequence[Sequence[ShardRef]], busy: frozenset[ShardRef]) -> Ite
     loads = [len(shards) for shards in lanes]
     idle = [[shard for shard in shards if shard not in busy] for shards in lanes]
     while loads and max(loads) - min(loads) > 1:
-        fullest, emptiest = loads.index(max(loads)), lane_for(loads)
+        fullest, emptiest = loads.index(max(loads)), least_loaded_lane(loads)
         if not idle[fullest]:
             return
         yield idle[fullest].pop(), emptiest

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .models import Job, Lease, LeaseState, QueueSpec, ShardRef, Verdict
+from .models import Job, Lease, LeaseState, QueueSpec, Settlement, ShardRef
 
 
 @dataclass(frozen=True)
-class ToAcquire:
+class AcquireRequest:
     """A request to take a shard whose lease was ``seen``; ``known_epoch``: the largest known to the node."""
 
     queue: QueueSpec
@@ -18,7 +18,7 @@ class ToAcquire:
 
 
 @dataclass(frozen=True)
-class InHand:
+class OpenClaims:
     """An owner's claims on a shard: the largest number, and the numbers that it has not settled."""
 
     last: int = 0
@@ -43,7 +43,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class ToClaim:
+class ClaimRequest:
     """A request for at most ``batches`` batches of a shard's due jobs. A repeated ``request`` number gets the
     same jobs.
     """
@@ -51,22 +51,22 @@ class ToClaim:
     queue: QueueSpec
     lease: Lease
     request: int
-    in_hand: InHand | None = None
+    in_hand: OpenClaims | None = None
     suspects: bool = True
     batches: int = 1
 
 
 @dataclass(frozen=True)
-class ToSettle:
+class SettleRequest:
     """A request to settle claimed jobs of a shard."""
 
     queue: QueueSpec
     lease: Lease
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[Settlement, ...]
 
 
 @dataclass(frozen=True)
-class Settled:
+class SettleReply:
     """The answer to a settle: the ids that it changed (a repeated or late verdict changes nothing)."""
 
     accepted: frozenset[str]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from .models import ShardRef
 from .reports import Running
-from .text import QUOTED, duration, error_line, job_names, moment, shortened, since
+from .text import QUOTED, duration, format_job_ids, last_error_line, moment, shortened, since
 
 #: Tolerance in s between the due time of a rate-limited job and the time its id gets a token.
 TOKEN_TOLERANCE = 0.001
@@ -57,7 +57,7 @@ class Dead:
 
 
 @dataclass(frozen=True)
-class Facts:
+class DiagnosisFacts:
     """The state of an id and its shard. ``now`` is Redis's clock, in Unix s."""
 
     id: str
@@ -111,10 +111,10 @@ class Why:
     kind: str
     text: str
     reasons: tuple[Reason, ...]
-    facts: Facts
+    facts: DiagnosisFacts
 
 
-def why(facts: Facts) -> Why:
+def why(facts: DiagnosisFacts) -> Why:
     """Return where the id is and what it waits for.
 
     Kinds: nowhere, running, claimed, behind_itself, paused, scheduled, unowned, silent, leaving, limited,
@@ -124,7 +124,7 @@ def why(facts: Facts) -> Why:
     return Why(reasons[0].kind, " ".join(reason.text for reason in reasons), reasons, facts)
 
 
-def _reasons(facts: Facts) -> Iterator[Reason]:
+def _reasons(facts: DiagnosisFacts) -> Iterator[Reason]:
     if facts.claimed:
         yield _claimed(facts)
         if facts.waiting is not None:
@@ -139,7 +139,7 @@ def _reasons(facts: Facts) -> Iterator[Reason]:
         yield from _pauses(facts)
 
 
-def _claimed(facts: Facts) -> Reason:
+def _claimed(facts: DiagnosisFacts) -> Reason:
     owner = facts.owner
     if owner is None:
         return _unowned(facts)
@@ -154,7 +154,7 @@ def _claimed(facts: Facts) -> Reason:
     return Reason("claimed", f"It is claimed by {owner.place}, which {activity}: it runs with that, or next.")
 
 
-def _reasons_to_wait(facts: Facts, waiting: Waiting) -> Iterator[Reason]:
+def _reasons_to_wait(facts: DiagnosisFacts, waiting: Waiting) -> Iterator[Reason]:
     """Yield reasons in descending order of importance; the job is not in processing."""
     yield from _pauses(facts)
     limited = facts.id_token_at > facts.now and facts.id_token_at >= waiting.perform_in - TOKEN_TOLERANCE
@@ -177,7 +177,7 @@ def _reasons_to_wait(facts: Facts, waiting: Waiting) -> Iterator[Reason]:
         yield _next(facts, waiting, facts.owner)
 
 
-def _limited(facts: Facts) -> Reason:
+def _limited(facts: DiagnosisFacts) -> Reason:
     text = (
         f"Its id may run once in {duration(1 / (facts.id_rate or 1.0))}, and the next run may begin in "
         f"{duration(facts.id_token_at - facts.now)}."
@@ -185,7 +185,7 @@ def _limited(facts: Facts) -> Reason:
     return Reason("limited", text)
 
 
-def _owner_problem(facts: Facts) -> Reason | None:
+def _owner_problem(facts: DiagnosisFacts) -> Reason | None:
     owner = facts.owner
     if owner is None:
         return _unowned(facts)
@@ -197,12 +197,12 @@ def _owner_problem(facts: Facts) -> Reason | None:
     return None
 
 
-def _pauses(facts: Facts) -> Iterator[Reason]:
+def _pauses(facts: DiagnosisFacts) -> Iterator[Reason]:
     for name, at in facts.pauses:
         yield Reason("paused", f"{name} is paused {since(at, facts.now)}.")
 
 
-def _scheduled(facts: Facts, waiting: Waiting) -> Reason:
+def _scheduled(facts: DiagnosisFacts, waiting: Waiting) -> Reason:
     text = (
         f"It waits for its time: in {duration(waiting.perform_in - facts.now)} ({moment(waiting.perform_in)})"
     )
@@ -213,7 +213,7 @@ def _scheduled(facts: Facts, waiting: Waiting) -> Reason:
     return Reason("scheduled", f"{text}.")
 
 
-def _unowned(facts: Facts) -> Reason:
+def _unowned(facts: DiagnosisFacts) -> Reason:
     released_at = facts.unowned_since
     state = "never had an owner" if released_at is None else f"has no owner {since(released_at, facts.now)}"
     text = f"Shard {facts.shard.index} {state}: does a worker serve queue {facts.shard.queue}?"
@@ -235,7 +235,7 @@ def _silent(owner: Owner, subject: str) -> Reason:
     return Reason("silent", f"{subject} node {owner.name}, which was {last_report}: {then}")
 
 
-def _next(facts: Facts, waiting: Waiting, owner: Owner) -> Reason:
+def _next(facts: DiagnosisFacts, waiting: Waiting, owner: Owner) -> Reason:
     run = owner.running
     busy = "" if run is None else _is_running(facts, owner, run)
     if waiting.ahead:
@@ -247,16 +247,16 @@ def _next(facts: Facts, waiting: Waiting, owner: Owner) -> Reason:
     return Reason("due", f"It is due, and about to be claimed by {owner.place}.")
 
 
-def _dead(facts: Facts, dead: Dead) -> Reason:
+def _dead(facts: DiagnosisFacts, dead: Dead) -> Reason:
     only_dead = facts.waiting is None and not facts.claimed
     subject = "It is" if only_dead else "Older payloads of it are"
     text = f"{subject} in the morgue {since(dead.updated_at, facts.now)}{_after(dead.error)}."
     return Reason("dead", text)
 
 
-def _is_running(facts: Facts, owner: Owner, run: Running) -> str:
+def _is_running(facts: DiagnosisFacts, owner: Owner, run: Running) -> str:
     other_shard = "" if run.shard == facts.shard else f" of {run.shard}"
-    return f"has been running {job_names(run.ids, run.count)}{other_shard} for {_run_time(owner, run)}"
+    return f"has been running {format_job_ids(run.ids, run.count)}{other_shard} for {_run_time(owner, run)}"
 
 
 def _run_time(owner: Owner, run: Running) -> str:
@@ -270,5 +270,5 @@ def _isolated(waiting: Waiting) -> str:
 
 
 def _after(error: str | None) -> str:
-    line = shortened(error_line(error or ""), QUOTED)
+    line = shortened(last_error_line(error or ""), QUOTED)
     return f" after: {line}" if line else ""

@@ -22,7 +22,7 @@ from .validators import is_number, is_whole
 
 FORMAT = "celery-lowkiq dump 1"
 #: Maximum bytes of a line: at most 16 payloads of 1 MiB, which base64 makes a third longer.
-LONGEST_LINE = 32 * 1024 * 1024
+MAX_LINE_BYTES = 32 * 1024 * 1024
 #: Largest integer that Lua and Redis represent exactly.
 LARGEST = 2**53
 

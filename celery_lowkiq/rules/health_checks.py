@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from .balance import ORPHANED
+from .balance import ORPHAN_TIMEOUT_LEASES
 from .models import ShardRef
 from .repairs import Damage
 from .reports import NodeReport, ShardReport, seconds_to_wait
@@ -245,7 +245,7 @@ def unowned(queue: QueueState, state: SystemState) -> Iterator[Finding]:
     serving = state.serving(queue.name)
     if not serving:
         return
-    patience = ORPHANED * max(node.lease_seconds for node in serving)
+    patience = ORPHAN_TIMEOUT_LEASES * max(node.lease_seconds for node in serving)
     served_for = max(state.now - node.started_at for node in serving)
     free = [
         shard

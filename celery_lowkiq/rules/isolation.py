@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 #: Maximum delay in s that isolation causes.
-LONGEST_WAIT = 60.0
+MAX_ISOLATION_DELAY = 60.0
 #: Maximum stored value of ``Isolation.parts``; more would not change the delay.
-MOST_PARTS = 999
+MAX_PARTS = 999
 
 
 class Isolation(NamedTuple):
@@ -31,10 +31,10 @@ NOT_ISOLATED = Isolation()
 def isolated(before: Isolation, together: int) -> Isolation:
     """Return the isolation of each job after a batch of ``together`` jobs failed: half the size."""
     largest = max(1, together // 2)
-    return Isolation(largest, min(MOST_PARTS, before.parts * math.ceil(together / largest)))
+    return Isolation(largest, min(MAX_PARTS, before.parts * math.ceil(together / largest)))
 
 
-def put_off(parts: int, pause: float, next_pause: Callable[[int], float | Literal[False]]) -> float:
+def isolation_delay(parts: int, pause: float, next_pause: Callable[[int], float | Literal[False]]) -> float:
     """Return the retry delay (s) of an isolated job whose own delay is ``pause``.
 
     ``parts`` runs replace one run. With more than two, each part skips turns; ``next_pause`` gives the delays
@@ -42,10 +42,10 @@ def put_off(parts: int, pause: float, next_pause: Callable[[int], float | Litera
     """
     delay, skipped = pause, parts / 2 - 1
     turn = 1
-    while skipped > 0 and delay < LONGEST_WAIT:
+    while skipped > 0 and delay < MAX_ISOLATION_DELAY:
         next_delay = next_pause(turn)
         if next_delay is False:
             break
         delay += next_delay * min(1.0, skipped)
         turn, skipped = turn + 1, skipped - 1
-    return max(pause, min(delay, LONGEST_WAIT))
+    return max(pause, min(delay, MAX_ISOLATION_DELAY))

@@ -11,7 +11,7 @@ from .isolation import NOT_ISOLATED, Isolation
 from .policies import NONE as NO_POLICIES
 from .policies import Policies
 from .priorities import MOST_URGENT
-from .tracking import News
+from .tracking import TrackerUpdate
 
 
 def shard_of(job_id: str, shards: int) -> int:
@@ -117,7 +117,7 @@ class StoredRecord:
 
 
 @dataclass(frozen=True)
-class FirstCalls:
+class ClaimedCallRecords:
     """The call records returned with the claim of a job, in the order of its payloads."""
 
     records: tuple[StoredRecord, ...]
@@ -126,7 +126,7 @@ class FirstCalls:
 
 
 #: ``retry_count`` of a poison pill that is claimed only to be buried.
-CONDEMNED = -2
+POISON_PILL_RETRY_COUNT = -2
 
 
 class Job(NamedTuple):
@@ -144,7 +144,7 @@ class Job(NamedTuple):
     #: Number of the shard's last call before the claim; later calls are not part of it.
     last_call: int = 0
     #: None: the claim returned no records. Read them when payloads are ``recorded``.
-    calls: FirstCalls | None = None
+    calls: ClaimedCallRecords | None = None
     #: Number of its payloads, from the smallest score on, that a policy drops.
     unwanted: int = 0
     #: Whether a new call made it due before its ``perform_in``.
@@ -189,7 +189,7 @@ class Lease:
     server: str = ""
 
 
-class Fate(str, enum.Enum):
+class Disposition(str, enum.Enum):
     """What a settle does with a claimed job."""
 
     DONE = "done"
@@ -203,7 +203,7 @@ class Fate(str, enum.Enum):
     RETURN = "return"
 
 
-class Gone(str, enum.Enum):
+class RemovalReason(str, enum.Enum):
     """Why a payload is removed without going to the morgue."""
 
     #: Revoked, expired, or dropped by a policy; it counts as dropped.
@@ -215,7 +215,7 @@ class Gone(str, enum.Enum):
 
 
 @dataclass(frozen=True)
-class BadPayload:
+class PayloadRemoval:
     """A payload, by position in the claimed job, that leaves the job whatever the job's fate.
 
     With an error it goes to the morgue; without one it is removed for the reason ``gone``.
@@ -223,10 +223,10 @@ class BadPayload:
 
     position: int
     error: bytes | None
-    gone: Gone = Gone.DROPPED
+    gone: RemovalReason = RemovalReason.DROPPED
 
 
-class Verdict(NamedTuple):
+class Settlement(NamedTuple):
     """The outcome of a claimed job.
 
     ``retry_count`` applies to RETRY; ``delay`` (s) to RETRY, and to RETURN unless it is 0.
@@ -234,15 +234,15 @@ class Verdict(NamedTuple):
 
     id: str
     claim: int
-    fate: Fate
+    fate: Disposition
     retry_count: int = -1
     delay: float = 0.0
     error: bytes = b""
-    bad: tuple[BadPayload, ...] = ()
+    bad: tuple[PayloadRemoval, ...] = ()
     #: Calls whose results are stored, as ranges (first and last key) of records to delete.
     ended: tuple[tuple[bytes, bytes], ...] = ()
     #: Tracker updates of its calls, applied with the settle.
-    news: tuple[News, ...] = ()
+    news: tuple[TrackerUpdate, ...] = ()
     #: Unix time (s) that replaces ``delay`` for RETRY; 0: not set.
     perform_in: float = 0.0
     #: Line for the log of the job's tries; empty: no line.

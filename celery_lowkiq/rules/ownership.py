@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from .balance import ORPHANED
+from .balance import ORPHAN_TIMEOUT_LEASES
 from .models import LeaseState, QueueSpec, ShardRef
 
 #: Lease times without a renewal after which another node may take the shard.
-TAKEOVER = 1.05
+TAKEOVER_LEASES = 1.05
 #: Renewals per lease time; other nodes observe as often.
-RENEWALS = 5
+RENEWALS_PER_LEASE = 5
 #: Timeout in s for Redis when an exiting process releases shards whose batches still run.
-EXIT_PATIENCE = 0.4
+EXIT_TIMEOUT = 0.4
 #: Delay in s before such a shard may be taken: by then that process has ended.
 LEAVING = 0.5
 
@@ -20,7 +20,7 @@ NEVER_SEEN = LeaseState()
 
 
 @dataclass(frozen=True)
-class Watch:
+class LeaseWatch:
     """A node's observations of a shard that it wants and does not own."""
 
     queue: QueueSpec
@@ -35,7 +35,7 @@ class Watch:
     #: Whether observations came from more than one Redis process.
     restarted: bool = False
 
-    def look(self, state: LeaseState, now: float) -> Watch:
+    def look(self, state: LeaseState, now: float) -> LeaseWatch:
         """Return the watch updated by a newly read lease."""
         if self.since is not None and state == self.seen:
             return self
@@ -47,7 +47,7 @@ class Watch:
             restarted=self.restarted or (self.since is not None and state.server != self.seen.server),
         )
 
-    def doubted(self) -> Watch:
+    def doubted(self) -> LeaseWatch:
         """Return the watch after a Redis outage.
 
         An owner could not renew during the outage, so its timeout starts again. A lease without an owner
@@ -72,7 +72,7 @@ class Watch:
 
     def _free_at(self, since: float, lease_seconds: float) -> float:
         if not self._released():
-            return since + TAKEOVER * lease_seconds
+            return since + TAKEOVER_LEASES * lease_seconds
         return since + LEAVING if self.seen.leaving else since
 
     def _released(self) -> bool:
@@ -95,11 +95,11 @@ class Watch:
 
     def orphaned(self, now: float, lease_seconds: float) -> bool:
         """Whether the shard was free for so long that any node should take it, whatever its quota."""
-        return self.since is not None and now >= self.since + ORPHANED * lease_seconds
+        return self.since is not None and now >= self.since + ORPHAN_TIMEOUT_LEASES * lease_seconds
 
     def next_look(self, now: float, lease_seconds: float) -> float:
         """Return the seconds until the next observation."""
-        regular = lease_seconds / RENEWALS
+        regular = lease_seconds / RENEWALS_PER_LEASE
         if self.since is None:
             return regular
         return min(regular, max(0.0, self._free_at(self.since, lease_seconds) - now) or regular)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 #: Capacity of a bucket, in seconds of its rate, but at least one token.
-BURST = 0.1
+BURST_SECONDS = 0.1
 #: Maximum seconds between token requests of a node with a due job, unless its polls are rarer.
 ASKED = 60.0
 
@@ -38,7 +38,7 @@ class Tokens:
 
 def capacity(rate: float) -> float:
     """Return the maximum number of tokens in a bucket."""
-    return max(1.0, BURST * rate)
+    return max(1.0, BURST_SECONDS * rate)
 
 
 def seconds_to_token(tokens_then: float, seconds: float, rate: float) -> float:
@@ -52,11 +52,11 @@ def token_at(full_at: float, rate: float) -> float:
     return full_at - (capacity(rate) - 1) / rate
 
 
-def runs_of(jobs: int, batch_size: int) -> int:
+def run_count(jobs: int, batch_size: int) -> int:
     """Return the number of runs of a claim."""
     return -(-jobs // batch_size)
 
 
-def asks_again(tokens: Tokens, poll_interval: float) -> float:
+def next_request_in(tokens: Tokens, poll_interval: float) -> float:
     """Return the seconds until the next request, at most one poll, since other nodes may return tokens."""
     return min(tokens.wait, poll_interval)

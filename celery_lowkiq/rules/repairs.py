@@ -97,7 +97,7 @@ class Repaired:
         return "; ".join(_done(self))
 
 
-def may_restore(shard: ShardRef, says: str, registered: int, declared: int, ids: Iterable[str]) -> bool:
+def can_restore_meta(shard: ShardRef, says: str, registered: int, declared: int, ids: Iterable[str]) -> bool:
     """Whether meta of a shard may be rewritten with the declared number of shards.
 
     It may when meta has no number, registry and code agree, and the shard's ids belong there.

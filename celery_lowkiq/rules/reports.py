@@ -105,7 +105,7 @@ class ShardReport:
 
 
 @dataclass(frozen=True)
-class NodeNews:
+class NodeUpdate:
     """What goes with a heartbeat: the report, samples to keep, and queues to be counted for the next ones."""
 
     report: NodeReport
@@ -115,18 +115,18 @@ class NodeNews:
     counted: tuple[QueueSpec, ...] = ()
 
 
-class Told(NamedTuple):
+class HeartbeatReply(NamedTuple):
     """The answer to news: Redis's clock, and what the queues counted."""
 
     now: float
     samples: tuple[tuple[str, Sample], ...] = ()
 
 
-class Heard(NamedTuple):
+class BeatResult(NamedTuple):
     """The answer to a heartbeat: by queue, lanes and counter of all nodes, and what became of the news."""
 
     members: list[dict[str, tuple[int, int]]]
-    told: Told | StoreError | None = None
+    told: HeartbeatReply | StoreError | None = None
 
 
 def waits(free_at: Mapping[ShardRef, float], now: float) -> tuple[Wait, ...]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .isolation import NOT_ISOLATED, isolated, put_off
-from .models import BadPayload, Fate, Job, Verdict
-from .retry_delays import LONGEST_PAUSE, Pauses, by_default
+from .isolation import NOT_ISOLATED, isolated, isolation_delay
+from .models import Disposition, Job, PayloadRemoval, Settlement
+from .retry_delays import MAX_RETRY_DELAY, DelayFunction, default_delays
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class RetryPolicy:
     """
 
     max_retries: int | None = 25
-    pauses: Pauses = by_default
+    pauses: DelayFunction = default_delays
     hopeless: tuple[type[BaseException], ...] = ()
     isolate: bool = True
 
@@ -33,18 +33,18 @@ def after_failure(
     policy: RetryPolicy,
     error: bytes,
     delay: float | None = None,
-    bad: tuple[BadPayload, ...] = (),
+    bad: tuple[PayloadRemoval, ...] = (),
     cause: BaseException | None = None,
     together: int = 0,
-) -> Verdict:
+) -> Settlement:
     """Return the verdict on a job whose run failed by ``cause``; ``delay`` (s) replaces ``policy.pauses``.
 
     ``together``: number of jobs of a batch that failed as a whole; 0 when the error is this job's own.
     """
     isolation = isolated(job.isolation, together) if policy.isolate and together else NOT_ISOLATED
     retry_count = job.retry_count + 1
-    die = Verdict(job.id, job.claim, Fate.DIE, retry_count, error=error, bad=bad)
-    retry = die._replace(fate=Fate.RETRY, isolation=isolation)
+    die = Settlement(job.id, job.claim, Disposition.DIE, retry_count, error=error, bad=bad)
+    retry = die._replace(fate=Disposition.RETRY, isolation=isolation)
     # Any job of a batch may have caused the failure, so none of them dies.
     may_die = not policy.isolate or together <= 1
     if job.early:
@@ -62,7 +62,7 @@ def after_failure(
     def next_pause(turn: int) -> float | Literal[False]:
         return _pause(policy, retry_count + turn, delay, cause)
 
-    return retry._replace(delay=put_off(isolation.parts, pause, next_pause))
+    return retry._replace(delay=isolation_delay(isolation.parts, pause, next_pause))
 
 
 def _pause(
@@ -74,4 +74,4 @@ def _pause(
     pause = policy.pauses(cause, retry_count) if delay is None else delay
     if pause is False:
         return False
-    return min(max(0.0, pause), LONGEST_PAUSE) if pause == pause else LONGEST_PAUSE  # NaN
+    return min(max(0.0, pause), MAX_RETRY_DELAY) if pause == pause else MAX_RETRY_DELAY  # NaN

@@ -15,10 +15,10 @@ from .validators import invalid
 
 #: ``(exception, retry_count) -> s``, or False for no retry. Raises what the user's function raises, and
 #: ValueError when that returns an invalid delay.
-Pauses = Callable[[Any, int], "float | Literal[False]"]
+DelayFunction = Callable[[Any, int], "float | Literal[False]"]
 
 #: Maximum retry delay in s, more than 30 years.
-LONGEST_PAUSE = 1e9
+MAX_RETRY_DELAY = 1e9
 #: The values that ``retry_in=`` accepts, in a message.
 ALLOWED = (
     "seconds from 0, a timedelta, 'exponential', a list of delays, a function of (retry_count) or of "
@@ -28,7 +28,7 @@ IN_LIST = "seconds from 0, a timedelta, or 'exponential'"
 RETURNED = "seconds from 0, a timedelta, 'exponential', None or False"
 
 
-def default_retry_in(retry_count: int, randint: Callable[[int, int], int] = random.randint) -> float:
+def default_delay(retry_count: int, randint: Callable[[int, int], int] = random.randint) -> float:
     """Return the delay in s: ``n**4 + 15 + randint(0, 29) * (n + 1)``, as in Lowkiq and Sidekiq."""
     return float(retry_count**4 + 15 + randint(0, 29) * (retry_count + 1))
 
@@ -38,7 +38,7 @@ def exponential(retry_count: int) -> float:
     return 30.0 + float(retry_count) ** 5
 
 
-def read_pauses(retry_in: Any) -> Pauses:
+def read_delay_function(retry_in: Any) -> DelayFunction:
     """Return the delay function of a ``retry_in=`` value. Raises ConfigurationError for an invalid one."""
     if callable(retry_in):
         return _delay_function(retry_in)
@@ -54,7 +54,7 @@ def is_list(retry_in: Any) -> bool:
     return isinstance(retry_in, (list, tuple))
 
 
-def takes_error(function: Callable[..., Any]) -> bool:
+def takes_exception(function: Callable[..., Any]) -> bool:
     """Whether a function takes (exc, retry_count) rather than (retry_count), by its required parameters.
 
     Raises ConfigurationError for any other signature.
@@ -75,13 +75,13 @@ def takes_error(function: Callable[..., Any]) -> bool:
     return len(required) == 2
 
 
-def _delay_function(function: Callable[..., Any]) -> Pauses:
-    with_error = takes_error(function)
+def _delay_function(function: Callable[..., Any]) -> DelayFunction:
+    with_error = takes_exception(function)
 
     def delay(error: Any, retry_count: int) -> float | Literal[False]:
         answer = function(error, retry_count) if with_error else function(retry_count)
         if answer is None:
-            return default_retry_in(retry_count)
+            return default_delay(retry_count)
         if answer is False:
             return False
         seconds = _seconds(answer, retry_count)
@@ -111,8 +111,8 @@ def _seconds(value: Any, retry_count: int) -> float | None:
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if not is_number or not 0 <= value < math.inf:
         return None
-    return float(min(value, LONGEST_PAUSE))
+    return float(min(value, MAX_RETRY_DELAY))
 
 
 #: The delays of a task without ``retry_in=``.
-by_default: Pauses = read_pauses(None)
+default_delays: DelayFunction = read_delay_function(None)

@@ -45,7 +45,7 @@ def since(at: float, now: float) -> str:
     return f"since {moment(at)} ({duration(now - at)} ago)"
 
 
-def error_line(error: str) -> str:
+def last_error_line(error: str) -> str:
     """Return the line that names the error: after a traceback's frames the first, of other text the last."""
     lines = [line for line in error.splitlines() if line.strip()]
     starts = [number for number, line in enumerate(lines) if line == TRACEBACK]
@@ -65,7 +65,7 @@ def relative(at: float, now: float) -> str:
     return f"in {duration(at - now)}" if at > now else f"{duration(now - at)} ago"
 
 
-def job_names(ids: Sequence[str], count: int) -> str:
+def format_job_ids(ids: Sequence[str], count: int) -> str:
     """Format ids as ``job 7`` or ``jobs 7, 8 and 12 more``; ``count`` is of all jobs, ``ids`` of some."""
     listed = ", ".join(ids)
     more = f" and {count - len(ids)} more" if count > len(ids) else ""
@@ -97,7 +97,7 @@ def shortened(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
-def within_lists(value: Any) -> Any:
+def nested_in_lists(value: Any) -> Any:
     """Wrap a value in SPARE_DEPTH lists, to test that a JSON encoder accepts it at any place."""
     for _ in range(SPARE_DEPTH):
         value = [value]

@@ -24,7 +24,7 @@ class State(str, enum.Enum):
     ERROR = "error"
 
 
-class News(NamedTuple):
+class TrackerUpdate(NamedTuple):
     """An update of a tracked call by the run that ``epoch`` and ``claim`` name.
 
     Without them (0) it comes from outside a run and applies only to a pending call.
@@ -34,7 +34,7 @@ class News(NamedTuple):
     call: str
     state: State
     #: State and text of a message to keep; no message when ``text`` is empty.
-    said_in: State = State.ENQUEUED
+    message_state: State = State.ENQUEUED
     text: str = ""
     epoch: int = 0
     claim: int = 0
@@ -120,24 +120,28 @@ class CallView(NamedTuple):
     messages: tuple[Message, ...]
 
 
-def began(tracker: str, call: str, epoch: int, claim: int) -> News:
+def began(tracker: str, call: str, epoch: int, claim: int) -> TrackerUpdate:
     """Return the update at the start of a run."""
-    return News(tracker, call, State.WORKING, epoch=epoch, claim=claim)
+    return TrackerUpdate(tracker, call, State.WORKING, epoch=epoch, claim=claim)
 
 
-def waits(tracker: str, call: str) -> News:
+def waits(tracker: str, call: str) -> TrackerUpdate:
     """Return the update of a call that keeps waiting."""
-    return News(tracker, call, State.ENQUEUED)
+    return TrackerUpdate(tracker, call, State.ENQUEUED)
 
 
-def ended(began: News, over: bool, success: bool, business: bool = False, text: str = "") -> News:
+def ended(
+    began: TrackerUpdate, over: bool, success: bool, business: bool = False, text: str = ""
+) -> TrackerUpdate:
     """Return the update at the end of the run that ``began``; unless ``over``, the call runs again."""
     if success and over:
         return began._replace(state=State.FINISHED)
-    said_in = State.FAILED if business else State.ERROR
-    return began._replace(state=said_in if over else State.ENQUEUED, said_in=said_in, text=text)
+    message_state = State.FAILED if business else State.ERROR
+    return began._replace(
+        state=message_state if over else State.ENQUEUED, message_state=message_state, text=text
+    )
 
 
-def ends_without_run(tracker: str, call: str, state: State, text: str) -> News:
+def ended_without_run(tracker: str, call: str, state: State, text: str) -> TrackerUpdate:
     """Return the update of a call that will not run."""
-    return News(tracker, call, state, state, text)
+    return TrackerUpdate(tracker, call, state, state, text)

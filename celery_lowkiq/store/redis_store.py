@@ -8,12 +8,20 @@ from typing import Any
 
 import redis
 
-from celery_lowkiq.rules.claims import Claim, Due, InHand, Settled, ToAcquire, ToClaim, ToSettle
+from celery_lowkiq.rules.claims import (
+    AcquireRequest,
+    Claim,
+    ClaimRequest,
+    Due,
+    OpenClaims,
+    SettleReply,
+    SettleRequest,
+)
 from celery_lowkiq.rules.errors import LowkiqError, StoreError, StoreUnavailable
 from celery_lowkiq.rules.health_checks import Server
-from celery_lowkiq.rules.models import Lease, LeaseState, NewJob, QueueSpec, ShardRef, Verdict, shard_of
+from celery_lowkiq.rules.models import Lease, LeaseState, NewJob, QueueSpec, Settlement, ShardRef, shard_of
 from celery_lowkiq.rules.rate import TokenRequest, Tokens, capacity
-from celery_lowkiq.rules.reports import Heard, NodeNews
+from celery_lowkiq.rules.reports import BeatResult, NodeUpdate
 from celery_lowkiq.store.jobs.admission import Admission, ShardCall
 from celery_lowkiq.store.jobs.announcements import PushSubscription
 from celery_lowkiq.store.jobs.claims import (
@@ -26,10 +34,10 @@ from celery_lowkiq.store.jobs.claims import (
     sound,
 )
 from celery_lowkiq.store.jobs.durability import Durability
-from celery_lowkiq.store.jobs.push import Sender, Stored, chunked, patiently, push_call, taken
-from celery_lowkiq.store.jobs.push_drops import Dropped, DropsOfPush
+from celery_lowkiq.store.jobs.push import Sender, Stored, chunked, push_call, taken, with_retries
+from celery_lowkiq.store.jobs.push_drops import Dropped, DroppedCallReporter
 from celery_lowkiq.store.leases.acquire import acquire_call, acquired
-from celery_lowkiq.store.leases.heartbeats import news_calls, told
+from celery_lowkiq.store.leases.heartbeats import report_calls, told
 from celery_lowkiq.store.repairs.background import BackgroundRepairs
 from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.scripts.client import Client, WrongType, raise_refused
@@ -51,7 +59,7 @@ from celery_lowkiq.store.scripts.records import (
     parse_whole,
 )
 from celery_lowkiq.store.scripts.script import ScriptCall, load
-from celery_lowkiq.store.scripts.server import read_memory
+from celery_lowkiq.store.scripts.server import read_memory_limit
 
 #: How long a ticket is known, in s.
 TICKET_SECONDS = 60
@@ -108,7 +116,7 @@ class RedisStore:
             }:
                 calls = [(s, push_call(queue, s, sender, chunk)) for s, chunk in turn.items()]
                 hear = self._hears(queue, turn, stored)
-                patiently(left, lambda calls=calls, hear=hear: self.admitted(queue, calls, hear))  # type: ignore[misc]
+                with_retries(left, lambda calls=calls, hear=hear: self.admitted(queue, calls, hear))  # type: ignore[misc]
         if by_shard:
             # All shards of a Redis are one stream: what was written last, confirms what came before.
             self._durability.confirm(self.client, next(iter(by_shard)))
@@ -127,7 +135,11 @@ class RedisStore:
     def _hears(
         self, queue: QueueSpec, turn: Mapping[ShardRef, Sequence[NewJob]], stored: Stored | None
     ) -> Hears | None:
-        drops = DropsOfPush(self.client, queue, turn, self.dropped) if queue.policy and self.dropped else None
+        drops = (
+            DroppedCallReporter(self.client, queue, turn, self.dropped)
+            if queue.policy and self.dropped
+            else None
+        )
         if stored is None:
             return None if drops is None else drops.hear
 
@@ -157,7 +169,7 @@ class RedisStore:
         """
         if not shards:
             return []
-        server, replies = self.client.on_server(
+        server, replies = self.client.commands_with_run_id(
             [("HMGET", shard_keys(shard)["lease"], *LEASE_FIELDS) for shard in shards]
         )
         return [
@@ -181,11 +193,11 @@ class RedisStore:
 
         Raises NotOwner, ShardCountMismatch, StoreError.
         """
-        wish = ToAcquire(queue, shard, seen, known_epoch)
+        wish = AcquireRequest(queue, shard, seen, known_epoch)
         (answer,) = self._acquired(self._admission, [wish], owner)
         return sound(answer)
 
-    def acquire_all(self, wanted: Sequence[ToAcquire], owner: str) -> list[Lease | LowkiqError]:
+    def acquire_all(self, wanted: Sequence[AcquireRequest], owner: str) -> list[Lease | LowkiqError]:
         """Take each shard whose lease is still as ``seen``, and recover what was in processing, in one round
         trip. Answers may be errors of their own: NotOwner when a lease has changed since, ShardCountMismatch,
         ShardRepairing when keys were lost: that takes a while, and goes on without the caller. Raises
@@ -194,7 +206,9 @@ class RedisStore:
         return self._acquired(self._taking, wanted, owner)
 
     @staticmethod
-    def _acquired(admission: Admission, wanted: Sequence[ToAcquire], owner: str) -> list[Lease | LowkiqError]:
+    def _acquired(
+        admission: Admission, wanted: Sequence[AcquireRequest], owner: str
+    ) -> list[Lease | LowkiqError]:
         replies = admission.replies(
             [ShardCall(one.queue, one.shard, acquire_call(one, owner)) for one in wanted]
         )
@@ -225,15 +239,17 @@ class RedisStore:
         call = owned("release", lease, channel=channel(queue), index=index, unsettled=int(unsettled))
         return bool(self.client.call(call) == 1)
 
-    def beat(self, queues: Sequence[str], owner: str, lanes: int, news: NodeNews | None = None) -> Heard:
+    def beat(
+        self, queues: Sequence[str], owner: str, lanes: int, news: NodeUpdate | None = None
+    ) -> BeatResult:
         """Move the node's heartbeat in each queue, and write the news, in one round trip; lanes and counter
         of all nodes. News that are refused do not disturb the rest.
         """
         member = f"{owner} {lanes}"
         beats = [load("heartbeat").call({"nodes": nodes_key(queue)}, member=member) for queue in queues]
-        replies = self.client.calls([*beats, *(news_calls(news) if news else [])])
+        replies = self.client.calls([*beats, *(report_calls(news) if news else [])])
         members = [parse_members(reply) for reply in raise_refused(replies[: len(beats)])]
-        return Heard(members, told(news, replies[len(beats) :]) if news else None)
+        return BeatResult(members, told(news, replies[len(beats) :]) if news else None)
 
     def forget_members(self, queue: str, members: Sequence[tuple[str, int]]) -> None:
         """Remove heartbeats, named by owner and lanes."""
@@ -254,8 +270,8 @@ class RedisStore:
     # -- batches
 
     def exchange(
-        self, settle: ToSettle | None, claim: ToClaim | None
-    ) -> tuple[Settled | StoreError | None, Claim | StoreError | None]:
+        self, settle: SettleRequest | None, claim: ClaimRequest | None
+    ) -> tuple[SettleReply | StoreError | None, Claim | StoreError | None]:
         """End claimed jobs, then move due ones to processing, in one round trip.
 
         A claim takes at most 1,000 payloads or 1 MiB of an id, lowest scores first; the rest stays waiting.
@@ -279,16 +295,16 @@ class RedisStore:
         queue: QueueSpec,
         lease: Lease,
         request: int,
-        in_hand: InHand | None = None,
+        in_hand: OpenClaims | None = None,
         suspects: bool = True,
     ) -> Claim:
         """Only the second half of :meth:`exchange`, for one batch. Raises NotOwner, StoreUnavailable."""
-        _, answer = self.exchange(None, ToClaim(queue, lease, request, in_hand, suspects))
+        _, answer = self.exchange(None, ClaimRequest(queue, lease, request, in_hand, suspects))
         return sound(answer)
 
-    def settle(self, queue: QueueSpec, lease: Lease, verdicts: Sequence[Verdict]) -> Settled:
+    def settle(self, queue: QueueSpec, lease: Lease, verdicts: Sequence[Settlement]) -> SettleReply:
         """Only the first half of :meth:`exchange`. Raises NotOwner, StoreUnavailable."""
-        answer, _ = self.exchange(ToSettle(queue, lease, tuple(verdicts)), None)
+        answer, _ = self.exchange(SettleRequest(queue, lease, tuple(verdicts)), None)
         return sound(answer)
 
     def forgive(self, lease: Lease) -> None:
@@ -311,15 +327,15 @@ class RedisStore:
 
     def memory(self) -> Server:
         """Redis's limit of memory, and what it does at that; unknown where INFO is forbidden."""
-        return read_memory(self.client)
+        return read_memory_limit(self.client)
 
     # -- waiting for work
 
-    def next_due(self, shards: Sequence[ShardRef], in_hand: Sequence[InHand] = ()) -> list[Due]:
+    def next_due(self, shards: Sequence[ShardRef], in_hand: Sequence[OpenClaims] = ()) -> list[Due]:
         """Smallest claimable ``perform_in`` of each shard, in one round trip; now, when something is left
         of other claims than those ``in_hand``.
         """
-        hands: Sequence[InHand | None] = in_hand or [None] * len(shards)
+        hands: Sequence[OpenClaims | None] = in_hand or [None] * len(shards)
         calls = [
             load("next_due").call(shard_keys(shard), open=open_claims(hand))
             for shard, hand in zip(shards, hands, strict=True)

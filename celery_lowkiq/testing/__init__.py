@@ -14,13 +14,13 @@ import pytest
 from celery import Celery, current_app
 
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.integration.app.context import Home
+from celery_lowkiq.integration.app.context import AppContext
 from celery_lowkiq.integration.app.registry import ordered_tasks
 from celery_lowkiq.integration.calls.validation import read_id
 from celery_lowkiq.integration.operations.queue import ShownJob
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.clocked import ClockedClient
+from celery_lowkiq.store.scripts.clocked import TestClockClient
 from celery_lowkiq.store.scripts.connect import connect
 
 from .draining import drain
@@ -36,7 +36,7 @@ MOST_RUNS = 10_000
 class Clock:
     """The clock of the test's store: it runs normally, and can be moved."""
 
-    def __init__(self, client: ClockedClient) -> None:
+    def __init__(self, client: TestClockClient) -> None:
         self._client = client
 
     def now(self) -> float:
@@ -52,7 +52,7 @@ class Clock:
         self.move((when.timestamp() if isinstance(when, datetime) else when) - self.now())
 
 
-class EmbeddedHome(Home):
+class EmbeddedContext(AppContext):
     """An app context whose store is the test's, instead of the one in the app's settings."""
 
     def __init__(self, app: Celery, server: EmbeddedServer) -> None:
@@ -66,16 +66,16 @@ class EmbeddedHome(Home):
             pool_size=connections,
             pool_timeout=self.settings.pool_timeout,
         )
-        return RedisStore(client, sending=ClockedClient)
+        return RedisStore(client, sending=TestClockClient)
 
 
 class Lowkiq:
     """The value of the fixture ``lowkiq``: an empty store for the calls of an app, and ways to run them."""
 
-    def __init__(self, app: Celery, home: Home) -> None:
+    def __init__(self, app: Celery, context: AppContext) -> None:
         self.app = app
-        self.clock = Clock(cast(ClockedClient, home.store.client))
-        self._home = home
+        self.clock = Clock(cast(TestClockClient, context.store.client))
+        self._context = context
 
     # -- running
 
@@ -85,7 +85,7 @@ class Lowkiq:
         Jobs run as in a worker: an error of a task is a failed job. Returns the number of runs. Raises
         AssertionError when a worker serves one of the queues, and after ``most`` runs.
         """
-        return drain(self.app, self._home, self._by_queue(tasks), most)
+        return drain(self.app, self._context, self._by_queue(tasks), most)
 
     @contextlib.contextmanager
     def worker(self, concurrency: int = 1, **options: Any) -> Iterator[Any]:
@@ -177,12 +177,12 @@ def lowkiq(lowkiq_app: Celery, lowkiq_server: EmbeddedServer) -> Iterator[Lowkiq
     """
     if lowkiq_app.conf.task_always_eager:
         raise ConfigurationError("task_always_eager=True stores nothing: set it to False in these tests")
-    home = EmbeddedHome(lowkiq_app, lowkiq_server)
-    cast(ClockedClient, home.store.client).empty()
-    former = lowkiq_app.__dict__.get("_lowkiq_home")
-    lowkiq_app.__dict__["_lowkiq_home"] = home
+    context = EmbeddedContext(lowkiq_app, lowkiq_server)
+    cast(TestClockClient, context.store.client).empty()
+    former = lowkiq_app.__dict__.get("_lowkiq_context")
+    lowkiq_app.__dict__["_lowkiq_context"] = context
     try:
-        yield Lowkiq(lowkiq_app, home)
+        yield Lowkiq(lowkiq_app, context)
     finally:
-        lowkiq_app.__dict__["_lowkiq_home"] = former
-        home.store.close()
+        lowkiq_app.__dict__["_lowkiq_context"] = former
+        context.store.close()

@@ -12,7 +12,7 @@ from typing import Any
 from celery import Celery
 from celery.app import trace
 
-from celery_lowkiq.integration.app.context import Home
+from celery_lowkiq.integration.app.context import AppContext
 from celery_lowkiq.integration.runs.runner import CeleryRunner
 from celery_lowkiq.rules.claims import Claim
 from celery_lowkiq.rules.models import Batch, Lease, QueueSpec, ShardRef
@@ -23,14 +23,14 @@ from celery_lowkiq.store.redis_store import RedisStore
 HOSTNAME = "drain@test"
 
 
-def drain(app: Celery, home: Home, tasks: Mapping[str, Any], most: int) -> int:
+def drain(app: Celery, context: AppContext, tasks: Mapping[str, Any], most: int) -> int:
     """Run the due jobs of tasks, by queue, until none is due. Return the number of runs.
 
     Raises AssertionError when a worker serves a queue, or after ``most`` runs.
     """
-    store = home.store
+    store = context.store
     consumer = SimpleNamespace(app=app, hostname=HOSTNAME, event_dispatcher=None)
-    runner = CeleryRunner(tasks, consumer, home, CallReader(store.client), home.tracks)
+    runner = CeleryRunner(tasks, consumer, context, CallReader(store.client), context.tracks)
     specs = [task.queue_spec for task in tasks.values()]
     runs = 0
     with _traced(app, tasks.values()), _shards(store, specs) as shards:

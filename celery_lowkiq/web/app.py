@@ -17,7 +17,7 @@ from starlette.routing import Match, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.integration.operations.json_shapes import ErrorJson, Reading
 from celery_lowkiq.rules.errors import LowkiqError
@@ -66,7 +66,7 @@ def make_app(
 
     Raises ConfigurationError.
     """
-    settings = home_of(celery_app).settings
+    settings = context_of(celery_app).settings
     if auth is None and user_header is None:
         user_header = settings.web_user_header
         auth = None if user_header else settings.web_auth or os.environ.get(AUTH_VARIABLE)
@@ -75,7 +75,7 @@ def make_app(
         read_only=settings.web_read_only if read_only is None else read_only,
         origins=tuple(origins),
     )
-    load = home_of(celery_app).codec.load if settings.web_unpickle else None
+    load = context_of(celery_app).codec.load if settings.web_unpickle else None
     app = Starlette(
         routes=_routes(),
         middleware=[Middleware(Guard, access=access, answer=_failed)],

@@ -30,7 +30,7 @@ JOB = {"payload_limit": 100}
 #: Of findings, the worst first.
 LEVELS = ("error", "warning", "ok")
 #: Queues of a lane that are shown.
-MOST_PARTS = 10
+MAX_PARTS = 10
 
 
 def overview(request: Request) -> Response:
@@ -110,10 +110,10 @@ class ShardsPart:
 
 
 def shard_parts(lane: LaneReport) -> list[ShardsPart]:
-    """The shards of a lane by queue, MOST_PARTS at most."""
+    """The shards of a lane by queue, MAX_PARTS at most."""
     found = groupby(sorted(lane.shards), key=lambda shard: shard.queue)
     parts = [ShardsPart(name, ranges(shard.index for shard in shards)) for name, shards in found]
-    return parts[:MOST_PARTS]
+    return parts[:MAX_PARTS]
 
 
 def nodes(request: Request) -> Response:

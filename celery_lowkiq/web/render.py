@@ -14,7 +14,7 @@ import jinja2
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from celery_lowkiq.rules.text import duration, error_line, moment, relative
+from celery_lowkiq.rules.text import duration, last_error_line, moment, relative
 
 from . import show
 from .charts import history_chart, peak, sparkline
@@ -29,7 +29,7 @@ FILTERS = {
     "size": show.size,
     "score": show.score,
     "score_time": show.score_time,
-    "error_line": lambda error: error_line(error or ""),
+    "error_line": lambda error: last_error_line(error or ""),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from celery_lowkiq.rules.claims import InHand
+from celery_lowkiq.rules.claims import OpenClaims
 from celery_lowkiq.rules.models import Lease, QueueSpec, ShardRef
 
 #: Fractions of the lease time, counted from the moment before the last renewal was sent.
@@ -23,7 +23,7 @@ class OwnedShard:
     #: Monotonic time before the last successful renewal was sent.
     renewed_at: float
     request: int = 0
-    open_claims: InHand = field(default_factory=InHand)
+    open_claims: OpenClaims = field(default_factory=OpenClaims)
     #: Set while another node may own the shard; running batches see it.
     lost: threading.Event = field(default_factory=threading.Event)
 
@@ -38,12 +38,12 @@ class OwnedShard:
 
     def open_claim(self, claim: int) -> None:
         """Record a claim that is to be settled."""
-        self.open_claims = InHand(max(claim, self.open_claims.last), (*self.open_claims.open, claim))
+        self.open_claims = OpenClaims(max(claim, self.open_claims.last), (*self.open_claims.open, claim))
 
     def close_claim(self, claim: int) -> None:
         """Record that a claim was settled or given up."""
         rest = tuple(number for number in self.open_claims.open if number != claim)
-        self.open_claims = InHand(self.open_claims.last, rest)
+        self.open_claims = OpenClaims(self.open_claims.last, rest)
 
     def renew(self, sent_at: float) -> None:
         """Record a successful renewal that was sent at ``sent_at`` (monotonic)."""

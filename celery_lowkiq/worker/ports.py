@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from celery_lowkiq.rules.claims import Claim, Due, InHand, Settled, ToAcquire, ToClaim, ToSettle
+from celery_lowkiq.rules.claims import (
+    AcquireRequest,
+    Claim,
+    ClaimRequest,
+    Due,
+    OpenClaims,
+    SettleReply,
+    SettleRequest,
+)
 from celery_lowkiq.rules.errors import LowkiqError, StoreError
 from celery_lowkiq.rules.health_checks import Server
-from celery_lowkiq.rules.models import Batch, Lease, LeaseState, QueueSpec, ShardRef, Verdict
+from celery_lowkiq.rules.models import Batch, Lease, LeaseState, QueueSpec, Settlement, ShardRef
 from celery_lowkiq.rules.rate import TokenRequest, Tokens
-from celery_lowkiq.rules.reports import Heard, NodeNews
+from celery_lowkiq.rules.reports import BeatResult, NodeUpdate
 
 #: Exit status of a worker that crashes, and of a process that a run forked.
 EXIT_CRASHED = 70
@@ -36,7 +44,7 @@ class Store(Protocol):
     def observe(self, shards: Sequence[ShardRef]) -> list[LeaseState]:
         """Read the leases of the shards in one round trip."""
 
-    def acquire_all(self, wanted: Sequence[ToAcquire], owner: str) -> list[Lease | LowkiqError]:
+    def acquire_all(self, wanted: Sequence[AcquireRequest], owner: str) -> list[Lease | LowkiqError]:
         """Take each shard whose lease is still as ``seen``, and recover its jobs, in one round trip.
 
         Each answer is a lease or an error: NotOwner when the lease has changed, ShardCountMismatch, and such.
@@ -57,8 +65,8 @@ class Store(Protocol):
         """
 
     def exchange(
-        self, settle: ToSettle | None, claim: ToClaim | None
-    ) -> tuple[Settled | StoreError | None, Claim | StoreError | None]:
+        self, settle: SettleRequest | None, claim: ClaimRequest | None
+    ) -> tuple[SettleReply | StoreError | None, Claim | StoreError | None]:
         """Settle claimed jobs, then claim due jobs, in one round trip; each is atomic in its shard.
 
         The same ``request`` (a growing int) claims the same jobs again. Jobs in processing of claims other
@@ -69,7 +77,7 @@ class Store(Protocol):
     def forgive(self, lease: Lease) -> None:
         """Undo the crashes that were counted for the owner of this lease: it is alive."""
 
-    def beat(self, queues: Sequence[str], owner: str, lanes: int, news: NodeNews) -> Heard:
+    def beat(self, queues: Sequence[str], owner: str, lanes: int, news: NodeUpdate) -> BeatResult:
         """Move the node's heartbeat in each queue and write its report, in one round trip.
 
         Returns lanes and counter of all nodes. A refused report does not affect the heartbeat.
@@ -81,7 +89,7 @@ class Store(Protocol):
     def forget_members(self, queue: str, members: Sequence[tuple[str, int]]) -> None:
         """Remove heartbeats, given by owner and lanes."""
 
-    def next_due(self, shards: Sequence[ShardRef], in_hand: Sequence[InHand] = ()) -> list[Due]:
+    def next_due(self, shards: Sequence[ShardRef], in_hand: Sequence[OpenClaims] = ()) -> list[Due]:
         """Read the smallest claimable ``perform_in`` of each shard in one round trip.
 
         The answer is now when jobs of claims other than ``in_hand`` are in processing.
@@ -100,7 +108,7 @@ class Store(Protocol):
 class Runner(Protocol):
     """Celery's side: what happens with a batch between claim and settle. Never raises Exception."""
 
-    def run(self, batch: Batch) -> tuple[Verdict, ...]:
+    def run(self, batch: Batch) -> tuple[Settlement, ...]:
         """Run the task function, write its results, and return a verdict for every job of the batch.
 
         SystemExit, KeyboardInterrupt and GeneratorExit pass through: they end the worker.

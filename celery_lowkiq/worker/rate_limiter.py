@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping
 
 from celery_lowkiq.rules.clock import Clock
-from celery_lowkiq.rules.rate import TokenRequest, Tokens, asks_again
+from celery_lowkiq.rules.rate import TokenRequest, Tokens, next_request_in
 
 
 class RateLimiter:
@@ -39,7 +39,9 @@ class RateLimiter:
     def record(self, queue: str, tokens: Tokens) -> None:
         """Record an answer of the store."""
         if tokens.wait > 0:
-            self._exhausted_until[queue] = self._clock.monotonic() + asks_again(tokens, self._poll_interval)
+            self._exhausted_until[queue] = self._clock.monotonic() + next_request_in(
+                tokens, self._poll_interval
+            )
         else:
             self._exhausted_until.pop(queue, None)
 

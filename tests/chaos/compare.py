@@ -17,7 +17,7 @@ from celery import Celery
 
 from celery_lowkiq import ordered_task
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 
 from .journal import Journal, Reader
 from .nodes import Cluster, Crew
@@ -118,7 +118,7 @@ def _side(ordered: bool, jobs: int, kills: int, seed: int, lease: float) -> Side
 
 def _waiting(app: Celery) -> int:
     """Messages of plain Celery that are still in Redis."""
-    client = home_of(app).store.client
+    client = context_of(app).store.client
     return sum(client.commands([("LLEN", "celery"), ("HLEN", "unacked")]))
 
 

@@ -156,7 +156,9 @@ MUTANTS = {
 #: Random faults need luck to meet these: they ask for a command that comes twice or late, or for a failover
 #: between a release and the next look.
 OF_THE_STORE = {
-    "no look at which server it is": value(watching.Watch, "_released", lambda self: not self.seen.owner),
+    "no look at which server it is": value(
+        watching.LeaseWatch, "_released", lambda self: not self.seen.owner
+    ),
     "a settle that ignores the claim's number": script(
         "settle.lua", "if numbers[i] == claim or not", "if numbers[i] or not"
     ),

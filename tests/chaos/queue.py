@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import LeaseState
 from celery_lowkiq.store.redis_store import RedisStore
@@ -25,7 +25,7 @@ class Queue:
     def __init__(self, task: Any) -> None:
         self._task = task
         self._spec = task.queue_spec
-        self._store: RedisStore = home_of(task.app).store
+        self._store: RedisStore = context_of(task.app).store
 
     def leases(self) -> list[LeaseState]:
         """Of all shards, in order."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from celery_lowkiq.rules.claims import Claim, Settled, ToAcquire, ToClaim, ToSettle
+from celery_lowkiq.rules.claims import AcquireRequest, Claim, ClaimRequest, SettleReply, SettleRequest
 from celery_lowkiq.rules.errors import LowkiqError, StoreError
 from celery_lowkiq.rules.models import Lease
 from celery_lowkiq.store.redis_store import RedisStore
@@ -48,7 +48,7 @@ class RecordedStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    def acquire_all(self, wanted: Sequence[ToAcquire], owner: str) -> list[Lease | LowkiqError]:
+    def acquire_all(self, wanted: Sequence[AcquireRequest], owner: str) -> list[Lease | LowkiqError]:
         """As the store's."""
         called_at = time.monotonic()
         answers = self._store.acquire_all(wanted, owner)
@@ -78,14 +78,14 @@ class RecordedStore:
         return released
 
     def exchange(
-        self, settle: ToSettle | None, claim: ToClaim | None
-    ) -> tuple[Settled | StoreError | None, Claim | StoreError | None]:
+        self, settle: SettleRequest | None, claim: ClaimRequest | None
+    ) -> tuple[SettleReply | StoreError | None, Claim | StoreError | None]:
         """As the store's."""
         called_at = time.monotonic()
         if claim is not None:
             self._recording.claims(claim.lease, claim.request)
         settled, claimed = self._store.exchange(settle, claim)
-        if settle is not None and isinstance(settled, Settled) and settled.accepted:
+        if settle is not None and isinstance(settled, SettleReply) and settled.accepted:
             lease = settle.lease
             self._note("settle", called_at=called_at, shard=lease.shard.index, epoch=lease.epoch)
         return settled, claimed

@@ -16,9 +16,9 @@ from celery.bin.celery import celery
 from click.testing import CliRunner, Result
 
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.rules.models import Fate, QueueSpec, Verdict
+from celery_lowkiq.rules.models import Disposition, QueueSpec, Settlement
 from celery_lowkiq.store.admin.actions import Actions
 from tests.cli import proj
 from tests.foreign import drop_shared
@@ -89,23 +89,23 @@ def inspector(server: EmbeddedServer) -> Inspector:
 
 @pytest.fixture
 def actions(server: EmbeddedServer) -> Actions:
-    return Actions(home_of(proj.app).store)
+    return Actions(context_of(proj.app).store)
 
 
 def end_all(
     task: Any,
-    fate: Fate,
+    fate: Disposition,
     error: bytes = b"ValueError: boom",
     retry_count: int = 0,
     spec: QueueSpec | None = None,
 ) -> int:
     """Claim what is due and end it so, as a worker would; how many jobs it were."""
-    store, spec, count = home_of(proj.app).store, spec or task.queue_spec, 0
+    store, spec, count = context_of(proj.app).store, spec or task.queue_spec, 0
     for shard in spec.shard_refs():
         lease = store.acquire(spec, shard, "tester@here", store.observe([shard])[0], 0)
         request = 0
         while (claim := store.claim(spec, lease, request := request + 1)).jobs:
-            verdicts = [Verdict(job.id, claim.number, fate, retry_count, 9e8, error) for job in claim.jobs]
+            verdicts = [Settlement(job.id, claim.number, fate, retry_count, 9e8, error) for job in claim.jobs]
             count += len(store.settle(spec, lease, verdicts).accepted)
         store.release(lease)
     return count

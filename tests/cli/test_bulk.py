@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 import redis
 
-from celery_lowkiq.integration.app.context import home_of
-from celery_lowkiq.rules.models import Fate, NewJob
+from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.rules.models import Disposition, NewJob
 from celery_lowkiq.store.admin.dump import Dumping
 from tests.cli import proj
 from tests.cli.conftest import end_all, start
@@ -36,7 +36,7 @@ class Producer(threading.Thread):
         self.accepted = set()
 
     def run(self):
-        store, spec = home_of(proj.app).store, proj.sync_order.queue_spec
+        store, spec = context_of(proj.app).store, proj.sync_order.queue_spec
         for number in itertools.count():
             if self._enough.is_set():
                 return
@@ -59,7 +59,7 @@ class Producer(threading.Thread):
 @pytest.fixture
 def scripts(server, monkeypatch):
     """What each script call of this thread was handed, and what it answered."""
-    client, me, seen = home_of(proj.app).store.client, threading.get_ident(), []
+    client, me, seen = context_of(proj.app).store.client, threading.get_ident(), []
     calls = client.calls
 
     def recorded(asked):
@@ -91,7 +91,7 @@ def check_bounds(scripts, least):
 
 def fill(count, fate, prefix):
     """So many jobs that end so."""
-    store, spec = home_of(proj.app).store, proj.sync_order.queue_spec
+    store, spec = context_of(proj.app).store, proj.sync_order.queue_spec
     jobs = [NewJob(f"{prefix}{n}", b"%d" % n, float(n), 1.0) for n in range(count)]
     for first in range(0, count, 10_000):
         store.push(spec, jobs[first : first + 10_000])
@@ -101,12 +101,12 @@ def fill(count, fate, prefix):
 
 def found():
     """All payloads of the queue, wherever they are."""
-    entries = Dumping(home_of(proj.app).store).entries(proj.sync_order.queue_spec)
+    entries = Dumping(context_of(proj.app).store).entries(proj.sync_order.queue_spec)
     return {(entry.id, payload.data) for entry in entries for payload in entry.payloads}
 
 
 def test_what_moves_jobs_loses_none(run, queue, scripts):
-    there = fill(JOBS // 2, Fate.BURY, "dead") | fill(JOBS // 2, Fate.RETRY, "failed")
+    there = fill(JOBS // 2, Disposition.BURY, "dead") | fill(JOBS // 2, Disposition.RETRY, "failed")
     scripts.clear()
     with Producer([f"{kind}{n}" for n in range(0, JOBS // 2, 7) for kind in ("dead", "failed")]) as producer:
         assert run("requeue", "sync_order", "--all").stdout.startswith(f"requeued {JOBS // 2} dead jobs")
@@ -122,8 +122,8 @@ def test_what_moves_jobs_loses_none(run, queue, scripts):
 
 
 def test_what_destroys_jobs_takes_no_other(run, queue, scripts):
-    fill(JOBS // 2, Fate.BURY, "dead")
-    fill(JOBS // 2, Fate.RETRY, "failed")
+    fill(JOBS // 2, Disposition.BURY, "dead")
+    fill(JOBS // 2, Disposition.RETRY, "failed")
     scripts.clear()
     with Producer() as producer:
         failed = run("delete", "sync_order", "--failed", "--yes").stdout
@@ -135,7 +135,7 @@ def test_what_destroys_jobs_takes_no_other(run, queue, scripts):
 
 
 def test_a_queue_moves_while_producers_push_to_the_other_redis(run, queue, server, scripts):
-    there = fill(JOBS // 2, Fate.BURY, "dead") | fill(JOBS // 2, Fate.RETRY, "failed")
+    there = fill(JOBS // 2, Disposition.BURY, "dead") | fill(JOBS // 2, Disposition.RETRY, "failed")
     scripts.clear()
     dumped = run("dump", "sync_order").stdout_bytes
     check_bounds(scripts, JOBS // MOST_IDS)
@@ -158,7 +158,7 @@ def memory_of(*words, **pipes):
 
 def test_dump_and_load_need_little_memory(queue, server, tmp_path):
     """100 MB go through each of them."""
-    store, spec, path = home_of(proj.app).store, queue.spec, tmp_path / "dump"
+    store, spec, path = context_of(proj.app).store, queue.spec, tmp_path / "dump"
     small = memory_of("dump", "sync_order", stdout=subprocess.DEVNULL)
     for first in range(0, 50_000, 1000):
         store.push(spec, [NewJob(str(n), b"x" * 2000, perform_in=FAR) for n in range(first, first + 1000)])

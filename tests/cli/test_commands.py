@@ -9,10 +9,10 @@ import re
 import pytest
 
 from celery_lowkiq.integration.app.codec import Codec
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.rules.health_checks import Finding
-from celery_lowkiq.rules.models import Fate, ShardRef
+from celery_lowkiq.rules.models import Disposition, ShardRef
 from tests.cli import proj
 from tests.cli.conftest import end_all, golden, holds, settled
 
@@ -33,9 +33,9 @@ def filled(queue):
     Held, since its id is paused: h1.
     """
     proj.sync_order.perform_async([{"id": f"d{n}", "payload": {"n": n}, "score": n} for n in (1, 2)])
-    end_all(proj.sync_order, Fate.BURY)
+    end_all(proj.sync_order, Disposition.BURY)
     proj.sync_order.perform_async([{"id": "f1", "payload": "late", "score": 5}])
-    end_all(proj.sync_order, Fate.RETRY, WAY, retry_count=1)
+    end_all(proj.sync_order, Disposition.RETRY, WAY, retry_count=1)
     jobs = [
         {"id": "w1", "payload": {"v": 1, "text": "\u00e4\x1b"}, "score": 1},
         {"id": "w1", "payload": 2, "score": 2.5},
@@ -103,7 +103,7 @@ def test_what_is_for_programs_is_json_with_every_job(filled, run):
 
 
 def test_a_payload_that_is_no_json_breaks_no_listing(queue, run, monkeypatch):
-    monkeypatch.setattr(home_of(proj.app), "codec", Codec("pickle", ["pickle"], 1000))
+    monkeypatch.setattr(context_of(proj.app), "codec", Codec("pickle", ["pickle"], 1000))
     around: list[object] = []
     around.append(around)
     payloads = {"c": around, "n": math.nan, "t": {(1, 2): 3}, "w": 1}
@@ -121,7 +121,7 @@ def test_a_payload_that_is_no_json_breaks_no_listing(queue, run, monkeypatch):
 
 def test_what_is_being_processed_is_shown_as_what_waits(queue, run):
     proj.sync_order.delay("1")
-    store, (shard,) = home_of(proj.app).store, [ShardRef("sync_order", queue.shard_of("1"))]
+    store, (shard,) = context_of(proj.app).store, [ShardRef("sync_order", queue.shard_of("1"))]
     store.claim(queue.spec, store.acquire(queue.spec, shard, "me@here", store.observe([shard])[0], 0), 1)
     shown = run("job", "sync_order", "1").output.splitlines()
     assert [line.split()[0] for line in shown[:5]] == ["id", "queue", "shard", "owner", "processing"]
@@ -225,9 +225,9 @@ def test_dead_jobs_go_back(filled, run):
 @pytest.mark.parametrize("which", ["1", "--all"])
 def test_what_is_stale_goes_back_by_force_only(queue, run, which):
     proj.send_mail.apply_async(("1", "old"), score=1)
-    end_all(proj.send_mail, Fate.BURY)
+    end_all(proj.send_mail, Disposition.BURY)
     proj.send_mail.apply_async(("1", "new"), score=2)
-    end_all(proj.send_mail, Fate.DONE)
+    end_all(proj.send_mail, Disposition.DONE)
     assert run("requeue", "send_mail", which).stdout == "requeued 0 dead jobs of queue send_mail\n"
     forced = run("requeue", "send_mail", which, "--force", "--yes")
     assert (forced.exit_code, forced.stdout) == (0, "requeued 1 dead job of queue send_mail\n")
@@ -248,7 +248,7 @@ def test_failed_jobs_are_buried_or_deleted(filled, run):
     )
     assert filled.job("f1").dead is not None
     run("requeue", "sync_order", "f1")
-    end_all(proj.sync_order, Fate.RETRY)
+    end_all(proj.sync_order, Disposition.RETRY)
     assert "deleted 1 failed job" in run("delete", "sync_order", "--failed", "-y").stdout
     assert filled.stats().length == 4
 

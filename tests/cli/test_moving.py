@@ -11,9 +11,9 @@ import subprocess
 import pytest
 import redis
 
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.errors import StoreUnavailable
-from celery_lowkiq.rules.models import Fate, NewJob
+from celery_lowkiq.rules.models import Disposition, NewJob
 from celery_lowkiq.store.inspect.queries import Queries
 from tests.cli import proj
 from tests.cli.conftest import done, end_all, start
@@ -39,7 +39,7 @@ HOSTILE = [
 
 def contents(queue):
     """All that a move must keep, by place and id."""
-    store, spec = home_of(proj.app).store, queue.spec
+    store, spec = context_of(proj.app).store, queue.spec
     queries = Queries(store)
     waiting = {
         job.id: (job.perform_in, job.retry_count, job.error, sorted(job.payloads), job.payload_count)
@@ -59,12 +59,12 @@ UNREAD = b"\x01application/x-python-serialize\0binary\0N."
 @pytest.fixture
 def filled(queue):
     """All kinds of jobs and payloads."""
-    store, spec = home_of(proj.app).store, queue.spec
+    store, spec = context_of(proj.app).store, queue.spec
     dead = [NewJob("unread", UNREAD, 1.0), *(NewJob(f"d{n}", b"%d" % n, n) for n in range(20))]
     store.push(spec, dead)
-    end_all(proj.sync_order, Fate.BURY, b"not \xff UTF-8")
+    end_all(proj.sync_order, Disposition.BURY, b"not \xff UTF-8")
     store.push(spec, [NewJob(f"f{n}", b'{"a":1}', n) for n in range(20)])
-    end_all(proj.sync_order, Fate.RETRY, "ValueError: \u00e4\n\x00".encode(), retry_count=3)
+    end_all(proj.sync_order, Disposition.RETRY, "ValueError: \u00e4\n\x00".encode(), retry_count=3)
     store.push(spec, [NewJob(f"w{n}", b"%d" % n, 1e300 / (n + 1), FAR + n) for n in range(20)])
     store.push(spec, [NewJob("hostile", data, 1.0, FAR) for data in HOSTILE])
     store.push(spec, [NewJob("long", b"%d" % n, float(n % 7), FAR) for n in range(5000)])
@@ -92,10 +92,10 @@ def test_a_queue_comes_out_as_it_went_in(filled, run, server):
 
 @pytest.mark.parametrize("stored", [2, 7])
 def test_all_comes_out_of_a_queue_that_is_stored_with_other_shards_than_declared(queue, run, server, stored):
-    store = home_of(proj.app).store
+    store = context_of(proj.app).store
     spec = dataclasses.replace(queue.spec, shards=stored)
     store.push(spec, [NewJob(f"d{n}", b"%d" % n, n) for n in range(20)])
-    end_all(proj.sync_order, Fate.BURY, spec=spec)
+    end_all(proj.sync_order, Disposition.BURY, spec=spec)
     store.push(spec, [NewJob(f"w{n}", b"%d" % n, n, FAR) for n in range(20)])
     dumped = run("dump", "sync_order")
     assert (dumped.exit_code, dumped.stderr) == (0, "dumped 40 lines of jobs of queue sync_order\n")
@@ -122,11 +122,11 @@ def test_what_ran_after_half_a_load_does_not_come_back_with_the_other_half(fille
     half = run("load", "sync_order", stdin=b"".join(dumped[: len(dumped) // 2]))
     assert (half.exit_code, "the dump is not whole" in half.stderr) == (1, True)
     filled.run_now_all()
-    ran = end_all(proj.sync_order, Fate.DONE)
+    ran = end_all(proj.sync_order, Disposition.DONE)
     assert ran > 10
     assert run("load", "sync_order", stdin=b"".join(dumped)).exit_code == 0
     filled.run_now_all()
-    again = end_all(proj.sync_order, Fate.DONE)
+    again = end_all(proj.sync_order, Disposition.DONE)
     assert ran + again == 42 + 4  # "long" comes in parts of 1,000 payloads
 
 
@@ -152,7 +152,7 @@ def test_a_redis_that_goes_away_meanwhile_is_no_loss(filled, server, monkeypatch
     dumped = b"".join(filled.dump())
     before = contents(filled)
     empty(server)
-    store = home_of(proj.app).store
+    store = context_of(proj.app).store
     admitted, breaks = store.admitted, iter(range(6))
 
     def break_off(spec, calls):
@@ -179,7 +179,7 @@ def test_what_is_processed_is_told(queue, run):
 
 def claim_one(spec):
     """As a worker does."""
-    store = home_of(proj.app).store
+    store = context_of(proj.app).store
     for shard in spec.shard_refs():
         lease = store.acquire(spec, shard, "busy@here", store.observe([shard])[0], 0)
         if store.claim(spec, lease, 1).jobs:

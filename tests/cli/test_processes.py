@@ -13,7 +13,7 @@ import sys
 
 import pytest
 
-from celery_lowkiq.rules.models import Fate
+from celery_lowkiq.rules.models import Disposition
 from tests.cli import proj
 from tests.cli.conftest import APP, ROOT, done, end_all, start
 from tests.waiting import eventually
@@ -44,7 +44,7 @@ OFTEN = {"stats --json", "push sync_order 7 7"}
 @pytest.fixture
 def filled(queue):
     proj.sync_order.delay("d1", 1)
-    end_all(proj.sync_order, Fate.BURY)
+    end_all(proj.sync_order, Disposition.BURY)
     proj.sync_order.perform_async([{"id": f"w{n}", "perform_in": 9e9} for n in (1, 2)])
     return queue
 

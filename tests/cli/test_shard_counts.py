@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.errors import ShardCountMismatch
-from celery_lowkiq.rules.models import Fate, NewJob
+from celery_lowkiq.rules.models import Disposition, NewJob
 from celery_lowkiq.store.admin.pausing import Pausing
 from tests.cli import proj
 from tests.cli.conftest import end_all
@@ -27,9 +27,9 @@ def spec(queue):
 @pytest.fixture
 def stored(spec):
     """Ten dead jobs and ten that wait."""
-    store = home_of(proj.app).store
+    store = context_of(proj.app).store
     store.push(spec, [NewJob(f"d{n}", b"%d" % n, n) for n in range(10)])
-    end_all(proj.sync_order, Fate.BURY, spec=spec)
+    end_all(proj.sync_order, Disposition.BURY, spec=spec)
     store.push(spec, [NewJob(f"w{n}", b"%d" % n, n, FAR) for n in range(10)])
     return store
 
@@ -83,16 +83,16 @@ def test_all_of_it_is_paused(stored, spec, run):
 def test_an_empty_queue_may_be_stored_with_any(stored, spec, queue, run):
     stored.client.redis.flushall()
     stored.push(spec, [NewJob("1", b"1", 1)])
-    end_all(proj.sync_order, Fate.DONE, spec=spec)
+    end_all(proj.sync_order, Disposition.DONE, spec=spec)
     assert (queue.stats().length, queue.job("1").waiting) == (0, None)
     assert run("push", "sync_order", "1", "2").exit_code == 0
     assert queue.stats().length == 1
 
 
 def test_an_id_that_was_paused_in_another_shard_is_not_taken_for_a_free_one(server, spec, queue):
-    store = home_of(proj.app).store
+    store = context_of(proj.app).store
     store.push(spec, [NewJob("1", b"1", 1)])
-    end_all(proj.sync_order, Fate.DONE, spec=spec)
+    end_all(proj.sync_order, Disposition.DONE, spec=spec)
     Pausing(store.client).pause_ids(spec, ["w1"])
     with pytest.raises(ShardCountMismatch):
         queue.resume_ids(["w1"])

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from celery_lowkiq import track
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.tracking import State, began, ended
 from tests.cli import proj
 from tests.cli.test_processes import said, terminal
@@ -23,7 +23,7 @@ def tracker(server):
         proj.sync_order.perform_async([{"id": n, "payload": {"row": n}} for n in range(3)], tracker=made)
     first, second, _ = (call.task_id for call in made.jobs().items)
     runs = [began(made.id, call, 5, 1) for call in (first, second)]
-    tracks = home_of(proj.app).tracks
+    tracks = context_of(proj.app).tracks
     tracks.tell([ended(runs[0], over=True, success=False, text="no\nway"), runs[1]])
     tracks.progress(runs[1:], "half", 1, 2)
     return made
@@ -82,7 +82,7 @@ def test_there_is_no_such_group(server, run, command, given, status):
 
 
 def test_on_a_terminal_a_bar_moves_to_the_end(tracker):
-    tracks = home_of(proj.app).tracks
+    tracks = context_of(proj.app).tracks
     calls = [call.task_id for call in tracker.jobs([State.WORKING, State.ENQUEUED]).items]
     with terminal("progress", tracker.id) as (process, ours):
         said(ours, b"1/3")

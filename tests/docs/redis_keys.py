@@ -20,7 +20,7 @@ from celery.contrib.testing.worker import start_worker
 
 from celery_lowkiq import ordered_task, track
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from tests.waiting import eventually
 
 PAGE = Path(__file__).parents[2] / "docs" / "data-in-redis.md"
@@ -184,7 +184,7 @@ class Shop:
         """A node takes the shard of the orders, claims one of them, and is heard of no more."""
         with track("import", app=self.app) as tracker:
             self.orders.apply_async(("7", {"status": "new", "version": 1}), tracker=tracker)
-        store = home_of(self.app).store
+        store = context_of(self.app).store
         queue = self.orders.queue_spec
         (shard,) = queue.shard_refs()
         lease = store.acquire(queue, shard, "celery@lost-9f1c2d", store.observe([shard])[0], 0)

@@ -10,14 +10,14 @@ import redis
 
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.dumps import Header
-from celery_lowkiq.rules.models import BadPayload, Fate, NewJob, QueueSpec, Verdict
+from celery_lowkiq.rules.models import Disposition, NewJob, PayloadRemoval, QueueSpec, Settlement
 from celery_lowkiq.rules.rate import TokenRequest
-from celery_lowkiq.rules.reports import NodeNews, NodeReport, Told
+from celery_lowkiq.rules.reports import HeartbeatReply, NodeReport, NodeUpdate
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.dump import Dumping
 from celery_lowkiq.store.admin.load import Loading
 from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.inspect.node_reports import Lookout
+from celery_lowkiq.store.inspect.node_reports import NodeReports
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.connect import connect
@@ -65,28 +65,28 @@ def test_its_rights_are_enough(restricted):
     long = [NewJob("long", b"%d" % n + b"x" * 50, float(n), 1.0) for n in range(100)]
     store.push(QUEUE, [*long, *(NewJob(str(n), b"x") for n in range(20))])
     report = NodeReport("me", "me", 1, 10.0, False, False, ("orders",), ())
-    told = store.beat(["orders"], "me", 4, NodeNews(report, 1.0, counted=(QUEUE,))).told
-    assert isinstance(told, Told), told
-    assert isinstance(store.beat([], "me", 4, NodeNews(report, 1.0, told.samples)).told, Told)
+    told = store.beat(["orders"], "me", 4, NodeUpdate(report, 1.0, counted=(QUEUE,))).told
+    assert isinstance(told, HeartbeatReply), told
+    assert isinstance(store.beat([], "me", 4, NodeUpdate(report, 1.0, told.samples)).told, HeartbeatReply)
     store.tokens(TokenRequest("orders", "me", 1, 5.0, 1))
     subscription = store.subscribe([QUEUE])
     for shard in QUEUE.shard_refs():
         lease = store.acquire(QUEUE, shard, "me", store.observe([shard])[0], 0)
         assert store.renew([lease]) == [True]
         claim = store.claim(QUEUE, lease, 1)
-        fates = (Fate.DONE, Fate.RETRY, Fate.DIE, Fate.BURY, Fate.RETURN)
+        fates = (Disposition.DONE, Disposition.RETRY, Disposition.DIE, Disposition.BURY, Disposition.RETURN)
         store.settle(
             QUEUE,
             lease,
             [
-                Verdict(
+                Settlement(
                     job.id,
                     claim.number,
                     fates[n % 5],
                     1,
                     60.0,
                     b"boom",
-                    (BadPayload(0, b"bad"),) if n % 2 else (),
+                    (PayloadRemoval(0, b"bad"),) if n % 2 else (),
                 )
                 for n, job in enumerate(claim.jobs)
             ],
@@ -123,7 +123,7 @@ def test_its_rights_are_enough(restricted):
     actions.delete_failed(QUEUE)
     assert store.next_due(QUEUE.shard_refs())[0].next_due is None
     assert store.take("ticket", "me") == "me"
-    lookout = Lookout(store)
+    lookout = NodeReports(store)
     assert lookout.nodes()
     assert lookout.shards(QUEUE)
     lookout.facts(QUEUE, "1", rate=1.0, max_retries=1, read=lambda error: None)

@@ -219,7 +219,7 @@ class TestOrder:
 
 def owners(task):
     """Of the task's shards."""
-    return [lease.owner for lease in task.ordered_queue._home.store.observe(task.queue_spec.shard_refs())]
+    return [lease.owner for lease in task.ordered_queue._context.store.observe(task.queue_spec.shard_refs())]
 
 
 class TestOptions:

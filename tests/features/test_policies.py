@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq import BusinessFailure
-from celery_lowkiq.rules.text import error_line
+from celery_lowkiq.rules.text import last_error_line
 from tests.waiting import eventually
 
 WAIT = 30
@@ -64,7 +64,7 @@ def test_a_list_of_pauses_says_how_often(features, job_id):
         listed.delay(job_id, {"fail": "always"}).get(WAIT)
     assert runs(features, job_id) == [0, 1, 2]
     dead = eventually(lambda: listed.ordered_queue.job(job_id).dead)
-    assert error_line(dead.error) == "ValueError: always"
+    assert last_error_line(dead.error) == "ValueError: always"
 
 
 @pytest.mark.parametrize("what, tried", [({"io": "down"}, 4), ({"fail": "deleted"}, 1)])

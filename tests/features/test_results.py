@@ -7,7 +7,7 @@ import pytest
 from celery import exceptions
 
 from celery_lowkiq import RunAborted
-from celery_lowkiq.rules.text import error_line
+from celery_lowkiq.rules.text import last_error_line
 from tests.waiting import eventually
 
 WAIT = 30
@@ -203,7 +203,7 @@ class TestBatches:
         assert [result.state for result in results] == ["FAILURE", "SUCCESS", "FAILURE"]
         places = [eventually(lambda i=i: batch.ordered_queue.job(i).dead) for i in (ids[0], ids[2])]
         assert batch.ordered_queue.job(ids[1]).dead is None
-        assert {dead.id: error_line(dead.error) for dead in places} == {
+        assert {dead.id: last_error_line(dead.error) for dead in places} == {
             ids[0]: "ValueError: a",
             ids[2]: "ValueError: c",
         }

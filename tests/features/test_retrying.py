@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.text import error_line
+from celery_lowkiq.rules.text import last_error_line
 from tests.waiting import eventually
 
 WAIT = 30
@@ -48,7 +48,7 @@ def test_dont_retry_kills_at_once(features, job_id):
         hopeless.delay(job_id, {"fail": "no retry mends"}).get(WAIT)
     assert runs(features, job_id) == [0]
     dead = eventually(lambda: hopeless.ordered_queue.job(job_id).dead)
-    assert error_line(dead.error) == "ValueError: no retry mends"
+    assert last_error_line(dead.error) == "ValueError: no retry mends"
 
 
 def test_throws_is_logged_without_a_traceback(features, job_id):

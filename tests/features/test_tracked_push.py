@@ -52,7 +52,7 @@ def test_a_cancel_reaches_those_that_were_stored(lowkiq, tracker):
 
 def test_what_may_have_been_stored_has_failed_until_it_runs(lowkiq, few, lowkiq_app, monkeypatch):
     """All were stored, but not as safely as they should be, or nobody knows."""
-    store = lowkiq_app.__dict__["_lowkiq_home"].store
+    store = lowkiq_app.__dict__["_lowkiq_context"].store
 
     def unconfirmed(*args):
         raise StoreUnavailable("not confirmed")

@@ -8,7 +8,7 @@ import pytest
 
 from celery_lowkiq.flower.handlers import done
 from celery_lowkiq.flower.tab import with_tab
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.store.scripts.keys import shard_keys
 from tests.flower.processes import flower
 from tests.waiting import eventually
@@ -58,7 +58,7 @@ def test_all_queues_with_their_counts(site, outcome):
 def damage(app):
     """A shard of the queue ``batches`` that has a key of another type."""
     (shard, *_) = app.tasks["batches"].queue_spec.shard_refs()
-    client, key = home_of(app).store.client.redis, shard_keys(shard)["dead"]
+    client, key = context_of(app).store.client.redis, shard_keys(shard)["dead"]
     client.set(key, "planted")
     yield shard
     client.delete(key)

@@ -12,15 +12,15 @@ from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.errors import NotOwner, QueueFull
 from celery_lowkiq.rules.isolation import NOT_ISOLATED, Isolation, isolated
 from celery_lowkiq.rules.models import (
-    BadPayload,
-    Fate,
-    Gone,
+    Disposition,
     Lease,
     Merge,
     NewJob,
+    PayloadRemoval,
     QueueSpec,
+    RemovalReason,
+    Settlement,
     ShardRef,
-    Verdict,
 )
 from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.rules.repairs import damages
@@ -55,7 +55,7 @@ JOBS = st.one_of(
 #: What is due is overdue, or nothing ever is.
 MAX_WAITS = st.sampled_from([60.0, 1e10])
 ISOLATIONS = st.sampled_from([NOT_ISOLATED, Isolation(1, 5), Isolation(2, 3), Isolation(500, 999)])
-BAD = st.dictionaries(st.integers(0, 3), st.sampled_from([b"bad", *Gone]), max_size=2)
+BAD = st.dictionaries(st.integers(0, 3), st.sampled_from([b"bad", *RemovalReason]), max_size=2)
 
 
 class StoreMachine(PeopleRules):
@@ -195,7 +195,7 @@ class StoreMachine(PeopleRules):
     @precondition(lambda self: self.old_claims)
     @rule(
         data=st.data(),
-        fate=st.sampled_from(list(Fate)),
+        fate=st.sampled_from(list(Disposition)),
         retry_count=st.integers(0, 3),
         delay=st.sampled_from([0.0, 1e6]),
         bad=BAD,
@@ -205,10 +205,10 @@ class StoreMachine(PeopleRules):
     def settle(
         self,
         data: st.DataObject,
-        fate: Fate,
+        fate: Disposition,
         retry_count: int,
         delay: float,
-        bad: dict[int, bytes | Gone],
+        bad: dict[int, bytes | RemovalReason],
         isolation: Isolation,
         repeats: int,
     ) -> None:
@@ -222,21 +222,23 @@ class StoreMachine(PeopleRules):
         self,
         job_id: str,
         claim: int,
-        fate: Fate,
+        fate: Disposition,
         retry_count: int,
         delay: float,
-        bad: dict[int, bytes | Gone],
+        bad: dict[int, bytes | RemovalReason],
         repeats: int,
         isolation: Isolation = NOT_ISOLATED,
     ) -> None:
         parts = tuple(
-            BadPayload(position, None, reason) if isinstance(reason, Gone) else BadPayload(position, reason)
+            PayloadRemoval(position, None, reason)
+            if isinstance(reason, RemovalReason)
+            else PayloadRemoval(position, reason)
             for position, reason in bad.items()
         )
         told = (job_id, claim, fate, retry_count, delay, b"boom", parts)
-        verdict = Verdict(*told, try_text=b"boom", isolation=isolation)
+        verdict = Settlement(*told, try_text=b"boom", isolation=isolation)
         known = self.model.processing.get(job_id)
-        if known is not None and known.claim == claim and known.early and fate is Fate.RETRY:
+        if known is not None and known.claim == claim and known.early and fate is Disposition.RETRY:
             verdict = verdict._replace(retry_count=known.retry_count, perform_in=known.perform_in)
         settled = [self.store.settle(self.queue, self.lease, [verdict]) for _ in range(repeats)]
         assert not any(repeat.accepted for repeat in settled[1:])
@@ -246,8 +248,8 @@ class StoreMachine(PeopleRules):
         accepted = self.model.settle(job_id, claim, *outcome)
         assert settled[0].accepted == ({job_id} if accepted else set())
 
-    @rule(limit=st.integers(1, 4), fate=st.sampled_from(list(Fate)), delay=st.sampled_from([0.0, 1e6]))
-    def run(self, limit: int, fate: Fate, delay: float) -> None:
+    @rule(limit=st.integers(1, 4), fate=st.sampled_from(list(Disposition)), delay=st.sampled_from([0.0, 1e6]))
+    def run(self, limit: int, fate: Disposition, delay: float) -> None:
         """Claim and settle, as most often happens."""
         self.claim(limit, 1)
         jobs = self.model.processing
@@ -285,7 +287,7 @@ class StoreMachine(PeopleRules):
         job_id, claim = self.old_claims[-1] if self.old_claims else ("a", 1)
         for refused in (
             lambda: self.store.claim(self.queue, lease, 999),
-            lambda: self.store.settle(self.queue, lease, [Verdict(job_id, claim, Fate.DONE)]),
+            lambda: self.store.settle(self.queue, lease, [Settlement(job_id, claim, Disposition.DONE)]),
             lambda: self.store.release(lease),
         ):
             try:

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from celery_lowkiq.rules.isolation import NOT_ISOLATED, Isolation
-from celery_lowkiq.rules.models import Fate, Gone, NewJob
+from celery_lowkiq.rules.models import Disposition, NewJob, RemovalReason
 from celery_lowkiq.rules.policies import NONE, AfterFailure, Policies, WhenFull, surplus
 from tests.model.jobs import Buckets, Item, ModelJob, score_of
 from tests.model.policies import after_failure, debounced, has_place, reached, stale
 
 #: Positions of payloads that are buried with an error, or go for another reason.
-Bad = Mapping[int, "bytes | Gone"]
+Bad = Mapping[int, "bytes | RemovalReason"]
 NONE_BAD: Bad = {}
 
 
@@ -267,7 +267,7 @@ class Model:
         self,
         job_id: str,
         claim: int,
-        fate: Fate,
+        fate: Disposition,
         retry_count: int,
         perform_in: float,
         now: float,
@@ -285,35 +285,37 @@ class Model:
         parts = []
         for position, item in enumerate(claimed):
             reason = bad.get(position)
-            self.dropped += reason is Gone.DROPPED
-            if reason is Gone.DONE:
+            self.dropped += reason is RemovalReason.DROPPED
+            if reason is RemovalReason.DONE:
                 parts.append(item.score)
             elif isinstance(reason, bytes):
                 self.bury(job_id, [item], reason)
         self._reach(job_id, parts, [item.score for item in items])
-        ran = items or any(bad.get(position) in (Gone.OVER, Gone.DONE) for position in range(len(claimed)))
-        if not ran or (fate is Fate.RETURN and perform_in == now):
+        ran = items or any(
+            bad.get(position) in (RemovalReason.OVER, RemovalReason.DONE) for position in range(len(claimed))
+        )
+        if not ran or (fate is Disposition.RETURN and perform_in == now):
             self.buckets.give_back(job_id)
-        if fate is Fate.DONE:
+        if fate is Disposition.DONE:
             self.processed += 1
             self._reach(job_id, [item.score for item in items], [])
             if job_id in self.suspects:
                 self.suspects[job_id] = (self.suspects[job_id][0], b"", 0)
-        elif fate is Fate.RETURN:
+        elif fate is Disposition.RETURN:
             at_once = job.early and job.retry_count >= 0
             time = perform_in if perform_in != now else now if at_once else job.perform_in
             self.put_unfinished(job_id, job, items, time)
         else:
             self.failed += 1
-        if fate is Fate.RETRY:
+        if fate is Disposition.RETRY:
             priority = job.priority if retried is None or retry_count < 0 else retried
             self.put_back(job_id, items, perform_in, retry_count, error, priority, isolation)
-        elif fate is Fate.DIE:
+        elif fate is Disposition.DIE:
             self.bury(job_id, items[:1], error)
             priority = job.priority if retried is None else self.policies.priority
             if not self.put_back(job_id, items[1:], now, -1, None, priority):
                 self._start_anew(job_id, now, priority)
-        elif fate is Fate.BURY:
+        elif fate is Disposition.BURY:
             self.bury(job_id, items, error)
         if job_id not in self.waiting:
             self.suspects.pop(job_id, None)

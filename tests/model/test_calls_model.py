@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from celery_lowkiq.rules.models import BadPayload, Fate, NewJob, Recorded, Verdict
+from celery_lowkiq.rules.models import Disposition, NewJob, PayloadRemoval, Recorded, Settlement
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.jobs.call_records import CallReader
 from celery_lowkiq.store.redis_store import RedisStore
@@ -53,7 +53,7 @@ class CallsMachine(RuleBasedStateMachine):
     def finish(self, job_id, payload):
         (job,) = claim(self.store, self.lease).jobs
         assert (job.id, job.payloads[0].data) == (job_id, payload)
-        self.store.settle(ONE, self.lease, [Verdict(job_id, job.claim, Fate.DONE)])
+        self.store.settle(ONE, self.lease, [Settlement(job_id, job.claim, Disposition.DONE)])
 
     def teardown(self):
         if hasattr(self, "client"):
@@ -85,17 +85,25 @@ class CallsMachine(RuleBasedStateMachine):
             self.push(job_id, payload, [recorded])
 
     @precondition(lambda self: self.processing)
-    @rule(fate=st.sampled_from([Fate.DONE, Fate.RETRY, Fate.RETURN, Fate.DIE, Fate.BURY]))
+    @rule(
+        fate=st.sampled_from(
+            [Disposition.DONE, Disposition.RETRY, Disposition.RETURN, Disposition.DIE, Disposition.BURY]
+        )
+    )
     def settle(self, fate):
         job, known = self.processing.pop(min(self.processing))
-        over = {Fate.DONE: job.payloads, Fate.BURY: job.payloads, Fate.DIE: job.payloads[:1]}.get(fate, ())
+        over = {
+            Disposition.DONE: job.payloads,
+            Disposition.BURY: job.payloads,
+            Disposition.DIE: job.payloads[:1],
+        }.get(fate, ())
         self.end(job, known, {payload.data for payload in over}, fate)
 
     @precondition(lambda self: self.processing)
     @rule()
     def drop_a_payload(self):
         job, known = self.processing.pop(max(self.processing))
-        self.end(job, known, {job.payloads[0].data}, Fate.RETURN, (BadPayload(0, None),))
+        self.end(job, known, {job.payloads[0].data}, Disposition.RETURN, (PayloadRemoval(0, None),))
 
     def end(self, job, known, over, fate, bad=()):
         keys = [
@@ -104,7 +112,7 @@ class CallsMachine(RuleBasedStateMachine):
             for call in page
             if job.payloads[call.payload].data in over
         ]
-        self.store.settle(ONE, self.lease, [Verdict(job.id, job.claim, fate, ended=tuple(keys), bad=bad)])
+        self.store.settle(ONE, self.lease, [Settlement(job.id, job.claim, fate, ended=tuple(keys), bad=bad)])
         for payload, names in known.items():
             if payload in over:
                 self.ended |= {name for name in names if name}

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_lowkiq.rules.isolation import LONGEST_WAIT
-from celery_lowkiq.rules.models import Fate, Job, NewJob
+from celery_lowkiq.rules.isolation import MAX_ISOLATION_DELAY
+from celery_lowkiq.rules.models import Disposition, Job, NewJob
 from celery_lowkiq.rules.retry import RetryPolicy, after_failure
-from celery_lowkiq.rules.retry_delays import default_retry_in
+from celery_lowkiq.rules.retry_delays import default_delay
 from tests.model.model import Model
 
 OUTAGE = 60.0
@@ -48,7 +48,7 @@ class Clocked:
                 {},
                 verdict.isolation,
             )
-            assert self.model.settle(job_id, known.claim, Fate.RETRY, *outcome)
+            assert self.model.settle(job_id, known.claim, Disposition.RETRY, *outcome)
         return ids
 
     def runs(self) -> int:
@@ -62,7 +62,7 @@ class Clocked:
 
 def of_default(seed: int) -> Pause:
     drawn = random.Random(seed)
-    return lambda n: default_retry_in(n, drawn.randint)
+    return lambda n: default_delay(n, drawn.randint)
 
 
 PAUSES: dict[str, Pause] = {
@@ -101,6 +101,6 @@ def test_o7_batches_are_halved_until_all_run_alone_and_wait_a_minute_longer_at_m
         for job_id in ids:
             assert len(ids) <= max(1, last.get(job_id, 2 * BATCH) // 2)
             # A run of others may be in the way for as long as all of them take.
-            assert shard.now - ended.get(job_id, shard.now) <= 1.0 + LONGEST_WAIT + BATCH * shard.run
+            assert shard.now - ended.get(job_id, shard.now) <= 1.0 + MAX_ISOLATION_DELAY + BATCH * shard.run
             last[job_id], ended[job_id] = len(ids), shard.now
     assert len(last) == BATCH

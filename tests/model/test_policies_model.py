@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.rules.models import Fate, Gone, Merge, NewJob
+from celery_lowkiq.rules.models import Disposition, Merge, NewJob, RemovalReason
 from celery_lowkiq.rules.policies import AfterFailure, Policies, WhenFull
 from tests.conftest import Rounds
 from tests.model.machine import BAD, MAX_WAITS, PRIORITIES, StoreMachine
@@ -26,12 +26,12 @@ CALLS = st.builds(
     priority=PRIORITIES,
 )
 #: Of a run that gets no payload at all, or of which nothing is left.
-ALL_BAD = st.sampled_from([dict.fromkeys(range(20), reason) for reason in (b"bad", *Gone)])
+ALL_BAD = st.sampled_from([dict.fromkeys(range(20), reason) for reason in (b"bad", *RemovalReason)])
 #: Calls before and during a run, what becomes of it, after which delay, and of single payloads.
 STEPS = st.tuples(
     st.lists(CALLS, max_size=3),
     st.lists(CALLS, max_size=2),
-    st.sampled_from([Fate.DONE, Fate.RETRY, *Fate]),
+    st.sampled_from([Disposition.DONE, Disposition.RETRY, *Disposition]),
     st.sampled_from([0.0, 1e6]),
     BAD | st.just({}) | ALL_BAD,
 )

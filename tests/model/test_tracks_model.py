@@ -14,10 +14,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from celery_lowkiq.rules.tracking import NewCall, State, began, ended, ends_without_run
+from celery_lowkiq.rules.tracking import NewCall, State, began, ended, ended_without_run
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.connect import connect
-from celery_lowkiq.store.tracking.tracker_store import Tracks
+from celery_lowkiq.store.tracking.tracker_store import TrackerStore
 
 CALLS = st.sampled_from("abcd")
 PENDING = (State.ENQUEUED, State.WORKING)
@@ -34,7 +34,7 @@ class TracksMachine(RuleBasedStateMachine):
     def start(self):
         self.client = connect({"path": self.server.socket_path}, pool_size=4, pool_timeout=5)
         self.client.flushall()
-        self.tracks = Tracks(RedisStore(self.client).client)
+        self.tracks = TrackerStore(RedisStore(self.client).client)
         self.tracker = self.tracks.open("model", 60)
         self.states, self.runs = {}, {}
         self.closed = self.cancelled = False
@@ -81,7 +81,7 @@ class TracksMachine(RuleBasedStateMachine):
 
     @rule(names=st.sets(CALLS))
     def drop(self, names):
-        self.tracks.tell(ends_without_run(self.tracker, name, State.FAILED, "deleted") for name in names)
+        self.tracks.tell(ended_without_run(self.tracker, name, State.FAILED, "deleted") for name in names)
         for name in names:
             if self.states.get(name) in PENDING:
                 self.states[name] = State.FAILED

@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 from celery_lowkiq.rules import health_checks
-from celery_lowkiq.rules.claims import Due, InHand, ToAcquire, ToClaim, ToSettle
+from celery_lowkiq.rules.claims import AcquireRequest, ClaimRequest, Due, OpenClaims, SettleRequest
 from celery_lowkiq.rules.errors import LowkiqError, StoreUnavailable
-from celery_lowkiq.rules.models import Batch, Fate, Lease, LeaseState, QueueSpec, ShardRef, Verdict
-from celery_lowkiq.rules.ownership import EXIT_PATIENCE
-from celery_lowkiq.rules.reports import Heard, NodeNews
+from celery_lowkiq.rules.models import Batch, Disposition, Lease, LeaseState, QueueSpec, Settlement, ShardRef
+from celery_lowkiq.rules.ownership import EXIT_TIMEOUT
+from celery_lowkiq.rules.reports import BeatResult, NodeUpdate
 from celery_lowkiq.rules.schedulers import lag
 from celery_lowkiq.rules.splitters import lease_splitter
 from celery_lowkiq.worker.exclusion import Strict
@@ -132,8 +132,8 @@ class SimStore:
     def observe(self, shards: Sequence[ShardRef]) -> list[LeaseState]:
         return self._call(lambda: self._server.observe(shards))
 
-    def acquire_all(self, wanted: Sequence[ToAcquire], owner: str) -> list[Lease | LowkiqError]:
-        def acquire(one: ToAcquire) -> Lease:
+    def acquire_all(self, wanted: Sequence[AcquireRequest], owner: str) -> list[Lease | LowkiqError]:
+        def acquire(one: AcquireRequest) -> Lease:
             return self._server.acquire(one.shard, owner, one.seen, one.known_epoch)
 
         return self._call(lambda: [_answer(partial(acquire, one)) for one in wanted])
@@ -146,7 +146,7 @@ class SimStore:
     def release(self, lease: Lease, unsettled: bool = False) -> bool:
         return self._call(lambda: self._server.release(lease, unsettled))
 
-    def exchange(self, settle: ToSettle | None, claim: ToClaim | None) -> tuple[Any, Any]:
+    def exchange(self, settle: SettleRequest | None, claim: ClaimRequest | None) -> tuple[Any, Any]:
         def effect() -> tuple[Any, Any]:
             return (
                 settle and _answer(lambda: self._server.settle(settle.lease, settle.verdicts)),
@@ -158,9 +158,9 @@ class SimStore:
     def forgive(self, lease: Lease) -> None:
         self._call(lambda: None)
 
-    def beat(self, queues: Sequence[str], owner: str, lanes: int, news: NodeNews) -> Heard:
+    def beat(self, queues: Sequence[str], owner: str, lanes: int, news: NodeUpdate) -> BeatResult:
         """What nodes say of themselves is for people: there are none here."""
-        return self._call(lambda: Heard([self._server.beat(queue, owner, lanes) for queue in queues]))
+        return self._call(lambda: BeatResult([self._server.beat(queue, owner, lanes) for queue in queues]))
 
     def forget_report(self, owner: str) -> None:
         self._call(lambda: None)
@@ -168,7 +168,7 @@ class SimStore:
     def forget_members(self, queue: str, members: Sequence[tuple[str, int]]) -> None:
         self._call(lambda: self._server.forget_members(queue, [name for name, _ in members]))
 
-    def next_due(self, shards: Sequence[ShardRef], in_hand: Sequence[InHand] = ()) -> list[Due]:
+    def next_due(self, shards: Sequence[ShardRef], in_hand: Sequence[OpenClaims] = ()) -> list[Due]:
         hands = list(zip(shards, in_hand, strict=True))
         return self._call(lambda: [self._server.next_due(shard, hand) for shard, hand in hands])
 
@@ -194,16 +194,16 @@ class SimRunner:
         self._node = node
         self._checks = checks
 
-    def run(self, batch: Batch) -> tuple[Verdict, ...]:
+    def run(self, batch: Batch) -> tuple[Settlement, ...]:
         run = self._checks.begin(self._node, batch)
         me().park(self._duration())
         self._checks.end(run)
         chance = self._node.world.random
         seconds = self._node.seconds
         return tuple(
-            Verdict(job.id, job.claim, Fate.DONE)
+            Settlement(job.id, job.claim, Disposition.DONE)
             if chance.random() > 0.05
-            else Verdict(job.id, job.claim, Fate.RETRY, job.retry_count + 1, 0.1 * seconds, b"boom")
+            else Settlement(job.id, job.claim, Disposition.RETRY, job.retry_count + 1, 0.1 * seconds, b"boom")
             for job in batch.jobs
         )
 
@@ -312,7 +312,7 @@ class Node(Machine):
                 self.runtime.abandon()
                 owned = self.runtime._ownership._table.owned()
                 self.given_up = {one.shard: self.when(one.deadline) for one in owned}
-                self.runtime.release_at_exit(EXIT_PATIENCE)
+                self.runtime.release_at_exit(EXIT_TIMEOUT)
             self.die()
 
         Task(self, leave).start()

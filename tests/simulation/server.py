@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from celery_lowkiq.rules.claims import Claim, Due, InHand, Settled, ToClaim
+from celery_lowkiq.rules.claims import Claim, ClaimRequest, Due, OpenClaims, SettleReply
 from celery_lowkiq.rules.errors import NotOwner
-from celery_lowkiq.rules.models import Job, Lease, LeaseState, NewJob, Payload, ShardRef, Verdict
+from celery_lowkiq.rules.models import Job, Lease, LeaseState, NewJob, Payload, Settlement, ShardRef
 from tests.model.jobs import ModelJob
 from tests.model.model import Model
 
@@ -169,7 +169,7 @@ class Server:
         s.model.push([NewJob(*entry, perform_in=self.now) for entry in entries], self.now)
         self.announce(shard, self.now)
 
-    def claim(self, wish: ToClaim) -> Claim:
+    def claim(self, wish: ClaimRequest) -> Claim:
         lease, request, in_hand = wish.lease, wish.request, wish.in_hand
         assert in_hand is not None
         s = self._owned(lease)
@@ -207,16 +207,16 @@ class Server:
         passed = [model.waiting[i] for i in hidden if i in model.claimable()]
         return 2 if not ids and any(job.perform_in <= self.now for job in passed) else 0
 
-    def settle(self, lease: Lease, verdicts: Sequence[Verdict]) -> Settled:
+    def settle(self, lease: Lease, verdicts: Sequence[Settlement]) -> SettleReply:
         s = self._owned(lease)
         accepted = {
             v.id
             for v in verdicts
             if s.model.settle(v.id, v.claim, v.fate, v.retry_count, self.now + v.delay, self.now, v.error)
         }
-        return Settled(frozenset(accepted), self.now, self._next_due(s))
+        return SettleReply(frozenset(accepted), self.now, self._next_due(s))
 
-    def next_due(self, shard: ShardRef, in_hand: InHand) -> Due:
+    def next_due(self, shard: ShardRef, in_hand: OpenClaims) -> Due:
         s = self.shards[shard]
         left = any(job.claim not in in_hand.open for job in s.model.processing.values())
         return Due(self.now if left else self._next_due(s), self.now)

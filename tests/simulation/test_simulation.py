@@ -14,7 +14,7 @@ import pytest
 
 from celery_lowkiq.rules import ownership as rules
 from celery_lowkiq.rules.models import QueueSpec
-from celery_lowkiq.rules.ownership import Watch
+from celery_lowkiq.rules.ownership import LeaseWatch
 from celery_lowkiq.worker.exclusion import Cooperative
 from celery_lowkiq.worker.owned_shard import OwnedShard
 from celery_lowkiq.worker.ownership.acquisition import Acquisition
@@ -180,10 +180,13 @@ SILENT = patched(LeaseTable, "mark_doubtful", value=lambda self, now: None)
 #: Rare: each with the faults that bring it to light, and a directed test of its own elsewhere.
 RARE = {
     "a released shard is free on any server": (
-        patched(Watch, "_released", value=lambda self: not self.seen.owner),
+        patched(LeaseWatch, "_released", value=lambda self: not self.seen.owner),
         ("roll_back", "leave", "join"),
     ),
-    "looks at another server go on": (patched(Watch, "look", _look_without_server), ("roll_back", "kill")),
+    "looks at another server go on": (
+        patched(LeaseWatch, "look", _look_without_server),
+        ("roll_back", "kill"),
+    ),
     "a silent owner comes back on any server": (
         patched(OwnedShard, "lapsed", value=lambda self, now: False),
         ("roll_back",),

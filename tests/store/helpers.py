@@ -6,8 +6,16 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 
-from celery_lowkiq.rules.claims import Claim, InHand, Settled
-from celery_lowkiq.rules.models import BadPayload, Fate, Lease, NewJob, QueueSpec, ShardRef, Verdict
+from celery_lowkiq.rules.claims import Claim, OpenClaims, SettleReply
+from celery_lowkiq.rules.models import (
+    Disposition,
+    Lease,
+    NewJob,
+    PayloadRemoval,
+    QueueSpec,
+    Settlement,
+    ShardRef,
+)
 from celery_lowkiq.rules.views import Stats
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.redis_store import RedisStore
@@ -29,7 +37,7 @@ def take(store: RedisStore, queue: QueueSpec = ONE, shard: int = 0, owner: str =
     return store.acquire(queue, ref, owner, seen, 0)
 
 
-def claim(store: RedisStore, lease: Lease, limit: int = 10, in_hand: InHand | None = None) -> Claim:
+def claim(store: RedisStore, lease: Lease, limit: int = 10, in_hand: OpenClaims | None = None) -> Claim:
     return store.claim(QueueSpec(lease.shard.queue, batch_size=limit), lease, next(_requests), in_hand)
 
 
@@ -37,15 +45,17 @@ def end(
     store: RedisStore,
     lease: Lease,
     claimed: Claim,
-    fate: Fate = Fate.DONE,
+    fate: Disposition = Disposition.DONE,
     *,
     queue: QueueSpec = ONE,
     retry_count: int = 0,
     delay: float = 0.0,
     error: bytes = b"",
-    bad: tuple[BadPayload, ...] = (),
-) -> Settled:
-    verdicts = [Verdict(job.id, claimed.number, fate, retry_count, delay, error, bad) for job in claimed.jobs]
+    bad: tuple[PayloadRemoval, ...] = (),
+) -> SettleReply:
+    verdicts = [
+        Settlement(job.id, claimed.number, fate, retry_count, delay, error, bad) for job in claimed.jobs
+    ]
     return store.settle(queue, lease, verdicts)
 
 

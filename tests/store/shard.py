@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_lowkiq.rules.models import Fate, NewJob, QueueSpec, Verdict
+from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, Settlement
 from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.store.inspect.queries import Queries
 
@@ -30,12 +30,12 @@ class Shard:
         self.requests += 1
         return self.store.claim(self.spec, self.lease, self.requests).jobs
 
-    def end(self, job, fate=Fate.DONE, **verdict):
-        self.store.settle(self.spec, self.lease, [Verdict(job.id, job.claim, fate, **verdict)])
+    def end(self, job, fate=Disposition.DONE, **verdict):
+        self.store.settle(self.spec, self.lease, [Settlement(job.id, job.claim, fate, **verdict)])
 
-    def run(self, fate=Fate.DONE, **verdict):
+    def run(self, fate=Disposition.DONE, **verdict):
         jobs = self.claim()
-        self.store.settle(self.spec, self.lease, [Verdict(j.id, j.claim, fate, **verdict) for j in jobs])
+        self.store.settle(self.spec, self.lease, [Settlement(j.id, j.claim, fate, **verdict) for j in jobs])
         return jobs
 
     def waiting(self, job_id="1"):

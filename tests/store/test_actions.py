@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.models import Fate, NewJob, QueueSpec
+from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.scripts.keys import SHARD_KEYS, shard_keys
@@ -19,7 +19,7 @@ def actions(store):
     return Actions(store)
 
 
-def fail_all(store, queue=TWO, fate=Fate.RETRY):
+def fail_all(store, queue=TWO, fate=Disposition.RETRY):
     for shard in range(queue.shards):
         lease = take(store, queue, shard, owner=f"failing-{fate}")
         while (claimed := claim(store, lease, 1000)).jobs:
@@ -78,7 +78,7 @@ def test_bury_failed(store, actions):
 
 def test_delete_dead_and_delete_all(store, actions):
     fill(store, 300)
-    fail_all(store, fate=Fate.BURY)
+    fail_all(store, fate=Disposition.BURY)
     assert actions.delete_dead(TWO, ["1", "2", "nobody"]) == 2
     assert actions.delete_dead_all(TWO) == 298
     assert Queries(store).stats(TWO).morgue_length == 0
@@ -86,7 +86,7 @@ def test_delete_dead_and_delete_all(store, actions):
 
 def test_requeue_all(store, actions):
     fill(store, 300)
-    fail_all(store, fate=Fate.BURY)
+    fail_all(store, fate=Disposition.BURY)
     assert actions.requeue_all(TWO) == 300
     stats = Queries(store).stats(TWO)
     assert (stats.fresh, stats.morgue_length) == (300, 0)
@@ -95,13 +95,13 @@ def test_requeue_all(store, actions):
 def test_who_dies_during_an_action_on_all_the_dead_stays_dead(store, actions, monkeypatch):
     """L4: Lowkiq reads, then deletes by id, and loses what came in between."""
     fill(store, 10)
-    fail_all(store, fate=Fate.BURY)
+    fail_all(store, fate=Disposition.BURY)
     pages = actions._queries.members
 
     def dies_after_the_listing(*args, **kwargs):
         found = pages(*args, **kwargs)
         store.push(TWO, [NewJob("3", b"newly dead", 2, 1.0)])
-        fail_all(store, fate=Fate.BURY)
+        fail_all(store, fate=Disposition.BURY)
         return found
 
     monkeypatch.setattr(actions._queries, "members", dies_after_the_listing)
@@ -154,7 +154,7 @@ def test_after_everything_is_deleted_no_key_of_a_job_is_left(store, client, acti
     long = [NewJob("long", b"%d" % n + b"x" * 50, float(n), 1.0) for n in range(300)]
     store.push(ONE, [*long, NewJob("short", b"x", 1, 1.0)])
     lease = take(store)
-    end(store, lease, claim(store, lease), Fate.DIE, error=b"boom")
+    end(store, lease, claim(store, lease), Disposition.DIE, error=b"boom")
     fail_all(store, ONE)
     actions.bury_failed(ONE)
     actions.requeue(ONE, ["long"])

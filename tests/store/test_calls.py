@@ -7,7 +7,15 @@ from dataclasses import replace
 import pytest
 
 from celery_lowkiq.rules.errors import NotOwner, StoreError
-from celery_lowkiq.rules.models import BadPayload, Fate, Merge, NewJob, QueueSpec, Recorded, Verdict
+from celery_lowkiq.rules.models import (
+    Disposition,
+    Merge,
+    NewJob,
+    PayloadRemoval,
+    QueueSpec,
+    Recorded,
+    Settlement,
+)
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.jobs.call_records import CallReader, digest
 from celery_lowkiq.store.jobs.push import Sender, push_call
@@ -101,12 +109,12 @@ def test_a_call_that_comes_while_its_equal_is_processed_is_the_next_claims(store
     claimed = claim(store, lease)
     call(store, "1", "a", "second")
     assert read(store, claimed.jobs[0]._replace(calls=None)) == [("a", "first")]
-    verdict = Verdict("1", claimed.number, Fate.DONE, ended=ended(claimed.jobs[0]))
+    verdict = Settlement("1", claimed.number, Disposition.DONE, ended=ended(claimed.jobs[0]))
     store.settle(ONE, lease, [verdict])
     assert told(claim(store, lease)) == {"1": [("a", "second")]}
 
 
-@pytest.mark.parametrize("fate", [Fate.RETRY, Fate.RETURN])
+@pytest.mark.parametrize("fate", [Disposition.RETRY, Disposition.RETURN])
 def test_calls_stay_with_a_job_that_runs_again(store, fate):
     lease = take(store)
     call(store, "1", "a", "first")
@@ -129,7 +137,7 @@ def test_settle_deletes_the_calls_that_have_ended(store):
     call(store, "1", "a", "first")
     call(store, "2", "a", "other")
     one, other = (job for job in claim(store, lease).jobs)
-    store.settle(ONE, lease, [Verdict(one.id, one.claim, Fate.DONE, ended=ended(one))])
+    store.settle(ONE, lease, [Settlement(one.id, one.claim, Disposition.DONE, ended=ended(one))])
     assert count(store) == 1
     assert read(store, other) == [("a", "other")]
 
@@ -140,7 +148,7 @@ def test_only_the_owner_deletes_calls(store):
     (job,) = claim(store, lease).jobs
     take(store, owner="heir")
     with pytest.raises(NotOwner):
-        store.settle(ONE, lease, [Verdict("1", job.claim, Fate.DONE, ended=ended(job))])
+        store.settle(ONE, lease, [Settlement("1", job.claim, Disposition.DONE, ended=ended(job))])
     with pytest.raises(NotOwner):
         CallReader(store.client).end(lease, ended(job))
     assert count(store) == 1
@@ -228,7 +236,7 @@ def test_a_part_of_a_long_id_brings_the_calls_of_that_part(store):
     assert read(store, job) == [(p, p) for p in payloads[:1000]]
     runs = [(c.key, c.key) for page in CallReader(store.client).pages(SHARD, job) for c in page]
     CallReader(store.client).end(lease, runs[:600])
-    store.settle(ONE, lease, [Verdict("1", job.claim, Fate.DONE, ended=tuple(runs[600:]))])
+    store.settle(ONE, lease, [Settlement("1", job.claim, Disposition.DONE, ended=tuple(runs[600:]))])
     (rest,) = claim(store, lease).jobs
     assert read(store, rest) == [(p, p) for p in payloads[1000:]]
 
@@ -281,7 +289,13 @@ def test_a_payload_may_be_dropped_by_a_settle(store):
     push(store, "1", ("a", 1.0), ("b", 2.0), ("c", 3.0))
     lease = take(store)
     claimed = claim(store, lease)
-    end(store, lease, claimed, Fate.RETRY, bad=(BadPayload(0, None), BadPayload(2, b"unreadable")))
+    end(
+        store,
+        lease,
+        claimed,
+        Disposition.RETRY,
+        bad=(PayloadRemoval(0, None), PayloadRemoval(2, b"unreadable")),
+    )
     assert waiting(store, "1") == [("b", 2.0)]
     assert dead(store, "1") == [("c", 3.0)]
 
@@ -291,7 +305,7 @@ def test_what_comes_back_from_the_morgue_has_no_calls(store):
     lease = take(store)
     claimed = claim(store, lease)
     (job,) = claimed.jobs
-    store.settle(ONE, lease, [Verdict("1", job.claim, Fate.DIE, ended=ended(job))])
+    store.settle(ONE, lease, [Settlement("1", job.claim, Disposition.DIE, ended=ended(job))])
     Actions(store).requeue(ONE, ["1"])
     (again,) = claim(store, lease).jobs
     assert not again.recorded

@@ -14,7 +14,7 @@ from celery import Celery
 
 from celery_lowkiq import ordered_task, track
 from celery_lowkiq.embedded import EmbeddedServer, ServerFailed, find_server
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.errors import ConfigurationError, StoreError, StoreUnavailable
 from tests.waiting import eventually
 
@@ -41,7 +41,7 @@ def made(url, **settings):
     try:
         yield sync
     finally:
-        home_of(app).store.close()
+        context_of(app).store.close()
 
 
 def named(client):

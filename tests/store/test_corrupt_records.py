@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from celery_lowkiq.rules.models import Fate
+from celery_lowkiq.rules.models import Disposition
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.redis_store import RedisStore
@@ -86,13 +86,13 @@ def list_everything(store):
 def work_until_idle(store, lease):
     """Ids that were claimed; each kind of end is met."""
     worked = set()
-    fates = [Fate.RETRY, Fate.RETURN, Fate.DIE, Fate.BURY]
+    fates = [Disposition.RETRY, Disposition.RETURN, Disposition.DIE, Disposition.BURY]
     for _ in range(100):
         claimed = claim(store, lease)
         if not claimed.jobs:
             return worked
         worked |= {job.id for job in claimed.jobs}
-        end(store, lease, claimed, fates.pop(0) if fates else Fate.DONE, error=b"boom")
+        end(store, lease, claimed, fates.pop(0) if fates else Disposition.DONE, error=b"boom")
     raise AssertionError("there is no end to it")
 
 

@@ -11,7 +11,7 @@ import pytest
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.health_checks import ERROR, OK, WARNING, check_health
 from celery_lowkiq.rules.models import QueueSpec
-from celery_lowkiq.rules.reports import NodeNews, NodeReport
+from celery_lowkiq.rules.reports import NodeReport, NodeUpdate
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.inspect import health
 from celery_lowkiq.store.inspect.health import HealthReader
@@ -32,7 +32,7 @@ def found(store, *queues):
 
 def serve(store, owner="me-1"):
     report = NodeReport("me", owner, 1, 10.0, False, False, (ONE.name,), ())
-    store.beat([], owner, 1, NodeNews(report, 3600.0))
+    store.beat([], owner, 1, NodeUpdate(report, 3600.0))
 
 
 def test_what_a_server_says_of_itself(store, client):

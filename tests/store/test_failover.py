@@ -7,10 +7,10 @@ import itertools
 import pytest
 
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.rules.claims import InHand
+from celery_lowkiq.rules.claims import OpenClaims
 from celery_lowkiq.rules.errors import NotOwner
 from celery_lowkiq.rules.models import LeaseState
-from celery_lowkiq.rules.ownership import Watch
+from celery_lowkiq.rules.ownership import LeaseWatch
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.connect import connect
@@ -58,7 +58,7 @@ def fail_over(server, client):
 
 def may_take_at_once(store):
     (seen,) = store.observe([SHARD])
-    return Watch(ONE, SHARD).look(seen, now=1.0).may_take(now=1.0, lease_seconds=10)
+    return LeaseWatch(ONE, SHARD).look(seen, now=1.0).may_take(now=1.0, lease_seconds=10)
 
 
 def test_a_lease_names_the_server_that_gave_it(store, fail_over):
@@ -108,7 +108,7 @@ def test_our_own_lease_that_another_had_since_is_taken_anew(store, client, fail_
     other = take(store, owner="other")
     fail_over(written)
     (seen,) = store.observe([SHARD])
-    assert not Watch(ONE, SHARD).look(seen, 1.0).ours("me")
+    assert not LeaseWatch(ONE, SHARD).look(seen, 1.0).ours("me")
     again = store.acquire(ONE, SHARD, "me", seen, other.epoch)
     assert again.epoch > other.epoch > ours.epoch
 
@@ -155,10 +155,10 @@ def test_a_claims_number_is_above_all_that_its_owner_remembers(store, client):
     first = claim(store, lease)
     newer = dump(client)
     restore(client, older)
-    again = claim(store, lease, in_hand=InHand(first.number))
+    again = claim(store, lease, in_hand=OpenClaims(first.number))
     assert again.number > first.number
     restore(client, newer)
-    in_hand = InHand(again.number)
+    in_hand = OpenClaims(again.number)
     assert store.next_due([SHARD], [in_hand])[0].next_due is not None
     assert [job.id for job in claim(store, lease, in_hand=in_hand).jobs] == ["1"]
 

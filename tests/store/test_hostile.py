@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.models import BadPayload, Fate, NewJob, QueueSpec, ShardRef, Verdict
+from celery_lowkiq.rules.models import Disposition, NewJob, PayloadRemoval, QueueSpec, Settlement, ShardRef
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.claims import CLAIM_BYTES
@@ -41,7 +41,7 @@ def test_any_allowed_id_goes_all_the_way(store, job_id):
     assert [job.id for job in claimed.jobs] == [job_id]
     assert [p.data for p in claimed.jobs[0].payloads] == DATA
     assert [job.id for job in Queries(store).processing(ONE).items] == [job_id]
-    end(store, lease, claimed, Fate.BURY, error=b"boom")
+    end(store, lease, claimed, Disposition.BURY, error=b"boom")
     queries = Queries(store)
     (dead,) = queries.morgue(ONE, prefix=job_id[:3], payload_limit=100).items
     assert [p.data for p in dead.payloads] == DATA
@@ -71,7 +71,7 @@ def test_a_payload_of_one_mebibyte(store):
     lease = take(store)
     claimed = claim(store, lease)
     assert [p.data for p in claimed.jobs[0].payloads] == [data]
-    end(store, lease, claimed, Fate.DIE, error=b"boom")
+    end(store, lease, claimed, Disposition.DIE, error=b"boom")
     (dead,) = Queries(store).morgue(ONE).items
     assert dead.payloads[0].data == data
     assert [p.data for p in claim(store, lease).jobs[0].payloads] == [b"small"]
@@ -90,7 +90,7 @@ def test_a_hundred_thousand_payloads_of_one_id(store):
         scores += [p.score for p in claimed.jobs[0].payloads]
         end(store, lease, claimed)
     assert scores == [float(number) for number in range(1, 3001)]
-    end(store, lease, claim(store, lease), Fate.RETRY)
+    end(store, lease, claim(store, lease), Disposition.RETRY)
     assert Actions(store).bury_failed(ONE) == 1
     (dead,) = Queries(store).morgue(ONE).items
     assert dead.payload_count == count - 3000
@@ -110,7 +110,7 @@ def test_a_claim_is_bounded_over_all_its_ids(store):
 def test_bad_payloads_go_to_the_morgue_and_the_others_are_settled(store):
     push(store, "1", ("good", 1), ("bad", 2), ("also good", 3), perform_in=1.0)
     lease = take(store)
-    end(store, lease, claim(store, lease), bad=(BadPayload(1, b"undecodable"),))
+    end(store, lease, claim(store, lease), bad=(PayloadRemoval(1, b"undecodable"),))
     (dead,) = Queries(store).morgue(ONE).items
     assert ([p.data for p in dead.payloads], dead.error) == ([b"bad"], b"undecodable")
     assert Queries(store).stats(ONE).length == 0
@@ -137,7 +137,7 @@ def test_bytes_planted_in_redis_are_handed_out_as_payloads(store, client):
     for _ in range(3):
         claimed = claim(store, lease)
         seen.update({job.id: [p.data for p in job.payloads] for job in claimed.jobs})
-        end(store, lease, claimed, Fate.BURY, error=b"boom")
+        end(store, lease, claimed, Disposition.BURY, error=b"boom")
     assert seen["a"] == [b"garbage"]
     assert seen["d"] == [b"nan-ish 1 x"]
     assert seen["\udcff"] == [b"\xff\xfe\0"]
@@ -171,8 +171,8 @@ def test_p8_a_claim_tells_little_of_a_payload_that_no_call_could_have_stored(sto
     (large,) = (job for job in claimed.jobs if job.id == "large")
     assert large.payloads[0].data == data[: CLAIM_BYTES + 1]
     assert large.payloads[0].score == 1.0
-    bad = (BadPayload(0, b"too large"),)
-    store.settle(ONE, lease, [Verdict("large", claimed.number, Fate.DONE, bad=bad)])
+    bad = (PayloadRemoval(0, b"too large"),)
+    store.settle(ONE, lease, [Settlement("large", claimed.number, Disposition.DONE, bad=bad)])
     (dead,) = Queries(store).morgue(ONE).items
     assert (dead.id, dead.error, dead.payloads[0].cut_from) == ("large", b"too large", len(data))
     if plant is plant_packed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.isolation import NOT_ISOLATED, Isolation
-from celery_lowkiq.rules.models import Fate, NewJob
+from celery_lowkiq.rules.models import Disposition, NewJob
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.inspect.tries import read_tries
@@ -33,7 +33,7 @@ def fail_as(shard, outcomes):
     assert ids(jobs) == sorted(outcomes)
     for job in jobs:
         retry_count, isolation = outcomes[job.id]
-        shard.end(job, Fate.RETRY, retry_count=retry_count, isolation=isolation)
+        shard.end(job, Disposition.RETRY, retry_count=retry_count, isolation=isolation)
 
 
 def fail(shard, job_ids, isolation=PAIRS, retry_count=0):
@@ -76,7 +76,7 @@ def test_a_claim_returns_the_isolation_also_when_repeated(shard):
 def test_isolation_stays_until_the_job_has_run(shard, how):
     fail(shard, ["a"], ALONE, retry_count=3)
     if how == "returned":
-        shard.run(Fate.RETURN)
+        shard.run(Disposition.RETURN)
     elif how == "taken over":
         shard.claim()
         shard.store.renew([shard.lease], stopping=True)
@@ -95,11 +95,11 @@ def test_isolation_is_the_failed_jobs_when_a_newer_one_waits(shard):
     fail(shard, ["a"], PAIRS)
     (job,) = shard.claim()
     shard.push("a", b"newer")
-    shard.end(job, Fate.RETRY, retry_count=1, isolation=ALONE)
+    shard.end(job, Disposition.RETRY, retry_count=1, isolation=ALONE)
     assert shard.waiting("a").isolation == ALONE
 
 
-@pytest.mark.parametrize("fate", [Fate.DONE, Fate.DIE])
+@pytest.mark.parametrize("fate", [Disposition.DONE, Disposition.DIE])
 def test_isolation_ends_with_a_success_and_with_a_death(shard, fate):
     fail(shard, ["a"], ALONE)
     shard.push("a", b"second", score=9e15)
@@ -112,7 +112,7 @@ def test_isolation_ends_with_a_success_and_with_a_death(shard, fate):
 
 def test_isolation_ends_when_the_job_comes_back_from_the_morgue(shard):
     shard.push("a")
-    shard.run(Fate.DIE, error=b"boom")
+    shard.run(Disposition.DIE, error=b"boom")
     fail(shard, ["a"], ALONE)
     Actions(shard.store).requeue(shard.spec, ["a"])
     assert shard.waiting("a").isolation == NOT_ISOLATED
@@ -126,7 +126,7 @@ def test_a_listing_by_retry_count_is_by_the_whole_number(shard):
 
 def test_the_log_of_tries_has_the_whole_number(shard):
     shard.push("a")
-    shard.run(Fate.RETRY, retry_count=4, isolation=PAIRS, try_text=b"boom")
+    shard.run(Disposition.RETRY, retry_count=4, isolation=PAIRS, try_text=b"boom")
     (tried,) = read_tries(shard.store.client, shard.spec, "a")
     assert tried.retry_count == 4
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.models import Fate, NewJob, Verdict
+from celery_lowkiq.rules.models import Disposition, NewJob, Settlement
 from celery_lowkiq.rules.policies import AfterFailure
 
 from .shard import Shard
@@ -30,7 +30,7 @@ def test_a_failed_job_of_which_nothing_stays_leaves_the_waiting_ones_time(store)
     shard.push("1", b"old", 1)
     (job,) = shard.claim()
     shard.push("1", b"new", 2, perform_in=1000.0)
-    verdict = Verdict("1", job.claim, Fate.RETRY, 3, 9e6, b"boom")
+    verdict = Settlement("1", job.claim, Disposition.RETRY, 3, 9e6, b"boom")
     shard.store.settle(shard.spec, shard.lease, [verdict])
     waiting = shard.waiting()
     assert ([p.data for p in waiting.payloads], waiting.perform_in, waiting.retry_count) == (
@@ -45,7 +45,7 @@ def test_a_failed_job_of_which_something_stays_has_its_own_time(store):
     shard.push("1", b"high", 2)
     (job,) = shard.claim()
     shard.push("1", b"low", 1)
-    verdict = Verdict("1", job.claim, Fate.RETRY, 3, 9e6, b"boom")
+    verdict = Settlement("1", job.claim, Disposition.RETRY, 3, 9e6, b"boom")
     shard.store.settle(shard.spec, shard.lease, [verdict])
     assert (shard.payloads(), shard.waiting().retry_count) == ([b"high"], 3)
 
@@ -57,7 +57,7 @@ def test_also_when_it_has_many_payloads(store):
     (job,) = shard.claim()
     for n in range(100):
         shard.push("1", b"new %d" % n, 1000 + n)
-    store.settle(shard.spec, shard.lease, [Verdict("1", job.claim, Fate.RETRY, 3, 9e6, b"boom")])
+    store.settle(shard.spec, shard.lease, [Settlement("1", job.claim, Disposition.RETRY, 3, 9e6, b"boom")])
     assert shard.waiting().retry_count == -1
     assert all(data.startswith(b"new") for data in shard.payloads())
 
@@ -65,7 +65,7 @@ def test_also_when_it_has_many_payloads(store):
 def test_a_call_of_which_nothing_stays_does_not_make_a_job_due(store):
     shard = Shard(store, keep=1, on_push_after_failure=AfterFailure.NOW)
     shard.push("1", b"high", 2)
-    shard.run(Fate.RETRY, retry_count=0, delay=1000.0)
+    shard.run(Disposition.RETRY, retry_count=0, delay=1000.0)
     before = shard.waiting().perform_in
     shard.push("1", b"low", 1)
     assert (shard.payloads(), shard.waiting().perform_in) == ([b"high"], before)
@@ -106,7 +106,7 @@ def test_however_many_are_recorded_of_the_others_so_many_stay(store, size):
 @pytest.mark.parametrize("size", [1, 100])
 def test_one_below_recorded_ones_is_dropped_and_makes_nothing_due(store, size):
     shard = with_recorded(store, size, on_push_after_failure=AfterFailure.NOW)
-    shard.run(Fate.RETRY, retry_count=0, delay=1000.0)
+    shard.run(Disposition.RETRY, retry_count=0, delay=1000.0)
     before = shard.waiting().perform_in
     shard.push("1", b"low" * size, 7.5)
     waiting = shard.waiting()
@@ -116,7 +116,7 @@ def test_one_below_recorded_ones_is_dropped_and_makes_nothing_due(store, size):
 @pytest.mark.parametrize("size", [1, 100])
 def test_a_recorded_one_that_is_not_kept_makes_nothing_due_either(store, size):
     shard = with_recorded(store, size, on_push_after_failure=AfterFailure.NOW)
-    shard.run(Fate.RETRY, retry_count=0, delay=1000.0)
+    shard.run(Disposition.RETRY, retry_count=0, delay=1000.0)
     before = shard.waiting().perform_in
     store.push(shard.spec, [NewJob("1", b"low" * size, 19.5, record=b"a call")])
     assert (shard.waiting().payload_count, shard.waiting().perform_in) == (23, before)
@@ -128,5 +128,5 @@ def test_a_failed_job_below_recorded_ones_leaves_the_waiting_ones_time(store, si
     shard.push("1", b"old" * size, 30)
     (job,) = shard.claim()
     push_recorded(shard, size)
-    shard.end(job, Fate.RETRY, retry_count=3, delay=9e6, error=b"boom")
+    shard.end(job, Disposition.RETRY, retry_count=3, delay=9e6, error=b"boom")
     assert (shard.waiting().payload_count, shard.waiting().retry_count) == (22, -1)

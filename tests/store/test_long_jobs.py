@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from celery import Celery
 
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.operations import dump_load
 from celery_lowkiq.rules.dumps import End, Entry, State, end_line, entry_line
 from celery_lowkiq.rules.errors import BadDump
-from celery_lowkiq.rules.models import BadPayload, Fate, NewJob, Payload
+from celery_lowkiq.rules.models import Disposition, NewJob, Payload, PayloadRemoval
 
 from .helpers import ONE, claim, contents, end, push, take, waiting
 
@@ -31,7 +31,7 @@ def commands_of(client, act) -> int:
     return sum(found.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("zadd", "zrem"))
 
 
-@pytest.mark.parametrize("fate", [Fate.RETRY, Fate.DIE, Fate.BURY, Fate.RETURN])
+@pytest.mark.parametrize("fate", [Disposition.RETRY, Disposition.DIE, Disposition.BURY, Disposition.RETURN])
 def test_a_settle_writes_payloads_together(store, client, fate):
     """P8: a claim of 1,000 payloads is settled in a few commands, not in some for each of them."""
     fill(store)
@@ -45,7 +45,7 @@ def test_bad_payloads_are_buried_together(store, client):
     items = fill(store)
     lease = take(store)
     claimed = claim(store, lease)
-    bad = tuple(BadPayload(position, b"bad") for position in range(1, MANY))
+    bad = tuple(PayloadRemoval(position, b"bad") for position in range(1, MANY))
     assert commands_of(client, lambda: end(store, lease, claimed, bad=bad)) < 30
     assert waiting(store, "1") is None
     assert client.hlen("lowkiq:1:{orders:0}:dead_spill") == len(items) - 1
@@ -64,7 +64,7 @@ def test_payloads_that_are_written_together_keep_their_order(store):
     claimed = claim(store, lease)
     newer = [(f"n{n:04}", float(n // 2)) for n in range(300)]
     push(store, "1", *newer, perform_in=1.0)
-    end(store, lease, claimed, Fate.RETRY, error=b"boom")
+    end(store, lease, claimed, Disposition.RETRY, error=b"boom")
     expected = sorted([*items, *newer], key=lambda item: item[1])
     found = contents(claim(store, lease))["1"]
     assert found == expected[:MANY]
@@ -84,8 +84,8 @@ def entry(payloads: int, job_id: str = "1") -> Entry:
 
 def parsed(*entries: Entry):
     lines = [entry_line(number, found) for number, found in enumerate(entries, 1)]
-    home = home_of(Celery(broker="redis://localhost:1/0", set_as_current=False))
-    return dump_load._parsed(home, [*lines, end_line(End(len(entries)))])
+    context = context_of(Celery(broker="redis://localhost:1/0", set_as_current=False))
+    return dump_load._parsed(context, [*lines, end_line(End(len(entries)))])
 
 
 def test_a_load_takes_a_bounded_number_of_payloads_at_once():

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.diagnosis import Dead, why
-from celery_lowkiq.rules.models import Fate, QueueSpec
+from celery_lowkiq.rules.models import Disposition, QueueSpec
 from celery_lowkiq.rules.rate import TokenRequest
-from celery_lowkiq.rules.reports import LaneReport, NodeNews, NodeReport, Running
+from celery_lowkiq.rules.reports import LaneReport, NodeReport, NodeUpdate, Running
 from celery_lowkiq.rules.views import Stats
 from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.inspect.node_reports import Lookout
+from celery_lowkiq.store.inspect.node_reports import NodeReports
 from celery_lowkiq.store.scripts.keys import report_key, shard_keys, tokens_key
 
 from .helpers import ONE, SHARD, claim, end, push, take
@@ -21,13 +21,13 @@ OWNER = "w@host-0123"
 
 @pytest.fixture
 def lookout(store):
-    return Lookout(store)
+    return NodeReports(store)
 
 
 def tell(store, running=None, shards=(SHARD,), **options):
     lanes = (LaneReport("lane-0", (), 0), LaneReport("lane-1", shards, len(shards), running))
     report = NodeReport("w@host", OWNER, 7, 10.0, options.get("quiet", False), False, ("orders",), lanes)
-    return store.beat([], OWNER, 2, NodeNews(report, 1.0)).told.now
+    return store.beat([], OWNER, 2, NodeUpdate(report, 1.0)).told.now
 
 
 def facts(lookout, job_id, rate=None):
@@ -81,7 +81,7 @@ def test_an_id_on_its_way(store, lookout):
     assert kinds(lookout, "1") == ["running"]
     push(store, "1", ("b", 1))
     assert kinds(lookout, "1") == ["running", "behind_itself"]
-    end(store, lease, claimed, Fate.BURY, error=b"boom")
+    end(store, lease, claimed, Disposition.BURY, error=b"boom")
     tell(store, quiet=True)
     assert kinds(lookout, "1") == ["leaving", "dead"]
     found = facts(lookout, "1")
@@ -94,7 +94,7 @@ def test_an_id_on_its_way(store, lookout):
 def test_a_failed_one_tells_its_error(store, lookout):
     push(store, "1", ("a", 1), perform_in=1.0)
     lease = take(store, owner=OWNER)
-    end(store, lease, claim(store, lease), Fate.RETRY, retry_count=3, delay=1000.0, error=b"boom")
+    end(store, lease, claim(store, lease), Disposition.RETRY, retry_count=3, delay=1000.0, error=b"boom")
     tell(store)
     answer = why(facts(lookout, "1"))
     assert answer.kind == "scheduled"

@@ -8,7 +8,7 @@ import pytest
 
 from celery_lowkiq.rules.dumps import Entry, Header, State
 from celery_lowkiq.rules.errors import ShardCountMismatch
-from celery_lowkiq.rules.models import Fate, Merge, NewJob, Payload, QueueSpec
+from celery_lowkiq.rules.models import Disposition, Merge, NewJob, Payload, QueueSpec
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.dump import Dumping
 from celery_lowkiq.store.admin.load import Loading
@@ -66,7 +66,7 @@ def test_priorities_move_along_and_the_more_urgent_one_stays(store, client):
 def test_what_is_processed_is_loaded_as_waiting(store, client):
     push(store, "1", ("a", 1), perform_in=2.0)
     lease = take(store)
-    end(store, lease, claim(store, lease), Fate.RETRY, retry_count=4, error=b"boom")
+    end(store, lease, claim(store, lease), Disposition.RETRY, retry_count=4, error=b"boom")
     Actions(store).run_now_all(ONE)
     claim(store, lease)
     (found,) = entries(store)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.claims import InHand
+from celery_lowkiq.rules.claims import OpenClaims
 from celery_lowkiq.rules.errors import ShardCountMismatch
-from celery_lowkiq.rules.models import Fate, NewJob, QueueSpec
+from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import STEP, Pausing
 from celery_lowkiq.store.inspect.queries import Queries
@@ -69,7 +69,7 @@ def test_later_pushes_merge_into_the_held_job(store, pausing):
     assert claimed.jobs[0].perform_in == 5.0
 
 
-@pytest.mark.parametrize("fate", [Fate.RETRY, Fate.RETURN, Fate.DIE])
+@pytest.mark.parametrize("fate", [Disposition.RETRY, Disposition.RETURN, Disposition.DIE])
 def test_what_comes_back_of_a_paused_id_is_held(store, pausing, fate):
     push(store, "1", ("a", 1), ("b", 2), perform_in=1.0)
     lease = take(store)
@@ -102,7 +102,7 @@ def test_a_takeover_recovers_into_held_and_so_do_strays(store, pausing):
     claimed = claim(store, heir)
     assert ids_of(claimed) == ["2"]
     pausing.pause_ids(ONE, ["2"])
-    assert claim(store, heir, in_hand=InHand(claimed.number)).jobs == ()
+    assert claim(store, heir, in_hand=OpenClaims(claimed.number)).jobs == ()
     assert held_ids(store) == {"1", "2"}
 
 
@@ -118,7 +118,7 @@ def test_ten_thousand_paused_ids(store, pausing):
     assert progress[-1] == 10_000
     assert len(progress) >= 10_000 // STEP
     for lease, claimed in zip(leases, failing, strict=True):
-        end(store, lease, claimed, Fate.RETRY, queue=TWO, error=b"boom")
+        end(store, lease, claimed, Disposition.RETRY, queue=TWO, error=b"boom")
     heirs = [take(store, TWO, shard, owner="heir") for shard in range(2)]
     assert all(len(claimed.jobs) == 1000 for claimed in left)
     store.push(TWO, [NewJob(job_id, b"y", 2) for job_id in ids])
@@ -189,7 +189,7 @@ def test_delete_and_kill_reach_held_jobs_and_leave_ids_paused(store, client, pau
     lease = take(store)
     for job_id in ("failed", "fresh"):
         push(store, job_id, ("a", 1), perform_in=1.0)
-    end(store, lease, claim(store, lease, 1), Fate.RETRY, error=b"boom")
+    end(store, lease, claim(store, lease, 1), Disposition.RETRY, error=b"boom")
     pausing.pause_ids(ONE, ["failed", "fresh"])
     assert actions.bury_failed(ONE) == 1
     assert actions.delete(ONE, ["fresh", "nobody"]) == 1

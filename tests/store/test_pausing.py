@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.claims import InHand
+from celery_lowkiq.rules.claims import OpenClaims
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.models import Fate, NewJob, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, ShardRef
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.inspect.queries import Queries
@@ -78,7 +78,7 @@ def test_what_runs_goes_on_and_is_settled(store, pause_and_resume):
     lease = take(store)
     claims = [claim(store, lease, 1) for _ in range(3)]
     pause()
-    fates = (Fate.DONE, Fate.RETRY, Fate.RETURN)
+    fates = (Disposition.DONE, Disposition.RETRY, Disposition.RETURN)
     for claimed, fate in zip(claims, fates, strict=True):
         assert end(store, lease, claimed, fate).next_due is None
     assert (stats(store).busy, stats(store).processed, stats(store).length) == (0, 1, 2)
@@ -99,7 +99,7 @@ def test_what_nobody_has_in_hand_goes_back_into_a_paused_shard(store, pausing):
     lease = take(store)
     claim(store, lease)
     pausing.pause_shard(ONE, 0)
-    assert claim(store, lease, in_hand=InHand()).jobs == ()
+    assert claim(store, lease, in_hand=OpenClaims()).jobs == ()
     assert (stats(store).busy, waiting(store, "1")) == (0, [("a", 1)])
 
 

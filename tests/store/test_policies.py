@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from celery_lowkiq.rules.models import BadPayload, Fate, Gone, NewJob, Verdict
+from celery_lowkiq.rules.models import Disposition, NewJob, PayloadRemoval, RemovalReason, Settlement
 from celery_lowkiq.rules.policies import AfterFailure, Policies
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import Pausing
@@ -76,7 +76,7 @@ class TestDebounce:
         hasten(shard)
         (job,) = shard.claim()
         shard.push("1", b"meanwhile")
-        shard.end(job, Fate.RETURN, delay=1000.0)
+        shard.end(job, Disposition.RETURN, delay=1000.0)
         before = shard.waiting().perform_in
         shard.push("1", b"b")
         assert shard.waiting().perform_in == before > time.time() + 500
@@ -84,7 +84,7 @@ class TestDebounce:
     def test_a_job_that_failed_is_not_put_off(self, store):
         shard = Shard(store, debounce=0.000001)
         shard.push("1", b"a", perform_in=1.0)
-        shard.run(Fate.RETRY, retry_count=0, delay=1000.0)
+        shard.run(Disposition.RETRY, retry_count=0, delay=1000.0)
         before = shard.waiting().perform_in
         shard.push("1", b"b")
         assert shard.waiting().perform_in == before
@@ -112,14 +112,14 @@ class TestStale:
         (running,) = shard.claim()
         shard.push("1", b"3", 3)
         shard.push("1", b"6", 6)
-        store.settle(shard.spec, shard.lease, [Verdict("1", running.claim, Fate.DONE)])
+        store.settle(shard.spec, shard.lease, [Settlement("1", running.claim, Disposition.DONE)])
         (job,) = shard.claim()
         assert ([p.data for p in job.payloads], job.unwanted) == ([b"3", b"6"], 1)
 
     def test_a_failure_leaves_no_mark(self, store):
         shard = Shard(store, drop_stale=1000.0)
         shard.push("1", b"5", 5)
-        shard.run(Fate.BURY, error=b"boom")
+        shard.run(Disposition.BURY, error=b"boom")
         shard.push("1", b"3", 3)
         assert shard.payloads() == [b"3"]
 
@@ -128,7 +128,7 @@ class TestStale:
         shard = Shard(store, drop_stale=1000.0)
         shard.push("1", b"3" * size, 3)
         shard.push("1", b"9" * size, 9)
-        shard.run(Fate.BURY, error=b"boom")
+        shard.run(Disposition.BURY, error=b"boom")
         shard.push("1", b"5", 5)
         shard.run()
         actions = Actions(store)
@@ -145,7 +145,7 @@ class TestStale:
         shard = Shard(store, drop_stale=1000.0)
         for n in range(2500):
             shard.push("1", b"%04d" % n, n)
-        while shard.run(Fate.BURY, error=b"boom"):
+        while shard.run(Disposition.BURY, error=b"boom"):
             pass
         shard.push("1", b"now", 1200)
         shard.run()
@@ -157,8 +157,8 @@ class TestStale:
         shard = Shard(store, drop_stale=1000.0)
         for score in (1, 2, 3, 4):
             shard.push("1", b"%d" % score, score)
-        done = tuple(BadPayload(position, None, Gone.DONE) for position in (0, 2, 3))
-        shard.run(Fate.RETURN, bad=done)
+        done = tuple(PayloadRemoval(position, None, RemovalReason.DONE) for position in (0, 2, 3))
+        shard.run(Disposition.RETURN, bad=done)
         (job,) = shard.claim()
         assert ([p.data for p in job.payloads], job.unwanted, shard.dropped) == ([b"2"], 0, 0)
         shard.push("1", b"early", 0.5)
@@ -191,7 +191,7 @@ class TestAfterFailure:
     def failed(self, store):
         shard = Shard(store, on_push_after_failure=AfterFailure.NOW)
         shard.push("1", b"a", 1)
-        shard.run(Fate.RETRY, retry_count=2, delay=1000.0, error=b"boom")
+        shard.run(Disposition.RETRY, retry_count=2, delay=1000.0, error=b"boom")
         return shard, shard.waiting().perform_in
 
     def test_a_call_makes_the_job_due(self, store):
@@ -203,14 +203,14 @@ class TestAfterFailure:
     def test_a_failure_puts_its_time_back(self, store):
         shard, own = self.failed(store)
         shard.push("1", b"b", 2)
-        shard.run(Fate.RETRY, retry_count=2, perform_in=own, error=b"again")
+        shard.run(Disposition.RETRY, retry_count=2, perform_in=own, error=b"again")
         assert (shard.waiting().perform_in, shard.waiting().retry_count) == (own, 2)
         assert shard.claim() == ()
 
     def test_what_was_returned_is_due_again_and_still_early(self, store):
         shard, own = self.failed(store)
         shard.push("1", b"b", 2)
-        shard.run(Fate.RETURN)
+        shard.run(Disposition.RETURN)
         (job,) = shard.claim()
         assert (job.early, job.perform_in) == (True, own)
 
@@ -273,14 +273,14 @@ class TestPortions:
 
     def test_a_failure_is_the_whole_jobs(self, shard):
         (job,) = shard.claim()
-        shard.end(job, Fate.RETRY, retry_count=0, delay=60.0, error=b"boom")
+        shard.end(job, Disposition.RETRY, retry_count=0, delay=60.0, error=b"boom")
         waiting = shard.waiting()
         assert (shard.payloads(), waiting.retry_count, waiting.error) == ([b"1", b"2", b"3"], 0, b"boom")
         assert shard.claim() == ()
 
     def test_parts_that_are_done_leave_the_count_as_it_is(self, shard):
         (job,) = shard.claim()
-        shard.end(job, Fate.RETRY, retry_count=4, error=b"boom")
+        shard.end(job, Disposition.RETRY, retry_count=4, error=b"boom")
         (job,) = shard.claim()
         assert (job.retry_count, job.error) == (4, b"boom")
         shard.end(job)
@@ -291,17 +291,17 @@ class TestPortions:
 
     def test_a_death_takes_the_first_payload_and_the_others_start_anew(self, shard):
         (job,) = shard.claim()
-        shard.end(job, Fate.DIE, error=b"boom")
+        shard.end(job, Disposition.DIE, error=b"boom")
         assert (shard.payloads(), shard.waiting().retry_count) == ([b"2", b"3"], -1)
 
     def test_also_when_the_run_got_no_other(self, store, client):
         shard = Shard(store, per_run=1, on_push_after_failure=AfterFailure.NOW)
         for score in (1, 2, 3):
             shard.push("1", b"%d" % score, score, perform_in=1.0)
-        shard.run(Fate.RETRY, retry_count=0, delay=1000.0, error=b"boom")
+        shard.run(Disposition.RETRY, retry_count=0, delay=1000.0, error=b"boom")
         shard.push("1", b"4", 4, perform_in=1.0)
         (job,) = shard.claim()
-        shard.end(job, Fate.DIE, error=b"boom")
+        shard.end(job, Disposition.DIE, error=b"boom")
         waiting = shard.waiting()
         assert (shard.payloads(), waiting.retry_count, waiting.error) == ([b"2", b"3", b"4"], -1, None)
         assert not client.exists("lowkiq:1:{orders:0}:early_due")
@@ -312,8 +312,8 @@ class TestPortions:
         shard = Shard(store, per_run=1, priority=4, retry_priority=9)
         for score in (1, 2):
             shard.push("1", b"%d" % score, score, perform_in=1.0)
-        shard.run(Fate.RETRY, retry_count=0, error=b"boom")
-        shard.run(Fate.DIE, error=b"boom")
+        shard.run(Disposition.RETRY, retry_count=0, error=b"boom")
+        shard.run(Disposition.DIE, error=b"boom")
         (job,) = shard.claim()
         assert (job.priority, job.retry_count) == (4, -1)
 

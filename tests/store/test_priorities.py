@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from celery_lowkiq.rules.models import Fate, NewJob, Verdict
+from celery_lowkiq.rules.models import Disposition, NewJob, Settlement
 from celery_lowkiq.rules.policies import WhenFull
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.inspect.node_reports import Lookout
+from celery_lowkiq.store.inspect.node_reports import NodeReports
 
 from .helpers import ONE, SHARD, listening, take
 from .test_policies import Shard
@@ -132,7 +132,7 @@ class TestMerging:
         push(shard, 5)
         (job,) = shard.claim()
         store.push(shard.spec, [NewJob("0", b"y", priority=1)])
-        verdict = Verdict("0", job.claim, Fate.RETRY, 0, 1000.0, b"boom")
+        verdict = Settlement("0", job.claim, Disposition.RETRY, 0, 1000.0, b"boom")
         store.settle(shard.spec, shard.lease, [verdict])
         assert (shard.waiting("0").priority, shard.waiting("0").retry_count) == (1, 0)
 
@@ -141,7 +141,9 @@ class TestMerging:
         push(shard, None)
         (job,) = shard.claim()
         push(shard, None)
-        store.settle(shard.spec, shard.lease, [Verdict("0", job.claim, Fate.RETRY, 0, 1000.0, b"boom")])
+        store.settle(
+            shard.spec, shard.lease, [Settlement("0", job.claim, Disposition.RETRY, 0, 1000.0, b"boom")]
+        )
         assert (shard.waiting("0").priority, shard.waiting("0").retry_count) == (0, 0)
 
 
@@ -151,21 +153,21 @@ class TestAfterARun:
     def test_a_retry_has_its_own_priority_or_that_of_retries(self, store, before, retry_priority):
         shard = shard_of(store, retry_priority=retry_priority)
         push(shard, before)
-        shard.run(Fate.RETRY, retry_count=0, delay=1000.0)
+        shard.run(Disposition.RETRY, retry_count=0, delay=1000.0)
         assert priorities(shard, "0") == [(before or 0) if retry_priority is None else retry_priority]
 
     def test_a_returned_one_keeps_its_own(self, store):
         shard = shard_of(store, retry_priority=9)
         push(shard, 5)
-        shard.run(Fate.RETURN)
+        shard.run(Disposition.RETURN)
         assert (shard.waiting("0").priority, shard.waiting("0").perform_in) == (5, 1.0)
 
     def test_what_is_left_of_a_job_that_died_is_new(self, store):
         shard = shard_of(store, priority=2, retry_priority=9)
         store.push(shard.spec, [NewJob("0", b"a", 1.0), NewJob("0", b"b", 2.0)])
-        shard.run(Fate.RETRY, retry_count=0)
+        shard.run(Disposition.RETRY, retry_count=0)
         assert priorities(shard, "0") == [9]
-        shard.run(Fate.DIE)
+        shard.run(Disposition.DIE)
         assert priorities(shard, "0") == [2]
 
     def test_a_recovered_one_keeps_its_own(self, store):
@@ -178,7 +180,7 @@ class TestAfterARun:
     def test_out_of_the_morgue_it_has_the_tasks(self, store):
         shard = shard_of(store, priority=4)
         push(shard, 9)
-        shard.run(Fate.BURY)
+        shard.run(Disposition.BURY)
         Actions(store).requeue(shard.spec, ["0"])
         assert priorities(shard, "0") == [4]
 
@@ -257,7 +259,7 @@ class TestElsewhere:
     def test_the_morgue_of_an_id_leaves_its_waiting_job_alone(self, store):
         shard = shard_of(store)
         push(shard, 5)
-        shard.run(Fate.BURY)
+        shard.run(Disposition.BURY)
         push(shard, 5)
         assert Actions(store).delete_dead(shard.spec, ["0"]) == 1
         assert claim(shard) == ["0"]
@@ -272,7 +274,7 @@ class TestElsewhere:
         shard = shard_of(store)
         push(shard, 5, 0, 3, 5, 9)
         store.push(shard.spec, [NewJob("later", b"x", perform_in=4e9)])
-        look = Lookout(store)
+        look = NodeReports(store)
         ahead = [
             look.facts(shard.spec, f"{n}", rate=None, max_retries=None, read=lambda _: None).waiting.ahead
             for n in range(5)
@@ -305,7 +307,9 @@ def test_what_a_dead_owner_left_runs_in_the_order_of_its_claims(store, priority)
     found = []
     while some := claim(shard, 1):
         found += some
-        shard.store.settle(shard.spec, shard.lease, [Verdict(some[0], len(order) + len(found), Fate.DONE)])
+        shard.store.settle(
+            shard.spec, shard.lease, [Settlement(some[0], len(order) + len(found), Disposition.DONE)]
+        )
     assert found == order
 
 

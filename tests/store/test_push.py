@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from celery_lowkiq.rules.errors import FormatMismatch, ShardCountMismatch, StoreFull, StoreUnavailable
-from celery_lowkiq.rules.models import Fate, NewJob, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, ShardRef
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.push import CHUNK_BYTES, CHUNK_JOBS, Sender, chunked, push_call
@@ -102,7 +102,7 @@ def test_an_empty_queue_adopts_the_new_count(store, before, after):
 def test_dead_jobs_keep_a_queue_from_changing_its_count(store):
     push(store, "1", ("a", 1), perform_in=1.0)
     lease = take(store)
-    end(store, lease, claim(store, lease), Fate.BURY)
+    end(store, lease, claim(store, lease), Disposition.BURY)
     with pytest.raises(ShardCountMismatch):
         push(store, "1", ("b", 2), queue=QueueSpec("orders", shards=2))
 
@@ -123,7 +123,7 @@ def test_a_full_redis_refuses_pushes_and_still_drains(store, client):
         with pytest.raises(StoreFull, match="maxmemory"):
             push(store, "2", ("c", 1))
         if flags:  # Redis 6.2 knows no script flags: there the operator has to make room
-            assert end(store, lease, claimed, Fate.DIE, error=b"x").accepted == {"1"}
+            assert end(store, lease, claimed, Disposition.DIE, error=b"x").accepted == {"1"}
             assert end(store, lease, claim(store, lease)).accepted == {"1"}
             assert store.release(lease)
     finally:

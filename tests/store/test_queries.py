@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from celery_lowkiq.rules.errors import InvalidCall, ShardDamaged
-from celery_lowkiq.rules.models import Fate, NewJob, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, ShardRef
 from celery_lowkiq.rules.views import Stats
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.inspect.queries import Queries
@@ -46,7 +46,7 @@ def hundred(store):
 def morgue(store, hundred):
     for shard in range(3):
         lease = take(store, THREE, shard)
-        end(store, lease, claim(store, lease, 1000), Fate.BURY, queue=THREE, error=b"boom")
+        end(store, lease, claim(store, lease, 1000), Disposition.BURY, queue=THREE, error=b"boom")
 
 
 @pytest.mark.parametrize("limit", [1, 7, 100, 1000])
@@ -95,7 +95,7 @@ def test_failed_jobs_by_retry_count(queries, store):
     lease = take(store)
     for count in (2, 0, 1):
         push(store, f"failed-{count}", ("x", 1), perform_in=1.0)
-        end(store, lease, claim(store, lease), Fate.RETRY, retry_count=count, delay=1e6, error=b"boom")
+        end(store, lease, claim(store, lease), Disposition.RETRY, retry_count=count, delay=1e6, error=b"boom")
     push(store, "fresh", ("x", 1), perform_in=9e9)
     found = queries.jobs(ONE, "retry_count").items
     assert [(j.id, j.retry_count, j.error) for j in found] == [(f"failed-{n}", n, b"boom") for n in range(3)]
@@ -132,7 +132,7 @@ def test_processing(queries, store, hundred):
 def test_one_job_may_be_in_three_places(queries, store):
     lease = take(store)
     push(store, "1", ("dead", 1), perform_in=1.0)
-    end(store, lease, claim(store, lease), Fate.BURY, error=b"boom")
+    end(store, lease, claim(store, lease), Disposition.BURY, error=b"boom")
     push(store, "1", ("runs", 2), perform_in=1.0)
     claim(store, lease)
     push(store, "1", ("waits", 3))
@@ -149,8 +149,8 @@ def test_stats(queries, store):
     for job_id in "abcd":
         push(store, job_id, ("x", 1), perform_in=1.0)
     end(store, lease, claim(store, lease, 1))
-    end(store, lease, claim(store, lease, 1), Fate.RETRY, delay=1e6)
-    end(store, lease, claim(store, lease, 1), Fate.BURY)
+    end(store, lease, claim(store, lease, 1), Disposition.RETRY, delay=1e6)
+    end(store, lease, claim(store, lease, 1), Disposition.BURY)
     claim(store, lease, 1)
     push(store, "e", ("x", 1), perform_in=1.0)
     stats = queries.stats(ONE)
@@ -170,8 +170,8 @@ def test_calls_that_merged_are_counted(queries, store):
 def test_each_payload_that_dies_is_counted_also_after_it_left_the_morgue(queries, store):
     lease = take(store)
     push(store, "1", ("a", 1), ("b", 2), perform_in=1.0)
-    end(store, lease, claim(store, lease), Fate.DIE)
-    end(store, lease, claim(store, lease), Fate.RETRY)
+    end(store, lease, claim(store, lease), Disposition.DIE)
+    end(store, lease, claim(store, lease), Disposition.RETRY)
     actions = Actions(store)
     actions.bury_failed(ONE)
     assert actions.delete_dead_all(ONE) == 1

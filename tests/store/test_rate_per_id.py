@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.models import BadPayload, Fate, Gone, NewJob, Verdict
+from celery_lowkiq.rules.models import Disposition, NewJob, PayloadRemoval, RemovalReason, Settlement
 from celery_lowkiq.rules.policies import AfterFailure
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.clocked import ClockedClient
+from celery_lowkiq.store.scripts.clocked import TestClockClient
 
 from .helpers import take
 from .test_policies import Shard
@@ -20,7 +20,7 @@ BUCKETS = "lowkiq:1:{orders:0}:buckets"
 
 @pytest.fixture
 def clocked(client):
-    return RedisStore(client, sending=ClockedClient)
+    return RedisStore(client, sending=TestClockClient)
 
 
 def limited(clocked, rate=RATE, **policies):
@@ -102,7 +102,7 @@ def test_a_claim_looks_at_a_bounded_number(clocked):
 def test_a_retry_costs_a_token_too_and_its_own_later_time_wins(clocked, delay, left):
     shard = limited(clocked)
     shard.push("1")
-    shard.run(Fate.RETRY, retry_count=0, delay=delay)
+    shard.run(Disposition.RETRY, retry_count=0, delay=delay)
     clocked.client.move(min(delay, 5))
     shard.claim()
     clocked.client.move(-min(delay, 5))
@@ -113,18 +113,18 @@ def test_a_retry_costs_a_token_too_and_its_own_later_time_wins(clocked, delay, l
 def test_what_is_returned_unstarted_gets_its_token_back(clocked):
     shard = limited(clocked)
     shard.push("1")
-    assert shard.run(Fate.RETURN)
+    assert shard.run(Disposition.RETURN)
     assert shard.run()
     shard.push("1")
     assert shard.run() == ()
 
 
 @pytest.mark.parametrize("reason", [None, b"undecodable"])
-@pytest.mark.parametrize("fate", [Fate.DONE, Fate.RETURN])
+@pytest.mark.parametrize("fate", [Disposition.DONE, Disposition.RETURN])
 def test_neither_does_a_claim_that_leaves_nothing_to_run(clocked, fate, reason):
     shard = limited(clocked)
     shard.push("1")
-    assert shard.run(fate, bad=(BadPayload(0, reason),))
+    assert shard.run(fate, bad=(PayloadRemoval(0, reason),))
     shard.push("1")
     assert shard.run()
     shard.push("1")
@@ -134,9 +134,16 @@ def test_neither_does_a_claim_that_leaves_nothing_to_run(clocked, fate, reason):
 @pytest.mark.parametrize(
     "verdict",
     [
-        {"bad": (BadPayload(0, None),)},
-        {"bad": (BadPayload(0, None), BadPayload(1, None, Gone.OVER)), "fate": Fate.BURY},
-        {"bad": (BadPayload(0, None), BadPayload(1, None, Gone.DONE)), "fate": Fate.RETURN, "delay": 0.001},
+        {"bad": (PayloadRemoval(0, None),)},
+        {
+            "bad": (PayloadRemoval(0, None), PayloadRemoval(1, None, RemovalReason.OVER)),
+            "fate": Disposition.BURY,
+        },
+        {
+            "bad": (PayloadRemoval(0, None), PayloadRemoval(1, None, RemovalReason.DONE)),
+            "fate": Disposition.RETURN,
+            "delay": 0.001,
+        },
     ],
 )
 def test_a_run_of_some_payloads_costs_one(clocked, verdict):
@@ -151,7 +158,7 @@ def test_a_run_of_some_payloads_costs_one(clocked, verdict):
 def test_what_began_and_was_put_off_does_not(clocked):
     shard = limited(clocked)
     shard.push("1")
-    assert shard.run(Fate.RETURN, delay=0.001)
+    assert shard.run(Disposition.RETURN, delay=0.001)
     clocked.client.move(1)
     assert shard.run() == ()
 
@@ -162,7 +169,7 @@ def test_a_repeated_claim_costs_nothing(clocked):
     first = shard.claim()
     shard.requests -= 1
     assert shard.claim() == first
-    shard.store.settle(shard.spec, shard.lease, [Verdict("1", first[0].claim, Fate.DONE)])
+    shard.store.settle(shard.spec, shard.lease, [Settlement("1", first[0].claim, Disposition.DONE)])
     shard.push("1")
     clocked.client.move(10.5)
     assert shard.run()
@@ -215,7 +222,7 @@ def test_a_debounced_job_waits_for_the_later_of_both(clocked):
 def test_an_early_run_waits_for_its_token_and_is_one_still(clocked):
     shard = limited(clocked, on_push_after_failure=AfterFailure.NOW)
     shard.push("1")
-    shard.run(Fate.RETRY, retry_count=2, delay=1000.0)
+    shard.run(Disposition.RETRY, retry_count=2, delay=1000.0)
     shard.push("1", b"new")
     assert shard.claim() == ()
     assert due_in(shard) == 10

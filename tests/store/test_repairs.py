@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from celery_lowkiq.rules.claims import ToAcquire
+from celery_lowkiq.rules.claims import AcquireRequest
 from celery_lowkiq.rules.errors import NotOwner, ShardCountMismatch, ShardDamaged, ShardRepairing
-from celery_lowkiq.rules.models import Fate, Lease, NewJob, QueueSpec, ShardRef, shard_of
+from celery_lowkiq.rules.models import Disposition, Lease, NewJob, QueueSpec, ShardRef, shard_of
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.admin.repair import QueueRepairs
@@ -36,9 +36,9 @@ def everywhere(store):
     """Jobs of all kinds; the owner of the one in processing has died."""
     lease = take(store, owner="dies")
     for job_id, payloads, fate in (
-        ("dead", [("a", 1.0)], Fate.BURY),
-        ("long-dead", LONG, Fate.BURY),
-        ("failed", [("a", 1.0)], Fate.RETRY),
+        ("dead", [("a", 1.0)], Disposition.BURY),
+        ("long-dead", LONG, Disposition.BURY),
+        ("failed", [("a", 1.0)], Disposition.RETRY),
     ):
         push(store, job_id, *payloads, perform_in=1.0)
         end(store, lease, claim(store, lease, 1), fate, retry_count=3, delay=1000.0, error=b"boom")
@@ -225,7 +225,7 @@ def test_an_owner_that_has_lost_the_shard_does_not_write_the_lease_again(store, 
     assert store.renew([new]) == [True]
 
 
-@pytest.mark.parametrize("fate", [Fate.DONE, Fate.RETRY, Fate.RETURN])
+@pytest.mark.parametrize("fate", [Disposition.DONE, Disposition.RETRY, Disposition.RETURN])
 def test_a_run_whose_claim_was_forgotten_is_settled(store, client, fate):
     """O6: what is in processing names its claim."""
     push(store, "1", ("a", 1.0), perform_in=1.0)
@@ -327,16 +327,16 @@ def test_taking_shards_does_not_wait_for_a_repair(store, client, monkeypatch):
     store.push(queue, [NewJob(ids[first], b"x"), NewJob(ids[second], b"x")])
     client.delete(shard_keys(first)["meta"])
     begun, may_go_on = threading.Event(), threading.Event()
-    whole = Repairs.restore_meta
+    whole = Repairs.rewrite_meta
 
     def slow(self, *args):
         begun.set()
         assert may_go_on.wait(60)
         return whole(self, *args)
 
-    monkeypatch.setattr(Repairs, "restore_meta", slow)
+    monkeypatch.setattr(Repairs, "rewrite_meta", slow)
     wanted = [
-        ToAcquire(queue, shard, seen, 0)
+        AcquireRequest(queue, shard, seen, 0)
         for shard, seen in zip((first, second), store.observe([first, second]), strict=True)
     ]
     for _ in range(2):

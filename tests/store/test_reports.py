@@ -11,8 +11,8 @@ import pytest
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.history import Sample
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
-from celery_lowkiq.rules.reports import LaneReport, NodeNews, NodeReport, Running, Wait
-from celery_lowkiq.store.inspect.node_reports import Lookout
+from celery_lowkiq.rules.reports import LaneReport, NodeReport, NodeUpdate, Running, Wait
+from celery_lowkiq.store.inspect.node_reports import NodeReports
 from celery_lowkiq.store.scripts.keys import history_key, report_key, reports_key, shard_keys
 
 from .helpers import ONE, SHARD, claim, end, push, take
@@ -32,11 +32,11 @@ REPORT = NodeReport(
 
 @pytest.fixture
 def lookout(store):
-    return Lookout(store)
+    return NodeReports(store)
 
 
 def tell(store, report=REPORT, uptime=5.0, **news):
-    return store.beat([], report.owner, 2, NodeNews(report, uptime, **news)).told
+    return store.beat([], report.owner, 2, NodeUpdate(report, uptime, **news)).told
 
 
 def test_a_report_is_read_as_it_was_told(store, lookout):
@@ -106,7 +106,7 @@ def test_many_planted_shards_are_not_made(store, client, lookout):
 
 def test_a_refused_report_does_not_disturb_the_heartbeat(store, client):
     client.set(reports_key(), "planted")
-    heard = store.beat(["orders"], "me", 4, NodeNews(REPORT, 1.0))
+    heard = store.beat(["orders"], "me", 4, NodeUpdate(REPORT, 1.0))
     assert heard.members == [{"me": (4, 1)}]
     assert isinstance(heard.told, StoreError)
 

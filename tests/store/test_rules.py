@@ -6,9 +6,9 @@ import zlib
 
 import pytest
 
-from celery_lowkiq.rules.claims import InHand
+from celery_lowkiq.rules.claims import OpenClaims
 from celery_lowkiq.rules.errors import NotOwner
-from celery_lowkiq.rules.models import Fate, Merge, NewJob, QueueSpec, ShardRef, Verdict, shard_of
+from celery_lowkiq.rules.models import Disposition, Merge, NewJob, QueueSpec, Settlement, ShardRef, shard_of
 from celery_lowkiq.rules.retry import RetryPolicy, after_failure
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.inspect.queries import Queries
@@ -57,7 +57,7 @@ def test_rule_2_lowkiqs_example_is_merge_max(store):
 def test_rule_2_a_merge_keeps_the_retry_count_of_the_queue(store):
     lease = take(store)
     push(store, "1", ("a", 1), perform_in=PAST)
-    end(store, lease, claim(store, lease), Fate.RETRY, retry_count=4, delay=3600)
+    end(store, lease, claim(store, lease), Disposition.RETRY, retry_count=4, delay=3600)
     push(store, "1", ("b", 2), perform_in=PAST)
     assert job(store, "1").retry_count == 4
     assert claim(store, lease).jobs == ()
@@ -70,7 +70,9 @@ def test_rule_3_a_failed_job_meets_a_newer_one(store, merge, score):
     push(store, "1", ("old", 2), ("both", 1), queue=queue, perform_in=PAST)
     claimed = claim(store, lease)
     push(store, "1", ("both", 7), ("new", 3), queue=queue, perform_in=PAST)
-    settled = end(store, lease, claimed, Fate.RETRY, queue=queue, retry_count=2, delay=60, error=b"boom")
+    settled = end(
+        store, lease, claimed, Disposition.RETRY, queue=queue, retry_count=2, delay=60, error=b"boom"
+    )
     met = job(store, "1", queue)
     assert sorted(waiting(store, "1", queue)) == sorted([("both", score), ("old", 2), ("new", 3)])
     assert (met.retry_count, met.error) == (2, b"boom")
@@ -82,7 +84,7 @@ def test_rule_3_nothing_left_of_the_failed_job_leaves_the_waiting_one_alone(stor
     push(store, "1", ("only", 1), perform_in=PAST)
     claimed = claim(store, lease)
     push(store, "1", ("new", 2), perform_in=9e9)
-    end(store, lease, claimed, Fate.DIE, error=b"boom")
+    end(store, lease, claimed, Disposition.DIE, error=b"boom")
     assert (job(store, "1").perform_in, job(store, "1").retry_count) == (9e9, -1)
     assert dead(store, "1") == [("only", 1)]
 
@@ -90,7 +92,7 @@ def test_rule_3_nothing_left_of_the_failed_job_leaves_the_waiting_one_alone(stor
 def test_rule_4_back_from_the_morgue(store):
     lease = take(store)
     push(store, "1", ("dead", 1), perform_in=PAST)
-    end(store, lease, claim(store, lease), Fate.BURY, error=b"boom")
+    end(store, lease, claim(store, lease), Disposition.BURY, error=b"boom")
     push(store, "1", ("new", 2), perform_in=9e9)
     assert Actions(store).requeue(ONE, ["1"]) == 1
     back = claim(store, lease).jobs[0]
@@ -121,7 +123,7 @@ def test_rule_7_a_failure_is_one_change(store, client):
     push(store, "1", ("a", 1), ("b", 2), perform_in=PAST)
     claimed = claim(store, lease)
     with client.monitor() as monitor:
-        end(store, lease, claimed, Fate.DIE, error=b"boom")
+        end(store, lease, claimed, Disposition.DIE, error=b"boom")
         client.echo("end")
         commands = []
         for command in monitor.listen():
@@ -139,7 +141,7 @@ def test_rule_7_a_failure_is_one_change(store, client):
 def test_rule_8_a_new_owner_recovers_before_it_claims(store):
     lease = take(store, owner="first")
     push(store, "1", ("a", 1), perform_in=PAST)
-    end(store, lease, claim(store, lease), Fate.RETRY, retry_count=3, delay=0, error=b"boom")
+    end(store, lease, claim(store, lease), Disposition.RETRY, retry_count=3, delay=0, error=b"boom")
     claim(store, lease)
     push(store, "1", ("b", 2), perform_in=9e9)
     heir = take(store, owner="second")
@@ -179,7 +181,7 @@ def test_rule_8_a_success_clears_the_count(store):
     assert dead(store, "1") is None
 
 
-@pytest.mark.parametrize("fate", [Fate.DONE, Fate.RETRY, Fate.DIE, Fate.RETURN])
+@pytest.mark.parametrize("fate", [Disposition.DONE, Disposition.RETRY, Disposition.DIE, Disposition.RETURN])
 def test_rule_9_a_push_during_processing_waits_for_the_settle(store, fate):
     lease = take(store)
     push(store, "1", ("a", 1), perform_in=PAST)
@@ -189,7 +191,7 @@ def test_rule_9_a_push_during_processing_waits_for_the_settle(store, fate):
     assert store.next_due([ShardRef("orders", 0)])[0].next_due is None
     settled = end(store, lease, claimed, fate)
     assert settled.next_due is not None
-    after = [("b", 2)] if fate in (Fate.DONE, Fate.DIE) else [("a", 1), ("b", 2)]
+    after = [("b", 2)] if fate in (Disposition.DONE, Disposition.DIE) else [("a", 1), ("b", 2)]
     assert contents(claim(store, lease)) == {"1": after}
 
 
@@ -261,7 +263,7 @@ def test_equal_scores_keep_arrival_order_also_after_a_spill_and_a_failure(store)
     lease = take(store)
     claimed = claim(store, lease)
     push(store, "1", ("later", 1.0), perform_in=PAST)
-    end(store, lease, claimed, Fate.RETRY)
+    end(store, lease, claimed, Disposition.RETRY)
     assert [p.data.decode() for p in claim(store, lease).jobs[0].payloads] == [*names, "later"]
 
 
@@ -269,9 +271,9 @@ def test_verdicts_of_a_late_settle_touch_nothing_else(store):
     lease = take(store)
     push(store, "1", ("a", 1), perform_in=PAST)
     first = claim(store, lease)
-    end(store, lease, first, Fate.RETURN)
+    end(store, lease, first, Disposition.RETURN)
     second = claim(store, lease)
-    assert store.settle(ONE, lease, [Verdict("1", first.number, Fate.DONE)]).accepted == frozenset()
+    assert store.settle(ONE, lease, [Settlement("1", first.number, Disposition.DONE)]).accepted == frozenset()
     assert end(store, lease, second).accepted == {"1"}
 
 
@@ -282,7 +284,7 @@ def test_a_settle_that_redis_lost_does_not_block_its_id(store):
     lost = claim(store, lease)
     push(store, "1", ("newer", 2), perform_in=PAST)
     assert claim(store, lease).jobs == ()
-    again = claim(store, lease, in_hand=InHand(lost.number))
+    again = claim(store, lease, in_hand=OpenClaims(lost.number))
     assert contents(again) == {"1": [("run before", 1), ("newer", 2)]}
     assert end(store, lease, again).accepted == {"1"}
 
@@ -291,7 +293,7 @@ def test_a_settle_that_redis_lost_does_not_block_its_id(store):
 def test_a_delay_beyond_all_numbers_loses_nothing(store, delay):
     push(store, "1", ("a", 1), perform_in=1.0)
     lease = take(store)
-    settled = end(store, lease, claim(store, lease), Fate.RETRY, delay=delay)
+    settled = end(store, lease, claim(store, lease), Disposition.RETRY, delay=delay)
     job = Queries(store).job(ONE, "1").waiting
     assert settled.now + 9e8 < job.perform_in < settled.now + 2e9
 
@@ -300,16 +302,16 @@ def test_the_rest_of_a_claim_that_is_not_open_any_more_is_due(store):
     push(store, "1", ("a", 1), perform_in=1.0)
     claimed = claim(store, take(store))
     assert store.next_due([SHARD])[0].next_due is None
-    (due,) = store.next_due([SHARD], [InHand(claimed.number)])
+    (due,) = store.next_due([SHARD], [OpenClaims(claimed.number)])
     assert due.next_due == due.now
-    assert store.next_due([SHARD], [InHand(claimed.number, (claimed.number,))])[0].next_due is None
+    assert store.next_due([SHARD], [OpenClaims(claimed.number, (claimed.number,))])[0].next_due is None
 
 
 def test_a_returned_job_may_have_a_delay(store):
     push(store, "1", ("a", 1), perform_in=1.0)
     lease = take(store)
     claimed = claim(store, lease)
-    assert end(store, lease, claimed, Fate.RETURN, delay=60).next_due > 1e9
+    assert end(store, lease, claimed, Disposition.RETURN, delay=60).next_due > 1e9
     assert waiting(store, "1") == [("a", 1)]
 
 
@@ -354,7 +356,7 @@ def test_a_failure_repeated_after_a_lost_reply_leaves_one_copy(store):
     lease = take(store)
     claimed = claim(store, lease)
     for _ in range(3):
-        end(store, lease, claimed, Fate.DIE, error=b"boom")
+        end(store, lease, claimed, Disposition.DIE, error=b"boom")
     assert dead(store, "1") == [("a", 1)]
     assert waiting(store, "1") == [("b", 2)]
     assert Queries(store).stats(ONE).failed == 1

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from celery_lowkiq.rules.errors import NotOwner
-from celery_lowkiq.rules.models import CONDEMNED, Fate, NewJob
+from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Disposition, NewJob
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.scripts.keys import shard_keys
@@ -112,10 +112,10 @@ def test_each_payload_of_one_that_runs_payload_by_payload_has_its_own_retries(st
     push(store, "1", ("a", 1), ("b", 2), perform_in=1.0)
     die_with(store, 2)
     lease = take(store, owner=next(OWNERS))
-    end(store, lease, claim(store, lease), Fate.RETRY, error=b"boom")
+    end(store, lease, claim(store, lease), Disposition.RETRY, error=b"boom")
     claimed = claim(store, lease)
     assert contents(claimed) == {"1": [("a", 1)]}
-    end(store, lease, claimed, Fate.DIE, error=b"boom")
+    end(store, lease, claimed, Disposition.DIE, error=b"boom")
     (rest,) = claim(store, lease).jobs
     assert ([p.data for p in rest.payloads], rest.retry_count, rest.error) == ([b"b"], -1, None)
 
@@ -159,9 +159,9 @@ def test_a_killer_with_recorded_calls_is_handed_out_to_be_buried(store):
     assert dead(store, "1") is None
     claimed = claim(store, lease)
     (job,) = claimed.jobs
-    assert (job.retry_count, [p.data for p in job.payloads]) == (CONDEMNED, [b"killer"])
+    assert (job.retry_count, [p.data for p in job.payloads]) == (POISON_PILL_RETRY_COUNT, [b"killer"])
     assert [record.data for record in job.calls.records] == [b"call"]
-    end(store, lease, claimed, Fate.BURY, error=ONE.poison_error)
+    end(store, lease, claimed, Disposition.BURY, error=ONE.poison_error)
     assert dead(store, "1") == [("killer", 1)]
     (rest,) = claim(store, lease).jobs
     assert (rest.retry_count, [p.data for p in rest.payloads]) == (-1, [b"later"])
@@ -171,7 +171,7 @@ def test_who_dies_over_burying_it_condemns_it_again(store):
     call_and_die(store, 1 + ONE.max_crashes)
     die_with(store)
     (job,) = claim(store, take(store, owner=next(OWNERS))).jobs
-    assert job.retry_count == CONDEMNED
+    assert job.retry_count == POISON_PILL_RETRY_COUNT
 
 
 def test_a_death_that_is_taken_back_condemns_nobody(store):
@@ -184,7 +184,7 @@ def test_a_death_that_is_taken_back_condemns_nobody(store):
     assert job.retry_count == -1
 
 
-@pytest.mark.parametrize("fate", [Fate.DONE, Fate.BURY])
+@pytest.mark.parametrize("fate", [Disposition.DONE, Disposition.BURY])
 def test_a_suspect_that_has_ended_leaves_no_mark(store, client, fate):
     push(store, "1", ("a", 1), perform_in=1.0)
     die_with(store, 2)
@@ -197,7 +197,7 @@ def test_a_suspect_that_returns_or_fails_stays_one(store):
     push(store, "1", ("a", 1), perform_in=1.0)
     die_with(store)
     lease = take(store, owner=next(OWNERS))
-    end(store, lease, claim(store, lease), Fate.RETURN)
+    end(store, lease, claim(store, lease), Disposition.RETURN)
     push(store, "2", ("b", 1), perform_in=9.0)
     assert contents(claim(store, lease, 1)) == {"2": [("b", 1)]}
     assert contents(claim(store, lease)) == {"1": [("a", 1)]}

@@ -8,11 +8,11 @@ import time
 import pytest
 
 from celery_lowkiq.rules.errors import InvalidCall, StoreFull
-from celery_lowkiq.rules.models import Fate, NewJob, Verdict
-from celery_lowkiq.rules.tracking import Counts, NewCall, State, began, ended, ends_without_run
+from celery_lowkiq.rules.models import Disposition, NewJob, Settlement
+from celery_lowkiq.rules.tracking import Counts, NewCall, State, began, ended, ended_without_run
 from celery_lowkiq.store.jobs.tracker_updates import STEP
 from celery_lowkiq.store.scripts.keys import TRACKER_KEYS, TrackerKeys
-from celery_lowkiq.store.tracking.tracker_store import Tracks, due_last
+from celery_lowkiq.store.tracking.tracker_store import TrackerStore, latest_due
 from tests.store.helpers import ONE, claim, push, take
 
 DAY = 86400
@@ -20,7 +20,7 @@ DAY = 86400
 
 @pytest.fixture
 def tracks(store):
-    return Tracks(store.client)
+    return TrackerStore(store.client)
 
 
 @pytest.fixture
@@ -121,14 +121,14 @@ def test_a_run_that_is_repeated_after_its_end_moves_the_count_back_and_forth(tra
 def test_a_call_that_nobody_runs_ends_unless_it_has_ended(tracks, tracker):
     tracks.add(tracker, calls("a", "b"))
     tracks.tell([ended(began(tracker, "a", 5, 1), over=True, success=True)])
-    tracks.tell([ends_without_run(tracker, call, State.FAILED, "deleted") for call in "ab"])
+    tracks.tell([ended_without_run(tracker, call, State.FAILED, "deleted") for call in "ab"])
     assert states(tracks, tracker) == {"a": "finished", "b": "failed"}
     assert said(tracks, tracker, "b") == [("failed", "deleted")]
 
 
 def test_a_push_whose_outcome_was_unknown_and_that_came_through(tracks, tracker):
     tracks.add(tracker, calls("a"))
-    tracks.tell([ends_without_run(tracker, "a", State.FAILED, "not pushed")])
+    tracks.tell([ended_without_run(tracker, "a", State.FAILED, "not pushed")])
     tracks.tell([began(tracker, "a", 5, 1)])
     assert counts(tracks, tracker) == Counts(working=1)
 
@@ -235,7 +235,7 @@ def test_a_tracker_is_kept_while_it_waits_and_for_its_ttl_after(tracks, client):
     ],
 )
 def test_a_tracker_outlives_its_last_call(tracks, tracker, client, jobs):
-    latest = due_last([NewJob(**{"id": "1", "payload": b"x", **job}) for job in jobs])
+    latest = latest_due([NewJob(**{"id": "1", "payload": b"x", **job}) for job in jobs])
     tracks.add(tracker, calls("a"), latest)
     assert client.ttl(TrackerKeys(tracker)["tracker"]) > 129 * DAY
 
@@ -284,7 +284,7 @@ def test_trouble_with_a_tracker_does_not_hold_up_a_settle(store, tracks, tracker
     client.delete(TrackerKeys(tracker)["tracker"])
     client.set(TrackerKeys(tracker)["tracker"], "planted")
     news = ended(began(tracker, "a", 5, 1), over=True, success=True)
-    verdict = Verdict("1", claimed.number, Fate.DONE, news=(news,))
+    verdict = Settlement("1", claimed.number, Disposition.DONE, news=(news,))
     assert store.settle(ONE, lease, [verdict]).accepted == {"1"}
 
 
@@ -294,5 +294,5 @@ def test_news_go_with_the_settle(store, tracks, tracker):
     claimed = claim(store, lease)
     tracks.add(tracker, calls("a"))
     news = ended(began(tracker, "a", lease.epoch, claimed.number), over=True, success=True)
-    store.settle(ONE, lease, [Verdict("1", claimed.number, Fate.DONE, news=(news,))])
+    store.settle(ONE, lease, [Settlement("1", claimed.number, Disposition.DONE, news=(news,))])
     assert counts(tracks, tracker) == Counts(finished=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.models import BadPayload, Fate, Verdict
+from celery_lowkiq.rules.models import Disposition, PayloadRemoval, Settlement
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.inspect.tries import MAX_TEXT, read_tries, try_text
 from celery_lowkiq.store.scripts.keys import shard_keys
@@ -12,11 +12,11 @@ from celery_lowkiq.store.scripts.keys import shard_keys
 from .helpers import ONE, SHARD, claim, push, take
 
 
-def fail(store, lease, text, fate=Fate.RETRY, retry_count=0, bad=(), count=10):
+def fail(store, lease, text, fate=Disposition.RETRY, retry_count=0, bad=(), count=10):
     """Let what is due fail with that text in the log."""
     claimed = claim(store, lease, count)
     verdicts = [
-        Verdict(job.id, claimed.number, fate, retry_count, 0.0, b"error", bad, try_text=text)
+        Settlement(job.id, claimed.number, fate, retry_count, 0.0, b"error", bad, try_text=text)
         for job in claimed.jobs
     ]
     store.settle(ONE, lease, verdicts)
@@ -58,7 +58,7 @@ def test_a_success_ends_the_log(store, together):
     if together:
         push(store, "2", ("a", 1))
     claimed = claim(store, lease)
-    store.settle(ONE, lease, [Verdict(job.id, claimed.number, Fate.DONE) for job in claimed.jobs])
+    store.settle(ONE, lease, [Settlement(job.id, claimed.number, Disposition.DONE) for job in claimed.jobs])
     assert is_forgotten(store)
 
 
@@ -66,9 +66,9 @@ def test_in_the_morgue_it_stays_until_the_job_is_deleted(store):
     push(store, "1", ("a", 1), ("b", 2))
     lease = take(store)
     fail(store, lease, b"x")
-    fail(store, lease, b"y", Fate.DIE)
+    fail(store, lease, b"y", Disposition.DIE)
     claimed = claim(store, lease)
-    store.settle(ONE, lease, [Verdict("1", claimed.number, Fate.DONE)])
+    store.settle(ONE, lease, [Settlement("1", claimed.number, Disposition.DONE)])
     assert texts(store) == ["x", "y"]
     Actions(store).delete_dead(ONE, ["1"])
     assert is_forgotten(store)
@@ -90,7 +90,7 @@ def test_a_job_without_its_last_payload_takes_it_along(store):
 
 def test_a_job_of_which_nothing_is_left_has_none(store):
     push(store, "1", ("a", 1))
-    fail(store, take(store), b"x", bad=(BadPayload(0, None),))
+    fail(store, take(store), b"x", bad=(PayloadRemoval(0, None),))
     assert is_forgotten(store)
 
 
@@ -118,7 +118,7 @@ def test_of_a_dead_payload_it_stays_when_the_waiting_job_is_deleted_and_the_othe
     push(store, "1", ("a", 1), ("b", 2))
     lease = take(store)
     fail(store, lease, b"x")
-    fail(store, lease, b"y", Fate.DIE)
+    fail(store, lease, b"y", Disposition.DIE)
     actions = Actions(store)
     assert actions.delete(ONE, ["1"]) == 1
     assert texts(store) == ["x", "y"]

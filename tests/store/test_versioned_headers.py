@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.errors import StoreError
-from celery_lowkiq.rules.models import Fate
+from celery_lowkiq.rules.models import Disposition
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.scripts.keys import shard_keys
@@ -37,9 +37,9 @@ def test_a_header_stays_with_its_job(store):
     claimed = claim(store, lease)
     assert [payload.data for payload in claimed.jobs[0].payloads] == [b"a", b"b"]
     assert HEADER in client.hget(KEYS["processing"], "1")
-    end(store, lease, claimed, Fate.RETURN)
+    end(store, lease, claimed, Disposition.RETURN)
     assert client.hget(KEYS["jobs"], "1") == HEADER + b"1 1 a2 1 b"
-    end(store, lease, claim(store, lease), Fate.BURY, error=b"boom")
+    end(store, lease, claim(store, lease), Disposition.BURY, error=b"boom")
     assert client.hget(KEYS["dead_jobs"], "1") == HEADER + b"1 1 a2 1 b"
     Actions(store).requeue_all(ONE)
     assert client.hget(KEYS["jobs"], "1") == HEADER + b"1 1 a2 1 b"

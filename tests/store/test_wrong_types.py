@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from celery_lowkiq.rules.errors import StoreError
-from celery_lowkiq.rules.models import Fate, NewJob
+from celery_lowkiq.rules.models import Disposition, NewJob
 from celery_lowkiq.rules.tracking import NewCall, began
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.jobs.call_records import digest
@@ -28,7 +28,7 @@ from celery_lowkiq.store.scripts.keys import (
     tokens_key,
 )
 from celery_lowkiq.store.scripts.script import PROBES, load, lua_files
-from celery_lowkiq.store.tracking.tracker_store import Tracks
+from celery_lowkiq.store.tracking.tracker_store import TrackerStore
 
 from .helpers import ONE, SHARD, claim, end, push, take
 
@@ -231,7 +231,7 @@ def a_shard_with_jobs_everywhere(store):
         died = take(store, owner=owner)
         claim(store, died)
     lease = take(store)
-    for job_id, fate in (("dead", Fate.BURY), ("failed", Fate.RETRY)):
+    for job_id, fate in (("dead", Disposition.BURY), ("failed", Disposition.RETRY)):
         push(store, job_id, ("a", 1), perform_in=1.0)
         end(store, lease, claim(store, lease, 1), fate, delay=1000.0)
     push(store, "runs", ("a", 1), ("b", 2), perform_in=2.0)
@@ -257,7 +257,7 @@ def a_shard_that_has_lost(key, planted=False):
 
 def a_tracker(store):
     """With a call that waits, and one that runs."""
-    tracks = Tracks(store.client)
+    tracks = TrackerStore(store.client)
     store.client.call(load("track_open").call(TrackerKeys(TRACKER), name="old", ttl=60))
     tracks.add(TRACKER, [NewCall("waits", "orders", "1", b""), NewCall("runs", "orders", "2", b"")])
     tracks.tell([began(TRACKER, "runs", 5, 1)._replace(text="said")])

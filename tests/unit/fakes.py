@@ -6,23 +6,31 @@ import threading
 import time
 from collections.abc import Callable
 
-from celery_lowkiq.rules.claims import Claim, Due, InHand, Settled, ToAcquire, ToClaim, ToSettle
+from celery_lowkiq.rules.claims import (
+    AcquireRequest,
+    Claim,
+    ClaimRequest,
+    Due,
+    OpenClaims,
+    SettleReply,
+    SettleRequest,
+)
 from celery_lowkiq.rules.errors import LowkiqError, NotOwner, StoreError, StoreUnavailable
 from celery_lowkiq.rules.health_checks import Server
 from celery_lowkiq.rules.history import Sample
 from celery_lowkiq.rules.models import (
     Batch,
-    Fate,
+    Disposition,
     Job,
     Lease,
     LeaseState,
     Payload,
     QueueSpec,
+    Settlement,
     ShardRef,
-    Verdict,
 )
 from celery_lowkiq.rules.rate import TokenRequest, Tokens
-from celery_lowkiq.rules.reports import Heard, NodeNews, NodeReport, Told
+from celery_lowkiq.rules.reports import BeatResult, HeartbeatReply, NodeReport, NodeUpdate
 
 
 class FakeStore:
@@ -35,14 +43,14 @@ class FakeStore:
         self.leases: dict[ShardRef, LeaseState] = {}
         self.stopping: set[ShardRef] = set()
         self.claims: list[tuple[ShardRef, int]] = []
-        self.settled: list[tuple[str, Fate]] = []
+        self.settled: list[tuple[str, Disposition]] = []
         self.pushed: list[tuple[ShardRef, float]] = []
         self.refreshes = 0
         #: How many shards were asked about, and how many each acquire was to take.
         self.asked = 0
         self.acquired: list[int] = []
         self.number = 0
-        self.in_hands: list[InHand | None] = []
+        self.in_hands: list[OpenClaims | None] = []
         self.forgiven: list[Lease] = []
         self.suspects: set[str] = set()
         self.last: dict[ShardRef, tuple[int, int]] = {}
@@ -53,7 +61,7 @@ class FakeStore:
         self.open = True
         self.members: dict[str, dict[str, tuple[int, int]]] = {}
         self.reports: dict[str, NodeReport] = {}
-        self.news: list[NodeNews] = []
+        self.news: list[NodeUpdate] = []
         self.server = Server(policy="noeviction")
 
     # -- what tests do
@@ -88,11 +96,11 @@ class FakeStore:
         with self.lock:
             return [self.leases.get(shard, LeaseState()) for shard in shards]
 
-    def acquire_all(self, wanted: list[ToAcquire], owner: str) -> list[Lease | LowkiqError]:
+    def acquire_all(self, wanted: list[AcquireRequest], owner: str) -> list[Lease | LowkiqError]:
         self.acquired.append(len(wanted))
         return [self._answer(lambda one: self.acquire(one, owner), one) for one in wanted]
 
-    def acquire(self, one: ToAcquire, owner: str) -> Lease:
+    def acquire(self, one: AcquireRequest, owner: str) -> Lease:
         shard, seen, known_epoch = one.shard, one.seen, one.known_epoch
         self._maybe_fail("acquire")
         with self.lock:
@@ -128,7 +136,7 @@ class FakeStore:
             self.leases[lease.shard] = LeaseState("", lease.epoch, 99)
             return True
 
-    def exchange(self, settle: ToSettle | None, claim: ToClaim | None):
+    def exchange(self, settle: SettleRequest | None, claim: ClaimRequest | None):
         """Errors of one half leave the other alone, but for an outage."""
         return tuple(
             None if asked is None else self._answer(act, asked)
@@ -143,7 +151,7 @@ class FakeStore:
         except LowkiqError as error:
             return error
 
-    def claim(self, wish: ToClaim) -> Claim:
+    def claim(self, wish: ClaimRequest) -> Claim:
         queue, lease, request, suspects = wish.queue, wish.lease, wish.request, wish.suspects
         self._maybe_fail("claim")
         with self.lock:
@@ -180,7 +188,7 @@ class FakeStore:
             taken.append(busy[job.id])
         return taken
 
-    def settle(self, asked: ToSettle) -> Settled:
+    def settle(self, asked: SettleRequest) -> SettleReply:
         lease, verdicts = asked.lease, asked.verdicts
         self._maybe_fail("settle")
         with self.lock:
@@ -190,12 +198,12 @@ class FakeStore:
             for verdict in verdicts:
                 if verdict.id in busy and busy[verdict.id].claim == verdict.claim:
                     job = busy.pop(verdict.id)
-                    if verdict.fate is Fate.RETURN:
+                    if verdict.fate is Disposition.RETURN:
                         self.waiting[lease.shard].setdefault(job.id, job)
                     accepted.add(verdict.id)
                     self.settled.append((verdict.id, verdict.fate))
             self.lock.notify_all()
-            reply = Settled(frozenset(accepted), time.time(), self._next_due(lease.shard))
+            reply = SettleReply(frozenset(accepted), time.time(), self._next_due(lease.shard))
         self._maybe_fail("settle", after=True)
         return reply
 
@@ -208,22 +216,22 @@ class FakeStore:
     def forgive(self, lease: Lease) -> None:
         self.forgiven.append(lease)
 
-    def beat(self, queues: list[str], owner: str, lanes: int, news: NodeNews) -> Heard:
+    def beat(self, queues: list[str], owner: str, lanes: int, news: NodeUpdate) -> BeatResult:
         self._maybe_fail("beat")
         with self.lock:
             for queue in queues:
                 members = self.members.setdefault(queue, {})
                 members[owner] = (lanes, members.get(owner, (0, 0))[1] + 1)
-            return Heard([dict(self.members[queue]) for queue in queues], self._tell(news))
+            return BeatResult([dict(self.members[queue]) for queue in queues], self._tell(news))
 
-    def _tell(self, news: NodeNews) -> Told | StoreError:
+    def _tell(self, news: NodeUpdate) -> HeartbeatReply | StoreError:
         try:
             self._maybe_fail("report")
         except StoreError as error:
             return error
         self.news.append(news)
         self.reports[news.report.owner] = news.report
-        return Told(time.time(), tuple((q.name, Sample(time.time(), 1, 0)) for q in news.counted))
+        return HeartbeatReply(time.time(), tuple((q.name, Sample(time.time(), 1, 0)) for q in news.counted))
 
     def forget_report(self, owner: str) -> None:
         self._maybe_fail("forget_report")
@@ -235,7 +243,7 @@ class FakeStore:
             for owner, _ in members:
                 self.members.get(queue, {}).pop(owner, None)
 
-    def next_due(self, shards: list[ShardRef], in_hand: list[InHand] | tuple[()] = ()) -> list[Due]:
+    def next_due(self, shards: list[ShardRef], in_hand: list[OpenClaims] | tuple[()] = ()) -> list[Due]:
         self._maybe_fail("next_due")
         with self.lock:
             self.refreshes += 1
@@ -278,14 +286,14 @@ class FakeStore:
 class FakeRunner:
     """Remembers runs; ``act`` may block, raise, or return verdicts."""
 
-    def __init__(self, act: Callable[[Batch], tuple[Verdict, ...] | None] = lambda batch: None) -> None:
+    def __init__(self, act: Callable[[Batch], tuple[Settlement, ...] | None] = lambda batch: None) -> None:
         self.act = act
         self.runs: list[tuple[str, str]] = []
         self.told: list[frozenset[str]] = []
 
-    def run(self, batch: Batch) -> tuple[Verdict, ...]:
+    def run(self, batch: Batch) -> tuple[Settlement, ...]:
         self.runs += [(job.id, threading.current_thread().name) for job in batch.jobs]
-        return self.act(batch) or tuple(Verdict(job.id, job.claim, Fate.DONE) for job in batch.jobs)
+        return self.act(batch) or tuple(Settlement(job.id, job.claim, Disposition.DONE) for job in batch.jobs)
 
     def settled(self, batch: Batch, accepted: frozenset[str]) -> None:
         self.told.append(accepted)

@@ -10,13 +10,13 @@ from celery.app.trace import build_tracer
 from celery.backends.cache import _DUMMY_CLIENT_CACHE
 
 from celery_lowkiq import ordered_task
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.integration.runs.runner import CeleryRunner
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import (
     Batch,
-    FirstCalls,
+    ClaimedCallRecords,
     Job,
     Lease,
     Payload,
@@ -55,7 +55,7 @@ class Reader:
         self.started += [(record.key, CallRecord.load(data, CODEC)) for record, data in records]
 
 
-class Tracks:
+class TrackerStore:
     """What trackers were told before the settle."""
 
     def __init__(self):
@@ -96,8 +96,8 @@ class Lane:
         )
         consumer = SimpleNamespace(app=self.app, hostname="host", event_dispatcher=dispatcher)
         self.reader = Reader()
-        self.tracks = Tracks()
-        self.runner = CeleryRunner({"t": task}, consumer, home_of(self.app), self.reader, self.tracks)
+        self.tracks = TrackerStore()
+        self.runner = CeleryRunner({"t": task}, consumer, context_of(self.app), self.reader, self.tracks)
 
     def run(self, *jobs):
         lease = Lease(SHARD, "me", 1)
@@ -120,8 +120,8 @@ def job(*payloads, calls=(), job_id="1", recorded=Recorded.ALL, retry_count=-1, 
         for n, (position, task_id, *rest) in enumerate(calls)
     )
     held = tuple(Payload(data, float(score), recorded) for score, data in enumerate(payloads))
-    first = FirstCalls(records, complete)
+    first = ClaimedCallRecords(records, complete)
     return Job(job_id, held, 0.0, retry_count, claim=1, calls=first)
 
 
-CODEC = home_of(Celery("codec", broker="redis://localhost:1/0", set_as_current=False)).record_codec
+CODEC = context_of(Celery("codec", broker="redis://localhost:1/0", set_as_current=False)).record_codec

@@ -12,7 +12,7 @@ from celery import Celery
 from kombu.exceptions import ContentDisallowed
 
 from celery_lowkiq import ordered_task
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.calls.message import MessagedCall, read_call
 from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.integration.task.broker_messages import BrokerMessageHandler
@@ -85,7 +85,7 @@ def make_handler(store, timer):
         def task(payloads_by_id):
             """Never run here."""
 
-        home_of(app)._store = store
+        context_of(app)._store = store
         return task.Strategy(task, app, SimpleNamespace(connection_errors=(), timer=timer))
 
     return make

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_lowkiq.rules.balance import Member, Room, lane_for, moves, quotas, to_give_up
+from celery_lowkiq.rules.balance import Member, QuotaRoom, least_loaded_lane, moves, quotas, surplus_shards
 from celery_lowkiq.rules.errors import ConfigurationError, NotOwner
-from celery_lowkiq.rules.models import Fate, Lease, LeaseState, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import Disposition, Lease, LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.rules.splitters import by_node_splitter, lease_splitter
 from celery_lowkiq.worker.owned_shard import OwnedShard
 from tests.unit.fakes import FakeStore
@@ -38,16 +38,16 @@ def test_equal_nodes_get_shares_within_one(shards, names):
 def test_what_is_given_up_is_the_surplus_and_idle_first():
     held = [ShardRef("q", n) for n in range(5)]
     busy = frozenset({held[4], held[3]})
-    assert to_give_up(held, busy, 3) == [held[2], held[1]]
-    assert to_give_up(held, busy, 1) == [held[2], held[1], held[0], held[4]]
-    assert to_give_up(held, busy, 5) == to_give_up(held, busy, 9) == []
+    assert surplus_shards(held, busy, 3) == [held[2], held[1]]
+    assert surplus_shards(held, busy, 1) == [held[2], held[1], held[0], held[4]]
+    assert surplus_shards(held, busy, 5) == surplus_shards(held, busy, 9) == []
 
 
 def test_shards_taken_in_order_are_dealt_as_lowkiq_deals_them():
     loads = [0, 0, 0]
     lanes = []
     for _ in range(7):
-        lanes.append(lane_for(loads))
+        lanes.append(least_loaded_lane(loads))
         loads[lanes[-1]] += 1
     assert lanes == [0, 1, 2, 0, 1, 2, 0]
 
@@ -62,7 +62,9 @@ def test_shards_move_between_lanes_only_when_idle_and_worth_it():
 
 
 def test_queues_that_the_same_nodes_serve_share_their_room():
-    room = Room([(frozenset({"a", "b"}), 3), (frozenset({"c"}), 1)], [ShardRef("a", 0), ShardRef("gone", 1)])
+    room = QuotaRoom(
+        [(frozenset({"a", "b"}), 3), (frozenset({"c"}), 1)], [ShardRef("a", 0), ShardRef("gone", 1)]
+    )
     assert [room.left(queue) for queue in ("a", "b", "c", "gone")] == [True, True, True, False]
     room.fill("b")
     assert room.left("a")
@@ -137,7 +139,7 @@ class TestNodes:
         assert shares(first, second) == [4, 0]
         gate.set()
         eventually(lambda: shares(first, second) == [2, 2])
-        eventually(lambda: sorted(first.store.settled) == [(f"busy-{n}", Fate.DONE) for n in range(4)])
+        eventually(lambda: sorted(first.store.settled) == [(f"busy-{n}", Disposition.DONE) for n in range(4)])
 
     def test_a_shard_that_changed_hands_before_it_was_handed_over_is_no_outage(self, cluster, caplog):
         caplog.set_level(logging.INFO)

@@ -6,7 +6,7 @@ import pytest
 from celery import Celery
 
 from celery_lowkiq import JobsFailed, PayloadError, ordered_task
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.records.call_record import CallRecord, make_record
 from celery_lowkiq.rules.errors import UndecodablePayload
 
@@ -79,7 +79,7 @@ class TestWhat:
         assert noted(make("rpc://")).headers["reply_to"] == "queue"
 
     def test_a_record_is_short_and_comes_back(self):
-        codec = home_of(make().app).record_codec
+        codec = context_of(make().app).record_codec
         for note in (
             CallRecord("a"),
             CallRecord("a", {"x": 1}),
@@ -91,11 +91,11 @@ class TestWhat:
     @pytest.mark.parametrize("data", [b"\xff", b"[1,2,3,4,5]", b"7"])
     def test_other_bytes_are_no_record(self, data):
         with pytest.raises(UndecodablePayload):
-            CallRecord.load(data, home_of(make().app).record_codec)
+            CallRecord.load(data, context_of(make().app).record_codec)
 
     def test_headers_that_cannot_be_stored_are_refused(self):
         with pytest.raises(PayloadError, match="headers, links or chord of call a"):
-            CallRecord("a", {"x": object()}).dump(home_of(make().app).record_codec)
+            CallRecord("a", {"x": object()}).dump(context_of(make().app).record_codec)
 
 
 class TestSignatures:

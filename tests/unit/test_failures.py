@@ -13,7 +13,7 @@ from celery_lowkiq import BusinessFailure, ById, JobsFailed
 from celery_lowkiq.integration.app.error_text import MAX_ERROR_BYTES
 from celery_lowkiq.integration.runs import log_filter
 from celery_lowkiq.integration.runs.failure_log import MOST_CHARACTERS, MOST_JOBS, MOST_TRACEBACKS
-from celery_lowkiq.rules.models import CONDEMNED, Fate, Recorded
+from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Disposition, Recorded
 from celery_lowkiq.rules.text import TRACEBACK, moment
 from tests.unit.lanes import Lane, job
 
@@ -141,7 +141,7 @@ def test_of_a_batch_with_many_errors_the_log_is_bounded(log):
     verdicts = Lane(function, batch_size=count, max_retries=3).run(
         *(plain(str(n), 2 if n == count - 1 else -1) for n in range(count))
     )
-    assert verdicts[-1].fate is Fate.DIE
+    assert verdicts[-1].fate is Disposition.DIE
     lines = log()
     assert (lines[0][0], len(lines)) == ("ERROR", MOST_JOBS + 1)
     assert lines[-1][1].endswith("20 more jobs failed")
@@ -205,7 +205,7 @@ def test_what_is_no_failure_has_celerys_line(log, error, level, words):
 
 
 def test_a_poison_pill_is_told_as_a_death(log):
-    Lane(boom).run(job(b"1", calls=[(0, "a")], retry_count=CONDEMNED))
+    Lane(boom).run(job(b"1", calls=[(0, "a")], retry_count=POISON_PILL_RETRY_COUNT))
     ((level, line, _),) = log()
     assert (level, "poison pill" in line) == ("ERROR", True)
 
@@ -234,7 +234,7 @@ def test_an_error_that_cannot_be_shown_is_told(log):
         raise Mute
 
     (verdict,) = Lane(function).run(plain())
-    assert verdict.fate is Fate.RETRY
+    assert verdict.fate is Disposition.RETRY
     assert any(level == "WARNING" and "Mute" in line for level, line, _ in log())
 
 
@@ -247,5 +247,5 @@ def test_without_a_stored_traceback_the_log_has_it_all_the_same(log):
 def test_a_run_that_succeeds_makes_nothing_of_it(log, monkeypatch):
     monkeypatch.delattr("celery_lowkiq.integration.runs.runner.log_failures")
     (verdict,) = Lane(succeed).run(plain())
-    assert verdict.fate is Fate.DONE
+    assert verdict.fate is Disposition.DONE
     assert log() == []

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.isolation import LONGEST_WAIT, MOST_PARTS, NOT_ISOLATED, Isolation, isolated, put_off
-from celery_lowkiq.rules.models import Fate, Job, Payload
+from celery_lowkiq.rules.isolation import (
+    MAX_ISOLATION_DELAY,
+    MAX_PARTS,
+    NOT_ISOLATED,
+    Isolation,
+    isolated,
+    isolation_delay,
+)
+from celery_lowkiq.rules.models import Disposition, Job, Payload
 from celery_lowkiq.rules.retry import RetryPolicy, after_failure
 from celery_lowkiq.store.scripts.records import parse_processing, parse_tried, tried_text
 
@@ -32,33 +39,40 @@ def test_the_next_batch_has_at_most_half_of_the_jobs(together, largest):
 
 
 def test_parts_have_a_limit():
-    assert isolated(Isolation(500, 900), 500) == Isolation(250, MOST_PARTS)
+    assert isolated(Isolation(500, 900), 500) == Isolation(250, MAX_PARTS)
 
 
 @pytest.mark.parametrize(
     "parts, pause, waits",
-    [(1, 1.0, 1.0), (2, 1.0, 1.0), (3, 1.0, 1.5), (4, 1.0, 2.0), (144, 1.0, LONGEST_WAIT), (144, 90.0, 90.0)],
+    [
+        (1, 1.0, 1.0),
+        (2, 1.0, 1.0),
+        (3, 1.0, 1.5),
+        (4, 1.0, 2.0),
+        (144, 1.0, MAX_ISOLATION_DELAY),
+        (144, 90.0, 90.0),
+    ],
 )
 def test_jobs_of_parts_sit_some_runs_out(parts, pause, waits):
-    assert put_off(parts, pause, lambda turn: pause) == waits
+    assert isolation_delay(parts, pause, lambda turn: pause) == waits
 
 
 def test_what_they_sit_out_is_the_pauses_of_the_next_runs():
-    assert put_off(6, 1.0, lambda turn: 10.0 * turn) == 1 + 10 + 20
-    assert put_off(6, 1.0, lambda turn: False) == 1
+    assert isolation_delay(6, 1.0, lambda turn: 10.0 * turn) == 1 + 10 + 20
+    assert isolation_delay(6, 1.0, lambda turn: False) == 1
 
 
 def test_a_job_of_several_is_never_the_last_time_tried():
     verdict = after_failure(job(1), ONE_SECOND, b"e", together=4)
-    assert (verdict.fate, verdict.retry_count, verdict.delay) == (Fate.RETRY, 2, 1.0)
+    assert (verdict.fate, verdict.retry_count, verdict.delay) == (Disposition.RETRY, 2, 1.0)
     assert verdict.isolation == Isolation(2, 2)
     beyond = after_failure(job(2, verdict.isolation), ONE_SECOND, b"e", together=2)
-    assert (beyond.fate, beyond.retry_count, beyond.isolation) == (Fate.RETRY, 3, Isolation(1, 4))
+    assert (beyond.fate, beyond.retry_count, beyond.isolation) == (Disposition.RETRY, 3, Isolation(1, 4))
 
 
 def test_alone_it_dies_when_its_retries_are_used_up():
     verdict = after_failure(job(5, Isolation(1, 4)), ONE_SECOND, b"e", together=1)
-    assert (verdict.fate, verdict.isolation) == (Fate.DIE, NOT_ISOLATED)
+    assert (verdict.fate, verdict.isolation) == (Disposition.DIE, NOT_ISOLATED)
     assert after_failure(job(0, Isolation(1, 4)), ONE_SECOND, b"e", together=1).isolation == Isolation(1, 4)
 
 
@@ -70,19 +84,21 @@ def test_alone_it_dies_when_its_retries_are_used_up():
 @pytest.mark.parametrize("early", [False, True])
 def test_an_error_that_gives_up_is_tried_alone_at_once(policy, early):
     verdict = after_failure(job(early=early), policy, b"e", cause=ValueError(), together=4)
-    assert (verdict.fate, verdict.delay, verdict.isolation) == (Fate.RETRY, 0.0, Isolation(2, 2))
-    assert after_failure(job(early=early), policy, b"e", cause=ValueError(), together=1).fate is Fate.DIE
+    assert (verdict.fate, verdict.delay, verdict.isolation) == (Disposition.RETRY, 0.0, Isolation(2, 2))
+    assert (
+        after_failure(job(early=early), policy, b"e", cause=ValueError(), together=1).fate is Disposition.DIE
+    )
 
 
 def test_a_failure_of_its_own_ends_the_isolation():
     verdict = after_failure(job(0, Isolation(5, 2)), ONE_SECOND, b"e", together=0)
-    assert (verdict.fate, verdict.isolation) == (Fate.RETRY, NOT_ISOLATED)
+    assert (verdict.fate, verdict.isolation) == (Disposition.RETRY, NOT_ISOLATED)
 
 
 def test_without_isolation_it_is_lowkiqs_way():
     policy = RetryPolicy(max_retries=2, pauses=lambda error, n: 1.0, isolate=False)
     assert after_failure(job(0), policy, b"e", together=4).isolation == NOT_ISOLATED
-    assert after_failure(job(1), policy, b"e", together=4).fate is Fate.DIE
+    assert after_failure(job(1), policy, b"e", together=4).fate is Disposition.DIE
 
 
 @pytest.mark.parametrize("retry_count", [0, 2, 10**6])

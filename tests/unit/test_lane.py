@@ -12,7 +12,7 @@ import pytest
 from celery_lowkiq.rules.claims import Due
 from celery_lowkiq.rules.clock import SystemClock
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
-from celery_lowkiq.rules.models import Fate, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import Disposition, QueueSpec, ShardRef
 from celery_lowkiq.store.jobs.announcements import _announcement
 from celery_lowkiq.store.scripts.keys import channel
 from celery_lowkiq.worker.lane.due_table import DueTable
@@ -155,7 +155,7 @@ def test_a_claim_that_is_answered_after_the_deadline_begins_nothing(node):
     eventually(lambda: asked and time.monotonic() > held.deadline)
     del one.store.fail["claim"]
     eventually(lambda: one.store.settled)
-    assert one.store.settled[0] == ("1", Fate.RETURN)
+    assert one.store.settled[0] == ("1", Disposition.RETURN)
     assert one.runner.ids == []
 
 
@@ -174,7 +174,7 @@ def test_what_was_claimed_but_not_begun_goes_back_when_the_node_stops(node):
     one.ran("1")
     one.runtime.drain()
     assert one.runtime.join(10)
-    assert (one.store.settled, one.runner.ids) == ([("1", Fate.RETURN)], [])
+    assert (one.store.settled, one.runner.ids) == ([("1", Disposition.RETURN)], [])
 
 
 def test_a_refused_question_about_all_shards_is_no_crash(node, caplog):

@@ -6,7 +6,7 @@ import pytest
 
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
-from celery_lowkiq.rules.rate import Tokens, asks_again, capacity, runs_of
+from celery_lowkiq.rules.rate import Tokens, capacity, next_request_in, run_count
 from tests.unit.nodes import SHARDS, Q, once
 from tests.waiting import eventually
 
@@ -20,12 +20,12 @@ def test_a_tenth_of_a_second_gathers_but_one_token_at_least(rate, most):
 
 @pytest.mark.parametrize("jobs, size, runs", [(0, 3, 0), (1, 3, 1), (3, 3, 1), (4, 3, 2), (5, 1, 5)])
 def test_a_run_costs_a_token_however_many_jobs_it_has(jobs, size, runs):
-    assert runs_of(jobs, size) == runs
+    assert run_count(jobs, size) == runs
 
 
 def test_a_node_asks_again_when_a_token_comes_and_not_later_than_it_polls():
-    assert asks_again(Tokens(0, 0.2), 1.0) == 0.2
-    assert asks_again(Tokens(0, 3600.0), 1.0) == 1.0
+    assert next_request_in(Tokens(0, 0.2), 1.0) == 0.2
+    assert next_request_in(Tokens(0, 3600.0), 1.0) == 1.0
 
 
 @pytest.fixture

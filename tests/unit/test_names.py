@@ -6,7 +6,7 @@ import pytest
 from celery import Celery
 
 from celery_lowkiq.integration.app.registry import read_queue_name
-from celery_lowkiq.integration.bootstep.queue_selection import warn_of_short_names
+from celery_lowkiq.integration.bootstep.queue_selection import warn_short_names
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.names import LISTED, full_names, listed, similar_names
 
@@ -69,7 +69,7 @@ def test_a_short_name_at_q_is_a_brokers_queue_and_is_asked_about(caplog, declare
     app = Celery("short", set_as_current=False)
     app.conf.task_queues = declared
     options = {"queues": "celery,sync,sync_order", "exclude_queues": ["sync"]}
-    warn_of_short_names(app, ["proj.sync", "sync_order"], options)
+    warn_short_names(app, ["proj.sync", "sync_order"], options)
     assert len(caplog.records) == count
     assert (
         count == 0

@@ -10,7 +10,7 @@ import pytest
 from celery.exceptions import Ignore, Reject, Retry
 
 from celery_lowkiq import Again, BusinessFailure, ConfigurationError, InvalidCall, JobsFailed, ordered_task
-from celery_lowkiq.rules.models import BadPayload, Fate, Gone, Recorded
+from celery_lowkiq.rules.models import Disposition, PayloadRemoval, Recorded, RemovalReason
 from tests.unit.lanes import Lane, job
 
 
@@ -41,7 +41,7 @@ class TestAgain:
     def test_what_is_left_goes_back_as_it_was_and_the_rest_is_done(self):
         lane = Lane(raising(lambda batch: Again(batch["1"][2:], after=5, result="so far")))
         (verdict,) = lane.run(three(retry_count=3))
-        assert (verdict.fate, verdict.delay, dropped(verdict)) == (Fate.RETURN, 5.0, [0, 1])
+        assert (verdict.fate, verdict.delay, dropped(verdict)) == (Disposition.RETURN, 5.0, [0, 1])
         assert states(lane) == ["SUCCESS", "SUCCESS", "PENDING"]
         assert (lane.result("a"), lane.result("b")) == ("so far", "so far")
         assert verdict.ended == ((b"key 0", b"key 0"), (b"key 1", b"key 1"))
@@ -53,22 +53,27 @@ class TestAgain:
     def test_all_of_it(self):
         lane = Lane(raising(Again(after=timedelta(minutes=1))))
         (verdict,) = lane.run(three())
-        assert (verdict.fate, verdict.delay, dropped(verdict), verdict.ended) == (Fate.RETURN, 60.0, [], ())
+        assert (verdict.fate, verdict.delay, dropped(verdict), verdict.ended) == (
+            Disposition.RETURN,
+            60.0,
+            [],
+            (),
+        )
         assert states(lane) == ["PENDING"] * 3
 
     def test_nothing_of_it(self):
         lane = Lane(raising(Again([], result=7)))
         (verdict,) = lane.run(three())
-        assert (verdict.fate, verdict.bad) == (Fate.DONE, ())
+        assert (verdict.fate, verdict.bad) == (Disposition.DONE, ())
         assert [lane.result(task_id) for task_id in "abc"] == [7, 7, 7]
 
     def test_of_a_single_call_celery_sees_a_retry_and_then_the_result(self):
         lane = Lane(raising(Again()))
         (verdict,) = lane.run(job(b"1", calls=[(0, "a")]))
-        assert (verdict.fate, verdict.ended, lane.state("a")) == (Fate.RETURN, (), "RETRY")
+        assert (verdict.fate, verdict.ended, lane.state("a")) == (Disposition.RETURN, (), "RETRY")
         lane = Lane(raising(Again([], result=7)))
         (verdict,) = lane.run(job(b"1", calls=[(0, "a")]))
-        assert (verdict.fate, lane.result("a")) == (Fate.DONE, 7)
+        assert (verdict.fate, lane.result("a")) == (Disposition.DONE, 7)
 
     def test_equal_payloads_are_found(self):
         stored = job(b'{"a":1,"b":[2]}', b"1.0", b"1", b'"x"', recorded=Recorded.NONE)
@@ -80,20 +85,24 @@ class TestAgain:
     def test_something_else_fails_the_batch(self, left, words):
         lane = Lane(raising(Again(left)), batch_size=2)
         verdicts = lane.run(job(b"1", recorded=Recorded.NONE), job(b"2", job_id="2", recorded=Recorded.NONE))
-        assert [verdict.fate for verdict in verdicts] == [Fate.RETRY, Fate.RETRY]
+        assert [verdict.fate for verdict in verdicts] == [Disposition.RETRY, Disposition.RETRY]
         assert all(words in verdict.error.decode() for verdict in verdicts)
 
     def test_raised_bare_each_job_keeps_its_own(self):
         lane = Lane(raising(Again([2, 3])), batch_size=3)
         jobs = [job(b"1", b"2", job_id="x"), job(b"3", b"4", job_id="y"), job(b"5", job_id="z")]
         verdicts = lane.run(*jobs)
-        assert [verdict.fate for verdict in verdicts] == [Fate.RETURN, Fate.RETURN, Fate.DONE]
+        assert [verdict.fate for verdict in verdicts] == [
+            Disposition.RETURN,
+            Disposition.RETURN,
+            Disposition.DONE,
+        ]
         assert [dropped(verdict) for verdict in verdicts] == [[0], [1], []]
 
     def test_raised_bare_with_payloads_of_one_job_it_is_not_for_equal_ones_of_others(self):
         lane = Lane(raising(lambda batch: Again(batch["x"])), batch_size=2)
         verdicts = lane.run(job(b"[1]", job_id="x"), job(b"[1]", job_id="y"))
-        assert [verdict.fate for verdict in verdicts] == [Fate.RETURN, Fate.DONE]
+        assert [verdict.fate for verdict in verdicts] == [Disposition.RETURN, Disposition.DONE]
 
     def test_payloads_that_nobody_can_read_are_no_part_of_it(self):
         lane = Lane(raising(lambda batch: Again(batch["1"][1:])))
@@ -112,7 +121,7 @@ class TestAgain:
     def test_autoretry_for_all_exceptions_leaves_it_alone(self):
         lane = Lane(raising(lambda batch: Again(batch["1"][1:])), autoretry_for=(Exception,))
         (verdict,) = lane.run(three(retry_count=3))
-        assert (verdict.fate, dropped(verdict)) == (Fate.RETURN, [0])
+        assert (verdict.fate, dropped(verdict)) == (Disposition.RETURN, [0])
 
     def test_it_can_be_pickled(self):
         again = pickle.loads(pickle.dumps(Again([1], 5, "x")))
@@ -127,8 +136,8 @@ class TestBusinessFailure:
         lane = Lane(function)
         (verdict,) = lane.run(three())
         assert (verdict.fate, verdict.bad) == (
-            Fate.BURY,
-            tuple(BadPayload(n, None, Gone.OVER) for n in range(3)),
+            Disposition.BURY,
+            tuple(PayloadRemoval(n, None, RemovalReason.OVER) for n in range(3)),
         )
         assert len(verdict.ended) == 3
         assert states(lane) == ["FAILURE"] * 3
@@ -141,7 +150,7 @@ class TestBusinessFailure:
         lane = Lane(raising(self.ERROR), throws=[KeyError], autoretry_for=(Exception,))
         (verdict,) = lane.run(job(b"1", calls=[(0, "a")]))
         assert (verdict.fate, lane.state("a"), str(lane.result("a"))) == (
-            Fate.BURY,
+            Disposition.BURY,
             "FAILURE",
             "not eligible",
         )
@@ -205,11 +214,11 @@ class TestEachJob:
         jobs = [job(b"1", b"2", job_id=name, recorded=Recorded.NONE) for name in names]
         verdicts = dict(zip(names, lane.run(*jobs), strict=True))
         assert {name: verdict.fate for name, verdict in verdicts.items()} == {
-            "again": Fate.RETURN,
-            "retry": Fate.RETRY,
-            "business": Fate.BURY,
-            "error": Fate.RETRY,
-            "done": Fate.DONE,
+            "again": Disposition.RETURN,
+            "retry": Disposition.RETRY,
+            "business": Disposition.BURY,
+            "error": Disposition.RETRY,
+            "done": Disposition.DONE,
         }
         assert (verdicts["retry"].delay, verdicts["retry"].error) == (7.0, b"KeyError: 'busy'")
         assert (verdicts["error"].delay, verdicts["again"].delay) == (300.0, 9.0)
@@ -269,17 +278,17 @@ class TestStrangeErrors:
     def test_each_is_a_failure(self, make):
         lane = Lane(raising(make), max_retries=1)
         (verdict,) = lane.run(job(b"1", calls=[(0, "a")]))
-        assert (verdict.fate, lane.state("a")) == (Fate.RETRY, "RETRY")
+        assert (verdict.fate, lane.state("a")) == (Disposition.RETRY, "RETRY")
         (verdict,) = lane.run(job(b"1", retry_count=0, recorded=Recorded.NONE))
-        assert verdict.fate is Fate.DIE
+        assert verdict.fate is Disposition.DIE
 
     def test_only_what_says_so_itself_changes_how_often_a_job_is_retried(self):
         (verdict,) = Lane(raising(retry_with(0))).run(job(b"1"))
-        assert verdict.fate is Fate.DIE
+        assert verdict.fate is Disposition.DIE
 
     def test_an_again_that_is_no_key(self):
         (verdict,) = Lane(raising(Unhashable())).run(job(b"1"))
-        assert verdict.fate is Fate.RETURN
+        assert verdict.fate is Disposition.RETURN
 
     @pytest.mark.parametrize("error", [BusinessFailure("no"), Ignore("no")])
     def test_it_costs_no_more_for_the_last_of_many_calls(self, error):

@@ -12,9 +12,9 @@ from celery import Celery
 from celery_lowkiq import ConfigurationError, OrderedTask, ordered_task
 from celery_lowkiq.integration.runs.retry_policy import guarded, policy_of
 from celery_lowkiq.rules import retry_delays
-from celery_lowkiq.rules.models import Fate, Job, Payload
+from celery_lowkiq.rules.models import Disposition, Job, Payload
 from celery_lowkiq.rules.retry import after_failure
-from celery_lowkiq.rules.retry_delays import read_pauses
+from celery_lowkiq.rules.retry_delays import read_delay_function
 
 
 def work(payloads_by_id):
@@ -27,12 +27,12 @@ MINUTE, HOUR, DAY = 60, 3600, 86400
 
 @pytest.fixture
 def default_is_7(monkeypatch):
-    monkeypatch.setattr(retry_delays, "default_retry_in", lambda retry_count: 7.0)
+    monkeypatch.setattr(retry_delays, "default_delay", lambda retry_count: 7.0)
 
 
 def test_gators_table_of_exponential_pauses():
     """The first fifteen, as its author printed them."""
-    pause = read_pauses("exponential")
+    pause = read_delay_function("exponential")
     found = [pause(ERROR, n) for n in range(15)]
     assert found[:3] == [30, 31, pytest.approx(1.0333333333333334 * MINUTE)]
     minutes = [4.55, 17.566666666666666, 52.583333333333336]
@@ -76,14 +76,14 @@ def by_kind(exc, retry_count):
     ],
 )
 def test_each_policy(retry_in, expected, default_is_7):
-    pause = read_pauses(retry_in)
+    pause = read_delay_function(retry_in)
     found = [pause(ERROR, n) for n in range(4)]
     assert found == expected
     assert [seconds is False for seconds in found] == [seconds is False for seconds in expected]
 
 
 def test_a_function_may_decide_by_the_exception():
-    pause = read_pauses(by_kind)
+    pause = read_delay_function(by_kind)
     assert pause(KeyError("deleted"), 0) is False
     assert pause(ConnectionError("down"), 2) == 62
     assert [pause(ERROR, n) for n in range(3)] == [300, 600, 1500]
@@ -120,13 +120,13 @@ def fails(retry_count):
 
 @pytest.mark.parametrize("answer", [-1, True, float("nan"), float("inf"), "soon", [5], object()])
 def test_a_bad_answer_is_logged_and_the_default_is_used(answer, caplog):
-    pause = guarded(read_pauses(lambda retry_count: answer))
+    pause = guarded(read_delay_function(lambda retry_count: answer))
     assert 15 <= pause(ERROR, 0) <= 44
     assert f"retry_in returned {answer!r}: expected seconds from 0" in caplog.text
 
 
 def test_a_policy_that_fails_is_logged_and_the_default_is_used(caplog):
-    assert 16 <= guarded(read_pauses(fails))(ERROR, 1) <= 74
+    assert 16 <= guarded(read_delay_function(fails))(ERROR, 1) <= 74
     assert "retry_in failed" in caplog.text
     assert "a bug in the policy" in caplog.text
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
@@ -139,9 +139,9 @@ def job(retry_count=-1):
 def fates(policy, cause=ERROR):
     """Of one failure after the other, with the pauses."""
     found, retry_count = [], -1
-    while not found or found[-1] is not Fate.DIE:
+    while not found or found[-1] is not Disposition.DIE:
         verdict = after_failure(job(retry_count), policy, b"e", cause=cause)
-        found.append(verdict.delay if verdict.fate is Fate.RETRY else verdict.fate)
+        found.append(verdict.delay if verdict.fate is Disposition.RETRY else verdict.fate)
         retry_count = verdict.retry_count
     return found
 
@@ -156,21 +156,25 @@ def policy():
 
 
 def test_a_list_says_how_often(policy):
-    assert fates(policy(retry_in=[10, 20, 30])) == [10, 20, 30, Fate.DIE]
-    assert fates(policy(retry_in=[1] * 40)) == [1] * 40 + [Fate.DIE]
-    assert fates(policy(retry_in=[10], max_retries=1)) == [10, Fate.DIE]
+    assert fates(policy(retry_in=[10, 20, 30])) == [10, 20, 30, Disposition.DIE]
+    assert fates(policy(retry_in=[1] * 40)) == [1] * 40 + [Disposition.DIE]
+    assert fates(policy(retry_in=[10], max_retries=1)) == [10, Disposition.DIE]
 
 
 def test_the_first_limit_counts(policy):
-    assert fates(policy(retry_in="exponential", max_retries=4)) == [30, 31, 62, 273, Fate.DIE]
-    assert fates(policy(retry_in=lambda n: False if n == 2 else 5, max_retries=None)) == [5, 5, Fate.DIE]
+    assert fates(policy(retry_in="exponential", max_retries=4)) == [30, 31, 62, 273, Disposition.DIE]
+    assert fates(policy(retry_in=lambda n: False if n == 2 else 5, max_retries=None)) == [
+        5,
+        5,
+        Disposition.DIE,
+    ]
 
 
 def test_errors_that_no_retry_mends(policy):
     for name in ("dont_retry", "dont_autoretry_for"):
         one = policy(**{name: (LookupError,), "retry_in": [5, 6]})
-        assert fates(one) == [5, 6, Fate.DIE]
-        assert fates(one, KeyError("of that kind")) == [Fate.DIE]
+        assert fates(one) == [5, 6, Disposition.DIE]
+        assert fates(one, KeyError("of that kind")) == [Disposition.DIE]
 
 
 @pytest.mark.parametrize(
@@ -217,7 +221,7 @@ class TestOfAClass:
             name = "four"
             retry_in = timedelta(seconds=400)
 
-        found = [read_pauses(task().retry_in)(ERROR, 5) for task in (One, Two, Three, Four)]
+        found = [read_delay_function(task().retry_in)(ERROR, 5) for task in (One, Two, Three, Four)]
         assert found == [105, 205, 305, 400]
 
     def test_of_a_mixin(self):
@@ -228,7 +232,7 @@ class TestOfAClass:
         class Mixed(Mixin, OrderedTask):
             name = "mixed"
 
-        assert read_pauses(Mixed().retry_in)(ERROR, 5) == 105
+        assert read_delay_function(Mixed().retry_in)(ERROR, 5) == 105
 
     def test_a_bad_one_is_refused(self):
         with pytest.raises(ConfigurationError, match=r"Wrong.retry_in.*expected def delay\(retry_count\)"):

@@ -10,7 +10,7 @@ from celery import Celery
 from celery_lowkiq import ConfigurationError, OrderedTask, ordered_task
 from celery_lowkiq.integration.records.call_record import TTL_ENDS, CallRecord, make_record
 from celery_lowkiq.integration.task.queue_options import policies_of
-from celery_lowkiq.rules.models import Fate, Job, Payload
+from celery_lowkiq.rules.models import Disposition, Job, Payload
 from celery_lowkiq.rules.policies import NONE, AfterFailure, Policies, WhenFull, length_of_shard, surplus
 from celery_lowkiq.rules.retry import RetryPolicy
 from celery_lowkiq.rules.retry import after_failure as failed
@@ -81,17 +81,17 @@ class TestEarlyRuns:
 
     def test_a_failure_restores_count_and_time(self):
         verdict = failed(self.JOB, RetryPolicy(max_retries=4, pauses=lambda error, n: 1.0), b"boom")
-        assert (verdict.fate, verdict.retry_count, verdict.perform_in) == (Fate.RETRY, 3, 500.0)
+        assert (verdict.fate, verdict.retry_count, verdict.perform_in) == (Disposition.RETRY, 3, 500.0)
 
     def test_a_failure_that_no_retry_mends_ends_it(self):
         policy = RetryPolicy(hopeless=(KeyError,))
-        assert failed(self.JOB, policy, b"boom", cause=KeyError()).fate is Fate.DIE
+        assert failed(self.JOB, policy, b"boom", cause=KeyError()).fate is Disposition.DIE
         policy = RetryPolicy(pauses=lambda error, n: False)
-        assert failed(self.JOB, policy, b"boom").fate is Fate.DIE
+        assert failed(self.JOB, policy, b"boom").fate is Disposition.DIE
 
     def test_the_last_pause_of_a_list_is_waited_for(self):
         policy = RetryPolicy(max_retries=4, pauses=lambda error, n: [9, 9, 9, 9][n])
-        assert failed(self.JOB, policy, b"boom").fate is Fate.RETRY
+        assert failed(self.JOB, policy, b"boom").fate is Disposition.RETRY
 
 
 class TestTimeToLive:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.models import ShardRef, shard_of
-from celery_lowkiq.rules.repairs import Condition, Repaired, counted, damages, is_count, may_restore
+from celery_lowkiq.rules.repairs import Condition, Repaired, can_restore_meta, counted, damages, is_count
 from celery_lowkiq.store.scripts.keys import SHARD_KEYS
 
 SHARD = ShardRef("orders", 1)
@@ -54,8 +54,8 @@ def test_what_is_damaged(found, text):
 @pytest.mark.parametrize("says", ["", "closed", "x", "-1", "0", "99999", "\u0664"])
 def test_a_shard_that_says_nothing_may_be_told(says):
     assert not is_count(says)
-    assert may_restore(SHARD, says, 4, 4, MINE)
-    assert may_restore(SHARD, says, 4, 4, [])
+    assert can_restore_meta(SHARD, says, 4, 4, MINE)
+    assert can_restore_meta(SHARD, says, 4, 4, [])
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_shard_that_says_nothing_may_be_told(says):
     ],
 )
 def test_what_cannot_be_told(says, registered, declared, ids):
-    assert not may_restore(SHARD, says, registered, declared, ids)
+    assert not can_restore_meta(SHARD, says, registered, declared, ids)
 
 
 def test_the_shards_contradict_a_registry_only_together():

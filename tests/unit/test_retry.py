@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.models import BadPayload, Fate, Job, Payload, Verdict
+from celery_lowkiq.rules.models import Disposition, Job, Payload, PayloadRemoval, Settlement
 from celery_lowkiq.rules.retry import RetryPolicy, after_failure
-from celery_lowkiq.rules.retry_delays import default_retry_in
+from celery_lowkiq.rules.retry_delays import default_delay
 
 
 def job(retry_count: int = -1) -> Job:
@@ -14,8 +14,8 @@ def job(retry_count: int = -1) -> Job:
 
 
 def test_rule_6_the_default_pauses_are_lowkiqs():
-    assert [default_retry_in(n, lambda low, high: low) for n in range(5)] == [15, 16, 31, 96, 271]
-    assert [default_retry_in(n, lambda low, high: high) for n in range(3)] == [15 + 29, 16 + 58, 31 + 87]
+    assert [default_delay(n, lambda low, high: low) for n in range(5)] == [15, 16, 31, 96, 271]
+    assert [default_delay(n, lambda low, high: high) for n in range(3)] == [15 + 29, 16 + 58, 31 + 87]
 
 
 @pytest.mark.parametrize(
@@ -24,37 +24,37 @@ def test_rule_6_the_default_pauses_are_lowkiqs():
 )
 def test_rule_6_lowkiqs_table_of_days(max_retries, days):
     """Its integer sum of pauses; the random part at its mean."""
-    seconds = sum(default_retry_in(n, lambda low, high: (low + high) / 2) for n in range(max_retries))
+    seconds = sum(default_delay(n, lambda low, high: (low + high) / 2) for n in range(max_retries))
     assert int(seconds / 60 / 60 / 24) == days
 
 
 def test_the_random_part_is_drawn_from_0_to_29():
     drawn = []
-    default_retry_in(3, lambda low, high: drawn.append((low, high)) or 0)
+    default_delay(3, lambda low, high: drawn.append((low, high)) or 0)
     assert drawn == [(0, 29)]
 
 
 def test_rule_5_lowkiqs_table_of_failures():
     policy = RetryPolicy(max_retries=25, pauses=lambda error, n: 100.0 + n)
-    assert after_failure(job(-1), policy, b"e") == Verdict("1", 7, Fate.RETRY, 0, 100.0, b"e")
-    assert after_failure(job(0), policy, b"e") == Verdict("1", 7, Fate.RETRY, 1, 101.0, b"e")
+    assert after_failure(job(-1), policy, b"e") == Settlement("1", 7, Disposition.RETRY, 0, 100.0, b"e")
+    assert after_failure(job(0), policy, b"e") == Settlement("1", 7, Disposition.RETRY, 1, 101.0, b"e")
 
 
 @pytest.mark.parametrize(
     "max_retries, retry_count, fate",
     [
-        (1, -1, Fate.RETRY),
-        (1, 0, Fate.DIE),
-        (0, -1, Fate.DIE),
-        (25, 23, Fate.RETRY),
-        (25, 24, Fate.DIE),
-        (None, 10**6, Fate.RETRY),
+        (1, -1, Disposition.RETRY),
+        (1, 0, Disposition.DIE),
+        (0, -1, Disposition.DIE),
+        (25, 23, Disposition.RETRY),
+        (25, 24, Disposition.DIE),
+        (None, 10**6, Disposition.RETRY),
     ],
 )
 def test_rule_5_the_last_failure(max_retries, retry_count, fate):
     policy = RetryPolicy(max_retries, pauses=lambda error, n: 0.0)
     assert after_failure(job(retry_count), policy, b"e").fate is fate
-    assert policy.dies(job(retry_count)) == (fate is Fate.DIE)
+    assert policy.dies(job(retry_count)) == (fate is Disposition.DIE)
 
 
 def test_a_delay_of_the_task_replaces_the_pause():
@@ -63,6 +63,6 @@ def test_a_delay_of_the_task_replaces_the_pause():
 
 
 def test_bad_payloads_travel_with_the_verdict():
-    bad = (BadPayload(0, b"undecodable"),)
+    bad = (PayloadRemoval(0, b"undecodable"),)
     assert after_failure(job(), RetryPolicy(), b"e", bad=bad).bad == bad
     assert after_failure(job(), RetryPolicy(max_retries=0), b"e", bad=bad).bad == bad

@@ -12,11 +12,11 @@ from celery import Celery, signals
 from celery.app.trace import build_tracer
 
 from celery_lowkiq import ConfigurationError, JobsFailed, OrderedTask, ordered_task
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.runs import request
 from celery_lowkiq.integration.runs.runner import CeleryRunner
-from celery_lowkiq.rules.models import Batch, Fate, Job, Lease, Payload, ShardRef
-from celery_lowkiq.rules.text import error_line
+from celery_lowkiq.rules.models import Batch, Disposition, Job, Lease, Payload, ShardRef
+from celery_lowkiq.rules.text import last_error_line
 
 # Celery warns of each error from outside a function.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -43,7 +43,7 @@ def run():
             app.loader.on_task_init = init
         task.__trace__ = build_tracer(task.name, task, app.loader, "host", app=app)
         consumer = SimpleNamespace(app=app, hostname="host", event_dispatcher=None)
-        runner = CeleryRunner({"t": task}, consumer, home_of(app), reader=None, tracks=None)
+        runner = CeleryRunner({"t": task}, consumer, context_of(app), reader=None, tracks=None)
         job = Job("1", (Payload(b'"x"', 1.0),), perform_in=0.0, claim=1)
         lease = Lease(ShardRef("t", 0), "me", 1)
         (verdict,) = runner.run(Batch(task.queue_spec, lease, 1, (job,), lost=threading.Event()))
@@ -54,7 +54,7 @@ def run():
 
 
 def said(verdict):
-    return error_line(verdict.error.decode())
+    return last_error_line(verdict.error.decode())
 
 
 def returns(self, payloads_by_id):
@@ -72,16 +72,16 @@ def fails(*_):
 @pytest.mark.parametrize("hook", ["on_success", "after_return"])
 def test_what_fails_after_the_function_returned_does_not_repeat_it(run, hook):
     verdict, _ = run(returns, base=type("Hooked", (OrderedTask,), {"abstract": True, hook: fails}))
-    assert verdict.fate is Fate.DONE
+    assert verdict.fate is Disposition.DONE
 
 
 def test_a_job_whose_function_never_ran_is_not_done(run):
     verdict, _ = run(returns, init=fails)
-    assert (verdict.fate, said(verdict)) == (Fate.RETRY, "RuntimeError: around")
+    assert (verdict.fate, said(verdict)) == (Disposition.RETRY, "RuntimeError: around")
     verdict, states = run(
         returns, base=type("Hooked", (OrderedTask,), {"abstract": True, "before_start": fails})
     )
-    assert (verdict.fate, said(verdict)) == (Fate.RETRY, "RuntimeError: around")
+    assert (verdict.fate, said(verdict)) == (Disposition.RETRY, "RuntimeError: around")
     assert states == [("RETRY", "Retry")]
 
 
@@ -110,7 +110,9 @@ def names_it(self, payloads_by_id):
 class TestBaseException:
     """O5: what is no ``Exception`` fails the run, wherever a task's own code raises it."""
 
-    @pytest.mark.parametrize("max_retries, fate, state", [(1, Fate.RETRY, "RETRY"), (0, Fate.DIE, "FAILURE")])
+    @pytest.mark.parametrize(
+        "max_retries, fate, state", [(1, Disposition.RETRY, "RETRY"), (0, Disposition.DIE, "FAILURE")]
+    )
     @pytest.mark.parametrize("function", [halts, names_it, handles])
     def test_of_the_function(self, run, function, max_retries, fate, state):
         verdict, states = run(function, max_retries=max_retries)
@@ -120,14 +122,14 @@ class TestBaseException:
     @pytest.mark.parametrize("hook", ["before_start", "__call__"])
     def test_before_the_function(self, run, hook):
         verdict, _ = run(returns, base=type("Hooked", (OrderedTask,), {"abstract": True, hook: halts}))
-        assert (verdict.fate, said(verdict)) == (Fate.RETRY, HALT)
+        assert (verdict.fate, said(verdict)) == (Disposition.RETRY, HALT)
 
     @pytest.mark.parametrize(
         "hook, function, fate",
         [
-            ("on_success", returns, Fate.DONE),
-            ("after_return", returns, Fate.DONE),
-            ("on_retry", raises, Fate.RETRY),
+            ("on_success", returns, Disposition.DONE),
+            ("after_return", returns, Disposition.DONE),
+            ("on_retry", raises, Disposition.RETRY),
         ],
     )
     def test_of_a_hook_after_the_function(self, run, caplog, hook, function, fate):
@@ -147,18 +149,18 @@ class TestBaseException:
 
         settings = {"lowkiq_server_middlewares": [watches]}
         verdict, _ = run(halts, settings=settings)
-        assert (verdict.fate, [type(error) for error in seen]) == (Fate.RETRY, [Halt])
+        assert (verdict.fate, [type(error) for error in seen]) == (Disposition.RETRY, [Halt])
         verdict, _ = run(returns, settings={"lowkiq_server_middlewares": [halts]})
-        assert (verdict.fate, said(verdict)) == (Fate.RETRY, HALT)
+        assert (verdict.fate, said(verdict)) == (Disposition.RETRY, HALT)
 
     def test_of_autoretry_dont_retry_and_retry_in(self, run):
         verdict, _ = run(halts, autoretry_for=(Halt,))
-        assert (verdict.fate, said(verdict)) == (Fate.RETRY, HALT)
-        assert run(halts, dont_retry=(Halt,))[0].fate is Fate.DIE
+        assert (verdict.fate, said(verdict)) == (Disposition.RETRY, HALT)
+        assert run(halts, dont_retry=(Halt,))[0].fate is Disposition.DIE
         asked = []
         assert run(halts, retry_in=lambda exc, n: asked.append(exc) or 7)[0].delay == 7
         assert [type(error) for error in asked] == [Halt]
-        assert run(halts, retry_in=lambda n: halts())[0].fate is Fate.RETRY
+        assert run(halts, retry_in=lambda n: halts())[0].fate is Disposition.RETRY
 
     @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
     def test_what_ends_a_worker_passes(self, run, kind):
@@ -191,7 +193,7 @@ def test_an_error_that_cannot_be_shown_does_not_end_the_lane(run, monkeypatch, c
         patched.setattr(logging.Formatter, "formatException", shown)
         patched.setattr(logging.Handler, "handleError", shown)
         verdict, _ = run(returns, init=around_it)
-    assert verdict.fate is Fate.RETRY
+    assert verdict.fate is Disposition.RETRY
     # Celery has looked at it, and met the error of its attributes.
     assert "a run of t failed outside its function, by a KeyError that cannot be formatted" in caplog.messages
 
@@ -201,7 +203,9 @@ def around(call):
     return type("Around", (OrderedTask,), {"abstract": True, "__call__": call})
 
 
-@pytest.mark.parametrize("max_retries, fate, state", [(1, Fate.RETRY, "RETRY"), (0, Fate.DIE, "FAILURE")])
+@pytest.mark.parametrize(
+    "max_retries, fate, state", [(1, Disposition.RETRY, "RETRY"), (0, Disposition.DIE, "FAILURE")]
+)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_run_fails_by_what_is_raised_around_it(run, when, max_retries, fate, state):
     def call(self, *args):
@@ -225,14 +229,14 @@ def test_what_only_passes_by_is_decided_once(run):
         raise self.retry(countdown=77)
 
     verdict, states = run(again, base=around(call))
-    assert (verdict.fate, verdict.delay, states) == (Fate.RETRY, 77.0, [("RETRY", "Retry")])
+    assert (verdict.fate, verdict.delay, states) == (Disposition.RETRY, 77.0, [("RETRY", "Retry")])
 
 
 #: A failing on_retry makes Celery call on_failure.
 BROKEN = {"abstract": True, "on_failure": fails, "on_retry": fails}
 
 
-@pytest.mark.parametrize("max_retries, fate", [(0, Fate.DIE), (1, Fate.RETRY)])
+@pytest.mark.parametrize("max_retries, fate", [(0, Disposition.DIE), (1, Disposition.RETRY)])
 def test_failing_hooks_do_not_hide_the_error(run, max_retries, fate):
     verdict, _ = run(raises, base=type("Hooked", (OrderedTask,), BROKEN), max_retries=max_retries)
     assert (verdict.fate, said(verdict)) == (fate, "ValueError: boom")
@@ -243,7 +247,7 @@ def test_failing_hooks_keep_the_pause_that_was_asked_for(run):
         raise self.retry(countdown=77)
 
     verdict, _ = run(again, base=type("Hooked", (OrderedTask,), BROKEN))
-    assert (verdict.fate, verdict.delay) == (Fate.RETRY, 77.0)
+    assert (verdict.fate, verdict.delay) == (Disposition.RETRY, 77.0)
 
 
 class TestRetry:
@@ -255,10 +259,14 @@ class TestRetry:
                 raise self.retry(countdown=3)  # noqa: B904 - as Celery's users write it
 
         verdict, states = run(handles)
-        assert (verdict.fate, verdict.delay, said(verdict)) == (Fate.RETRY, 3.0, "KeyError: 'original'")
+        assert (verdict.fate, verdict.delay, said(verdict)) == (
+            Disposition.RETRY,
+            3.0,
+            "KeyError: 'original'",
+        )
         assert states == [("RETRY", "Retry")]
         verdict, states = run(handles, max_retries=0)
-        assert (verdict.fate, said(verdict)) == (Fate.DIE, "KeyError: 'original'")
+        assert (verdict.fate, said(verdict)) == (Disposition.DIE, "KeyError: 'original'")
         assert states == [("FAILURE", "KeyError")]
 
     def test_eta_and_max_retries(self, run):
@@ -271,7 +279,7 @@ class TestRetry:
         verdict, _ = run(at)
         assert said(verdict) == "KeyError: 'x'"
         assert 60 < verdict.delay <= 100
-        assert run(once)[0].fate is Fate.DIE
+        assert run(once)[0].fate is Disposition.DIE
 
     def test_without_a_time_the_pause_is_retry_in(self, run):
         def again(self, payloads_by_id):
@@ -287,7 +295,7 @@ class TestRetry:
         assert said(verdict) == "celery.exceptions.Retry: asked for by self.retry()"
         assert states == [("RETRY", "Retry")]
         verdict, states = run(again, max_retries=0)
-        assert verdict.fate is Fate.DIE
+        assert verdict.fate is Disposition.DIE
         assert states == [("FAILURE", "MaxRetriesExceededError")]
 
     def test_a_run_cannot_succeed_and_be_repeated(self, run):
@@ -295,7 +303,7 @@ class TestRetry:
             self.retry(throw=False)
 
         verdict, _ = run(goes_on)
-        assert verdict.fate is Fate.RETRY
+        assert verdict.fate is Disposition.RETRY
         assert b"throw=False" in verdict.error
 
     @pytest.mark.parametrize(
@@ -313,7 +321,7 @@ class TestRetry:
             raise self.retry(**wrong)
 
         verdict, _ = run(again)
-        assert verdict.fate is Fate.RETRY
+        assert verdict.fate is Disposition.RETRY
         assert f"InvalidCall: {next(iter(wrong))}=" in said(verdict)
 
     def test_what_would_change_the_call_is_refused_also_of_autoretry(self):
@@ -324,10 +332,10 @@ class TestRetry:
     def test_autoretry_for(self, run):
         options = {"autoretry_for": (ValueError,), "retry_kwargs": {"countdown": 7, "max_retries": 3}}
         verdict, _ = run(raises, **options)
-        assert (verdict.fate, verdict.delay, said(verdict)) == (Fate.RETRY, 7.0, "ValueError: boom")
+        assert (verdict.fate, verdict.delay, said(verdict)) == (Disposition.RETRY, 7.0, "ValueError: boom")
         options["retry_kwargs"]["max_retries"] = 0
         verdict, states = run(raises, **options)
-        assert verdict.fate is Fate.DIE
+        assert verdict.fate is Disposition.DIE
         assert states == [("FAILURE", "ValueError")]
 
 

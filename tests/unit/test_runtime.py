@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from celery_lowkiq.rules.claims import InHand
+from celery_lowkiq.rules.claims import OpenClaims
 from celery_lowkiq.rules.errors import ShardCountMismatch, StoreError, StoreUnavailable
-from celery_lowkiq.rules.models import Fate, Lease, LeaseState, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import Disposition, Lease, LeaseState, QueueSpec, ShardRef
 from tests.unit.nodes import SHARDS, Q, once
 from tests.waiting import eventually
 
@@ -115,7 +115,7 @@ def test_a_shard_that_changed_hands_is_left_alone(node, caplog):
     one.gate.set()
     one.store.push(SHARDS[2], "same lane")
     one.ran("same lane")
-    assert one.store.settled == [("same lane", Fate.DONE)]
+    assert one.store.settled == [("same lane", Disposition.DONE)]
     assert "changed hands" in caplog.text
     assert one.runner.told == [frozenset({"same lane"})]
 
@@ -214,7 +214,7 @@ def test_the_store_is_told_which_claims_are_in_hand(node):
         one.store.push(SHARDS[0], str(number), announce=False)
     one.start()
     one.ran("0", "1", "2")
-    assert one.store.in_hands[:3] == [InHand(), InHand(1, (1,)), InHand(2, (2,))]
+    assert one.store.in_hands[:3] == [OpenClaims(), OpenClaims(1, (1,)), OpenClaims(2, (2,))]
 
 
 def test_a_job_whose_settle_failed_for_good_is_not_in_hand(node):
@@ -224,7 +224,7 @@ def test_a_job_whose_settle_failed_for_good_is_not_in_hand(node):
     one.start()
     eventually(lambda: one.runner.ids)
     one.runtime._on_announcement(SHARDS[0], 1.0)
-    eventually(lambda: InHand(1) in one.store.in_hands)
+    eventually(lambda: OpenClaims(1) in one.store.in_hands)
 
 
 def test_an_acquire_whose_reply_was_lost_is_not_waited_for(node):

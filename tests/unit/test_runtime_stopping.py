@@ -7,7 +7,7 @@ import time
 import pytest
 
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
-from celery_lowkiq.rules.models import Fate
+from celery_lowkiq.rules.models import Disposition
 from celery_lowkiq.worker.exclusion import Cooperative, Strict
 from tests.unit.nodes import SHARDS
 from tests.waiting import eventually
@@ -28,7 +28,7 @@ class TestStopping:
         assert one.runtime.busy() == 1
         one.gate.set()
         assert one.runtime.join(10)
-        assert one.store.settled == [("runs", Fate.DONE)]
+        assert one.store.settled == [("runs", Disposition.DONE)]
         assert one.owns() == []
         assert one.owns("") == list(SHARDS)
 
@@ -65,7 +65,7 @@ class TestStopping:
         assert SHARDS[0] in one.store.stopping
         one.gate.set()
         assert one.runtime.join(10)
-        assert one.store.settled == ([] if given_up else [("runs", Fate.DONE)])
+        assert one.store.settled == ([] if given_up else [("runs", Disposition.DONE)])
 
     def test_a_drain_without_redis_ends_after_a_lease_time(self, node, caplog):
         one = node()

@@ -10,7 +10,7 @@ import pytest
 from celery_lowkiq.rules import schedulers
 from celery_lowkiq.rules.middleware import compose
 from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
-from celery_lowkiq.rules.ownership import Watch
+from celery_lowkiq.rules.ownership import LeaseWatch
 from celery_lowkiq.rules.splitters import default_splitter
 
 A0, A1, A2 = (ShardRef("A", n) for n in range(3))
@@ -103,7 +103,7 @@ def test_the_first_middleware_is_outermost():
 class TestWatch:
     """Rule 8's guard: nobody takes a shard from the living, judged by one's own clock only."""
 
-    start = Watch(QueueSpec("q"), ShardRef("q", 0))
+    start = LeaseWatch(QueueSpec("q"), ShardRef("q", 0))
     alive = LeaseState("other", 5, 1)
 
     def test_an_owner_gets_1_05_lease_times(self):

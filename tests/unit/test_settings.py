@@ -240,9 +240,9 @@ class TestSentinels:
 
 
 def test_a_misspelt_redis_option_is_refused_before_anything_connects():
-    home = context.home_of(app(lowkiq_redis_options={"sokcet_timeout": 1}))
+    shared = context.context_of(app(lowkiq_redis_options={"sokcet_timeout": 1}))
     with pytest.raises(ConfigurationError, match=r"lowkiq_redis_options.*sokcet_timeout"):
-        _ = home.store
+        _ = shared.store
 
 
 def test_a_hanging_redis_cannot_outlast_a_lease():
@@ -254,17 +254,17 @@ def test_every_kind_of_url_makes_a_client():
     urls = ["redis://x", "redis+socket:///tmp/x", "rediss://x?ssl_cert_reqs=none", "sentinel://a:1"]
     for url in [*urls, "valkey://x", "unix:///tmp/x", "valkeys://x?ssl_cert_reqs=none"]:
         made = app(lowkiq_url=url, result_backend_transport_options={"master_name": "m"})
-        home = context.home_of(made)
-        assert home.store is home.store
-        home.store.close()
+        shared = context.context_of(made)
+        assert shared.store is shared.store
+        shared.store.close()
 
 
-def test_a_home_is_not_shared_with_a_forked_child(monkeypatch):
+def test_a_context_is_not_shared_with_a_forked_child(monkeypatch):
     made = app()
-    mine = context.home_of(made)
-    assert context.home_of(made) is mine
+    mine = context.context_of(made)
+    assert context.context_of(made) is mine
     monkeypatch.setattr("os.getpid", lambda: mine.pid + 1)
-    assert context.home_of(made) is not mine
+    assert context.context_of(made) is not mine
 
 
 class TestErrors:

@@ -6,7 +6,7 @@ import fakeredis
 import pytest
 
 from celery_lowkiq.rules.errors import NotOwner, ShardCountMismatch
-from celery_lowkiq.rules.models import Fate, NewJob, QueueSpec, Verdict
+from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, Settlement
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.redis_store import RedisStore
@@ -31,7 +31,10 @@ def test_the_way_of_a_job(store):
     lease = take(store)
     claim = store.claim(QUEUE, lease, 1)
     assert {job.id: [p.data for p in job.payloads] for job in claim.jobs} == {"1": [b"a", b"b"], "2": [b"c"]}
-    verdicts = [Verdict("1", claim.number, Fate.DIE, error=b"boom"), Verdict("2", claim.number, Fate.DONE)]
+    verdicts = [
+        Settlement("1", claim.number, Disposition.DIE, error=b"boom"),
+        Settlement("2", claim.number, Disposition.DONE),
+    ]
     assert store.settle(QUEUE, lease, verdicts).accepted == {"1", "2"}
     assert Queries(store).morgue(QUEUE).items[0].payloads[0].data == b"a"
     assert Actions(store).requeue_all(QUEUE) == 1
@@ -52,7 +55,7 @@ def test_calls(store):
     (job,) = store.claim(QUEUE, lease, 1).jobs
     assert [call.data for call in job.calls.records] == [b"first", b"second"]
     keys = [call.key for call in job.calls.records]
-    store.settle(QUEUE, lease, [Verdict("1", job.claim, Fate.DONE, ended=((keys[0], keys[1]),))])
+    store.settle(QUEUE, lease, [Settlement("1", job.claim, Disposition.DONE, ended=((keys[0], keys[1]),))])
     assert store.client.redis.zcard(shard_keys(SHARD)["calls"]) == 0
 
 

@@ -12,7 +12,7 @@ from celery import Celery
 from celery_lowkiq.integration.app.error_text import MAX_ERROR_BYTES, dump_error
 from celery_lowkiq.integration.app.settings import format_message, read_settings
 from celery_lowkiq.integration.app.tracebacks import FRAMEWORK, format_traceback
-from celery_lowkiq.rules.text import error_line
+from celery_lowkiq.rules.text import last_error_line
 
 
 def raised(kind, function):
@@ -47,7 +47,7 @@ def test_a_long_message_keeps_its_beginning_and_the_way_to_it(text):
     found = format_traceback(raised(Exception, fail))
     assert len(found.encode()) < MAX_ERROR_BYTES
     assert "in fail" in found
-    assert error_line(found)[:20] in ("KeyError: '" + text[:9], "ValueError: line")
+    assert last_error_line(found)[:20] in ("KeyError: '" + text[:9], "ValueError: line")
 
 
 def test_a_group_ends_with_what_it_is():
@@ -60,7 +60,7 @@ def test_a_group_ends_with_what_it_is():
 
     found = format_traceback(raised(group, fail))
     assert "ValueError: one" in found
-    assert error_line(found) == "ExceptionGroup: both (2 sub-exceptions)"
+    assert last_error_line(found) == "ExceptionGroup: both (2 sub-exceptions)"
 
 
 def test_a_folder_whose_name_begins_as_celerys_is_no_part_of_it():

@@ -19,12 +19,12 @@ from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Job
 from celery_lowkiq.rules.tracking import (
     Counts,
-    News,
     State,
+    TrackerUpdate,
     TrackerView,
     began,
     ended,
-    ends_without_run,
+    ended_without_run,
     waits,
 )
 
@@ -42,16 +42,18 @@ SETTINGS = SimpleNamespace(format_error=format_message)
         (False, True, False, State.ENQUEUED, State.ERROR),
     ],
 )
-def test_what_the_end_of_a_run_makes_of_a_call(over, success, business, state, said_in):
+def test_what_the_end_of_a_run_makes_of_a_call(over, success, business, state, message_state):
     news = ended(RUN, over, success, business, "boom")
     assert news.state is state
-    assert (news.text, news.said_in) == (("boom", said_in) if said_in else ("", RUN.said_in))
+    assert (news.text, news.message_state) == (
+        ("boom", message_state) if message_state else ("", RUN.message_state)
+    )
     assert (news.tracker, news.call, news.epoch, news.claim) == ("t", "call", 5, 7)
 
 
 def test_who_has_no_run_names_none():
-    news = ends_without_run("t", "call", State.FAILED, "deleted")
-    assert (news.epoch, news.claim, news.said_in) == (0, 0, State.FAILED)
+    news = ended_without_run("t", "call", State.FAILED, "deleted")
+    assert (news.epoch, news.claim, news.message_state) == (0, 0, State.FAILED)
 
 
 def test_counts():
@@ -68,7 +70,7 @@ def test_a_tracker_is_done_when_nothing_is_to_come(closed, counts, done):
     assert TrackerView("t", "name", 1.0, closed, False, counts).done is done
 
 
-class Tracks:
+class TrackerStore:
     def __init__(self, cancelled=(), error=None):
         self.told = []
         self.cancelled = set(cancelled)
@@ -99,7 +101,7 @@ def tracked(tracks, *calls):
 
 
 def test_a_batch_without_tracked_calls_asks_nothing():
-    tracks = Tracks(error=AssertionError("asked"))
+    tracks = TrackerStore(error=AssertionError("asked"))
     calls = TrackedCalls(5, tracks, SETTINGS)
     assert calls.begin([(job(), CallRecord("call"), True)]) == set()
     assert calls.dropped(CallRecord("call"), "revoked") == []
@@ -108,7 +110,7 @@ def test_a_batch_without_tracked_calls_asks_nothing():
 
 
 def test_calls_of_a_cancelled_tracker_shall_not_run_and_hear_of_no_progress():
-    tracks = Tracks(cancelled={"gone"})
+    tracks = TrackerStore(cancelled={"gone"})
     calls = TrackedCalls(5, tracks, SETTINGS)
     notes = [CallRecord("a", tracker="gone"), CallRecord("b", tracker="kept"), CallRecord("c")]
     assert calls.begin((job(), note, True) for note in notes) == {"a"}
@@ -118,7 +120,7 @@ def test_calls_of_a_cancelled_tracker_shall_not_run_and_hear_of_no_progress():
 
 
 def test_calls_that_a_run_is_not_handed_go_on_waiting_unless_their_tracker_was_cancelled():
-    tracks = Tracks(cancelled={"gone"})
+    tracks = TrackerStore(cancelled={"gone"})
     calls = TrackedCalls(5, tracks, SETTINGS)
     given = [("a", "t", True), ("b", "t", False), ("c", "gone", False), ("d", "gone", False)]
     shall_not = calls.begin((job(), CallRecord(call, tracker=of), handed) for call, of, handed in given)
@@ -128,17 +130,17 @@ def test_calls_that_a_run_is_not_handed_go_on_waiting_unless_their_tracker_was_c
 
 def test_a_run_does_not_begin_while_its_tracker_is_away():
     with pytest.raises(StoreUnavailable):
-        tracked(Tracks(error=StoreUnavailable("gone")), ("a", "t", "1"))
+        tracked(TrackerStore(error=StoreUnavailable("gone")), ("a", "t", "1"))
 
 
 def test_a_broken_tracker_does_not_stop_a_run(caplog):
-    calls = tracked(Tracks(error=StoreError("WRONGTYPE")), ("a", "t", "1"))
+    calls = tracked(TrackerStore(error=StoreError("WRONGTYPE")), ("a", "t", "1"))
     calls.progress("half", 1, 2)
     assert "the beginning of a run was not reported to trackers: WRONGTYPE" in caplog.text
 
 
 def test_progress_of_one_job_or_of_all():
-    tracks = Tracks()
+    tracks = TrackerStore()
     calls = tracked(tracks, ("a", "t", "1"), ("b", "t", "2"), ("c", "u", "2"))
     calls.progress("all", 1, 2)
     calls.progress("one", 1, 2, "2")
@@ -149,7 +151,7 @@ def test_progress_of_one_job_or_of_all():
 def test_progress_without_a_text_is_told_now_and_then_and_at_its_end(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("celery_lowkiq.integration.runs.tracker_updates.time.monotonic", lambda: now[0])
-    tracks = Tracks()
+    tracks = TrackerStore()
     calls = tracked(tracks, ("a", "t", "1"))
     for current in range(1, 5):
         calls.progress("", current, 4)
@@ -160,7 +162,7 @@ def test_progress_without_a_text_is_told_now_and_then_and_at_its_end(monkeypatch
 
 
 def test_progress_that_cannot_be_told_is_logged_and_the_run_goes_on(caplog):
-    tracks = Tracks()
+    tracks = TrackerStore()
     calls = tracked(tracks, ("a", "t", "1"))
     tracks.error = StoreUnavailable("gone")
     calls.progress("half", 1, 2)
@@ -168,11 +170,11 @@ def test_progress_that_cannot_be_told_is_logged_and_the_run_goes_on(caplog):
 
 
 def test_an_interrupted_run_is_told_at_once(caplog):
-    tracks = Tracks()
+    tracks = TrackerStore()
     calls = tracked(tracks, ("a", "t", "1"))
     calls.interrupted(SystemExit(3))
     text = "interrupted: SystemExit: 3"
-    assert tracks.told == [[News("t", "a", State.ENQUEUED, State.ERROR, text, 5, 7)]]
+    assert tracks.told == [[TrackerUpdate("t", "a", State.ENQUEUED, State.ERROR, text, 5, 7)]]
     tracks.error = StoreUnavailable("gone")
     calls.interrupted(SystemExit(3))
     assert "the interruption of a run was not reported to trackers: gone" in caplog.text
@@ -190,7 +192,7 @@ def test_an_interrupted_run_is_told_at_once(caplog):
     ids=["returned", "success", "error", "business", "retry"],
 )
 def test_what_a_tracker_is_told_of_an_ending(ending, over, state, text):
-    (news,) = tracked(Tracks()).ended(job(), CallRecord("call", tracker="t"), ending, over)
+    (news,) = tracked(TrackerStore()).ended(job(), CallRecord("call", tracker="t"), ending, over)
     assert (news.state, news.text, news.epoch, news.claim) == (state, text, 5, 7)
 
 

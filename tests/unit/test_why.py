@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_lowkiq.rules.diagnosis import Dead, Facts, Owner, Waiting, why
+from celery_lowkiq.rules.diagnosis import Dead, DiagnosisFacts, Owner, Waiting, why
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.reports import Running
 
@@ -213,7 +213,7 @@ ANSWERS = {
 @pytest.mark.parametrize("case", ANSWERS)
 def test_every_answer(case):
     found, kinds, text = ANSWERS[case]
-    answer = why(Facts("42", SHARD, NOW, **found))
+    answer = why(DiagnosisFacts("42", SHARD, NOW, **found))
     assert answer.text == text
     assert [reason.kind for reason in answer.reasons] == kinds
     assert answer.kind == kinds[0]

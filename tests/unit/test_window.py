@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from celery_lowkiq.rules.claims import InHand
+from celery_lowkiq.rules.claims import OpenClaims
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
-from celery_lowkiq.rules.models import Fate, QueueSpec
+from celery_lowkiq.rules.models import Disposition, QueueSpec
 from celery_lowkiq.worker.lane.claim_window import batches_to_claim, mean_duration
 from tests.unit.nodes import SHARDS, Node
 from tests.waiting import eventually
@@ -91,7 +91,7 @@ def test_a_window_of_one_settles_each_batch_before_the_next(node):
     one = node({0: numbered(5)}, window=1)
     one.ran(*numbered(5))
     assert [request for _, request in one.store.claims][:5] == [1, 2, 3, 4, 5]
-    assert one.store.in_hands[1] == InHand(1, (1,))
+    assert one.store.in_hands[1] == OpenClaims(1, (1,))
 
 
 def test_what_waits_behind_a_slow_run_goes_back_while_it_runs(node):
@@ -122,7 +122,7 @@ def test_what_could_not_go_back_meanwhile_goes_with_the_rest(node, error):
     gate.set()
     one.ran(*numbered(3))
     assert [verdict.id for verdict in refused[0].verdicts] == ["01", "02"]
-    returned = [job_id for job_id, fate in one.store.settled if fate is Fate.RETURN]
+    returned = [job_id for job_id, fate in one.store.settled if fate is Disposition.RETURN]
     assert returned == ["01", "02"]
     assert one.runner.ids == numbered(3)
 
@@ -141,7 +141,7 @@ def test_after_a_slow_run_another_shard_is_not_kept_waiting(node):
     gate.set()
     one.ran("a", "b", "c")
     assert one.runner.ids == ["a", "b", "c"]
-    assert ("c", Fate.RETURN) in one.store.settled
+    assert ("c", Disposition.RETURN) in one.store.settled
 
 
 def test_a_stop_returns_what_has_not_begun(node):
@@ -151,7 +151,10 @@ def test_a_stop_returns_what_has_not_begun(node):
     one.runtime.drain()
     gate.set()
     assert one.runtime.join(10)
-    assert one.store.settled == [("00", Fate.DONE), *((i, Fate.RETURN) for i in numbered(5)[1:])]
+    assert one.store.settled == [
+        ("00", Disposition.DONE),
+        *((i, Disposition.RETURN) for i in numbered(5)[1:]),
+    ]
     assert all(state.owner == "" for state in one.store.leases.values())
 
 
@@ -165,7 +168,7 @@ def test_a_crash_leaves_only_what_was_running(node):
     one = node({0: numbered(5)}, act)
     eventually(lambda: one.host.stops)
     assert set(one.store.processing[SHARDS[0]]) == {"02"}
-    done = [job_id for job_id, fate in one.store.settled if fate is Fate.DONE]
+    done = [job_id for job_id, fate in one.store.settled if fate is Disposition.DONE]
     assert done == ["00", "01"]
     assert set(one.store.waiting[SHARDS[0]]) == {"03", "04"}
 

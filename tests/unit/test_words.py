@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.text import TRACEBACK, duration, error_line, job_names, moment
+from celery_lowkiq.rules.text import TRACEBACK, duration, format_job_ids, last_error_line, moment
 
 
 @pytest.mark.parametrize(
@@ -68,10 +68,10 @@ ExceptionGroup: two"""
     ids=["last", "none", "many lines", "chained", "group", "cut"],
 )
 def test_the_line_of_an_error_that_says_what_it_was(text, line):
-    assert error_line(text) == line
+    assert last_error_line(text) == line
 
 
 def test_names_of_jobs():
-    assert job_names(("1",), 1) == "job 1"
-    assert job_names(("1", "2"), 2) == "jobs 1, 2"
-    assert job_names(("1", "2"), 9) == "jobs 1, 2 and 7 more"
+    assert format_job_ids(("1",), 1) == "job 1"
+    assert format_job_ids(("1", "2"), 2) == "jobs 1, 2"
+    assert format_job_ids(("1", "2"), 9) == "jobs 1, 2 and 7 more"

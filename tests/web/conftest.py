@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 from starlette.testclient import TestClient
 
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.web import changes, make_app
 from tests.worker import proj
 
@@ -33,7 +33,7 @@ def impatient(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
 def app(settings: dict[str, Any]) -> Iterator[Celery]:
     made = proj.make_app(**settings)
     yield made
-    home_of(made).store.close()
+    context_of(made).store.close()
     made.close()
 
 

@@ -9,7 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.web import make_app
 from celery_lowkiq.web.access import is_loopback
@@ -88,7 +88,7 @@ def test_the_password_of_the_settings(app, visit):
     browser = visit()
     assert browser.get("/").status_code == 401
     assert browser.get("/", auth=("ops", "secret")).status_code == 200
-    assert "ops:secret" not in repr(home_of(app).settings)
+    assert "ops:secret" not in repr(context_of(app).settings)
 
 
 @pytest.mark.parametrize("text", ["nocolon-hunter2", ":hunter2", "hunter2:"])

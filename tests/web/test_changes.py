@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.operations.queue import OrderedQueue
-from celery_lowkiq.rules.models import Fate, Verdict
+from celery_lowkiq.rules.models import Disposition, Settlement
 from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.store.scripts.client import Client
 from tests.waiting import eventually
@@ -51,7 +51,7 @@ def test_what_is_stale_is_queued_up_by_force(browser, record):
     spec = record.queue_spec
     record.__dict__["_queue_spec"] = replace(spec, policies=Policies(drop_stale=1000.0))
     queue = record.ordered_queue
-    for score, fate in ((1, Fate.BURY), (2, Fate.DONE)):
+    for score, fate in ((1, Disposition.BURY), (2, Disposition.DONE)):
         record.apply_async(("a", score), score=score)
         end(record, fate)
     assert "Force requeue" in browser.get("/job?queue=record&id=a").text
@@ -64,11 +64,11 @@ def test_what_is_stale_is_queued_up_by_force(browser, record):
 
 def end(task, fate):
     """Claim what is due and end it so, as a worker would."""
-    store, spec = home_of(task.app).store, task.queue_spec
+    store, spec = context_of(task.app).store, task.queue_spec
     for shard in spec.shard_refs():
         lease = store.acquire(spec, shard, "tester", store.observe([shard])[0], 0)
         claim = store.claim(spec, lease, 1)
-        store.settle(spec, lease, [Verdict(job.id, claim.number, fate) for job in claim.jobs])
+        store.settle(spec, lease, [Settlement(job.id, claim.number, fate) for job in claim.jobs])
         store.release(lease)
 
 

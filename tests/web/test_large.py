@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.models import NewJob
 
 PAGES = {
@@ -21,7 +21,7 @@ PAGES = {
 def fill(app, first, last):
     jobs = [NewJob(str(n), b'"x"', 1.0, 1e9 + n) for n in range(first, last)]
     for at in range(0, len(jobs), 5000):
-        home_of(app).store.push(app.tasks["record"].queue_spec, jobs[at : at + 5000])
+        context_of(app).store.push(app.tasks["record"].queue_spec, jobs[at : at + 5000])
 
 
 @pytest.mark.parametrize("path", PAGES.values(), ids=PAGES)

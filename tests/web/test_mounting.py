@@ -22,7 +22,7 @@ def shop(redis_server, settings, monkeypatch, tmp_path):
     from examples.dashboard import shop
 
     shop.app.conf.broker_url = redis_server.url
-    shop.app.__dict__.pop("_lowkiq_home", None)
+    shop.app.__dict__.pop("_lowkiq_context", None)
     return shop
 
 

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from celery_lowkiq.integration.app.context import home_of
-from celery_lowkiq.rules.models import Fate, Verdict
+from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.rules.models import Disposition, Settlement
 from celery_lowkiq.rules.text import TRACEBACK
 from celery_lowkiq.store.scripts.keys import shard_keys
 
@@ -40,7 +40,7 @@ def test_the_overview_shows_other_queues_beside_a_damaged_one(browser, app):
     """O6: a key of another type made an error of the whole page, and of the figures of the API."""
     app.tasks["outcome"].delay("1", "x")
     (shard, *_) = app.tasks["record"].queue_spec.shard_refs()
-    home_of(app).store.client.redis.set(shard_keys(shard)["due"], "planted")
+    context_of(app).store.client.redis.set(shard_keys(shard)["due"], "planted")
     text = browser.get("/").text
     assert f"shard {shard} is damaged: " in text
     assert 'href="/queue?queue=outcome"' in text
@@ -62,10 +62,12 @@ def test_lists_show_what_an_error_says_and_the_page_of_a_job_the_way_to_it(brows
     """F1: a traceback is stored by default; a message may have lines of its own."""
     task, way = app.tasks["outcome"], f"{TRACEBACK}\n  File x, line 7\nValueError: boom\nDETAIL: some"
     task.delay("42", "x")
-    store, (shard,) = home_of(app).store, task.queue_spec.shard_refs()
+    store, (shard,) = context_of(app).store, task.queue_spec.shard_refs()
     lease = store.acquire(task.queue_spec, shard, "tester@here", store.observe([shard])[0], 0)
     claim = store.claim(task.queue_spec, lease, 1)
-    store.settle(task.queue_spec, lease, [Verdict("42", claim.number, Fate.BURY, error=way.encode())])
+    store.settle(
+        task.queue_spec, lease, [Settlement("42", claim.number, Disposition.BURY, error=way.encode())]
+    )
     listing = browser.get("/queue?queue=outcome&list=morgue").text
     assert "<code>ValueError: boom</code>" in listing
     assert TRACEBACK not in listing

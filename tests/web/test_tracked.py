@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from celery_lowkiq import track
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.tracking import began, ended
 
 from .pages import ORIGIN, token
@@ -24,7 +24,7 @@ def tracker(app):
         )
     first, second, _ = (call.task_id for call in made.jobs().items)
     runs = [began(made.id, call, 5, 1) for call in (first, second)]
-    tracks = home_of(app).tracks
+    tracks = context_of(app).tracks
     tracks.tell([runs[0]._replace(text="tried"), runs[1]])
     tracks.tell([ended(runs[0], over=True, success=False, text=f"ValueError: {NASTY}")])
     tracks.progress(runs[1:], "half", 1, 2)

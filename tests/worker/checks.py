@@ -8,7 +8,7 @@ from tests.waiting import eventually
 
 
 def leases(task):
-    return task.ordered_queue._home.store.observe(task.queue_spec.shard_refs())
+    return task.ordered_queue._context.store.observe(task.queue_spec.shard_refs())
 
 
 def released(task):

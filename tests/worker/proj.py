@@ -22,7 +22,7 @@ from celery import Celery
 from celery.exceptions import Ignore, Reject
 
 from celery_lowkiq import ordered_task
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.bootstep import remote_control
 from tests.foreign import drop_shared
 
@@ -246,7 +246,7 @@ app = make_app(**SETTINGS)
 def note_owner() -> None:
     """Whether a shard is left to this process."""
     gated = app.tasks["gated"]
-    owners = [lease.owner for lease in home_of(app).store.observe(gated.queue_spec.shard_refs())]
+    owners = [lease.owner for lease in context_of(app).store.observe(gated.queue_spec.shard_refs())]
     note("at exit", owned=any(owners))
 
 

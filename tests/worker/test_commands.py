@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.bootstep.remote_control import ticketed
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.store.scripts.keys import shard_keys
@@ -76,7 +76,7 @@ def test_inspect_shows_other_queues_beside_a_damaged_one(app, start_worker, cele
     """O6: a key of another type in one shard made an error of the counts of all queues."""
     app.tasks["record"].apply_async(("1", "x"), countdown=3600)
     (shard, *_) = app.tasks["outcome"].queue_spec.shard_refs()
-    home_of(app).store.client.redis.set(shard_keys(shard)["due"], "planted")
+    context_of(app).store.client.redis.set(shard_keys(shard)["due"], "planted")
     start_worker("-Q", "record,outcome")
 
     def replies():

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from celery_lowkiq.rules.errors import ShardDamaged
-from celery_lowkiq.rules.models import Fate, NewJob, ShardRef, Verdict, shard_of
+from celery_lowkiq.rules.models import Disposition, NewJob, Settlement, ShardRef, shard_of
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.admin.repair import QueueRepairs
 from celery_lowkiq.store.scripts.keys import SHARD_KEYS, shard_keys
@@ -47,10 +47,12 @@ class Runs:
             for job in batch.jobs:
                 if job.id.endswith("7") and job.id not in self._failed:
                     self._failed.add(job.id)
-                    verdicts.append(Verdict(job.id, job.claim, Fate.RETRY, 0, 0.1, b"boom", try_text=b"boom"))
+                    verdicts.append(
+                        Settlement(job.id, job.claim, Disposition.RETRY, 0, 0.1, b"boom", try_text=b"boom")
+                    )
                 else:
                     self.done[job.id] += 1
-                    verdicts.append(Verdict(job.id, job.claim, Fate.DONE))
+                    verdicts.append(Settlement(job.id, job.claim, Disposition.DONE))
         return tuple(verdicts)
 
     def settled(self, batch, accepted):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from celery_lowkiq import ordered_task
 from celery_lowkiq.integration.app.codec import MARK, Codec
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.runs.runner import CeleryRunner
 from celery_lowkiq.rules.errors import UndecodablePayload
 from celery_lowkiq.rules.models import NewJob
@@ -93,7 +93,7 @@ class Node:
         task.__trace__ = build_tracer(task.name, task, app.loader, "host", app=app)
         consumer = SimpleNamespace(app=app, hostname="host", event_dispatcher=None)
         reader = CallReader(open_store(server.socket_path).client)
-        runner = CeleryRunner({task.name: task}, consumer, home_of(app), reader, home_of(app).tracks)
+        runner = CeleryRunner({task.name: task}, consumer, context_of(app), reader, context_of(app).tracks)
         # Nobody announces what is planted.
         self.engine = Engine(server, runner=runner, poll_interval=0.02)
         self.store = self.engine.pushes

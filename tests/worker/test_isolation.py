@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from celery_lowkiq.rules.text import error_line
+from celery_lowkiq.rules.text import last_error_line
 from tests.marks import first_often
 from tests.waiting import eventually
 
@@ -42,7 +42,7 @@ def sizes(ledger):
 def test_o7_a_bad_payload_does_not_bury_its_neighbours(app, start_worker, ledger, name, others):
     stats = run_to_the_end(app, start_worker, name, others)
     (dead,) = app.tasks[name].ordered_queue.morgue().items
-    assert (dead.id, error_line(dead.error)) == ("culprit", "ValueError: one of them is bad")
+    assert (dead.id, last_error_line(dead.error)) == ("culprit", "ValueError: one of them is bad")
     assert (stats.processed, stats.morgue_length) == (others, 1)
 
 

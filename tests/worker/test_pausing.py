@@ -136,7 +136,7 @@ def test_what_was_claimed_ahead_of_a_run_that_turns_long_is_held(app, start_work
 
 def claims(task):
     """The last claim of each shard."""
-    client = task.ordered_queue._home.store.client
+    client = task.ordered_queue._context.store.client
     return client.commands([("HGET", shard_keys(s)["meta"], "request") for s in task.queue_spec.shard_refs()])
 
 

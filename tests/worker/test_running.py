@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from celery_lowkiq.rules.text import error_line
+from celery_lowkiq.rules.text import last_error_line
 from celery_lowkiq.store.scripts.keys import shard_keys
 from tests.waiting import eventually
 
@@ -91,7 +91,7 @@ def test_failures_are_retried_and_then_die(app, start_worker, ledger):
     assert (stats.processed, stats.failed, stats.morgue_length) == (1, 2, 1)
     (dead,) = outcome.ordered_queue.morgue().items
     assert [p.value for p in dead.payloads] == ["fail"]
-    assert error_line(dead.error) == "ValueError: as asked"
+    assert last_error_line(dead.error) == "ValueError: as asked"
     ((found,),) = [line["jobs"] for line in ledger.lines("exhausted")]
     *job, error = found
     assert job == ["1", ["fail"], [1.0], 1], "O8: of what died, not of what lives on"
@@ -124,7 +124,7 @@ def test_what_an_outcome_does(app, start_worker, ledger, what, runs, processed, 
     assert (stats.processed, stats.failed, stats.morgue_length) == (processed, failed, dead)
     assert len(ledger.lines("run")) == runs
     if dead:
-        assert error_line(outcome.ordered_queue.morgue().items[0].error) == error
+        assert last_error_line(outcome.ordered_queue.morgue().items[0].error) == error
 
 
 def test_a_base_exception_of_the_function_is_a_failed_run(app, start_worker, ledger):
@@ -143,7 +143,7 @@ def test_a_base_exception_of_the_function_is_a_failed_run(app, start_worker, led
     ledger.wait_for("exhausted", len(errors))
     outcome.delay("later", "ok")
     eventually(lambda: outcome.ordered_queue.stats().processed == 1)
-    assert {job.id: error_line(job.error) for job in outcome.ordered_queue.morgue().items} == errors
+    assert {job.id: last_error_line(job.error) for job in outcome.ordered_queue.morgue().items} == errors
     assert sorted(run["id"] for run in ledger.lines("run")) == sorted([*errors, *errors, "later"])
     assert node.container.status == "running"
     assert "the worker stops" not in node.logs()
@@ -165,7 +165,7 @@ def test_l6_an_undecodable_payload_goes_to_the_morgue_and_the_lane_goes_on(app, 
     outcome = app.tasks["outcome"]
     outcome.delay("1", "good")
     keys = shard_keys(outcome.queue_spec.shard_refs()[0])
-    store = outcome.ordered_queue._home.store
+    store = outcome.ordered_queue._context.store
     bad = b"\xff\xfe\0"
     store.client.redis.hset(keys["jobs"], "1", b'2 6 "good"' + b"1 %d %s" % (len(bad), bad))
     store.client.redis.hset(keys["jobs"], "2", b"garbage")

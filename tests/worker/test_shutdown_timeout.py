@@ -22,7 +22,7 @@ def gated(app, settings):
 
 
 def suspects(task):
-    client = task.ordered_queue._home.store.client
+    client = task.ordered_queue._context.store.client
     counts = client.commands([("HLEN", shard_keys(s)["crash_marks"]) for s in task.queue_spec.shard_refs()])
     return sum(counts)
 

@@ -58,7 +58,7 @@ def test_an_idle_worker_that_is_frozen_goes_on(app, start_worker, ledger):
 
 def observe(app):
     task = app.tasks["record"]
-    return task.ordered_queue._home.store.observe(task.queue_spec.shard_refs())
+    return task.ordered_queue._context.store.observe(task.queue_spec.shard_refs())
 
 
 @pytest.mark.full

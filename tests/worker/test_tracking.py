@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from celery_lowkiq import StoreUnavailable, track
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.tracking import Counts
 from tests.waiting import eventually
 
@@ -94,7 +94,7 @@ def test_whoever_waits_is_woken_by_a_cancel(app):
     ended = []
     waiter = threading.Thread(target=lambda: ended.append(tracker.wait(WAIT)))
     waiter.start()
-    client = home_of(app).store.client.redis
+    client = context_of(app).store.client.redis
     eventually(lambda: client.pubsub_channels())
     tracker.cancel()
     waiter.join(WAIT)
@@ -102,7 +102,7 @@ def test_whoever_waits_is_woken_by_a_cancel(app):
 
 
 def test_a_push_that_fails_marks_its_calls(app, monkeypatch):
-    store = home_of(app).store
+    store = context_of(app).store
 
     def away(*args):
         raise StoreUnavailable("gone")

@@ -9,7 +9,7 @@ from typing import BinaryIO
 import click
 
 from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.rules.dumps import LONGEST_LINE
+from celery_lowkiq.rules.dumps import MAX_LINE_BYTES
 
 from ..bulk import Progress, with_progress
 from ..params import command, queue_argument, stdin
@@ -33,7 +33,7 @@ def load(inspector: Inspector, queue: str, renamed: bool, again: bool) -> None:
 
     def lines() -> Iterator[bytes]:
         nonlocal read
-        while line := source.readline(LONGEST_LINE):
+        while line := source.readline(MAX_LINE_BYTES):
             read += len(line)
             yield line
 

@@ -8,7 +8,7 @@ import click
 
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.rules.reports import LaneReport, NodeReport
-from celery_lowkiq.rules.text import duration, job_names
+from celery_lowkiq.rules.text import duration, format_job_ids
 
 from ..output import table, write_json
 from ..params import command, json_option
@@ -54,4 +54,4 @@ def _doing(lane: LaneReport) -> str:
     run = lane.running
     if run is None:
         return "nothing"
-    return f"{job_names(run.ids, run.count)} of {run.shard} for {duration(run.seconds)}"
+    return f"{format_job_ids(run.ids, run.count)} of {run.shard} for {duration(run.seconds)}"

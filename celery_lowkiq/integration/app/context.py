@@ -15,13 +15,13 @@ from celery_lowkiq.store.admin.actions import Actions, Left
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.admin.repair import QueueRepairs
 from celery_lowkiq.store.inspect.health import HealthReader
-from celery_lowkiq.store.inspect.node_reports import Lookout
+from celery_lowkiq.store.inspect.node_reports import NodeReports
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.durability import Durability, Level
 from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.connect import connect
-from celery_lowkiq.store.tracking.tracker_store import Tracks
+from celery_lowkiq.store.tracking.tracker_store import TrackerStore
 from celery_lowkiq.worker.forks import ProcessLock
 
 from .codec import Codec
@@ -41,7 +41,7 @@ def on_dropped_calls(finish: DropHandler) -> DropHandler:
     return finish
 
 
-class Home:
+class AppContext:
     """The objects that an app's ordered tasks share in this process."""
 
     def __init__(self, app: Celery) -> None:
@@ -96,16 +96,16 @@ class Home:
         Codec(name, self._app.conf.accept_content, LARGEST_PAYLOAD)
 
     @property
-    def tracks(self) -> Tracks:
-        return Tracks(self.store.client)
+    def tracks(self) -> TrackerStore:
+        return TrackerStore(self.store.client)
 
     @property
     def queries(self) -> Queries:
         return Queries(self.store)
 
     @property
-    def lookout(self) -> Lookout:
-        return Lookout(self.store)
+    def lookout(self) -> NodeReports:
+        return NodeReports(self.store)
 
     @property
     def pausing(self) -> Pausing:
@@ -128,19 +128,19 @@ class Home:
         return Actions(self.store, left)
 
 
-_homes_lock = ProcessLock()
+_contexts_lock = ProcessLock()
 
 
-def home_of(app: Celery) -> Home:
+def context_of(app: Celery) -> AppContext:
     """Return the app's context. A forked child gets its own, since connections cannot be shared.
 
     Raises ConfigurationError for unknown or invalid settings.
     """
-    home: Home | None = app.__dict__.get("_lowkiq_home")
-    if home is None or home.pid != os.getpid():
-        with _homes_lock:
-            home = app.__dict__.get("_lowkiq_home")
-            if home is None or home.pid != os.getpid():
-                home = Home(app)
-                app.__dict__["_lowkiq_home"] = home
-    return home
+    context: AppContext | None = app.__dict__.get("_lowkiq_context")
+    if context is None or context.pid != os.getpid():
+        with _contexts_lock:
+            context = app.__dict__.get("_lowkiq_context")
+            if context is None or context.pid != os.getpid():
+                context = AppContext(app)
+                app.__dict__["_lowkiq_context"] = context
+    return context

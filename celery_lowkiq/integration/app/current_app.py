@@ -21,18 +21,18 @@ NO_APP = (
 )
 
 
-def is_made_up(app: Celery) -> bool:
+def is_fallback_app(app: Celery) -> bool:
     """Whether the app is Celery's fallback for a thread without an app."""
     explicit: Any = app
     return app is _celery.default_app and app.main == "default" and not explicit.set_as_current
 
 
-def task_of_thread(function: Callable[..., Any], name: str | None) -> Any:
+def current_app_task(function: Callable[..., Any], name: str | None) -> Any:
     """Return a proxy, as ``shared_task`` does, of the function's task in this thread's app."""
 
     def find() -> Any:
         app: Celery = _state.get_current_app()
-        if is_made_up(app):
+        if is_fallback_app(app):
             app = _binder(function, name) or app
         return app.tasks[_name_in(app, function, name)]
 
@@ -47,7 +47,7 @@ def _binder(function: Callable[..., Any], name: str | None) -> Celery | None:
 
 def _has_bound(app: Celery, function: Callable[..., Any], name: str | None) -> bool:
     bound: Any = app
-    if not bound.finalized or is_made_up(app):
+    if not bound.finalized or is_fallback_app(app):
         return False
     task = bound._tasks.get(_name_in(app, function, name))
     return task is not None and getattr(task.__wrapped__, "__func__", task.__wrapped__) is function

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from celery_lowkiq.rules.text import error_line
+from celery_lowkiq.rules.text import last_error_line
 
-from .safe_logging import careful_logger
+from .safe_logging import safe_logger
 from .settings import Settings, format_message
 from .tracebacks import cut, format_traceback
 
-logger = careful_logger("celery_lowkiq")
+logger = safe_logger("celery_lowkiq")
 
 #: Maximum size of a stored error, in bytes.
 MAX_ERROR_BYTES = 8 * 1024
@@ -35,7 +35,7 @@ class ErrorText(NamedTuple):
     @property
     def line(self) -> str:
         """One line, for the log."""
-        return error_line(self.text)
+        return last_error_line(self.text)
 
 
 def error_text(settings: Settings, error: BaseException) -> ErrorText:
@@ -48,7 +48,7 @@ def error_text(settings: Settings, error: BaseException) -> ErrorText:
 
 def said(settings: Settings, error: BaseException) -> str:
     """Return the exception in one line, for trackers."""
-    return error_line(format_error(settings, error))
+    return last_error_line(format_error(settings, error))
 
 
 def dump_error(settings: Settings, error: BaseException) -> bytes:

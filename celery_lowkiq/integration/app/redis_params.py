@@ -12,7 +12,7 @@ from kombu.utils.url import url_to_parts
 
 from celery_lowkiq.rules.errors import ConfigurationError
 
-from .current_app import NO_APP, is_made_up
+from .current_app import NO_APP, is_fallback_app
 from .settings import Settings
 
 #: Accepted URL schemes, and Celery's name for each.
@@ -60,7 +60,7 @@ def source_of(app: Celery, settings: Settings) -> tuple[str, str]:
     url = settings.url or _broker_url(app)
     scheme, separator, rest = url.partition("://")
     if not separator:
-        if is_made_up(app):
+        if is_fallback_app(app):
             raise ConfigurationError(NO_APP)
         scheme = "(no scheme)"  # the text may be a password
     if scheme not in SCHEMES:

@@ -12,7 +12,7 @@ else:
     Adapter = logging.LoggerAdapter
 
 
-class CarefulLogger(Adapter):
+class SafeLogger(Adapter):
     """Logs the current exception, or only the name of its class when the exception cannot be formatted."""
 
     def exception(self, msg: object, *args: object, **kwargs: Any) -> None:
@@ -25,6 +25,6 @@ class CarefulLogger(Adapter):
             self.error(f"{msg}, by a {name} that cannot be formatted", *args, stacklevel=2, **kwargs)
 
 
-def careful_logger(name: str) -> CarefulLogger:
+def safe_logger(name: str) -> SafeLogger:
     """Return a safe logger of that name."""
-    return CarefulLogger(logging.getLogger(name), {})
+    return SafeLogger(logging.getLogger(name), {})

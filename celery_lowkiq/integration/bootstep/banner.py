@@ -12,7 +12,7 @@ from celery_lowkiq.integration.app.registry import ordered_tasks
 from .queue_selection import chosen, worker_options
 
 
-def ordered_lines(tasks: dict[str, Any], obstacle: str) -> str:
+def banner_section(tasks: dict[str, Any], obstacle: str) -> str:
     """Return a section of the banner; empty without tasks. ``obstacle``: why they are not served, or ""."""
     if not tasks:
         return ""
@@ -28,7 +28,7 @@ def _list_ordered_queues(instance: Any = None, **_: Any) -> None:
         tasks = ordered_tasks(instance.app)
         names = chosen(tasks, worker_options(instance.app))
         obstacle = instance.consumer.ordered_queues.obstacle if names else ""
-        ordered = ordered_lines({name: tasks[name] for name in names}, obstacle)
+        ordered = banner_section({name: tasks[name] for name in names}, obstacle)
         return f"{celery_info(*args, **options)}\n{ordered}"
 
     instance.startup_info = startup_info

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 
-from celery_lowkiq.rules.ownership import EXIT_PATIENCE
+from celery_lowkiq.rules.ownership import EXIT_TIMEOUT
 from celery_lowkiq.worker.runtime import Runtime
 
 #: ``logging`` has only weak references to handlers.
 _exit_hooks: list[_ExitHook] = []
 
 
-def let_go_at_exit(runtime: Runtime) -> None:
+def release_shards_at_exit(runtime: Runtime) -> None:
     """Release the shards of an abandoned runtime when the process exits.
 
     This runs as late as possible: batches run until Python stops all threads, right after the ``atexit``
@@ -44,4 +44,4 @@ class _ExitHook(logging.NullHandler):
             logging.shutdown()
         finally:
             if not self._runtime.join(0):
-                self._runtime.release_at_exit(EXIT_PATIENCE)
+                self._runtime.release_at_exit(EXIT_TIMEOUT)

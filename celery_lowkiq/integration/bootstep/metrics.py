@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from celery import Celery
 from kombu.utils.imports import symbol_by_name
 
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.worker.ports import Meter
 from celery_lowkiq.worker.runtime import Runtime
@@ -30,7 +30,7 @@ def open_metrics(app: Celery, node: str) -> Metrics | None:
 
     Raises ConfigurationError without prometheus_client.
     """
-    settings = home_of(app).settings
+    settings = context_of(app).settings
     if settings.metrics_port is None:
         return None
     try:

@@ -28,7 +28,7 @@ def named(names: Collection[str], options: Mapping[str, Any]) -> list[str]:
     return [name for name in names if name in include]
 
 
-def warn_of_weights(names: Collection[str], weights: Collection[str]) -> None:
+def warn_unknown_weights(names: Collection[str], weights: Collection[str]) -> None:
     """Warn of names in ``lowkiq_queue_weights`` that are not ordered queues."""
     unknown = sorted(set(weights) - set(names))
     if unknown:
@@ -39,7 +39,7 @@ def warn_of_weights(names: Collection[str], weights: Collection[str]) -> None:
         )
 
 
-def warn_of_short_names(app: Celery, names: Collection[str], options: Mapping[str, Any]) -> None:
+def warn_short_names(app: Celery, names: Collection[str], options: Mapping[str, Any]) -> None:
     """Warn when -Q or -X has only the last part of an ordered queue's name: it selects a broker queue."""
     declared = _declared_broker_queues(app)
     for option in ("queues", "exclude_queues"):
@@ -54,7 +54,7 @@ def warn_of_short_names(app: Celery, names: Collection[str], options: Mapping[st
                 )
 
 
-def leave_broker_queues(app: Celery, names: Collection[str]) -> None:
+def deselect_from_broker(app: Celery, names: Collection[str]) -> None:
     """Do not consume ordered queues named by -Q from the broker, unless task_queues has them, too."""
     declared = _declared_broker_queues(app)
     app.amqp.queues.deselect([name for name in names if name not in declared])

@@ -16,7 +16,7 @@ from typing import Any
 from celery.worker.control import control_command, inspect_command
 from kombu.utils.uuid import uuid
 
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.calls.validation import read_id
 from celery_lowkiq.integration.operations.action_parts import NODE, Action, Target, Verb
 from celery_lowkiq.integration.operations.actions import VERBS
@@ -144,7 +144,7 @@ def _take_and_act(state: Any, command: _Command, action: Action, what: str, repl
     me = state.hostname
     try:
         queue = Inspector(state.app).queue(command.queue)
-        taken_by = home_of(state.app).store.take(command.ticket, me) if command.ticket else me
+        taken_by = context_of(state.app).store.take(command.ticket, me) if command.ticket else me
         mine = taken_by == me
         answer = action.run(queue, Target(command.ids or ()), None) if mine else f"left to {taken_by}"
     except LowkiqError as error:

@@ -11,7 +11,7 @@ from celery.apps.worker import install_cry_handler  # type: ignore[attr-defined]
 from celery_lowkiq.worker.runtime import Runtime
 
 
-def hold_at_once(controller: Any, runtime: Runtime) -> None:
+def stop_claiming_on_signal(controller: Any, runtime: Runtime) -> None:
     """Stop claiming as soon as a shutdown signal arrives.
 
     Celery's handlers only notify the event loop, or sleep through a soft shutdown.
@@ -29,7 +29,7 @@ def hold_at_once(controller: Any, runtime: Runtime) -> None:
     signals.worker_shutting_down.connect(hold, weak=False, dispatch_uid="lowkiq-hold")
 
 
-def trace_on_ttin() -> None:
+def dump_stacks_on_ttin() -> None:
     """Write the stacks of all threads on SIGTTIN, as Celery does on SIGUSR1.
 
     By default the signal stops the process: leases expire, and other nodes take the shards. Does nothing

@@ -15,7 +15,7 @@ from celery.worker import state
 from celery.worker.consumer import Agent, Control, Gossip, Heart, Tasks
 from celery.worker.consumer.delayed_delivery import DelayedDelivery
 
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.app.rate_limits import read_rate
 from celery_lowkiq.integration.app.redis_params import source_of
 from celery_lowkiq.integration.app.registry import ordered_tasks
@@ -27,7 +27,7 @@ from celery_lowkiq.rules.models import Batch
 from celery_lowkiq.rules.splitters import lease_splitter
 from celery_lowkiq.store.jobs.call_records import CallReader
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.tracking.tracker_store import Tracks
+from celery_lowkiq.store.tracking.tracker_store import TrackerStore
 from celery_lowkiq.worker.exclusion import Cooperative, Exclusion, Strict
 from celery_lowkiq.worker.kernel_timer import KernelTimer
 from celery_lowkiq.worker.last_line import LastLine
@@ -36,18 +36,18 @@ from celery_lowkiq.worker.runtime import Runtime
 
 from . import banner, celery_commands, remote_control  # noqa: F401 - remote control commands, a part of the banner
 from .drain_loop import DRAIN_LOOK, turns
-from .exit_release import let_go_at_exit
+from .exit_release import release_shards_at_exit
 from .late_tasks import LateTasks
 from .metrics import Metrics, open_metrics
 from .queue_selection import (
     chosen,
-    leave_broker_queues,
+    deselect_from_broker,
     named,
-    warn_of_short_names,
-    warn_of_weights,
+    warn_short_names,
+    warn_unknown_weights,
     worker_options,
 )
-from .signal_handlers import hold_at_once, trace_on_ttin
+from .signal_handlers import dump_stacks_on_ttin, stop_claiming_on_signal
 from .thread_pool import check_threads
 
 logger = logging.getLogger("celery_lowkiq")
@@ -131,9 +131,9 @@ class OrderedQueues(bootsteps.StartStopStep):
             logger.info("no ordered queue is served: -Q and -X leave none of %s", ", ".join(self._tasks))
         explicit = named(self._tasks, options)
         self._prepare(self._served, explicit)
-        warn_of_short_names(consumer.app, self._tasks, options)
-        leave_broker_queues(consumer.app, explicit)
-        trace_on_ttin()
+        warn_short_names(consumer.app, self._tasks, options)
+        deselect_from_broker(consumer.app, explicit)
+        dump_stacks_on_ttin()
         self._late = LateTasks(consumer, self._tasks, self._begin_with)
 
     def _prepare(self, served: frozenset[str], explicit: list[str]) -> None:
@@ -158,7 +158,7 @@ class OrderedQueues(bootsteps.StartStopStep):
 
     def _check_redis(self, served: frozenset[str], explicit: list[str]) -> None:
         """Without Redis, serve only plain tasks, unless -Q names ordered queues."""
-        settings = home_of(self._consumer.app).settings
+        settings = context_of(self._consumer.app).settings
         try:
             source_of(self._consumer.app, settings)
         except ConfigurationError as error:
@@ -176,7 +176,7 @@ class OrderedQueues(bootsteps.StartStopStep):
         with self._starting:
             if self._runtime is None and self._threads and self._served and not self._stopping:
                 self._runtime = self._make_runtime(consumer)
-                hold_at_once(consumer.controller, self._runtime)
+                stop_claiming_on_signal(consumer.controller, self._runtime)
                 self._runtime.start()
                 if self._metrics is not None:
                     self._metrics.serve(self._runtime)
@@ -287,11 +287,11 @@ class OrderedQueues(bootsteps.StartStopStep):
     # -- the runtime
 
     def _make_runtime(self, consumer: Any) -> Runtime:
-        home = home_of(consumer.app)
-        settings = home.settings
+        context = context_of(consumer.app)
+        settings = context.settings
         lanes = settings.lanes or consumer.controller.concurrency
         splitter = settings.make_splitter()
-        warn_of_weights(self._tasks, settings.queue_weights)
+        warn_unknown_weights(self._tasks, settings.queue_weights)
         # Only the lease splitter can deal a queue that is added later.
         dealt = self._tasks if splitter is lease_splitter else self._served
         limited = not consumer.disable_rate_limits
@@ -301,9 +301,9 @@ class OrderedQueues(bootsteps.StartStopStep):
         if shards < lanes:
             logger.warning("%d lanes for %d shards: %d lanes stay idle", lanes, shards, lanes - shards)
         install_batch_filter()
-        self._store = home.open_store(lanes + OTHER_CONNECTIONS)
+        self._store = context.open_store(lanes + OTHER_CONNECTIONS)
         runner = self._runner = CeleryRunner(
-            self._tasks, consumer, home, CallReader(self._store.client), Tracks(self._store.client)
+            self._tasks, consumer, context, CallReader(self._store.client), TrackerStore(self._store.client)
         )
         self._host = CeleryHost(consumer, runner)
         self._metrics = open_metrics(consumer.app, consumer.hostname)
@@ -343,7 +343,7 @@ class OrderedQueues(bootsteps.StartStopStep):
             self._metrics.close()
         if not runtime.join(0):
             runtime.abandon()
-            let_go_at_exit(runtime)
+            release_shards_at_exit(runtime)
         elif self._store is not None:
             # The process may go on, as in a test. Running batches would still need the connections.
             self._store.close()
@@ -356,7 +356,7 @@ class OrderedQueues(bootsteps.StartStopStep):
 
         Heartbeat and remote control go on.
         """
-        timeout = home_of(consumer.app).settings.shutdown_timeout
+        timeout = context_of(consumer.app).settings.shutdown_timeout
         status = consumer.controller.exitcode
         # After a shutdown by remote control, it is a text.
         if isinstance(status, int) and status and not state.should_stop:

@@ -12,7 +12,7 @@ from celery._state import get_current_worker_task
 from celery.result import AsyncResult
 from kombu.utils.uuid import uuid
 
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.records.call_record import make_record
 from celery_lowkiq.rules.models import NewJob
 
@@ -59,8 +59,8 @@ class BulkCalls:
 def bulk_without_messages(task: Any, jobs: list[NewJob], results: bool, tracker: str = "") -> BulkCalls:
     """Task ids and records for a bulk call, where something needs them. Raises PayloadError."""
     app = task._get_app()
-    home = home_of(app)
-    track = home.settings.track_calls
+    context = context_of(app)
+    track = context.settings.track_calls
     if not (results or track or tracker or task.expires or task.job_ttl):
         return BulkCalls(jobs, CallResults(task, ()))
     headers = {
@@ -72,7 +72,7 @@ def bulk_without_messages(task: Any, jobs: list[NewJob], results: bool, tracker:
     ids = [uuid() for _ in jobs]
     record = make_record(task, {"id": "", **headers}, None, properties, track, tracker)
     if record is not None:
-        stored = (replace(record, id=task_id).dump(home.record_codec) for task_id in ids)
+        stored = (replace(record, id=task_id).dump(context.record_codec) for task_id in ids)
         jobs = [replace(job, record=data) for job, data in zip(jobs, stored, strict=True)]
     return BulkCalls(jobs, CallResults(task, ids))
 

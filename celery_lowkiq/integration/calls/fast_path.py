@@ -7,7 +7,7 @@ from typing import Any
 from celery import Celery, signals
 from celery._state import get_current_worker_task
 
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.records.call_record import stores_error
 
 from .send_task_overrides import stand_in
@@ -31,7 +31,7 @@ def may_skip_message(task: Any, app: Celery) -> bool:
     """
     return not (
         has_publish_listeners(app)
-        or home_of(app).settings.track_calls
+        or context_of(app).settings.track_calls
         or task.expires is not None
         or task.job_ttl is not None
         or stores_error(task)

@@ -11,7 +11,7 @@ from kombu import Queue
 from kombu.exceptions import OperationalError
 from kombu.utils.functional import fxrange
 
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.errors import StoreFull, StoreUnavailable
 
 from .message import MessagedCall, read_call
@@ -71,7 +71,7 @@ class StoreProducer:
         self._store = store
         #: Whether Celery has published the message.
         self.published = False
-        self.connection = home_of(app).connection
+        self.connection = context_of(app).connection
 
     @property
     def channel(self) -> Any:

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from celery_lowkiq.integration.app.context import Home
+from celery_lowkiq.integration.app.context import AppContext
 from celery_lowkiq.integration.app.error_text import MAX_ERROR_BYTES
 from celery_lowkiq.integration.app.settings import LARGEST_PAYLOAD
 from celery_lowkiq.integration.calls.validation import read_id, read_time
@@ -43,13 +43,13 @@ class Loaded:
     new: int
 
 
-def dump_lines(home: Home, queue: QueueSpec) -> Iterator[bytes]:
+def dump_lines(context: AppContext, queue: QueueSpec) -> Iterator[bytes]:
     """The lines of a dump, each with its newline; little of it is in memory at a time. Raises StoreError."""
-    dumping = Dumping(home.store)
+    dumping = Dumping(context.store)
     # Also what the code declares to have other shards, as after a change of their number, can be moved.
-    (queue,) = home.registry.as_stored([queue])
+    (queue,) = context.registry.as_stored([queue])
     score = dumping.last_score(queue)
-    yield header_line(Header(uuid.uuid4().hex, queue.name, queue.shards, home.settings.serializer, score))
+    yield header_line(Header(uuid.uuid4().hex, queue.name, queue.shards, context.settings.serializer, score))
     count = 0
     for entry in dumping.entries(queue):
         count += 1
@@ -58,7 +58,7 @@ def dump_lines(home: Home, queue: QueueSpec) -> Iterator[bytes]:
 
 
 def load_lines(
-    home: Home,
+    context: AppContext,
     queue: QueueSpec,
     lines: Iterable[bytes],
     *,
@@ -71,9 +71,9 @@ def load_lines(
     ``renamed``: the dump may be of a queue with another name; ``again``: take what was loaded before for new.
     Raises BadDump, ShardCountMismatch, StoreError.
     """
-    parsed = _parsed(home, lines)
-    header = _header(home, parsed, None if renamed else queue.name)
-    loading = Loading(home.store, queue, replace(header, dump=uuid.uuid4().hex) if again else header)
+    parsed = _parsed(context, lines)
+    header = _header(context, parsed, None if renamed else queue.name)
+    loading = Loading(context.store, queue, replace(header, dump=uuid.uuid4().hex) if again else header)
     done = Loaded(0, 0)
     for chunk in _chunks(parsed):
         done = Loaded(done.lines + len(chunk), done.new + loading.load(chunk))
@@ -82,14 +82,14 @@ def load_lines(
     return done
 
 
-def _parsed(home: Home, lines: Iterable[bytes]) -> Iterator[tuple[int, Line]]:
+def _parsed(context: AppContext, lines: Iterable[bytes]) -> Iterator[tuple[int, Line]]:
     """Each line with its number, checked. Raises BadDump, which says the place of a wrong one."""
     last = 0
     for place, line in enumerate(lines, 1):
         try:
             number, found = read_line(line)
             if isinstance(found, Entry):
-                _check(home, found)
+                _check(context, found)
                 if number <= last:
                     raise BadDump(f"its number {number} is not above {last}")
                 last = number
@@ -98,7 +98,7 @@ def _parsed(home: Home, lines: Iterable[bytes]) -> Iterator[tuple[int, Line]]:
         yield number, found
 
 
-def _check(home: Home, entry: Entry) -> None:
+def _check(context: AppContext, entry: Entry) -> None:
     """Raises InvalidCall for what no call could have stored, and UndecodablePayload for what the app does not
     accept. The morgue takes what cannot be read, as it does from a worker, who reads it before it runs.
     """
@@ -110,12 +110,12 @@ def _check(home: Home, entry: Entry) -> None:
     if max(sizes, default=0) > LARGEST_PAYLOAD or len(entry.error or b"") > MAX_ERROR_BYTES:
         raise InvalidCall(f"a payload or error is larger than {LARGEST_PAYLOAD} or {MAX_ERROR_BYTES} bytes")
     for payload in entry.payloads if entry.state is not State.DEAD else ():
-        home.codec.check_accepted(payload.data)
+        context.codec.check_accepted(payload.data)
     for call in entry.calls:
-        CallRecord.load(call.record, home.record_codec)
+        CallRecord.load(call.record, context.record_codec)
 
 
-def _header(home: Home, parsed: Iterator[tuple[int, Line]], name: str | None) -> Header:
+def _header(context: AppContext, parsed: Iterator[tuple[int, Line]], name: str | None) -> Header:
     _, header = next(parsed, (0, None))
     if not isinstance(header, Header):
         raise BadDump("there is no header: the file is no dump of celery-lowkiq, or is empty")
@@ -124,7 +124,7 @@ def _header(home: Home, parsed: Iterator[tuple[int, Line]], name: str | None) ->
             f"the dump is of queue {header.queue!r}, not of {name!r}, and nothing says it is renamed"
         )
     try:
-        home.check_serializer(header.serializer)
+        context.check_serializer(header.serializer)
     except ConfigurationError as error:
         raise BadDump(f"nobody could read its payloads here: {error}") from error
     return header

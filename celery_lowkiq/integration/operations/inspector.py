@@ -9,8 +9,8 @@ from typing import Any
 
 from celery import Celery
 
-from celery_lowkiq.integration.app.context import home_of
-from celery_lowkiq.integration.app.current_app import NO_APP, is_made_up
+from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app.current_app import NO_APP, is_fallback_app
 from celery_lowkiq.integration.app.registry import ordered_tasks, read_queue_name
 from celery_lowkiq.integration.tracking.tracker import Tracker, trackers
 from celery_lowkiq.rules.errors import ConfigurationError, ShardDamaged, StoreError
@@ -85,7 +85,7 @@ class Inspector:
     def task(self, queue: str) -> Any:
         """The ordered task that the queue of that name belongs to; names as in :meth:`queue`."""
         tasks = self.tasks()
-        if not tasks and is_made_up(self.app):
+        if not tasks and is_fallback_app(self.app):
             raise ConfigurationError(NO_APP)
         return tasks[read_queue_name(queue, tasks)]
 
@@ -95,7 +95,7 @@ class Inspector:
         """
         chosen = self._chosen(names)
         specs = self._as_stored(chosen)
-        found = dict(zip(chosen, home_of(self.app).queries.stats_of(specs), strict=True))
+        found = dict(zip(chosen, context_of(self.app).queries.stats_of(specs), strict=True))
         by_queue = {name: counts for name, counts in found.items() if isinstance(counts, Stats)}
         damaged = {name: error for name, error in found.items() if isinstance(error, ShardDamaged)}
         shards = {spec.name: spec.shards for spec in specs}
@@ -122,7 +122,7 @@ class Inspector:
     @property
     def reading(self) -> Reading:
         """Payloads as a worker reads them."""
-        return Reading(home_of(self.app).codec.load)
+        return Reading(context_of(self.app).codec.load)
 
     def _chosen(self, names: Iterable[str] | None) -> dict[str, OrderedQueue]:
         if names is None:
@@ -130,23 +130,23 @@ class Inspector:
         return {queue.name: queue for queue in map(self.queue, names)}
 
     def _as_stored(self, queues: Mapping[str, OrderedQueue]) -> list[QueueSpec]:
-        return home_of(self.app).registry.as_stored([queue.spec for queue in queues.values()])
+        return context_of(self.app).registry.as_stored([queue.spec for queue in queues.values()])
 
     def nodes(self) -> tuple[NodeReport, ...]:
         """The nodes by name, as they last described themselves: those that live, and those that have ended
         within the last hour without a word.
         """
-        return current(home_of(self.app).lookout.nodes())
+        return current(context_of(self.app).lookout.nodes())
 
     def history(self, names: Iterable[str] | None = None) -> Histories:
         """What all queues, or the named ones, have done, in one round trip. Raises InvalidCall."""
         chosen = self._chosen(names)
-        found = home_of(self.app).lookout.histories([queue.spec for queue in chosen.values()])
+        found = context_of(self.app).lookout.histories([queue.spec for queue in chosen.values()])
         return Histories(sum_of(found), dict(zip(chosen, found, strict=True)))
 
     def looks(self) -> list[ShardLook]:
         """Counts and lease of each shard that is stored of all queues, or its damage, in two round trips."""
-        return home_of(self.app).queries.looks(self._as_stored(self.queues()))
+        return context_of(self.app).queries.looks(self._as_stored(self.queues()))
 
     def trackers(self, limit: int = 100, after: str | None = None) -> Page[TrackerView]:
         """A page of the tracked groups of calls, the latest first. Raises InvalidCall."""
@@ -158,14 +158,14 @@ class Inspector:
 
     def server(self) -> ServerInfo:
         """What Redis says of itself."""
-        return read_server(home_of(self.app).store.client)
+        return read_server(context_of(self.app).store.client)
 
     def doctor(self) -> tuple[Finding, ...]:
         """Whether all is well with Redis, the nodes and the queues, and what to do where it is not. Raises
         ConfigurationError only.
         """
         try:
-            state = home_of(self.app).health.read([q.spec for q in self.queues().values()])
+            state = context_of(self.app).health.read([q.spec for q in self.queues().values()])
         except StoreError as error:
             return (unreachable(str(error)),)
         return (Finding(OK, "connection", "Redis answers."), *check_health(state))

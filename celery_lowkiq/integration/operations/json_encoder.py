@@ -13,7 +13,7 @@ from kombu.utils.json import JSONEncoder
 
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.reports import NodeReport
-from celery_lowkiq.rules.text import shortened, within_lists
+from celery_lowkiq.rules.text import nested_in_lists, shortened
 from celery_lowkiq.rules.tracking import Counts, TrackerView
 
 #: Longest ``repr`` of a value that JSON cannot hold, in characters.
@@ -92,7 +92,7 @@ def _computed(value: Any) -> dict[str, Any]:
 def writable(value: Any) -> Any:
     """The value, or its ``repr`` when JSON cannot hold it."""
     try:
-        _Encoder(ensure_ascii=False, allow_nan=False).encode(within_lists(value))
+        _Encoder(ensure_ascii=False, allow_nan=False).encode(nested_in_lists(value))
     except UNWRITABLE:
         return _repr(value)
     return value

@@ -20,7 +20,7 @@ from celery_lowkiq.rules.errors import UndecodablePayload
 from celery_lowkiq.rules.health_checks import Finding
 from celery_lowkiq.rules.history import Rates, Sample
 from celery_lowkiq.rules.reports import NodeReport, ShardReport
-from celery_lowkiq.rules.text import within_lists
+from celery_lowkiq.rules.text import nested_in_lists
 from celery_lowkiq.rules.tracking import Message, State
 from celery_lowkiq.rules.views import Stats, Try
 
@@ -242,7 +242,7 @@ def _read(data: bytes, reading: Reading) -> tuple[bool, Any]:
     """Whether it can be read, and the value."""
     try:
         value = json.loads(data, parse_constant=_refuse)
-        json.dumps(within_lists(value))
+        json.dumps(nested_in_lists(value))
     except (ValueError, RecursionError):
         pass
     else:

@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 
 from celery import Celery
 
-from celery_lowkiq.integration.app.context import Home, home_of
+from celery_lowkiq.integration.app.context import AppContext, context_of
 from celery_lowkiq.integration.app.error_text import dump_error_text, load_error
 from celery_lowkiq.integration.calls.validation import read_id, read_score, read_time
 from celery_lowkiq.rules.diagnosis import Why, why
@@ -113,27 +113,27 @@ class OrderedQueue:
         return self.spec.name
 
     @property
-    def _home(self) -> Home:
-        return home_of(self._app)
+    def _context(self) -> AppContext:
+        return context_of(self._app)
 
     @property
     def _actions(self) -> Actions:
-        return self._home.actions(self._left)
+        return self._context.actions(self._left)
 
     def _checked(self) -> QueueSpec:
         """What ids and shards are found by, after a look at what is stored. Raises ShardCountMismatch."""
-        self._home.registry.check(self.spec)
+        self._context.registry.check(self.spec)
         return self.spec
 
     # -- reads
 
     def stats(self) -> Stats:
         """Counts of the queue, and its lag in s."""
-        return self._home.queries.stats(self._checked())
+        return self._context.queries.stats(self._checked())
 
     def shard_stats(self) -> list[Stats]:
         """Counts of each shard."""
-        return self._home.queries.shard_stats(self._checked())
+        return self._context.queries.shard_stats(self._checked())
 
     def shard_of(self, job_id: Any) -> int:
         """The shard that an id lies in."""
@@ -141,7 +141,7 @@ class OrderedQueue:
 
     def job(self, job_id: Any, payload_limit: int = 100, **options: Any) -> ShownPlaces:
         """Where an id is; option ``payload_bytes``."""
-        found = self._home.queries.job(self._checked(), read_id(job_id), payload_limit, **options)
+        found = self._context.queries.job(self._checked(), read_id(job_id), payload_limit, **options)
         return ShownPlaces(
             waiting=self._shown(found.waiting) if found.waiting else None,
             processing=self._shown(found.processing) if found.processing else None,
@@ -156,47 +156,47 @@ class OrderedQueue:
         all; what is cut is not decoded). By id they come in no order.
         Raises InvalidCall.
         """
-        page = self._home.queries.jobs(self._checked(), by, **self._bounded(by, options))
+        page = self._context.queries.jobs(self._checked(), by, **self._bounded(by, options))
         return Page(tuple(self._shown(job) for job in page.items), page.next)
 
     def morgue(self, by: str = "id", **options: Any) -> Page[ShownDeadJob]:
         """A sorted page of dead jobs, ``by`` id or updated_at; options as for :meth:`jobs`."""
-        page = self._home.queries.morgue(self._checked(), by, **self._bounded(by, options))
+        page = self._context.queries.morgue(self._checked(), by, **self._bounded(by, options))
         return Page(tuple(self._shown_dead(job) for job in page.items), page.next)
 
     def processing(self, **options: Any) -> Page[ShownJob]:
         """A page of the jobs that are being processed; options ``limit``, ``after``, ``payload_limit``."""
-        page = self._home.queries.processing(self._checked(), **options)
+        page = self._context.queries.processing(self._checked(), **options)
         return Page(tuple(self._shown(job) for job in page.items), page.next)
 
     def shards(self) -> tuple[ShardReport, ...]:
         """Each shard with its counts, who has it, and what runs of it."""
-        return self._home.lookout.shards(self._checked())
+        return self._context.lookout.shards(self._checked())
 
     def tries(self, job_id: Any) -> tuple[Try, ...]:
         """The last ten failed runs of a job that waits or is dead, oldest first. Raises InvalidCall."""
-        return read_tries(self._home.store.client, self._checked(), read_id(job_id))
+        return read_tries(self._context.store.client, self._checked(), read_id(job_id))
 
     def why(self, job_id: Any) -> Why:
         """Where an id is and why it does not run, in words. Raises InvalidCall."""
-        read = partial(load_error, self._home.settings)
-        facts = self._home.lookout.facts(self._checked(), read_id(job_id), read=read, **self._terms())
+        read = partial(load_error, self._context.settings)
+        facts = self._context.lookout.facts(self._checked(), read_id(job_id), read=read, **self._terms())
         return why(facts)
 
     def history(self) -> tuple[Sample, ...]:
         """What was processed and failed up to each ten seconds of the last hour, oldest first; where no
         worker was at work, it has a gap. ``rules.history.rates`` makes jobs a second of it.
         """
-        (found,) = self._home.lookout.histories([self.spec])
+        (found,) = self._context.lookout.histories([self.spec])
         return found
 
     def paused(self) -> Paused:
         """Since when (Unix s) the queue is paused, which shards are by themselves, and how many ids are."""
-        return self._home.queries.paused(self._checked())
+        return self._context.queries.paused(self._checked())
 
     def paused_ids(self, limit: int = 100, after: str | None = None) -> Page[PausedId]:
         """A page of the paused ids, those first that are for longest. Raises InvalidCall."""
-        return self._home.queries.paused_ids(self._checked(), limit=limit, after=after)
+        return self._context.queries.paused_ids(self._checked(), limit=limit, after=after)
 
     # -- pauses: within a second nothing new of it begins on any node; what runs is finished, what comes waits
 
@@ -209,7 +209,7 @@ class OrderedQueue:
         _check_one(shard, job_id)
         if job_id is not None:
             return self.pause_ids([job_id]) == 1
-        pausing = self._home.pausing
+        pausing = self._context.pausing
         return pausing.pause(self.spec) if shard is None else pausing.pause_shard(self._checked(), shard)
 
     def resume(self, shard: int | None = None, job_id: Any = None) -> bool:
@@ -220,20 +220,20 @@ class OrderedQueue:
         _check_one(shard, job_id)
         if job_id is not None:
             return self.resume_ids([job_id]) == 1
-        pausing = self._home.pausing
+        pausing = self._context.pausing
         return pausing.resume(self.spec) if shard is None else pausing.resume_shard(self._checked(), shard)
 
     def pause_ids(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Pause many ids, in bounded steps. Returns how many were not paused. Raises InvalidCall."""
-        return self._home.pausing.pause_ids(self._checked(), map(read_id, ids), progress)
+        return self._context.pausing.pause_ids(self._checked(), map(read_id, ids), progress)
 
     def resume_ids(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Resume many ids, in bounded steps. Returns how many were paused. Raises InvalidCall."""
-        return self._home.pausing.resume_ids(self._checked(), map(read_id, ids), progress)
+        return self._context.pausing.resume_ids(self._checked(), map(read_id, ids), progress)
 
     def resume_all_ids(self, progress: Progress | None = None) -> int:
         """Resume all ids that are paused."""
-        return self._home.pausing.resume_ids(self._checked(), self._all_paused_ids(), progress)
+        return self._context.pausing.resume_ids(self._checked(), self._all_paused_ids(), progress)
 
     def _all_paused_ids(self) -> Iterator[str]:
         after: str | None = None
@@ -256,7 +256,7 @@ class OrderedQueue:
 
     def bury(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Move waiting jobs to the morgue; their calls end as FAILURE."""
-        reason = dump_error_text(self._home.settings, BURIED)
+        reason = dump_error_text(self._context.settings, BURIED)
         return self._actions.bury(self._checked(), map(read_id, ids), reason, progress)
 
     def delete_payload(self, job_id: Any, payload: Any) -> bool:
@@ -270,7 +270,7 @@ class OrderedQueue:
         """Put ``value`` in the place of one payload of a waiting job, with its score; the calls of what stood
         there end as REVOKED. Whether the job had it. Raises InvalidCall.
         """
-        new, old = self._home.codec.dump(value), self._bytes_of(payload)
+        new, old = self._context.codec.dump(value), self._bytes_of(payload)
         return old != new and self._actions.edit(self._checked(), read_id(job_id), old, new)
 
     def delete(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
@@ -317,13 +317,13 @@ class OrderedQueue:
 
     def damages(self) -> tuple[Damage, ...]:
         """What is wrong with the keys of each shard, in words; nothing is changed."""
-        return tuple(self._home.repairs.damages(self.spec))
+        return tuple(self._context.repairs.damages(self.spec))
 
     def repair(self, progress: Progress | None = None) -> tuple[Repaired, ...]:
         """Write lost keys again from those that tell the same, beside workers that go on. What is lost for
         good is counted. ``progress`` is told how many shards are done.
         """
-        return tuple(self._home.repairs.repair(self.spec, progress))
+        return tuple(self._context.repairs.repair(self.spec, progress))
 
     # -- moving to another Redis
 
@@ -331,7 +331,7 @@ class OrderedQueue:
         """All jobs as lines: waiting, being processed, and dead. What is in one state from beginning to end
         is there once; what changes meanwhile may be missed, or come twice. Pause the queue first.
         """
-        return dump_lines(self._home, self.spec)
+        return dump_lines(self._context, self.spec)
 
     def load(
         self,
@@ -346,7 +346,7 @@ class OrderedQueue:
         ``renamed``: the dump may be of a queue with another name; ``again``: what was loaded before is loaded
         once more. Raises BadDump, which names the line, ShardCountMismatch.
         """
-        return load_lines(self._home, self.spec, lines, renamed=renamed, again=again, progress=progress)
+        return load_lines(self._context, self.spec, lines, renamed=renamed, again=again, progress=progress)
 
     def _bounded(self, by: str, options: dict[str, Any]) -> dict[str, Any]:
         read = partial(read_time, tz=self._app.timezone) if by in TIMES else _read_number
@@ -359,24 +359,24 @@ class OrderedQueue:
         return tuple(self._payload(payload) for payload in payloads)
 
     def _bytes_of(self, payload: Any) -> bytes:
-        return bytes(payload) if self._raw else self._home.codec.dump(payload)
+        return bytes(payload) if self._raw else self._context.codec.dump(payload)
 
     def _payload(self, payload: Payload) -> ShownPayload:
         if self._raw or payload.cut_from:
             return ShownPayload(payload.data, payload.score, readable=False, cut_from=payload.cut_from)
         try:
-            return ShownPayload(self._home.codec.load(payload.data), payload.score)
+            return ShownPayload(self._context.codec.load(payload.data), payload.score)
         except UndecodablePayload:
             return ShownPayload(payload.data, payload.score, readable=False)
 
     def _shown(self, job: Job) -> ShownJob:
-        error = load_error(self._home.settings, job.error)
+        error = load_error(self._context.settings, job.error)
         payloads = self._payloads(job.payloads)
         told = (job.perform_in, job.retry_count, error, job.held, job.priority)
         return ShownJob(job.id, payloads, job.payload_count, *told)
 
     def _shown_dead(self, job: DeadJob) -> ShownDeadJob:
-        error = load_error(self._home.settings, job.error)
+        error = load_error(self._context.settings, job.error)
         return ShownDeadJob(job.id, self._payloads(job.payloads), job.payload_count, job.updated_at, error)
 
 

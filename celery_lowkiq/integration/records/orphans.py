@@ -10,11 +10,11 @@ from typing import Any
 from celery import Celery, signals
 from celery.app.task import Context
 
-from celery_lowkiq.integration.app.context import home_of, on_dropped_calls
+from celery_lowkiq.integration.app.context import context_of, on_dropped_calls
 from celery_lowkiq.integration.app.registry import ordered_tasks
 from celery_lowkiq.rules.errors import LowkiqError, ResultsUnavailable, UndecodablePayload
 from celery_lowkiq.rules.models import QueueSpec, StoredRecord
-from celery_lowkiq.rules.tracking import State, ends_without_run
+from celery_lowkiq.rules.tracking import State, ended_without_run
 
 from .call_record import CallRecord, stores_error
 
@@ -36,11 +36,11 @@ def finish_orphaned_calls(
 
     Their chords fail. Raises ResultsUnavailable.
     """
-    home = home_of(task._get_app())
+    context = context_of(task._get_app())
     news = []
     for call in calls:
         try:
-            record = CallRecord.load(call.data, home.record_codec)
+            record = CallRecord.load(call.data, context.record_codec)
             how, text = (State.ERROR, KILLED) if dead else (State.FAILED, reason)
         except UndecodablePayload as error:
             unread = fail_unread(task, call, error)
@@ -53,9 +53,9 @@ def finish_orphaned_calls(
             else:
                 _revoke(task, record, reason)
         if record.tracker:
-            news.append(ends_without_run(record.tracker, record.id, how, text))
+            news.append(ended_without_run(record.tracker, record.id, how, text))
     if news:
-        home.tracks.tell(news)
+        context.tracks.tell(news)
 
 
 @on_dropped_calls

@@ -15,7 +15,7 @@ from celery_lowkiq.integration.records.call_record import CallRecord, store_stat
 from celery_lowkiq.integration.records.orphans import DROPPED, fail_unread, unread_text
 from celery_lowkiq.rules.errors import UndecodablePayload
 from celery_lowkiq.rules.models import Batch, Job, Recorded, StoredRecord
-from celery_lowkiq.rules.tracking import News
+from celery_lowkiq.rules.tracking import TrackerUpdate
 from celery_lowkiq.store.jobs.call_records import CallReader
 
 from .decode import DecodedBatch
@@ -84,7 +84,7 @@ class BatchCalls:
                 self._announce(decoded, ((job, call) for call in page))
             revoked: list[StoredCall] = []
             living: list[StoredCall] = []
-            news: list[News] = []
+            news: list[TrackerUpdate] = []
             for call in page:
                 if reason := self._revoked(job, call):
                     revoked.append(call)
@@ -167,7 +167,7 @@ class BatchCalls:
         for page in self._reader.pages(self._batch.shard, job):
             yield self._read(page)
 
-    def end(self, keys: Sequence[tuple[bytes, bytes]], news: Sequence[News]) -> None:
+    def end(self, keys: Sequence[tuple[bytes, bytes]], news: Sequence[TrackerUpdate]) -> None:
         """Delete records, named by first and last key of a range, and update trackers. Raises StoreError."""
         self._reader.end(self._batch.lease, keys, news)
 
@@ -175,7 +175,7 @@ class BatchCalls:
         """The calls of a page. Ends those with an unreadable record, when the batch is admitted."""
         readable: list[StoredCall] = []
         unread: list[StoredRecord] = []
-        news: list[News] = []
+        news: list[TrackerUpdate] = []
         for stored in records:
             try:
                 readable.append(StoredCall(stored, CallRecord.load(stored.data, self._codec)))

@@ -18,7 +18,7 @@ from celery_lowkiq.integration.app.error_text import (
 )
 from celery_lowkiq.integration.app.settings import Settings
 from celery_lowkiq.rules.errors import LowkiqError, UndecodablePayload
-from celery_lowkiq.rules.models import BadPayload, Batch, Fate, Gone, Job, Verdict
+from celery_lowkiq.rules.models import Batch, Disposition, Job, PayloadRemoval, RemovalReason, Settlement
 from celery_lowkiq.rules.retry import RetryPolicy, after_failure
 from celery_lowkiq.store.inspect.tries import try_text
 
@@ -64,9 +64,9 @@ class JobDecision(NamedTuple):
     """What becomes of one job."""
 
     #: For the settle.
-    verdict: Verdict
+    verdict: Settlement
     #: The verdict on the payloads that are done with; another one where Again leaves some.
-    ran: Verdict
+    ran: Settlement
     error: Exception | None = None
     #: The stored text of the error, of a job whose run failed.
     text: ErrorText | None = None
@@ -80,14 +80,14 @@ class Failure(NamedTuple):
     """A job whose run failed, and what becomes of it."""
 
     job: Job
-    verdict: Verdict
+    verdict: Settlement
     error: Exception
     text: ErrorText
 
     @property
     def dies(self) -> bool:
         """Whether a payload of it goes to the morgue."""
-        return self.verdict.fate in (Fate.DIE, Fate.BURY)
+        return self.verdict.fate in (Disposition.DIE, Disposition.BURY)
 
     @property
     def is_requested(self) -> bool:
@@ -103,7 +103,7 @@ class Decision(NamedTuple):
     jobs: Mapping[str, JobDecision] = {}
 
     @property
-    def verdicts(self) -> tuple[Verdict, ...]:
+    def verdicts(self) -> tuple[Settlement, ...]:
         """The verdicts for the settle, in the order of the batch."""
         if not self.jobs:
             return tuple([_done(job) for job in self.batch.decoded.values()])
@@ -129,7 +129,7 @@ class Decision(NamedTuple):
             )
             for job in self.batch.jobs
             if (decided := self.jobs.get(job.id)) is not None
-            and decided.verdict.fate is Fate.DIE
+            and decided.verdict.fate is Disposition.DIE
             and decided.text is not None
             and job.id in accepted
         ]
@@ -139,7 +139,7 @@ class Decision(NamedTuple):
         error; None when all jobs are done. ``now``: Unix time in s.
         """
         decided = self.jobs.values()
-        delays = [_delay(each.verdict, now) for each in decided if each.verdict.fate is Fate.RETRY]
+        delays = [_delay(each.verdict, now) for each in decided if each.verdict.fate is Disposition.RETRY]
         delays += [each.part.again.after for each in decided if each.part is not None and each.left]
         errors = [each.error for each in decided if each.error is not None]
         if not delays and not errors:
@@ -166,22 +166,22 @@ class Decision(NamedTuple):
         ``success`` makes the outcome of calls that succeed; ``now``: Unix time in s.
         """
         job, decided = self.batch.decoded[job_id], self.jobs.get(job_id)
-        fate = Fate.DONE if decided is None else decided.ran.fate
-        if fate is Fate.RETURN or (decided is not None and position in decided.left):
+        fate = Disposition.DONE if decided is None else decided.ran.fate
+        if fate is Disposition.RETURN or (decided is not None and position in decided.left):
             return None
         place = job.place_of(position)
         if place is None:
             data = next(bad.error for bad in job.bad if bad.position == position)
             return CallOutcome(True, error=UndecodablePayload(load_error(settings, data) or ""))
-        if fate is Fate.DONE:
+        if fate is Disposition.DONE:
             return success()
         assert decided is not None
         error = decided.error
         assert error is not None
-        if fate is Fate.BURY or (fate is Fate.DIE and place == 0):
+        if fate is Disposition.BURY or (fate is Disposition.DIE and place == 0):
             dead = MaxRetriesExceededError(str(error)) if isinstance(error, Retry) else error
             return CallOutcome(True, error=dead)
-        delay = _delay(decided.ran, now) if fate is Fate.RETRY else 0.0
+        delay = _delay(decided.ran, now) if fate is Disposition.RETRY else 0.0
         return CallOutcome(False, error=Retry(exc=error, when=delay))  # type: ignore[arg-type]
 
 
@@ -203,8 +203,8 @@ def decide_failure(error: Exception, batch: DecodedBatch, rules: RunRules) -> De
             ran = _done(job)._replace(delay=outcome.again.after)
             return JobDecision(_with_left(job, ran, left), ran, part=outcome, left=left)
         if isinstance(outcome, BusinessFailure):
-            over = (BadPayload(position, None, Gone.OVER) for position in job.positions)
-            ran = _done(job)._replace(fate=Fate.BURY, bad=(*job.bad, *over))
+            over = (PayloadRemoval(position, None, RemovalReason.OVER) for position in job.positions)
+            ran = _done(job)._replace(fate=Disposition.BURY, bad=(*job.bad, *over))
             return _all_of(ran, outcome)
         return _failed(job, outcome, together, rules, texts)
 
@@ -219,7 +219,7 @@ def decide_rejection(error: Exception, requeue: bool, before: Decision, rules: R
     reason = getattr(error, "reason", error)
     data = dump_error_text(rules.settings, f"Reject: {reason}")
     rejected = Rejected(str(reason))
-    fate, delay = (Fate.RETURN, REQUEUE_DELAY) if requeue else (Fate.BURY, 0.0)
+    fate, delay = (Disposition.RETURN, REQUEUE_DELAY) if requeue else (Disposition.BURY, 0.0)
 
     def decide(job: DecodedJob) -> JobDecision:
         ran = _done(job)._replace(fate=fate, delay=delay, error=data)
@@ -236,16 +236,16 @@ def decide_poison_pill(batch: DecodedBatch, rules: RunRules) -> Decision:
     kept = ErrorText(data, text, text)
     return _decide_each(
         batch,
-        lambda job: _all_of(_done(job)._replace(fate=Fate.BURY, error=data), PoisonPill(text), kept),
+        lambda job: _all_of(_done(job)._replace(fate=Disposition.BURY, error=data), PoisonPill(text), kept),
     )
 
 
-def give_back(batch: Batch) -> tuple[Verdict, ...]:
+def give_back(batch: Batch) -> tuple[Settlement, ...]:
     """The verdicts on a batch that did not run: all jobs go back."""
-    return tuple(Verdict(job.id, job.claim, Fate.RETURN, delay=REQUEUE_DELAY) for job in batch.jobs)
+    return tuple(Settlement(job.id, job.claim, Disposition.RETURN, delay=REQUEUE_DELAY) for job in batch.jobs)
 
 
-def redeliver(job: DecodedJob, error: Exception, settings: Settings) -> Verdict:
+def redeliver(job: DecodedJob, error: Exception, settings: Settings) -> Settlement:
     """The verdict on a job that is done, but whose calls could not all get their results: it runs again, and
     never dies of that.
     """
@@ -265,13 +265,15 @@ def _decide_each(batch: DecodedBatch, decide: Callable[[DecodedJob], JobDecision
     return Decision(batch, jobs)
 
 
-def _all_of(verdict: Verdict, error: Exception | None = None, text: ErrorText | None = None) -> JobDecision:
+def _all_of(
+    verdict: Settlement, error: Exception | None = None, text: ErrorText | None = None
+) -> JobDecision:
     """The same verdict on all payloads."""
     return JobDecision(verdict, verdict, error, text)
 
 
-def _done(job: DecodedJob) -> Verdict:
-    return Verdict(job.claimed.id, job.claimed.claim, Fate.DONE, bad=job.bad)
+def _done(job: DecodedJob) -> Settlement:
+    return Settlement(job.claimed.id, job.claimed.claim, Disposition.DONE, bad=job.bad)
 
 
 def _failed(
@@ -291,17 +293,17 @@ def _failed(
     return _all_of(verdict._replace(try_text=try_text(text.text)), error, text)
 
 
-def _with_left(job: DecodedJob, verdict: Verdict, left: Collection[int]) -> Verdict:
+def _with_left(job: DecodedJob, verdict: Settlement, left: Collection[int]) -> Settlement:
     """The verdict when some payloads of a job are left: these stay queued, the others go."""
-    if not left or verdict.fate not in (Fate.DONE, Fate.BURY):
+    if not left or verdict.fate not in (Disposition.DONE, Disposition.BURY):
         return verdict
     gone = {*left, *(bad.position for bad in verdict.bad)}
-    error = verdict.error if verdict.fate is Fate.BURY else None
-    over = (BadPayload(p, error, Gone.DONE) for p in job.positions if p not in gone)
+    error = verdict.error if verdict.fate is Disposition.BURY else None
+    over = (PayloadRemoval(p, error, RemovalReason.DONE) for p in job.positions if p not in gone)
     delay = max(verdict.delay, AT_ONCE)
-    return Verdict(verdict.id, verdict.claim, Fate.RETURN, delay=delay, bad=(*verdict.bad, *over))
+    return Settlement(verdict.id, verdict.claim, Disposition.RETURN, delay=delay, bad=(*verdict.bad, *over))
 
 
-def _delay(verdict: Verdict, now: float) -> float:
+def _delay(verdict: Settlement, now: float) -> float:
     """Seconds until a failed job runs again."""
     return max(0.0, verdict.perform_in - now) if verdict.perform_in else verdict.delay

@@ -11,7 +11,7 @@ from celery_lowkiq.integration.app.codec import MARK, Codec
 from celery_lowkiq.integration.app.error_text import dump_error_text, load_error
 from celery_lowkiq.integration.app.settings import Settings
 from celery_lowkiq.rules.errors import UndecodablePayload
-from celery_lowkiq.rules.models import BadPayload, Batch, Flag, Job
+from celery_lowkiq.rules.models import Batch, Flag, Job, PayloadRemoval
 
 logger = logging.getLogger("celery_lowkiq")
 
@@ -58,7 +58,7 @@ class DecodedJob(NamedTuple):
     #: None when no payload can run.
     job: RunJob | None
     #: Payloads that are dropped or go to the morgue, whatever becomes of the others.
-    bad: tuple[BadPayload, ...]
+    bad: tuple[PayloadRemoval, ...]
     #: Positions of the payloads that run.
     positions: Sequence[int]
 
@@ -134,17 +134,19 @@ def decode_job(job: Job, codec: Codec, settings: Settings, dropped: Collection[i
     """Decode the payloads of a job, except those at ``dropped`` positions."""
     payloads: list[Any] = []
     scores: list[float] = []
-    bad: list[BadPayload] = []
+    bad: list[PayloadRemoval] = []
     for position, payload in enumerate(job.payloads):
         if position in dropped:
-            bad.append(BadPayload(position, None))
+            bad.append(PayloadRemoval(position, None))
         else:
             try:
                 payloads.append(codec.load(payload.data))
                 scores.append(payload.score)
             except UndecodablePayload as reason:
                 logger.error("job %r: payload %d goes to the morgue: %s", job.id, position, reason)
-                bad.append(BadPayload(position, dump_error_text(settings, f"undecodable payload: {reason}")))
+                bad.append(
+                    PayloadRemoval(position, dump_error_text(settings, f"undecodable payload: {reason}"))
+                )
     positions: Sequence[int] = range(len(job.payloads))
     if bad:
         others = {each.position for each in bad}

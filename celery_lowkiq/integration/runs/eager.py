@@ -10,7 +10,7 @@ from celery.exceptions import Retry
 from celery.result import EagerResult
 from celery.states import FAILURE, SUCCESS
 
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.calls.validation import Entry
 from celery_lowkiq.rules.models import Merge, QueueSpec, shard_of
 from celery_lowkiq.rules.policies import surplus
@@ -27,7 +27,7 @@ def batch_of(entries: Iterable[Entry], task: Any) -> dict[str, list[Any]]:
     A missing score is the call's position, as if each came a moment after the previous one. The policy
     ``keep`` applies.
     """
-    codec, spec = home_of(task._get_app()).codec, task.queue_spec
+    codec, spec = context_of(task._get_app()).codec, task.queue_spec
     scores: dict[str, dict[bytes, float]] = {}
     for place, entry in enumerate(entries):
         data = codec.dump(entry.payload)

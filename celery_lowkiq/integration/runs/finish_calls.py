@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NoReturn
 
-from celery_lowkiq.integration.app.safe_logging import careful_logger
+from celery_lowkiq.integration.app.safe_logging import safe_logger
 from celery_lowkiq.rules.errors import StoreError
-from celery_lowkiq.rules.models import Fate, Job, Verdict
-from celery_lowkiq.rules.tracking import News
+from celery_lowkiq.rules.models import Disposition, Job, Settlement
+from celery_lowkiq.rules.tracking import TrackerUpdate
 
 from .batch_calls import BatchCalls, StoredCall
 from .decisions import REQUEUE_DELAY, redeliver
@@ -23,7 +23,7 @@ from .request import call_request
 from .run import Run
 from .tracing import traced
 
-logger = careful_logger("celery_lowkiq")
+logger = safe_logger("celery_lowkiq")
 
 
 @dataclass
@@ -46,16 +46,16 @@ class CallFinisher:
         self._has_reported = has_reported
         self._raisers: dict[int, _Raiser] = {}
 
-    def finish(self) -> tuple[Verdict, ...]:
+    def finish(self) -> tuple[Settlement, ...]:
         """Give each call its result. Returns the verdicts, with the records and the news of ended calls."""
         return tuple(
             self._finish_job(job, verdict) if job.recorded else verdict
             for job, verdict in zip(self._run.batch.jobs, self._run.decision.verdicts, strict=True)
         )
 
-    def _finish_job(self, job: Job, verdict: Verdict) -> Verdict:
+    def _finish_job(self, job: Job, verdict: Settlement) -> Settlement:
         ended: list[tuple[bytes, bytes]] = []
-        news: list[News] = []
+        news: list[TrackerUpdate] = []
         undelivered = _Undelivered()
         try:
             for page in self._calls.pages(job):
@@ -67,7 +67,7 @@ class CallFinisher:
                     self._calls.end(keys, news_of_page)
         except StoreError as error:
             logger.warning("job %r runs again, since not all of its calls could be ended: %s", job.id, error)
-            return Verdict(job.id, job.claim, Fate.RETURN, delay=REQUEUE_DELAY)
+            return Settlement(job.id, job.claim, Disposition.RETURN, delay=REQUEUE_DELAY)
         if undelivered.error is not None and undelivered.success:
             decoded = self._run.decoded.decoded[job.id]
             verdict = redeliver(decoded, undelivered.error, self._run.settings)
@@ -75,10 +75,10 @@ class CallFinisher:
 
     def _finish_page(
         self, job: Job, page: Iterable[StoredCall], undelivered: _Undelivered
-    ) -> tuple[list[tuple[bytes, bytes]], list[News]]:
+    ) -> tuple[list[tuple[bytes, bytes]], list[TrackerUpdate]]:
         """The keys of the calls that have ended, and the news for trackers."""
         gone: list[StoredCall] = []
-        news: list[News] = []
+        news: list[TrackerUpdate] = []
         for call in page:
             outcome = self._run.outcome_of(job.id, call.position)
             over = outcome is not None and self._finish_call(job, call, outcome, undelivered)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Literal
 
-from celery_lowkiq.integration.app.safe_logging import careful_logger
+from celery_lowkiq.integration.app.safe_logging import safe_logger
 from celery_lowkiq.rules.retry import RetryPolicy
-from celery_lowkiq.rules.retry_delays import Pauses, default_retry_in, is_list, read_pauses
+from celery_lowkiq.rules.retry_delays import DelayFunction, default_delay, is_list, read_delay_function
 
 from .aborts import failing
 
-logger = careful_logger("celery_lowkiq")
+logger = safe_logger("celery_lowkiq")
 
 
 def policy_of(task: Any) -> RetryPolicy:
@@ -20,10 +20,10 @@ def policy_of(task: Any) -> RetryPolicy:
     max_retries = len(retry_in) if is_list(retry_in) else task.max_retries
     hopeless = (*(task.dont_retry or ()), *getattr(task, "dont_autoretry_for", ()))
     isolate = task.isolate_failures and task.batch_size > 1
-    return RetryPolicy(max_retries, guarded(read_pauses(retry_in)), hopeless, isolate)
+    return RetryPolicy(max_retries, guarded(read_delay_function(retry_in)), hopeless, isolate)
 
 
-def guarded(pauses: Pauses) -> Pauses:
+def guarded(pauses: DelayFunction) -> DelayFunction:
     """The user's delay function; the default delay where that fails or returns no number."""
 
     def pause(error: Any, retry_count: int) -> float | Literal[False]:
@@ -31,6 +31,6 @@ def guarded(pauses: Pauses) -> Pauses:
             return failing(partial(pauses, error, retry_count))
         except Exception:
             logger.exception("retry_in failed for retry_count %d: the default is used", retry_count)
-        return default_retry_in(retry_count)
+        return default_delay(retry_count)
 
     return pause

@@ -11,11 +11,11 @@ from typing import Any
 from celery.exceptions import Reject
 from celery.states import FAILURE, REJECTED, RETRY
 
-from celery_lowkiq.integration.app.context import Home
-from celery_lowkiq.integration.app.safe_logging import careful_logger
-from celery_lowkiq.rules.models import CONDEMNED, Batch, Fate, Verdict
+from celery_lowkiq.integration.app.context import AppContext
+from celery_lowkiq.integration.app.safe_logging import safe_logger
+from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Batch, Disposition, Settlement
 from celery_lowkiq.store.jobs.call_records import CallReader
-from celery_lowkiq.store.tracking.tracker_store import Tracks
+from celery_lowkiq.store.tracking.tracker_store import TrackerStore
 
 from .aborts import failing
 from .batch_calls import BatchCalls
@@ -29,19 +29,24 @@ from .run import Run
 from .tracing import traced
 from .tracker_updates import TrackedCalls
 
-logger = careful_logger("celery_lowkiq")
+logger = safe_logger("celery_lowkiq")
 
 
 class CeleryRunner:
     """``worker.ports.Runner`` for the ordered tasks of an app, by the names of their queues."""
 
     def __init__(
-        self, tasks: Mapping[str, Any], consumer: Any, home: Home, reader: CallReader, tracks: Tracks
+        self,
+        tasks: Mapping[str, Any],
+        consumer: Any,
+        context: AppContext,
+        reader: CallReader,
+        tracks: TrackerStore,
     ) -> None:
         self._tasks: dict[str, Any] = {}
         self._rules: dict[str, RunRules] = {}
         self._consumer = consumer
-        self._home = home
+        self._context = context
         self._reader = reader
         self._tracks = tracks
         #: Of each lane, the runs of its last claim in which jobs have died.
@@ -50,13 +55,13 @@ class CeleryRunner:
 
     def learn(self, tasks: Mapping[str, Any]) -> None:
         """Add tasks, by the names of their queues."""
-        codec, settings = self._home.codec, self._home.settings
+        codec, settings = self._context.codec, self._context.settings
         rules = {name: RunRules(policy_of(task), codec, settings) for name, task in tasks.items()}
         # Lanes read these meanwhile.
         self._rules = {**self._rules, **rules}
         self._tasks = {**self._tasks, **tasks}
 
-    def run(self, batch: Batch) -> tuple[Verdict, ...]:
+    def run(self, batch: Batch) -> tuple[Settlement, ...]:
         """The verdicts on a batch. An exception of this package counts as a failed run."""
         task, rules = self._tasks[batch.queue.name], self._rules[batch.queue.name]
         if any(job.recorded for job in batch.jobs):
@@ -68,10 +73,10 @@ class CeleryRunner:
             self._report_failures(task, run, verdicts)
         return verdicts
 
-    def _run_calls(self, task: Any, rules: RunRules, batch: Batch) -> tuple[Verdict, ...]:
+    def _run_calls(self, task: Any, rules: RunRules, batch: Batch) -> tuple[Settlement, ...]:
         """Run a batch with recorded calls, which may be revoked, and get results."""
         tracked = TrackedCalls(batch.lease.epoch, self._tracks, rules.settings)
-        calls = BatchCalls(batch, self._reader, self._home.record_codec, task, self._consumer, tracked)
+        calls = BatchCalls(batch, self._reader, self._context.record_codec, task, self._consumer, tracked)
         decoded = decode_batch(batch, rules.codec, rules.settings)
         try:
             dropped = calls.admit(decoded)
@@ -85,7 +90,7 @@ class CeleryRunner:
         if call is None:
             calls.report_started(decoded)
         has_reported, runtime = False, 0.0
-        if batch.jobs[0].retry_count == CONDEMNED:
+        if batch.jobs[0].retry_count == POISON_PILL_RETRY_COUNT:
             run.bury_poison_pill()
         else:
             began_at = time.monotonic()
@@ -134,11 +139,11 @@ class CeleryRunner:
 
     # -- after the run
 
-    def _report_failures(self, task: Any, run: Run, verdicts: tuple[Verdict, ...]) -> None:
+    def _report_failures(self, task: Any, run: Run, verdicts: tuple[Settlement, ...]) -> None:
         """Log the failures, and remember a run with dead jobs for on_retries_exhausted."""
         if failures := run.decision.failures:
             log_failures(run, failures, task.name, task.throws or ())
-            if any(verdict.fate is Fate.DIE for verdict in verdicts):
+            if any(verdict.fate is Disposition.DIE for verdict in verdicts):
                 self._remember(run)
 
     def _remember(self, run: Run) -> None:
@@ -166,6 +171,6 @@ class CeleryRunner:
     def last_words(self, error: BaseException) -> None:
         """Call ``lowkiq_last_words``."""
         try:
-            self._home.settings.last_words(error)
+            self._context.settings.last_words(error)
         except Exception:
             logger.exception("lowkiq_last_words failed")

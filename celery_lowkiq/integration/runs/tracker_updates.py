@@ -13,8 +13,8 @@ from celery_lowkiq.integration.app.settings import Settings
 from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Job
-from celery_lowkiq.rules.tracking import News, State, began, ended, ends_without_run, waits
-from celery_lowkiq.store.tracking.tracker_store import Tracks
+from celery_lowkiq.rules.tracking import State, TrackerUpdate, began, ended, ended_without_run, waits
+from celery_lowkiq.store.tracking.tracker_store import TrackerStore
 
 from .outcomes import BusinessFailure, CallOutcome
 
@@ -29,12 +29,12 @@ PROGRESS_INTERVAL = 0.1
 class TrackedCalls:
     """The tracked calls of one batch, in its lane's thread. Calls without a tracker cost nothing here."""
 
-    def __init__(self, epoch: int, tracks: Tracks, settings: Settings) -> None:
+    def __init__(self, epoch: int, tracks: TrackerStore, settings: Settings) -> None:
         self._epoch = epoch
         self._tracks = tracks
         self._settings = settings
         #: The report of each run that began, with the id of its job.
-        self._running: list[tuple[str, News]] = []
+        self._running: list[tuple[str, TrackerUpdate]] = []
         self._progressed_at = -PROGRESS_INTERVAL
 
     def begin(self, calls: Iterable[tuple[Job, CallRecord, bool]]) -> set[str]:
@@ -55,7 +55,7 @@ class TrackedCalls:
         self._running += running[: MOST_RUNNING - len(self._running)]
         return {record.id for _, record, _ in tracked if record.tracker in cancelled}
 
-    def _report(self, news: list[News]) -> set[str]:
+    def _report(self, news: list[TrackerUpdate]) -> set[str]:
         """The trackers that are cancelled."""
         try:
             return self._tracks.tell(news) if news else set()
@@ -89,11 +89,13 @@ class TrackedCalls:
         except StoreError as away:
             logger.warning("the interruption of a run was not reported to trackers: %s", away)
 
-    def dropped(self, record: CallRecord, reason: str) -> list[News]:
+    def dropped(self, record: CallRecord, reason: str) -> list[TrackerUpdate]:
         """The report of a call that does not run any more."""
-        return [ends_without_run(record.tracker, record.id, State.FAILED, reason)] if record.tracker else []
+        return [ended_without_run(record.tracker, record.id, State.FAILED, reason)] if record.tracker else []
 
-    def ended(self, job: Job, record: CallRecord, outcome: CallOutcome | None, over: bool) -> list[News]:
+    def ended(
+        self, job: Job, record: CallRecord, outcome: CallOutcome | None, over: bool
+    ) -> list[TrackerUpdate]:
         """The report of a call whose run has ended; not ``over``: the call runs again."""
         if not record.tracker:
             return []

@@ -9,7 +9,7 @@ from typing import Any
 
 from kombu.exceptions import KombuError
 
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.calls.arguments import check_arguments
 from celery_lowkiq.integration.calls.message import MessagedCall, read_call
 from celery_lowkiq.integration.calls.message_header import asked_in
@@ -64,13 +64,13 @@ class BrokerMessageHandler:
             ack(logger, errors)
 
     def _push(self, call: MessagedCall, priority: int | None) -> None:
-        home = home_of(self._task.app)
+        context = context_of(self._task.app)
         check_message(self._task.name, call.headers, call.properties)
         check_arguments(call.args, call.kwargs)
-        job = self._entry(call, priority, home.settings.message_score).job(home.codec)
+        job = self._entry(call, priority, context.settings.message_score).job(context.codec)
         if call.headers.get("id"):
             job = replace(job, record=self._task.record_of(call))
-        home.store.push(self._task.queue_spec, [job])
+        context.store.push(self._task.queue_spec, [job])
 
     def _entry(self, call: MessagedCall, priority: int | None, message_score: str) -> Entry:
         """Raises InvalidCall, and TypeError for wrong arguments."""

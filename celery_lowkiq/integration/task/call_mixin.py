@@ -12,7 +12,7 @@ from celery import Celery
 from celery.result import AsyncResult, EagerResult
 from kombu.utils.uuid import uuid
 
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.calls.arguments import as_keywords, check_arguments
 from celery_lowkiq.integration.calls.bulk_results import bulk_with_messages, bulk_without_messages
 from celery_lowkiq.integration.calls.fast_path import has_publish_listeners, may_skip_message
@@ -91,15 +91,15 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         links = {"link": link, "link_error": link_error}
         if app.conf.task_always_eager:
             return self.apply(args, kwargs, task_id=task_id, **links, **words, **options)
-        home = home_of(app)
+        context = context_of(app)
         entry = asked.added_to(self.entry_of(args, kwargs, **words))
-        job = entry.job(home.codec)
+        job = entry.job(context.codec)
         if not (options or link or link_error or shadow or tracker) and may_skip_message(self, app):
             return self._call_without_message(app, entry, job, task_id)
 
         def store(call: MessagedCall) -> None:
             intervals = retry_intervals(call.properties.get("retry"), call.properties.get("retry_policy"))
-            push = tracked_single(home, tracker, call.headers["id"])
+            push = tracked_single(context, tracker, call.headers["id"])
             self._publish((entry,), [self.recorded_job(job, call, tracker)], intervals, push)
 
         links |= entry.for_message()
@@ -143,11 +143,11 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
 
     def record_of(self, call: MessagedCall, tracker: str = "") -> bytes | None:
         """The record of a call; None when nothing needs one. Raises PayloadError."""
-        home = home_of(self._get_app())
+        context = context_of(self._get_app())
         record = make_record(
-            self, call.headers, call.embed, call.properties, home.settings.track_calls, tracker
+            self, call.headers, call.embed, call.properties, context.settings.track_calls, tracker
         )
-        return None if record is None else record.dump(home.record_codec)
+        return None if record is None else record.dump(context.record_codec)
 
     def entry_of(self, args: Any, kwargs: Any, **words: Any) -> Entry:
         """The checked call that the arguments make. Raises TypeError, as Celery does, and InvalidCall."""
@@ -197,9 +197,9 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         Raises InvalidCall, which names the wrong job; then nothing is stored. Raises StoreError.
         """
         app = self._get_app()
-        home = home_of(app)
+        context = context_of(app)
         entries = bulk(jobs, app.timezone, self.key)
-        stored = to_jobs(entries, home.codec)
+        stored = to_jobs(entries, context.codec)
         tracker_id = tracker_of(tracker, app)
         if app.conf.task_always_eager:
             done = eager.run_bulk(self, entries)
@@ -209,7 +209,7 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         else:
             given = bulk_without_messages(self, stored, results, tracker_id)
         if stored:
-            push = tracked_bulk(home, tracker_id, given.results.ids)
+            push = tracked_bulk(context, tracker_id, given.results.ids)
             self._publish(tuple(entries), given.jobs, app_retry_intervals(app), push)
         return given.results if results else None
 
@@ -238,10 +238,10 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
 
         Raises what callers of Celery catch: CallUnavailable, CallRefused.
         """
-        home, spec = home_of(self._get_app()), self.queue_spec
-        store = push or home.store.push
+        context, spec = context_of(self._get_app()), self.queue_spec
+        store = push or context.store.push
         try:
-            compose(home.settings.client_middlewares, self, entries, lambda: store(spec, jobs, intervals))
+            compose(context.settings.client_middlewares, self, entries, lambda: store(spec, jobs, intervals))
         except StoreFull as error:
             raise CallRefused(*error.args) from error
         except StoreUnavailable as error:

@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 from celery import Celery, shared_task
 from typing_extensions import TypeVar, Unpack
 
-from celery_lowkiq.integration.app.current_app import task_of_thread
+from celery_lowkiq.integration.app.current_app import current_app_task
 from celery_lowkiq.integration.app.option_names import naming
 
 from .base_classes import R, ordered_base
@@ -22,7 +22,7 @@ BoundFunction = Callable[[Any, Batch], R]
 TaskT = TypeVar("TaskT", bound=OrderedTask[Any])
 
 
-class OfItsApp(OrderedTask[R]):
+class AppBoundTask(OrderedTask[R]):
     """The base of a task that names none: as with Celery's decorators, it gets what its app has for all tasks
     (``Celery(task_cls=...)``). The task of a library has its app when its class is made.
     """
@@ -31,8 +31,8 @@ class OfItsApp(OrderedTask[R]):
 
     def __init_subclass__(cls, **options: Any) -> None:
         app = cls.__dict__.get("app")
-        if app is not None and not issubclass(OfItsApp, app.Task):
-            cls.__bases__ = (app.Task, OfItsApp)
+        if app is not None and not issubclass(AppBoundTask, app.Task):
+            cls.__bases__ = (app.Task, AppBoundTask)
         super().__init_subclass__(**options)
 
 
@@ -76,14 +76,14 @@ def _decorator(options: Mapping[str, Any]) -> Callable[[Callable[..., Any]], Any
 
     def decorate(function: Callable[..., Any]) -> Any:
         with naming(str(given.get("name") or getattr(function, "__qualname__", function))):
-            base = ordered_base(given.get("base", OfItsApp), OrderedTask)
+            base = ordered_base(given.get("base", AppBoundTask), OrderedTask)
             check_names_of(given, base)
             check_options(given, base)
             check_function(function, bound=bool(given.get("bind")))
         attributes = {**as_attributes(given), "base": base}
         if app is None:
             shared_task(**attributes)(function)
-            return task_of_thread(function, given.get("name"))
+            return current_app_task(function, given.get("name"))
         return app.task(**{"shared": False, **attributes})(function)
 
     return decorate

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Annotated, Any, Literal, TypedDict
 
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.app.durations import seconds_of
 from celery_lowkiq.integration.app.rate_limits import RATE, read_rate
 from celery_lowkiq.integration.calls.validation import PRIORITIES, is_priority
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.policies import MARK_SECONDS, NONE, AfterFailure, Policies, WhenFull
 from celery_lowkiq.rules.priorities import MOST_URGENT
-from celery_lowkiq.rules.retry_delays import LONGEST_PAUSE
+from celery_lowkiq.rules.retry_delays import MAX_RETRY_DELAY
 from celery_lowkiq.rules.validators import Option, Validator, invalid, is_whole, matching, one_of, whole
 
 LARGEST_KEEP = 1000
@@ -30,7 +30,7 @@ def _read_duration(value: Any) -> float:
     return found
 
 
-DURATION = Validator(f"seconds above 0 up to {LONGEST_PAUSE:,.0f}, or a timedelta", _read_duration)
+DURATION = Validator(f"seconds above 0 up to {MAX_RETRY_DELAY:,.0f}, or a timedelta", _read_duration)
 PRIORITY = matching(PRIORITIES, lambda value: value is None or is_priority(value))
 
 
@@ -187,7 +187,7 @@ def policies_of(task: Any) -> Policies:
         when_full=WhenFull(task.when_full),
         priority=_usual_priority(task),
         retry_priority=task.retry_priority,
-        priority_max_wait=home_of(app).settings.priority_max_wait,
+        priority_max_wait=context_of(app).settings.priority_max_wait,
         rate_per_id=read_rate(task.rate_limit_per_id) if limited else None,
         per_run=task.max_payloads_per_run,
     )

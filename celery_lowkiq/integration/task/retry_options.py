@@ -11,7 +11,7 @@ from celery.exceptions import TaskPredicate
 from celery_lowkiq.integration.runs.aborts import may_fail
 from celery_lowkiq.integration.runs.batch_results import JobsFailed
 from celery_lowkiq.integration.runs.outcomes import Again, BusinessFailure
-from celery_lowkiq.rules.retry_delays import ALLOWED, is_list, read_pauses
+from celery_lowkiq.rules.retry_delays import ALLOWED, is_list, read_delay_function
 from celery_lowkiq.rules.validators import Option, Validator, boolean, matching, whole
 
 RetryDelay = float | timedelta | Literal["exponential"]
@@ -42,7 +42,7 @@ class RetryOptions(TypedDict, total=False):
         RetryIn,
         Option(
             None,
-            Validator(ALLOWED, read_pauses),
+            Validator(ALLOWED, read_delay_function),
             "Delay before the next run of a failed job, see [retries](policies.md#retries). None: `n**4 + "
             "15 + randint(0, 29) * (n + 1)` seconds.",
         ),

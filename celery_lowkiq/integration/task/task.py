@@ -8,7 +8,7 @@ from typing import Any
 
 from celery import Celery
 
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.app.error_text import dump_error_text
 from celery_lowkiq.integration.app.option_names import data_names, naming
 from celery_lowkiq.integration.app.rate_limits import read_rate
@@ -100,7 +100,7 @@ class OrderedTask(TrackingMixin, CallMixin[R], RunMixin[R], OrderedTaskMarker):
 
     def _make_spec(self) -> QueueSpec:
         app = self._get_app()
-        home = home_of(app)
+        context = context_of(app)
         check_names(app)
         with naming(self.name):
             policies = policies_of(self)
@@ -111,7 +111,7 @@ class OrderedTask(TrackingMixin, CallMixin[R], RunMixin[R], OrderedTaskMarker):
             merge=Merge(self.merge),
             max_crashes=self.max_crashes,
             max_run=self.max_run,
-            poison_error=dump_error_text(home.settings, POISON.format(max_crashes=self.max_crashes)),
+            poison_error=dump_error_text(context.settings, POISON.format(max_crashes=self.max_crashes)),
             policies=policies,
         )
 

@@ -9,11 +9,11 @@ from functools import partial
 from typing import TypeAlias
 
 from celery_lowkiq.integration.app.codec import MARK
-from celery_lowkiq.integration.app.context import Home
+from celery_lowkiq.integration.app.context import AppContext
 from celery_lowkiq.rules.errors import InvalidCall, StoreError
 from celery_lowkiq.rules.models import NewJob, QueueSpec
-from celery_lowkiq.rules.tracking import NewCall, State, ends_without_run
-from celery_lowkiq.store.tracking.tracker_store import due_last
+from celery_lowkiq.rules.tracking import NewCall, State, ended_without_run
+from celery_lowkiq.store.tracking.tracker_store import latest_due
 
 logger = logging.getLogger("celery_lowkiq")
 
@@ -26,21 +26,21 @@ SHOWN_BYTES = 1024
 CHUNK = 1000
 
 
-def tracked_single(home: Home, tracker: str, task_id: str) -> Push | None:
+def tracked_single(context: AppContext, tracker: str, task_id: str) -> Push | None:
     """Stores one call; None without a tracker. In a cancelled tracker it ends as REVOKED."""
-    return _Tracked(home, tracker, (task_id,), refuse=False) if tracker else None
+    return _Tracked(context, tracker, (task_id,), refuse=False) if tracker else None
 
 
-def tracked_bulk(home: Home, tracker: str, task_ids: Sequence[str]) -> Push | None:
+def tracked_bulk(context: AppContext, tracker: str, task_ids: Sequence[str]) -> Push | None:
     """Stores many calls; None without a tracker. For a cancelled tracker it raises InvalidCall."""
-    return _Tracked(home, tracker, task_ids, refuse=True) if tracker else None
+    return _Tracked(context, tracker, task_ids, refuse=True) if tracker else None
 
 
 @dataclass(frozen=True)
 class _Tracked:
     """In parts, so that a push which ends half-way leaves few calls that were announced in vain."""
 
-    home: Home
+    context: AppContext
     tracker: str
     task_ids: Sequence[str]
     refuse: bool
@@ -54,7 +54,7 @@ class _Tracked:
             not_stored = {job.record: task_id for job, task_id in zip(part, ids, strict=True)}
             try:
                 self._add(queue, ids, part, left)
-                self.home.store.push(queue, part, left, partial(_strike, not_stored))
+                self.context.store.push(queue, part, left, partial(_strike, not_stored))
             except InvalidCall:
                 raise
             except BaseException as error:
@@ -64,10 +64,10 @@ class _Tracked:
 
     def _add(self, queue: QueueSpec, ids: Sequence[str], jobs: list[NewJob], left: Iterable[float]) -> None:
         calls = [
-            NewCall(task_id, queue.name, job.id, shown_payload(self.home, job.payload))
+            NewCall(task_id, queue.name, job.id, shown_payload(self.context, job.payload))
             for task_id, job in zip(ids, jobs, strict=True)
         ]
-        may_run = self.home.tracks.add(self.tracker, calls, due_last(jobs), left)
+        may_run = self.context.tracks.add(self.tracker, calls, latest_due(jobs), left)
         if self.refuse and not may_run:
             raise InvalidCall(f"tracker {self.tracker} was cancelled, and takes no more calls")
 
@@ -75,8 +75,8 @@ class _Tracked:
         """When Redis did not answer, they may be stored: if so, their runs will say what became of them."""
         text = f"not pushed: {type(error).__name__}: {error}"
         try:
-            self.home.tracks.tell(
-                ends_without_run(self.tracker, task_id, State.FAILED, text) for task_id in ids
+            self.context.tracks.tell(
+                ended_without_run(self.tracker, task_id, State.FAILED, text) for task_id in ids
             )
         except StoreError as away:
             logger.warning("tracker %s was not told of calls that were not pushed: %s", self.tracker, away)
@@ -87,10 +87,10 @@ def _strike(not_stored: dict[bytes | None, str], jobs: Iterable[NewJob]) -> None
         not_stored.pop(job.record, None)
 
 
-def shown_payload(home: Home, data: bytes) -> bytes:
+def shown_payload(context: AppContext, data: bytes) -> bytes:
     """What a tracker keeps of a payload."""
     if len(data) <= SHOWN_BYTES:
         return data
     if data.startswith(MARK):
-        return home.record_codec.dump(f"({len(data)} bytes)")
-    return home.record_codec.dump(data[: SHOWN_BYTES // 2].decode("utf-8", "ignore") + "...")
+        return context.record_codec.dump(f"({len(data)} bytes)")
+    return context.record_codec.dump(data[: SHOWN_BYTES // 2].decode("utf-8", "ignore") + "...")

@@ -10,12 +10,12 @@ from typing import Any
 from celery import Celery, current_app
 
 from celery_lowkiq.integration.app.codec import Codec
-from celery_lowkiq.integration.app.context import home_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.errors import InvalidCall, UndecodablePayload, UnknownTracker
 from celery_lowkiq.rules.tracking import CallView, Counts, Message, State, TrackerView
 from celery_lowkiq.rules.views import Page
 from celery_lowkiq.store.inspect.queries import check_limits
-from celery_lowkiq.store.tracking.tracker_store import Tracks, read_id
+from celery_lowkiq.store.tracking.tracker_store import TrackerStore, read_id
 
 LONGEST_NAME = 200
 
@@ -60,7 +60,7 @@ class Tracker:
     @classmethod
     def get(cls, app: Celery, tracker_id: str, raw: bool = False) -> Tracker:
         """The tracker with this id. Raises UnknownTracker, InvalidCall for what is no id."""
-        view = home_of(app).tracks.view(read_id(tracker_id))
+        view = context_of(app).tracks.view(read_id(tracker_id))
         if view is None:
             raise UnknownTracker(tracker_id)
         return cls(app, tracker_id, view.name, raw=raw)
@@ -79,8 +79,8 @@ class Tracker:
         self.close()
 
     @property
-    def _tracks(self) -> Tracks:
-        return home_of(self._app).tracks
+    def _tracks(self) -> TrackerStore:
+        return context_of(self._app).tracks
 
     # -- reads
 
@@ -107,7 +107,7 @@ class Tracker:
         """
         check_limits(limit=limit)
         page = self._tracks.calls(self.id, read_states(state), limit, after)
-        codec = None if self._raw else home_of(self._app).codec
+        codec = None if self._raw else context_of(self._app).codec
         return Page(tuple(_shown(codec, call) for call in page.items), page.next)
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -116,7 +116,7 @@ class Tracker:
         Who has got the tracker by its id waits for its closing, too.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        poll = home_of(self._app).settings.poll_interval
+        poll = context_of(self._app).settings.poll_interval
         with self._tracks.listen(self.id) as listener:
             while not self._has_ended():
                 left = poll if deadline is None else deadline - time.monotonic()
@@ -158,14 +158,14 @@ def track(name: str, app: Celery | None = None) -> Tracker:
     _check_eager(app)
     if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME:
         raise InvalidCall(f"name={name!r:.100}: a text of 1 to {LONGEST_NAME} characters is allowed")
-    home = home_of(app)
-    return Tracker(app, home.tracks.open(name, home.settings.track_ttl), name, mine=True)
+    context = context_of(app)
+    return Tracker(app, context.tracks.open(name, context.settings.track_ttl), name, mine=True)
 
 
 def trackers(app: Celery, limit: int = 100, after: str | None = None) -> Page[TrackerView]:
     """A page of the trackers in the app's Redis, the latest first. Raises InvalidCall, StoreError."""
     check_limits(limit=limit)
-    return home_of(app).tracks.recent(limit, after)
+    return context_of(app).tracks.recent(limit, after)
 
 
 def tracker_of(given: Tracker | str | None, app: Celery) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 
 from celery_lowkiq.rules.models import QueueSpec, ShardRef, StoredRecord, shard_of
 from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.jobs.call_records import orphaned_calls
+from celery_lowkiq.store.jobs.call_records import orphaned_records
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.keys import MORGUE_KEYS, WAITING_KEYS, Renamed, channel, shard_keys
+from celery_lowkiq.store.scripts.keys import MORGUE_KEYS, WAITING_KEYS, KeyAliases, channel, shard_keys
 from celery_lowkiq.store.scripts.progress import Progress as Progress
 from celery_lowkiq.store.scripts.progress import Tally, by_shard
 from celery_lowkiq.store.scripts.records import id_bytes
@@ -179,7 +179,7 @@ class Actions:
     def _end_calls(self, shard: ShardRef, orphans: list[Any], dead: bool, of: bytes | None = None) -> None:
         if self._left is None:
             return
-        for calls in orphaned_calls(self._client, shard, orphans, of):
+        for calls in orphaned_records(self._client, shard, orphans, of):
             self._left(calls, dead)
             self._client.commands([("ZREM", shard_keys(shard)["calls"], *(c.key + c.data for c in calls))])
 
@@ -214,7 +214,7 @@ class Actions:
         self, queue: QueueSpec, ids: Iterable[str], names: dict[str, str], tally: Tally, **condition: Any
     ) -> None:
         for shard, part in by_shard(queue, ids).items():
-            keys = Renamed(shard_keys(shard), names)
+            keys = KeyAliases(shard_keys(shard), names)
             upto, cursor = b"", b""
             of_waiting = names["records"] == WAITING_KEYS["records"]
             condition["policy"] = queue.policy if of_waiting else ""

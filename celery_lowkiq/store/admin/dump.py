@@ -9,7 +9,7 @@ from celery_lowkiq.rules.dumps import DumpedCall, Entry, State
 from celery_lowkiq.rules.models import Payload, QueueSpec, Recorded, ShardRef
 from celery_lowkiq.store.jobs.call_records import PAGE_CALLS, parse_call
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.keys import MORGUE_KEYS, WAITING_KEYS, Renamed, shard_keys
+from celery_lowkiq.store.scripts.keys import MORGUE_KEYS, WAITING_KEYS, KeyAliases, shard_keys
 from celery_lowkiq.store.scripts.records import parse_id, parse_processing, parse_tried
 from celery_lowkiq.store.scripts.script import load
 
@@ -83,7 +83,7 @@ class Dumping:
     def _jobs(
         self, shard: ShardRef, state: State, names: dict[str, str], ids: Sequence[bytes]
     ) -> Iterator[Entry]:
-        keys, cursor, told = Renamed(shard_keys(shard), names), b"", b""
+        keys, cursor, told = KeyAliases(shard_keys(shard), names), b"", b""
         while ids:
             call = load("dump").call(keys, ids, cursor=cursor, limit=STEP, max_bytes=STEP_BYTES)
             dealt, cursor, *jobs = self._client.call(call)

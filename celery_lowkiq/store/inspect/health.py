@@ -14,9 +14,9 @@ from celery_lowkiq.rules.reports import current
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.scripts.keys import FORMAT, queue_key
-from celery_lowkiq.store.scripts.server import if_allowed
+from celery_lowkiq.store.scripts.server import reply_if_permitted
 
-from .node_reports import Lookout, seconds
+from .node_reports import NodeReports, seconds
 from .queries import Queries
 
 SECTIONS = ("server", "memory", "persistence")
@@ -30,7 +30,7 @@ class HealthReader:
 
     def __init__(self, store: RedisStore) -> None:
         self._client = store.client
-        self._lookout = Lookout(store)
+        self._lookout = NodeReports(store)
         self._queries = Queries(store)
         self._repairs = Repairs(store.client)
 
@@ -51,11 +51,11 @@ class HealthReader:
     def _server(self, ahead: float, give_or_take: float) -> Server:
         info: dict[str, Any] = {}
         for section in SECTIONS:
-            info |= if_allowed(self._client, "INFO", section)
+            info |= reply_if_permitted(self._client, "INFO", section)
         # Not all of it in one question: before Redis 7 only one setting can be asked for.
         config: dict[str, Any] = {}
         for name in ("save", "appendfsync"):
-            config |= if_allowed(self._client, "CONFIG GET", name)
+            config |= reply_if_permitted(self._client, "CONFIG GET", name)
         return Server(
             name="Valkey" if info.get("server_name") == "valkey" else "Redis",
             version=str(info.get("valkey_version") or info.get("redis_version") or ""),

@@ -8,7 +8,7 @@ from typing import Any
 from celery_lowkiq.rules.models import Job
 from celery_lowkiq.rules.views import DeadJob
 from celery_lowkiq.store.scripts.client import Client
-from celery_lowkiq.store.scripts.keys import MORGUE_KEYS, WAITING_KEYS, Renamed, shard_keys
+from celery_lowkiq.store.scripts.keys import MORGUE_KEYS, WAITING_KEYS, KeyAliases, shard_keys
 from celery_lowkiq.store.scripts.records import parse_id, parse_payloads, parse_tried
 from celery_lowkiq.store.scripts.script import load
 
@@ -18,7 +18,7 @@ from .pages import Member
 PEEK_BYTES = 256 * 1024
 
 
-class Peeks:
+class JobReader:
     """Reads jobs by their ids, None where one is not there any more. Every method may raise StoreError."""
 
     def __init__(self, client: Client) -> None:
@@ -41,7 +41,7 @@ class Peeks:
     ) -> list[list[Any]]:
         calls = [
             load("peek").call(
-                Renamed(shard_keys(member.shard), names),
+                KeyAliases(shard_keys(member.shard), names),
                 [member.id],
                 limit=payload_limit,
                 max_bytes=PEEK_BYTES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from celery_lowkiq.rules.diagnosis import Dead, Facts, Owner, Waiting
+from celery_lowkiq.rules.diagnosis import Dead, DiagnosisFacts, Owner, Waiting
 from celery_lowkiq.rules.history import Sample
 from celery_lowkiq.rules.models import QueueSpec, ShardRef, shard_of
 from celery_lowkiq.rules.rate import ASKED, seconds_to_token, token_at
@@ -26,7 +26,7 @@ REPORT_FIELDS = ("at", "started", "text")
 ReadError = Callable[["bytes | None"], "str | None"]
 
 
-class Lookout:
+class NodeReports:
     """Reads the reports of nodes and the history of queues. Every method may raise StoreError."""
 
     def __init__(self, store: RedisStore) -> None:
@@ -67,7 +67,7 @@ class Lookout:
 
     def facts(
         self, queue: QueueSpec, job_id: str, *, rate: float | None, max_retries: int | None, read: ReadError
-    ) -> Facts:
+    ) -> DiagnosisFacts:
         """Return the facts for the diagnosis of an id, in two round trips, or four without an owner.
 
         ``rate``: the queue's rate limit (runs per second), unless a node has just used another one; ``read``:
@@ -80,7 +80,7 @@ class Lookout:
         fields, (tokens, stored_rate) = self._client.commands(commands)
         bucket = _bucket(tokens, stored_rate, rate, float(now))
         node = parse_report(parse_id(owner), fields, float(now))
-        return Facts(
+        return DiagnosisFacts(
             id=job_id,
             shard=shard,
             now=float(now),

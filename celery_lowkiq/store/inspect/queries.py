@@ -18,7 +18,7 @@ from celery_lowkiq.store.scripts.keys import queue_key, shard_keys
 from celery_lowkiq.store.scripts.records import id_bytes, parse_id, parse_processing, parse_whole, shortened
 from celery_lowkiq.store.scripts.script import load
 
-from .job_reader import Peeks
+from .job_reader import JobReader
 from .pages import Member, Members, Window
 
 #: Longest page.
@@ -40,7 +40,7 @@ class Queries:
     def __init__(self, store: RedisStore) -> None:
         self._client = store.client
         self._members = Members(store.client)
-        self._peeks = Peeks(store.client)
+        self._peeks = JobReader(store.client)
 
     # -- jobs
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from celery_lowkiq.rules.errors import LowkiqError, ShardDamaged, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.store.repairs.repairs import Repairs
-from celery_lowkiq.store.scripts.client import Client, KeysDiffer, ShardsDiffer, WrongType
+from celery_lowkiq.store.scripts.client import Client, InconsistentKeys, ShardCountDiffers, WrongType
 from celery_lowkiq.store.scripts.script import ScriptCall
 
 from .claims import is_frayed
@@ -53,7 +53,7 @@ class Admission:
     def claim_reply(self, claim: ShardCall, reply: Any) -> Any:
         """The reply of a claim, or, after a repair, of another attempt."""
         if is_frayed(reply):
-            refused = _refusal(lambda: self._repairs.mend_frayed(claim.queue, claim.shard))
+            refused = _refusal(lambda: self._repairs.repair_minor(claim.queue, claim.shard))
             return reply if refused is None else _as_store_error(refused)
         for _ in range(ADMISSIONS):
             cleared = self._clear([claim], [reply]) if isinstance(reply, StoreError) else {}
@@ -71,9 +71,9 @@ class Admission:
         found: dict[int, LowkiqError | None] = {}
         strangers = []
         for place, (each, reply) in enumerate(zip(calls, replies, strict=True)):
-            if isinstance(reply, KeysDiffer):
+            if isinstance(reply, InconsistentKeys):
                 found[place] = _refusal(partial(self._repairs.mend, each.queue, each.shard))
-            elif isinstance(reply, ShardsDiffer) or self._had_wrong_meta(each.shard, reply):
+            elif isinstance(reply, ShardCountDiffers) or self._had_wrong_meta(each.shard, reply):
                 strangers.append(place)
         for queue, places in groupby(strangers, key=lambda place: calls[place].queue):
             shards = {place: calls[place].shard for place in places}

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from celery_lowkiq.rules.models import FirstCalls, Job, Lease, Recorded, ShardRef, StoredRecord
-from celery_lowkiq.rules.tracking import News
+from celery_lowkiq.rules.models import ClaimedCallRecords, Job, Lease, Recorded, ShardRef, StoredRecord
+from celery_lowkiq.rules.tracking import TrackerUpdate
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import shard_keys
 from celery_lowkiq.store.scripts.records import id_bytes, parse_processing
 from celery_lowkiq.store.scripts.script import ScriptCall, Value, load
 
-from .tracker_updates import parts, tell_calls
+from .tracker_updates import parts, update_commands
 
 DIGEST_BYTES = 10
 NUMBER_DIGITS = 12
@@ -70,7 +70,7 @@ def _calls(members: Iterable[bytes], positions: dict[bytes, int]) -> tuple[Store
     )
 
 
-def claimed_calls(jobs: Sequence[Job], reply: list[Any]) -> list[Job]:
+def jobs_with_calls(jobs: Sequence[Job], reply: list[Any]) -> list[Job]:
     """The jobs with the calls that a claim's reply tells of them: by payload, then by number."""
     if not reply:
         return list(jobs)
@@ -80,7 +80,7 @@ def claimed_calls(jobs: Sequence[Job], reply: list[Any]) -> list[Job]:
         if (entry := told.get(id_bytes(job.id))) is not None:
             more, members = entry
             calls = sorted(_calls(members, _recorded(job)), key=lambda call: call.payload)
-            job = job._replace(calls=FirstCalls(tuple(calls), more != b"1"))
+            job = job._replace(calls=ClaimedCallRecords(tuple(calls), more != b"1"))
         found.append(job)
     return found
 
@@ -93,7 +93,7 @@ def end_calls(lease: Lease, ended: Sequence[tuple[bytes, bytes]]) -> ScriptCall:
     )
 
 
-def orphaned_calls(
+def orphaned_records(
     client: Client, shard: ShardRef, orphans: list[Any], of: bytes | None = None
 ) -> Iterator[tuple[StoredRecord, ...]]:
     """Calls whose jobs are gone, page by page; those of a payload that is processed just now are not.
@@ -143,9 +143,11 @@ class CallReader:
         while part := dict(islice(payloads, PAGE_PAYLOADS)):
             yield from self._payloads(shard, job, part)
 
-    def end(self, lease: Lease, ended: Sequence[tuple[bytes, bytes]], news: Sequence[News] = ()) -> None:
+    def end(
+        self, lease: Lease, ended: Sequence[tuple[bytes, bytes]], news: Sequence[TrackerUpdate] = ()
+    ) -> None:
         """Tell trackers of calls, and delete records, before their job is settled. Raises NotOwner."""
-        told = [call for _, call in tell_calls(news)]
+        told = [call for _, call in update_commands(news)]
         self._client.all([*told, end_calls(lease, ended)])
 
     def start(self, lease: Lease, records: Iterable[tuple[StoredRecord, bytes]]) -> None:

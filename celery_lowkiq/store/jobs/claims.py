@@ -6,9 +6,9 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
-from celery_lowkiq.rules.claims import Claim, InHand, Settled, ToClaim, ToSettle
+from celery_lowkiq.rules.claims import Claim, ClaimRequest, OpenClaims, SettleReply, SettleRequest
 from celery_lowkiq.rules.errors import LowkiqError, StoreError
-from celery_lowkiq.rules.models import Fate, Lease, Verdict
+from celery_lowkiq.rules.models import Disposition, Lease, Settlement
 from celery_lowkiq.rules.priorities import turn
 from celery_lowkiq.store.scripts.keys import shard_keys
 from celery_lowkiq.store.scripts.records import (
@@ -22,8 +22,8 @@ from celery_lowkiq.store.scripts.records import (
 )
 from celery_lowkiq.store.scripts.script import ScriptCall, Value, load
 
-from .call_records import claimed_calls, end_calls
-from .tracker_updates import tell_calls
+from .call_records import end_calls, jobs_with_calls
+from .tracker_updates import update_commands
 
 logger = logging.getLogger("celery_lowkiq.store")
 
@@ -38,7 +38,7 @@ SUSPECT, ONLY_SUSPECTS = 1, 2
 FRAYED = 4
 
 
-def open_claims(in_hand: InHand | None) -> str:
+def open_claims(in_hand: OpenClaims | None) -> str:
     """As ``lib/unacknowledged.lua`` reads it."""
     return "any" if in_hand is None else " ".join(map(str, in_hand.open))
 
@@ -48,7 +48,7 @@ def owned(name: str, lease: Lease, rest: Sequence[Value] = (), **args: Value) ->
     return load(name).call(shard_keys(lease.shard), rest, owner=lease.owner, epoch=lease.epoch, **args)
 
 
-def claim_call(wish: ToClaim) -> ScriptCall:
+def claim_call(wish: ClaimRequest) -> ScriptCall:
     """The command of a claim."""
     queue, in_hand = wish.queue, wish.in_hand
     return owned(
@@ -72,7 +72,7 @@ def is_frayed(reply: Any) -> bool:
     return not isinstance(reply, StoreError) and reply[3] >= FRAYED
 
 
-def claimed(wish: ToClaim, reply: Any) -> Claim | StoreError:
+def claimed(wish: ClaimRequest, reply: Any) -> Claim | StoreError:
     """Its answer: jobs in the order of their turns, by their own times."""
     if isinstance(reply, StoreError):
         return reply
@@ -80,7 +80,7 @@ def claimed(wish: ToClaim, reply: Any) -> Claim | StoreError:
     kind %= FRAYED
     unwanted = batch.pop() if len(batch) > 1 and isinstance(batch[-2], list) else []
     calls = batch.pop() if len(batch) % 2 else []
-    jobs = claimed_calls([parse_processing(job_id, record) for job_id, record in pairs(batch)], calls)
+    jobs = jobs_with_calls([parse_processing(job_id, record) for job_id, record in pairs(batch)], calls)
     if unwanted:
         counts = dict(pairs(unwanted))
         jobs = [job._replace(unwanted=counts.get(id_bytes(job.id), 0)) for job in jobs]
@@ -100,7 +100,7 @@ def claimed(wish: ToClaim, reply: Any) -> Claim | StoreError:
     )
 
 
-def settle_calls(settle: ToSettle) -> list[ScriptCall]:
+def settle_calls(settle: SettleRequest) -> list[ScriptCall]:
     """The commands of a settle.
 
     Trackers are told first: what is told twice counts once. Then the records of ended calls go: a job that
@@ -119,26 +119,26 @@ def settle_calls(settle: ToSettle) -> list[ScriptCall]:
     return [*calls, owned("settle", settle.lease, rest, claim=claim, done=len(done), **words)]
 
 
-def _tells(settle: ToSettle) -> list[ScriptCall]:
+def _tells(settle: SettleRequest) -> list[ScriptCall]:
     news = [each for verdict in settle.verdicts for each in verdict.news]
-    return [call for _, call in tell_calls(news)]
+    return [call for _, call in update_commands(news)]
 
 
-def _split(settle: ToSettle) -> tuple[list[Verdict], list[Verdict]]:
+def _split(settle: SettleRequest) -> tuple[list[Settlement], list[Settlement]]:
     """Those of one claim that are just done, as nearly all are, and the others. Where it is remembered which
     scores were done, nothing is just done.
     """
     if settle.queue.policies.drop_stale is not None:
         return [], list(settle.verdicts)
-    done: list[Verdict] = []
-    others: list[Verdict] = []
+    done: list[Settlement] = []
+    others: list[Settlement] = []
     for verdict in settle.verdicts:
-        just_done = verdict.fate is Fate.DONE and not verdict.bad
+        just_done = verdict.fate is Disposition.DONE and not verdict.bad
         (done if just_done and (not done or done[0].claim == verdict.claim) else others).append(verdict)
     return done, others
 
 
-def settled(settle: ToSettle, replies: Sequence[Any]) -> Settled | StoreError:
+def settled(settle: SettleRequest, replies: Sequence[Any]) -> SettleReply | StoreError:
     """Their answer; the first error among them. Trouble with a tracker is not the shard's."""
     told = len(_tells(settle))
     for reply in replies[:told]:
@@ -153,7 +153,7 @@ def settled(settle: ToSettle, replies: Sequence[Any]) -> Settled | StoreError:
     accepted = {parse_id(job_id) for job_id in ids}
     if all_done:
         accepted.update(verdict.id for verdict in _split(settle)[0])
-    return Settled(frozenset(accepted), float(now), parse_time(next_due))
+    return SettleReply(frozenset(accepted), float(now), parse_time(next_due))
 
 
 def sound(answer: A | LowkiqError | None) -> A:
@@ -164,7 +164,7 @@ def sound(answer: A | LowkiqError | None) -> A:
     return answer
 
 
-def _verdict_values(verdict: Verdict) -> Iterator[Value]:
+def _verdict_values(verdict: Settlement) -> Iterator[Value]:
     tried = tried_text(verdict.retry_count, verdict.isolation)
     yield from (id_bytes(verdict.id), verdict.claim, verdict.fate.value, tried)
     when = f"@{number_text(verdict.perform_in)}" if verdict.perform_in else number_text(verdict.delay)

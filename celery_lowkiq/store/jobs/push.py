@@ -81,7 +81,7 @@ def taken(turn: Mapping[ShardRef, Sequence[NewJob]], replies: Sequence[Any]) -> 
     return [job for jobs, reply in answers if not isinstance(reply, LowkiqError) for job in jobs]
 
 
-def patiently(pauses: Iterator[float], ask: Callable[[], T]) -> T:
+def with_retries(pauses: Iterator[float], ask: Callable[[], T]) -> T:
     """Ask again after each pause (s) while Redis is away. Raises StoreUnavailable after the last one."""
     while True:
         try:

@@ -9,13 +9,13 @@ from celery_lowkiq.rules.models import NewJob, QueueSpec, ShardRef, StoredRecord
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import shard_keys
 
-from .call_records import orphaned_calls
+from .call_records import orphaned_records
 
 #: Called with the queue and calls of it whose payloads are gone without a run. Raises nothing.
 Dropped = Callable[[QueueSpec, Sequence[StoredRecord]], None]
 
 
-class DropsOfPush:
+class DroppedCallReporter:
     """Tells of the calls that a push dropped, in each shard once, however often it is repeated."""
 
     def __init__(
@@ -40,7 +40,7 @@ class DropsOfPush:
         own = [jobs[int(position)].record for position in positions.split()]
         if records := tuple(StoredRecord(b"", -1, record) for record in own if record is not None):
             self._tell(self._queue, records)
-        for calls in orphaned_calls(self._client, shard, evicted):
+        for calls in orphaned_records(self._client, shard, evicted):
             self._tell(self._queue, calls)
             members = (call.key + call.data for call in calls)
             self._client.commands([("ZREM", shard_keys(shard)["calls"], *members)])

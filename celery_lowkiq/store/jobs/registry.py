@@ -64,7 +64,7 @@ class Registry:
     def _unrestored(self, queue: QueueSpec, shard: ShardRef, stored: Registered) -> ShardDamaged | None:
         """Why the shard cannot say the number of shards; None when it says it now."""
         try:
-            if self._repairs.restore_meta(queue, shard, stored):
+            if self._repairs.rewrite_meta(queue, shard, stored):
                 return None
         except ShardRepairing as error:
             return error

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TypeVar
 
-from celery_lowkiq.rules.tracking import News
+from celery_lowkiq.rules.tracking import TrackerUpdate
 from celery_lowkiq.store.scripts.keys import TrackerKeys, tracker_channel
 from celery_lowkiq.store.scripts.script import ScriptCall, Value, load
 
@@ -18,7 +18,7 @@ STEP = 500
 MAX_TEXT = 1024
 
 
-def tell_calls(news: Iterable[News]) -> list[tuple[str, ScriptCall]]:
+def update_commands(news: Iterable[TrackerUpdate]) -> list[tuple[str, ScriptCall]]:
     """The commands that tell trackers of news, with the tracker of each."""
     calls = []
     for tracker, found in by_tracker(news).items():
@@ -29,9 +29,9 @@ def tell_calls(news: Iterable[News]) -> list[tuple[str, ScriptCall]]:
     return calls
 
 
-def by_tracker(news: Iterable[News]) -> dict[str, list[News]]:
+def by_tracker(news: Iterable[TrackerUpdate]) -> dict[str, list[TrackerUpdate]]:
     """In their order."""
-    found: dict[str, list[News]] = {}
+    found: dict[str, list[TrackerUpdate]] = {}
     for each in news:
         found.setdefault(each.tracker, []).append(each)
     return found
@@ -50,12 +50,12 @@ def text_bytes(text: str) -> bytes:
     return data[:MAX_TEXT].decode("utf-8", "ignore").encode()
 
 
-def _news_values(news: News) -> tuple[Value, ...]:
+def _news_values(news: TrackerUpdate) -> tuple[Value, ...]:
     return (
         news.call,
         news.epoch,
         news.claim,
         news.state.value,
-        news.said_in.value,
+        news.message_state.value,
         text_bytes(news.text),
     )

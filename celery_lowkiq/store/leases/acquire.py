@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_lowkiq.rules.claims import ToAcquire
+from celery_lowkiq.rules.claims import AcquireRequest
 from celery_lowkiq.rules.errors import LowkiqError
 from celery_lowkiq.rules.models import Lease, ShardRef
 from celery_lowkiq.store.scripts.keys import shard_keys
@@ -12,7 +12,7 @@ from celery_lowkiq.store.scripts.records import id_bytes
 from celery_lowkiq.store.scripts.script import ScriptCall, load
 
 
-def acquire_call(wish: ToAcquire, owner: str) -> ScriptCall:
+def acquire_call(wish: AcquireRequest, owner: str) -> ScriptCall:
     """Return the script call that takes a shard."""
     queue, seen = wish.queue, wish.seen
     return load("acquire").call(

@@ -12,11 +12,11 @@ from celery_lowkiq.rules.history import KEPT, STEP, Sample, slot
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.reports import (
     LISTED_SHARDS,
+    HeartbeatReply,
     LaneReport,
-    NodeNews,
     NodeReport,
+    NodeUpdate,
     Running,
-    Told,
     Wait,
     node_name,
 )
@@ -29,7 +29,7 @@ from celery_lowkiq.store.scripts.script import ScriptCall, load
 REPORT_TTL = 3600
 
 
-def news_calls(news: NodeNews) -> list[ScriptCall]:
+def report_calls(news: NodeUpdate) -> list[ScriptCall]:
     """Return the calls for the report, then for samples, then for the counters of shards."""
     report = load("write_report").call(
         {"report": report_key(news.report.owner), "reports": reports_key()},
@@ -59,8 +59,8 @@ def sample_call(queue: str, sample: Sample) -> ScriptCall:
     )
 
 
-def told(news: NodeNews, replies: Sequence[Any]) -> Told | StoreError:
-    """Return the parsed replies to :func:`news_calls`."""
+def told(news: NodeUpdate, replies: Sequence[Any]) -> HeartbeatReply | StoreError:
+    """Return the parsed replies to :func:`report_calls`."""
     for reply in replies:
         if isinstance(reply, StoreError):
             return reply
@@ -70,7 +70,7 @@ def told(news: NodeNews, replies: Sequence[Any]) -> Told | StoreError:
     for queue in news.counted:
         shards = list(islice(counters, queue.shards))
         samples.append((queue.name, Sample(now, sum(p for p, _ in shards), sum(f for _, f in shards))))
-    return Told(now, tuple(samples))
+    return HeartbeatReply(now, tuple(samples))
 
 
 def parse_history(flat: Sequence[bytes], now: float) -> tuple[Sample, ...]:

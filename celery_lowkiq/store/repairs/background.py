@@ -28,11 +28,11 @@ class BackgroundRepairs(Repairs):
         self._todo: queue.SimpleQueue[tuple[ShardRef, Callable[[], object]]] = queue.SimpleQueue()
         self._in_progress: set[ShardRef] = set()
 
-    def restore_meta(self, queue: QueueSpec, shard: ShardRef, registered: Registered) -> bool:
+    def rewrite_meta(self, queue: QueueSpec, shard: ShardRef, registered: Registered) -> bool:
         """Return False for a shard that cannot be restored, else raise ShardRepairing."""
         if not self.is_restorable(queue, shard, registered):
             return False
-        raise self._begin(shard, partial(super().restore_meta, queue, shard, registered))
+        raise self._begin(shard, partial(super().rewrite_meta, queue, shard, registered))
 
     def mend(self, queue: QueueSpec, shard: ShardRef) -> Repaired:
         """Start the repair. Raises ShardRepairing."""

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
-from celery_lowkiq.rules.repairs import Condition, Damage, Registered, Repaired, damages, may_restore
+from celery_lowkiq.rules.repairs import Condition, Damage, Registered, Repaired, can_restore_meta, damages
 from celery_lowkiq.store.scripts.client import Client
-from celery_lowkiq.store.scripts.keys import MORGUE_KEYS, SHARD_KEYS, Renamed, channel, shard_keys
+from celery_lowkiq.store.scripts.keys import MORGUE_KEYS, SHARD_KEYS, KeyAliases, channel, shard_keys
 from celery_lowkiq.store.scripts.records import parse_id
 from celery_lowkiq.store.scripts.script import PROBES, Value, load
 
@@ -63,7 +63,7 @@ class Repairs:
 
     # -- automatic repairs
 
-    def restore_meta(self, queue: QueueSpec, shard: ShardRef, registered: Registered) -> bool:
+    def rewrite_meta(self, queue: QueueSpec, shard: ShardRef, registered: Registered) -> bool:
         """Rewrite meta of a shard when its number of shards is missing and all else is consistent.
 
         Return whether meta has the number now.
@@ -91,7 +91,7 @@ class Repairs:
         ids = self._client.commands([("ZRANGE", keys[name], 0, SAMPLE - 1) for name in SAMPLED])
         names = [parse_id(job_id) for some in ids for job_id in some]
         text = (says or b"").decode("latin-1")
-        return may_restore(shard, text, registered.shards, queue.shards, names)
+        return can_restore_meta(shard, text, registered.shards, queue.shards, names)
 
     def clear_meta(self, shard: ShardRef) -> bool:
         """Delete meta if it has the wrong type. Return whether it was deleted."""
@@ -108,7 +108,7 @@ class Repairs:
         _log(repaired)
         return repaired
 
-    def mend_frayed(self, queue: QueueSpec, shard: ShardRef) -> None:
+    def repair_minor(self, queue: QueueSpec, shard: ShardRef) -> None:
         """Repair inconsistencies that block no claim, at most once a minute: foreign data may remain."""
         now = time.monotonic()
         if now >= self._next_mend.get(shard, now):
@@ -128,7 +128,7 @@ class Repairs:
         missing = condition.used and not condition.shards
         repaired = Repaired(shard, cleared=tuple(cleared))
         if missing or "meta" in cleared:
-            repaired = replace(repaired, meta=self.restore_meta(queue, shard, registered))
+            repaired = replace(repaired, meta=self.rewrite_meta(queue, shard, registered))
         (epoch,) = self._client.commands([("HGET", shard_keys(shard)["lease"], "epoch")])
         repaired = self._processing(repaired, b"", epoch or b"0")
         repaired = self._morgue(queue, self._waiting(queue, repaired))
@@ -168,7 +168,7 @@ class Repairs:
     def _waiting(self, queue: QueueSpec, repaired: Repaired) -> Repaired:
         shard = repaired.shard
         keys = shard_keys(shard)
-        repaired = self._bags(queue, repaired, Renamed(keys, {"records": "jobs"}))
+        repaired = self._bags(queue, repaired, KeyAliases(keys, {"records": "jobs"}))
         announcement: dict[str, Any] = {"channel": channel(queue.name), "index": shard.index}
         priority = queue.policies.priority or 0
         for part in WAITING:
@@ -184,13 +184,13 @@ class Repairs:
 
     def _morgue(self, queue: QueueSpec, repaired: Repaired) -> Repaired:
         keys = shard_keys(repaired.shard)
-        repaired = self._bags(queue, repaired, Renamed(keys, MORGUE_KEYS))
+        repaired = self._bags(queue, repaired, KeyAliases(keys, MORGUE_KEYS))
         for part in MORGUE:
             for mended, lost in self._steps("repair_morgue", keys, part=part):
                 repaired = repaired.plus(mended=mended, lost_dead=lost)
         return repaired
 
-    def _bags(self, queue: QueueSpec, repaired: Repaired, keys: Renamed) -> Repaired:
+    def _bags(self, queue: QueueSpec, repaired: Repaired, keys: KeyAliases) -> Repaired:
         for part in ("spill", "spill_order"):
             for (mended,) in self._steps("repair_payload_sets", keys, merge=queue.merge.value, part=part):
                 repaired = repaired.plus(mended=mended)

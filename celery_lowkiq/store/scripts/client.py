@@ -58,7 +58,7 @@ URL = "lowkiq_url (broker_url, where lowkiq_url is not set)"
 LOAD_ROUNDS = 3
 
 
-class ShardsDiffer(StoreError):
+class ShardCountDiffers(StoreError):
     """A shard stores another number of shards than the script's argument."""
 
     def __init__(self, stored: str) -> None:
@@ -66,7 +66,7 @@ class ShardsDiffer(StoreError):
         self.stored = stored
 
 
-class KeysDiffer(ShardDamaged):
+class InconsistentKeys(ShardDamaged):
     """Keys of a shard disagree, since one of them was lost. The store repairs this automatically."""
 
 
@@ -74,13 +74,15 @@ class WrongType(ShardDamaged):
     """A key of a shard has the wrong type: another program wrote it."""
 
 
-def refusal(key: str, error: BaseException) -> StoreError:
+def script_error(key: str, error: BaseException) -> StoreError:
     """Translate an error of a script or command whose first key is ``key``; damage is of the key's shard."""
     text = str(error)
     shard = shard_of_key(key)
     if shard is not None and text.startswith("DAMAGED"):
         key = text.partition(" ")[2]
-        return KeysDiffer(shard.queue, shard.index, f"{key} and the keys beside it disagree about its jobs")
+        return InconsistentKeys(
+            shard.queue, shard.index, f"{key} and the keys beside it disagree about its jobs"
+        )
     if shard is not None and _is_wrong_type(error):
         return WrongType(shard.queue, shard.index, f"Redis refused a command: {text.rstrip('.')}")
     return store_error(error)
@@ -112,7 +114,7 @@ def _refused(code: str, rest: str) -> StoreError | None:
     if code == "NOTOWNER":
         return NotOwner(f"another node owns the shard (its epoch is {rest})")
     if code == "SHARDS":
-        return ShardsDiffer(rest)
+        return ShardCountDiffers(rest)
     if code == "FORMAT":
         return StoreError(
             f"the shard is stored in format {rest}, this version reads {FORMAT}: "
@@ -167,7 +169,7 @@ class Client:
             for i, reply in zip(missing, again, strict=True):
                 replies[i] = reply
         return [
-            refusal(call.keys[0], reply) if isinstance(reply, exceptions.RedisError) else reply
+            script_error(call.keys[0], reply) if isinstance(reply, exceptions.RedisError) else reply
             for call, reply in zip(calls, replies, strict=True)
         ]
 
@@ -184,12 +186,12 @@ class Client:
         replies = self._send(commands) if commands else []
         return raise_refused(
             [
-                refusal(_key(command), reply) if isinstance(reply, exceptions.RedisError) else reply
+                script_error(_key(command), reply) if isinstance(reply, exceptions.RedisError) else reply
                 for command, reply in zip(commands, replies, strict=True)
             ]
         )
 
-    def on_server(self, commands: Sequence[tuple[Any, ...]]) -> tuple[str, list[Any]]:
+    def commands_with_run_id(self, commands: Sequence[tuple[Any, ...]]) -> tuple[str, list[Any]]:
         """Run commands in one round trip, and return the ``run_id`` of the Redis process, too.
 
         The id is empty when INFO is forbidden. The reply for a key of the wrong type is None. Raises

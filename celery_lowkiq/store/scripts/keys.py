@@ -148,7 +148,7 @@ MORGUE_KEYS = {
 
 
 @dataclass(frozen=True)
-class Renamed:
+class KeyAliases:
     """A shard's keys under the names that a script for several of them uses."""
 
     keys: ShardKeys

@@ -20,16 +20,16 @@ def read_server(client: Client) -> ServerInfo:
     return replace(server_info(info), address=f"{location} db {options.get('db') or 0}")
 
 
-def read_memory(client: Client) -> Server:
+def read_memory_limit(client: Client) -> Server:
     """Return the memory limit and eviction policy, by INFO since managed servers forbid CONFIG.
 
     Raises StoreUnavailable.
     """
-    info = if_allowed(client, "INFO", "memory")
+    info = reply_if_permitted(client, "INFO", "memory")
     return Server(policy=info.get("maxmemory_policy"), maxmemory=int(info.get("maxmemory", 0)))
 
 
-def if_allowed(client: Client, *command: str) -> dict[str, Any]:
+def reply_if_permitted(client: Client, *command: str) -> dict[str, Any]:
     """Return the reply of a command; empty when it is forbidden. Raises StoreUnavailable."""
     try:
         (reply,) = client.commands([command])

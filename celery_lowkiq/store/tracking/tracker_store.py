@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from celery_lowkiq.rules.errors import InvalidCall, UnknownTracker
 from celery_lowkiq.rules.models import NewJob
-from celery_lowkiq.rules.tracking import CallView, Counts, Message, NewCall, News, State, TrackerView
+from celery_lowkiq.rules.tracking import CallView, Counts, Message, NewCall, State, TrackerUpdate, TrackerView
 from celery_lowkiq.rules.views import Page
-from celery_lowkiq.store.jobs.push import patiently
-from celery_lowkiq.store.jobs.tracker_updates import STEP, by_tracker, parts, tell_calls, text_bytes
+from celery_lowkiq.store.jobs.push import with_retries
+from celery_lowkiq.store.jobs.tracker_updates import STEP, by_tracker, parts, text_bytes, update_commands
 from celery_lowkiq.store.scripts.client import Client, member_scores
 from celery_lowkiq.store.scripts.cursors import dump_position, load_place, load_position
 from celery_lowkiq.store.scripts.keys import TRACKERS_KEY, TrackerKeys, tracker_channel
@@ -31,7 +31,7 @@ _CALL_RECORD = re.compile(rb"\d+ \d+ [01] (\d+\.\d+) (\S+) (\S+) (\d+) (\d+) ")
 _MESSAGE = re.compile(rb"(\d+\.\d+) ([a-z]+) (\d+) ")
 
 
-class Tracks:
+class TrackerStore:
     """The trackers in Redis. Every method may raise StoreError, and can be repeated safely."""
 
     def __init__(self, client: Client) -> None:
@@ -58,7 +58,7 @@ class Tracks:
     ) -> bool:
         """Add calls before they are pushed. Return False when the tracker is cancelled: then they have ended.
 
-        ``latest``: when the last call is due, in the form of ``due_last``; ``pauses``: retry intervals (s)
+        ``latest``: when the last call is due, in the form of ``latest_due``; ``pauses``: retry intervals (s)
         while Redis is unavailable. Raises UnknownTracker for a tracker that has expired.
         """
         keys = TrackerKeys(tracker)
@@ -66,18 +66,20 @@ class Tracks:
         for part in parts(calls):
             rest: list[Value] = [value for call in part for value in (call.call, _what(call))]
             steps.append(load("track_add").call(keys, rest, channel=tracker_channel(tracker), latest=latest))
-        replies = patiently(iter(pauses), lambda: self._client.all(steps))
+        replies = with_retries(iter(pauses), lambda: self._client.all(steps))
         if UNKNOWN in replies:
             raise UnknownTracker(tracker)
         return CANCELLED not in replies
 
-    def tell(self, news: Iterable[News]) -> set[str]:
+    def tell(self, news: Iterable[TrackerUpdate]) -> set[str]:
         """Apply updates in one round trip. Return the cancelled trackers among those updated."""
-        calls = tell_calls(news)
+        calls = update_commands(news)
         replies = self._client.all([call for _, call in calls])
         return {tracker for (tracker, _), reply in zip(calls, replies, strict=True) if reply}
 
-    def progress(self, runs: Iterable[News], text: str, current: float | None, total: float | None) -> None:
+    def progress(
+        self, runs: Iterable[TrackerUpdate], text: str, current: float | None, total: float | None
+    ) -> None:
         """Store the progress that runs report, in one round trip."""
         calls = []
         for tracker, group in by_tracker(runs).items():
@@ -162,7 +164,7 @@ def read_id(value: str) -> str:
     return value
 
 
-def due_last(jobs: Iterable[NewJob]) -> str:
+def latest_due(jobs: Iterable[NewJob]) -> str:
     """Return when the last of the jobs is due, in the form that ``track_add.lua`` reads; "" for now.
 
     It has the last time and the longest delay: which is later depends on Redis's clock.

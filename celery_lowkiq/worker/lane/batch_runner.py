@@ -6,10 +6,10 @@ import logging
 import os
 from functools import partial
 
-from celery_lowkiq.rules.claims import Claim, Due, Settled, ToClaim, ToSettle
+from celery_lowkiq.rules.claims import Claim, ClaimRequest, Due, SettleReply, SettleRequest
 from celery_lowkiq.rules.errors import NotOwner, ShardDamaged, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Batch, ShardRef
-from celery_lowkiq.rules.rate import runs_of
+from celery_lowkiq.rules.rate import run_count
 
 from ..context import WorkerContext
 from ..forks import staying
@@ -81,7 +81,7 @@ class BatchRunner:
             # The lane's own settle meets the error, and handles it.
             window.add_returned(returned)
 
-    def _try_settle(self, to_settle: ToSettle) -> StoreError | None:
+    def _try_settle(self, to_settle: SettleRequest) -> StoreError | None:
         try:
             answer, _ = self._ctx.store.exchange(to_settle, None)
         except StoreUnavailable as error:
@@ -150,7 +150,7 @@ class BatchRunner:
                 locked = False
             if claim.suspect_due:
                 self._state.defer(owned.shard, SUSPECT_DELAY)
-            claimed = runs_of(len(claim.jobs), owned.queue.batch_size)
+            claimed = run_count(len(claim.jobs), owned.queue.batch_size)
             # Returned before the run, since other lanes can use them meanwhile.
             self._return_tokens(owned.queue.name, batches - claimed)
             started = self._run(owned, claim)
@@ -161,12 +161,12 @@ class BatchRunner:
             if locked:
                 lock.release()
 
-    def _claim_request(self, owned: OwnedShard, suspects: bool, batches: int) -> ToClaim:
+    def _claim_request(self, owned: OwnedShard, suspects: bool, batches: int) -> ClaimRequest:
         # A claim that is settled in the same round trip stays open: its settle alone may fail.
         request = owned.next_request()
-        return ToClaim(owned.queue, owned.lease, request, owned.open_claims, suspects, batches)
+        return ClaimRequest(owned.queue, owned.lease, request, owned.open_claims, suspects, batches)
 
-    def _exchange(self, to_claim: ToClaim | None) -> Claim | None:
+    def _exchange(self, to_claim: ClaimRequest | None) -> Claim | None:
         """Settle what has run, and claim, in one round trip. Raises the error of the claim."""
         window = self._window
         to_settle = window.to_settle() if window is not None else None
@@ -183,7 +183,7 @@ class BatchRunner:
             self._state.record(to_claim.lease.shard, Due(claim.next_due, claim.now))
         return claim
 
-    def _on_settled(self, window: ClaimWindow, settled: Settled | StoreError) -> None:
+    def _on_settled(self, window: ClaimWindow, settled: SettleReply | StoreError) -> None:
         owned = window.owned
         owned.close_claim(window.number)
         if isinstance(settled, StoreError):

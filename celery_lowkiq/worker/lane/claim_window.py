@@ -9,8 +9,8 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
-from celery_lowkiq.rules.claims import Claim, ToSettle
-from celery_lowkiq.rules.models import Batch, Fate, Job, Verdict
+from celery_lowkiq.rules.claims import Claim, SettleRequest
+from celery_lowkiq.rules.models import Batch, Disposition, Job, Settlement
 
 from ..owned_shard import OwnedShard
 
@@ -49,7 +49,7 @@ class ClaimWindow:
         self.number = claim.number
         self.claimed_at = claimed_at
         self.ran: list[Batch] = []
-        self._verdicts: list[Verdict] = []
+        self._verdicts: list[Settlement] = []
         size = owned.queue.batch_size
         self._waiting = deque(claim.jobs[i : i + size] for i in range(0, len(claim.jobs), size))
         self._lock = threading.Lock()
@@ -63,24 +63,24 @@ class ClaimWindow:
         owned = self.owned
         return Batch(owned.queue, owned.lease, self.number, jobs, owned.lost, now)
 
-    def add(self, batch: Batch, verdicts: Sequence[Verdict]) -> None:
+    def add(self, batch: Batch, verdicts: Sequence[Settlement]) -> None:
         """Record the verdicts of a batch that has run."""
         self.ran.append(batch)
         self._verdicts += verdicts
 
-    def to_settle(self) -> ToSettle:
+    def to_settle(self) -> SettleRequest:
         """Return all verdicts; batches that have not run are returned unchanged."""
         verdicts = (*self._verdicts, *self._returned(self._take_waiting()))
-        return ToSettle(self.owned.queue, self.owned.lease, verdicts)
+        return SettleRequest(self.owned.queue, self.owned.lease, verdicts)
 
-    def take_overdue(self, now: float) -> ToSettle | None:
+    def take_overdue(self, now: float) -> SettleRequest | None:
         """Remove the batches that have waited too long at ``now`` (monotonic), to be returned."""
         if now < self.claimed_at + MAX_WAIT_BEHIND_RUN:
             return None
         jobs = self._take_waiting()
-        return ToSettle(self.owned.queue, self.owned.lease, self._returned(jobs)) if jobs else None
+        return SettleRequest(self.owned.queue, self.owned.lease, self._returned(jobs)) if jobs else None
 
-    def add_returned(self, returned: ToSettle) -> None:
+    def add_returned(self, returned: SettleRequest) -> None:
         """Put back the verdicts of :meth:`take_overdue`, to be settled with the rest."""
         self._verdicts += returned.verdicts
 
@@ -90,5 +90,5 @@ class ClaimWindow:
             self._waiting.clear()
         return jobs
 
-    def _returned(self, jobs: Sequence[Job]) -> tuple[Verdict, ...]:
-        return tuple(Verdict(job.id, job.claim, Fate.RETURN) for job in jobs)
+    def _returned(self, jobs: Sequence[Job]) -> tuple[Settlement, ...]:
+        return tuple(Settlement(job.id, job.claim, Disposition.RETURN) for job in jobs)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from itertools import islice
 
-from celery_lowkiq.rules.claims import Due, InHand
+from celery_lowkiq.rules.claims import Due, OpenClaims
 from celery_lowkiq.rules.errors import ShardDamaged, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import ShardRef
 
@@ -48,7 +48,9 @@ class DuePoller:
         for lane, several in asked:
             lane.end_poll(list(islice(answers, len(several))), seconds)
 
-    def _timed(self, shards: Sequence[ShardRef], open_claims: Sequence[InHand]) -> tuple[list[Due], float]:
+    def _timed(
+        self, shards: Sequence[ShardRef], open_claims: Sequence[OpenClaims]
+    ) -> tuple[list[Due], float]:
         asked_at = self._clock.monotonic()
         dues = self._store.next_due(shards, open_claims)
         return dues, self._clock.monotonic() - asked_at

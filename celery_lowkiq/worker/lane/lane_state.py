@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TypeVar
 
-from celery_lowkiq.rules.claims import Due, InHand
+from celery_lowkiq.rules.claims import Due, OpenClaims
 from celery_lowkiq.rules.models import ShardRef
 
 from ..context import WorkerContext
@@ -33,7 +33,7 @@ class DueQuery:
     """Asks for the due time of one shard; ``number`` matches the answer to it."""
 
     shard: ShardRef
-    open_claims: InHand
+    open_claims: OpenClaims
     number: int
 
 

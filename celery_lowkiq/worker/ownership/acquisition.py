@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from celery_lowkiq.rules.balance import Room, lane_for
-from celery_lowkiq.rules.claims import ToAcquire
+from celery_lowkiq.rules.balance import QuotaRoom, least_loaded_lane
+from celery_lowkiq.rules.claims import AcquireRequest
 from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.errors import LowkiqError, NotOwner, ShardDamaged, ShardRepairing, StoreUnavailable
 from celery_lowkiq.rules.models import Lease, ShardRef
-from celery_lowkiq.rules.ownership import Watch
+from celery_lowkiq.rules.ownership import LeaseWatch
 from celery_lowkiq.rules.text import shard_names
 
 from ..context import WorkerContext
@@ -98,7 +98,7 @@ class Acquisition:
             self._progress.log(len(self._table.owned_shards()))
         return True
 
-    def _free_ones(self, shards: Iterable[ShardRef]) -> list[Watch]:
+    def _free_ones(self, shards: Iterable[ShardRef]) -> list[LeaseWatch]:
         """Return free shards in the given order, up to the node's share."""
         room = None if self._membership is None else self._membership.room(self._table.owned_shards())
         found = []
@@ -110,7 +110,7 @@ class Acquisition:
                     room.fill(shard.queue)
         return found
 
-    def _free(self, watch: Watch, room: Room | None) -> bool:
+    def _free(self, watch: LeaseWatch, room: QuotaRoom | None) -> bool:
         # Never while a thread of this node still works under an older epoch.
         if self._table.get(watch.shard) is not None or self._table.in_use(watch.shard):
             return False
@@ -120,8 +120,8 @@ class Acquisition:
             and (watch.orphaned(now, self._lease_seconds) or room is None or room.left(watch.queue.name))
         )
 
-    def _acquire(self, watches: Sequence[Watch]) -> None:
-        wanted = [ToAcquire(one.queue, one.shard, one.seen, one.known_epoch) for one in watches]
+    def _acquire(self, watches: Sequence[LeaseWatch]) -> None:
+        wanted = [AcquireRequest(one.queue, one.shard, one.seen, one.known_epoch) for one in watches]
         sent_at = self._clock.monotonic()
         answers = self._store.acquire_all(wanted, self._owner)
         refused: dict[str, LowkiqError] = {}
@@ -147,7 +147,7 @@ class Acquisition:
         """Return the lane for a new shard; None for the one that it was dealt to."""
         if self._membership is None:
             return None
-        return self._lanes[lane_for([lane.load for lane in self._lanes])]
+        return self._lanes[least_loaded_lane([lane.load for lane in self._lanes])]
 
 
 class AcquisitionProgress:

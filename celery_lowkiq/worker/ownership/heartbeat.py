@@ -11,11 +11,11 @@ from celery_lowkiq.rules.history import Sample, slot
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.reports import (
     LISTED_SHARDS,
-    Heard,
+    BeatResult,
+    HeartbeatReply,
     LaneReport,
-    NodeNews,
     NodeReport,
-    Told,
+    NodeUpdate,
     describe_lane,
     describe_run,
     node_name,
@@ -58,8 +58,8 @@ class Heartbeat:
 
     def beat(self, queues: Sequence[str]) -> list[dict[str, tuple[int, int]]]:
         """Move the heartbeat in these queues; return lanes and counter of all nodes. Raises StoreError."""
-        answer: Heard = self._store.beat(queues, self._owner, len(self._lanes), self._news())
-        if isinstance(answer.told, Told):
+        answer: BeatResult = self._store.beat(queues, self._owner, len(self._lanes), self._news())
+        if isinstance(answer.told, HeartbeatReply):
             self._record(answer.told)
         self._log_refusal(answer.told)
         return answer.members
@@ -91,10 +91,10 @@ class Heartbeat:
         except StoreError as error:
             logger.info("the last report of this node stays visible for a while: %s", error)
 
-    def _news(self) -> NodeNews:
+    def _news(self) -> NodeUpdate:
         now = self._clock.monotonic()
         samples, self._samples = self._samples, ()
-        return NodeNews(self._report(now), now - self._started_at, samples, self._queues_to_count(now))
+        return NodeUpdate(self._report(now), now - self._started_at, samples, self._queues_to_count(now))
 
     def _report(self, now: float) -> NodeReport:
         return NodeReport(
@@ -121,12 +121,12 @@ class Heartbeat:
         shards = frozenset[ShardRef]().union(*(lane.shards() for lane in self._lanes))
         return tuple(queue for name, queue in self._queues.items() if ShardRef(name, 0) in shards)
 
-    def _record(self, told: Told) -> None:
+    def _record(self, told: HeartbeatReply) -> None:
         self._offset = told.now - self._clock.monotonic()
         if told.samples:
             self._samples, self._counted_slot = told.samples, slot(told.now)
 
-    def _log_refusal(self, told: Told | StoreError | None) -> None:
+    def _log_refusal(self, told: HeartbeatReply | StoreError | None) -> None:
         refused = isinstance(told, StoreError)
         if refused and not self._refused:
             logger.warning("Redis refuses the report of this node: %s", told)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
-from celery_lowkiq.rules.ownership import Watch
+from celery_lowkiq.rules.ownership import LeaseWatch
 
 from ..lane.lane import Lane
 from ..owned_shard import OwnedShard
@@ -17,7 +17,7 @@ class LeaseTable:
 
     def __init__(self, dealt: Mapping[ShardRef, tuple[QueueSpec, Lane]]) -> None:
         self._lanes: dict[ShardRef, Lane] = {}
-        self._watches: dict[ShardRef, Watch] = {}
+        self._watches: dict[ShardRef, LeaseWatch] = {}
         self._owned: dict[ShardRef, OwnedShard] = {}
         #: Shards that are released when their batch has ended.
         self._leaving: set[ShardRef] = set()
@@ -26,7 +26,7 @@ class LeaseTable:
     def add_shards(self, dealt: Mapping[ShardRef, tuple[QueueSpec, Lane]]) -> None:
         """Add shards that may be acquired, each with its lane."""
         self._lanes.update((shard, lane) for shard, (_, lane) in dealt.items())
-        self._watches.update((shard, Watch(queue, shard)) for shard, (queue, _) in dealt.items())
+        self._watches.update((shard, LeaseWatch(queue, shard)) for shard, (queue, _) in dealt.items())
 
     # -- owned shards and their lanes
 
@@ -78,7 +78,7 @@ class LeaseTable:
         self._lanes[shard].drop(shard)
         del self._owned[shard]
         self._leaving.discard(shard)
-        self._watches[shard] = Watch(owned.queue, shard, known_epoch=owned.lease.epoch)
+        self._watches[shard] = LeaseWatch(owned.queue, shard, known_epoch=owned.lease.epoch)
         return True
 
     def remove(self, owned: OwnedShard) -> None:
@@ -111,11 +111,11 @@ class LeaseTable:
         """Return the shards of these queues that the node does not own."""
         return [shard for shard in self._watches if shard.queue in queues and shard not in self._owned]
 
-    def watch(self, shard: ShardRef) -> Watch:
+    def watch(self, shard: ShardRef) -> LeaseWatch:
         """Return what was seen of a shard's lease."""
         return self._watches[shard]
 
-    def observe(self, shard: ShardRef, state: LeaseState, now: float) -> Watch:
+    def observe(self, shard: ShardRef, state: LeaseState, now: float) -> LeaseWatch:
         """Record the state of a shard's lease, read at ``now`` (monotonic)."""
         watch = self._watches[shard] = self._watches[shard].look(state, now)
         return watch

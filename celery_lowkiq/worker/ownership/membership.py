@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from celery_lowkiq.rules.balance import Member, Room, quotas, to_give_up
+from celery_lowkiq.rules.balance import Member, QuotaRoom, quotas, surplus_shards
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 
 from ..context import WorkerContext
@@ -72,16 +72,16 @@ class Membership:
         others = (one for one in self._others[queue].values() if one.alive(now, self._lease_seconds))
         return {self._owner: self._lanes, **{member.name: member.lanes for member in others}}
 
-    def room(self, owned: Sequence[ShardRef]) -> Room:
+    def room(self, owned: Sequence[ShardRef]) -> QuotaRoom:
         """Return how many more shards a node may have that owns these."""
-        return Room(self._pools(), owned)
+        return QuotaRoom(self._pools(), owned)
 
     def surplus(self, owned: Sequence[ShardRef], busy: frozenset[ShardRef]) -> list[ShardRef]:
         """Return the shards that a node is to release that owns these and works on the ``busy`` ones."""
         return [
             shard
             for queues, quota in self._pools()
-            for shard in to_give_up([one for one in owned if one.queue in queues], busy, quota)
+            for shard in surplus_shards([one for one in owned if one.queue in queues], busy, quota)
         ]
 
     def _pools(self) -> list[tuple[frozenset[str], int]]:

@@ -9,11 +9,11 @@ import logging
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from celery_lowkiq.rules.balance import ORPHANED
+from celery_lowkiq.rules.balance import ORPHAN_TIMEOUT_LEASES
 from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.health_checks import ERROR, eviction
 from celery_lowkiq.rules.models import Lease, QueueSpec, ShardRef
-from celery_lowkiq.rules.ownership import Watch
+from celery_lowkiq.rules.ownership import LeaseWatch
 
 from ..context import WorkerContext
 from ..lane.lane import Lane
@@ -133,7 +133,7 @@ class MisassignmentMonitor:
         self._owner = ctx.owner
         self._lease_seconds = ctx.lease_seconds
         self._wanted = frozenset(wanted)
-        self._watches = {shard: Watch(queue, shard) for shard, queue in shards.items()}
+        self._watches = {shard: LeaseWatch(queue, shard) for shard, queue in shards.items()}
         self._next = self._clock.monotonic()
         self._shared_since: dict[ShardRef, float] = {}
         self._logged: set[ShardRef] = set()
@@ -164,7 +164,7 @@ class MisassignmentMonitor:
         if self._watches[shard].seen.owner in ("", self._owner) or self._orphaned(shard, now):
             self._shared_since.pop(shard, None)
             return False
-        return now >= self._shared_since.setdefault(shard, now) + ORPHANED * self._lease_seconds
+        return now >= self._shared_since.setdefault(shard, now) + ORPHAN_TIMEOUT_LEASES * self._lease_seconds
 
     def _log(self, shards: Iterable[ShardRef], text: str) -> None:
         new = sorted(set(shards) - self._logged)

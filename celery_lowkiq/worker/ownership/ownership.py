@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
-from celery_lowkiq.rules.ownership import RENEWALS
+from celery_lowkiq.rules.ownership import RENEWALS_PER_LEASE
 
 from ..context import WorkerContext
 from ..lane.lane import Lane
@@ -145,7 +145,7 @@ class Ownership:
     def _turn(self) -> float:
         """Do one turn; return seconds until the next one."""
         self._outage.request_started()
-        self._renew_at = self._clock.monotonic() + self._lease_seconds / RENEWALS
+        self._renew_at = self._clock.monotonic() + self._lease_seconds / RENEWALS_PER_LEASE
         try:
             self._renew(stopping=False)
             self._eviction_policy.check()
@@ -160,13 +160,13 @@ class Ownership:
             self._outage.failed(error)
             self._table.mark_doubtful(self._clock.monotonic())
             self._observe_at = 0.0
-            return min(self._lease_seconds / RENEWALS, next(self._backoff))
+            return min(self._lease_seconds / RENEWALS_PER_LEASE, next(self._backoff))
         self._outage.recovered()
         self._backoff = backoff(longest=MAX_RENEWAL_BACKOFF)
         if not done:
             return 0.0
         next_look = self._acquisition.seconds_to_next_look(self._wanted())
-        return min(self._lease_seconds / RENEWALS, next_look)
+        return min(self._lease_seconds / RENEWALS_PER_LEASE, next_look)
 
     def _renew(self, stopping: bool) -> None:
         for lost in self._mailbox.take_lost():
@@ -256,7 +256,7 @@ class Ownership:
                     logger.error("shards could not be released: their next owner waits for the lease")
                     return
             if not self._releaser.done:
-                self._mailbox.wait(self._lease_seconds / RENEWALS)
+                self._mailbox.wait(self._lease_seconds / RENEWALS_PER_LEASE)
         self._heartbeat.remove_report()
 
     def _release_turn(self) -> None:
