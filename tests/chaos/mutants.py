@@ -108,12 +108,12 @@ MUTANTS = {
         frozenset({"overlapping executions"}),
     ),
     "early takeover": Mutant(
-        value(watching, "TAKEOVER", 0.15),
+        value(watching, "TAKEOVER_LEASES", 0.15),
         frozenset({"kill", "freeze"}),
         frozenset({"overlapping executions", "accepted stale writes"}),
     ),
     "late takeover": Mutant(
-        value(watching, "TAKEOVER", 2.5),
+        value(watching, "TAKEOVER_LEASES", 2.5),
         frozenset({"kill"}),
         frozenset({"takeover s"}),
     ),

@@ -34,7 +34,7 @@ def test_the_page_has_an_example_of_each_key(name):
     assert all(" -> " in entry or entry.endswith(" entries") for entry in entries)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_examples_are_found_on_a_server():
     with EmbeddedServer() as server:
         found = collected(server, wanted())

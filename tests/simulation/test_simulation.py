@@ -168,7 +168,7 @@ def patched(target, name, make=None, value=None):
 
 #: Found within seconds, in any weather.
 PLAIN = {
-    "a shard is taken too early": patched(rules, "TAKEOVER", value=0.3),
+    "a shard is taken too early": patched(rules, "TAKEOVER_LEASES", value=0.3),
     "strict has no timer": patched(nodes_of_simulation, "Strict", value=lambda timer: Cooperative()),
     "epochs grow by one": patched(Server, "acquire", _naive_epoch),
     "no check of owner and epoch": patched(Server, "_owned", value=_owned_by_anybody),

@@ -33,7 +33,7 @@ SETTINGS = SimpleNamespace(format_error=format_message)
 
 
 @pytest.mark.parametrize(
-    ("over", "success", "business", "state", "said_in"),
+    ("over", "success", "business", "state", "message_state"),
     [
         (True, True, False, State.FINISHED, None),
         (True, False, False, State.ERROR, State.ERROR),

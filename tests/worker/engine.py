@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.integration.app.context import SOCKET_TIMEOUTS
+from celery_lowkiq.integration.app.redis_params import SOCKET_TIMEOUTS
 from celery_lowkiq.rules.clock import SystemClock
 from celery_lowkiq.rules.models import NewJob, QueueSpec
 from celery_lowkiq.rules.schedulers import lag

@@ -100,7 +100,7 @@ def test_many_ids_are_paused_and_resumed(queue):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"shard": 8}, "shard=8: queue 'record' has the shards 0 to 7"),
+        ({"shard": 8}, "shard=8 is invalid: expected 0 to 7, the shards of 'record'"),
         ({"shard": "0"}, "shard='0'"),
         ({"shard": 0, "job_id": "1"}, "pass one of them"),
         ({"job_id": 1.5}, "allowed are str, int and UUID"),

@@ -284,7 +284,7 @@ def test_more_jobs_than_a_page_holds(lowkiq):
 
 def test_a_task_of_another_kind(lowkiq):
     from celery_lowkiq import ConfigurationError
-    with pytest.raises(ConfigurationError, match="no ordered task"):
+    with pytest.raises(ConfigurationError, match="is not an ordered task"):
         lowkiq.drain(plain)
 """,
         3,

@@ -34,7 +34,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from celery_lowkiq.integration.task_calls import CallMixin
+from celery_lowkiq.integration.task.call_mixin import CallMixin
 from proj import app, batch, sync
 from tests.waiting import eventually
 
@@ -143,7 +143,7 @@ def test_many_calls(lowkiq):
     )
 
 def test_what_cannot_be_read_does_not_stop_the_run(lowkiq, monkeypatch):
-    from celery_lowkiq.integration import spans as module
+    from celery_lowkiq.integration.runs import otel as module
     monkeypatch.setattr(module, "islice", None)
     sync.delay("1", "a")
     sync.delay("1", "b")
@@ -176,7 +176,7 @@ sentry_sdk.init(
 import pytest
 from proj import app, sync
 from tests.waiting import eventually
-from celery_lowkiq.integration.task_calls import CallMixin
+from celery_lowkiq.integration.task.call_mixin import CallMixin
 
 @pytest.fixture(autouse=True)
 def nothing_seen():

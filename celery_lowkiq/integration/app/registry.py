@@ -8,7 +8,7 @@ from typing import Any
 
 from celery import Celery
 from celery._state import get_current_worker_task
-from celery.signals import import_modules
+from celery.signals import celeryd_init, import_modules
 
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall
 from celery_lowkiq.rules.names import did_you_mean, full_names, listed
@@ -17,6 +17,7 @@ logger = logging.getLogger("celery_lowkiq.worker")
 
 #: By name, so that only a worker imports it, after anything that instruments Celery's worker.
 BOOTSTEP = "celery_lowkiq.integration.bootstep.step:OrderedQueues"
+_OPTIONS = "_lowkiq_worker_options"
 LATE = (
     "this worker does not serve the ordered queues (%s), since their tasks were registered after its start: "
     "calls wait for another worker. Import their modules at the start (imports, include)"
@@ -79,9 +80,22 @@ def add_step(app: Celery, queue: str) -> None:
     steps.add(BOOTSTEP)
 
 
+def worker_options(app: Celery) -> dict[str, Any]:
+    """Return the command line options of the app's worker."""
+    options: dict[str, Any] = app.__dict__.get(_OPTIONS, {})
+    return options
+
+
+def _remember_options(instance: Any = None, options: Any = None, **_: Any) -> None:
+    # Celery exposes -Q and -X only by this signal.
+    instance.app.__dict__[_OPTIONS] = dict(options or {})
+
+
 def _prepare_worker(sender: Any = None, **_: Any) -> None:
     # The first ordered task of an app may be registered while its worker runs.
     sender.steps["consumer"].add(BOOTSTEP)
 
 
+# The worker sends these before it imports the bootstep.
+celeryd_init.connect(_remember_options, weak=False)
 import_modules.connect(_prepare_worker, weak=False)

@@ -7,9 +7,9 @@ from typing import Any
 
 from celery.signals import celeryd_after_setup
 
-from celery_lowkiq.integration.app.registry import ordered_tasks
+from celery_lowkiq.integration.app.registry import ordered_tasks, worker_options
 
-from .queue_selection import chosen, worker_options
+from .queue_selection import chosen
 
 
 def banner_section(tasks: dict[str, Any], obstacle: str) -> str:

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Any
 
-from celery_lowkiq.integration.app.registry import LATE, ordered_tasks
+from celery_lowkiq.integration.app.registry import LATE, ordered_tasks, worker_options
 from celery_lowkiq.rules.errors import ConfigurationError
 
-from .queue_selection import chosen, worker_options
+from .queue_selection import chosen
 
 logger = logging.getLogger("celery_lowkiq")
 

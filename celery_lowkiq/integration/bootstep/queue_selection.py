@@ -7,13 +7,10 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from celery import Celery
-from celery.signals import celeryd_init
 
 from celery_lowkiq.rules.names import full_names
 
 logger = logging.getLogger("celery_lowkiq.worker")
-
-_OPTIONS = "_lowkiq_worker_options"
 
 
 def chosen(names: Collection[str], options: Mapping[str, Any]) -> list[str]:
@@ -60,12 +57,6 @@ def deselect_from_broker(app: Celery, names: Collection[str]) -> None:
     app.amqp.queues.deselect([name for name in names if name not in declared])
 
 
-def worker_options(app: Celery) -> dict[str, Any]:
-    """Return the command line options of the app's worker."""
-    options: dict[str, Any] = app.__dict__.get(_OPTIONS, {})
-    return options
-
-
 def _declared_broker_queues(app: Celery) -> set[Any]:
     return {getattr(queue, "name", queue) for queue in app.conf.task_queues or ()}
 
@@ -75,11 +66,3 @@ def _listed(value: Any) -> list[str]:
         return []
     parts = value.split(",") if isinstance(value, str) else value
     return [str(part).strip() for part in parts]
-
-
-def _remember_options(instance: Any = None, options: Any = None, **_: Any) -> None:
-    # Celery exposes -Q and -X only by this signal.
-    instance.app.__dict__[_OPTIONS] = dict(options or {})
-
-
-celeryd_init.connect(_remember_options, weak=False)

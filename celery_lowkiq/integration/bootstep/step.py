@@ -18,7 +18,7 @@ from celery.worker.consumer.delayed_delivery import DelayedDelivery
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.app.rate_limits import read_rate
 from celery_lowkiq.integration.app.redis_params import source_of
-from celery_lowkiq.integration.app.registry import ordered_tasks
+from celery_lowkiq.integration.app.registry import ordered_tasks, worker_options
 from celery_lowkiq.integration.runs.log_filter import install_batch_filter
 from celery_lowkiq.integration.runs.runner import CeleryRunner
 from celery_lowkiq.rules.clock import SystemClock
@@ -45,7 +45,6 @@ from .queue_selection import (
     named,
     warn_short_names,
     warn_unknown_weights,
-    worker_options,
 )
 from .signal_handlers import dump_stacks_on_ttin, stop_claiming_on_signal
 from .thread_pool import check_threads
