@@ -1,4 +1,4 @@
-"""Damage of a shard: condition by comparing its keys; the conditions and the report of a repair."""
+"""Damage of a shard, found by comparing its keys; when a repair is allowed, and its report."""
 
 from __future__ import annotations
 

@@ -153,8 +153,9 @@ class RedisStore:
     def admitted(
         self, queue: QueueSpec, calls: list[tuple[ShardRef, ScriptCall]], hear: Hears | None = None
     ) -> list[Any]:
-        """Replies of calls that name the shard count, registering shards that do not know it yet. What they
-        are, is heard of before the first error among them is raised.
+        """Replies of calls that name the shard count; shards that do not know it are registered first.
+
+        ``hear`` is called with all replies before the first error among them is raised.
         """
         replies = self._admission.replies([ShardCall(queue, shard, call) for shard, call in calls])
         if hear is not None:
@@ -228,7 +229,7 @@ class RedisStore:
             owned("renew", lease, stopping=int(stopping), server=server)
             for lease, server in zip(leases, servers, strict=True)
         ]
-        # One that is damaged is lost; the others are not to wait for it.
+        # A damaged lease counts as lost; the others are still renewed.
         return [reply == 1 for reply in raise_refused([_renewed(r) for r in self.client.calls(calls)])]
 
     def release(self, lease: Lease, unsettled: bool = False) -> bool:
@@ -307,7 +308,7 @@ class RedisStore:
         answer, _ = self.exchange(SettleRequest(queue, lease, tuple(verdicts)), None)
         return sound(answer)
 
-    def forgive(self, lease: Lease) -> None:
+    def retract_crashes(self, lease: Lease) -> None:
         """Take back the deaths that were counted for this lease's owner: it lives."""
         self.client.call(load("retract_crashes").call(shard_keys(lease.shard), epoch=lease.epoch))
 

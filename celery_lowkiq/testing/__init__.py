@@ -20,7 +20,7 @@ from celery_lowkiq.integration.calls.validation import read_id
 from celery_lowkiq.integration.operations.queue import ShownJob
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.clocked import TestClockClient
+from celery_lowkiq.store.scripts.clocked import FakeClockClient
 from celery_lowkiq.store.scripts.connect import connect
 
 from .draining import drain
@@ -36,7 +36,7 @@ MOST_RUNS = 10_000
 class Clock:
     """The clock of the test's store: it runs normally, and can be moved."""
 
-    def __init__(self, client: TestClockClient) -> None:
+    def __init__(self, client: FakeClockClient) -> None:
         self._client = client
 
     def now(self) -> float:
@@ -66,7 +66,7 @@ class EmbeddedContext(AppContext):
             pool_size=connections,
             pool_timeout=self.settings.pool_timeout,
         )
-        return RedisStore(client, sending=TestClockClient)
+        return RedisStore(client, sending=FakeClockClient)
 
 
 class Lowkiq:
@@ -74,7 +74,7 @@ class Lowkiq:
 
     def __init__(self, app: Celery, context: AppContext) -> None:
         self.app = app
-        self.clock = Clock(cast(TestClockClient, context.store.client))
+        self.clock = Clock(cast(FakeClockClient, context.store.client))
         self._context = context
 
     # -- running
@@ -178,7 +178,7 @@ def lowkiq(lowkiq_app: Celery, lowkiq_server: EmbeddedServer) -> Iterator[Lowkiq
     if lowkiq_app.conf.task_always_eager:
         raise ConfigurationError("task_always_eager=True stores nothing: set it to False in these tests")
     context = EmbeddedContext(lowkiq_app, lowkiq_server)
-    cast(TestClockClient, context.store.client).empty()
+    cast(FakeClockClient, context.store.client).empty()
     former = lowkiq_app.__dict__.get("_lowkiq_context")
     lowkiq_app.__dict__["_lowkiq_context"] = context
     try:

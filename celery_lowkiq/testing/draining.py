@@ -30,7 +30,7 @@ def drain(app: Celery, context: AppContext, tasks: Mapping[str, Any], most: int)
     """
     store = context.store
     consumer = SimpleNamespace(app=app, hostname=HOSTNAME, event_dispatcher=None)
-    runner = CeleryRunner(tasks, consumer, context, CallReader(store.client), context.tracks)
+    runner = CeleryRunner(tasks, consumer, context, CallReader(store.client), context.tracker_store)
     specs = [task.queue_spec for task in tasks.values()]
     runs = 0
     with _traced(app, tasks.values()), _shards(store, specs) as shards:

@@ -113,7 +113,7 @@ def _routes() -> list[Route | Mount]:
 
 
 def openapi(request: Request) -> dict[str, Any]:
-    """This description."""
+    """The OpenAPI description of this API."""
     return description(link(request, BASE), ENDPOINTS)
 
 

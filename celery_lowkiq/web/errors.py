@@ -19,7 +19,7 @@ class NotFound(LowkiqError):
 
 
 class Refused(LowkiqError):
-    """Whoever asks may not; ``status`` says in what way."""
+    """The request is not allowed; ``status`` is its HTTP status."""
 
     def __init__(self, message: str, status: int = 403) -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ STATUSES: dict[type[LowkiqError], int] = {
 
 
 def status_of(error: LowkiqError) -> int:
-    """500 for what is nobody's request's fault."""
+    """The HTTP status of an error; 500 unless it has its own."""
     if isinstance(error, Refused):
         return error.status
     return next((status for kind, status in STATUSES.items() if isinstance(error, kind)), 500)

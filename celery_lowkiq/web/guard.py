@@ -91,7 +91,7 @@ def _token(scope: Scope) -> str | None:
 
 
 def _check_origin(scope: Scope, allowed: tuple[str, ...]) -> None:
-    """Browsers say where a change comes from. Without a word it is no browser, or the token decides."""
+    """Refuse a change from another origin. Without these headers, the form token protects it."""
     headers = Headers(scope=scope)
     origin = headers.get("origin")
     if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none") and origin not in allowed:

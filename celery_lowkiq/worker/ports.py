@@ -74,7 +74,7 @@ class Store(Protocol):
         error of its own, such as NotOwner.
         """
 
-    def forgive(self, lease: Lease) -> None:
+    def retract_crashes(self, lease: Lease) -> None:
         """Undo the crashes that were counted for the owner of this lease: it is alive."""
 
     def beat(self, queues: Sequence[str], owner: str, lanes: int, news: NodeUpdate) -> BeatResult:

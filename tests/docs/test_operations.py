@@ -93,7 +93,7 @@ def test_its_rights_are_enough(restricted):
         )
         store.claim(QUEUE, lease, 2)
         heir = store.acquire(QUEUE, shard, "heir", store.observe([shard])[0], 0)
-        store.forgive(heir)
+        store.retract_crashes(heir)
         store.release(heir)
     queries, actions = Queries(store), Actions(store)
     pausing = Pausing(store.client)
@@ -123,11 +123,11 @@ def test_its_rights_are_enough(restricted):
     actions.delete_failed(QUEUE)
     assert store.next_due(QUEUE.shard_refs())[0].next_due is None
     assert store.take("ticket", "me") == "me"
-    lookout = NodeReports(store)
-    assert lookout.nodes()
-    assert lookout.shards(QUEUE)
-    lookout.facts(QUEUE, "1", rate=1.0, max_retries=1, read=lambda error: None)
-    assert lookout.histories([QUEUE]) != [()]
+    node_reports = NodeReports(store)
+    assert node_reports.nodes()
+    assert node_reports.shards(QUEUE)
+    node_reports.facts(QUEUE, "1", rate=1.0, max_retries=1, read=lambda error: None)
+    assert node_reports.histories([QUEUE]) != [()]
     store.forget_report("me")
     store.forget_members("orders", [("me", 4)])
     subscription.wait_pushed(1)

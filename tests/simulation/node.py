@@ -155,7 +155,7 @@ class SimStore:
 
         return self._call(effect)
 
-    def forgive(self, lease: Lease) -> None:
+    def retract_crashes(self, lease: Lease) -> None:
         self._call(lambda: None)
 
     def beat(self, queues: Sequence[str], owner: str, lanes: int, news: NodeUpdate) -> BeatResult:

@@ -8,7 +8,7 @@ from celery_lowkiq.rules.models import Disposition, NewJob, PayloadRemoval, Remo
 from celery_lowkiq.rules.policies import AfterFailure
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.clocked import TestClockClient
+from celery_lowkiq.store.scripts.clocked import FakeClockClient
 
 from .helpers import take
 from .test_policies import Shard
@@ -20,7 +20,7 @@ BUCKETS = "lowkiq:1:{orders:0}:buckets"
 
 @pytest.fixture
 def clocked(client):
-    return RedisStore(client, sending=TestClockClient)
+    return RedisStore(client, sending=FakeClockClient)
 
 
 def limited(clocked, rate=RATE, **policies):

@@ -142,7 +142,7 @@ def test_a_node_that_returns_alive_takes_back_what_its_epochs_counted(store, cli
         cut_off = take(store, owner=next(OWNERS))
         claim(store, cut_off)
         take(store, owner=next(OWNERS))
-        store.forgive(cut_off)
+        store.retract_crashes(cut_off)
     assert dead(store, "1") is None
 
 
@@ -179,7 +179,7 @@ def test_a_death_that_is_taken_back_condemns_nobody(store):
     cut_off = take(store, owner=next(OWNERS))
     claim(store, cut_off)
     lease = take(store, owner=next(OWNERS))
-    store.forgive(cut_off)
+    store.retract_crashes(cut_off)
     (job,) = claim(store, lease).jobs
     assert job.retry_count == -1
 
@@ -210,7 +210,7 @@ def test_planted_marks_do_not_break_a_claim(store, client):
     lease = take(store)
     assert contents(claim(store, lease)) == {"1": [("a", 1)]}
     assert contents(claim(store, lease)) == {"2": [("b", 1)]}
-    store.forgive(lease)
+    store.retract_crashes(lease)
 
 
 @pytest.mark.parametrize(

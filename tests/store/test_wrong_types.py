@@ -257,10 +257,10 @@ def a_shard_that_has_lost(key, planted=False):
 
 def a_tracker(store):
     """With a call that waits, and one that runs."""
-    tracks = TrackerStore(store.client)
+    tracker_store = TrackerStore(store.client)
     store.client.call(load("track_open").call(TrackerKeys(TRACKER), name="old", ttl=60))
-    tracks.add(TRACKER, [NewCall("waits", "orders", "1", b""), NewCall("runs", "orders", "2", b"")])
-    tracks.tell([began(TRACKER, "runs", 5, 1)._replace(text="said")])
+    tracker_store.add(TRACKER, [NewCall("waits", "orders", "1", b""), NewCall("runs", "orders", "2", b"")])
+    tracker_store.tell([began(TRACKER, "runs", 5, 1)._replace(text="said")])
     return State()
 
 

@@ -213,7 +213,7 @@ class FakeStore:
             (j.perform_in for j in self.waiting.get(shard, {}).values() if j.id not in busy), default=None
         )
 
-    def forgive(self, lease: Lease) -> None:
+    def retract_crashes(self, lease: Lease) -> None:
         self.forgiven.append(lease)
 
     def beat(self, queues: list[str], owner: str, lanes: int, news: NodeUpdate) -> BeatResult:

@@ -96,8 +96,10 @@ class Lane:
         )
         consumer = SimpleNamespace(app=self.app, hostname="host", event_dispatcher=dispatcher)
         self.reader = Reader()
-        self.tracks = TrackerStore()
-        self.runner = CeleryRunner({"t": task}, consumer, context_of(self.app), self.reader, self.tracks)
+        self.tracker_store = TrackerStore()
+        self.runner = CeleryRunner(
+            {"t": task}, consumer, context_of(self.app), self.reader, self.tracker_store
+        )
 
     def run(self, *jobs):
         lease = Lease(SHARD, "me", 1)

@@ -43,7 +43,7 @@ def run():
             app.loader.on_task_init = init
         task.__trace__ = build_tracer(task.name, task, app.loader, "host", app=app)
         consumer = SimpleNamespace(app=app, hostname="host", event_dispatcher=None)
-        runner = CeleryRunner({"t": task}, consumer, context_of(app), reader=None, tracks=None)
+        runner = CeleryRunner({"t": task}, consumer, context_of(app), reader=None, tracker_store=None)
         job = Job("1", (Payload(b'"x"', 1.0),), perform_in=0.0, claim=1)
         lease = Lease(ShardRef("t", 0), "me", 1)
         (verdict,) = runner.run(Batch(task.queue_spec, lease, 1, (job,), lost=threading.Event()))

@@ -92,17 +92,17 @@ def job(job_id="1", claim=7):
     return Job(job_id, (), 0.0, claim=claim)
 
 
-def tracked(tracks, *calls):
+def tracked(tracker_store, *calls):
     """Whose calls (id, tracker, job) have begun."""
-    made = TrackedCalls(5, tracks, SETTINGS)
+    made = TrackedCalls(5, tracker_store, SETTINGS)
     made.begin((job(job_id), CallRecord(call, tracker=tracker), True) for call, tracker, job_id in calls)
-    tracks.told.clear()
+    tracker_store.told.clear()
     return made
 
 
 def test_a_batch_without_tracked_calls_asks_nothing():
-    tracks = TrackerStore(error=AssertionError("asked"))
-    calls = TrackedCalls(5, tracks, SETTINGS)
+    tracker_store = TrackerStore(error=AssertionError("asked"))
+    calls = TrackedCalls(5, tracker_store, SETTINGS)
     assert calls.begin([(job(), CallRecord("call"), True)]) == set()
     assert calls.dropped(CallRecord("call"), "revoked") == []
     assert calls.ended(job(), CallRecord("call"), None, over=True) == []
@@ -110,22 +110,22 @@ def test_a_batch_without_tracked_calls_asks_nothing():
 
 
 def test_calls_of_a_cancelled_tracker_shall_not_run_and_hear_of_no_progress():
-    tracks = TrackerStore(cancelled={"gone"})
-    calls = TrackedCalls(5, tracks, SETTINGS)
+    tracker_store = TrackerStore(cancelled={"gone"})
+    calls = TrackedCalls(5, tracker_store, SETTINGS)
     notes = [CallRecord("a", tracker="gone"), CallRecord("b", tracker="kept"), CallRecord("c")]
     assert calls.begin((job(), note, True) for note in notes) == {"a"}
-    assert tracks.told == [[began("gone", "a", 5, 7), began("kept", "b", 5, 7)]]
+    assert tracker_store.told == [[began("gone", "a", 5, 7), began("kept", "b", 5, 7)]]
     calls.progress("half", None, None)
-    assert tracks.told[1] == (["b"], "half", None, None)
+    assert tracker_store.told[1] == (["b"], "half", None, None)
 
 
 def test_calls_that_a_run_is_not_handed_go_on_waiting_unless_their_tracker_was_cancelled():
-    tracks = TrackerStore(cancelled={"gone"})
-    calls = TrackedCalls(5, tracks, SETTINGS)
+    tracker_store = TrackerStore(cancelled={"gone"})
+    calls = TrackedCalls(5, tracker_store, SETTINGS)
     given = [("a", "t", True), ("b", "t", False), ("c", "gone", False), ("d", "gone", False)]
     shall_not = calls.begin((job(), CallRecord(call, tracker=of), handed) for call, of, handed in given)
     assert shall_not == {"c", "d"}
-    assert tracks.told == [[began("t", "a", 5, 7), waits("gone", "d")]]
+    assert tracker_store.told == [[began("t", "a", 5, 7), waits("gone", "d")]]
 
 
 def test_a_run_does_not_begin_while_its_tracker_is_away():
@@ -140,42 +140,42 @@ def test_a_broken_tracker_does_not_stop_a_run(caplog):
 
 
 def test_progress_of_one_job_or_of_all():
-    tracks = TrackerStore()
-    calls = tracked(tracks, ("a", "t", "1"), ("b", "t", "2"), ("c", "u", "2"))
+    tracker_store = TrackerStore()
+    calls = tracked(tracker_store, ("a", "t", "1"), ("b", "t", "2"), ("c", "u", "2"))
     calls.progress("all", 1, 2)
     calls.progress("one", 1, 2, "2")
     calls.progress("none", 1, 2, "3")
-    assert tracks.told == [(["a", "b", "c"], "all", 1, 2), (["b", "c"], "one", 1, 2)]
+    assert tracker_store.told == [(["a", "b", "c"], "all", 1, 2), (["b", "c"], "one", 1, 2)]
 
 
 def test_progress_without_a_text_is_told_now_and_then_and_at_its_end(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("celery_lowkiq.integration.runs.tracker_updates.time.monotonic", lambda: now[0])
-    tracks = TrackerStore()
-    calls = tracked(tracks, ("a", "t", "1"))
+    tracker_store = TrackerStore()
+    calls = tracked(tracker_store, ("a", "t", "1"))
     for current in range(1, 5):
         calls.progress("", current, 4)
     calls.progress("said", 5, None)
     now[0] += PROGRESS_INTERVAL
     calls.progress("", 6, None)
-    assert [told[2] for told in tracks.told] == [1, 4, 5, 6]
+    assert [told[2] for told in tracker_store.told] == [1, 4, 5, 6]
 
 
 def test_progress_that_cannot_be_told_is_logged_and_the_run_goes_on(caplog):
-    tracks = TrackerStore()
-    calls = tracked(tracks, ("a", "t", "1"))
-    tracks.error = StoreUnavailable("gone")
+    tracker_store = TrackerStore()
+    calls = tracked(tracker_store, ("a", "t", "1"))
+    tracker_store.error = StoreUnavailable("gone")
     calls.progress("half", 1, 2)
     assert "progress was not reported to a tracker: gone" in caplog.text
 
 
 def test_an_interrupted_run_is_told_at_once(caplog):
-    tracks = TrackerStore()
-    calls = tracked(tracks, ("a", "t", "1"))
+    tracker_store = TrackerStore()
+    calls = tracked(tracker_store, ("a", "t", "1"))
     calls.interrupted(SystemExit(3))
     text = "interrupted: SystemExit: 3"
-    assert tracks.told == [[TrackerUpdate("t", "a", State.ENQUEUED, State.ERROR, text, 5, 7)]]
-    tracks.error = StoreUnavailable("gone")
+    assert tracker_store.told == [[TrackerUpdate("t", "a", State.ENQUEUED, State.ERROR, text, 5, 7)]]
+    tracker_store.error = StoreUnavailable("gone")
     calls.interrupted(SystemExit(3))
     assert "the interruption of a run was not reported to trackers: gone" in caplog.text
 

@@ -93,7 +93,9 @@ class Node:
         task.__trace__ = build_tracer(task.name, task, app.loader, "host", app=app)
         consumer = SimpleNamespace(app=app, hostname="host", event_dispatcher=None)
         reader = CallReader(open_store(server.socket_path).client)
-        runner = CeleryRunner({task.name: task}, consumer, context_of(app), reader, context_of(app).tracks)
+        runner = CeleryRunner(
+            {task.name: task}, consumer, context_of(app), reader, context_of(app).tracker_store
+        )
         # Nobody announces what is planted.
         self.engine = Engine(server, runner=runner, poll_interval=0.02)
         self.store = self.engine.pushes

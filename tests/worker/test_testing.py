@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.clocked import TestClockClient
+from celery_lowkiq.store.scripts.clocked import FakeClockClient
 from celery_lowkiq.store.scripts.keys import CLOCK_KEY
 from celery_lowkiq.store.scripts.script import load
 from tests.worker.users import ROOT, users_pytest
@@ -350,7 +350,7 @@ def client(redis_server):
 
 
 def test_no_other_store_looks_at_the_tests_clock(client):
-    moved, usual = TestClockClient(client), RedisStore(client).client
+    moved, usual = FakeClockClient(client), RedisStore(client).client
     moved.move(86400)
     ((seconds, _),) = usual.commands([("TIME",)])
     assert moved.now() - seconds > 86000

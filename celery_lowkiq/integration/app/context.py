@@ -96,7 +96,7 @@ class AppContext:
         Codec(name, self._app.conf.accept_content, LARGEST_PAYLOAD)
 
     @property
-    def tracks(self) -> TrackerStore:
+    def tracker_store(self) -> TrackerStore:
         return TrackerStore(self.store.client)
 
     @property
@@ -104,7 +104,7 @@ class AppContext:
         return Queries(self.store)
 
     @property
-    def lookout(self) -> NodeReports:
+    def node_reports(self) -> NodeReports:
         return NodeReports(self.store)
 
     @property

@@ -136,12 +136,12 @@ class Inspector:
         """The nodes by name, as they last described themselves: those that live, and those that have ended
         within the last hour without a word.
         """
-        return current(context_of(self.app).lookout.nodes())
+        return current(context_of(self.app).node_reports.nodes())
 
     def history(self, names: Iterable[str] | None = None) -> Histories:
         """What all queues, or the named ones, have done, in one round trip. Raises InvalidCall."""
         chosen = self._chosen(names)
-        found = context_of(self.app).lookout.histories([queue.spec for queue in chosen.values()])
+        found = context_of(self.app).node_reports.histories([queue.spec for queue in chosen.values()])
         return Histories(sum_of(found), dict(zip(chosen, found, strict=True)))
 
     def looks(self) -> list[ShardLook]:

@@ -171,7 +171,7 @@ class OrderedQueue:
 
     def shards(self) -> tuple[ShardReport, ...]:
         """Each shard with its counts, who has it, and what runs of it."""
-        return self._context.lookout.shards(self._checked())
+        return self._context.node_reports.shards(self._checked())
 
     def tries(self, job_id: Any) -> tuple[Try, ...]:
         """The last ten failed runs of a job that waits or is dead, oldest first. Raises InvalidCall."""
@@ -180,14 +180,14 @@ class OrderedQueue:
     def why(self, job_id: Any) -> Why:
         """Where an id is and why it does not run, in words. Raises InvalidCall."""
         read = partial(load_error, self._context.settings)
-        facts = self._context.lookout.facts(self._checked(), read_id(job_id), read=read, **self._terms())
+        facts = self._context.node_reports.facts(self._checked(), read_id(job_id), read=read, **self._terms())
         return why(facts)
 
     def history(self) -> tuple[Sample, ...]:
         """What was processed and failed up to each ten seconds of the last hour, oldest first; where no
         worker was at work, it has a gap. ``rules.history.rates`` makes jobs a second of it.
         """
-        (found,) = self._context.lookout.histories([self.spec])
+        (found,) = self._context.node_reports.histories([self.spec])
         return found
 
     def paused(self) -> Paused:
@@ -195,7 +195,7 @@ class OrderedQueue:
         return self._context.queries.paused(self._checked())
 
     def paused_ids(self, limit: int = 100, after: str | None = None) -> Page[PausedId]:
-        """A page of the paused ids, those first that are for longest. Raises InvalidCall."""
+        """A page of the paused ids, the longest paused first. Raises InvalidCall."""
         return self._context.queries.paused_ids(self._checked(), limit=limit, after=after)
 
     # -- pauses: within a second nothing new of it begins on any node; what runs is finished, what comes waits

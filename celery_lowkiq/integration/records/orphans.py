@@ -20,13 +20,13 @@ from .call_record import CallRecord, stores_error
 
 logger = logging.getLogger("celery_lowkiq")
 
-KILLED = "the job had failed, and was moved to the morgue"
+BURIED = "an operator moved the job to the morgue"
 DELETED = "the job was deleted"
 DROPPED = "the payload was dropped by a policy of the task"
 
 
-class KilledByOperator(LowkiqError):
-    """A failed job was moved to the morgue by hand."""
+class BuriedByOperator(LowkiqError):
+    """An operator moved the job to the morgue."""
 
 
 def finish_orphaned_calls(
@@ -41,7 +41,7 @@ def finish_orphaned_calls(
     for call in calls:
         try:
             record = CallRecord.load(call.data, context.record_codec)
-            how, text = (State.ERROR, KILLED) if dead else (State.FAILED, reason)
+            how, text = (State.ERROR, BURIED) if dead else (State.FAILED, reason)
         except UndecodablePayload as error:
             unread = fail_unread(task, call, error)
             if unread is None:
@@ -49,13 +49,13 @@ def finish_orphaned_calls(
             record, how, text = unread, State.FAILED, unread_text(error)
         else:
             if dead:
-                fail(task, record, KilledByOperator(KILLED))
+                fail(task, record, BuriedByOperator(BURIED))
             else:
                 _revoke(task, record, reason)
         if record.tracker:
             news.append(ended_without_run(record.tracker, record.id, how, text))
     if news:
-        context.tracks.tell(news)
+        context.tracker_store.tell(news)
 
 
 @on_dropped_calls

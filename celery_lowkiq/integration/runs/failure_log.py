@@ -1,6 +1,6 @@
 """Logs failed jobs: a line for each, with the traceback of a new error.
 
-The lines replace Celery's own about the same run, which know neither jobs nor retries: see ``log_lines``.
+The lines replace Celery's own about the same run, which know neither jobs nor retries: see ``log_filter``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Log filter: adds queue, shard and ids to Celery's own line about each run.
 
 It does so as the line is written, so that a disabled level costs nothing. It drops Celery's lines about
-failed runs: ``failures`` writes one for each job.
+failed runs: ``failure_log`` writes one for each job.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class BatchFilter(logging.Filter):
 
 
 def _has_lines(run: Any) -> bool:
-    """Whether ``failures`` writes a line for each job that failed."""
+    """Whether ``failure_log`` writes a line for each job that failed."""
     failures = run.decision.failures
     return bool(failures) and all(is_logged(failure, run.settings.log_failures) for failure in failures)
 

@@ -41,14 +41,14 @@ class CeleryRunner:
         consumer: Any,
         context: AppContext,
         reader: CallReader,
-        tracks: TrackerStore,
+        tracker_store: TrackerStore,
     ) -> None:
         self._tasks: dict[str, Any] = {}
         self._rules: dict[str, RunRules] = {}
         self._consumer = consumer
         self._context = context
         self._reader = reader
-        self._tracks = tracks
+        self._tracker_store = tracker_store
         #: Of each lane, the runs of its last claim in which jobs have died.
         self._dying = threading.local()
         self.learn(tasks)
@@ -75,7 +75,7 @@ class CeleryRunner:
 
     def _run_calls(self, task: Any, rules: RunRules, batch: Batch) -> tuple[Settlement, ...]:
         """Run a batch with recorded calls, which may be revoked, and get results."""
-        tracked = TrackedCalls(batch.lease.epoch, self._tracks, rules.settings)
+        tracked = TrackedCalls(batch.lease.epoch, self._tracker_store, rules.settings)
         calls = BatchCalls(batch, self._reader, self._context.record_codec, task, self._consumer, tracked)
         decoded = decode_batch(batch, rules.codec, rules.settings)
         try:

@@ -29,9 +29,9 @@ PROGRESS_INTERVAL = 0.1
 class TrackedCalls:
     """The tracked calls of one batch, in its lane's thread. Calls without a tracker cost nothing here."""
 
-    def __init__(self, epoch: int, tracks: TrackerStore, settings: Settings) -> None:
+    def __init__(self, epoch: int, tracker_store: TrackerStore, settings: Settings) -> None:
         self._epoch = epoch
-        self._tracks = tracks
+        self._tracker_store = tracker_store
         self._settings = settings
         #: The report of each run that began, with the id of its job.
         self._running: list[tuple[str, TrackerUpdate]] = []
@@ -58,7 +58,7 @@ class TrackedCalls:
     def _report(self, news: list[TrackerUpdate]) -> set[str]:
         """The trackers that are cancelled."""
         try:
-            return self._tracks.tell(news) if news else set()
+            return self._tracker_store.tell(news) if news else set()
         except StoreUnavailable:
             raise
         except StoreError as error:
@@ -76,7 +76,7 @@ class TrackedCalls:
             return
         self._progressed_at = now
         try:
-            self._tracks.progress(runs, text, current, total)
+            self._tracker_store.progress(runs, text, current, total)
         except StoreError as error:
             logger.warning("progress was not reported to a tracker: %s", error)
 
@@ -85,7 +85,7 @@ class TrackedCalls:
         text = f"interrupted: {said(self._settings, error)}"
         news = [ended(run, over=False, success=False, text=text) for _, run in self._running]
         try:
-            self._tracks.tell(news)
+            self._tracker_store.tell(news)
         except StoreError as away:
             logger.warning("the interruption of a run was not reported to trackers: %s", away)
 

@@ -67,7 +67,7 @@ class _Tracked:
             NewCall(task_id, queue.name, job.id, shown_payload(self.context, job.payload))
             for task_id, job in zip(ids, jobs, strict=True)
         ]
-        may_run = self.context.tracks.add(self.tracker, calls, latest_due(jobs), left)
+        may_run = self.context.tracker_store.add(self.tracker, calls, latest_due(jobs), left)
         if self.refuse and not may_run:
             raise InvalidCall(f"tracker {self.tracker} was cancelled, and takes no more calls")
 
@@ -75,7 +75,7 @@ class _Tracked:
         """When Redis did not answer, they may be stored: if so, their runs will say what became of them."""
         text = f"not pushed: {type(error).__name__}: {error}"
         try:
-            self.context.tracks.tell(
+            self.context.tracker_store.tell(
                 ended_without_run(self.tracker, task_id, State.FAILED, text) for task_id in ids
             )
         except StoreError as away:

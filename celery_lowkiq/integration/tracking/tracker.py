@@ -60,7 +60,7 @@ class Tracker:
     @classmethod
     def get(cls, app: Celery, tracker_id: str, raw: bool = False) -> Tracker:
         """The tracker with this id. Raises UnknownTracker, InvalidCall for what is no id."""
-        view = context_of(app).tracks.view(read_id(tracker_id))
+        view = context_of(app).tracker_store.view(read_id(tracker_id))
         if view is None:
             raise UnknownTracker(tracker_id)
         return cls(app, tracker_id, view.name, raw=raw)
@@ -79,14 +79,14 @@ class Tracker:
         self.close()
 
     @property
-    def _tracks(self) -> TrackerStore:
-        return context_of(self._app).tracks
+    def _tracker_store(self) -> TrackerStore:
+        return context_of(self._app).tracker_store
 
     # -- reads
 
     def view(self) -> TrackerView:
         """All that is known of the group, in one look of constant cost."""
-        found = self._tracks.view(self.id)
+        found = self._tracker_store.view(self.id)
         if found is None:
             raise UnknownTracker(self.id)
         return found
@@ -106,7 +106,7 @@ class Tracker:
         Raises InvalidCall for a state that does not exist.
         """
         check_limits(limit=limit)
-        page = self._tracks.calls(self.id, read_states(state), limit, after)
+        page = self._tracker_store.calls(self.id, read_states(state), limit, after)
         codec = None if self._raw else context_of(self._app).codec
         return Page(tuple(_shown(codec, call) for call in page.items), page.next)
 
@@ -117,7 +117,7 @@ class Tracker:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         poll = context_of(self._app).settings.poll_interval
-        with self._tracks.listen(self.id) as listener:
+        with self._tracker_store.listen(self.id) as listener:
             while not self._has_ended():
                 left = poll if deadline is None else deadline - time.monotonic()
                 if left <= 0:
@@ -133,14 +133,14 @@ class Tracker:
 
     def close(self) -> None:
         """No more calls will be added."""
-        self._tracks.close(self.id)
+        self._tracker_store.close(self.id)
 
     def cancel(self, progress: Callable[[int], Any] | None = None) -> int:
         """Let no call of the group begin any more; what runs goes on. Returns how many waiting calls have now
         ended as failed, and tells ``progress`` how many so far. Their results are REVOKED at their time.
         """
         ended = 0
-        while some := self._tracks.cancel(self.id):
+        while some := self._tracker_store.cancel(self.id):
             ended += some
             if progress is not None:
                 progress(ended)
@@ -159,13 +159,13 @@ def track(name: str, app: Celery | None = None) -> Tracker:
     if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME:
         raise InvalidCall(f"name={name!r:.100}: a text of 1 to {LONGEST_NAME} characters is allowed")
     context = context_of(app)
-    return Tracker(app, context.tracks.open(name, context.settings.track_ttl), name, mine=True)
+    return Tracker(app, context.tracker_store.open(name, context.settings.track_ttl), name, mine=True)
 
 
 def trackers(app: Celery, limit: int = 100, after: str | None = None) -> Page[TrackerView]:
     """A page of the trackers in the app's Redis, the latest first. Raises InvalidCall, StoreError."""
     check_limits(limit=limit)
-    return context_of(app).tracks.recent(limit, after)
+    return context_of(app).tracker_store.recent(limit, after)
 
 
 def tracker_of(given: Tracker | str | None, app: Celery) -> str:

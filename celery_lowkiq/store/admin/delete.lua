@@ -45,7 +45,7 @@ local function delete_job(id)
   forget_history(id)
 end
 
--- Deletes one step of a spilled bag; returns the position to go on from, or nil at its end.
+-- Deletes one step of a spilled set; returns the position to go on from, or nil at its end.
 local function shrink(id, from)
   local items, members = spilled_step(set, id, from)
   for i, member in ipairs(members) do

@@ -23,7 +23,7 @@ local function give(job, items)
   end
 end
 
--- Gives what fits of a spilled bag; returns the position to go on from, or nil at its end.
+-- Gives what fits of a spilled set; returns the position to go on from, or nil at its end.
 local function give_spilled(job, id, from)
   repeat
     local items, members = spilled_step(set, id, from)

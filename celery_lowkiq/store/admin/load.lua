@@ -4,7 +4,7 @@
 -- POLICY KEYS: debounce? early_due?
 -- ARGV: shards merge policy sender channel index last_score [n kind id when retry_count error priority count [score payload flag]*count]...
 --   shards: the declared count; sender: of the dump; n: grows with the lines of a dump
---   last_score: the shard makes no smaller ones (us)
+--   last_score: scores that the shard generates are larger (us)
 --   kind: waiting, dead, or calls (with digest, record, '' in place of score, payload, flag)
 -- USES: format time waiting_index wake payload_set_read payload_set policy keep_highest waiting
 -- Returns: how many were new; error SHARDS <stored count> when the count differs.

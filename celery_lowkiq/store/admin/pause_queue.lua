@@ -1,5 +1,5 @@
--- Remembers that a queue is paused, or no more. Its shards are told afterwards (follow); those that come with another
--- number of shards learn it from here (resize).
+-- Stores whether a queue is paused. apply_queue_pause tells its shards afterwards; shards that a new number of shards
+-- adds get it in set_shard_count.
 --
 -- KEYS: queue
 -- ARGV: wanted
@@ -7,8 +7,8 @@
 -- USES: time
 -- FLAGS: allow-oom
 -- Returns: {number, since or '', 1 when this changed it, number of shards}. Numbers grow, also when Redis comes back with
---   older data: what was forgotten here, shards may know.
--- Cost: O(1). Repeated: another number, with which shards that were not told before are told now.
+--   older data: a shard may have a later number.
+-- Cost: O(1). Repeated: a new number, so shards that missed the first one get it.
 local known = redis.call('HMGET', queue, 'pause', 'paused', 'shards')
 local now = now_us()
 local pause = string.format('%.0f', math.max((tonumber(known[1]) or 0) + 1, now))

@@ -30,7 +30,7 @@ class HealthReader:
 
     def __init__(self, store: RedisStore) -> None:
         self._client = store.client
-        self._lookout = NodeReports(store)
+        self._node_reports = NodeReports(store)
         self._queries = Queries(store)
         self._repairs = Repairs(store.client)
 
@@ -44,7 +44,7 @@ class HealthReader:
             now=seconds(now),
             format=FORMAT,
             server=self._server(ahead, give_or_take=(after - before) / 2),
-            nodes=current(self._lookout.nodes()),
+            nodes=current(self._node_reports.nodes()),
             queues=[self._queue(queue) for queue in queues],
         )
 
@@ -79,7 +79,7 @@ class HealthReader:
             state = replace(state, damages=tuple(found))
             if any(each.wrong for each in conditions):
                 return state  # its counts cannot be read
-        return replace(state, shards=self._lookout.shards(queue), paused=self._queries.paused(queue))
+        return replace(state, shards=self._node_reports.shards(queue), paused=self._queries.paused(queue))
 
 
 def _written(info: Mapping[str, Any]) -> bool:

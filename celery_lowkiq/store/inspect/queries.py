@@ -1,4 +1,4 @@
-"""Reads for people: pages of jobs, one job, counts. Nothing here is on the way of a job."""
+"""Reads for operators: pages of jobs, one job, counts. Pushes and runs do not use it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ from .pages import Member, Members, Window
 
 #: Longest page.
 MAX_LIMIT = 1000
-#: What a payload can have at most (bytes): listings cut one that was planted. A single job is read whole:
-#: all of a payload makes its mark.
+#: Most bytes of a payload in a listing; only foreign data is longer. A single job is read whole.
 LARGEST = CLAIM_BYTES
 WHOLE = 2**31 - 1
-#: The largest that says how a job is isolated, beside its retry_count.
+#: Largest fraction of a stored retry_count, which encodes the isolation of the job.
 FRACTION = 0.999999
 
 _WAITING_INDEXES = {"perform_in": ("due", "due_prioritized", "due_paused"), "retry_count": ("failed",)}
@@ -40,7 +39,7 @@ class Queries:
     def __init__(self, store: RedisStore) -> None:
         self._client = store.client
         self._members = Members(store.client)
-        self._peeks = JobReader(store.client)
+        self._job_reader = JobReader(store.client)
 
     # -- jobs
 
@@ -77,7 +76,7 @@ class Queries:
                 maximum = math.floor(maximum) + FRACTION
             window = Window(limit, after, minimum, maximum, reverse=reverse)
             found, cursor = self._members.page(queue, indexes, window)
-        jobs = self._peeks.waiting(found, payload_limit, payload_bytes)
+        jobs = self._job_reader.waiting(found, payload_limit, payload_bytes)
         return Page(tuple(job for job in jobs if job), cursor)
 
     def morgue(
@@ -105,7 +104,7 @@ class Queries:
         window = Window(limit, after, minimum, maximum, start, reverse)
         found, cursor = self._members.page(queue, indexes, window)
         within = [member for member in found if member.id.startswith(start)]
-        dead = tuple(job for job in self._peeks.dead(within, payload_limit, payload_bytes) if job)
+        dead = tuple(job for job in self._job_reader.dead(within, payload_limit, payload_bytes) if job)
         return Page(dead, cursor if len(within) == len(found) else None)
 
     def processing(
@@ -134,8 +133,8 @@ class Queries:
         """Where an id is: waiting, processing, dead, or nowhere."""
         check_limits(limit=1, payload_limit=payload_limit)
         member = Member(0.0, id_bytes(job_id), ShardRef(queue.name, shard_of(job_id, queue.shards)))
-        (waiting,) = self._peeks.waiting([member], payload_limit, payload_bytes)
-        (dead,) = self._peeks.dead([member], payload_limit, payload_bytes)
+        (waiting,) = self._job_reader.waiting([member], payload_limit, payload_bytes)
+        (dead,) = self._job_reader.dead([member], payload_limit, payload_bytes)
         (record,) = self._client.commands([("HGET", shard_keys(member.shard)["processing"], member.id)])
         running = parse_processing(member.id, record) if record else None
         processing = shortened(running, payload_limit, payload_bytes) if running else None
@@ -186,7 +185,7 @@ class Queries:
         )
 
     def paused_ids(self, queue: QueueSpec, *, limit: int = 100, after: str | None = None) -> Page[PausedId]:
-        """A page of the ids that are paused, those first that are for longest. Raises InvalidCall."""
+        """A page of the ids that are paused, the longest paused first. Raises InvalidCall."""
         check_limits(limit=limit)
         found, cursor = self._members.page(queue, ("paused",), Window(limit, after))
         return Page(tuple(PausedId(parse_id(member.id), member.score) for member in found), cursor)

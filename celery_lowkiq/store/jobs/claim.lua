@@ -1,13 +1,13 @@
 -- Moves due jobs of a shard from waiting to processing. Never an id that is in processing (rule 9), nothing of a paused
 -- shard.
--- What is still there of claims that the owner has not in hand goes back first.
+-- First, jobs of earlier claims that the owner does not list as open go back to the queue.
 -- Isolated jobs (rule 5) are claimed apart from the others, for one batch that is as small as each of them asks for.
 --
 -- KEYS: lease? meta? @waiting? jobs? spill? spill_order? failed? errors? claimed? processing? crash_marks calls?
 -- POLICY KEYS: debounce? early_due? done_scores? buckets?
 -- ARGV: owner epoch merge policy request last open limit max_payloads max_bytes suspects max_wait
 --   request: grows with each claim of an epoch; the same again returns the same batch
---   last, open: the largest number that the owner knows, and the numbers that it has in hand, or 'any'
+--   last, open: the largest claim number that the owner knows, and the numbers of its open claims, or 'any'
 --   suspects: '0' passes suspects by; else one of them is a batch of its own
 --   max_payloads, max_bytes: what is taken of one id, and of all ids before the next one is left
 --   max_wait: what is due for longer (s) comes before what is more urgent
@@ -43,7 +43,7 @@ end
 
 local recorded = {}
 local ERRORS_DIFFER = 4
--- Whether all that was met of a job is that its payloads are lost.
+-- True when a due job has lost its payloads.
 local payloads_lost = false
 
 -- Returns the number of payloads and bytes that were moved.
@@ -92,7 +92,7 @@ local function claim_job(id, perform_in, most, failure, condemned)
   return #items, size
 end
 
--- Whether it comes back or not: the next payload of the id is another one.
+-- Back to level 2: the next payload of the id is not the condemned one.
 local function condemned(id, mark)
   local _, entries, payload = read_mark(mark)
   write_mark(id, 2, entries, payload)

@@ -1,4 +1,4 @@
-"""The number of shards of a queue: stored once, held against by every push and acquire.
+"""The number of shards of a queue: stored once; every push and acquire is checked against it.
 
 The queue's own key has the truth; each shard keeps a copy, since a script sees one shard only. A shard
 without a copy, or with another one, sends its caller here.
@@ -50,7 +50,7 @@ class Registry:
             stored = self.register(queue)
             if stored.shards != queue.shards:
                 stored = self._adopt(queue, stored.shards)
-            # Somebody changes the count now, unless he died over it.
+            # Another process may be changing the count; after the deadline, assume that it died.
             reopen = time.monotonic() > deadline
             answers = list(zip(shards, self._write(shards, str(queue.shards), stored, reopen), strict=True))
             for shard, reply in answers:
@@ -115,7 +115,7 @@ class Registry:
     def _adopt(self, queue: QueueSpec, stored: int) -> Registered:
         """Closing every shard first keeps the pushes of both counts out while the count changes.
 
-        Whoever did what meanwhile: the shards are opened again with the count that the registry has then.
+        Whatever happened, the shards are reopened with the count that is registered now.
         """
         shards = [ShardRef(queue.name, index) for index in range(max(stored, queue.shards))]
         try:

@@ -1,12 +1,12 @@
--- Replaces records of calls whose payloads are handed to a run: what they said of the time before is over.
+-- Replaces records of calls whose payloads are handed to a run: their time to live no longer applies.
 --
 -- KEYS: lease meta? calls
 -- ARGV: owner epoch [member other]...
 --   member: as it lies there; other: the same call with another record
 -- USES: time server owner
 -- FLAGS: allow-oom
--- Returns: how many were replaced; error NOTOWNER <epoch>.
--- Cost: O(log n) a record. Repeated, or when the call has ended: it stays away.
+-- Returns: the number of replaced records; error NOTOWNER <epoch>.
+-- Cost: O(log n) a record. Repeated, or when a call has ended: no record is added.
 if not is_owner() then
   return refuse()
 end

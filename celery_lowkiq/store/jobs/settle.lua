@@ -3,9 +3,9 @@
 --
 -- KEYS: lease? meta? @waiting jobs spill spill_order failed errors claimed? processing tries? crash_marks? @morgue
 -- POLICY KEYS: debounce? early_due? done_scores? buckets?
--- ARGV: owner epoch merge policy claim done [id]*done [id claim fate retry_count delay error try bad [position error]*bad]...
+-- ARGV: owner epoch merge policy claim done [id]*done [id claim disposition retry_count delay error try bad [position error]*bad]...
 --   claim, done: how many ids of that claim are done, with nothing else to say of them
---   fate: done, retry (with retry_count, see lib/isolated; delay in s, or, after @, a Unix time), die, bury, return (delay
+--   disposition: done, retry (with retry_count, see lib/isolation; delay in s, or, after @, a Unix time), die, bury, return (delay
 --   0: at its own time)
 --   try: '' or what the log of the job's tries is to say
 --   bad: payloads that go to the morgue anyway; at position -1 - n, with '' for an error, are dropped; with 'over' or

@@ -52,8 +52,8 @@ function read.calls(member)
   call = math.max(call, tonumber(string.sub(member, #id + 12, #id + 23), 16) or 0)
 end
 
-function read.done_scores(_, peak)
-  add_score(tonumber(string.match(peak, '^(%S+)')))
+function read.done_scores(_, done_score)
+  add_score(tonumber(string.match(done_score, '^(%S+)')))
 end
 read.dead_jobs, read.dead_spill_order = read.jobs, read.spill_order
 

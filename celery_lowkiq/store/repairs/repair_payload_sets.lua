@@ -44,7 +44,7 @@ local function settle_place(id, payload, place)
   mended = mended + 1
 end
 
--- A job with payloads in `order` is a long job, even if payloads were pushed after its record was lost.
+-- A job with payloads in `spill_order` is a long job, even if payloads were pushed after its record was lost.
 local function mark(id)
   local record = redis.call('HGET', records, id)
   if record ~= SPILLED then

@@ -68,7 +68,7 @@ end
 
 local parts = {}
 
--- Each job belongs to one index. A job in `held` was paused; a lost time becomes now.
+-- Each job belongs to one index. The id of a job in `due_paused` was paused; a lost time becomes now.
 function parts.jobs(id, record)
   if record == SPILLED and redis.call('ZLEXCOUNT', spill_order, lex_min(id), lex_max(id)) == 0 then
     -- `spill_order` may have been lost again since repair_payload_sets: the next repair restores the payloads.

@@ -29,8 +29,16 @@ MINOR_REPAIR_INTERVAL = 60.0
 #: Ids per key that are checked against the number of shards.
 SAMPLE = 128
 SAMPLED = ("due", "due_prioritized", "due_paused", "claimed", "dead", "paused")
-#: Parts of the scripts, in the spill_order in which they run.
-GAUGED = ("processing", "jobs", "spill_order", "calls", "done_scores", "dead_jobs", "dead_spill_order")
+#: Parts of the scripts, in the order in which they run.
+NUMBERED_PARTS = (
+    "processing",
+    "jobs",
+    "spill_order",
+    "calls",
+    "done_scores",
+    "dead_jobs",
+    "dead_spill_order",
+)
 WAITING = ("jobs", "due", "due_prioritized", "due_paused", "by_priority", "failed", "errors")
 MORGUE = ("dead_jobs", "dead", "dead_ids", "dead_errors")
 
@@ -78,7 +86,7 @@ class Repairs:
             shards=queue.shards,
             pause=registered.pause,
             since=registered.since,
-            **self._gauge(shard),
+            **self._largest_numbers(shard),
         )
         if self._client.call(call):
             _log(Repaired(shard, meta=True))
@@ -149,10 +157,10 @@ class Repairs:
             )
         ]
 
-    def _gauge(self, shard: ShardRef) -> dict[str, Any]:
-        # Processing comes first in GAUGED: its jobs may return to waiting meanwhile, but no job is claimed.
+    def _largest_numbers(self, shard: ShardRef) -> dict[str, Any]:
+        # Processing comes first in NUMBERED_PARTS: its jobs may return to waiting, but no job is claimed.
         score, numbers = 0.0, [(0, 0, 0)]
-        for part in GAUGED:
+        for part in NUMBERED_PARTS:
             for part_score, back, front, call in self._steps("largest_numbers", shard_keys(shard), part=part):
                 score = max(score, float(part_score or 0))
                 numbers.append((int(back), int(front), int(call)))
@@ -168,7 +176,7 @@ class Repairs:
     def _waiting(self, queue: QueueSpec, repaired: Repaired) -> Repaired:
         shard = repaired.shard
         keys = shard_keys(shard)
-        repaired = self._bags(queue, repaired, KeyAliases(keys, {"records": "jobs"}))
+        repaired = self._payload_sets(queue, repaired, KeyAliases(keys, {"records": "jobs"}))
         announcement: dict[str, Any] = {"channel": channel(queue.name), "index": shard.index}
         priority = queue.policies.priority or 0
         for part in WAITING:
@@ -184,13 +192,13 @@ class Repairs:
 
     def _morgue(self, queue: QueueSpec, repaired: Repaired) -> Repaired:
         keys = shard_keys(repaired.shard)
-        repaired = self._bags(queue, repaired, KeyAliases(keys, MORGUE_KEYS))
+        repaired = self._payload_sets(queue, repaired, KeyAliases(keys, MORGUE_KEYS))
         for part in MORGUE:
             for mended, lost in self._steps("repair_morgue", keys, part=part):
                 repaired = repaired.plus(mended=mended, lost_dead=lost)
         return repaired
 
-    def _bags(self, queue: QueueSpec, repaired: Repaired, keys: KeyAliases) -> Repaired:
+    def _payload_sets(self, queue: QueueSpec, repaired: Repaired, keys: KeyAliases) -> Repaired:
         for part in ("spill", "spill_order"):
             for (mended,) in self._steps("repair_payload_sets", keys, merge=queue.merge.value, part=part):
                 repaired = repaired.plus(mended=mended)

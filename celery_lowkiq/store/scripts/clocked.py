@@ -17,7 +17,7 @@ from .script import Script, ScriptCall, library
 _NOW = "return redis.call('TIME')"
 
 
-class TestClockClient(Client):
+class FakeClockClient(Client):
     """Runs scripts with the time of the test's clock."""
 
     def calls(self, calls: Sequence[ScriptCall]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The packed text that scripts and Python exchange; ``lua/lib`` has the other half."""
+"""The packed text that scripts and Python exchange; ``lib/`` has the Lua half."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The header of a script is its declaration. ``-- KEYS: lease due`` and ``-- ARGV: owner epoch [id payload]...``
 become Lua locals of these names; Python passes values by the same names. ``@waiting`` stands for a group of
-keys (see KEY_GROUPS). ``-- USES: time payload_set`` puts these libraries of ``lua/lib`` in front, each after
+keys (see KEY_GROUPS). ``-- USES: time payload_set`` puts these libraries of ``lib/`` in front, each after
 those that it uses itself. ``-- FLAGS: allow-oom`` becomes the shebang line where the server knows one.
 Script text comes from these files only.
 

@@ -109,7 +109,7 @@ class BatchRunner:
     def _forgive(self, owned: OwnedShard) -> None:
         # The new owner has counted a crash of this node, which is alive.
         try:
-            self._ctx.store.forgive(owned.lease)
+            self._ctx.store.retract_crashes(owned.lease)
         except StoreError as error:
             logger.warning("crashes that were counted for %s could not be undone: %s", owned.shard, error)
 

@@ -7,7 +7,7 @@ local done_score_of, record_done_score, sweep_done_scores
 if options.drop_stale then
   redis.call('HLEN', done_scores)
 
-  -- Payloads of the id with a smaller score are stale; nil when there is no peak.
+  -- Payloads of the id with a smaller score are stale; nil when no score is stored.
   function done_score_of(id)
     local score, at = string.match(redis.call('HGET', done_scores, id) or '', '^(%S+) (%d+)$')
     if score and tonumber(at) + options.drop_stale > now_us() / 1000000 then
@@ -22,7 +22,7 @@ if options.drop_stale then
     end
   end
 
-  -- Forgets a few peaks that are too old; the next time goes on where this one ended. All of a shard that processes
+  -- Deletes a few scores that are too old; the next call continues where this one ended. All of a shard that processes
   -- nothing any more vanish by themselves.
   function sweep_done_scores()
     local oldest = now_us() / 1000000 - options.drop_stale

@@ -5,7 +5,7 @@
 -- A payload with recorded calls stays until a claim drops it (see unwanted_payloads): its calls get a result.
 local size_of, any_kept
 if options.keep then
-  -- How many payloads a bag has.
+  -- How many payloads a set has.
   function size_of(set, id)
     local record = redis.call('HGET', set.records, id)
     if record == SPILLED then
@@ -67,7 +67,7 @@ if options.keep then
     return gone
   end
 
-  -- Drops what a bag that items were added to has beyond those to keep. Whether any of the items is kept.
+  -- Drops what a set that items were added to has beyond those to keep. Whether any of the items is kept.
   function any_kept(set, id, items)
     local record = redis.call('HGET', set.records, id) or ''
     local gone = record == SPILLED and trim_spilled(set, id, items) or trim_packed(set, id, record)

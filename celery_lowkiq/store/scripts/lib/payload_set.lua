@@ -4,7 +4,7 @@
 -- ARGV: merge
 -- USES: payload_set_read
 local PACKED_BYTES = 1024
--- Each insertion walks the packed items: more than so many at once spill a bag, whatever their size.
+-- Each insertion walks the packed items: more than so many at once spill a set, whatever their size.
 local INSERTED = 64
 local ARRIVAL_ZERO = 140737488355328
 
@@ -79,10 +79,10 @@ local function arrivals(count, older)
   return ARRIVAL_ZERO + number - step * count, step
 end
 
--- What one command takes of the items of a spilled bag.
+-- What one command takes of the items of a spilled set.
 local SPILL_STEP = 250
 
--- The entry of an item in a spilled bag that has the payload at `place`, or has it not: {item, score, flag, position or nil
+-- The entry of an item in a spilled set that has the payload at `place`, or has it not: {item, score, flag, position or nil
 -- for a new one}; nil when nothing changes.
 local function entry_of(item, place, older)
   local known, known_flag = string.match(string.sub(place or '', 29, -2), '^(.-)([rR]?)$')
@@ -97,7 +97,7 @@ local function entry_of(item, place, older)
   return flag ~= known_flag and {item, known, flag, string.sub(place, 1, 28)} or nil
 end
 
--- Adds different payloads to a spilled bag, in a few commands.
+-- Adds different payloads to a spilled set, in a few commands.
 local function spill_step(set, id, items, older)
   local fields, entries, gone, new = {}, {}, {}, 0
   for i, item in ipairs(items) do
@@ -161,7 +161,7 @@ local function reversed(items)
   return found
 end
 
--- Unites items into the bag of an id. `older` items arrived before those in the bag, and are walked from
+-- Unites items into the set of an id. `older` items arrived before those in the set, and are walked from
 -- the last to the first, so that each comes to lie before its equals.
 local function set_add(set, id, items, older)
   local record = redis.call('HGET', set.records, id)
@@ -238,7 +238,7 @@ local function take_spilled(set, id, max_count, max_bytes, lowest)
   end
 end
 
--- Removes items from the bag, lowest scores first, none below `lowest` if that is given. Returns them, whether the bag
+-- Removes items from the set, lowest scores first, none below `lowest` if that is given. Returns them, whether the set
 -- keeps any, and whether it keeps some that were to be taken.
 local function set_take(set, id, max_count, max_bytes, lowest)
   local record = redis.call('HGET', set.records, id)

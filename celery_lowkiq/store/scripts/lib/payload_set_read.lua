@@ -72,7 +72,7 @@ local function member_item(id, member)
   return {score, string.sub(member, stop + 1), tonumber(score), flag}
 end
 
--- How many of the items, from the first, fit into count and bytes (at least one, when `due_paused` has none).
+-- How many of the items, from the first, fit into count and bytes (at least one, if none was taken before).
 local function fitting(items, held, bytes, max_count, max_bytes)
   local fit = 0
   for _, item in ipairs(items) do
@@ -85,7 +85,7 @@ local function fitting(items, held, bytes, max_count, max_bytes)
   return fit, bytes
 end
 
--- Items of a spilled bag from the lex position `from`, and the members that they came from.
+-- Items of a spilled set from the lex position `from`, and the members that they came from.
 local function spilled_step(set, id, from)
   local members = redis.call('ZRANGEBYLEX', set.spill_order, from, lex_max(id), 'LIMIT', 0, STEP)
   local items = {}

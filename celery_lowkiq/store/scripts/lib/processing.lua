@@ -15,7 +15,7 @@ local function write_processing(id, claim, perform_in, retry_count, message, ite
   redis.call('HSET', processing, id, head .. message .. pack_items(items))
 end
 
--- A record of a job in processing: {claim, rank, perform_in, retry_count, error, items}.
+-- A record of a job in processing: {claim, priority, perform_in, retry_count, error, items}.
 local function read_processing(record)
   local _, stop, claim, priority, perform_in, retry_count, length =
     string.find(record, '^(%d+)@?%d*#?(%d?) (%S+) (%-?%d+%.?%d*) (%d+) ')

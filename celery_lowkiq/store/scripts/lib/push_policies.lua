@@ -19,7 +19,7 @@ if policy ~= '' or any_prioritized then
     return done_score and tonumber(score) < done_score
   end
 
-  -- Ids from ARGV's first to its last job of which nothing waits, but for those that only stale calls are of.
+  -- Counts ids of the jobs up to last_job that have no waiting job and at least one call that is not stale.
   local function new_ids(last_job, now_s)
     local new, seen = 0, {}
     for i = rest, last_job, 4 do
@@ -40,8 +40,8 @@ if policy ~= '' or any_prioritized then
     end
   end
 
-  -- Positions of calls that were dropped, and {id, number of the shard's last call, ...} of jobs that gave way to others:
-  -- only those that somebody hears of.
+  -- Positions of dropped calls, and {id, number of the shard's last call, ...} of evicted jobs; only those with call
+  -- records.
   local dropped_calls, evicted = {}, {}
 
   local function any_recorded(items)

@@ -34,8 +34,8 @@ class TracksMachine(RuleBasedStateMachine):
     def start(self):
         self.client = connect({"path": self.server.socket_path}, pool_size=4, pool_timeout=5)
         self.client.flushall()
-        self.tracks = TrackerStore(RedisStore(self.client).client)
-        self.tracker = self.tracks.open("model", 60)
+        self.tracker_store = TrackerStore(RedisStore(self.client).client)
+        self.tracker = self.tracker_store.open("model", 60)
         self.states, self.runs = {}, {}
         self.closed = self.cancelled = False
 
@@ -45,7 +45,7 @@ class TracksMachine(RuleBasedStateMachine):
 
     @rule(names=st.lists(CALLS, max_size=6))
     def add(self, names):
-        may_run = self.tracks.add(self.tracker, [NewCall(name, "q", name, b"") for name in names])
+        may_run = self.tracker_store.add(self.tracker, [NewCall(name, "q", name, b"") for name in names])
         assert may_run is not self.cancelled or not names
         for name in names:
             if self.states.get(name) not in PENDING:
@@ -55,7 +55,7 @@ class TracksMachine(RuleBasedStateMachine):
     @rule(name=CALLS, epoch=EPOCHS, claim=CLAIMS, times=st.integers(1, 2))
     def begin(self, name, epoch, claim, times):
         for _ in range(times):
-            shall_not = self.tracks.tell([began(self.tracker, name, epoch, claim)])
+            shall_not = self.tracker_store.tell([began(self.tracker, name, epoch, claim)])
             assert bool(shall_not) is self.cancelled
         if (epoch, claim, 0) <= self.runs.get(name, (9,)):
             return
@@ -75,30 +75,32 @@ class TracksMachine(RuleBasedStateMachine):
     def end(self, name, epoch, claim, over, success, times):
         news = ended(began(self.tracker, name, epoch, claim), over, success, text="said")
         for _ in range(times):
-            self.tracks.tell([news])
+            self.tracker_store.tell([news])
         if (epoch, claim, 1) > self.runs.get(name, (9,)):
             self.states[name], self.runs[name] = news.state, (epoch, claim, 1)
 
     @rule(names=st.sets(CALLS))
     def drop(self, names):
-        self.tracks.tell(ended_without_run(self.tracker, name, State.FAILED, "deleted") for name in names)
+        self.tracker_store.tell(
+            ended_without_run(self.tracker, name, State.FAILED, "deleted") for name in names
+        )
         for name in names:
             if self.states.get(name) in PENDING:
                 self.states[name] = State.FAILED
 
     @rule(name=CALLS, epoch=EPOCHS, claim=CLAIMS)
     def progress(self, name, epoch, claim):
-        self.tracks.progress([began(self.tracker, name, epoch, claim)], "said", epoch, claim)
+        self.tracker_store.progress([began(self.tracker, name, epoch, claim)], "said", epoch, claim)
 
     @rule()
     def close(self):
-        self.tracks.close(self.tracker)
+        self.tracker_store.close(self.tracker)
         self.closed = True
 
     @precondition(lambda self: len(self.states) > 2)
     @rule()
     def cancel(self):
-        while self.tracks.cancel(self.tracker):
+        while self.tracker_store.cancel(self.tracker):
             pass
         self.closed = self.cancelled = True
         for name, state in self.states.items():
@@ -109,7 +111,7 @@ class TracksMachine(RuleBasedStateMachine):
     def the_counts_are_those_of_the_states(self):
         if not hasattr(self, "states"):
             return
-        view = self.tracks.view(self.tracker)
+        view = self.tracker_store.view(self.tracker)
         states = list(self.states.values())
         for state in State:
             assert getattr(view.counts, state.value) == states.count(state), state
@@ -118,7 +120,7 @@ class TracksMachine(RuleBasedStateMachine):
     @invariant()
     def a_page_shows_each_call_in_its_state(self):
         if hasattr(self, "states"):
-            found = self.tracks.calls(self.tracker, State, 10, None).items
+            found = self.tracker_store.calls(self.tracker, State, 10, None).items
             assert {view.call: view.state for view in found} == self.states
             assert len(found) == len(self.states)
 

@@ -31,7 +31,7 @@ REPORT = NodeReport(
 
 
 @pytest.fixture
-def lookout(store):
+def node_reports(store):
     return NodeReports(store)
 
 
@@ -39,9 +39,9 @@ def tell(store, report=REPORT, uptime=5.0, **news):
     return store.beat([], report.owner, 2, NodeUpdate(report, uptime, **news)).told
 
 
-def test_a_report_is_read_as_it_was_told(store, lookout):
+def test_a_report_is_read_as_it_was_told(store, node_reports):
     now = tell(store).now
-    (found,) = lookout.nodes()
+    (found,) = node_reports.nodes()
     assert replace(found, started_at=0.0, seen_at=0.0, silent=0.0) == REPORT
     assert found.seen_at == now
     assert found.started_at == pytest.approx(now - 5)
@@ -49,35 +49,35 @@ def test_a_report_is_read_as_it_was_told(store, lookout):
     assert found.alive
 
 
-def test_a_report_of_an_earlier_version_tells_of_no_waits(store, client, lookout):
+def test_a_report_of_an_earlier_version_tells_of_no_waits(store, client, node_reports):
     tell(store)
     text = json.loads(client.hget(report_key(OWNER), "text"))
     del text["waits"]
     client.hset(report_key(OWNER), "text", json.dumps(text))
-    assert lookout.nodes()[0].waits == ()
+    assert node_reports.nodes()[0].waits == ()
 
 
-def test_the_start_of_a_node_stays_what_it_was(store, lookout):
+def test_the_start_of_a_node_stays_what_it_was(store, node_reports):
     tell(store, uptime=100.0)
     tell(store, replace(REPORT, quiet=False), uptime=900.0)
-    (found,) = lookout.nodes()
+    (found,) = node_reports.nodes()
     assert found.seen_at - found.started_at < 200
     assert not found.quiet
 
 
-def test_a_node_that_is_silent_for_its_lease_is_not_alive(store, client, lookout):
+def test_a_node_that_is_silent_for_its_lease_is_not_alive(store, client, node_reports):
     now = tell(store).now
     client.hset(report_key(OWNER), "at", now - 11)
-    (found,) = lookout.nodes()
+    (found,) = node_reports.nodes()
     assert 11 <= found.silent < 30
     assert not found.alive
 
 
-def test_what_ended_is_forgotten(store, client, lookout):
+def test_what_ended_is_forgotten(store, client, node_reports):
     tell(store)
     tell(store, replace(REPORT, owner="other-1"))
     store.forget_report(OWNER)
-    assert [found.name for found in lookout.nodes()] == ["other"]
+    assert [found.name for found in node_reports.nodes()] == ["other"]
     # Another one that went without a word an hour ago.
     client.zadd(reports_key(), {"old-1": time.time() - 3601})
     tell(store)
@@ -89,18 +89,18 @@ def test_what_ended_is_forgotten(store, client, lookout):
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "{}", '"x"', "[" * 10000, json.dumps({"pid": 1, "lease": 1, "lanes": 7}), "\xff"]
 )
-def test_what_no_node_has_written_is_not_shown(store, client, lookout, text):
+def test_what_no_node_has_written_is_not_shown(store, client, node_reports, text):
     tell(store)
     client.hset(report_key(OWNER), "text", text)
-    assert lookout.nodes() == []
+    assert node_reports.nodes() == []
 
 
-def test_many_planted_shards_are_not_made(store, client, lookout):
+def test_many_planted_shards_are_not_made(store, client, node_reports):
     tell(store)
     text = json.loads(client.hget(report_key(OWNER), "text"))
     text["lanes"][0]["shards"] = {"q": "0-99999999999999"}
     client.hset(report_key(OWNER), "text", json.dumps(text))
-    (found,) = lookout.nodes()
+    (found,) = node_reports.nodes()
     assert len(found.lanes[0].shards) == 1000
 
 
@@ -111,7 +111,7 @@ def test_a_refused_report_does_not_disturb_the_heartbeat(store, client):
     assert isinstance(heard.told, StoreError)
 
 
-def test_a_queue_is_counted_with_the_report_and_kept_with_the_next(store, lookout):
+def test_a_queue_is_counted_with_the_report_and_kept_with_the_next(store, node_reports):
     two = QueueSpec("orders", shards=2)
     for shard in range(2):
         lease = take(store, two, shard)
@@ -120,27 +120,27 @@ def test_a_queue_is_counted_with_the_report_and_kept_with_the_next(store, lookou
     told = tell(store, counted=(two, QueueSpec("empty", shards=1)))
     assert dict(told.samples) == {"orders": Sample(told.now, 2, 0), "empty": Sample(told.now, 0, 0)}
     assert tell(store, samples=told.samples).samples == ()
-    assert lookout.histories([two, QueueSpec("other")]) == [(Sample(told.now, 2, 0),), ()]
+    assert node_reports.histories([two, QueueSpec("other")]) == [(Sample(told.now, 2, 0),), ()]
 
 
-def test_a_slot_has_one_sample_and_the_ring_an_hour(store, client, lookout):
+def test_a_slot_has_one_sample_and_the_ring_an_hour(store, client, node_reports):
     now = time.time() // 10 * 10
     for at in range(int(now) - 7200, int(now), 10):
         tell(store, samples=(("orders", Sample(at + 1.5, at, 1)),))
     tell(store, samples=(("orders", Sample(now - 10 + 3, 7, 7)),))
     assert client.hlen(history_key("orders")) == 360
-    (found,) = lookout.histories([ONE])
+    (found,) = node_reports.histories([ONE])
     assert 355 <= len(found) <= 360
     assert found == tuple(sorted(found))
     assert found[-1] == Sample(now - 10 + 1.5, int(now) - 10, 1)
     assert found[0].at > now - 3600
 
 
-def test_planted_samples_are_not_shown(store, client, lookout):
+def test_planted_samples_are_not_shown(store, client, node_reports):
     tell(store, samples=(("orders", Sample(time.time(), 1, 0)),))
     values = ("", "x", "1 2 3", "1 1.1.1 2 3", "1 -5 2 3", "9 " * 4 * 5000, "1 nan 2 3")
     client.hset(history_key("orders"), mapping={f"planted {n}": value for n, value in enumerate(values)})
-    assert len(lookout.histories([ONE])[0]) == 1
+    assert len(node_reports.histories([ONE])[0]) == 1
 
 
 def test_since_when_a_shard_has_its_owner_and_since_when_none(store, client):

@@ -28,7 +28,7 @@ from tests.worker.nodes import ROOT, worker
 PROJECT = """
 import json
 
-from tests.worker.test_signed import make_app
+from tests.worker.test_signed_payloads import make_app
 
 app, pay = make_app(**json.loads(%r))
 """
