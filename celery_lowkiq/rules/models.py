@@ -150,7 +150,7 @@ class Job(NamedTuple):
     #: Whether a new call made it due before its ``perform_in``.
     early: bool = False
     #: Whether its id is paused.
-    held: bool = False
+    paused: bool = False
     #: From 0, the most urgent, to 9.
     priority: int = MOST_URGENT
     #: Limits on its next batch after its last batch failed as a whole.

@@ -32,7 +32,7 @@ class Stats:
     #: or it is paused.
     oldest: float = 0.0
     #: Jobs, of those that ``length`` counts, whose ids are paused.
-    held: int = 0
+    paused_jobs: int = 0
     #: Shards that are paused, by themselves or with their queue.
     paused: int = 0
     #: Payloads that were dropped without a run: revoked, expired, or by a policy.
@@ -51,7 +51,7 @@ class Stats:
             merged=self.merged + other.merged,
             dead=self.dead + other.dead,
             oldest=max(self.oldest, other.oldest),
-            held=self.held + other.held,
+            paused_jobs=self.paused_jobs + other.paused_jobs,
             paused=self.paused + other.paused,
             dropped=self.dropped + other.dropped,
         )

@@ -283,7 +283,7 @@ def test_pause_and_resume(filled, run):
         ("id", "h1"),
     ]
     assert {line["id"] for line in shown[2:]} == {"h1", "w1", "w2"}
-    assert filled.stats().held == 3
+    assert filled.stats().paused_jobs == 3
     for part in ([], ["--shard", "2"], ["w1"]):
         assert run("resume", "sync_order", *part).exit_code == 0
     assert run("resume", "sync_order", "--all-ids").output == "resumed 2 paused ids of queue sync_order\n"

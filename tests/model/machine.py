@@ -340,7 +340,7 @@ class StoreMachine(PeopleRules):
                 len(known.items),
             )
             assert abs(job.perform_in - known.perform_in) < 1e-5
-            assert (job.held, job.priority) == (job_id in self.model.paused, known.priority)
+            assert (job.paused, job.priority) == (job_id in self.model.paused, known.priority)
             assert job.isolation == known.isolation
         dead = {job.id: job for job in self.queries.morgue(self.queue, payload_limit=100).items}
         assert {i: [(p.data, p.score) for p in d.payloads] for i, d in dead.items()} == {
@@ -363,7 +363,10 @@ class StoreMachine(PeopleRules):
         retries = sum(job.retry_count >= 0 for job in self.model.waiting.values())
         assert (stats.length, stats.retries, stats.fresh) == (len(jobs), retries, len(jobs) - retries)
         assert (stats.busy, stats.morgue_length) == (len(busy), len(dead))
-        assert (stats.held, stats.paused) == (sum(job.held for job in jobs.values()), bool(self.model.pauses))
+        assert (stats.paused_jobs, stats.paused) == (
+            sum(job.paused for job in jobs.values()),
+            bool(self.model.pauses),
+        )
         assert {paused.id for paused in self.queries.paused_ids(self.queue).items} == self.model.paused
         (due,) = self.store.next_due([self.shard])
         assert due.next_due == self._near(self.model.next_due())

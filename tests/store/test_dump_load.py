@@ -84,7 +84,7 @@ def test_what_is_held_is_dumped_too(store, client):
     client.flushall()
     Pausing(store.client).pause_ids(ONE, ["1"])
     load(store, found)
-    assert Queries(store).stats(ONE).held == 1
+    assert Queries(store).stats(ONE).paused_jobs == 1
 
 
 def test_a_long_job_comes_in_parts_and_keeps_its_order(store, client):

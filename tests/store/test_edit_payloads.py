@@ -106,7 +106,7 @@ def test_a_held_job_is_edited_too(store, actions):
     assert waiting(store, "1") == [("c", 1), ("b", 2)]
     for payload in (b"b", b"c"):
         assert actions.edit(ONE, "1", payload, None)
-    assert Queries(store).stats(ONE).held == 0
+    assert Queries(store).stats(ONE).paused_jobs == 0
 
 
 def test_the_calls_of_the_payload_end_and_no_others(store):
@@ -141,7 +141,7 @@ def test_a_held_job_that_is_made_due_stays_held(store, actions):
     Pausing(store.client).pause_ids(ONE, ["a"])
     push(store, "a", ("x", 1), perform_in=9e9)
     assert actions.run_now(ONE, ["a"]) == 1
-    assert Queries(store).stats(ONE).held == 1
+    assert Queries(store).stats(ONE).paused_jobs == 1
     assert claim(store, take(store)).jobs == ()
 
 

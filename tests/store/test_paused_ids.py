@@ -28,7 +28,7 @@ def actions(store):
 
 
 def held_ids(store, queue=ONE):
-    return {job.id for job in Queries(store).jobs(queue).items if job.held}
+    return {job.id for job in Queries(store).jobs(queue).items if job.paused}
 
 
 def test_what_waits_of_a_paused_id_is_held_and_comes_back_at_its_own_time(store, pausing):
@@ -38,11 +38,11 @@ def test_what_waits_of_a_paused_id_is_held_and_comes_back_at_its_own_time(store,
     assert pausing.pause_ids(ONE, ["1"]) == 1
     assert store.next_due([SHARD])[0].next_due == 6.0
     assert ids_of(claim(store, lease)) == ["2"]
-    assert (stats(store).length, stats(store).held, Queries(store).paused(ONE).ids) == (1, 1, 1)
+    assert (stats(store).length, stats(store).paused_jobs, Queries(store).paused(ONE).ids) == (1, 1, 1)
     assert (stats(store).lag, stats(store).oldest > 1e9) == (0, True)
     assert pausing.resume_ids(ONE, ["1"]) == 1
     assert contents(claim(store, lease)) == {"1": [("a", 1), ("b", 2)]}
-    assert (stats(store).held, Queries(store).paused(ONE).ids) == (0, 0)
+    assert (stats(store).paused_jobs, Queries(store).paused(ONE).ids) == (0, 0)
 
 
 def test_ids_may_be_paused_and_resumed_again(store, pausing):
@@ -123,7 +123,13 @@ def test_ten_thousand_paused_ids(store, pausing):
     assert all(len(claimed.jobs) == 1000 for claimed in left)
     store.push(TWO, [NewJob(job_id, b"y", 2) for job_id in ids])
     found = stats(store, TWO)
-    assert (found.length, found.held, found.retries, found.busy, found.lag) == (10_000, 10_000, 2000, 0, 0)
+    assert (found.length, found.paused_jobs, found.retries, found.busy, found.lag) == (
+        10_000,
+        10_000,
+        2000,
+        0,
+        0,
+    )
     assert [due.next_due for due in store.next_due(TWO.shard_refs())] == [None, None]
     assert pausing.resume_ids(TWO, ids) == 10_000
     payloads = []
@@ -162,7 +168,7 @@ def test_listings_show_held_jobs(store, pausing):
     after = None
     while True:
         page = queries.jobs(TWO, "perform_in", limit=7, after=after)
-        listed += [(job.id, job.held) for job in page.items]
+        listed += [(job.id, job.paused) for job in page.items]
         after = page.next
         if after is None:
             break
@@ -170,8 +176,8 @@ def test_listings_show_held_jobs(store, pausing):
     assert {job.id for job in queries.jobs(TWO, prefix="1", limit=100).items} == {
         str(n) for n in range(10, 20)
     }
-    assert queries.job(TWO, "04").waiting.held
-    assert not queries.job(TWO, "05").waiting.held
+    assert queries.job(TWO, "04").waiting.paused
+    assert not queries.job(TWO, "05").waiting.paused
 
 
 def test_run_now_all_leaves_held_jobs_held(store, pausing, actions):
@@ -193,7 +199,7 @@ def test_delete_and_kill_reach_held_jobs_and_leave_ids_paused(store, client, pau
     pausing.pause_ids(ONE, ["failed", "fresh"])
     assert actions.bury_failed(ONE) == 1
     assert actions.delete(ONE, ["fresh", "nobody"]) == 1
-    assert (stats(store).length, stats(store).held, stats(store).morgue_length) == (0, 0, 1)
+    assert (stats(store).length, stats(store).paused_jobs, stats(store).morgue_length) == (0, 0, 1)
     assert actions.requeue_all(ONE) == 1
     assert held_ids(store) == {"failed"}
     actions.delete(ONE, ["failed"])
@@ -218,7 +224,7 @@ def test_ids_stay_paused_when_an_empty_queue_gets_another_count(store, client, p
     Actions(store).delete(TWO, ["other"])
     three = QueueSpec("two", shards=3)
     store.push(three, [NewJob(job_id, b"x") for job_id in ids])
-    assert (stats(store, three).held, Queries(store).paused(three).ids) == (2500, 2500)
+    assert (stats(store, three).paused_jobs, Queries(store).paused(three).ids) == (2500, 2500)
     again = {paused.id: paused.since for paused in Queries(store).paused_ids(three, limit=1000).items}
     assert since.items() == again.items()
     assert pausing.resume_ids(three, ids) == 2500

@@ -224,7 +224,7 @@ class TestElsewhere:
         assert pausing.pause_ids(shard.spec, ["0", "2", "new"]) == 3
         store.push(shard.spec, [NewJob("new", b"x", perform_in=4.0, priority=6)])
         store.push(shard.spec, [NewJob("0", b"y", priority=3)])
-        assert [job.held for job in map(shard.waiting, ["0", "1", "2", "new"])] == [True, False, True, True]
+        assert [job.paused for job in map(shard.waiting, ["0", "1", "2", "new"])] == [True, False, True, True]
         assert priorities(shard, "0", "1", "2", "new") == [3, 7, 0, 6]
         assert claim(shard) == ["1"]
         pausing.resume_ids(shard.spec, ["0", "2", "new"])

@@ -253,7 +253,7 @@ def test_times_priorities_and_pauses_come_back_from_the_keys_beside(store, clien
     (failed,) = Queries(store).jobs(ONE, "retry_count").items
     assert (failed.id, failed.error) == ("failed", b"boom")
     job = Queries(store).job(ONE, "ranked").waiting
-    assert (job.priority, job.held) == (5, True)
+    assert (job.priority, job.paused) == (5, True)
 
 
 def test_beside_a_living_owner_a_repair_gives_nothing_up_that_runs(store, client):

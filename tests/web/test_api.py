@@ -59,8 +59,8 @@ def test_jobs_of_paused_ids_are_held(browser, record, change):
         record.delay(job_id, "x")
     change("pause_ids", ids=["1"])
     jobs = get(browser, "/jobs", queue="record")["items"]
-    assert {job["id"]: job["held"] for job in jobs} == {"1": True, "2": False}
-    assert get(browser, "/job", queue="record", id="1")["waiting"]["held"]
+    assert {job["id"]: job["paused"] for job in jobs} == {"1": True, "2": False}
+    assert get(browser, "/job", queue="record", id="1")["waiting"]["paused"]
 
 
 @pytest.mark.parametrize("listing", ["retries", "morgue", "processing"])

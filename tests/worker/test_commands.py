@@ -148,7 +148,7 @@ def test_pause_resume_run_now_and_requeue(app, start_worker, ledger):
     assert command(app, "lowkiq_pause", "w0@test", queue="outcome", ids=["1", "2"]) == [{"ok": 2}]
     assert command(app, "lowkiq_requeue", "w0@test", queue="outcome", ids=["2"]) == [{"ok": 0}]
     assert command(app, "lowkiq_requeue", "w0@test", queue="outcome") == [{"ok": 1}]
-    assert queue.stats().held == 1
+    assert queue.stats().paused_jobs == 1
     assert command(app, "lowkiq_resume", "w0@test", queue="outcome", ids=["1"]) == [{"ok": 1}]
     eventually(lambda: queue.stats().morgue_length == 1)
     outcome.apply_async(("3", "ok"), countdown=3600)

@@ -107,7 +107,7 @@ def test_an_id_that_is_paused_while_it_runs_is_finished_and_its_next_run_waits(
     (tmp_path / "gate").touch()
     ledger.wait_for("end")
     eventually(lambda: gated.ordered_queue.stats().busy == 0)
-    assert gated.ordered_queue.stats().held == 1
+    assert gated.ordered_queue.stats().paused_jobs == 1
     gated.ordered_queue.resume(job_id="1")
     ledger.wait_for("end", 2)
 
@@ -126,7 +126,7 @@ def test_what_was_claimed_ahead_of_a_run_that_turns_long_is_held(app, start_work
     gated.perform_async([{"id": job_id} for job_id in ids])
     running = ledger.wait_for("start", 11)[10]["id"]
     assert queue.pause_ids(job_id for job_id in ids if job_id != running) == 9
-    eventually(lambda: (queue.stats().busy, queue.stats().held) == (1, 9))
+    eventually(lambda: (queue.stats().busy, queue.stats().paused_jobs) == (1, 9))
     (tmp_path / "gate").touch()
     eventually(lambda: queue.stats().busy == 0)
     assert len(ledger.lines("start")) == 11
@@ -155,4 +155,4 @@ def test_ten_thousand_paused_ids_do_not_make_a_lane_spin(app, start_worker, ledg
     ledger.wait_for("end")
     assert len(set(claims(record))) == 2
     assert [line["id"] for line in ledger.lines("start")] == ["runs"]
-    assert queue.stats().held == 10_000
+    assert queue.stats().paused_jobs == 10_000

@@ -79,13 +79,13 @@ def test_pauses(app, queue):
     paused = queue.paused()
     assert (paused.queue, list(paused.shards), paused.ids) == (pytest.approx(time.time(), abs=30), [1], 1)
     assert [one.id for one in queue.paused_ids().items] == ["3"]
-    assert queue.job(3).waiting.held
+    assert queue.job(3).waiting.paused
     stats = queue.stats()
-    assert (stats.length, stats.held, stats.paused) == (5, 1, queue.spec.shards)
+    assert (stats.length, stats.paused_jobs, stats.paused) == (5, 1, queue.spec.shards)
     assert [queue.resume(), queue.resume(shard=1), queue.resume(job_id="3")] == [True] * 3
     assert not any([queue.resume(), queue.resume(shard=1), queue.resume(job_id="3")])
     stats = queue.stats()
-    assert (stats.length, stats.held, stats.paused) == (5, 0, 0)
+    assert (stats.length, stats.paused_jobs, stats.paused) == (5, 0, 0)
 
 
 def test_many_ids_are_paused_and_resumed(queue):
@@ -94,7 +94,7 @@ def test_many_ids_are_paused_and_resumed(queue):
     assert heard == sorted(heard)
     assert queue.resume_ids([0, "1", 99, 5000]) == 3
     assert queue.resume_all_ids() == 2997
-    assert (queue.paused().ids, queue.stats().held, queue.stats().length) == (0, 0, 5)
+    assert (queue.paused().ids, queue.stats().paused_jobs, queue.stats().length) == (0, 0, 5)
 
 
 @pytest.mark.parametrize(

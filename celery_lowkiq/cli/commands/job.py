@@ -52,8 +52,8 @@ def _text(name: str, place: ShownJob | ShownDeadJob) -> str:
         lines.append(f"  retry_count {place.retry_count}")
         if place.priority:
             lines.append(f"  priority    {place.priority}")
-        if place.held:
-            lines.append("  held        its id is paused")
+        if place.paused:
+            lines.append("  paused      its id is paused")
     if place.error is not None:
         first, *rest = place.error.splitlines() or [""]
         lines.append(f"  error       {escaped(first)}")

@@ -17,8 +17,8 @@ from ..main import FAILED
 from ..output import table, write_json
 from ..params import command, json_option
 
-COUNTS = ("length", "fresh", "retries", "held", "busy", "morgue_length")
-AMOUNTS = ("queue", ">length", ">fresh", ">retries", ">held", ">busy", ">morgue", ">lag")
+COUNTS = ("length", "fresh", "retries", "paused_jobs", "busy", "morgue_length")
+AMOUNTS = ("queue", ">length", ">fresh", ">retries", ">paused", ">busy", ">morgue", ">lag")
 HEADER = (*AMOUNTS, ">processed", ">/s", ">failed", ">/s", "paused")
 #: The row of a queue whose counts cannot be read, between its name and the last cell.
 UNKNOWN = ("-",) * (len(HEADER) - 2)
@@ -31,7 +31,7 @@ UNKNOWN = ("-",) * (len(HEADER) - 2)
 def stats(inspector: Inspector, queue: str | None, watch: float | None, json_: bool) -> None:
     """Counts of all ordered queues and their sum, or of one QUEUE; how many nodes and lanes there are.
 
-    length: waiting jobs; fresh, retries: those that never failed, and the others; held: those whose ids are
+    length: waiting jobs; fresh, retries: those that never failed, and the others; paused: those whose ids are
     paused; busy: being processed; morgue: dead jobs; lag: how long the oldest due job has waited; processed,
     failed: how many ever; /s: a second, over the last minute.
 

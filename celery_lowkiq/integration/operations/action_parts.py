@@ -117,7 +117,7 @@ PAYLOAD = Scope("payload", unit="payload", ids=True, parameters=(MARK,))
 ALL_WAITING = Scope("all waiting", "waiting", total=lambda stats: stats.length)
 ALL_FAILED = Scope("all failed", "failed", total=lambda stats: stats.retries)
 ALL_DEAD = Scope("all dead", "dead", total=lambda stats: stats.morgue_length)
-ALL_PAUSED_IDS = Scope("all paused ids", "paused", "id", total=lambda stats: stats.held)
+ALL_PAUSED_IDS = Scope("all paused ids", "paused", "id", total=lambda stats: stats.paused_jobs)
 
 #: Gets the queue (of scope NODE: the bootstep of the worker), and returns how many it changed.
 Run = Callable[[Any, Target, "Progress | None"], int]

@@ -55,7 +55,7 @@ class PayloadJson:
 
 @dataclass(frozen=True)
 class JobJson:
-    """A waiting or processing job. ``held``: its id is paused."""
+    """A waiting or processing job. ``paused``: its id is paused."""
 
     id: str
     payloads: tuple[PayloadJson, ...]
@@ -63,7 +63,7 @@ class JobJson:
     perform_in: float
     retry_count: int
     error: str | None
-    held: bool
+    paused: bool
     priority: int
 
 
@@ -266,7 +266,7 @@ def job_json(found: ShownJob, reading: Reading = AS_JSON) -> JobJson:
         found.perform_in,
         found.retry_count,
         found.error,
-        found.held,
+        found.paused,
         found.priority,
     )
 

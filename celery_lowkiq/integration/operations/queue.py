@@ -44,7 +44,7 @@ class ShownPayload:
 
 @dataclass(frozen=True)
 class ShownJob:
-    """A waiting or processing job. ``perform_in`` is a Unix time in s; ``held``: its id is paused;
+    """A waiting or processing job. ``perform_in`` is a Unix time in s; ``paused``: its id is paused;
     ``priority`` goes from 0, the most urgent, to 9.
     """
 
@@ -54,7 +54,7 @@ class ShownJob:
     perform_in: float
     retry_count: int
     error: str | None
-    held: bool = False
+    paused: bool = False
     priority: int = MOST_URGENT
 
 
@@ -204,7 +204,7 @@ class OrderedQueue:
         """Pause the queue, or one shard (its number), or one id. Whether this changed anything.
 
         Each is resumed by itself: a shard or an id stays paused when the queue is resumed. An id may have no
-        job: those that come are held. Raises InvalidCall.
+        job: those that come wait. Raises InvalidCall.
         """
         _check_one(shard, job_id)
         if job_id is not None:
@@ -372,7 +372,7 @@ class OrderedQueue:
     def _shown(self, job: Job) -> ShownJob:
         error = load_error(self._context.settings, job.error)
         payloads = self._payloads(job.payloads)
-        told = (job.perform_in, job.retry_count, error, job.held, job.priority)
+        told = (job.perform_in, job.retry_count, error, job.paused, job.priority)
         return ShownJob(job.id, payloads, job.payload_count, *told)
 
     def _shown_dead(self, job: DeadJob) -> ShownDeadJob:

@@ -1,4 +1,4 @@
--- Pauses ids: what waits of them, and what will, is held.
+-- Pauses ids: their waiting jobs move to due_paused, and so do later ones.
 --
 -- KEYS: @waiting!
 -- ARGV: [id]...

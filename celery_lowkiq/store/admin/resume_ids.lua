@@ -1,4 +1,4 @@
--- Ends the pause of ids: what is held of them becomes due at its own time.
+-- Ends the pause of ids: their waiting jobs become due at their own time.
 --
 -- KEYS: @waiting
 -- ARGV: channel index [id]...

@@ -1,4 +1,4 @@
--- Makes waiting jobs due now. Those that are held stay so, and are due at once when their ids are resumed.
+-- Makes waiting jobs due now. Those of paused ids stay paused, and are due at once when their ids are resumed.
 --
 -- KEYS: @waiting!
 -- ARGV: channel index limit

@@ -53,7 +53,7 @@ class JobReader:
 
 
 def _job(member: Member, reply: list[Any]) -> Job | None:
-    perform_in, tried, error, count, held, priority, *payloads = reply
+    perform_in, tried, error, count, paused, priority, *payloads = reply
     if not perform_in:
         return None
     retry_count, isolation = parse_tried(tried)
@@ -64,7 +64,7 @@ def _job(member: Member, reply: list[Any]) -> Job | None:
         retry_count=retry_count,
         error=error or None,
         payload_count=count,
-        held=bool(held),
+        paused=bool(paused),
         priority=priority,
         isolation=isolation,
     )

@@ -4,7 +4,7 @@
 -- ARGV: limit max_bytes cut [id]...
 --   limit, max_bytes: how much of each id's payloads to return, at least one payload; of each at most `cut` bytes
 -- USES: payload_set_read waiting_index
--- Returns: for each id {index score or '', retry_count, error, payload count, 1 when held, priority, score, size, payload,
+-- Returns: for each id {index score or '', retry_count, error, payload count, 1 when its id is paused, priority, score, size, payload,
 --   ...}.
 -- Cost: O(log n + limit) an id.
 -- The first payloads of an id, and how many it has.

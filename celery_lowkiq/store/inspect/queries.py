@@ -222,7 +222,7 @@ def _look(shard: ShardRef, reply: Any) -> ShardLook:
 
 def _stats(reply: list[Any]) -> Stats:
     now, next_due, length, retries, morgue_length, busy, processed, failed, *rest = reply
-    merged, dead, oldest, held, paused, dropped = rest
+    merged, dead, oldest, paused_jobs, paused, dropped = rest
     return Stats(
         length=length,
         fresh=length - retries,
@@ -235,7 +235,7 @@ def _stats(reply: list[Any]) -> Stats:
         merged=merged,
         dead=dead,
         oldest=_age(now, oldest),
-        held=held,
+        paused_jobs=paused_jobs,
         paused=paused,
         dropped=dropped,
     )

@@ -4,7 +4,7 @@
 -- ARGV:
 -- USES: time waiting_index next_due
 -- Returns: {now, next_due or '', waiting, failed waiting, dead, in processing, processed, failed, merged,
---   payloads that died, smallest perform_in of all that wait or '', held of those that wait, 1 when the shard is paused,
+--   payloads that died, smallest perform_in of all that wait or '', waiting jobs of paused ids, 1 when the shard is paused,
 --   by itself or with its queue, payloads that were dropped, {owner, epoch, counter}}.
 -- Cost: O(log n + jobs in processing).
 local paused_count = redis.call('ZCARD', due_paused)

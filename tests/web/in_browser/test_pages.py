@@ -134,7 +134,7 @@ def test_an_id_is_paused_and_resumed(browser, visit, orders):
     press(browser, "Pause")
     reads(browser, "is paused", ".why")
     press(browser, "Resume")
-    eventually(lambda: orders.job("SO-10009").waiting is None or not orders.job("SO-10009").waiting.held)
+    eventually(lambda: orders.job("SO-10009").waiting is None or not orders.job("SO-10009").waiting.paused)
 
 
 def test_chosen_jobs_are_deleted(browser, visit, stock):

@@ -37,7 +37,7 @@ class Walk(NamedTuple):
 #: Buttons for jobs: chosen ones of a listing, all of a listing, and the one of a job's page.
 WALKS = (
     Walk("jobs", "run_now", "waiting", "ran"),
-    Walk("jobs", "pause_ids", "waiting", "held"),
+    Walk("jobs", "pause_ids", "waiting", "paused"),
     Walk("jobs", "bury", "waiting", "dead"),
     Walk("jobs", "delete", "waiting", "gone"),
     Walk("jobs", "run_now_all", "waiting", "ran"),
@@ -52,8 +52,8 @@ WALKS = (
     Walk("morgue", "delete_dead", "dead", "gone"),
     Walk("morgue", "requeue_all", "dead", "ran"),
     Walk("morgue", "delete_dead_all", "dead", "gone"),
-    Walk("paused", "resume_ids", "held", "waiting"),
-    Walk("paused", "resume_all_ids", "held", "waiting"),
+    Walk("paused", "resume_ids", "paused", "waiting"),
+    Walk("paused", "resume_all_ids", "paused", "waiting"),
     Walk("job", "run_now", "waiting", "ran"),
     Walk("job", "bury", "waiting", "dead"),
     Walk("job", "delete", "waiting", "gone"),
@@ -89,7 +89,7 @@ def make_jobs(app, state):
     ids = list(islice((one for one in fresh if queue.shard_of(one) not in queue.paused().shards), 2))
     for job_id in ids:
         task.apply_async((job_id, {"version": 1}), **({} if failing else {"countdown": 7200}))
-    if state == "held":
+    if state == "paused":
         queue.pause_ids(ids)
     if state == "dead":
         queue.bury(ids)
@@ -105,7 +105,7 @@ def place(queue, job_id):
         return "failed again"
     if found.waiting.retry_count == LOOKED_AT:
         return "failed"
-    return "held" if found.waiting.held else "waiting"
+    return "paused" if found.waiting.paused else "waiting"
 
 
 @pytest.mark.parametrize("walk", WALKS, ids=lambda walk: f"{walk.page}-{walk.action}")
@@ -155,7 +155,7 @@ def forms(browser):
 def pages_with_forms(app):
     """Addresses that show every form but those of a running operation."""
     # The waiting one last: a walk before this may still be making what waits due.
-    shop = {state: make_jobs(app, state)[1][0] for state in ("held", "dead", "failed", "waiting")}
+    shop = {state: make_jobs(app, state)[1][0] for state in ("paused", "dead", "failed", "waiting")}
     with track("to be cancelled", app) as tracker:
         app.tasks["update_stock"].apply_async(("TRACKED", {}), countdown=7200, tracker=tracker)
     queues = Inspector(app, raw=True).queues()
@@ -167,7 +167,7 @@ def pages_with_forms(app):
         yield f"/queue?queue=update_stock&list={listing}"
     yield "/queue?queue=sync_order&list=retries"
     yield "/queue?queue=index_product"
-    for state in ("waiting", "held", "dead"):
+    for state in ("waiting", "paused", "dead"):
         yield f"/job?queue=update_stock&id={shop[state]}"
     yield f"/job?queue=update_stock&id={shop['waiting']}&edit={edited}"
     yield f"/tracker?id={tracker.id}"

@@ -73,11 +73,11 @@ local function member_item(id, member)
 end
 
 -- How many of the items, from the first, fit into count and bytes (at least one, if none was taken before).
-local function fitting(items, held, bytes, max_count, max_bytes)
+local function fitting(items, taken, bytes, max_count, max_bytes)
   local fit = 0
   for _, item in ipairs(items) do
     bytes = bytes + #item[2]
-    if held + fit >= max_count or (held + fit > 0 and bytes > max_bytes) then
+    if taken + fit >= max_count or (taken + fit > 0 and bytes > max_bytes) then
       break
     end
     fit = fit + 1
