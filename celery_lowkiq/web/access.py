@@ -85,7 +85,7 @@ def read_basic(text: str) -> FindUser:
     """From ``user:password``. Raises ConfigurationError, which does not quote it."""
     user, colon, password = text.partition(":")
     if not (user and colon and password):
-        raise ConfigurationError("lowkiq_web_auth: its value is not allowed; allowed: 'user:password'")
+        raise ConfigurationError("the value of lowkiq_web_auth is invalid: expected 'user:password'")
     return basic(user, password)
 
 
@@ -113,5 +113,5 @@ class Access:
         if not user:
             raise Refused("you are not logged in, or may not see the dashboard")
         if not isinstance(user, str):
-            raise Refused(f"auth= found a {type(user).__name__} where the user's name, a str, is allowed")
+            raise Refused(f"auth= returned a {type(user).__name__}: expected the user's name as a str")
         return user[:200]

@@ -68,7 +68,7 @@ class Params:
         except ValueError:
             number = math.nan
         if not math.isfinite(number):
-            raise InvalidCall(f"{name}={_short(text)}: a number is allowed")
+            raise InvalidCall(f"{name}={_short(text)} is invalid: expected a number")
         return number
 
     def flag(self, name: str) -> bool:

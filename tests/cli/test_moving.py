@@ -213,7 +213,10 @@ def with_record(lines, data):
         (lambda lines: changed(lines, 0, queue="other"), "the dump is of queue 'other'"),
         (lambda lines: changed(lines, 0, serializer="pickle"), "nobody could read its payloads here"),
         (lambda lines: changed(lines, 0, dump="{x}"), "line 1: it is not a line of a dump"),
-        (lambda lines: changed(lines, 1, id="a\nb"), "line 2: id='a\\nb' contains a control character"),
+        (
+            lambda lines: changed(lines, 1, id="a\nb"),
+            "line 2: id='a\\nb' is invalid: expected text without a control",
+        ),
         (lambda lines: changed(lines, 1, when="soon"), "line 2: it is not a line of a dump"),
         (lambda lines: changed(lines, 1, retry_count=1.5), "line 2: it is not a line of a dump"),
         (lambda lines: changed(lines, 1, payloads=[{"score": 1e999, "value": 1}]), "line 2"),

@@ -171,7 +171,7 @@ def redirected(words, how):
         ("load sync_order", 2, "stdin is closed"),
         ("requeue sync_order -", 2, "stdin is closed"),
         ("push sync_order 1 -", 2, "stdin is closed"),
-        ("delete sync_order w1", 2, "Nobody can be asked without a terminal"),
+        ("delete sync_order w1", 2, "Not a terminal: pass --yes to confirm"),
         ("delete sync_order w1 --yes", 0, ""),
     ],
 )
@@ -240,7 +240,7 @@ def said(terminal_end, text):
 @pytest.mark.parametrize("answer, status, left", [("y", 0, 0), ("n", 1, 2), ("", 1, 2)])
 def test_a_question_with_a_count(filled, answer, status, left):
     with terminal("delete", "sync_order", "w1", "w2") as (process, ours):
-        assert b"Delete 2 waiting jobs of queue sync_order? [y/N]" in said(ours, b"[y/N]: ")
+        assert b"Delete: 2 waiting jobs of queue sync_order? [y/N]" in said(ours, b"[y/N]: ")
         os.write(ours, answer.encode() + b"\n")
         assert process.wait(30) == status
     assert filled.stats().length == left

@@ -300,7 +300,7 @@ class TestOptions:
         """Its sender has no code that could have refused it."""
         with pytest.raises(TypeError, match="id"):
             client.send_task("work", ()).get(WAIT)
-        with pytest.raises(InvalidCall, match="score='9' is a str"):
+        with pytest.raises(InvalidCall, match="score='9' is invalid: expected a number"):
             client.send_task("work", (job_id,), headers={"lowkiq": {"score": "9"}}).get(WAIT)
         with pytest.raises(InvalidCall, match="score=9 is invalid: expected no score= in a call of work"):
             client.send_task("work", (job_id,), score=9).get(WAIT)

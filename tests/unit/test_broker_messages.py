@@ -197,10 +197,10 @@ def test_a_call_by_name_says_score_time_and_priority(handler, store):
 @pytest.mark.parametrize(
     "said, word",
     [
-        ({"score": "9"}, "score='9' is a str"),
-        ({"score": float("nan")}, "score=nan is not finite"),
-        ({"perform_in": -1}, "perform_in=-1 is negative"),
-        ({"perform_in": "soon"}, "perform_in='soon' is a str"),
+        ({"score": "9"}, "score='9' is invalid: expected a number"),
+        ({"score": float("nan")}, "score=nan is invalid"),
+        ({"perform_in": -1}, "perform_in=-1 is invalid"),
+        ({"perform_in": "soon"}, "perform_in='soon' is invalid"),
         ({"priority": 10}, "priority=10 is invalid"),
         ({"scores": 9}, "{'scores': 9}} is invalid: expected a mapping with the keys score, perform_in"),
         ([9], "[9]} is invalid: expected a mapping"),

@@ -86,7 +86,7 @@ def test_only_a_command_without_ids_is_for_all(app, acted, given, ids):
         ({"queue": "orders", "ids": "12"}, "ids='12' is invalid: expected a list of ids"),
         ({"queue": "orders", "ids": 7}, "ids=7 is invalid"),
         ({"queue": "orders", "ids": {"1": 2}}, "a list of ids"),
-        ({"queue": "orders", "ids": ["12", None]}, "id=None is a NoneType"),
+        ({"queue": "orders", "ids": ["12", None]}, "id=None is invalid"),
         ({"queue": "orders", "id": ["1"]}, "id is invalid: expected only queue and ids"),
         ({"queue": 5}, "queue=5 is invalid: expected the name of an ordered queue"),
         ({"queue": ["orders"]}, "queue=['orders'] is invalid"),

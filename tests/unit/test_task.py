@@ -269,7 +269,7 @@ class TestRefusedCalls:
                 "record.map is not supported",
             ),
             (lambda t: t.apply_async((1,), eta=1700000000000), InvalidCall, "milliseconds"),
-            (lambda t: t.apply_async((1,), score=float("nan")), InvalidCall, "score=nan is not finite"),
+            (lambda t: t.apply_async((1,), score=float("nan")), InvalidCall, "score=nan is invalid"),
             (lambda t: t.apply_async((1,), eta=5, countdown=5), InvalidCall, "exclude each other"),
             (
                 lambda t: t.perform_async([{"id": 1}, {"id": 2, "payload": {1, 2}}]),

@@ -117,7 +117,7 @@ def test_a_port_in_use_costs_the_metrics_and_not_the_worker(app, settings, start
         settings["lowkiq_metrics_port"] = other.getsockname()[1]
         node = start_worker()
         assert "this worker has no metrics" in node.logs()
-        assert f"lowkiq_metrics_port={settings['lowkiq_metrics_port']} on 127.0.0.1" in node.logs()
+        assert f"lowkiq_metrics_port={settings['lowkiq_metrics_port']} of 127.0.0.1" in node.logs()
         app.tasks["record"].delay(1, "x")
         ledger.wait_for("end")
 

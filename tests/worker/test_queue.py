@@ -103,7 +103,7 @@ def test_many_ids_are_paused_and_resumed(queue):
         ({"shard": 8}, "shard=8 is invalid: expected 0 to 7, the shards of 'record'"),
         ({"shard": "0"}, "shard='0'"),
         ({"shard": 0, "job_id": "1"}, "pass one of them"),
-        ({"job_id": 1.5}, "allowed are str, int and UUID"),
+        ({"job_id": 1.5}, "expected a str, an int or a UUID"),
     ],
 )
 def test_what_cannot_be_paused_is_refused(queue, options, message):

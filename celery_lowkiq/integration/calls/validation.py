@@ -159,18 +159,18 @@ def _entry(job: BulkEntry, tz: tzinfo | None, key: Callable[[Any], Any] | None) 
 def read_id(value: Any) -> str:
     """Text of an id. Raises InvalidCall."""
     if isinstance(value, bool) or not isinstance(value, (str, int, UUID)):
-        raise InvalidCall(f"id={_shown(value)} is a {type(value).__name__}: allowed are str, int and UUID")
+        raise InvalidCall(f"id={_shown(value)} is invalid: expected a str, an int or a UUID")
     text = _plain_text(value)
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        raise InvalidCall(f"id={_shown(value)} is no valid Unicode") from None
+        raise InvalidCall(f"id={_shown(value)} is invalid: expected text that UTF-8 can encode") from None
     if not 1 <= size <= MAX_ID_BYTES:
         raise InvalidCall(
-            f"id={_shown(value)} has {size} bytes: 1 to {MAX_ID_BYTES} bytes of UTF-8 are allowed"
+            f"id={_shown(value)} is invalid: expected 1 to {MAX_ID_BYTES} bytes of UTF-8, not {size}"
         )
     if any(char < " " or "\x7f" <= char <= "\x9f" for char in text):
-        raise InvalidCall(f"id={_shown(value)} contains a control character, which is not allowed")
+        raise InvalidCall(f"id={_shown(value)} is invalid: expected text without a control character")
     return text
 
 
@@ -223,10 +223,10 @@ def read_time(name: str, value: Any, tz: tzinfo | None) -> float:
     if number > LATEST:
         hint = " It looks like milliseconds: divide by 1000." if number < 1000 * LATEST else ""
         raise InvalidCall(
-            f"{name}={_shown(value)} is after the year 2286: a Unix time in seconds is allowed.{hint}"
+            f"{name}={_shown(value)} is invalid: expected a Unix time in seconds before the year 2286.{hint}"
         )
     if number < 0:
-        raise InvalidCall(f"{name}={_shown(value)} is negative: a Unix time in seconds is allowed")
+        raise InvalidCall(f"{name}={_shown(value)} is invalid: expected a Unix time in seconds from 0")
     return number
 
 
@@ -234,7 +234,7 @@ def read_delay(value: Any, name: str = "countdown") -> float:
     """Seconds from now; a negative number counts as 0. Raises InvalidCall."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else _real(name, value)
     if seconds > LATEST / 10:
-        raise InvalidCall(f"{name}={_shown(value)} is more than 30 years: seconds are allowed")
+        raise InvalidCall(f"{name}={_shown(value)} is invalid: expected seconds, at most 30 years")
     return max(0.0, seconds)
 
 
@@ -245,15 +245,13 @@ def _timestamp(value: datetime, tz: tzinfo | None) -> float:
 
 def _real(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise InvalidCall(
-            f"{name}={_shown(value)} is a {type(value).__name__}: a number or a datetime is allowed"
-        )
+        raise InvalidCall(f"{name}={_shown(value)} is invalid: expected a number or a datetime")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise InvalidCall(f"{name}={_shown(value)} is not finite: a number or a datetime is allowed")
+        raise InvalidCall(f"{name}={_shown(value)} is invalid: expected a finite number or a datetime")
     return number
 
 

@@ -26,7 +26,9 @@ class JobsFailed(LowkiqError):
         given = {} if isinstance(errors, str) else dict(errors)
         for job_id, error in given.items():
             if not (isinstance(error, BaseException) and may_fail(type(error))):
-                raise TypeError(f"JobsFailed({{{job_id!r}: {error!r}}}): an exception for each id is allowed")
+                raise TypeError(
+                    f"JobsFailed({{{job_id!r}: {error!r}}}) is invalid: expected an exception for each id"
+                )
         self.errors = {job_id: as_failure(error) for job_id, error in given.items()}
         named = ", ".join(f"{job_id!r}: {error!r}" for job_id, error in self.errors.items())
         super().__init__(errors if isinstance(errors, str) else f"failed jobs: {named or 'none was named'}")

@@ -38,7 +38,9 @@ class Again(LowkiqError):
         result: Any = None,
     ) -> None:
         if not isinstance(payloads_left, (list, tuple, type(None))):
-            raise TypeError(f"Again({payloads_left!r}): a list of payloads is allowed, or None for all")
+            raise TypeError(
+                f"Again({payloads_left!r}) is invalid: expected a list of payloads, or None for all"
+            )
         self.payloads_left = payloads_left
         self.after = read_delay(after, "after")
         self.result = result

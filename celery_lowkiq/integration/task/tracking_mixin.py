@@ -38,6 +38,8 @@ def read_progress(
 ) -> tuple[str, float | None, float | None, str | None]:
     """The checked arguments of ``self.progress``. Raises InvalidCall."""
     if not isinstance(text, str):
-        raise InvalidCall(f"progress({text!r:.100}): a text is allowed; numbers are current= and total=")
+        raise InvalidCall(
+            f"progress({text!r:.100}) is invalid: expected a text. Pass numbers as current= and total="
+        )
     only = None if job_id is None else read_id(job_id)
     return text, read_score(current, None, "current"), read_score(total, None, "total"), only

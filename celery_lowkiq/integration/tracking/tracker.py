@@ -157,7 +157,7 @@ def track(name: str, app: Celery | None = None) -> Tracker:
     assert app is not None
     _check_eager(app)
     if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME:
-        raise InvalidCall(f"name={name!r:.100}: a text of 1 to {LONGEST_NAME} characters is allowed")
+        raise InvalidCall(f"name={name!r:.100} is invalid: expected a text of 1 to {LONGEST_NAME} characters")
     context = context_of(app)
     return Tracker(app, context.tracker_store.open(name, context.settings.track_ttl), name, mine=True)
 
@@ -176,7 +176,7 @@ def tracker_of(given: Tracker | str | None, app: Celery) -> str:
     if isinstance(given, Tracker):
         return given.id
     if not isinstance(given, str):
-        raise InvalidCall(f"tracker={given!r:.100}: what track() returns, or its id, is allowed")
+        raise InvalidCall(f"tracker={given!r:.100} is invalid: expected what track() returns, or its id")
     return read_id(given)
 
 

@@ -13,20 +13,17 @@ from dataclasses import replace
 
 from celery_lowkiq.rules.errors import FormatMismatch, ShardCountMismatch, ShardDamaged, ShardRepairing
 from celery_lowkiq.rules.models import MAX_SHARDS, QueueSpec, ShardRef, shard_of
-from celery_lowkiq.rules.repairs import Registered
-from celery_lowkiq.store.repairs.repairs import Repairs
+from celery_lowkiq.rules.repairs import CLOSED, Registered
+from celery_lowkiq.store.repairs.repairs import INDEXES, Repairs
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import FORMAT, ShardKeys, queue_key, shard_keys
 from celery_lowkiq.store.scripts.records import pairs, parse_id
 from celery_lowkiq.store.scripts.script import Value, load
 
-CLOSED = "closed"
 CLOSED_BY_SOMEBODY = 2
 #: How long a shard may be closed before whoever closed it is given up, and how often that is looked at, in s.
 CLOSED_SECONDS = 2.0
 CLOSED_LOOK = 0.02
-#: Where the jobs of a shard are, and what is said of ids that lie there.
-CONTENTS = ("due", "due_prioritized", "due_paused", "claimed", "dead", "paused")
 #: Paused ids of a shard that one script reads.
 PAGE = 1000
 
@@ -93,7 +90,7 @@ class Registry:
             raise ShardCountMismatch(queue.name, stored.shards, queue.shards)
 
     def _is_used(self, queue: QueueSpec) -> bool:
-        indexes = [shard_keys(shard)[name] for shard in queue.shard_refs() for name in CONTENTS]
+        indexes = [shard_keys(shard)[name] for shard in queue.shard_refs() for name in INDEXES]
         return any(self._client.commands([("ZCARD", index) for index in indexes]))
 
     def register(self, queue: QueueSpec, expected: str = "") -> Registered:

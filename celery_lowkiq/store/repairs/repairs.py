@@ -28,7 +28,8 @@ SHARDS = 256
 MINOR_REPAIR_INTERVAL = 60.0
 #: Ids per key that are checked against the number of shards.
 SAMPLE = 128
-SAMPLED = ("due", "due_prioritized", "due_paused", "claimed", "dead", "paused")
+#: Sorted sets of ids that lie in a shard.
+INDEXES = ("due", "due_prioritized", "due_paused", "claimed", "dead", "paused")
 #: Parts of the scripts, in the order in which they run.
 NUMBERED_PARTS = (
     "processing",
@@ -96,7 +97,7 @@ class Repairs:
         """Whether meta has no number of shards, and all else is consistent."""
         keys = shard_keys(shard)
         (says,) = self._client.commands([("HGET", keys["meta"], "shards")])
-        ids = self._client.commands([("ZRANGE", keys[name], 0, SAMPLE - 1) for name in SAMPLED])
+        ids = self._client.commands([("ZRANGE", keys[name], 0, SAMPLE - 1) for name in INDEXES])
         names = [parse_id(job_id) for some in ids for job_id in some]
         text = (says or b"").decode("latin-1")
         return can_restore_meta(shard, text, registered.shards, queue.shards, names)
