@@ -363,8 +363,8 @@ class StoreMachine(PeopleRules):
         retries = sum(job.retry_count >= 0 for job in self.model.waiting.values())
         assert (stats.length, stats.retries, stats.fresh) == (len(jobs), retries, len(jobs) - retries)
         assert (stats.busy, stats.morgue_length) == (len(busy), len(dead))
-        assert stats.paused_jobs == sum(job.paused for job in jobs.values())
-        assert stats.paused == bool(self.model.pauses)
+        paused_jobs = sum(job.paused for job in jobs.values())
+        assert (stats.paused_jobs, stats.paused) == (paused_jobs, bool(self.model.pauses))
         assert {paused.id for paused in self.queries.paused_ids(self.queue).items} == self.model.paused
         (due,) = self.store.next_due([self.shard])
         assert due.next_due == self._near(self.model.next_due())

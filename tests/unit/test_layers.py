@@ -77,8 +77,10 @@ def test_the_layer_test_sees_every_kind_of_import(tmp_path, monkeypatch):
 
 
 def test_files_stay_small():
-    sizes = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in EVERYTHING}
-    assert not {name: lines for name, lines in sizes.items() if lines > 400}
+    """400 lines in the package; 500 elsewhere, where a file is a list of cases."""
+    limits = {path: 400 if path.is_relative_to(PACKAGE) else 500 for path in EVERYTHING}
+    sizes = {path: len(path.read_text().splitlines()) for path in EVERYTHING}
+    assert not {str(path.relative_to(ROOT)): sizes[path] for path in limits if sizes[path] > limits[path]}
 
 
 def functions(path: Path) -> Iterator[tuple[str, int]]:
