@@ -75,20 +75,20 @@ def test_the_tab_leads_to_a_queue_whose_dead_job_is_queued_up_again(browser, vis
     browser.find_element("link text", "outcome").click()
     reads(browser, "dead-1", "#morgue-table")
     browser.find_element("xpath", "//tr[contains(., 'dead-1')]//button").click()
-    reads(browser, "Dead jobs that are back in the queue: 1.")
+    reads(browser, "Requeued 1 dead job of queue outcome")
     eventually(lambda: outcome.stats().failed > failed)
 
 
 def test_a_queue_is_paused_and_resumed(browser, visit, outcome):
     visit("/ordered/queue?queue=outcome")
     press(browser, "Pause")
-    reads(browser, "The queue is paused.")
-    press(browser, "Requeue all dead jobs")
+    reads(browser, "Paused queue outcome")
+    press(browser, "Requeue all")
     reads(browser, "2 waiting")
     press(browser, "Run all now")
-    reads(browser, "Jobs that are due now")
+    reads(browser, "Made due")
     press(browser, "Resume")
-    reads(browser, "The queue goes on.")
+    reads(browser, "Resumed queue outcome")
     assert outcome.paused().queue is None
 
 

@@ -60,15 +60,15 @@ def test_a_listing_is_reached_and_a_job_of_it_is_deleted(app, browser, visit, ke
     visit("/job?queue=update_stock&id=KEYS")
     go_to(browser, keys, "Delete")
     keys(ENTER)
-    reads(browser, "Delete: 1 job?", "h1")
+    reads(browser, "Delete: 1 waiting job of queue update_stock?", "h1")
     go_to(browser, keys, "Leave it")
     keys(ENTER)
     reads(browser, "KEYS", "h1")
     assert stock.job("KEYS").waiting
     go_to(browser, keys, "Delete")
     keys(ENTER)
-    reads(browser, "Delete: 1 job?", "h1")
+    reads(browser, "Delete: 1 waiting job of queue update_stock?", "h1")
     go_to(browser, keys, "Delete")
     keys(ENTER)
-    reads(browser, "Delete: 1 job", ".did")
+    reads(browser, "Delete: deleted 1 waiting job", ".did")
     assert stock.job("KEYS").waiting is None
