@@ -9,6 +9,7 @@ from celery_lowkiq.rules.dumps import DumpedCall, Entry, State
 from celery_lowkiq.rules.models import Payload, QueueSpec, Recorded, ShardRef
 from celery_lowkiq.store.jobs.call_records import PAGE_CALLS, parse_call
 from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.scripts.client import member_scores
 from celery_lowkiq.store.scripts.keys import MORGUE_KEYS, WAITING_KEYS, KeyAliases, shard_keys
 from celery_lowkiq.store.scripts.records import parse_id, parse_processing, parse_tried
 from celery_lowkiq.store.scripts.script import load
@@ -57,7 +58,7 @@ class Dumping:
         cursor = 0
         while True:
             (reply,) = self._client.commands([("ZSCAN", shard_keys(shard)[index], cursor, "COUNT", step)])
-            cursor, ids = int(reply[0]), _scanned(reply[1])
+            cursor, ids = int(reply[0]), [job_id for job_id, _ in member_scores(reply[1])]
             for start in range(0, len(ids), step):
                 yield ids[start : start + step]
             if cursor == 0:
@@ -115,10 +116,3 @@ def _payloads(items: Sequence[Any]) -> tuple[Payload, ...]:
         Payload(items[i + 1], float(items[i]), Recorded(items[i + 2].decode()))
         for i in range(0, len(items), 3)
     )
-
-
-def _scanned(reply: Any) -> list[bytes]:
-    """redis-py answers ZSCAN with pairs, or flat, by its version."""
-    if reply and isinstance(reply[0], (tuple, list)):
-        return [job_id for job_id, _ in reply]
-    return list(reply[::2])

@@ -12,7 +12,9 @@ from .lane import Lane
 
 
 class WindowReaper:
-    """Lanes cannot do this while they run a batch, and ownership must not: renewals would wait for Redis."""
+    """Returns overdue claims. A lane cannot do so while it runs a batch; the ownership thread must not wait
+    for Redis between two renewals.
+    """
 
     def __init__(self, ctx: WorkerContext, lanes: Sequence[Lane]) -> None:
         self._clock = ctx.clock
