@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.errors import QueueFull, StoreError
-from celery_lowkiq.rules.models import NewJob, QueueSpec, shard_of
+from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, shard_of
 from celery_lowkiq.rules.policies import Policies, WhenFull
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.jobs.push import Sender, push_call
+from celery_lowkiq.store.jobs.push_drops import DroppedCallReporter
 
 from .shard import Shard
 
@@ -123,6 +124,24 @@ def test_a_push_whose_reply_was_lost_hears_it_when_it_is_repeated(store, when_fu
     assert isinstance(reply, list)
     assert repeats == [reply, reply]
     assert shard.dropped == 2
+
+
+def test_a_repeated_push_spares_calls_that_were_running_and_wait_again(store, told):
+    """Their job was processed when the push dropped what waited of its id."""
+    shard = Shard(store, max_length=1, when_full=WhenFull.DROP_OLDEST)
+    store.push(shard.spec, [NewJob("1", b"running", 1.0, record=b"running")])
+    (job,) = shard.claim()
+    store.push(shard.spec, [NewJob("1", b"waiting", 2.0, record=b"waiting")])
+    second = [NewJob("2", b"x", perform_in=9e9)]
+    call = push_call(shard.spec, shard.lease.shard, Sender(), second)
+    replies = [store.client.call(call)]
+    shard.end(job, Disposition.RETRY)
+    replies.append(store.client.call(call))
+    drops = DroppedCallReporter(store.client, shard.spec, {shard.lease.shard: second}, store.dropped)
+    drops.hear(replies[1:])
+    assert replies[1] == replies[0]
+    assert told == [b"waiting"]
+    assert len(recorded(shard)) == 1
 
 
 def test_they_are_told_also_when_another_shard_refuses(store, told, client):

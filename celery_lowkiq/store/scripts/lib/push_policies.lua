@@ -40,8 +40,8 @@ if policy ~= '' or any_prioritized then
     end
   end
 
-  -- Positions of dropped calls, and {id, number of the shard's last call, ...} of evicted jobs; only those with call
-  -- records.
+  -- Positions of dropped calls, and {id, number of the shard's last call, processing record or '', ...} of evicted jobs;
+  -- only those with call records.
   local dropped_calls, evicted = {}, {}
 
   local function any_recorded(items)
@@ -79,7 +79,10 @@ if policy ~= '' or any_prioritized then
         clear_policy_state(id)
         redis.call('HINCRBY', meta, 'dropped', #items)
         if any_recorded(items) then
-          evicted[#evicted + 1], evicted[#evicted + 2] = id, redis.call('HGET', meta, 'last_call') or '0'
+          local last_call = redis.call('HGET', meta, 'last_call') or '0'
+          for _, value in ipairs({id, last_call, redis.call('HGET', processing, id) or ''}) do
+            evicted[#evicted + 1] = value
+          end
         end
         return true
       end
@@ -95,22 +98,27 @@ if policy ~= '' or any_prioritized then
     return options.when_full == 'drop_oldest' and evict()
   end
 
-  -- What a repeated push is told again, as text behind its number: positions, and in lines ids and numbers of calls.
+  -- The reply as text, which the sender's entry keeps for a repeated push: positions in a line, then each value behind
+  -- its length. The processing records are those of the eviction: payloads that were processed then may wait again when
+  -- the push is repeated, and their calls with them.
   function drops_text()
     if #dropped_calls + #evicted == 0 then
       return ''
     end
-    table.insert(evicted, 1, table.concat(dropped_calls, ' '))
-    return table.concat(evicted, '\n')
+    local parts = {table.concat(dropped_calls, ' ')}
+    for _, value in ipairs(evicted) do
+      parts[#parts + 1] = #value .. ' ' .. value
+    end
+    return table.concat(parts, '\n')
   end
 
-  -- The same as a reply, with what is processed of the jobs just now.
   function drops_reply(text)
     local reply = {string.match(text, '^[%d ]*')}
-    for id, last_call in string.gmatch(text, '\n([^\n]+)\n(%d+)') do
-      for _, value in ipairs({id, last_call, redis.call('HGET', processing, id) or ''}) do
-        reply[#reply + 1] = value
-      end
+    local at = #reply[1] + 1
+    while at <= #text do
+      local _, stop, length = string.find(text, '^\n(%d+) ', at)
+      at = stop + 1 + length
+      reply[#reply + 1] = string.sub(text, stop + 1, at - 1)
     end
     return reply
   end
