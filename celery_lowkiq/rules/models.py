@@ -272,6 +272,8 @@ class Batch:
     lost: Flag = field(compare=False)
     #: Monotonic time of its start, in s.
     began_at: float = field(compare=False, default=0.0)
+    #: Redis's clock at the claim (Unix s).
+    claimed_at: float = field(compare=False, default=0.0)
 
     def overdue(self, now: float) -> bool:
         """Whether it runs for longer than ``max_run``; ``now`` is monotonic, in s."""

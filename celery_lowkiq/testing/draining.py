@@ -55,7 +55,9 @@ class _Shard:
         claim = self._claim()
         if not claim.jobs:
             return False
-        batch = Batch(self._queue, self._lease, claim.number, claim.jobs, threading.Event())
+        batch = Batch(
+            self._queue, self._lease, claim.number, claim.jobs, threading.Event(), claimed_at=claim.now
+        )
         verdicts = runner.run(batch)
         settled = self._store.settle(self._queue, self._lease, verdicts)
         runner.settled(batch, settled.accepted)

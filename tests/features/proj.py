@@ -10,6 +10,7 @@ from typing import Any
 
 from celery import Celery, signals
 from celery.exceptions import Ignore, Reject
+from pydantic import BaseModel
 
 from celery_lowkiq import Again, BusinessFailure, ById, JobsFailed, ordered_task
 
@@ -78,6 +79,16 @@ def act(self: Any, what: dict[str, Any]) -> Any:
     if "replace" in what:
         return self.replace(self.app.signature("add", args=(what["replace"], 1)))
     return what.get("return")
+
+
+class Order(BaseModel):
+    id: int
+    lines: list[str] = []
+
+
+def save_order(order: Order) -> Order:
+    """A function that takes and returns models."""
+    return Order(id=order.id, lines=[*order.lines, "saved"])
 
 
 def make_app(url: str) -> Celery:
@@ -161,6 +172,19 @@ def make_app(url: str) -> Celery:
         if any("same" in what for what in whats.values()):
             return sorted(whats)
         return ById({job_id: what["value"] for job_id, what in whats.items() if "value" in what})
+
+    def save(self: Any, order_id: Any, what: Any = None, *, label: str = "") -> Any:
+        request = self.request
+        fields = {"task_id": request.id, "retries": request.retries, "args": request.args}
+        note("save", id=str(order_id), what=what, label=label, kwargs=request.kwargs, **fields)
+        returned = act(self, what) if isinstance(what, dict) else None
+        return [order_id, what, label] if returned is None else returned
+
+    in_place = {**ordered, "by": "order_id", "max_retries": 2}
+    ordered_task(**in_place, name="save")(save)
+    ordered_task(**in_place, name="newest", latest=True)(save)
+    ordered_task(**in_place, name="equal", merge="max")(save)
+    ordered_task(**{**in_place, "by": "order.id", "bind": False}, name="path", pydantic=True)(save_order)
 
     @app.task(shared=False, name="add")
     def add(x: Any, y: Any) -> Any:

@@ -19,7 +19,7 @@ class TestDecorating:
         app = Celery("later", set_as_current=False)
         task = app.tasks[early_bird.name]
         assert isinstance(task, OrderedTask)
-        assert (task.shards, task.batch_size, task.max_retries, task.merge) == (5, 1, 25, "min")
+        assert (task.shards, task.batch_size, task.max_retries, task.merge) == (5, 1, 25, None)
         assert task.__doc__ == "Docs."
 
     def test_with_options_of_ours_and_celerys(self, app):

@@ -23,6 +23,7 @@ logger = logging.getLogger("celery_lowkiq")
 BURIED = "an operator moved the job to the morgue"
 DELETED = "the job was deleted"
 DROPPED = "the payload was dropped by a policy of the task"
+SUPERSEDED = "superseded by a newer call of the same id"
 
 
 class BuriedByOperator(LowkiqError):

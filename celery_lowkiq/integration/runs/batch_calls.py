@@ -12,7 +12,7 @@ from celery.worker import state
 
 from celery_lowkiq.integration.app.codec import Codec
 from celery_lowkiq.integration.records.call_record import CallRecord, store_state
-from celery_lowkiq.integration.records.orphans import DROPPED, fail_unread, unread_text
+from celery_lowkiq.integration.records.orphans import DROPPED, SUPERSEDED, fail_unread, unread_text
 from celery_lowkiq.rules.errors import UndecodablePayload
 from celery_lowkiq.rules.models import Batch, Job, Recorded, StoredRecord
 from celery_lowkiq.rules.tracking import TrackerUpdate
@@ -123,10 +123,11 @@ class BatchCalls:
         unwanted, is_revoked = call.position < job.unwanted, record.id in state.revoked
         if not (unwanted or is_revoked or record.headers.get("expires") or stamped):
             return ""
-        request = call_request(record, self.task, self.consumer, ({job.id: []},), job.retry_count + 1)
+        request = call_request(record, self.task, self.consumer, {job.id: []}, job.retry_count + 1)
         if unwanted:
-            request.dropped(DROPPED)
-            return DROPPED
+            reason = SUPERSEDED if self.task.latest else DROPPED
+            request.dropped(reason)
+            return reason
         if not request.revoked():
             return ""
         return "expired" if record.headers.get("expires") and not is_revoked else "revoked"

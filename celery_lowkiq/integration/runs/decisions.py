@@ -240,9 +240,9 @@ def decide_poison_pill(batch: DecodedBatch, rules: RunRules) -> Decision:
     )
 
 
-def give_back(batch: Batch) -> tuple[Settlement, ...]:
-    """The verdicts on a batch that did not run: all jobs go back."""
-    return tuple(Settlement(job.id, job.claim, Disposition.RETURN, delay=REQUEUE_DELAY) for job in batch.jobs)
+def give_back(batch: Batch, delay: float = REQUEUE_DELAY) -> tuple[Settlement, ...]:
+    """The verdicts on a batch that did not run: all jobs go back, for ``delay`` seconds."""
+    return tuple(Settlement(job.id, job.claim, Disposition.RETURN, delay=delay) for job in batch.jobs)
 
 
 def redeliver(job: DecodedJob, error: Exception, settings: Settings) -> Settlement:

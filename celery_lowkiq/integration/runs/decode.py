@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from celery_lowkiq.integration.app.codec import MARK, Codec
@@ -85,15 +86,15 @@ class DecodedBatch:
         """Whether the task function gets this payload of a claimed job."""
         return self.decoded[job_id].place_of(position) is not None
 
-    @property
+    @cached_property
     def payloads_by_id(self) -> dict[str, list[Any]]:
         """The argument of the task function."""
         return {job.id: list(job.payloads) for job in self.jobs}
 
-    def arguments(self, job_id: str, position: int) -> tuple[Any, ...]:
-        """The argument of a run of this payload alone; without a payload when it cannot run."""
+    def payloads_of(self, job_id: str, position: int) -> dict[str, list[Any]]:
+        """The payloads of a run of this payload alone: none when it cannot run."""
         job, place = self.decoded[job_id].job, self.decoded[job_id].place_of(position)
-        return ({job_id: [] if job is None or place is None else [job.payloads[place]]},)
+        return {job_id: [] if job is None or place is None else [job.payloads[place]]}
 
     @property
     def retries(self) -> int:
@@ -118,19 +119,33 @@ class DecodedBatch:
 
 
 def decode_batch(
-    batch: Batch, codec: Codec, settings: Settings, dropped: Positions = NO_POSITIONS
+    batch: Batch,
+    codec: Codec,
+    settings: Settings,
+    dropped: Positions = NO_POSITIONS,
+    check: Callable[[Any], None] | None = None,
 ) -> DecodedBatch:
-    """Decode the payloads of a batch, except those ``dropped`` here or by a policy of the queue."""
+    """Decode the payloads of a batch, except those ``dropped`` here or by a policy of the queue.
+
+    ``check`` raises UndecodablePayload for a payload that the task function cannot take.
+    """
     if batch.queue.policy:
         unwanted = {job.id: range(job.unwanted) for job in batch.jobs if job.unwanted}
         ids = {*dropped, *unwanted}
         dropped = {job_id: {*dropped.get(job_id, ()), *unwanted.get(job_id, ())} for job_id in ids}
     return DecodedBatch(
-        batch, {job.id: decode_job(job, codec, settings, dropped.get(job.id, ())) for job in batch.jobs}
+        batch,
+        {job.id: decode_job(job, codec, settings, dropped.get(job.id, ()), check) for job in batch.jobs},
     )
 
 
-def decode_job(job: Job, codec: Codec, settings: Settings, dropped: Collection[int]) -> DecodedJob:
+def decode_job(
+    job: Job,
+    codec: Codec,
+    settings: Settings,
+    dropped: Collection[int],
+    check: Callable[[Any], None] | None = None,
+) -> DecodedJob:
     """Decode the payloads of a job, except those at ``dropped`` positions."""
     payloads: list[Any] = []
     scores: list[float] = []
@@ -140,7 +155,10 @@ def decode_job(job: Job, codec: Codec, settings: Settings, dropped: Collection[i
             bad.append(PayloadRemoval(position, None))
         else:
             try:
-                payloads.append(codec.load(payload.data))
+                decoded = codec.load(payload.data)
+                if check is not None:
+                    check(decoded)
+                payloads.append(decoded)
                 scores.append(payload.score)
             except UndecodablePayload as reason:
                 logger.error("job %r: payload %d goes to the morgue: %s", job.id, position, reason)
@@ -154,5 +172,5 @@ def decode_job(job: Job, codec: Codec, settings: Settings, dropped: Collection[i
     if not payloads:
         return DecodedJob(job, None, tuple(bad), positions)
     error = None if job.error is None else load_error(settings, job.error)
-    decoded = RunJob(job.id, tuple(payloads), tuple(scores), job.retry_count, job.perform_in, error)
-    return DecodedJob(job, decoded, tuple(bad), positions)
+    found = RunJob(job.id, tuple(payloads), tuple(scores), job.retry_count, job.perform_in, error)
+    return DecodedJob(job, found, tuple(bad), positions)

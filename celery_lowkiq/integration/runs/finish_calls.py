@@ -95,9 +95,9 @@ class CallFinisher:
         """Whether nothing more will happen to the call."""
         if self._has_reported:
             return outcome.final
-        arguments, retries = self._run.decoded.arguments(job.id, call.position), job.retry_count + 1
+        payloads, retries = self._run.decoded.payloads_of(job.id, call.position), job.retry_count + 1
         task, consumer = self._calls.task, self._calls.consumer
-        request = call_request(call.record, task, consumer, arguments, retries, self._play(outcome))
+        request = call_request(call.record, task, consumer, payloads, retries, self._play(outcome))
         try:
             traced(task, request, consumer, self._runtime)
         except Exception as error:

@@ -6,7 +6,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from celery import signals
@@ -15,14 +15,13 @@ from celery.utils.saferepr import saferepr
 from celery.worker import state
 from celery.worker.request import Request
 
+from celery_lowkiq.integration.calls.call_form import ARGUMENTS_SHOWN, Arguments, PayloadsById
 from celery_lowkiq.integration.records.call_record import CallRecord
 
 from .run import Run
 
 logger = logging.getLogger("celery_lowkiq")
 
-#: Maximum length of a batch in events and listings; Celery's own limit for arguments.
-ARGUMENTS_SHOWN = 1024
 NO_EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 #: Seeded by the system. Ids need only differ.
 _chance = random.Random()  # noqa: S311 - an id, no secret
@@ -97,33 +96,15 @@ class LaneRequest(Request):
         state.task_ready(self)
 
 
-def shown(
-    payloads_by_id: Mapping[str, Sequence[Any]], longest: int = ARGUMENTS_SHOWN, small: bool = False
-) -> str:
-    """A batch in events and logs: each id, the number of its payloads, and the payloads, cut short. Payloads
-    that are ``small`` JSON are shown whole, which is faster.
-    """
-    parts: list[str] = []
-    left = longest
-    for job_id, payloads in payloads_by_id.items():
-        if left <= 0:
-            parts.append(f"... ({len(payloads_by_id)} ids)")
-            break
-        parts.append(f"{job_id!r} ({len(payloads)}): {repr(payloads) if small else saferepr(payloads, left)}")
-        left -= len(parts[-1])
-    return ", ".join(parts)
-
-
 class QuietRequest:
     """Lightweight request, used when no event or signal is sent. Builds the full one on first access."""
 
     acknowledged = True
 
-    def __init__(self, headers: dict[str, Any], arguments: tuple[Any, ...], task: Any, consumer: Any) -> None:
+    def __init__(self, headers: dict[str, Any], arguments: Arguments, task: Any, consumer: Any) -> None:
         self.id = headers["id"]
         self.name = headers["task"]
-        self.args = arguments
-        self.kwargs: dict[str, Any] = {}
+        self.args, self.kwargs = arguments
         self._headers = headers
         self._task = task
         self._consumer = consumer
@@ -168,7 +149,7 @@ class QuietRequest:
         """An attribute of the full request."""
         if name.startswith("__"):
             raise AttributeError(name)
-        full = _full(self._headers, self.args, self._task, self._consumer)
+        full = _full(self._headers, Arguments(self.args, self.kwargs), self._task, self._consumer)
         pid: Any = os.getpid()
         full.time_start, full.worker_pid = self._began_at, pid
         return getattr(full, name)
@@ -178,8 +159,9 @@ def run_request(run: Run, task: Any, consumer: Any) -> LaneRequest | QuietReques
     """The request of a run: under the id and headers of its single call, or with an id of its own."""
     batch = run.decoded
     own = {"lowkiq": batch.info, "lowkiq_run": run}
-    record = run.call or CallRecord(new_id(), IGNORED_RESULT)
-    arguments = (batch.payloads_by_id,)
+    form, payloads = task.call_form, batch.payloads_by_id
+    record = run.call or CallRecord(form.task_id_of(payloads) or new_id(), IGNORED_RESULT)
+    arguments = form.of_run(payloads)
     headers = _headers(record, task, arguments, batch.retries, own, small=batch.is_small)
     if _has_listeners(task, consumer):
         return _full(headers, arguments, task, consumer)
@@ -198,9 +180,10 @@ def _has_listeners(task: Any, consumer: Any) -> bool:
 
 
 def call_request(
-    record: CallRecord, task: Any, consumer: Any, arguments: tuple[Any, ...], retries: int, play: Any = None
+    record: CallRecord, task: Any, consumer: Any, payloads: PayloadsById, retries: int, play: Any = None
 ) -> LaneRequest:
     """The request of one call of a merged job; ``play`` stands in for the task function."""
+    arguments = task.call_form.of_run(payloads)
     return _full(_headers(record, task, arguments, retries, {"lowkiq_play": play}), arguments, task, consumer)
 
 
@@ -213,7 +196,7 @@ def new_id() -> str:
 def _headers(
     record: CallRecord,
     task: Any,
-    arguments: tuple[Any, ...],
+    arguments: Arguments,
     retries: int,
     own: dict[str, Any],
     small: bool = False,
@@ -225,8 +208,8 @@ def _headers(
         "root_id": record.id,
         "parent_id": None,
         "retries": retries,
-        "argsrepr": shown(arguments[0], small=small),
-        "kwargsrepr": "{}",
+        "argsrepr": task.call_form.shown(arguments, small),
+        "kwargsrepr": saferepr(arguments.kwargs, ARGUMENTS_SHOWN) if arguments.kwargs else "{}",
         "origin": "lowkiq",
         "ignore_result": bool(task.ignore_result),
         "timelimit": (None, None),
@@ -253,9 +236,9 @@ def _delivery_info(queue: str) -> dict[str, Any]:
     return {"exchange": "", "routing_key": queue, "priority": None, "redelivered": False}
 
 
-def _full(headers: dict[str, Any], arguments: tuple[Any, ...], task: Any, consumer: Any) -> LaneRequest:
+def _full(headers: dict[str, Any], arguments: Arguments, task: Any, consumer: Any) -> LaneRequest:
     embed = {name: headers[name] for name in NO_EMBED}
-    body: tuple[Any, ...] = (arguments, {}, embed)
+    body: tuple[Any, ...] = (*arguments, embed)
     return LaneRequest(
         _NoMessage(headers, task.queue_spec.name),
         app=consumer.app,

@@ -20,7 +20,7 @@ from celery_lowkiq.store.tracking.tracker_store import TrackerStore
 from .aborts import failing
 from .batch_calls import BatchCalls
 from .decisions import RunRules, give_back
-from .decode import RunJob, decode_batch
+from .decode import DecodedBatch, RunJob, decode_batch
 from .failure_log import log_failures
 from .finish_calls import CallFinisher
 from .request import run_request
@@ -64,27 +64,32 @@ class CeleryRunner:
     def run(self, batch: Batch) -> tuple[Settlement, ...]:
         """The verdicts on a batch. An exception of this package counts as a failed run."""
         task, rules = self._tasks[batch.queue.name], self._rules[batch.queue.name]
+        decoded = decode_batch(batch, rules.codec, rules.settings, check=task.call_form.check)
+        wait = task.call_form.eta_of(decoded.payloads_by_id) - batch.claimed_at
+        if wait > 0:
+            return give_back(batch, wait)
         if any(job.recorded for job in batch.jobs):
-            return self._run_calls(task, rules, batch)
-        run = Run(decode_batch(batch, rules.codec, rules.settings), rules)
+            return self._run_calls(task, rules, batch, decoded)
+        run = Run(decoded, rules)
         self._try(task, run)
         verdicts = run.decision.verdicts
         if run.decision.jobs:
             self._report_failures(task, run, verdicts)
         return verdicts
 
-    def _run_calls(self, task: Any, rules: RunRules, batch: Batch) -> tuple[Settlement, ...]:
+    def _run_calls(
+        self, task: Any, rules: RunRules, batch: Batch, decoded: DecodedBatch
+    ) -> tuple[Settlement, ...]:
         """Run a batch with recorded calls, which may be revoked, and get results."""
         tracked = TrackedCalls(batch.lease.epoch, self._tracker_store, rules.settings)
         calls = BatchCalls(batch, self._reader, self._context.record_codec, task, self._consumer, tracked)
-        decoded = decode_batch(batch, rules.codec, rules.settings)
         try:
             dropped = calls.admit(decoded)
         except Exception:
             logger.exception("a batch of %s waits, since its calls cannot be read or ended", batch.queue.name)
             return give_back(batch)
         if dropped:
-            decoded = decode_batch(batch, rules.codec, rules.settings, dropped)
+            decoded = decode_batch(batch, rules.codec, rules.settings, dropped, task.call_form.check)
         call = calls.single(decoded)
         run = Run(decoded, rules, call, None if call else partial(calls.running, decoded), tracked)
         if call is None:

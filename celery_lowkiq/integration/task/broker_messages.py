@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from kombu.exceptions import KombuError
+from kombu.utils.uuid import uuid
 
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.calls.arguments import check_arguments
@@ -78,7 +79,8 @@ class BrokerMessageHandler:
         eta = None if call.headers.get("eta") is None else _moment(call.headers["eta"])
         # A virtual transport gives a priority to each message.
         priority = priority if asked.priority is None else None
-        entry: Entry = asked.added_to(task.entry_of(call.args, call.kwargs, eta=eta, priority=priority))
+        task_id = call.headers.get("id") or uuid()
+        entry: Entry = task.entry_of(call.args, call.kwargs, task_id, asked, eta=eta, priority=priority)
         if message_score == "arrival" or entry.score is not None:
             return entry
         if task.queue_spec.policies.drop_stale is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -13,11 +14,10 @@ from celery.result import AsyncResult, EagerResult
 from kombu.utils.uuid import uuid
 
 from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.calls.arguments import as_keywords, check_arguments
 from celery_lowkiq.integration.calls.bulk_results import bulk_with_messages, bulk_without_messages
 from celery_lowkiq.integration.calls.fast_path import has_publish_listeners, may_skip_message
 from celery_lowkiq.integration.calls.message import MessagedCall
-from celery_lowkiq.integration.calls.message_header import take_asked
+from celery_lowkiq.integration.calls.message_header import NOTHING, Asked, take_asked
 from celery_lowkiq.integration.calls.producer import (
     CallRefused,
     CallUnavailable,
@@ -32,7 +32,6 @@ from celery_lowkiq.integration.calls.validation import (
     BulkEntry,
     Entry,
     bulk,
-    id_of,
     priority_of,
     single,
     to_jobs,
@@ -41,7 +40,7 @@ from celery_lowkiq.integration.records.call_record import make_record
 from celery_lowkiq.integration.runs import eager
 from celery_lowkiq.integration.tracking.announce import Push, tracked_bulk, tracked_single
 from celery_lowkiq.integration.tracking.tracker import Tracker, tracker_of
-from celery_lowkiq.rules.errors import StoreFull, StoreUnavailable
+from celery_lowkiq.rules.errors import InvalidCall, StoreFull, StoreUnavailable
 from celery_lowkiq.rules.middleware import compose
 from celery_lowkiq.rules.models import NewJob
 
@@ -92,7 +91,11 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         if app.conf.task_always_eager:
             return self.apply(args, kwargs, task_id=task_id, **links, **words, **options)
         context = context_of(app)
-        entry = asked.added_to(self.entry_of(args, kwargs, **words))
+        if self.by is not None:
+            task_id = task_id or uuid()
+            if (dump := self._dump_pydantic_arguments) is not None:
+                args, kwargs = dump(args, kwargs)
+        entry = self.entry_of(args, kwargs, task_id, asked, **words)
         job = entry.job(context.codec)
         if not (options or link or link_error or shadow or tracker) and may_skip_message(self, app):
             return self._call_without_message(app, entry, job, task_id)
@@ -149,22 +152,19 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         )
         return None if record is None else record.dump(context.record_codec)
 
-    def entry_of(self, args: Any, kwargs: Any, **words: Any) -> Entry:
+    def entry_of(
+        self, args: Any, kwargs: Any, task_id: str | None, asked: Asked = NOTHING, **words: Any
+    ) -> Entry:
         """The checked call that the arguments make. Raises TypeError, as Celery does, and InvalidCall."""
-        try:
-            job_id, payload = self.__header__(*(args or ()), **(kwargs or {}))
-        except TypeError:
-            # Python's own message for a wrong type names internals of a task.
-            check_arguments(args, kwargs)
-            raise
-        if self.key is not None:
-            job_id = id_of(self.key, payload)
-        return single(job_id, payload, tz=self._get_app().timezone, **words)
+        job_id, payload = self.call_form.read(args, kwargs, task_id)
+        entry = asked.added_to(single(job_id, payload, tz=self._get_app().timezone, **words))
+        return self.call_form.timed(entry, time.time())  # type: ignore[no-any-return]
 
     def signature(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
-        """Id and payload by name: in a chain, the result of the task before becomes the payload."""
-        named = as_keywords(args or (), kwargs or {}, self.key is not None, self.name)
-        return super().signature((), named, *rest, **options)
+        """A signature of a call. That of a batch has its payload by name: in a chain, the result of the task
+        before becomes the payload.
+        """
+        return super().signature(*self.call_form.of_signature(args, kwargs), *rest, **options)
 
     # -- many calls
 
@@ -196,6 +196,11 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         id) follows the calls. Celery makes a message of each call only if a signal or event needs one.
         Raises InvalidCall, which names the wrong job; then nothing is stored. Raises StoreError.
         """
+        if self.by is not None:
+            raise InvalidCall(
+                f"{self.name}.perform_async is not supported: its payloads are arguments (by={self.by!r}). "
+                "Call delay or apply_async for each"
+            )
         app = self._get_app()
         context = context_of(app)
         entries = bulk(jobs, app.timezone, self.key)
@@ -262,8 +267,11 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
     ) -> EagerResult[R]:
         """Run the function in this process, as a worker would, on ``{id: [payload]}``."""
         words = {name: options.pop(name, None) for name in WORDS}
-        batch = eager.batch_of([self.entry_of(args, kwargs, **words)], self)
-        return self.apply_batch(batch, *positional, **options)
+        entry = self.entry_of(args, kwargs, None, **words)
+        if self.by is not None:
+            result: EagerResult[R] = super().apply(args, kwargs, *positional, **options)
+            return result
+        return self.apply_batch(eager.batch_of([entry], self), *positional, **options)
 
     def apply_batch(
         self, payloads_by_id: dict[str, list[Any]], *positional: Any, **options: Any

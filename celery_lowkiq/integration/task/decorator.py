@@ -79,7 +79,8 @@ def _decorator(options: Mapping[str, Any]) -> Callable[[Callable[..., Any]], Any
             base = ordered_base(given.get("base", AppBoundTask), OrderedTask)
             check_names_of(given, base)
             check_options(given, base)
-            check_function(function, bound=bool(given.get("bind")))
+            by = given.get("by", getattr(base, "by", None))
+            check_function(function, bool(given.get("bind")), by)
         attributes = {**as_attributes(given), "base": base}
         if app is None:
             shared_task(**attributes)(function)

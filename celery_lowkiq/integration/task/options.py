@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -13,9 +13,20 @@ from celery.app.annotations import resolve_all as resolve_all_annotations
 
 from celery_lowkiq.integration.app.option_names import check_option_names
 from celery_lowkiq.integration.app.rate_limits import read_rate
+from celery_lowkiq.integration.calls.call_form import By, SignatureForm
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.models import MAX_SHARDS
-from celery_lowkiq.rules.validators import Option, invalid, is_number, matching, one_of, options_of, whole
+from celery_lowkiq.rules.validators import (
+    Option,
+    boolean,
+    invalid,
+    is_number,
+    is_whole,
+    matching,
+    one_of,
+    options_of,
+    whole,
+)
 
 from .queue_options import QueueOptions, queue_conflicts
 from .retry_options import RetryOptions, retry_conflicts
@@ -30,6 +41,12 @@ CELERYS_WRAPPER = "celery.app.base"
 RIGHT_FORM = "def sync_order(payloads_by_id): ..."
 
 MergeRule = Literal["min", "max"]
+
+
+def _names_argument(value: Any) -> bool:
+    return callable(value) or is_whole(value, 0) or (isinstance(value, str) and bool(value))
+
+
 Exceptions = tuple[type[BaseException], ...]
 
 
@@ -90,8 +107,32 @@ class BasicOptions(TypedDict, total=False):
             "`key(payload)` returns the id. Calls then take the payload alone.",
         ),
     ]
+    by: Annotated[
+        By | None,
+        Option(
+            None,
+            matching("the name, position or path of an argument, or a function", _names_argument).or_none(),
+            "The function keeps its signature, and this argument has the id of a call. Each call then runs "
+            "alone. See [an existing task](in-place.md).",
+        ),
+    ]
+    latest: Annotated[
+        bool,
+        Option(
+            False,
+            boolean,
+            "With `by=`: only the newest of the calls that wait for an id runs. The others end as "
+            "superseded.",
+        ),
+    ]
     merge: Annotated[
-        MergeRule, Option("min", one_of(MergeRule), "Which score stays when two payloads of an id are equal.")
+        MergeRule | None,
+        Option(
+            None,
+            one_of(MergeRule).or_none(),
+            "Which score stays when two payloads of an id are equal.",
+            default_words='`"min"`; with `by=`: equal calls do not merge',
+        ),
     ]
     max_payloads_per_run: Annotated[
         int | None,
@@ -150,9 +191,29 @@ def check_options(options: Mapping[str, Any], base: Any) -> None:
             option.valid.check(name, given[name])
     read_rate(given.get("rate_limit"))
     all_options = {name: given.get(name, getattr(base, name)) for name in (*OPTIONS, *RELATED)}
-    for name, expected, fix in (*queue_conflicts(all_options), *retry_conflicts(given)):
+    conflicts = (*_call_conflicts(all_options), *queue_conflicts(all_options), *retry_conflicts(given))
+    for name, expected, fix in conflicts:
         raise ConfigurationError(invalid(name, all_options[name], expected, fix))
-    check_celery_options(options)
+    check_celery_options(options, keeps_signature=all_options["by"] is not None)
+
+
+def _call_conflicts(options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Options of calls that contradict others: the name of one, what it should be, and what to do."""
+    if options["by"] is None:
+        if options["latest"]:
+            yield "latest", "by= beside it", "Give by=, or use keep=1 for a function that gets payloads by id"
+        return
+    alone = "Each call of a task with by= runs alone: take it out"
+    if options["key"] is not None:
+        yield "key", "no by= beside it", "Both say where the id of a call is: take one of them out"
+    if options["batch_size"] != 1:
+        yield "batch_size", "1 beside by=", alone
+    if options["max_payloads_per_run"] is not None:
+        yield "max_payloads_per_run", "no by= beside it", alone
+    if options["keep"] != "all":
+        yield "keep", "no by= beside it", "Use latest=True to run the newest call alone"
+    if options["latest"] and options["merge"] is not None:
+        yield "merge", "no latest= beside it", "With latest=True one call of an id waits: take merge= out"
 
 
 def check_names_of(given: Iterable[str], *bases: Any) -> None:
@@ -178,10 +239,12 @@ def check_queue_name(name: str) -> None:
         raise ConfigurationError(invalid("name", name, f"{QUEUE_NAMES}, since the queue has it, too", fix))
 
 
-def check_function(function: Callable[..., Any], bound: bool) -> None:
-    """Raises ConfigurationError unless the function can be called with the payloads by id."""
+def check_function(function: Callable[..., Any], bound: bool, by: By | None = None) -> None:
+    """Raises ConfigurationError unless a lane can call the function, with the payloads by id or, with
+    ``by``, the arguments of a call.
+    """
     name = getattr(function, "__qualname__", repr(function))
-    if getattr(function, "__globals__", {}).get("__name__") == CELERYS_WRAPPER:
+    if by is None and getattr(function, "__globals__", {}).get("__name__") == CELERYS_WRAPPER:
         check_celery_options({"pydantic": True})
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigurationError(f"{name} is async, which a lane cannot run: write {RIGHT_FORM}")
@@ -189,6 +252,9 @@ def check_function(function: Callable[..., Any], bound: bool) -> None:
         raise ConfigurationError(
             f"{name} is a generator, whose body would never run: write {RIGHT_FORM} without yield"
         )
+    if by is not None:
+        SignatureForm(function, bound, by)
+        return
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):

@@ -178,7 +178,7 @@ def policies_of(task: Any) -> Policies:
     limited = not app.conf.worker_disable_rate_limits
     stale = MARK_SECONDS if task.drop_stale is True else seconds_of(task.drop_stale)
     found = Policies(
-        keep=None if task.keep == "all" else task.keep,
+        keep=1 if task.latest else None if task.keep == "all" else task.keep,
         debounce=seconds_of(task.debounce),
         debounce_max=seconds_of(task.debounce_max),
         drop_stale=stale,
@@ -189,6 +189,6 @@ def policies_of(task: Any) -> Policies:
         retry_priority=task.retry_priority,
         priority_max_wait=context_of(app).settings.priority_max_wait,
         rate_per_id=read_rate(task.rate_limit_per_id) if limited else None,
-        per_run=task.max_payloads_per_run,
+        per_run=1 if task.by is not None and not task.latest else task.max_payloads_per_run,
     )
     return NONE if found == NONE else found

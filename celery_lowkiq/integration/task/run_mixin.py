@@ -11,6 +11,7 @@ from typing import Any, Generic
 from celery._state import get_current_task
 from celery.exceptions import Ignore, Retry
 
+from celery_lowkiq.integration.calls.call_form import Arguments
 from celery_lowkiq.integration.calls.validation import read_delay, read_time
 from celery_lowkiq.integration.records.call_record import store_state
 from celery_lowkiq.integration.runs import eager
@@ -45,8 +46,9 @@ class RunMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         elif run is not None:
             result = self._run(run, partial(self.run, *args, **kwargs))
         else:
-            request.lowkiq = eager.info(self.queue_spec, *args)
-            result = eager.eager_outcome(lambda: self.run(*args, **kwargs), *args)
+            payloads = self.call_form.to_payloads(Arguments(args, kwargs), request.id)
+            request.lowkiq = eager.info(self.queue_spec, payloads)
+            result = eager.eager_outcome(lambda: self.run(*args, **kwargs), payloads)
         return result
 
     def _run(self, run: Run, function: Callable[[], Any]) -> Any:
@@ -77,7 +79,7 @@ class RunMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         """
         if not throw:
             raise InvalidCall("retry(throw=False) is not supported: write raise self.retry(...)")
-        check_retry({"args": args, "kwargs": kwargs, **options})
+        check_retry({**self._changed(args, kwargs), **options})
         if max_retries is not None and not is_whole(max_retries, 0):
             raise InvalidCall(invalid("max_retries", max_retries, "a whole number from 0, or None"))
         handled = sys.exc_info()[1]
@@ -90,6 +92,15 @@ class RunMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         if max_retries is not None:
             retry.max_retries = max_retries
         raise retry
+
+    def _changed(self, args: Any, kwargs: Any) -> dict[str, Any]:
+        """The arguments of a retry that are not those of the call."""
+        given = {"args": args, "kwargs": kwargs}
+        if self.by is None:
+            return given
+        own = {"args": tuple(self.request.args or ()), "kwargs": dict(self.request.kwargs or {})}
+        same = {"args": args is None or tuple(args) == own["args"], "kwargs": kwargs in (None, own["kwargs"])}
+        return {name: value for name, value in given.items() if not same[name]}
 
     def replace(self, sig: Any) -> Any:
         """Run a signature in place of this task. It takes over the task's id, links, chain and chord.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from celery_lowkiq.integration.app.error_text import dump_error_text
 from celery_lowkiq.integration.app.option_names import data_names, naming
 from celery_lowkiq.integration.app.rate_limits import read_rate
 from celery_lowkiq.integration.app.registry import OrderedTaskMarker, add_step, check_names
-from celery_lowkiq.integration.calls.arguments import header_for
+from celery_lowkiq.integration.calls.call_form import BatchForm, CallForm, SignatureForm
 from celery_lowkiq.integration.calls.sent_times import install
 from celery_lowkiq.integration.operations.queue import OrderedQueue, Terms
 from celery_lowkiq.integration.records.orphans import finish_orphaned_calls
@@ -66,7 +67,8 @@ class OrderedTask(TrackingMixin, CallMixin[R], RunMixin[R], OrderedTaskMarker):
         run = declared.get("run")
         if run is not None:
             bound = not isinstance(run, staticmethod)
-            check_function(run if bound else run.__func__, bound)
+            function = run if bound else run.__func__
+            check_function(function, bound, getattr(cls, "by", None))
         for name, value in as_attributes(declared, cls.__qualname__).items():
             if value is not declared[name]:
                 setattr(cls, name, value)
@@ -75,7 +77,8 @@ class OrderedTask(TrackingMixin, CallMixin[R], RunMixin[R], OrderedTaskMarker):
         # Looked up as at run time: a method has its self then.
         with naming(str(declared.get("name") or cls.__qualname__)):
             check_options({**others, **declared, "retry_in": object.__new__(cls).retry_in}, cls)
-        cls.__header__ = staticmethod(header_for(cls.__name__, cls.key is not None))
+        cls.call_form = _call_form(cls)
+        cls.__header__ = staticmethod(cls.call_form.header)
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
@@ -108,7 +111,7 @@ class OrderedTask(TrackingMixin, CallMixin[R], RunMixin[R], OrderedTaskMarker):
             name=self.queue_name or self.name,
             shards=self.shards,
             batch_size=self.batch_size,
-            merge=Merge(self.merge),
+            merge=Merge(self.merge or "min"),
             max_crashes=self.max_crashes,
             max_run=self.max_run,
             poison_error=dump_error_text(context.settings, POISON.format(max_crashes=self.max_crashes)),
@@ -130,6 +133,15 @@ class OrderedTask(TrackingMixin, CallMixin[R], RunMixin[R], OrderedTaskMarker):
     def Strategy(self, task: Any, app: Celery, consumer: Any, **options: Any) -> Any:  # noqa: N802 - Celery's name
         """What the worker does with a call that a process without this code sent to the broker."""
         return BrokerMessageHandler(self, consumer)
+
+
+def _call_form(cls: Any) -> CallForm:
+    by = cls.by
+    if by is None:
+        return BatchForm(cls.__name__, cls.key)
+    run = inspect.getattr_static(cls, "run")
+    bound = not isinstance(run, staticmethod)
+    return SignatureForm(run if bound else run.__func__, bound, by, cls.merge is not None, cls.typing)
 
 
 for _name, _option in OPTIONS.items():

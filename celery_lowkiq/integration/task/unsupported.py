@@ -46,7 +46,7 @@ REFUSED = {
     **_BOTH,
     "queue": "an ordered task has a queue of its own. Use queue_name= to name it",
     "default_retry_delay": "retry_in= is the delay before a retry. Use it, or self.retry(countdown=)",
-    "pydantic": "the function gets payloads by id. Use pydantic inside it: validate each payload",
+    "pydantic": "the function gets payloads by id. Give by=, or validate each payload in the function",
     "Request": "runs come from a lane, not as messages. Use on_failure and the other methods, or signals",
 }
 _BY_NAME = (
@@ -59,10 +59,10 @@ _RETRY = ("exc", "countdown", "eta", "max_retries", "throw")
 _INLINE = {"celery.map": "map", "celery.starmap": "starmap"}
 
 
-def check_celery_options(options: Mapping[str, Any]) -> None:
+def check_celery_options(options: Mapping[str, Any], keeps_signature: bool = False) -> None:
     """Raises ConfigurationError for the first option of the decorator, or of a class, that is refused."""
     for name, reason in REFUSED.items():
-        if options.get(name) not in (None, False):
+        if options.get(name) not in (None, False) and not (keeps_signature and name == "pydantic"):
             raise ConfigurationError(invalid(name, options[name], f"no {name}=, since {reason}"))
     if options.get("retry_backoff") and not options.get("autoretry_for"):
         fix = "Give autoretry_for=, or compute the delay in retry_in="

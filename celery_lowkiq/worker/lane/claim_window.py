@@ -47,6 +47,7 @@ class ClaimWindow:
     def __init__(self, owned: OwnedShard, claim: Claim, claimed_at: float) -> None:
         self.owned = owned
         self.number = claim.number
+        self._redis_time = claim.now
         self.claimed_at = claimed_at
         self.ran: list[Batch] = []
         self._verdicts: list[Settlement] = []
@@ -61,7 +62,7 @@ class ClaimWindow:
                 return None
             jobs = self._waiting.popleft()
         owned = self.owned
-        return Batch(owned.queue, owned.lease, self.number, jobs, owned.lost, now)
+        return Batch(owned.queue, owned.lease, self.number, jobs, owned.lost, now, self._redis_time)
 
     def add(self, batch: Batch, verdicts: Sequence[Settlement]) -> None:
         """Record the verdicts of a batch that has run."""

@@ -1,0 +1,283 @@
+"""Call forms: how the arguments of a call become an id and a payload, and a payload those of a run.
+
+The function of a task takes payloads by id, or, with ``by=``, the arguments that its callers give. In the
+second form a payload is one call, ``{"args": [...], "kwargs": {...}, "id": task id}``; it has no id where
+``merge=`` merges calls with equal arguments, and ``"eta"`` (Unix s) when the call must not run before.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from celery.utils.functional import head_from_fun
+from celery.utils.saferepr import saferepr
+
+from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall, UndecodablePayload
+from celery_lowkiq.rules.validators import invalid
+
+from .arguments import SHOWN, as_keywords, check_arguments, header_for
+from .validation import Entry, id_of, read_id
+
+#: The argument that has a call's id, by name, position or path; or a function of all arguments by name.
+By = str | int | Callable[[dict[str, Any]], Any]
+EMPTY = inspect.Parameter.empty
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+PayloadsById = Mapping[str, Sequence[Any]]
+#: Maximum length of a batch in events and listings; Celery's own limit for arguments.
+ARGUMENTS_SHOWN = 1024
+
+
+class Arguments(NamedTuple):
+    """The arguments of a function."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+class CallForm(Protocol):
+    """What the function of a task takes, for its calls and its runs."""
+
+    #: Celery's check of the arguments of a call.
+    header: Callable[..., Any]
+
+    def read(self, args: Any, kwargs: Any, task_id: str | None) -> tuple[Any, Any]:
+        """Id and payload of a call. Raises TypeError for wrong arguments, and InvalidCall."""
+
+    def timed(self, entry: Entry, now: float) -> Entry:
+        """The call, whose payload says when it may run if a job cannot. ``now``: Unix time in s."""
+
+    def of_signature(self, args: Any, kwargs: Any) -> Arguments:
+        """The arguments that a signature keeps. Raises TypeError for too many."""
+
+    def of_run(self, payloads_by_id: PayloadsById) -> Arguments:
+        """The arguments of the function for these payloads."""
+
+    def to_payloads(self, arguments: Arguments, task_id: str) -> PayloadsById:
+        """The payloads that a run with these arguments has."""
+
+    def shown(self, arguments: Arguments, small: bool) -> str:
+        """The positional arguments in events and logs, cut short; ``small``: the payloads are."""
+
+    def task_id_of(self, payloads_by_id: PayloadsById) -> str | None:
+        """The id of the call that the payloads are; None when they do not say."""
+
+    def eta_of(self, payloads_by_id: PayloadsById) -> float:
+        """Unix time (s) before which the payloads must not run; 0: now."""
+
+    @property
+    def check(self) -> Callable[[Any], None] | None:
+        """Raises UndecodablePayload for a payload of another form. None: any payload is one of this."""
+
+
+class BatchForm:
+    """``f(payloads_by_id)``, called with an id and a payload, or with ``key=`` a payload alone."""
+
+    def __init__(self, name: str, key: Callable[[Any], Any] | None) -> None:
+        self.header = header_for(name, key is not None)
+        self._name = name
+        self._key = key
+
+    def read(self, args: Any, kwargs: Any, task_id: str | None) -> tuple[Any, Any]:
+        """See CallForm."""
+        try:
+            job_id, payload = self.header(*(args or ()), **(kwargs or {}))
+        except TypeError:
+            # Python's own message for a wrong type names internals of a task.
+            check_arguments(args, kwargs)
+            raise
+        return job_id if self._key is None else id_of(self._key, payload), payload
+
+    def timed(self, entry: Entry, now: float) -> Entry:
+        """The time of the job is enough: its calls run together."""
+        return entry
+
+    def of_signature(self, args: Any, kwargs: Any) -> Arguments:
+        """By name: in a chain, the result of the task before becomes the payload."""
+        return Arguments((), as_keywords(args or (), kwargs or {}, self._key is not None, self._name))
+
+    def of_run(self, payloads_by_id: PayloadsById) -> Arguments:
+        """See CallForm."""
+        return Arguments((payloads_by_id,), {})
+
+    def to_payloads(self, arguments: Arguments, task_id: str) -> PayloadsById:
+        """See CallForm."""
+        payloads_by_id: PayloadsById = arguments.args[0]
+        return payloads_by_id
+
+    def shown(self, arguments: Arguments, small: bool) -> str:
+        """Each id, the number of its payloads, and the payloads. Small ones are shown whole:
+        that is faster.
+        """
+        parts: list[str] = []
+        left = ARGUMENTS_SHOWN
+        (payloads_by_id,) = arguments.args
+        for job_id, payloads in payloads_by_id.items():
+            if left <= 0:
+                parts.append(f"... ({len(payloads_by_id)} ids)")
+                break
+            text = repr(payloads) if small else saferepr(payloads, left)
+            parts.append(f"{job_id!r} ({len(payloads)}): {text}")
+            left -= len(parts[-1])
+        return ", ".join(parts)
+
+    def task_id_of(self, payloads_by_id: PayloadsById) -> str | None:
+        """A payload does not say of which call it is."""
+        return None
+
+    def eta_of(self, payloads_by_id: PayloadsById) -> float:
+        """The job was due."""
+        return 0.0
+
+    check = None
+
+
+class SignatureForm:
+    """``by=``: the function keeps its signature, and each call runs alone, with its own arguments."""
+
+    def __init__(
+        self, function: Callable[..., Any], bound: bool, by: By, merges: bool = False, checks: bool = True
+    ) -> None:
+        """``bound``: the function takes ``self``. ``merges``: calls with equal arguments are one payload.
+        ``checks``: the arguments of a call are checked against the signature.
+
+        Raises ConfigurationError when ``by`` names no argument of the function.
+        """
+        plain = inspect.unwrap(function)
+        # Celery runs an errback whose check takes two arguments at once, outside of any queue, unless it is
+        # a partial.
+        self.header: Callable[..., Any] = partial(head_from_fun(plain, bound=bound))
+        parameters = list(inspect.signature(plain).parameters.values())[1 if bound else 0 :]
+        self._signature = inspect.Signature(parameters)
+        self._merges = merges
+        self._checks = checks
+        self._by = by
+        self._find = self._finder(by)
+
+    def read(self, args: Any, kwargs: Any, task_id: str | None) -> tuple[Any, Any]:
+        """See CallForm."""
+        check_arguments(args, kwargs)
+        args, kwargs = tuple(args or ()), dict(kwargs or {})
+        if self._checks:
+            self.header(*args, **kwargs)
+        payload = {"args": args, "kwargs": kwargs}
+        return self._find(args, kwargs), payload if self._merges else {**payload, "id": task_id}
+
+    def timed(self, entry: Entry, now: float) -> Entry:
+        """A call that meets a job which is due waits for its own time, and those behind it with it."""
+        if entry.perform_in is None and entry.delay is None:
+            return entry
+        eta = entry.perform_in if entry.delay is None else now + entry.delay
+        return replace(entry, payload={**entry.payload, "eta": eta})
+
+    def of_signature(self, args: Any, kwargs: Any) -> Arguments:
+        """As those of any task of Celery's."""
+        return Arguments(args, kwargs)
+
+    def of_run(self, payloads_by_id: PayloadsById) -> Arguments:
+        """Those of the only payload; none when it cannot run."""
+        call = _only(payloads_by_id)
+        return Arguments(tuple(call.get("args", ())), call.get("kwargs", {}))
+
+    def to_payloads(self, arguments: Arguments, task_id: str) -> PayloadsById:
+        """See CallForm."""
+        job_id, payload = self.read(*arguments, task_id)
+        return {read_id(job_id): [payload]}
+
+    def shown(self, arguments: Arguments, small: bool) -> str:
+        """As those of any task of Celery's."""
+        return saferepr(arguments.args, ARGUMENTS_SHOWN)
+
+    def task_id_of(self, payloads_by_id: PayloadsById) -> str | None:
+        """See CallForm."""
+        return _only(payloads_by_id).get("id")
+
+    def eta_of(self, payloads_by_id: PayloadsById) -> float:
+        """See CallForm."""
+        return float(_only(payloads_by_id).get("eta", 0.0))
+
+    def check(self, payload: Any) -> None:
+        """See CallForm."""
+        if not (
+            isinstance(payload, Mapping)
+            and isinstance(payload.get("args"), (list, tuple))
+            and isinstance(payload.get("kwargs"), Mapping)
+            and isinstance(payload.get("id", ""), str)
+            and isinstance(payload.get("eta", 0.0), (int, float))
+        ):
+            raise UndecodablePayload(
+                f"{saferepr(payload, SHOWN)} is not a call of a task with by=: expected "
+                '{"args": [...], "kwargs": {...}}'
+            )
+
+    # -- the id
+
+    def _finder(self, by: By) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
+        if callable(by):
+            return self._computed
+        name, *path = by.split(".") if isinstance(by, str) else (by,)
+        parameters = list(self._signature.parameters.values())
+        positional = [each for each in parameters if each.kind in POSITIONAL]
+        kinds = {each.kind for each in parameters}
+        parameter = None
+        if isinstance(name, str):
+            parameter = self._signature.parameters.get(name)
+            if parameter is None and inspect.Parameter.VAR_KEYWORD not in kinds:
+                raise self._unknown("the name of an argument, as " + ", ".join(self._signature.parameters))
+            position = positional.index(parameter) if parameter in positional else None
+        else:
+            if name < len(positional):
+                parameter = positional[name]
+            elif inspect.Parameter.VAR_POSITIONAL not in kinds:
+                raise self._unknown(f"a position below {len(positional)}")
+            position = name
+        keyword = name if parameter is None else parameter.name
+        default = EMPTY if parameter is None else parameter.default
+        return partial(self._found, position, keyword, default, [str(part) for part in path])
+
+    def _found(
+        self,
+        position: int | None,
+        keyword: Any,
+        default: Any,
+        path: Sequence[str],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        if position is not None and position < len(args):
+            value = args[position]
+        else:
+            value = kwargs.get(keyword, default)
+        if value is EMPTY:
+            raise InvalidCall(f"by={self._by!r} finds no id: the call has no such argument")
+        for part in path:
+            try:
+                value = value[part] if isinstance(value, Mapping) else getattr(value, part)
+            except (KeyError, AttributeError):
+                raise InvalidCall(
+                    f"by={self._by!r} finds no id: {saferepr(value, SHOWN)} has no {part!r}"
+                ) from None
+        return value
+
+    def _computed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        try:
+            return self._by(bound.arguments)  # type: ignore[operator]
+        except Exception as error:
+            shown = saferepr(bound.arguments, SHOWN)
+            raise InvalidCall(f"by= finds no id in {shown}: {type(error).__name__}: {error}") from error
+
+    def _unknown(self, expected: str) -> ConfigurationError:
+        signature = f"({', '.join(self._signature.parameters)})"
+        return ConfigurationError(invalid("by", self._by, f"{expected}, of the function with {signature}"))
+
+
+def _only(payloads_by_id: PayloadsById) -> Mapping[str, Any]:
+    """The call of a run, which is the only one."""
+    return next((payload for payloads in payloads_by_id.values() for payload in payloads), {})
