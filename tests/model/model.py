@@ -212,6 +212,9 @@ class Model:
             at = job.perform_in if level == 2 else now
             self.waiting[job_id] = replace(job, items=rest, perform_in=at)
             self.firsts.pop(job_id, None)
+            if self.policies.per_run == 1 and level != 2:
+                self.waiting[job_id] = replace(self.waiting[job_id], retry_count=-1, error=None)
+                self.forget(job_id)
         else:
             self.forget(job_id)
         job = replace(job, items=taken)

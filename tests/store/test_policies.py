@@ -289,6 +289,18 @@ class TestPortions:
         shard.end(rest)
         assert shard.waiting() is None
 
+    def test_a_payload_that_runs_alone_has_failed_alone(self, store, client):
+        shard = Shard(store, per_run=1, on_push_after_failure=AfterFailure.NOW)
+        for score in (1, 2, 3):
+            shard.push("1", b"%d" % score, score, perform_in=1.0)
+        shard.run(Disposition.RETRY, retry_count=4, error=b"boom")
+        (job,) = shard.claim()
+        assert (job.payloads[0].data, job.retry_count, job.error) == (b"1", 4, b"boom")
+        waiting = shard.waiting()
+        assert (shard.payloads(), waiting.retry_count, waiting.error) == ([b"2", b"3"], -1, None)
+        shard.end(job, Disposition.RETRY, retry_count=5, error=b"bang")
+        assert (shard.waiting().retry_count, shard.payloads()) == (5, [b"1", b"2", b"3"])
+
     def test_a_death_takes_the_first_payload_and_the_others_start_anew(self, shard):
         (job,) = shard.claim()
         shard.end(job, Disposition.DIE, error=b"boom")

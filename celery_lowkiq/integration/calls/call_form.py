@@ -46,8 +46,11 @@ class CallForm(Protocol):
     #: Celery's check of the arguments of a call.
     header: Callable[..., Any]
 
-    def read(self, args: Any, kwargs: Any, task_id: str | None) -> tuple[Any, Any]:
-        """Id and payload of a call. Raises TypeError for wrong arguments, and InvalidCall."""
+    def read(self, args: Any, kwargs: Any, task_id: str | None, typing: bool = True) -> tuple[Any, Any]:
+        """Id and payload of a call. ``typing``: whether arguments are checked against the signature.
+
+        Raises TypeError for wrong arguments, and InvalidCall.
+        """
 
     def timed(self, entry: Entry, now: float) -> Entry:
         """The call, whose payload says when it may run if a job cannot. ``now``: Unix time in s."""
@@ -83,7 +86,7 @@ class BatchForm:
         self._name = name
         self._key = key
 
-    def read(self, args: Any, kwargs: Any, task_id: str | None) -> tuple[Any, Any]:
+    def read(self, args: Any, kwargs: Any, task_id: str | None, typing: bool = True) -> tuple[Any, Any]:
         """See CallForm."""
         try:
             job_id, payload = self.header(*(args or ()), **(kwargs or {}))
@@ -111,9 +114,7 @@ class BatchForm:
         return payloads_by_id
 
     def shown(self, arguments: Arguments, small: bool) -> str:
-        """Each id, the number of its payloads, and the payloads. Small ones are shown whole:
-        that is faster.
-        """
+        """Each id, the number of its payloads, and the payloads; small ones whole, which is faster."""
         parts: list[str] = []
         left = ARGUMENTS_SHOWN
         (payloads_by_id,) = arguments.args
@@ -144,7 +145,6 @@ class SignatureForm:
         self, function: Callable[..., Any], bound: bool, by: By, merges: bool = False, checks: bool = True
     ) -> None:
         """``bound``: the function takes ``self``. ``merges``: calls with equal arguments are one payload.
-        ``checks``: the arguments of a call are checked against the signature.
 
         Raises ConfigurationError when ``by`` names no argument of the function.
         """
@@ -155,15 +155,14 @@ class SignatureForm:
         parameters = list(inspect.signature(plain).parameters.values())[1 if bound else 0 :]
         self._signature = inspect.Signature(parameters)
         self._merges = merges
-        self._checks = checks
         self._by = by
         self._find = self._finder(by)
 
-    def read(self, args: Any, kwargs: Any, task_id: str | None) -> tuple[Any, Any]:
+    def read(self, args: Any, kwargs: Any, task_id: str | None, typing: bool = True) -> tuple[Any, Any]:
         """See CallForm."""
         check_arguments(args, kwargs)
         args, kwargs = tuple(args or ()), dict(kwargs or {})
-        if self._checks:
+        if typing:
             self.header(*args, **kwargs)
         payload = {"args": args, "kwargs": kwargs}
         return self._find(args, kwargs), payload if self._merges else {**payload, "id": task_id}

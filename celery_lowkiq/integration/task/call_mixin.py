@@ -156,7 +156,7 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         self, args: Any, kwargs: Any, task_id: str | None, asked: Asked = NOTHING, **words: Any
     ) -> Entry:
         """The checked call that the arguments make. Raises TypeError, as Celery does, and InvalidCall."""
-        job_id, payload = self.call_form.read(args, kwargs, task_id)
+        job_id, payload = self.call_form.read(args, kwargs, task_id, self.typing)
         entry = asked.added_to(single(job_id, payload, tz=self._get_app().timezone, **words))
         return self.call_form.timed(entry, time.time())  # type: ignore[no-any-return]
 

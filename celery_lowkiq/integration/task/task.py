@@ -141,7 +141,7 @@ def _call_form(cls: Any) -> CallForm:
         return BatchForm(cls.__name__, cls.key)
     run = inspect.getattr_static(cls, "run")
     bound = not isinstance(run, staticmethod)
-    return SignatureForm(run if bound else run.__func__, bound, by, cls.merge is not None, cls.typing)
+    return SignatureForm(run if bound else run.__func__, bound, by, cls.merge is not None)
 
 
 for _name, _option in OPTIONS.items():

@@ -61,13 +61,15 @@ local function claim_job(id, perform_in, most, failure, condemned)
     payloads_lost = true
   elseif not more then
     index_remove(id)
+  end
+  -- A payload that runs alone has failed alone: the rest starts anew.
+  if #items > 0 and (not more or portion == 1 and portion < most) then
     clear_policy_state(id)
     if failure then
       redis.call('ZREM', failed, id)
       redis.call('HDEL', errors, id)
     end
-  end
-  if more and options.debounce then
+  elseif more and options.debounce then
     redis.call('HDEL', debounce, id)
   end
   -- Its own time is still to come: the run is an early one.

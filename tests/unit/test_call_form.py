@@ -1,0 +1,166 @@
+"""The form of calls with ``by=``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from celery import Celery
+
+from celery_lowkiq import OrderedTask, ordered_task
+from celery_lowkiq.integration.calls.call_form import Arguments, SignatureForm
+from celery_lowkiq.integration.calls.validation import Entry
+from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall, UndecodablePayload
+
+
+@dataclass
+class Order:
+    id: int
+
+
+def save(order_id, status="new", *, note=None, **more): ...
+
+
+def rest(*orders): ...
+
+
+def id_of(function, by, *args, bound=False, **kwargs):
+    return SignatureForm(function, bound, by).read(args, kwargs, "task-id")[0]
+
+
+class TestTheId:
+    @pytest.mark.parametrize(
+        ("by", "expected"),
+        [
+            ("order_id", 1),
+            (0, 1),
+            ("status", "paid"),
+            (1, "paid"),
+            ("note", "n"),
+            ("shop", "s"),
+            (lambda arguments: f"{arguments['order_id']}/{arguments['status']}", "1/paid"),
+        ],
+    )
+    def test_it_is_one_of_the_arguments(self, by, expected):
+        assert id_of(save, by, 1, "paid", note="n", shop="s") == expected
+        assert id_of(save, by, status="paid", order_id=1, note="n", shop="s") == expected
+
+    def test_it_may_be_a_default(self):
+        assert id_of(save, "status", 1) == "new"
+        assert id_of(save, lambda arguments: arguments["status"], 1) == "new"
+
+    def test_it_may_lie_in_an_argument(self):
+        assert id_of(save, "order_id.id", Order(7)) == 7
+        assert id_of(save, "order_id.head.id", {"head": {"id": 7}}) == 7
+
+    def test_it_may_be_one_of_any_number(self):
+        assert id_of(rest, 2, "a", "b", "c") == "c"
+
+    def test_self_is_no_argument(self):
+        def method(self, order_id): ...
+
+        assert id_of(method, 0, 5, bound=True) == 5
+        with pytest.raises(ConfigurationError, match=r"by='self' is invalid: .* order_id"):
+            SignatureForm(method, True, "self")
+
+    @pytest.mark.parametrize("by", ["x", "x.id", 2])
+    def test_an_argument_that_the_function_lacks_is_refused(self, by):
+        def function(order_id, status): ...
+
+        with pytest.raises(ConfigurationError, match=r"by=.* is invalid: expected .*\(order_id, status\)"):
+            SignatureForm(function, False, by)
+
+    @pytest.mark.parametrize(
+        ("by", "text"),
+        [
+            ("shop", "by='shop' finds no id: the call has no such argument"),
+            ("order_id.x", "by='order_id.x' finds no id: 1 has no 'x'"),
+            (lambda arguments: arguments["x"], "by= finds no id in .*KeyError"),
+        ],
+    )
+    def test_a_call_without_one_is_refused(self, by, text):
+        with pytest.raises(InvalidCall, match=text):
+            id_of(save, by, 1)
+
+
+class TestCalls:
+    def test_arguments_are_checked_against_the_signature(self):
+        def function(order_id): ...
+
+        with pytest.raises(TypeError):
+            id_of(function, 0)
+        with pytest.raises(TypeError):
+            id_of(function, 0, 1, 2)
+        with pytest.raises(TypeError, match="args='42' is invalid"):
+            SignatureForm(function, False, 0).read("42", {}, "task-id")
+
+    def test_equal_ones_differ_by_their_ids_unless_they_merge(self):
+        form, merging = SignatureForm(save, False, 0), SignatureForm(save, False, 0, merges=True)
+        expected = {"args": (1,), "kwargs": {"note": "n"}}
+        assert form.read((1,), {"note": "n"}, "task-id") == (1, {**expected, "id": "task-id"})
+        assert merging.read((1,), {"note": "n"}, "task-id") == (1, expected)
+
+    def test_the_payload_says_when_it_may_run(self):
+        form = SignatureForm(save, False, 0)
+        assert form.timed(Entry("1", {}), 100.0).payload == {}
+        assert form.timed(Entry("1", {}, delay=5.0), 100.0).payload == {"eta": 105.0}
+        assert form.timed(Entry("1", {}, perform_in=103.0), 100.0).payload == {"eta": 103.0}
+        assert form.eta_of({"1": [{"eta": 105.0}]}) == 105.0
+        assert form.eta_of({"1": []}) == 0.0
+
+    def test_a_run_gets_them_back(self):
+        form = SignatureForm(save, False, 0)
+        payloads = form.to_payloads(Arguments((1, "paid"), {"note": "n"}), "task-id")
+        assert form.of_run(payloads) == ((1, "paid"), {"note": "n"})
+        assert form.task_id_of(payloads) == "task-id"
+
+    @pytest.mark.parametrize(
+        "payload", [1, {}, {"args": 1, "kwargs": {}}, {"args": [], "kwargs": []}, {"args": [], "id": 1}]
+    )
+    def test_a_payload_of_another_form_is_refused(self, payload):
+        with pytest.raises(UndecodablePayload, match="is not a call of a task with by="):
+            SignatureForm(save, False, 0).check(payload)
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"by": "nothing"},
+            {"by": -1},
+            {"by": True},
+            {"by": ""},
+            {"by": 0, "key": len},
+            {"by": 0, "batch_size": 2},
+            {"by": 0, "max_payloads_per_run": 1},
+            {"by": 0, "keep": 1},
+            {"latest": True},
+            {"by": 0, "latest": True, "merge": "max"},
+        ],
+    )
+    def test_what_makes_no_sense_is_refused(self, options):
+        with pytest.raises(ConfigurationError, match="is invalid: expected"):
+
+            @ordered_task(**options)
+            def function(order_id): ...
+
+    def test_a_class_may_have_it(self):
+        app = Celery("classes", set_as_current=False)
+
+        class Save(OrderedTask):
+            name = "save"
+            by = "order_id"
+
+            def run(self, order_id, status="new"): ...
+
+        task = app.register_task(Save())
+        assert app.tasks["save"].call_form.read((5,), {}, "task-id")[0] == 5
+        with pytest.raises(TypeError):
+            task.entry_of((), {"status": 1}, None)
+
+    def test_a_bulk_call_is_refused(self):
+        @ordered_task(app=Celery("bulk", set_as_current=False), by=0)
+        def function(order_id): ...
+
+        with pytest.raises(InvalidCall, match="perform_async is not supported"):
+            function.perform_async([{"id": 1}])
