@@ -105,6 +105,12 @@ def _read_mapping(value: Any) -> dict[str, Any]:
     return dict(value)
 
 
+def _read_names(value: Any) -> frozenset[str]:
+    if not isinstance(value, (list, tuple, set, frozenset)) or not all(map(text().accepts, value)):
+        raise ValueError
+    return frozenset(value)
+
+
 def _read_weights(value: Any) -> dict[str, float]:
     """A weight has bounds, so that a queue is never drawn always, or not at all."""
     weights = _read_mapping(value)
@@ -216,6 +222,11 @@ class Settings:
         _functions,
         "Functions [`m(task, batch, call)`](middlewares.md) around each run, the first outermost. `batch` is "
         "the jobs of the run.",
+    )
+    plain: frozenset[str] = _setting(
+        frozenset(),
+        Validator("a list or set of names of tasks with by=", _read_names),
+        "Tasks with `by=` that run as [plain ones](in-place.md#there-and-back): their calls go to the broker.",
     )
     client_middlewares: tuple[Any, ...] = _setting(
         (), _functions, "The same around each push. `batch` is the entries of the call."

@@ -18,6 +18,7 @@ from celery_lowkiq.integration.calls.validation import Entry, priority_of
 from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.integration.records.orphans import fail
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall, QueueFull, StoreUnavailable
+from celery_lowkiq.store.inspect.queries import Queries
 
 from .unsupported import check_message
 
@@ -104,6 +105,41 @@ class BrokerMessageHandler:
                 logger.error("messages for %s wait in the worker: %s", self._task.name, error)
             else:
                 logger.info("messages for %s reach their queue again", self._task.name)
+
+
+class SwitchingHandler:
+    """Celery's handler of task messages of a task with ``by=``, which may be a plain one for a while.
+
+    A message of an id runs as a plain call only when the store has no call of the id left.
+    """
+
+    def __init__(self, task: Any, ordered: BrokerMessageHandler, plain: Any) -> None:
+        self._task = task
+        self._ordered = ordered
+        self._plain = plain
+
+    def __call__(self, message: Any, body: Any, *args: Any, **kwargs: Any) -> Any:
+        """Handle a message."""
+        handler = self._plain if self._runs_plain(message, body) else self._ordered
+        return handler(message, body, *args, **kwargs)
+
+    def _runs_plain(self, message: Any, body: Any) -> bool:
+        try:
+            return self._task.is_plain and not self._is_stored(message, body)
+        except (InvalidCall, TypeError):
+            # It fails as a plain call does.
+            return True
+        except Exception as error:
+            logger.warning("a message for %s goes to its ordered queue: %s", self._task.name, error)
+            return False
+
+    def _is_stored(self, message: Any, body: Any) -> bool:
+        """Whether the store has calls of the message's id."""
+        task = self._task
+        call = read_call(message.payload if body is None else body, message.headers or {})
+        job_id = task.entry_of(call.args, call.kwargs, None).id
+        queries: Queries = context_of(task.app).queries
+        return queries.has_job(task.queue_spec, job_id)
 
 
 def _priority(message: Any) -> int | None:

@@ -82,6 +82,10 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         Takes Celery's options, too. Raises TypeError for wrong arguments, InvalidCall for a wrong value,
         StoreError.
         """
+        if self.is_plain:
+            links = {"link": link, "link_error": link_error, "shadow": shadow}
+            plain: AsyncResult[R] = super().apply_async(args, kwargs, task_id, producer, **links, **options)
+            return plain
         words = {name: options.pop(name, None) for name in WORDS}
         check_call(self.name, self.queue_spec.name, options)
         app = self._get_app()

@@ -50,6 +50,10 @@ def _names_argument(value: Any) -> bool:
 Exceptions = tuple[type[BaseException], ...]
 
 
+def _is_switch(value: Any) -> bool:
+    return isinstance(value, bool) or callable(value)
+
+
 class CeleryOptions(TypedDict, total=False):
     """Options of Celery's that an ordered task takes."""
 
@@ -114,6 +118,15 @@ class BasicOptions(TypedDict, total=False):
             matching("the name, position or path of an argument, or a function", _names_argument).or_none(),
             "The function keeps its signature, and this argument has the id of a call. Each call then runs "
             "alone. See [an existing task](in-place.md).",
+        ),
+    ]
+    enabled: Annotated[
+        bool | Callable[[], bool],
+        Option(
+            True,
+            matching("True, False, or a function that returns one", _is_switch),
+            "With `by=`: whether the task is ordered. False: it runs as [a plain one]"
+            "(in-place.md#there-and-back), as with `lowkiq_plain`.",
         ),
     ]
     latest: Annotated[
@@ -202,6 +215,8 @@ def _call_conflicts(options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]
     if options["by"] is None:
         if options["latest"]:
             yield "latest", "by= beside it", "Give by=, or use keep=1 for a function that gets payloads by id"
+        if options["enabled"] is not True:
+            yield "enabled", "by= beside it", "A function that gets payloads by id cannot run as a plain task"
         return
     alone = "Each call of a task with by= runs alone: take it out"
     if options["key"] is not None:

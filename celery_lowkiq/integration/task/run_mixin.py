@@ -17,6 +17,7 @@ from celery_lowkiq.integration.records.call_record import store_state
 from celery_lowkiq.integration.runs import eager
 from celery_lowkiq.integration.runs.aborts import may_fail
 from celery_lowkiq.integration.runs.otel import link_calls
+from celery_lowkiq.integration.runs.retry_policy import policy_of
 from celery_lowkiq.integration.runs.run import Run
 from celery_lowkiq.integration.runs.tracing import report
 from celery_lowkiq.rules.errors import InvalidCall
@@ -45,6 +46,8 @@ class RunMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
             result = play()
         elif run is not None:
             result = self._run(run, partial(self.run, *args, **kwargs))
+        elif self._is_plain_run():
+            result = self.run(*args, **kwargs)
         else:
             payloads = self.call_form.to_payloads(Arguments(args, kwargs), request.id)
             request.lowkiq = eager.info(self.queue_spec, payloads)
@@ -77,6 +80,12 @@ class RunMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         outside of a run, ``exc``. Raises InvalidCall for ``throw=False``, since a run cannot succeed and be
         repeated; for a wrong ``max_retries``; and for arguments that would change the call.
         """
+        if self._is_plain_run():
+            if eta is None and countdown is None:
+                countdown = policy_of(self).retry_in(exc, self.request.retries)
+            if countdown is False:
+                countdown, max_retries = None, 0
+            return super().retry(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
         if not throw:
             raise InvalidCall("retry(throw=False) is not supported: write raise self.retry(...)")
         check_retry({**self._changed(args, kwargs), **options})
@@ -92,6 +101,12 @@ class RunMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         if max_retries is not None:
             retry.max_retries = max_retries
         raise retry
+
+    def _is_plain_run(self) -> bool:
+        """Whether the current run is one of Celery's own, of a call that came by the broker."""
+        request = self.request
+        in_lane = getattr(request, "lowkiq_run", None) is not None
+        return self.by is not None and not (in_lane or request.is_eager or request.called_directly)
 
     def _changed(self, args: Any, kwargs: Any) -> dict[str, Any]:
         """The arguments of a retry that are not those of the call."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from celery import Celery
+from celery.worker.strategy import default
 
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.app.error_text import dump_error_text
@@ -19,11 +20,13 @@ from celery_lowkiq.integration.calls.sent_times import install
 from celery_lowkiq.integration.operations.queue import OrderedQueue, Terms
 from celery_lowkiq.integration.records.orphans import finish_orphaned_calls
 from celery_lowkiq.integration.runs.outcomes import BusinessFailure
+from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.models import Merge, QueueSpec
+from celery_lowkiq.rules.validators import invalid
 from celery_lowkiq.worker.forks import ProcessLock
 
 from .base_classes import R, adopt_on_commit, guard_before_start, guard_call, inherited
-from .broker_messages import BrokerMessageHandler
+from .broker_messages import BrokerMessageHandler, SwitchingHandler
 from .call_mixin import CallMixin
 from .options import (
     OPTIONS,
@@ -77,8 +80,7 @@ class OrderedTask(TrackingMixin, CallMixin[R], RunMixin[R], OrderedTaskMarker):
         # Looked up as at run time: a method has its self then.
         with naming(str(declared.get("name") or cls.__qualname__)):
             check_options({**others, **declared, "retry_in": object.__new__(cls).retry_in}, cls)
-        cls.call_form = _call_form(cls)
-        cls.__header__ = staticmethod(cls.call_form.header)
+        cls.__header__ = staticmethod(_call_form(object.__new__(cls)).header)
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
@@ -105,6 +107,9 @@ class OrderedTask(TrackingMixin, CallMixin[R], RunMixin[R], OrderedTaskMarker):
         app = self._get_app()
         context = context_of(app)
         check_names(app)
+        if self.by is None and self.name in context.settings.plain:
+            expected, fix = "names of tasks with by=", f"Give {self.name} a by=, or take its name out"
+            raise ConfigurationError(invalid("lowkiq_plain", sorted(context.settings.plain), expected, fix))
         with naming(self.name):
             policies = policies_of(self)
         return QueueSpec(
@@ -132,16 +137,35 @@ class OrderedTask(TrackingMixin, CallMixin[R], RunMixin[R], OrderedTaskMarker):
 
     def Strategy(self, task: Any, app: Celery, consumer: Any, **options: Any) -> Any:  # noqa: N802 - Celery's name
         """What the worker does with a call that a process without this code sent to the broker."""
-        return BrokerMessageHandler(self, consumer)
+        ordered = BrokerMessageHandler(self, consumer)
+        if self.by is None:
+            return ordered
+        return SwitchingHandler(self, ordered, default(task, app, consumer, **options))
+
+    @cached_property
+    def call_form(self) -> CallForm:
+        """What the function takes."""
+        return _call_form(self)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether calls go to the broker, and run as those of a plain task: by ``lowkiq_plain`` or
+        ``enabled=``.
+        """
+        if self.by is None:
+            return False
+        if self.name in context_of(self._get_app()).settings.plain:
+            return True
+        return not (self.enabled() if callable(self.enabled) else self.enabled)
 
 
-def _call_form(cls: Any) -> CallForm:
-    by = cls.by
-    if by is None:
-        return BatchForm(cls.__name__, cls.key)
+def _call_form(task: Any) -> CallForm:
+    cls = type(task)
+    if task.by is None:
+        return BatchForm(cls.__name__, task.key)
     run = inspect.getattr_static(cls, "run")
     bound = not isinstance(run, staticmethod)
-    return SignatureForm(run if bound else run.__func__, bound, by, cls.merge is not None)
+    return SignatureForm(run if bound else run.__func__, bound, task.by, task.merge is not None)
 
 
 for _name, _option in OPTIONS.items():

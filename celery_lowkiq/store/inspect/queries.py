@@ -79,6 +79,12 @@ class Queries:
         jobs = self._job_reader.waiting(found, payload_limit, payload_bytes)
         return Page(tuple(job for job in jobs if job), cursor)
 
+    def has_job(self, queue: QueueSpec, job_id: str) -> bool:
+        """Whether a job of the id waits or runs."""
+        keys = shard_keys(ShardRef(queue.name, shard_of(job_id, queue.shards)))
+        exists = [("HEXISTS", keys[name], id_bytes(job_id)) for name in ("jobs", "processing")]
+        return any(self._client.commands(exists))
+
     def morgue(
         self,
         queue: QueueSpec,
