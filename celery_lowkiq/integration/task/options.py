@@ -210,23 +210,27 @@ def check_options(options: Mapping[str, Any], base: Any) -> None:
     check_celery_options(options, keeps_signature=all_options["by"] is not None)
 
 
+_ALONE = "Each call of a task with by= runs alone: take it out"
+#: Options that say nothing beside by=: their default, and what to do.
+_WITHOUT_BY = {
+    "key": (None, "Both say where the id of a call is: take one of them out"),
+    "batch_size": (1, _ALONE),
+    "max_payloads_per_run": (None, _ALONE),
+    "keep": ("all", "Use latest=True to run the newest call alone"),
+}
+#: Options that need by=: their default, and what to do.
+_WITH_BY = {
+    "latest": (False, "Give by=, or use keep=1 for a function that gets payloads by id"),
+    "enabled": (True, "A function that gets payloads by id cannot run as a plain task"),
+}
+
+
 def _call_conflicts(options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Options of calls that contradict others: the name of one, what it should be, and what to do."""
-    if options["by"] is None:
-        if options["latest"]:
-            yield "latest", "by= beside it", "Give by=, or use keep=1 for a function that gets payloads by id"
-        if options["enabled"] is not True:
-            yield "enabled", "by= beside it", "A function that gets payloads by id cannot run as a plain task"
-        return
-    alone = "Each call of a task with by= runs alone: take it out"
-    if options["key"] is not None:
-        yield "key", "no by= beside it", "Both say where the id of a call is: take one of them out"
-    if options["batch_size"] != 1:
-        yield "batch_size", "1 beside by=", alone
-    if options["max_payloads_per_run"] is not None:
-        yield "max_payloads_per_run", "no by= beside it", alone
-    if options["keep"] != "all":
-        yield "keep", "no by= beside it", "Use latest=True to run the newest call alone"
+    has_by = options["by"] is not None
+    for name, (default, fix) in (_WITHOUT_BY if has_by else _WITH_BY).items():
+        if options[name] != default:
+            yield name, "no by= beside it" if has_by else "by= beside it", fix
     if options["latest"] and options["merge"] is not None:
         yield "merge", "no latest= beside it", "With latest=True one call of an id waits: take merge= out"
 
