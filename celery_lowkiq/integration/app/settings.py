@@ -226,7 +226,8 @@ class Settings:
     plain: frozenset[str] = _setting(
         frozenset(),
         Validator("a list or set of names of tasks with by=", _read_names),
-        "Tasks with `by=` that run as [plain ones](in-place.md#there-and-back): their calls go to the broker.",
+        "Tasks with `by=` that run as [plain ones](in-place.md#there-and-back): their calls go to the "
+        "broker.",
     )
     client_middlewares: tuple[Any, ...] = _setting(
         (), _functions, "The same around each push. `batch` is the entries of the call."

@@ -17,7 +17,13 @@ from celery_lowkiq.integration.calls.message_header import asked_in
 from celery_lowkiq.integration.calls.validation import Entry, priority_of
 from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.integration.records.orphans import fail
-from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall, QueueFull, StoreUnavailable
+from celery_lowkiq.rules.errors import (
+    ConfigurationError,
+    InvalidCall,
+    QueueFull,
+    StoreError,
+    StoreUnavailable,
+)
 from celery_lowkiq.store.inspect.queries import Queries
 
 from .unsupported import check_message
@@ -129,8 +135,11 @@ class SwitchingHandler:
         except (InvalidCall, TypeError):
             # It fails as a plain call does.
             return True
-        except Exception as error:
-            logger.warning("a message for %s goes to its ordered queue: %s", self._task.name, error)
+        except StoreError:
+            # The ordered queue takes it when the store is back, and logs the outage.
+            return False
+        except Exception:
+            logger.exception("enabled= of %s failed: a message goes to its ordered queue", self._task.name)
             return False
 
     def _is_stored(self, message: Any, body: Any) -> bool:
