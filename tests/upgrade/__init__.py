@@ -1,0 +1,1 @@
+"""Releases side by side: the baseline, built from its commit, and this checkout."""
