@@ -44,9 +44,9 @@ LEFT_ALONE = {
         "failed dead_ids": "the caller binds them as `marks`",
     },
     "dump": {
-        "calls claimed processing": "Dumping reads them itself",
+        "calls claimed processing": "dump_entries reads them itself",
         "debounce early_due done_scores buckets tries crash_marks": "a dump has what is to run, no history",
-        "dead_ids": "Dumping lists the morgue by it",
+        "dead_ids": "dump_entries lists the morgue by it",
     },
     "load": {
         "done_scores buckets tries crash_marks": "a dump does not have them",

@@ -190,13 +190,6 @@ class Queries:
         found, cursor = self._members.page(queue, ("paused",), Window(limit, after))
         return Page(tuple(PausedId(parse_id(member.id), member.score) for member in found), cursor)
 
-    def members(
-        self, queue: QueueSpec, index: str, limit: int, after: str | None
-    ) -> tuple[list[str], str | None]:
-        """Ids of one of a shard's sorted sets, a page at a time; for actions on all of them."""
-        found, cursor = self._members.page(queue, (index,), Window(limit, after))
-        return [parse_id(member.id) for member in found], cursor
-
 
 def _indexes(by: str, indexes: Mapping[str, tuple[str, ...]], prefix: str) -> tuple[str, ...]:
     if by not in indexes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import redis
@@ -190,6 +190,17 @@ class Client:
                 for command, reply in zip(commands, replies, strict=True)
             ]
         )
+
+    def scan(self, key: str, step: int) -> Iterator[list[tuple[bytes, Any]]]:
+        """Yield (member, score) pairs of a sorted set, at most ``step`` at a time.
+
+        The scan finds all members that are there throughout. Raises StoreError.
+        """
+        cursor = None
+        while cursor != 0:
+            (reply,) = self.commands([("ZSCAN", key, cursor or 0, "COUNT", step)])
+            cursor, found = int(reply[0]), member_scores(reply[1])
+            yield from (found[start : start + step] for start in range(0, len(found), step))
 
     def commands_with_run_id(self, commands: Sequence[tuple[Any, ...]]) -> tuple[str, list[Any]]:
         """Run commands in one round trip, and return the ``run_id`` of the Redis process, too.
