@@ -17,6 +17,7 @@ from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.dump_load import dump_entries, load_entries
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.inspect.node_reports import NodeReports
+from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.connect import connect
@@ -106,9 +107,9 @@ def test_its_rights_are_enough(restricted):
     pausing.resume_shard(QUEUE, 0)
     pausing.resume(QUEUE)
     for by in ("id", "perform_in", "retry_count"):
-        queries.jobs(QUEUE, by)
+        queries.jobs(QUEUE, Listing(by))
     for by in ("id", "updated_at"):
-        queries.morgue(QUEUE, by)
+        queries.morgue(QUEUE, Listing(by))
     queries.processing(QUEUE)
     queries.job(QUEUE, "1")
     assert queries.stats(QUEUE).length > 0

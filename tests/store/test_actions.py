@@ -6,6 +6,7 @@ import pytest
 
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec
 from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.scripts.keys import SHARD_KEYS, shard_keys
 
@@ -36,7 +37,7 @@ def test_run_now_all(store, actions):
     assert actions.run_now_all(TWO, seen.append) == 2500
     assert seen[-1] == 2500
     assert len(seen) > 1
-    assert Queries(store).jobs(TWO, "perform_in", minimum=8e9).items == ()
+    assert Queries(store).jobs(TWO, Listing("perform_in", minimum=8e9)).items == ()
 
 
 def test_run_now_all_wakes_workers(store, actions):
@@ -73,7 +74,7 @@ def test_bury_failed(store, actions):
     assert progress == sorted(progress)
     stats = Queries(store).stats(TWO)
     assert (stats.length, stats.morgue_length) == (0, 1500)
-    assert Queries(store).morgue(TWO, limit=1).items[0].error == b"boom"
+    assert Queries(store).morgue(TWO, Listing(limit=1)).items[0].error == b"boom"
 
 
 def test_delete_dead_and_delete_all(store, actions):

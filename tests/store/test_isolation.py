@@ -8,6 +8,7 @@ from celery_lowkiq.rules.isolation import NOT_ISOLATED, Isolation
 from celery_lowkiq.rules.models import Disposition, NewJob
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.tries import read_tries
 
 from .helpers import take
@@ -120,7 +121,7 @@ def test_isolation_ends_when_the_job_comes_back_from_the_morgue(shard):
 
 def test_a_listing_by_retry_count_is_by_the_whole_number(shard):
     fail_as(shard, {"a": (1, PAIRS), "b": (2, NOT_ISOLATED), "c": (2, Isolation(500, 999)), "d": (3, ALONE)})
-    page = shard.queries.jobs(shard.spec, by="retry_count", minimum=2, maximum=2)
+    page = shard.queries.jobs(shard.spec, Listing(by="retry_count", minimum=2, maximum=2))
     assert [(job.id, job.retry_count) for job in page.items] == [("b", 2), ("c", 2)]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from celery_lowkiq.rules.models import QueueSpec, ShardRef, StoredRecord, shard_of
 from celery_lowkiq.store.inspect.node_reports import seconds
-from celery_lowkiq.store.inspect.pages import Members, Window
+from celery_lowkiq.store.inspect.pages import Listing, Members
 from celery_lowkiq.store.jobs.call_records import orphaned_records
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.client import Client
@@ -153,7 +153,7 @@ class Actions:
     def _pages(self, queue: QueueSpec, index: str) -> Iterator[list[str]]:
         after: str | None = None
         while True:
-            found, after = self._members.page(queue, (index,), Window(STEP, after))
+            found, after = self._members.page(queue, (index,), Listing(limit=STEP, after=after))
             yield [parse_id(member.id) for member in found]
             if after is None:
                 return
