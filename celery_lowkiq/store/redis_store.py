@@ -37,7 +37,7 @@ from celery_lowkiq.store.jobs.durability import Durability
 from celery_lowkiq.store.jobs.push import Sender, Stored, chunked, push_call, taken, with_retries
 from celery_lowkiq.store.jobs.push_drops import Dropped, DroppedCallReporter
 from celery_lowkiq.store.leases.acquire import acquire_call, acquired
-from celery_lowkiq.store.leases.heartbeats import report_calls, told
+from celery_lowkiq.store.leases.heartbeats import heartbeat_reply, report_calls
 from celery_lowkiq.store.repairs.background import BackgroundRepairs
 from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.scripts.client import Client, WrongType, raise_refused
@@ -250,7 +250,7 @@ class RedisStore:
         beats = [load("heartbeat").call({"nodes": nodes_key(queue)}, member=member) for queue in queues]
         replies = self.client.calls([*beats, *(report_calls(news) if news else [])])
         members = [parse_members(reply) for reply in raise_refused(replies[: len(beats)])]
-        return BeatResult(members, told(news, replies[len(beats) :]) if news else None)
+        return BeatResult(members, heartbeat_reply(news, replies[len(beats) :]) if news else None)
 
     def forget_members(self, queue: str, members: Sequence[tuple[str, int]]) -> None:
         """Remove heartbeats, named by owner and lanes."""
