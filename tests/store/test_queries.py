@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
-from celery_lowkiq.rules.errors import InvalidCall, ShardDamaged
+from celery_lowkiq.rules.errors import InvalidCall, ShardDamaged, StoreError
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, ShardRef
 from celery_lowkiq.rules.views import Stats
 from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.inspect.health import HealthReader
 from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.jobs.registry import Registry
+from celery_lowkiq.store.scripts.keys import queue_key, shard_keys
 
 from .helpers import ONE, claim, end, push, take
 
@@ -219,6 +222,18 @@ def test_a_damaged_shard_hides_no_other_queue(queries, store):
     ):
         with pytest.raises(ShardDamaged, match=r"shard three/1 .* lowkiq repair three"):
             read(THREE)
+
+
+def test_a_damaged_key_of_a_queue_hides_no_other_queue(store):
+    push(store, "1", ("a", 1))
+    store.client.redis.set(queue_key("three"), "x")
+    registry, declared = Registry(store.client), replace(ONE, shards=2)
+    assert registry.as_stored([THREE, declared], lenient=True) == [THREE, ONE]
+    with pytest.raises(StoreError, match="WRONGTYPE"):
+        registry.check(THREE)
+    damaged, other = HealthReader(store).read([THREE, ONE]).queues
+    assert f"the key {queue_key('three')} has the wrong type" in damaged.damages[0].text
+    assert (other.damages, other.length) == ((), 1)
 
 
 def test_lag_counts_only_what_may_be_claimed(queries, store):

@@ -9,7 +9,7 @@ from typing import Any
 
 from celery_lowkiq.rules.health_checks import QueueState, Server, SystemState
 from celery_lowkiq.rules.models import QueueSpec
-from celery_lowkiq.rules.repairs import damages
+from celery_lowkiq.rules.repairs import Damage, damages
 from celery_lowkiq.rules.reports import current
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.repairs.repairs import Repairs
@@ -70,7 +70,11 @@ class HealthReader:
         )
 
     def _queue(self, queue: QueueSpec) -> QueueState:
-        (known,) = self._client.commands([("HMGET", queue_key(queue.name), "shards", "format")])
+        key = queue_key(queue.name)
+        (known,) = self._client.readable([("HMGET", key, "shards", "format")])
+        if known is None:
+            text = f"the key {key} has the wrong type. Delete it: the next call registers the queue again"
+            return QueueState(queue.name, queue.shards, None, None, damages=(Damage(None, text),))
         shards, stored_format = (int(value) if value and value.isdigit() else None for value in known)
         state = QueueState(queue.name, queue.shards, shards, stored_format)
         if shards in (None, queue.shards):

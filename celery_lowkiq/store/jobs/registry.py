@@ -70,11 +70,13 @@ class Registry:
         reason = f"{says}, its registry says {stored.shards}, and the ids in the shard decide nothing"
         return ShardDamaged(shard.queue, shard.index, reason)
 
-    def as_stored(self, queues: Sequence[QueueSpec]) -> list[QueueSpec]:
-        """The queues with the numbers of shards that are stored, in one round trip; one that is not is as
-        declared. Raises StoreError.
+    def as_stored(self, queues: Sequence[QueueSpec], lenient: bool = False) -> list[QueueSpec]:
+        """Return the queues with their stored numbers of shards, or as declared, in one round trip.
+
+        ``lenient``: as declared also when the key of a queue has the wrong type. Raises StoreError.
         """
-        found = self._client.commands([("HGET", queue_key(queue.name), "shards") for queue in queues])
+        commands = [("HGET", queue_key(queue.name), "shards") for queue in queues]
+        found = self._client.readable(commands) if lenient else self._client.commands(commands)
         return [
             replace(queue, shards=_count(stored) or queue.shards)
             for queue, stored in zip(queues, found, strict=True)

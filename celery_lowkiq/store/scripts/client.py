@@ -210,11 +210,11 @@ class Client:
         """
         info, *replies = self._send([("INFO", "server"), *commands])
         server = "" if isinstance(info, exceptions.RedisError) else str(info.get("run_id", ""))
-        readable = [None if _is_wrong_type(reply) else reply for reply in replies]
-        for reply in readable:
-            if isinstance(reply, exceptions.RedisError):
-                raise store_error(reply) from reply
-        return server, readable
+        return server, _readable(replies)
+
+    def readable(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Run commands in one round trip; None for a key of the wrong type. Raises StoreError."""
+        return _readable(self._send(commands)) if commands else []
 
     def _send(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         try:
@@ -261,6 +261,14 @@ def member_scores(reply: list[Any]) -> list[tuple[bytes, Any]]:
 
 def _key(command: tuple[Any, ...]) -> str:
     return str(command[1]) if len(command) > 1 else ""
+
+
+def _readable(replies: list[Any]) -> list[Any]:
+    readable = [None if _is_wrong_type(reply) else reply for reply in replies]
+    for reply in readable:
+        if isinstance(reply, exceptions.RedisError):
+            raise store_error(reply) from reply
+    return readable
 
 
 def _is_wrong_type(reply: Any) -> bool:
