@@ -9,7 +9,6 @@ from celery_lowkiq.rules.models import Disposition, NewJob
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.inspect.pages import Listing
-from celery_lowkiq.store.inspect.tries import read_tries
 
 from .helpers import take
 from .shard import Shard
@@ -128,7 +127,7 @@ def test_a_listing_by_retry_count_is_by_the_whole_number(shard):
 def test_the_log_of_tries_has_the_whole_number(shard):
     shard.push("a")
     shard.run(Disposition.RETRY, retry_count=4, isolation=PAIRS, try_text=b"boom")
-    (tried,) = read_tries(shard.store.client, shard.spec, "a")
+    (tried,) = shard.queries.tries(shard.spec, "a")
     assert tried.retry_count == 4
 
 

@@ -22,7 +22,6 @@ from celery_lowkiq.rules.reports import ShardReport
 from celery_lowkiq.rules.views import DeadJob, Page, Paused, PausedId, Stats, Try
 from celery_lowkiq.store.admin.actions import Actions, Left, Progress
 from celery_lowkiq.store.inspect.pages import Listing
-from celery_lowkiq.store.inspect.tries import read_tries
 
 from .dump_load import Loaded, dump_lines, load_lines
 
@@ -176,7 +175,7 @@ class OrderedQueue:
 
     def tries(self, job_id: Any) -> tuple[Try, ...]:
         """The last ten failed runs of a job that waits or is dead, oldest first. Raises InvalidCall."""
-        return read_tries(self._context.store.client, self._checked(), read_id(job_id))
+        return self._context.queries.tries(self._checked(), read_id(job_id))
 
     def why(self, job_id: Any) -> Why:
         """Where an id is and why it does not run, in words. Raises InvalidCall."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -10,7 +11,7 @@ from typing import Any
 
 from celery_lowkiq.rules.errors import InvalidCall, ShardDamaged
 from celery_lowkiq.rules.models import Job, LeaseState, QueueSpec, ShardRef, shard_of
-from celery_lowkiq.rules.views import DeadJob, Found, Page, Paused, PausedId, ShardLook, Stats, sum_of
+from celery_lowkiq.rules.views import DeadJob, Found, Page, Paused, PausedId, ShardLook, Stats, Try, sum_of
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.client import raise_refused
 from celery_lowkiq.store.scripts.keys import MORGUE_KEYS, WAITING_KEYS, KeyAliases, queue_key, shard_keys
@@ -34,6 +35,8 @@ WHOLE = 2**31 - 1
 FRACTION = 0.999999
 BY_ID = Listing()
 
+#: A line of ``scripts/lib/tries.lua``.
+_TRY = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\t(-?\d{1,9})\t([^\t]*)\t(.*)")
 _JOB_INDEXES = {"perform_in": WAITING_INDEXES, "retry_count": ("failed",)}
 _MORGUE_INDEXES = {"updated_at": ("dead",), "id": ("dead_ids",)}
 
@@ -123,6 +126,13 @@ class Queries:
             for member in members
         ]
         return [(member, reply) for member, (reply,) in zip(members, self._client.all(calls), strict=True)]
+
+    def tries(self, queue: QueueSpec, job_id: str) -> tuple[Try, ...]:
+        """Return the last tries of a job, oldest first; foreign lines are skipped."""
+        shard = ShardRef(queue.name, shard_of(job_id, queue.shards))
+        (log,) = self._client.commands([("HGET", shard_keys(shard)["tries"], id_bytes(job_id))])
+        lines = map(_TRY.fullmatch, (log or b"").decode("utf-8", "replace").split("\n"))
+        return tuple(Try(float(line[1]), int(line[2]), line[3], line[4]) for line in lines if line)
 
     # -- counts
 
