@@ -37,7 +37,6 @@ from celery_lowkiq.store.jobs.claims import (
 from celery_lowkiq.store.jobs.durability import Durability
 from celery_lowkiq.store.jobs.push import Sender, Stored, chunked, push_call, taken, with_retries
 from celery_lowkiq.store.jobs.push_drops import Dropped, DroppedCallReporter
-from celery_lowkiq.store.leases.acquire import acquire_call, acquired
 from celery_lowkiq.store.leases.heartbeats import heartbeat_reply, report_calls
 from celery_lowkiq.store.repairs.background import BackgroundRepairs
 from celery_lowkiq.store.repairs.repairs import Repairs
@@ -68,7 +67,7 @@ LEASE_FIELDS = ("owner", "epoch", "counter", "server", "leaving")
 
 FAST = Durability()
 #: Called with the replies of a push.
-Listener = Callable[[Sequence[Any]], object]
+ReplyHandler = Callable[[Sequence[Any]], object]
 
 
 class RedisStore:
@@ -116,8 +115,8 @@ class RedisStore:
                 shard: chunk for shard, chunks in waiting.items() if (chunk := next(chunks, None))
             }:
                 calls = [(s, push_call(queue, s, sender, chunk)) for s, chunk in turn.items()]
-                listeners = self._listeners(queue, turn, stored)
-                with_retries(left, partial(self.admitted, queue, calls, listeners))
+                handlers = self._handlers(queue, turn, stored)
+                with_retries(left, partial(self.admitted, queue, calls, handlers))
         if by_shard:
             # All shards of a Redis share one replication stream, so confirming the last write confirms all.
             self._durability.confirm(self.client, next(iter(by_shard)))
@@ -133,30 +132,30 @@ class RedisStore:
         finally:
             self._senders.append(sender)
 
-    def _listeners(
+    def _handlers(
         self, queue: QueueSpec, turn: Mapping[ShardRef, Sequence[NewJob]], stored: Stored | None
-    ) -> list[Listener]:
-        listeners: list[Listener] = []
+    ) -> list[ReplyHandler]:
+        handlers: list[ReplyHandler] = []
         if stored is not None:
-            listeners.append(lambda replies: stored(taken(turn, replies)))
+            handlers.append(lambda replies: stored(taken(turn, replies)))
         if queue.policy and self.dropped:
-            listeners.append(DroppedCallReporter(self.client, queue, turn, self.dropped).hear)
-        return listeners
+            handlers.append(DroppedCallReporter(self.client, queue, turn, self.dropped).hear)
+        return handlers
 
     def admitted(
         self,
         queue: QueueSpec,
         calls: list[tuple[ShardRef, ScriptCall]],
-        listeners: Iterable[Listener] = (),
+        handlers: Iterable[ReplyHandler] = (),
     ) -> list[Any]:
         """Run scripts that check the number of shards, and return their replies.
 
-        Shards without a number are registered first. Each listener gets all replies, before the first error
+        Shards without a number are registered first. Each handler gets all replies, before the first error
         among them is raised.
         """
         replies = self._admission.replies([ShardCall(queue, shard, call) for shard, call in calls])
-        for listener in listeners:
-            listener(replies)
+        for handle in handlers:
+            handle(replies)
         return raise_refused(replies)
 
     # -- leases
@@ -208,9 +207,14 @@ class RedisStore:
     def _acquired(
         admission: Admission, wanted: Sequence[AcquireRequest], owner: str
     ) -> list[Lease | LowkiqError]:
-        calls = [ShardCall(each.queue, each.shard, acquire_call(each, owner)) for each in wanted]
+        calls = [ShardCall(each.queue, each.shard, _acquire_call(each, owner)) for each in wanted]
         replies = zip(wanted, admission.replies(calls), strict=True)
-        return [acquired(each.shard, owner, reply) for each, reply in replies]
+        return [
+            reply
+            if isinstance(reply, LowkiqError)
+            else Lease(each.shard, owner, int(reply[0]), reply[1].decode())
+            for each, reply in replies
+        ]
 
     def renew(
         self, leases: Sequence[Lease], lapsed: Sequence[bool] = (), stopping: bool = False
@@ -346,3 +350,21 @@ class RedisStore:
     def subscribe(self, queues: Sequence[QueueSpec]) -> PushSubscription:
         """Subscribe to the announcements of the queues. Raises StoreUnavailable."""
         return PushSubscription(self.client.redis, [queue.name for queue in queues])
+
+
+def _acquire_call(wish: AcquireRequest, owner: str) -> ScriptCall:
+    queue, seen = wish.queue, wish.seen
+    return load("acquire").call(
+        shard_keys(wish.shard),
+        owner=owner,
+        seen_owner=id_bytes(seen.owner),
+        seen_epoch=seen.epoch,
+        seen_counter=seen.counter,
+        seen_server=seen.server,
+        known_epoch=wish.known_epoch,
+        shards=queue.shards,
+        merge=queue.merge.value,
+        policy=queue.policy,
+        max_crashes=queue.max_crashes,
+        poison_error=queue.poison_error,
+    )

@@ -35,6 +35,11 @@ WHOLE = 2**31 - 1
 FRACTION = 0.999999
 BY_ID = Listing()
 
+#: Counts of a shard in the order of ``stats.lua``.
+COUNTS = (
+    *("length", "retries", "morgue_length", "busy", "processed", "failed", "merged", "dead"),
+    *("paused_jobs", "paused", "dropped"),
+)
 #: A line of ``scripts/lib/tries.lua``.
 _TRY = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\t(-?\d{1,9})\t([^\t]*)\t(.*)")
 _JOB_INDEXES = {"perform_in": WAITING_INDEXES, "retry_count": ("failed",)}
@@ -223,30 +228,16 @@ def _dead_job(member: Member, reply: list[Any]) -> DeadJob | None:
 def _look(shard: ShardRef, reply: Any) -> ShardLook:
     if isinstance(reply, ShardDamaged):
         return ShardLook(shard, Stats(), LeaseState(), reply)
-    *counts, (owner, epoch, counter) = reply
-    lease = LeaseState(parse_id(owner or b""), parse_whole(epoch or b""), parse_whole(counter or b""))
-    return ShardLook(shard, _stats(counts), lease)
-
-
-def _stats(reply: list[Any]) -> Stats:
-    now, next_due, length, retries, morgue_length, busy, processed, failed, *rest = reply
-    merged, dead, oldest, paused_jobs, paused, dropped = rest
-    return Stats(
-        length=length,
-        fresh=length - retries,
-        retries=retries,
-        morgue_length=morgue_length,
-        busy=busy,
-        processed=processed,
-        failed=failed,
+    now, next_due, oldest, (owner, epoch, counter), *values = reply
+    counts = dict(zip(COUNTS, values, strict=True))
+    stats = Stats(
+        **counts,
+        fresh=counts["length"] - counts["retries"],
         lag=_seconds_since(next_due, now),
-        merged=merged,
-        dead=dead,
         oldest=_seconds_since(oldest, now),
-        paused_jobs=paused_jobs,
-        paused=paused,
-        dropped=dropped,
     )
+    lease = LeaseState(parse_id(owner or b""), parse_whole(epoch or b""), parse_whole(counter or b""))
+    return ShardLook(shard, stats, lease)
 
 
 def _seconds_since(moment: bytes, now: bytes) -> float:
