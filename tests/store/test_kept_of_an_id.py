@@ -41,7 +41,7 @@ LEFT_ALONE = {
         "calls": "Actions ends the calls of the orphans that the script returns",
         "done_scores buckets": "they are of the id, not of a job, and expire",
         "claimed": "what is in processing goes on",
-        "failed dead_ids": "the caller binds them as `marks`",
+        "failed dead_ids": "the caller binds them as `second_index`",
     },
     "dump": {
         "calls claimed processing": "dump_entries reads them itself",

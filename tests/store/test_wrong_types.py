@@ -91,7 +91,7 @@ def arguments(state):
         ),
         "counters": ({}, ()),
         "delete": (
-            {"policy": POLICY, "only_marked": 0, "maximum": "+inf", "upto": "", "cursor": "", "limit": 99},
+            {"policy": POLICY, "only_failed": 0, "maximum": "+inf", "upto": "", "cursor": "", "limit": 99},
             ("long", "failed"),
         ),
         "delete_call_records": (owner, ("a", "z")),
@@ -201,7 +201,7 @@ READERS = {
     "why",
 }
 #: The keys that scripts for several kinds of keys are bound to here.
-BOUND = {"index": "due", "marks": "failed", "records": "jobs"}
+BOUND = {"index": "due", "second_index": "failed", "records": "jobs"}
 PLANTS = {
     "string": lambda client, key: client.set(key, "planted"),
     "list": lambda client, key: client.rpush(key, "planted"),

@@ -114,7 +114,7 @@ class Actions:
 
     def delete_failed(self, queue: QueueSpec, progress: Progress | None = None) -> int:
         """Delete waiting jobs that failed before."""
-        return self._delete(queue, self._pages(queue, "failed"), progress, only_marked=1)
+        return self._delete(queue, self._pages(queue, "failed"), progress, only_failed=1)
 
     def delete_dead(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
         """Delete dead jobs."""
@@ -185,14 +185,16 @@ class Actions:
         pages: Pages,
         progress: Progress | None,
         dead: bool = False,
-        only_marked: int = 0,
+        only_failed: int = 0,
         maximum: str = "+inf",
     ) -> int:
         tally = Tally(progress)
-        names = MORGUE_KEYS | {"marks": "dead_ids"} if dead else WAITING_KEYS | {"marks": "failed"}
+        names = (
+            MORGUE_KEYS | {"second_index": "dead_ids"} if dead else WAITING_KEYS | {"second_index": "failed"}
+        )
         bounds: dict[str, Any] = {
             "policy": "" if dead else queue.policy,
-            "only_marked": only_marked,
+            "only_failed": only_failed,
             "maximum": maximum,
         }
         for shard, ids in _parts(queue, pages):

@@ -1,4 +1,4 @@
-"""Reads what the health checks need: the server, and how each queue is stored."""
+"""Reads the state for the health checks: the server, the nodes, and how each queue is stored."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class HealthReader:
         self._repairs = Repairs(store.client)
 
     def read(self, queues: Sequence[QueueSpec]) -> SystemState:
-        """All that is examined. Raises StoreError."""
+        """Return the state of server, nodes and queues. Raises StoreError."""
         before = time.time()
         (now,) = self._client.commands([("TIME",)])
         after = time.time()
@@ -52,7 +52,7 @@ class HealthReader:
         info: dict[str, Any] = {}
         for section in SECTIONS:
             info |= reply_if_permitted(self._client, "INFO", section)
-        # Not all of it in one question: before Redis 7 only one setting can be asked for.
+        # Before Redis 7, CONFIG GET takes one name only.
         config: dict[str, Any] = {}
         for name in ("save", "appendfsync"):
             config |= reply_if_permitted(self._client, "CONFIG GET", name)

@@ -102,7 +102,7 @@ TRACKER_KEYS = {
 #: The same by all names that scripts use: those bound to waiting or dead jobs, and those of a whole queue.
 KEY_TYPES = SHARD_KEYS | {
     "index": "zset",
-    "marks": "zset",
+    "second_index": "zset",
     "records": "hash",
     "queue": "hash",
     "nodes": "hash",
