@@ -97,7 +97,7 @@ def test_who_dies_during_an_action_on_all_the_dead_stays_dead(store, actions, mo
     """L4: Lowkiq reads, then deletes by id, and loses what came in between."""
     fill(store, 10)
     fail_all(store, fate=Disposition.BURY)
-    pages = actions._members.page
+    pages = actions._index.page
 
     def dies_after_the_listing(*args, **kwargs):
         found = pages(*args, **kwargs)
@@ -105,7 +105,7 @@ def test_who_dies_during_an_action_on_all_the_dead_stays_dead(store, actions, mo
         fail_all(store, fate=Disposition.BURY)
         return found
 
-    monkeypatch.setattr(actions._members, "page", dies_after_the_listing)
+    monkeypatch.setattr(actions._index, "page", dies_after_the_listing)
     assert actions.delete_dead_all(TWO) == 9
     assert dead(store, "3", TWO) == [("x", 1), ("newly dead", 2)]
 
@@ -115,7 +115,7 @@ def test_a_job_that_is_no_longer_failed_is_spared(store, actions, monkeypatch, a
     """L4: between the listing and the step the failed job succeeded, and the id was pushed anew."""
     fill(store, 1)
     fail_all(store)
-    pages = actions._members.page
+    pages = actions._index.page
 
     def succeeds_after_the_listing(*args, **kwargs):
         found = pages(*args, **kwargs)
@@ -126,7 +126,7 @@ def test_a_job_that_is_no_longer_failed_is_spared(store, actions, monkeypatch, a
         store.push(TWO, [NewJob("0", b"new", 1)])
         return found
 
-    monkeypatch.setattr(actions._members, "page", succeeds_after_the_listing)
+    monkeypatch.setattr(actions._index, "page", succeeds_after_the_listing)
     assert getattr(actions, action)(TWO) == 0
     assert waiting(store, "0", TWO) == [("new", 1)]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from celery_lowkiq.rules.models import QueueSpec, ShardRef, StoredRecord, shard_of
 from celery_lowkiq.store.inspect.node_reports import seconds
-from celery_lowkiq.store.inspect.pages import Listing, Members
+from celery_lowkiq.store.inspect.pages import WAITING_INDEXES, IndexReader, Listing
 from celery_lowkiq.store.jobs.call_records import orphaned_records
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.client import Client
@@ -63,7 +63,7 @@ class Actions:
     def __init__(self, store: RedisStore, left: Left | None = None) -> None:
         """``left`` gets the calls of jobs that are removed without a run, before their records go."""
         self._client = store.client
-        self._members = Members(store.client)
+        self._index = IndexReader(store.client)
         self._left = left
 
     def run_now_all(self, queue: QueueSpec, progress: Progress | None = None) -> int:
@@ -71,7 +71,7 @@ class Actions:
         tally = Tally(progress)
         for shard in queue.shard_refs():
             keys = shard_keys(shard)
-            lengths = [("ZCARD", keys[index]) for index in ("due", "due_prioritized", "due_paused")]
+            lengths = [("ZCARD", keys[index]) for index in WAITING_INDEXES]
             # As many steps as the shard has jobs now: pushes must not keep this going.
             for _ in range(sum(self._client.commands(lengths)) // STEP + 1):
                 tally.begin()
@@ -153,8 +153,8 @@ class Actions:
     def _pages(self, queue: QueueSpec, index: str) -> Iterator[list[str]]:
         after: str | None = None
         while True:
-            found, after = self._members.page(queue, (index,), Listing(limit=STEP, after=after))
-            yield [parse_id(member.id) for member in found]
+            found, after = self._index.page(queue, (index,), Listing(limit=STEP, after=after))
+            yield [parse_id(entry.id) for entry in found]
             if after is None:
                 return
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from celery_lowkiq.rules.dumps import DumpedCall, Entry, Header, State
 from celery_lowkiq.rules.models import Payload, QueueSpec, Recorded, ShardRef, shard_of
+from celery_lowkiq.store.inspect.pages import WAITING_INDEXES
 from celery_lowkiq.store.jobs.call_records import PAGE_CALLS, parse_call
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.client import Client
@@ -33,9 +34,7 @@ STEP_BYTES = 256 * 1024
 STEP_PROCESSING = 10
 #: The indexes that list the jobs of a state, and the names of their other keys.
 _INDEXES = (
-    (State.WAITING, "due", WAITING_KEYS),
-    (State.WAITING, "due_prioritized", WAITING_KEYS),
-    (State.WAITING, "due_paused", WAITING_KEYS),
+    *((State.WAITING, index, WAITING_KEYS) for index in WAITING_INDEXES),
     (State.DEAD, "dead_ids", MORGUE_KEYS),
 )
 #: Names of the states in ``load.lua``.

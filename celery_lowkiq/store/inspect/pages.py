@@ -27,7 +27,7 @@ LARGEST = CLAIM_BYTES
 
 
 @dataclass(frozen=True)
-class Member:
+class IndexEntry:
     """An entry of a sorted index."""
 
     score: float
@@ -86,7 +86,7 @@ def check_limits(**limits: int) -> None:
             raise InvalidCall(invalid(name, value, whole(1, MAX_LIMIT).expected))
 
 
-class Members:
+class IndexReader:
     """Reads pages. Every method may raise StoreError, and InvalidCall for an invalid cursor."""
 
     def __init__(self, client: Client) -> None:
@@ -94,39 +94,39 @@ class Members:
 
     def page(
         self, queue: QueueSpec, indexes: Sequence[str], listing: Listing
-    ) -> tuple[list[Member], str | None]:
+    ) -> tuple[list[IndexEntry], str | None]:
         """Return a page merged over the indexes of all shards, and the cursor of the next page."""
         places = [(shard, index) for shard in queue.shard_refs() for index in indexes]
         replies = self._client.all([listing.call(shard, index) for shard, index in places])
         parts = [
-            [Member(float(score), job_id, shard) for job_id, score in pairs(reply)]
+            [IndexEntry(float(score), job_id, shard) for job_id, score in pairs(reply)]
             for (shard, _), reply in zip(places, replies, strict=True)
         ]
-        merged = heapq.merge(*parts, key=lambda member: (member.score, member.id), reverse=listing.reverse)
+        merged = heapq.merge(*parts, key=lambda entry: (entry.score, entry.id), reverse=listing.reverse)
         # A job that was paused or resumed between two replies may be in both.
-        members = list(islice((member for member, _ in groupby(merged)), listing.limit))
-        full = len(members) == listing.limit
-        return members, dump_position(members[-1].score, members[-1].id) if full else None
+        entries = list(islice((entry for entry, _ in groupby(merged)), listing.limit))
+        full = len(entries) == listing.limit
+        return entries, dump_position(entries[-1].score, entries[-1].id) if full else None
 
-    def scan(self, queue: QueueSpec, listing: Listing) -> tuple[list[Member], str | None]:
-        """Return some waiting members whose ids begin with ``prefix``, in no order, and the cursor to go on.
+    def scan(self, queue: QueueSpec, listing: Listing) -> tuple[list[IndexEntry], str | None]:
+        """Return some waiting entries whose ids begin with ``prefix``, in no order, and the cursor to go on.
 
         The scan reads at most about ``10 * limit`` ids, even if few of them match.
         """
         position, cursor = load_scan(listing.after) if listing.after is not None else (0, 0)
         prefix, limit = id_bytes(listing.prefix), listing.limit
-        found: dict[bytes, Member] = {}
+        found: dict[bytes, IndexEntry] = {}
         budget = 10 * limit
         places = [(shard, index) for shard in queue.shard_refs() for index in WAITING_INDEXES]
         while position < len(places) and len(found) < limit and budget > 0:
             shard, index = places[position]
             (reply,) = self._client.commands([("ZSCAN", shard_keys(shard)[index], cursor, "COUNT", limit)])
-            cursor, members = int(reply[0]), member_scores(reply[1])
+            cursor, entries = int(reply[0]), member_scores(reply[1])
             found |= {
-                job_id: Member(float(score), job_id, shard)
-                for job_id, score in members
+                job_id: IndexEntry(float(score), job_id, shard)
+                for job_id, score in entries
                 if job_id.startswith(prefix)
             }
-            budget -= max(len(members), 1)
+            budget -= max(len(entries), 1)
             position += cursor == 0
         return list(found.values()), dump_scan(position, cursor) if position < len(places) else None

@@ -26,7 +26,7 @@ from celery_lowkiq.store.scripts.records import (
 )
 from celery_lowkiq.store.scripts.script import load
 
-from .pages import LARGEST, WAITING_INDEXES, Listing, Member, Members
+from .pages import LARGEST, WAITING_INDEXES, IndexEntry, IndexReader, Listing
 
 #: Maximum bytes that a listing reads of one job's payloads (at least one payload).
 PEEK_BYTES = 256 * 1024
@@ -51,7 +51,7 @@ class Queries:
 
     def __init__(self, store: RedisStore) -> None:
         self._client = store.client
-        self._members = Members(store.client)
+        self._index = IndexReader(store.client)
 
     # -- jobs
 
@@ -67,14 +67,14 @@ class Queries:
                 raise InvalidCall(
                     "by='id' has no order: reverse, minimum and maximum go with perform_in or retry_count"
                 )
-            members, cursor = self._members.scan(queue, listing)
+            entries, cursor = self._index.scan(queue, listing)
         else:
             indexes = _indexes(listing, _JOB_INDEXES)
             maximum = listing.maximum
             if listing.by == "retry_count" and maximum is not None and math.isfinite(maximum):
                 listing = replace(listing, maximum=math.floor(maximum) + FRACTION)
-            members, cursor = self._members.page(queue, indexes, listing)
-        found = (_job(member, reply) for member, reply in self._peek(members, WAITING_KEYS, listing))
+            entries, cursor = self._index.page(queue, indexes, listing)
+        found = (_job(entry, reply) for entry, reply in self._peek(entries, WAITING_KEYS, listing))
         return Page(tuple(job for job in found if job), cursor)
 
     def morgue(self, queue: QueueSpec, listing: Listing = BY_ID) -> Page[DeadJob]:
@@ -83,10 +83,10 @@ class Queries:
         """
         if listing.by == "id" and _is_bounded(listing):
             raise InvalidCall("minimum and maximum go with by='updated_at'")
-        members, cursor = self._members.page(queue, _indexes(listing, _MORGUE_INDEXES), listing)
-        within = [member for member in members if member.id.startswith(id_bytes(listing.prefix))]
-        found = (_dead_job(member, reply) for member, reply in self._peek(within, MORGUE_KEYS, listing))
-        return Page(tuple(job for job in found if job), cursor if len(within) == len(members) else None)
+        entries, cursor = self._index.page(queue, _indexes(listing, _MORGUE_INDEXES), listing)
+        within = [entry for entry in entries if entry.id.startswith(id_bytes(listing.prefix))]
+        found = (_dead_job(entry, reply) for entry, reply in self._peek(within, MORGUE_KEYS, listing))
+        return Page(tuple(job for job in found if job), cursor if len(within) == len(entries) else None)
 
     def processing(
         self,
@@ -99,7 +99,7 @@ class Queries:
     ) -> Page[Job]:
         """Return a page of the jobs in processing, oldest claim of a shard first. Raises InvalidCall."""
         listing = Listing(limit=limit, after=after, payload_limit=payload_limit)
-        found, cursor = self._members.page(queue, ("claimed",), listing)
+        found, cursor = self._index.page(queue, ("claimed",), listing)
         records = self._client.commands([("HGET", shard_keys(m.shard)["processing"], m.id) for m in found])
         jobs = (parse_processing(m.id, record) for m, record in zip(found, records, strict=True) if record)
         return Page(tuple(shortened(job, payload_limit, payload_bytes) for job in jobs), cursor)
@@ -109,28 +109,28 @@ class Queries:
     ) -> Found:
         """Return where an id is: waiting, processing, dead, or nowhere. Raises InvalidCall."""
         listing = Listing(payload_limit=payload_limit, payload_bytes=payload_bytes)
-        member = Member(0.0, id_bytes(job_id), ShardRef(queue.name, shard_of(job_id, queue.shards)))
-        ((_, waiting),) = self._peek([member], WAITING_KEYS, listing)
-        ((_, dead),) = self._peek([member], MORGUE_KEYS, listing)
-        (record,) = self._client.commands([("HGET", shard_keys(member.shard)["processing"], member.id)])
-        running = parse_processing(member.id, record) if record else None
+        entry = IndexEntry(0.0, id_bytes(job_id), ShardRef(queue.name, shard_of(job_id, queue.shards)))
+        ((_, waiting),) = self._peek([entry], WAITING_KEYS, listing)
+        ((_, dead),) = self._peek([entry], MORGUE_KEYS, listing)
+        (record,) = self._client.commands([("HGET", shard_keys(entry.shard)["processing"], entry.id)])
+        running = parse_processing(entry.id, record) if record else None
         processing = shortened(running, payload_limit, payload_bytes) if running else None
-        return Found(_job(member, waiting), processing, _dead_job(member, dead))
+        return Found(_job(entry, waiting), processing, _dead_job(entry, dead))
 
     def _peek(
-        self, members: Sequence[Member], names: dict[str, str], listing: Listing
-    ) -> list[tuple[Member, list[Any]]]:
+        self, entries: Sequence[IndexEntry], names: dict[str, str], listing: Listing
+    ) -> list[tuple[IndexEntry, list[Any]]]:
         calls = [
             load("peek").call(
-                KeyAliases(shard_keys(member.shard), names),
-                [member.id],
+                KeyAliases(shard_keys(entry.shard), names),
+                [entry.id],
                 limit=listing.payload_limit,
                 max_bytes=PEEK_BYTES,
                 cut=listing.payload_bytes,
             )
-            for member in members
+            for entry in entries
         ]
-        return [(member, reply) for member, (reply,) in zip(members, self._client.all(calls), strict=True)]
+        return [(entry, reply) for entry, (reply,) in zip(entries, self._client.all(calls), strict=True)]
 
     def tries(self, queue: QueueSpec, job_id: str) -> tuple[Try, ...]:
         """Return the last tries of a job, oldest first; foreign lines are skipped."""
@@ -183,8 +183,8 @@ class Queries:
 
     def paused_ids(self, queue: QueueSpec, *, limit: int = 100, after: str | None = None) -> Page[PausedId]:
         """Return a page of the paused ids, the longest paused first. Raises InvalidCall."""
-        found, cursor = self._members.page(queue, ("paused",), Listing(limit=limit, after=after))
-        return Page(tuple(PausedId(parse_id(member.id), member.score) for member in found), cursor)
+        found, cursor = self._index.page(queue, ("paused",), Listing(limit=limit, after=after))
+        return Page(tuple(PausedId(parse_id(entry.id), entry.score) for entry in found), cursor)
 
 
 def _is_bounded(listing: Listing) -> bool:
@@ -200,13 +200,13 @@ def _indexes(listing: Listing, indexes: Mapping[str, tuple[str, ...]]) -> tuple[
     return indexes[by]
 
 
-def _job(member: Member, reply: list[Any]) -> Job | None:
+def _job(entry: IndexEntry, reply: list[Any]) -> Job | None:
     perform_in, tried, error, count, paused, priority, *payloads = reply
     if not perform_in:
         return None
     retry_count, isolation = parse_tried(tried)
     return Job(
-        id=parse_id(member.id),
+        id=parse_id(entry.id),
         payloads=parse_payloads(payloads),
         perform_in=float(perform_in),
         retry_count=retry_count,
@@ -218,11 +218,11 @@ def _job(member: Member, reply: list[Any]) -> Job | None:
     )
 
 
-def _dead_job(member: Member, reply: list[Any]) -> DeadJob | None:
+def _dead_job(entry: IndexEntry, reply: list[Any]) -> DeadJob | None:
     updated_at, _, error, count, _, _, *payloads = reply
     if not updated_at:
         return None
-    return DeadJob(parse_id(member.id), parse_payloads(payloads), float(updated_at), error or None, count)
+    return DeadJob(parse_id(entry.id), parse_payloads(payloads), float(updated_at), error or None, count)
 
 
 def _look(shard: ShardRef, reply: Any) -> ShardLook:

@@ -38,15 +38,14 @@ def report_calls(news: NodeUpdate) -> list[ScriptCall]:
         uptime=number_text(news.uptime),
         ttl=REPORT_TTL,
     )
-    samples = [sample_call(queue, sample) for queue, sample in news.samples]
+    samples = [_sample_call(queue, sample) for queue, sample in news.samples]
     counters = [
         load("counters").call(shard_keys(shard)) for queue in news.counted for shard in queue.shard_refs()
     ]
     return [report, *samples, *counters]
 
 
-def sample_call(queue: str, sample: Sample) -> ScriptCall:
-    """Return the call that keeps a sample, unless its slot has one."""
+def _sample_call(queue: str, sample: Sample) -> ScriptCall:
     number = slot(sample.at)
     return load("write_sample").call(
         {"history": history_key(queue)},
