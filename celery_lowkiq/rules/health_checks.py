@@ -223,7 +223,7 @@ def stored(queue: QueueState, reads: int) -> Iterator[Finding]:
 def damaged(queue: QueueState) -> Iterator[Finding]:
     """Keys of its shards do not agree, or are of another type."""
     if queue.damages:
-        texts = [f"{damage.shard}: {damage.text}" for damage in queue.damages[:LISTED]]
+        texts = [f"{damage.shard or queue.name}: {damage.text}" for damage in queue.damages[:LISTED]]
         more = len(queue.damages) - len(texts)
         text = "It is damaged: " + "; ".join(texts) + (f"; and {more} more" if more else "")
         advice = f"celery -A proj lowkiq repair {queue.name} shows what it would do, and does it with --yes."

@@ -13,7 +13,7 @@ import redis
 
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.models import Disposition, NewJob
-from celery_lowkiq.store.admin.dump import Dumping
+from celery_lowkiq.store.admin.dump_load import dump_entries
 from tests.cli import proj
 from tests.cli.conftest import end_all, start
 from tests.waiting import eventually
@@ -101,7 +101,7 @@ def fill(count, fate, prefix):
 
 def found():
     """All payloads of the queue, wherever they are."""
-    entries = Dumping(context_of(proj.app).store).entries(proj.sync_order.queue_spec)
+    entries = dump_entries(context_of(proj.app).store, proj.sync_order.queue_spec)
     return {(entry.id, payload.data) for entry in entries for payload in entry.payloads}
 
 

@@ -14,6 +14,7 @@ import redis
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import Disposition, NewJob
+from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from tests.cli import proj
 from tests.cli.conftest import done, end_all, start
@@ -43,11 +44,11 @@ def contents(queue):
     queries = Queries(store)
     waiting = {
         job.id: (job.perform_in, job.retry_count, job.error, sorted(job.payloads), job.payload_count)
-        for job in queries.jobs(spec, limit=1000, payload_limit=1000).items
+        for job in queries.jobs(spec, Listing(limit=1000, payload_limit=1000)).items
     }
     dead = {
         job.id: (job.updated_at, job.error, sorted(job.payloads), job.payload_count)
-        for job in queries.morgue(spec, limit=1000, payload_limit=1000).items
+        for job in queries.morgue(spec, Listing(limit=1000, payload_limit=1000)).items
     }
     return {"waiting": waiting, "dead": dead}
 

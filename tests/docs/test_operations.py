@@ -14,10 +14,10 @@ from celery_lowkiq.rules.models import Disposition, NewJob, PayloadRemoval, Queu
 from celery_lowkiq.rules.rate import TokenRequest
 from celery_lowkiq.rules.reports import HeartbeatReply, NodeReport, NodeUpdate
 from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.admin.dump import Dumping
-from celery_lowkiq.store.admin.load import Loading
+from celery_lowkiq.store.admin.dump_load import dump_entries, load_entries
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.inspect.node_reports import NodeReports
+from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.connect import connect
@@ -107,14 +107,14 @@ def test_its_rights_are_enough(restricted):
     pausing.resume_shard(QUEUE, 0)
     pausing.resume(QUEUE)
     for by in ("id", "perform_in", "retry_count"):
-        queries.jobs(QUEUE, by)
+        queries.jobs(QUEUE, Listing(by))
     for by in ("id", "updated_at"):
-        queries.morgue(QUEUE, by)
+        queries.morgue(QUEUE, Listing(by))
     queries.processing(QUEUE)
     queries.job(QUEUE, "1")
     assert queries.stats(QUEUE).length > 0
-    dumped = list(enumerate(Dumping(store).entries(QUEUE), 1))
-    Loading(store, QUEUE, Header("0" * 32, "orders", 2, "json", 0)).load(dumped)
+    dumped = list(enumerate(dump_entries(store, QUEUE), 1))
+    load_entries(store, QUEUE, Header("0" * 32, "orders", 2, "json", 0), dumped)
     actions.run_now_all(QUEUE)
     actions.bury_failed(QUEUE)
     actions.requeue(QUEUE, ["1"])

@@ -26,6 +26,7 @@ from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.rules.repairs import damages
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.push import Sender, push_call
 from celery_lowkiq.store.redis_store import RedisStore
@@ -327,7 +328,7 @@ class StoreMachine(PeopleRules):
     def the_store_is_as_the_model_says(self) -> None:
         if not hasattr(self, "lease"):
             return
-        jobs = {job.id: job for job in self.queries.jobs(self.queue, payload_limit=100).items}
+        jobs = {job.id: job for job in self.queries.jobs(self.queue, Listing(payload_limit=100)).items}
         assert jobs.keys() == self.model.waiting.keys()
         for job_id, job in jobs.items():
             known = self.model.waiting[job_id]
@@ -342,7 +343,7 @@ class StoreMachine(PeopleRules):
             assert abs(job.perform_in - known.perform_in) < 1e-5
             assert (job.paused, job.priority) == (job_id in self.model.paused, known.priority)
             assert job.isolation == known.isolation
-        dead = {job.id: job for job in self.queries.morgue(self.queue, payload_limit=100).items}
+        dead = {job.id: job for job in self.queries.morgue(self.queue, Listing(payload_limit=100)).items}
         assert {i: [(p.data, p.score) for p in d.payloads] for i, d in dead.items()} == {
             i: [(m.payload, m.score) for m in d.in_order()] for i, d in self.model.morgue.items()
         }

@@ -6,6 +6,7 @@ import pytest
 
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec
 from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.scripts.keys import SHARD_KEYS, shard_keys
 
@@ -36,7 +37,7 @@ def test_run_now_all(store, actions):
     assert actions.run_now_all(TWO, seen.append) == 2500
     assert seen[-1] == 2500
     assert len(seen) > 1
-    assert Queries(store).jobs(TWO, "perform_in", minimum=8e9).items == ()
+    assert Queries(store).jobs(TWO, Listing("perform_in", minimum=8e9)).items == ()
 
 
 def test_run_now_all_wakes_workers(store, actions):
@@ -73,7 +74,7 @@ def test_bury_failed(store, actions):
     assert progress == sorted(progress)
     stats = Queries(store).stats(TWO)
     assert (stats.length, stats.morgue_length) == (0, 1500)
-    assert Queries(store).morgue(TWO, limit=1).items[0].error == b"boom"
+    assert Queries(store).morgue(TWO, Listing(limit=1)).items[0].error == b"boom"
 
 
 def test_delete_dead_and_delete_all(store, actions):
@@ -96,7 +97,7 @@ def test_who_dies_during_an_action_on_all_the_dead_stays_dead(store, actions, mo
     """L4: Lowkiq reads, then deletes by id, and loses what came in between."""
     fill(store, 10)
     fail_all(store, fate=Disposition.BURY)
-    pages = actions._queries.members
+    pages = actions._index.page
 
     def dies_after_the_listing(*args, **kwargs):
         found = pages(*args, **kwargs)
@@ -104,7 +105,7 @@ def test_who_dies_during_an_action_on_all_the_dead_stays_dead(store, actions, mo
         fail_all(store, fate=Disposition.BURY)
         return found
 
-    monkeypatch.setattr(actions._queries, "members", dies_after_the_listing)
+    monkeypatch.setattr(actions._index, "page", dies_after_the_listing)
     assert actions.delete_dead_all(TWO) == 9
     assert dead(store, "3", TWO) == [("x", 1), ("newly dead", 2)]
 
@@ -114,7 +115,7 @@ def test_a_job_that_is_no_longer_failed_is_spared(store, actions, monkeypatch, a
     """L4: between the listing and the step the failed job succeeded, and the id was pushed anew."""
     fill(store, 1)
     fail_all(store)
-    pages = actions._queries.members
+    pages = actions._index.page
 
     def succeeds_after_the_listing(*args, **kwargs):
         found = pages(*args, **kwargs)
@@ -125,7 +126,7 @@ def test_a_job_that_is_no_longer_failed_is_spared(store, actions, monkeypatch, a
         store.push(TWO, [NewJob("0", b"new", 1)])
         return found
 
-    monkeypatch.setattr(actions._queries, "members", succeeds_after_the_listing)
+    monkeypatch.setattr(actions._index, "page", succeeds_after_the_listing)
     assert getattr(actions, action)(TWO) == 0
     assert waiting(store, "0", TWO) == [("new", 1)]
 

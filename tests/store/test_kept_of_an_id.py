@@ -41,12 +41,12 @@ LEFT_ALONE = {
         "calls": "Actions ends the calls of the orphans that the script returns",
         "done_scores buckets": "they are of the id, not of a job, and expire",
         "claimed": "what is in processing goes on",
-        "failed dead_ids": "the caller binds them as `marks`",
+        "failed dead_ids": "the caller binds them as `second_index`",
     },
     "dump": {
-        "calls claimed processing": "Dumping reads them itself",
+        "calls claimed processing": "dump_entries reads them itself",
         "debounce early_due done_scores buckets tries crash_marks": "a dump has what is to run, no history",
-        "dead_ids": "Dumping lists the morgue by it",
+        "dead_ids": "dump_entries lists the morgue by it",
     },
     "load": {
         "done_scores buckets tries crash_marks": "a dump does not have them",

@@ -7,6 +7,7 @@ import pytest
 from celery_lowkiq.rules.models import Disposition, NewJob, PayloadRemoval, RemovalReason, Settlement
 from celery_lowkiq.rules.policies import AfterFailure
 from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.clocked import FakeClockClient
 
@@ -94,7 +95,7 @@ def test_a_claim_looks_at_a_bounded_number(clocked):
     clocked.push(shard.spec, [NewJob(name, b"x", perform_in=1.0) for name in names])
     shard.push("free", perform_in=2.0)
     assert shard.claim() == ()
-    assert len(shard.queries.jobs(shard.spec, "perform_in", maximum=2.0, limit=1000).items) == 101
+    assert len(shard.queries.jobs(shard.spec, Listing("perform_in", maximum=2.0, limit=1000)).items) == 101
     assert ids(shard.claim()) == ["free"]
 
 

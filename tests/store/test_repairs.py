@@ -13,6 +13,7 @@ from celery_lowkiq.rules.models import Disposition, Lease, NewJob, QueueSpec, Sh
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.admin.repair import QueueRepairs
+from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.scripts.keys import SHARD_KEYS, queue_key, shard_keys
@@ -250,7 +251,7 @@ def test_times_priorities_and_pauses_come_back_from_the_keys_beside(store, clien
     Pausing(store.client).pause_ids(ONE, ["ranked"])
     client.delete(KEYS["due_paused"], KEYS["failed"])
     QueueRepairs(store).repair(ONE)
-    (failed,) = Queries(store).jobs(ONE, "retry_count").items
+    (failed,) = Queries(store).jobs(ONE, Listing("retry_count")).items
     assert (failed.id, failed.error) == ("failed", b"boom")
     job = Queries(store).job(ONE, "ranked").waiting
     assert (job.priority, job.paused) == (5, True)

@@ -102,7 +102,7 @@ def test_who_cancels_in_the_last_step_is_told_that_all_was_done(browser, record,
     go, original = threading.Event(), Client.call
 
     def slow(self, call):
-        if call.script.name == "run_now_ids":
+        if call.script.name == "run_now":
             assert go.wait(10)
         return original(self, call)
 

@@ -24,8 +24,7 @@ from celery_lowkiq.rules.dumps import (
 )
 from celery_lowkiq.rules.errors import BadDump, ConfigurationError, InvalidCall, UndecodablePayload
 from celery_lowkiq.rules.models import QueueSpec
-from celery_lowkiq.store.admin.dump import Dumping
-from celery_lowkiq.store.admin.load import Loading
+from celery_lowkiq.store.admin.dump_load import dump_entries, last_score, load_entries
 
 #: What is loaded in one round trip at most (payloads, with calls, and bytes may be exceeded by one line).
 CHUNK_LINES = 200
@@ -45,13 +44,12 @@ class Loaded:
 
 def dump_lines(context: AppContext, queue: QueueSpec) -> Iterator[bytes]:
     """The lines of a dump, each with its newline; little of it is in memory at a time. Raises StoreError."""
-    dumping = Dumping(context.store)
     # Also what the code declares to have other shards, as after a change of their number, can be moved.
     (queue,) = context.registry.as_stored([queue])
-    score = dumping.last_score(queue)
+    score = last_score(context.store, queue)
     yield header_line(Header(uuid.uuid4().hex, queue.name, queue.shards, context.settings.serializer, score))
     count = 0
-    for entry in dumping.entries(queue):
+    for entry in dump_entries(context.store, queue):
         count += 1
         yield entry_line(count, entry)
     yield end_line(End(count))
@@ -73,10 +71,11 @@ def load_lines(
     """
     parsed = _parsed(context, lines)
     header = _header(context, parsed, None if renamed else queue.name)
-    loading = Loading(context.store, queue, replace(header, dump=uuid.uuid4().hex) if again else header)
+    if again:
+        header = replace(header, dump=uuid.uuid4().hex)
     done = Loaded(0, 0)
     for chunk in _chunks(parsed):
-        done = Loaded(done.lines + len(chunk), done.new + loading.load(chunk))
+        done = Loaded(done.lines + len(chunk), done.new + load_entries(context.store, queue, header, chunk))
         if progress is not None:
             progress(done)
     return done

@@ -130,7 +130,8 @@ class Inspector:
         return {queue.name: queue for queue in map(self.queue, names)}
 
     def _as_stored(self, queues: Mapping[str, OrderedQueue]) -> list[QueueSpec]:
-        return context_of(self.app).registry.as_stored([queue.spec for queue in queues.values()])
+        # A queue whose own key is damaged must not hide the others.
+        return context_of(self.app).registry.as_stored([q.spec for q in queues.values()], lenient=True)
 
     def nodes(self) -> tuple[NodeReport, ...]:
         """The nodes by name, as they last described themselves: those that live, and those that have ended

@@ -21,7 +21,7 @@ from celery_lowkiq.rules.repairs import Damage, Repaired
 from celery_lowkiq.rules.reports import ShardReport
 from celery_lowkiq.rules.views import DeadJob, Page, Paused, PausedId, Stats, Try
 from celery_lowkiq.store.admin.actions import Actions, Left, Progress
-from celery_lowkiq.store.inspect.tries import read_tries
+from celery_lowkiq.store.inspect.pages import Listing
 
 from .dump_load import Loaded, dump_lines, load_lines
 
@@ -156,12 +156,12 @@ class OrderedQueue:
         all; what is cut is not decoded). By id they come in no order.
         Raises InvalidCall.
         """
-        page = self._context.queries.jobs(self._checked(), by, **self._bounded(by, options))
+        page = self._context.queries.jobs(self._checked(), self._listing(by, options))
         return Page(tuple(self._shown(job) for job in page.items), page.next)
 
     def morgue(self, by: str = "id", **options: Any) -> Page[ShownDeadJob]:
         """A sorted page of dead jobs, ``by`` id or updated_at; options as for :meth:`jobs`."""
-        page = self._context.queries.morgue(self._checked(), by, **self._bounded(by, options))
+        page = self._context.queries.morgue(self._checked(), self._listing(by, options))
         return Page(tuple(self._shown_dead(job) for job in page.items), page.next)
 
     def processing(self, **options: Any) -> Page[ShownJob]:
@@ -175,7 +175,7 @@ class OrderedQueue:
 
     def tries(self, job_id: Any) -> tuple[Try, ...]:
         """The last ten failed runs of a job that waits or is dead, oldest first. Raises InvalidCall."""
-        return read_tries(self._context.store.client, self._checked(), read_id(job_id))
+        return self._context.queries.tries(self._checked(), read_id(job_id))
 
     def why(self, job_id: Any) -> Why:
         """Where an id is and why it does not run, in words. Raises InvalidCall."""
@@ -348,10 +348,10 @@ class OrderedQueue:
         """
         return load_lines(self._context, self.spec, lines, renamed=renamed, again=again, progress=progress)
 
-    def _bounded(self, by: str, options: dict[str, Any]) -> dict[str, Any]:
+    def _listing(self, by: str, options: dict[str, Any]) -> Listing:
         read = partial(read_time, tz=self._app.timezone) if by in TIMES else _read_number
         bounds = {name: read(name, options[name]) for name in BOUNDS if options.get(name) is not None}
-        return {**options, **bounds}
+        return Listing(by, **{**options, **bounds})
 
     # -- payloads
 

@@ -1,10 +1,10 @@
--- Moves jobs, as they stand now, from the queue to the morgue.
+-- Moves waiting jobs to the morgue.
 --
 -- KEYS: meta @waiting jobs spill spill_order failed errors @morgue processing tries crash_marks
 -- POLICY KEYS: debounce? early_due?
 -- ARGV: merge policy only_failed reason limit max_bytes [id]...
---   only_failed: '1' leaves an id alone that has not failed; reason: the error of one that has none
---   limit: payloads to move in this step
+--   only_failed: '1' skips jobs that have not failed; reason: the error of a job without one
+--   limit, max_bytes: maximum number of payloads to move in this step, and of bytes
 -- USES: time payload_set_read payload_set waiting_index policy keep_highest waiting morgue forget_history
 -- Returns: {ids dealt with, jobs moved, orphans}; go on with the ids that are left. Orphans: id, number of the
 --   shard's last call, processing record or '', ... of moved jobs that may have had calls.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from celery_lowkiq.rules.errors import FormatMismatch, ShardCountMismatch, ShardDamaged, ShardRepairing
@@ -16,15 +16,15 @@ from celery_lowkiq.rules.models import MAX_SHARDS, QueueSpec, ShardRef, shard_of
 from celery_lowkiq.rules.repairs import CLOSED, Registered
 from celery_lowkiq.store.repairs.repairs import INDEXES, Repairs
 from celery_lowkiq.store.scripts.client import Client
-from celery_lowkiq.store.scripts.keys import FORMAT, ShardKeys, queue_key, shard_keys
-from celery_lowkiq.store.scripts.records import pairs, parse_id
-from celery_lowkiq.store.scripts.script import Value, load
+from celery_lowkiq.store.scripts.keys import FORMAT, queue_key, shard_keys
+from celery_lowkiq.store.scripts.records import parse_id
+from celery_lowkiq.store.scripts.script import load
 
 CLOSED_BY_SOMEBODY = 2
 #: How long a shard may be closed before whoever closed it is given up, and how often that is looked at, in s.
 CLOSED_SECONDS = 2.0
 CLOSED_LOOK = 0.02
-#: Paused ids of a shard that one script reads.
+#: Paused ids of a shard that are moved at once.
 PAGE = 1000
 
 
@@ -70,11 +70,13 @@ class Registry:
         reason = f"{says}, its registry says {stored.shards}, and the ids in the shard decide nothing"
         return ShardDamaged(shard.queue, shard.index, reason)
 
-    def as_stored(self, queues: Sequence[QueueSpec]) -> list[QueueSpec]:
-        """The queues with the numbers of shards that are stored, in one round trip; one that is not is as
-        declared. Raises StoreError.
+    def as_stored(self, queues: Sequence[QueueSpec], lenient: bool = False) -> list[QueueSpec]:
+        """Return the queues with their stored numbers of shards, or as declared, in one round trip.
+
+        ``lenient``: as declared also when the key of a queue has the wrong type. Raises StoreError.
         """
-        found = self._client.commands([("HGET", queue_key(queue.name), "shards") for queue in queues])
+        commands = [("HGET", queue_key(queue.name), "shards") for queue in queues]
+        found = self._client.readable(commands) if lenient else self._client.commands(commands)
         return [
             replace(queue, shards=_count(stored) or queue.shards)
             for queue, stored in zip(queues, found, strict=True)
@@ -150,7 +152,7 @@ def _move_paused_ids(client: Client, shards: Sequence[ShardRef], count: int) -> 
     """An empty queue has ``count`` shards from now on: pause ids in the shards that they lie in."""
     for shard in shards:
         keys = shard_keys(shard)
-        for page in _paused_pages(client, keys):
+        for page in client.scan(keys["paused"], PAGE):
             stray = [
                 (job_id, since) for job_id, since in page if shard_of(parse_id(job_id), count) != shard.index
             ]
@@ -163,24 +165,3 @@ def _move_paused_ids(client: Client, shards: Sequence[ShardRef], count: int) -> 
             )
             if stray:
                 client.commands([("ZREM", keys["paused"], *(job_id for job_id, _ in stray))])
-
-
-def _paused_pages(client: Client, keys: ShardKeys) -> Iterator[list[tuple[bytes, bytes]]]:
-    """Paused ids of a shard, and since when."""
-    at: tuple[Value, Value] = ("", "")
-    while True:
-        call = load("page").call(
-            {"index": keys["paused"]},
-            minimum="-inf",
-            maximum="+inf",
-            after_score=at[0],
-            after_id=at[1],
-            past=1,
-            limit=PAGE,
-            reverse=0,
-        )
-        page = pairs(client.call(call))
-        yield page
-        if len(page) < PAGE:
-            return
-        at = (page[-1][1], page[-1][0])

@@ -30,7 +30,7 @@ class BackgroundRepairs(Repairs):
 
     def rewrite_meta(self, queue: QueueSpec, shard: ShardRef, registered: Registered) -> bool:
         """Return False for a shard that cannot be restored, else raise ShardRepairing."""
-        if not self.is_restorable(queue, shard, registered):
+        if self.lost_count(queue, shard, registered) is None:
             return False
         raise self._begin(shard, partial(super().rewrite_meta, queue, shard, registered))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 from celery_lowkiq.rules.models import ShardRef
 
@@ -101,7 +102,7 @@ TRACKER_KEYS = {
 #: The same by all names that scripts use: those bound to waiting or dead jobs, and those of a whole queue.
 KEY_TYPES = SHARD_KEYS | {
     "index": "zset",
-    "marks": "zset",
+    "second_index": "zset",
     "records": "hash",
     "queue": "hash",
     "nodes": "hash",
@@ -223,6 +224,11 @@ def tracker_channel(tracker: str) -> str:
 def channel(queue: str) -> str:
     """Where pushes are announced, as ``<shard> <perform_in>``, and releases, as ``<shard> released``."""
     return f"lowkiq:{FORMAT}:pushed:{{{queue}}}"
+
+
+def announcement(shard: ShardRef) -> dict[str, Any]:
+    """Arguments of scripts that announce due jobs of a shard."""
+    return {"channel": channel(shard.queue), "index": shard.index}
 
 
 def shard_of_key(key: str) -> ShardRef | None:

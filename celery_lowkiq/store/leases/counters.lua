@@ -1,4 +1,4 @@
--- What a shard has counted so far.
+-- Reads the counters of a shard.
 --
 -- KEYS: meta
 -- ARGV:
