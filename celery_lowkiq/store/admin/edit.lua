@@ -5,9 +5,8 @@
 -- POLICY KEYS: debounce? early_due?
 -- ARGV: merge policy id payload replaced other
 --   replaced: '1' puts `other` there; if the job has it already, the two are united (rule 2)
--- USES: payload_set_read payload_set waiting_index policy keep_highest waiting forget_history
--- Returns: {1 or 0 when the job has no such payload, orphans}: id, number of the shard's last call, processing
---   record or ''; empty when no call has a record.
+-- USES: payload_set waiting forget_history orphans
+-- Returns: {1, or 0 when the job has no such payload; orphans (see lib/orphans.lua)}.
 -- Cost: O(log n), or the length of a packed record. Repeated: the payload is not there any more.
 local function packed(record)
   local items, found = unpack_items(record), false
@@ -69,5 +68,6 @@ if record then
     forget_history(id)
   end
 end
-local last_call = redis.call('HGET', meta, 'last_call')
-return {changed, last_call and {id, last_call, redis.call('HGET', processing, id) or ''} or {}}
+local orphans = {}
+add_orphan(orphans, id, redis.call('HGET', meta, 'last_call'))
+return {changed, orphans}

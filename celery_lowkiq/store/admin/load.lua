@@ -6,7 +6,7 @@
 --   shards: the declared count; sender: of the dump; n: grows with the lines of a dump
 --   last_score: scores that the shard generates are larger (us)
 --   kind: waiting, dead, or calls (with digest, record, '' in place of score, payload, flag)
--- USES: format time waiting_index wake payload_set_read payload_set policy keep_highest waiting
+-- USES: format time waiting_index wake payload_set waiting policies policy_priority policy_keep
 -- Returns: how many were new; error SHARDS <stored count> when the count differs.
 -- Cost: O(log n) a payload.
 --
@@ -37,8 +37,8 @@ function kinds.waiting(id, items, when, retry_count, message, priority)
     redis.call('HSET', errors, id, message)
   end
   set_add(waiting, id, items, false)
-  if options.keep then
-    any_kept(waiting, id, items)
+  if hooks.trim then
+    hooks.trim(id, items)
   end
 end
 
