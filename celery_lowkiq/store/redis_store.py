@@ -30,7 +30,6 @@ from celery_lowkiq.store.jobs.claims import (
     open_claims,
     owned,
     settle_calls,
-    settled,
     sound,
 )
 from celery_lowkiq.store.jobs.durability import Durability
@@ -141,12 +140,12 @@ class RedisStore:
             else None
         )
         if stored is None:
-            return None if drops is None else drops.hear
+            return None if drops is None else drops.read
 
         def hear(replies: Sequence[Any]) -> None:
             stored(taken(turn, replies))
             if drops is not None:
-                drops.hear(replies)
+                drops.read(replies)
 
         return hear
 
@@ -279,13 +278,14 @@ class RedisStore:
         What is in processing of other claims than those in hand goes back. Answers may be errors of their
         own, as NotOwner; raises StoreUnavailable.
         """
-        settling = settle_calls(settle) if settle is not None else []
+        settling = settle_calls(settle) if settle is not None else None
+        calls = settling.calls if settling is not None else []
         claiming = [claim_call(claim)] if claim is not None else []
-        replies = self.client.calls([*settling, *claiming])
+        replies = self.client.calls([*calls, *claiming])
         for reply in replies:
             if isinstance(reply, StoreUnavailable):
                 raise reply
-        answer = settled(settle, replies[: len(settling)]) if settle is not None else None
+        answer = settling.reply(replies[: len(calls)]) if settling is not None else None
         if claim is None:
             return answer, None
         claim_sent = ShardCall(claim.queue, claim.lease.shard, claiming[0])

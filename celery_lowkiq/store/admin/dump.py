@@ -11,7 +11,7 @@ from celery_lowkiq.store.jobs.call_records import PAGE_CALLS, parse_call
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.client import member_scores
 from celery_lowkiq.store.scripts.keys import MORGUE_KEYS, WAITING_KEYS, KeyAliases, shard_keys
-from celery_lowkiq.store.scripts.records import parse_id, parse_processing, parse_tried
+from celery_lowkiq.store.scripts.records import parse_id, parse_processing, parse_retry_count
 from celery_lowkiq.store.scripts.script import load
 
 #: What one script reads: ids, payloads, and their size in bytes.
@@ -94,7 +94,7 @@ class Dumping:
                 if told != job_id and any(payload.recorded is not Recorded.NONE for payload in payloads):
                     yield from self._calls(shard, job_id)
                     told = job_id
-                count = -1 if state is State.DEAD else parse_tried(tried)[0]
+                count = -1 if state is State.DEAD else parse_retry_count(tried)[0]
                 yield Entry(
                     state, parse_id(job_id), float(when), count, error or None, payloads, priority=priority
                 )

@@ -9,7 +9,7 @@ from celery_lowkiq.rules.models import Job
 from celery_lowkiq.rules.views import DeadJob
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import MORGUE_KEYS, WAITING_KEYS, KeyAliases, shard_keys
-from celery_lowkiq.store.scripts.records import parse_id, parse_payloads, parse_tried
+from celery_lowkiq.store.scripts.records import parse_id, parse_payloads, parse_retry_count
 from celery_lowkiq.store.scripts.script import load
 
 from .pages import Member
@@ -56,7 +56,7 @@ def _job(member: Member, reply: list[Any]) -> Job | None:
     perform_in, tried, error, count, paused, priority, *payloads = reply
     if not perform_in:
         return None
-    retry_count, isolation = parse_tried(tried)
+    retry_count, isolation = parse_retry_count(tried)
     return Job(
         id=parse_id(member.id),
         payloads=parse_payloads(payloads),

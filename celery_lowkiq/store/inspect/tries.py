@@ -5,21 +5,12 @@ from __future__ import annotations
 import re
 
 from celery_lowkiq.rules.models import QueueSpec, ShardRef, shard_of
-from celery_lowkiq.rules.text import last_error_line
 from celery_lowkiq.rules.views import Try
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import shard_keys
 from celery_lowkiq.store.scripts.records import id_bytes
 
-#: Maximum bytes of an error in the log.
-MAX_TEXT = 160
 _LINE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\t(-?\d{1,9})\t([^\t]*)\t(.*)")
-
-
-def try_text(error: str | None) -> bytes:
-    """Return the line of an error for the log."""
-    words = " ".join(last_error_line(error or "").split())
-    return words.encode("utf-8", "backslashreplace")[:MAX_TEXT]
 
 
 def read_tries(client: Client, queue: QueueSpec, job_id: str) -> tuple[Try, ...]:

@@ -1,4 +1,4 @@
-"""Announcements of pushes, over Redis pub/sub."""
+"""Subscription to announcements of pushes (Redis pub/sub)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.store.scripts.client import store_error
 from celery_lowkiq.store.scripts.keys import channel, queue_of_channel
 
-#: How long the answer to a subscription is waited for, in s.
+#: Timeout in s for the confirmation of a subscription.
 CONFIRMED = 5.0
 
 
@@ -29,24 +29,22 @@ class PushSubscription:
         self._reading = threading.Lock()
         self._pubsub = client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
         try:
-            # A Redis that is loading takes subscriptions, though it cannot serve.
+            # A Redis that is loading accepts subscriptions, but cannot run commands.
             client.ping()
             self._pubsub.subscribe(*(channel(queue) for queue in queues))
-            # Reads the answer: a user who may not listen is told so now, not with the first announcement.
+            # Read the confirmation, so that missing permissions raise AccessDenied here.
             self._pubsub.get_message(timeout=CONFIRMED)
-            # What is announced during a silent reconnect would be missed: an error has to say so.
+            # Disable silent reconnects: announcements meanwhile would be missed.
             self._retry = self._pubsub.connection.retry
             self._pubsub.connection.retry = Retry(NoBackoff(), 0)
         except (exceptions.RedisError, OSError) as error:
-            # Not left to the garbage collector: a log handler that keeps the error would keep all this.
+            # A log handler that keeps the error would also keep the connection.
             self._pubsub.close()
             raise store_error(error) from error
 
     def wait_pushed(self, timeout: float) -> tuple[ShardRef, float | None] | None:
-        """The next announcement within ``timeout`` s: a shard and its new smallest ``perform_in``, or
-        None for a shard that was released.
-
-        Raises StoreUnavailable when the connection is lost, or was closed.
+        """Return the next announcement within ``timeout`` s: a shard, and its new smallest ``perform_in`` or
+        None when the shard was released. Raises StoreUnavailable when the connection is lost or closed.
         """
         try:
             with self._reading:
@@ -63,7 +61,7 @@ class PushSubscription:
         except (exceptions.RedisError, OSError) as error:
             raise store_error(error) from error
         except Exception as error:
-            # redis-py is not made for a connection that another thread closes, and fails in many ways.
+            # redis-py raises various errors when another thread closes the connection.
             if not self._closed:
                 raise
             raise StoreUnavailable("the subscription is closed") from error
@@ -72,7 +70,7 @@ class PushSubscription:
         return _announcement(message["channel"], message["data"])
 
     def close(self) -> None:
-        """Free the connection; a thread that waits gets StoreUnavailable."""
+        """Close the connection; a waiting thread raises StoreUnavailable."""
         self._closed = True
         connection = self._pubsub.connection
         if connection is not None:
@@ -80,7 +78,7 @@ class PushSubscription:
         self._give_back()
 
     def _give_back(self) -> None:
-        """The connection, to its pool. A thread that reads from it just now does this when it ends."""
+        """Return the connection to its pool, unless a thread reads from it, which then does this."""
         if not self._reading.acquire(blocking=False):
             return
         try:
@@ -92,7 +90,7 @@ class PushSubscription:
 
 
 def _announcement(name: bytes, data: bytes) -> tuple[ShardRef, float | None] | None:
-    """Anyone may publish: what is not of our making is no announcement."""
+    """Parse a message; None for one that other programs published."""
     index, _, perform_in = data.partition(b" ")
     try:
         due = None if perform_in == b"released" else float(perform_in)

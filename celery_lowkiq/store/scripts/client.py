@@ -110,7 +110,7 @@ def store_error(error: BaseException) -> StoreError:
 
 
 def _refused(code: str, rest: str) -> StoreError | None:
-    """What one of our scripts answered in place of doing its work."""
+    """Translate an error reply of one of our scripts; None for any other error."""
     if code == "NOTOWNER":
         return NotOwner(f"another node owns the shard (its epoch is {rest})")
     if code == "SHARDS":
