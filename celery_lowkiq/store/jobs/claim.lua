@@ -10,7 +10,7 @@
 --   suspects: '0' skips suspects; otherwise a suspect is a batch of its own
 --   max_payloads, max_bytes: limits of one id; a batch that has reached one takes no further id
 --   max_wait: s after which a due job precedes more urgent ones
--- USES: format time server owner key_consistency unacknowledged waiting_index next_due payload_set_read payload_set restore processing isolation suspects call_records_read policy_keep policy_drop_stale policy_rate_per_id
+-- USES: format time server owner key_consistency unacknowledged waiting_index next_due payload_set_read payload_set restore processing suspects call_records_read policy_keep policy_drop_stale policy_rate_per_id
 -- FLAGS: allow-oom
 -- Returns: {now, next_due or '', claim number (0 for an old request), kind, [id, processing record]..., first calls, unwanted}
 --   kind: 1 when the batch is a suspect, 2 when only suspects are due; plus 4 when keys of failed jobs differ
@@ -149,6 +149,13 @@ local function plain_records(ids, any_failed)
     records[i] = record and not failures[i] and not (any_prioritized and priority_of(names[i]) > 0) and is_plain(record) and record
   end
   return records
+end
+
+-- Maximum number of jobs in the next batch of an isolated job, by the fraction of its retry_count (rule 5,
+-- rules/isolation.py): '<retry_count>.<largest batch><parts>', three digits each. nil for other jobs.
+local function largest_batch(retry_count)
+  local fraction = math.floor(tonumber(retry_count) % 1 * 1000000 + 0.5)
+  return fraction >= 1000 and math.floor(fraction / 1000) or nil
 end
 
 -- Moves due jobs. Returns the kind of the batch.

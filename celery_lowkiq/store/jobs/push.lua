@@ -7,7 +7,7 @@
 --   score: '' generates one; '~<s>': the time of a sender's clock, generated when Redis's clock is behind it
 --   when: '' for now, '+<s>' for a delay, else Unix s; with policy prioritized=1, '<priority> ' before that
 --   records: number of call records; position: index of the call's job, from 0; digest: of its payload
--- USES: format time waiting_index wake payload_set call_records waiting policies policy_priority policy_keep policy_drop_stale policy_max_length policy_debounce policy_due_on_push dropped_calls
+-- USES: format time delete_old_fields waiting_index wake payload_set call_records waiting policies policy_priority policy_keep policy_drop_stale policy_max_length policy_debounce policy_due_on_push dropped_calls
 -- Returns: 1; 0 for a repeated n; or, when policies dropped calls that have records, the positions of dropped calls in one
 --   text, then orphans (see lib/orphans.lua), the same when repeated; error SHARDS <stored count> when the count differs,
 --   or FULL <length> <allowed>.
@@ -149,13 +149,7 @@ wake(before)
 
 -- Each new sender deletes some senders without a push for an hour.
 if not last then
-  local scan = redis.call('HSCAN', senders, redis.call('HGET', meta, 'senders_cursor') or '0', 'COUNT', 16)
-  redis.call('HSET', meta, 'senders_cursor', scan[1])
-  for i = 1, #scan[2], 2 do
-    if tonumber(string.match(scan[2][i + 1], '%d+$') or 0) < now / 1000000 - RETENTION then
-      redis.call('HDEL', senders, scan[2][i])
-    end
-  end
+  delete_old_fields(senders, 'senders_cursor', now / 1000000 - RETENTION)
 end
 if drops ~= '' then
   redis.call('HSET', senders, sender, n .. ' ' .. drops .. '|' .. math.floor(now / 1000000))

@@ -5,12 +5,12 @@
 -- POLICY KEYS: debounce? early_due? done_scores? buckets?
 -- ARGV: owner epoch merge policy claim done [id]*done [id claim disposition retry_count delay error try bad [position error]*bad]...
 --   claim, done: number of ids of that claim that are done and have no bad payloads
---   disposition: done; retry (retry_count: see lib/isolation.lua; delay: s, or '@<perform_in>'); die; bury; return (delay: '0'
+--   disposition: done; retry (retry_count: with isolation, see claim.lua; delay: s, or '@<perform_in>'); die; bury; return (delay: '0'
 --   keeps perform_in)
 --   try: line for the log of the job's tries, or ''
 --   bad: number of payloads with a fate of their own: position and error buries one; -1 - position with '' drops it, with
 --   'over' or 'done' ends it after a run
--- USES: time server owner next_due payload_set_read restore morgue processing tries suspects policy_drop_stale policy_rate_per_id
+-- USES: time server owner waiting_index next_due payload_set_read waiting restore morgue processing tries suspects policy_drop_stale policy_rate_per_id
 -- FLAGS: allow-oom
 -- Returns: {now, next_due or '', 1 when all of `done` were settled, id, ...}: the ids that were settled, without those of
 --   `done` when all of these were; error NOTOWNER <epoch>.
@@ -105,12 +105,10 @@ end
 -- Starts the rest of a job anew that its claim left waiting. Such a rest has failed with the job; calls that arrived during
 -- the run have not.
 local function start_anew(id, priority)
-  if redis.call('ZREM', failed, id) == 1 then
-    redis.call('HDEL', errors, id)
-    if hooks.clear then
-      hooks.clear(id)
-    end
-    index_put(id, now_s, math.min(priority, priority_of(id)))
+  if redis.call('ZSCORE', failed, id) then
+    priority = math.min(priority, priority_of(id))
+    remove_waiting(id)
+    index_put(id, now_s, priority)
   end
 end
 

@@ -54,35 +54,9 @@ SHARD_KEYS = {
     "dead_errors": "hash",
 }
 
-#: Keys of a shard that have entries of ids, and the fields of an entry.
-#: ``tests/store/test_kept_of_an_id.py`` checks that each step of a job's life handles all of them.
-ID_KEYS = {
-    "due": ("perform_in",),
-    "due_prioritized": ("perform_in",),
-    "by_priority": ("priority", "perform_in"),
-    "paused": ("since",),
-    "due_paused": ("perform_in",),
-    "jobs": ("score", "length", "flag", "payload"),
-    "spill": ("score", "arrival", "flag"),
-    "spill_order": ("score", "arrival", "flag", "payload"),
-    "calls": ("digest", "number", "record"),
-    "debounce": ("first_call", "earliest"),
-    "early_due": ("perform_in",),
-    "done_scores": ("score", "when"),
-    "buckets": ("full_at",),
-    "failed": ("retry_count", "isolation"),
-    "errors": ("error",),
-    "claimed": ("claim",),
-    "processing": ("claim", "last_call", "priority", "perform_in", "retry_count", "error", "payloads"),
-    "tries": ("time", "retry_count", "node", "error"),
-    "crash_marks": ("level", "crashes", "payload"),
-    "dead": ("updated_at",),
-    "dead_ids": (),
-    "dead_jobs": ("score", "length", "flag", "payload"),
-    "dead_spill": ("score", "arrival", "flag"),
-    "dead_spill_order": ("score", "arrival", "flag", "payload"),
-    "dead_errors": ("error",),
-}
+#: Keys with entries of ids; ``tests/store/test_kept_of_an_id.py`` checks that each step of a job's life
+#: handles all of them.
+ID_KEYS = SHARD_KEYS.keys() - {"lease", "meta", "senders"}
 
 #: Keys that headers of scripts name together, as ``@waiting``. Question mark: see ``script``.
 KEY_GROUPS = {

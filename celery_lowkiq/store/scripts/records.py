@@ -110,7 +110,7 @@ def _any(job_id: bytes, record: bytes) -> Job:
 
 
 def retry_count_text(retry_count: int, isolation: Isolation) -> str:
-    """Format a retry_count with the isolation of its job as the fraction (``lib/isolation.lua``)."""
+    """Format a retry_count with the isolation of its job as the fraction (``claim.lua``)."""
     fraction = f".{isolation.largest:03d}{isolation.parts:03d}" if isolation.largest else ""
     return f"{retry_count}{fraction}"
 

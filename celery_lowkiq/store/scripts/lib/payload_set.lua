@@ -220,17 +220,14 @@ local function take_spilled(set, id, max_count, max_bytes, lowest)
       redis.call('ZREM', set.spill_order, unpack(gone))
       redis.call('HDEL', set.spill, unpack(fields))
     end
-    if #members == 0 and #taken == 0 then
-      -- The payloads were lost. The mark stays: the repair counts it.
-      return taken, lowest and redis.call('ZLEXCOUNT', set.spill_order, lex_min(id), lex_max(id)) > 0 or false, false
-    elseif #members == 0 then
-      local more = lowest and redis.call('ZLEXCOUNT', set.spill_order, lex_min(id), lex_max(id)) > 0
-      if not more then
+    if #members == 0 then
+      local more = lowest and redis.call('ZLEXCOUNT', set.spill_order, lex_min(id), lex_max(id)) > 0 or false
+      -- The mark of a set whose payloads were lost stays: the repair counts it.
+      if #taken > 0 and not more then
         redis.call('HDEL', set.records, id)
       end
       return taken, more, false
-    end
-    if fit < #members then
+    elseif fit < #members then
       return taken, true, true
     end
   end

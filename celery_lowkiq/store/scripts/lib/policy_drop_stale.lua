@@ -1,10 +1,9 @@
 -- Policy drop_stale: drops payloads with a smaller score than one that was processed for their id.
 --
 -- KEYS: meta done_scores
--- USES: policies policy_keep time
+-- USES: policies policy_keep time delete_old_fields
 -- `done_scores` has the highest score that was processed with success, and when: '<score> <s>'.
 if options.drop_stale then
-  local SCANNED = 16
   redis.call('HLEN', done_scores)
 
   function hooks.done_score(id)
@@ -37,16 +36,9 @@ if options.drop_stale then
     end
   end
 
-  -- Deletes expired scores of one step of a scan. All of them expire when the shard processes nothing for `drop_stale` s.
+  -- All scores expire when the shard processes nothing for `drop_stale` s.
   function hooks.after_settle()
-    local oldest = now_us() / 1000000 - options.drop_stale
-    local scan = redis.call('HSCAN', done_scores, redis.call('HGET', meta, 'done_scores_cursor') or '0', 'COUNT', SCANNED)
-    redis.call('HSET', meta, 'done_scores_cursor', scan[1])
-    for i = 1, #scan[2], 2 do
-      if (tonumber(string.match(scan[2][i + 1], '%d+$')) or 0) < oldest then
-        redis.call('HDEL', done_scores, scan[2][i])
-      end
-    end
+    delete_old_fields(done_scores, 'done_scores_cursor', now_us() / 1000000 - options.drop_stale)
     redis.call('EXPIRE', done_scores, math.ceil(options.drop_stale))
   end
 end
