@@ -41,7 +41,6 @@ class PushSubscription(Listener):
 
 
 def _announcement(name: bytes, data: bytes) -> tuple[ShardRef, float | None] | None:
-    """Parse a message; None for one that other programs published."""
     index, _, perform_in = data.partition(b" ")
     try:
         due = None if perform_in == b"released" else float(perform_in)

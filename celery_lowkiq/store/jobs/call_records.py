@@ -52,7 +52,6 @@ def parse_call(member: bytes) -> Member:
 
 
 def _recorded(job: Job) -> dict[bytes, int]:
-    """Return the positions of payloads that have call records, by digest."""
     return {
         digest(payload.data): position
         for position, payload in enumerate(job.payloads)
@@ -190,5 +189,4 @@ class CallReader:
 
 
 def _range(shard: ShardRef, start: bytes, stop: bytes) -> tuple[Any, ...]:
-    """Return the command that reads a page of members before ``stop``."""
     return ("ZRANGEBYLEX", shard_keys(shard)["calls"], start, b"(" + stop, "LIMIT", 0, PAGE_CALLS)

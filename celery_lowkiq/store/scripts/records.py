@@ -30,7 +30,6 @@ def number_text(value: float) -> str:
 
 
 def _number(text: bytes) -> float | None:
-    """Parse a number as ``is_number`` of ``payload_set_read.lua`` accepts it."""
     try:
         number = float(text) if _NUMBER.fullmatch(text) else math.nan
     except ValueError:
