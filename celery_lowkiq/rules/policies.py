@@ -59,7 +59,7 @@ class Policies:
     per_run: int | None = None
 
     def words(self, shards: int) -> str:
-        """What scripts are told, as ``lib/policy.lua`` reads it: '' for nothing."""
+        """Return the argument ``policy`` of scripts (``lib/policies.lua``): '' without policies."""
         told: dict[str, float | int | str | None] = {
             "keep": self.keep,
             "per_run": self.per_run,

@@ -31,7 +31,6 @@ from celery_lowkiq.store.jobs.claims import (
     open_claims,
     owned,
     settle_calls,
-    settled,
     sound,
 )
 from celery_lowkiq.store.jobs.durability import Durability
@@ -139,7 +138,7 @@ class RedisStore:
         if stored is not None:
             handlers.append(lambda replies: stored(taken(turn, replies)))
         if queue.policy and self.dropped:
-            handlers.append(DroppedCallReporter(self.client, queue, turn, self.dropped).hear)
+            handlers.append(DroppedCallReporter(self.client, queue, turn, self.dropped).read)
         return handlers
 
     def admitted(
@@ -282,13 +281,14 @@ class RedisStore:
         Jobs in processing of claims other than ``in_hand`` go back. Each answer may be an error of its own,
         such as NotOwner. Raises StoreUnavailable.
         """
-        settling = settle_calls(settle) if settle is not None else []
+        settling = settle_calls(settle) if settle is not None else None
+        calls = settling.calls if settling is not None else []
         claiming = [claim_call(claim)] if claim is not None else []
-        replies = self.client.calls([*settling, *claiming])
+        replies = self.client.calls([*calls, *claiming])
         for reply in replies:
             if isinstance(reply, StoreUnavailable):
                 raise reply
-        answer = settled(settle, replies[: len(settling)]) if settle is not None else None
+        answer = settling.reply(replies[: len(calls)]) if settling is not None else None
         if claim is None:
             return answer, None
         claim_sent = ShardCall(claim.queue, claim.lease.shard, claiming[0])

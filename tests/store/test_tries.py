@@ -7,8 +7,8 @@ import pytest
 from celery_lowkiq.rules.models import Disposition, PayloadRemoval, Settlement
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.inspect.tries import MAX_TEXT, try_text
 from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.scripts.records import MAX_TRY_BYTES, try_text
 
 from .helpers import ONE, SHARD, claim, push, take
 
@@ -108,7 +108,7 @@ def test_what_was_planted_there_is_passed_by(store):
         ("", b""),
         ("Traceback\n  File x\nValueError: a\tb\n\n", b"ValueError: a b"),
         ("\ud800", b"\\ud800"),
-        ("x" * 1000, b"x" * MAX_TEXT),
+        ("x" * 1000, b"x" * MAX_TRY_BYTES),
     ],
 )
 def test_the_last_line_of_an_error(error, kept):

@@ -14,7 +14,7 @@ from celery_lowkiq.rules.isolation import (
 )
 from celery_lowkiq.rules.models import Disposition, Job, Payload
 from celery_lowkiq.rules.retry import RetryPolicy, after_failure
-from celery_lowkiq.store.scripts.records import parse_processing, parse_tried, tried_text
+from celery_lowkiq.store.scripts.records import parse_processing, parse_retry_count, retry_count_text
 
 ONE_SECOND = RetryPolicy(max_retries=2, pauses=lambda error, n: 1.0)
 
@@ -104,14 +104,14 @@ def test_without_isolation_it_is_lowkiqs_way():
 @pytest.mark.parametrize("retry_count", [0, 2, 10**6])
 @pytest.mark.parametrize("isolation", [NOT_ISOLATED, Isolation(1, 1), Isolation(1, 999), Isolation(500, 2)])
 def test_the_store_keeps_it_with_the_retry_count(retry_count, isolation):
-    text = tried_text(retry_count, isolation)
+    text = retry_count_text(retry_count, isolation)
     # As Redis before 7.2 writes a number, too.
     for stored in (text, f"{float(text):.17g}"):
-        assert parse_tried(stored.encode()) == (retry_count, isolation)
+        assert parse_retry_count(stored.encode()) == (retry_count, isolation)
         found = parse_processing(b"1", f"7 5 {stored} 1 e1.5 1 x".encode())
         assert (found.retry_count, found.isolation, found.error) == (retry_count, isolation, b"e")
 
 
 @pytest.mark.parametrize("planted", [b"", b"1.", b"nan", b"inf", b"1e+25", b"0x1", b"-1.5.5"])
 def test_planted_counts_are_none(planted):
-    assert parse_tried(planted) == (-1, NOT_ISOLATED)
+    assert parse_retry_count(planted) == (-1, NOT_ISOLATED)

@@ -53,8 +53,8 @@ logger = logging.getLogger("celery_lowkiq")
 
 #: Timeout in s of a cold shutdown for idle lanes to release their shards.
 COLD_SHUTDOWN_TIMEOUT = 2.0
-#: Connections of a worker besides one per lane: announcements, leases, the window reaper, and a spare one.
-OTHER_CONNECTIONS = 4
+#: Pooled connections of a worker besides one per lane: leases, the window reaper, and a spare one.
+OTHER_CONNECTIONS = 3
 #: Logged when no signal, command or lane stopped the worker, but a broker error that Celery gives up at.
 ENDED_BY_CELERY = (
     "the worker exits with status %s, for the reason that Celery has logged: running batches of ordered "

@@ -20,7 +20,7 @@ from celery_lowkiq.integration.app.settings import Settings
 from celery_lowkiq.rules.errors import LowkiqError, UndecodablePayload
 from celery_lowkiq.rules.models import Batch, Disposition, Job, PayloadRemoval, RemovalReason, Settlement
 from celery_lowkiq.rules.retry import RetryPolicy, after_failure
-from celery_lowkiq.store.inspect.tries import try_text
+from celery_lowkiq.store.scripts.records import try_text
 
 from .aborts import raised_in
 from .decode import DecodedBatch, DecodedJob, RunJob

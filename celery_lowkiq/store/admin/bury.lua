@@ -5,9 +5,8 @@
 -- ARGV: merge policy only_failed reason limit max_bytes [id]...
 --   only_failed: '1' skips jobs that have not failed; reason: the error of a job without one
 --   limit, max_bytes: maximum number of payloads to move in this step, and of bytes
--- USES: time payload_set_read payload_set waiting_index policy keep_highest waiting morgue forget_history
--- Returns: {ids dealt with, jobs moved, orphans}; go on with the ids that are left. Orphans: id, number of the
---   shard's last call, processing record or '', ... of moved jobs that may have had calls.
+-- USES: time payload_set waiting morgue forget_history orphans
+-- Returns: {ids dealt with, jobs moved, orphans (see lib/orphans.lua)}; go on with the ids that are left.
 -- Cost: O(limit log n).
 local now = seconds(now_us())
 local budget, moved, orphans = tonumber(limit), 0, {}
@@ -27,11 +26,7 @@ for i = rest, #ARGV do
     end
     remove_waiting(id)
     forget_history(id)
-    if last_call then
-      for _, value in ipairs({id, last_call, redis.call('HGET', processing, id) or ''}) do
-        orphans[#orphans + 1] = value
-      end
-    end
+    add_orphan(orphans, id, last_call)
     moved, budget = moved + 1, budget - #items
   end
   if budget <= 0 then

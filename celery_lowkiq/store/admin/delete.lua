@@ -7,14 +7,13 @@
 --   only_failed: '1' deletes only ids in second_index, which is `failed` (of dead jobs: `dead_ids`)
 --   maximum: deletes only ids whose index score is at most this
 --   upto, cursor: '' at first, then as returned by the previous step; limit: maximum number of payloads to read
--- USES: payload_set_read waiting_index policy forget_history
--- Returns: {ids dealt with, jobs deleted, upto, cursor, orphans}; go on with the ids that are left. Orphans: id,
---   number of the shard's last call, processing record or '', ... of deleted jobs that may have had calls.
+-- USES: payload_set_read waiting_index forget_history orphans time policies policy_debounce policy_due_on_push
+-- Returns: {ids dealt with, jobs deleted, upto, cursor, orphans (see lib/orphans.lua)}; go on with the ids that are left.
 -- Cost: O(limit log n).
 local set = {records = records, spill = spill, spill_order = spill_order}
 local arrivals, last_call = string.match(upto, '^(%x+) (%d+)$')
 if not arrivals then
-  arrivals = string.format('%012x', 140737488355328 + (redis.call('HGET', meta, 'last_arrival') or 0))
+  arrivals = string.format('%012x', ARRIVAL_ZERO + (redis.call('HGET', meta, 'last_arrival') or 0))
   last_call = redis.call('HGET', meta, 'last_call') or '0'
 end
 local orphans = {}
@@ -23,14 +22,6 @@ local function wanted(id)
   local score = index_score(id)
   return score and tonumber(score) <= tonumber(maximum)
     and (only_failed ~= '1' or redis.call('ZSCORE', second_index, id))
-end
-
-local function orphan(id)
-  if last_call ~= '0' then
-    for _, value in ipairs({id, last_call, redis.call('HGET', processing, id) or ''}) do
-      orphans[#orphans + 1] = value
-    end
-  end
 end
 
 local function reply(dealt, deleted, cursor)
@@ -42,7 +33,9 @@ local function delete_job(id)
   index_remove(id)
   redis.call('ZREM', second_index, id)
   redis.call('HDEL', errors, id)
-  clear_policy_state(id)
+  if hooks.clear then
+    hooks.clear(id)
+  end
   forget_history(id)
 end
 
@@ -84,7 +77,7 @@ for i = rest, #ARGV do
       delete_job(id)
     end
     deleted = deleted + 1
-    orphan(id)
+    add_orphan(orphans, id, last_call)
   end
   cursor = ''
 end

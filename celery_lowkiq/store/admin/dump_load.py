@@ -22,7 +22,7 @@ from celery_lowkiq.store.scripts.records import (
     number_text,
     parse_id,
     parse_processing,
-    parse_tried,
+    parse_retry_count,
 )
 from celery_lowkiq.store.scripts.script import ScriptCall, Value, load
 
@@ -97,7 +97,7 @@ def _jobs(
             if with_calls != job_id and any(payload.recorded is not Recorded.NONE for payload in payloads):
                 yield from _calls(client, shard, job_id)
                 with_calls = job_id
-            count = -1 if state is State.DEAD else parse_tried(tried)[0]
+            count = -1 if state is State.DEAD else parse_retry_count(tried)[0]
             yield Entry(
                 state, parse_id(job_id), float(when), count, error or None, payloads, priority=priority
             )

@@ -4,9 +4,8 @@
 -- POLICY KEYS: debounce? early_due?
 -- ARGV: merge policy id payload replaced other
 --   replaced: '1' replaces the payload by `other`; if the job already has `other`, the two are merged (rule 2)
--- USES: payload_set_read payload_set waiting_index policy keep_highest waiting forget_history
--- Returns: {1 or 0 when the job has no such payload, orphans}: id, number of the shard's last call, processing
---   record or ''; empty when no call has a record.
+-- USES: payload_set waiting forget_history orphans
+-- Returns: {1 or 0 when the job has no such payload, orphans (see lib/orphans.lua)}.
 -- Cost: O(log n), or the length of a packed record. Repeated: no effect, since the payload is gone.
 local function packed(record)
   local items, found = unpack_items(record), false
@@ -68,5 +67,6 @@ if record then
     forget_history(id)
   end
 end
-local last_call = redis.call('HGET', meta, 'last_call')
-return {changed, last_call and {id, last_call, redis.call('HGET', processing, id) or ''} or {}}
+local orphans = {}
+add_orphan(orphans, id, redis.call('HGET', meta, 'last_call'))
+return {changed, orphans}

@@ -6,7 +6,7 @@
 --   shards: the declared number; sender: name of the dump; n: number of the line, which grows
 --   last_score: in us; the shard generates larger scores from now on
 --   kind: waiting, dead, or calls (with digest, record, '' in place of score, payload, flag)
--- USES: format time waiting_index wake payload_set_read payload_set policy keep_highest waiting
+-- USES: format time waiting_index wake payload_set waiting policies policy_priority policy_keep
 -- Returns: the number of new lines; error SHARDS <stored number> when the number of shards differs.
 -- Cost: O(log n) per payload.
 --
@@ -37,8 +37,8 @@ function kinds.waiting(id, items, when, retry_count, message, priority)
     redis.call('HSET', errors, id, message)
   end
   set_add(waiting, id, items, false)
-  if options.keep then
-    any_kept(waiting, id, items)
+  if hooks.trim then
+    hooks.trim(id, items)
   end
 end
 

@@ -14,7 +14,13 @@ from celery_lowkiq.rules.views import Stats
 from celery_lowkiq.store.leases.heartbeats import parse_history, parse_report
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.keys import history_key, report_key, reports_key, shard_keys, tokens_key
-from celery_lowkiq.store.scripts.records import id_bytes, parse_id, parse_moment, parse_tried, parse_whole
+from celery_lowkiq.store.scripts.records import (
+    id_bytes,
+    parse_id,
+    parse_moment,
+    parse_retry_count,
+    parse_whole,
+)
 from celery_lowkiq.store.scripts.script import load
 
 from .queries import Queries
@@ -130,7 +136,7 @@ def _waiting(reply: Sequence[Any], read: ReadError) -> Waiting | None:
     perform_in, tried, ahead, error = reply
     if not perform_in:
         return None
-    retry_count, isolation = parse_tried(tried)
+    retry_count, isolation = parse_retry_count(tried)
     return Waiting(float(perform_in), retry_count, read(error or None), ahead, isolation.largest)
 
 

@@ -20,7 +20,7 @@ from celery_lowkiq.store.scripts.records import (
     parse_id,
     parse_payloads,
     parse_processing,
-    parse_tried,
+    parse_retry_count,
     parse_whole,
     shortened,
 )
@@ -204,7 +204,7 @@ def _job(entry: IndexEntry, reply: list[Any]) -> Job | None:
     perform_in, tried, error, count, paused, priority, *payloads = reply
     if not perform_in:
         return None
-    retry_count, isolation = parse_tried(tried)
+    retry_count, isolation = parse_retry_count(tried)
     return Job(
         id=parse_id(entry.id),
         payloads=parse_payloads(payloads),

@@ -110,7 +110,6 @@ def store_error(error: BaseException) -> StoreError:
 
 
 def _refused(code: str, rest: str) -> StoreError | None:
-    """What one of our scripts answered in place of doing its work."""
     if code == "NOTOWNER":
         return NotOwner(f"another node owns the shard (its epoch is {rest})")
     if code == "SHARDS":
@@ -130,7 +129,6 @@ def _refused(code: str, rest: str) -> StoreError | None:
 
 
 def _access_error(error: BaseException, text: str) -> StoreError | None:
-    """Translate NOAUTH, WRONGPASS and NOPERM; None for any other error."""
     if isinstance(error, exceptions.AuthenticationError):
         if "Authentication required" in text:
             return LoginRefused(f"Redis asks for a password (NOAUTH): add it to {URL}")

@@ -41,7 +41,7 @@ class Tally:
 
 
 def by_shard(queue: QueueSpec, ids: Iterable[str]) -> dict[ShardRef, list[Value]]:
-    """The ids by the shards that they lie in."""
+    """Group ids by their shards."""
     parts: dict[ShardRef, list[Value]] = {}
     for job_id in ids:
         shard = ShardRef(queue.name, shard_of(job_id, queue.shards))
