@@ -1,4 +1,4 @@
-"""The engine of a node: lanes, ownership, waker and window reaper, started and stopped together."""
+"""The engine of a node: lanes, ownership and waker, started and stopped together."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.schedulers import Scheduler
 from celery_lowkiq.rules.splitters import Splitter, lease_splitter
 
-from .context import WorkerContext
+from .context import OwnershipMailbox, WorkerContext
 from .exclusion import Cooperative, Exclusion
-from .lane.due_poll import DuePoller
+from .lane.claim_window import MAX_WAIT_BEHIND_RUN
 from .lane.lane import Lane
-from .lane.lane_state import LaneState
-from .lane.window_reaper import WindowReaper
-from .mailbox import OwnershipMailbox
 from .outage import OutageTracker
 from .ownership.heartbeat import Heartbeat
 from .ownership.membership import Membership
@@ -73,10 +70,9 @@ class Runtime:
             lease_seconds=lease_seconds,
             window=window,
         )
-        states = [LaneState(f"lane-{number}", ctx) for number in range(lanes)]
-        poller = DuePoller(ctx, states)
-        self._lanes = [Lane(state, poller, scheduler_factory(), ctx) for state in states]
-        self._reaper = WindowReaper(ctx, self._lanes)
+        self._lanes: list[Lane] = []
+        for number in range(lanes):
+            self._lanes.append(Lane(f"lane-{number}", ctx, scheduler_factory(), self._lanes))
         self._queues = list(queues)
         self._splitter = splitter
         self.queue_names = frozenset(queue.name for queue in queues)
@@ -89,11 +85,11 @@ class Runtime:
             ctx, self._queues_to_serve(), announced=self._on_announcement, connected=self._refresh
         )
         #: In the order in which they are started and joined.
-        self._threads: list[Lane | Ownership | WindowReaper | Waker] = [
-            *self._lanes,
-            self._waker,
-            self._ownership,
-            self._reaper,
+        self._threads = [
+            *(lane.thread for lane in self._lanes),
+            self._waker.thread,
+            self._ownership.thread,
+            ctx.thread("lowkiq-window-reaper", self._return_overdue),
         ]
 
     def start(self) -> None:
@@ -160,14 +156,14 @@ class Runtime:
     def release_at_exit(self, timeout: float) -> None:
         """Release all shards of an abandoned node, for at most ``timeout`` s: the process ends now."""
         self._ownership.release_at_exit()
-        self._ownership.join(timeout)
+        self._ownership.thread.join(timeout)
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until batches are settled and leases released, at most ``timeout`` s; whether they are."""
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         for thread in self._threads:
             thread.join(None if deadline is None else max(0.0, deadline - self._clock.monotonic()))
-        return self._ownership.ended and all(lane.ended for lane in self._lanes)
+        return self._ownership.finished.is_set() and all(lane.ended for lane in self._lanes)
 
     @property
     def lanes(self) -> int:
@@ -198,7 +194,6 @@ class Runtime:
             heartbeat=self._heartbeat,
             membership=membership,
             misassignment=MisassignmentMonitor(self._ctx, shards=shards, wanted=dealt),
-            reaper=self._reaper,
             served=self.served,
         )
 
@@ -219,6 +214,16 @@ class Runtime:
             self._ctx.mailbox.wake()
         else:
             lane.announce(shard, perform_in)
+
+    def _return_overdue(self) -> None:
+        """Return claimed batches that wait too long behind a running one.
+
+        In a thread of its own: a lane cannot do so while it runs a batch, and the ownership thread must not
+        wait for Redis between two renewals.
+        """
+        while not self._ownership.finished.wait(MAX_WAIT_BEHIND_RUN / 2):
+            for lane in self._lanes:
+                lane.return_overdue(self._clock.monotonic())
 
     def _refresh(self) -> None:
         for lane in self._lanes:

@@ -142,12 +142,12 @@ def _settles_any_claim(settle):
 
 def _free_while_it_works(free):
     def mutant(self, watch, room):
-        state = self._table.lane_of(watch.shard)._state
-        working, state._working = state._working, None
+        lane = self._table.lane_of(watch.shard)
+        picked, lane._picked = lane._picked, None
         try:
             return free(self, watch, room)
         finally:
-            state._working = working
+            lane._picked = picked
 
     return mutant
 

@@ -13,10 +13,8 @@ from celery_lowkiq.rules.ownership import RENEWALS_PER_LEASE
 
 from ..context import WorkerContext
 from ..lane.lane import Lane
-from ..lane.window_reaper import WindowReaper
 from ..outage import backoff
 from ..owned_shard import OwnedShard
-from ..ports import EXIT_CRASHED
 from .acquisition import Acquisition
 from .heartbeat import Heartbeat
 from .lease_table import LeaseTable
@@ -49,7 +47,6 @@ class Ownership:
         heartbeat: Heartbeat,
         membership: Membership | None,
         misassignment: MisassignmentMonitor,
-        reaper: WindowReaper,
         served: Collection[str],
     ) -> None:
         """``served``: names of the queues whose shards are acquired at first."""
@@ -62,7 +59,6 @@ class Ownership:
         self._lanes = lanes
         self._heartbeat = heartbeat
         self._membership = membership
-        self._reaper = reaper
         self._served = self._to_serve = frozenset(served)
         table = self._table = LeaseTable(dealt)
         self._acquisition = Acquisition(ctx, table, lanes=lanes, membership=membership)
@@ -82,14 +78,11 @@ class Ownership:
         #: Monotonic times: when the leases are to be renewed next, and when to observe those of other nodes.
         self._renew_at = 0.0
         self._observe_at = 0.0
-        self.ended = False
-        self._thread = threading.Thread(target=self._main, name="lowkiq-ownership", daemon=True)
+        #: Set when leases are released, or are left to run out.
+        self.finished = threading.Event()
+        self.thread = ctx.thread("lowkiq-ownership", self._main)
 
     # -- called from other threads
-
-    def start(self) -> None:
-        """Start to acquire shards."""
-        self._thread.start()
 
     def add_queues(self, dealt: Mapping[ShardRef, tuple[QueueSpec, Lane]]) -> None:
         """Add the shards of more queues; :meth:`serve` may name these queues from now on."""
@@ -118,10 +111,6 @@ class Ownership:
             self._releaser.release_at_once()
         self._mailbox.wake()
 
-    def join(self, timeout: float | None = None) -> None:
-        """Wait until the thread has ended, at most ``timeout`` s."""
-        self._thread.join(timeout)
-
     def find_lane(self, shard: ShardRef) -> Lane | None:
         """Return the lane that serves a shard, or would serve it."""
         return self._table.find_lane(shard)
@@ -134,13 +123,8 @@ class Ownership:
                 self._mailbox.wait(self._turn())
                 self._mailbox.begin_turn()
             self._release_all()
-        except Exception as error:
-            logger.exception("the ownership thread ends: the worker stops")
-            self._ctx.host.last_words(error)
-            self._ctx.host.stop(EXIT_CRASHED, f"lowkiq-ownership: {error!r}")
         finally:
-            self._reaper.stop()
-            self.ended = True
+            self.finished.set()
 
     def _turn(self) -> float:
         """Do one turn; return seconds until the next one."""
