@@ -59,14 +59,19 @@ class Acquisition:
 
     def observe(self, shards: Sequence[ShardRef]) -> None:
         """Read the leases of these shards. Raises StoreError."""
-        states = self._store.observe(shards)
+        watches = self._observe(shards)
         now = self._clock.monotonic()
         before, self.free_at = self.free_at, {}
-        for shard, state in zip(shards, states, strict=True):
-            free_at = self._table.observe(shard, state, now).waits_until(self._lease_seconds)
+        for watch in watches:
+            free_at = watch.waits_until(self._lease_seconds)
             if free_at is not None and free_at > now:
-                self.free_at[shard] = free_at
+                self.free_at[watch.shard] = free_at
         self._log_waits(self.free_at.keys() - before.keys(), now)
+
+    def _observe(self, shards: Sequence[ShardRef]) -> list[LeaseWatch]:
+        states = self._store.observe(shards)
+        now = self._clock.monotonic()
+        return [self._table.observe(shard, state, now) for shard, state in zip(shards, states, strict=True)]
 
     def _log_waits(self, shards: Collection[ShardRef], now: float) -> None:
         if shards:
@@ -86,17 +91,23 @@ class Acquisition:
     def acquire(self, shards: Iterable[ShardRef], go_on: Callable[[], bool]) -> bool:
         """Acquire free shards in slices while ``go_on()``; return whether all were tried.
 
-        A refusal postpones all shards of its queue, damage only the damaged shard. Raises StoreError when
-        Redis is unavailable.
+        They were not where another node was faster: this node then has room for other shards. A refusal
+        postpones all shards of its queue, damage only the damaged shard. Raises StoreError when Redis is
+        unavailable.
         """
         free = self._free_ones(shards)
         self._progress.begin(len(self._table.owned_shards()), len(free))
+        overtaken: list[LeaseWatch] = []
         for start in range(0, len(free), SLICE):
             if start and not go_on():
                 return False
-            self._acquire(free[start : start + SLICE])
+            overtaken += self._acquire(free[start : start + SLICE])
             self._progress.log(len(self._table.owned_shards()))
-        return True
+        if not overtaken:
+            return True
+        observed = self._observe([watch.shard for watch in overtaken])
+        # An unchanged lease is not tried again at once: that could go on for ever.
+        return all(now.seen == before.seen for now, before in zip(observed, overtaken, strict=True))
 
     def _free_ones(self, shards: Iterable[ShardRef]) -> list[LeaseWatch]:
         """Return free shards in the given order, up to the node's share."""
@@ -120,10 +131,12 @@ class Acquisition:
             and (watch.orphaned(now, self._lease_seconds) or room is None or room.left(watch.queue.name))
         )
 
-    def _acquire(self, watches: Sequence[LeaseWatch]) -> None:
+    def _acquire(self, watches: Sequence[LeaseWatch]) -> list[LeaseWatch]:
+        """Return the watches of leases that have changed since they were observed."""
         wanted = [AcquireRequest(one.queue, one.shard, one.seen, one.known_epoch) for one in watches]
         sent_at = self._clock.monotonic()
         answers = self._store.acquire_all(wanted, self._owner)
+        overtaken: list[LeaseWatch] = []
         refused: dict[str, LowkiqError] = {}
         for watch, answer in zip(watches, answers, strict=True):
             if isinstance(answer, StoreUnavailable):
@@ -137,11 +150,14 @@ class Acquisition:
             elif isinstance(answer, ShardDamaged):
                 logger.error("shard %s is not served: %s", watch.shard, answer)
                 self._table.postpone([watch.shard], sent_at + DAMAGED_RETRY)
-            elif not isinstance(answer, NotOwner):
+            elif isinstance(answer, NotOwner):
+                overtaken.append(watch)
+            else:
                 refused.setdefault(watch.queue.name, answer)
         for queue, error in refused.items():
             logger.error("queue %s is not served: %s", queue, error)
             self._table.postpone(self._table.shards_of(queue), sent_at + REFUSED_RETRY)
+        return overtaken
 
     def _emptiest_lane(self) -> Lane | None:
         """Return the lane for a new shard; None for the one that it was dealt to."""
