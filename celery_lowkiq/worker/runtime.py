@@ -16,9 +16,6 @@ from .exclusion import Cooperative, Exclusion
 from .lane.claim_window import MAX_WAIT_BEHIND_RUN
 from .lane.lane import Lane
 from .outage import OutageTracker
-from .ownership.heartbeat import Heartbeat
-from .ownership.membership import Membership
-from .ownership.monitors import MisassignmentMonitor
 from .ownership.ownership import Ownership
 from .ports import NULL_METER, Host, Meter, Runner, Store
 from .rate_limiter import RateLimiter
@@ -79,8 +76,10 @@ class Runtime:
         self.served = self.queue_names if served is None else frozenset(served)
         #: Whether an operator made the node quiet: it serves nothing.
         self.is_quiet = False
-        self._heartbeat = Heartbeat(ctx, lanes=self._lanes, queues=queues, served=self.served)
-        self._ownership = self._make_ownership()
+        shared, dealt = splitter is lease_splitter, self._deal(queues)
+        self._ownership = Ownership(
+            ctx, lanes=self._lanes, queues=queues, dealt=dealt, served=self.served, shared=shared
+        )
         self._waker = Waker(
             ctx, self._queues_to_serve(), announced=self._on_announcement, connected=self._refresh
         )
@@ -120,12 +119,11 @@ class Runtime:
     def quiet(self, yes: bool) -> None:
         """Serve nothing while quiet, as if no queue were served; returns at once."""
         self.is_quiet = yes
-        self._heartbeat.report_quiet(yes)
         self._update_served()
 
     def _update_served(self) -> None:
         serving = self._queues_to_serve()
-        self._ownership.serve([queue.name for queue in serving])
+        self._ownership.serve([queue.name for queue in serving], self.is_quiet)
         self._waker.listen_to(serving)
 
     def set_rate(self, queue: str, rate: float | None) -> None:
@@ -178,24 +176,6 @@ class Runtime:
         """Return what each lane serves and runs, as plain values."""
         now = self._clock.monotonic()
         return {"quiet": self.is_quiet, "lanes": [_describe(lane, now) for lane in self._lanes]}
-
-    def _make_ownership(self) -> Ownership:
-        dealt = self._deal(self._queues)
-        shards = {shard: queue for queue in self._queues for shard in queue.shard_refs()}
-        membership = None
-        if self._splitter is lease_splitter:
-            membership = Membership(
-                self._ctx, self._heartbeat, self._queues, lanes=len(self._lanes), served=self.served
-            )
-        return Ownership(
-            self._ctx,
-            lanes=self._lanes,
-            dealt=dealt,
-            heartbeat=self._heartbeat,
-            membership=membership,
-            misassignment=MisassignmentMonitor(self._ctx, shards=shards, wanted=dealt),
-            served=self.served,
-        )
 
     def _deal(self, queues: Sequence[QueueSpec]) -> dict[ShardRef, tuple[QueueSpec, Lane]]:
         by_shard = {shard: queue for queue in queues for shard in queue.shard_refs()}

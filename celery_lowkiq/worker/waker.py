@@ -29,8 +29,7 @@ class Waker:
         announced: Callable[[ShardRef, float | None], None],
         connected: Callable[[], None],
     ) -> None:
-        self._store = ctx.store
-        self._outage = ctx.outage
+        self._ctx = ctx
         self._queues = queues
         self._announced = announced
         self._connected = connected
@@ -65,7 +64,7 @@ class Waker:
             except StoreError as error:
                 if self._changed.is_set():
                     continue
-                self._outage.failed(error)
+                self._ctx.outage.failed(error)
                 self._stop.wait(next(self._backoff))
 
     def _listen(self) -> None:
@@ -75,17 +74,17 @@ class Waker:
         if self._stop.is_set():
             return
         if not queues:
-            self._outage.recovered()
+            self._ctx.outage.recovered()
             self._changed.wait()
             return
-        self._outage.request_started()
-        subscription = self._subscription = self._store.subscribe(queues)
+        self._ctx.outage.request_started()
+        subscription = self._subscription = self._ctx.store.subscribe(queues)
         try:
             self._backoff = backoff()
-            self._outage.recovered()
+            self._ctx.outage.recovered()
             self._connected()
             while not self._changed.is_set():
-                self._outage.request_started()
+                self._ctx.outage.request_started()
                 announcement = subscription.wait_pushed(LISTEN)
                 if announcement is not None:
                     self._announced(*announcement)

@@ -34,8 +34,8 @@ PROGRESS_INTERVAL = 5.0
 
 
 class Acquisition:
-    """With ``membership`` up to the node's share, each shard for the lane that has fewest; without it all
-    shards, each for the lane that it was dealt to.
+    """Shared shards up to the node's quota, each for the lane that has fewest; else all shards, each for the
+    lane that it was dealt to.
     """
 
     def __init__(
@@ -44,12 +44,9 @@ class Acquisition:
         table: LeaseTable,
         *,
         lanes: Sequence[Lane],
-        membership: Membership | None,
+        membership: Membership,
     ) -> None:
-        self._store = ctx.store
-        self._clock = ctx.clock
-        self._owner = ctx.owner
-        self._lease_seconds = ctx.lease_seconds
+        self._ctx = ctx
         self._table = table
         self._lanes = lanes
         self._membership = membership
@@ -60,17 +57,17 @@ class Acquisition:
     def observe(self, shards: Sequence[ShardRef]) -> None:
         """Read the leases of these shards. Raises StoreError."""
         watches = self._observe(shards)
-        now = self._clock.monotonic()
+        now = self._ctx.clock.monotonic()
         before, self.free_at = self.free_at, {}
         for watch in watches:
-            free_at = watch.waits_until(self._lease_seconds)
+            free_at = watch.waits_until(self._ctx.lease_seconds)
             if free_at is not None and free_at > now:
                 self.free_at[watch.shard] = free_at
         self._log_waits(self.free_at.keys() - before.keys(), now)
 
     def _observe(self, shards: Sequence[ShardRef]) -> list[LeaseWatch]:
-        states = self._store.observe(shards)
-        now = self._clock.monotonic()
+        states = self._ctx.store.observe(shards)
+        now = self._ctx.clock.monotonic()
         return [self._table.observe(shard, state, now) for shard, state in zip(shards, states, strict=True)]
 
     def _log_waits(self, shards: Collection[ShardRef], now: float) -> None:
@@ -84,8 +81,8 @@ class Acquisition:
 
     def seconds_to_next_look(self, shards: Sequence[ShardRef]) -> float:
         """Return seconds until one of these shards may be free; infinite for no shards."""
-        now = self._clock.monotonic()
-        looks = (self._table.watch(shard).next_look(now, self._lease_seconds) for shard in shards)
+        now = self._ctx.clock.monotonic()
+        looks = (self._table.watch(shard).next_look(now, self._ctx.lease_seconds) for shard in shards)
         return min(looks, default=float("inf"))
 
     def acquire(self, shards: Iterable[ShardRef], go_on: Callable[[], bool]) -> bool:
@@ -111,7 +108,7 @@ class Acquisition:
 
     def _free_ones(self, shards: Iterable[ShardRef]) -> list[LeaseWatch]:
         """Return free shards in the given order, up to the node's share."""
-        room = None if self._membership is None else self._membership.room(self._table.owned_shards())
+        room = self._membership.room(self._table.owned_shards())
         found = []
         for shard in shards:
             watch = self._table.watch(shard)
@@ -125,24 +122,24 @@ class Acquisition:
         # Never while a thread of this node still works under an older epoch.
         if self._table.get(watch.shard) is not None or self._table.in_use(watch.shard):
             return False
-        now = self._clock.monotonic()
-        return watch.ours(self._owner) or (
-            watch.may_take(now, self._lease_seconds)
-            and (watch.orphaned(now, self._lease_seconds) or room is None or room.left(watch.queue.name))
+        now = self._ctx.clock.monotonic()
+        return watch.ours(self._ctx.owner) or (
+            watch.may_take(now, self._ctx.lease_seconds)
+            and (watch.orphaned(now, self._ctx.lease_seconds) or room is None or room.left(watch.queue.name))
         )
 
     def _acquire(self, watches: Sequence[LeaseWatch]) -> list[LeaseWatch]:
         """Return the watches of leases that have changed since they were observed."""
         wanted = [AcquireRequest(one.queue, one.shard, one.seen, one.known_epoch) for one in watches]
-        sent_at = self._clock.monotonic()
-        answers = self._store.acquire_all(wanted, self._owner)
+        sent_at = self._ctx.clock.monotonic()
+        answers = self._ctx.store.acquire_all(wanted, self._ctx.owner)
         overtaken: list[LeaseWatch] = []
         refused: dict[str, LowkiqError] = {}
         for watch, answer in zip(watches, answers, strict=True):
             if isinstance(answer, StoreUnavailable):
                 raise answer
             if isinstance(answer, Lease):
-                owned = OwnedShard(watch.queue, answer, self._lease_seconds, sent_at)
+                owned = OwnedShard(watch.queue, answer, self._ctx.lease_seconds, sent_at)
                 self._table.add(owned, self._emptiest_lane())
             elif isinstance(answer, ShardRepairing):
                 logger.info("shard %s is not served yet: %s", watch.shard, answer)
@@ -161,7 +158,7 @@ class Acquisition:
 
     def _emptiest_lane(self) -> Lane | None:
         """Return the lane for a new shard; None for the one that it was dealt to."""
-        if self._membership is None:
+        if not self._membership.shared:
             return None
         return self._lanes[least_loaded_lane([lane.load for lane in self._lanes])]
 

@@ -39,26 +39,25 @@ class Heartbeat:
         queues: Sequence[QueueSpec],
         served: Collection[str],
     ) -> None:
-        self._store = ctx.store
-        self._clock = ctx.clock
-        self._owner = ctx.owner
-        self._lease_seconds = ctx.lease_seconds
+        self._ctx = ctx
         self._lanes = lanes
         self._queues = {queue.name: queue for queue in queues}
-        self._started_at = self._clock.monotonic()
+        self._started_at = self._ctx.clock.monotonic()
         self._samples: tuple[tuple[str, Sample], ...] = ()
         #: Redis's clock minus the monotonic one, once it is known.
         self._offset: float | None = None
         self._counted_slot = 0
         self._refused = False
-        self._served = served
-        self._free_at: Mapping[ShardRef, float] = {}
-        self._quiet = False
-        self._stopping = False
+        # For the report; set by ownership.
+        self.served = served
+        self.quiet = False
+        self.stopping = False
+        #: Shards that wait out a lease given by another Redis process, and until when (monotonic).
+        self.free_at: Mapping[ShardRef, float] = {}
 
     def beat(self, queues: Sequence[str]) -> list[dict[str, tuple[int, int]]]:
         """Move the heartbeat in these queues; return lanes and counter of all nodes. Raises StoreError."""
-        answer: BeatResult = self._store.beat(queues, self._owner, len(self._lanes), self._news())
+        answer: BeatResult = self._ctx.store.beat(queues, self._ctx.owner, len(self._lanes), self._news())
         if isinstance(answer.told, HeartbeatReply):
             self._record(answer.told)
         self._log_refusal(answer.told)
@@ -68,45 +67,29 @@ class Heartbeat:
         """Add queues by name, for samples."""
         self._queues.update(queues)
 
-    def report_served(self, queues: Collection[str]) -> None:
-        """Report the names of the queues that the node serves."""
-        self._served = queues
-
-    def report_quiet(self, quiet: bool) -> None:
-        """Report whether an operator made the node quiet."""
-        self._quiet = quiet
-
-    def report_stopping(self) -> None:
-        """Report that the node stops."""
-        self._stopping = True
-
-    def report_waits(self, free_at: Mapping[ShardRef, float]) -> None:
-        """Report shards that wait out a lease given by another Redis process, and until when (monotonic)."""
-        self._free_at = free_at
-
     def remove_report(self) -> None:
         """Remove the report of a node that has ended."""
         try:
-            self._store.forget_report(self._owner)
+            self._ctx.store.forget_report(self._ctx.owner)
         except StoreError as error:
             logger.info("the last report of this node stays visible for a while: %s", error)
 
     def _news(self) -> NodeUpdate:
-        now = self._clock.monotonic()
+        now = self._ctx.clock.monotonic()
         samples, self._samples = self._samples, ()
         return NodeUpdate(self._report(now), now - self._started_at, samples, self._queues_to_count(now))
 
     def _report(self, now: float) -> NodeReport:
         return NodeReport(
-            name=node_name(self._owner),
-            owner=self._owner,
+            name=node_name(self._ctx.owner),
+            owner=self._ctx.owner,
             pid=os.getpid(),
-            lease_seconds=self._lease_seconds,
-            quiet=self._quiet,
-            stopping=self._stopping,
-            queues=tuple(sorted(self._served)),
+            lease_seconds=self._ctx.lease_seconds,
+            quiet=self.quiet,
+            stopping=self.stopping,
+            queues=tuple(sorted(self.served)),
             lanes=tuple(self._describe(lane, now) for lane in self._lanes),
-            waits=waits(self._free_at, now),
+            waits=waits(self.free_at, now),
         )
 
     def _describe(self, lane: Lane, now: float) -> LaneReport:
@@ -122,7 +105,7 @@ class Heartbeat:
         return tuple(queue for name, queue in self._queues.items() if ShardRef(name, 0) in shards)
 
     def _record(self, told: HeartbeatReply) -> None:
-        self._offset = told.now - self._clock.monotonic()
+        self._offset = told.now - self._ctx.clock.monotonic()
         if told.samples:
             self._samples, self._counted_slot = told.samples, slot(told.now)
 
