@@ -38,23 +38,14 @@ class Condition:
     @property
     def used(self) -> bool:
         """Whether the shard has jobs or paused ids."""
-        return any(
-            self.counts[name]
-            for name in (
-                "jobs",
-                "due",
-                "due_prioritized",
-                "due_paused",
-                "claimed",
-                "processing",
-                "paused",
-                "spill_order",
-                "dead",
-                "dead_ids",
-                "dead_jobs",
-                "dead_spill_order",
-            )
-        )
+        return any(self.counts[name] for name in _USED)
+
+
+#: Keys that have entries while the shard has jobs or paused ids.
+_USED = (
+    *("jobs", "due", "due_prioritized", "due_paused", "claimed", "processing", "paused", "spill_order"),
+    *("dead", "dead_ids", "dead_jobs", "dead_spill_order"),
+)
 
 
 @dataclass(frozen=True)

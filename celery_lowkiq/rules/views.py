@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import add
 from typing import Generic, TypeVar
 
 from .errors import ShardDamaged
@@ -39,22 +40,12 @@ class Stats:
     dropped: int = 0
 
     def __add__(self, other: Stats) -> Stats:
-        return Stats(
-            length=self.length + other.length,
-            fresh=self.fresh + other.fresh,
-            retries=self.retries + other.retries,
-            morgue_length=self.morgue_length + other.morgue_length,
-            busy=self.busy + other.busy,
-            processed=self.processed + other.processed,
-            failed=self.failed + other.failed,
-            lag=max(self.lag, other.lag),
-            merged=self.merged + other.merged,
-            dead=self.dead + other.dead,
-            oldest=max(self.oldest, other.oldest),
-            paused_jobs=self.paused_jobs + other.paused_jobs,
-            paused=self.paused + other.paused,
-            dropped=self.dropped + other.dropped,
-        )
+        both = ((name, value, getattr(other, name)) for name, value in vars(self).items())
+        return Stats(**{name: (max if name in _MAXIMA else add)(one, two) for name, one, two in both})
+
+
+#: Fields of a sum that are the largest of its parts.
+_MAXIMA = ("lag", "oldest")
 
 
 @dataclass(frozen=True)

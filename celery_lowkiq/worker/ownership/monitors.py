@@ -14,6 +14,7 @@ from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.health_checks import ERROR, eviction
 from celery_lowkiq.rules.models import Lease, QueueSpec, ShardRef
 from celery_lowkiq.rules.ownership import LeaseWatch
+from celery_lowkiq.rules.text import listed
 
 from ..context import WorkerContext
 from ..lane.lane import Lane
@@ -65,9 +66,8 @@ class LossMonitor:
         gone = {shard for shard in observed if self._table.watch(shard).forgotten}
         taken = sorted(set(self._pop_lost(observed)) - gone)
         if taken:
-            more = f" and {len(taken) - LISTED_SHARDS} more" if len(taken) > LISTED_SHARDS else ""
-            names = ", ".join(map(str, taken[:LISTED_SHARDS]))
-            logger.warning("shards changed hands, and this node leaves them: %s%s", names, more)
+            names = listed(list(map(str, taken)), LISTED_SHARDS)
+            logger.warning("shards changed hands, and this node leaves them: %s", names)
         self._log_data_loss(gone)
 
     def _pop_lost(self, observed: Collection[ShardRef]) -> list[ShardRef]:
