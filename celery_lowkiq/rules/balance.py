@@ -28,7 +28,7 @@ class Member:
     since: float
     moved: bool = False
 
-    def look(self, counter: int, now: float) -> Member:
+    def observed(self, counter: int, now: float) -> Member:
         """Return the member updated by a newly read counter."""
         if counter == self.counter:
             return self

@@ -77,7 +77,7 @@ class Store(Protocol):
     def retract_crashes(self, lease: Lease) -> None:
         """Undo the crashes that were counted for the owner of this lease: it is alive."""
 
-    def beat(self, queues: Sequence[str], owner: str, lanes: int, news: NodeUpdate) -> BeatResult:
+    def beat(self, queues: Sequence[str], owner: str, lanes: int, update: NodeUpdate) -> BeatResult:
         """Move the node's heartbeat in each queue and write its report, in one round trip.
 
         Returns lanes and counter of all nodes. A refused report does not affect the heartbeat.

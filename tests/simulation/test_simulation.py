@@ -184,7 +184,7 @@ RARE = {
         ("roll_back", "leave", "join"),
     ),
     "looks at another server go on": (
-        patched(LeaseWatch, "look", _look_without_server),
+        patched(LeaseWatch, "observed", _look_without_server),
         ("roll_back", "kill"),
     ),
     "a silent owner comes back on any server": (

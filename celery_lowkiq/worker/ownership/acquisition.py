@@ -79,10 +79,12 @@ class Acquisition:
                 shard_names(shards),
             )
 
-    def seconds_to_next_look(self, shards: Sequence[ShardRef]) -> float:
+    def seconds_to_observation(self, shards: Sequence[ShardRef]) -> float:
         """Return seconds until one of these shards may be free; infinite for no shards."""
         now = self._ctx.clock.monotonic()
-        looks = (self._table.watch(shard).next_look(now, self._ctx.lease_seconds) for shard in shards)
+        looks = (
+            self._table.watch(shard).seconds_to_observation(now, self._ctx.lease_seconds) for shard in shards
+        )
         return min(looks, default=float("inf"))
 
     def acquire(self, shards: Iterable[ShardRef], go_on: Callable[[], bool]) -> bool:

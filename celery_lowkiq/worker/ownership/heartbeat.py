@@ -10,14 +10,13 @@ from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.history import Sample, slot
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.reports import (
+    LISTED_IDS,
     LISTED_SHARDS,
-    BeatResult,
     HeartbeatReply,
     LaneReport,
     NodeReport,
     NodeUpdate,
-    describe_lane,
-    describe_run,
+    Running,
     node_name,
     waits,
 )
@@ -57,11 +56,13 @@ class Heartbeat:
 
     def beat(self, queues: Sequence[str]) -> list[dict[str, tuple[int, int]]]:
         """Move the heartbeat in these queues; return lanes and counter of all nodes. Raises StoreError."""
-        answer: BeatResult = self._ctx.store.beat(queues, self._ctx.owner, len(self._lanes), self._news())
-        if isinstance(answer.told, HeartbeatReply):
-            self._record(answer.told)
-        self._log_refusal(answer.told)
-        return answer.members
+        members, reply = self._ctx.store.beat(queues, self._ctx.owner, len(self._lanes), self._update())
+        if isinstance(reply, HeartbeatReply):
+            self._offset = reply.now - self._ctx.clock.monotonic()
+            if reply.samples:
+                self._samples, self._counted_slot = reply.samples, slot(reply.now)
+        self._log_refusal(reply)
+        return members
 
     def add_queues(self, queues: Mapping[str, QueueSpec]) -> None:
         """Add queues by name, for samples."""
@@ -74,7 +75,7 @@ class Heartbeat:
         except StoreError as error:
             logger.info("the last report of this node stays visible for a while: %s", error)
 
-    def _news(self) -> NodeUpdate:
+    def _update(self) -> NodeUpdate:
         now = self._ctx.clock.monotonic()
         samples, self._samples = self._samples, ()
         return NodeUpdate(self._report(now), now - self._started_at, samples, self._queues_to_count(now))
@@ -93,9 +94,14 @@ class Heartbeat:
         )
 
     def _describe(self, lane: Lane, now: float) -> LaneReport:
-        batch = lane.batch
-        running = None if batch is None else describe_run(batch, now)
-        return describe_lane(lane.name, lane.shards(), max(1, LISTED_SHARDS // len(self._lanes)), running)
+        batch, shards = lane.batch, lane.shards()
+        running = None
+        if batch is not None:
+            ids = tuple(job.id for job in batch.jobs[:LISTED_IDS])
+            seconds = round(max(0.0, now - batch.began_at), 3)
+            running = Running(batch.shard, ids, len(batch.jobs), seconds)
+        listed = max(1, LISTED_SHARDS // len(self._lanes))
+        return LaneReport(lane.name, tuple(shards[:listed]), len(shards), running)
 
     def _queues_to_count(self, now: float) -> tuple[QueueSpec, ...]:
         """Return, once in each slot of Redis's time, the queues whose first shard is here."""
@@ -104,15 +110,10 @@ class Heartbeat:
         shards = frozenset[ShardRef]().union(*(lane.shards() for lane in self._lanes))
         return tuple(queue for name, queue in self._queues.items() if ShardRef(name, 0) in shards)
 
-    def _record(self, told: HeartbeatReply) -> None:
-        self._offset = told.now - self._ctx.clock.monotonic()
-        if told.samples:
-            self._samples, self._counted_slot = told.samples, slot(told.now)
-
-    def _log_refusal(self, told: HeartbeatReply | StoreError | None) -> None:
-        refused = isinstance(told, StoreError)
+    def _log_refusal(self, reply: HeartbeatReply | StoreError | None) -> None:
+        refused = isinstance(reply, StoreError)
         if refused and not self._refused:
-            logger.warning("Redis refuses the report of this node: %s", told)
+            logger.warning("Redis refuses the report of this node: %s", reply)
         elif self._refused and not refused:
             logger.info("Redis accepts the report of this node again")
         self._refused = refused

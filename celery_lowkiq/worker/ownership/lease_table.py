@@ -117,7 +117,7 @@ class LeaseTable:
 
     def observe(self, shard: ShardRef, state: LeaseState, now: float) -> LeaseWatch:
         """Record the state of a shard's lease, read at ``now`` (monotonic)."""
-        watch = self._watches[shard] = self._watches[shard].look(state, now)
+        watch = self._watches[shard] = self._watches[shard].observed(state, now)
         return watch
 
     def postpone(self, shards: Iterable[ShardRef], until: float) -> None:

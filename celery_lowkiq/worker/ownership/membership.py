@@ -54,7 +54,7 @@ class Membership:
         for queue, found in zip(list(self._others), beats, strict=True):
             seen = self._others[queue]
             self._others[queue] = {
-                name: seen[name].look(counter, now) if name in seen else Member(name, lanes, counter, now)
+                name: seen[name].observed(counter, now) if name in seen else Member(name, lanes, counter, now)
                 for name, (lanes, counter) in found.items()
                 if name != self._ctx.owner
             }

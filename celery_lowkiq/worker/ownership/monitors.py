@@ -143,7 +143,7 @@ class MisassignmentMonitor:
         self._next = now + self._ctx.lease_seconds
         states = self._ctx.store.observe(list(self._watches))
         for (shard, watch), state in zip(list(self._watches.items()), states, strict=True):
-            self._watches[shard] = watch.look(state, now)
+            self._watches[shard] = watch.observed(state, now)
         self._log(
             [s for s in self._watches.keys() - self._wanted if self._orphaned(s, now)],
             "no node serves %s: do the node numbers of all nodes together leave a part out?",

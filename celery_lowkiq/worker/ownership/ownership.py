@@ -146,8 +146,8 @@ class Ownership:
         self._backoff = backoff(longest=MAX_RENEWAL_BACKOFF)
         if not done:
             return 0.0
-        next_look = self._acquisition.seconds_to_next_look(self._wanted())
-        return min(self._ctx.lease_seconds / RENEWALS_PER_LEASE, next_look)
+        seconds_to_observation = self._acquisition.seconds_to_observation(self._wanted())
+        return min(self._ctx.lease_seconds / RENEWALS_PER_LEASE, seconds_to_observation)
 
     def _renew(self, stopping: bool) -> None:
         for lost in self._ctx.mailbox.take_lost():
