@@ -92,7 +92,7 @@ class BatchRunner:
         if isinstance(error, NotOwner):
             self._state.drop(owned.shard)
             self._ctx.mailbox.report_lost(owned)
-            self._forgive(owned)
+            self._retract_crashes(owned)
         elif isinstance(error, StoreUnavailable):
             logger.error(
                 "stopping without Redis: jobs of %s that were claimed will be recovered", owned.shard
@@ -106,7 +106,7 @@ class BatchRunner:
             )
             self._state.defer(owned.shard, FAILED_SHARD_DELAY)
 
-    def _forgive(self, owned: OwnedShard) -> None:
+    def _retract_crashes(self, owned: OwnedShard) -> None:
         # The new owner has counted a crash of this node, which is alive.
         try:
             self._ctx.store.retract_crashes(owned.lease)
@@ -143,7 +143,11 @@ class BatchRunner:
         lock = self._ctx.suspect_lock
         locked = lock.acquire(blocking=False)
         try:
-            claim = self._exchange(self._claim_request(owned, locked, batches))
+            # A claim that is settled in the same round trip stays open: its settle alone may fail.
+            number, open_claims = owned.next_request(), owned.open_claims
+            claim = self._exchange(
+                ClaimRequest(owned.queue, owned.lease, number, open_claims, locked, batches)
+            )
             assert claim is not None
             if locked and not claim.suspect:
                 lock.release()
@@ -160,11 +164,6 @@ class BatchRunner:
         finally:
             if locked:
                 lock.release()
-
-    def _claim_request(self, owned: OwnedShard, suspects: bool, batches: int) -> ClaimRequest:
-        # A claim that is settled in the same round trip stays open: its settle alone may fail.
-        request = owned.next_request()
-        return ClaimRequest(owned.queue, owned.lease, request, owned.open_claims, suspects, batches)
 
     def _exchange(self, to_claim: ClaimRequest | None) -> Claim | None:
         """Settle what has run, and claim, in one round trip. Raises the error of the claim."""
