@@ -9,7 +9,6 @@ from typing import Any
 import redis
 
 from celery_lowkiq.rules.claims import (
-    AcquireRequest,
     Claim,
     ClaimRequest,
     Due,
@@ -20,6 +19,7 @@ from celery_lowkiq.rules.claims import (
 from celery_lowkiq.rules.errors import LowkiqError, StoreError, StoreUnavailable
 from celery_lowkiq.rules.health_checks import Server
 from celery_lowkiq.rules.models import Lease, LeaseState, NewJob, QueueSpec, Settlement, ShardRef, shard_of
+from celery_lowkiq.rules.ownership import LeaseWatch
 from celery_lowkiq.rules.rate import TokenRequest, Tokens, capacity
 from celery_lowkiq.rules.reports import BeatResult, NodeUpdate
 from celery_lowkiq.store.jobs.admission import Admission, ShardCall
@@ -194,11 +194,11 @@ class RedisStore:
 
         Raises NotOwner, ShardCountMismatch, StoreError.
         """
-        wish = AcquireRequest(queue, shard, seen, known_epoch)
+        wish = LeaseWatch(queue, shard, seen, known_epoch=known_epoch)
         (answer,) = self._acquired(self._admission, [wish], owner)
         return sound(answer)
 
-    def acquire_all(self, wanted: Sequence[AcquireRequest], owner: str) -> list[Lease | LowkiqError]:
+    def acquire_all(self, wanted: Sequence[LeaseWatch], owner: str) -> list[Lease | LowkiqError]:
         """Take each shard whose lease is still as ``seen``, and recover what was in processing, in one round
         trip. Answers may be errors of their own: NotOwner when a lease has changed since, ShardCountMismatch,
         ShardRepairing when keys were lost: that takes a while, and goes on without the caller. Raises
@@ -208,7 +208,7 @@ class RedisStore:
 
     @staticmethod
     def _acquired(
-        admission: Admission, wanted: Sequence[AcquireRequest], owner: str
+        admission: Admission, wanted: Sequence[LeaseWatch], owner: str
     ) -> list[Lease | LowkiqError]:
         replies = admission.replies(
             [ShardCall(one.queue, one.shard, acquire_call(one, owner)) for one in wanted]

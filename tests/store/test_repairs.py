@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from celery_lowkiq.rules.claims import AcquireRequest
 from celery_lowkiq.rules.errors import NotOwner, ShardCountMismatch, ShardDamaged, ShardRepairing
 from celery_lowkiq.rules.models import Disposition, Lease, NewJob, QueueSpec, ShardRef, shard_of
+from celery_lowkiq.rules.ownership import LeaseWatch
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.admin.repair import QueueRepairs
@@ -336,7 +336,7 @@ def test_taking_shards_does_not_wait_for_a_repair(store, client, monkeypatch):
 
     monkeypatch.setattr(Repairs, "rewrite_meta", slow)
     wanted = [
-        AcquireRequest(queue, shard, seen, 0)
+        LeaseWatch(queue, shard, seen)
         for shard, seen in zip((first, second), store.observe([first, second]), strict=True)
     ]
     for _ in range(2):

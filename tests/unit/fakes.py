@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 
 from celery_lowkiq.rules.claims import (
-    AcquireRequest,
     Claim,
     ClaimRequest,
     Due,
@@ -29,6 +28,7 @@ from celery_lowkiq.rules.models import (
     Settlement,
     ShardRef,
 )
+from celery_lowkiq.rules.ownership import LeaseWatch
 from celery_lowkiq.rules.rate import TokenRequest, Tokens
 from celery_lowkiq.rules.reports import BeatResult, HeartbeatReply, NodeReport, NodeUpdate
 
@@ -96,11 +96,11 @@ class FakeStore:
         with self.lock:
             return [self.leases.get(shard, LeaseState()) for shard in shards]
 
-    def acquire_all(self, wanted: list[AcquireRequest], owner: str) -> list[Lease | LowkiqError]:
+    def acquire_all(self, wanted: list[LeaseWatch], owner: str) -> list[Lease | LowkiqError]:
         self.acquired.append(len(wanted))
         return [self._answer(lambda one: self.acquire(one, owner), one) for one in wanted]
 
-    def acquire(self, one: AcquireRequest, owner: str) -> Lease:
+    def acquire(self, one: LeaseWatch, owner: str) -> Lease:
         shard, seen, known_epoch = one.shard, one.seen, one.known_epoch
         self._maybe_fail("acquire")
         with self.lock:

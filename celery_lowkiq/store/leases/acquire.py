@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_lowkiq.rules.claims import AcquireRequest
 from celery_lowkiq.rules.errors import LowkiqError
 from celery_lowkiq.rules.models import Lease, ShardRef
+from celery_lowkiq.rules.ownership import LeaseWatch
 from celery_lowkiq.store.scripts.keys import shard_keys
 from celery_lowkiq.store.scripts.records import id_bytes
 from celery_lowkiq.store.scripts.script import ScriptCall, load
 
 
-def acquire_call(wish: AcquireRequest, owner: str) -> ScriptCall:
+def acquire_call(wish: LeaseWatch, owner: str) -> ScriptCall:
     """Return the script call that takes a shard."""
     queue, seen = wish.queue, wish.seen
     return load("acquire").call(

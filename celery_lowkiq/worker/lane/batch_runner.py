@@ -9,7 +9,7 @@ from functools import partial
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, Due, SettleReply, SettleRequest
 from celery_lowkiq.rules.errors import NotOwner, ShardDamaged, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Batch, ShardRef
-from celery_lowkiq.rules.rate import run_count
+from celery_lowkiq.rules.rate import Tokens, run_count
 
 from ..context import WorkerContext
 from ..forks import staying
@@ -47,7 +47,8 @@ class BatchRunner:
         wanted = batches_to_claim(self._mean_durations.get(queue.name), self._ctx.window)
         surplus = 0
         try:
-            surplus = batches = self._take_tokens(queue.name, wanted)
+            tokens = self._tokens(queue.name, wanted=wanted)
+            surplus = batches = wanted if tokens is None else tokens.granted
             if batches:
                 surplus = self._claim_and_run(owned, batches)
         except StoreError as error:
@@ -113,25 +114,21 @@ class BatchRunner:
         except StoreError as error:
             logger.warning("crashes that were counted for %s could not be undone: %s", owned.shard, error)
 
-    def _take_tokens(self, queue: str, wanted: int) -> int:
-        """Return how many batches may be claimed."""
+    def _tokens(self, queue: str, *, wanted: int = 0, surplus: int = 0) -> Tokens | None:
+        """Take or return tokens; None for a queue without a rate limit."""
         limiter = self._ctx.rate_limiter
-        request = limiter.request(queue, self._state.name, wanted=wanted)
+        request = limiter.request(queue, self._state.name, wanted=wanted, surplus=surplus)
         if request is None:
-            return wanted
+            return None
         tokens = self._state.request([], lambda: self._ctx.store.tokens(request))
         limiter.record(queue, tokens)
-        return tokens.granted
+        return tokens
 
     def _return_tokens(self, queue: str, surplus: int) -> None:
         if not surplus:
             return
-        limiter = self._ctx.rate_limiter
-        request = limiter.request(queue, self._state.name, surplus=surplus)
-        if request is None:
-            return
         try:
-            limiter.record(queue, self._state.request([], lambda: self._ctx.store.tokens(request)))
+            self._tokens(queue, surplus=surplus)
         except StoreError as error:
             logger.warning("%d tokens of queue %s could not be returned: %s", surplus, queue, error)
 

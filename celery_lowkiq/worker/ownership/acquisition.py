@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from celery_lowkiq.rules.balance import QuotaRoom, least_loaded_lane
-from celery_lowkiq.rules.claims import AcquireRequest
 from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.errors import LowkiqError, NotOwner, ShardDamaged, ShardRepairing, StoreUnavailable
 from celery_lowkiq.rules.models import Lease, ShardRef
@@ -95,13 +94,13 @@ class Acquisition:
         unavailable.
         """
         free = self._free_ones(shards)
-        self._progress.begin(len(self._table.owned_shards()), len(free))
+        self._progress.begin(len(self._table.owned()), len(free))
         overtaken: list[LeaseWatch] = []
         for start in range(0, len(free), SLICE):
             if start and not go_on():
                 return False
             overtaken += self._acquire(free[start : start + SLICE])
-            self._progress.log(len(self._table.owned_shards()))
+            self._progress.log(len(self._table.owned()))
         if not overtaken:
             return True
         observed = self._observe([watch.shard for watch in overtaken])
@@ -110,7 +109,7 @@ class Acquisition:
 
     def _free_ones(self, shards: Iterable[ShardRef]) -> list[LeaseWatch]:
         """Return free shards in the given order, up to the node's share."""
-        room = self._membership.room(self._table.owned_shards())
+        room = self._membership.room([owned.shard for owned in self._table.owned()])
         found = []
         for shard in shards:
             watch = self._table.watch(shard)
@@ -132,9 +131,8 @@ class Acquisition:
 
     def _acquire(self, watches: Sequence[LeaseWatch]) -> list[LeaseWatch]:
         """Return the watches of leases that have changed since they were observed."""
-        wanted = [AcquireRequest(one.queue, one.shard, one.seen, one.known_epoch) for one in watches]
         sent_at = self._ctx.clock.monotonic()
-        answers = self._ctx.store.acquire_all(wanted, self._ctx.owner)
+        answers = self._ctx.store.acquire_all(watches, self._ctx.owner)
         overtaken: list[LeaseWatch] = []
         refused: dict[str, LowkiqError] = {}
         for watch, answer in zip(watches, answers, strict=True):

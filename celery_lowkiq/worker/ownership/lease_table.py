@@ -34,10 +34,6 @@ class LeaseTable:
         """Return all shards that the node owns."""
         return list(self._owned.values())
 
-    def owned_shards(self) -> list[ShardRef]:
-        """Return the names of the shards that the node owns."""
-        return list(self._owned)
-
     def get(self, shard: ShardRef) -> OwnedShard | None:
         """Return an owned shard; None when the node does not own it."""
         return self._owned.get(shard)
