@@ -28,7 +28,7 @@ class WhenFull(str, enum.Enum):
 
 
 #: Default of ``drop_stale`` (s), for which the largest processed score of an id is kept: a week.
-MARK_SECONDS = 7 * 86400.0
+DROP_STALE_SECONDS = 7 * 86400.0
 
 
 @dataclass(frozen=True)

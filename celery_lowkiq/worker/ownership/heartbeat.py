@@ -35,12 +35,13 @@ class Heartbeat:
         ctx: WorkerContext,
         *,
         lanes: Sequence[Lane],
-        queues: Sequence[QueueSpec],
+        queues: Mapping[str, QueueSpec],
         served: Collection[str],
     ) -> None:
+        """``queues``: all by name, of which samples may be sent; may grow."""
         self._ctx = ctx
         self._lanes = lanes
-        self._queues = {queue.name: queue for queue in queues}
+        self._queues = queues
         self._started_at = self._ctx.clock.monotonic()
         self._samples: tuple[tuple[str, Sample], ...] = ()
         #: Redis's clock minus the monotonic one, once it is known.
@@ -63,10 +64,6 @@ class Heartbeat:
                 self._samples, self._counted_slot = reply.samples, slot(reply.now)
         self._log_refusal(reply)
         return members
-
-    def add_queues(self, queues: Mapping[str, QueueSpec]) -> None:
-        """Add queues by name, for samples."""
-        self._queues.update(queues)
 
     def remove_report(self) -> None:
         """Remove the report of a node that has ended."""

@@ -18,27 +18,23 @@ class Membership:
         self,
         ctx: WorkerContext,
         heartbeat: Heartbeat,
-        queues: Sequence[QueueSpec],
+        queues: Mapping[str, QueueSpec],
         *,
         lanes: int,
         served: Collection[str],
         shared: bool,
     ) -> None:
-        """``served``: names of those ``queues`` in which the node takes part at first.
+        """``queues``: all by name, may grow; ``served``: those in which the node takes part at first.
 
         Unless ``shared``, it takes part in none: a fixed splitter has dealt the shards, without quotas.
         """
         self._ctx = ctx
         self._heartbeat = heartbeat
-        self._queues = {queue.name: queue for queue in queues}
+        self._queues = queues
         self._lanes = lanes
         self.shared = shared
         self._others: dict[str, dict[str, Member]] = {}
         self.serve(served)
-
-    def add_queues(self, queues: Mapping[str, QueueSpec]) -> None:
-        """Add queues by name; the node takes part in them after :meth:`serve`."""
-        self._queues.update(queues)
 
     def serve(self, queues: Collection[str]) -> None:
         """Take part in these queues only. Raises StoreError before anything changes."""

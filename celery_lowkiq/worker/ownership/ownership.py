@@ -50,9 +50,10 @@ class Ownership:
         """``served``: names of the ``queues`` whose shards are acquired at first."""
         self._ctx = ctx
         self._lanes = lanes
-        self._heartbeat = heartbeat = Heartbeat(ctx, lanes=lanes, queues=queues, served=served)
+        self._queues = by_name = {queue.name: queue for queue in queues}
+        self._heartbeat = heartbeat = Heartbeat(ctx, lanes=lanes, queues=by_name, served=served)
         self._membership = membership = Membership(
-            ctx, heartbeat, queues, lanes=len(lanes), served=served, shared=shared
+            ctx, heartbeat, by_name, lanes=len(lanes), served=served, shared=shared
         )
         self._served = self._to_serve = frozenset(served)
         table = self._table = LeaseTable(dealt)
@@ -181,15 +182,11 @@ class Ownership:
         if to_serve == self._served:
             return
         while self._added:
-            self._add(self._added.popleft())
+            dealt = self._added.popleft()
+            self._table.add_shards(dealt)
+            self._queues.update((queue.name, queue) for queue, _ in dealt.values())
         self._membership.serve(to_serve)
         self._served = to_serve
-
-    def _add(self, dealt: Mapping[ShardRef, tuple[QueueSpec, Lane]]) -> None:
-        queues = {queue.name: queue for queue, _ in dealt.values()}
-        self._table.add_shards(dealt)
-        self._heartbeat.add_queues(queues)
-        self._membership.add_queues(queues)
 
     def _wanted(self) -> list[ShardRef]:
         return self._table.wanted(self._served)
@@ -253,7 +250,7 @@ class Ownership:
             if self._at_once or self._table.lane_of(owned.shard).ended:
                 self._release(owned)
         if self._table.owned():
-            self._heartbeat.beat([])
+            self._membership.update()
 
     def _release(self, owned: OwnedShard) -> None:
         if self._at_once:
