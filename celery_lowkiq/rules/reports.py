@@ -114,7 +114,7 @@ class NodeUpdate:
     counted: tuple[QueueSpec, ...] = ()
 
 
-class HeartbeatReply(NamedTuple):
+class UpdateReply(NamedTuple):
     """The answer to an update: Redis's clock, and samples of the counted queues."""
 
     now: float
@@ -125,7 +125,7 @@ class BeatResult(NamedTuple):
     """The answer to a heartbeat: lanes and counter of all nodes, by queue, and the answer to its update."""
 
     members: list[dict[str, tuple[int, int]]]
-    reply: HeartbeatReply | StoreError | None = None
+    reply: UpdateReply | StoreError | None = None
 
 
 def waits(free_at: Mapping[ShardRef, float], now: float) -> tuple[Wait, ...]:

@@ -30,7 +30,7 @@ from celery_lowkiq.rules.models import (
 )
 from celery_lowkiq.rules.ownership import LeaseWatch
 from celery_lowkiq.rules.rate import TokenRequest, Tokens
-from celery_lowkiq.rules.reports import BeatResult, HeartbeatReply, NodeReport, NodeUpdate
+from celery_lowkiq.rules.reports import BeatResult, NodeReport, NodeUpdate, UpdateReply
 
 
 class FakeStore:
@@ -224,14 +224,14 @@ class FakeStore:
                 members[owner] = (lanes, members.get(owner, (0, 0))[1] + 1)
             return BeatResult([dict(self.members[queue]) for queue in queues], self._tell(news))
 
-    def _tell(self, news: NodeUpdate) -> HeartbeatReply | StoreError:
+    def _tell(self, news: NodeUpdate) -> UpdateReply | StoreError:
         try:
             self._maybe_fail("report")
         except StoreError as error:
             return error
         self.news.append(news)
         self.reports[news.report.owner] = news.report
-        return HeartbeatReply(time.time(), tuple((q.name, Sample(time.time(), 1, 0)) for q in news.counted))
+        return UpdateReply(time.time(), tuple((q.name, Sample(time.time(), 1, 0)) for q in news.counted))
 
     def forget_report(self, owner: str) -> None:
         self._maybe_fail("forget_report")

@@ -12,11 +12,11 @@ from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.reports import (
     LISTED_IDS,
     LISTED_SHARDS,
-    HeartbeatReply,
     LaneReport,
     NodeReport,
     NodeUpdate,
     Running,
+    UpdateReply,
     node_name,
     waits,
 )
@@ -58,7 +58,7 @@ class Heartbeat:
     def beat(self, queues: Sequence[str]) -> list[dict[str, tuple[int, int]]]:
         """Move the heartbeat in these queues; return lanes and counter of all nodes. Raises StoreError."""
         members, reply = self._ctx.store.beat(queues, self._ctx.owner, len(self._lanes), self._update())
-        if isinstance(reply, HeartbeatReply):
+        if isinstance(reply, UpdateReply):
             self._offset = reply.now - self._ctx.clock.monotonic()
             if reply.samples:
                 self._samples, self._counted_slot = reply.samples, slot(reply.now)
@@ -107,7 +107,7 @@ class Heartbeat:
         shards = frozenset[ShardRef]().union(*(lane.shards() for lane in self._lanes))
         return tuple(queue for name, queue in self._queues.items() if ShardRef(name, 0) in shards)
 
-    def _log_refusal(self, reply: HeartbeatReply | StoreError | None) -> None:
+    def _log_refusal(self, reply: UpdateReply | StoreError | None) -> None:
         refused = isinstance(reply, StoreError)
         if refused and not self._refused:
             logger.warning("Redis refuses the report of this node: %s", reply)
