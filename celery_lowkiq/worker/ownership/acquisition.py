@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from celery_lowkiq.rules.balance import QuotaRoom, least_loaded_lane
@@ -80,11 +81,9 @@ class Acquisition:
 
     def seconds_to_observation(self, shards: Sequence[ShardRef]) -> float:
         """Return seconds until one of these shards may be free; infinite for no shards."""
-        now = self._ctx.clock.monotonic()
-        looks = (
-            self._table.watch(shard).seconds_to_observation(now, self._ctx.lease_seconds) for shard in shards
-        )
-        return min(looks, default=float("inf"))
+        now, lease_seconds = self._ctx.clock.monotonic(), self._ctx.lease_seconds
+        watches = map(self._table.watch, shards)
+        return min((one.seconds_to_observation(now, lease_seconds) for one in watches), default=math.inf)
 
     def acquire(self, shards: Iterable[ShardRef], go_on: Callable[[], bool]) -> bool:
         """Acquire free shards in slices while ``go_on()``; return whether all were tried.
