@@ -105,7 +105,7 @@ class QueueCollector(Collector):
         unowned: dict[str, int] = {}
         for look in looks:
             watch = self._watches.get(look.shard) or LeaseWatch(QueueSpec(look.shard.queue), look.shard)
-            watch = self._watches[look.shard] = watch.look(look.lease, now)
+            watch = self._watches[look.shard] = watch.observed(look.lease, now)
             free = watch.may_take(now, self._lease_seconds)
             unowned[look.shard.queue] = unowned.get(look.shard.queue, 0) + free
         return unowned

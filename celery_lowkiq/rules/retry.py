@@ -19,7 +19,7 @@ class RetryPolicy:
     """
 
     max_retries: int | None = 25
-    pauses: DelayFunction = default_delays
+    delays: DelayFunction = default_delays
     hopeless: tuple[type[BaseException], ...] = ()
     isolate: bool = True
 
@@ -37,41 +37,41 @@ def after_failure(
     cause: BaseException | None = None,
     together: int = 0,
 ) -> Settlement:
-    """Return the verdict on a job whose run failed by ``cause``; ``delay`` (s) replaces ``policy.pauses``.
+    """Return the verdict on a job whose run failed by ``cause``; ``delay`` (s) replaces ``policy.delays``.
 
     ``together``: number of jobs of a batch that failed as a whole; 0 when the error is this job's own.
     """
     isolation = isolated(job.isolation, together) if policy.isolate and together else NOT_ISOLATED
     retry_count = job.retry_count + 1
     die = Settlement(job.id, job.claim, Disposition.DIE, retry_count, error=error, bad=bad)
-    retry = die._replace(fate=Disposition.RETRY, isolation=isolation)
+    retry = die._replace(disposition=Disposition.RETRY, isolation=isolation)
     # Any job of a batch may have caused the failure, so none of them dies.
     may_die = not policy.isolate or together <= 1
     if job.early:
         # An early run does not count as a retry, or one call per second would exhaust them. An error that is
         # not retried at all still ends the job.
-        given_up = _pause(policy, job.retry_count, None, cause) is False
+        given_up = _delay(policy, job.retry_count, None, cause) is False
         early = retry._replace(retry_count=job.retry_count, perform_in=job.perform_in)
         return die if given_up and may_die else early
     if may_die and policy.dies(job):
         return die
-    pause = _pause(policy, retry_count, delay, cause)
-    if pause is False:
+    first = _delay(policy, retry_count, delay, cause)
+    if first is False:
         return die if may_die else retry
 
-    def next_pause(turn: int) -> float | Literal[False]:
-        return _pause(policy, retry_count + turn, delay, cause)
+    def later(turn: int) -> float | Literal[False]:
+        return _delay(policy, retry_count + turn, delay, cause)
 
-    return retry._replace(delay=isolation_delay(isolation.parts, pause, next_pause))
+    return retry._replace(delay=isolation_delay(isolation.parts, first, later))
 
 
-def _pause(
+def _delay(
     policy: RetryPolicy, retry_count: int, delay: float | None, cause: BaseException | None
 ) -> float | Literal[False]:
     """Return the seconds until the next run, or False for no retry."""
     if isinstance(cause, policy.hopeless):
         return False
-    pause = policy.pauses(cause, retry_count) if delay is None else delay
-    if pause is False:
+    seconds = policy.delays(cause, retry_count) if delay is None else delay
+    if seconds is False:
         return False
-    return min(max(0.0, pause), MAX_RETRY_DELAY) if pause == pause else MAX_RETRY_DELAY  # NaN
+    return min(max(0.0, seconds), MAX_RETRY_DELAY) if seconds == seconds else MAX_RETRY_DELAY  # NaN

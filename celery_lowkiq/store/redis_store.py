@@ -10,7 +10,6 @@ from typing import Any
 import redis
 
 from celery_lowkiq.rules.claims import (
-    AcquireRequest,
     Claim,
     ClaimRequest,
     Due,
@@ -21,6 +20,7 @@ from celery_lowkiq.rules.claims import (
 from celery_lowkiq.rules.errors import LowkiqError, StoreError, StoreUnavailable
 from celery_lowkiq.rules.health_checks import Server
 from celery_lowkiq.rules.models import Lease, LeaseState, NewJob, QueueSpec, Settlement, ShardRef, shard_of
+from celery_lowkiq.rules.ownership import LeaseWatch
 from celery_lowkiq.rules.rate import TokenRequest, Tokens, capacity
 from celery_lowkiq.rules.reports import BeatResult, NodeUpdate
 from celery_lowkiq.store.jobs.admission import Admission, ShardCall
@@ -190,11 +190,11 @@ class RedisStore:
 
         Raises NotOwner, ShardCountMismatch, StoreError.
         """
-        wish = AcquireRequest(queue, shard, seen, known_epoch)
+        wish = LeaseWatch(queue, shard, seen, known_epoch=known_epoch)
         (answer,) = self._acquired(self._admission, [wish], owner)
         return sound(answer)
 
-    def acquire_all(self, wanted: Sequence[AcquireRequest], owner: str) -> list[Lease | LowkiqError]:
+    def acquire_all(self, wanted: Sequence[LeaseWatch], owner: str) -> list[Lease | LowkiqError]:
         """Take each shard whose lease is still as ``seen``, and recover its jobs, in one round trip.
 
         Each answer is a lease or an error: NotOwner when the lease has changed, ShardCountMismatch, or
@@ -204,7 +204,7 @@ class RedisStore:
 
     @staticmethod
     def _acquired(
-        admission: Admission, wanted: Sequence[AcquireRequest], owner: str
+        admission: Admission, wanted: Sequence[LeaseWatch], owner: str
     ) -> list[Lease | LowkiqError]:
         calls = [ShardCall(each.queue, each.shard, _acquire_call(each, owner)) for each in wanted]
         replies = zip(wanted, admission.replies(calls), strict=True)
@@ -352,7 +352,7 @@ class RedisStore:
         return PushSubscription(self.client.redis, [queue.name for queue in queues])
 
 
-def _acquire_call(wish: AcquireRequest, owner: str) -> ScriptCall:
+def _acquire_call(wish: LeaseWatch, owner: str) -> ScriptCall:
     queue, seen = wish.queue, wish.seen
     return load("acquire").call(
         shard_keys(wish.shard),

@@ -231,9 +231,9 @@ def a_shard_with_jobs_everywhere(store):
         died = take(store, owner=owner)
         claim(store, died)
     lease = take(store)
-    for job_id, fate in (("dead", Disposition.BURY), ("failed", Disposition.RETRY)):
+    for job_id, disposition in (("dead", Disposition.BURY), ("failed", Disposition.RETRY)):
         push(store, job_id, ("a", 1), perform_in=1.0)
-        end(store, lease, claim(store, lease, 1), fate, delay=1000.0)
+        end(store, lease, claim(store, lease, 1), disposition, delay=1000.0)
     push(store, "runs", ("a", 1), ("b", 2), perform_in=2.0)
     running = claim(store, lease, 1)
     store.push(ONE, [NewJob("long", b"%d" % n * 50, float(n)) for n in range(100)])

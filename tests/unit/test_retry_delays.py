@@ -141,7 +141,7 @@ def fates(policy, cause=ERROR):
     found, retry_count = [], -1
     while not found or found[-1] is not Disposition.DIE:
         verdict = after_failure(job(retry_count), policy, b"e", cause=cause)
-        found.append(verdict.delay if verdict.fate is Disposition.RETRY else verdict.fate)
+        found.append(verdict.delay if verdict.disposition is Disposition.RETRY else verdict.disposition)
         retry_count = verdict.retry_count
     return found
 

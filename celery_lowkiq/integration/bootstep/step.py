@@ -28,9 +28,8 @@ from celery_lowkiq.rules.splitters import lease_splitter
 from celery_lowkiq.store.jobs.call_records import CallReader
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.tracking.tracker_store import TrackerStore
-from celery_lowkiq.worker.exclusion import Cooperative, Exclusion, Strict
+from celery_lowkiq.worker.exclusion import Cooperative, Exclusion, KillLogger, Strict
 from celery_lowkiq.worker.kernel_timer import KernelTimer
-from celery_lowkiq.worker.last_line import LastLine
 from celery_lowkiq.worker.ports import NULL_METER
 from celery_lowkiq.worker.runtime import Runtime
 
@@ -307,7 +306,7 @@ class OrderedQueues(bootsteps.StartStopStep):
         self._host = CeleryHost(consumer, runner)
         self._metrics = open_metrics(consumer.app, consumer.hostname)
         if settings.exclusion == "strict":
-            self._exclusion = Strict(KernelTimer(), LastLine(SystemClock()))
+            self._exclusion = Strict(KernelTimer(), KillLogger(SystemClock()))
         return Runtime(
             self._store,
             runner,

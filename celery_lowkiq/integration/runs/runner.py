@@ -143,7 +143,7 @@ class CeleryRunner:
         """Log the failures, and remember a run with dead jobs for on_retries_exhausted."""
         if failures := run.decision.failures:
             log_failures(run, failures, task.name, task.throws or ())
-            if any(verdict.fate is Disposition.DIE for verdict in verdicts):
+            if any(verdict.disposition is Disposition.DIE for verdict in verdicts):
                 self._remember(run)
 
     def _remember(self, run: Run) -> None:

@@ -11,7 +11,7 @@ from celery_lowkiq.integration.app.durations import seconds_of
 from celery_lowkiq.integration.app.rate_limits import RATE, read_rate
 from celery_lowkiq.integration.calls.validation import PRIORITIES, is_priority
 from celery_lowkiq.rules.errors import ConfigurationError
-from celery_lowkiq.rules.policies import MARK_SECONDS, NONE, AfterFailure, Policies, WhenFull
+from celery_lowkiq.rules.policies import DROP_STALE_SECONDS, NONE, AfterFailure, Policies, WhenFull
 from celery_lowkiq.rules.priorities import MOST_URGENT
 from celery_lowkiq.rules.retry_delays import MAX_RETRY_DELAY
 from celery_lowkiq.rules.validators import Option, Validator, invalid, is_whole, matching, one_of, whole
@@ -176,7 +176,7 @@ def policies_of(task: Any) -> Policies:
     """The policies that the store applies. Raises ConfigurationError."""
     app = task._get_app()
     limited = not app.conf.worker_disable_rate_limits
-    stale = MARK_SECONDS if task.drop_stale is True else seconds_of(task.drop_stale)
+    stale = DROP_STALE_SECONDS if task.drop_stale is True else seconds_of(task.drop_stale)
     found = Policies(
         keep=None if task.keep == "all" else task.keep,
         debounce=seconds_of(task.debounce),

@@ -8,7 +8,7 @@
 --   disposition: done; retry (retry_count: with isolation, see claim.lua; delay: s, or '@<perform_in>'); die; bury; return (delay: '0'
 --   keeps perform_in)
 --   try: line for the log of the job's tries, or ''
---   bad: number of payloads with a fate of their own: position and error buries one; -1 - position with '' drops it, with
+--   bad: number of payloads with a disposition of their own: position and error buries one; -1 - position with '' drops it, with
 --   'over' or 'done' ends it after a run
 -- USES: time server owner waiting_index next_due payload_set_read waiting restore morgue processing tries suspects policy_drop_stale policy_rate_per_id
 -- FLAGS: allow-oom

@@ -12,11 +12,11 @@ from celery_lowkiq.rules.history import KEPT, STEP, Sample, slot
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.reports import (
     LISTED_SHARDS,
-    HeartbeatReply,
     LaneReport,
     NodeReport,
     NodeUpdate,
     Running,
+    UpdateReply,
     Wait,
     node_name,
 )
@@ -58,7 +58,7 @@ def _sample_call(queue: str, sample: Sample) -> ScriptCall:
     )
 
 
-def heartbeat_reply(news: NodeUpdate, replies: Sequence[Any]) -> HeartbeatReply | StoreError:
+def heartbeat_reply(news: NodeUpdate, replies: Sequence[Any]) -> UpdateReply | StoreError:
     """Return the parsed replies to :func:`report_calls`, or the first error among them."""
     if error := next((reply for reply in replies if isinstance(reply, StoreError)), None):
         return error
@@ -68,7 +68,7 @@ def heartbeat_reply(news: NodeUpdate, replies: Sequence[Any]) -> HeartbeatReply 
     for queue in news.counted:
         shards = list(islice(counters, queue.shards))
         samples.append((queue.name, Sample(now, sum(p for p, _ in shards), sum(f for _, f in shards))))
-    return HeartbeatReply(now, tuple(samples))
+    return UpdateReply(now, tuple(samples))
 
 
 def parse_history(flat: Sequence[bytes], now: float) -> tuple[Sample, ...]:
