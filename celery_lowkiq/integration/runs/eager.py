@@ -15,10 +15,9 @@ from celery_lowkiq.integration.calls.validation import Entry
 from celery_lowkiq.rules.models import Merge, QueueSpec, shard_of
 from celery_lowkiq.rules.policies import surplus
 
-from .aborts import failing
-from .batch_results import ById, JobsFailed
+from .base_exceptions import call_user_code
 from .decode import RunInfo, RunJob
-from .outcomes import Again, BusinessFailure, unwrap
+from .outcomes import Again, BusinessFailure, ById, JobsFailed, unwrap
 
 
 def batch_of(entries: Iterable[Entry], task: Any) -> dict[str, list[Any]]:
@@ -58,7 +57,7 @@ def eager_outcome(run: Callable[[], Any], payloads_by_id: Mapping[str, list[Any]
     """The value or error that Celery is to record of a run; of a batch of one id, that id's own."""
     (job_id, *others) = payloads_by_id
     try:
-        result = failing(run)
+        result = call_user_code(run)
     except (Again, BusinessFailure, JobsFailed, Retry) as error:
         outcome = unwrap(error)
         if isinstance(outcome, JobsFailed) and not others and outcome.errors.keys() == {job_id}:

@@ -10,7 +10,7 @@ from celery_lowkiq.integration.app.safe_logging import safe_logger
 from celery_lowkiq.rules.retry import RetryPolicy
 from celery_lowkiq.rules.retry_delays import DelayFunction, default_delay, is_list, read_delay_function
 
-from .aborts import failing
+from .base_exceptions import call_user_code
 
 logger = safe_logger("celery_lowkiq")
 
@@ -32,7 +32,7 @@ def guarded(retry_in: DelayFunction) -> DelayFunction:
 
     def delay(error: Any, retry_count: int) -> float | Literal[False]:
         try:
-            return failing(partial(retry_in, error, retry_count))
+            return call_user_code(partial(retry_in, error, retry_count))
         except Exception:
             logger.exception("retry_in failed for retry_count %d: the default is used", retry_count)
         return default_delay(retry_count)

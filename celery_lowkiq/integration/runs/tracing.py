@@ -10,7 +10,7 @@ from celery.states import IGNORED
 from celery_lowkiq.integration.app.safe_logging import safe_logger
 from celery_lowkiq.rules.errors import LowkiqError
 
-from .aborts import failing
+from .base_exceptions import call_user_code
 
 logger = safe_logger("celery_lowkiq")
 
@@ -28,7 +28,7 @@ def traced(task: Any, request: Any, consumer: Any, runtime: float | None = None)
     report(_begins, request, consumer)
     try:
         # Read anew each time: a reconnect to the broker rebuilds it.
-        result, info, measured, text = failing(
+        result, info, measured, text = call_user_code(
             lambda: task.__trace__(request.id, request.args, request.kwargs, request.request_dict)
         )
     except BaseException:
