@@ -31,7 +31,6 @@ from .outcomes import (
     Part,
     cause_of,
     delay_of,
-    names_jobs,
     outcomes,
     unwrap,
 )
@@ -182,23 +181,21 @@ def decide_failure(error: Exception, batch: DecodedBatch, rules: RunRules) -> De
 
     Raises NotHanded and PayloadError when the error is an Again with wrong payloads.
     """
-    together = 0 if names_jobs(error, batch.jobs) else len(batch.jobs)
-    found = outcomes(error, batch.jobs, rules.codec.dump)
+    found, together = outcomes(error, batch.jobs, rules.codec.dump)
     texts: dict[int, ErrorText] = {}
 
     def decide(job: DecodedJob) -> JobDecision:
         outcome = found.get(job.claimed.id)
         if outcome is None:
-            return _all_of(job, _done(job))
+            return _decision(job, _done(job))
         if isinstance(outcome, Part):
             left = {job.positions[place] for place in outcome.left}
             ran = _done(job)._replace(delay=outcome.again.after)
-            verdict = _with_left(job, ran, left)
-            return JobDecision(job.claimed, verdict, ran, again=outcome.again, left=left)
+            return _decision(job, ran, again=outcome.again, left=left)
         if isinstance(outcome, BusinessFailure):
             over = (PayloadRemoval(position, None, RemovalReason.OVER) for position in job.positions)
             ran = _done(job)._replace(fate=Disposition.BURY, bad=(*job.bad, *over))
-            return _all_of(job, ran, outcome)
+            return _decision(job, ran, outcome)
         return _failed(job, outcome, together, rules, texts)
 
     return _decide_each(batch, decide)
@@ -216,7 +213,7 @@ def decide_rejection(error: Exception, requeue: bool, before: Decision, rules: R
 
     def decide(job: DecodedJob) -> JobDecision:
         ran = _done(job)._replace(fate=fate, delay=delay, error=data)
-        decided = before.jobs.get(job.claimed.id) or _all_of(job, ran)
+        decided = before.jobs.get(job.claimed.id) or _decision(job, ran)
         return decided._replace(verdict=_with_left(job, ran, decided.left), ran=ran, error=rejected)
 
     return _decide_each(before.batch, decide)
@@ -229,7 +226,7 @@ def decide_poison_pill(batch: DecodedBatch, rules: RunRules) -> Decision:
     kept = ErrorText(data, text, text)
     return _decide_each(
         batch,
-        lambda job: _all_of(
+        lambda job: _decision(
             job, _done(job)._replace(fate=Disposition.BURY, error=data), PoisonPill(text), kept
         ),
     )
@@ -254,17 +251,21 @@ def redeliver(job: DecodedJob, error: Exception, settings: Settings) -> Settleme
 def _decide_each(batch: DecodedBatch, decide: Callable[[DecodedJob], JobDecision]) -> Decision:
     """Decide about each job that has run; one without a readable payload is done with."""
     jobs = {
-        job_id: _all_of(job, _done(job)) if job.job is None else decide(job)
+        job_id: _decision(job, _done(job)) if job.job is None else decide(job)
         for job_id, job in batch.decoded.items()
     }
     return Decision(batch, jobs)
 
 
-def _all_of(
-    job: DecodedJob, verdict: Settlement, error: Exception | None = None, text: ErrorText = NO_TEXT
+def _decision(
+    job: DecodedJob,
+    ran: Settlement,
+    error: Exception | None = None,
+    text: ErrorText = NO_TEXT,
+    again: Again | None = None,
+    left: Collection[int] = (),
 ) -> JobDecision:
-    """The same verdict on all payloads."""
-    return JobDecision(job.claimed, verdict, verdict, error, text)
+    return JobDecision(job.claimed, _with_left(job, ran, left), ran, error, text, again, left)
 
 
 def _done(job: DecodedJob) -> Settlement:
@@ -285,7 +286,7 @@ def _failed(
         texts[id(raised)] = error_text(rules.settings, raised)
     text = texts[id(raised)]
     verdict = after_failure(job.claimed, policy, text.data, delay, job.bad, raised, together)
-    return _all_of(job, verdict._replace(try_text=try_text(text.text)), error, text)
+    return _decision(job, verdict._replace(try_text=try_text(text.text)), error, text)
 
 
 def _with_left(job: DecodedJob, verdict: Settlement, left: Collection[int]) -> Settlement:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, NoReturn
 
 from celery_lowkiq.integration.app.safe_logging import safe_logger
@@ -57,14 +58,13 @@ class CallFinisher:
         ended: list[tuple[bytes, bytes]] = []
         news: list[TrackerUpdate] = []
         undelivered = _Undelivered()
+        few = self._calls.are_few(job)
         try:
             for page in self._calls.pages(job):
-                keys, news_of_page = self._finish_page(job, page, undelivered)
-                if self._calls.are_few(job):
-                    ended += keys
-                    news += news_of_page
-                elif keys or news_of_page:
-                    self._calls.end(keys, news_of_page)
+                self._finish_page(job, page, ended, news, undelivered)
+                if not few and (ended or news):
+                    self._calls.end(ended, news)
+                    ended, news = [], []
         except StoreError as error:
             logger.warning("job %r runs again, since not all of its calls could be ended: %s", job.id, error)
             return Settlement(job.id, job.claim, Disposition.RETURN, delay=REQUEUE_DELAY)
@@ -74,20 +74,26 @@ class CallFinisher:
         return verdict._replace(ended=tuple(ended), news=tuple(news))
 
     def _finish_page(
-        self, job: Job, page: Iterable[StoredCall], undelivered: _Undelivered
-    ) -> tuple[list[tuple[bytes, bytes]], list[TrackerUpdate]]:
-        """The keys of the calls that have ended, and the news for trackers."""
-        gone: list[StoredCall] = []
-        news: list[TrackerUpdate] = []
+        self,
+        job: Job,
+        page: Iterable[StoredCall],
+        ended: list[tuple[bytes, bytes]],
+        news: list[TrackerUpdate],
+        undelivered: _Undelivered,
+    ) -> None:
+        finished: list[tuple[int, bool, bytes]] = []
         for call in page:
             outcome = self._run.outcome_of(job.id, call.position)
             over = outcome is not None and self._finish_call(job, call, outcome, undelivered)
-            if over:
-                gone.append(call)
+            finished.append((call.position, over, call.stored.key))
             included = outcome is not None or self._run.decoded.includes(job.id, call.position)
             if included and call.record.tracker:
                 news += self._calls.tracked.ended(job, call.record, outcome, over)
-        return _runs_of_keys(gone), news
+        # A payload's records lie side by side. A range must not include that of a call which is not over.
+        for (_, over), group in groupby(finished, key=itemgetter(0, 1)):
+            if over:
+                keys = [key for _, _, key in group]
+                ended.append((keys[0], keys[-1]))
 
     def _finish_call(
         self, job: Job, call: StoredCall, outcome: CallOutcome, undelivered: _Undelivered
@@ -126,12 +132,3 @@ class _Raiser:
 
     def __call__(self) -> NoReturn:
         raise self._error.with_traceback(self._traceback)
-
-
-def _runs_of_keys(calls: Iterable[StoredCall]) -> list[tuple[bytes, bytes]]:
-    """First and last key of the calls of each payload: they lie side by side, and end together."""
-    found = []
-    for _, group in groupby(calls, key=lambda call: call.position):
-        keys = [call.stored.key for call in group]
-        found.append((keys[0], keys[-1]))
-    return found

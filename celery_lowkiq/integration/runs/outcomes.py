@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from numbers import Real
 from typing import Any, NamedTuple
@@ -105,29 +105,20 @@ class CallOutcome(NamedTuple):
 
 def outcomes(
     error: Exception, jobs: Sequence[RunJob], dump: Callable[[Any], bytes]
-) -> dict[str, Exception | Part]:
+) -> tuple[dict[str, Exception | Part], int]:
     """What becomes of the jobs of a run that raised, by id; jobs without an entry are done.
 
-    Raises NotHanded, and PayloadError for an object that cannot be a payload.
+    Also returns how many jobs failed as a whole; 0 when the error names those that failed. Raises NotHanded,
+    and PayloadError for an object that cannot be a payload.
     """
     error = unwrap(error)
     by_id = {job.id: job for job in jobs}
-    named = _named(error, by_id.keys()) or dict.fromkeys(by_id, error)
+    errors = error.errors if isinstance(error, JobsFailed) and error.errors.keys() <= by_id.keys() else {}
+    named = errors or dict.fromkeys(by_id, error)
     found: dict[str, Exception | Part] = {job_id: unwrap(one) for job_id, one in named.items()}
     for again in {id(one): one for one in found.values() if isinstance(one, Again)}.values():
         found |= _parts(again, [by_id[job_id] for job_id, one in found.items() if one is again], dump)
-    return found
-
-
-def names_jobs(error: Exception, jobs: Sequence[RunJob]) -> bool:
-    """Whether the error names the jobs that failed; else the run failed as a whole."""
-    return bool(_named(unwrap(error), {job.id for job in jobs}))
-
-
-def _named(error: Exception, ids: Set[str]) -> dict[str, Exception]:
-    """The errors by id; empty when an id is not in the run."""
-    errors = error.errors if isinstance(error, JobsFailed) else {}
-    return dict(errors) if errors.keys() <= ids else {}
+    return found, 0 if errors else len(jobs)
 
 
 def unwrap(error: Exception) -> Exception:

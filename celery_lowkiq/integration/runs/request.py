@@ -59,8 +59,8 @@ class LaneRequest(Request):
         """End as REVOKED: a policy has dropped the payload."""
         self._announce_revoked(reason, False, None, False)  # type: ignore[attr-defined]
 
-    def received(self, consumer: Any) -> None:
-        """Send signal and event, as Celery's own strategy does for a broker message."""
+    def begins(self, consumer: Any) -> None:
+        """Send signal and events, as Celery does for a broker message, and count the request as active."""
         if signals.task_received.receivers:
             signals.task_received.send(sender=consumer, request=self)
         self.send_event(
@@ -74,9 +74,6 @@ class LaneRequest(Request):
             eta=None,
             expires=None,
         )
-
-    def begins(self) -> None:
-        """Count the request as active, and send its event."""
         pid: Any = os.getpid()
         self.on_accepted(pid, time.monotonic())
 
@@ -133,10 +130,7 @@ class QuietRequest:
             "kwargs": self.kwargs,
         }
 
-    def received(self, consumer: Any) -> None:
-        """Do nothing: no event or signal is sent."""
-
-    def begins(self) -> None:
+    def begins(self, consumer: Any) -> None:
         """Count the request as active, as Celery's ``task_accepted`` does, in half the time."""
         self._began_at = time.monotonic()
         state.requests[self.id] = self
