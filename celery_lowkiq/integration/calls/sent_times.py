@@ -14,7 +14,7 @@ from celery_lowkiq.integration.app.settings import read_setting
 from celery_lowkiq.integration.records.call_record import HEADER
 from celery_lowkiq.worker.forks import ProcessLock
 
-from .message_header import SENT
+from .message import SENT
 from .producer import StoreProducer
 
 

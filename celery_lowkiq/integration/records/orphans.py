@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from celery import Celery, signals
@@ -90,31 +89,23 @@ def fail(task: Any, record: CallRecord, error: Exception) -> None:
 
     Raises ResultsUnavailable.
     """
-    request, stored = _request(task, record)
-    with _storing():
-        task.backend.mark_as_failure(record.id, error, request=request, store_result=stored)
+    _end(task, record, task.backend.mark_as_failure, error)
 
 
 def _revoke(task: Any, record: CallRecord, reason: str) -> None:
-    request, stored = _request(task, record)
-    with _storing():
-        task.backend.mark_as_revoked(record.id, reason, request=request, store_result=stored)
+    request = _end(task, record, task.backend.mark_as_revoked, reason)
     signals.task_revoked.send(sender=task, request=request, terminated=False, signum=None, expired=False)
 
 
-@contextlib.contextmanager
-def _storing() -> Iterator[None]:
-    """Raise any error of a result backend as ResultsUnavailable."""
+def _end(task: Any, record: CallRecord, mark: Callable[..., Any], result: Exception | str) -> Context:
+    """Have the result backend ``mark`` a call. Returns the call's request. Raises ResultsUnavailable."""
+    headers = {"id": record.id, "root_id": record.id, "task": task.name, "delivery_info": {}}
+    request = Context({**headers, **record.headers, **record.embed})
+    stored = stores_error(task, record.headers.get("ignore_result"))
     try:
-        yield
+        mark(record.id, result, request=request, store_result=stored)
     except Exception as error:
         raise ResultsUnavailable(
             f"the result backend is not available: {type(error).__name__}: {error}"
         ) from error
-
-
-def _request(task: Any, record: CallRecord) -> tuple[Context, bool]:
-    """The request of a call for Celery, and whether its result is stored."""
-    headers = {"id": record.id, "root_id": record.id, "task": task.name, "delivery_info": {}}
-    stored = stores_error(task, record.headers.get("ignore_result"))
-    return Context({**headers, **record.headers, **record.embed}), stored
+    return request
