@@ -121,7 +121,7 @@ class TracksMachine(RuleBasedStateMachine):
     def a_page_shows_each_call_in_its_state(self):
         if hasattr(self, "states"):
             found = self.tracker_store.calls(self.tracker, State, 10, None).items
-            assert {view.call: view.state for view in found} == self.states
+            assert {view.task_id: view.state for view in found} == self.states
             assert len(found) == len(self.states)
 
 

@@ -41,11 +41,11 @@ def page(tracker_store, tracker, *states, limit=1000, after=None):
 
 
 def states(tracker_store, tracker):
-    return {view.call: view.state.value for view in page(tracker_store, tracker).items}
+    return {view.task_id: view.state.value for view in page(tracker_store, tracker).items}
 
 
 def said(tracker_store, tracker, call="a"):
-    (view,) = [view for view in page(tracker_store, tracker).items if view.call == call]
+    (view,) = [view for view in page(tracker_store, tracker).items if view.task_id == call]
     return [(message.state.value, message.text) for message in view.messages]
 
 
@@ -65,7 +65,7 @@ def test_what_is_known_of_a_call(tracker_store, tracker):
     tracker_store.tell([run])
     tracker_store.progress([run], "row 3\nof 10", 3, 10)
     (view,) = page(tracker_store, tracker).items
-    assert (view.queue, view.job_id, view.payload) == ("orders", "id of a", b'"payload"')
+    assert (view.queue, view.id, view.payload) == ("orders", "id of a", b'"payload"')
     assert (view.state, view.current, view.total) == (State.WORKING, 3.0, 10.0)
     assert [(m.state, m.text) for m in view.messages] == [(State.WORKING, "row 3\nof 10")]
     assert view.updated_at == view.messages[0].at > 1e9
@@ -194,11 +194,11 @@ def test_pages_by_arrival_and_state(tracker_store, tracker):
         tracker_store.tell([ended(began(tracker, call, 5, number), over=True, success=True)])
     first = page(tracker_store, tracker, limit=4)
     rest = page(tracker_store, tracker, limit=4, after=first.next)
-    assert "".join(view.call for view in (*first.items, *rest.items)) == "abcdef"
+    assert "".join(view.task_id for view in (*first.items, *rest.items)) == "abcdef"
     assert rest.next is None
-    assert "".join(view.call for view in page(tracker_store, tracker, State.FINISHED).items) == "abd"
+    assert "".join(view.task_id for view in page(tracker_store, tracker, State.FINISHED).items) == "abd"
     two = page(tracker_store, tracker, State.FINISHED, State.ENQUEUED, limit=3, after="1")
-    assert ("".join(view.call for view in two.items), two.next) == ("bcd", "4")
+    assert ("".join(view.task_id for view in two.items), two.next) == ("bcd", "4")
     with pytest.raises(InvalidCall, match="expected a cursor"):
         page(tracker_store, tracker, after="x")
 

@@ -205,7 +205,7 @@ def test_progress_that_is_none_is_refused(wrong):
 def test_states_by_name():
     assert read_states(None) == tuple(State)
     assert read_states("error") == read_states([State.ERROR]) == (State.ERROR,)
-    with pytest.raises(InvalidCall, match="'lost' is none: allowed are enqueued"):
+    with pytest.raises(InvalidCall, match="'lost' is invalid: expected one or more of enqueued"):
         read_states("lost")
 
 

@@ -37,7 +37,7 @@ class CallResults(Sequence["AsyncResult[Any]"]):
         if isinstance(index, slice):
             return CallResults(self._task, self.ids[index])
         result: AsyncResult[Any] = self._task.AsyncResult(self.ids[index])
-        # As for a single call: get() of an ignored result must not block.
+        # As of a single call: get() of an ignored result must not block.
         result.ignored = bool(self._task.ignore_result)
         return result
 
@@ -96,7 +96,6 @@ def bulk_with_messages(
 
 
 def _parents() -> dict[str, Any]:
-    """Headers that name the running task as the parent of a call."""
     caller = get_current_worker_task()
     if caller is None:
         return {}
@@ -104,7 +103,6 @@ def _parents() -> dict[str, Any]:
 
 
 def _expiry(expires: Any, now: datetime) -> str | None:
-    """The value of Celery's header: ISO 8601."""
     if isinstance(expires, Real):
         expires = now + timedelta(seconds=float(expires))
     return expires.isoformat() if isinstance(expires, datetime) else expires

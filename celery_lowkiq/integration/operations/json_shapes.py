@@ -15,14 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery_lowkiq.integration.app.codec import refuse_constant
-from celery_lowkiq.integration.tracking.tracker import TrackedCall
 from celery_lowkiq.rules.diagnosis import Reason, Why
 from celery_lowkiq.rules.errors import UndecodablePayload
 from celery_lowkiq.rules.health_checks import Finding
 from celery_lowkiq.rules.history import Rates, Sample
 from celery_lowkiq.rules.reports import NodeReport, ShardReport
 from celery_lowkiq.rules.text import nested_in_lists
-from celery_lowkiq.rules.tracking import Message, State
+from celery_lowkiq.rules.tracking import Message, State, TrackedCall
 from celery_lowkiq.rules.views import Stats, Try
 
 from .json_encoder import AS_IS, writable

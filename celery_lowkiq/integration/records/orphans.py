@@ -1,4 +1,4 @@
-"""Orphaned calls: their jobs were deleted, buried or refused. Here they get their results."""
+"""Finishes orphaned calls, whose jobs were deleted, buried or dropped: they get their results."""
 
 from __future__ import annotations
 

@@ -43,29 +43,22 @@ def log_failures(run: Run) -> None:
     found.sort(key=lambda failure: not failure.dies)
     shown: set[str] = set()
     for failure in found[:MOST_JOBS]:
-        level = _level(failure, expected)
+        is_expected = isinstance(failure.error, expected)
+        level = logging.INFO if is_expected else logging.ERROR if failure.dies else logging.WARNING
         if not logger.isEnabledFor(level):
             continue
-        traceback = failure.text.traceback
-        shows = level > logging.INFO and _is_news(failure, which)
-        if shows and traceback not in shown and len(shown) < MOST_TRACEBACKS:
+        line, context = _DIED if failure.dies else _RETRIED, _context(run, failure)
+        is_new = not is_expected and (failure.dies or which == ALL or failure.job.retry_count < 0)
+        traceback = failure.text.traceback if is_new else ""
+        if traceback and traceback not in shown and len(shown) < MOST_TRACEBACKS:
             shown.add(traceback)
-        else:
-            traceback = ""
-        _log(level, failure, _context(run, failure), traceback)
+            context["traceback"] = traceback
+            line += "\n%(traceback)s"
+        # In ``record.data``, as Celery has it, for the user's handlers.
+        logger.log(level, line, context, extra={"data": context})
     if len(found) > MOST_JOBS:
         more = len(found) - MOST_JOBS
         logger.warning("Task %s[%s]: %d more jobs failed", run.task.name, run.task_id, more)
-
-
-def _level(failure: JobDecision, expected: tuple[type[BaseException], ...]) -> int:
-    if isinstance(failure.error, expected):
-        return logging.INFO
-    return logging.ERROR if failure.dies else logging.WARNING
-
-
-def _is_news(failure: JobDecision, which: str) -> bool:
-    return failure.dies or which == ALL or failure.job.retry_count < 0
 
 
 def _context(run: Run, failure: JobDecision) -> dict[str, Any]:
@@ -84,12 +77,3 @@ def _context(run: Run, failure: JobDecision) -> dict[str, Any]:
         "next": moment(at),
         "runtime": time.monotonic() - run.batch.began_at,
     }
-
-
-def _log(level: int, failure: JobDecision, context: dict[str, Any], traceback: str) -> None:
-    """Log as Celery does, with the values in ``record.data`` for the user's handlers."""
-    line = _DIED if failure.dies else _RETRIED
-    if traceback:
-        context["traceback"] = traceback
-        line += "\n%(traceback)s"
-    logger.log(level, line, context, extra={"data": context})

@@ -48,15 +48,15 @@ class TrackedCalls:
             for job, record, included in tracked
             if included
         ]
-        asked = {news.tracker for _, news in begin}
-        rest = {record.tracker: record.id for _, record, _ in tracked if record.tracker not in asked}
+        running_in = {news.tracker for _, news in begin}
+        rest = {record.tracker: record.id for _, record, _ in tracked if record.tracker not in running_in}
         cancelled = self._report([news for _, news in begin] + [waits(*each) for each in rest.items()])
         running = [(job_id, news) for job_id, news in begin if news.tracker not in cancelled]
         self._running += running[: MOST_RUNNING - len(self._running)]
         return {record.id for _, record, _ in tracked if record.tracker in cancelled}
 
     def _report(self, news: list[TrackerUpdate]) -> set[str]:
-        """The trackers that are cancelled."""
+        """Returns the trackers that are cancelled."""
         try:
             return self._tracker_store.tell(news) if news else set()
         except StoreUnavailable:

@@ -25,7 +25,7 @@ from celery_lowkiq.integration.calls.producer import (
     app_retry_intervals,
     retry_intervals,
 )
-from celery_lowkiq.integration.calls.send_task_overrides import sent_whole
+from celery_lowkiq.integration.calls.send_task_overrides import send_whole
 from celery_lowkiq.integration.calls.validation import (
     WORDS,
     BulkEntry,
@@ -133,7 +133,7 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         app = self._get_app()
         producer = StoreProducer(app, store)
         send = partial(super().apply_async, args, kwargs, task_id, producer, router=self._router, **options)
-        result: AsyncResult[Any] = sent_whole(app, self.name, beyond, producer, send)
+        result: AsyncResult[Any] = send_whole(app, self.name, beyond, producer, send)
         return result
 
     def recorded_job(self, job: NewJob, call: MessagedCall, tracker: str = "") -> NewJob:
