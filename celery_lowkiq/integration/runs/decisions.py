@@ -52,11 +52,12 @@ class Rejected(LowkiqError):
 
 @dataclass(frozen=True)
 class RunRules:
-    """How the runs of a task are decided: by its retry policy, and the app's codec and settings."""
+    """What all runs of a task have in common."""
 
     task: Any
     policy: RetryPolicy
     codec: Codec
+    record_codec: Codec
     settings: Settings
 
 

@@ -1,4 +1,4 @@
-"""Eager mode: runs calls in this process, without store and worker, in the batches a worker would make."""
+"""Eager mode: runs calls in this process, without store and worker, in the batches of a worker."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from .outcomes import Again, BusinessFailure, ById, JobsFailed, unwrap
 def batch_of(entries: Iterable[Entry], task: Any) -> dict[str, list[Any]]:
     """Payloads by id: equal ones merged (rule 2), smallest score first, decoded from their bytes.
 
-    A missing score is the call's position, as if each came a moment after the previous one. The policy
-    ``keep`` applies.
+    The default score is the call's position. The policy ``keep`` applies.
     """
     codec, spec = context_of(task._get_app()).codec, task.queue_spec
     scores: dict[str, dict[bytes, float]] = {}
@@ -88,7 +87,6 @@ def run_bulk(task: Any, entries: list[Entry]) -> list[Any]:
 
 
 def _own(result: Any, job_id: str) -> Any:
-    """The result of one id of a batch."""
     value: Any = result.result
     state = result.state
     if isinstance(value, ById):

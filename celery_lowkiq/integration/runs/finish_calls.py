@@ -7,7 +7,7 @@ events are Celery's, in each version of Celery.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, NoReturn
@@ -28,9 +28,13 @@ logger = safe_logger("celery_lowkiq")
 
 
 @dataclass
-class _Undelivered:
-    """The last error that kept calls of a job from their results."""
+class _Finished:
+    """What has become of the calls of a job."""
 
+    #: First and last key of ranges of records that are not needed any more.
+    ended: list[tuple[bytes, bytes]] = field(default_factory=list)
+    news: list[TrackerUpdate] = field(default_factory=list)
+    #: The last error that kept calls from their results.
     error: Exception | None = None
     #: Whether any of these calls has succeeded.
     success: bool = False
@@ -55,49 +59,38 @@ class CallFinisher:
         )
 
     def _finish_job(self, job: Job, verdict: Settlement) -> Settlement:
-        ended: list[tuple[bytes, bytes]] = []
-        news: list[TrackerUpdate] = []
-        undelivered = _Undelivered()
+        finished = _Finished()
         few = self._calls.are_few(job)
         try:
             for page in self._calls.pages(job):
-                self._finish_page(job, page, ended, news, undelivered)
-                if not few and (ended or news):
-                    self._calls.end(ended, news)
-                    ended, news = [], []
+                self._finish_page(job, page, finished)
+                if not few and (finished.ended or finished.news):
+                    self._calls.end(finished.ended, finished.news)
+                    finished.ended, finished.news = [], []
         except StoreError as error:
             logger.warning("job %r runs again, since not all of its calls could be ended: %s", job.id, error)
             return Settlement(job.id, job.claim, Disposition.RETURN, delay=REQUEUE_DELAY)
-        if undelivered.error is not None and undelivered.success:
+        if finished.error is not None and finished.success:
             decoded = self._run.decoded.decoded[job.id]
-            verdict = redeliver(decoded, undelivered.error, self._run.settings)
-        return verdict._replace(ended=tuple(ended), news=tuple(news))
+            verdict = redeliver(decoded, finished.error, self._run.settings)
+        return verdict._replace(ended=tuple(finished.ended), news=tuple(finished.news))
 
-    def _finish_page(
-        self,
-        job: Job,
-        page: Iterable[StoredCall],
-        ended: list[tuple[bytes, bytes]],
-        news: list[TrackerUpdate],
-        undelivered: _Undelivered,
-    ) -> None:
-        finished: list[tuple[int, bool, bytes]] = []
+    def _finish_page(self, job: Job, page: Iterable[StoredCall], finished: _Finished) -> None:
+        keys: list[tuple[int, bool, bytes]] = []
         for call in page:
             outcome = self._run.outcome_of(job.id, call.position)
-            over = outcome is not None and self._finish_call(job, call, outcome, undelivered)
-            finished.append((call.position, over, call.stored.key))
+            over = outcome is not None and self._finish_call(job, call, outcome, finished)
+            keys.append((call.position, over, call.stored.key))
             included = outcome is not None or self._run.decoded.includes(job.id, call.position)
             if included and call.record.tracker:
-                news += self._calls.tracked.ended(job, call.record, outcome, over)
+                finished.news += self._calls.tracked.ended(job, call.record, outcome, over)
         # A payload's records lie side by side. A range must not include that of a call which is not over.
-        for (_, over), group in groupby(finished, key=itemgetter(0, 1)):
+        for (_, over), group in groupby(keys, key=itemgetter(0, 1)):
             if over:
-                keys = [key for _, _, key in group]
-                ended.append((keys[0], keys[-1]))
+                part = [key for _, _, key in group]
+                finished.ended.append((part[0], part[-1]))
 
-    def _finish_call(
-        self, job: Job, call: StoredCall, outcome: CallOutcome, undelivered: _Undelivered
-    ) -> bool:
+    def _finish_call(self, job: Job, call: StoredCall, outcome: CallOutcome, finished: _Finished) -> bool:
         """Whether nothing more will happen to the call."""
         if self._has_reported:
             return outcome.final
@@ -107,10 +100,10 @@ class CallFinisher:
         try:
             traced(task, request, consumer, self._runtime)
         except Exception as error:
-            if undelivered.error is None:
+            if finished.error is None:
                 logger.exception("job %r: some call results could not be written", job.id)
-            undelivered.error = error
-            undelivered.success = undelivered.success or outcome.success
+            finished.error = error
+            finished.success = finished.success or outcome.success
             return outcome.final and not outcome.success
         return outcome.final
 

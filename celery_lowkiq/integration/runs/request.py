@@ -82,15 +82,13 @@ class LaneRequest(Request):
         state.task_ready(self)
 
 
-def shown(
-    payloads_by_id: Mapping[str, Sequence[Any]], longest: int = ARGUMENTS_SHOWN, small: bool = False
-) -> str:
+def shown(payloads_by_id: Mapping[str, Sequence[Any]], small: bool) -> str:
     """A batch in events and logs: each id, the number of its payloads, and the payloads, cut short.
 
     Payloads that are ``small`` JSON are shown whole, which is faster.
     """
     parts: list[str] = []
-    left = longest
+    left = ARGUMENTS_SHOWN
     for job_id, payloads in payloads_by_id.items():
         if left <= 0:
             parts.append(f"... ({len(payloads_by_id)} ids)")
@@ -131,7 +129,7 @@ class QuietRequest:
         }
 
     def begins(self, consumer: Any) -> None:
-        """Count the request as active, as Celery's ``task_accepted`` does, in half the time."""
+        """Count the request as active, as Celery's ``task_accepted`` does; this takes half the time."""
         self._began_at = time.monotonic()
         state.requests[self.id] = self
         state.active_requests.add(self)
@@ -208,7 +206,7 @@ def _headers(
         "root_id": record.id,
         "parent_id": None,
         "retries": retries,
-        "argsrepr": shown(arguments[0], small=small),
+        "argsrepr": shown(arguments[0], small),
         "kwargsrepr": "{}",
         "origin": "lowkiq",
         "ignore_result": bool(task.ignore_result),

@@ -54,8 +54,8 @@ class CeleryRunner:
 
     def learn(self, tasks: Mapping[str, Any]) -> None:
         """Add tasks, by the names of their queues."""
-        codec, settings = self._context.codec, self._context.settings
-        rules = {name: RunRules(task, policy_of(task), codec, settings) for name, task in tasks.items()}
+        of_app = self._context.codec, self._context.record_codec, self._context.settings
+        rules = {name: RunRules(task, policy_of(task), *of_app) for name, task in tasks.items()}
         # Lanes read these meanwhile.
         self._rules = {**self._rules, **rules}
 
@@ -74,8 +74,7 @@ class CeleryRunner:
     def _run_calls(self, rules: RunRules, batch: Batch) -> tuple[Settlement, ...]:
         """Run a batch with recorded calls, which may be revoked, and get results."""
         tracked = TrackedCalls(batch.lease.epoch, self._tracker_store, rules.settings)
-        record_codec = self._context.record_codec
-        calls = BatchCalls(batch, self._reader, record_codec, rules.task, self._consumer, tracked)
+        calls = BatchCalls(batch, rules, self._reader, self._consumer, tracked)
         decoded = decode_batch(batch, rules.codec, rules.settings)
         try:
             dropped = calls.admit(decoded)
