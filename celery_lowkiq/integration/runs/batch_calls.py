@@ -10,7 +10,7 @@ from celery.states import STARTED
 from celery.worker import state
 
 from celery_lowkiq.integration.records.call_record import CallRecord, store_state
-from celery_lowkiq.integration.records.orphans import DROPPED, fail_unread, unread_text
+from celery_lowkiq.integration.records.orphans import DROPPED, end_of_call, fail_unread
 from celery_lowkiq.rules.errors import UndecodablePayload
 from celery_lowkiq.rules.models import Batch, Job, Recorded, StoredRecord
 from celery_lowkiq.rules.tracking import TrackerUpdate
@@ -84,12 +84,11 @@ class BatchCalls:
             else:
                 self._start(living)
             if revoked:
-                news = [n for call, reason in revoked for n in self.tracked.dropped(call.record, reason)]
+                news = [n for call, reason in revoked for n in end_of_call(call.record, reason)]
                 self.end([(call.stored.key, call.stored.key) for call, _ in revoked], news)
         return {position for position in gone - alive if job.payloads[position].recorded is Recorded.ALL}
 
     def _announce(self, decoded: DecodedBatch, calls: Iterable[tuple[Job, StoredCall]]) -> None:
-        """Report the calls to their trackers, and revoke those of a cancelled tracker."""
         found = [(job, call.record, decoded.includes(job.id, call.position)) for job, call in calls]
         state.revoked.update(self.tracked.begin(found))
 
@@ -167,8 +166,7 @@ class BatchCalls:
             try:
                 readable.append(StoredCall(stored, CallRecord.load(stored.data, self._codec)))
             except UndecodablePayload as reason:
-                record = fail_unread(self.task, stored, reason)
-                news += self.tracked.dropped(record, unread_text(reason)) if record else []
+                news += fail_unread(self.task, stored, reason)
                 unread.append(stored)
         if unread:
             self.end([(stored.key, stored.key) for stored in unread], news)

@@ -302,5 +302,4 @@ def _with_left(job: DecodedJob, verdict: Settlement, left: Collection[int]) -> S
 
 
 def _delay(verdict: Settlement, now: float) -> float:
-    """Seconds until a failed job runs again."""
     return max(0.0, verdict.perform_in - now) if verdict.perform_in else verdict.delay

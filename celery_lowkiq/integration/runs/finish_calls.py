@@ -108,7 +108,6 @@ class CallFinisher:
         return outcome.final
 
     def _play(self, outcome: CallOutcome) -> Callable[[], Any]:
-        """The function of the call's own run: returns its value, or raises its error."""
         if outcome.error is None:
             return outcome.give
         if not outcome.final:

@@ -168,7 +168,6 @@ def run_request(run: Run, consumer: Any) -> LaneRequest | QuietRequest:
 
 
 def _has_listeners(task: Any, consumer: Any) -> bool:
-    """Whether an event or a signal of each run is sent."""
     if signals.task_received.receivers:
         return True
     events = consumer.event_dispatcher

@@ -116,7 +116,6 @@ class CeleryRunner:
             return False
 
     def _execute(self, run: Run) -> bool:
-        """Run the function through Celery's tracer. Returns whether Celery has reported the outcome."""
         request = run_request(run, self._consumer)
         run.begin(request.id)
         try:

@@ -13,7 +13,7 @@ from celery_lowkiq.integration.app.settings import Settings
 from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Job
-from celery_lowkiq.rules.tracking import State, TrackerUpdate, began, ended, ended_without_run, waits
+from celery_lowkiq.rules.tracking import State, TrackerUpdate, began, ended, waits
 from celery_lowkiq.store.tracking.tracker_store import TrackerStore
 
 from .outcomes import BusinessFailure, CallOutcome
@@ -88,10 +88,6 @@ class TrackedCalls:
             self._tracker_store.tell(news)
         except StoreError as away:
             logger.warning("the interruption of a run was not reported to trackers: %s", away)
-
-    def dropped(self, record: CallRecord, reason: str) -> list[TrackerUpdate]:
-        """The report of a call that does not run any more."""
-        return [ended_without_run(record.tracker, record.id, State.FAILED, reason)] if record.tracker else []
 
     def ended(
         self, job: Job, record: CallRecord, outcome: CallOutcome | None, over: bool
