@@ -43,7 +43,7 @@ def after_failure(
     isolation = isolated(job.isolation, together) if policy.isolate_failures and together else NOT_ISOLATED
     retry_count = job.retry_count + 1
     die = Settlement(job.id, job.claim, Disposition.DIE, retry_count, error=error, bad=bad)
-    retry = die._replace(fate=Disposition.RETRY, isolation=isolation)
+    retry = die._replace(disposition=Disposition.RETRY, isolation=isolation)
     # Any job of a batch may have caused the failure, so none of them dies.
     may_die = not policy.isolate_failures or together <= 1
     if job.early:

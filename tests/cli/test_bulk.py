@@ -89,13 +89,13 @@ def check_bounds(scripts, least):
     scripts.clear()
 
 
-def fill(count, fate, prefix):
+def fill(count, disposition, prefix):
     """So many jobs that end so."""
     store, spec = context_of(proj.app).store, proj.sync_order.queue_spec
     jobs = [NewJob(f"{prefix}{n}", b"%d" % n, float(n), 1.0) for n in range(count)]
     for first in range(0, count, 10_000):
         store.push(spec, jobs[first : first + 10_000])
-    assert end_all(proj.sync_order, fate, spec=replace(spec, batch_size=1000)) == count
+    assert end_all(proj.sync_order, disposition, spec=replace(spec, batch_size=1000)) == count
     return {(job.id, job.payload) for job in jobs}
 
 

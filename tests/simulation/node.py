@@ -41,10 +41,10 @@ class Network:
     def call(self, effect: Callable[[], Any]) -> Any:
         """Raises what the server raises, or StoreUnavailable."""
         chance = self.world.random
-        fate = chance.random()
-        if fate < self.loss:
+        disposition = chance.random()
+        if disposition < self.loss:
             self._give_up()
-        if fate < 2 * self.loss:
+        if disposition < 2 * self.loss:
             delay = chance.random() * 1.5 * self.seconds
             self.world.later(delay, partial(self._arrive_late, effect, self.server.starts))
             self._give_up()
@@ -53,7 +53,7 @@ class Network:
             answer, error = effect(), None
         except LowkiqError as refused:
             answer, error = None, refused
-        if fate < 3 * self.loss:
+        if disposition < 3 * self.loss:
             self._give_up()
         if self._travel() != server:
             raise StoreUnavailable("the connection is gone")

@@ -19,11 +19,11 @@ def actions(store):
     return Actions(store)
 
 
-def fail_all(store, queue=TWO, fate=Disposition.RETRY):
+def fail_all(store, queue=TWO, disposition=Disposition.RETRY):
     for shard in range(queue.shards):
-        lease = take(store, queue, shard, owner=f"failing-{fate}")
+        lease = take(store, queue, shard, owner=f"failing-{disposition}")
         while (claimed := claim(store, lease, 1000)).jobs:
-            end(store, lease, claimed, fate, queue=queue, delay=1e6, error=b"boom")
+            end(store, lease, claimed, disposition, queue=queue, delay=1e6, error=b"boom")
 
 
 def fill(store, count, queue=TWO):
@@ -78,7 +78,7 @@ def test_bury_failed(store, actions):
 
 def test_delete_dead_and_delete_all(store, actions):
     fill(store, 300)
-    fail_all(store, fate=Disposition.BURY)
+    fail_all(store, disposition=Disposition.BURY)
     assert actions.delete_dead(TWO, ["1", "2", "nobody"]) == 2
     assert actions.delete_dead_all(TWO) == 298
     assert Queries(store).stats(TWO).morgue_length == 0
@@ -86,7 +86,7 @@ def test_delete_dead_and_delete_all(store, actions):
 
 def test_requeue_all(store, actions):
     fill(store, 300)
-    fail_all(store, fate=Disposition.BURY)
+    fail_all(store, disposition=Disposition.BURY)
     assert actions.requeue_all(TWO) == 300
     stats = Queries(store).stats(TWO)
     assert (stats.fresh, stats.morgue_length) == (300, 0)
@@ -95,13 +95,13 @@ def test_requeue_all(store, actions):
 def test_who_dies_during_an_action_on_all_the_dead_stays_dead(store, actions, monkeypatch):
     """L4: Lowkiq reads, then deletes by id, and loses what came in between."""
     fill(store, 10)
-    fail_all(store, fate=Disposition.BURY)
+    fail_all(store, disposition=Disposition.BURY)
     pages = actions._queries.members
 
     def dies_after_the_listing(*args, **kwargs):
         found = pages(*args, **kwargs)
         store.push(TWO, [NewJob("3", b"newly dead", 2, 1.0)])
-        fail_all(store, fate=Disposition.BURY)
+        fail_all(store, disposition=Disposition.BURY)
         return found
 
     monkeypatch.setattr(actions._queries, "members", dies_after_the_listing)

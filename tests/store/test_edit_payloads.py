@@ -148,7 +148,7 @@ def test_a_held_job_that_is_made_due_stays_held(store, actions):
 def test_chosen_jobs_are_buried_with_their_error_or_the_reason(store, actions):
     lease = take(store)
     push(store, "failed", ("x", 1))
-    end(store, lease, claim(store, lease), delay=100.0, error=b"boom", fate=Disposition.RETRY)
+    end(store, lease, claim(store, lease), delay=100.0, error=b"boom", disposition=Disposition.RETRY)
     for job_id in ("fresh", "other"):
         push(store, job_id, ("x", 1))
     assert actions.bury(ONE, ["failed", "fresh", "unknown"], b"by hand") == 2

@@ -99,13 +99,13 @@ def test_isolation_is_the_failed_jobs_when_a_newer_one_waits(shard):
     assert shard.waiting("a").isolation == ALONE
 
 
-@pytest.mark.parametrize("fate", [Disposition.DONE, Disposition.DIE])
-def test_isolation_ends_with_a_success_and_with_a_death(shard, fate):
+@pytest.mark.parametrize("disposition", [Disposition.DONE, Disposition.DIE])
+def test_isolation_ends_with_a_success_and_with_a_death(shard, disposition):
     fail(shard, ["a"], ALONE)
     shard.push("a", b"second", score=9e15)
     (job,) = shard.claim()
     assert len(job.payloads) == 2
-    shard.end(job, fate, error=b"boom")
+    shard.end(job, disposition, error=b"boom")
     shard.push("a", b"third")
     assert shard.waiting("a").isolation == NOT_ISOLATED
 

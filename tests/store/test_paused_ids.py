@@ -69,13 +69,13 @@ def test_later_pushes_merge_into_the_held_job(store, pausing):
     assert claimed.jobs[0].perform_in == 5.0
 
 
-@pytest.mark.parametrize("fate", [Disposition.RETRY, Disposition.RETURN, Disposition.DIE])
-def test_what_comes_back_of_a_paused_id_is_held(store, pausing, fate):
+@pytest.mark.parametrize("disposition", [Disposition.RETRY, Disposition.RETURN, Disposition.DIE])
+def test_what_comes_back_of_a_paused_id_is_held(store, pausing, disposition):
     push(store, "1", ("a", 1), ("b", 2), perform_in=1.0)
     lease = take(store)
     claimed = claim(store, lease)
     pausing.pause_ids(ONE, ["1"])
-    assert end(store, lease, claimed, fate, error=b"boom").next_due is None
+    assert end(store, lease, claimed, disposition, error=b"boom").next_due is None
     assert held_ids(store) == {"1"}
     pausing.resume_ids(ONE, ["1"])
     assert ids_of(claim(store, lease)) == ["1"]

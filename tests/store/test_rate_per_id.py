@@ -120,11 +120,11 @@ def test_what_is_returned_unstarted_gets_its_token_back(clocked):
 
 
 @pytest.mark.parametrize("reason", [None, b"undecodable"])
-@pytest.mark.parametrize("fate", [Disposition.DONE, Disposition.RETURN])
-def test_neither_does_a_claim_that_leaves_nothing_to_run(clocked, fate, reason):
+@pytest.mark.parametrize("disposition", [Disposition.DONE, Disposition.RETURN])
+def test_neither_does_a_claim_that_leaves_nothing_to_run(clocked, disposition, reason):
     shard = limited(clocked)
     shard.push("1")
-    assert shard.run(fate, bad=(PayloadRemoval(0, reason),))
+    assert shard.run(disposition, bad=(PayloadRemoval(0, reason),))
     shard.push("1")
     assert shard.run()
     shard.push("1")
@@ -137,11 +137,11 @@ def test_neither_does_a_claim_that_leaves_nothing_to_run(clocked, fate, reason):
         {"bad": (PayloadRemoval(0, None),)},
         {
             "bad": (PayloadRemoval(0, None), PayloadRemoval(1, None, RemovalReason.OVER)),
-            "fate": Disposition.BURY,
+            "disposition": Disposition.BURY,
         },
         {
             "bad": (PayloadRemoval(0, None), PayloadRemoval(1, None, RemovalReason.DONE)),
-            "fate": Disposition.RETURN,
+            "disposition": Disposition.RETURN,
             "delay": 0.001,
         },
     ],

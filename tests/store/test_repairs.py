@@ -35,13 +35,13 @@ ALL = {"plain", "later", "ranked", "held", "recorded", "failed", "long", "runs",
 def everywhere(store):
     """Jobs of all kinds; the owner of the one in processing has died."""
     lease = take(store, owner="dies")
-    for job_id, payloads, fate in (
+    for job_id, payloads, disposition in (
         ("dead", [("a", 1.0)], Disposition.BURY),
         ("long-dead", LONG, Disposition.BURY),
         ("failed", [("a", 1.0)], Disposition.RETRY),
     ):
         push(store, job_id, *payloads, perform_in=1.0)
-        end(store, lease, claim(store, lease, 1), fate, retry_count=3, delay=1000.0, error=b"boom")
+        end(store, lease, claim(store, lease, 1), disposition, retry_count=3, delay=1000.0, error=b"boom")
     push(store, "runs", ("a", 1.0), perform_in=1.0)
     claim(store, lease, 1)
     Pausing(store.client).pause_ids(ONE, ["held"])
@@ -225,16 +225,16 @@ def test_an_owner_that_has_lost_the_shard_does_not_write_the_lease_again(store, 
     assert store.renew([new]) == [True]
 
 
-@pytest.mark.parametrize("fate", [Disposition.DONE, Disposition.RETRY, Disposition.RETURN])
-def test_a_run_whose_claim_was_forgotten_is_settled(store, client, fate):
+@pytest.mark.parametrize("disposition", [Disposition.DONE, Disposition.RETRY, Disposition.RETURN])
+def test_a_run_whose_claim_was_forgotten_is_settled(store, client, disposition):
     """O6: what is in processing names its claim."""
     push(store, "1", ("a", 1.0), perform_in=1.0)
     lease = take(store)
     claimed = claim(store, lease)
     client.delete(KEYS["claimed"])
-    assert end(store, lease, claimed, fate).accepted == {"1"}
+    assert end(store, lease, claimed, disposition).accepted == {"1"}
     assert not client.exists(KEYS["processing"])
-    assert end(store, lease, claimed, fate).accepted == set()
+    assert end(store, lease, claimed, disposition).accepted == set()
 
 
 def test_what_was_pushed_while_long_jobs_had_lost_their_record_is_united_with_them(store, client):

@@ -12,11 +12,11 @@ from celery_lowkiq.store.scripts.keys import shard_keys
 from .helpers import ONE, SHARD, claim, push, take
 
 
-def fail(store, lease, text, fate=Disposition.RETRY, retry_count=0, bad=(), count=10):
+def fail(store, lease, text, disposition=Disposition.RETRY, retry_count=0, bad=(), count=10):
     """Let what is due fail with that text in the log."""
     claimed = claim(store, lease, count)
     verdicts = [
-        Settlement(job.id, claimed.number, fate, retry_count, 0.0, b"error", bad, try_text=text)
+        Settlement(job.id, claimed.number, disposition, retry_count, 0.0, b"error", bad, try_text=text)
         for job in claimed.jobs
     ]
     store.settle(ONE, lease, verdicts)

@@ -231,9 +231,9 @@ def a_shard_with_jobs_everywhere(store):
         died = take(store, owner=owner)
         claim(store, died)
     lease = take(store)
-    for job_id, fate in (("dead", Disposition.BURY), ("failed", Disposition.RETRY)):
+    for job_id, disposition in (("dead", Disposition.BURY), ("failed", Disposition.RETRY)):
         push(store, job_id, ("a", 1), perform_in=1.0)
-        end(store, lease, claim(store, lease, 1), fate, delay=1000.0)
+        end(store, lease, claim(store, lease, 1), disposition, delay=1000.0)
     push(store, "runs", ("a", 1), ("b", 2), perform_in=2.0)
     running = claim(store, lease, 1)
     store.push(ONE, [NewJob("long", b"%d" % n * 50, float(n)) for n in range(100)])
@@ -260,7 +260,7 @@ def a_tracker(store):
     tracker_store = TrackerStore(store.client)
     store.client.call(load("track_open").call(TrackerKeys(TRACKER), name="old", ttl=60))
     tracker_store.add(TRACKER, [NewCall("waits", "orders", "1", b""), NewCall("runs", "orders", "2", b"")])
-    tracker_store.tell([began(TRACKER, "runs", 5, 1)._replace(text="said")])
+    tracker_store.update([began(TRACKER, "runs", 5, 1)._replace(text="said")])
     return State()
 
 

@@ -198,10 +198,10 @@ class FakeStore:
             for verdict in verdicts:
                 if verdict.id in busy and busy[verdict.id].claim == verdict.claim:
                     job = busy.pop(verdict.id)
-                    if verdict.fate is Disposition.RETURN:
+                    if verdict.disposition is Disposition.RETURN:
                         self.waiting[lease.shard].setdefault(job.id, job)
                     accepted.add(verdict.id)
-                    self.settled.append((verdict.id, verdict.fate))
+                    self.settled.append((verdict.id, verdict.disposition))
             self.lock.notify_all()
             reply = SettleReply(frozenset(accepted), time.time(), self._next_due(lease.shard))
         self._maybe_fail("settle", after=True)

@@ -41,7 +41,7 @@ def test_rule_5_lowkiqs_table_of_failures():
 
 
 @pytest.mark.parametrize(
-    "max_retries, retry_count, fate",
+    "max_retries, retry_count, disposition",
     [
         (1, -1, Disposition.RETRY),
         (1, 0, Disposition.DIE),
@@ -51,10 +51,10 @@ def test_rule_5_lowkiqs_table_of_failures():
         (None, 10**6, Disposition.RETRY),
     ],
 )
-def test_rule_5_the_last_failure(max_retries, retry_count, fate):
+def test_rule_5_the_last_failure(max_retries, retry_count, disposition):
     policy = RetryPolicy(max_retries, retry_in=lambda error, n: 0.0)
-    assert after_failure(job(retry_count), policy, b"e").fate is fate
-    assert policy.dies(job(retry_count)) == (fate is Disposition.DIE)
+    assert after_failure(job(retry_count), policy, b"e").disposition is disposition
+    assert policy.dies(job(retry_count)) == (disposition is Disposition.DIE)
 
 
 def test_a_delay_of_the_task_replaces_the_pause():

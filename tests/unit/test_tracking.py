@@ -77,7 +77,7 @@ class TrackerStore:
         self.cancelled = set(cancelled)
         self.error = error
 
-    def tell(self, news):
+    def update(self, news):
         if self.error is not None:
             raise self.error
         self.told.append(list(news))

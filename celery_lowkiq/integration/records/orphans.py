@@ -50,7 +50,7 @@ def finish_orphaned_calls(
             _revoke(task, record, reason)
             news += end_of_call(record, reason)
     if news:
-        context.tracker_store.tell(news)
+        context.tracker_store.update(news)
 
 
 @on_dropped_calls

@@ -84,7 +84,7 @@ class JobDecision(NamedTuple):
     @property
     def dies(self) -> bool:
         """Whether a payload of it goes to the morgue."""
-        return self.verdict.fate in (Disposition.DIE, Disposition.BURY)
+        return self.verdict.disposition in (Disposition.DIE, Disposition.BURY)
 
     @property
     def is_requested(self) -> bool:
@@ -122,7 +122,7 @@ class Decision(NamedTuple):
             )
             for job in self.batch.jobs
             if (decided := self.jobs.get(job.id)) is not None
-            and decided.verdict.fate is Disposition.DIE
+            and decided.verdict.disposition is Disposition.DIE
             and job.id in accepted
         ]
 
@@ -131,7 +131,9 @@ class Decision(NamedTuple):
         error; None when all jobs are done. ``now``: Unix time in s.
         """
         decided = self.jobs.values()
-        delays = [_delay(each.verdict, now) for each in decided if each.verdict.fate is Disposition.RETRY]
+        delays = [
+            _delay(each.verdict, now) for each in decided if each.verdict.disposition is Disposition.RETRY
+        ]
         delays += [each.again.after for each in decided if each.again is not None and each.left]
         errors = [each.error for each in decided if each.error is not None]
         if not delays and not errors:
@@ -158,22 +160,22 @@ class Decision(NamedTuple):
         ``now``: Unix time in s.
         """
         job, decided = self.batch.decoded[job_id], self.jobs.get(job_id)
-        fate = Disposition.DONE if decided is None else decided.ran.fate
-        if fate is Disposition.RETURN or (decided is not None and position in decided.left):
+        disposition = Disposition.DONE if decided is None else decided.ran.disposition
+        if disposition is Disposition.RETURN or (decided is not None and position in decided.left):
             return None
         place = job.place_of(position)
         if place is None:
             data = next(bad.error for bad in job.bad if bad.position == position)
             return CallOutcome(True, error=UndecodablePayload(load_error(settings, data) or ""))
-        if fate is Disposition.DONE:
+        if disposition is Disposition.DONE:
             return success
         assert decided is not None
         error = decided.error
         assert error is not None
-        if fate is Disposition.BURY or (fate is Disposition.DIE and place == 0):
+        if disposition is Disposition.BURY or (disposition is Disposition.DIE and place == 0):
             dead = MaxRetriesExceededError(str(error)) if isinstance(error, Retry) else error
             return CallOutcome(True, error=dead)
-        delay = _delay(decided.ran, now) if fate is Disposition.RETRY else 0.0
+        delay = _delay(decided.ran, now) if disposition is Disposition.RETRY else 0.0
         return CallOutcome(False, error=Retry(exc=error, when=delay))  # type: ignore[arg-type]
 
 
@@ -195,7 +197,7 @@ def decide_failure(error: Exception, batch: DecodedBatch, rules: RunRules) -> De
             return _decision(job, ran, again=outcome.again, left=left)
         if isinstance(outcome, BusinessFailure):
             over = (PayloadRemoval(position, None, RemovalReason.OVER) for position in job.positions)
-            ran = _done(job)._replace(fate=Disposition.BURY, bad=(*job.bad, *over))
+            ran = _done(job)._replace(disposition=Disposition.BURY, bad=(*job.bad, *over))
             return _decision(job, ran, outcome)
         return _failed(job, outcome, together, rules, texts)
 
@@ -210,10 +212,10 @@ def decide_rejection(error: Exception, requeue: bool, before: Decision, rules: R
     reason = getattr(error, "reason", error)
     data = dump_error_text(rules.settings, f"Reject: {reason}")
     rejected = Rejected(str(reason))
-    fate, delay = (Disposition.RETURN, REQUEUE_DELAY) if requeue else (Disposition.BURY, 0.0)
+    disposition, delay = (Disposition.RETURN, REQUEUE_DELAY) if requeue else (Disposition.BURY, 0.0)
 
     def decide(job: DecodedJob) -> JobDecision:
-        ran = _done(job)._replace(fate=fate, delay=delay, error=data)
+        ran = _done(job)._replace(disposition=disposition, delay=delay, error=data)
         decided = before.jobs.get(job.claimed.id) or _decision(job, ran)
         return decided._replace(verdict=_with_left(job, ran, decided.left), ran=ran, error=rejected)
 
@@ -228,7 +230,7 @@ def decide_poison_pill(batch: DecodedBatch, rules: RunRules) -> Decision:
     return _decide_each(
         batch,
         lambda job: _decision(
-            job, _done(job)._replace(fate=Disposition.BURY, error=data), PoisonPill(text), kept
+            job, _done(job)._replace(disposition=Disposition.BURY, error=data), PoisonPill(text), kept
         ),
     )
 
@@ -292,10 +294,10 @@ def _failed(
 
 def _with_left(job: DecodedJob, verdict: Settlement, left: Collection[int]) -> Settlement:
     """The verdict when some payloads of a job are left: these stay queued, the others go."""
-    if not left or verdict.fate not in (Disposition.DONE, Disposition.BURY):
+    if not left or verdict.disposition not in (Disposition.DONE, Disposition.BURY):
         return verdict
     gone = {*left, *(bad.position for bad in verdict.bad)}
-    error = verdict.error if verdict.fate is Disposition.BURY else None
+    error = verdict.error if verdict.disposition is Disposition.BURY else None
     over = (PayloadRemoval(p, error, RemovalReason.DONE) for p in job.positions if p not in gone)
     delay = max(verdict.delay, AT_ONCE)
     return Settlement(verdict.id, verdict.claim, Disposition.RETURN, delay=delay, bad=(*verdict.bad, *over))

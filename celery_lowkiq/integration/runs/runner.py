@@ -141,7 +141,7 @@ class CeleryRunner:
         if not run.decision.failures:
             return
         log_failures(run)
-        if any(verdict.fate is Disposition.DIE for verdict in verdicts):
+        if any(verdict.disposition is Disposition.DIE for verdict in verdicts):
             # All of a claim is settled before the lane's next one runs.
             claim = run.batch.lease, run.batch.claim
             kept = [r for r in self._dying_runs() if (r.batch.lease, r.batch.claim) == claim]

@@ -58,7 +58,7 @@ class TrackedCalls:
     def _report(self, news: list[TrackerUpdate]) -> set[str]:
         """Returns the trackers that are cancelled."""
         try:
-            return self._tracker_store.tell(news) if news else set()
+            return self._tracker_store.update(news) if news else set()
         except StoreUnavailable:
             raise
         except StoreError as error:
@@ -85,7 +85,7 @@ class TrackedCalls:
         text = f"interrupted: {said(self._settings, error)}"
         news = [ended(run, over=False, success=False, text=text) for _, run in self._running]
         try:
-            self._tracker_store.tell(news)
+            self._tracker_store.update(news)
         except StoreError as away:
             logger.warning("the interruption of a run was not reported to trackers: %s", away)
 

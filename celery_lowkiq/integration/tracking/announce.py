@@ -70,7 +70,7 @@ class TrackedPush:
         text = f"not pushed: {type(error).__name__}: {error}"
         updates = (ended_without_run(self.tracker, task_id, State.FAILED, text) for task_id in ids)
         try:
-            self.context.tracker_store.tell(updates)
+            self.context.tracker_store.update(updates)
         except StoreError as away:
             logger.warning("tracker %s was not told of calls that were not pushed: %s", self.tracker, away)
 

@@ -133,7 +133,7 @@ def _split(settle: SettleRequest) -> tuple[list[Settlement], list[Settlement]]:
     done: list[Settlement] = []
     others: list[Settlement] = []
     for verdict in settle.verdicts:
-        just_done = verdict.fate is Disposition.DONE and not verdict.bad
+        just_done = verdict.disposition is Disposition.DONE and not verdict.bad
         (done if just_done and (not done or done[0].claim == verdict.claim) else others).append(verdict)
     return done, others
 
@@ -166,7 +166,7 @@ def sound(answer: A | LowkiqError | None) -> A:
 
 def _verdict_values(verdict: Settlement) -> Iterator[Value]:
     tried = tried_text(verdict.retry_count, verdict.isolation)
-    yield from (id_bytes(verdict.id), verdict.claim, verdict.fate.value, tried)
+    yield from (id_bytes(verdict.id), verdict.claim, verdict.disposition.value, tried)
     when = f"@{number_text(verdict.perform_in)}" if verdict.perform_in else number_text(verdict.delay)
     yield from (when, verdict.error, verdict.try_text, len(verdict.bad))
     for bad in verdict.bad:

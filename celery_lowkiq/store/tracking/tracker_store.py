@@ -79,7 +79,7 @@ class TrackerStore:
             raise UnknownTracker(tracker)
         return CANCELLED not in replies
 
-    def tell(self, news: Iterable[TrackerUpdate]) -> set[str]:
+    def update(self, news: Iterable[TrackerUpdate]) -> set[str]:
         """Apply updates in one round trip. Return the cancelled trackers among those updated."""
         calls = update_commands(news)
         replies = self._client.all([call for _, call in calls])
