@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from dataclasses import fields
 from datetime import timedelta
 
 import pytest
@@ -11,9 +12,10 @@ from celery import Celery
 
 from celery_lowkiq import ConfigurationError, OrderedTask, ordered_task
 from celery_lowkiq.integration.runs.retry_policy import guarded, policy_of
+from celery_lowkiq.integration.task.retry_options import RetryOptions
 from celery_lowkiq.rules import retry_delays
 from celery_lowkiq.rules.models import Disposition, Job, Payload
-from celery_lowkiq.rules.retry import after_failure
+from celery_lowkiq.rules.retry import RetryPolicy, after_failure
 from celery_lowkiq.rules.retry_delays import read_delay_function
 
 
@@ -153,6 +155,11 @@ def policy():
         return policy_of(ordered_task(app=app, shared=False, **options)(work))
 
     return of
+
+
+def test_the_fields_of_a_policy_are_retry_options(policy):
+    assert {field.name for field in fields(RetryPolicy)} <= RetryOptions.__annotations__.keys()
+    assert policy(max_retries=3, isolate_failures=False, batch_size=2).max_retries == 3
 
 
 def test_a_list_says_how_often(policy):
