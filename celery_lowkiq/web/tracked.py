@@ -8,8 +8,8 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from celery_lowkiq.integration.operations.json_shapes import CallJson, call_json
-from celery_lowkiq.integration.tracking.tracker import TrackedCall, Tracker
-from celery_lowkiq.rules.tracking import State, TrackerView
+from celery_lowkiq.integration.tracking.tracker import Tracker
+from celery_lowkiq.rules.tracking import State, TrackedCall, TrackerView
 from celery_lowkiq.rules.views import Page
 
 from . import show

@@ -102,7 +102,7 @@ def test_rule_4_back_from_the_morgue(store):
 
 
 def test_rule_5_max_retries_1_means_two_runs(store):
-    policy = RetryPolicy(max_retries=1, delays=lambda error, n: 0.0)
+    policy = RetryPolicy(max_retries=1, retry_in=lambda error, n: 0.0)
     lease = take(store)
     push(store, "1", ("small", 1), ("large", 2), perform_in=PAST)
     runs = 0

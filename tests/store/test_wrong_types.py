@@ -260,7 +260,7 @@ def a_tracker(store):
     tracker_store = TrackerStore(store.client)
     store.client.call(load("track_open").call(TrackerKeys(TRACKER), name="old", ttl=60))
     tracker_store.add(TRACKER, [NewCall("waits", "orders", "1", b""), NewCall("runs", "orders", "2", b"")])
-    tracker_store.tell([began(TRACKER, "runs", 5, 1)._replace(text="said")])
+    tracker_store.update([began(TRACKER, "runs", 5, 1)._replace(text="said")])
     return State()
 
 

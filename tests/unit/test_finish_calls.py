@@ -254,6 +254,20 @@ class TestBackendsThatAreAway:
         (verdict,) = lane.run(job(b"7", b"8", calls=[(0, "a", quiet), (1, "b")]))
         assert (verdict.disposition, verdict.ended) == (Disposition.RETRY, ((b"key 0", b"key 0"),))
 
+    def test_a_call_without_its_result_keeps_its_record_between_others(self, monkeypatch):
+        lane = Lane(last_payload)
+        store_result = lane.task.backend.store_result
+
+        def fails_once(task_id, *args, **kwargs):
+            if task_id == "b":
+                raise OSError("the backend is gone")
+            return store_result(task_id, *args, **kwargs)
+
+        monkeypatch.setattr(lane.task.backend, "store_result", fails_once)
+        (verdict,) = lane.run(job(b"7", calls=[(0, "a"), (0, "b"), (0, "c")]))
+        ended = ((b"key 0", b"key 0"), (b"key 2", b"key 2"))
+        assert (verdict.disposition, verdict.ended) == (Disposition.RETRY, ended)
+
     def test_a_failure_that_cannot_be_told_is_one(self, lane):
         (verdict,) = lane.run(job(b"\xff", calls=[(0, "a")]))
         assert (verdict.disposition, len(verdict.ended)) == (Disposition.DONE, 1)

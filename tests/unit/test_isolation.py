@@ -16,7 +16,7 @@ from celery_lowkiq.rules.models import Disposition, Job, Payload
 from celery_lowkiq.rules.retry import RetryPolicy, after_failure
 from celery_lowkiq.store.scripts.records import parse_processing, parse_retry_count, retry_count_text
 
-ONE_SECOND = RetryPolicy(max_retries=2, delays=lambda error, n: 1.0)
+ONE_SECOND = RetryPolicy(max_retries=2, retry_in=lambda error, n: 1.0)
 
 
 def job(retry_count: int = -1, isolation: Isolation = NOT_ISOLATED, early: bool = False) -> Job:
@@ -82,7 +82,7 @@ def test_alone_it_dies_when_its_retries_are_used_up():
 
 @pytest.mark.parametrize(
     "policy",
-    [RetryPolicy(hopeless=(ValueError,)), RetryPolicy(delays=lambda error, n: False)],
+    [RetryPolicy(dont_retry=(ValueError,)), RetryPolicy(retry_in=lambda error, n: False)],
     ids=["dont_retry", "retry_in gives up"],
 )
 @pytest.mark.parametrize("early", [False, True])
@@ -105,7 +105,7 @@ def test_a_failure_of_its_own_ends_the_isolation():
 
 
 def test_without_isolation_it_is_lowkiqs_way():
-    policy = RetryPolicy(max_retries=2, delays=lambda error, n: 1.0, isolate=False)
+    policy = RetryPolicy(max_retries=2, retry_in=lambda error, n: 1.0, isolate_failures=False)
     assert after_failure(job(0), policy, b"e", together=4).isolation == NOT_ISOLATED
     assert after_failure(job(1), policy, b"e", together=4).disposition is Disposition.DIE
 

@@ -35,7 +35,7 @@ def test_the_random_part_is_drawn_from_0_to_29():
 
 
 def test_rule_5_lowkiqs_table_of_failures():
-    policy = RetryPolicy(max_retries=25, delays=lambda error, n: 100.0 + n)
+    policy = RetryPolicy(max_retries=25, retry_in=lambda error, n: 100.0 + n)
     assert after_failure(job(-1), policy, b"e") == Settlement("1", 7, Disposition.RETRY, 0, 100.0, b"e")
     assert after_failure(job(0), policy, b"e") == Settlement("1", 7, Disposition.RETRY, 1, 101.0, b"e")
 
@@ -52,7 +52,7 @@ def test_rule_5_lowkiqs_table_of_failures():
     ],
 )
 def test_rule_5_the_last_failure(max_retries, retry_count, disposition):
-    policy = RetryPolicy(max_retries, delays=lambda error, n: 0.0)
+    policy = RetryPolicy(max_retries, retry_in=lambda error, n: 0.0)
     assert after_failure(job(retry_count), policy, b"e").disposition is disposition
     assert policy.dies(job(retry_count)) == (disposition is Disposition.DIE)
 

@@ -25,8 +25,8 @@ def tracker(app):
     first, second, _ = (call.task_id for call in made.jobs().items)
     runs = [began(made.id, call, 5, 1) for call in (first, second)]
     tracker_store = context_of(app).tracker_store
-    tracker_store.tell([runs[0]._replace(text="tried"), runs[1]])
-    tracker_store.tell([ended(runs[0], over=True, success=False, text=f"ValueError: {NASTY}")])
+    tracker_store.update([runs[0]._replace(text="tried"), runs[1]])
+    tracker_store.update([ended(runs[0], over=True, success=False, text=f"ValueError: {NASTY}")])
     tracker_store.progress(runs[1:], "half", 1, 2)
     return made
 

@@ -11,10 +11,10 @@ import click
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.integration.operations.json_encoder import value_text
 from celery_lowkiq.integration.operations.json_shapes import call_json
-from celery_lowkiq.integration.tracking.tracker import TrackedCall, Tracker
+from celery_lowkiq.integration.tracking.tracker import Tracker
 from celery_lowkiq.rules.errors import UnknownTracker
 from celery_lowkiq.rules.text import escaped, moment
-from celery_lowkiq.rules.tracking import State, TrackerView
+from celery_lowkiq.rules.tracking import State, TrackedCall, TrackerView
 
 from ..listing import pages, write_listing
 from ..main import FAILED

@@ -25,14 +25,15 @@ JSON = "json"
 JSON_TYPE = "application/json"
 
 
-def _refuse_constant(name: str) -> NoReturn:
+def refuse_constant(name: str) -> NoReturn:
+    """Refuse NaN and Infinity, as ``parse_constant`` of Python's JSON decoder. Raises ValueError."""
     raise ValueError(f"{name} is not JSON")
 
 
 _encoder: json.JSONEncoder = JSONEncoder(
     sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
 )
-_decoder = json.JSONDecoder(object_hook=object_hook, parse_constant=_refuse_constant)
+_decoder = json.JSONDecoder(object_hook=object_hook, parse_constant=refuse_constant)
 
 
 class Codec:

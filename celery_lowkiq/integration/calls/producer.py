@@ -1,4 +1,4 @@
-"""Stands in for kombu's producer: Celery publishes an ordered call here, in place of the broker."""
+"""Replaces kombu's producer: Celery publishes an ordered call here, in place of the broker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CallRefused(StoreFull, OperationalError):
 
 
 def retry_intervals(retry: Any, policy: Mapping[str, Any] | None) -> Iterator[float]:
-    """Seconds before each repetition of a publish, by Celery's ``retry`` and ``retry_policy``."""
+    """Intervals in s before the retries of a publish, by Celery's ``retry`` and ``retry_policy``."""
     if not retry:
         return iter(())
     given = {
@@ -88,7 +88,7 @@ class StoreProducer:
         self._store(read_call(body, headers, properties))
 
     def revive(self, channel: Any) -> None:
-        """Part of kombu's interface; there is no channel to renew."""
+        """Do nothing: there is no channel to renew."""
 
     def __enter__(self) -> StoreProducer:
         return self

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from celery_lowkiq.integration.app.codec import refuse_constant
 from celery_lowkiq.integration.calls.validation import read_id
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.text import count_of
@@ -66,13 +67,9 @@ class Parameter:
 
 def _json(parameter: Parameter, text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         raise InvalidCall(f"{parameter.name} is invalid: expected JSON. Nothing was changed") from None
-
-
-def _refuse(name: str) -> Any:
-    raise ValueError(name)
 
 
 SHARD = Parameter("shard", int, "number of the shard", maximum=MAX_SHARD)

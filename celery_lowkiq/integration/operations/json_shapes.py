@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from celery_lowkiq.integration.tracking.tracker import TrackedCall
+from celery_lowkiq.integration.app.codec import refuse_constant
 from celery_lowkiq.rules.diagnosis import Reason, Why
 from celery_lowkiq.rules.errors import UndecodablePayload
 from celery_lowkiq.rules.health_checks import Finding
 from celery_lowkiq.rules.history import Rates, Sample
 from celery_lowkiq.rules.reports import NodeReport, ShardReport
 from celery_lowkiq.rules.text import nested_in_lists
-from celery_lowkiq.rules.tracking import Message, State
+from celery_lowkiq.rules.tracking import Message, State, TrackedCall
 from celery_lowkiq.rules.views import Stats, Try
 
 from .json_encoder import AS_IS, writable
@@ -241,7 +241,7 @@ def payload_json(found: ShownPayload, reading: Reading = AS_JSON) -> PayloadJson
 def _read(data: bytes, reading: Reading) -> tuple[bool, Any]:
     """Whether it can be read, and the value."""
     try:
-        value = json.loads(data, parse_constant=_refuse)
+        value = json.loads(data, parse_constant=refuse_constant)
         json.dumps(nested_in_lists(value))
     except (ValueError, RecursionError):
         pass
@@ -251,10 +251,6 @@ def _read(data: bytes, reading: Reading) -> tuple[bool, Any]:
         return (True, writable(reading.load(data))) if reading.load else (False, None)
     except UndecodablePayload:
         return False, None
-
-
-def _refuse(name: str) -> Any:
-    raise ValueError(name)
 
 
 def job_json(found: ShownJob, reading: Reading = AS_JSON) -> JobJson:

@@ -15,9 +15,7 @@ from celery_lowkiq.rules.models import Batch, Flag, Job, PayloadRemoval
 
 logger = logging.getLogger("celery_lowkiq")
 
-#: Positions of payloads by the id of their job.
-Positions = Mapping[str, Collection[int]]
-NO_POSITIONS: dict[str, Collection[int]] = {}
+NO_POSITIONS: Mapping[str, Collection[int]] = {}
 #: Up to this size in bytes, the payloads of a job are shown whole in logs and events.
 SMALL_BYTES = 256
 
@@ -118,25 +116,23 @@ class DecodedBatch:
 
 
 def decode_batch(
-    batch: Batch, codec: Codec, settings: Settings, dropped: Positions = NO_POSITIONS
+    batch: Batch, codec: Codec, settings: Settings, dropped: Mapping[str, Collection[int]] = NO_POSITIONS
 ) -> DecodedBatch:
-    """Decode the payloads of a batch, except those ``dropped`` here or by a policy of the queue."""
-    if batch.queue.policy:
-        unwanted = {job.id: range(job.unwanted) for job in batch.jobs if job.unwanted}
-        ids = {*dropped, *unwanted}
-        dropped = {job_id: {*dropped.get(job_id, ()), *unwanted.get(job_id, ())} for job_id in ids}
+    """Decode the payloads of a batch, except those that a policy of the queue drops, and those at ``dropped``
+    positions, by id of the job.
+    """
     return DecodedBatch(
-        batch, {job.id: decode_job(job, codec, settings, dropped.get(job.id, ())) for job in batch.jobs}
+        batch, {job.id: _decode_job(job, codec, settings, dropped.get(job.id, ())) for job in batch.jobs}
     )
 
 
-def decode_job(job: Job, codec: Codec, settings: Settings, dropped: Collection[int]) -> DecodedJob:
-    """Decode the payloads of a job, except those at ``dropped`` positions."""
+def _decode_job(job: Job, codec: Codec, settings: Settings, dropped: Collection[int]) -> DecodedJob:
     payloads: list[Any] = []
     scores: list[float] = []
     bad: list[PayloadRemoval] = []
+    unwanted = job.unwanted
     for position, payload in enumerate(job.payloads):
-        if position in dropped:
+        if position < unwanted or position in dropped:
             bad.append(PayloadRemoval(position, None))
         else:
             try:

@@ -7,6 +7,7 @@ import os
 import random
 import time
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from celery import signals
@@ -25,24 +26,11 @@ logger = logging.getLogger("celery_lowkiq")
 ARGUMENTS_SHOWN = 1024
 NO_EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 #: Seeded by the system. Ids need only differ.
-_chance = random.Random()  # noqa: S311 - an id, no secret
-#: The bits that say version 4 (RFC 9562).
+_random = random.Random()  # noqa: S311 - an id, no secret
+#: The bits of a UUID that give its version, 4 (RFC 9562).
 _FIXED = 0x4 << 76 | 0x8 << 60
 _NOT_FIXED = ~(0xF << 76 | 0xC << 60)
 IGNORED_RESULT = {"ignore_result": True}
-
-
-class _NoMessage:
-    """The broker message of a request that has none."""
-
-    content_type = content_encoding = None
-    body = None
-
-    def __init__(self, headers: dict[str, Any], queue: str) -> None:
-        self.headers = headers
-        self.properties = _properties(headers)
-        self.delivery_info = _delivery_info(queue)
-        self.payload: Any = None
 
 
 class LaneRequest(Request):
@@ -52,14 +40,14 @@ class LaneRequest(Request):
     acknowledged = True
 
     def reject(self, requeue: bool = False) -> None:
-        """Send the event; the verdict of the run decides about its job."""
+        """Send the event; the verdict on its job does the rest."""
         self.send_event("task-rejected", requeue=requeue)
 
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
-        """Do nothing: a run in a lane cannot be cancelled, and is recovered after a cold shutdown."""
+        """Do nothing: a thread cannot be cancelled; after a cold shutdown the job is recovered."""
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
-        """Warn that ``terminate=True`` has no effect: a thread cannot be ended from outside."""
+        """Warn that ``terminate=True`` has no effect."""
         logger.warning(
             "%s[%s] goes on: a lane is a thread, which nothing can end from outside (max_run= raises an "
             "alarm)",
@@ -71,8 +59,8 @@ class LaneRequest(Request):
         """End as REVOKED: a policy has dropped the payload."""
         self._announce_revoked(reason, False, None, False)  # type: ignore[attr-defined]
 
-    def received(self, consumer: Any) -> None:
-        """Send signal and event, as Celery's own strategy does for a broker message."""
+    def begins(self, consumer: Any) -> None:
+        """Send signal and events, as Celery does for a broker message, and count the request as active."""
         if signals.task_received.receivers:
             signals.task_received.send(sender=consumer, request=self)
         self.send_event(
@@ -86,9 +74,6 @@ class LaneRequest(Request):
             eta=None,
             expires=None,
         )
-
-    def begins(self) -> None:
-        """Count the request as active, and send its event."""
         pid: Any = os.getpid()
         self.on_accepted(pid, time.monotonic())
 
@@ -97,14 +82,13 @@ class LaneRequest(Request):
         state.task_ready(self)
 
 
-def shown(
-    payloads_by_id: Mapping[str, Sequence[Any]], longest: int = ARGUMENTS_SHOWN, small: bool = False
-) -> str:
-    """A batch in events and logs: each id, the number of its payloads, and the payloads, cut short. Payloads
-    that are ``small`` JSON are shown whole, which is faster.
+def shown(payloads_by_id: Mapping[str, Sequence[Any]], small: bool) -> str:
+    """A batch in events and logs: each id, the number of its payloads, and the payloads, cut short.
+
+    Payloads that are ``small`` JSON are shown whole, which is faster.
     """
     parts: list[str] = []
-    left = longest
+    left = ARGUMENTS_SHOWN
     for job_id, payloads in payloads_by_id.items():
         if left <= 0:
             parts.append(f"... ({len(payloads_by_id)} ids)")
@@ -144,11 +128,8 @@ class QuietRequest:
             "kwargs": self.kwargs,
         }
 
-    def received(self, consumer: Any) -> None:
-        """Do nothing: no event or signal is sent."""
-
-    def begins(self) -> None:
-        """Count the request as active, as Celery's ``task_accepted`` does, in half the time."""
+    def begins(self, consumer: Any) -> None:
+        """Count the request as active, as Celery's ``task_accepted`` does; this takes half the time."""
         self._began_at = time.monotonic()
         state.requests[self.id] = self
         state.active_requests.add(self)
@@ -174,9 +155,9 @@ class QuietRequest:
         return getattr(full, name)
 
 
-def run_request(run: Run, task: Any, consumer: Any) -> LaneRequest | QuietRequest:
+def run_request(run: Run, consumer: Any) -> LaneRequest | QuietRequest:
     """The request of a run: under the id and headers of its single call, or with an id of its own."""
-    batch = run.decoded
+    batch, task = run.decoded, run.task
     own = {"lowkiq": batch.info, "lowkiq_run": run}
     record = run.call or CallRecord(new_id(), IGNORED_RESULT)
     arguments = (batch.payloads_by_id,)
@@ -187,7 +168,6 @@ def run_request(run: Run, task: Any, consumer: Any) -> LaneRequest | QuietReques
 
 
 def _has_listeners(task: Any, consumer: Any) -> bool:
-    """Whether an event or a signal of each run is sent."""
     if signals.task_received.receivers:
         return True
     events = consumer.event_dispatcher
@@ -200,13 +180,13 @@ def _has_listeners(task: Any, consumer: Any) -> bool:
 def call_request(
     record: CallRecord, task: Any, consumer: Any, arguments: tuple[Any, ...], retries: int, play: Any = None
 ) -> LaneRequest:
-    """The request of one call of a merged job; ``play`` stands in for the task function."""
+    """The request of one call of a merged job; ``play`` replaces the task function."""
     return _full(_headers(record, task, arguments, retries, {"lowkiq_play": play}), arguments, task, consumer)
 
 
 def new_id() -> str:
     """A random UUID of version 4 as text, without a system call."""
-    digits = f"{_chance.getrandbits(128) & _NOT_FIXED | _FIXED:032x}"
+    digits = f"{_random.getrandbits(128) & _NOT_FIXED | _FIXED:032x}"
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
@@ -225,7 +205,7 @@ def _headers(
         "root_id": record.id,
         "parent_id": None,
         "retries": retries,
-        "argsrepr": shown(arguments[0], small=small),
+        "argsrepr": shown(arguments[0], small),
         "kwargsrepr": "{}",
         "origin": "lowkiq",
         "ignore_result": bool(task.ignore_result),
@@ -240,7 +220,7 @@ def _headers(
 
 
 def _users(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """The user's own headers of a call, for ``request.headers``. Some tools, as Sentry, send them as one."""
+    """The user's own headers of a call, for ``request.headers``. Tools such as Sentry send them as one."""
     given = headers.get("headers")
     return dict(given or {name: value for name, value in headers.items() if not hasattr(Context, name)})
 
@@ -254,10 +234,19 @@ def _delivery_info(queue: str) -> dict[str, Any]:
 
 
 def _full(headers: dict[str, Any], arguments: tuple[Any, ...], task: Any, consumer: Any) -> LaneRequest:
+    no_message = SimpleNamespace(
+        content_type=None,
+        content_encoding=None,
+        body=None,
+        payload=None,
+        headers=headers,
+        properties=_properties(headers),
+        delivery_info=_delivery_info(task.queue_spec.name),
+    )
     embed = {name: headers[name] for name in NO_EMBED}
     body: tuple[Any, ...] = (arguments, {}, embed)
     return LaneRequest(
-        _NoMessage(headers, task.queue_spec.name),
+        no_message,
         app=consumer.app,
         hostname=consumer.hostname,
         eventer=consumer.event_dispatcher,

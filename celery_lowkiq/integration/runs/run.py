@@ -12,11 +12,10 @@ from celery.exceptions import Ignore, Reject
 from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.worker.forks import staying
 
-from .aborts import ENDS_WORKER, as_failure
-from .batch_results import ById
+from .base_exceptions import ENDS_WORKER, as_failure
 from .decisions import Decision, RunRules, decide_failure, decide_poison_pill, decide_rejection
 from .decode import DecodedBatch
-from .outcomes import CallOutcome, cause_of
+from .outcomes import ById, CallOutcome, cause_of
 from .tracker_updates import TrackedCalls
 
 
@@ -36,6 +35,7 @@ class Run:
     ) -> None:
         self.decoded = decoded
         self.batch = decoded.batch
+        self.task = rules.task
         self.settings = rules.settings
         #: The call under whose id and headers it runs; None for a run with an id of its own.
         self.call = call
@@ -124,9 +124,8 @@ class Run:
 
     def outcome_of(self, job_id: str, position: int) -> CallOutcome | None:
         """How the calls of a payload end; None when nothing has happened to them."""
-        return self.decision.call_outcome(
-            job_id, position, lambda: self._success(job_id), self.settings, time.time()
-        )
+        success = self._success(job_id)
+        return self.decision.call_outcome(job_id, position, success, self.settings, time.time())
 
     @property
     def has_callers(self) -> bool:
@@ -143,6 +142,6 @@ class Run:
 
     def _value(self, job_id: str) -> Any:
         decided = self.decision.jobs.get(job_id)
-        if decided is not None and decided.part is not None:
-            return decided.part.again.result
+        if decided is not None and decided.again is not None:
+            return decided.again.result
         return self._result.get(job_id) if isinstance(self._result, ById) else self._result

@@ -11,8 +11,7 @@ from kombu.exceptions import KombuError
 
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.calls.arguments import check_arguments
-from celery_lowkiq.integration.calls.message import MessagedCall, read_call
-from celery_lowkiq.integration.calls.message_header import asked_in
+from celery_lowkiq.integration.calls.message import MessagedCall, read_call, read_header
 from celery_lowkiq.integration.calls.validation import Entry, priority_of
 from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.integration.records.orphans import fail
@@ -74,16 +73,16 @@ class BrokerMessageHandler:
 
     def _entry(self, call: MessagedCall, priority: int | None, message_score: str) -> Entry:
         """Raises InvalidCall, and TypeError for wrong arguments."""
-        task, asked = self._task, asked_in(call.headers, self._task.app.timezone)
+        task, header = self._task, read_header(call.headers, self._task.app.timezone)
         eta = None if call.headers.get("eta") is None else _moment(call.headers["eta"])
         # A virtual transport gives a priority to each message.
-        priority = priority if asked.priority is None else None
-        entry: Entry = asked.added_to(task.entry_of(call.args, call.kwargs, eta=eta, priority=priority))
+        priority = priority if header.priority is None else None
+        entry: Entry = header.added_to(task.entry_of(call.args, call.kwargs, eta=eta, priority=priority))
         if message_score == "arrival" or entry.score is not None:
             return entry
         if task.queue_spec.policies.drop_stale is not None:
             raise InvalidCall(SCORE_NEEDED.format(task=task.name))
-        return replace(entry, sent=asked.sent)
+        return replace(entry, sent=header.sent)
 
     def _fail(self, call: MessagedCall, error: Exception) -> None:
         """Store the failure of a call. An error of the result backend must not stop other messages."""

@@ -16,8 +16,7 @@ from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.calls.arguments import as_keywords, check_arguments
 from celery_lowkiq.integration.calls.bulk_results import bulk_with_messages, bulk_without_messages
 from celery_lowkiq.integration.calls.fast_path import has_publish_listeners, may_skip_message
-from celery_lowkiq.integration.calls.message import MessagedCall
-from celery_lowkiq.integration.calls.message_header import take_asked
+from celery_lowkiq.integration.calls.message import MessagedCall, take_header
 from celery_lowkiq.integration.calls.producer import (
     CallRefused,
     CallUnavailable,
@@ -26,7 +25,7 @@ from celery_lowkiq.integration.calls.producer import (
     app_retry_intervals,
     retry_intervals,
 )
-from celery_lowkiq.integration.calls.send_task_overrides import sent_whole
+from celery_lowkiq.integration.calls.send_task_overrides import send_whole
 from celery_lowkiq.integration.calls.validation import (
     WORDS,
     BulkEntry,
@@ -39,7 +38,7 @@ from celery_lowkiq.integration.calls.validation import (
 )
 from celery_lowkiq.integration.records.call_record import make_record
 from celery_lowkiq.integration.runs import eager
-from celery_lowkiq.integration.tracking.announce import Push, tracked_bulk, tracked_single
+from celery_lowkiq.integration.tracking.announce import Push, TrackedPush
 from celery_lowkiq.integration.tracking.tracker import Tracker, tracker_of
 from celery_lowkiq.rules.errors import StoreFull, StoreUnavailable
 from celery_lowkiq.rules.middleware import compose
@@ -86,20 +85,21 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         words = {name: options.pop(name, None) for name in WORDS}
         check_call(self.name, self.queue_spec.name, options)
         app = self._get_app()
-        asked = take_asked(options, app.timezone)
+        header = take_header(options, app.timezone)
         tracker = tracker_of(options.pop("tracker", None), app)
         links = {"link": link, "link_error": link_error}
         if app.conf.task_always_eager:
             return self.apply(args, kwargs, task_id=task_id, **links, **words, **options)
         context = context_of(app)
-        entry = asked.added_to(self.entry_of(args, kwargs, **words))
+        entry = header.added_to(self.entry_of(args, kwargs, **words))
         job = entry.job(context.codec)
         if not (options or link or link_error or shadow or tracker) and may_skip_message(self, app):
             return self._call_without_message(app, entry, job, task_id)
 
         def store(call: MessagedCall) -> None:
             intervals = retry_intervals(call.properties.get("retry"), call.properties.get("retry_policy"))
-            push = tracked_single(context, tracker, call.headers["id"])
+            ids = (call.headers["id"],)
+            push = TrackedPush(context, tracker, ids, refuse=False) if tracker else None
             self._publish((entry,), [self.recorded_job(job, call, tracker)], intervals, push)
 
         links |= entry.for_message()
@@ -133,7 +133,7 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         app = self._get_app()
         producer = StoreProducer(app, store)
         send = partial(super().apply_async, args, kwargs, task_id, producer, router=self._router, **options)
-        result: AsyncResult[Any] = sent_whole(app, self.name, beyond, producer, send)
+        result: AsyncResult[Any] = send_whole(app, self.name, beyond, producer, send)
         return result
 
     def recorded_job(self, job: NewJob, call: MessagedCall, tracker: str = "") -> NewJob:
@@ -205,13 +205,13 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
             done = eager.run_bulk(self, entries)
             return done if results else None
         if has_publish_listeners(app):
-            given = bulk_with_messages(self, entries, stored, results, tracker_id)
+            stored, calls = bulk_with_messages(self, entries, stored, results, tracker_id)
         else:
-            given = bulk_without_messages(self, stored, results, tracker_id)
+            stored, calls = bulk_without_messages(self, stored, results, tracker_id)
         if stored:
-            push = tracked_bulk(context, tracker_id, given.results.ids)
-            self._publish(tuple(entries), given.jobs, app_retry_intervals(app), push)
-        return given.results if results else None
+            push = TrackedPush(context, tracker_id, calls.ids, refuse=True) if tracker_id else None
+            self._publish(tuple(entries), stored, app_retry_intervals(app), push)
+        return calls if results else None
 
     def map(self, it: Any) -> Any:
         """Not supported, as starmap and chunks: Celery would run the items in a plain task."""

@@ -8,9 +8,8 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from celery.exceptions import TaskPredicate
 
-from celery_lowkiq.integration.runs.aborts import may_fail
-from celery_lowkiq.integration.runs.batch_results import JobsFailed
-from celery_lowkiq.integration.runs.outcomes import Again, BusinessFailure
+from celery_lowkiq.integration.runs.base_exceptions import may_fail
+from celery_lowkiq.integration.runs.outcomes import Again, BusinessFailure, JobsFailed
 from celery_lowkiq.rules.retry_delays import ALLOWED, is_list, read_delay_function
 from celery_lowkiq.rules.validators import Option, Validator, boolean, matching, whole
 

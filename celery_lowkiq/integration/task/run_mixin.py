@@ -14,7 +14,7 @@ from celery.exceptions import Ignore, Retry
 from celery_lowkiq.integration.calls.validation import read_delay, read_time
 from celery_lowkiq.integration.records.call_record import store_state
 from celery_lowkiq.integration.runs import eager
-from celery_lowkiq.integration.runs.aborts import may_fail
+from celery_lowkiq.integration.runs.base_exceptions import may_fail
 from celery_lowkiq.integration.runs.otel import link_calls
 from celery_lowkiq.integration.runs.run import Run
 from celery_lowkiq.integration.runs.tracing import report

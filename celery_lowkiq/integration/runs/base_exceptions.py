@@ -1,4 +1,4 @@
-"""Turns a ``BaseException`` of a task's code into a failure of the run, unless it ends the process."""
+"""Exceptions of a task's code that are no ``Exception``: they end the worker, or fail the run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from celery_lowkiq.rules.errors import LowkiqError
 
 T = TypeVar("T")
 
-#: These end the worker, and do not fail the run.
+#: These end the worker; all others fail the run.
 ENDS_WORKER = (SystemExit, KeyboardInterrupt, GeneratorExit)
 
 
@@ -36,14 +36,14 @@ def as_failure(raised: BaseException) -> Exception:
     return failure
 
 
-def raised_in(failure: BaseException) -> BaseException:
+def original_error(failure: BaseException) -> BaseException:
     """The exception that the task's code raised."""
     cause = failure.__cause__ if isinstance(failure, RunAborted) else None
     return failure if cause is None else cause
 
 
-def failing(function: Callable[[], T]) -> T:
-    """Call the function. Raises what fails a run as an Exception; SystemExit and its like pass."""
+def call_user_code(function: Callable[[], T]) -> T:
+    """Call the function. Raises RunAborted for a ``BaseException`` that fails the run."""
     try:
         return function()
     except (Exception, *ENDS_WORKER):
