@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.operations.json_shapes import Reading
+from celery_lowkiq.integration.operations.json_records import Reading
 from celery_lowkiq.rules.views import Page
 
 from .output import table, write_json
@@ -61,13 +61,13 @@ def write_listing(
     limit: int,
     header: Sequence[str],
     row: Callable[[T], Sequence[str]],
-    record: Callable[[T], Any] | None,
+    reading: Reading | None,
 ) -> None:
-    """Write lines of JSON when there is a ``record``, else a table; stderr says when there is more."""
+    """Write a table, or with a ``reading`` lines of JSON. Stderr says when there is more than a table."""
     shown = islice(found, limit) if limit else found
-    if record is not None:
+    if reading is not None:
         for item in shown:
-            write_json(record(item))
+            write_json(item, reading)
         return
     first = True
     while part := list(islice(shown, PAGE)):
@@ -87,7 +87,6 @@ def listing_command(
     examples: Sequence[str],
     sorts: Sequence[str],
     columns: Mapping[str, Callable[[Any], str]],
-    record: Callable[[Any, Reading], Any],
 ) -> click.Command:
     """A command that lists jobs: ``name`` is the method of the queue that reads them."""
 
@@ -104,8 +103,10 @@ def listing_command(
         read = getattr(inspector.queue(queue).raw() if json_ else inspector.queue(queue), name)
         options = {"by": by, "prefix": prefix, "reverse": reverse, "payload_limit": PAYLOADS}
         found = pages(read, **options, **bounds(from_, reverse))
-        made = (lambda job: record(job, inspector.reading)) if json_ else None
-        write_listing(found, limit, list(columns), lambda job: [cell(job) for cell in columns.values()], made)
+        reading = inspector.reading if json_ else None
+        write_listing(
+            found, limit, list(columns), lambda job: [cell(job) for cell in columns.values()], reading
+        )
 
     run.__doc__ = text
     by = click.option("--by", type=click.Choice(sorts), default=sorts[0], show_default=True)

@@ -19,12 +19,12 @@ from starlette.types import Scope
 
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.operations.json_shapes import ErrorJson, Reading
+from celery_lowkiq.integration.operations.json_records import Reading
 from celery_lowkiq.rules.errors import LowkiqError
 
 from . import api, changes, pages, tracked
 from .access import Access, FindUser, header, read_basic
-from .endpoints import BASE, Endpoint, Json
+from .endpoints import BASE, Endpoint, ErrorJson, json_response
 from .errors import status_of
 from .guard import Guard
 from .openapi import description
@@ -133,7 +133,7 @@ def _failed(request: Request, error: Exception) -> Response:
     text = str(error.detail if isinstance(error, HTTPException) else error)
     path = str(request.scope["path"]).removeprefix(request.scope.get("root_path", ""))
     if path.startswith("/api/") or path in ("/healthz", "/readyz"):
-        response: Response = Json(ErrorJson(text), status_code=status)
+        response = json_response(ErrorJson(text), status)
     else:
         response = page(request, "error.html", status=status, code=status, text=text)
     if status == 405:

@@ -11,11 +11,10 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from celery_lowkiq.integration.operations.action_parts import MAX_IDS, Parameter
 from celery_lowkiq.integration.operations.actions import ACTIONS
-from celery_lowkiq.integration.operations.json_encoder import COMPUTED
-from celery_lowkiq.integration.operations.json_shapes import ErrorJson
+from celery_lowkiq.integration.operations.json_records import COMPUTED, record_of
 from celery_lowkiq.rules.models import ShardRef
 
-from .endpoints import TEXT, Endpoint, Query, Schema
+from .endpoints import TEXT, Endpoint, ErrorJson, Query, Schema
 
 #: Longest time (s) that an answer waits for the end of a change.
 MAX_WAIT = 30.0
@@ -67,8 +66,10 @@ class Schemas:
         return self._record(origin or kind, args)
 
     def _record(self, kind: type, args: tuple[Any, ...]) -> Schema:
-        """``Page[JobJson]`` is named JobPage, ``JobJson`` Job."""
-        name = "".join(arg.__name__.removesuffix("Json") for arg in args) + kind.__name__.removesuffix("Json")
+        """``Page[ShownJob]`` is named JobPage, ``PayloadJson`` Payload."""
+        written = get_type_hints(record_of.dispatch(kind))["return"]
+        kind = kind if written is Any else written
+        name = "".join(one.__name__.removeprefix("Shown").removesuffix("Json") for one in (*args, kind))
         if name not in self.named:
             self.named[name] = {}  # a record may hold itself
             properties = {field: self.of(_filled(hint, args)) for field, hint in _hints(kind).items()}

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from celery_lowkiq.integration.operations.actions import ACTIONS, offered
-from celery_lowkiq.integration.operations.json_shapes import mark_of
+from celery_lowkiq.integration.operations.json_records import mark_of
 from celery_lowkiq.rules.reports import LaneReport
 from celery_lowkiq.rules.text import ranges
 from celery_lowkiq.rules.views import Stats

@@ -8,7 +8,7 @@ from celery import Celery
 from starlette.requests import Request
 
 from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.operations.json_shapes import AS_JSON, Reading
+from celery_lowkiq.integration.operations.json_records import AS_JSON, Reading
 from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.rules.errors import InvalidCall
 

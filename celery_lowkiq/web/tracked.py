@@ -7,7 +7,6 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from celery_lowkiq.integration.operations.json_shapes import CallJson, call_json
 from celery_lowkiq.integration.tracking.tracker import TrackedCall, Tracker
 from celery_lowkiq.rules.tracking import State, TrackerView
 from celery_lowkiq.rules.views import Page
@@ -81,11 +80,9 @@ def api_tracker(request: Request) -> TrackerView:
     return _named(request).view()
 
 
-def api_calls(request: Request) -> Page[CallJson]:
+def api_calls(request: Request) -> Page[TrackedCall]:
     """A page of a group's calls, in the order in which they came."""
-    state = Params.query(request).choice("state", STATES, "")
-    found, reading = _calls(request, _named(request), state), site_of(request).reading
-    return Page(tuple(call_json(call, reading) for call in found.items), found.next)
+    return _calls(request, _named(request), Params.query(request).choice("state", STATES, ""))
 
 
 def api_cancel(request: Request) -> TrackerView:
@@ -135,7 +132,7 @@ ENDPOINTS = (
         "GET",
         "/trackers/{id}/calls",
         api_calls,
-        Page[CallJson],
+        Page[TrackedCall],
         (Query("state", {"enum": list(STATES)}), *PAGE),
     ),
 )

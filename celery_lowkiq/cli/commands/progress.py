@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from functools import partial
 
 import click
 
 from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.operations.json_encoder import value_text
-from celery_lowkiq.integration.operations.json_shapes import call_json
+from celery_lowkiq.integration.operations.json_records import value_text
 from celery_lowkiq.integration.tracking.tracker import TrackedCall, Tracker
 from celery_lowkiq.rules.errors import UnknownTracker
 from celery_lowkiq.rules.text import escaped, moment
@@ -43,8 +41,9 @@ def progress(inspector: Inspector, id_: str | None, states: tuple[str, ...], lim
 
     On a terminal a bar moves until all calls have ended. Status 1 when there is no such group.
     """
+    reading = inspector.reading if json_ else None
     if id_ is None:
-        write_listing(pages(inspector.trackers), limit, GROUPS, _group_row, _same if json_ else None)
+        write_listing(pages(inspector.trackers), limit, GROUPS, _group_row, reading)
         return
     try:
         tracker = Tracker.get(inspector.app, id_, raw=json_)
@@ -53,8 +52,7 @@ def progress(inspector: Inspector, id_: str | None, states: tuple[str, ...], lim
         raise click.exceptions.Exit(FAILED) from error
     if states:
         found: Iterator[TrackedCall] = pages(tracker.jobs, state=states)
-        record = partial(call_json, reading=inspector.reading) if json_ else None
-        write_listing(found, limit, CALLS, _call_row, record)
+        write_listing(found, limit, CALLS, _call_row, reading)
         return
     if sys.stderr.isatty() and not json_:
         _watch(tracker)
@@ -85,10 +83,6 @@ def _group_row(view: TrackerView) -> list[str]:
     numbers = [counts.total, *(getattr(counts, state) for state in STATES)]
     how = "cancelled" if view.cancelled else "done" if view.done else "" if view.closed else "open"
     return [view.id, view.name, moment(view.opened_at), *map(str, numbers), how]
-
-
-def _same(view: TrackerView) -> TrackerView:
-    return view
 
 
 def _call_row(call: TrackedCall) -> list[str]:

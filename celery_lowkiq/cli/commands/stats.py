@@ -7,7 +7,7 @@ import threading
 import click
 
 from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.operations.json_shapes import OverviewJson
+from celery_lowkiq.integration.operations.json_records import OverviewJson
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.history import Rates
 from celery_lowkiq.rules.text import count_of, duration, escaped

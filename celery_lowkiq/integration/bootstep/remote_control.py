@@ -21,7 +21,7 @@ from celery_lowkiq.integration.calls.validation import read_id
 from celery_lowkiq.integration.operations.action_parts import NODE, Action, Target, Verb
 from celery_lowkiq.integration.operations.actions import VERBS
 from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.operations.json_encoder import plain
+from celery_lowkiq.integration.operations.json_records import plain
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall, LowkiqError
 
 logger = logging.getLogger("celery_lowkiq")

@@ -29,7 +29,7 @@ from .action_parts import (
     Target,
     Verb,
 )
-from .json_shapes import mark_of
+from .json_records import mark_of
 from .queue import OrderedQueue
 
 #: Payloads of a job that are searched for a mark, those with the smallest scores.

@@ -23,7 +23,7 @@ from celery_lowkiq.rules.tracking import TrackerView
 from celery_lowkiq.rules.views import Page, ShardLook, Stats
 from celery_lowkiq.store.scripts.server import read_server
 
-from .json_shapes import OverviewJson, QueueJson, Reading
+from .json_records import OverviewJson, QueueJson, Reading
 from .queue import OrderedQueue
 
 
