@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from celery_lowkiq.integration.operations.action_parts import NODE, Action, Target, Verb
+from celery_lowkiq.integration.operations.action_parts import Action, Target, Verb
 from celery_lowkiq.integration.operations.actions import VERBS
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.integration.operations.queue import OrderedQueue
@@ -27,13 +27,15 @@ OPTIONS = {
     "morgue": "Dead jobs, not waiting ones.",
 }
 COMMANDS = {
-    verb.name.replace("_", "-"): verb for verb in VERBS if any(one.on_command_line for one in verb.actions)
+    verb.name.replace("_", "-"): verb
+    for verb in VERBS
+    if verb.node_reply or any(one.on_command_line for one in verb.actions)
 }
 
 
 def command_of(verb: Verb) -> click.Command:
     """The command of a verb."""
-    run = _node_command(verb) if verb.actions[0].scope is NODE else _queue_command(verb)
+    run = _node_command(verb) if verb.node_reply else _queue_command(verb)
     run.__doc__ = verb.text
     return command(verb.summary, verb.examples)(run)
 
@@ -58,7 +60,7 @@ def _queue_command(verb: Verb) -> Callable[..., None]:
     made: Callable[..., None] = run
     if any(one.dangerous for one in actions):
         made = yes_option(made)
-    for name in sorted({name for one in actions for name in one.options}, reverse=True):
+    for name in sorted({name for one in actions for name in one.all_options}, reverse=True):
         made = click.option(f"--{name}", is_flag=True, help=OPTIONS[name])(made)
     for one in {one.name: one for action in actions for one in action.takes}.values():
         kind = int if one.kind is int else str
@@ -73,13 +75,13 @@ def _chosen(actions: list[Action], ids: tuple[str, ...], given: Mapping[str, Any
     options = {name for name in OPTIONS if given.get(name.replace("-", "_"))}
     names = {name for name, value in given.items() if value is not None and not isinstance(value, bool)}
     for one in actions:
-        if set(one.options) == options and one.needs == names | ({"ids"} if ids else set()):
+        if set(one.all_options) == options and one.needs == names | ({"ids"} if ids else set()):
             return one
     raise click.UsageError(f"expected one of: {', '.join(map(_usage, actions))}")
 
 
 def _usage(action: Action) -> str:
-    words = [f"--{name}" for name in action.options] + [f"--{one.name} N" for one in action.takes]
+    words = [f"--{name}" for name in action.all_options] + [f"--{one.name} N" for one in action.takes]
     return " ".join([*words, *(["IDS"] if action.scope.ids else [])]) or "QUEUE alone"
 
 

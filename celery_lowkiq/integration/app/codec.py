@@ -25,14 +25,15 @@ JSON = "json"
 JSON_TYPE = "application/json"
 
 
-def _refuse_constant(name: str) -> NoReturn:
+def refuse_constant(name: str) -> NoReturn:
+    """Raise ValueError for NaN and infinities: the ``parse_constant`` of strict JSON."""
     raise ValueError(f"{name} is not JSON")
 
 
 _encoder: json.JSONEncoder = JSONEncoder(
     sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
 )
-_decoder = json.JSONDecoder(object_hook=object_hook, parse_constant=_refuse_constant)
+_decoder = json.JSONDecoder(object_hook=object_hook, parse_constant=refuse_constant)
 
 
 class Codec:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from kombu.utils.json import JSONEncoder
 
+from celery_lowkiq.integration.app.codec import refuse_constant
 from celery_lowkiq.integration.tracking.tracker import TrackedCall
 from celery_lowkiq.rules.diagnosis import Reason, Why
 from celery_lowkiq.rules.errors import UndecodablePayload
@@ -169,7 +170,7 @@ def places_json(places: ShownPlaces, why: Why, tries: tuple[Try, ...]) -> Places
 def _read(data: bytes, reading: Reading) -> tuple[bool, Any]:
     """Whether a payload can be read, and its value."""
     try:
-        value = json.loads(data, parse_constant=_refuse)
+        value = json.loads(data, parse_constant=refuse_constant)
         json.dumps(nested_in_lists(value))
     except (ValueError, RecursionError):
         pass
@@ -179,10 +180,6 @@ def _read(data: bytes, reading: Reading) -> tuple[bool, Any]:
         return (True, writable(reading.load(data))) if reading.load else (False, None)
     except UndecodablePayload:
         return False, None
-
-
-def _refuse(name: str) -> Any:
-    raise ValueError(name)
 
 
 # -- the encoder
