@@ -10,7 +10,7 @@ import click
 
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.integration.operations.json_records import Reading
-from celery_lowkiq.rules.views import Page
+from celery_lowkiq.rules.views import all_items
 
 from .output import table, write_json
 from .params import Time, absolute, command, json_option, queue_argument
@@ -43,17 +43,6 @@ def bounds(from_: Any, reverse: bool) -> dict[str, Any]:
     if from_ is None:
         return {}
     return {"maximum" if reverse else "minimum": absolute(from_)}
-
-
-def pages(read: Callable[..., Page[T]], **options: Any) -> Iterator[T]:
-    """All items, a page at a time."""
-    after: str | None = None
-    while True:
-        page = read(after=after, limit=PAGE, **options)
-        yield from page.items
-        if page.next is None:
-            return
-        after = page.next
 
 
 def write_listing(
@@ -102,7 +91,7 @@ def listing_command(
     ) -> None:
         read = getattr(inspector.queue(queue).raw() if json_ else inspector.queue(queue), name)
         options = {"by": by, "prefix": prefix, "reverse": reverse, "payload_limit": PAYLOADS}
-        found = pages(read, **options, **bounds(from_, reverse))
+        found = all_items(read, limit=PAGE, **options, **bounds(from_, reverse))
         reading = inspector.reading if json_ else None
         write_listing(
             found, limit, list(columns), lambda job: [cell(job) for cell in columns.values()], reading

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from celery_lowkiq.integration.operations.json_records import AS_JSON, Reading, encode, value_text
-from celery_lowkiq.integration.operations.queue import ShownPayload
+from celery_lowkiq.integration.operations.shown_jobs import ShownPayload
 from celery_lowkiq.rules.text import escaped, last_error_line, shortened
 
 #: Longest payload or error in a table, in characters.

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from celery_lowkiq.integration.operations.actions import action_of
 from celery_lowkiq.integration.operations.json_records import OverviewJson, PlacesJson, places_json
-from celery_lowkiq.integration.operations.queue import ShownDeadJob, ShownJob
+from celery_lowkiq.integration.operations.shown_jobs import ShownDeadJob, ShownJob
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.health_checks import Finding
 from celery_lowkiq.rules.history import Sample

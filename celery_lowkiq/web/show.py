@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from celery_lowkiq.integration.operations.queue import ShownPayload
+from celery_lowkiq.integration.operations.shown_jobs import ShownPayload
 from celery_lowkiq.rules.errors import UndecodablePayload
 from celery_lowkiq.rules.text import moment
 

@@ -9,7 +9,7 @@ import pytest
 
 from celery_lowkiq.cli.output import payload_text
 from celery_lowkiq.integration.operations.json_records import Reading, encode, plain, writable
-from celery_lowkiq.integration.operations.queue import ShownPayload
+from celery_lowkiq.integration.operations.shown_jobs import ShownPayload
 
 
 class Nameless:

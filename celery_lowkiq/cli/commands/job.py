@@ -8,7 +8,7 @@ import click
 
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.integration.operations.json_records import places_json
-from celery_lowkiq.integration.operations.queue import ShownDeadJob, ShownJob
+from celery_lowkiq.integration.operations.shown_jobs import ShownDeadJob, ShownJob
 from celery_lowkiq.rules.text import escaped, moment, relative
 
 from ..main import FAILED

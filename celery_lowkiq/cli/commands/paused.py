@@ -9,8 +9,8 @@ import click
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.rules.text import escaped, moment
+from celery_lowkiq.rules.views import all_items
 
-from ..listing import pages
 from ..output import write_json
 from ..params import command, json_option, queue_argument
 
@@ -39,5 +39,5 @@ def _paused(queue: OrderedQueue) -> Iterator[tuple[dict[str, str | int], float]]
         yield {"queue": queue.name}, now.queue
     for shard, since in sorted(now.shards.items()):
         yield {"shard": shard}, since
-    for one in pages(queue.paused_ids):
+    for one in all_items(queue.paused_ids):
         yield {"id": one.id}, one.since

@@ -13,8 +13,9 @@ from celery_lowkiq.integration.tracking.tracker import TrackedCall, Tracker
 from celery_lowkiq.rules.errors import UnknownTracker
 from celery_lowkiq.rules.text import escaped, moment
 from celery_lowkiq.rules.tracking import State, TrackerView
+from celery_lowkiq.rules.views import all_items
 
-from ..listing import pages, write_listing
+from ..listing import write_listing
 from ..main import FAILED
 from ..output import cell, table, write_json
 from ..params import command, json_option
@@ -43,7 +44,7 @@ def progress(inspector: Inspector, id_: str | None, states: tuple[str, ...], lim
     """
     reading = inspector.reading if json_ else None
     if id_ is None:
-        write_listing(pages(inspector.trackers), limit, GROUPS, _group_row, reading)
+        write_listing(all_items(inspector.trackers), limit, GROUPS, _group_row, reading)
         return
     try:
         tracker = Tracker.get(inspector.app, id_, raw=json_)
@@ -51,7 +52,7 @@ def progress(inspector: Inspector, id_: str | None, states: tuple[str, ...], lim
         click.echo(escaped(str(error)), err=True)
         raise click.exceptions.Exit(FAILED) from error
     if states:
-        found: Iterator[TrackedCall] = pages(tracker.jobs, state=states)
+        found: Iterator[TrackedCall] = all_items(tracker.jobs, state=states)
         write_listing(found, limit, CALLS, _call_row, reading)
         return
     if sys.stderr.isatty() and not json_:

@@ -26,6 +26,7 @@ from celery_lowkiq.rules.errors import BadDump, ConfigurationError, InvalidCall,
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.store.admin.dump import Dumping
 from celery_lowkiq.store.admin.load import Loading
+from celery_lowkiq.store.jobs.registry import Registry
 
 #: What is loaded in one round trip at most (payloads, with calls, and bytes may be exceeded by one line).
 CHUNK_LINES = 200
@@ -47,7 +48,7 @@ def dump_lines(context: AppContext, queue: QueueSpec) -> Iterator[bytes]:
     """The lines of a dump, each with its newline; little of it is in memory at a time. Raises StoreError."""
     dumping = Dumping(context.store)
     # Also what the code declares to have other shards, as after a change of their number, can be moved.
-    (queue,) = context.registry.as_stored([queue])
+    (queue,) = Registry(context.store.client).as_stored([queue])
     score = dumping.last_score(queue)
     yield header_line(Header(uuid.uuid4().hex, queue.name, queue.shards, context.settings.serializer, score))
     count = 0

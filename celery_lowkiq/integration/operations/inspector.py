@@ -21,6 +21,11 @@ from celery_lowkiq.rules.reports import NodeReport, current
 from celery_lowkiq.rules.server_info import ServerInfo
 from celery_lowkiq.rules.tracking import TrackerView
 from celery_lowkiq.rules.views import Page, ShardLook, Stats
+from celery_lowkiq.store.inspect.health import HealthReader
+from celery_lowkiq.store.inspect.node_reports import NodeReports
+from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.jobs.registry import Registry
+from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.server import read_server
 
 from .json_records import OverviewJson, QueueJson, Reading
@@ -95,7 +100,7 @@ class Inspector:
         """
         chosen = self._chosen(names)
         specs = self._as_stored(chosen)
-        found = dict(zip(chosen, context_of(self.app).queries.stats_of(specs), strict=True))
+        found = dict(zip(chosen, Queries(self._store).stats_of(specs), strict=True))
         by_queue = {name: counts for name, counts in found.items() if isinstance(counts, Stats)}
         damaged = {name: error for name, error in found.items() if isinstance(error, ShardDamaged)}
         shards = {spec.name: spec.shards for spec in specs}
@@ -124,29 +129,33 @@ class Inspector:
         """Payloads as a worker reads them."""
         return Reading(context_of(self.app).codec.load)
 
+    @property
+    def _store(self) -> RedisStore:
+        return context_of(self.app).store
+
     def _chosen(self, names: Iterable[str] | None) -> dict[str, OrderedQueue]:
         if names is None:
             return self.queues()
         return {queue.name: queue for queue in map(self.queue, names)}
 
     def _as_stored(self, queues: Mapping[str, OrderedQueue]) -> list[QueueSpec]:
-        return context_of(self.app).registry.as_stored([queue.spec for queue in queues.values()])
+        return Registry(self._store.client).as_stored([queue.spec for queue in queues.values()])
 
     def nodes(self) -> tuple[NodeReport, ...]:
         """The nodes by name, as they last described themselves: those that live, and those that have ended
         within the last hour without a word.
         """
-        return current(context_of(self.app).node_reports.nodes())
+        return current(NodeReports(self._store).nodes())
 
     def history(self, names: Iterable[str] | None = None) -> Histories:
         """What all queues, or the named ones, have done, in one round trip. Raises InvalidCall."""
         chosen = self._chosen(names)
-        found = context_of(self.app).node_reports.histories([queue.spec for queue in chosen.values()])
+        found = NodeReports(self._store).histories([queue.spec for queue in chosen.values()])
         return Histories(sum_of(found), dict(zip(chosen, found, strict=True)))
 
     def looks(self) -> list[ShardLook]:
         """Counts and lease of each shard that is stored of all queues, or its damage, in two round trips."""
-        return context_of(self.app).queries.looks(self._as_stored(self.queues()))
+        return Queries(self._store).looks(self._as_stored(self.queues()))
 
     def trackers(self, limit: int = 100, after: str | None = None) -> Page[TrackerView]:
         """A page of the tracked groups of calls, the latest first. Raises InvalidCall."""
@@ -158,14 +167,14 @@ class Inspector:
 
     def server(self) -> ServerInfo:
         """What Redis says of itself."""
-        return read_server(context_of(self.app).store.client)
+        return read_server(self._store.client)
 
     def doctor(self) -> tuple[Finding, ...]:
         """Whether all is well with Redis, the nodes and the queues, and what to do where it is not. Raises
         ConfigurationError only.
         """
         try:
-            state = context_of(self.app).health.read([q.spec for q in self.queues().values()])
+            state = HealthReader(self._store).read([q.spec for q in self.queues().values()])
         except StoreError as error:
             return (unreachable(str(error)),)
         return (Finding(OK, "connection", "Redis answers."), *check_health(state))

@@ -30,7 +30,7 @@ from celery_lowkiq.rules.text import nested_in_lists, shortened
 from celery_lowkiq.rules.tracking import Counts, TrackerView
 from celery_lowkiq.rules.views import Stats, Try
 
-from .queue import ShownDeadJob, ShownJob, ShownPayload, ShownPlaces
+from .shown_jobs import ShownDeadJob, ShownJob, ShownPayload, ShownPlaces
 
 #: Longest ``repr`` of a value that JSON cannot hold, in characters.
 LONGEST_REPR = 10_000
