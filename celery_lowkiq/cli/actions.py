@@ -1,4 +1,4 @@
-"""The commands that act: each is made from its verb."""
+"""The commands of actions: each is made from its verb."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
+from celery import Celery
 
 from celery_lowkiq.integration.operations.action_parts import Action, Target, Verb
 from celery_lowkiq.integration.operations.actions import VERBS
@@ -13,17 +14,18 @@ from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.rules.text import escaped
 
-from .asking import ask
 from .bulk import Progress, confirm, in_chunks, with_progress
 from .main import FAILED
 from .params import STDIN, command, each_id, ids_argument, queue_argument, yes_option
 
+#: Seconds that a worker gets to answer.
+PATIENCE = 2.0
 #: Options that choose an action of a verb, with their help.
 OPTIONS = {
-    "all": "All that are there now.",
+    "all": "All jobs that exist now.",
     "all-ids": "All paused ids.",
     "failed": "All waiting jobs that failed before.",
-    "force": "Also payloads that are older than what ran since (drop_stale).",
+    "force": "Also payloads older than the last run (drop_stale).",
     "morgue": "Dead jobs, not waiting ones.",
 }
 COMMANDS = {
@@ -42,9 +44,23 @@ def command_of(verb: Verb) -> click.Command:
 
 def _node_command(verb: Verb) -> Callable[..., None]:
     def run(inspector: Inspector, node: str) -> None:
-        ask(inspector.app, f"lowkiq_{verb.name}", node)
+        _control(inspector.app, f"lowkiq_{verb.name}", node)
 
     return click.argument("node")(run)
+
+
+def _control(app: Celery, name: str, node: str) -> None:
+    """Send a control command to one node and write its answer. Ends with status 1 without a good answer."""
+    replies = app.control.broadcast(name, destination=[node], reply=True, timeout=PATIENCE, limit=1) or []
+    for reply in replies:
+        for answering, answer in reply.items():
+            text = escaped(str(answer.get("ok") or answer.get("error")))
+            click.echo(f"{escaped(answering)}: {text}", err="ok" not in answer)
+            if "ok" in answer:
+                return
+    if not replies:
+        click.echo(f"{escaped(node)} does not answer: `lowkiq nodes` lists the nodes by name", err=True)
+    raise click.exceptions.Exit(FAILED)
 
 
 def _queue_command(verb: Verb) -> Callable[..., None]:
@@ -71,7 +87,7 @@ def _queue_command(verb: Verb) -> Callable[..., None]:
 
 
 def _chosen(actions: list[Action], ids: tuple[str, ...], given: Mapping[str, Any]) -> Action:
-    """The action that the arguments name. Ends the command with status 2 when there is none."""
+    """Return the action that the arguments choose. Ends with status 2 when there is none."""
     options = {name for name in OPTIONS if given.get(name.replace("-", "_"))}
     names = {name for name, value in given.items() if value is not None and not isinstance(value, bool)}
     for one in actions:

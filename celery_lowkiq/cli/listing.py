@@ -18,9 +18,9 @@ from .params import Time, absolute, command, json_option, queue_argument
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: Items of a page, and rows of a table that share their widths.
+#: Items of a page, and rows of a table with common column widths.
 PAGE = 100
-#: Payloads that are read of a job; its payload_count says how many there are.
+#: Maximum number of payloads that are read of a job.
 PAYLOADS = 10
 
 
@@ -28,18 +28,22 @@ def listing_options(function: F) -> F:
     """The options of a listing: --reverse, --from, --prefix, --limit."""
     for option in (
         click.option(
-            "--limit", default=100, show_default=True, help="Most lines; 0: all.", type=click.IntRange(0)
+            "--limit",
+            default=100,
+            show_default=True,
+            help="Maximum number of lines; 0: all.",
+            type=click.IntRange(0),
         ),
         click.option("--prefix", default="", help="Ids with this prefix; with --by id."),
         click.option("--from", "from_", type=Time(), help="Begin at this time, or number."),
-        click.option("--reverse", is_flag=True, help="From the largest down."),
+        click.option("--reverse", is_flag=True, help="Sort in descending order."),
     ):
         function = option(function)
     return function
 
 
 def bounds(from_: Any, reverse: bool) -> dict[str, Any]:
-    """What --from means to a listing."""
+    """Return the bound that --from sets."""
     if from_ is None:
         return {}
     return {"maximum" if reverse else "minimum": absolute(from_)}

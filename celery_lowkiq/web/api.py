@@ -1,4 +1,4 @@
-"""The JSON API: all that the pages can do."""
+"""The JSON API: everything that the pages can do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from celery_lowkiq.rules.views import Page, PausedId, Stats
 from .changes import begin, call_off, operation_of
 from .endpoints import AFTER, ID, LIMIT, QUEUE, TEXT, Endpoint, Query, json_response
 from .errors import Refused
-from .listing import SORTS, Asked
+from .listing import SORTS, ListingQuery
 from .openapi import MAX_WAIT
 from .operations import Operation
 from .pages import JOB
@@ -83,7 +83,7 @@ def queues(request: Request) -> OverviewJson:
 def listing(request: Request) -> Page[Any]:
     """A page of jobs of a queue; pass its `next` as `after` for the following one."""
     name = request.url.path.rpartition("/")[2]
-    return Asked.of(Params.query(request), name).of_queue(queue_of(request))
+    return ListingQuery.of(Params.query(request), name).of_queue(queue_of(request))
 
 
 def job(request: Request) -> PlacesJson:

@@ -17,7 +17,7 @@ from .site import site_of
 
 Schema = dict[str, Any]
 
-#: Under which all endpoints lie.
+#: Path of all endpoints.
 BASE = "/api/v1"
 DEFAULT_LIMIT, MAX_LIMIT = 50, 500
 
@@ -45,7 +45,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """``run`` returns a record of the type ``answer``; an async one returns the whole response."""
+    """An endpoint. ``run`` returns a record of the type ``answer``, or, if async, a response."""
 
     method: str
     path: str
@@ -58,12 +58,12 @@ class Endpoint:
 
     @property
     def text(self) -> str:
-        """What it does: the first line of the docstring."""
+        """What it does: the first line of the docstring of ``run``."""
         return (inspect.getdoc(self.run) or "").partition("\n")[0].removesuffix(".")
 
     @property
     def route(self) -> Route:
-        """The route to it."""
+        """The Starlette route."""
         run = self.run if inspect.iscoroutinefunction(self.run) else self._serve
         return Route(f"{BASE}{self.path}", run, methods=[self.method])
 

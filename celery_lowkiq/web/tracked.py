@@ -1,4 +1,4 @@
-"""Tracked groups of calls: how far each is and what became of its calls, as pages and JSON; cancelling."""
+"""Tracked groups of calls: pages and endpoints that show and cancel them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from celery_lowkiq.integration.tracking.tracker import TrackedCall, Tracker
 from celery_lowkiq.rules.tracking import State, TrackerView
 from celery_lowkiq.rules.views import Page
 
-from . import show
 from .audit import Change, audit
 from .endpoints import AFTER, DEFAULT_LIMIT, LIMIT, MAX_LIMIT, Endpoint, Query
+from .formatting import bytes_text
 from .guard import USER, check_token
 from .params import Params, form_of
 from .render import link, page
@@ -21,7 +21,7 @@ from .site import site_of
 
 #: States by their names; "" for all of them.
 STATES = ("", *(state.value for state in State))
-#: As much of a payload is shown, in characters.
+#: Maximum length of a shown payload, in characters.
 PEEK = 160
 
 
@@ -46,7 +46,7 @@ def tracker(request: Request) -> Response:
 
 
 async def cancel(request: Request) -> Response:
-    """A form: no more calls of a group begin."""
+    """Form handler: cancels the waiting calls of a group."""
     form = await form_of(request)
     check_token(request, form.text("token", ""))
     return await run_in_threadpool(_cancel, request, form.text("id"))
@@ -115,7 +115,7 @@ def _calls(request: Request, group: Tracker, state: str) -> Page[TrackedCall]:
 
 
 def _payload_text(call: TrackedCall) -> str:
-    return show.bytes_text(call.payload)[:PEEK]
+    return bytes_text(call.payload)[:PEEK]
 
 
 ROUTES = (

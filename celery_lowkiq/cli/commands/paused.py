@@ -1,4 +1,4 @@
-"""``paused``: what is paused, and since when."""
+"""``paused``: the pauses of a queue."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..output import write_json
 from ..params import command, json_option, queue_argument
 
 
-@command("What is paused of a queue.", ["paused sync_order", "paused sync_order --json"])
+@command("Pauses of a queue.", ["paused sync_order", "paused sync_order --json"])
 @queue_argument
 @json_option
 def paused(inspector: Inspector, queue: str, json_: bool) -> None:
-    """What is paused of QUEUE, and since when: the queue, shards, ids."""
+    """The pauses of QUEUE, of its shards and of its ids, with their times."""
     ordered = inspector.queue(queue)
     found = False
     for what, since in _paused(ordered):

@@ -1,4 +1,4 @@
-"""``progress``: how far a tracked group of calls is."""
+"""``progress``: the progress of a tracked group of calls."""
 
 from __future__ import annotations
 
@@ -28,19 +28,23 @@ EXAMPLES = [
     "progress 0d6c1bd6c5d24d1f8b1f3f3a3c9f5a11",
     "progress 0d6c1bd6c5d24d1f8b1f3f3a3c9f5a11 --state failed --state error",
 ]
-#: Seconds between two looks at a group that is watched; its end is heard at once.
+#: Seconds between two updates of the bar; the end of the group is shown at once.
 LOOK = 0.25
 
 
-@command("How far a tracked group of calls is.", EXAMPLES)
+@command("Progress of a tracked group of calls.", EXAMPLES)
 @click.argument("id_", metavar="[ID]", required=False)
-@click.option("--state", "states", type=click.Choice(STATES), multiple=True, help="List its calls so far.")
-@click.option("--limit", default=100, show_default=True, help="Most lines; 0: all.", type=click.IntRange(0))
+@click.option(
+    "--state", "states", type=click.Choice(STATES), multiple=True, help="List its calls in this state."
+)
+@click.option(
+    "--limit", default=100, show_default=True, help="Maximum number of lines; 0: all.", type=click.IntRange(0)
+)
 @json_option
 def progress(inspector: Inspector, id_: str | None, states: tuple[str, ...], limit: int, json_: bool) -> None:
-    """How far the tracked group with this ID is; without one, all groups, the latest first.
+    """Progress of the tracked group with this ID; without an ID, of all groups, the latest first.
 
-    On a terminal a bar moves until all calls have ended. Status 1 when there is no such group.
+    On a terminal, a bar moves until all calls have ended. Status 1 if there is no such group.
     """
     reading = inspector.reading if json_ else None
     if id_ is None:

@@ -1,4 +1,4 @@
-"""The parts of an action: what it is done to, what it takes, what it asks and says."""
+"""The parts of an action: its scope, its parameters, its target, and its texts."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ VALUE = Parameter("value", object, "the new payload")
 
 @dataclass(frozen=True)
 class Target:
-    """The ids and values that an action is given."""
+    """The ids and values that an action gets."""
 
     ids: tuple[str, ...] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -83,8 +83,9 @@ class Target:
 
 @dataclass(frozen=True)
 class Scope:
-    """What an action is done to. ``kind`` and ``unit`` are what it counts (no unit: changed or not);
-    ``total`` counts all of a kind.
+    """What an action changes. It counts ``kind`` and ``unit`` (without a unit: changed or not).
+
+    ``total`` returns the number of all jobs or ids of the scope.
     """
 
     kind: str = ""
@@ -118,7 +119,7 @@ Call = Callable[["OrderedQueue", Target, "Progress | None"], int]
 
 @dataclass(frozen=True)
 class Action:
-    """A verb done to a scope. ``label`` stands on its button, ``effect`` in the question before it."""
+    """A verb applied to a scope. ``label`` is the text of its button, ``effect`` explains it."""
 
     name: str
     scope: Scope
@@ -129,7 +130,7 @@ class Action:
     #: Options of the CLI command that choose this action, beside the one of its scope.
     options: tuple[str, ...] = ()
     parameters: tuple[Parameter, ...] = ()
-    #: Asked about first, and not offered where nothing can be asked: in Flower and by remote control.
+    #: Needs a confirmation; not offered in Flower and by remote control, which cannot ask.
     dangerous: bool = False
     #: Offered only for queues with this policy.
     policy: str = ""
@@ -150,7 +151,7 @@ class Action:
 
     @property
     def on_command_line(self) -> bool:
-        """Whether the CLI offers it: a payload is named by its mark, which only pages and the API show."""
+        """Whether the CLI offers it. Only pages and the API show the mark that names a payload."""
         return MARK not in self.takes
 
     @property
@@ -183,19 +184,19 @@ class Action:
         return int(getattr(queue, self.name)(*ids, progress))
 
     def total(self, queue: OrderedQueue, target: Target) -> int:
-        """How many jobs it is done to, about. Raises StoreError."""
+        """Return the approximate number of its jobs. Raises StoreError."""
         return self.scope.total(queue.stats()) if self.scope.total else max(1, len(target.ids))
 
     def fits(self, queue: OrderedQueue) -> bool:
-        """Whether the queue has the policy that it is for."""
+        """Whether the queue has its policy."""
         return not self.policy or bool(getattr(queue.spec.policies, self.policy))
 
     def question(self, queue: str, target: Target, count: int) -> str:
-        """What is asked before a dangerous one."""
+        """The question before a dangerous action."""
         return f"{self.label}: {self._things(queue, target, count)}?"
 
     def said(self, queue: str, target: Target, count: int) -> str:
-        """What is said when it is done."""
+        """The message after the action."""
         things = self._things(queue, target, count)
         return f"{self.done} {things}" if count or self.scope.unit else f"{things}: {self.unchanged}"
 

@@ -1,4 +1,4 @@
-"""What an operator may change, declared once.
+"""The actions of operators, declared once.
 
 The CLI commands, the actions of the JSON API, the buttons of the pages, the actions in Flower and the remote
 control commands are made from VERBS. A new action is one entry in it.
