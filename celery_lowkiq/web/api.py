@@ -49,8 +49,9 @@ class LowkiqStats(NamedTuple):
     by_worker: Mapping[str, LowkiqCounts]
 
 
-#: ``paused``: since when (Unix s) the queue is; ``paused_ids``: how many ids are.
 class Shards(NamedTuple):
+    """The shards of a queue, the Unix time (s) of its pause, and the number of paused ids."""
+
     shards: tuple[ShardReport, ...]
     paused: float | None
     paused_ids: int
