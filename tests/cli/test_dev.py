@@ -187,7 +187,8 @@ def test_signals_that_another_thread_receives_are_obeyed():
 @pytest.mark.parametrize("line", range(8))
 def test_a_second_signal_may_come_in_the_middle_of_the_first(line):
     kills, lines = [], itertools.count()
-    dev = _Dev(lambda ended: SimpleNamespace(kill=lambda: kills.append("all")), None)
+    dev = _Dev([], {}, None)
+    dev._group = SimpleNamespace(kill=lambda: kills.append("all"))
 
     def trace(_, event, __):
         if event == "line" and next(lines) == line:
