@@ -18,8 +18,9 @@ from tornado.web import HTTPError, RequestHandler, authenticated
 from celery_lowkiq.integration.operations.action_parts import Action, Target
 from celery_lowkiq.integration.operations.actions import ACTIONS
 from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.operations.json_encoder import encode
-from celery_lowkiq.integration.operations.queue import OrderedQueue, ShownDeadJob
+from celery_lowkiq.integration.operations.json_records import encode
+from celery_lowkiq.integration.operations.queue import OrderedQueue
+from celery_lowkiq.integration.operations.shown_jobs import ShownDeadJob
 from celery_lowkiq.rules.errors import InvalidCall, LowkiqError
 from celery_lowkiq.rules.text import duration, escaped, last_error_line, moment, shortened
 

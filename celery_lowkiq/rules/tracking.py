@@ -103,7 +103,8 @@ class TrackerView(NamedTuple):
         return self.closed and not self.counts.pending
 
 
-class TrackedCall(NamedTuple):
+@dataclass(frozen=True)
+class TrackedCall:
     """A snapshot of a tracked call.
 
     ``payload``: the bytes that the store keeps, or their value; of a large one, the beginning of its text.

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import add
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from .errors import ShardDamaged
 from .models import Job, LeaseState, Payload, ShardRef
 
 T = TypeVar("T", covariant=True)
+U = TypeVar("U")
 
 
 @dataclass(frozen=True)
@@ -124,3 +125,18 @@ class Page(Generic[T]):
 
     items: tuple[T, ...]
     next: str | None
+
+    def map(self, function: Callable[[T], U]) -> Page[U]:
+        """Return the page with the function applied to each item."""
+        return Page(tuple(map(function, self.items)), self.next)
+
+
+def all_items(read: Callable[..., Page[U]], **options: Any) -> Iterator[U]:
+    """Yield the items of all pages of a listing; ``read`` gets ``after`` and the options."""
+    after: str | None = None
+    while True:
+        page = read(after=after, **options)
+        yield from page.items
+        after = page.next
+        if after is None:
+            return

@@ -44,7 +44,7 @@ def test_a_dangerous_action_is_asked_about_first(browser, record):
 
 
 def test_nothing_chosen_is_said(browser):
-    assert "no job was chosen" in submit(browser, "delete").text
+    assert "no job is selected" in submit(browser, "delete").text
 
 
 def test_what_is_stale_is_queued_up_by_force(browser, record):

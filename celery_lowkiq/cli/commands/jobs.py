@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from celery_lowkiq.integration.operations.json_shapes import job_json
 from celery_lowkiq.rules.text import moment
 
 from ..listing import listing_command
@@ -30,5 +29,4 @@ jobs = listing_command(
         "first payload": lambda job: first_payload(job.payloads),
         "error": lambda job: error_text(job.error),
     },
-    job_json,
 )

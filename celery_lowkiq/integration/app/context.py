@@ -11,14 +11,7 @@ from typing import Any
 from celery import Celery
 
 from celery_lowkiq.rules.models import QueueSpec, StoredRecord
-from celery_lowkiq.store.admin.actions import Actions, Left
-from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.admin.repair import QueueRepairs
-from celery_lowkiq.store.inspect.health import HealthReader
-from celery_lowkiq.store.inspect.node_reports import NodeReports
-from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.durability import Durability, Level
-from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.connect import connect
 from celery_lowkiq.store.tracking.tracker_store import TrackerStore
@@ -98,34 +91,6 @@ class AppContext:
     @property
     def tracker_store(self) -> TrackerStore:
         return TrackerStore(self.store.client)
-
-    @property
-    def queries(self) -> Queries:
-        return Queries(self.store)
-
-    @property
-    def node_reports(self) -> NodeReports:
-        return NodeReports(self.store)
-
-    @property
-    def pausing(self) -> Pausing:
-        return Pausing(self.store.client)
-
-    @property
-    def registry(self) -> Registry:
-        return Registry(self.store.client)
-
-    @property
-    def repairs(self) -> QueueRepairs:
-        return QueueRepairs(self.store)
-
-    @property
-    def health(self) -> HealthReader:
-        return HealthReader(self.store)
-
-    def actions(self, left: Left) -> Actions:
-        """Return the changes to waiting and dead jobs; ``left`` gets the calls of removed jobs."""
-        return Actions(self.store, left)
 
 
 _contexts_lock = ProcessLock()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from celery import Celery, current_app
@@ -186,6 +187,6 @@ def read_states(value: State | str | Iterable[State | str] | None) -> tuple[Stat
 
 def _decoded(codec: Codec, call: TrackedCall) -> TrackedCall:
     try:
-        return call._replace(payload=codec.load(call.payload))
+        return replace(call, payload=codec.load(call.payload))
     except UndecodablePayload:
-        return call._replace(payload=call.payload.decode("utf-8", "backslashreplace"))
+        return replace(call, payload=call.payload.decode("utf-8", "backslashreplace"))

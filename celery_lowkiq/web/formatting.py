@@ -9,15 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from celery_lowkiq.integration.operations.queue import ShownPayload
+from celery_lowkiq.integration.operations.shown_jobs import ShownPayload
 from celery_lowkiq.rules.errors import UndecodablePayload
 from celery_lowkiq.rules.text import moment
 
-#: What a page shows of one payload, in characters.
+#: Maximum length of one payload on a page, in characters.
 MAX_TEXT = 64 * 1024
-#: Of all payloads of a page, and of each at least, when there is no more room.
+#: Maximum length of all payloads on a page, and minimum length of each, in characters.
 MAX_PAGE, LEAST = 512 * 1024, 500
-#: JSON that is not longer stands in one line.
+#: JSON up to this length is shown in one line.
 ONE_LINE = 100
 #: A score in this range (Unix s) is shown as a time, too: the years 2001 to 2286.
 TIMES = (1e9, 1e10)
@@ -26,7 +26,7 @@ Load = Callable[[bytes], Any]
 
 
 def plain(text: str) -> str:
-    """With control and formatting characters spelled out: they could hide or reorder what stands there."""
+    """Escape control and formatting characters, which could hide or reorder text."""
     return "".join(_spelled(c) if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co") else c for c in text)
 
 
@@ -35,12 +35,12 @@ def _spelled(character: str) -> str:
 
 
 def number(value: float) -> str:
-    """With separators."""
+    """Format a number with separators."""
     return f"{value:,.0f}" if isinstance(value, int) or float(value).is_integer() else f"{value:,.2f}"
 
 
 def size(count: float) -> str:
-    """Bytes in words."""
+    """Format a number of bytes."""
     if count < 1024:
         return f"{count:.0f} B"
     for name in ("KiB", "MiB", "GiB"):
@@ -51,17 +51,17 @@ def size(count: float) -> str:
 
 
 def score(value: float) -> str:
-    """As exact as it is."""
+    """Format a score without loss of precision."""
     return str(int(value)) if math.isfinite(value) and value == int(value) else repr(value)
 
 
 def score_time(value: float) -> str:
-    """The time that a score says, when it is one."""
+    """Format a score as a time, if it is a Unix time."""
     return moment(value) if TIMES[0] <= value < TIMES[1] else ""
 
 
 def bytes_text(data: bytes) -> str:
-    """Text where it is UTF-8, else bytes as Python spells them."""
+    """Decode UTF-8; other bytes are shown as a Python literal."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
@@ -69,7 +69,7 @@ def bytes_text(data: bytes) -> str:
 
 
 def payload_text(payload: ShownPayload, load: Load | None = None, limit: int = MAX_TEXT) -> str:
-    """JSON as it is stored, indented when it is long; anything else as ``load`` reads it, or as bytes."""
+    """Format a payload: JSON, indented when it is long; other content as ``load`` decodes it, or as bytes."""
     data: bytes = payload.value
     if payload.cut_from:
         return bytes_text(_whole_characters(data[:limit]))[:limit]
@@ -81,13 +81,13 @@ def payload_text(payload: ShownPayload, load: Load | None = None, limit: int = M
 
 @dataclass
 class Texts:
-    """The texts of the payloads on one page, which all together stay within MAX_PAGE characters, or so."""
+    """Formats the payloads of one page, with about MAX_PAGE characters in all."""
 
     load: Load | None = None
     left: int = MAX_PAGE
 
     def __call__(self, payload: ShownPayload) -> tuple[str, int]:
-        """The text, and of how many bytes it is only the beginning (0: it is all)."""
+        """Return the text, and the full size in bytes if it is cut, else 0."""
         payload = beginning(payload)
         limit = max(LEAST, min(MAX_TEXT, self.left))
         text = payload_text(payload, self.load, limit)
@@ -103,7 +103,7 @@ def _loaded(data: bytes, load: Load) -> str:
 
 
 def beginning(payload: ShownPayload) -> ShownPayload:
-    """Of a large payload what a page shows."""
+    """Cut a payload to what a page shows."""
     size = len(payload.value)
     return payload if size <= MAX_TEXT else replace(payload, value=payload.value[:MAX_TEXT], cut_from=size)
 
@@ -118,7 +118,7 @@ def _json(data: bytes) -> str | None:
 
 
 def _whole_characters(data: bytes) -> bytes:
-    """Without a character that was cut."""
+    """Remove an incomplete last character."""
     return data.decode("utf-8", "ignore").encode() if _is_text(data) else data
 
 

@@ -9,15 +9,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-#: Seconds that a process gets to end by itself.
+#: Seconds that a process gets to end after TERM.
 PATIENCE = 10.0
-#: A signal that another thread has received is obeyed after so many s: it wakes nobody who waits for a lock.
+#: Longest wait for a lock in s: a signal that another thread has received is handled after it.
 SLICE = 0.1
 
 
 @dataclass(frozen=True)
-class Command:
-    """What to start."""
+class Program:
+    """A command line to run."""
 
     name: str
     words: Sequence[str]
@@ -25,27 +25,27 @@ class Command:
 
 @dataclass(eq=False)
 class Child:
-    """A process that runs, or has run."""
+    """A started process."""
 
     name: str
     process: subprocess.Popen[bytes]
     ended: threading.Event = field(default_factory=threading.Event)
 
 
-class Crew:
-    """Starts processes, each in a session of its own: a Ctrl-C reaches only us, and we end them by pid."""
+class ProcessGroup:
+    """Child processes, each in its own session: Ctrl-C reaches only this process, which ends them by pid."""
 
     def __init__(
-        self, commands: Sequence[Command], environ: Mapping[str, str], ended: Callable[[Child], None]
+        self, commands: Sequence[Program], environ: Mapping[str, str], ended: Callable[[Child], None]
     ) -> None:
-        """``ended`` is called, in a thread, for each process that has ended, for whatever reason."""
+        """``ended`` is called in a thread for each process that has ended, for any reason."""
         self._commands = commands
         self._environ = {**os.environ, **environ}
         self._ended = ended
         self._children: list[Child] = []
 
     def start(self) -> None:
-        """Start a process for each command."""
+        """Start each program."""
         for command in self._commands:
             process = subprocess.Popen(
                 list(command.words), env=self._environ, stdin=subprocess.DEVNULL, start_new_session=True
@@ -57,7 +57,7 @@ class Crew:
             ).start()
 
     def stop(self) -> bool:
-        """End all that run; whether each did so in time, without being killed."""
+        """End all processes. Return whether each ended in time, without being killed."""
         for child in self._children:
             child.process.terminate()
         deadline = time.monotonic() + PATIENCE
@@ -69,7 +69,7 @@ class Crew:
         return not late
 
     def kill(self) -> None:
-        """End at once what still runs. May be called from a signal handler while another call waits."""
+        """Kill all running processes. A signal handler may call it while another call waits."""
         for child in list(self._children):
             child.process.kill()
 
