@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from celery_lowkiq.rules.clock import Clock
+from celery_lowkiq.rules.loggers import worker_logger as logger
 
 from .exclusion import Exclusion
 from .outage import OutageTracker
 from .owned_shard import OwnedShard
 from .ports import EXIT_CRASHED, Host, Meter, Runner, Store
 from .rate_limiter import RateLimiter
-
-logger = logging.getLogger("celery_lowkiq.worker")
 
 
 class OwnershipMailbox:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from operator import attrgetter
 from typing import Protocol
 
 from celery_lowkiq.rules.clock import Clock
+from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import ShardRef
 
 from .owned_shard import OwnedShard
-
-logger = logging.getLogger("celery_lowkiq.worker")
 
 #: Fraction of the lease time that is left when the line is written, after three failed renewals.
 LEFT = 0.15

@@ -15,7 +15,7 @@ from .decisions import JobDecision
 from .run import Run
 
 #: Celery's logger of how runs end.
-logger = logging.getLogger("celery.app.trace")
+logger: logging.Logger = logging.getLogger("celery.app.trace")
 
 #: ``lowkiq_log_failures``.
 FIRST, ALL, DEATH = "first", "all", "death"

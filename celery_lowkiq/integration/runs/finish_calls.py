@@ -12,7 +12,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, NoReturn
 
-from celery_lowkiq.integration.app.safe_logging import safe_logger
+from celery_lowkiq.integration.app.safe_logging import safe_logger as logger
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.models import Disposition, Job, Settlement
 from celery_lowkiq.rules.tracking import TrackerUpdate
@@ -23,8 +23,6 @@ from .outcomes import CallOutcome
 from .request import call_request
 from .run import Run
 from .tracing import traced
-
-logger = safe_logger("celery_lowkiq")
 
 
 @dataclass

@@ -6,12 +6,12 @@ Damage that a claim or an acquire detects is repaired automatically; an operator
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from celery_lowkiq.rules.loggers import store_logger as logger
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.repairs import Condition, Registered, Repaired, can_restore_meta
 from celery_lowkiq.store.scripts.client import Client
@@ -25,8 +25,6 @@ from celery_lowkiq.store.scripts.keys import (
 )
 from celery_lowkiq.store.scripts.records import parse_id
 from celery_lowkiq.store.scripts.script import PROBES, Value, load
-
-logger = logging.getLogger("celery_lowkiq.store")
 
 #: Entries read by one script, and shards read in one round trip.
 STEP = 250

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ from itertools import islice
 
 from celery_lowkiq.rules.claims import Due
 from celery_lowkiq.rules.errors import ShardDamaged, StoreError, StoreUnavailable
+from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import Batch, ShardRef
 from celery_lowkiq.rules.schedulers import Scheduler, lag
 
@@ -18,8 +18,6 @@ from ..owned_shard import OwnedShard
 from ..ports import EXIT_CRASHED
 from .batch_runner import BatchRunner
 from .lane_state import DueQuery, LaneState
-
-logger = logging.getLogger("celery_lowkiq.worker")
 
 
 class Lane(LaneState):
