@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from base64 import b64decode
 from collections.abc import Callable, Sequence
@@ -21,9 +20,8 @@ from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.integration.operations.json_encoder import encode
 from celery_lowkiq.integration.operations.queue import OrderedQueue, ShownDeadJob
 from celery_lowkiq.rules.errors import InvalidCall, LowkiqError
+from celery_lowkiq.rules.loggers import flower_logger as logger
 from celery_lowkiq.rules.text import duration, escaped, last_error_line, moment, shortened
-
-logger = logging.getLogger("celery_lowkiq.flower")
 
 T = TypeVar("T")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
@@ -17,11 +16,10 @@ from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.rules.clock import Clock, SystemClock
 from celery_lowkiq.rules.errors import StoreError
+from celery_lowkiq.rules.loggers import metrics_logger as logger
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.ownership import LeaseWatch
 from celery_lowkiq.rules.views import ShardLook, Stats, sum_of
-
-logger = logging.getLogger("celery_lowkiq.metrics")
 
 LABELS = ("queue",)
 

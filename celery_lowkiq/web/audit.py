@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
-logger = logging.getLogger("celery_lowkiq.audit")
+from celery_lowkiq.rules.loggers import audit_logger as logger
 
 #: So many ids stand in a line.
 SHOWN_IDS = 5

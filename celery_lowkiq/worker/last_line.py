@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 
 from celery_lowkiq.rules.clock import Clock
+from celery_lowkiq.rules.loggers import worker_logger as logger
 
 from .owned_shard import OwnedShard
-
-logger = logging.getLogger("celery_lowkiq.worker")
 
 #: Fraction of the lease time that is left when the line is written, after three failed renewals.
 LEFT = 0.15

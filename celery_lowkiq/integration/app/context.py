@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -10,6 +9,7 @@ from typing import Any
 
 from celery import Celery
 
+from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.rules.models import QueueSpec, StoredRecord
 from celery_lowkiq.store.admin.actions import Actions, Left
 from celery_lowkiq.store.admin.pausing import Pausing
@@ -27,8 +27,6 @@ from celery_lowkiq.worker.forks import ProcessLock
 from .codec import Codec
 from .redis_params import check_arguments, parameters
 from .settings import LARGEST_PAYLOAD, read_settings
-
-logger = logging.getLogger("celery_lowkiq")
 
 DropHandler = Callable[[Celery, QueueSpec, Sequence[StoredRecord]], None]
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Collection
 from typing import Any
 
 from celery_lowkiq.integration.app.registry import LATE, ordered_tasks, worker_options
 from celery_lowkiq.rules.errors import ConfigurationError
+from celery_lowkiq.rules.loggers import package_logger as logger
 
 from .queue_selection import chosen
-
-logger = logging.getLogger("celery_lowkiq")
 
 #: Seconds between two looks for tasks that the worker does not serve yet.
 LOOK = 5.0

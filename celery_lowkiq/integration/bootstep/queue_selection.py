@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from celery import Celery
 
+from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.names import full_names
-
-logger = logging.getLogger("celery_lowkiq.worker")
 
 
 def chosen(names: Collection[str], options: Mapping[str, Any]) -> list[str]:

@@ -7,7 +7,6 @@ first find little left to do.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,8 +22,7 @@ from celery_lowkiq.integration.operations.actions import VERBS
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.integration.operations.json_encoder import plain
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall, LowkiqError
-
-logger = logging.getLogger("celery_lowkiq")
+from celery_lowkiq.rules.loggers import package_logger as logger
 
 #: Seconds until a worker replies; an action that takes longer goes on, and its end is logged.
 REPLY = 0.5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import uuid
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from celery_lowkiq.integration.runs.log_filter import install_batch_filter
 from celery_lowkiq.integration.runs.runner import CeleryRunner
 from celery_lowkiq.rules.clock import SystemClock
 from celery_lowkiq.rules.errors import ConfigurationError
+from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.rules.models import Batch
 from celery_lowkiq.rules.splitters import lease_splitter
 from celery_lowkiq.store.jobs.call_records import CallReader
@@ -48,8 +48,6 @@ from .queue_selection import (
 )
 from .signal_handlers import dump_stacks_on_ttin, stop_claiming_on_signal
 from .thread_pool import check_threads
-
-logger = logging.getLogger("celery_lowkiq")
 
 #: Timeout in s of a cold shutdown for idle lanes to release their shards.
 COLD_SHUTDOWN_TIMEOUT = 2.0

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from celery.exceptions import ImproperlyConfigured
 
 from celery_lowkiq.integration.task.unsupported import ENDLESS, FIXED
-
-logger = logging.getLogger("celery_lowkiq")
+from celery_lowkiq.rules.loggers import package_logger as logger
 
 NO_CHILD = "there is no child to replace"
 #: Attributes of a worker that Celery's thread pool ignores: the setting of each, and the reason.

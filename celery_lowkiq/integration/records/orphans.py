@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,12 +12,11 @@ from celery.app.task import Context
 from celery_lowkiq.integration.app.context import context_of, on_dropped_calls
 from celery_lowkiq.integration.app.registry import ordered_tasks
 from celery_lowkiq.rules.errors import LowkiqError, ResultsUnavailable, UndecodablePayload
+from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.rules.models import QueueSpec, StoredRecord
 from celery_lowkiq.rules.tracking import State, ended_without_run
 
 from .call_record import CallRecord, stores_error
-
-logger = logging.getLogger("celery_lowkiq")
 
 BURIED = "an operator moved the job to the morgue"
 DELETED = "the job was deleted"

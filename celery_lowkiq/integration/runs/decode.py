@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,9 +10,8 @@ from celery_lowkiq.integration.app.codec import MARK, Codec
 from celery_lowkiq.integration.app.error_text import dump_error_text, load_error
 from celery_lowkiq.integration.app.settings import Settings
 from celery_lowkiq.rules.errors import UndecodablePayload
+from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.rules.models import Batch, Flag, Job, PayloadRemoval
-
-logger = logging.getLogger("celery_lowkiq")
 
 #: Positions of payloads by the id of their job.
 Positions = Mapping[str, Collection[int]]

@@ -16,7 +16,7 @@ from .decisions import Failure
 from .run import Run
 
 #: Celery's logger of how runs end.
-logger = logging.getLogger("celery.app.trace")
+logger: logging.Logger = logging.getLogger("celery.app.trace")
 
 #: ``lowkiq_log_failures``.
 FIRST, ALL, DEATH = "first", "all", "death"

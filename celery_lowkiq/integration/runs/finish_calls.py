@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NoReturn
 
-from celery_lowkiq.integration.app.safe_logging import safe_logger
+from celery_lowkiq.integration.app.safe_logging import safe_logger as logger
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.models import Disposition, Job, Settlement
 from celery_lowkiq.rules.tracking import TrackerUpdate
@@ -22,8 +22,6 @@ from .outcomes import CallOutcome
 from .request import call_request
 from .run import Run
 from .tracing import traced
-
-logger = safe_logger("celery_lowkiq")
 
 
 @dataclass

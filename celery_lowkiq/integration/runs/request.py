@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import time
@@ -16,10 +15,9 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from celery_lowkiq.integration.records.call_record import CallRecord
+from celery_lowkiq.rules.loggers import package_logger as logger
 
 from .run import Run
-
-logger = logging.getLogger("celery_lowkiq")
 
 #: Maximum length of a batch in events and listings; Celery's own limit for arguments.
 ARGUMENTS_SHOWN = 1024

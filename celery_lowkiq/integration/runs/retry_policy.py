@@ -5,13 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Literal
 
-from celery_lowkiq.integration.app.safe_logging import safe_logger
+from celery_lowkiq.integration.app.safe_logging import safe_logger as logger
 from celery_lowkiq.rules.retry import RetryPolicy
 from celery_lowkiq.rules.retry_delays import DelayFunction, default_delay, is_list, read_delay_function
 
 from .aborts import failing
-
-logger = safe_logger("celery_lowkiq")
 
 
 def policy_of(task: Any) -> RetryPolicy:

@@ -12,7 +12,7 @@ from celery.exceptions import Reject
 from celery.states import FAILURE, REJECTED, RETRY
 
 from celery_lowkiq.integration.app.context import AppContext
-from celery_lowkiq.integration.app.safe_logging import safe_logger
+from celery_lowkiq.integration.app.safe_logging import safe_logger as logger
 from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Batch, Disposition, Settlement
 from celery_lowkiq.store.jobs.call_records import CallReader
 from celery_lowkiq.store.tracking.tracker_store import TrackerStore
@@ -28,8 +28,6 @@ from .retry_policy import policy_of
 from .run import Run
 from .tracing import traced
 from .tracker_updates import TrackedCalls
-
-logger = safe_logger("celery_lowkiq")
 
 
 class CeleryRunner:

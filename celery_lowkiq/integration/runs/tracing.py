@@ -7,12 +7,10 @@ from typing import Any
 
 from celery.states import IGNORED
 
-from celery_lowkiq.integration.app.safe_logging import safe_logger
+from celery_lowkiq.integration.app.safe_logging import safe_logger as logger
 from celery_lowkiq.rules.errors import LowkiqError
 
 from .aborts import failing
-
-logger = safe_logger("celery_lowkiq")
 
 
 class ReportingFailed(LowkiqError):

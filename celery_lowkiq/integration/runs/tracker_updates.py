@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable
 
@@ -12,13 +11,12 @@ from celery_lowkiq.integration.app.error_text import said
 from celery_lowkiq.integration.app.settings import Settings
 from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
+from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.rules.models import Job
 from celery_lowkiq.rules.tracking import State, TrackerUpdate, began, ended, ended_without_run, waits
 from celery_lowkiq.store.tracking.tracker_store import TrackerStore
 
 from .outcomes import BusinessFailure, CallOutcome
-
-logger = logging.getLogger("celery_lowkiq")
 
 #: Maximum number of calls of a batch to which its progress is reported.
 MOST_RUNNING = 1000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -17,10 +16,9 @@ from celery_lowkiq.integration.calls.validation import Entry, priority_of
 from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.integration.records.orphans import fail
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall, QueueFull, StoreUnavailable
+from celery_lowkiq.rules.loggers import package_logger as logger
 
 from .unsupported import check_message
-
-logger = logging.getLogger("celery_lowkiq")
 
 #: Delay in s before a message is tried again, while the store is unreachable or the queue is full.
 RETRY_DELAY = 1.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,11 +10,10 @@ from typing import TypeAlias
 from celery_lowkiq.integration.app.codec import MARK
 from celery_lowkiq.integration.app.context import AppContext
 from celery_lowkiq.rules.errors import InvalidCall, StoreError
+from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.rules.models import NewJob, QueueSpec
 from celery_lowkiq.rules.tracking import NewCall, State, ended_without_run
 from celery_lowkiq.store.tracking.tracker_store import latest_due
-
-logger = logging.getLogger("celery_lowkiq")
 
 #: What stores jobs: ``RedisStore.push``, or the same with a tracker.
 Push: TypeAlias = Callable[[QueueSpec, list[NewJob], Iterable[float]], None]

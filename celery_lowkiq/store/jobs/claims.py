@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, OpenClaims, SettleReply, SettleRequest
 from celery_lowkiq.rules.errors import LowkiqError, StoreError
+from celery_lowkiq.rules.loggers import store_logger as logger
 from celery_lowkiq.rules.models import Disposition, Lease, Settlement
 from celery_lowkiq.rules.priorities import turn
 from celery_lowkiq.store.scripts.keys import shard_keys
@@ -24,8 +24,6 @@ from celery_lowkiq.store.scripts.script import ScriptCall, Value, load
 
 from .call_records import end_calls, jobs_with_calls
 from .tracker_updates import update_commands
-
-logger = logging.getLogger("celery_lowkiq.store")
 
 A = TypeVar("A")
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 from collections.abc import Callable
 from functools import partial
 
 from celery_lowkiq.rules.errors import LowkiqError, ShardRepairing
+from celery_lowkiq.rules.loggers import store_logger as logger
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.repairs import Registered, Repaired
 from celery_lowkiq.store.scripts.client import Client
 
 from .repairs import Repairs
-
-logger = logging.getLogger("celery_lowkiq.store")
 
 
 class BackgroundRepairs(Repairs):

@@ -6,20 +6,18 @@ Damage that a claim or an acquire detects is repaired automatically; an operator
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from celery_lowkiq.rules.loggers import store_logger as logger
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.repairs import Condition, Damage, Registered, Repaired, can_restore_meta, damages
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import MORGUE_KEYS, SHARD_KEYS, KeyAliases, channel, shard_keys
 from celery_lowkiq.store.scripts.records import parse_id
 from celery_lowkiq.store.scripts.script import PROBES, Value, load
-
-logger = logging.getLogger("celery_lowkiq.store")
 
 #: Entries read by one script, and shards read in one round trip.
 STEP = 250

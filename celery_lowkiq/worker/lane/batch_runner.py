@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from functools import partial
 
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, Due, SettleReply, SettleRequest
 from celery_lowkiq.rules.errors import NotOwner, ShardDamaged, StoreError, StoreUnavailable
+from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import Batch, ShardRef
 from celery_lowkiq.rules.rate import run_count
 
@@ -16,8 +16,6 @@ from ..forks import staying
 from ..owned_shard import OwnedShard
 from .claim_window import ClaimWindow, batches_to_claim, mean_duration
 from .lane_state import FAILED_SHARD_DELAY, LaneState
-
-logger = logging.getLogger("celery_lowkiq.worker")
 
 #: Seconds for which a lane leaves a shard with a due suspect alone while another lane runs a suspect.
 SUSPECT_DELAY = 0.2

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from itertools import islice
 
 from celery_lowkiq.rules.claims import Due, OpenClaims
 from celery_lowkiq.rules.errors import ShardDamaged, StoreError, StoreUnavailable
+from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import ShardRef
 
 from ..context import WorkerContext
 from .lane_state import LaneState
-
-logger = logging.getLogger("celery_lowkiq.worker")
 
 
 class DuePoller:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from collections.abc import Mapping
 
+from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import Batch, ShardRef
 from celery_lowkiq.rules.schedulers import Scheduler, lag
 
@@ -16,8 +16,6 @@ from ..ports import EXIT_CRASHED
 from .batch_runner import BatchRunner
 from .due_poll import DuePoller
 from .lane_state import LaneState
-
-logger = logging.getLogger("celery_lowkiq.worker")
 
 
 class Lane:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from celery_lowkiq.rules.balance import QuotaRoom, least_loaded_lane
 from celery_lowkiq.rules.claims import AcquireRequest
 from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.errors import LowkiqError, NotOwner, ShardDamaged, ShardRepairing, StoreUnavailable
+from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import Lease, ShardRef
 from celery_lowkiq.rules.ownership import LeaseWatch
 from celery_lowkiq.rules.text import shard_names
@@ -18,8 +18,6 @@ from ..lane.lane import Lane
 from ..owned_shard import OwnedShard
 from .lease_table import LeaseTable
 from .membership import Membership
-
-logger = logging.getLogger("celery_lowkiq.worker")
 
 #: Seconds before a queue is tried again after a refusal that needs an operator, such as another shard count.
 REFUSED_RETRY = 60.0

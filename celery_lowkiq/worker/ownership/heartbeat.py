@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
 
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.history import Sample, slot
+from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.reports import (
     LISTED_SHARDS,
@@ -24,8 +24,6 @@ from celery_lowkiq.rules.reports import (
 
 from ..context import WorkerContext
 from ..lane.lane import Lane
-
-logger = logging.getLogger("celery_lowkiq.worker")
 
 
 class Heartbeat:

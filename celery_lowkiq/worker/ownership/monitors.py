@@ -5,13 +5,13 @@ Overdue batches, lost shards and lost data, an eviction policy that drops keys, 
 
 from __future__ import annotations
 
-import logging
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from celery_lowkiq.rules.balance import ORPHAN_TIMEOUT_LEASES
 from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.health_checks import ERROR, eviction
+from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import Lease, QueueSpec, ShardRef
 from celery_lowkiq.rules.ownership import LeaseWatch
 
@@ -19,8 +19,6 @@ from ..context import WorkerContext
 from ..lane.lane import Lane
 from ..ports import Host, Store
 from .lease_table import LeaseTable
-
-logger = logging.getLogger("celery_lowkiq.worker")
 
 #: Maximum number of lost shards that a line names.
 LISTED_SHARDS = 10

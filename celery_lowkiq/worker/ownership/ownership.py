@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 
 from celery_lowkiq.rules.errors import StoreError
+from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.ownership import RENEWALS_PER_LEASE
 
@@ -24,8 +24,6 @@ from .membership import Membership
 from .monitors import EvictionPolicyMonitor, LossMonitor, MisassignmentMonitor, OverdueMonitor
 from .rebalancing import Rebalancing
 from .shutdown import ShardReleaser
-
-logger = logging.getLogger("celery_lowkiq.worker")
 
 #: Maximum seconds between two attempts to renew: leases run out while Redis does not answer.
 MAX_RENEWAL_BACKOFF = 0.25

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Sequence
 
 from celery_lowkiq.rules.balance import moves
 from celery_lowkiq.rules.errors import NotOwner
+from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import ShardRef
 
 from ..lane.lane import Lane
@@ -15,8 +15,6 @@ from ..ports import Store
 from .heartbeat import Heartbeat
 from .lease_table import LeaseTable
 from .membership import Membership
-
-logger = logging.getLogger("celery_lowkiq.worker")
 
 
 class Rebalancing:

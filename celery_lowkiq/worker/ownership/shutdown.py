@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-
 from celery_lowkiq.rules.errors import NotOwner
+from celery_lowkiq.rules.loggers import worker_logger as logger
 
 from ..owned_shard import OwnedShard
 from ..ports import Store
 from .lease_table import LeaseTable
 from .membership import Membership
-
-logger = logging.getLogger("celery_lowkiq.worker")
 
 
 class ShardReleaser:
