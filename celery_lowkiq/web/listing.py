@@ -14,7 +14,7 @@ from .params import Params
 #: What a listing reads: payloads of a job, and bytes of each payload.
 LISTED = {"payload_limit": 3, "payload_bytes": 2048}
 #: What a listing can be sorted by; the first is the default.
-SORTS = {
+SORTS: dict[str, tuple[str, ...]] = {
     "jobs": ("perform_in", "id"),
     "retries": ("retry_count",),
     "morgue": ("updated_at", "id"),

@@ -108,7 +108,7 @@ async def form_of(request: Request) -> Params:
 
 
 #: Types of JSON, and how they are called in an error.
-KINDS = {str: "a text", int: "a whole number", float: "a number", list: "a list"}
+KINDS: dict[type, str] = {str: "a text", int: "a whole number", float: "a number", list: "a list"}
 
 
 def field(fields: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:

@@ -79,10 +79,10 @@ class Runtime:
         self._reaper = WindowReaper(ctx, self._lanes)
         self._queues = list(queues)
         self._splitter = splitter
-        self.queue_names = frozenset(queue.name for queue in queues)
-        self.served = self.queue_names if served is None else frozenset(served)
+        self.queue_names: frozenset[str] = frozenset(queue.name for queue in queues)
+        self.served: frozenset[str] = self.queue_names if served is None else frozenset(served)
         #: Whether an operator made the node quiet: it serves nothing.
-        self.is_quiet = False
+        self.is_quiet: bool = False
         self._heartbeat = Heartbeat(ctx, lanes=self._lanes, queues=queues, served=self.served)
         self._ownership = self._make_ownership()
         self._waker = Waker(

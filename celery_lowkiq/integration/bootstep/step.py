@@ -101,7 +101,7 @@ class OrderedQueues(bootsteps.StartStopStep):
     It starts last, so that it stops first, while events, heartbeat and remote control still work.
     """
 
-    requires = (Tasks, Control, Heart, Gossip, DelayedDelivery, Agent)
+    requires: tuple[type, ...] = (Tasks, Control, Heart, Gossip, DelayedDelivery, Agent)
 
     def __init__(self, consumer: Any, **options: Any) -> None:
         """Raises ImproperlyConfigured when -Q names an ordered queue but the pool is not a thread pool or the

@@ -77,7 +77,7 @@ class DecodedBatch:
         #: All jobs of the batch in its order, by id.
         self.decoded = decoded
         #: The jobs that run.
-        self.jobs = tuple([each.job for each in decoded.values() if each.job is not None])
+        self.jobs: tuple[RunJob, ...] = tuple([each.job for each in decoded.values() if each.job is not None])
 
     def includes(self, job_id: str, position: int) -> bool:
         """Whether the task function gets this payload of a claimed job."""

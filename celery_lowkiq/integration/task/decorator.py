@@ -32,7 +32,7 @@ class AppBoundTask(OrderedTask[R]):
     def __init_subclass__(cls, **options: Any) -> None:
         app = cls.__dict__.get("app")
         if app is not None and not issubclass(AppBoundTask, app.Task):
-            cls.__bases__ = (app.Task, AppBoundTask)
+            type.__setattr__(cls, "__bases__", (app.Task, AppBoundTask))
         super().__init_subclass__(**options)
 
 

@@ -52,6 +52,9 @@ class OrderedTask(TrackingMixin, CallMixin[R], RunMixin[R], OrderedTaskMarker):
     """
 
     abstract = True
+    throws: tuple[type[Exception], ...]
+    #: The arguments of a call, as id and payload.
+    __header__: Callable[..., tuple[Any, Any]]
     #: Declared only: type checkers then know of the options, which are set as attributes below.
     __getattr__: Callable[[str], Any]  # type: ignore[misc]
 

@@ -56,7 +56,7 @@ SHARD_KEYS = {
 
 #: What is kept of an id: keys of a shard with an entry for it, and the fields of that entry.
 #: ``tests/store/test_kept_of_an_id.py`` asks of each step of a job's life what it does with them.
-ID_KEYS = {
+ID_KEYS: dict[str, tuple[str, ...]] = {
     "due": ("perform_in",),
     "due_prioritized": ("perform_in",),
     "by_priority": ("priority", "perform_in"),
@@ -85,7 +85,7 @@ ID_KEYS = {
 }
 
 #: Keys that headers of scripts name together, as ``@waiting``; a question mark: touched when needed.
-KEY_GROUPS = {
+KEY_GROUPS: dict[str, tuple[str, ...]] = {
     "waiting": ("due", "due_prioritized?", "by_priority?", "paused?", "due_paused?"),
     "morgue": ("dead", "dead_ids", "dead_jobs", "dead_spill", "dead_spill_order", "dead_errors"),
 }

@@ -23,9 +23,9 @@ class Lane:
 
     def __init__(self, state: LaneState, poller: DuePoller, scheduler: Scheduler, ctx: WorkerContext) -> None:
         """``state`` is this lane's alone; ``poller`` is shared by all lanes."""
-        self.name = state.name
-        self.crashed = False
-        self.ended = False
+        self.name: str = state.name
+        self.crashed: bool = False
+        self.ended: bool = False
         self._state = state
         self._poller = poller
         self._picker = ShardPicker(scheduler, self.name)

@@ -80,7 +80,7 @@ class Ownership:
         #: Monotonic times: when the leases are to be renewed next, and when to observe those of other nodes.
         self._renew_at = 0.0
         self._observe_at = 0.0
-        self.ended = False
+        self.ended: bool = False
         self._thread = threading.Thread(target=self._main, name="lowkiq-ownership", daemon=True)
 
     # -- called from other threads
