@@ -10,7 +10,7 @@ from celery_lowkiq.integration.app.registry import LATE, ordered_tasks, worker_o
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.loggers import package_logger as logger
 
-from .queue_selection import chosen
+from .command_line import chosen
 
 #: Seconds between two looks for tasks that the worker does not serve yet.
 LOOK = 5.0
