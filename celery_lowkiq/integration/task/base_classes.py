@@ -22,23 +22,6 @@ R = TypeVar("R", default=Any)
 ON_COMMIT = ("delay_on_commit", "apply_async_on_commit")
 
 
-def ordered_base(base: Any, ordered: type) -> type:
-    """The class to derive a task from when the user names ``base``: that, made ordered if it is not.
-
-    Raises ConfigurationError when it is no task class.
-    """
-    if not (isinstance(base, type) and issubclass(base, Task)):
-        raise ConfigurationError(
-            f"base={base!r} is invalid: expected a subclass of OrderedTask, or of Celery's Task"
-        )
-    given: type = base
-    if issubclass(given, ordered):
-        return given
-    if issubclass(ordered, given):
-        return ordered
-    return type(given.__name__, (given, ordered), {"abstract": True, "__module__": given.__module__})
-
-
 def inherited(cls: type, ordered: type) -> dict[str, Any]:
     """What a task class has from classes that are neither ours nor Celery's: options, where named so."""
     found: dict[str, Any] = {}

@@ -40,7 +40,7 @@ from celery_lowkiq.integration.calls.validation import (
 from celery_lowkiq.integration.records.call_record import make_record
 from celery_lowkiq.integration.runs import eager
 from celery_lowkiq.integration.tracking.announce import Push, tracked_bulk, tracked_single
-from celery_lowkiq.integration.tracking.tracker import Tracker, tracker_of
+from celery_lowkiq.integration.tracking.tracker import Tracker, track, tracker_of
 from celery_lowkiq.rules.errors import StoreFull, StoreUnavailable
 from celery_lowkiq.rules.middleware import compose
 from celery_lowkiq.rules.models import NewJob
@@ -212,6 +212,12 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
             push = tracked_bulk(context, tracker_id, given.results.ids)
             self._publish(tuple(entries), given.jobs, app_retry_intervals(app), push)
         return given.results if results else None
+
+    def track(self, jobs: Iterable[BulkEntry], name: str | None = None) -> Tracker:
+        """Store many calls, as :meth:`perform_async`, in a tracker of their own. Raises InvalidCall."""
+        with track(name or self.name, self._get_app()) as tracker:
+            self.perform_async(jobs, tracker=tracker)
+        return tracker
 
     def map(self, it: Any) -> Any:
         """Not supported, as starmap and chunks: Celery would run the items in a plain task."""

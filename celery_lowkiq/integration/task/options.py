@@ -38,6 +38,7 @@ class CeleryOptions(TypedDict, total=False):
 
     acks_late: bool
     acks_on_failure_or_timeout: bool
+    app: Celery | None
     autoretry_for: Exceptions
     dont_autoretry_for: Exceptions
     expires: float | datetime | None

@@ -35,7 +35,6 @@ from .options import (
 )
 from .queue_options import policies_of
 from .run_mixin import RunMixin
-from .tracking_mixin import TrackingMixin
 
 install()
 
@@ -44,7 +43,7 @@ POISON = "poison pill: the job took its worker down {max_crashes} times"
 _spec_lock = ProcessLock()
 
 
-class OrderedTask(TrackingMixin, CallMixin[R], RunMixin[R], OrderedTaskMarker):
+class OrderedTask(CallMixin[R], RunMixin[R], OrderedTaskMarker):
     """A task whose calls of one id are merged, kept in order, and never run twice at once.
 
     ``run`` gets ``{id: [payload, ...]}``, the payload with the smallest score first. The options of
