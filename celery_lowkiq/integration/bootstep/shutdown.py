@@ -65,7 +65,7 @@ def drain(consumer: Any, runtime: Runtime, timeout: float | None) -> None:
     Heartbeat and remote control go on.
     """
     status = consumer.controller.exitcode
-    # After a shutdown by remote control, it is a text.
+    # It is a text after a shutdown by remote control.
     if isinstance(status, int) and status and not state.should_stop:
         logger.warning(ENDED_BY_CELERY, status)
     logger.info("ordered queues stop: %d batches are running", runtime.busy())

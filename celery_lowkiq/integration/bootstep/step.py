@@ -26,6 +26,8 @@ from .command_line import check_threads, chosen, deselect_from_broker, named, wa
 from .engine import Engine
 from .late_tasks import LateTasks
 
+NO_THREADS = "ordered queues need a thread pool: start a worker with -P threads"
+
 
 class OrderedQueues(bootsteps.StartStopStep):
     """Serves ordered queues beside the worker's pool.
@@ -45,13 +47,14 @@ class OrderedQueues(bootsteps.StartStopStep):
         self._starting = threading.Lock()
         self._stopping = False
         consumer.ordered_queues = self
-        self._without_redis = ""
         self._consumer = consumer
         #: All ordered tasks by the names of their queues.
         self.tasks: Mapping[str, Any] = ordered_tasks(consumer.app)
         options = worker_options(consumer.app)
         self._served = frozenset(chosen(self.tasks, options))
         self._threads = issubclass(consumer.controller.pool_cls, ThreadPool)
+        #: Why this worker cannot serve ordered queues; "" when it can.
+        self._obstacle = "" if self._threads else NO_THREADS
         if self.tasks and not self._served:
             logger.info("no ordered queue is served: -Q and -X leave none of %s", ", ".join(self.tasks))
         explicit = named(self.tasks, options)
@@ -64,36 +67,18 @@ class OrderedQueues(bootsteps.StartStopStep):
 
     def _prepare(self, served: frozenset[str], explicit: list[str]) -> None:
         """Check the requirements of queues to serve; ``explicit``: those named by -Q."""
-        if not self._threads:
-            self._without_threads(served, explicit)
-        elif served and self._engine is None:
+        if served and not self._obstacle and self._engine is None:
             check_threads(self._consumer.controller)
-            self._check_redis(served, explicit)
-
-    def _without_threads(self, served: frozenset[str], explicit: list[str]) -> None:
-        advice = "start a worker with -P threads for them"
-        if explicit:
-            raise ImproperlyConfigured(
-                f"-Q names the ordered queues {', '.join(explicit)}, which need a thread pool: {advice}"
-            )
-        if served:
-            names = ", ".join(sorted(served))
-            logger.warning(
-                "ordered queues (%s) are not served by this pool, their calls wait: %s", names, advice
-            )
-
-    def _check_redis(self, served: frozenset[str], explicit: list[str]) -> None:
-        """Without Redis, serve only plain tasks, unless -Q names ordered queues."""
-        settings = context_of(self._consumer.app).settings
-        try:
-            source_of(self._consumer.app, settings)
-        except ConfigurationError as error:
-            if explicit:
-                raise ImproperlyConfigured(
-                    f"-Q names the ordered queues {', '.join(explicit)}: {error}"
-                ) from error
-            logger.error("ordered queues (%s) are not served: %s", ", ".join(sorted(served)), error)
-            self._served, self._without_redis = frozenset(), str(error)
+            try:
+                source_of(self._consumer.app, context_of(self._consumer.app).settings)
+            except ConfigurationError as error:
+                self._obstacle = str(error)
+        if self._obstacle and explicit:
+            raise ImproperlyConfigured(f"-Q names the ordered queues {', '.join(explicit)}: {self._obstacle}")
+        if self._obstacle and served:
+            # Another worker of the app may have threads. None serves the queues without Redis.
+            log = logger.error if self._threads else logger.warning
+            log("ordered queues (%s) are not served: %s", ", ".join(sorted(served)), self._obstacle)
 
     def _list_in_banner(self, worker: Any) -> None:
         celerys_text: Any = getattr(worker, "startup_info", None)  # A worker of a test has none.
@@ -107,19 +92,12 @@ class OrderedQueues(bootsteps.StartStopStep):
         if celerys_text is not None:
             worker.startup_info = startup_info
 
-    @property
-    def _obstacle(self) -> str:
-        """Why this worker cannot serve ordered queues; "" when it can."""
-        if not self._threads:
-            return "they need -P threads"
-        return "they need Redis, see lowkiq_url" if self._without_redis else ""
-
     # -- bootstep
 
     def start(self, consumer: Any) -> None:
         """Start the lanes. Celery calls this at the start and after each reconnect to the broker."""
         with self._starting:
-            if self._engine is None and self._threads and self._served and not self._stopping:
+            if self._engine is None and self._served and not (self._obstacle or self._stopping):
                 self._engine = Engine(consumer, self.tasks, self._served)
                 self._engine.start()
         self._late.watch()
@@ -167,10 +145,8 @@ class OrderedQueues(bootsteps.StartStopStep):
 
     def serve(self, queue: str, yes: bool) -> None:
         """Start or stop serving an ordered queue. Raises ConfigurationError when that is impossible."""
-        if not self._threads:
-            raise ConfigurationError("ordered queues need a thread pool: start a worker with -P threads")
-        if self._without_redis:
-            raise ConfigurationError(self._without_redis)
+        if self._obstacle:
+            raise ConfigurationError(self._obstacle)
         self._check_running()
         self._serve(self._served | {queue} if yes else self._served - {queue})
 
@@ -195,7 +171,7 @@ class OrderedQueues(bootsteps.StartStopStep):
                 self._engine.add_tasks(new, specs)
                 for queue in new:
                     self.limit(queue)
-            if served and self._threads and not self._without_redis:
+            if served and not self._obstacle:
                 self._check_running()
                 self._serve(self._served | served)
         except (ConfigurationError, ImproperlyConfigured) as error:

@@ -162,7 +162,7 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         return single(job_id, payload, tz=self._get_app().timezone, **words)
 
     def signature(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
-        """Id and payload by name: in a chain, the result of the task before becomes the payload."""
+        """Make a signature with id and payload by name: in a chain, the payload is the result before it."""
         named = as_keywords(args or (), kwargs or {}, self.key is not None, self.name)
         return super().signature((), named, *rest, **options)
 

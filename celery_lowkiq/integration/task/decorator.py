@@ -17,7 +17,7 @@ from .base_classes import R
 from .options import TaskOptions, as_attributes, check_function, check_names_of, check_options
 from .task import OrderedTask
 
-#: What the function of a task gets: its payloads by id, those with the smallest score first.
+#: The argument of a task's function: payloads by id, those with the smallest score first.
 Batch = dict[str, list[Any]]
 Function = Callable[[Batch], R]
 BoundFunction = Callable[[Any, Batch], R]
@@ -25,8 +25,9 @@ TaskT = TypeVar("TaskT", bound=OrderedTask[Any])
 
 
 class AppBoundTask(OrderedTask[R]):
-    """The base of a task that names none: as with Celery's decorators, it gets what its app has for all tasks
-    (``Celery(task_cls=...)``). The task of a library has its app when its class is made.
+    """The base class of a task without ``base=``: its app's ``task_cls`` comes first, as for Celery's tasks.
+
+    The task of a library gets its app when its class is made.
     """
 
     abstract = True

@@ -17,7 +17,7 @@ from celery_lowkiq.rules.validators import Option, Validator, boolean, matching,
 RetryDelay = float | timedelta | Literal["exponential"]
 RetryIn = RetryDelay | Sequence[RetryDelay] | Callable[[int], Any] | Callable[[Any, int], Any] | None
 
-#: Exceptions by which a task function decides itself what becomes of a job.
+#: Exceptions by which a task function itself decides about a job: they are no errors.
 DECISIONS: tuple[type[BaseException], ...] = (TaskPredicate, Again, BusinessFailure, JobsFailed)
 
 

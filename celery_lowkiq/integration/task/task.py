@@ -54,7 +54,7 @@ class OrderedTask(CallMixin[R], RunMixin[R], OrderedTaskMarker):
     throws: tuple[type[Exception], ...]
     #: The arguments of a call, as id and payload.
     __header__: Callable[..., tuple[Any, Any]]
-    #: Declared only: type checkers then know of the options, which are set as attributes below.
+    #: Only a declaration: it tells type checkers that options are attributes.
     __getattr__: Callable[[str], Any]  # type: ignore[misc]
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -72,9 +72,9 @@ class OrderedTask(CallMixin[R], RunMixin[R], OrderedTaskMarker):
         for name, value in as_attributes(declared, cls.__qualname__).items():
             if value is not declared[name]:
                 setattr(cls, name, value)
-        # What is expected is logged as INFO, without a traceback.
+        # Celery logs exceptions of ``throws`` as INFO, without a traceback.
         cls.throws = (*(kind for kind in cls.throws if kind is not BusinessFailure), BusinessFailure)
-        # Looked up as at run time: a method has its self then.
+        # ``retry_in`` is looked up as at run time: a method gets its self.
         with naming(str(declared.get("name") or cls.__qualname__)):
             check_options({**others, **declared, "retry_in": object.__new__(cls).retry_in}, cls)
         cls.__header__ = staticmethod(header_for(cls.__name__, cls.key is not None))
