@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import wraps
-from typing import Any, TextIO, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias, TypeVar
 
 import click
 
@@ -20,13 +20,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 #: A Unix time in s, a date, or a span from now.
 When: TypeAlias = "float | datetime | timedelta"
 
+if TYPE_CHECKING:
+    # Generic since Click 8.4.
+    ParamType = click.ParamType[When]
+else:
+    ParamType = click.ParamType
+
 _SPAN = re.compile(r"([-+])(\d+(?:\.\d+)?)(s|m|min|h|d)")
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 #: Argument for ids, or a payload, from stdin.
 STDIN = "-"
 
 
-class Time(click.ParamType):  # type: ignore[type-arg]
+class Time(ParamType):
     """A point in time on the command line."""
 
     name = "time"

@@ -75,7 +75,7 @@ class RedisStore:
     def __init__(
         self, client: redis.Redis, durability: Durability = FAST, sending: type[Client] = Client
     ) -> None:
-        self.client = sending(client)
+        self.client: Client = sending(client)
         self._durability = durability
         self._admission = Admission(self.client, Repairs(self.client))
         self._taking = Admission(self.client, BackgroundRepairs(self.client))

@@ -75,7 +75,7 @@ class Lowkiq:
 
     def __init__(self, app: Celery, context: AppContext) -> None:
         self.app = app
-        self.clock = Clock(cast(FakeClockClient, context.store.client))
+        self.clock: Clock = Clock(cast(FakeClockClient, context.store.client))
         self._context = context
 
     # -- running

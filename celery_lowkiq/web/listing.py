@@ -14,7 +14,7 @@ from .params import Params
 #: Payloads of each job that a listing reads, and bytes of each payload.
 LISTED = {"payload_limit": 3, "payload_bytes": 2048}
 #: Sort keys of each listing; the first is the default.
-SORTS = {
+SORTS: dict[str, tuple[str, ...]] = {
     "jobs": ("perform_in", "id"),
     "retries": ("retry_count",),
     "morgue": ("updated_at", "id"),

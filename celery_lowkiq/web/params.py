@@ -108,7 +108,7 @@ async def form_of(request: Request) -> Params:
 
 
 #: Names of JSON's types in errors.
-KINDS = {str: "a text", int: "a whole number", float: "a number", list: "a list"}
+KINDS: dict[type, str] = {str: "a text", int: "a whole number", float: "a number", list: "a list"}
 
 
 def field(fields: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:

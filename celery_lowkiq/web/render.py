@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -21,7 +21,7 @@ from .charts import history_chart, peak, sparkline
 from .guard import TOKEN, USER, path_of
 from .site import site_of
 
-FILTERS = {
+FILTERS: dict[str, Callable[..., Any]] = {
     "plain": formatting.plain,
     "duration": duration,
     "moment": moment,

@@ -50,7 +50,7 @@ class OutageTracker:
         self._logged = False
         self._unlogged = 0
         #: Set to end all backoffs.
-        self.stop = threading.Event()
+        self.stop: threading.Event = threading.Event()
 
     def request_started(self) -> None:
         """Record that this thread sends a request now."""

@@ -72,8 +72,8 @@ class Runtime:
             self._lanes.append(Lane(f"lane-{number}", ctx, scheduler_factory(), self._lanes))
         self._queues = list(queues)
         self._splitter = splitter
-        self.queue_names = frozenset(queue.name for queue in queues)
-        self.served = self.queue_names if served is None else frozenset(served)
+        self.queue_names: frozenset[str] = frozenset(queue.name for queue in queues)
+        self.served: frozenset[str] = self.queue_names if served is None else frozenset(served)
         #: Whether an operator made the node quiet: it serves nothing.
         self.is_quiet = False
         shared, dealt = splitter is lease_splitter, self._deal(queues)

@@ -14,7 +14,7 @@ from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.integration.records.orphans import end_of_call
 from celery_lowkiq.integration.runs.outcomes import CallOutcome
 from celery_lowkiq.integration.runs.tracker_updates import PROGRESS_INTERVAL, TrackedCalls
-from celery_lowkiq.integration.task.tracking_mixin import read_progress
+from celery_lowkiq.integration.task.run_mixin import read_progress
 from celery_lowkiq.integration.tracking.tracker import read_states
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Job

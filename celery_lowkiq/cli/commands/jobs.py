@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import click
+
 from celery_lowkiq.rules.text import moment
 
 from ..listing import listing_command
 from ..output import error_text, first_payload
 
-jobs = listing_command(
+jobs: click.Command = listing_command(
     "jobs",
     "Waiting jobs of a queue.",
     """Waiting jobs of QUEUE.

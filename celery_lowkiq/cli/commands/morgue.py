@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import click
+
 from celery_lowkiq.rules.text import moment
 
 from ..listing import listing_command
 from ..output import error_text, first_payload
 
-morgue = listing_command(
+morgue: click.Command = listing_command(
     "morgue",
     "Dead jobs of a queue.",
     """Dead jobs of QUEUE, sorted by id or by the time of their last death (--from is a time then).""",

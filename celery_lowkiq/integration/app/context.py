@@ -19,7 +19,7 @@ from celery_lowkiq.worker.forks import ProcessLock
 
 from .codec import Codec
 from .redis_params import check_arguments, parameters
-from .settings import LARGEST_PAYLOAD, read_settings
+from .settings import LARGEST_PAYLOAD, Settings, read_settings
 
 DropHandler = Callable[[Celery, QueueSpec, Sequence[StoredRecord]], None]
 
@@ -36,11 +36,13 @@ class AppContext:
     """The objects that an app's ordered tasks share in this process."""
 
     def __init__(self, app: Celery) -> None:
-        self.settings = read_settings(app)
-        self.codec = Codec(self.settings.serializer, app.conf.accept_content, self.settings.max_payload_bytes)
+        self.settings: Settings = read_settings(app)
+        self.codec: Codec = Codec(
+            self.settings.serializer, app.conf.accept_content, self.settings.max_payload_bytes
+        )
         #: For call records: links and headers may be larger than the limit on payloads.
-        self.record_codec = Codec(self.settings.serializer, app.conf.accept_content, LARGEST_PAYLOAD)
-        self.pid = os.getpid()
+        self.record_codec: Codec = Codec(self.settings.serializer, app.conf.accept_content, LARGEST_PAYLOAD)
+        self.pid: int = os.getpid()
         self._app = app
         self._lock = threading.Lock()
         self._store: RedisStore | None = None

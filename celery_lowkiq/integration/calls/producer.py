@@ -70,8 +70,8 @@ class StoreProducer:
         self._app = app
         self._store = store
         #: Whether Celery has published the message.
-        self.published = False
-        self.connection = context_of(app).connection
+        self.published: bool = False
+        self.connection: Any = context_of(app).connection
 
     @property
     def channel(self) -> Any:

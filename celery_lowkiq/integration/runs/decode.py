@@ -13,7 +13,9 @@ from celery_lowkiq.rules.errors import UndecodablePayload
 from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.rules.models import Batch, Flag, Job, PayloadRemoval
 
-NO_POSITIONS: Mapping[str, Collection[int]] = {}
+#: Positions of payloads by the id of their job.
+Positions = Mapping[str, Collection[int]]
+NO_POSITIONS: Positions = {}
 #: Up to this size in bytes, the payloads of a job are shown whole in logs and events.
 SMALL_BYTES = 256
 
@@ -75,7 +77,7 @@ class DecodedBatch:
         #: All jobs of the batch in its order, by id.
         self.decoded = decoded
         #: The jobs that run.
-        self.jobs = tuple([each.job for each in decoded.values() if each.job is not None])
+        self.jobs: tuple[RunJob, ...] = tuple([each.job for each in decoded.values() if each.job is not None])
 
     def includes(self, job_id: str, position: int) -> bool:
         """Whether the task function gets this payload of a claimed job."""

@@ -39,7 +39,7 @@ class Again(LowkiqError):
                 f"Again({payloads_left!r}) is invalid: expected a list of payloads, or None for all"
             )
         self.payloads_left = payloads_left
-        self.after = read_delay(after, "after")
+        self.after: float = read_delay(after, "after")
         self.result = result
         left = "all" if payloads_left is None else len(payloads_left)
         super().__init__(f"payloads left: {left}; again after {self.after:g} s")

@@ -102,8 +102,8 @@ class QuietRequest:
     acknowledged = True
 
     def __init__(self, headers: dict[str, Any], arguments: tuple[Any, ...], task: Any, consumer: Any) -> None:
-        self.id = headers["id"]
-        self.name = headers["task"]
+        self.id: str = headers["id"]
+        self.name: str = headers["task"]
         self.args = arguments
         self.kwargs: dict[str, Any] = {}
         self._headers = headers

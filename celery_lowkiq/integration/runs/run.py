@@ -9,7 +9,9 @@ from typing import Any
 
 from celery.exceptions import Ignore, Reject
 
+from celery_lowkiq.integration.app.settings import Settings
 from celery_lowkiq.integration.records.call_record import CallRecord
+from celery_lowkiq.rules.models import Batch
 from celery_lowkiq.worker.forks import staying
 
 from .base_exceptions import ENDS_WORKER, as_failure
@@ -34,9 +36,9 @@ class Run:
         tracked: TrackedCalls | None = None,
     ) -> None:
         self.decoded = decoded
-        self.batch = decoded.batch
-        self.task = rules.task
-        self.settings = rules.settings
+        self.batch: Batch = decoded.batch
+        self.task: Any = rules.task
+        self.settings: Settings = rules.settings
         #: The call under whose id and headers it runs; None for a run with an id of its own.
         self.call = call
         #: Reads the calls of a run with an id of its own; None when no call has a record.
@@ -44,13 +46,13 @@ class Run:
         #: Reports to the trackers of its calls; None when no call has a record.
         self.tracked = tracked
         #: The process that it began in.
-        self.pid = os.getpid()
+        self.pid: int = os.getpid()
         #: Celery's id of the run; "" before it begins.
-        self.task_id = ""
+        self.task_id: str = ""
         #: Whether the verdicts are final: a later failure around the function does not change them.
-        self.decided = False
+        self.decided: bool = False
         #: What becomes of its jobs and calls.
-        self.decision = Decision(decoded)
+        self.decision: Decision = Decision(decoded)
         self._rules = rules
         self._result: Any = None
         #: Raised by the function: its jobs are done, and its calls get no result.

@@ -45,7 +45,7 @@ class BrokerMessageHandler:
             call = read_call(message.payload if body is None else body, message.headers, properties)
             self._push(call, _priority(message))
         except (StoreUnavailable, QueueFull, ConfigurationError) as error:
-            self._log_outage(away=True, error=error)
+            self._log_outage(error)
             # The broker would deliver a rejected message again at once.
             self._consumer.timer.call_after(RETRY_DELAY, self, (message, body, ack, reject))
         except (InvalidCall, TypeError, ValueError, KeyError, KombuError) as error:
@@ -57,7 +57,7 @@ class BrokerMessageHandler:
             logger.exception("a message for %s goes back to its queue", self._task.name)
             message.reject_log_error(logger, errors, requeue=True)
         else:
-            self._log_outage(away=False)
+            self._log_outage(None)
             ack(logger, errors)
 
     def _push(self, call: MessagedCall, priority: int | None) -> None:
@@ -91,14 +91,13 @@ class BrokerMessageHandler:
             except Exception:
                 logger.exception("could not record the failure of call %s of %s", task_id, self._task.name)
 
-    def _log_outage(self, away: bool, error: Exception | None = None) -> None:
+    def _log_outage(self, error: Exception | None) -> None:
         """Log an outage once at its start, and once at its end."""
-        if away != self._away:
-            self._away = away
-            if away:
-                logger.error("messages for %s wait in the worker: %s", self._task.name, error)
-            else:
-                logger.info("messages for %s reach their queue again", self._task.name)
+        away, self._away = self._away, error is not None
+        if error is not None and not away:
+            logger.error("messages for %s wait in the worker: %s", self._task.name, error)
+        elif error is None and away:
+            logger.info("messages for %s reach their queue again", self._task.name)
 
 
 def _priority(message: Any) -> int | None:

@@ -39,7 +39,7 @@ from celery_lowkiq.integration.calls.validation import (
 from celery_lowkiq.integration.records.call_record import make_record
 from celery_lowkiq.integration.runs import eager
 from celery_lowkiq.integration.tracking.announce import Push, TrackedPush
-from celery_lowkiq.integration.tracking.tracker import Tracker, tracker_of
+from celery_lowkiq.integration.tracking.tracker import Tracker, track, tracker_of
 from celery_lowkiq.rules.errors import StoreFull, StoreUnavailable
 from celery_lowkiq.rules.middleware import compose
 from celery_lowkiq.rules.models import NewJob
@@ -162,7 +162,7 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         return single(job_id, payload, tz=self._get_app().timezone, **words)
 
     def signature(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
-        """Id and payload by name: in a chain, the result of the task before becomes the payload."""
+        """Make a signature with id and payload by name: in a chain, the payload is the result before it."""
         named = as_keywords(args or (), kwargs or {}, self.key is not None, self.name)
         return super().signature((), named, *rest, **options)
 
@@ -212,6 +212,12 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
             push = TrackedPush(context, tracker_id, calls.ids, refuse=True) if tracker_id else None
             self._publish(tuple(entries), stored, app_retry_intervals(app), push)
         return calls if results else None
+
+    def track(self, jobs: Iterable[BulkEntry], name: str | None = None) -> Tracker:
+        """Store many calls, as :meth:`perform_async`, in a tracker of their own. Raises InvalidCall."""
+        with track(name or self.name, self._get_app()) as tracker:
+            self.perform_async(jobs, tracker=tracker)
+        return tracker
 
     def map(self, it: Any) -> Any:
         """Not supported, as starmap and chunks: Celery would run the items in a plain task."""

@@ -30,8 +30,8 @@ class Sender:
     """Numbers the pushes of one caller at a time, so that shards recognise a repeated one."""
 
     def __init__(self) -> None:
-        self.id = uuid.uuid4().hex
-        self.numbers = itertools.count(1)
+        self.id: str = uuid.uuid4().hex
+        self.numbers: Iterator[int] = itertools.count(1)
 
 
 def chunked(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:

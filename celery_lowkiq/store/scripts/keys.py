@@ -57,10 +57,10 @@ SHARD_KEYS = {
 
 #: Keys with entries of ids; ``tests/store/test_kept_of_an_id.py`` checks that each step of a job's life
 #: handles all of them.
-ID_KEYS = SHARD_KEYS.keys() - {"lease", "meta", "senders"}
+ID_KEYS: frozenset[str] = frozenset(SHARD_KEYS.keys() - {"lease", "meta", "senders"})
 
 #: Keys that headers of scripts name together, as ``@waiting``. Question mark: see ``script``.
-KEY_GROUPS = {
+KEY_GROUPS: dict[str, tuple[str, ...]] = {
     "waiting": ("due", "due_prioritized?", "by_priority?", "paused?", "due_paused?"),
     "morgue": ("dead", "dead_ids", "dead_jobs", "dead_spill", "dead_spill_order", "dead_errors"),
 }

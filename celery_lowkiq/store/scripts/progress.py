@@ -21,7 +21,7 @@ class Tally:
     """Counts the jobs of completed steps and reports the progress."""
 
     def __init__(self, progress: Progress | None) -> None:
-        self.count = 0
+        self.count: int = 0
         self._progress = progress
         self._stop: Stop | None = None
 

@@ -1,4 +1,4 @@
-"""Selection of the ordered queues that a worker serves, by -Q and -X."""
+"""What the options of a worker mean for ordered queues: -Q and -X, and those that lanes cannot obey."""
 
 from __future__ import annotations
 
@@ -6,9 +6,20 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from celery import Celery
+from celery.exceptions import ImproperlyConfigured
 
+from celery_lowkiq.integration.task.unsupported import ENDLESS, FIXED
 from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.names import full_names
+
+NO_CHILD = "there is no child to replace"
+#: Attributes of a worker that Celery's thread pool ignores: the setting of each, and the reason.
+WITHOUT_EFFECT = {
+    "max_tasks_per_child": ("worker_max_tasks_per_child", NO_CHILD),
+    "max_memory_per_child": ("worker_max_memory_per_child", NO_CHILD),
+    "time_limit": ("task_time_limit", ENDLESS),
+    "soft_time_limit": ("task_soft_time_limit", ENDLESS),
+}
 
 
 def chosen(names: Collection[str], options: Mapping[str, Any]) -> list[str]:
@@ -21,6 +32,18 @@ def named(names: Collection[str], options: Mapping[str, Any]) -> list[str]:
     """Return the queues of ``names`` that -Q lists explicitly."""
     include = _listed(options.get("queues"))
     return [name for name in names if name in include]
+
+
+def check_threads(controller: Any) -> None:
+    """Check a worker that serves ordered queues. Raises ImproperlyConfigured for --autoscale.
+
+    Settings without effect only get a warning, since other workers of the app may use them.
+    """
+    if controller.autoscale:
+        raise ImproperlyConfigured(f"--autoscale is not supported with ordered queues: {FIXED}")
+    for name, (setting, why) in WITHOUT_EFFECT.items():
+        if getattr(controller, name, None):
+            logger.warning("%s has no effect on a thread pool: %s", setting, why)
 
 
 def warn_unknown_weights(names: Collection[str], weights: Collection[str]) -> None:
