@@ -75,7 +75,7 @@ class Runtime:
         self.queue_names: frozenset[str] = frozenset(queue.name for queue in queues)
         self.served: frozenset[str] = self.queue_names if served is None else frozenset(served)
         #: Whether an operator made the node quiet: it serves nothing.
-        self.is_quiet = False
+        self.is_quiet: bool = False
         shared, dealt = splitter is lease_splitter, self._deal(queues)
         self._ownership = Ownership(
             ctx, lanes=self._lanes, queues=queues, dealt=dealt, served=self.served, shared=shared

@@ -38,7 +38,7 @@ class Waker:
         self._changed = threading.Event()
         self._backoff = backoff()
         self._subscription: Subscription | None = None
-        self.thread = ctx.thread("lowkiq-waker", self._main)
+        self.thread: threading.Thread = ctx.thread("lowkiq-waker", self._main)
 
     def stop(self) -> None:
         """Stop listening."""

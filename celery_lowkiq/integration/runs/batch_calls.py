@@ -41,7 +41,7 @@ class BatchCalls:
     def __init__(
         self, batch: Batch, rules: RunRules, reader: CallReader, consumer: Any, tracked: TrackedCalls
     ) -> None:
-        self.task = rules.task
+        self.task: Any = rules.task
         self.consumer = consumer
         self.tracked = tracked
         self._batch = batch

@@ -74,7 +74,7 @@ class JobsFailed(LowkiqError):
                 raise TypeError(
                     f"JobsFailed({{{job_id!r}: {error!r}}}) is invalid: expected an exception for each id"
                 )
-        self.errors = {job_id: as_failure(error) for job_id, error in given.items()}
+        self.errors: dict[str, Exception] = {job_id: as_failure(error) for job_id, error in given.items()}
         named = ", ".join(f"{job_id!r}: {error!r}" for job_id, error in self.errors.items())
         super().__init__(errors if isinstance(errors, str) else f"failed jobs: {named or 'none was named'}")
 

@@ -26,9 +26,9 @@ class Lane(LaneState):
     def __init__(self, name: str, ctx: WorkerContext, scheduler: Scheduler, peers: Sequence[Lane]) -> None:
         """``peers``: all lanes of the node, for which one lane polls."""
         super().__init__(name, ctx)
-        self.crashed = False
-        self.ended = False
-        self.thread = ctx.thread(name, self._main)
+        self.crashed: bool = False
+        self.ended: bool = False
+        self.thread: threading.Thread = ctx.thread(name, self._main)
         self._peers = peers
         self._picker = ShardPicker(scheduler, name)
         self._runner = BatchRunner(self, ctx)

@@ -73,8 +73,8 @@ class Ownership:
         self._renew_at = 0.0
         self._observe_at = 0.0
         #: Set when leases are released, or are left to run out.
-        self.finished = threading.Event()
-        self.thread = ctx.thread("lowkiq-ownership", self._main)
+        self.finished: threading.Event = threading.Event()
+        self.thread: threading.Thread = ctx.thread("lowkiq-ownership", self._main)
 
     # -- called from other threads
 
