@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from celery_lowkiq.integration.calls.validation import BulkEntry
-from celery_lowkiq.integration.runs.aborts import RunAborted
-from celery_lowkiq.integration.runs.batch_results import ById, JobsFailed
-from celery_lowkiq.integration.runs.outcomes import Again, BusinessFailure
+from celery_lowkiq.integration.runs.base_exceptions import RunAborted
+from celery_lowkiq.integration.runs.outcomes import Again, BusinessFailure, ById, JobsFailed
 from celery_lowkiq.integration.task.decorator import ordered_task
 from celery_lowkiq.integration.task.task import OrderedTask
 from celery_lowkiq.integration.tracking.tracker import Tracker, track, trackers

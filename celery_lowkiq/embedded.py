@@ -109,7 +109,7 @@ class EmbeddedServer:
         appendonly: bool = False,
         config: Mapping[str, str] | None = None,
     ) -> None:
-        self.executable = Path(executable) if executable is not None else None
+        self.executable: Path | None = Path(executable) if executable is not None else None
         self.port = port
         self.pid: int | None = None
         self._config = {"appendonly": "yes" if appendonly else "no", **(config or {})}

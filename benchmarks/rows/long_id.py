@@ -42,8 +42,8 @@ def _round(bench: Bench, payloads: int) -> Iterator[tuple[str, float]]:
     lines: list[bytes] = []
     yield "push", _longest(bench, lambda: _fill(bench, payloads))
     (lease,) = acquire_all(bench, spec)
-    for fate in (Disposition.RETRY, Disposition.DIE, Disposition.BURY):
-        yield from _ended(bench, lease, fate)
+    for disposition in (Disposition.RETRY, Disposition.DIE, Disposition.BURY):
+        yield from _ended(bench, lease, disposition)
     bad = tuple(PayloadRemoval(position, b"bad") for position in range(1000))
     yield from _ended(bench, lease, Disposition.DONE, bad)
     _claim(bench, lease)
@@ -73,12 +73,12 @@ def _claim(bench: Bench, lease: Lease) -> Job:
 
 
 def _ended(
-    bench: Bench, lease: Lease, fate: Disposition, bad: tuple[PayloadRemoval, ...] = ()
+    bench: Bench, lease: Lease, disposition: Disposition, bad: tuple[PayloadRemoval, ...] = ()
 ) -> Iterator[tuple[str, float]]:
     found: list[Job] = []
     yield "claim", _longest(bench, lambda: found.append(_claim(bench, lease)))
-    verdict = Settlement(ID, found[0].claim, fate, 0, 0.0, b"boom", bad=bad)
-    name = "settle bad" if bad else f"settle {fate.value}"
+    verdict = Settlement(ID, found[0].claim, disposition, 0, 0.0, b"boom", bad=bad)
+    name = "settle bad" if bad else f"settle {disposition.value}"
     yield name, _longest(bench, lambda: bench.store.settle(bench.spec("single"), lease, [verdict]))
 
 

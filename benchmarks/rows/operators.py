@@ -48,11 +48,11 @@ def _postpone(bench: Bench, jobs: int) -> None:
     bench.fill(bench.spec("blank"), jobs, perform_in=9e9)
 
 
-def _end_all(bench: Bench, jobs: int, fate: Disposition) -> None:
+def _end_all(bench: Bench, jobs: int, disposition: Disposition) -> None:
     """Push so many, and end all that is due so."""
     spec = replace(bench.spec("blank"), batch_size=1000)
     bench.fill(spec, jobs)
     for lease in acquire_all(bench, spec):
         while claimed := bench.store.claim(spec, lease, next(_requests)).jobs:
-            verdicts = [Settlement(job.id, job.claim, fate, 0, 9e8, b"boom") for job in claimed]
+            verdicts = [Settlement(job.id, job.claim, disposition, 0, 9e8, b"boom") for job in claimed]
             bench.store.settle(spec, lease, verdicts)

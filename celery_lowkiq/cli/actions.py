@@ -1,4 +1,4 @@
-"""The commands that act: each is made from its verb."""
+"""The commands of actions: each is made from its verb."""
 
 from __future__ import annotations
 
@@ -6,43 +6,61 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
+from celery import Celery
 
-from celery_lowkiq.integration.operations.action_parts import NODE, Action, Target, Verb
+from celery_lowkiq.integration.operations.action_parts import Action, Target, Verb
 from celery_lowkiq.integration.operations.actions import VERBS
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.rules.text import escaped
 
-from .asking import ask
 from .bulk import Progress, confirm, in_chunks, with_progress
 from .main import FAILED
 from .params import STDIN, command, each_id, ids_argument, queue_argument, yes_option
 
+#: Seconds that a worker gets to answer.
+PATIENCE = 2.0
 #: Options that choose an action of a verb, with their help.
 OPTIONS = {
-    "all": "All that are there now.",
+    "all": "All jobs that exist now.",
     "all-ids": "All paused ids.",
     "failed": "All waiting jobs that failed before.",
-    "force": "Also payloads that are older than what ran since (drop_stale).",
+    "force": "Also payloads older than the last run (drop_stale).",
     "morgue": "Dead jobs, not waiting ones.",
 }
 COMMANDS = {
-    verb.name.replace("_", "-"): verb for verb in VERBS if any(one.on_command_line for one in verb.actions)
+    verb.name.replace("_", "-"): verb
+    for verb in VERBS
+    if verb.node_reply or any(one.on_command_line for one in verb.actions)
 }
 
 
 def command_of(verb: Verb) -> click.Command:
     """The command of a verb."""
-    run = _node_command(verb) if verb.actions[0].scope is NODE else _queue_command(verb)
+    run = _node_command(verb) if verb.node_reply else _queue_command(verb)
     run.__doc__ = verb.text
     return command(verb.summary, verb.examples)(run)
 
 
 def _node_command(verb: Verb) -> Callable[..., None]:
     def run(inspector: Inspector, node: str) -> None:
-        ask(inspector.app, f"lowkiq_{verb.name}", node)
+        _control(inspector.app, f"lowkiq_{verb.name}", node)
 
     return click.argument("node")(run)
+
+
+def _control(app: Celery, name: str, node: str) -> None:
+    """Send a control command to one node and write its answer. Ends with status 1 without a good answer."""
+    replies = app.control.broadcast(name, destination=[node], reply=True, timeout=PATIENCE, limit=1) or []
+    for reply in replies:
+        for answering, answer in reply.items():
+            text = escaped(str(answer.get("ok") or answer.get("error")))
+            click.echo(f"{escaped(answering)}: {text}", err="ok" not in answer)
+            if "ok" in answer:
+                return
+    if not replies:
+        click.echo(f"{escaped(node)} does not answer: `lowkiq nodes` lists the nodes by name", err=True)
+    raise click.exceptions.Exit(FAILED)
 
 
 def _queue_command(verb: Verb) -> Callable[..., None]:
@@ -58,7 +76,7 @@ def _queue_command(verb: Verb) -> Callable[..., None]:
     made: Callable[..., None] = run
     if any(one.dangerous for one in actions):
         made = yes_option(made)
-    for name in sorted({name for one in actions for name in one.options}, reverse=True):
+    for name in sorted({name for one in actions for name in one.all_options}, reverse=True):
         made = click.option(f"--{name}", is_flag=True, help=OPTIONS[name])(made)
     for one in {one.name: one for action in actions for one in action.takes}.values():
         kind = int if one.kind is int else str
@@ -69,17 +87,17 @@ def _queue_command(verb: Verb) -> Callable[..., None]:
 
 
 def _chosen(actions: list[Action], ids: tuple[str, ...], given: Mapping[str, Any]) -> Action:
-    """The action that the arguments name. Ends the command with status 2 when there is none."""
+    """Return the action that the arguments choose. Ends with status 2 when there is none."""
     options = {name for name in OPTIONS if given.get(name.replace("-", "_"))}
     names = {name for name, value in given.items() if value is not None and not isinstance(value, bool)}
     for one in actions:
-        if set(one.options) == options and one.needs == names | ({"ids"} if ids else set()):
+        if set(one.all_options) == options and one.needs == names | ({"ids"} if ids else set()):
             return one
     raise click.UsageError(f"expected one of: {', '.join(map(_usage, actions))}")
 
 
 def _usage(action: Action) -> str:
-    words = [f"--{name}" for name in action.options] + [f"--{one.name} N" for one in action.takes]
+    words = [f"--{name}" for name in action.all_options] + [f"--{one.name} N" for one in action.takes]
     return " ".join([*words, *(["IDS"] if action.scope.ids else [])]) or "QUEUE alone"
 
 

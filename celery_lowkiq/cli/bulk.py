@@ -12,12 +12,12 @@ from celery_lowkiq.integration.operations.action_parts import MAX_IDS
 
 from .main import FAILED
 
-#: Called with how many jobs are done so far.
+#: Called with the number of jobs done so far.
 Progress = Callable[[int], None]
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask, unless ``yes``. Ends the command with status 1 after a no, with 2 where there is no terminal."""
+    """Ask for a confirmation unless ``yes``. Ends with status 1 after a no, with 2 without a terminal."""
     if yes:
         return
     if sys.stdin is None or not sys.stdin.isatty():
@@ -28,7 +28,7 @@ def confirm(question: str, yes: bool) -> None:
 
 
 def with_progress(label: str, length: int, act: Callable[[Progress], int]) -> int:
-    """Return ``act(progress)``; on a terminal a bar on stderr shows the progress."""
+    """Return ``act(progress)``. On a terminal, a bar on stderr shows the progress."""
     if length <= 0 or sys.stderr is None or not sys.stderr.isatty():
         return act(lambda _: None)
     with click.progressbar(length=length, label=label, file=sys.stderr) as bar:
@@ -36,7 +36,7 @@ def with_progress(label: str, length: int, act: Callable[[Progress], int]) -> in
 
 
 def in_chunks(ids: Iterable[str], act: Callable[[list[str], Progress], int], progress: Progress) -> int:
-    """The sum of ``act(ids, progress)`` over chunks of the ids."""
+    """Return the sum of ``act(ids, progress)`` over chunks of the ids."""
     left, done = iter(ids), 0
     while part := list(islice(left, MAX_IDS)):
         before = done

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import click
 
 from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.operations.json_shapes import Reading
-from celery_lowkiq.rules.views import Page
+from celery_lowkiq.integration.operations.json_records import Reading
+from celery_lowkiq.rules.views import all_items
 
 from .output import table, write_json
 from .params import Time, absolute, command, json_option, queue_argument
@@ -18,9 +18,9 @@ from .params import Time, absolute, command, json_option, queue_argument
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: Items of a page, and rows of a table that share their widths.
+#: Items of a page, and rows of a table with common column widths.
 PAGE = 100
-#: Payloads that are read of a job; its payload_count says how many there are.
+#: Maximum number of payloads that are read of a job.
 PAYLOADS = 10
 
 
@@ -28,32 +28,25 @@ def listing_options(function: F) -> F:
     """The options of a listing: --reverse, --from, --prefix, --limit."""
     for option in (
         click.option(
-            "--limit", default=100, show_default=True, help="Most lines; 0: all.", type=click.IntRange(0)
+            "--limit",
+            default=100,
+            show_default=True,
+            help="Maximum number of lines; 0: all.",
+            type=click.IntRange(0),
         ),
         click.option("--prefix", default="", help="Ids with this prefix; with --by id."),
         click.option("--from", "from_", type=Time(), help="Begin at this time, or number."),
-        click.option("--reverse", is_flag=True, help="From the largest down."),
+        click.option("--reverse", is_flag=True, help="Sort in descending order."),
     ):
         function = option(function)
     return function
 
 
 def bounds(from_: Any, reverse: bool) -> dict[str, Any]:
-    """What --from means to a listing."""
+    """Return the bound that --from sets."""
     if from_ is None:
         return {}
     return {"maximum" if reverse else "minimum": absolute(from_)}
-
-
-def pages(read: Callable[..., Page[T]], **options: Any) -> Iterator[T]:
-    """All items, a page at a time."""
-    after: str | None = None
-    while True:
-        page = read(after=after, limit=PAGE, **options)
-        yield from page.items
-        if page.next is None:
-            return
-        after = page.next
 
 
 def write_listing(
@@ -61,13 +54,13 @@ def write_listing(
     limit: int,
     header: Sequence[str],
     row: Callable[[T], Sequence[str]],
-    record: Callable[[T], Any] | None,
+    reading: Reading | None,
 ) -> None:
-    """Write lines of JSON when there is a ``record``, else a table; stderr says when there is more."""
+    """Write a table, or with a ``reading`` lines of JSON. Stderr says when there is more than a table."""
     shown = islice(found, limit) if limit else found
-    if record is not None:
+    if reading is not None:
         for item in shown:
-            write_json(record(item))
+            write_json(item, reading)
         return
     first = True
     while part := list(islice(shown, PAGE)):
@@ -87,7 +80,6 @@ def listing_command(
     examples: Sequence[str],
     sorts: Sequence[str],
     columns: Mapping[str, Callable[[Any], str]],
-    record: Callable[[Any, Reading], Any],
 ) -> click.Command:
     """A command that lists jobs: ``name`` is the method of the queue that reads them."""
 
@@ -103,9 +95,11 @@ def listing_command(
     ) -> None:
         read = getattr(inspector.queue(queue).raw() if json_ else inspector.queue(queue), name)
         options = {"by": by, "prefix": prefix, "reverse": reverse, "payload_limit": PAYLOADS}
-        found = pages(read, **options, **bounds(from_, reverse))
-        made = (lambda job: record(job, inspector.reading)) if json_ else None
-        write_listing(found, limit, list(columns), lambda job: [cell(job) for cell in columns.values()], made)
+        found = all_items(read, limit=PAGE, **options, **bounds(from_, reverse))
+        reading = inspector.reading if json_ else None
+        write_listing(
+            found, limit, list(columns), lambda job: [cell(job) for cell in columns.values()], reading
+        )
 
     run.__doc__ = text
     by = click.option("--by", type=click.Choice(sorts), default=sorts[0], show_default=True)

@@ -22,7 +22,7 @@ from celery_lowkiq.rules.text import escaped
 
 from . import commands
 
-#: Exit status 1: not found, nothing done, or Redis is away; 2: usage error.
+#: Exit status 1: not found, nothing done, or Redis unavailable; 2: usage error.
 FAILED, USAGE = 1, 2
 EXAMPLES = """\b
 Examples:
@@ -54,7 +54,7 @@ class Commands(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; an error of ours ends it with one line."""
+        """Run the command. A LowkiqError ends it with one line."""
         _write_any_text()
         try:
             return super().invoke(ctx)
@@ -62,7 +62,7 @@ class Commands(click.Group):
             raise _failure(error) from error
         except Exception as error:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
-                raise  # the reader has closed the pipe: click ends quietly
+                raise  # the reader closed the pipe: click exits quietly
             if isinstance(error, OSError):
                 _forget_output()
                 raise _Failed(escaped(str(error))) from error
@@ -70,7 +70,7 @@ class Commands(click.Group):
 
 
 def _actions() -> Any:
-    """Imported when it is needed: each ``celery`` command imports this module, also a worker's."""
+    """Imported late: every ``celery`` command imports this module, also that of a worker."""
     return import_module(f"{__package__}.actions")
 
 
@@ -99,7 +99,7 @@ def _write_any_text() -> None:
 
 
 def _forget_output() -> None:
-    """Drop what stdout refused, as on a full disk: Python would try to write it again at its end."""
+    """Drop output that stdout refused, as on a full disk: Python would write it again at exit."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -108,7 +108,7 @@ def _forget_output() -> None:
 
 @click.group(cls=Commands, epilog=EXAMPLES)
 def lowkiq() -> None:
-    """Show ordered queues and act on them. Needs no worker.
+    """Read ordered queues and act on them. Needs no worker.
 
-    Exit status: 0; 1 when something is not found, nothing was done, or Redis is away; 2 for wrong usage.
+    Exit status: 0; 1 if something is not found, nothing was done, or Redis is unavailable; 2 for wrong usage.
     """

@@ -1,4 +1,4 @@
-"""Arguments of commands, and the decorators that commands are made with."""
+"""Arguments and options of commands, and the decorator that makes a command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import wraps
-from typing import Any, TextIO, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias, TypeVar
 
 import click
 
@@ -20,19 +20,25 @@ F = TypeVar("F", bound=Callable[..., Any])
 #: A Unix time in s, a date, or a span from now.
 When: TypeAlias = "float | datetime | timedelta"
 
+if TYPE_CHECKING:
+    # Generic since Click 8.4.
+    ParamType = click.ParamType[When]
+else:
+    ParamType = click.ParamType
+
 _SPAN = re.compile(r"([-+])(\d+(?:\.\d+)?)(s|m|min|h|d)")
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-#: Stands for: ids, or a payload, come from stdin.
+#: Argument for ids, or a payload, from stdin.
 STDIN = "-"
 
 
-class Time(click.ParamType):  # type: ignore[type-arg]
+class Time(ParamType):
     """A point in time on the command line."""
 
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> When:
-        """Ends the command with status 2 for any other text."""
+        """Read a time. Ends with status 2 for an invalid text."""
         if value == "now":
             return timedelta(0)
         if span := _SPAN.fullmatch(value):
@@ -57,14 +63,14 @@ class Time(click.ParamType):  # type: ignore[type-arg]
 
 
 def absolute(when: When) -> float | datetime:
-    """The same without a span."""
+    """Return the time with a span added to now."""
     return time.time() + when.total_seconds() if isinstance(when, timedelta) else when
 
 
 def command(short: str, examples: Sequence[str]) -> Callable[[Callable[..., None]], click.Command]:
-    """Make a command with a line for the list of commands, and examples in its help.
+    """Make a command with a short help and examples.
 
-    Its function gets the Inspector, and the full name of the queue also when only its last part was given.
+    Its function gets the Inspector, and the full name of the queue.
     """
     lines = "\n".join(f"  celery -A proj lowkiq {example}" for example in examples)
 
@@ -95,16 +101,16 @@ def json_option(function: F) -> F:
 
 def yes_option(function: F) -> F:
     """The option --yes."""
-    return click.option("--yes", "-y", is_flag=True, help="Do not ask.")(function)
+    return click.option("--yes", "-y", is_flag=True, help="Do not ask for a confirmation.")(function)
 
 
 def ids_argument(function: F) -> F:
-    """The argument IDS, which may be left out."""
+    """The optional argument IDS."""
     return click.argument("ids", metavar="[IDS]...", nargs=-1)(function)
 
 
 def each_id(ids: Sequence[str]) -> Iterator[str]:
-    """The ids that were given; ``-`` reads them from stdin, one a line."""
+    """Yield the ids; ``-`` reads them from stdin, one per line."""
     if tuple(ids) != (STDIN,):
         yield from ids
         return
@@ -114,7 +120,7 @@ def each_id(ids: Sequence[str]) -> Iterator[str]:
 
 
 def stdin() -> TextIO:
-    """The standard input. Ends the command with status 2 when it is closed."""
+    """Return the standard input. Ends with status 2 when it is closed."""
     if sys.stdin is None:
         raise click.UsageError("stdin is closed: there is nothing to read")
     return sys.stdin
@@ -122,7 +128,7 @@ def stdin() -> TextIO:
 
 @contextmanager
 def binding(host: str, port: int) -> Iterator[None]:
-    """Ends the command with status 1 when the port cannot be had."""
+    """End the command with status 1 when the port cannot be bound."""
     try:
         yield
     except OSError as error:

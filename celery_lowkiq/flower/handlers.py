@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from base64 import b64decode
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode
 
-from flower.api import BaseApiHandler
+from celery import Celery
 from flower.utils import strtobool
-from flower.views import BaseHandler
 from tornado.ioloop import IOLoop
 from tornado.web import HTTPError, RequestHandler, authenticated
 
 from celery_lowkiq.integration.operations.action_parts import Action, Target
 from celery_lowkiq.integration.operations.actions import ACTIONS
 from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.operations.json_encoder import encode
-from celery_lowkiq.integration.operations.queue import OrderedQueue, ShownDeadJob
+from celery_lowkiq.integration.operations.json_records import encode
+from celery_lowkiq.integration.operations.queue import OrderedQueue
+from celery_lowkiq.integration.operations.shown_jobs import ShownDeadJob
 from celery_lowkiq.rules.errors import InvalidCall, LowkiqError
+from celery_lowkiq.rules.loggers import flower_logger as logger
 from celery_lowkiq.rules.text import duration, escaped, last_error_line, moment, shortened
 
-logger = logging.getLogger("celery_lowkiq.flower")
+if TYPE_CHECKING:
+    # Flower has no types.
+    class BaseHandler(RequestHandler):
+        capp: Celery
+
+    BaseApiHandler = BaseHandler
+else:
+    from flower.api import BaseApiHandler
+    from flower.views import BaseHandler
 
 T = TypeVar("T")
 
@@ -33,7 +41,7 @@ LONGEST = 300
 #: The actions of the tab: those that need no question before and no page of their own.
 OFFERED = {name: one for name, one in ACTIONS.items() if not one.dangerous and not one.takes}
 #: What templates call.
-TEXT = {
+TEXT: dict[str, Callable[..., str]] = {
     "span": duration,
     "moment": moment,
     "text": lambda value: shortened(escaped(str(value)), LONGEST),
@@ -41,7 +49,7 @@ TEXT = {
 }
 
 
-class OrderedPage(BaseHandler):  # type: ignore[misc]
+class OrderedPage(BaseHandler):
     """All queues."""
 
     @authenticated
@@ -51,7 +59,7 @@ class OrderedPage(BaseHandler):  # type: ignore[misc]
         self.render("ordered.html", overview=found, **TEXT)
 
 
-class OrderedQueuePage(BaseHandler):  # type: ignore[misc]
+class OrderedQueuePage(BaseHandler):
     """One queue and its morgue."""
 
     @authenticated
@@ -66,7 +74,7 @@ class OrderedQueuePage(BaseHandler):  # type: ignore[misc]
         self.render("ordered_queue.html", **rows, **found, **TEXT)
 
 
-class OrderedAction(BaseApiHandler):  # type: ignore[misc]
+class OrderedAction(BaseApiHandler):
     """An action from a form. As each change in Flower, it needs authentication, or Flower's setting that
     allows changes without.
     """
@@ -90,7 +98,7 @@ class OrderedAction(BaseApiHandler):  # type: ignore[misc]
         )
 
 
-class OrderedApi(BaseApiHandler):  # type: ignore[misc]
+class OrderedApi(BaseApiHandler):
     """``GET /api/ordered``: counts of all queues as JSON."""
 
     @authenticated

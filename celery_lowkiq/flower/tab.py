@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from importlib import resources
 from pathlib import Path
@@ -11,9 +10,9 @@ from flower import urls
 from tornado.template import Loader, Template
 from tornado.web import url
 
-from .handlers import OrderedAction, OrderedApi, OrderedPage, OrderedQueuePage
+from celery_lowkiq.rules.loggers import flower_logger as logger
 
-logger = logging.getLogger("celery_lowkiq.flower")
+from .handlers import OrderedAction, OrderedApi, OrderedPage, OrderedQueuePage
 
 PAGES = ("ordered.html", "ordered_queue.html")
 BAR = "navbar.html"

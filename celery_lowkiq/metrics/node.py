@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
@@ -12,13 +11,12 @@ from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from celery_lowkiq.rules.loggers import metrics_logger as logger
 from celery_lowkiq.rules.models import Batch
 from celery_lowkiq.worker.runtime import Runtime
 
 from .queues import queue_registry
 from .server import Server, listen
-
-logger = logging.getLogger("celery_lowkiq.metrics")
 
 #: Upper bounds of the buckets of histograms.
 RUN_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 1800)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
@@ -17,11 +16,10 @@ from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.rules.clock import Clock, SystemClock
 from celery_lowkiq.rules.errors import StoreError
+from celery_lowkiq.rules.loggers import metrics_logger as logger
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.ownership import LeaseWatch
 from celery_lowkiq.rules.views import ShardLook, Stats, sum_of
-
-logger = logging.getLogger("celery_lowkiq.metrics")
 
 LABELS = ("queue",)
 
@@ -105,7 +103,7 @@ class QueueCollector(Collector):
         unowned: dict[str, int] = {}
         for look in looks:
             watch = self._watches.get(look.shard) or LeaseWatch(QueueSpec(look.shard.queue), look.shard)
-            watch = self._watches[look.shard] = watch.look(look.lease, now)
+            watch = self._watches[look.shard] = watch.observed(look.lease, now)
             free = watch.may_take(now, self._lease_seconds)
             unowned[look.shard.queue] = unowned.get(look.shard.queue, 0) + free
         return unowned

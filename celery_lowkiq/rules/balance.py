@@ -28,7 +28,7 @@ class Member:
     since: float
     moved: bool = False
 
-    def look(self, counter: int, now: float) -> Member:
+    def observed(self, counter: int, now: float) -> Member:
         """Return the member updated by a newly read counter."""
         if counter == self.counter:
             return self
@@ -60,11 +60,11 @@ def quotas(shards: int, lanes: Mapping[str, int]) -> dict[str, int]:
 class QuotaRoom:
     """The number of shards that a node may still take. Queues served by the same nodes share one quota."""
 
-    def __init__(self, pools: Sequence[tuple[frozenset[str], int]], held: Sequence[ShardRef]) -> None:
-        """``pools``: groups of queues with the node's quota for each; ``held``: the shards it owns."""
+    def __init__(self, pools: Sequence[tuple[frozenset[str], int]], owned: Sequence[ShardRef]) -> None:
+        """``pools``: groups of queues with the node's quota for each; ``owned``: the shards it owns."""
         self._pool_of = {queue: number for number, (queues, _) in enumerate(pools) for queue in queues}
         self._remaining = [quota for _, quota in pools]
-        for shard in held:
+        for shard in owned:
             self.fill(shard.queue)
 
     def left(self, queue: str) -> bool:
@@ -77,12 +77,12 @@ class QuotaRoom:
             self._remaining[self._pool_of[queue]] -= 1
 
 
-def surplus_shards(held: Sequence[ShardRef], busy: frozenset[ShardRef], quota: int) -> list[ShardRef]:
+def surplus_shards(owned: Sequence[ShardRef], busy: frozenset[ShardRef], quota: int) -> list[ShardRef]:
     """Return the shards beyond a node's quota: idle ones first, then by descending index."""
-    surplus = len(held) - quota
+    surplus = len(owned) - quota
     if surplus <= 0:
         return []
-    return sorted(held, key=lambda shard: (shard in busy, [-shard.index], shard.queue))[:surplus]
+    return sorted(owned, key=lambda shard: (shard in busy, [-shard.index], shard.queue))[:surplus]
 
 
 def least_loaded_lane(loads: Sequence[int]) -> int:

@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .models import Job, Lease, LeaseState, QueueSpec, Settlement, ShardRef
-
-
-@dataclass(frozen=True)
-class AcquireRequest:
-    """A request to take a shard whose lease was ``seen``; ``known_epoch``: the largest known to the node."""
-
-    queue: QueueSpec
-    shard: ShardRef
-    seen: LeaseState
-    known_epoch: int
+from .models import Job, Lease, QueueSpec, Settlement
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from .models import ShardRef
 from .reports import Running
-from .text import QUOTED, duration, format_job_ids, last_error_line, moment, shortened, since
+from .text import QUOTED, count_of, duration, format_job_ids, last_error_line, moment, shortened, since
 
 #: Tolerance in s between the due time of a rate-limited job and the time its id gets a token.
 TOKEN_TOLERANCE = 0.001
@@ -239,7 +239,7 @@ def _next(facts: DiagnosisFacts, waiting: Waiting, owner: Owner) -> Reason:
     run = owner.running
     busy = "" if run is None else _is_running(facts, owner, run)
     if waiting.ahead:
-        jobs = f"{waiting.ahead} due job{'s' if waiting.ahead > 1 else ''} of shard {facts.shard.index}"
+        jobs = f"{count_of(waiting.ahead, 'due job')} of shard {facts.shard.index}"
         activity = f", which {busy}" if busy else ""
         return Reason("behind", f"It waits behind {jobs}, owned by {owner.place}{activity}.")
     if busy:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import copyreg
+from typing import Any
+
 
 class LowkiqError(Exception):
     """Base class of all errors that celery-lowkiq raises."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Not by calling the class, whose arguments may differ from ``args``.
+        return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]
 
 
 class ConfigurationError(LowkiqError, ValueError):
@@ -21,9 +28,6 @@ class UnknownTracker(InvalidCall):
     def __init__(self, tracker: str) -> None:
         super().__init__(f"tracker {tracker} has expired, or is in another Redis: track() opens a new one")
         self.tracker = tracker
-
-    def __reduce__(self) -> tuple[type[UnknownTracker], tuple[str]]:
-        return type(self), (self.tracker,)
 
 
 class PayloadError(InvalidCall):
@@ -56,9 +60,6 @@ class ShardCountMismatch(LowkiqError):
         self.stored = stored
         self.declared = declared
 
-    def __reduce__(self) -> tuple[type[ShardCountMismatch], tuple[str, int, int]]:
-        return type(self), (self.queue, self.stored, self.declared)
-
 
 class FormatMismatch(LowkiqError):
     """The queue was written by a version of celery-lowkiq with another storage format."""
@@ -80,9 +81,6 @@ class ClusterNode(StoreError, ConfigurationError):
             "cluster mode, since Redis Cluster is not supported yet. Set lowkiq_url to such a server, or to "
             "its sentinels"
         )
-
-    def __reduce__(self) -> tuple[type[ClusterNode], tuple[()]]:
-        return type(self), ()
 
 
 class StoreUnavailable(StoreError):
@@ -116,9 +114,6 @@ class ShardDamaged(StoreError):
         self.queue = queue
         self.index = index
         self.reason = reason
-
-    def __reduce__(self) -> tuple[type[ShardDamaged], tuple[str, int, str]]:
-        return type(self), (self.queue, self.index, self.reason)
 
 
 class ShardRepairing(ShardDamaged):

@@ -1,4 +1,4 @@
-"""Is all well? Each check looks at what was read, and says what it found and what to do about it."""
+"""Health checks for ``doctor``: each one reads the facts, and returns a finding with advice."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from .balance import ORPHAN_TIMEOUT_LEASES
 from .models import ShardRef
 from .repairs import Damage
 from .reports import NodeReport, ShardReport, seconds_to_wait
-from .text import duration, ranges, since
+from .text import duration, listed, ranges, since
 from .views import Paused
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 
-#: The oldest server that has all that is needed.
+#: The oldest supported version of Redis.
 OLDEST = (6, 2)
-#: Clocks may differ by so many s.
+#: Maximum difference between clocks, in s.
 CLOCKS = 1.0
-#: So many shards, or names, one finding lists.
+#: Maximum number of shards, or of names, in a finding.
 LISTED = 10
 
 
 @dataclass(frozen=True)
 class Finding:
-    """``level`` is ok, warning or error; ``advice`` is empty where there is nothing to do."""
+    """The result of a check. ``level``: ok, warning or error; ``advice``: what to do, empty for nothing."""
 
     level: str
     subject: str
@@ -36,7 +36,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Server:
-    """What a Redis says of itself. None: it does not tell us."""
+    """What a Redis server reports. None: its user may not read it, or the server leaves it out."""
 
     name: str = "Redis"
     version: str = ""
@@ -47,16 +47,16 @@ class Server:
     appendfsync: str | None = None
     #: Setting ``save``: empty when no snapshots are made.
     save: str | None = None
-    #: What its last write to disk came to: False for a failure.
+    #: Whether the last write to disk succeeded.
     written: bool = True
-    #: Its clock minus this host's, and how exactly that is known, in s.
+    #: Its clock minus this host's, and the maximum error of that, in s.
     ahead: float = 0.0
     give_or_take: float = 0.0
 
 
 @dataclass(frozen=True)
 class QueueState:
-    """A queue as the code declares it, and as it is stored; None: nothing was ever stored of it."""
+    """A queue as the code declares it, and as it is stored; None: it was never stored."""
 
     name: str
     declared: int
@@ -68,13 +68,17 @@ class QueueState:
 
     @property
     def length(self) -> int:
-        """How many jobs wait."""
+        """Number of waiting jobs."""
         return sum(shard.stats.length for shard in self.shards)
+
+    def finding(self, level: str, text: str, advice: str = "") -> Finding:
+        """Return a finding about this queue."""
+        return Finding(level, f"queue {self.name}", text, advice)
 
 
 @dataclass(frozen=True)
 class SystemState:
-    """All that is examined. ``now`` is Redis's clock (Unix s), ``format`` what this version reads."""
+    """The facts to check. ``now``: Redis's clock (Unix s); ``format``: the one that this version reads."""
 
     now: float
     format: int
@@ -83,50 +87,47 @@ class SystemState:
     queues: Sequence[QueueState] = ()
 
     def serving(self, queue: str) -> list[NodeReport]:
-        """The living nodes that serve a queue."""
+        """Return the living nodes that serve a queue."""
         return [node for node in self.nodes if node.alive and queue in node.queues]
 
 
 def check_health(state: SystemState) -> tuple[Finding, ...]:
-    """All findings: of the server, the nodes, and each queue."""
+    """Return the findings about the server, the nodes, and each queue."""
     return tuple(_findings(state))
 
 
-def _findings(state: SystemState) -> Iterator[Finding]:
-    server = state.server
-    yield version(server)
-    yield eviction(server)
-    yield persistence(server)
-    yield clock(server)
-    yield from nodes(state)
-    for queue in state.queues:
-        # What is stored in another way cannot be served: that says it all.
-        of_queue = list(stored(queue, state.format)) or [
-            *damaged(queue),
-            *unserved(queue, state),
-            *unowned(queue, state),
-            *waiting(queue, state),
-            *abandoned(queue),
-            *paused(queue, state.now),
-        ]
-        served = _counted(queue.declared, "shard is served", "shards are served")
-        well = f"{_wait(queue)}, {served}"
-        yield from of_queue or [Finding(OK, f"queue {queue.name}", well)]
-
-
-# -- the server
-
-
 def unreachable(reason: str) -> Finding:
-    """Nothing else can be said then."""
+    """Return the only finding when the server cannot be reached."""
     advice = (
         "Is the server up, and is lowkiq_url (or broker_url) right? Then user, password, TLS, and network."
     )
     return Finding(ERROR, "connection", reason, advice)
 
 
-def version(server: Server) -> Finding:
-    """Of the server."""
+def _findings(state: SystemState) -> Iterator[Finding]:
+    yield _version(state.server)
+    yield eviction(state.server)
+    yield _persistence(state.server)
+    yield _clock(state.server)
+    yield from _nodes(state)
+    for queue in state.queues:
+        # A queue that is stored differently cannot be served: the other checks would only follow from that.
+        found = list(_stored(queue, state.format)) or [
+            *_damaged(queue),
+            *_unserved(queue, state),
+            *_unowned(queue, state),
+            *_waiting(queue, state),
+            *_abandoned(queue),
+            *_paused(queue, state.now),
+        ]
+        served = _counted(queue.declared, "shard is served", "shards are served")
+        yield from found or [queue.finding(OK, f"{_wait(queue)}, {served}")]
+
+
+# -- the server
+
+
+def _version(server: Server) -> Finding:
     known = tuple(int(part) for part in re.findall(r"\d+", server.version)[:2])
     text = f"{server.name} {server.version or 'of an unknown version'}"
     if known and known < OLDEST:
@@ -135,8 +136,10 @@ def version(server: Server) -> Finding:
 
 
 def eviction(server: Server) -> Finding:
-    """A full Redis has to refuse, not to throw jobs away. Policies ``volatile-*`` take only what expires: no
-    job does, but what ``drop_stale`` has seen, trackers, and the tokens of rate limits do.
+    """Return whether a full Redis refuses writes, or evicts jobs.
+
+    Policies ``volatile-*`` evict keys that expire. Jobs do not; what ``drop_stale`` compares with, trackers,
+    and the tokens of rate limits do.
     """
     subject, advice = "maxmemory-policy", "Set maxmemory-policy to noeviction."
     if server.policy is None:
@@ -146,17 +149,16 @@ def eviction(server: Server) -> Finding:
         return Finding(OK, subject, "noeviction")
     if server.maxmemory == 0:
         return Finding(WARNING, subject, f"{server.policy}: harmless while no maxmemory is set.", advice)
+    text = "a full Redis throws jobs away."
     if server.policy.startswith("volatile-"):
         text = (
             "a full Redis keeps jobs, but throws away what drop_stale knows (an older payload may then run "
             "after a newer one), trackers, and what counts for rate limits."
         )
-        return Finding(ERROR, subject, f"{server.policy}: {text}", advice)
-    return Finding(ERROR, subject, f"{server.policy}: a full Redis throws jobs away.", advice)
+    return Finding(ERROR, subject, f"{server.policy}: {text}", advice)
 
 
-def persistence(server: Server) -> Finding:
-    """What a restart of the server would lose."""
+def _persistence(server: Server) -> Finding:
     subject, advice = "persistence", "Set appendonly yes, and appendfsync everysec or always."
     if not server.written:
         text = "The last write to disk failed: a restart of Redis loses what came since the one before."
@@ -166,21 +168,23 @@ def persistence(server: Server) -> Finding:
         what = lost.get(server.appendfsync or "", "the last second or two")
         return Finding(OK, subject, f"Append-only file: a crash of the machine loses {what}.")
     if server.aof is None or server.save is None:
-        text = "The server does not tell whether it writes snapshots: CONFIG GET is forbidden."
-        return Finding(WARNING, subject, f"No append-only file is known. {text}", advice)
-    if server.save:
+        text = (
+            "No append-only file is known. The server does not tell whether it writes snapshots: "
+            "CONFIG GET is forbidden."
+        )
+    elif server.save:
         text = "Snapshots only: a crash of Redis loses all calls, and all that was done, since the last one."
-        return Finding(WARNING, subject, text, advice)
-    return Finding(WARNING, subject, "Nothing is written to disk: a restart of Redis loses all jobs.", advice)
+    else:
+        text = "Nothing is written to disk: a restart of Redis loses all jobs."
+    return Finding(WARNING, subject, text, advice)
 
 
-def clock(server: Server) -> Finding:
-    """Countdowns go by Redis's clock; an eta is a time of the caller's."""
+def _clock(server: Server) -> Finding:
+    # Countdowns go by Redis's clock; an eta is a time of the caller's clock.
     off = abs(server.ahead)
     if off <= CLOCKS + server.give_or_take:
-        return Finding(
-            OK, "clock", f"This host and Redis differ by {duration(off + server.give_or_take)} at most."
-        )
+        text = f"This host and Redis differ by {duration(off + server.give_or_take)} at most."
+        return Finding(OK, "clock", text)
     text = f"Redis's clock is {duration(off)} {'ahead of' if server.ahead > 0 else 'behind'} this host's."
     return Finding(WARNING, "clock", text, "Let NTP set both clocks: an eta comes too early or too late.")
 
@@ -188,11 +192,10 @@ def clock(server: Server) -> Finding:
 # -- nodes
 
 
-def nodes(state: SystemState) -> Iterator[Finding]:
-    """Each that is not simply at work; one finding for the others."""
+def _nodes(state: SystemState) -> Iterator[Finding]:
     at_work = [node.name for node in state.nodes if node.alive and not node.quiet]
     if at_work:
-        yield Finding(OK, "nodes", f"{len(at_work)} at work: {_listed(at_work)}")
+        yield Finding(OK, "nodes", f"{len(at_work)} at work: {listed(at_work, LISTED)}")
     for node in state.nodes:
         subject = f"node {node.name}"
         if not node.alive:
@@ -200,48 +203,42 @@ def nodes(state: SystemState) -> Iterator[Finding]:
             yield Finding(WARNING, subject, text, "See its log. Others recover what it ran.")
         elif node.quiet:
             advice = f"celery control -d {node.name} lowkiq_unquiet, when it is to work again."
-            yield Finding(WARNING, subject, "It is quiet: it begins nothing of ordered queues.", advice)
+            yield Finding(WARNING, subject, "It is quiet: it starts no run of ordered queues.", advice)
 
 
 # -- queues
 
 
-def stored(queue: QueueState, reads: int) -> Iterator[Finding]:
-    """Shard count and format, as the store has them."""
-    subject = f"queue {queue.name}"
+def _stored(queue: QueueState, reads: int) -> Iterator[Finding]:
     if queue.format is not None and queue.format != reads:
         text = f"It is stored in format {queue.format}; this version of celery-lowkiq reads {reads}."
-        yield Finding(ERROR, subject, text, "Drain it with the version that wrote it.")
+        yield queue.finding(ERROR, text, "Drain it with the version that wrote it.")
     elif queue.stored is not None and queue.stored != queue.declared:
         text = (
             f"It is stored with {queue.stored} shards, the code declares {queue.declared}: calls are refused."
         )
         advice = f"Deploy shards={queue.stored} and let it drain, then shards={queue.declared}."
-        yield Finding(ERROR, subject, text, advice)
+        yield queue.finding(ERROR, text, advice)
 
 
-def damaged(queue: QueueState) -> Iterator[Finding]:
-    """Keys of its shards do not agree, or are of another type."""
+def _damaged(queue: QueueState) -> Iterator[Finding]:
     if queue.damages:
-        texts = [f"{damage.shard}: {damage.text}" for damage in queue.damages[:LISTED]]
+        texts = [f"{damage.shard or queue.name}: {damage.text}" for damage in queue.damages[:LISTED]]
         more = len(queue.damages) - len(texts)
         text = "It is damaged: " + "; ".join(texts) + (f"; and {more} more" if more else "")
         advice = f"celery -A proj lowkiq repair {queue.name} shows what it would do, and does it with --yes."
-        yield Finding(ERROR, f"queue {queue.name}", text + ".", advice)
+        yield queue.finding(ERROR, text + ".", advice)
 
 
-def unserved(queue: QueueState, state: SystemState) -> Iterator[Finding]:
-    """No living node serves it."""
+def _unserved(queue: QueueState, state: SystemState) -> Iterator[Finding]:
     if not state.serving(queue.name):
         level = ERROR if queue.length else WARNING
         advice = "Start a worker with -P threads whose -Q and -X leave this queue, or end the quiet of one."
-        yield Finding(level, f"queue {queue.name}", f"No worker serves it; {_wait(queue)}.", advice)
+        yield queue.finding(level, f"No worker serves it; {_wait(queue)}.", advice)
 
 
-def unowned(queue: QueueState, state: SystemState) -> Iterator[Finding]:
-    """Shards that nobody has for longer than a change of hands takes, though nodes serve the queue, and none
-    of these waits for them.
-    """
+def _unowned(queue: QueueState, state: SystemState) -> Iterator[Finding]:
+    """Shards without an owner for longer than a takeover takes, which no serving node waits for."""
     serving = state.serving(queue.name)
     if not serving:
         return
@@ -255,67 +252,59 @@ def unowned(queue: QueueState, state: SystemState) -> Iterator[Finding]:
         and _seconds_left(queue, shard, serving) is None
     ]
     if free:
-        text = f"Nobody takes {_shards(free)}, though nodes serve the queue."
+        text = f"No node takes {_shards(free)}, though nodes serve the queue."
         advice = "See the workers' logs. With lowkiq_splitter='by_node': do the node numbers leave one out?"
-        yield Finding(ERROR, f"queue {queue.name}", text, advice)
+        yield queue.finding(ERROR, text, advice)
 
 
-def waiting(queue: QueueState, state: SystemState) -> Iterator[Finding]:
-    """Shards without an owner, while a former lease runs out that Redis does not know any more."""
+def _waiting(queue: QueueState, state: SystemState) -> Iterator[Finding]:
+    """Shards without an owner, while a former lease runs out that Redis no longer knows."""
     serving = state.serving(queue.name)
-    left = {
-        shard.index: seconds
-        for shard in queue.shards
-        if (seconds := _seconds_left(queue, shard, serving)) is not None
-    }
+    seconds_left = ((shard.index, _seconds_left(queue, shard, serving)) for shard in queue.shards)
+    left = {index: seconds for index, seconds in seconds_left if seconds is not None}
     if left:
         word = "Shard" if len(left) == 1 else "Shards"
         text = (
             f"{word} {ranges(sorted(left))}: Redis restarted, failed over or lost data; free in "
             f"{duration(max(left.values()))}."
         )
-        advice = "Wait for it: a former owner may still work on them."
-        yield Finding(WARNING, f"queue {queue.name}", text, advice)
+        yield queue.finding(WARNING, text, "Wait for it: a former owner may still work on them.")
 
 
 def _seconds_left(queue: QueueState, shard: ShardReport, serving: Sequence[NodeReport]) -> float | None:
-    """In how many s a node may take a shard without an owner; None when none waits for it."""
+    """Seconds until a node may take a shard without an owner; None when no node waits for it."""
     if shard.owner is not None:
         return None
     return seconds_to_wait(serving, ShardRef(queue.name, shard.index))
 
 
 def _free_for(shard: ShardReport, now: float) -> float:
-    """For how many s nobody has worked on it."""
+    """Seconds for which no node has worked on the shard."""
     if shard.owner is not None:
         return math.inf if shard.silent is None else shard.silent
     return now - (shard.since or 0.0)
 
 
-def abandoned(queue: QueueState) -> Iterator[Finding]:
-    """Jobs in processing whose owner does not live."""
+def _abandoned(queue: QueueState) -> Iterator[Finding]:
     left = [shard for shard in queue.shards if shard.stats.busy and not shard.alive]
     if left:
-        owners = sorted({shard.owner or "none" for shard in left})
-        count = sum(shard.stats.busy for shard in left)
-        jobs = _counted(count, "job is", "jobs are")
-        text = f"{jobs} in processing in {_shards(left)} without a living owner ({_listed(owners)})."
-        advice = "Whoever takes the shards next recovers them; that needs a worker that serves the queue."
-        yield Finding(WARNING, f"queue {queue.name}", text, advice)
+        owners = listed(sorted({shard.owner or "none" for shard in left}), LISTED)
+        jobs = _counted(sum(shard.stats.busy for shard in left), "job is", "jobs are")
+        text = f"{jobs} in processing in {_shards(left)} without a living owner ({owners})."
+        advice = "The next owner of the shards recovers them; that needs a worker that serves the queue."
+        yield queue.finding(WARNING, text, advice)
 
 
-def paused(queue: QueueState, now: float) -> Iterator[Finding]:
-    """All of it, some shards, or some ids."""
-    found = queue.paused
-    subject, advice = f"queue {queue.name}", "Resume it when it is to run again."
-    if found.queue is not None:
-        yield Finding(WARNING, subject, f"It is paused {since(found.queue, now)}.", advice)
-    if found.shards:
-        names = _listed([str(index) for index in found.shards])
-        text = f"Shards paused by themselves: {names}, the first {since(min(found.shards.values()), now)}."
-        yield Finding(WARNING, subject, text, advice)
-    if found.ids:
-        yield Finding(WARNING, subject, f"{_counted(found.ids, 'id is', 'ids are')} paused.", advice)
+def _paused(queue: QueueState, now: float) -> Iterator[Finding]:
+    paused, advice = queue.paused, "Resume it when it is to run again."
+    if paused.queue is not None:
+        yield queue.finding(WARNING, f"It is paused {since(paused.queue, now)}.", advice)
+    if paused.shards:
+        names = listed([str(index) for index in paused.shards], LISTED)
+        first = since(min(paused.shards.values()), now)
+        yield queue.finding(WARNING, f"Shards paused by themselves: {names}, the first {first}.", advice)
+    if paused.ids:
+        yield queue.finding(WARNING, f"{_counted(paused.ids, 'id is', 'ids are')} paused.", advice)
 
 
 def _wait(queue: QueueState) -> str:
@@ -328,9 +317,4 @@ def _counted(count: int, one: str, more: str) -> str:
 
 def _shards(shards: Sequence[ShardReport]) -> str:
     word = "shard" if len(shards) == 1 else "shards"
-    return f"{word} {_listed([str(shard.index) for shard in shards])}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - LISTED
-    return ", ".join(names[:LISTED]) + (f" and {more} more" if more > 0 else "")
+    return f"{word} {listed([str(shard.index) for shard in shards], LISTED)}"

@@ -34,18 +34,18 @@ def isolated(before: Isolation, together: int) -> Isolation:
     return Isolation(largest, min(MAX_PARTS, before.parts * math.ceil(together / largest)))
 
 
-def isolation_delay(parts: int, pause: float, next_pause: Callable[[int], float | Literal[False]]) -> float:
-    """Return the retry delay (s) of an isolated job whose own delay is ``pause``.
+def isolation_delay(parts: int, own: float, next_delay: Callable[[int], float | Literal[False]]) -> float:
+    """Return the retry delay (s) of an isolated job whose own delay is ``own``.
 
-    ``parts`` runs replace one run. With more than two, each part skips turns; ``next_pause`` gives the delays
+    ``parts`` runs replace one run. With more than two, each part skips turns; ``next_delay`` gives the delays
     of the skipped turns, from 1. So together they run at most twice as often as the batch would have.
     """
-    delay, skipped = pause, parts / 2 - 1
+    delay, skipped = own, parts / 2 - 1
     turn = 1
     while skipped > 0 and delay < MAX_ISOLATION_DELAY:
-        next_delay = next_pause(turn)
-        if next_delay is False:
+        later = next_delay(turn)
+        if later is False:
             break
-        delay += next_delay * min(1.0, skipped)
+        delay += later * min(1.0, skipped)
         turn, skipped = turn + 1, skipped - 1
-    return max(pause, min(delay, MAX_ISOLATION_DELAY))
+    return max(own, min(delay, MAX_ISOLATION_DELAY))

@@ -216,7 +216,7 @@ class RemovalReason(str, enum.Enum):
 
 @dataclass(frozen=True)
 class PayloadRemoval:
-    """A payload, by position in the claimed job, that leaves the job whatever the job's fate.
+    """A payload, by position in the claimed job, that leaves the job whatever the job's disposition.
 
     With an error it goes to the morgue; without one it is removed for the reason ``gone``.
     """
@@ -234,7 +234,7 @@ class Settlement(NamedTuple):
 
     id: str
     claim: int
-    fate: Disposition
+    disposition: Disposition
     retry_count: int = -1
     delay: float = 0.0
     error: bytes = b""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 
+from . import text
+
 #: Maximum number of names in a message.
 LISTED = 20
 
@@ -34,6 +36,4 @@ def did_you_mean(given: str, known: Collection[str]) -> str:
 
 def listed(names: Collection[str]) -> str:
     """Return the names on one line, sorted; at most LISTED of them."""
-    shown = sorted(names)[:LISTED]
-    more = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
+    return text.listed(sorted(names), LISTED)

@@ -35,7 +35,7 @@ class LeaseWatch:
     #: Whether observations came from more than one Redis process.
     restarted: bool = False
 
-    def look(self, state: LeaseState, now: float) -> LeaseWatch:
+    def observed(self, state: LeaseState, now: float) -> LeaseWatch:
         """Return the watch updated by a newly read lease."""
         if self.since is not None and state == self.seen:
             return self
@@ -97,7 +97,7 @@ class LeaseWatch:
         """Whether the shard was free for so long that any node should take it, whatever its quota."""
         return self.since is not None and now >= self.since + ORPHAN_TIMEOUT_LEASES * lease_seconds
 
-    def next_look(self, now: float, lease_seconds: float) -> float:
+    def seconds_to_observation(self, now: float, lease_seconds: float) -> float:
         """Return the seconds until the next observation."""
         regular = lease_seconds / RENEWALS_PER_LEASE
         if self.since is None:

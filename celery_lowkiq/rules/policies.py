@@ -1,4 +1,4 @@
-"""What a task may ask for beyond the rules of a job: which payloads are kept, and when a job is due."""
+"""Policies of a queue beyond the rules of a job: which payloads are kept, and when a job is due."""
 
 from __future__ import annotations
 
@@ -13,54 +13,54 @@ from .rate import capacity
 class AfterFailure(str, enum.Enum):
     """What a push does to a job that waits for its retry."""
 
-    #: The call waits behind the pause of the retry, as in Lowkiq.
+    #: The call waits until the retry is due, as in Lowkiq.
     WAIT = "wait"
     #: The job is due now; a run that fails then puts its retry_count and perform_in back.
     NOW = "now"
 
 
 class WhenFull(str, enum.Enum):
-    """What becomes of a new job for which there is no place in its shard."""
+    """What a push does with a new job when its shard is full."""
 
     REFUSE = "refuse"
     DROP_NEWEST = "drop_newest"
     DROP_OLDEST = "drop_oldest"
 
 
-#: How long the mark of an id is kept that ``drop_stale`` compares with, in s: a week.
-MARK_SECONDS = 7 * 86400.0
+#: Default of ``drop_stale`` (s), for which the largest processed score of an id is kept: a week.
+DROP_STALE_SECONDS = 7 * 86400.0
 
 
 @dataclass(frozen=True)
 class Policies:
     """The policies of a queue that change what the store does; by default none, at no cost."""
 
-    #: A waiting job keeps so many payloads, those with the highest scores.
+    #: Maximum number of payloads of a waiting job: those with the highest scores are kept.
     keep: int | None = None
-    #: Each call moves the job to so many s after it.
+    #: Seconds from the last call until the job is due,
     debounce: float | None = None
-    #: ... but at most to so many s after the first call that waits.
+    #: and at most from the first waiting call.
     debounce_max: float | None = None
-    #: For so many s, payloads are dropped whose score is below one that was processed for their id.
+    #: Seconds for which payloads are dropped whose score is below one that was processed for their id.
     drop_stale: float | None = None
     on_push_after_failure: AfterFailure = AfterFailure.WAIT
-    #: Jobs that may wait in the queue.
+    #: Maximum number of waiting jobs of the queue.
     max_length: int | None = None
     when_full: WhenFull = WhenFull.REFUSE
-    #: Of calls that give none, from 0, the most urgent, to 9.
+    #: Priority of calls that give none, from 0, the most urgent, to 9.
     priority: int = MOST_URGENT
-    #: Of a job that waits for its retry; None keeps its own.
+    #: Priority of a job that waits for its retry; None keeps its own.
     retry_priority: int | None = None
-    #: A due job waits for more urgent ones for so many s.
+    #: Maximum seconds for which a due job waits for more urgent ones.
     priority_max_wait: float = 60.0
-    #: Runs a second of one id.
+    #: Maximum runs per second of one id.
     rate_per_id: float | None = None
-    #: A claim takes so many payloads of an id, those with the lowest scores.
+    #: Maximum number of payloads of an id in a claim: those with the lowest scores.
     per_run: int | None = None
 
     def words(self, shards: int) -> str:
-        """What scripts are told, as ``lib/policy.lua`` reads it: '' for nothing."""
-        told: dict[str, float | int | str | None] = {
+        """Return the argument ``policy`` of scripts (``lib/policies.lua``): '' without policies."""
+        words: dict[str, float | int | str | None] = {
             "keep": self.keep,
             "per_run": self.per_run,
             "debounce": self.debounce,
@@ -71,23 +71,23 @@ class Policies:
             "due_on_push": 1 if self.on_push_after_failure is AfterFailure.NOW else None,
         }
         if self.max_length is not None:
-            told |= {
+            words |= {
                 "max_length": length_of_shard(self.max_length, shards),
                 "when_full": self.when_full.value,
             }
         if self.rate_per_id is not None:
-            told |= {"rate": self.rate_per_id, "burst": capacity(self.rate_per_id)}
-        return " ".join(f"{name}={value}" for name, value in told.items() if value is not None)
+            words |= {"rate": self.rate_per_id, "burst": capacity(self.rate_per_id)}
+        return " ".join(f"{name}={value}" for name, value in words.items() if value is not None)
 
 
 NONE = Policies()
 
 
 def length_of_shard(max_length: int, shards: int) -> int:
-    """Jobs that may wait in one shard: its part of the queue's, rounded up."""
+    """Return the maximum number of waiting jobs of one shard: its part of the queue's, rounded up."""
     return math.ceil(max_length / shards)
 
 
 def surplus(count: int, keep: int | None) -> int:
-    """How many of a job's payloads are dropped, from the smallest score on."""
+    """Return how many of a job's payloads are dropped, from the smallest score on."""
     return 0 if keep is None else max(0, count - keep)

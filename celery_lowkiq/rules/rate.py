@@ -55,8 +55,3 @@ def token_at(full_at: float, rate: float) -> float:
 def run_count(jobs: int, batch_size: int) -> int:
     """Return the number of runs of a claim."""
     return -(-jobs // batch_size)
-
-
-def next_request_in(tokens: Tokens, poll_interval: float) -> float:
-    """Return the seconds until the next request, at most one poll, since other nodes may return tokens."""
-    return min(tokens.wait, poll_interval)

@@ -38,23 +38,14 @@ class Condition:
     @property
     def used(self) -> bool:
         """Whether the shard has jobs or paused ids."""
-        return any(
-            self.counts[name]
-            for name in (
-                "jobs",
-                "due",
-                "due_prioritized",
-                "due_paused",
-                "claimed",
-                "processing",
-                "paused",
-                "spill_order",
-                "dead",
-                "dead_ids",
-                "dead_jobs",
-                "dead_spill_order",
-            )
-        )
+        return any(self.counts[name] for name in _USED)
+
+
+#: Keys that have entries while the shard has jobs or paused ids.
+_USED = (
+    *("jobs", "due", "due_prioritized", "due_paused", "claimed", "processing", "paused", "spill_order"),
+    *("dead", "dead_ids", "dead_jobs", "dead_spill_order"),
+)
 
 
 @dataclass(frozen=True)
@@ -133,15 +124,15 @@ def _damages(condition: Condition, registered: int) -> Iterator[str]:
     for name in condition.wrong:
         yield f"the key {name} has the wrong type"
     # Comparisons with a key of the wrong type would report the same damage again.
-    sound = {name: count for name, count in condition.counts.items() if name not in condition.wrong}
-    yield from _of_meta(condition, sound, registered)
-    yield from _of_pairs(sound)
-    yield from _of_lists(condition, sound)
+    counts = {name: count for name, count in condition.counts.items() if name not in condition.wrong}
+    yield from _of_meta(condition, counts, registered)
+    yield from _of_pairs(counts)
+    yield from _of_lists(condition, counts)
 
 
-def _of_meta(condition: Condition, sound: Mapping[str, int], registered: int) -> Iterator[str]:
+def _of_meta(condition: Condition, counts: Mapping[str, int], registered: int) -> Iterator[str]:
     if (
-        "meta" in sound
+        "meta" in counts
         and condition.shards != str(registered)
         and (condition.used or is_count(condition.shards))
     ):
@@ -149,22 +140,22 @@ def _of_meta(condition: Condition, sound: Mapping[str, int], registered: int) ->
         yield f"meta has {stored}, the queue has {registered}"
 
 
-def _of_pairs(sound: Mapping[str, int]) -> Iterator[str]:
+def _of_pairs(counts: Mapping[str, int]) -> Iterator[str]:
     for names, text in _PAIRS:
-        if all(name in sound for name in names):
-            counts = [sound[name] for name in names]
-            if counts[0] != sum(counts[1:]):
-                yield text.format(*counts)
+        if all(name in counts for name in names):
+            first, *others = numbers = [counts[name] for name in names]
+            if first != sum(others):
+                yield text.format(*numbers)
 
 
-def _of_lists(condition: Condition, sound: Mapping[str, int]) -> Iterator[str]:
+def _of_lists(condition: Condition, counts: Mapping[str, int]) -> Iterator[str]:
     for order, jobs in (("spill_order", "jobs"), ("dead_spill_order", "dead_jobs")):
-        if sound.get(order) and sound.get(jobs) == 0:
-            yield f"{sound[order]} payloads in {order} belong to no job"
-    if {"due_prioritized", "by_priority"} <= sound.keys() and condition.urgent != sound["due_prioritized"]:
-        yield f"{sound['due_prioritized']} jobs are ordered by priority, {condition.urgent} have one"
-    if sound.get("due_paused") and sound.get("paused") == 0:
-        yield f"{sound['due_paused']} jobs wait as paused, but no id is paused"
+        if counts.get(order) and counts.get(jobs) == 0:
+            yield f"{counts[order]} payloads in {order} belong to no job"
+    if {"due_prioritized", "by_priority"} <= counts.keys() and condition.urgent != counts["due_prioritized"]:
+        yield f"{counts['due_prioritized']} jobs are ordered by priority, {condition.urgent} have one"
+    if counts.get("due_paused") and counts.get("paused") == 0:
+        yield f"{counts['due_paused']} jobs wait as paused, but no id is paused"
 
 
 #: Keys whose numbers of entries must agree: that of the first is the sum of the others.

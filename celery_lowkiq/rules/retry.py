@@ -12,16 +12,15 @@ from .retry_delays import MAX_RETRY_DELAY, DelayFunction, default_delays
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """The retry options of a task; ``max_retries`` None means no limit.
+    """The retry options of a task, by their names; ``max_retries`` None means no limit.
 
-    An error in ``hopeless`` is not retried. ``isolate``: a job whose batch failed as a whole runs alone
-    before it may go to the morgue.
+    ``isolate_failures``: a job whose batch failed as a whole runs alone before it may go to the morgue.
     """
 
     max_retries: int | None = 25
-    pauses: DelayFunction = default_delays
-    hopeless: tuple[type[BaseException], ...] = ()
-    isolate: bool = True
+    retry_in: DelayFunction = default_delays
+    dont_retry: tuple[type[BaseException], ...] = ()
+    isolate_failures: bool = True
 
     def dies(self, job: Job) -> bool:
         """Whether the job's next failure exhausts its retries."""
@@ -37,41 +36,41 @@ def after_failure(
     cause: BaseException | None = None,
     together: int = 0,
 ) -> Settlement:
-    """Return the verdict on a job whose run failed by ``cause``; ``delay`` (s) replaces ``policy.pauses``.
+    """Return the verdict on a job whose run failed by ``cause``; ``delay`` (s) replaces ``policy.retry_in``.
 
     ``together``: number of jobs of a batch that failed as a whole; 0 when the error is this job's own.
     """
-    isolation = isolated(job.isolation, together) if policy.isolate and together else NOT_ISOLATED
+    isolation = isolated(job.isolation, together) if policy.isolate_failures and together else NOT_ISOLATED
     retry_count = job.retry_count + 1
     die = Settlement(job.id, job.claim, Disposition.DIE, retry_count, error=error, bad=bad)
-    retry = die._replace(fate=Disposition.RETRY, isolation=isolation)
+    retry = die._replace(disposition=Disposition.RETRY, isolation=isolation)
     # Any job of a batch may have caused the failure, so none of them dies.
-    may_die = not policy.isolate or together <= 1
+    may_die = not policy.isolate_failures or together <= 1
     if job.early:
         # An early run does not count as a retry, or one call per second would exhaust them. An error that is
         # not retried at all still ends the job.
-        given_up = _pause(policy, job.retry_count, None, cause) is False
+        given_up = _retry_delay(policy, job.retry_count, None, cause) is False
         early = retry._replace(retry_count=job.retry_count, perform_in=job.perform_in)
         return die if given_up and may_die else early
     if may_die and policy.dies(job):
         return die
-    pause = _pause(policy, retry_count, delay, cause)
-    if pause is False:
+    own_delay = _retry_delay(policy, retry_count, delay, cause)
+    if own_delay is False:
         return die if may_die else retry
 
-    def next_pause(turn: int) -> float | Literal[False]:
-        return _pause(policy, retry_count + turn, delay, cause)
+    def next_delay(turn: int) -> float | Literal[False]:
+        return _retry_delay(policy, retry_count + turn, delay, cause)
 
-    return retry._replace(delay=isolation_delay(isolation.parts, pause, next_pause))
+    return retry._replace(delay=isolation_delay(isolation.parts, own_delay, next_delay))
 
 
-def _pause(
+def _retry_delay(
     policy: RetryPolicy, retry_count: int, delay: float | None, cause: BaseException | None
 ) -> float | Literal[False]:
     """Return the seconds until the next run, or False for no retry."""
-    if isinstance(cause, policy.hopeless):
+    if isinstance(cause, policy.dont_retry):
         return False
-    pause = policy.pauses(cause, retry_count) if delay is None else delay
-    if pause is False:
+    seconds = policy.retry_in(cause, retry_count) if delay is None else delay
+    if seconds is False:
         return False
-    return min(max(0.0, pause), MAX_RETRY_DELAY) if pause == pause else MAX_RETRY_DELAY  # NaN
+    return min(max(0.0, seconds), MAX_RETRY_DELAY) if seconds == seconds else MAX_RETRY_DELAY  # NaN

@@ -92,15 +92,15 @@ def _delay_function(function: Callable[..., Any]) -> DelayFunction:
     return delay
 
 
-def _from_list(pauses: Sequence[Any]) -> Callable[[int], Any]:
-    for place, entry in enumerate(pauses):
+def _from_list(delays: Sequence[Any]) -> Callable[[int], Any]:
+    for place, entry in enumerate(delays):
         if _seconds(entry, place) is None:
             raise ConfigurationError(invalid(f"retry_in[{place}]", entry, IN_LIST))
-    if not pauses:
+    if not delays:
         raise ConfigurationError(
-            invalid("retry_in", pauses, "at least one delay", "Use max_retries=0 for none")
+            invalid("retry_in", delays, "at least one delay", "Use max_retries=0 for none")
         )
-    return lambda retry_count: pauses[retry_count] if retry_count < len(pauses) else False
+    return lambda retry_count: delays[retry_count] if retry_count < len(delays) else False
 
 
 def _seconds(value: Any, retry_count: int) -> float | None:

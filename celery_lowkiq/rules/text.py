@@ -54,12 +54,18 @@ def last_error_line(error: str) -> str:
 
 
 def count_of(count: int, word: str) -> str:
-    """``1 job``, ``2 jobs``."""
+    """Return ``1 job``, ``2 jobs``."""
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
+def listed(names: Sequence[str], most: int) -> str:
+    """Join the first ``most`` names, and say how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
 def relative(at: float, now: float) -> str:
-    """A Unix time (s) as seen from now: ``in 3 h 12 min``, ``40 s ago``, ``now``."""
+    """Format a Unix time (s) as seen from now: ``in 3 h 12 min``, ``40 s ago``, ``now``."""
     if abs(at - now) < 1:
         return "now"
     return f"in {duration(at - now)}" if at > now else f"{duration(now - at)} ago"

@@ -103,13 +103,17 @@ class TrackerView(NamedTuple):
         return self.closed and not self.counts.pending
 
 
-class CallView(NamedTuple):
-    """A snapshot of a tracked call; ``payload`` is bytes."""
+@dataclass(frozen=True)
+class TrackedCall:
+    """A snapshot of a tracked call.
 
-    call: str
+    ``payload``: the bytes that the store keeps, or their value; of a large one, the beginning of its text.
+    """
+
+    task_id: str
     queue: str
-    job_id: str
-    payload: bytes
+    id: str
+    payload: Any
     state: State
     #: Unix time in s.
     updated_at: float

@@ -23,20 +23,20 @@ def is_number(value: Any, low: float = -math.inf, high: float = math.inf) -> boo
 
 
 def invalid(name: str, value: Any, expected: str, fix: str = "") -> str:
-    """The text of an error about a value: what is expected, and what to do."""
+    """Return the text of an error about a value: what is expected, and what to do."""
     return f"{name}={value!r} is invalid: expected {expected}" + (f". {fix}" if fix else "")
 
 
 @dataclass(frozen=True)
 class Validator:
-    """What a value may be, in words, and how it is read."""
+    """Checks and reads a value; ``expected`` says in words what is valid."""
 
     expected: str
-    #: Returns what the value means. Raises ValueError, with what to do about it, when it means nothing.
+    #: Returns the meaning of the value. Raises ValueError, with advice, for an invalid one.
     read: Callable[[Any], Any]
 
     def check(self, name: str, value: Any, secret: bool = False) -> Any:
-        """What the value means. Raises ConfigurationError; the error does not show a secret value."""
+        """Return the meaning of the value. Raises ConfigurationError, which does not show a secret value."""
         try:
             return self.read(value)
         except ConfigurationError:
@@ -55,7 +55,7 @@ class Validator:
         return True
 
     def or_none(self) -> Validator:
-        """Accepts None, too."""
+        """Return a validator that accepts None, too."""
         return replace(
             self,
             expected=f"{self.expected}, or None",
@@ -64,7 +64,7 @@ class Validator:
 
 
 def matching(expected: str, is_valid: Callable[[Any], bool]) -> Validator:
-    """A validator that reads a value as it is."""
+    """Return a validator that returns a valid value as it is."""
 
     def read(value: Any) -> Any:
         if not is_valid(value):
@@ -75,7 +75,7 @@ def matching(expected: str, is_valid: Callable[[Any], bool]) -> Validator:
 
 
 def whole(low: int, high: int | None = None, of: str = "") -> Validator:
-    """A whole number; ``of`` says what it counts."""
+    """Return a validator of whole numbers; ``of`` says what they count."""
     expected = f"a whole number{of and f' of {of}'} from {low}"
     if high is None:
         return matching(expected, lambda value: is_whole(value, low))
@@ -83,17 +83,17 @@ def whole(low: int, high: int | None = None, of: str = "") -> Validator:
 
 
 def seconds(low: float, high: float) -> Validator:
-    """A number of seconds."""
+    """Return a validator of a number of seconds."""
     return matching(f"seconds from {low:.12g} to {high:.12g}", lambda value: is_number(value, low, high))
 
 
 def text(expected: str = "a text") -> Validator:
-    """A text that is not empty."""
+    """Return a validator of texts that are not empty."""
     return matching(expected, lambda value: isinstance(value, str) and bool(value))
 
 
 def one_of(literal: Any) -> Validator:
-    """One of the values of a ``Literal``."""
+    """Return a validator of the values of a ``Literal``."""
     values = get_args(literal)
     *others, last = map(repr, values)
     return matching(f"{', '.join(others)} or {last}", lambda value: value in values)
@@ -116,7 +116,7 @@ class Option:
 
 
 def options_of(declaration: Any) -> dict[str, Option]:
-    """The options that a TypedDict declares by ``name: Annotated[type, Option(...)]``."""
+    """Return the options that a TypedDict declares by ``name: Annotated[type, Option(...)]``."""
     hints = get_type_hints(declaration, include_extras=True)
     found = {name: getattr(hint, "__metadata__", (None,))[0] for name, hint in hints.items()}
     return {name: option for name, option in found.items() if isinstance(option, Option)}

@@ -1,20 +1,22 @@
-"""What counts and listings show."""
+"""Views of jobs and shards for people: counts, and entries and pages of listings."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from operator import add
+from typing import Any, Generic, TypeVar
 
 from .errors import ShardDamaged
 from .models import Job, LeaseState, Payload, ShardRef
 
 T = TypeVar("T", covariant=True)
+U = TypeVar("U")
 
 
 @dataclass(frozen=True)
 class Stats:
-    """Counts of one shard, or the sum of a queue's. ``lag`` and ``oldest`` in s (of a sum: the largest)."""
+    """Counts of a shard, or the sum of several. ``lag`` and ``oldest`` are in s; a sum has the largest."""
 
     length: int = 0
     fresh: int = 0
@@ -24,37 +26,27 @@ class Stats:
     processed: int = 0
     failed: int = 0
     lag: float = 0.0
-    #: Calls that were merged into a job that waited.
+    #: Calls that were merged into a waiting job.
     merged: int = 0
     #: Payloads that went to the morgue.
     dead: int = 0
-    #: For how long the oldest job that waits is due, also one that may not be claimed: its id is processed,
-    #: or it is paused.
+    #: Seconds for which the oldest waiting job is due, even if it may not be claimed: its id is in processing
+    #: or paused.
     oldest: float = 0.0
-    #: Jobs, of those that ``length`` counts, whose ids are paused.
+    #: Waiting jobs whose ids are paused.
     paused_jobs: int = 0
-    #: Shards that are paused, by themselves or with their queue.
+    #: Paused shards, by themselves or with their queue.
     paused: int = 0
     #: Payloads that were dropped without a run: revoked, expired, or by a policy.
     dropped: int = 0
 
     def __add__(self, other: Stats) -> Stats:
-        return Stats(
-            length=self.length + other.length,
-            fresh=self.fresh + other.fresh,
-            retries=self.retries + other.retries,
-            morgue_length=self.morgue_length + other.morgue_length,
-            busy=self.busy + other.busy,
-            processed=self.processed + other.processed,
-            failed=self.failed + other.failed,
-            lag=max(self.lag, other.lag),
-            merged=self.merged + other.merged,
-            dead=self.dead + other.dead,
-            oldest=max(self.oldest, other.oldest),
-            paused_jobs=self.paused_jobs + other.paused_jobs,
-            paused=self.paused + other.paused,
-            dropped=self.dropped + other.dropped,
-        )
+        both = ((name, value, getattr(other, name)) for name, value in vars(self).items())
+        return Stats(**{name: (max if name in _MAXIMA else add)(one, two) for name, one, two in both})
+
+
+#: Fields of a sum that are the largest of its parts.
+_MAXIMA = ("lag", "oldest")
 
 
 @dataclass(frozen=True)
@@ -65,7 +57,7 @@ class DeadJob:
     payloads: tuple[Payload, ...]
     updated_at: float
     error: bytes | None = None
-    #: How many payloads it has; a listing may show fewer of them.
+    #: Number of its payloads; a listing may show fewer.
     payload_count: int = 0
 
 
@@ -90,7 +82,7 @@ class Try:
 
 @dataclass(frozen=True)
 class Paused:
-    """Since when (Unix s) a queue is paused, and which of its shards by themselves; how many ids are."""
+    """When (Unix s) a queue and single shards were paused, and the number of paused ids."""
 
     queue: float | None
     shards: Mapping[int, float]
@@ -99,7 +91,7 @@ class Paused:
 
 @dataclass(frozen=True)
 class PausedId:
-    """An id that is paused since then (Unix s), whether anything waits of it or not."""
+    """An id that was paused at ``since`` (Unix s), with or without a waiting job."""
 
     id: str
     since: float
@@ -118,9 +110,7 @@ class ShardLook:
 
 
 def sum_of(looks: Iterable[ShardLook]) -> Stats | ShardDamaged:
-    """Counts of a queue; the first damage of its shards where there is one, since counters without some of
-    the shards would go back.
-    """
+    """Return the counts of a queue, or the first damage of its shards: a sum without these would go back."""
     total = Stats()
     for look in looks:
         if look.damage is not None:
@@ -135,3 +125,18 @@ class Page(Generic[T]):
 
     items: tuple[T, ...]
     next: str | None
+
+    def map(self, function: Callable[[T], U]) -> Page[U]:
+        """Return the page with the function applied to each item."""
+        return Page(tuple(map(function, self.items)), self.next)
+
+
+def all_items(read: Callable[..., Page[U]], **options: Any) -> Iterator[U]:
+    """Yield the items of all pages of a listing; ``read`` gets ``after`` and the options."""
+    after: str | None = None
+    while True:
+        page = read(after=after, **options)
+        yield from page.items
+        after = page.next
+        if after is None:
+            return

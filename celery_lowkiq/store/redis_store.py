@@ -1,15 +1,15 @@
-"""Typed methods over the scripts that change jobs and leases."""
+"""The store of calls, claims and leases: what producers and workers ask of Redis."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import redis
 
 from celery_lowkiq.rules.claims import (
-    AcquireRequest,
     Claim,
     ClaimRequest,
     Due,
@@ -20,6 +20,7 @@ from celery_lowkiq.rules.claims import (
 from celery_lowkiq.rules.errors import LowkiqError, StoreError, StoreUnavailable
 from celery_lowkiq.rules.health_checks import Server
 from celery_lowkiq.rules.models import Lease, LeaseState, NewJob, QueueSpec, Settlement, ShardRef, shard_of
+from celery_lowkiq.rules.ownership import LeaseWatch
 from celery_lowkiq.rules.rate import TokenRequest, Tokens, capacity
 from celery_lowkiq.rules.reports import BeatResult, NodeUpdate
 from celery_lowkiq.store.jobs.admission import Admission, ShardCall
@@ -30,19 +31,17 @@ from celery_lowkiq.store.jobs.claims import (
     open_claims,
     owned,
     settle_calls,
-    settled,
     sound,
 )
 from celery_lowkiq.store.jobs.durability import Durability
 from celery_lowkiq.store.jobs.push import Sender, Stored, chunked, push_call, taken, with_retries
 from celery_lowkiq.store.jobs.push_drops import Dropped, DroppedCallReporter
-from celery_lowkiq.store.leases.acquire import acquire_call, acquired
-from celery_lowkiq.store.leases.heartbeats import report_calls, told
+from celery_lowkiq.store.leases.heartbeats import heartbeat_reply, report_calls
 from celery_lowkiq.store.repairs.background import BackgroundRepairs
 from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.scripts.client import Client, WrongType, raise_refused
 from celery_lowkiq.store.scripts.keys import (
-    channel,
+    announcement,
     nodes_key,
     report_key,
     reports_key,
@@ -61,13 +60,13 @@ from celery_lowkiq.store.scripts.records import (
 from celery_lowkiq.store.scripts.script import ScriptCall, load
 from celery_lowkiq.store.scripts.server import read_memory_limit
 
-#: How long a ticket is known, in s.
+#: Seconds for which a ticket is kept.
 TICKET_SECONDS = 60
 LEASE_FIELDS = ("owner", "epoch", "counter", "server", "leaving")
 
 FAST = Durability()
-#: Told of the replies of a push.
-Hears = Callable[[Sequence[Any]], None]
+#: Called with the replies of a push.
+ReplyHandler = Callable[[Sequence[Any]], object]
 
 
 class RedisStore:
@@ -76,12 +75,12 @@ class RedisStore:
     def __init__(
         self, client: redis.Redis, durability: Durability = FAST, sending: type[Client] = Client
     ) -> None:
-        self.client = sending(client)
+        self.client: Client = sending(client)
         self._durability = durability
         self._admission = Admission(self.client, Repairs(self.client))
         self._taking = Admission(self.client, BackgroundRepairs(self.client))
         self._senders: list[Sender] = []
-        #: Hears of calls that a push drops by a policy of the task.
+        #: Called with the calls that a push drops by a policy.
         self.dropped: Dropped | None = None
 
     def close(self) -> None:
@@ -97,12 +96,12 @@ class RedisStore:
         pauses: Iterable[float] = (),
         stored: Stored | None = None,
     ) -> None:
-        """Merge jobs into the queue: one round trip for each 1,000 jobs of the fullest shard.
+        """Merge jobs into the queue, in one round trip per 500 jobs of the fullest shard.
 
-        While Redis is away, a round trip is repeated after each of the ``pauses`` (s), under its old number.
-        ``stored`` is told after each round trip which jobs their shards have taken.
-        Raises ShardCountMismatch, StoreFull, QueueFull, or StoreUnavailable: then the outcome may be unknown,
-        and some shards may have taken their part. To push the same jobs again is safe.
+        While Redis is unavailable, a round trip is repeated after each of the retry intervals ``pauses`` (s),
+        under its old number. ``stored`` gets the stored jobs after each round trip. Raises
+        ShardCountMismatch, StoreFull, QueueFull, or StoreUnavailable: then the outcome is unknown, and some
+        shards may have stored their part. Pushing the same jobs again is safe.
         """
         by_shard: dict[ShardRef, list[NewJob]] = {}
         for job in jobs:
@@ -110,15 +109,15 @@ class RedisStore:
         waiting = {shard: chunked(part) for shard, part in by_shard.items()}
         left = iter(pauses)
         with self._sender() as sender:
-            # One chunk of a shard at a time: a chunk that was refused must not be overtaken by the next.
+            # One chunk of a shard at a time, so that no chunk overtakes a refused one.
             while turn := {
                 shard: chunk for shard, chunks in waiting.items() if (chunk := next(chunks, None))
             }:
                 calls = [(s, push_call(queue, s, sender, chunk)) for s, chunk in turn.items()]
-                hear = self._hears(queue, turn, stored)
-                with_retries(left, lambda calls=calls, hear=hear: self.admitted(queue, calls, hear))  # type: ignore[misc]
+                handlers = self._handlers(queue, turn, stored)
+                with_retries(left, partial(self.admitted, queue, calls, handlers))
         if by_shard:
-            # All shards of a Redis are one stream: what was written last, confirms what came before.
+            # All shards of a Redis share one replication stream, so confirming the last write confirms all.
             self._durability.confirm(self.client, next(iter(by_shard)))
 
     @contextlib.contextmanager
@@ -132,41 +131,38 @@ class RedisStore:
         finally:
             self._senders.append(sender)
 
-    def _hears(
+    def _handlers(
         self, queue: QueueSpec, turn: Mapping[ShardRef, Sequence[NewJob]], stored: Stored | None
-    ) -> Hears | None:
-        drops = (
-            DroppedCallReporter(self.client, queue, turn, self.dropped)
-            if queue.policy and self.dropped
-            else None
-        )
-        if stored is None:
-            return None if drops is None else drops.hear
-
-        def hear(replies: Sequence[Any]) -> None:
-            stored(taken(turn, replies))
-            if drops is not None:
-                drops.hear(replies)
-
-        return hear
+    ) -> list[ReplyHandler]:
+        handlers: list[ReplyHandler] = []
+        if stored is not None:
+            handlers.append(lambda replies: stored(taken(turn, replies)))
+        if queue.policy and self.dropped:
+            handlers.append(DroppedCallReporter(self.client, queue, turn, self.dropped).read)
+        return handlers
 
     def admitted(
-        self, queue: QueueSpec, calls: list[tuple[ShardRef, ScriptCall]], hear: Hears | None = None
+        self,
+        queue: QueueSpec,
+        calls: list[tuple[ShardRef, ScriptCall]],
+        handlers: Iterable[ReplyHandler] = (),
     ) -> list[Any]:
-        """Replies of calls that name the shard count; shards that do not know it are registered first.
+        """Run scripts that check the number of shards, and return their replies.
 
-        ``hear`` is called with all replies before the first error among them is raised.
+        Shards without a number are registered first. Each handler gets all replies, before the first error
+        among them is raised.
         """
         replies = self._admission.replies([ShardCall(queue, shard, call) for shard, call in calls])
-        if hear is not None:
-            hear(replies)
+        for handle in handlers:
+            handle(replies)
         return raise_refused(replies)
 
     # -- leases
 
     def observe(self, shards: Sequence[ShardRef]) -> list[LeaseState]:
-        """Leases of the shards as they stand now, in one round trip. A key of another type is as no lease:
-        whoever would take the shard is told.
+        """Read the leases of the shards, in one round trip.
+
+        A key of the wrong type counts as no lease: an acquire of the shard reports it.
         """
         if not shards:
             return []
@@ -190,36 +186,41 @@ class RedisStore:
     def acquire(
         self, queue: QueueSpec, shard: ShardRef, owner: str, seen: LeaseState, known_epoch: int
     ) -> Lease:
-        """Only one of :meth:`acquire_all`; repairs are waited for.
+        """Take one shard as :meth:`acquire_all` does, but wait for a repair.
 
         Raises NotOwner, ShardCountMismatch, StoreError.
         """
-        wish = AcquireRequest(queue, shard, seen, known_epoch)
+        wish = LeaseWatch(queue, shard, seen, known_epoch=known_epoch)
         (answer,) = self._acquired(self._admission, [wish], owner)
         return sound(answer)
 
-    def acquire_all(self, wanted: Sequence[AcquireRequest], owner: str) -> list[Lease | LowkiqError]:
-        """Take each shard whose lease is still as ``seen``, and recover what was in processing, in one round
-        trip. Answers may be errors of their own: NotOwner when a lease has changed since, ShardCountMismatch,
-        ShardRepairing when keys were lost: that takes a while, and goes on without the caller. Raises
-        StoreUnavailable.
+    def acquire_all(self, wanted: Sequence[LeaseWatch], owner: str) -> list[Lease | LowkiqError]:
+        """Take each shard whose lease is still as ``seen``, and recover its jobs, in one round trip.
+
+        Each answer is a lease or an error: NotOwner when the lease has changed, ShardCountMismatch, or
+        ShardRepairing when lost keys are being repaired in the background. Raises StoreUnavailable.
         """
         return self._acquired(self._taking, wanted, owner)
 
     @staticmethod
     def _acquired(
-        admission: Admission, wanted: Sequence[AcquireRequest], owner: str
+        admission: Admission, wanted: Sequence[LeaseWatch], owner: str
     ) -> list[Lease | LowkiqError]:
-        replies = admission.replies(
-            [ShardCall(one.queue, one.shard, acquire_call(one, owner)) for one in wanted]
-        )
-        return [acquired(one.shard, owner, reply) for one, reply in zip(wanted, replies, strict=True)]
+        calls = [ShardCall(each.queue, each.shard, _acquire_call(each, owner)) for each in wanted]
+        replies = zip(wanted, admission.replies(calls), strict=True)
+        return [
+            reply
+            if isinstance(reply, LowkiqError)
+            else Lease(each.shard, owner, int(reply[0]), reply[1].decode())
+            for each, reply in replies
+        ]
 
     def renew(
         self, leases: Sequence[Lease], lapsed: Sequence[bool] = (), stopping: bool = False
     ) -> list[bool]:
-        """Move the counter of each lease, in one round trip; False where it is no longer ours. One that is
-        ``lapsed`` is renewed only by the server that gave it.
+        """Move the counter of each lease, in one round trip; False for a lease that is no longer ours.
+
+        A ``lapsed`` lease is renewed only by the server that gave it.
         """
         servers = [
             lease.server if late else ""
@@ -230,38 +231,39 @@ class RedisStore:
             for lease, server in zip(leases, servers, strict=True)
         ]
         # A damaged lease counts as lost; the others are still renewed.
-        return [reply == 1 for reply in raise_refused([_renewed(r) for r in self.client.calls(calls)])]
+        replies = [0 if isinstance(reply, WrongType) else reply for reply in self.client.calls(calls)]
+        return [reply == 1 for reply in raise_refused(replies)]
 
     def release(self, lease: Lease, unsettled: bool = False) -> bool:
-        """Give the shard up; False when jobs of it are still in processing, unless these may stay there,
-        ``unsettled``. Raises NotOwner.
+        """Give the shard up. Return False when jobs are still in processing, unless ``unsettled`` leaves them
+        to the next owner. Raises NotOwner.
         """
-        queue, index = lease.shard.queue, lease.shard.index
-        call = owned("release", lease, channel=channel(queue), index=index, unsettled=int(unsettled))
+        call = owned("release", lease, unsettled=int(unsettled), **announcement(lease.shard))
         return bool(self.client.call(call) == 1)
 
     def beat(
         self, queues: Sequence[str], owner: str, lanes: int, news: NodeUpdate | None = None
     ) -> BeatResult:
-        """Move the node's heartbeat in each queue, and write the news, in one round trip; lanes and counter
-        of all nodes. News that are refused do not disturb the rest.
+        """Move the node's heartbeat in each queue and write its report, in one round trip.
+
+        Returns lanes and counter of all nodes. A refused report does not affect the heartbeat.
         """
         member = f"{owner} {lanes}"
         beats = [load("heartbeat").call({"nodes": nodes_key(queue)}, member=member) for queue in queues]
         replies = self.client.calls([*beats, *(report_calls(news) if news else [])])
         members = [parse_members(reply) for reply in raise_refused(replies[: len(beats)])]
-        return BeatResult(members, told(news, replies[len(beats) :]) if news else None)
+        return BeatResult(members, heartbeat_reply(news, replies[len(beats) :]) if news else None)
 
     def forget_members(self, queue: str, members: Sequence[tuple[str, int]]) -> None:
-        """Remove heartbeats, named by owner and lanes."""
+        """Remove heartbeats, given by owner and lanes."""
         self.client.commands([("HDEL", nodes_key(queue), *(f"{owner} {lanes}" for owner, lanes in members))])
 
     def forget_report(self, owner: str) -> None:
-        """Remove what a node said of itself."""
+        """Remove the report of a node."""
         self.client.commands([("DEL", report_key(owner)), ("ZREM", reports_key(), id_bytes(owner))])
 
     def take(self, ticket: str, name: str) -> str:
-        """Who is to do what only one should: whoever took the ticket first. Known for a minute."""
+        """Take a ticket for a command that only one worker executes. Return the name that took it first."""
         key = ticket_key(ticket)
         *_, taken_by = self.client.commands(
             [("HSETNX", key, "by", id_bytes(name)), ("EXPIRE", key, TICKET_SECONDS), ("HGET", key, "by")]
@@ -273,19 +275,20 @@ class RedisStore:
     def exchange(
         self, settle: SettleRequest | None, claim: ClaimRequest | None
     ) -> tuple[SettleReply | StoreError | None, Claim | StoreError | None]:
-        """End claimed jobs, then move due ones to processing, in one round trip.
+        """Settle claimed jobs, then claim due jobs, in one round trip.
 
         A claim takes at most 1,000 payloads or 1 MiB of an id, lowest scores first; the rest stays waiting.
-        What is in processing of other claims than those in hand goes back. Answers may be errors of their
-        own, as NotOwner; raises StoreUnavailable.
+        Jobs in processing of claims other than ``in_hand`` go back. Each answer may be an error of its own,
+        such as NotOwner. Raises StoreUnavailable.
         """
-        settling = settle_calls(settle) if settle is not None else []
+        settling = settle_calls(settle) if settle is not None else None
+        calls = settling.calls if settling is not None else []
         claiming = [claim_call(claim)] if claim is not None else []
-        replies = self.client.calls([*settling, *claiming])
+        replies = self.client.calls([*calls, *claiming])
         for reply in replies:
             if isinstance(reply, StoreUnavailable):
                 raise reply
-        answer = settled(settle, replies[: len(settling)]) if settle is not None else None
+        answer = settling.reply(replies[: len(calls)]) if settling is not None else None
         if claim is None:
             return answer, None
         claim_sent = ShardCall(claim.queue, claim.lease.shard, claiming[0])
@@ -299,21 +302,21 @@ class RedisStore:
         in_hand: OpenClaims | None = None,
         suspects: bool = True,
     ) -> Claim:
-        """Only the second half of :meth:`exchange`, for one batch. Raises NotOwner, StoreUnavailable."""
+        """Claim one batch. Raises NotOwner, StoreUnavailable."""
         _, answer = self.exchange(None, ClaimRequest(queue, lease, request, in_hand, suspects))
         return sound(answer)
 
     def settle(self, queue: QueueSpec, lease: Lease, verdicts: Sequence[Settlement]) -> SettleReply:
-        """Only the first half of :meth:`exchange`. Raises NotOwner, StoreUnavailable."""
+        """Settle claimed jobs. Raises NotOwner, StoreUnavailable."""
         answer, _ = self.exchange(SettleRequest(queue, lease, tuple(verdicts)), None)
         return sound(answer)
 
     def retract_crashes(self, lease: Lease) -> None:
-        """Take back the deaths that were counted for this lease's owner: it lives."""
+        """Undo the crashes that were counted for the owner of this lease: it is alive."""
         self.client.call(load("retract_crashes").call(shard_keys(lease.shard), epoch=lease.epoch))
 
     def tokens(self, asked: TokenRequest) -> Tokens:
-        """Take tokens of a limited queue, or give some back; repeated, it changes nothing."""
+        """Take or return tokens of a rate-limited queue; repeating a request number changes nothing."""
         call = load("take_tokens").call(
             {"tokens": tokens_key(asked.queue)},
             holder=asked.holder,
@@ -327,14 +330,15 @@ class RedisStore:
         return Tokens(granted, float(wait))
 
     def memory(self) -> Server:
-        """Redis's limit of memory, and what it does at that; unknown where INFO is forbidden."""
+        """Read the memory limit of Redis and its eviction policy; unknown where INFO is forbidden."""
         return read_memory_limit(self.client)
 
     # -- waiting for work
 
     def next_due(self, shards: Sequence[ShardRef], in_hand: Sequence[OpenClaims] = ()) -> list[Due]:
-        """Smallest claimable ``perform_in`` of each shard, in one round trip; now, when something is left
-        of other claims than those ``in_hand``.
+        """Read the smallest claimable ``perform_in`` of each shard, in one round trip.
+
+        The answer is now when jobs of claims other than ``in_hand`` are in processing.
         """
         hands: Sequence[OpenClaims | None] = in_hand or [None] * len(shards)
         calls = [
@@ -344,9 +348,23 @@ class RedisStore:
         return [Due(parse_time(next_due), float(now)) for now, next_due in self.client.all(calls)]
 
     def subscribe(self, queues: Sequence[QueueSpec]) -> PushSubscription:
-        """Listen to pushes on the queues. Raises StoreUnavailable."""
+        """Subscribe to the announcements of the queues. Raises StoreUnavailable."""
         return PushSubscription(self.client.redis, [queue.name for queue in queues])
 
 
-def _renewed(reply: Any) -> Any:
-    return 0 if isinstance(reply, WrongType) else reply
+def _acquire_call(wish: LeaseWatch, owner: str) -> ScriptCall:
+    queue, seen = wish.queue, wish.seen
+    return load("acquire").call(
+        shard_keys(wish.shard),
+        owner=owner,
+        seen_owner=id_bytes(seen.owner),
+        seen_epoch=seen.epoch,
+        seen_counter=seen.counter,
+        seen_server=seen.server,
+        known_epoch=wish.known_epoch,
+        shards=queue.shards,
+        merge=queue.merge.value,
+        policy=queue.policy,
+        max_crashes=queue.max_crashes,
+        poison_error=queue.poison_error,
+    )

@@ -17,8 +17,9 @@ from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.integration.app.context import AppContext
 from celery_lowkiq.integration.app.registry import ordered_tasks
 from celery_lowkiq.integration.calls.validation import read_id
-from celery_lowkiq.integration.operations.queue import ShownJob
+from celery_lowkiq.integration.operations.shown_jobs import ShownJob
 from celery_lowkiq.rules.errors import ConfigurationError
+from celery_lowkiq.rules.views import all_items
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.clocked import FakeClockClient
 from celery_lowkiq.store.scripts.connect import connect
@@ -74,7 +75,7 @@ class Lowkiq:
 
     def __init__(self, app: Celery, context: AppContext) -> None:
         self.app = app
-        self.clock = Clock(cast(FakeClockClient, context.store.client))
+        self.clock: Clock = Clock(cast(FakeClockClient, context.store.client))
         self._context = context
 
     # -- running
@@ -127,13 +128,7 @@ class Lowkiq:
         assert not waiting, f"jobs wait: {waiting}"
 
     def _waiting(self, task: Any) -> Iterator[ShownJob]:
-        queue, after = self._one(task).ordered_queue, None
-        while True:
-            page = queue.jobs(limit=PAYLOADS, payload_limit=PAYLOADS, after=after)
-            yield from page.items
-            after = page.next
-            if after is None:
-                return
+        return all_items(self._one(task).ordered_queue.jobs, limit=PAYLOADS, payload_limit=PAYLOADS)
 
     def _one(self, task: Any) -> Any:
         (ordered,) = self._by_queue((task,)).values()

@@ -1,7 +1,7 @@
-"""Who may use the dashboard.
+"""Authentication of the dashboard's users.
 
-Without any authentication only a browser on the same machine may: its address is loopback, and so is the
-name by which it asks (a page of a stranger can point a name of its own at 127.0.0.1, but not that one).
+Without authentication, only browsers on the same machine are answered: the client's address and the host
+name in the request must be loopback. A foreign page can resolve its own name to 127.0.0.1, but not these.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from celery_lowkiq.rules.errors import ConfigurationError
 
 from .errors import Refused
 
-#: Finds the user's name; None, "" and whatever is no text refuse.
+#: Returns the user's name; any value but a text that is not empty refuses the request.
 FindUser = Callable[[Request], "str | Awaitable[str | None] | None"]
 
-#: As a browser sends it. Starlette reads the server's own address where the header makes no sense.
+#: The Host header of browsers. For an invalid one, Starlette falls back to the server's own address.
 HOST = re.compile(r"(\[[^\[\]]+\]|[^\s:@/\\?#\[\]]+)(?::\d*)?")
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 class Unauthorized(Refused):
-    """Ask for a name and a password."""
+    """The request lacks a valid name and password."""
 
     def __init__(self) -> None:
         super().__init__("log in with the name and password of the dashboard", 401)
@@ -56,12 +56,12 @@ def basic(user: str, password: str) -> FindUser:
 
 
 def header(name: str) -> FindUser:
-    """The user whom a reverse proxy names in a header. Nobody else may reach the port."""
+    """The user that a reverse proxy names in a header. Only the proxy may reach the port."""
     return lambda request: request.headers.get(name)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address or a name to bind to is reached from this machine only."""
+    """Whether an address or a host name is reachable from this machine only."""
     if host.lower() in LOCAL_NAMES:
         return True
     try:
@@ -82,7 +82,7 @@ def _local(request: Request) -> str:
 
 
 def read_basic(text: str) -> FindUser:
-    """From ``user:password``. Raises ConfigurationError, which does not quote it."""
+    """Return basic authentication for ``user:password``. Raises ConfigurationError without quoting it."""
     user, colon, password = text.partition(":")
     if not (user and colon and password):
         raise ConfigurationError("the value of lowkiq_web_auth is invalid: expected 'user:password'")
@@ -91,27 +91,27 @@ def read_basic(text: str) -> FindUser:
 
 @dataclass(frozen=True)
 class Access:
-    """How users are found, whether they may change anything, and from which origins."""
+    """How users authenticate, whether they may change anything, and from which origins."""
 
     find_user: FindUser = _local
     read_only: bool = False
-    #: Beside the one that the request was sent to, as a proxy may have renamed it.
+    #: Accepted beside the origin of the dashboard itself, which a proxy may rename.
     origins: tuple[str, ...] = ()
 
     @property
     def is_open(self) -> bool:
-        """Whether nobody is asked who he is."""
+        """Whether there is no authentication."""
         return self.find_user is _local
 
     async def user(self, scope: Scope) -> str:
-        """Who asks. Raises Refused."""
+        """Return the user of a request. Raises Refused."""
         request = Request(scope)
         user = await run_in_threadpool(self.find_user, request)
-        # What it gave decides, not how it was defined: a lambda or an object may be async, too.
+        # The returned value is checked, since a lambda or an object may be async, too.
         if inspect.isawaitable(user):
             user = await user
         if not user:
-            raise Refused("you are not logged in, or may not see the dashboard")
+            raise Refused("you are not logged in, or not allowed to see the dashboard")
         if not isinstance(user, str):
             raise Refused(f"auth= returned a {type(user).__name__}: expected the user's name as a str")
         return user[:200]

@@ -1,24 +1,30 @@
-"""The JSON API: all that the pages can do."""
+"""The JSON API: everything that the pages can do."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from celery_lowkiq.integration.operations import json_shapes as shapes
 from celery_lowkiq.integration.operations.actions import action_of
+from celery_lowkiq.integration.operations.json_records import OverviewJson, PlacesJson, places_json
+from celery_lowkiq.integration.operations.shown_jobs import ShownDeadJob, ShownJob
 from celery_lowkiq.rules.errors import InvalidCall
+from celery_lowkiq.rules.health_checks import Finding
+from celery_lowkiq.rules.history import Sample
+from celery_lowkiq.rules.reports import NodeReport, ShardReport
 from celery_lowkiq.rules.server_info import ServerInfo
-from celery_lowkiq.rules.views import Page, PausedId
+from celery_lowkiq.rules.views import Page, PausedId, Stats
 
 from .changes import begin, call_off, operation_of
-from .endpoints import AFTER, ID, LIMIT, QUEUE, TEXT, Endpoint, Json, Query
+from .endpoints import AFTER, ID, LIMIT, QUEUE, TEXT, Endpoint, Query, json_response
 from .errors import Refused
-from .listing import SORTS, Asked
+from .listing import SORTS, ListingQuery
 from .openapi import MAX_WAIT
 from .operations import Operation
 from .pages import JOB
@@ -26,37 +32,73 @@ from .params import Params, body_of, field
 from .site import queue_of, site_of
 
 
-def stats(request: Request) -> shapes.LowkiqStats:
+class LowkiqCounts(NamedTuple):
+    """Counts of a queue in Lowkiq's form."""
+
+    length: int
+    morgue_length: int
+    lag: float
+
+    @classmethod
+    def of(cls, stats: Stats) -> LowkiqCounts:
+        return cls(stats.length, stats.morgue_length, stats.lag)
+
+
+class LowkiqStats(NamedTuple):
+    total: LowkiqCounts
+    by_worker: Mapping[str, LowkiqCounts]
+
+
+class Shards(NamedTuple):
+    """The shards of a queue, the Unix time (s) of its pause, and the number of paused ids."""
+
+    shards: tuple[ShardReport, ...]
+    paused: float | None
+    paused_ids: int
+
+
+class Samples(NamedTuple):
+    samples: tuple[Sample, ...]
+
+
+class Nodes(NamedTuple):
+    nodes: tuple[NodeReport, ...]
+
+
+class Findings(NamedTuple):
+    findings: tuple[Finding, ...]
+
+
+def stats(request: Request) -> LowkiqStats:
     """Counts in Lowkiq's form."""
     found = site_of(request).inspector.overview()
-    return shapes.lowkiq_stats(found.total, found.by_queue)
+    by_queue = {name: LowkiqCounts.of(one) for name, one in found.by_queue.items()}
+    return LowkiqStats(LowkiqCounts.of(found.total), by_queue)
 
 
-def queues(request: Request) -> shapes.OverviewJson:
+def queues(request: Request) -> OverviewJson:
     """All queues with their counts; of damaged ones what is wrong."""
     return site_of(request).inspector.overview_json()
 
 
-def listing(request: Request) -> Page[shapes.JobJson] | Page[shapes.DeadJobJson]:
+def listing(request: Request) -> Page[Any]:
     """A page of jobs of a queue; pass its `next` as `after` for the following one."""
-    name, reading = request.url.path.rpartition("/")[2], site_of(request).reading
-    found = Asked.of(Params.query(request), name).of_queue(queue_of(request))
-    record: Any = shapes.dead_job_json if name == "morgue" else shapes.job_json
-    return Page(tuple(record(job, reading) for job in found.items), found.next)
+    name = request.url.path.rpartition("/")[2]
+    return ListingQuery.of(Params.query(request), name).of_queue(queue_of(request))
 
 
-def job(request: Request) -> shapes.PlacesJson:
+def job(request: Request) -> PlacesJson:
     """Everything about one id."""
     queue, job_id = queue_of(request), Params.query(request).text("id")
     places = queue.job(job_id, **JOB)
-    return shapes.places_json(places, queue.why(job_id), queue.tries(job_id), site_of(request).reading)
+    return places_json(places, queue.why(job_id), queue.tries(job_id))
 
 
-def shards(request: Request) -> shapes.ShardsJson:
+def shards(request: Request) -> Shards:
     """The shards of a queue, who has each, and what is paused."""
     queue = queue_of(request)
     paused = queue.paused()
-    return shapes.ShardsJson(queue.shards(), paused.queue, paused.ids)
+    return Shards(queue.shards(), paused.queue, paused.ids)
 
 
 def paused_ids(request: Request) -> Page[PausedId]:
@@ -64,16 +106,16 @@ def paused_ids(request: Request) -> Page[PausedId]:
     return queue_of(request).paused_ids(after=Params.query(request).cursor())
 
 
-def history(request: Request) -> shapes.SamplesJson:
+def history(request: Request) -> Samples:
     """Counters of the last hour, of one queue or of all."""
     one = Params.query(request).text("queue", "")
     inspector = site_of(request).inspector
-    return shapes.SamplesJson(queue_of(request).history() if one else inspector.history().total)
+    return Samples(queue_of(request).history() if one else inspector.history().total)
 
 
-def nodes(request: Request) -> shapes.NodesJson:
+def nodes(request: Request) -> Nodes:
     """The nodes, their lanes, and what each runs."""
-    return shapes.NodesJson(tuple(site_of(request).inspector.nodes()))
+    return Nodes(tuple(site_of(request).inspector.nodes()))
 
 
 def server(request: Request) -> ServerInfo:
@@ -81,12 +123,39 @@ def server(request: Request) -> ServerInfo:
     return site_of(request).inspector.server()
 
 
-def doctor(request: Request) -> shapes.FindingsJson:
+def doctor(request: Request) -> Findings:
     """The results of the health checks, and what to do about them."""
-    return shapes.FindingsJson(site_of(request).inspector.doctor())
+    return Findings(site_of(request).inspector.doctor())
 
 
 # -- changes
+
+
+@dataclass(frozen=True)
+class OperationJson:
+    """A change: how far it is, and who began it."""
+
+    id: str
+    action: str
+    queue: str
+    user: str
+    state: str
+    count: int
+    total: int
+    began_at: float
+    ended_at: float | None
+    error: str
+
+    @classmethod
+    def of(cls, operation: Operation) -> OperationJson:
+        progress = operation.state, operation.count, operation.total
+        times = operation.began_at, operation.ended_at
+        asked = operation.change
+        return cls(operation.id, asked.action, asked.queue, asked.user, *progress, *times, operation.error)
+
+
+class Operations(NamedTuple):
+    operations: tuple[OperationJson, ...]
 
 
 async def change(request: Request) -> Response:
@@ -107,41 +176,24 @@ def _change(request: Request, fields: dict[str, Any]) -> Response:
     values = {name: value for name, value in fields.items() if name not in ("action", "wait", "queue", "ids")}
     operation = begin(request, queue, action, action.target(queue, ids, values))
     operation.wait(wait)
-    return Json(operation_json(operation), status_code=202 if operation.running else 200)
+    return json_response(OperationJson.of(operation), 202 if operation.running else 200)
 
 
-def operations(request: Request) -> shapes.OperationsJson:
+def operations(request: Request) -> Operations:
     """The changes of this process, newest first."""
-    return shapes.OperationsJson(tuple(map(operation_json, site_of(request).operations.all())))
+    return Operations(tuple(map(OperationJson.of, site_of(request).operations.all())))
 
 
-def operation(request: Request) -> shapes.OperationJson:
+def operation(request: Request) -> OperationJson:
     """One change."""
-    return operation_json(operation_of(site_of(request), request.path_params["id"]))
+    return OperationJson.of(operation_of(site_of(request), request.path_params["id"]))
 
 
-def cancel(request: Request) -> shapes.OperationJson:
+def cancel(request: Request) -> OperationJson:
     """Stop a change after the step that runs."""
     found = operation_of(site_of(request), request.path_params["id"])
     call_off(request, found)
-    return operation_json(found)
-
-
-def operation_json(found: Operation) -> shapes.OperationJson:
-    """The record of a change."""
-    asked = found.change
-    return shapes.OperationJson(
-        found.id,
-        asked.action,
-        asked.queue,
-        asked.user,
-        found.state,
-        found.count,
-        found.total,
-        found.began_at,
-        found.ended_at,
-        found.error,
-    )
+    return OperationJson.of(found)
 
 
 async def _fields(request: Request) -> dict[str, Any]:
@@ -172,25 +224,25 @@ def _searches(listing: str) -> tuple[Query, ...]:
 
 
 def _listing(name: str) -> Endpoint:
-    answer: Any = Page[shapes.DeadJobJson] if name == "morgue" else Page[shapes.JobJson]
+    answer: Any = Page[ShownDeadJob] if name == "morgue" else Page[ShownJob]
     return Endpoint("GET", f"/{name}", listing, answer, (QUEUE, *_searches(name), LIMIT, AFTER))
 
 
 ENDPOINTS = (
-    Endpoint("GET", "/stats", stats, shapes.LowkiqStats),
-    Endpoint("GET", "/queues", queues, shapes.OverviewJson),
+    Endpoint("GET", "/stats", stats, LowkiqStats),
+    Endpoint("GET", "/queues", queues, OverviewJson),
     *map(_listing, SORTS),
-    Endpoint("GET", "/job", job, shapes.PlacesJson, (QUEUE, ID)),
-    Endpoint("GET", "/shards", shards, shapes.ShardsJson, (QUEUE,)),
+    Endpoint("GET", "/job", job, PlacesJson, (QUEUE, ID)),
+    Endpoint("GET", "/shards", shards, Shards, (QUEUE,)),
     Endpoint("GET", "/paused_ids", paused_ids, Page[PausedId], (QUEUE, AFTER)),
-    Endpoint("GET", "/history", history, shapes.SamplesJson, (Query("queue", TEXT),)),
-    Endpoint("GET", "/nodes", nodes, shapes.NodesJson),
+    Endpoint("GET", "/history", history, Samples, (Query("queue", TEXT),)),
+    Endpoint("GET", "/nodes", nodes, Nodes),
     Endpoint("GET", "/redis", server, ServerInfo),
-    Endpoint("GET", "/doctor", doctor, shapes.FindingsJson),
-    Endpoint("POST", "/changes", change, shapes.OperationJson, body="Change"),
-    Endpoint("GET", "/operations", operations, shapes.OperationsJson),
-    Endpoint("GET", "/operations/{id}", operation, shapes.OperationJson),
-    Endpoint("DELETE", "/operations/{id}", cancel, shapes.OperationJson, status=202),
+    Endpoint("GET", "/doctor", doctor, Findings),
+    Endpoint("POST", "/changes", change, OperationJson, body="Change"),
+    Endpoint("GET", "/operations", operations, Operations),
+    Endpoint("GET", "/operations/{id}", operation, OperationJson),
+    Endpoint("DELETE", "/operations/{id}", cancel, OperationJson, status=202),
 )
 
 
@@ -199,10 +251,10 @@ ENDPOINTS = (
 
 def healthz(_: Request) -> Response:
     """The process answers."""
-    return Json({"status": "ok"})
+    return json_response({"status": "ok"})
 
 
 def readyz(request: Request) -> Response:
     """Redis answers, too."""
     site_of(request).inspector.server()
-    return Json({"status": "ok"})
+    return json_response({"status": "ok"})

@@ -1,4 +1,4 @@
-"""Puts the dashboard together."""
+"""The Starlette application of the dashboard."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from starlette.types import Scope
 
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.operations.json_shapes import ErrorJson, Reading
+from celery_lowkiq.integration.operations.json_records import Reading
 from celery_lowkiq.rules.errors import LowkiqError
 
 from . import api, changes, pages, tracked
 from .access import Access, FindUser, header, read_basic
-from .endpoints import BASE, Endpoint, Json
+from .endpoints import BASE, Endpoint, ErrorJson, json_response
 from .errors import status_of
-from .guard import Guard
+from .formatting import MAX_TEXT
+from .guard import Guard, path_of
 from .openapi import description
 from .render import link, page
-from .show import MAX_TEXT
 from .site import Site
 
 AUTH_VARIABLE = "LOWKIQ_WEB_AUTH"
 STATIC = Path(__file__).parent / "static"
-#: In s.
+#: Seconds.
 YEAR = 365 * 86400
 
 
 class Files(StaticFiles):
-    """Pages name their files with a version; browsers keep these, and ask again for others."""
+    """Static files. Browsers cache the URLs with a version, and revalidate the others."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)
@@ -56,13 +56,13 @@ def make_app(
     read_only: bool | None = None,
     origins: Sequence[str] = (),
 ) -> Starlette:
-    """The dashboard of an app, to be served or mounted under any prefix.
+    """Return the dashboard of an app, to be served or mounted under any prefix.
 
-    ``auth``: ``"user:password"``, or a function that finds the user's name in a request (None refuses it);
-    ``user_header``: the header in which a reverse proxy names the user. Without either, the settings
-    ``lowkiq_web_auth`` and ``lowkiq_web_user_header`` or the environment's ``LOWKIQ_WEB_AUTH`` decide;
-    without these, only this machine is answered. ``read_only``: nothing may be changed. ``origins``: where
-    changes may come from beside the dashboard itself (``https://ops.example.com``).
+    ``auth``: ``"user:password"``, or a function that returns the user's name for a request (None refuses the
+    request). ``user_header``: the header in which a reverse proxy names the user. Without both, the settings
+    ``lowkiq_web_auth`` and ``lowkiq_web_user_header`` or the environment variable ``LOWKIQ_WEB_AUTH`` apply;
+    without these, the dashboard answers requests from this machine only. ``read_only``: refuse all changes.
+    ``origins``: further origins from which changes are accepted (``https://ops.example.com``).
 
     Raises ConfigurationError.
     """
@@ -126,14 +126,14 @@ ENDPOINTS = (
 
 
 def _failed(request: Request, error: Exception) -> Response:
-    """A page that says what is wrong, or its JSON."""
+    """Return the error as a page, or as JSON."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     if isinstance(error, LowkiqError):
         status = status_of(error)
     text = str(error.detail if isinstance(error, HTTPException) else error)
-    path = str(request.scope["path"]).removeprefix(request.scope.get("root_path", ""))
+    path = path_of(request.scope)
     if path.startswith("/api/") or path in ("/healthz", "/readyz"):
-        response: Response = Json(ErrorJson(text), status_code=status)
+        response = json_response(ErrorJson(text), status)
     else:
         response = page(request, "error.html", status=status, code=status, text=text)
     if status == 405:
@@ -142,7 +142,7 @@ def _failed(request: Request, error: Exception) -> Response:
 
 
 def _allowed(request: Request) -> list[str]:
-    """Methods of all routes with the path: Starlette names those of the first. Files are read only."""
+    """Return the methods of all routes with the path; Starlette knows only those of the first."""
     routes = [route for route in _routes() if isinstance(route, Route)]
     found = [route.methods or set() for route in routes if route.matches(request.scope)[0] is not Match.NONE]
     return sorted(set[str]().union(*found) or {"GET", "HEAD"})

@@ -1,19 +1,18 @@
-"""Who changed what: a line in the log ``celery_lowkiq.audit`` as each change begins and ends."""
+"""Audit log ``celery_lowkiq.audit``: a line when a change begins, and when it ends."""
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
-logger = logging.getLogger("celery_lowkiq.audit")
+from celery_lowkiq.rules.loggers import audit_logger as logger
 
-#: So many ids stand in a line.
+#: Maximum number of ids in a line.
 SHOWN_IDS = 5
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change that somebody asked for. Of ``ids`` a line shows the first few."""
+    """A requested change. A line shows the first few ``ids``."""
 
     user: str
     address: str
@@ -24,7 +23,7 @@ class Change:
 
 
 def audit(change: Change, state: str, count: int | None = None, error: str = "") -> None:
-    """One line. Everything a stranger may choose is quoted, so that it cannot forge another line."""
+    """Log one line. Values from requests are quoted, so that they cannot forge another line."""
     shown = ", ".join(map(ascii, change.ids[:SHOWN_IDS]))
     more = f", ... {len(change.ids)} in all" if len(change.ids) > SHOWN_IDS else ""
     parts = [f"{change.action} {state}: user={change.user!a} from={change.address} queue={change.queue!a}"]

@@ -21,13 +21,13 @@ from .params import Params, form_of
 from .render import link, page
 from .site import Site, site_of
 
-#: Seconds that an answer waits for the end of a change; a longer one is watched on its page.
+#: Seconds that a response waits for the end of a change; a longer change is shown on its own page.
 PATIENCE = 0.7
 MAX_BACK = 4000
 
 
 def begin(request: Request, queue: OrderedQueue, action: Action, target: Target) -> Operation:
-    """Start a change, with a line in the log. Raises TooBusy and StoreError."""
+    """Start a change, and log it. Raises TooBusy and StoreError."""
     change = Change(*_asker(request), action.name, queue.name, target.ids, target.values.get("shard"))
     operation = Operation(change, action, target, action.total(queue, target))
     operations = site_of(request).operations
@@ -35,7 +35,7 @@ def begin(request: Request, queue: OrderedQueue, action: Action, target: Target)
 
 
 def call_off(request: Request, operation: Operation) -> None:
-    """Cancel it, with a line in the log that names the user who cancels."""
+    """Cancel a change, and log the user who cancels it."""
     if operation.running:
         user, address = _asker(request)
         whose = f"of {operation.change.user!a} is to be cancelled"
@@ -59,7 +59,7 @@ def _change(request: Request, form: Params) -> Response:
     queue, action = site.queue(form.text("queue")), action_of(form.text("action"))
     target = _target(form, action)
     if action.scope.ids and not target.ids:
-        raise InvalidCall("no job was chosen. Tick some jobs, then press a button")
+        raise InvalidCall("no job is selected. Select some jobs, then press a button")
     missing = [one for one in action.parameters if one.name not in target.values]
     if missing or (action.dangerous and not form.flag("confirmed")):
         return page(
@@ -82,7 +82,7 @@ def _change(request: Request, form: Params) -> Response:
 
 
 def _target(form: Params, action: Action) -> Target:
-    """What the form holds for the action."""
+    """The target that a form names."""
     given = {one.name: form.texts(one.name) for one in action.takes}
     return Target(
         form.texts("id"), {one.name: one.read(given[one.name][0]) for one in action.takes if given[one.name]}
@@ -100,11 +100,11 @@ async def cancel(request: Request) -> Response:
 
 
 def operation_of(site: Site, operation_id: str) -> Operation:
-    """Raises NotFound."""
+    """Return the operation with an id. Raises NotFound."""
     operation = site.operations.get(operation_id)
     if operation is None:
         raise NotFound(
-            f"operation {operation_id[:50]!r} is unknown: it is too old, or another process began it"
+            f"operation {operation_id[:50]!r} is unknown: it is too old, or another process started it"
         )
     return operation
 
@@ -116,6 +116,6 @@ def _back(request: Request, path: str, operation: Operation) -> Response:
 
 
 def _own_path(path: str) -> str:
-    """A path of the dashboard, or its first page: a form must not send people elsewhere."""
+    """The path, or ``/`` for a path outside of the dashboard: a form must not redirect elsewhere."""
     strange = path.startswith("//") or "\\" in path or not path.isprintable() or len(path) > MAX_BACK
     return "/" if strange or not path.startswith("/") else path

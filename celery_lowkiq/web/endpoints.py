@@ -11,22 +11,27 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from celery_lowkiq.integration.operations.json_encoder import encode
+from celery_lowkiq.integration.operations.json_records import AS_JSON, Reading, encode
+
+from .site import site_of
 
 Schema = dict[str, Any]
 
-#: Under which all endpoints lie.
+#: Path of all endpoints.
 BASE = "/api/v1"
 DEFAULT_LIMIT, MAX_LIMIT = 50, 500
 
 
-class Json(Response):
-    """A record as the body."""
+@dataclass(frozen=True)
+class ErrorJson:
+    """What went wrong, in one sentence."""
 
-    media_type = "application/json"
+    error: str
 
-    def render(self, content: Any) -> bytes:
-        return encode(content).encode()
+
+def json_response(record: Any, status: int = 200, reading: Reading = AS_JSON) -> Response:
+    """A response with a record as its body."""
+    return Response(encode(record, reading), status, media_type="application/json")
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """``run`` returns a record of the type ``answer``; an async one returns the whole response."""
+    """An endpoint. ``run`` returns a record of the type ``answer``, or, if async, a response."""
 
     method: str
     path: str
@@ -53,17 +58,17 @@ class Endpoint:
 
     @property
     def text(self) -> str:
-        """What it does: the first line of the docstring."""
+        """What it does: the first line of the docstring of ``run``."""
         return (inspect.getdoc(self.run) or "").partition("\n")[0].removesuffix(".")
 
     @property
     def route(self) -> Route:
-        """The route to it."""
+        """The Starlette route."""
         run = self.run if inspect.iscoroutinefunction(self.run) else self._serve
         return Route(f"{BASE}{self.path}", run, methods=[self.method])
 
     def _serve(self, request: Request) -> Response:
-        return Json(self.run(request), status_code=self.status)
+        return json_response(self.run(request), self.status, site_of(request).reading)
 
 
 TEXT: Schema = {"type": "string"}

@@ -1,4 +1,4 @@
-"""What goes wrong, as an HTTP status."""
+"""Errors of requests, and the HTTP status of each error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .operations import TooBusy
 
 
 class NotFound(LowkiqError):
-    """There is no such thing."""
+    """The named object does not exist."""
 
 
 class Refused(LowkiqError):

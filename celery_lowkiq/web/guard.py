@@ -1,4 +1,4 @@
-"""Stands before every page: who asks, from where, and what browsers may do with the answer."""
+"""Middleware before every page: authentication, origin and token checks, and security headers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .errors import Refused
 COOKIE = "lowkiq_token"
 USER = "lowkiq.user"
 TOKEN = "lowkiq.token"  # noqa: S105 a name, no secret
-#: For probes, which have no password.
+#: Paths of health probes, which have no password.
 PUBLIC = ("/healthz", "/readyz")
 READS = ("GET", "HEAD", "OPTIONS")
 
@@ -36,7 +36,7 @@ HEADERS = {
 
 
 class Guard:
-    """Lets a request through to the pages, with ``scope`` telling its user and its token for forms."""
+    """Admits requests, and adds their user and the token for forms to ``scope``."""
 
     def __init__(self, app: ASGIApp, access: Access, answer: Callable[[Request, Refused], Response]) -> None:
         self._app = app
@@ -61,7 +61,7 @@ class Guard:
         await self._app(scope, receive, sends)
 
     async def _check(self, scope: Scope) -> None:
-        if _path(scope) in PUBLIC:
+        if path_of(scope) in PUBLIC:
             return
         scope[USER] = await self._access.user(scope)
         if scope["method"] in READS:
@@ -72,13 +72,14 @@ class Guard:
 
 
 def check_token(request: Request, given: str) -> None:
-    """A form must carry what our cookie says, which no other site can read. Raises Refused."""
+    """Check that a form has the token of the cookie, which no other site can read. Raises Refused."""
     known = _token(request.scope)
     if known is None or not secrets.compare_digest(given.encode(), known.encode()):
         raise Refused("the form is not of this session: go back, load the page again, and repeat")
 
 
-def _path(scope: Scope) -> str:
+def path_of(scope: Scope) -> str:
+    """Return the path of a request without the prefix of the dashboard."""
     return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
 
@@ -91,7 +92,7 @@ def _token(scope: Scope) -> str | None:
 
 
 def _check_origin(scope: Scope, allowed: tuple[str, ...]) -> None:
-    """Refuse a change from another origin. Without these headers, the form token protects it."""
+    """Refuse a change from another origin. Without these headers, the form token protects the user."""
     headers = Headers(scope=scope)
     origin = headers.get("origin")
     if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none") and origin not in allowed:
@@ -104,7 +105,7 @@ def _check_origin(scope: Scope, allowed: tuple[str, ...]) -> None:
 
 
 def _own_origin(scope: Scope, headers: Headers) -> str | None:
-    """As browsers write it. The scope has the scheme that a proxy names, when the server trusts the proxy."""
+    """The origin as browsers write it; with the scheme of a proxy if the server trusts the proxy."""
     host = headers.get("host")
     return f"{scope.get('scheme', 'http')}://{host}" if host else None
 

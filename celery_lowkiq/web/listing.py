@@ -1,4 +1,4 @@
-"""The listings of a queue, and one page of one, as a request asks for it."""
+"""The listings of a queue, and the query of one page."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from celery_lowkiq.rules.views import Page
 from .endpoints import DEFAULT_LIMIT, MAX_LIMIT
 from .params import Params
 
-#: What a listing reads: payloads of a job, and bytes of each payload.
+#: Payloads of each job that a listing reads, and bytes of each payload.
 LISTED = {"payload_limit": 3, "payload_bytes": 2048}
-#: What a listing can be sorted by; the first is the default.
-SORTS = {
+#: Sort keys of each listing; the first is the default.
+SORTS: dict[str, tuple[str, ...]] = {
     "jobs": ("perform_in", "id"),
     "retries": ("retry_count",),
     "morgue": ("updated_at", "id"),
@@ -23,8 +23,8 @@ SORTS = {
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One page of a listing, as asked for."""
+class ListingQuery:
+    """The query of one page of a listing."""
 
     listing: str
     by: str
@@ -36,7 +36,7 @@ class Asked:
     after: str | None
 
     @classmethod
-    def of(cls, params: Params, listing: str) -> Asked:
+    def of(cls, params: Params, listing: str) -> ListingQuery:
         """Raises InvalidCall."""
         sorts = SORTS[listing]
         return cls(
@@ -56,7 +56,7 @@ class Asked:
 
     @property
     def query(self) -> dict[str, Any]:
-        """The same as fields of a query, without the cursor."""
+        """The fields of the URL query, without the cursor."""
         return {
             "list": self.listing,
             "by": self.by if self.by != self.sorts[0] else None,

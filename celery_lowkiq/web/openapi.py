@@ -11,13 +11,12 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from celery_lowkiq.integration.operations.action_parts import MAX_IDS, Parameter
 from celery_lowkiq.integration.operations.actions import ACTIONS
-from celery_lowkiq.integration.operations.json_encoder import COMPUTED
-from celery_lowkiq.integration.operations.json_shapes import ErrorJson
+from celery_lowkiq.integration.operations.json_records import COMPUTED, record_of
 from celery_lowkiq.rules.models import ShardRef
 
-from .endpoints import TEXT, Endpoint, Query, Schema
+from .endpoints import TEXT, Endpoint, ErrorJson, Query, Schema
 
-#: Longest time (s) that an answer waits for the end of a change.
+#: Maximum time (s) that a response waits for the end of a change.
 MAX_WAIT = 30.0
 PLAIN: dict[Any, Schema] = {
     Any: {},
@@ -31,9 +30,9 @@ PLAIN: dict[Any, Schema] = {
 }
 ERRORS = {
     400: "the request is invalid",
-    401: "a name and a password are needed",
+    401: "a name and a password are required",
     403: "not allowed",
-    404: "there is no such thing",
+    404: "not found",
     503: "Redis does not answer",
 }
 CHANGE_ERRORS = {
@@ -67,10 +66,12 @@ class Schemas:
         return self._record(origin or kind, args)
 
     def _record(self, kind: type, args: tuple[Any, ...]) -> Schema:
-        """``Page[JobJson]`` is named JobPage, ``JobJson`` Job."""
-        name = "".join(arg.__name__.removesuffix("Json") for arg in args) + kind.__name__.removesuffix("Json")
+        """``Page[ShownJob]`` is named JobPage, ``PayloadJson`` Payload."""
+        written = get_type_hints(record_of.dispatch(kind))["return"]
+        kind = kind if written is Any else written
+        name = "".join(one.__name__.removeprefix("Shown").removesuffix("Json") for one in (*args, kind))
         if name not in self.named:
-            self.named[name] = {}  # a record may hold itself
+            self.named[name] = {}  # a record may contain itself
             properties = {field: self.of(_filled(hint, args)) for field, hint in _hints(kind).items()}
             self.named[name] |= {"type": "object", "properties": properties, "required": list(properties)}
         return {"$ref": f"#/components/schemas/{name}"}
@@ -91,14 +92,18 @@ def _filled(hint: Any, args: tuple[Any, ...]) -> Any:
 
 
 def description(base: str, endpoints: Sequence[Endpoint]) -> dict[str, Any]:
-    """The OpenAPI document; ``base`` is where the API lies."""
+    """Return the OpenAPI document; ``base`` is the path of the API."""
     schemas, paths = Schemas(), dict[str, Schema]()
     for one in endpoints:
         paths.setdefault(one.path, {})[one.method.lower()] = _operation(one, schemas)
     schemas.of(ErrorJson)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "celery-lowkiq", "version": "1", "description": "Ordered queues: look and act."},
+        "info": {
+            "title": "celery-lowkiq",
+            "version": "1",
+            "description": "Ordered queues: reads and actions.",
+        },
         "servers": [{"url": base}],
         "paths": paths,
         "components": {
@@ -118,7 +123,7 @@ def _operation(one: Endpoint, schemas: Schemas) -> Schema:
     answers |= {code: _answer(said, schemas.of(ErrorJson)) for code, said in errors.items()}
     found: Schema = {"summary": one.text, "parameters": parameters}
     if one.body:
-        answers[202] = _answer("It runs: watch it, or cancel it", schemas.of(one.answer))
+        answers[202] = _answer("The change is running: read or cancel its operation", schemas.of(one.answer))
         body = {"$ref": f"#/components/schemas/{one.body}"}
         found["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
     return {**found, "responses": {str(code): answer for code, answer in answers.items()}}
@@ -136,7 +141,7 @@ def _change() -> Schema:
     """The body of a change: what all actions take."""
     taken = {one.name: _value(one) for action in ACTIONS.values() for one in action.takes}
     ids = {"type": "array", "items": TEXT, "maxItems": MAX_IDS}
-    wait = {"type": "number", "minimum": 0, "maximum": MAX_WAIT, "description": "s to wait for its end"}
+    wait = {"type": "number", "minimum": 0, "maximum": MAX_WAIT, "description": "seconds to wait for its end"}
     lines = [
         f"- `{one.name}` ({', '.join(sorted(one.needs)) or 'nothing else'}): {one.effect}"
         for one in ACTIONS.values()
@@ -151,5 +156,5 @@ def _change() -> Schema:
 
 
 def _value(parameter: Parameter) -> Schema:
-    bounds = {"minimum": parameter.minimum, "maximum": parameter.maximum} if parameter.kind is int else {}
+    bounds = {"minimum": 0, "maximum": parameter.maximum} if parameter.kind is int else {}
     return {**PLAIN.get(parameter.kind, {}), **bounds, "description": parameter.text}

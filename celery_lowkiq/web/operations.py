@@ -1,4 +1,4 @@
-"""Changes that run: each in a thread, watched and cancelled by its id."""
+"""Running changes: each in its own thread, shown and cancelled by its id."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from celery_lowkiq.store.scripts.progress import Progress, Stop
 
 from .audit import Change, audit
 
-#: Most changes that run at a time, and changes that are remembered.
+#: Maximum number of running changes, and of changes that are kept.
 MOST_RUNNING = 8
 REMEMBERED = 100
 
@@ -23,12 +23,12 @@ Run = Callable[[Progress], int]
 
 
 class TooBusy(LowkiqError):
-    """Too many operations run; try again when one has ended."""
+    """Too many operations are running."""
 
 
 @dataclass
 class Operation:
-    """One change. ``state``: running, done, cancelled or failed; ``total``: how many jobs, about."""
+    """One change. ``state``: running, done, cancelled or failed; ``total``: approximate number of jobs."""
 
     change: Change
     action: Action
@@ -44,16 +44,16 @@ class Operation:
     _ended: threading.Event = field(default_factory=threading.Event, repr=False)
 
     def cancel(self) -> None:
-        """Stop after the step that runs now, unless that is the last."""
+        """Stop after the current step, unless it is the last."""
         self._cancel.set()
 
     def wait(self, timeout: float) -> bool:
-        """Block until it has ended, at most ``timeout`` s; whether it has."""
+        """Block until the change ends, at most ``timeout`` s. Return whether it has ended."""
         return self._ended.wait(timeout)
 
     @property
     def said(self) -> str:
-        """What it did so far, in words."""
+        """A message with the number of changed jobs so far."""
         return self.action.said(self.change.queue, self.target, self.count)
 
     @property
@@ -65,7 +65,7 @@ class Operation:
         return self.running and self._cancel.is_set()
 
     def run(self, run: Run) -> None:
-        """Do it; an error of ours goes into ``state`` and ``error``."""
+        """Run the change. An error is stored in ``state`` and ``error``."""
         audit(self.change, "begins")
         try:
             self.count = run(self._progress)
@@ -92,28 +92,30 @@ class Operation:
 
 
 class Operations:
-    """Those of this process."""
+    """The operations of this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: OrderedDict[str, Operation] = OrderedDict()
 
     def start(self, operation: Operation, run: Run) -> Operation:
-        """Raises TooBusy."""
+        """Run an operation in a thread. Raises TooBusy."""
         with self._lock:
             if sum(other.running for other in self._known.values()) >= MOST_RUNNING:
-                raise TooBusy(f"{MOST_RUNNING} operations run already. Wait for one, or cancel one")
+                raise TooBusy(
+                    f"{MOST_RUNNING} operations are running. Wait for the end of one, or cancel one"
+                )
             self._known[operation.id] = operation
             self._forget_old()
         threading.Thread(target=operation.run, args=(run,), name="lowkiq-operation", daemon=True).start()
         return operation
 
     def get(self, operation_id: str) -> Operation | None:
-        """The operation of that id, while it is remembered."""
+        """Return the operation with an id, while it is kept."""
         return self._known.get(operation_id)
 
     def all(self) -> list[Operation]:
-        """The remembered ones, newest first."""
+        """Return the kept operations, newest first."""
         with self._lock:
             return list(reversed(self._known.values()))
 

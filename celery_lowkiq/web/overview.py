@@ -1,4 +1,4 @@
-"""What the first page says of each queue."""
+"""The queues as the first page shows them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from celery_lowkiq.rules.views import ShardLook, Stats, sum_of
 
 @dataclass(frozen=True)
 class QueueLook:
-    """Counts of a queue; ``unowned``: how many of its shards no living node has. Of a queue with a damaged
-    shard neither is known, and ``damage`` says why.
+    """Counts of a queue; ``unowned``: number of its shards without a living owner.
+
+    For a queue with a damaged shard both are unknown, and ``damage`` is the error.
     """
 
     name: str
@@ -26,17 +27,17 @@ class QueueLook:
 
     @property
     def troubled(self) -> bool:
-        """Whether somebody should look at it."""
+        """Whether it needs attention."""
         return bool(self.unowned or self.stats.paused or self.damage)
 
     @property
     def paused(self) -> bool:
-        """Whether all of it is."""
+        """Whether the whole queue is paused."""
         return self.stats.paused == self.shards
 
 
 def look_at(names: Iterable[str], looks: Iterable[ShardLook], owners: Collection[str]) -> list[QueueLook]:
-    """The queues, the latest first; ``owners`` are those of the living nodes."""
+    """Return the queues, the largest lag first; ``owners`` are those of the living nodes."""
     by_queue: dict[str, list[ShardLook]] = {name: [] for name in names}
     for look in looks:
         by_queue[look.shard.queue].append(look)

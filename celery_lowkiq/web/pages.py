@@ -1,4 +1,4 @@
-"""The pages that show something."""
+"""The pages that read."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from celery_lowkiq.integration.operations.actions import ACTIONS, offered
-from celery_lowkiq.integration.operations.json_shapes import mark_of
+from celery_lowkiq.integration.operations.json_records import mark_of
 from celery_lowkiq.rules.reports import LaneReport
 from celery_lowkiq.rules.text import ranges
 from celery_lowkiq.rules.views import Stats
 
-from . import charts, show
+from . import charts
 from .changes import operation_of
-from .listing import SORTS, Asked
+from .formatting import Texts, bytes_text
+from .listing import SORTS, ListingQuery
 from .overview import look_at
 from .params import Params
 from .render import page
 from .shards import shards_look
-from .show import Texts
 from .site import queue_of, site_of
 
-#: Payloads that the page of a job reads, each as a whole: its mark is made from all of it.
+#: Maximum number of payloads on the page of a job; each is read whole, since its mark is a hash of it.
 JOB = {"payload_limit": 100}
-#: Of findings, the worst first.
+#: Levels of findings, the worst first.
 LEVELS = ("error", "warning", "ok")
-#: Queues of a lane that are shown.
+#: Maximum number of queues that are shown of a lane.
 MAX_PARTS = 10
 
 
@@ -56,7 +56,7 @@ def queue(request: Request) -> Response:
     params = Params.query(request)
     shown = queue_of(request)
     listed = params.choice("list", (*SORTS, "shards", "paused"), "jobs")
-    asked = Asked.of(params, listed) if listed in SORTS else None
+    search = ListingQuery.of(params, listed) if listed in SORTS else None
     paused_ids = shown.paused_ids(after=params.cursor()) if listed == "paused" else None
     shards = shown.shards()
     return page(
@@ -68,17 +68,17 @@ def queue(request: Request) -> Response:
         stats=sum((shard.stats for shard in shards), Stats()),
         looks=[shards_look(shard) for shard in shards],
         paused=shown.paused(),
-        asked=asked,
-        found=asked.of_queue(shown) if asked else paused_ids,
+        search=search,
+        found=search.of_queue(shown) if search else paused_ids,
         history=charts.columns(shown.history(), time.time(), charts.MINUTE),
         actions=ACTIONS,
         offered=offered,
-        show=show,
+        bytes_text=bytes_text,
     )
 
 
 def job(request: Request) -> Response:
-    """All of one id."""
+    """One id: its places, payloads, and failed runs."""
     params = Params.query(request)
     shown, job_id = queue_of(request), params.text("id")
     places, why = shown.job(job_id, **JOB), shown.why(job_id)
@@ -97,7 +97,7 @@ def job(request: Request) -> Response:
         offered=offered,
         mark_of=mark_of,
         texts=Texts(site_of(request).reading.load),
-        show=show,
+        bytes_text=bytes_text,
     )
 
 
@@ -131,11 +131,11 @@ def doctor(request: Request) -> Response:
 
 
 def operations(request: Request) -> Response:
-    """What was changed through this process."""
+    """The changes made through this process."""
     return page(request, "operations.html", operations=site_of(request).operations.all())
 
 
 def operation(request: Request) -> Response:
-    """One change, on its way or done."""
+    """One change, running or ended."""
     found = operation_of(site_of(request), Params.query(request).text("id"))
     return page(request, "operation.html", operation=found)

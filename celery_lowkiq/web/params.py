@@ -1,4 +1,4 @@
-"""Strict readers of the fields of a request; each raises InvalidCall."""
+"""Strict readers of the fields of a request. Each raises InvalidCall for an invalid value."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from celery_lowkiq.rules.validators import is_whole, whole
 
 from .errors import Refused
 
-#: Longest body in bytes: a payload of 1 MiB, form-encoded.
+#: Maximum size of a body in bytes: a payload of 1 MiB, form-encoded.
 MAX_BODY = 4 * 1024 * 1024
 SHOWN = 100
-#: Longest cursor; none that we made is longer.
+#: Maximum length of a cursor; those of listings are shorter.
 MAX_CURSOR = 1000
 
 
@@ -33,7 +33,7 @@ class Params:
         return cls(request.query_params.multi_items())
 
     def text(self, name: str, default: str | None = None) -> str:
-        """The first of that name; without a default there must be one."""
+        """Return the first value of a field. Without a default, the field is required."""
         for field, value in self._fields:
             if field == name:
                 return value
@@ -42,7 +42,7 @@ class Params:
         return default
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """All of that name."""
+        """Return all values of a field."""
         return tuple(value for field, value in self._fields if field == name)
 
     def choice(self, name: str, allowed: Collection[str], default: str | None = None) -> str:
@@ -59,7 +59,7 @@ class Params:
         return number
 
     def number(self, name: str) -> float | None:
-        """None for a field that is empty or not there."""
+        """Return a number; None for an empty or missing field."""
         text = self.text(name, "")
         if not text:
             return None
@@ -75,7 +75,7 @@ class Params:
         return self.choice(name, ("", "0", "1", "false", "true"), "") in ("1", "true")
 
     def cursor(self) -> str | None:
-        """Where a listing goes on; None at its beginning."""
+        """Return the cursor of a listing; None for its first page."""
         after = self.text("after", "")
         if len(after) > MAX_CURSOR:
             raise InvalidCall(f"after={_short(after)} is invalid: expected the `next` of a page")
@@ -83,7 +83,7 @@ class Params:
 
 
 async def body_of(request: Request) -> bytes:
-    """Raises Refused when it is too large."""
+    """Return the body. Raises Refused when it is too large."""
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)
@@ -94,7 +94,7 @@ async def body_of(request: Request) -> bytes:
 
 
 async def form_of(request: Request) -> Params:
-    """Fields of a posted form."""
+    """Return the fields of a posted form. Raises Refused and InvalidCall."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip()
     if kind != "application/x-www-form-urlencoded":
         raise Refused(
@@ -107,12 +107,12 @@ async def form_of(request: Request) -> Params:
         raise InvalidCall(f"the form has too many fields: expected at most {MAX_IDS} ids") from None
 
 
-#: Types of JSON, and how they are called in an error.
-KINDS = {str: "a text", int: "a whole number", float: "a number", list: "a list"}
+#: Names of JSON's types in errors.
+KINDS: dict[type, str] = {str: "a text", int: "a whole number", float: "a number", list: "a list"}
 
 
 def field(fields: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
-    """A field of a JSON object, of that type: a key of KINDS."""
+    """Return a field of a JSON object of a type, which is a key of KINDS."""
     value = fields.get(name, default)
     if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool):
         raise InvalidCall(f"{name}={_short(value)} is invalid: expected {KINDS[kind]}")

@@ -1,10 +1,10 @@
-"""Templates, and what all of them may use."""
+"""Renders templates, with the filters and functions that all of them use."""
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -16,26 +16,26 @@ from starlette.responses import HTMLResponse
 
 from celery_lowkiq.rules.text import duration, last_error_line, moment, relative
 
-from . import show
+from . import formatting
 from .charts import history_chart, peak, sparkline
-from .guard import TOKEN, USER
+from .guard import TOKEN, USER, path_of
 from .site import site_of
 
-FILTERS = {
-    "plain": show.plain,
+FILTERS: dict[str, Callable[..., Any]] = {
+    "plain": formatting.plain,
     "duration": duration,
     "moment": moment,
-    "number": show.number,
-    "size": show.size,
-    "score": show.score,
-    "score_time": show.score_time,
+    "number": formatting.number,
+    "size": formatting.size,
+    "score": formatting.score,
+    "score_time": formatting.score_time,
     "error_line": lambda error: last_error_line(error or ""),
 }
 
 
 @cache
 def _version(name: str) -> str:
-    """Changes with the file, so that browsers may keep it."""
+    """A hash of the file: browsers may cache it forever."""
     data = resources.files(__package__).joinpath(f"static/{name}").read_bytes()
     return hashlib.sha256(data).hexdigest()[:12]
 
@@ -57,7 +57,7 @@ ENVIRONMENT = _environment()
 
 
 def link(request: Request, path: str, **query: Any) -> str:
-    """A path under whatever prefix we are mounted. Ids stand in the query: some would not do in a path."""
+    """A URL path under the prefix of the dashboard. Ids go into the query: some are invalid in a path."""
     return quote(request.scope.get("root_path", "")) + _query(path, query)
 
 
@@ -67,20 +67,19 @@ def _query(path: str, query: Mapping[str, Any]) -> str:
 
 
 def _current(request: Request) -> str:
-    """Path and query of the page, without prefix, and without what was just done."""
+    """Path and query of the page, without prefix, and without the operation that it reports."""
     kept = [(name, value) for name, value in request.query_params.multi_items() if name != "did"]
-    path = str(request.scope["path"]).removeprefix(request.scope.get("root_path", "")) or "/"
-    return quote(path) + ("?" + urlencode(kept, errors="replace") if kept else "")
+    return quote(path_of(request.scope) or "/") + ("?" + urlencode(kept, errors="replace") if kept else "")
 
 
 def page(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
-    """A rendered page."""
+    """Render a page."""
     now, site = time.time(), site_of(request)
     text = ENVIRONMENT.get_template(template).render(
         link=lambda path, **query: link(request, path, **query),
         link_here=lambda path, **query: _query(path, query),
         static=lambda name: link(request, f"/static/{name}", v=_version(name)),
-        here=str(request.scope["path"]).removeprefix(request.scope.get("root_path", "")) or "/",
+        here=path_of(request.scope) or "/",
         relative=lambda at: relative(at, now),
         now=now,
         user=request.scope.get(USER, ""),

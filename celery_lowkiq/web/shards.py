@@ -1,4 +1,4 @@
-"""What a shard looks like in the strip of all shards of a queue."""
+"""The cell of a shard in the strip of all shards of a queue."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from celery_lowkiq.rules.reports import ShardReport
 from celery_lowkiq.rules.text import duration
 
-from .show import plain
+from .formatting import plain
 
-#: A lag (s) from which a shard is late, and from which it is very late.
+#: Lags (s) from which a shard is late, and very late.
 LATE, VERY_LATE = 10.0, 300.0
-#: Steps of how much waits.
+#: Numbers of jobs from which the colour is darker.
 STEPS = (1, 10, 100, 1000)
 
 
@@ -25,7 +25,7 @@ class Look:
 
 
 def shards_look(shard: ShardReport) -> Look:
-    """A colour for the eye, and all of it in words."""
+    """Return the cell of a shard: its colour, and its state as text."""
     return Look(shard.index, _kind(shard), _text(shard))
 
 
@@ -45,8 +45,8 @@ def _text(shard: ShardReport) -> str:
     parts = [f"Shard {shard.index}", f"{shard.stats.length:,} waiting"]
     parts += [f"lag {duration(shard.stats.lag)}"] if shard.stats.lag else []
     parts += ["paused"] if shard.paused_since is not None else []
-    parts.append("nobody has it" if shard.owner is None else plain(shard.owner))
-    parts += ["which is silent"] if shard.owner and not shard.alive else []
+    parts.append("no owner" if shard.owner is None else plain(shard.owner))
+    parts += ["silent"] if shard.owner and not shard.alive else []
     if shard.running is not None:
         parts.append(f"runs {plain(', '.join(shard.running.ids[:3]))}")
     return " · ".join(parts)

@@ -1,4 +1,4 @@
-"""What one dashboard is made of."""
+"""The state of one dashboard."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from celery import Celery
 from starlette.requests import Request
 
 from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.operations.json_shapes import AS_JSON, Reading
+from celery_lowkiq.integration.operations.json_records import AS_JSON, Reading
 from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.rules.errors import InvalidCall
 
@@ -20,7 +20,7 @@ from .params import Params
 
 @dataclass
 class Site:
-    """The app that it shows, and who may see it. ``reading``: how payloads are read for programs."""
+    """A dashboard: its app, and its access rules. ``reading``: how the JSON API reads payloads."""
 
     app: Celery
     inspector: Inspector
@@ -37,7 +37,7 @@ class Site:
         return self.access.read_only
 
     def queue(self, name: str) -> OrderedQueue:
-        """The queue of that name, or whose name alone ends with it. Raises NotFound."""
+        """Return the queue with a name or an unambiguous last part of it. Raises NotFound."""
         try:
             return self.inspector.queue(name)
         except InvalidCall as error:
@@ -45,11 +45,11 @@ class Site:
 
 
 def site_of(request: Request) -> Site:
-    """The dashboard that was asked."""
+    """Return the dashboard of a request."""
     site: Site = request.app.state.site
     return site
 
 
 def queue_of(request: Request) -> OrderedQueue:
-    """The queue that the request names. Raises InvalidCall and NotFound."""
+    """Return the queue that a request names. Raises InvalidCall and NotFound."""
     return site_of(request).queue(Params.query(request).text("queue"))

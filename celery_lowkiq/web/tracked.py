@@ -1,4 +1,4 @@
-"""Tracked groups of calls: how far each is and what became of its calls, as pages and JSON; cancelling."""
+"""Tracked groups of calls: pages and endpoints that show and cancel them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from celery_lowkiq.integration.operations.json_shapes import CallJson, call_json
-from celery_lowkiq.integration.tracking.tracker import TrackedCall, Tracker
-from celery_lowkiq.rules.tracking import State, TrackerView
+from celery_lowkiq.integration.tracking.tracker import Tracker
+from celery_lowkiq.rules.tracking import State, TrackedCall, TrackerView
 from celery_lowkiq.rules.views import Page
 
-from . import show
 from .audit import Change, audit
 from .endpoints import AFTER, DEFAULT_LIMIT, LIMIT, MAX_LIMIT, Endpoint, Query
+from .formatting import bytes_text
 from .guard import USER, check_token
 from .params import Params, form_of
 from .render import link, page
@@ -22,7 +21,7 @@ from .site import site_of
 
 #: States by their names; "" for all of them.
 STATES = ("", *(state.value for state in State))
-#: As much of a payload is shown, in characters.
+#: Maximum length of a shown payload, in characters.
 PEEK = 160
 
 
@@ -47,7 +46,7 @@ def tracker(request: Request) -> Response:
 
 
 async def cancel(request: Request) -> Response:
-    """A form: no more calls of a group begin."""
+    """Form handler: cancels the waiting calls of a group."""
     form = await form_of(request)
     check_token(request, form.text("token", ""))
     return await run_in_threadpool(_cancel, request, form.text("id"))
@@ -81,11 +80,9 @@ def api_tracker(request: Request) -> TrackerView:
     return _named(request).view()
 
 
-def api_calls(request: Request) -> Page[CallJson]:
+def api_calls(request: Request) -> Page[TrackedCall]:
     """A page of a group's calls, in the order in which they came."""
-    state = Params.query(request).choice("state", STATES, "")
-    found, reading = _calls(request, _named(request), state), site_of(request).reading
-    return Page(tuple(call_json(call, reading) for call in found.items), found.next)
+    return _calls(request, _named(request), Params.query(request).choice("state", STATES, ""))
 
 
 def api_cancel(request: Request) -> TrackerView:
@@ -118,7 +115,7 @@ def _calls(request: Request, group: Tracker, state: str) -> Page[TrackedCall]:
 
 
 def _payload_text(call: TrackedCall) -> str:
-    return show.bytes_text(call.payload)[:PEEK]
+    return bytes_text(call.payload)[:PEEK]
 
 
 ROUTES = (
@@ -135,7 +132,7 @@ ENDPOINTS = (
         "GET",
         "/trackers/{id}/calls",
         api_calls,
-        Page[CallJson],
+        Page[TrackedCall],
         (Query("state", {"enum": list(STATES)}), *PAGE),
     ),
 )

@@ -1,22 +1,54 @@
-"""Dependencies and settings that all parts of a node's engine share."""
+"""What all parts of a node's engine share: dependencies, settings, and messages of lanes to ownership."""
 
 from __future__ import annotations
 
 import threading
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from celery_lowkiq.rules.clock import Clock
+from celery_lowkiq.rules.loggers import worker_logger as logger
 
 from .exclusion import Exclusion
-from .mailbox import OwnershipMailbox
 from .outage import OutageTracker
-from .ports import Host, Meter, Runner, Store
+from .owned_shard import OwnedShard
+from .ports import EXIT_CRASHED, Host, Meter, Runner, Store
 from .rate_limiter import RateLimiter
+
+
+class OwnershipMailbox:
+    """Lost shards, and an event that ends the wait of the ownership thread. Written by any thread."""
+
+    def __init__(self) -> None:
+        self._lost: deque[OwnedShard] = deque()
+        self._wake = threading.Event()
+
+    def report_lost(self, owned: OwnedShard) -> None:
+        """Report that another node owns the shard; read in the next turn."""
+        owned.lost.set()
+        self._lost.append(owned)
+
+    def take_lost(self) -> list[OwnedShard]:
+        """Remove and return the lost shards."""
+        return [self._lost.popleft() for _ in range(len(self._lost))]
+
+    def wake(self) -> None:
+        """Start the next turn now: a lane ended, a shard is free, or the node is to change what it serves."""
+        self._wake.set()
+
+    def begin_turn(self) -> None:
+        """Forget earlier wake-ups: the turn that starts now answers them."""
+        self._wake.clear()
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the next turn, at most ``seconds``."""
+        self._wake.wait(seconds)
 
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """Passed to lanes and ownership."""
+    """Passed to lanes, ownership and waker."""
 
     store: Store
     runner: Runner
@@ -26,12 +58,24 @@ class WorkerContext:
     exclusion: Exclusion
     rate_limiter: RateLimiter
     meter: Meter
-    #: What lanes tell the ownership thread.
     mailbox: OwnershipMailbox
-    #: Held by the lane that runs a suspect: one at a time in a node.
+    #: Locked by the lane that runs a suspect: one at a time in a node.
     suspect_lock: threading.Lock
     owner: str
     poll_interval: float
     lease_seconds: float
     #: Maximum number of batches in one claim.
     window: int
+
+    def thread(self, name: str, main: Callable[[], None]) -> threading.Thread:
+        """Return a daemon thread. An exception that ends it is a bug of ours, and stops the worker."""
+
+        def run() -> None:
+            try:
+                main()
+            except Exception as error:
+                logger.exception("thread %s ends: the worker stops", name)
+                self.host.last_words(error)
+                self.host.stop(EXIT_CRASHED, f"{name}: {error!r}")
+
+        return threading.Thread(target=run, name=name, daemon=True)

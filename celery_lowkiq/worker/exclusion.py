@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from operator import attrgetter
 from typing import Protocol
 
+from celery_lowkiq.rules.clock import Clock
+from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import ShardRef
 
-from .last_line import LastLine
 from .owned_shard import OwnedShard
 
+#: Fraction of the lease time that is left when the line is written, after three failed renewals.
+LEFT = 0.15
 
-class Exclusion(Protocol):
+
+class Exclusion:
     """Learns from lanes and ownership which batches run, and when their leases run out."""
 
     #: Whether a batch that runs longer than ``max_run`` loses its lease.
-    ends_overdue: bool
+    ends_overdue = False
     #: Whether an ending process may release a shard whose batch still runs.
-    gives_up_running: bool
+    gives_up_running = True
 
     def begin(self, owned: OwnedShard) -> None:
         """Record that a batch of the shard is about to run."""
@@ -33,19 +38,8 @@ class Exclusion(Protocol):
         """Free resources after the last batch."""
 
 
-class Cooperative:
+class Cooperative(Exclusion):
     """A batch that outlives its lease goes on; its settle is refused when another node owns the shard."""
-
-    ends_overdue = False
-    gives_up_running = True
-
-    def begin(self, owned: OwnedShard) -> None: ...
-
-    def end(self, owned: OwnedShard) -> None: ...
-
-    def renewed(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Timer(Protocol):
@@ -55,16 +49,16 @@ class Timer(Protocol):
         """End the process at this monotonic time (s); None cancels."""
 
 
-class Strict:
+class Strict(Exclusion):
     """Sets a timer that ends the process at the earliest lease deadline of a running batch."""
 
     ends_overdue = True
     gives_up_running = False
 
-    def __init__(self, timer: Timer, last_line: LastLine | None = None) -> None:
-        """``last_line`` logs the reason shortly before the process ends."""
+    def __init__(self, timer: Timer, kill_logger: KillLogger | None = None) -> None:
+        """``kill_logger`` logs the reason shortly before the process ends."""
         self._timer = timer
-        self._last_line = last_line
+        self._kill_logger = kill_logger
         self._lock = threading.Lock()
         self._running: dict[ShardRef, OwnedShard] = {}
 
@@ -84,11 +78,84 @@ class Strict:
                 self._set()
 
     def close(self) -> None:
-        if self._last_line is not None:
-            self._last_line.close()
+        if self._kill_logger is not None:
+            self._kill_logger.close()
 
     def _set(self) -> None:
         first = min(self._running.values(), key=attrgetter("deadline"), default=None)
         self._timer.set(None if first is None else first.deadline)
-        if self._last_line is not None:
-            self._last_line.expect(first)
+        if self._kill_logger is not None:
+            self._kill_logger.expect(first)
+
+
+class KillLogger:
+    """A thread that logs, shortly before strict exclusion ends the process, why: SIGKILL leaves no line.
+
+    It cannot while the process is stopped or its interpreter lock is taken.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._owned: OwnedShard | None = None
+        #: Latest monotonic time at which the thread wakes, and whether it has written.
+        self._wakes_at = -math.inf
+        self._written = False
+        self._closed = False
+        self._thread = threading.Thread(target=self._main, name="lowkiq-kill-logger", daemon=True)
+        self._thread.start()
+
+    def expect(self, owned: OwnedShard | None) -> None:
+        """Set the lease that runs out first under a batch; None while nothing runs.
+
+        Wakes the thread only if it would be late: about once in a lease time while batches run.
+        """
+        with self._changed:
+            self._owned = owned
+            if self._written or _due(owned) < self._wakes_at:
+                self._changed.notify()
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def _main(self) -> None:
+        with self._changed:
+            while not self._closed:
+                self._rest(self._write_if_due())
+
+    def _rest(self, seconds: float) -> None:
+        self._wakes_at = self._clock.monotonic() + seconds
+        self._changed.wait(None if seconds == math.inf else seconds)
+
+    def _write_if_due(self) -> float:
+        """Return seconds until the line may be due."""
+        owned, now = self._owned, self._clock.monotonic()
+        if owned is None or now < _due(owned):
+            if self._written:
+                logger.warning(
+                    "strict exclusion lets this process go on: its batch ended, or its lease was renewed"
+                )
+            self._written = False
+            return _due(owned) - now
+        if not self._written:
+            _write(owned, now)
+        self._written = True
+        return math.inf
+
+
+def _due(owned: OwnedShard | None) -> float:
+    return math.inf if owned is None else owned.deadline - LEFT * owned.lease_seconds
+
+
+def _write(owned: OwnedShard, now: float) -> None:
+    logger.critical(
+        "strict exclusion ends this process (SIGKILL) in %.1f s, while a batch of shard %s runs: its lease "
+        "was renewed last %.1f s ago. Either Redis does not answer, or the run takes longer than its "
+        "max_run: see the lines above. The next owner of the shard runs the batch again.",
+        max(0.0, owned.deadline - now),
+        owned.shard,
+        now - owned.renewed_at,
+    )

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 import threading
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
+from celery_lowkiq.rules.loggers import worker_logger as logger
+
 from .ports import EXIT_CRASHED
 
 T = TypeVar("T")
 
-logger = logging.getLogger("celery_lowkiq.worker")
 
 #: Seconds that a forked process may take to log why it ends: a thread that it lacks may have locked the log.
 LOG_TIMEOUT = 5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 import threading
@@ -11,10 +10,9 @@ from typing import TypeVar
 
 from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
+from celery_lowkiq.rules.loggers import worker_logger as logger
 
 from .ports import NULL_METER, Meter
-
-logger = logging.getLogger("celery_lowkiq.worker")
 
 T = TypeVar("T")
 
@@ -52,7 +50,7 @@ class OutageTracker:
         self._logged = False
         self._unlogged = 0
         #: Set to end all backoffs.
-        self.stop = threading.Event()
+        self.stop: threading.Event = threading.Event()
 
     def request_started(self) -> None:
         """Record that this thread sends a request now."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from celery_lowkiq.rules.claims import (
-    AcquireRequest,
     Claim,
     ClaimRequest,
     Due,
@@ -17,6 +16,7 @@ from celery_lowkiq.rules.claims import (
 from celery_lowkiq.rules.errors import LowkiqError, StoreError
 from celery_lowkiq.rules.health_checks import Server
 from celery_lowkiq.rules.models import Batch, Lease, LeaseState, QueueSpec, Settlement, ShardRef
+from celery_lowkiq.rules.ownership import LeaseWatch
 from celery_lowkiq.rules.rate import TokenRequest, Tokens
 from celery_lowkiq.rules.reports import BeatResult, NodeUpdate
 
@@ -44,8 +44,8 @@ class Store(Protocol):
     def observe(self, shards: Sequence[ShardRef]) -> list[LeaseState]:
         """Read the leases of the shards in one round trip."""
 
-    def acquire_all(self, wanted: Sequence[AcquireRequest], owner: str) -> list[Lease | LowkiqError]:
-        """Take each shard whose lease is still as ``seen``, and recover its jobs, in one round trip.
+    def acquire_all(self, wanted: Sequence[LeaseWatch], owner: str) -> list[Lease | LowkiqError]:
+        """Take each watched shard whose lease is still as ``seen``, and recover its jobs, in one round trip.
 
         Each answer is a lease or an error: NotOwner when the lease has changed, ShardCountMismatch, and such.
         """
@@ -77,7 +77,7 @@ class Store(Protocol):
     def retract_crashes(self, lease: Lease) -> None:
         """Undo the crashes that were counted for the owner of this lease: it is alive."""
 
-    def beat(self, queues: Sequence[str], owner: str, lanes: int, news: NodeUpdate) -> BeatResult:
+    def beat(self, queues: Sequence[str], owner: str, lanes: int, update: NodeUpdate) -> BeatResult:
         """Move the node's heartbeat in each queue and write its report, in one round trip.
 
         Returns lanes and counter of all nodes. A refused report does not affect the heartbeat.

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping
 
 from celery_lowkiq.rules.clock import Clock
-from celery_lowkiq.rules.rate import TokenRequest, Tokens, next_request_in
+from celery_lowkiq.rules.rate import TokenRequest, Tokens
 
 
 class RateLimiter:
@@ -39,9 +39,8 @@ class RateLimiter:
     def record(self, queue: str, tokens: Tokens) -> None:
         """Record an answer of the store."""
         if tokens.wait > 0:
-            self._exhausted_until[queue] = self._clock.monotonic() + next_request_in(
-                tokens, self._poll_interval
-            )
+            # One poll at most, since other nodes may return tokens.
+            self._exhausted_until[queue] = self._clock.monotonic() + min(tokens.wait, self._poll_interval)
         else:
             self._exhausted_until.pop(queue, None)
 

@@ -1,4 +1,4 @@
-"""The engine of a node: lanes, ownership, waker and window reaper, started and stopped together."""
+"""The engine of a node: lanes, ownership and waker, started and stopped together."""
 
 from __future__ import annotations
 
@@ -11,17 +11,11 @@ from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.schedulers import Scheduler
 from celery_lowkiq.rules.splitters import Splitter, lease_splitter
 
-from .context import WorkerContext
+from .context import OwnershipMailbox, WorkerContext
 from .exclusion import Cooperative, Exclusion
-from .lane.due_poll import DuePoller
+from .lane.claim_window import MAX_WAIT_BEHIND_RUN
 from .lane.lane import Lane
-from .lane.lane_state import LaneState
-from .lane.window_reaper import WindowReaper
-from .mailbox import OwnershipMailbox
 from .outage import OutageTracker
-from .ownership.heartbeat import Heartbeat
-from .ownership.membership import Membership
-from .ownership.monitors import MisassignmentMonitor
 from .ownership.ownership import Ownership
 from .ports import NULL_METER, Host, Meter, Runner, Store
 from .rate_limiter import RateLimiter
@@ -73,27 +67,28 @@ class Runtime:
             lease_seconds=lease_seconds,
             window=window,
         )
-        states = [LaneState(f"lane-{number}", ctx) for number in range(lanes)]
-        poller = DuePoller(ctx, states)
-        self._lanes = [Lane(state, poller, scheduler_factory(), ctx) for state in states]
-        self._reaper = WindowReaper(ctx, self._lanes)
+        self._lanes: list[Lane] = []
+        for number in range(lanes):
+            self._lanes.append(Lane(f"lane-{number}", ctx, scheduler_factory(), self._lanes))
         self._queues = list(queues)
         self._splitter = splitter
-        self.queue_names = frozenset(queue.name for queue in queues)
-        self.served = self.queue_names if served is None else frozenset(served)
+        self.queue_names: frozenset[str] = frozenset(queue.name for queue in queues)
+        self.served: frozenset[str] = self.queue_names if served is None else frozenset(served)
         #: Whether an operator made the node quiet: it serves nothing.
-        self.is_quiet = False
-        self._heartbeat = Heartbeat(ctx, lanes=self._lanes, queues=queues, served=self.served)
-        self._ownership = self._make_ownership()
+        self.is_quiet: bool = False
+        shared, dealt = splitter is lease_splitter, self._deal(queues)
+        self._ownership = Ownership(
+            ctx, lanes=self._lanes, queues=queues, dealt=dealt, served=self.served, shared=shared
+        )
         self._waker = Waker(
             ctx, self._queues_to_serve(), announced=self._on_announcement, connected=self._refresh
         )
         #: In the order in which they are started and joined.
-        self._threads: list[Lane | Ownership | WindowReaper | Waker] = [
-            *self._lanes,
-            self._waker,
-            self._ownership,
-            self._reaper,
+        self._threads = [
+            *(lane.thread for lane in self._lanes),
+            self._waker.thread,
+            self._ownership.thread,
+            ctx.thread("lowkiq-window-reaper", self._return_overdue),
         ]
 
     def start(self) -> None:
@@ -124,12 +119,11 @@ class Runtime:
     def quiet(self, yes: bool) -> None:
         """Serve nothing while quiet, as if no queue were served; returns at once."""
         self.is_quiet = yes
-        self._heartbeat.report_quiet(yes)
         self._update_served()
 
     def _update_served(self) -> None:
         serving = self._queues_to_serve()
-        self._ownership.serve([queue.name for queue in serving])
+        self._ownership.serve([queue.name for queue in serving], self.is_quiet)
         self._waker.listen_to(serving)
 
     def set_rate(self, queue: str, rate: float | None) -> None:
@@ -160,14 +154,14 @@ class Runtime:
     def release_at_exit(self, timeout: float) -> None:
         """Release all shards of an abandoned node, for at most ``timeout`` s: the process ends now."""
         self._ownership.release_at_exit()
-        self._ownership.join(timeout)
+        self._ownership.thread.join(timeout)
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until batches are settled and leases released, at most ``timeout`` s; whether they are."""
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         for thread in self._threads:
             thread.join(None if deadline is None else max(0.0, deadline - self._clock.monotonic()))
-        return self._ownership.ended and all(lane.ended for lane in self._lanes)
+        return self._ownership.finished.is_set() and all(lane.ended for lane in self._lanes)
 
     @property
     def lanes(self) -> int:
@@ -182,25 +176,6 @@ class Runtime:
         """Return what each lane serves and runs, as plain values."""
         now = self._clock.monotonic()
         return {"quiet": self.is_quiet, "lanes": [_describe(lane, now) for lane in self._lanes]}
-
-    def _make_ownership(self) -> Ownership:
-        dealt = self._deal(self._queues)
-        shards = {shard: queue for queue in self._queues for shard in queue.shard_refs()}
-        membership = None
-        if self._splitter is lease_splitter:
-            membership = Membership(
-                self._ctx, self._heartbeat, self._queues, lanes=len(self._lanes), served=self.served
-            )
-        return Ownership(
-            self._ctx,
-            lanes=self._lanes,
-            dealt=dealt,
-            heartbeat=self._heartbeat,
-            membership=membership,
-            misassignment=MisassignmentMonitor(self._ctx, shards=shards, wanted=dealt),
-            reaper=self._reaper,
-            served=self.served,
-        )
 
     def _deal(self, queues: Sequence[QueueSpec]) -> dict[ShardRef, tuple[QueueSpec, Lane]]:
         by_shard = {shard: queue for queue in queues for shard in queue.shard_refs()}
@@ -219,6 +194,16 @@ class Runtime:
             self._ctx.mailbox.wake()
         else:
             lane.announce(shard, perform_in)
+
+    def _return_overdue(self) -> None:
+        """Return claimed batches that wait too long behind a running one.
+
+        In a thread of its own: a lane cannot do so while it runs a batch, and the ownership thread must not
+        wait for Redis between two renewals.
+        """
+        while not self._ownership.finished.wait(MAX_WAIT_BEHIND_RUN / 2):
+            for lane in self._lanes:
+                lane.return_overdue(self._clock.monotonic())
 
     def _refresh(self) -> None:
         for lane in self._lanes:

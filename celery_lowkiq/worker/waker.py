@@ -10,7 +10,7 @@ from celery_lowkiq.rules.models import QueueSpec, ShardRef
 
 from .context import WorkerContext
 from .outage import backoff
-from .ports import EXIT_CRASHED, Subscription
+from .ports import Subscription
 
 #: Maximum seconds of one wait on a silent subscription. Closing the subscription ends most waits at once.
 LISTEN = 1.0
@@ -29,9 +29,7 @@ class Waker:
         announced: Callable[[ShardRef, float | None], None],
         connected: Callable[[], None],
     ) -> None:
-        self._store = ctx.store
-        self._host = ctx.host
-        self._outage = ctx.outage
+        self._ctx = ctx
         self._queues = queues
         self._announced = announced
         self._connected = connected
@@ -40,11 +38,7 @@ class Waker:
         self._changed = threading.Event()
         self._backoff = backoff()
         self._subscription: Subscription | None = None
-        self._thread = threading.Thread(target=self._main, name="lowkiq-waker", daemon=True)
-
-    def start(self) -> None:
-        """Start to listen."""
-        self._thread.start()
+        self.thread: threading.Thread = ctx.thread("lowkiq-waker", self._main)
 
     def stop(self) -> None:
         """Stop listening."""
@@ -63,23 +57,15 @@ class Waker:
         if subscription is not None:
             subscription.close()
 
-    def join(self, timeout: float | None = None) -> None:
-        """Wait until the thread has ended, at most ``timeout`` s."""
-        self._thread.join(timeout)
-
     def _main(self) -> None:
-        try:
-            while not self._stop.is_set():
-                try:
-                    self._listen()
-                except StoreError as error:
-                    if self._changed.is_set():
-                        continue
-                    self._outage.failed(error)
-                    self._stop.wait(next(self._backoff))
-        except Exception as error:  # noqa: BLE001 - a bug of ours must not leave a worker deaf
-            self._host.last_words(error)
-            self._host.stop(EXIT_CRASHED, f"lowkiq-waker: {error!r}")
+        while not self._stop.is_set():
+            try:
+                self._listen()
+            except StoreError as error:
+                if self._changed.is_set():
+                    continue
+                self._ctx.outage.failed(error)
+                self._stop.wait(next(self._backoff))
 
     def _listen(self) -> None:
         self._changed.clear()
@@ -88,17 +74,17 @@ class Waker:
         if self._stop.is_set():
             return
         if not queues:
-            self._outage.recovered()
+            self._ctx.outage.recovered()
             self._changed.wait()
             return
-        self._outage.request_started()
-        subscription = self._subscription = self._store.subscribe(queues)
+        self._ctx.outage.request_started()
+        subscription = self._subscription = self._ctx.store.subscribe(queues)
         try:
             self._backoff = backoff()
-            self._outage.recovered()
+            self._ctx.outage.recovered()
             self._connected()
             while not self._changed.is_set():
-                self._outage.request_started()
+                self._ctx.outage.request_started()
                 announcement = subscription.wait_pushed(LISTEN)
                 if announcement is not None:
                     self._announced(*announcement)

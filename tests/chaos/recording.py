@@ -7,9 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from celery_lowkiq.rules.claims import AcquireRequest, Claim, ClaimRequest, SettleReply, SettleRequest
+from celery_lowkiq.rules.claims import Claim, ClaimRequest, SettleReply, SettleRequest
 from celery_lowkiq.rules.errors import LowkiqError, StoreError
 from celery_lowkiq.rules.models import Lease
+from celery_lowkiq.rules.ownership import LeaseWatch
 from celery_lowkiq.store.redis_store import RedisStore
 
 from .journal import Journal
@@ -48,7 +49,7 @@ class RecordedStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    def acquire_all(self, wanted: Sequence[AcquireRequest], owner: str) -> list[Lease | LowkiqError]:
+    def acquire_all(self, wanted: Sequence[LeaseWatch], owner: str) -> list[Lease | LowkiqError]:
         """As the store's."""
         called_at = time.monotonic()
         answers = self._store.acquire_all(wanted, owner)

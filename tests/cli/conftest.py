@@ -94,7 +94,7 @@ def actions(server: EmbeddedServer) -> Actions:
 
 def end_all(
     task: Any,
-    fate: Disposition,
+    disposition: Disposition,
     error: bytes = b"ValueError: boom",
     retry_count: int = 0,
     spec: QueueSpec | None = None,
@@ -105,7 +105,9 @@ def end_all(
         lease = store.acquire(spec, shard, "tester@here", store.observe([shard])[0], 0)
         request = 0
         while (claim := store.claim(spec, lease, request := request + 1)).jobs:
-            verdicts = [Settlement(job.id, claim.number, fate, retry_count, 9e8, error) for job in claim.jobs]
+            verdicts = [
+                Settlement(job.id, claim.number, disposition, retry_count, 9e8, error) for job in claim.jobs
+            ]
             count += len(store.settle(spec, lease, verdicts).accepted)
         store.release(lease)
     return count

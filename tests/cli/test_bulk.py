@@ -13,7 +13,7 @@ import redis
 
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.models import Disposition, NewJob
-from celery_lowkiq.store.admin.dump import Dumping
+from celery_lowkiq.store.admin.dump_load import dump_entries
 from tests.cli import proj
 from tests.cli.conftest import end_all, start
 from tests.waiting import eventually
@@ -89,19 +89,19 @@ def check_bounds(scripts, least):
     scripts.clear()
 
 
-def fill(count, fate, prefix):
+def fill(count, disposition, prefix):
     """So many jobs that end so."""
     store, spec = context_of(proj.app).store, proj.sync_order.queue_spec
     jobs = [NewJob(f"{prefix}{n}", b"%d" % n, float(n), 1.0) for n in range(count)]
     for first in range(0, count, 10_000):
         store.push(spec, jobs[first : first + 10_000])
-    assert end_all(proj.sync_order, fate, spec=replace(spec, batch_size=1000)) == count
+    assert end_all(proj.sync_order, disposition, spec=replace(spec, batch_size=1000)) == count
     return {(job.id, job.payload) for job in jobs}
 
 
 def found():
     """All payloads of the queue, wherever they are."""
-    entries = Dumping(context_of(proj.app).store).entries(proj.sync_order.queue_spec)
+    entries = dump_entries(context_of(proj.app).store, proj.sync_order.queue_spec)
     return {(entry.id, payload.data) for entry in entries for payload in entry.payloads}
 
 

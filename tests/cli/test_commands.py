@@ -171,7 +171,7 @@ def test_no_text_of_a_job_forges_a_line_or_speaks_to_the_terminal(filled, run):
             "of queue sync_order\nThere is no job nobody",
         ),
         ("quiet nobody@here", 1, "nobody@here does not answer"),
-        ("push sync_order 42 text", 2, "PAYLOAD is no JSON"),
+        ("push sync_order 42 text", 2, "PAYLOAD is not JSON"),
         (f"push sync_order 42 {'[' * 100_000}", 2, "PAYLOAD has too many levels"),
         ("push sync_order 42 1 --at +99999999999999999999d", 2, "is longer than any time"),
         (f"jobs sync_order --by perform_in --from -{'9' * 400}s", 2, "is longer than any time"),

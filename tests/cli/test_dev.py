@@ -18,8 +18,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from celery_lowkiq.cli.changes import Code, changes, code_of, polled
 from celery_lowkiq.cli.commands.dev import STOP, _Dev
+from celery_lowkiq.cli.file_watcher import SourceTree, poll_files, source_tree_of, watch_files
 from tests.cli.conftest import ROOT
 from tests.waiting import eventually
 
@@ -176,7 +176,8 @@ def test_signals_that_another_thread_receives_are_obeyed():
             dev._events.put(STOP)
 
     ended, other = threading.Event(), threading.Thread(target=receive)
-    dev = _Dev(lambda _: SimpleNamespace(start=other.start, stop=lambda: True), None)
+    dev = _Dev([], {}, None)
+    dev._group = SimpleNamespace(start=other.start, stop=lambda: True)
     assert dev.run() == 0
     ended.set()
     other.join(30)
@@ -186,7 +187,8 @@ def test_signals_that_another_thread_receives_are_obeyed():
 @pytest.mark.parametrize("line", range(8))
 def test_a_second_signal_may_come_in_the_middle_of_the_first(line):
     kills, lines = [], itertools.count()
-    dev = _Dev(lambda ended: SimpleNamespace(kill=lambda: kills.append("all")), None)
+    dev = _Dev([], {}, None)
+    dev._group = SimpleNamespace(kill=lambda: kills.append("all"))
 
     def trace(_, event, __):
         if event == "line" and next(lines) == line:
@@ -232,7 +234,7 @@ EDITS = {
     "new": lambda path, number: more(path / "below" / f"new{number}.py"),
     "moved": lambda path, number: next(path.glob("a*.py")).rename(path / f"a{number}.py"),
 }
-WATCHES = {"watchfiles": changes, "polled": lambda code, stop: polled(code, stop, 0.02)}
+WATCHES = {"watchfiles": watch_files, "polled": lambda tree, stop: poll_files(tree, stop, 0.02)}
 
 
 @pytest.mark.parametrize("watch", WATCHES)
@@ -241,7 +243,7 @@ def test_what_changes_is_seen(package, edit, watch):
     stop, seen = threading.Event(), threading.Event()
 
     def look():
-        for _ in WATCHES[watch](Code((package,), recursive=True), stop):
+        for _ in WATCHES[watch](SourceTree((package,), recursive=True), stop):
             seen.set()
 
     thread = threading.Thread(target=look)
@@ -258,20 +260,20 @@ def test_what_changes_is_seen(package, edit, watch):
 
 def test_without_watchfiles_it_is_polled(package, monkeypatch):
     monkeypatch.setitem(sys.modules, "watchfiles", None)
-    found = changes(Code((package,), recursive=True), threading.Event())
-    assert found.gi_code is polled.__code__
+    found = watch_files(SourceTree((package,), recursive=True), threading.Event())
+    assert found.gi_code is poll_files.__code__
 
 
 def test_only_code_is_looked_at(package):
     (package / "below" / "__pycache__" / "c.py").write_text("")
     (package / "text.txt").write_text("")
-    names = [path.name for path in Code((package,), recursive=True).files()]
+    names = [path.name for path in SourceTree((package,), recursive=True).files()]
     assert sorted(names) == ["a.py", "b.py"]
-    assert [path.name for path in Code((package,), recursive=False).files()] == ["a.py"]
+    assert [path.name for path in SourceTree((package,), recursive=False).files()] == ["a.py"]
 
 
 def test_the_code_of_an_app():
-    package = code_of("tests.cli.proj:app")
+    package = source_tree_of("tests.cli.proj:app")
     assert (package.directories[0], package.recursive) == (ROOT / "tests", True)
-    module = code_of("timeit:app")
+    module = source_tree_of("timeit:app")
     assert (module.directories, module.recursive) == ((Path(os.__file__).parent,), False)

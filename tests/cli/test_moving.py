@@ -14,6 +14,7 @@ import redis
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import Disposition, NewJob
+from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from tests.cli import proj
 from tests.cli.conftest import done, end_all, start
@@ -43,11 +44,11 @@ def contents(queue):
     queries = Queries(store)
     waiting = {
         job.id: (job.perform_in, job.retry_count, job.error, sorted(job.payloads), job.payload_count)
-        for job in queries.jobs(spec, limit=1000, payload_limit=1000).items
+        for job in queries.jobs(spec, Listing(limit=1000, payload_limit=1000)).items
     }
     dead = {
         job.id: (job.updated_at, job.error, sorted(job.payloads), job.payload_count)
-        for job in queries.morgue(spec, limit=1000, payload_limit=1000).items
+        for job in queries.morgue(spec, Listing(limit=1000, payload_limit=1000)).items
     }
     return {"waiting": waiting, "dead": dead}
 
@@ -120,7 +121,7 @@ def test_what_ran_after_half_a_load_does_not_come_back_with_the_other_half(fille
     dumped = run("dump", "sync_order").stdout_bytes.splitlines(keepends=True)
     empty(server)
     half = run("load", "sync_order", stdin=b"".join(dumped[: len(dumped) // 2]))
-    assert (half.exit_code, "the dump is not whole" in half.stderr) == (1, True)
+    assert (half.exit_code, "the dump is not complete" in half.stderr) == (1, True)
     filled.run_now_all()
     ran = end_all(proj.sync_order, Disposition.DONE)
     assert ran > 10
@@ -173,7 +174,7 @@ def test_what_is_processed_is_told(queue, run):
     proj.sync_order.delay("runs", 1)
     claim_one(queue.spec)
     found = run("dump", "sync_order")
-    assert "1 job being processed: wait, or they run once more after the load" in found.stderr
+    assert "1 job in processing: wait, or they run again after the load" in found.stderr
     assert json.loads(found.stdout.splitlines()[1])["state"] == "processing"
 
 
@@ -205,13 +206,13 @@ def with_record(lines, data):
         (lambda lines: lines[1:], "there is no header"),
         (lambda lines: [b"hello", *lines], "line 1: it is not a line of a dump"),
         (lambda lines: [*lines[:3], lines[3][:20]], "line 4: it is not a line of a dump"),
-        (lambda lines: lines[:-1], "the dump is not whole: after 3 lines of jobs comes nothing"),
-        (lambda lines: [*lines[:2], *lines[3:]], "the dump is not whole: after 2 lines"),
-        (lambda lines: [*lines, *lines], "the dump is not whole"),
+        (lambda lines: lines[:-1], "the dump is not complete: after 3 lines of jobs comes nothing"),
+        (lambda lines: [*lines[:2], *lines[3:]], "the dump is not complete: after 2 lines"),
+        (lambda lines: [*lines, *lines], "the dump is not complete"),
         (lambda lines: [lines[0], lines[2], lines[1], *lines[3:]], "line 3: its number 1 is not above 2"),
         (lambda lines: changed(lines, 0, format="celery-lowkiq dump 9"), "this version reads"),
         (lambda lines: changed(lines, 0, queue="other"), "the dump is of queue 'other'"),
-        (lambda lines: changed(lines, 0, serializer="pickle"), "nobody could read its payloads here"),
+        (lambda lines: changed(lines, 0, serializer="pickle"), "this app cannot read its payloads"),
         (lambda lines: changed(lines, 0, dump="{x}"), "line 1: it is not a line of a dump"),
         (
             lambda lines: changed(lines, 1, id="a\nb"),

@@ -8,9 +8,8 @@ import math
 import pytest
 
 from celery_lowkiq.cli.output import payload_text
-from celery_lowkiq.integration.operations.json_encoder import encode, plain, writable
-from celery_lowkiq.integration.operations.json_shapes import Reading, payload_json
-from celery_lowkiq.integration.operations.queue import ShownPayload
+from celery_lowkiq.integration.operations.json_records import Reading, encode, plain, writable
+from celery_lowkiq.integration.operations.shown_jobs import ShownPayload
 
 
 class Nameless:
@@ -49,8 +48,7 @@ def strict(text: str) -> object:
     ],
 )
 def test_every_payload_is_shown(value, shown):
-    payload = payload_json(ShownPayload(b"not JSON", 1.0), Reading(lambda _: value))
-    found = strict(encode([[payload]]))
+    found = strict(encode([[ShownPayload(b"not JSON", 1.0)]], Reading(lambda _: value)))
     assert (found[0][0]["score"], found[0][0]["value"]) == (1.0, shown)
     assert payload_text(ShownPayload(value, 1.0), None).strip('"') == (
         shown if isinstance(shown, str) else encode(shown)
@@ -62,4 +60,4 @@ def test_a_repr_is_cut():
 
 
 def test_a_score_without_a_number_in_json_is_null():
-    assert plain(payload_json(ShownPayload(b"1", math.inf)))["score"] is None
+    assert plain(ShownPayload(b"1", math.inf))["score"] is None

@@ -194,7 +194,7 @@ def test_a_disk_that_is_full_is_one_line(filled, words):
 def test_a_dump_with_nowhere_to_write_to_is_an_error(filled):
     assert redirected("dump sync_order", ">&-") == (
         1,
-        "Error: stdout is closed: there is nowhere to write to\n",
+        "Error: stdout is closed: redirect it to a file\n",
     )
 
 

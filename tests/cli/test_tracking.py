@@ -24,7 +24,7 @@ def tracker(server):
     first, second, _ = (call.task_id for call in made.jobs().items)
     runs = [began(made.id, call, 5, 1) for call in (first, second)]
     tracker_store = context_of(proj.app).tracker_store
-    tracker_store.tell([ended(runs[0], over=True, success=False, text="no\nway"), runs[1]])
+    tracker_store.update([ended(runs[0], over=True, success=False, text="no\nway"), runs[1]])
     tracker_store.progress(runs[1:], "half", 1, 2)
     return made
 
@@ -86,7 +86,7 @@ def test_on_a_terminal_a_bar_moves_to_the_end(tracker):
     calls = [call.task_id for call in tracker.jobs([State.WORKING, State.ENQUEUED]).items]
     with terminal("progress", tracker.id) as (process, ours):
         said(ours, b"1/3")
-        tracker_store.tell(ended(began(tracker.id, call, 5, 2), over=True, success=True) for call in calls)
+        tracker_store.update(ended(began(tracker.id, call, 5, 2), over=True, success=True) for call in calls)
         said(ours, b"3/3")
         out = process.stdout.read()
         assert process.wait(30) == 0

@@ -103,7 +103,7 @@ def wanted() -> set[str]:
 
 
 class Shop:
-    """Two ordered tasks that meet every kind of fate."""
+    """Two ordered tasks that meet every disposition."""
 
     def __init__(self, url: str) -> None:
         self.app = app = Celery("shop", broker=url, backend=url, set_as_current=False)

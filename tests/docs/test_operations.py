@@ -12,12 +12,12 @@ from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.dumps import Header
 from celery_lowkiq.rules.models import Disposition, NewJob, PayloadRemoval, QueueSpec, Settlement
 from celery_lowkiq.rules.rate import TokenRequest
-from celery_lowkiq.rules.reports import HeartbeatReply, NodeReport, NodeUpdate
+from celery_lowkiq.rules.reports import NodeReport, NodeUpdate, UpdateReply
 from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.admin.dump import Dumping
-from celery_lowkiq.store.admin.load import Loading
+from celery_lowkiq.store.admin.dump_load import dump_entries, load_entries
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.inspect.node_reports import NodeReports
+from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.connect import connect
@@ -65,9 +65,9 @@ def test_its_rights_are_enough(restricted):
     long = [NewJob("long", b"%d" % n + b"x" * 50, float(n), 1.0) for n in range(100)]
     store.push(QUEUE, [*long, *(NewJob(str(n), b"x") for n in range(20))])
     report = NodeReport("me", "me", 1, 10.0, False, False, ("orders",), ())
-    told = store.beat(["orders"], "me", 4, NodeUpdate(report, 1.0, counted=(QUEUE,))).told
-    assert isinstance(told, HeartbeatReply), told
-    assert isinstance(store.beat([], "me", 4, NodeUpdate(report, 1.0, told.samples)).told, HeartbeatReply)
+    told = store.beat(["orders"], "me", 4, NodeUpdate(report, 1.0, counted=(QUEUE,))).reply
+    assert isinstance(told, UpdateReply), told
+    assert isinstance(store.beat([], "me", 4, NodeUpdate(report, 1.0, told.samples)).reply, UpdateReply)
     store.tokens(TokenRequest("orders", "me", 1, 5.0, 1))
     subscription = store.subscribe([QUEUE])
     for shard in QUEUE.shard_refs():
@@ -107,14 +107,14 @@ def test_its_rights_are_enough(restricted):
     pausing.resume_shard(QUEUE, 0)
     pausing.resume(QUEUE)
     for by in ("id", "perform_in", "retry_count"):
-        queries.jobs(QUEUE, by)
+        queries.jobs(QUEUE, Listing(by))
     for by in ("id", "updated_at"):
-        queries.morgue(QUEUE, by)
+        queries.morgue(QUEUE, Listing(by))
     queries.processing(QUEUE)
     queries.job(QUEUE, "1")
     assert queries.stats(QUEUE).length > 0
-    dumped = list(enumerate(Dumping(store).entries(QUEUE), 1))
-    Loading(store, QUEUE, Header("0" * 32, "orders", 2, "json", 0)).load(dumped)
+    dumped = list(enumerate(dump_entries(store, QUEUE), 1))
+    load_entries(store, QUEUE, Header("0" * 32, "orders", 2, "json", 0), dumped)
     actions.run_now_all(QUEUE)
     actions.bury_failed(QUEUE)
     actions.requeue(QUEUE, ["1"])

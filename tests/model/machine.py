@@ -26,6 +26,7 @@ from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.rules.repairs import damages
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.push import Sender, push_call
 from celery_lowkiq.store.redis_store import RedisStore
@@ -195,7 +196,7 @@ class StoreMachine(PeopleRules):
     @precondition(lambda self: self.old_claims)
     @rule(
         data=st.data(),
-        fate=st.sampled_from(list(Disposition)),
+        disposition=st.sampled_from(list(Disposition)),
         retry_count=st.integers(0, 3),
         delay=st.sampled_from([0.0, 1e6]),
         bad=BAD,
@@ -205,7 +206,7 @@ class StoreMachine(PeopleRules):
     def settle(
         self,
         data: st.DataObject,
-        fate: Disposition,
+        disposition: Disposition,
         retry_count: int,
         delay: float,
         bad: dict[int, bytes | RemovalReason],
@@ -216,13 +217,13 @@ class StoreMachine(PeopleRules):
         running = [(job_id, job.claim) for job_id, job in self.model.processing.items()]
         claims = [running, self.old_claims[-6:]] if running else [self.old_claims[-6:]]
         job_id, claim = data.draw(st.one_of(*map(st.sampled_from, claims)))
-        self._settle(job_id, claim, fate, retry_count, delay, bad, repeats, isolation)
+        self._settle(job_id, claim, disposition, retry_count, delay, bad, repeats, isolation)
 
     def _settle(
         self,
         job_id: str,
         claim: int,
-        fate: Disposition,
+        disposition: Disposition,
         retry_count: int,
         delay: float,
         bad: dict[int, bytes | RemovalReason],
@@ -235,28 +236,32 @@ class StoreMachine(PeopleRules):
             else PayloadRemoval(position, reason)
             for position, reason in bad.items()
         )
-        told = (job_id, claim, fate, retry_count, delay, b"boom", parts)
+        told = (job_id, claim, disposition, retry_count, delay, b"boom", parts)
         verdict = Settlement(*told, try_text=b"boom", isolation=isolation)
         known = self.model.processing.get(job_id)
-        if known is not None and known.claim == claim and known.early and fate is Disposition.RETRY:
+        if known is not None and known.claim == claim and known.early and disposition is Disposition.RETRY:
             verdict = verdict._replace(retry_count=known.retry_count, perform_in=known.perform_in)
         settled = [self.store.settle(self.queue, self.lease, [verdict]) for _ in range(repeats)]
         assert not any(repeat.accepted for repeat in settled[1:])
         now = settled[0].now
         time = verdict.perform_in or now + delay
-        outcome = (fate, verdict.retry_count, time, now, b"boom", bad, isolation)
+        outcome = (disposition, verdict.retry_count, time, now, b"boom", bad, isolation)
         accepted = self.model.settle(job_id, claim, *outcome)
         assert settled[0].accepted == ({job_id} if accepted else set())
 
-    @rule(limit=st.integers(1, 4), fate=st.sampled_from(list(Disposition)), delay=st.sampled_from([0.0, 1e6]))
-    def run(self, limit: int, fate: Disposition, delay: float) -> None:
+    @rule(
+        limit=st.integers(1, 4),
+        disposition=st.sampled_from(list(Disposition)),
+        delay=st.sampled_from([0.0, 1e6]),
+    )
+    def run(self, limit: int, disposition: Disposition, delay: float) -> None:
         """Claim and settle, as most often happens."""
         self.claim(limit, 1)
         jobs = self.model.processing
         batch = [job_id for job_id in self.model.in_claim_order() if jobs[job_id].claim == self.model.claims]
         for job_id in batch:
             isolation = isolated(jobs[job_id].isolation, len(batch))
-            self._settle(job_id, jobs[job_id].claim, fate, 0, delay, {}, 1, isolation)
+            self._settle(job_id, jobs[job_id].claim, disposition, 0, delay, {}, 1, isolation)
 
     @rule()
     def an_acquire_is_repeated(self) -> None:
@@ -327,7 +332,7 @@ class StoreMachine(PeopleRules):
     def the_store_is_as_the_model_says(self) -> None:
         if not hasattr(self, "lease"):
             return
-        jobs = {job.id: job for job in self.queries.jobs(self.queue, payload_limit=100).items}
+        jobs = {job.id: job for job in self.queries.jobs(self.queue, Listing(payload_limit=100)).items}
         assert jobs.keys() == self.model.waiting.keys()
         for job_id, job in jobs.items():
             known = self.model.waiting[job_id]
@@ -342,7 +347,7 @@ class StoreMachine(PeopleRules):
             assert abs(job.perform_in - known.perform_in) < 1e-5
             assert (job.paused, job.priority) == (job_id in self.model.paused, known.priority)
             assert job.isolation == known.isolation
-        dead = {job.id: job for job in self.queries.morgue(self.queue, payload_limit=100).items}
+        dead = {job.id: job for job in self.queries.morgue(self.queue, Listing(payload_limit=100)).items}
         assert {i: [(p.data, p.score) for p in d.payloads] for i, d in dead.items()} == {
             i: [(m.payload, m.score) for m in d.in_order()] for i, d in self.model.morgue.items()
         }

@@ -270,7 +270,7 @@ class Model:
         self,
         job_id: str,
         claim: int,
-        fate: Disposition,
+        disposition: Disposition,
         retry_count: int,
         perform_in: float,
         now: float,
@@ -297,28 +297,28 @@ class Model:
         ran = items or any(
             bad.get(position) in (RemovalReason.OVER, RemovalReason.DONE) for position in range(len(claimed))
         )
-        if not ran or (fate is Disposition.RETURN and perform_in == now):
+        if not ran or (disposition is Disposition.RETURN and perform_in == now):
             self.buckets.give_back(job_id)
-        if fate is Disposition.DONE:
+        if disposition is Disposition.DONE:
             self.processed += 1
             self._reach(job_id, [item.score for item in items], [])
             if job_id in self.suspects:
                 self.suspects[job_id] = (self.suspects[job_id][0], b"", 0)
-        elif fate is Disposition.RETURN:
+        elif disposition is Disposition.RETURN:
             at_once = job.early and job.retry_count >= 0
             time = perform_in if perform_in != now else now if at_once else job.perform_in
             self.put_unfinished(job_id, job, items, time)
         else:
             self.failed += 1
-        if fate is Disposition.RETRY:
+        if disposition is Disposition.RETRY:
             priority = job.priority if retried is None or retry_count < 0 else retried
             self.put_back(job_id, items, perform_in, retry_count, error, priority, isolation)
-        elif fate is Disposition.DIE:
+        elif disposition is Disposition.DIE:
             self.bury(job_id, items[:1], error)
             priority = job.priority if retried is None else self.policies.priority
             if not self.put_back(job_id, items[1:], now, -1, None, priority):
                 self._start_anew(job_id, now, priority)
-        elif fate is Disposition.BURY:
+        elif disposition is Disposition.BURY:
             self.bury(job_id, items, error)
         if job_id not in self.waiting:
             self.suspects.pop(job_id, None)

@@ -11,8 +11,7 @@ from celery_lowkiq.rules.dumps import Header, State
 from celery_lowkiq.rules.isolation import NOT_ISOLATED
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.admin.dump import Dumping
-from celery_lowkiq.store.admin.load import Loading
+from celery_lowkiq.store.admin.dump_load import dump_entries, load_entries
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.redis_store import RedisStore
@@ -109,9 +108,9 @@ class PeopleRules(RuleBasedStateMachine):
         """Payloads that are there with their scores merge away, and times and errors are the same; a dump
         does not tell how a job is isolated.
         """
-        entries = Dumping(self.store).entries(self.queue)
+        entries = dump_entries(self.store, self.queue)
         still = [entry for entry in entries if entry.state is not State.PROCESSING]
         header = Header(uuid.uuid4().hex, "q", 1, "json", 0)
-        assert Loading(self.store, self.queue, header).load(list(enumerate(still, 1))) == len(still)
+        assert load_entries(self.store, self.queue, header, list(enumerate(still, 1))) == len(still)
         for job in self.model.waiting.values():
             job.isolation = NOT_ISOLATED

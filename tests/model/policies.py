@@ -1,4 +1,4 @@
-"""What the scripts decide about a queue's policies (lua/lib/keep, stale, drops and arriving), in Python."""
+"""The decisions of ``lib/policy_*.lua``, in Python."""
 
 from __future__ import annotations
 

@@ -86,18 +86,18 @@ class CallsMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.processing)
     @rule(
-        fate=st.sampled_from(
+        disposition=st.sampled_from(
             [Disposition.DONE, Disposition.RETRY, Disposition.RETURN, Disposition.DIE, Disposition.BURY]
         )
     )
-    def settle(self, fate):
+    def settle(self, disposition):
         job, known = self.processing.pop(min(self.processing))
         over = {
             Disposition.DONE: job.payloads,
             Disposition.BURY: job.payloads,
             Disposition.DIE: job.payloads[:1],
-        }.get(fate, ())
-        self.end(job, known, {payload.data for payload in over}, fate)
+        }.get(disposition, ())
+        self.end(job, known, {payload.data for payload in over}, disposition)
 
     @precondition(lambda self: self.processing)
     @rule()
@@ -105,14 +105,16 @@ class CallsMachine(RuleBasedStateMachine):
         job, known = self.processing.pop(max(self.processing))
         self.end(job, known, {job.payloads[0].data}, Disposition.RETURN, (PayloadRemoval(0, None),))
 
-    def end(self, job, known, over, fate, bad=()):
+    def end(self, job, known, over, disposition, bad=()):
         keys = [
             (call.key, call.key)
             for page in self.reader.pages(SHARD, job._replace(calls=None))
             for call in page
             if job.payloads[call.payload].data in over
         ]
-        self.store.settle(ONE, self.lease, [Settlement(job.id, job.claim, fate, ended=tuple(keys), bad=bad)])
+        self.store.settle(
+            ONE, self.lease, [Settlement(job.id, job.claim, disposition, ended=tuple(keys), bad=bad)]
+        )
         for payload, names in known.items():
             if payload in over:
                 self.ended |= {name for name in names if name}

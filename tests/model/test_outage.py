@@ -22,7 +22,7 @@ class Clocked:
     """One shard, worked by a lane of which every run takes ``run`` s, and fails."""
 
     def __init__(self, pause: Pause, isolate: bool, run: float, apart: float) -> None:
-        self.policy = RetryPolicy(None, lambda error, n: pause(n), isolate=isolate)
+        self.policy = RetryPolicy(None, lambda error, n: pause(n), isolate_failures=isolate)
         self.model = Model("min", 3)
         self.run = run
         self.now = 0.0

@@ -91,7 +91,7 @@ class PolicyMachine(StoreMachine):
     @rule(steps=st.lists(STEPS, min_size=2, max_size=8))
     def many_runs(self, steps: list[tuple]) -> None:
         """Calls before and during runs, one after the other: most policies are about what was before."""
-        for before, during, fate, delay, bad in steps:
+        for before, during, disposition, delay, bad in steps:
             if before:
                 self.push(before, 1)
             self.claim(4, 1)
@@ -99,7 +99,7 @@ class PolicyMachine(StoreMachine):
                 self.push(during, 1)
             for job_id in self.model.in_claim_order():
                 claim = self.model.processing[job_id].claim
-                self._settle(job_id, claim, fate, 0, delay, bad, 1)
+                self._settle(job_id, claim, disposition, 0, delay, bad, 1)
                 self.the_store_is_as_the_model_says()
 
 

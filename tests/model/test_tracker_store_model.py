@@ -55,7 +55,7 @@ class TracksMachine(RuleBasedStateMachine):
     @rule(name=CALLS, epoch=EPOCHS, claim=CLAIMS, times=st.integers(1, 2))
     def begin(self, name, epoch, claim, times):
         for _ in range(times):
-            shall_not = self.tracker_store.tell([began(self.tracker, name, epoch, claim)])
+            shall_not = self.tracker_store.update([began(self.tracker, name, epoch, claim)])
             assert bool(shall_not) is self.cancelled
         if (epoch, claim, 0) <= self.runs.get(name, (9,)):
             return
@@ -75,13 +75,13 @@ class TracksMachine(RuleBasedStateMachine):
     def end(self, name, epoch, claim, over, success, times):
         news = ended(began(self.tracker, name, epoch, claim), over, success, text="said")
         for _ in range(times):
-            self.tracker_store.tell([news])
+            self.tracker_store.update([news])
         if (epoch, claim, 1) > self.runs.get(name, (9,)):
             self.states[name], self.runs[name] = news.state, (epoch, claim, 1)
 
     @rule(names=st.sets(CALLS))
     def drop(self, names):
-        self.tracker_store.tell(
+        self.tracker_store.update(
             ended_without_run(self.tracker, name, State.FAILED, "deleted") for name in names
         )
         for name in names:
@@ -121,7 +121,7 @@ class TracksMachine(RuleBasedStateMachine):
     def a_page_shows_each_call_in_its_state(self):
         if hasattr(self, "states"):
             found = self.tracker_store.calls(self.tracker, State, 10, None).items
-            assert {view.call: view.state for view in found} == self.states
+            assert {view.task_id: view.state for view in found} == self.states
             assert len(found) == len(self.states)
 
 

@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 from celery_lowkiq.rules import health_checks
-from celery_lowkiq.rules.claims import AcquireRequest, ClaimRequest, Due, OpenClaims, SettleRequest
+from celery_lowkiq.rules.claims import ClaimRequest, Due, OpenClaims, SettleRequest
 from celery_lowkiq.rules.errors import LowkiqError, StoreUnavailable
 from celery_lowkiq.rules.models import Batch, Disposition, Lease, LeaseState, QueueSpec, Settlement, ShardRef
-from celery_lowkiq.rules.ownership import EXIT_TIMEOUT
+from celery_lowkiq.rules.ownership import EXIT_TIMEOUT, LeaseWatch
 from celery_lowkiq.rules.reports import BeatResult, NodeUpdate
 from celery_lowkiq.rules.schedulers import lag
 from celery_lowkiq.rules.splitters import lease_splitter
@@ -41,10 +41,10 @@ class Network:
     def call(self, effect: Callable[[], Any]) -> Any:
         """Raises what the server raises, or StoreUnavailable."""
         chance = self.world.random
-        fate = chance.random()
-        if fate < self.loss:
+        luck = chance.random()
+        if luck < self.loss:
             self._give_up()
-        if fate < 2 * self.loss:
+        if luck < 2 * self.loss:
             delay = chance.random() * 1.5 * self.seconds
             self.world.later(delay, partial(self._arrive_late, effect, self.server.starts))
             self._give_up()
@@ -53,7 +53,7 @@ class Network:
             answer, error = effect(), None
         except LowkiqError as refused:
             answer, error = None, refused
-        if fate < 3 * self.loss:
+        if luck < 3 * self.loss:
             self._give_up()
         if self._travel() != server:
             raise StoreUnavailable("the connection is gone")
@@ -132,8 +132,8 @@ class SimStore:
     def observe(self, shards: Sequence[ShardRef]) -> list[LeaseState]:
         return self._call(lambda: self._server.observe(shards))
 
-    def acquire_all(self, wanted: Sequence[AcquireRequest], owner: str) -> list[Lease | LowkiqError]:
-        def acquire(one: AcquireRequest) -> Lease:
+    def acquire_all(self, wanted: Sequence[LeaseWatch], owner: str) -> list[Lease | LowkiqError]:
+        def acquire(one: LeaseWatch) -> Lease:
             return self._server.acquire(one.shard, owner, one.seen, one.known_epoch)
 
         return self._call(lambda: [_answer(partial(acquire, one)) for one in wanted])

@@ -212,7 +212,9 @@ class Server:
         accepted = {
             v.id
             for v in verdicts
-            if s.model.settle(v.id, v.claim, v.fate, v.retry_count, self.now + v.delay, self.now, v.error)
+            if s.model.settle(
+                v.id, v.claim, v.disposition, v.retry_count, self.now + v.delay, self.now, v.error
+            )
         }
         return SettleReply(frozenset(accepted), self.now, self._next_due(s))
 

@@ -12,8 +12,8 @@ from unittest import mock
 
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import QueueSpec
-from celery_lowkiq.worker import exclusion, mailbox, outage, runtime, waker
-from celery_lowkiq.worker.lane import lane, lane_state, window_reaper
+from celery_lowkiq.worker import context, exclusion, outage, runtime, waker
+from celery_lowkiq.worker.lane import lane, lane_state
 from celery_lowkiq.worker.ownership import ownership
 
 from .checks import Checks
@@ -29,7 +29,7 @@ TROUBLE = 8
 PEACE = 25
 IDS = 8
 FAULTS = ("kill", "freeze", "cut", "restart_redis", "silence", "leave", "abandon", "join", "pause")
-MODULES = (lane, lane_state, window_reaper, ownership, mailbox, outage, runtime, waker, exclusion)
+MODULES = (lane, lane_state, ownership, context, outage, runtime, waker, exclusion)
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def end(
     store: RedisStore,
     lease: Lease,
     claimed: Claim,
-    fate: Disposition = Disposition.DONE,
+    disposition: Disposition = Disposition.DONE,
     *,
     queue: QueueSpec = ONE,
     retry_count: int = 0,
@@ -54,7 +54,8 @@ def end(
     bad: tuple[PayloadRemoval, ...] = (),
 ) -> SettleReply:
     verdicts = [
-        Settlement(job.id, claimed.number, fate, retry_count, delay, error, bad) for job in claimed.jobs
+        Settlement(job.id, claimed.number, disposition, retry_count, delay, error, bad)
+        for job in claimed.jobs
     ]
     return store.settle(queue, lease, verdicts)
 

@@ -30,12 +30,14 @@ class Shard:
         self.requests += 1
         return self.store.claim(self.spec, self.lease, self.requests).jobs
 
-    def end(self, job, fate=Disposition.DONE, **verdict):
-        self.store.settle(self.spec, self.lease, [Settlement(job.id, job.claim, fate, **verdict)])
+    def end(self, job, disposition=Disposition.DONE, **verdict):
+        self.store.settle(self.spec, self.lease, [Settlement(job.id, job.claim, disposition, **verdict)])
 
-    def run(self, fate=Disposition.DONE, **verdict):
+    def run(self, disposition=Disposition.DONE, **verdict):
         jobs = self.claim()
-        self.store.settle(self.spec, self.lease, [Settlement(j.id, j.claim, fate, **verdict) for j in jobs])
+        self.store.settle(
+            self.spec, self.lease, [Settlement(j.id, j.claim, disposition, **verdict) for j in jobs]
+        )
         return jobs
 
     def waiting(self, job_id="1"):

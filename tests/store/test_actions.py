@@ -6,6 +6,7 @@ import pytest
 
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec
 from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.scripts.keys import SHARD_KEYS, shard_keys
 
@@ -19,11 +20,11 @@ def actions(store):
     return Actions(store)
 
 
-def fail_all(store, queue=TWO, fate=Disposition.RETRY):
+def fail_all(store, queue=TWO, disposition=Disposition.RETRY):
     for shard in range(queue.shards):
-        lease = take(store, queue, shard, owner=f"failing-{fate}")
+        lease = take(store, queue, shard, owner=f"failing-{disposition}")
         while (claimed := claim(store, lease, 1000)).jobs:
-            end(store, lease, claimed, fate, queue=queue, delay=1e6, error=b"boom")
+            end(store, lease, claimed, disposition, queue=queue, delay=1e6, error=b"boom")
 
 
 def fill(store, count, queue=TWO):
@@ -36,7 +37,7 @@ def test_run_now_all(store, actions):
     assert actions.run_now_all(TWO, seen.append) == 2500
     assert seen[-1] == 2500
     assert len(seen) > 1
-    assert Queries(store).jobs(TWO, "perform_in", minimum=8e9).items == ()
+    assert Queries(store).jobs(TWO, Listing("perform_in", minimum=8e9)).items == ()
 
 
 def test_run_now_all_wakes_workers(store, actions):
@@ -73,12 +74,12 @@ def test_bury_failed(store, actions):
     assert progress == sorted(progress)
     stats = Queries(store).stats(TWO)
     assert (stats.length, stats.morgue_length) == (0, 1500)
-    assert Queries(store).morgue(TWO, limit=1).items[0].error == b"boom"
+    assert Queries(store).morgue(TWO, Listing(limit=1)).items[0].error == b"boom"
 
 
 def test_delete_dead_and_delete_all(store, actions):
     fill(store, 300)
-    fail_all(store, fate=Disposition.BURY)
+    fail_all(store, disposition=Disposition.BURY)
     assert actions.delete_dead(TWO, ["1", "2", "nobody"]) == 2
     assert actions.delete_dead_all(TWO) == 298
     assert Queries(store).stats(TWO).morgue_length == 0
@@ -86,7 +87,7 @@ def test_delete_dead_and_delete_all(store, actions):
 
 def test_requeue_all(store, actions):
     fill(store, 300)
-    fail_all(store, fate=Disposition.BURY)
+    fail_all(store, disposition=Disposition.BURY)
     assert actions.requeue_all(TWO) == 300
     stats = Queries(store).stats(TWO)
     assert (stats.fresh, stats.morgue_length) == (300, 0)
@@ -95,16 +96,16 @@ def test_requeue_all(store, actions):
 def test_who_dies_during_an_action_on_all_the_dead_stays_dead(store, actions, monkeypatch):
     """L4: Lowkiq reads, then deletes by id, and loses what came in between."""
     fill(store, 10)
-    fail_all(store, fate=Disposition.BURY)
-    pages = actions._queries.members
+    fail_all(store, disposition=Disposition.BURY)
+    pages = actions._index.page
 
     def dies_after_the_listing(*args, **kwargs):
         found = pages(*args, **kwargs)
         store.push(TWO, [NewJob("3", b"newly dead", 2, 1.0)])
-        fail_all(store, fate=Disposition.BURY)
+        fail_all(store, disposition=Disposition.BURY)
         return found
 
-    monkeypatch.setattr(actions._queries, "members", dies_after_the_listing)
+    monkeypatch.setattr(actions._index, "page", dies_after_the_listing)
     assert actions.delete_dead_all(TWO) == 9
     assert dead(store, "3", TWO) == [("x", 1), ("newly dead", 2)]
 
@@ -114,7 +115,7 @@ def test_a_job_that_is_no_longer_failed_is_spared(store, actions, monkeypatch, a
     """L4: between the listing and the step the failed job succeeded, and the id was pushed anew."""
     fill(store, 1)
     fail_all(store)
-    pages = actions._queries.members
+    pages = actions._index.page
 
     def succeeds_after_the_listing(*args, **kwargs):
         found = pages(*args, **kwargs)
@@ -125,7 +126,7 @@ def test_a_job_that_is_no_longer_failed_is_spared(store, actions, monkeypatch, a
         store.push(TWO, [NewJob("0", b"new", 1)])
         return found
 
-    monkeypatch.setattr(actions._queries, "members", succeeds_after_the_listing)
+    monkeypatch.setattr(actions._index, "page", succeeds_after_the_listing)
     assert getattr(actions, action)(TWO) == 0
     assert waiting(store, "0", TWO) == [("new", 1)]
 

@@ -114,13 +114,13 @@ def test_a_call_that_comes_while_its_equal_is_processed_is_the_next_claims(store
     assert told(claim(store, lease)) == {"1": [("a", "second")]}
 
 
-@pytest.mark.parametrize("fate", [Disposition.RETRY, Disposition.RETURN])
-def test_calls_stay_with_a_job_that_runs_again(store, fate):
+@pytest.mark.parametrize("disposition", [Disposition.RETRY, Disposition.RETURN])
+def test_calls_stay_with_a_job_that_runs_again(store, disposition):
     lease = take(store)
     call(store, "1", "a", "first")
     claimed = claim(store, lease)
     call(store, "1", "b", "second")
-    end(store, lease, claimed, fate)
+    end(store, lease, claimed, disposition)
     again = claim(store, lease)
     assert told(again) == {"1": [("a", "first"), ("b", "second")]}
     assert {payload.recorded for payload in again.jobs[0].payloads} == {Recorded.ALL}

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from celery_lowkiq.rules.models import Disposition
 from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.connect import connect
@@ -74,9 +75,9 @@ def plant(client, name, field, value):
 def list_everything(store):
     queries = Queries(store)
     for by in ("id", "perform_in", "retry_count"):
-        queries.jobs(ONE, by)
+        queries.jobs(ONE, Listing(by))
     for by in ("id", "updated_at"):
-        queries.morgue(ONE, by)
+        queries.morgue(ONE, Listing(by))
     queries.processing(ONE)
     queries.stats(ONE)
     for job_id in ("a", "b", "\udcff", "", "a\0b"):

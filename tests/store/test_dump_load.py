@@ -10,8 +10,7 @@ from celery_lowkiq.rules.dumps import Entry, Header, State
 from celery_lowkiq.rules.errors import ShardCountMismatch
 from celery_lowkiq.rules.models import Disposition, Merge, NewJob, Payload, QueueSpec
 from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.admin.dump import Dumping
-from celery_lowkiq.store.admin.load import Loading
+from celery_lowkiq.store.admin.dump_load import dump_entries, load_entries
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.call_records import CallReader
@@ -27,11 +26,11 @@ def header(**fields):
 
 
 def entries(store, queue=ONE):
-    return list(Dumping(store).entries(queue))
+    return list(dump_entries(store, queue))
 
 
 def load(store, found, queue=ONE, **fields):
-    return Loading(store, queue, header(**fields)).load(list(enumerate(found, 1)))
+    return load_entries(store, queue, header(**fields), list(enumerate(found, 1)))
 
 
 def job(job_id, *payloads, state=State.WAITING, when=FAR, retry_count=-1, error=None):
@@ -128,11 +127,10 @@ def test_of_two_deaths_the_later_one_stays(store):
 
 def test_lines_are_loaded_once_also_when_they_ran_meanwhile(store):
     known, found = header(), [(n, job(str(n), ("a", 1), when=1.0)) for n in range(1, 4)]
-    loading = Loading(store, ONE, known)
-    assert loading.load(found[:2]) == 2
+    assert load_entries(store, ONE, known, found[:2]) == 2
     lease = take(store)
     end(store, lease, claim(store, lease))
-    assert loading.load(found) == 1
+    assert load_entries(store, ONE, known, found) == 1
     assert contents(claim(store, lease)) == {"3": [("a", 1)]}
 
 
@@ -175,8 +173,8 @@ def test_calls_move_with_their_payloads(store, client):
         (State.WAITING, 0),
     ]
     client.flushall()
-    loading, numbered = Loading(store, ONE, header()), list(enumerate(found, 1))
-    assert [loading.load(numbered) for _ in range(2)] == [3, 0]
+    known, numbered = header(), list(enumerate(found, 1))
+    assert [load_entries(store, ONE, known, numbered) for _ in range(2)] == [3, 0]
     lease = take(store)
     (claimed,) = claim(store, lease).jobs
     read = [call for page in CallReader(store.client).pages(lease.shard, claimed) for call in page]

@@ -26,7 +26,7 @@ def store_on(server, level, replicas=1):
 @pytest.fixture
 def short(monkeypatch):
     monkeypatch.setattr(durability, "WAIT_MS", 50)
-    monkeypatch.setattr(durability, "PATIENCE", 0.2)
+    monkeypatch.setattr(durability, "CONFIRM_SECONDS", 0.2)
 
 
 @pytest.mark.full

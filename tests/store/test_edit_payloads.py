@@ -7,6 +7,7 @@ import pytest
 from celery_lowkiq.rules.models import Disposition, Merge, NewJob, QueueSpec
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.scripts.keys import shard_keys
 
@@ -134,7 +135,7 @@ def test_chosen_jobs_are_made_due(store, actions):
         push(store, job_id, ("x", 1), perform_in=9e9)
     assert actions.run_now(ONE, ["a", "c", "unknown"]) == 2
     assert actions.run_now(ONE, ["a"]) == 0
-    assert [job.id for job in Queries(store).jobs(ONE, "perform_in", minimum=8e9).items] == ["b"]
+    assert [job.id for job in Queries(store).jobs(ONE, Listing("perform_in", minimum=8e9)).items] == ["b"]
 
 
 def test_a_held_job_that_is_made_due_stays_held(store, actions):
@@ -148,7 +149,7 @@ def test_a_held_job_that_is_made_due_stays_held(store, actions):
 def test_chosen_jobs_are_buried_with_their_error_or_the_reason(store, actions):
     lease = take(store)
     push(store, "failed", ("x", 1))
-    end(store, lease, claim(store, lease), delay=100.0, error=b"boom", fate=Disposition.RETRY)
+    end(store, lease, claim(store, lease), delay=100.0, error=b"boom", disposition=Disposition.RETRY)
     for job_id in ("fresh", "other"):
         push(store, job_id, ("x", 1))
     assert actions.bury(ONE, ["failed", "fresh", "unknown"], b"by hand") == 2

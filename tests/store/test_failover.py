@@ -58,7 +58,7 @@ def fail_over(server, client):
 
 def may_take_at_once(store):
     (seen,) = store.observe([SHARD])
-    return LeaseWatch(ONE, SHARD).look(seen, now=1.0).may_take(now=1.0, lease_seconds=10)
+    return LeaseWatch(ONE, SHARD).observed(seen, now=1.0).may_take(now=1.0, lease_seconds=10)
 
 
 def test_a_lease_names_the_server_that_gave_it(store, fail_over):
@@ -108,7 +108,7 @@ def test_our_own_lease_that_another_had_since_is_taken_anew(store, client, fail_
     other = take(store, owner="other")
     fail_over(written)
     (seen,) = store.observe([SHARD])
-    assert not LeaseWatch(ONE, SHARD).look(seen, 1.0).ours("me")
+    assert not LeaseWatch(ONE, SHARD).observed(seen, 1.0).ours("me")
     again = store.acquire(ONE, SHARD, "me", seen, other.epoch)
     assert again.epoch > other.epoch > ours.epoch
 

@@ -34,6 +34,17 @@ def test_a_full_shard_refuses_and_stores_nothing(store):
     assert shard.queries.stats(shard.spec).length == 1
 
 
+def test_a_stale_call_needs_no_place_also_by_the_time_of_its_sender(store):
+    shard = Shard(store, max_length=1, drop_stale=3600.0)
+    shard.push("2", score=100)
+    shard.run()
+    shard.push("1")
+    shard.push("2", sent=99.0)
+    assert shard.waiting("2") is None
+    with pytest.raises(QueueFull):
+        shard.push("2", sent=101.0)
+
+
 def test_merging_is_always_allowed(store):
     shard = Shard(store, max_length=1)
     shard.push("1", b"a", 1)
@@ -138,7 +149,7 @@ def test_a_repeated_push_spares_calls_that_were_running_and_wait_again(store, to
     shard.end(job, Disposition.RETRY)
     replies.append(store.client.call(call))
     drops = DroppedCallReporter(store.client, shard.spec, {shard.lease.shard: second}, store.dropped)
-    drops.hear(replies[1:])
+    drops.read(replies[1:])
     assert replies[1] == replies[0]
     assert told == [b"waiting"]
     assert len(recorded(shard)) == 1

@@ -6,6 +6,7 @@ import pytest
 
 from celery_lowkiq.rules.models import Disposition, NewJob, PayloadRemoval, QueueSpec, Settlement, ShardRef
 from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.claims import CLAIM_BYTES
 from celery_lowkiq.store.scripts.keys import shard_keys
@@ -43,10 +44,10 @@ def test_any_allowed_id_goes_all_the_way(store, job_id):
     assert [job.id for job in Queries(store).processing(ONE).items] == [job_id]
     end(store, lease, claimed, Disposition.BURY, error=b"boom")
     queries = Queries(store)
-    (dead,) = queries.morgue(ONE, prefix=job_id[:3], payload_limit=100).items
+    (dead,) = queries.morgue(ONE, Listing(prefix=job_id[:3], payload_limit=100)).items
     assert [p.data for p in dead.payloads] == DATA
     assert Actions(store).requeue(ONE, [job_id]) == 1
-    (waiting,) = queries.jobs(ONE, prefix=job_id[:3], payload_limit=100).items
+    (waiting,) = queries.jobs(ONE, Listing(prefix=job_id[:3], payload_limit=100)).items
     assert [p.data for p in waiting.payloads] == DATA
     assert Actions(store).delete(ONE, [job_id]) == 1
     assert queries.stats(ONE).length == 0

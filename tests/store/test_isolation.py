@@ -8,7 +8,7 @@ from celery_lowkiq.rules.isolation import NOT_ISOLATED, Isolation
 from celery_lowkiq.rules.models import Disposition, NewJob
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.inspect.tries import read_tries
+from celery_lowkiq.store.inspect.pages import Listing
 
 from .helpers import take
 from .shard import Shard
@@ -99,13 +99,13 @@ def test_isolation_is_the_failed_jobs_when_a_newer_one_waits(shard):
     assert shard.waiting("a").isolation == ALONE
 
 
-@pytest.mark.parametrize("fate", [Disposition.DONE, Disposition.DIE])
-def test_isolation_ends_with_a_success_and_with_a_death(shard, fate):
+@pytest.mark.parametrize("disposition", [Disposition.DONE, Disposition.DIE])
+def test_isolation_ends_with_a_success_and_with_a_death(shard, disposition):
     fail(shard, ["a"], ALONE)
     shard.push("a", b"second", score=9e15)
     (job,) = shard.claim()
     assert len(job.payloads) == 2
-    shard.end(job, fate, error=b"boom")
+    shard.end(job, disposition, error=b"boom")
     shard.push("a", b"third")
     assert shard.waiting("a").isolation == NOT_ISOLATED
 
@@ -120,14 +120,14 @@ def test_isolation_ends_when_the_job_comes_back_from_the_morgue(shard):
 
 def test_a_listing_by_retry_count_is_by_the_whole_number(shard):
     fail_as(shard, {"a": (1, PAIRS), "b": (2, NOT_ISOLATED), "c": (2, Isolation(500, 999)), "d": (3, ALONE)})
-    page = shard.queries.jobs(shard.spec, by="retry_count", minimum=2, maximum=2)
+    page = shard.queries.jobs(shard.spec, Listing(by="retry_count", minimum=2, maximum=2))
     assert [(job.id, job.retry_count) for job in page.items] == [("b", 2), ("c", 2)]
 
 
 def test_the_log_of_tries_has_the_whole_number(shard):
     shard.push("a")
     shard.run(Disposition.RETRY, retry_count=4, isolation=PAIRS, try_text=b"boom")
-    (tried,) = read_tries(shard.store.client, shard.spec, "a")
+    (tried,) = shard.queries.tries(shard.spec, "a")
     assert tried.retry_count == 4
 
 

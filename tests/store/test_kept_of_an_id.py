@@ -6,11 +6,9 @@ import re
 
 import pytest
 
-from celery_lowkiq.store.scripts.keys import ID_KEYS, MORGUE_KEYS, SHARD_KEYS, WAITING_KEYS
+from celery_lowkiq.store.scripts.keys import ID_KEYS, MORGUE_KEYS, WAITING_KEYS
 from celery_lowkiq.store.scripts.script import load
 
-#: Keys of a shard that are of no id.
-OF_THE_SHARD = {"lease", "meta", "senders"}
 #: Scripts that are bound to waiting or to dead jobs.
 BOUND_TWICE = {"delete", "dump", "repair_payload_sets"}
 STEPS = {
@@ -41,12 +39,12 @@ LEFT_ALONE = {
         "calls": "Actions ends the calls of the orphans that the script returns",
         "done_scores buckets": "they are of the id, not of a job, and expire",
         "claimed": "what is in processing goes on",
-        "failed dead_ids": "the caller binds them as `marks`",
+        "failed dead_ids": "the caller binds them as `second_index`",
     },
     "dump": {
-        "calls claimed processing": "Dumping reads them itself",
+        "calls claimed processing": "dump_entries reads them itself",
         "debounce early_due done_scores buckets tries crash_marks": "a dump has what is to run, no history",
-        "dead_ids": "Dumping lists the morgue by it",
+        "dead_ids": "dump_entries lists the morgue by it",
     },
     "load": {
         "done_scores buckets tries crash_marks": "a dump does not have them",
@@ -77,12 +75,8 @@ def named(name):
     return found
 
 
-def test_all_that_is_kept_of_an_id_is_listed():
-    assert set(ID_KEYS) == set(SHARD_KEYS) - OF_THE_SHARD
-
-
 @pytest.mark.parametrize("step", STEPS)
 def test_a_step_names_all_that_is_kept_of_an_id(step):
     used = set().union(*map(named, STEPS[step]))
     exempt = {key for keys in LEFT_ALONE[step] for key in keys.split()}
-    assert set(ID_KEYS) - used == exempt
+    assert ID_KEYS - used == exempt

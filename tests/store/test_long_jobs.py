@@ -31,13 +31,15 @@ def commands_of(client, act) -> int:
     return sum(found.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("zadd", "zrem"))
 
 
-@pytest.mark.parametrize("fate", [Disposition.RETRY, Disposition.DIE, Disposition.BURY, Disposition.RETURN])
-def test_a_settle_writes_payloads_together(store, client, fate):
+@pytest.mark.parametrize(
+    "disposition", [Disposition.RETRY, Disposition.DIE, Disposition.BURY, Disposition.RETURN]
+)
+def test_a_settle_writes_payloads_together(store, client, disposition):
     """P8: a claim of 1,000 payloads is settled in a few commands, not in some for each of them."""
     fill(store)
     lease = take(store)
     claimed = claim(store, lease)
-    assert commands_of(client, lambda: end(store, lease, claimed, fate, error=b"boom")) < 30
+    assert commands_of(client, lambda: end(store, lease, claimed, disposition, error=b"boom")) < 30
 
 
 def test_bad_payloads_are_buried_together(store, client):

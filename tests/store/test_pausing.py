@@ -78,9 +78,9 @@ def test_what_runs_goes_on_and_is_settled(store, pause_and_resume):
     lease = take(store)
     claims = [claim(store, lease, 1) for _ in range(3)]
     pause()
-    fates = (Disposition.DONE, Disposition.RETRY, Disposition.RETURN)
-    for claimed, fate in zip(claims, fates, strict=True):
-        assert end(store, lease, claimed, fate).next_due is None
+    dispositions = (Disposition.DONE, Disposition.RETRY, Disposition.RETURN)
+    for claimed, disposition in zip(claims, dispositions, strict=True):
+        assert end(store, lease, claimed, disposition).next_due is None
     assert (stats(store).busy, stats(store).processed, stats(store).length) == (0, 1, 2)
     resume()
     assert sorted(ids_of(claim(store, lease))) == ["b", "c"]

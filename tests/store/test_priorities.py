@@ -12,6 +12,7 @@ from celery_lowkiq.rules.policies import WhenFull
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.inspect.node_reports import NodeReports
+from celery_lowkiq.store.inspect.pages import Listing
 
 from .helpers import ONE, SHARD, listening, take
 from .test_policies import Shard
@@ -195,7 +196,7 @@ class TestElsewhere:
         assert (stats.length, stats.fresh) == (3, 3)
         assert stats.lag > 1e9
         assert stats.oldest > 1e9
-        by_time = shard.queries.jobs(shard.spec, "perform_in").items
+        by_time = shard.queries.jobs(shard.spec, Listing("perform_in")).items
         assert [(job.id, job.perform_in, job.priority) for job in by_time] == [
             ("0", 1.0, 0),
             ("1", 2.0, 5),

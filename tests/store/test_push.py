@@ -10,6 +10,7 @@ import pytest
 from celery_lowkiq.rules.errors import FormatMismatch, ShardCountMismatch, StoreFull, StoreUnavailable
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, ShardRef
 from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.push import CHUNK_BYTES, CHUNK_JOBS, Sender, chunked, push_call
 from celery_lowkiq.store.redis_store import RedisStore
@@ -194,7 +195,7 @@ def test_many_processes_may_adopt_a_new_count_at_once(client):
             thread.join()
         assert errors == []
         assert Queries(store).stats(new).length == 120
-        page = Queries(store).jobs(new, "perform_in", limit=1000).items
+        page = Queries(store).jobs(new, Listing("perform_in", limit=1000)).items
         assert len({job.id for job in page}) == 120
 
 

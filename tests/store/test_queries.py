@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
-from celery_lowkiq.rules.errors import InvalidCall, ShardDamaged
+from celery_lowkiq.rules.errors import InvalidCall, ShardDamaged, StoreError
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, ShardRef
 from celery_lowkiq.rules.views import Stats
 from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.inspect.health import HealthReader
+from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.jobs.registry import Registry
+from celery_lowkiq.store.scripts.keys import queue_key, shard_keys
 
 from .helpers import ONE, claim, end, push, take
 
@@ -54,7 +58,9 @@ def morgue(store, hundred):
 def test_jobs_by_perform_in(queries, hundred, limit, reverse):
     found = [
         (j.perform_in, j.id)
-        for j in all_pages(lambda **o: queries.jobs(THREE, "perform_in", **o), limit=limit, reverse=reverse)
+        for j in all_pages(
+            lambda **o: queries.jobs(THREE, Listing("perform_in", **o)), limit=limit, reverse=reverse
+        )
     ]
     assert found == sorted(found, reverse=reverse)
     assert len(set(found)) == 100
@@ -63,15 +69,15 @@ def test_jobs_by_perform_in(queries, hundred, limit, reverse):
 @pytest.mark.parametrize("reverse", [False, True])
 def test_minimum_and_maximum_are_included(queries, hundred, reverse):
     options = {"minimum": 1003.0, "maximum": 1005.0, "reverse": reverse, "limit": 4}
-    found = all_pages(lambda **o: queries.jobs(THREE, "perform_in", **o), **options)
+    found = all_pages(lambda **o: queries.jobs(THREE, Listing("perform_in", **o)), **options)
     assert sorted({j.perform_in for j in found}) == [1003.0, 1004.0, 1005.0]
     assert len(found) == 15
 
 
 def test_a_page_goes_on_behind_a_job_that_is_gone(queries, store, hundred):
-    page = queries.jobs(THREE, "perform_in", limit=10)
+    page = queries.jobs(THREE, Listing("perform_in", limit=10))
     Actions(store).delete(THREE, [page.items[-1].id])
-    following = queries.jobs(THREE, "perform_in", limit=10, after=page.next)
+    following = queries.jobs(THREE, Listing("perform_in", limit=10, after=page.next))
     assert (following.items[0].perform_in, following.items[0].id) > (
         page.items[-1].perform_in,
         page.items[-1].id,
@@ -80,14 +86,14 @@ def test_a_page_goes_on_behind_a_job_that_is_gone(queries, store, hundred):
 
 
 def test_jobs_by_id_prefix(queries, hundred):
-    found = all_pages(lambda **o: queries.jobs(THREE, prefix="id-4", **o), limit=5)
+    found = all_pages(lambda **o: queries.jobs(THREE, Listing(prefix="id-4", **o)), limit=5)
     assert sorted(j.id for j in found) == [f"id-4{n}" for n in range(10)]
-    assert len(all_pages(lambda **o: queries.jobs(THREE, **o), limit=10)) == 100
+    assert len(all_pages(lambda **o: queries.jobs(THREE, Listing(**o)), limit=10)) == 100
 
 
 def test_a_prefix_search_over_many_ids_stays_bounded_and_complete(queries, store):
     store.push(THREE, [NewJob(f"{n}", b"x") for n in range(3000)] + [NewJob("needle", b"x")])
-    found = all_pages(lambda **o: queries.jobs(THREE, prefix="needle", **o), limit=10)
+    found = all_pages(lambda **o: queries.jobs(THREE, Listing(prefix="needle", **o)), limit=10)
     assert {j.id for j in found} == {"needle"}
 
 
@@ -97,9 +103,9 @@ def test_failed_jobs_by_retry_count(queries, store):
         push(store, f"failed-{count}", ("x", 1), perform_in=1.0)
         end(store, lease, claim(store, lease), Disposition.RETRY, retry_count=count, delay=1e6, error=b"boom")
     push(store, "fresh", ("x", 1), perform_in=9e9)
-    found = queries.jobs(ONE, "retry_count").items
+    found = queries.jobs(ONE, Listing("retry_count")).items
     assert [(j.id, j.retry_count, j.error) for j in found] == [(f"failed-{n}", n, b"boom") for n in range(3)]
-    assert [j.id for j in queries.jobs(ONE, "retry_count", minimum=1, reverse=True).items] == [
+    assert [j.id for j in queries.jobs(ONE, Listing("retry_count", minimum=1, reverse=True)).items] == [
         "failed-2",
         "failed-1",
     ]
@@ -108,7 +114,7 @@ def test_failed_jobs_by_retry_count(queries, store):
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("by", ["id", "updated_at"])
 def test_the_morgue_is_sorted(queries, morgue, by, reverse):
-    found = all_pages(lambda **o: queries.morgue(THREE, by, **o), limit=9, reverse=reverse)
+    found = all_pages(lambda **o: queries.morgue(THREE, Listing(by, **o)), limit=9, reverse=reverse)
     key = (lambda j: j.id) if by == "id" else (lambda j: (j.updated_at, j.id))
     assert found == sorted(found, key=key, reverse=reverse)
     assert len(found) == 100
@@ -117,7 +123,9 @@ def test_the_morgue_is_sorted(queries, morgue, by, reverse):
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_the_morgue_by_id_prefix(queries, morgue, reverse):
-    found = all_pages(lambda **o: queries.morgue(THREE, prefix="id-4", **o), limit=3, reverse=reverse)
+    found = all_pages(
+        lambda **o: queries.morgue(THREE, Listing(prefix="id-4", **o)), limit=3, reverse=reverse
+    )
     assert [j.id for j in found] == sorted((f"id-4{n}" for n in range(10)), reverse=reverse)
 
 
@@ -206,9 +214,26 @@ def test_a_damaged_shard_hides_no_other_queue(queries, store):
     assert isinstance(damage, ShardDamaged)
     assert counts.length == 1
     assert [str(look.shard) for look in queries.looks([THREE, ONE]) if look.damage] == ["three/1"]
-    for read in (queries.stats, queries.shard_stats, queries.jobs, partial(queries.jobs, by="perform_in")):
+    for read in (
+        queries.stats,
+        queries.shard_stats,
+        queries.jobs,
+        partial(queries.jobs, listing=Listing("perform_in")),
+    ):
         with pytest.raises(ShardDamaged, match=r"shard three/1 .* lowkiq repair three"):
             read(THREE)
+
+
+def test_a_damaged_key_of_a_queue_hides_no_other_queue(store):
+    push(store, "1", ("a", 1))
+    store.client.redis.set(queue_key("three"), "x")
+    registry, declared = Registry(store.client), replace(ONE, shards=2)
+    assert registry.as_stored([THREE, declared], lenient=True) == [THREE, ONE]
+    with pytest.raises(StoreError, match="WRONGTYPE"):
+        registry.check(THREE)
+    damaged, other = HealthReader(store).read([THREE, ONE]).queues
+    assert f"the key {queue_key('three')} has the wrong type" in damaged.damages[0].text
+    assert (other.damages, other.length) == ((), 1)
 
 
 def test_lag_counts_only_what_may_be_claimed(queries, store):
@@ -240,9 +265,9 @@ def test_lag_counts_only_what_may_be_claimed(queries, store):
 )
 def test_bad_listings_are_refused(queries, options, message):
     with pytest.raises(InvalidCall, match=message):
-        queries.jobs(ONE, **options)
+        queries.jobs(ONE, Listing(**options))
 
 
 def test_failed_jobs_without_an_upper_bound(store):
     """O7: how a job is isolated stands in the fraction of its count, which a bound is rounded up to."""
-    assert Queries(store).jobs(ONE, by="retry_count", maximum=float("inf")).items == ()
+    assert Queries(store).jobs(ONE, Listing(by="retry_count", maximum=float("inf"))).items == ()

@@ -7,6 +7,7 @@ import pytest
 from celery_lowkiq.rules.models import Disposition, NewJob, PayloadRemoval, RemovalReason, Settlement
 from celery_lowkiq.rules.policies import AfterFailure
 from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.clocked import FakeClockClient
 
@@ -94,7 +95,7 @@ def test_a_claim_looks_at_a_bounded_number(clocked):
     clocked.push(shard.spec, [NewJob(name, b"x", perform_in=1.0) for name in names])
     shard.push("free", perform_in=2.0)
     assert shard.claim() == ()
-    assert len(shard.queries.jobs(shard.spec, "perform_in", maximum=2.0, limit=1000).items) == 101
+    assert len(shard.queries.jobs(shard.spec, Listing("perform_in", maximum=2.0, limit=1000)).items) == 101
     assert ids(shard.claim()) == ["free"]
 
 
@@ -120,11 +121,11 @@ def test_what_is_returned_unstarted_gets_its_token_back(clocked):
 
 
 @pytest.mark.parametrize("reason", [None, b"undecodable"])
-@pytest.mark.parametrize("fate", [Disposition.DONE, Disposition.RETURN])
-def test_neither_does_a_claim_that_leaves_nothing_to_run(clocked, fate, reason):
+@pytest.mark.parametrize("disposition", [Disposition.DONE, Disposition.RETURN])
+def test_neither_does_a_claim_that_leaves_nothing_to_run(clocked, disposition, reason):
     shard = limited(clocked)
     shard.push("1")
-    assert shard.run(fate, bad=(PayloadRemoval(0, reason),))
+    assert shard.run(disposition, bad=(PayloadRemoval(0, reason),))
     shard.push("1")
     assert shard.run()
     shard.push("1")
@@ -137,11 +138,11 @@ def test_neither_does_a_claim_that_leaves_nothing_to_run(clocked, fate, reason):
         {"bad": (PayloadRemoval(0, None),)},
         {
             "bad": (PayloadRemoval(0, None), PayloadRemoval(1, None, RemovalReason.OVER)),
-            "fate": Disposition.BURY,
+            "disposition": Disposition.BURY,
         },
         {
             "bad": (PayloadRemoval(0, None), PayloadRemoval(1, None, RemovalReason.DONE)),
-            "fate": Disposition.RETURN,
+            "disposition": Disposition.RETURN,
             "delay": 0.001,
         },
     ],

@@ -7,12 +7,13 @@ import threading
 
 import pytest
 
-from celery_lowkiq.rules.claims import AcquireRequest
 from celery_lowkiq.rules.errors import NotOwner, ShardCountMismatch, ShardDamaged, ShardRepairing
 from celery_lowkiq.rules.models import Disposition, Lease, NewJob, QueueSpec, ShardRef, shard_of
+from celery_lowkiq.rules.ownership import LeaseWatch
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.admin.repair import QueueRepairs
+from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.scripts.keys import SHARD_KEYS, queue_key, shard_keys
@@ -35,13 +36,13 @@ ALL = {"plain", "later", "ranked", "held", "recorded", "failed", "long", "runs",
 def everywhere(store):
     """Jobs of all kinds; the owner of the one in processing has died."""
     lease = take(store, owner="dies")
-    for job_id, payloads, fate in (
+    for job_id, payloads, disposition in (
         ("dead", [("a", 1.0)], Disposition.BURY),
         ("long-dead", LONG, Disposition.BURY),
         ("failed", [("a", 1.0)], Disposition.RETRY),
     ):
         push(store, job_id, *payloads, perform_in=1.0)
-        end(store, lease, claim(store, lease, 1), fate, retry_count=3, delay=1000.0, error=b"boom")
+        end(store, lease, claim(store, lease, 1), disposition, retry_count=3, delay=1000.0, error=b"boom")
     push(store, "runs", ("a", 1.0), perform_in=1.0)
     claim(store, lease, 1)
     Pausing(store.client).pause_ids(ONE, ["held"])
@@ -225,16 +226,16 @@ def test_an_owner_that_has_lost_the_shard_does_not_write_the_lease_again(store, 
     assert store.renew([new]) == [True]
 
 
-@pytest.mark.parametrize("fate", [Disposition.DONE, Disposition.RETRY, Disposition.RETURN])
-def test_a_run_whose_claim_was_forgotten_is_settled(store, client, fate):
+@pytest.mark.parametrize("disposition", [Disposition.DONE, Disposition.RETRY, Disposition.RETURN])
+def test_a_run_whose_claim_was_forgotten_is_settled(store, client, disposition):
     """O6: what is in processing names its claim."""
     push(store, "1", ("a", 1.0), perform_in=1.0)
     lease = take(store)
     claimed = claim(store, lease)
     client.delete(KEYS["claimed"])
-    assert end(store, lease, claimed, fate).accepted == {"1"}
+    assert end(store, lease, claimed, disposition).accepted == {"1"}
     assert not client.exists(KEYS["processing"])
-    assert end(store, lease, claimed, fate).accepted == set()
+    assert end(store, lease, claimed, disposition).accepted == set()
 
 
 def test_what_was_pushed_while_long_jobs_had_lost_their_record_is_united_with_them(store, client):
@@ -250,7 +251,7 @@ def test_times_priorities_and_pauses_come_back_from_the_keys_beside(store, clien
     Pausing(store.client).pause_ids(ONE, ["ranked"])
     client.delete(KEYS["due_paused"], KEYS["failed"])
     QueueRepairs(store).repair(ONE)
-    (failed,) = Queries(store).jobs(ONE, "retry_count").items
+    (failed,) = Queries(store).jobs(ONE, Listing("retry_count")).items
     assert (failed.id, failed.error) == ("failed", b"boom")
     job = Queries(store).job(ONE, "ranked").waiting
     assert (job.priority, job.paused) == (5, True)
@@ -336,7 +337,7 @@ def test_taking_shards_does_not_wait_for_a_repair(store, client, monkeypatch):
 
     monkeypatch.setattr(Repairs, "rewrite_meta", slow)
     wanted = [
-        AcquireRequest(queue, shard, seen, 0)
+        LeaseWatch(queue, shard, seen)
         for shard, seen in zip((first, second), store.observe([first, second]), strict=True)
     ]
     for _ in range(2):

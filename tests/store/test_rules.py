@@ -102,7 +102,7 @@ def test_rule_4_back_from_the_morgue(store):
 
 
 def test_rule_5_max_retries_1_means_two_runs(store):
-    policy = RetryPolicy(max_retries=1, pauses=lambda error, n: 0.0)
+    policy = RetryPolicy(max_retries=1, retry_in=lambda error, n: 0.0)
     lease = take(store)
     push(store, "1", ("small", 1), ("large", 2), perform_in=PAST)
     runs = 0
@@ -181,17 +181,19 @@ def test_rule_8_a_success_clears_the_count(store):
     assert dead(store, "1") is None
 
 
-@pytest.mark.parametrize("fate", [Disposition.DONE, Disposition.RETRY, Disposition.DIE, Disposition.RETURN])
-def test_rule_9_a_push_during_processing_waits_for_the_settle(store, fate):
+@pytest.mark.parametrize(
+    "disposition", [Disposition.DONE, Disposition.RETRY, Disposition.DIE, Disposition.RETURN]
+)
+def test_rule_9_a_push_during_processing_waits_for_the_settle(store, disposition):
     lease = take(store)
     push(store, "1", ("a", 1), perform_in=PAST)
     claimed = claim(store, lease)
     push(store, "1", ("b", 2), perform_in=PAST)
     assert claim(store, lease).jobs == ()
     assert store.next_due([ShardRef("orders", 0)])[0].next_due is None
-    settled = end(store, lease, claimed, fate)
+    settled = end(store, lease, claimed, disposition)
     assert settled.next_due is not None
-    after = [("b", 2)] if fate in (Disposition.DONE, Disposition.DIE) else [("a", 1), ("b", 2)]
+    after = [("b", 2)] if disposition in (Disposition.DONE, Disposition.DIE) else [("a", 1), ("b", 2)]
     assert contents(claim(store, lease)) == {"1": after}
 
 

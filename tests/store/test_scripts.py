@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +50,23 @@ INDEX_KEYS = "due|due_prioritized|by_priority|due_paused"
 def test_only_one_library_places_waiting_jobs():
     found = {n for n in NAMES if re.search(rf"'Z(ADD|REM|M?SCORE)', ({INDEX_KEYS})\b", source(n))}
     assert found == MAY_WRITE_INDEX
+
+
+#: Packages of the store, each above those before it, as the contract of import-linter has them.
+LAYERS = ("scripts", "repairs", "jobs", "leases", "redis_store", "inspect", "admin", "tracking")
+
+
+def test_no_script_is_loaded_from_a_layer_below_its_own():
+    store = Path(scripts.__file__).parents[1]
+    layer = {name: Path(str(file)).parent.name for name, file in scripts.lua_files().items()}
+    loaded = {
+        (name, LAYERS.index(path.relative_to(store).parts[0].removesuffix(".py")))
+        for path in store.rglob("*.py")
+        for name in re.findall(r'"(\w+)"', path.read_text())
+        if f"{name}.lua" in layer and re.search(rf'(load|owned|_steps|_move)\(\s*"{name}"', path.read_text())
+    }
+    assert {name for name, _ in loaded} == set(SCRIPTS)
+    assert {name for name, user in loaded if user < LAYERS.index(layer[f"{name}.lua"])} == set()
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -184,12 +184,12 @@ def test_a_death_that_is_taken_back_condemns_nobody(store):
     assert job.retry_count == -1
 
 
-@pytest.mark.parametrize("fate", [Disposition.DONE, Disposition.BURY])
-def test_a_suspect_that_has_ended_leaves_no_mark(store, client, fate):
+@pytest.mark.parametrize("disposition", [Disposition.DONE, Disposition.BURY])
+def test_a_suspect_that_has_ended_leaves_no_mark(store, client, disposition):
     push(store, "1", ("a", 1), perform_in=1.0)
     die_with(store, 2)
     lease = take(store, owner=next(OWNERS))
-    end(store, lease, claim(store, lease), fate)
+    end(store, lease, claim(store, lease), disposition)
     assert not client.exists(shard_keys(SHARD)["crash_marks"])
 
 

@@ -41,11 +41,11 @@ def page(tracker_store, tracker, *states, limit=1000, after=None):
 
 
 def states(tracker_store, tracker):
-    return {view.call: view.state.value for view in page(tracker_store, tracker).items}
+    return {view.task_id: view.state.value for view in page(tracker_store, tracker).items}
 
 
 def said(tracker_store, tracker, call="a"):
-    (view,) = [view for view in page(tracker_store, tracker).items if view.call == call]
+    (view,) = [view for view in page(tracker_store, tracker).items if view.task_id == call]
     return [(message.state.value, message.text) for message in view.messages]
 
 
@@ -53,19 +53,19 @@ def test_a_call_goes_through_its_states(tracker_store, tracker):
     assert tracker_store.add(tracker, calls("a"))
     assert counts(tracker_store, tracker) == Counts(enqueued=1)
     run = began(tracker, "a", 5, 1)
-    tracker_store.tell([run])
+    tracker_store.update([run])
     assert counts(tracker_store, tracker) == Counts(working=1)
-    tracker_store.tell([ended(run, over=True, success=True)])
+    tracker_store.update([ended(run, over=True, success=True)])
     assert counts(tracker_store, tracker) == Counts(finished=1)
 
 
 def test_what_is_known_of_a_call(tracker_store, tracker):
     tracker_store.add(tracker, calls("a"))
     run = began(tracker, "a", 5, 1)
-    tracker_store.tell([run])
+    tracker_store.update([run])
     tracker_store.progress([run], "row 3\nof 10", 3, 10)
     (view,) = page(tracker_store, tracker).items
-    assert (view.queue, view.job_id, view.payload) == ("orders", "id of a", b'"payload"')
+    assert (view.queue, view.id, view.payload) == ("orders", "id of a", b'"payload"')
     assert (view.state, view.current, view.total) == (State.WORKING, 3.0, 10.0)
     assert [(m.state, m.text) for m in view.messages] == [(State.WORKING, "row 3\nof 10")]
     assert view.updated_at == view.messages[0].at > 1e9
@@ -77,16 +77,16 @@ def test_news_that_come_twice_count_once(tracker_store, tracker):
     run = began(tracker, "a", 5, 1)
     failed = ended(run, over=True, success=False, text="boom")
     for news in (run, run, failed, failed, run):
-        tracker_store.tell([news])
+        tracker_store.update([news])
     assert counts(tracker_store, tracker) == Counts(enqueued=1, error=1)
     assert said(tracker_store, tracker) == [("error", "boom")]
 
 
 def test_an_error_waits_for_its_retry(tracker_store, tracker):
     tracker_store.add(tracker, calls("a"))
-    tracker_store.tell([ended(began(tracker, "a", 5, 1), over=False, success=False, text="boom")])
+    tracker_store.update([ended(began(tracker, "a", 5, 1), over=False, success=False, text="boom")])
     assert counts(tracker_store, tracker) == Counts(enqueued=1)
-    tracker_store.tell([ended(began(tracker, "a", 5, 2), over=True, success=True)])
+    tracker_store.update([ended(began(tracker, "a", 5, 2), over=True, success=True)])
     assert counts(tracker_store, tracker) == Counts(finished=1)
     assert said(tracker_store, tracker) == [("error", "boom")]
 
@@ -96,46 +96,46 @@ def test_a_former_run_changes_nothing(tracker_store, tracker, newer):
     """Its shard has changed hands, or its settle was lost: claims begin anew where Redis has lost some."""
     tracker_store.add(tracker, calls("a"))
     former, run = began(tracker, "a", 5, 1), began(tracker, "a", *newer)
-    tracker_store.tell([former])
-    tracker_store.tell([run])
-    tracker_store.tell([ended(former, over=True, success=True)])
+    tracker_store.update([former])
+    tracker_store.update([run])
+    tracker_store.update([ended(former, over=True, success=True)])
     tracker_store.progress([former], "late", 1, 2)
     assert counts(tracker_store, tracker) == Counts(working=1)
     assert said(tracker_store, tracker) == [("error", "interrupted: the worker of its last run is gone")]
-    tracker_store.tell([ended(run, over=True, success=False, business=True, text="no")])
+    tracker_store.update([ended(run, over=True, success=False, business=True, text="no")])
     assert counts(tracker_store, tracker) == Counts(failed=1)
 
 
 def test_a_run_that_is_repeated_after_its_end_moves_the_count_back_and_forth(tracker_store, tracker):
     """The worker died between its news and its settle."""
     tracker_store.add(tracker, calls("a"))
-    tracker_store.tell([ended(began(tracker, "a", 5, 1), over=True, success=True)])
+    tracker_store.update([ended(began(tracker, "a", 5, 1), over=True, success=True)])
     run = began(tracker, "a", 6, 2)
-    tracker_store.tell([run])
+    tracker_store.update([run])
     assert counts(tracker_store, tracker) == Counts(working=1)
-    tracker_store.tell([ended(run, over=True, success=True)])
+    tracker_store.update([ended(run, over=True, success=True)])
     assert counts(tracker_store, tracker) == Counts(finished=1)
     assert said(tracker_store, tracker) == []
 
 
 def test_a_call_that_nobody_runs_ends_unless_it_has_ended(tracker_store, tracker):
     tracker_store.add(tracker, calls("a", "b"))
-    tracker_store.tell([ended(began(tracker, "a", 5, 1), over=True, success=True)])
-    tracker_store.tell([ended_without_run(tracker, call, State.FAILED, "deleted") for call in "ab"])
+    tracker_store.update([ended(began(tracker, "a", 5, 1), over=True, success=True)])
+    tracker_store.update([ended_without_run(tracker, call, State.FAILED, "deleted") for call in "ab"])
     assert states(tracker_store, tracker) == {"a": "finished", "b": "failed"}
     assert said(tracker_store, tracker, "b") == [("failed", "deleted")]
 
 
 def test_a_push_whose_outcome_was_unknown_and_that_came_through(tracker_store, tracker):
     tracker_store.add(tracker, calls("a"))
-    tracker_store.tell([ended_without_run(tracker, "a", State.FAILED, "not pushed")])
-    tracker_store.tell([began(tracker, "a", 5, 1)])
+    tracker_store.update([ended_without_run(tracker, "a", State.FAILED, "not pushed")])
+    tracker_store.update([began(tracker, "a", 5, 1)])
     assert counts(tracker_store, tracker) == Counts(working=1)
 
 
 def test_news_of_unknown_calls_and_trackers_change_nothing(tracker_store, tracker, client):
     gone = "0" * 32
-    assert tracker_store.tell([began(tracker, "a", 5, 1), began(gone, "a", 5, 1)]) == set()
+    assert tracker_store.update([began(tracker, "a", 5, 1), began(gone, "a", 5, 1)]) == set()
     assert counts(tracker_store, tracker) == Counts()
     assert tracker_store.view(gone) is None
     assert not client.exists(*(TrackerKeys(gone)[name] for name in TRACKER_KEYS))
@@ -145,22 +145,22 @@ def test_news_of_unknown_calls_and_trackers_change_nothing(tracker_store, tracke
 
 def test_a_task_id_that_is_called_again_waits_again(tracker_store, tracker):
     tracker_store.add(tracker, calls("a"))
-    tracker_store.tell([ended(began(tracker, "a", 5, 1), over=True, success=True)])
+    tracker_store.update([ended(began(tracker, "a", 5, 1), over=True, success=True)])
     tracker_store.add(tracker, calls("a"))
     assert counts(tracker_store, tracker) == Counts(enqueued=1)
-    tracker_store.tell([began(tracker, "a", 5, 2)])
+    tracker_store.update([began(tracker, "a", 5, 2)])
     assert counts(tracker_store, tracker) == Counts(working=1)
 
 
 def test_cancelling_ends_what_waits_in_bounded_steps(tracker_store, tracker):
     tracker_store.add(tracker, calls(*map(str, range(STEP + 1)), "runs"))
     run = began(tracker, "runs", 5, 1)
-    tracker_store.tell([run])
+    tracker_store.update([run])
     assert [tracker_store.cancel(tracker) for _ in range(3)] == [STEP, 1, 0]
     assert counts(tracker_store, tracker) == Counts(working=1, failed=STEP + 1)
-    assert tracker_store.tell([began(tracker, "1", 5, 2)]) == {tracker}, "it shall not run"
-    tracker_store.tell([ended(run, over=False, success=False, text="boom")])
-    tracker_store.tell([began(tracker, "runs", 5, 3)])
+    assert tracker_store.update([began(tracker, "1", 5, 2)]) == {tracker}, "it shall not run"
+    tracker_store.update([ended(run, over=False, success=False, text="boom")])
+    tracker_store.update([began(tracker, "runs", 5, 3)])
     assert counts(tracker_store, tracker) == Counts(failed=STEP + 2)
     assert said(tracker_store, tracker, "runs") == [("error", "boom"), ("failed", "cancelled")]
 
@@ -176,7 +176,7 @@ def test_its_end_is_heard(tracker_store, tracker):
         tracker_store.add(tracker, calls("a"))
         tracker_store.close(tracker)
         assert not listener.wait(0.05)
-        tracker_store.tell([ended(began(tracker, "a", 5, 1), over=True, success=True)])
+        tracker_store.update([ended(began(tracker, "a", 5, 1), over=True, success=True)])
         assert listener.wait(20)
     assert tracker_store.view(tracker).done
 
@@ -191,14 +191,14 @@ def test_closing_what_has_ended_is_heard(tracker_store, tracker):
 def test_pages_by_arrival_and_state(tracker_store, tracker):
     tracker_store.add(tracker, calls(*"abcdef"))
     for number, call in enumerate("dba"):
-        tracker_store.tell([ended(began(tracker, call, 5, number), over=True, success=True)])
+        tracker_store.update([ended(began(tracker, call, 5, number), over=True, success=True)])
     first = page(tracker_store, tracker, limit=4)
     rest = page(tracker_store, tracker, limit=4, after=first.next)
-    assert "".join(view.call for view in (*first.items, *rest.items)) == "abcdef"
+    assert "".join(view.task_id for view in (*first.items, *rest.items)) == "abcdef"
     assert rest.next is None
-    assert "".join(view.call for view in page(tracker_store, tracker, State.FINISHED).items) == "abd"
+    assert "".join(view.task_id for view in page(tracker_store, tracker, State.FINISHED).items) == "abd"
     two = page(tracker_store, tracker, State.FINISHED, State.ENQUEUED, limit=3, after="1")
-    assert ("".join(view.call for view in two.items), two.next) == ("bcd", "4")
+    assert ("".join(view.task_id for view in two.items), two.next) == ("bcd", "4")
     with pytest.raises(InvalidCall, match="expected a cursor"):
         page(tracker_store, tracker, after="x")
 
@@ -206,7 +206,7 @@ def test_pages_by_arrival_and_state(tracker_store, tracker):
 def test_only_the_last_messages_are_kept_and_long_ones_are_cut(tracker_store, tracker):
     tracker_store.add(tracker, calls("a"))
     run = began(tracker, "a", 5, 1)
-    tracker_store.tell([run])
+    tracker_store.update([run])
     for number in range(30):
         tracker_store.progress([run], f"{number} " + "é" * 1000, number, None)
     kept = said(tracker_store, tracker)
@@ -219,9 +219,9 @@ def test_a_tracker_is_kept_while_it_waits_and_for_its_ttl_after(tracker_store, c
     keys = [TrackerKeys(tracker)[name] for name in TRACKER_KEYS]
     tracker_store.add(tracker, calls("a"), latest=f"+{100 * DAY}")
     run = began(tracker, "a", 5, 1)
-    tracker_store.tell([run._replace(text="begins")])
+    tracker_store.update([run._replace(text="begins")])
     assert all(client.ttl(key) > 129 * DAY for key in keys), "until what is due last has had its time"
-    tracker_store.tell([ended(run, over=True, success=True)])
+    tracker_store.update([ended(run, over=True, success=True)])
     assert all(50 <= client.ttl(key) <= 60 for key in keys)
 
 
@@ -258,8 +258,8 @@ def test_what_was_planted_ends_in_no_error(tracker_store, tracker, client):
     keys = TrackerKeys(tracker)
     client.hset(keys["tracked"], "a", b"\xffnonsense")
     client.hset(keys["messages"], "a", b"\xff")
-    tracker_store.tell([began(tracker, "a", 5, 1)])
-    tracker_store.tell([ended(began(tracker, "a", 5, 1), over=True, success=False, text="boom")])
+    tracker_store.update([began(tracker, "a", 5, 1)])
+    tracker_store.update([ended(began(tracker, "a", 5, 1), over=True, success=False, text="boom")])
     assert said(tracker_store, tracker) == [("error", "boom")]
     assert counts(tracker_store, tracker) == Counts(error=1)
 
@@ -270,7 +270,7 @@ def test_a_full_redis_takes_news(tracker_store, tracker, client):
     try:
         with pytest.raises(StoreFull):
             tracker_store.add(tracker, calls("c"))
-        tracker_store.tell([began(tracker, "a", 5, 1)])
+        tracker_store.update([began(tracker, "a", 5, 1)])
         assert tracker_store.cancel(tracker) == 1
     finally:
         client.config_set("maxmemory", 0)

@@ -6,24 +6,25 @@ import pytest
 
 from celery_lowkiq.rules.models import Disposition, PayloadRemoval, Settlement
 from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.inspect.tries import MAX_TEXT, read_tries, try_text
+from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.scripts.records import MAX_TRY_BYTES, try_text
 
 from .helpers import ONE, SHARD, claim, push, take
 
 
-def fail(store, lease, text, fate=Disposition.RETRY, retry_count=0, bad=(), count=10):
+def fail(store, lease, text, disposition=Disposition.RETRY, retry_count=0, bad=(), count=10):
     """Let what is due fail with that text in the log."""
     claimed = claim(store, lease, count)
     verdicts = [
-        Settlement(job.id, claimed.number, fate, retry_count, 0.0, b"error", bad, try_text=text)
+        Settlement(job.id, claimed.number, disposition, retry_count, 0.0, b"error", bad, try_text=text)
         for job in claimed.jobs
     ]
     store.settle(ONE, lease, verdicts)
 
 
 def texts(store, job_id="1"):
-    return [one.error for one in read_tries(store.client, ONE, job_id)]
+    return [one.error for one in Queries(store).tries(ONE, job_id)]
 
 
 def is_forgotten(store):
@@ -35,7 +36,7 @@ def test_each_try_is_logged_with_its_time_number_and_node(store):
     lease = take(store, owner="celery@host-1234-abcdef012345")
     for number in range(3):
         fail(store, lease, b"error %d" % number, retry_count=number)
-    tries = read_tries(store.client, ONE, "1")
+    tries = Queries(store).tries(ONE, "1")
     assert [(one.retry_count, one.node, one.error) for one in tries] == [
         (number, "celery@host-1234", f"error {number}") for number in range(3)
     ]
@@ -107,7 +108,7 @@ def test_what_was_planted_there_is_passed_by(store):
         ("", b""),
         ("Traceback\n  File x\nValueError: a\tb\n\n", b"ValueError: a b"),
         ("\ud800", b"\\ud800"),
-        ("x" * 1000, b"x" * MAX_TEXT),
+        ("x" * 1000, b"x" * MAX_TRY_BYTES),
     ],
 )
 def test_the_last_line_of_an_error(error, kept):

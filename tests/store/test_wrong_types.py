@@ -53,7 +53,7 @@ class State:
 
 
 def arguments(state):
-    """By script: named arguments and the repeated part, with which it changes something."""
+    """By script and use: named arguments and the repeated part, with which it changes something."""
     owner = {"owner": "me", "epoch": state.epoch}
     seen = {"seen_owner": "me", "seen_epoch": state.epoch, "seen_counter": state.counter}
     seen |= {"seen_server": state.server, "known_epoch": 0}
@@ -91,7 +91,7 @@ def arguments(state):
         ),
         "counters": ({}, ()),
         "delete": (
-            {"policy": POLICY, "only_marked": 0, "maximum": "+inf", "upto": "", "cursor": "", "limit": 99},
+            {"policy": POLICY, "only_failed": 0, "maximum": "+inf", "upto": "", "cursor": "", "limit": 99},
             ("long", "failed"),
         ),
         "delete_call_records": (owner, ("a", "z")),
@@ -118,9 +118,11 @@ def arguments(state):
             | {"past": 1, "limit": 10, "reverse": 0},
             (),
         ),
-        "pause_ids": ({}, ("long", "new")),
+        "pause_ids": ({"wanted": 1, **ANNOUNCED}, ("long", "new")),
+        "pause_ids resumes": ({"wanted": 0, **ANNOUNCED}, ("held",)),
         "pause_queue": ({"wanted": 1}, ()),
-        "pause_shard": ({}, ()),
+        "pause_shard": ({"wanted": 1, **ANNOUNCED}, ()),
+        "pause_shard resumes": ({"wanted": 0, **ANNOUNCED}, ()),
         "peek": ({**bounds, "cut": 1000}, ("long", "failed")),
         "push": (
             {
@@ -154,11 +156,9 @@ def arguments(state):
             {"merge": "min", "policy": POLICY, **ANNOUNCED, "maximum": "+inf", "force": 0, **bounds},
             ("dead",),
         ),
-        "resume_ids": (ANNOUNCED, ("held",)),
-        "resume_shard": (ANNOUNCED, ()),
         "retract_crashes": ({"epoch": state.died}, ()),
         "run_now": ({**ANNOUNCED, "limit": 10}, ()),
-        "run_now_ids": (ANNOUNCED, ("failed",)),
+        "run_now of ids": ({**ANNOUNCED, "limit": 0}, ("failed",)),
         "set_shard_count": ({"shards": 2, "reopen": 0, "pause": 0, "since": ""}, ()),
         "settle": (
             {**owner, "merge": "min", "policy": POLICY, "claim": 0, "done": 0},
@@ -201,7 +201,7 @@ READERS = {
     "why",
 }
 #: The keys that scripts for several kinds of keys are bound to here.
-BOUND = {"index": "due", "marks": "failed", "records": "jobs"}
+BOUND = {"index": "due", "second_index": "failed", "records": "jobs"}
 PLANTS = {
     "string": lambda client, key: client.set(key, "planted"),
     "list": lambda client, key: client.rpush(key, "planted"),
@@ -231,9 +231,9 @@ def a_shard_with_jobs_everywhere(store):
         died = take(store, owner=owner)
         claim(store, died)
     lease = take(store)
-    for job_id, fate in (("dead", Disposition.BURY), ("failed", Disposition.RETRY)):
+    for job_id, disposition in (("dead", Disposition.BURY), ("failed", Disposition.RETRY)):
         push(store, job_id, ("a", 1), perform_in=1.0)
-        end(store, lease, claim(store, lease, 1), fate, delay=1000.0)
+        end(store, lease, claim(store, lease, 1), disposition, delay=1000.0)
     push(store, "runs", ("a", 1), ("b", 2), perform_in=2.0)
     running = claim(store, lease, 1)
     store.push(ONE, [NewJob("long", b"%d" % n * 50, float(n)) for n in range(100)])
@@ -260,7 +260,7 @@ def a_tracker(store):
     tracker_store = TrackerStore(store.client)
     store.client.call(load("track_open").call(TrackerKeys(TRACKER), name="old", ttl=60))
     tracker_store.add(TRACKER, [NewCall("waits", "orders", "1", b""), NewCall("runs", "orders", "2", b"")])
-    tracker_store.tell([began(TRACKER, "runs", 5, 1)._replace(text="said")])
+    tracker_store.update([began(TRACKER, "runs", 5, 1)._replace(text="said")])
     return State()
 
 
@@ -268,9 +268,13 @@ def no_tracker(store):
     return State()
 
 
+def script_of(name):
+    return load(name.partition(" ")[0])
+
+
 def call_of(name, state):
     named, repeated = arguments(state)[name]
-    return load(name).call(Keys(), repeated, **named)
+    return script_of(name).call(Keys(), repeated, **named)
 
 
 #: For those that change nothing of a shard with jobs.
@@ -283,12 +287,12 @@ STATES = {
     "repair_processing": a_shard_that_has_lost("claimed"),
     "repair_waiting": a_shard_that_has_lost("due"),
     "set_shard_count": an_idle_shard,
-    "resume_shard": a_paused_shard,
+    "pause_shard resumes": a_paused_shard,
 }
 #: Keys that are looked at only when something is amiss.
 UNTOUCHED = {
     ("claim", "calls"),
-    ("resume_shard", "due_paused"),
+    ("pause_shard resumes", "due_paused"),
     *((n, "meta") for n in ("delete_call_records", "release", "renew", "replace_call_records")),
 }
 #: Those that are there for keys of another type.
@@ -325,7 +329,7 @@ def everything(client):
 
 
 def test_every_script_is_tried():
-    assert NAMES == SCRIPTS
+    assert sorted({script_of(name).name for name in NAMES}) == SCRIPTS
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -341,7 +345,7 @@ def planted_keys(name):
     """Each key that a script reads, with each type that is not its own."""
     if name in TOLERANT:
         return []
-    keys = [key for key in load(name).keys if (name, key) not in UNTOUCHED]
+    keys = [key for key in script_of(name).keys if (name, key) not in UNTOUCHED]
     return [(key, type_) for key in keys for type_ in PLANTS if type_ != KEY_TYPES[key]]
 
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 
 from celery_lowkiq.rules.claims import (
-    AcquireRequest,
     Claim,
     ClaimRequest,
     Due,
@@ -29,8 +28,9 @@ from celery_lowkiq.rules.models import (
     Settlement,
     ShardRef,
 )
+from celery_lowkiq.rules.ownership import LeaseWatch
 from celery_lowkiq.rules.rate import TokenRequest, Tokens
-from celery_lowkiq.rules.reports import BeatResult, HeartbeatReply, NodeReport, NodeUpdate
+from celery_lowkiq.rules.reports import BeatResult, NodeReport, NodeUpdate, UpdateReply
 
 
 class FakeStore:
@@ -96,11 +96,11 @@ class FakeStore:
         with self.lock:
             return [self.leases.get(shard, LeaseState()) for shard in shards]
 
-    def acquire_all(self, wanted: list[AcquireRequest], owner: str) -> list[Lease | LowkiqError]:
+    def acquire_all(self, wanted: list[LeaseWatch], owner: str) -> list[Lease | LowkiqError]:
         self.acquired.append(len(wanted))
         return [self._answer(lambda one: self.acquire(one, owner), one) for one in wanted]
 
-    def acquire(self, one: AcquireRequest, owner: str) -> Lease:
+    def acquire(self, one: LeaseWatch, owner: str) -> Lease:
         shard, seen, known_epoch = one.shard, one.seen, one.known_epoch
         self._maybe_fail("acquire")
         with self.lock:
@@ -198,10 +198,10 @@ class FakeStore:
             for verdict in verdicts:
                 if verdict.id in busy and busy[verdict.id].claim == verdict.claim:
                     job = busy.pop(verdict.id)
-                    if verdict.fate is Disposition.RETURN:
+                    if verdict.disposition is Disposition.RETURN:
                         self.waiting[lease.shard].setdefault(job.id, job)
                     accepted.add(verdict.id)
-                    self.settled.append((verdict.id, verdict.fate))
+                    self.settled.append((verdict.id, verdict.disposition))
             self.lock.notify_all()
             reply = SettleReply(frozenset(accepted), time.time(), self._next_due(lease.shard))
         self._maybe_fail("settle", after=True)
@@ -224,14 +224,14 @@ class FakeStore:
                 members[owner] = (lanes, members.get(owner, (0, 0))[1] + 1)
             return BeatResult([dict(self.members[queue]) for queue in queues], self._tell(news))
 
-    def _tell(self, news: NodeUpdate) -> HeartbeatReply | StoreError:
+    def _tell(self, news: NodeUpdate) -> UpdateReply | StoreError:
         try:
             self._maybe_fail("report")
         except StoreError as error:
             return error
         self.news.append(news)
         self.reports[news.report.owner] = news.report
-        return HeartbeatReply(time.time(), tuple((q.name, Sample(time.time(), 1, 0)) for q in news.counted))
+        return UpdateReply(time.time(), tuple((q.name, Sample(time.time(), 1, 0)) for q in news.counted))
 
     def forget_report(self, owner: str) -> None:
         self._maybe_fail("forget_report")

@@ -63,7 +63,7 @@ class TrackerStore:
         self.cancelled = set()
         self.away = None
 
-    def tell(self, news):
+    def update(self, news):
         if self.away is not None:
             raise self.away
         self.told += news

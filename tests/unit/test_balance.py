@@ -78,13 +78,13 @@ class TestMember:
 
     def test_it_counts_once_it_was_seen_to_move(self):
         assert not self.start.alive(100.1, 10)
-        assert self.start.look(11, 102.0).alive(102.0, 10)
+        assert self.start.observed(11, 102.0).alive(102.0, 10)
 
     def test_it_is_gone_after_1_05_lease_times_without_a_beat(self):
-        member = self.start.look(11, 102.0)
-        assert member.look(11, 112.4).alive(112.4, 10)
-        assert not member.look(11, 112.5).alive(112.5, 10)
-        assert member.look(12, 113.0).alive(113.0, 10)
+        member = self.start.observed(11, 102.0)
+        assert member.observed(11, 112.4).alive(112.4, 10)
+        assert not member.observed(11, 112.5).alive(112.5, 10)
+        assert member.observed(12, 113.0).alive(113.0, 10)
 
     def test_its_heartbeat_is_removed_after_three(self):
         assert not self.start.gone(129.9, 10)

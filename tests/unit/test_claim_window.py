@@ -65,7 +65,7 @@ def settles(one):
     settle = one.store.settle
 
     def noted(asked):
-        calls.append({verdict.id: verdict.fate for verdict in asked.verdicts})
+        calls.append({verdict.id: verdict.disposition for verdict in asked.verdicts})
         return settle(asked)
 
     one.store.settle = noted
@@ -122,7 +122,7 @@ def test_what_could_not_go_back_meanwhile_goes_with_the_rest(node, error):
     gate.set()
     one.ran(*numbered(3))
     assert [verdict.id for verdict in refused[0].verdicts] == ["01", "02"]
-    returned = [job_id for job_id, fate in one.store.settled if fate is Disposition.RETURN]
+    returned = [job_id for job_id, disposition in one.store.settled if disposition is Disposition.RETURN]
     assert returned == ["01", "02"]
     assert one.runner.ids == numbered(3)
 
@@ -168,7 +168,7 @@ def test_a_crash_leaves_only_what_was_running(node):
     one = node({0: numbered(5)}, act)
     eventually(lambda: one.host.stops)
     assert set(one.store.processing[SHARDS[0]]) == {"02"}
-    done = [job_id for job_id, fate in one.store.settled if fate is Disposition.DONE]
+    done = [job_id for job_id, disposition in one.store.settled if disposition is Disposition.DONE]
     assert done == ["00", "01"]
     assert set(one.store.waiting[SHARDS[0]]) == {"03", "04"}
 

@@ -13,8 +13,7 @@ import pytest
 
 from celery_lowkiq.rules.clock import SystemClock
 from celery_lowkiq.rules.models import Lease, QueueSpec, ShardRef
-from celery_lowkiq.worker.exclusion import Strict
-from celery_lowkiq.worker.last_line import LastLine
+from celery_lowkiq.worker.exclusion import KillLogger, Strict
 from celery_lowkiq.worker.owned_shard import OwnedShard
 from tests.unit.nodes import SHARDS, Node
 from tests.waiting import eventually
@@ -73,15 +72,15 @@ def test_a_node_sets_it_while_a_batch_runs_and_moves_it_with_each_renewal():
 
 
 @pytest.fixture
-def last_line():
-    line = LastLine(SystemClock())
+def kill_logger():
+    line = KillLogger(SystemClock())
     yield line
     line.close()
     line._thread.join(5)
     assert not line._thread.is_alive()
 
 
-def running(last_line, seconds, lapsed=0.0):
+def running(kill_logger, seconds, lapsed=0.0):
     """A strict node whose batch runs under a lease of so many seconds, renewed ``lapsed`` s ago."""
     one = OwnedShard(
         QueueSpec("q"),
@@ -89,14 +88,14 @@ def running(last_line, seconds, lapsed=0.0):
         lease_seconds=seconds,
         renewed_at=SystemClock().monotonic() - lapsed,
     )
-    strict = Strict(FakeTimer(), last_line)
+    strict = Strict(FakeTimer(), kill_logger)
     strict.begin(one)
     return strict, one
 
 
-def test_a_last_line_is_written_before_the_end(last_line, caplog):
+def test_a_last_line_is_written_before_the_end(kill_logger, caplog):
     """P3: SIGKILL leaves none."""
-    _, one = running(last_line, seconds=0.4)
+    _, one = running(kill_logger, seconds=0.4)
     eventually(lambda: caplog.records)
     assert SystemClock().monotonic() >= one.deadline - 0.15 * 0.4
     (record,) = caplog.records
@@ -105,9 +104,9 @@ def test_a_last_line_is_written_before_the_end(last_line, caplog):
     assert "a batch of shard q/0 runs" in record.message
 
 
-def test_the_last_line_is_written_once_and_taken_back_when_the_lease_is_renewed_in_time(last_line, caplog):
+def test_the_last_line_is_written_once_and_taken_back_when_the_lease_is_renewed_in_time(kill_logger, caplog):
     """P3"""
-    strict, one = running(last_line, seconds=60, lapsed=42)
+    strict, one = running(kill_logger, seconds=60, lapsed=42)
     eventually(lambda: caplog.records)
     for _ in range(3):
         strict.renewed()
@@ -118,11 +117,11 @@ def test_the_last_line_is_written_once_and_taken_back_when_the_lease_is_renewed_
     assert "lets this process go on" in caplog.messages[1]
 
 
-def test_batches_that_end_in_time_leave_the_thread_asleep(last_line, caplog):
+def test_batches_that_end_in_time_leave_the_thread_asleep(kill_logger, caplog):
     """P3: what is new costs a batch nothing but a lock."""
     wakes = []
-    last_line._write_if_due, real = lambda: wakes.append(1) or real(), last_line._write_if_due
-    strict, one = running(last_line, seconds=60)
+    kill_logger._write_if_due, real = lambda: wakes.append(1) or real(), kill_logger._write_if_due
+    strict, one = running(kill_logger, seconds=60)
     for _ in range(1000):
         strict.end(one)
         strict.begin(one)

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from celery_lowkiq.integration.bootstep import exit_release
+from celery_lowkiq.integration.bootstep import shutdown
 from celery_lowkiq.rules.ownership import EXIT_TIMEOUT
 
 
@@ -23,21 +23,21 @@ class Abandoned:
 
 
 def test_nothing_is_given_up_when_somebody_configures_logging_anew(monkeypatch):
-    monkeypatch.setattr(exit_release, "_exit_hooks", [])
+    monkeypatch.setattr(shutdown, "_exit_hooks", [])
     abandoned = Abandoned()
-    exit_release.release_shards_at_exit(abandoned)
-    (exit_hook,) = exit_release._exit_hooks
+    shutdown.release_shards_at_exit(abandoned)
+    (exit_hook,) = shutdown._exit_hooks
     logging.shutdown([lambda: exit_hook])
     assert abandoned.released_for is None
 
 
 def test_a_log_handler_that_fails_is_no_reason_to_keep_shards(monkeypatch):
-    monkeypatch.setattr(exit_release, "_exit_hooks", [])
-    monkeypatch.setattr(exit_release.threading.main_thread(), "is_alive", lambda: False)
-    monkeypatch.setattr(exit_release.logging, "shutdown", failing)
+    monkeypatch.setattr(shutdown, "_exit_hooks", [])
+    monkeypatch.setattr(shutdown.threading.main_thread(), "is_alive", lambda: False)
+    monkeypatch.setattr(shutdown.logging, "shutdown", failing)
     abandoned = Abandoned()
-    exit_release.release_shards_at_exit(abandoned)
-    (exit_hook,) = exit_release._exit_hooks
+    shutdown.release_shards_at_exit(abandoned)
+    (exit_hook,) = shutdown._exit_hooks
     with pytest.raises(RuntimeError):
         exit_hook.close()
     assert abandoned.released_for == EXIT_TIMEOUT

@@ -141,7 +141,7 @@ def test_of_a_batch_with_many_errors_the_log_is_bounded(log):
     verdicts = Lane(function, batch_size=count, max_retries=3).run(
         *(plain(str(n), 2 if n == count - 1 else -1) for n in range(count))
     )
-    assert verdicts[-1].fate is Disposition.DIE
+    assert verdicts[-1].disposition is Disposition.DIE
     lines = log()
     assert (lines[0][0], len(lines)) == ("ERROR", MOST_JOBS + 1)
     assert lines[-1][1].endswith("20 more jobs failed")
@@ -234,7 +234,7 @@ def test_an_error_that_cannot_be_shown_is_told(log):
         raise Mute
 
     (verdict,) = Lane(function).run(plain())
-    assert verdict.fate is Disposition.RETRY
+    assert verdict.disposition is Disposition.RETRY
     assert any(level == "WARNING" and "Mute" in line for level, line, _ in log())
 
 
@@ -247,5 +247,5 @@ def test_without_a_stored_traceback_the_log_has_it_all_the_same(log):
 def test_a_run_that_succeeds_makes_nothing_of_it(log, monkeypatch):
     monkeypatch.delattr("celery_lowkiq.integration.runs.runner.log_failures")
     (verdict,) = Lane(succeed).run(plain())
-    assert verdict.fate is Disposition.DONE
+    assert verdict.disposition is Disposition.DONE
     assert log() == []

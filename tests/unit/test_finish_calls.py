@@ -33,7 +33,7 @@ def boom(self, payloads_by_id):
 def test_the_record_of_a_call_goes_with_its_settle():
     lane = Lane(last_payload)
     (verdict,) = lane.run(job(b"7", calls=[(0, "a")]))
-    assert (verdict.fate, verdict.ended) == (Disposition.DONE, ((b"key 0", b"key 0"),))
+    assert (verdict.disposition, verdict.ended) == (Disposition.DONE, ((b"key 0", b"key 0"),))
     assert (lane.state("a"), lane.result("a")) == ("SUCCESS", {"1": 7})
     assert lane.reader.ended == []
 
@@ -48,14 +48,14 @@ def test_calls_of_one_payload_are_one_run_of_keys():
 def test_a_call_that_runs_again_keeps_its_record():
     lane = Lane(boom)
     (verdict,) = lane.run(job(b"7", b"8", calls=[(0, "a"), (1, "b")]))
-    assert (verdict.fate, verdict.ended) == (Disposition.RETRY, ())
+    assert (verdict.disposition, verdict.ended) == (Disposition.RETRY, ())
     assert [lane.state(task_id) for task_id in "ab"] == ["RETRY", "RETRY"]
 
 
 def test_of_a_job_that_dies_only_the_first_payloads_calls_have_failed():
     lane = Lane(boom, max_retries=0)
     (verdict,) = lane.run(job(b"7", b"8", calls=[(0, "a"), (1, "b")]))
-    assert (verdict.fate, verdict.ended) == (Disposition.DIE, ((b"key 0", b"key 0"),))
+    assert (verdict.disposition, verdict.ended) == (Disposition.DIE, ((b"key 0", b"key 0"),))
     assert [lane.state(task_id) for task_id in "ab"] == ["FAILURE", "RETRY"]
     assert repr(lane.result("a")) == "ValueError('boom')"
 
@@ -63,7 +63,7 @@ def test_of_a_job_that_dies_only_the_first_payloads_calls_have_failed():
 def test_a_payload_that_nobody_can_read_fails_its_calls():
     lane = Lane(last_payload)
     (verdict,) = lane.run(job(b"\xff", b"8", calls=[(0, "a"), (1, "b")]))
-    assert verdict.fate is Disposition.DONE
+    assert verdict.disposition is Disposition.DONE
     assert [bad.position for bad in verdict.bad] == [0]
     assert [lane.state(task_id) for task_id in "ab"] == ["FAILURE", "SUCCESS"]
     assert "undecodable payload" in str(lane.result("a"))
@@ -101,7 +101,7 @@ def test_a_job_whose_calls_cannot_all_be_ended_runs_again():
     few = job(b"7", calls=[(0, f"call {n}") for n in range(5)])
     lane.reader.records, lane.reader.away = list(few.calls.records), True
     (verdict,) = lane.run(few._replace(calls=None))
-    assert (verdict.fate, verdict.delay, verdict.ended) == (Disposition.RETURN, 1.0, ())
+    assert (verdict.disposition, verdict.delay, verdict.ended) == (Disposition.RETURN, 1.0, ())
 
 
 @pytest.mark.parametrize("few", [True, False])
@@ -123,7 +123,7 @@ def test_a_poison_pill_does_not_run_and_its_calls_have_failed():
 
     lane = Lane(kills)
     (verdict,) = lane.run(job(b"7", calls=[(0, "a")], retry_count=POISON_PILL_RETRY_COUNT))
-    assert (verdict.fate, verdict.error) == (Disposition.BURY, lane.task.queue_spec.poison_error)
+    assert (verdict.disposition, verdict.error) == (Disposition.BURY, lane.task.queue_spec.poison_error)
     assert verdict.ended == ((b"key 0", b"key 0"),)
     assert lane.state("a") == "FAILURE"
     assert "poison pill" in str(lane.result("a"))
@@ -159,7 +159,7 @@ class TestRevoked:
         lane = Lane(last_payload)
         lane.reader.away = True
         (verdict,) = lane.run(job(b"7", calls=[(0, "gone")]))
-        assert verdict.fate is Disposition.RETURN
+        assert verdict.disposition is Disposition.RETURN
 
 
 def test_events_are_sent_for_each_call():
@@ -192,7 +192,7 @@ def test_a_record_that_does_not_name_its_call_is_forgotten(caplog):
     broken = job(b"7", calls=[(0, "a")])
     record = replace(broken.calls.records[0], data=b"\xff")
     (verdict,) = lane.run(broken._replace(calls=ClaimedCallRecords((record,), True)))
-    assert verdict.fate is Disposition.DONE
+    assert verdict.disposition is Disposition.DONE
     assert "since its id is unknown: the record of the call cannot be read" in caplog.text
 
 
@@ -206,7 +206,7 @@ def test_s1_a_call_whose_record_cannot_be_read_has_failed_and_its_payload_runs(d
     records = (replace(broken, data=data), sound)
     lane.reader.records = list(records)
     (verdict,) = lane.run(found._replace(calls=ClaimedCallRecords(records, True) if few else None))
-    assert (verdict.fate, lane.state("a"), lane.state("b")) == (Disposition.DONE, "FAILURE", "SUCCESS")
+    assert (verdict.disposition, lane.state("a"), lane.state("b")) == (Disposition.DONE, "FAILURE", "SUCCESS")
     assert "the record of the call cannot be read" in str(lane.result("a"))
     assert lane.reader.ended[0] == (b"key 0", b"key 0")
 
@@ -246,24 +246,38 @@ class TestBackendsThatAreAway:
     def test_a_job_whose_results_cannot_be_written_runs_again_and_never_dies_of_it(self, lane, calls):
         payloads = [b"7", b"8"][: len(calls)]
         (verdict,) = lane.run(job(*payloads, calls=calls))
-        assert (verdict.fate, verdict.retry_count, verdict.ended) == (Disposition.RETRY, 0, ())
+        assert (verdict.disposition, verdict.retry_count, verdict.ended) == (Disposition.RETRY, 0, ())
         assert b"the backend is gone" in verdict.error
 
     def test_who_could_be_told_is_not_told_again(self, lane):
         quiet = {"ignore_result": True}
         (verdict,) = lane.run(job(b"7", b"8", calls=[(0, "a", quiet), (1, "b")]))
-        assert (verdict.fate, verdict.ended) == (Disposition.RETRY, ((b"key 0", b"key 0"),))
+        assert (verdict.disposition, verdict.ended) == (Disposition.RETRY, ((b"key 0", b"key 0"),))
+
+    def test_a_call_without_its_result_keeps_its_record_between_others(self, monkeypatch):
+        lane = Lane(last_payload)
+        store_result = lane.task.backend.store_result
+
+        def fails_once(task_id, *args, **kwargs):
+            if task_id == "b":
+                raise OSError("the backend is gone")
+            return store_result(task_id, *args, **kwargs)
+
+        monkeypatch.setattr(lane.task.backend, "store_result", fails_once)
+        (verdict,) = lane.run(job(b"7", calls=[(0, "a"), (0, "b"), (0, "c")]))
+        ended = ((b"key 0", b"key 0"), (b"key 2", b"key 2"))
+        assert (verdict.disposition, verdict.ended) == (Disposition.RETRY, ended)
 
     def test_a_failure_that_cannot_be_told_is_one(self, lane):
         (verdict,) = lane.run(job(b"\xff", calls=[(0, "a")]))
-        assert (verdict.fate, len(verdict.ended)) == (Disposition.DONE, 1)
+        assert (verdict.disposition, len(verdict.ended)) == (Disposition.DONE, 1)
 
 
 def test_a_broken_link_fails_its_call_as_celery_has_it():
     lane = Lane(last_payload)
     broken = {"callbacks": [{"task": "t", "args": [], "kwargs": {}, "options": {"routing_key": "x"}}]}
     (verdict,) = lane.run(job(b"7", calls=[(0, "a", {}, broken)]))
-    assert (verdict.fate, len(verdict.ended)) == (Disposition.DONE, 1)
+    assert (verdict.disposition, len(verdict.ended)) == (Disposition.DONE, 1)
     assert lane.state("a") == "FAILURE"
     assert "routing_key='x'" in str(lane.result("a"))
 
@@ -297,7 +311,7 @@ class TestACallOfTheUsers:
 
         lane = Lane(total, base=Base)
         (verdict,) = lane.run(job(b"1", b"2", calls=[(0, "one"), (1, "two")]))
-        assert verdict.fate is Disposition.RETRY
+        assert verdict.disposition is Disposition.RETRY
         assert b"must call super().__call__" in verdict.error
         assert lane.state("one") == lane.state("two") == "RETRY"
 
@@ -324,4 +338,4 @@ def test_a_run_of_which_no_call_has_a_record_is_replaced_once(calls):
     state.revoked.update(["revoked"])
     recorded = Recorded.SOME if calls else Recorded.NONE
     (verdict,) = lane.run(job(b"1", calls=calls, recorded=recorded))
-    assert (verdict.fate, ran) == (Disposition.DONE, ["other"])
+    assert (verdict.disposition, ran) == (Disposition.DONE, ["other"])

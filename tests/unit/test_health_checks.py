@@ -119,14 +119,18 @@ def test_nodes_that_died_or_are_quiet():
         (queue(paused=Paused(NOW - 60, {}, 0)), WARNING, "paused since 2026-11-18 11:05:40 UTC (1 min ago)"),
         (queue(paused=Paused(None, {3: NOW - 60, 5: NOW}, 0)), WARNING, "Shards paused by themselves: 3, 5"),
         (queue(paused=Paused(None, {}, 7)), WARNING, "7 ids are paused"),
-        (queue(shard(0), shard(1, None, NOW - 31, alive=False)), ERROR, "Nobody takes shard 1, though nodes"),
-        (queue(shard(0, None, None, alive=False)), ERROR, "Nobody takes shard 0"),
+        (
+            queue(shard(0), shard(1, None, NOW - 31, alive=False)),
+            ERROR,
+            "No node takes shard 1, though nodes",
+        ),
+        (queue(shard(0, None, None, alive=False)), ERROR, "No node takes shard 0"),
         (queue(*(shard(n, None, None, alive=False) for n in range(12))), ERROR, "8, 9 and 2 more"),
         # It changes hands.
         (queue(shard(0, None, NOW - 29, alive=False)), OK, "shard is served"),
         (queue(shard(0, "dead", alive=False, silent=29.0)), OK, "shard is served"),
-        (queue(shard(0, "dead", alive=False, silent=31.0)), ERROR, "Nobody takes shard 0"),
-        (queue(shard(0, "dead", alive=False, silent=None)), ERROR, "Nobody takes shard 0"),
+        (queue(shard(0, "dead", alive=False, silent=31.0)), ERROR, "No node takes shard 0"),
+        (queue(shard(0, "dead", alive=False, silent=None)), ERROR, "No node takes shard 0"),
         (
             queue(shard(0, "dead", alive=False, silent=20.0, busy=3)),
             WARNING,
@@ -173,11 +177,11 @@ def test_x_shards_that_wait_out_a_lease_of_another_redis_are_named_with_the_time
 
 
 def test_after_a_flush_shards_that_nodes_wait_for_are_no_error():
-    """Redis knows of no former owner then: "Nobody takes shards" stood beside "Wait for it"."""
+    """Redis knows of no former owner then: "No node takes shards" stood beside "Wait for it"."""
     flushed = [shard(index, owner=None, since=None, alive=False, silent=None) for index in range(3)]
     waits = (Wait((ShardRef("orders", 0), ShardRef("orders", 1)), 8.0),)
     found = [f for f in findings(nodes=[node(waits=waits)], queues=[queue(*flushed)]) if f.level != OK]
     assert [(f.level, f.text) for f in found] == [
-        (ERROR, "Nobody takes shard 2, though nodes serve the queue."),
+        (ERROR, "No node takes shard 2, though nodes serve the queue."),
         (WARNING, "Shards 0-1: Redis restarted, failed over or lost data; free in 7 s."),
     ]

@@ -14,9 +14,9 @@ from celery_lowkiq.rules.isolation import (
 )
 from celery_lowkiq.rules.models import Disposition, Job, Payload
 from celery_lowkiq.rules.retry import RetryPolicy, after_failure
-from celery_lowkiq.store.scripts.records import parse_processing, parse_tried, tried_text
+from celery_lowkiq.store.scripts.records import parse_processing, parse_retry_count, retry_count_text
 
-ONE_SECOND = RetryPolicy(max_retries=2, pauses=lambda error, n: 1.0)
+ONE_SECOND = RetryPolicy(max_retries=2, retry_in=lambda error, n: 1.0)
 
 
 def job(retry_count: int = -1, isolation: Isolation = NOT_ISOLATED, early: bool = False) -> Job:
@@ -64,54 +64,63 @@ def test_what_they_sit_out_is_the_pauses_of_the_next_runs():
 
 def test_a_job_of_several_is_never_the_last_time_tried():
     verdict = after_failure(job(1), ONE_SECOND, b"e", together=4)
-    assert (verdict.fate, verdict.retry_count, verdict.delay) == (Disposition.RETRY, 2, 1.0)
+    assert (verdict.disposition, verdict.retry_count, verdict.delay) == (Disposition.RETRY, 2, 1.0)
     assert verdict.isolation == Isolation(2, 2)
     beyond = after_failure(job(2, verdict.isolation), ONE_SECOND, b"e", together=2)
-    assert (beyond.fate, beyond.retry_count, beyond.isolation) == (Disposition.RETRY, 3, Isolation(1, 4))
+    assert (beyond.disposition, beyond.retry_count, beyond.isolation) == (
+        Disposition.RETRY,
+        3,
+        Isolation(1, 4),
+    )
 
 
 def test_alone_it_dies_when_its_retries_are_used_up():
     verdict = after_failure(job(5, Isolation(1, 4)), ONE_SECOND, b"e", together=1)
-    assert (verdict.fate, verdict.isolation) == (Disposition.DIE, NOT_ISOLATED)
+    assert (verdict.disposition, verdict.isolation) == (Disposition.DIE, NOT_ISOLATED)
     assert after_failure(job(0, Isolation(1, 4)), ONE_SECOND, b"e", together=1).isolation == Isolation(1, 4)
 
 
 @pytest.mark.parametrize(
     "policy",
-    [RetryPolicy(hopeless=(ValueError,)), RetryPolicy(pauses=lambda error, n: False)],
+    [RetryPolicy(dont_retry=(ValueError,)), RetryPolicy(retry_in=lambda error, n: False)],
     ids=["dont_retry", "retry_in gives up"],
 )
 @pytest.mark.parametrize("early", [False, True])
 def test_an_error_that_gives_up_is_tried_alone_at_once(policy, early):
     verdict = after_failure(job(early=early), policy, b"e", cause=ValueError(), together=4)
-    assert (verdict.fate, verdict.delay, verdict.isolation) == (Disposition.RETRY, 0.0, Isolation(2, 2))
+    assert (verdict.disposition, verdict.delay, verdict.isolation) == (
+        Disposition.RETRY,
+        0.0,
+        Isolation(2, 2),
+    )
     assert (
-        after_failure(job(early=early), policy, b"e", cause=ValueError(), together=1).fate is Disposition.DIE
+        after_failure(job(early=early), policy, b"e", cause=ValueError(), together=1).disposition
+        is Disposition.DIE
     )
 
 
 def test_a_failure_of_its_own_ends_the_isolation():
     verdict = after_failure(job(0, Isolation(5, 2)), ONE_SECOND, b"e", together=0)
-    assert (verdict.fate, verdict.isolation) == (Disposition.RETRY, NOT_ISOLATED)
+    assert (verdict.disposition, verdict.isolation) == (Disposition.RETRY, NOT_ISOLATED)
 
 
 def test_without_isolation_it_is_lowkiqs_way():
-    policy = RetryPolicy(max_retries=2, pauses=lambda error, n: 1.0, isolate=False)
+    policy = RetryPolicy(max_retries=2, retry_in=lambda error, n: 1.0, isolate_failures=False)
     assert after_failure(job(0), policy, b"e", together=4).isolation == NOT_ISOLATED
-    assert after_failure(job(1), policy, b"e", together=4).fate is Disposition.DIE
+    assert after_failure(job(1), policy, b"e", together=4).disposition is Disposition.DIE
 
 
 @pytest.mark.parametrize("retry_count", [0, 2, 10**6])
 @pytest.mark.parametrize("isolation", [NOT_ISOLATED, Isolation(1, 1), Isolation(1, 999), Isolation(500, 2)])
 def test_the_store_keeps_it_with_the_retry_count(retry_count, isolation):
-    text = tried_text(retry_count, isolation)
+    text = retry_count_text(retry_count, isolation)
     # As Redis before 7.2 writes a number, too.
     for stored in (text, f"{float(text):.17g}"):
-        assert parse_tried(stored.encode()) == (retry_count, isolation)
+        assert parse_retry_count(stored.encode()) == (retry_count, isolation)
         found = parse_processing(b"1", f"7 5 {stored} 1 e1.5 1 x".encode())
         assert (found.retry_count, found.isolation, found.error) == (retry_count, isolation, b"e")
 
 
 @pytest.mark.parametrize("planted", [b"", b"1.", b"nan", b"inf", b"1e+25", b"0x1", b"-1.5.5"])
 def test_planted_counts_are_none(planted):
-    assert parse_tried(planted) == (-1, NOT_ISOLATED)
+    assert parse_retry_count(planted) == (-1, NOT_ISOLATED)

@@ -18,7 +18,7 @@ from celery_lowkiq.store.scripts.keys import channel
 from celery_lowkiq.worker.lane.due_table import DueTable
 from celery_lowkiq.worker.outage import OutageTracker
 from celery_lowkiq.worker.waker import Waker
-from tests.unit.fakes import FakeHost, FakeStore
+from tests.unit.fakes import FakeStore
 from tests.unit.nodes import SHARDS
 from tests.waiting import eventually
 
@@ -104,7 +104,7 @@ class TestCrossing:
         one.store.push(SHARD, "first")
         one.start()
         one.ran("first")
-        eventually(lambda: not one.store.pushed and not one.runtime._lanes[0]._state._refresh)
+        eventually(lambda: not one.store.pushed and not one.runtime._lanes[0]._refresh)
         before = len(one.store.claims)
         one.runtime._on_announcement(SHARD, time.time())
         eventually(lambda: len(one.store.claims) > before)
@@ -216,7 +216,8 @@ def test_the_waker_may_lose_its_subscription_while_it_is_stopped():
     class Vanishing(Waker):
         _subscription = property(lambda self: next(looks), lambda self, value: None)
 
-    ctx = SimpleNamespace(store=store, host=FakeHost(), outage=OutageTracker(SystemClock()))
+    outage = OutageTracker(SystemClock())
+    ctx = SimpleNamespace(store=store, outage=outage, thread=lambda name, main: None)
     Vanishing(ctx, [ONE], announced=lambda *_: None, connected=lambda: None).stop()
     assert not store.open
 

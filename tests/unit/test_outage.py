@@ -106,4 +106,4 @@ def test_the_waker_is_stopped_in_the_middle_of_a_backoff(node, monkeypatch):
     eventually(lambda: asked)
     one.runtime.drain()
     assert one.runtime.join(10)
-    assert not one.runtime._waker._thread.is_alive()
+    assert not one.runtime._waker.thread.is_alive()

@@ -41,7 +41,7 @@ class TestAgain:
     def test_what_is_left_goes_back_as_it_was_and_the_rest_is_done(self):
         lane = Lane(raising(lambda batch: Again(batch["1"][2:], after=5, result="so far")))
         (verdict,) = lane.run(three(retry_count=3))
-        assert (verdict.fate, verdict.delay, dropped(verdict)) == (Disposition.RETURN, 5.0, [0, 1])
+        assert (verdict.disposition, verdict.delay, dropped(verdict)) == (Disposition.RETURN, 5.0, [0, 1])
         assert states(lane) == ["SUCCESS", "SUCCESS", "PENDING"]
         assert (lane.result("a"), lane.result("b")) == ("so far", "so far")
         assert verdict.ended == ((b"key 0", b"key 0"), (b"key 1", b"key 1"))
@@ -53,7 +53,7 @@ class TestAgain:
     def test_all_of_it(self):
         lane = Lane(raising(Again(after=timedelta(minutes=1))))
         (verdict,) = lane.run(three())
-        assert (verdict.fate, verdict.delay, dropped(verdict), verdict.ended) == (
+        assert (verdict.disposition, verdict.delay, dropped(verdict), verdict.ended) == (
             Disposition.RETURN,
             60.0,
             [],
@@ -64,16 +64,16 @@ class TestAgain:
     def test_nothing_of_it(self):
         lane = Lane(raising(Again([], result=7)))
         (verdict,) = lane.run(three())
-        assert (verdict.fate, verdict.bad) == (Disposition.DONE, ())
+        assert (verdict.disposition, verdict.bad) == (Disposition.DONE, ())
         assert [lane.result(task_id) for task_id in "abc"] == [7, 7, 7]
 
     def test_of_a_single_call_celery_sees_a_retry_and_then_the_result(self):
         lane = Lane(raising(Again()))
         (verdict,) = lane.run(job(b"1", calls=[(0, "a")]))
-        assert (verdict.fate, verdict.ended, lane.state("a")) == (Disposition.RETURN, (), "RETRY")
+        assert (verdict.disposition, verdict.ended, lane.state("a")) == (Disposition.RETURN, (), "RETRY")
         lane = Lane(raising(Again([], result=7)))
         (verdict,) = lane.run(job(b"1", calls=[(0, "a")]))
-        assert (verdict.fate, lane.result("a")) == (Disposition.DONE, 7)
+        assert (verdict.disposition, lane.result("a")) == (Disposition.DONE, 7)
 
     def test_equal_payloads_are_found(self):
         stored = job(b'{"a":1,"b":[2]}', b"1.0", b"1", b'"x"', recorded=Recorded.NONE)
@@ -85,14 +85,14 @@ class TestAgain:
     def test_something_else_fails_the_batch(self, left, words):
         lane = Lane(raising(Again(left)), batch_size=2)
         verdicts = lane.run(job(b"1", recorded=Recorded.NONE), job(b"2", job_id="2", recorded=Recorded.NONE))
-        assert [verdict.fate for verdict in verdicts] == [Disposition.RETRY, Disposition.RETRY]
+        assert [verdict.disposition for verdict in verdicts] == [Disposition.RETRY, Disposition.RETRY]
         assert all(words in verdict.error.decode() for verdict in verdicts)
 
     def test_raised_bare_each_job_keeps_its_own(self):
         lane = Lane(raising(Again([2, 3])), batch_size=3)
         jobs = [job(b"1", b"2", job_id="x"), job(b"3", b"4", job_id="y"), job(b"5", job_id="z")]
         verdicts = lane.run(*jobs)
-        assert [verdict.fate for verdict in verdicts] == [
+        assert [verdict.disposition for verdict in verdicts] == [
             Disposition.RETURN,
             Disposition.RETURN,
             Disposition.DONE,
@@ -102,7 +102,7 @@ class TestAgain:
     def test_raised_bare_with_payloads_of_one_job_it_is_not_for_equal_ones_of_others(self):
         lane = Lane(raising(lambda batch: Again(batch["x"])), batch_size=2)
         verdicts = lane.run(job(b"[1]", job_id="x"), job(b"[1]", job_id="y"))
-        assert [verdict.fate for verdict in verdicts] == [Disposition.RETURN, Disposition.DONE]
+        assert [verdict.disposition for verdict in verdicts] == [Disposition.RETURN, Disposition.DONE]
 
     def test_payloads_that_nobody_can_read_are_no_part_of_it(self):
         lane = Lane(raising(lambda batch: Again(batch["1"][1:])))
@@ -121,7 +121,7 @@ class TestAgain:
     def test_autoretry_for_all_exceptions_leaves_it_alone(self):
         lane = Lane(raising(lambda batch: Again(batch["1"][1:])), autoretry_for=(Exception,))
         (verdict,) = lane.run(three(retry_count=3))
-        assert (verdict.fate, dropped(verdict)) == (Disposition.RETURN, [0])
+        assert (verdict.disposition, dropped(verdict)) == (Disposition.RETURN, [0])
 
     def test_it_can_be_pickled(self):
         again = pickle.loads(pickle.dumps(Again([1], 5, "x")))
@@ -135,7 +135,7 @@ class TestBusinessFailure:
     def test_no_retry_no_morgue_and_its_message_is_the_result(self, function, caplog):
         lane = Lane(function)
         (verdict,) = lane.run(three())
-        assert (verdict.fate, verdict.bad) == (
+        assert (verdict.disposition, verdict.bad) == (
             Disposition.BURY,
             tuple(PayloadRemoval(n, None, RemovalReason.OVER) for n in range(3)),
         )
@@ -149,7 +149,7 @@ class TestBusinessFailure:
         caplog.set_level("INFO")
         lane = Lane(raising(self.ERROR), throws=[KeyError], autoretry_for=(Exception,))
         (verdict,) = lane.run(job(b"1", calls=[(0, "a")]))
-        assert (verdict.fate, lane.state("a"), str(lane.result("a"))) == (
+        assert (verdict.disposition, lane.state("a"), str(lane.result("a"))) == (
             Disposition.BURY,
             "FAILURE",
             "not eligible",
@@ -213,7 +213,7 @@ class TestEachJob:
         names = ["again", "retry", "business", "error", "done"]
         jobs = [job(b"1", b"2", job_id=name, recorded=Recorded.NONE) for name in names]
         verdicts = dict(zip(names, lane.run(*jobs), strict=True))
-        assert {name: verdict.fate for name, verdict in verdicts.items()} == {
+        assert {name: verdict.disposition for name, verdict in verdicts.items()} == {
             "again": Disposition.RETURN,
             "retry": Disposition.RETRY,
             "business": Disposition.BURY,
@@ -278,17 +278,17 @@ class TestStrangeErrors:
     def test_each_is_a_failure(self, make):
         lane = Lane(raising(make), max_retries=1)
         (verdict,) = lane.run(job(b"1", calls=[(0, "a")]))
-        assert (verdict.fate, lane.state("a")) == (Disposition.RETRY, "RETRY")
+        assert (verdict.disposition, lane.state("a")) == (Disposition.RETRY, "RETRY")
         (verdict,) = lane.run(job(b"1", retry_count=0, recorded=Recorded.NONE))
-        assert verdict.fate is Disposition.DIE
+        assert verdict.disposition is Disposition.DIE
 
     def test_only_what_says_so_itself_changes_how_often_a_job_is_retried(self):
         (verdict,) = Lane(raising(retry_with(0))).run(job(b"1"))
-        assert verdict.fate is Disposition.DIE
+        assert verdict.disposition is Disposition.DIE
 
     def test_an_again_that_is_no_key(self):
         (verdict,) = Lane(raising(Unhashable())).run(job(b"1"))
-        assert verdict.fate is Disposition.RETURN
+        assert verdict.disposition is Disposition.RETURN
 
     @pytest.mark.parametrize("error", [BusinessFailure("no"), Ignore("no")])
     def test_it_costs_no_more_for_the_last_of_many_calls(self, error):

@@ -80,18 +80,18 @@ class TestEarlyRuns:
     JOB = Job("1", (Payload(b"a", 1.0),), 500.0, 3, None, claim=7, early=True)
 
     def test_a_failure_restores_count_and_time(self):
-        verdict = failed(self.JOB, RetryPolicy(max_retries=4, pauses=lambda error, n: 1.0), b"boom")
-        assert (verdict.fate, verdict.retry_count, verdict.perform_in) == (Disposition.RETRY, 3, 500.0)
+        verdict = failed(self.JOB, RetryPolicy(max_retries=4, retry_in=lambda error, n: 1.0), b"boom")
+        assert (verdict.disposition, verdict.retry_count, verdict.perform_in) == (Disposition.RETRY, 3, 500.0)
 
     def test_a_failure_that_no_retry_mends_ends_it(self):
-        policy = RetryPolicy(hopeless=(KeyError,))
-        assert failed(self.JOB, policy, b"boom", cause=KeyError()).fate is Disposition.DIE
-        policy = RetryPolicy(pauses=lambda error, n: False)
-        assert failed(self.JOB, policy, b"boom").fate is Disposition.DIE
+        policy = RetryPolicy(dont_retry=(KeyError,))
+        assert failed(self.JOB, policy, b"boom", cause=KeyError()).disposition is Disposition.DIE
+        policy = RetryPolicy(retry_in=lambda error, n: False)
+        assert failed(self.JOB, policy, b"boom").disposition is Disposition.DIE
 
     def test_the_last_pause_of_a_list_is_waited_for(self):
-        policy = RetryPolicy(max_retries=4, pauses=lambda error, n: [9, 9, 9, 9][n])
-        assert failed(self.JOB, policy, b"boom").fate is Disposition.RETRY
+        policy = RetryPolicy(max_retries=4, retry_in=lambda error, n: [9, 9, 9, 9][n])
+        assert failed(self.JOB, policy, b"boom").disposition is Disposition.RETRY
 
 
 class TestTimeToLive:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
-from celery_lowkiq.rules.rate import Tokens, capacity, next_request_in, run_count
+from celery_lowkiq.rules.rate import Tokens, capacity, run_count
+from celery_lowkiq.worker.rate_limiter import RateLimiter
 from tests.unit.nodes import SHARDS, Q, once
 from tests.waiting import eventually
 
@@ -24,8 +27,10 @@ def test_a_run_costs_a_token_however_many_jobs_it_has(jobs, size, runs):
 
 
 def test_a_node_asks_again_when_a_token_comes_and_not_later_than_it_polls():
-    assert next_request_in(Tokens(0, 0.2), 1.0) == 0.2
-    assert next_request_in(Tokens(0, 3600.0), 1.0) == 1.0
+    limiter = RateLimiter(SimpleNamespace(monotonic=lambda: 100.0), "me", poll_interval=1.0, rates={"q": 5.0})
+    for wait, until in ((0.2, 100.2), (3600.0, 101.0)):
+        limiter.record("q", Tokens(0, wait))
+        assert limiter.exhausted_until(100.0) == {"q": pytest.approx(until)}
 
 
 @pytest.fixture

@@ -35,13 +35,13 @@ def test_the_random_part_is_drawn_from_0_to_29():
 
 
 def test_rule_5_lowkiqs_table_of_failures():
-    policy = RetryPolicy(max_retries=25, pauses=lambda error, n: 100.0 + n)
+    policy = RetryPolicy(max_retries=25, retry_in=lambda error, n: 100.0 + n)
     assert after_failure(job(-1), policy, b"e") == Settlement("1", 7, Disposition.RETRY, 0, 100.0, b"e")
     assert after_failure(job(0), policy, b"e") == Settlement("1", 7, Disposition.RETRY, 1, 101.0, b"e")
 
 
 @pytest.mark.parametrize(
-    "max_retries, retry_count, fate",
+    "max_retries, retry_count, disposition",
     [
         (1, -1, Disposition.RETRY),
         (1, 0, Disposition.DIE),
@@ -51,10 +51,10 @@ def test_rule_5_lowkiqs_table_of_failures():
         (None, 10**6, Disposition.RETRY),
     ],
 )
-def test_rule_5_the_last_failure(max_retries, retry_count, fate):
-    policy = RetryPolicy(max_retries, pauses=lambda error, n: 0.0)
-    assert after_failure(job(retry_count), policy, b"e").fate is fate
-    assert policy.dies(job(retry_count)) == (fate is Disposition.DIE)
+def test_rule_5_the_last_failure(max_retries, retry_count, disposition):
+    policy = RetryPolicy(max_retries, retry_in=lambda error, n: 0.0)
+    assert after_failure(job(retry_count), policy, b"e").disposition is disposition
+    assert policy.dies(job(retry_count)) == (disposition is Disposition.DIE)
 
 
 def test_a_delay_of_the_task_replaces_the_pause():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from dataclasses import fields
 from datetime import timedelta
 
 import pytest
@@ -11,9 +12,10 @@ from celery import Celery
 
 from celery_lowkiq import ConfigurationError, OrderedTask, ordered_task
 from celery_lowkiq.integration.runs.retry_policy import guarded, policy_of
+from celery_lowkiq.integration.task.retry_options import RetryOptions
 from celery_lowkiq.rules import retry_delays
 from celery_lowkiq.rules.models import Disposition, Job, Payload
-from celery_lowkiq.rules.retry import after_failure
+from celery_lowkiq.rules.retry import RetryPolicy, after_failure
 from celery_lowkiq.rules.retry_delays import read_delay_function
 
 
@@ -136,12 +138,12 @@ def job(retry_count=-1):
     return Job("1", (Payload(b"a", 1.0),), 5.0, retry_count, None, claim=7)
 
 
-def fates(policy, cause=ERROR):
+def dispositions(policy, cause=ERROR):
     """Of one failure after the other, with the pauses."""
     found, retry_count = [], -1
     while not found or found[-1] is not Disposition.DIE:
         verdict = after_failure(job(retry_count), policy, b"e", cause=cause)
-        found.append(verdict.delay if verdict.fate is Disposition.RETRY else verdict.fate)
+        found.append(verdict.delay if verdict.disposition is Disposition.RETRY else verdict.disposition)
         retry_count = verdict.retry_count
     return found
 
@@ -155,15 +157,20 @@ def policy():
     return of
 
 
+def test_the_fields_of_a_policy_are_retry_options(policy):
+    assert {field.name for field in fields(RetryPolicy)} <= RetryOptions.__annotations__.keys()
+    assert policy(max_retries=3, isolate_failures=False, batch_size=2).max_retries == 3
+
+
 def test_a_list_says_how_often(policy):
-    assert fates(policy(retry_in=[10, 20, 30])) == [10, 20, 30, Disposition.DIE]
-    assert fates(policy(retry_in=[1] * 40)) == [1] * 40 + [Disposition.DIE]
-    assert fates(policy(retry_in=[10], max_retries=1)) == [10, Disposition.DIE]
+    assert dispositions(policy(retry_in=[10, 20, 30])) == [10, 20, 30, Disposition.DIE]
+    assert dispositions(policy(retry_in=[1] * 40)) == [1] * 40 + [Disposition.DIE]
+    assert dispositions(policy(retry_in=[10], max_retries=1)) == [10, Disposition.DIE]
 
 
 def test_the_first_limit_counts(policy):
-    assert fates(policy(retry_in="exponential", max_retries=4)) == [30, 31, 62, 273, Disposition.DIE]
-    assert fates(policy(retry_in=lambda n: False if n == 2 else 5, max_retries=None)) == [
+    assert dispositions(policy(retry_in="exponential", max_retries=4)) == [30, 31, 62, 273, Disposition.DIE]
+    assert dispositions(policy(retry_in=lambda n: False if n == 2 else 5, max_retries=None)) == [
         5,
         5,
         Disposition.DIE,
@@ -173,8 +180,8 @@ def test_the_first_limit_counts(policy):
 def test_errors_that_no_retry_mends(policy):
     for name in ("dont_retry", "dont_autoretry_for"):
         one = policy(**{name: (LookupError,), "retry_in": [5, 6]})
-        assert fates(one) == [5, 6, Disposition.DIE]
-        assert fates(one, KeyError("of that kind")) == [Disposition.DIE]
+        assert dispositions(one) == [5, 6, Disposition.DIE]
+        assert dispositions(one, KeyError("of that kind")) == [Disposition.DIE]
 
 
 @pytest.mark.parametrize(

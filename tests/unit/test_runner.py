@@ -72,16 +72,16 @@ def fails(*_):
 @pytest.mark.parametrize("hook", ["on_success", "after_return"])
 def test_what_fails_after_the_function_returned_does_not_repeat_it(run, hook):
     verdict, _ = run(returns, base=type("Hooked", (OrderedTask,), {"abstract": True, hook: fails}))
-    assert verdict.fate is Disposition.DONE
+    assert verdict.disposition is Disposition.DONE
 
 
 def test_a_job_whose_function_never_ran_is_not_done(run):
     verdict, _ = run(returns, init=fails)
-    assert (verdict.fate, said(verdict)) == (Disposition.RETRY, "RuntimeError: around")
+    assert (verdict.disposition, said(verdict)) == (Disposition.RETRY, "RuntimeError: around")
     verdict, states = run(
         returns, base=type("Hooked", (OrderedTask,), {"abstract": True, "before_start": fails})
     )
-    assert (verdict.fate, said(verdict)) == (Disposition.RETRY, "RuntimeError: around")
+    assert (verdict.disposition, said(verdict)) == (Disposition.RETRY, "RuntimeError: around")
     assert states == [("RETRY", "Retry")]
 
 
@@ -111,30 +111,30 @@ class TestBaseException:
     """O5: what is no ``Exception`` fails the run, wherever a task's own code raises it."""
 
     @pytest.mark.parametrize(
-        "max_retries, fate, state", [(1, Disposition.RETRY, "RETRY"), (0, Disposition.DIE, "FAILURE")]
+        "max_retries, disposition, state", [(1, Disposition.RETRY, "RETRY"), (0, Disposition.DIE, "FAILURE")]
     )
     @pytest.mark.parametrize("function", [halts, names_it, handles])
-    def test_of_the_function(self, run, function, max_retries, fate, state):
+    def test_of_the_function(self, run, function, max_retries, disposition, state):
         verdict, states = run(function, max_retries=max_retries)
-        assert (verdict.fate, said(verdict)) == (fate, HALT)
+        assert (verdict.disposition, said(verdict)) == (disposition, HALT)
         assert states == [(state, "Retry" if max_retries else "RunAborted")]
 
     @pytest.mark.parametrize("hook", ["before_start", "__call__"])
     def test_before_the_function(self, run, hook):
         verdict, _ = run(returns, base=type("Hooked", (OrderedTask,), {"abstract": True, hook: halts}))
-        assert (verdict.fate, said(verdict)) == (Disposition.RETRY, HALT)
+        assert (verdict.disposition, said(verdict)) == (Disposition.RETRY, HALT)
 
     @pytest.mark.parametrize(
-        "hook, function, fate",
+        "hook, function, disposition",
         [
             ("on_success", returns, Disposition.DONE),
             ("after_return", returns, Disposition.DONE),
             ("on_retry", raises, Disposition.RETRY),
         ],
     )
-    def test_of_a_hook_after_the_function(self, run, caplog, hook, function, fate):
+    def test_of_a_hook_after_the_function(self, run, caplog, hook, function, disposition):
         verdict, _ = run(function, base=type("Hooked", (OrderedTask,), {"abstract": True, hook: halts}))
-        assert verdict.fate is fate
+        assert verdict.disposition is disposition
         assert "a run of t failed outside its function" in caplog.messages
 
     def test_of_a_middleware_and_one_that_watches(self, run):
@@ -149,18 +149,18 @@ class TestBaseException:
 
         settings = {"lowkiq_server_middlewares": [watches]}
         verdict, _ = run(halts, settings=settings)
-        assert (verdict.fate, [type(error) for error in seen]) == (Disposition.RETRY, [Halt])
+        assert (verdict.disposition, [type(error) for error in seen]) == (Disposition.RETRY, [Halt])
         verdict, _ = run(returns, settings={"lowkiq_server_middlewares": [halts]})
-        assert (verdict.fate, said(verdict)) == (Disposition.RETRY, HALT)
+        assert (verdict.disposition, said(verdict)) == (Disposition.RETRY, HALT)
 
     def test_of_autoretry_dont_retry_and_retry_in(self, run):
         verdict, _ = run(halts, autoretry_for=(Halt,))
-        assert (verdict.fate, said(verdict)) == (Disposition.RETRY, HALT)
-        assert run(halts, dont_retry=(Halt,))[0].fate is Disposition.DIE
+        assert (verdict.disposition, said(verdict)) == (Disposition.RETRY, HALT)
+        assert run(halts, dont_retry=(Halt,))[0].disposition is Disposition.DIE
         asked = []
         assert run(halts, retry_in=lambda exc, n: asked.append(exc) or 7)[0].delay == 7
         assert [type(error) for error in asked] == [Halt]
-        assert run(halts, retry_in=lambda n: halts())[0].fate is Disposition.RETRY
+        assert run(halts, retry_in=lambda n: halts())[0].disposition is Disposition.RETRY
 
     @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
     def test_what_ends_a_worker_passes(self, run, kind):
@@ -193,7 +193,7 @@ def test_an_error_that_cannot_be_shown_does_not_end_the_lane(run, monkeypatch, c
         patched.setattr(logging.Formatter, "formatException", shown)
         patched.setattr(logging.Handler, "handleError", shown)
         verdict, _ = run(returns, init=around_it)
-    assert verdict.fate is Disposition.RETRY
+    assert verdict.disposition is Disposition.RETRY
     # Celery has looked at it, and met the error of its attributes.
     assert "a run of t failed outside its function, by a KeyError that cannot be formatted" in caplog.messages
 
@@ -204,17 +204,17 @@ def around(call):
 
 
 @pytest.mark.parametrize(
-    "max_retries, fate, state", [(1, Disposition.RETRY, "RETRY"), (0, Disposition.DIE, "FAILURE")]
+    "max_retries, disposition, state", [(1, Disposition.RETRY, "RETRY"), (0, Disposition.DIE, "FAILURE")]
 )
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_run_fails_by_what_is_raised_around_it(run, when, max_retries, fate, state):
+def test_a_run_fails_by_what_is_raised_around_it(run, when, max_retries, disposition, state):
     def call(self, *args):
         if when == "after":
             OrderedTask.__call__(self, *args)
         raise RuntimeError("around")
 
     verdict, states = run(returns, base=around(call), max_retries=max_retries)
-    assert (verdict.fate, said(verdict)) == (fate, "RuntimeError: around")
+    assert (verdict.disposition, said(verdict)) == (disposition, "RuntimeError: around")
     assert [told for told, _ in states] == [state]
 
 
@@ -229,17 +229,17 @@ def test_what_only_passes_by_is_decided_once(run):
         raise self.retry(countdown=77)
 
     verdict, states = run(again, base=around(call))
-    assert (verdict.fate, verdict.delay, states) == (Disposition.RETRY, 77.0, [("RETRY", "Retry")])
+    assert (verdict.disposition, verdict.delay, states) == (Disposition.RETRY, 77.0, [("RETRY", "Retry")])
 
 
 #: A failing on_retry makes Celery call on_failure.
 BROKEN = {"abstract": True, "on_failure": fails, "on_retry": fails}
 
 
-@pytest.mark.parametrize("max_retries, fate", [(0, Disposition.DIE), (1, Disposition.RETRY)])
-def test_failing_hooks_do_not_hide_the_error(run, max_retries, fate):
+@pytest.mark.parametrize("max_retries, disposition", [(0, Disposition.DIE), (1, Disposition.RETRY)])
+def test_failing_hooks_do_not_hide_the_error(run, max_retries, disposition):
     verdict, _ = run(raises, base=type("Hooked", (OrderedTask,), BROKEN), max_retries=max_retries)
-    assert (verdict.fate, said(verdict)) == (fate, "ValueError: boom")
+    assert (verdict.disposition, said(verdict)) == (disposition, "ValueError: boom")
 
 
 def test_failing_hooks_keep_the_pause_that_was_asked_for(run):
@@ -247,7 +247,7 @@ def test_failing_hooks_keep_the_pause_that_was_asked_for(run):
         raise self.retry(countdown=77)
 
     verdict, _ = run(again, base=type("Hooked", (OrderedTask,), BROKEN))
-    assert (verdict.fate, verdict.delay) == (Disposition.RETRY, 77.0)
+    assert (verdict.disposition, verdict.delay) == (Disposition.RETRY, 77.0)
 
 
 class TestRetry:
@@ -259,14 +259,14 @@ class TestRetry:
                 raise self.retry(countdown=3)  # noqa: B904 - as Celery's users write it
 
         verdict, states = run(handles)
-        assert (verdict.fate, verdict.delay, said(verdict)) == (
+        assert (verdict.disposition, verdict.delay, said(verdict)) == (
             Disposition.RETRY,
             3.0,
             "KeyError: 'original'",
         )
         assert states == [("RETRY", "Retry")]
         verdict, states = run(handles, max_retries=0)
-        assert (verdict.fate, said(verdict)) == (Disposition.DIE, "KeyError: 'original'")
+        assert (verdict.disposition, said(verdict)) == (Disposition.DIE, "KeyError: 'original'")
         assert states == [("FAILURE", "KeyError")]
 
     def test_eta_and_max_retries(self, run):
@@ -279,7 +279,7 @@ class TestRetry:
         verdict, _ = run(at)
         assert said(verdict) == "KeyError: 'x'"
         assert 60 < verdict.delay <= 100
-        assert run(once)[0].fate is Disposition.DIE
+        assert run(once)[0].disposition is Disposition.DIE
 
     def test_without_a_time_the_pause_is_retry_in(self, run):
         def again(self, payloads_by_id):
@@ -295,7 +295,7 @@ class TestRetry:
         assert said(verdict) == "celery.exceptions.Retry: asked for by self.retry()"
         assert states == [("RETRY", "Retry")]
         verdict, states = run(again, max_retries=0)
-        assert verdict.fate is Disposition.DIE
+        assert verdict.disposition is Disposition.DIE
         assert states == [("FAILURE", "MaxRetriesExceededError")]
 
     def test_a_run_cannot_succeed_and_be_repeated(self, run):
@@ -303,7 +303,7 @@ class TestRetry:
             self.retry(throw=False)
 
         verdict, _ = run(goes_on)
-        assert verdict.fate is Disposition.RETRY
+        assert verdict.disposition is Disposition.RETRY
         assert b"throw=False" in verdict.error
 
     @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ class TestRetry:
             raise self.retry(**wrong)
 
         verdict, _ = run(again)
-        assert verdict.fate is Disposition.RETRY
+        assert verdict.disposition is Disposition.RETRY
         assert f"InvalidCall: {next(iter(wrong))}=" in said(verdict)
 
     def test_what_would_change_the_call_is_refused_also_of_autoretry(self):
@@ -332,10 +332,14 @@ class TestRetry:
     def test_autoretry_for(self, run):
         options = {"autoretry_for": (ValueError,), "retry_kwargs": {"countdown": 7, "max_retries": 3}}
         verdict, _ = run(raises, **options)
-        assert (verdict.fate, verdict.delay, said(verdict)) == (Disposition.RETRY, 7.0, "ValueError: boom")
+        assert (verdict.disposition, verdict.delay, said(verdict)) == (
+            Disposition.RETRY,
+            7.0,
+            "ValueError: boom",
+        )
         options["retry_kwargs"]["max_retries"] = 0
         verdict, states = run(raises, **options)
-        assert verdict.fate is Disposition.DIE
+        assert verdict.disposition is Disposition.DIE
         assert states == [("FAILURE", "ValueError")]
 
 

@@ -107,47 +107,47 @@ class TestWatch:
     alive = LeaseState("other", 5, 1)
 
     def test_an_owner_gets_1_05_lease_times(self):
-        watch = self.start.look(self.alive, now=100.0)
+        watch = self.start.observed(self.alive, now=100.0)
         assert not watch.may_take(now=100.0 + 10.49, lease_seconds=10)
         assert watch.may_take(now=100.0 + 10.5, lease_seconds=10)
 
     def test_a_moved_counter_starts_the_time_anew(self):
-        watch = self.start.look(self.alive, now=100.0).look(LeaseState("other", 5, 2), now=109.0)
+        watch = self.start.observed(self.alive, now=100.0).observed(LeaseState("other", 5, 2), now=109.0)
         assert not watch.may_take(now=110.6, lease_seconds=10)
 
     def test_an_unmoved_counter_does_not(self):
-        watch = self.start.look(self.alive, now=100.0).look(self.alive, now=109.0)
+        watch = self.start.observed(self.alive, now=100.0).observed(self.alive, now=109.0)
         assert watch.may_take(now=110.6, lease_seconds=10)
 
     def test_a_released_shard_is_free_at_once(self):
-        assert self.start.look(LeaseState("", 5, 3), now=100.0).may_take(now=100.0, lease_seconds=10)
+        assert self.start.observed(LeaseState("", 5, 3), now=100.0).may_take(now=100.0, lease_seconds=10)
 
     def test_one_that_an_ending_process_gave_up_is_free_when_that_is_gone(self):
-        watch = self.start.look(LeaseState("", 5, 3, leaving=True), now=100.0)
+        watch = self.start.observed(LeaseState("", 5, 3, leaving=True), now=100.0)
         assert not watch.may_take(now=100.4, lease_seconds=10)
-        assert watch.next_look(now=100.4, lease_seconds=10) == pytest.approx(0.1)
+        assert watch.seconds_to_observation(now=100.4, lease_seconds=10) == pytest.approx(0.1)
         assert watch.may_take(now=100.5, lease_seconds=10)
 
     def test_x_an_outage_begins_the_wait_for_an_owner_anew_and_no_other(self):
         """X: nobody can renew a lease without an owner; an owner could not while Redis was away."""
-        owned = self.start.look(self.alive, now=100.0).doubted().look(self.alive, now=109.0)
+        owned = self.start.observed(self.alive, now=100.0).doubted().observed(self.alive, now=109.0)
         assert owned.waits_until(10) is None
         assert not owned.may_take(now=111.0, lease_seconds=10)
         released = LeaseState("", 5, 3, server="b", given_on="a")
-        free = self.start.look(released, now=100.0).doubted().look(released, now=109.0)
+        free = self.start.observed(released, now=100.0).doubted().observed(released, now=109.0)
         assert free.waits_until(10) == pytest.approx(110.5)
         assert free.may_take(now=110.5, lease_seconds=10)
         # Yet another process: what it forgot, nobody knows.
-        again = free.doubted().look(LeaseState("", 5, 3, server="c", given_on="a"), now=109.0)
+        again = free.doubted().observed(LeaseState("", 5, 3, server="c", given_on="a"), now=109.0)
         assert not again.may_take(now=111.0, lease_seconds=10)
 
     def test_x_a_restart_during_an_outage_is_noticed_where_nobody_had_the_shard(self):
         """X: a first lease may have been lost with it."""
-        watch = self.start.look(LeaseState(server="a"), now=100.0).doubted()
-        assert not watch.look(LeaseState(server="b"), now=105.0).may_take(now=105.0, lease_seconds=10)
+        watch = self.start.observed(LeaseState(server="a"), now=100.0).doubted()
+        assert not watch.observed(LeaseState(server="b"), now=105.0).may_take(now=105.0, lease_seconds=10)
 
     def test_a_shard_that_nobody_ever_had_is_free_at_once(self):
-        assert self.start.look(LeaseState(server="a"), now=100.0).may_take(now=100.0, lease_seconds=10)
+        assert self.start.observed(LeaseState(server="a"), now=100.0).may_take(now=100.0, lease_seconds=10)
 
     @pytest.mark.parametrize(
         "looks",
@@ -162,27 +162,31 @@ class TestWatch:
     def test_a_shard_that_only_an_older_copy_shows_as_free_is_not(self, looks):
         watch = self.start
         for state in looks:
-            watch = watch.look(state, now=100.0)
+            watch = watch.observed(state, now=100.0)
         assert not watch.may_take(now=110.4, lease_seconds=10)
         assert watch.may_take(now=110.5, lease_seconds=10)
 
     def test_another_server_starts_the_time_anew(self):
-        watch = self.start.look(LeaseState("other", 5, 1, "a", "a"), now=100.0)
-        watch = watch.look(LeaseState("other", 5, 1, "b", "a"), now=109.0)
+        watch = self.start.observed(LeaseState("other", 5, 1, "a", "a"), now=100.0)
+        watch = watch.observed(LeaseState("other", 5, 1, "b", "a"), now=109.0)
         assert not watch.may_take(now=110.6, lease_seconds=10)
 
     def test_our_own_lease_is_ours_only_on_the_server_that_gave_it(self):
-        assert self.start.look(LeaseState("me", 5, 1, "a", "a"), now=1.0).ours("me")
-        assert not self.start.look(LeaseState("me", 5, 1, "b", "a"), now=1.0).ours("me")
-        assert not self.start.look(LeaseState("other", 5, 1, "a", "a"), now=1.0).ours("me")
+        assert self.start.observed(LeaseState("me", 5, 1, "a", "a"), now=1.0).ours("me")
+        assert not self.start.observed(LeaseState("me", 5, 1, "b", "a"), now=1.0).ours("me")
+        assert not self.start.observed(LeaseState("other", 5, 1, "a", "a"), now=1.0).ours("me")
 
     def test_what_was_never_seen_is_not_taken(self):
         assert not self.start.may_take(now=1e9, lease_seconds=10)
 
     def test_the_largest_epoch_is_remembered(self):
-        watch = self.start.look(LeaseState("other", 9, 1), now=1.0).look(LeaseState("other", 4, 1), now=2.0)
+        watch = self.start.observed(LeaseState("other", 9, 1), now=1.0).observed(
+            LeaseState("other", 4, 1), now=2.0
+        )
         assert watch.known_epoch == 9
 
     @pytest.mark.parametrize("now, seconds", [(100.0, 2.0), (109.5, 1.0), (110.5, 2.0)])
-    def test_the_next_look_is_when_the_shard_becomes_free(self, now, seconds):
-        assert self.start.look(self.alive, now=100.0).next_look(now, 10) == pytest.approx(seconds)
+    def test_the_next_observation_is_when_the_shard_becomes_free(self, now, seconds):
+        assert self.start.observed(self.alive, now=100.0).seconds_to_observation(now, 10) == pytest.approx(
+            seconds
+        )

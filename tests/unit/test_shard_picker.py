@@ -67,6 +67,6 @@ def test_a_shard_that_is_not_due_is_not_asked_again_and_again(node):
     one.start()
     one.store.push(SHARDS[1], "now")
     one.ran("now")
-    eventually(lambda: one.runtime._lanes[0]._state._idle)
+    eventually(lambda: one.runtime._lanes[0]._idle)
     assert len(asked) < 10
     assert {shard for shard, _ in one.store.claims} == {SHARDS[1]}

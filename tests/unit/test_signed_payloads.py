@@ -9,8 +9,7 @@ import pytest
 from celery.security.serialization import register_auth
 from kombu import serialization
 
-from celery_lowkiq.integration.app.codec import MARK, Codec
-from celery_lowkiq.integration.app.signed_payloads import SEPARATOR
+from celery_lowkiq.integration.app.codec import MARK, SEPARATOR, Codec
 from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.rules.errors import ConfigurationError, UndecodablePayload
 from tests.signing import make_identity

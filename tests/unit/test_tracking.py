@@ -11,9 +11,10 @@ from celery.exceptions import Retry
 from celery_lowkiq import BusinessFailure, InvalidCall, Tracker, ordered_task, track
 from celery_lowkiq.integration.app.settings import format_message
 from celery_lowkiq.integration.records.call_record import CallRecord
+from celery_lowkiq.integration.records.orphans import end_of_call
 from celery_lowkiq.integration.runs.outcomes import CallOutcome
 from celery_lowkiq.integration.runs.tracker_updates import PROGRESS_INTERVAL, TrackedCalls
-from celery_lowkiq.integration.task.tracking_mixin import read_progress
+from celery_lowkiq.integration.task.run_mixin import read_progress
 from celery_lowkiq.integration.tracking.tracker import read_states
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Job
@@ -76,7 +77,7 @@ class TrackerStore:
         self.cancelled = set(cancelled)
         self.error = error
 
-    def tell(self, news):
+    def update(self, news):
         if self.error is not None:
             raise self.error
         self.told.append(list(news))
@@ -104,7 +105,7 @@ def test_a_batch_without_tracked_calls_asks_nothing():
     tracker_store = TrackerStore(error=AssertionError("asked"))
     calls = TrackedCalls(5, tracker_store, SETTINGS)
     assert calls.begin([(job(), CallRecord("call"), True)]) == set()
-    assert calls.dropped(CallRecord("call"), "revoked") == []
+    assert end_of_call(CallRecord("call"), "revoked") == []
     assert calls.ended(job(), CallRecord("call"), None, over=True) == []
     calls.progress("half", 1, 2)
 
@@ -205,7 +206,7 @@ def test_progress_that_is_none_is_refused(wrong):
 def test_states_by_name():
     assert read_states(None) == tuple(State)
     assert read_states("error") == read_states([State.ERROR]) == (State.ERROR,)
-    with pytest.raises(InvalidCall, match="'lost' is none: allowed are enqueued"):
+    with pytest.raises(InvalidCall, match="'lost' is invalid: expected one or more of enqueued"):
         read_states("lost")
 
 

@@ -44,16 +44,16 @@ def test_a_dangerous_action_is_asked_about_first(browser, record):
 
 
 def test_nothing_chosen_is_said(browser):
-    assert "no job was chosen" in submit(browser, "delete").text
+    assert "no job is selected" in submit(browser, "delete").text
 
 
 def test_what_is_stale_is_queued_up_by_force(browser, record):
     spec = record.queue_spec
     record.__dict__["_queue_spec"] = replace(spec, policies=Policies(drop_stale=1000.0))
     queue = record.ordered_queue
-    for score, fate in ((1, Disposition.BURY), (2, Disposition.DONE)):
+    for score, disposition in ((1, Disposition.BURY), (2, Disposition.DONE)):
         record.apply_async(("a", score), score=score)
-        end(record, fate)
+        end(record, disposition)
     assert "Force requeue" in browser.get("/job?queue=record&id=a").text
     submit(browser, "requeue", "a")
     assert queue.job("a").dead is not None
@@ -62,13 +62,13 @@ def test_what_is_stale_is_queued_up_by_force(browser, record):
     assert queue.job("a").waiting is not None
 
 
-def end(task, fate):
+def end(task, disposition):
     """Claim what is due and end it so, as a worker would."""
     store, spec = context_of(task.app).store, task.queue_spec
     for shard in spec.shard_refs():
         lease = store.acquire(spec, shard, "tester", store.observe([shard])[0], 0)
         claim = store.claim(spec, lease, 1)
-        store.settle(spec, lease, [Settlement(job.id, claim.number, fate) for job in claim.jobs])
+        store.settle(spec, lease, [Settlement(job.id, claim.number, disposition) for job in claim.jobs])
         store.release(lease)
 
 
@@ -102,7 +102,7 @@ def test_who_cancels_in_the_last_step_is_told_that_all_was_done(browser, record,
     go, original = threading.Event(), Client.call
 
     def slow(self, call):
-        if call.script.name == "run_now_ids":
+        if call.script.name == "run_now":
             assert go.wait(10)
         return original(self, call)
 

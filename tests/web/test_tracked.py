@@ -25,8 +25,8 @@ def tracker(app):
     first, second, _ = (call.task_id for call in made.jobs().items)
     runs = [began(made.id, call, 5, 1) for call in (first, second)]
     tracker_store = context_of(app).tracker_store
-    tracker_store.tell([runs[0]._replace(text="tried"), runs[1]])
-    tracker_store.tell([ended(runs[0], over=True, success=False, text=f"ValueError: {NASTY}")])
+    tracker_store.update([runs[0]._replace(text="tried"), runs[1]])
+    tracker_store.update([ended(runs[0], over=True, success=False, text=f"ValueError: {NASTY}")])
     tracker_store.progress(runs[1:], "half", 1, 2)
     return made
 
@@ -66,7 +66,7 @@ def test_what_waits_is_cancelled_and_the_log_says_by_whom(browser, tracker, capl
     form = {"token": token(browser), "id": tracker.id}
     page = browser.post("/tracker/cancel", data=form, headers={"origin": ORIGIN}, follow_redirects=True)
     assert "cancelled" in page.text
-    assert "Cancel what waits" not in page.text
+    assert "Cancel waiting calls" not in page.text
     assert tracker.counts().failed == 1
     assert any("cancel done" in line and "jobs=1" in line for line in caplog.messages)
 
@@ -74,7 +74,7 @@ def test_what_waits_is_cancelled_and_the_log_says_by_whom(browser, tracker, capl
 def test_cancelling_needs_the_forms_token_and_the_right(browser, visit, tracker):
     assert browser.post("/tracker/cancel", data={"id": tracker.id}).status_code == 403
     reader = visit(read_only=True)
-    assert "Cancel what waits" not in reader.get(f"/tracker?id={tracker.id}").text
+    assert "Cancel waiting calls" not in reader.get(f"/tracker?id={tracker.id}").text
     assert reader.post("/tracker/cancel", data={"id": tracker.id}).status_code == 403
     assert not tracker.view().cancelled
 

@@ -131,8 +131,8 @@ def test_it(celery_app, celery_worker, caplog):
     celery_worker.reload()
     said = [record.getMessage() for record in caplog.records if "late" in record.getMessage()]
     assert said == [
-        "ordered queues (late) are not served by this pool, their calls wait: "
-        "start a worker with -P threads for them"
+        "ordered queues (late) are not served: ordered queues need a thread pool: "
+        "start a worker with -P threads"
     ]
 """,
         1,

@@ -216,9 +216,9 @@ class TestOtherPools:
         node = start_worker(pool="prefork", lanes=1)
         app.tasks["plain"].delay(1)
         ledger.wait_for("plain")
-        assert node.logs().count("are not served by this pool") == 1
+        assert node.logs().count("are not served: ordered queues need a thread pool") == 1
         assert not ledger.lines("start")
-        assert "[ordered queues, not served: they need -P threads]" in node.logs()
+        assert "[ordered queues, not served: ordered queues need a thread pool: " in node.logs()
         node.kill("SIGTERM")
         assert node.exit_status() == 0
         assert app.tasks["record"].ordered_queue.stats().length == 1
@@ -226,7 +226,7 @@ class TestOtherPools:
     def test_they_are_refused_an_ordered_queue_by_name(self, app, start_worker):
         node = start_worker("-Q", "celery,record", pool="prefork", lanes=1, wait=False)
         assert node.exit_status() != 0
-        assert "-Q names the ordered queues record, which need a thread pool" in node.logs()
+        assert "-Q names the ordered queues record: ordered queues need a thread pool" in node.logs()
 
 
 @pytest.fixture
@@ -247,7 +247,7 @@ class TestNoRedis:
         assert node.logs().count("are not served: ordered tasks need Redis, but broker_url is a") == 1
         assert "ERROR" in next(line for line in node.logs().splitlines() if "are not served" in line)
         # The banner listed them as served.
-        assert "[ordered queues, not served: they need Redis, see lowkiq_url]" in node.logs()
+        assert "[ordered queues, not served: ordered tasks need Redis, but" in node.logs()
         app.tasks["plain"].delay(1)
         ledger.wait_for("plain")
         app.send_task("record", ("1",))

@@ -1,4 +1,4 @@
-"""``cancel``: let no more calls of a tracked group begin."""
+"""``cancel``: cancel the waiting calls of a tracked group."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ..params import command, yes_option
 EXAMPLES = ["cancel 0d6c1bd6c5d24d1f8b1f3f3a3c9f5a11", "cancel 0d6c1bd6c5d24d1f8b1f3f3a3c9f5a11 --yes"]
 
 
-@command("Let no more calls of a tracked group begin.", EXAMPLES)
+@command("Cancel the waiting calls of a tracked group.", EXAMPLES)
 @click.argument("id_", metavar="ID")
 @yes_option
 def cancel(inspector: Inspector, id_: str, yes: bool) -> None:
-    """Cancel the tracked group with this ID: its waiting calls end as failed, what runs goes on.
+    """Cancel the tracked group with this ID: its waiting calls end as failed, running calls go on.
 
-    Their results are REVOKED when their time comes. Status 1 when there is no such group.
+    Their results become REVOKED when the calls are due. Status 1 if there is no such group.
     """
     try:
         tracker = inspector.tracker(id_)

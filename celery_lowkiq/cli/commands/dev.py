@@ -1,4 +1,4 @@
-"""``dev``: all that a developer's machine needs, in one command."""
+"""``dev``: Redis, worker and dashboard on a developer's machine."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import itertools
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from importlib.util import find_spec
 from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
@@ -18,34 +17,42 @@ import click
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.integration.operations.inspector import Inspector
 
-from ..changes import Code, changes, code_of
-from ..crew import SLICE, Child, Command, Crew
+from ..file_watcher import SourceTree, source_tree_of, watch_files
 from ..main import FAILED
 from ..params import command
+from ..process_group import SLICE, Child, ProcessGroup, Program
 
 STOP, CHANGED = "stop", "changed"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-#: What the dashboard needs beside the package itself.
+#: Packages that the dashboard needs.
 DASHBOARD = ("uvicorn", "starlette", "jinja2")
-#: Settings by which Celery's and our connections are found, as the environment sets them.
+#: Environment variables that Celery reads the URL of the broker from.
 URLS = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL")
 
 Event: TypeAlias = "str | Child"
 
 
 @command("Redis, worker and dashboard on your machine.", ["dev", "dev --lanes 8 --redis-port 6399"])
-@click.option("--lanes", "-c", default=4, show_default=True, type=click.IntRange(1), help="Of the worker.")
-@click.option("--redis-port", default=0, type=click.IntRange(0, 65535), help="By default any free one.")
-@click.option("--web-port", default=5556, show_default=True, type=click.IntRange(1, 65535), help="Dashboard.")
-@click.option("--no-web", is_flag=True, help="No dashboard.")
-@click.option("--no-reload", is_flag=True, help="Do not start anew when code changes.")
+@click.option(
+    "--lanes", "-c", default=4, show_default=True, type=click.IntRange(1), help="Lanes of the worker."
+)
+@click.option("--redis-port", default=0, type=click.IntRange(0, 65535), help="By default a free one.")
+@click.option(
+    "--web-port",
+    default=5556,
+    show_default=True,
+    type=click.IntRange(1, 65535),
+    help="Port of the dashboard.",
+)
+@click.option("--no-web", is_flag=True, help="Start no dashboard.")
+@click.option("--no-reload", is_flag=True, help="Do not restart when code changes.")
 def dev(
     inspector: Inspector, lanes: int, redis_port: int, web_port: int, no_web: bool, no_reload: bool
 ) -> None:
-    """Start a Redis of its own, a worker, and the dashboard when it is installed; Ctrl-C ends all.
+    """Start a private Redis, a worker, and the dashboard if it is installed. Ctrl-C stops them.
 
-    When a Python file of the app changes, worker and dashboard start anew. The Redis is empty at the
-    beginning, and gone at the end. The worker's status is dev's with --no-reload.
+    When a Python file of the app changes, worker and dashboard restart. The Redis starts empty, and its data
+    is lost at the end. With --no-reload, the exit status is that of the worker.
     """
     context = click.get_current_context()
     app = context.find_root().params.get("app")
@@ -53,23 +60,23 @@ def dev(
         raise click.UsageError("dev starts the app in other processes: name it, celery -A proj lowkiq dev")
     with EmbeddedServer(port=redis_port) as server:
         _say(f"Redis: {server.url}; from another shell: CELERY_BROKER_URL={server.url} celery -A {app} ...")
-        commands = [_worker(inspector.app, app, server.url, lanes)]
+        programs = [_worker(inspector.app, app, server.url, lanes)]
         if not no_web and (dashboard := _dashboard(inspector.app, app, web_port)):
-            commands.append(dashboard)
-        crew = partial(Crew, commands, _environ(inspector.app, server.url))
-        context.exit(_Dev(crew, None if no_reload else code_of(app)).run())
+            programs.append(dashboard)
+        tree = None if no_reload else source_tree_of(app)
+        context.exit(_Dev(programs, _environ(inspector.app, server.url), tree).run())
 
 
-def _worker(app: Any, name: str, url: str, lanes: int) -> Command:
-    """A setting of the app comes before the broker's URL: only the worker's command line comes before it."""
+def _worker(app: Any, name: str, url: str, lanes: int) -> Program:
+    """The app's lowkiq_url has precedence over the broker's URL; only the command line overrides it."""
     words = [*_celery(name), "worker", "-P", "threads", "-c", str(lanes), "-l", "INFO", "-E"]
     if app.conf.get("lowkiq_url"):
-        _say("the app sets lowkiq_url: the worker uses this Redis all the same, other programs do not")
+        _say("the app sets lowkiq_url: the worker uses this Redis anyway, other programs do not")
         words += ["--", f"lowkiq.url=(string){url}"]
-    return Command("worker", words)
+    return Program("worker", words)
 
 
-def _dashboard(app: Any, name: str, port: int) -> Command | None:
+def _dashboard(app: Any, name: str, port: int) -> Program | None:
     if app.conf.get("lowkiq_url"):
         _say("no dashboard: it would show the Redis of lowkiq_url")
         return None
@@ -77,11 +84,11 @@ def _dashboard(app: Any, name: str, port: int) -> Command | None:
         _say("no dashboard: pip install 'celery-lowkiq[web]'")
         return None
     _say(f"dashboard: http://127.0.0.1:{port}")
-    return Command("dashboard", [*_celery(name), "lowkiq", "web", "--port", str(port)])
+    return Program("dashboard", [*_celery(name), "lowkiq", "web", "--port", str(port)])
 
 
 def _environ(app: Any, url: str) -> dict[str, str]:
-    """Results go there too, where the app has any."""
+    """The result backend is set only if the app has one."""
     names = (*URLS, "CELERY_RESULT_BACKEND") if app.conf.result_backend else URLS
     return dict.fromkeys(names, url)
 
@@ -91,30 +98,30 @@ def _celery(name: str) -> list[str]:
 
 
 class _Dev:
-    """Waits for what happens: a signal, changed code, the end of a process."""
+    """Handles events: a signal, a change of the code, the end of a process."""
 
-    def __init__(self, crew: Callable[[Callable[[Child], None]], Crew], code: Code | None) -> None:
-        """``code``: what is watched, if anything."""
-        self._code = code
+    def __init__(self, programs: list[Program], environ: dict[str, str], tree: SourceTree | None) -> None:
+        """``tree``: the source tree to watch; None: none."""
+        self._tree = tree
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._stopping = threading.Event()
-        self._told = False
-        self._signals_heard = itertools.count()
-        self._crew = crew(self._events.put)
+        self._stopped = False
+        self._signal_count = itertools.count()
+        self._group = ProcessGroup(programs, environ, self._events.put)
 
     def run(self) -> int:
-        """The exit status: 0 when it was ended by a signal and everything has ended in time."""
+        """Return the exit status: 0 if a signal ended it and all processes ended in time."""
         with self._signals():
-            if self._code is not None:
-                threading.Thread(target=self._watch, args=(self._code,), daemon=True).start()
-            self._crew.start()
+            if self._tree is not None:
+                threading.Thread(target=self._watch, args=(self._tree,), daemon=True).start()
+            self._group.start()
             status = None
             try:
                 while status is None:
                     status = self._after(self._next())
             finally:
                 self._stopping.set()
-                in_time = self._crew.stop()
+                in_time = self._group.stop()
             return status if in_time else FAILED
 
     def _next(self) -> Event:
@@ -128,37 +135,37 @@ class _Dev:
         if isinstance(event, Child):
             return self._ended(event)
         _say("code has changed")
-        self._crew.stop()
-        if not self._told:
-            self._crew.start()
+        self._group.stop()
+        if not self._stopped:
+            self._group.start()
         return None
 
     def _ended(self, child: Child) -> int | None:
-        if child not in self._crew:
-            return None  # we ended it
+        if child not in self._group:
+            return None  # stopped by the group
         code = child.process.returncode
-        if self._code is None:
+        if self._tree is None:
             _say(f"the {child.name} has ended with status {code}")
             return code if code >= 0 else FAILED
         _say(f"the {child.name} has ended with status {code}; it starts anew when code changes")
         return None
 
-    def _watch(self, code: Code) -> None:
-        for _ in changes(code, self._stopping):
+    def _watch(self, tree: SourceTree) -> None:
+        for _ in watch_files(tree, self._stopping):
             self._events.put(CHANGED)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """The first one ends everything, a second one at once."""
+        """The first signal stops all processes, the second one kills them."""
 
-        def heard(*_: Any) -> None:
-            # Nothing here waits for a lock, as Event.set does: another signal may come in the middle of it.
-            self._told = True
-            if next(self._signals_heard):
-                self._crew.kill()
+        def handle(*_: Any) -> None:
+            # No lock is taken here, as Event.set would: another signal may interrupt this handler.
+            self._stopped = True
+            if next(self._signal_count):
+                self._group.kill()
             self._events.put(STOP)
 
-        before = {number: signal.signal(number, heard) for number in SIGNALS}
+        before = {number: signal.signal(number, handle) for number in SIGNALS}
         try:
             yield
         finally:

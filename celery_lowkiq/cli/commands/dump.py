@@ -21,11 +21,11 @@ from ..params import command, queue_argument
 def dump(inspector: Inspector, queue: str) -> None:
     """Write all jobs of QUEUE to stdout, as JSON lines for `load`: waiting, being processed, and dead.
 
-    It only reads. What changes meanwhile may be missed, or come twice: pause the queue, and stop its callers,
-    before you move it.
+    It only reads. Jobs that change meanwhile may be missing or be written twice: before you move a queue,
+    pause it and stop its callers.
     """
     if sys.stdout is None:
-        raise click.ClickException("stdout is closed: there is nowhere to write to")
+        raise click.ClickException("stdout is closed: redirect it to a file")
     ordered = inspector.queue(queue)
     stats = inspector.overview([queue]).counts(queue)
     length = stats.length + stats.busy + stats.morgue_length
@@ -42,6 +42,6 @@ def dump(inspector: Inspector, queue: str) -> None:
     click.echo(f"dumped {lines} lines of jobs of queue {queue}", err=True)
     if stats.busy:
         click.echo(
-            f"{count_of(stats.busy, 'job')} being processed: wait, or they run once more after the load",
+            f"{count_of(stats.busy, 'job')} in processing: wait, or they run again after the load",
             err=True,
         )

@@ -7,8 +7,8 @@ import time
 import click
 
 from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.operations.json_shapes import places_json
-from celery_lowkiq.integration.operations.queue import ShownDeadJob, ShownJob
+from celery_lowkiq.integration.operations.json_records import places_json
+from celery_lowkiq.integration.operations.shown_jobs import ShownDeadJob, ShownJob
 from celery_lowkiq.rules.text import escaped, moment, relative
 
 from ..main import FAILED
@@ -32,7 +32,7 @@ def job(inspector: Inspector, queue: str, id_: str, json_: bool) -> None:
     places, why = ordered.job(id_), ordered.why(id_)
     found = {"waiting": places.waiting, "processing": places.processing, "dead": places.dead}
     if json_:
-        write_json(places_json(places, why, ordered.tries(id_), inspector.reading))
+        write_json(places_json(places, why, ordered.tries(id_)), inspector.reading)
     else:
         owner = why.facts.owner.name if why.facts.owner else "none"
         known = {"id": escaped(id_), "queue": queue, "shard": why.facts.shard.index, "owner": owner}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from celery_lowkiq.integration.operations.json_shapes import job_json
+import click
+
 from celery_lowkiq.rules.text import moment
 
 from ..listing import listing_command
 from ..output import error_text, first_payload
 
-jobs = listing_command(
+jobs: click.Command = listing_command(
     "jobs",
     "Waiting jobs of a queue.",
     """Waiting jobs of QUEUE.
@@ -30,5 +31,4 @@ jobs = listing_command(
         "first payload": lambda job: first_payload(job.payloads),
         "error": lambda job: error_text(job.error),
     },
-    job_json,
 )

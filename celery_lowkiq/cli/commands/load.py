@@ -19,13 +19,13 @@ EXAMPLES = ["load sync_order < sync_order.jsonl", "load orders --renamed < sync_
 
 @command("Read a dump from stdin into a queue.", EXAMPLES)
 @queue_argument
-@click.option("--renamed", is_flag=True, help="Take the dump of a queue with another name.")
-@click.option("--again", is_flag=True, help="Load also what was loaded before, within the last week.")
+@click.option("--renamed", is_flag=True, help="Accept the dump of a queue with another name.")
+@click.option("--again", is_flag=True, help="Load all lines, also those loaded within the last week.")
 def load(inspector: Inspector, queue: str, renamed: bool, again: bool) -> None:
     """Merge what `dump` wrote, from stdin, into QUEUE.
 
-    Was it interrupted? Run it again with the same file: what was loaded is passed over, also when it has run
-    meanwhile. Nothing is lost and nothing doubled.
+    If it was interrupted, run it again with the same file: it skips the loaded lines, also of jobs that have
+    run meanwhile. No job is lost or doubled.
     """
     ordered = inspector.queue(queue)
     source = stdin().buffer
@@ -46,7 +46,7 @@ def load(inspector: Inspector, queue: str, renamed: bool, again: bool) -> None:
 
 
 def _size(source: BinaryIO) -> int:
-    """Bytes of a file; 0 of what is none."""
+    """The size of a file in bytes; 0 for a pipe."""
     try:
         return os.fstat(source.fileno()).st_size
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""``metrics``: what queues hold, for Prometheus."""
+"""``metrics``: the metrics of queues, for Prometheus."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 @click.command(
-    short_help="Show the figures of queues to Prometheus.",
+    short_help="Export the metrics of queues to Prometheus.",
     epilog="""\b
 Examples:
   celery -A proj lowkiq metrics
@@ -26,9 +26,9 @@ Examples:
 @click.option("--port", default=9809, show_default=True, type=click.IntRange(0, 65535), help="0: any free.")
 @click.pass_context
 def metrics(context: click.Context, host: str, port: int) -> None:
-    """Show the figures of all queues to Prometheus, without a worker, until it is interrupted.
+    """Export the metrics of all queues to Prometheus, without a worker, until it is interrupted.
 
-    Runs, lanes and leases are shown by the workers themselves: see the setting lowkiq_metrics_port.
+    Workers export the metrics of runs, lanes and leases: see the setting lowkiq_metrics_port.
     """
     try:
         from celery_lowkiq.metrics.queues import queue_registry

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from celery_lowkiq.integration.operations.json_shapes import dead_job_json
+import click
+
 from celery_lowkiq.rules.text import moment
 
 from ..listing import listing_command
 from ..output import error_text, first_payload
 
-morgue = listing_command(
+morgue: click.Command = listing_command(
     "morgue",
     "Dead jobs of a queue.",
     """Dead jobs of QUEUE, sorted by id or by the time of their last death (--from is a time then).""",
@@ -25,5 +26,4 @@ morgue = listing_command(
         "first payload": lambda job: first_payload(job.payloads),
         "error": lambda job: error_text(job.error),
     },
-    dead_job_json,
 )

@@ -1,4 +1,4 @@
-"""``nodes``: who works, and on what."""
+"""``nodes``: the nodes, their lanes, and running jobs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..params import command, json_option
 HEADER = ("node", "state", ">seen", ">up", "lane", ">shards", "doing")
 
 
-@command("Nodes, their lanes, and what these do.", ["nodes", "nodes --json"])
+@command("Nodes, their lanes, and running jobs.", ["nodes", "nodes --json"])
 @json_option
 def nodes(inspector: Inspector, json_: bool) -> None:
-    """Each node with its lanes: their shards, and what they are doing, as the node last told.
+    """Each node with its lanes, their shards and running jobs, from the node's last report.
 
-    seen: how long ago that was. A node that was silent for longer than its lease is lost, and others take its
-    shards.
+    seen: the age of the report. A node that is silent for longer than its lease is lost, and other nodes take
+    its shards.
     """
     found = inspector.nodes()
     if json_:
@@ -35,7 +35,7 @@ def nodes(inspector: Inspector, json_: bool) -> None:
 
 
 def _rows(node: NodeReport) -> Iterator[list[str]]:
-    """The node's name stands once."""
+    """The name of the node is in the first row only."""
     up = node.seen_at - node.started_at
     first = [node.name, _state(node), f"{duration(node.silent)} ago", duration(up)]
     for number, lane in enumerate(node.lanes or (LaneReport("-", (), 0),)):

@@ -1,4 +1,4 @@
-"""``paused``: what is paused, and since when."""
+"""``paused``: the pauses of a queue."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import click
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.rules.text import escaped, moment
+from celery_lowkiq.rules.views import all_items
 
-from ..listing import pages
 from ..output import write_json
 from ..params import command, json_option, queue_argument
 
 
-@command("What is paused of a queue.", ["paused sync_order", "paused sync_order --json"])
+@command("Pauses of a queue.", ["paused sync_order", "paused sync_order --json"])
 @queue_argument
 @json_option
 def paused(inspector: Inspector, queue: str, json_: bool) -> None:
-    """What is paused of QUEUE, and since when: the queue, shards, ids."""
+    """The pauses of QUEUE, of its shards and of its ids, with their times."""
     ordered = inspector.queue(queue)
     found = False
     for what, since in _paused(ordered):
@@ -39,5 +39,5 @@ def _paused(queue: OrderedQueue) -> Iterator[tuple[dict[str, str | int], float]]
         yield {"queue": queue.name}, now.queue
     for shard, since in sorted(now.shards.items()):
         yield {"shard": shard}, since
-    for one in pages(queue.paused_ids):
+    for one in all_items(queue.paused_ids):
         yield {"id": one.id}, one.since

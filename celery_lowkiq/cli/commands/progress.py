@@ -1,22 +1,21 @@
-"""``progress``: how far a tracked group of calls is."""
+"""``progress``: the progress of a tracked group of calls."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from functools import partial
 
 import click
 
 from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.operations.json_encoder import value_text
-from celery_lowkiq.integration.operations.json_shapes import call_json
-from celery_lowkiq.integration.tracking.tracker import TrackedCall, Tracker
+from celery_lowkiq.integration.operations.json_records import value_text
+from celery_lowkiq.integration.tracking.tracker import Tracker
 from celery_lowkiq.rules.errors import UnknownTracker
 from celery_lowkiq.rules.text import escaped, moment
-from celery_lowkiq.rules.tracking import State, TrackerView
+from celery_lowkiq.rules.tracking import State, TrackedCall, TrackerView
+from celery_lowkiq.rules.views import all_items
 
-from ..listing import pages, write_listing
+from ..listing import write_listing
 from ..main import FAILED
 from ..output import cell, table, write_json
 from ..params import command, json_option
@@ -29,22 +28,27 @@ EXAMPLES = [
     "progress 0d6c1bd6c5d24d1f8b1f3f3a3c9f5a11",
     "progress 0d6c1bd6c5d24d1f8b1f3f3a3c9f5a11 --state failed --state error",
 ]
-#: Seconds between two looks at a group that is watched; its end is heard at once.
+#: Seconds between two updates of the bar; the end of the group is shown at once.
 LOOK = 0.25
 
 
-@command("How far a tracked group of calls is.", EXAMPLES)
+@command("Progress of a tracked group of calls.", EXAMPLES)
 @click.argument("id_", metavar="[ID]", required=False)
-@click.option("--state", "states", type=click.Choice(STATES), multiple=True, help="List its calls so far.")
-@click.option("--limit", default=100, show_default=True, help="Most lines; 0: all.", type=click.IntRange(0))
+@click.option(
+    "--state", "states", type=click.Choice(STATES), multiple=True, help="List its calls in this state."
+)
+@click.option(
+    "--limit", default=100, show_default=True, help="Maximum number of lines; 0: all.", type=click.IntRange(0)
+)
 @json_option
 def progress(inspector: Inspector, id_: str | None, states: tuple[str, ...], limit: int, json_: bool) -> None:
-    """How far the tracked group with this ID is; without one, all groups, the latest first.
+    """Progress of the tracked group with this ID; without an ID, of all groups, the latest first.
 
-    On a terminal a bar moves until all calls have ended. Status 1 when there is no such group.
+    On a terminal, a bar moves until all calls have ended. Status 1 if there is no such group.
     """
+    reading = inspector.reading if json_ else None
     if id_ is None:
-        write_listing(pages(inspector.trackers), limit, GROUPS, _group_row, _same if json_ else None)
+        write_listing(all_items(inspector.trackers), limit, GROUPS, _group_row, reading)
         return
     try:
         tracker = Tracker.get(inspector.app, id_, raw=json_)
@@ -52,9 +56,8 @@ def progress(inspector: Inspector, id_: str | None, states: tuple[str, ...], lim
         click.echo(escaped(str(error)), err=True)
         raise click.exceptions.Exit(FAILED) from error
     if states:
-        found: Iterator[TrackedCall] = pages(tracker.jobs, state=states)
-        record = partial(call_json, reading=inspector.reading) if json_ else None
-        write_listing(found, limit, CALLS, _call_row, record)
+        found: Iterator[TrackedCall] = all_items(tracker.jobs, state=states)
+        write_listing(found, limit, CALLS, _call_row, reading)
         return
     if sys.stderr.isatty() and not json_:
         _watch(tracker)
@@ -85,10 +88,6 @@ def _group_row(view: TrackerView) -> list[str]:
     numbers = [counts.total, *(getattr(counts, state) for state in STATES)]
     how = "cancelled" if view.cancelled else "done" if view.done else "" if view.closed else "open"
     return [view.id, view.name, moment(view.opened_at), *map(str, numbers), how]
-
-
-def _same(view: TrackerView) -> TrackerView:
-    return view
 
 
 def _call_row(call: TrackedCall) -> list[str]:

@@ -22,7 +22,7 @@ EXAMPLES = [
 @queue_argument
 @click.argument("id_", metavar="ID")
 @click.argument("payload")
-@click.option("--score", type=float, help="Place among the payloads of the id; by default now.")
+@click.option("--score", type=float, help="Order among the payloads of the id; by default now.")
 @click.option("--at", type=Time(), help="Not before this time; by default now.")
 def push(
     inspector: Inspector, queue: str, id_: str, payload: str, score: float | None, at: When | None
@@ -41,5 +41,5 @@ def _read(text: str) -> Any:
         raise click.BadParameter("PAYLOAD has too many levels") from error
     except ValueError as error:
         raise click.BadParameter(
-            f"PAYLOAD is no JSON ({error}): a text needs quotes of its own, '\"paid\"'"
+            f"PAYLOAD is not JSON ({error}): a text needs its own quotes, '\"paid\"'"
         ) from error

@@ -1,4 +1,4 @@
-"""``repair``: write again what a queue's keys have lost."""
+"""``repair``: restore lost keys of a queue."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..params import command, queue_argument
 EXAMPLES = ["repair sync_order", "repair sync_order --yes"]
 
 
-@command("Find what is damaged, and repair it.", EXAMPLES)
+@command("Find damaged keys, and repair them.", EXAMPLES)
 @queue_argument
-@click.option("--yes", "-y", is_flag=True, help="Repair what is damaged; without it nothing is changed.")
+@click.option("--yes", "-y", is_flag=True, help="Repair damaged keys; without it, nothing is changed.")
 def repair(inspector: Inspector, queue: str, yes: bool) -> None:
-    """Compare the keys of each shard of QUEUE, and, with --yes, write lost ones again from the others.
+    """Compare the keys of each shard of QUEUE. With --yes, restore lost keys from the others.
 
-    Workers may go on meanwhile. Status 1 when something is damaged, or stays so.
+    Workers may go on meanwhile. Status 1 if keys are damaged, or cannot be restored.
     """
     ordered = inspector.queue(queue)
     damages = ordered.damages()

@@ -7,7 +7,7 @@ import threading
 import click
 
 from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.operations.json_shapes import OverviewJson
+from celery_lowkiq.integration.operations.json_records import OverviewJson
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.history import Rates
 from celery_lowkiq.rules.text import count_of, duration, escaped
@@ -26,7 +26,9 @@ UNKNOWN = ("-",) * (len(HEADER) - 2)
 
 @command("Counts of all queues, or of one.", ["stats", "stats sync_order --json", "stats --watch 1"])
 @click.argument("queue", required=False)
-@click.option("--watch", type=click.FloatRange(min=0.05), metavar="SECONDS", help="Again and again.")
+@click.option(
+    "--watch", type=click.FloatRange(min=0.05), metavar="SECONDS", help="Repeat after so many seconds."
+)
 @json_option
 def stats(inspector: Inspector, queue: str | None, watch: float | None, json_: bool) -> None:
     """Counts of all ordered queues and their sum, or of one QUEUE; how many nodes and lanes there are.

@@ -16,7 +16,7 @@ from ..params import binding
 
 NEEDS = "the dashboard needs more packages: pip install 'celery-lowkiq[web]'"
 
-#: Connections that may wait to be taken.
+#: Maximum number of connections that wait to be accepted.
 BACKLOG = 2048
 LACKING = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -25,10 +25,10 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=5556, show_default=True, type=click.IntRange(0, 65535), help="0: any free.")
-@click.option("--read-only", is_flag=True, default=None, help="Nothing may be changed.")
+@click.option("--read-only", is_flag=True, default=None, help="Refuse all changes.")
 @click.option("--user-header", help="Header in which a reverse proxy names the user.")
-@click.option("--origin", multiple=True, help="Where changes may come from, when a proxy renames the host.")
-@click.option("--prefix", default="", help="Path under which a reverse proxy serves it.")
+@click.option("--origin", multiple=True, help="Accept changes from this origin, if a proxy renames the host.")
+@click.option("--prefix", default="", help="Path prefix at a reverse proxy.")
 @click.pass_context
 def web(
     context: click.Context,
@@ -41,8 +41,8 @@ def web(
 ) -> None:
     """Serve the dashboard.
 
-    Name and password come from LOWKIQ_WEB_AUTH=user:password, or the setting lowkiq_web_auth. Without any it
-    listens on this machine only.
+    Name and password come from LOWKIQ_WEB_AUTH=user:password, or the setting lowkiq_web_auth. Without them,
+    it listens on this machine only.
 
     Examples:
 
@@ -60,13 +60,13 @@ def web(
     app: Any = context.obj.app
     try:
         dashboard = make_app(app, user_header=user_header, read_only=read_only, origins=origin)
-        # What cannot be imported would only be told by each page.
+        # An import error would otherwise appear only on pages.
         dashboard.state.site.inspector.queues()
     except LowkiqError as error:
         raise click.ClickException(str(error)) from error
     if dashboard.state.site.access.is_open and not is_loopback(host):
         raise click.ClickException(
-            f"--host {host}: others could reach the dashboard, and nobody would be asked for a password. "
+            f"--host {host}: the dashboard would be reachable without a password. "
             "Set LOWKIQ_WEB_AUTH=user:password, or --user-header behind a proxy, or stay on 127.0.0.1."
         )
     with binding(host, port):
@@ -80,7 +80,7 @@ def web(
 
 
 def _listen(host: str, port: int) -> list[socket.socket]:
-    """On all addresses of a name, at one port; 0 takes a free one. Raises OSError."""
+    """Listen on all addresses of a host name at one port; 0 chooses a free one. Raises OSError."""
     found: list[socket.socket] = []
     lacking: list[OSError] = []
     addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -89,7 +89,7 @@ def _listen(host: str, port: int) -> list[socket.socket]:
         try:
             found.append(socket.create_server((str(ip), taken), family=family, backlog=BACKLOG))
         except OSError as error:
-            # Not each machine has IPv6, which "localhost" may name, too.
+            # "localhost" may resolve to IPv6 on a machine without it.
             if error.errno not in LACKING:
                 raise
             lacking.append(error)
@@ -99,13 +99,13 @@ def _listen(host: str, port: int) -> list[socket.socket]:
 
 
 def _root_path(prefix: str) -> str:
-    """Links begin with it, so there is a slash before it, and none behind it."""
+    """Return the prefix with a leading slash, and without a trailing one."""
     path = prefix.strip("/")
     return f"/{path}" if path else ""
 
 
 def _show_our_log() -> None:
-    """Who changed what is told on stderr, unless the project says where to; uvicorn shows only its own."""
+    """Write the audit log to stderr unless the project configures it; uvicorn writes only its own log."""
     logger = logging.getLogger("celery_lowkiq")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.operations.json_shapes import why_json
 from celery_lowkiq.rules.text import escaped
 
 from ..main import FAILED
@@ -25,7 +24,7 @@ def why(inspector: Inspector, queue: str, id_: str, json_: bool) -> None:
     """
     answer = inspector.queue(queue).why(id_)
     if json_:
-        write_json(why_json(answer))
+        write_json(answer)
     else:
         for reason in answer.reasons:
             click.echo(escaped(reason.text))

@@ -7,6 +7,7 @@ decodes it by its own type, and only if the app accepts that type.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Collection
 from typing import Any, NoReturn
@@ -17,22 +18,29 @@ from kombu.utils.json import JSONEncoder, object_hook
 
 from celery_lowkiq.rules.errors import ConfigurationError, PayloadError, UndecodablePayload
 
-from .signed_payloads import check_envelope, is_signed, written_encoding
-
 #: First byte of content other than JSON; no JSON text contains it.
 MARK = b"\x01"
 JSON = "json"
 JSON_TYPE = "application/json"
+#: Celery's serializer that signs the body of a payload, and only that.
+AUTH = "auth"
+#: Separates the parts of its output; see ``celery.security.serialization``.
+SEPARATOR = b"\0\1"
+
+#: The registry has no types.
+_kombu: Any = serialization
+_registry = _kombu.registry
 
 
-def _refuse_constant(name: str) -> NoReturn:
+def refuse_constant(name: str) -> NoReturn:
+    """Raise ValueError for NaN and infinities: the ``parse_constant`` of strict JSON."""
     raise ValueError(f"{name} is not JSON")
 
 
 _encoder: json.JSONEncoder = JSONEncoder(
     sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
 )
-_decoder = json.JSONDecoder(object_hook=object_hook, parse_constant=_refuse_constant)
+_decoder = json.JSONDecoder(object_hook=object_hook, parse_constant=refuse_constant)
 
 
 class Codec:
@@ -115,10 +123,10 @@ class Codec:
         if not self._accepts(name):
             raise _not_accepted(name)
         # kombu does not pass an empty body or another encoding to the serializer.
-        if (written := written_encoding(name)) is not None and not (body and written == encoding.decode()):
+        if (written := _written_encoding(name)) is not None and not (body and written == encoding.decode()):
             raise UndecodablePayload(f"it has no body, or not the encoding of the serializer of {name!r}")
-        if is_signed(name):
-            check_envelope(body)
+        if _is_signed(name):
+            _check_envelope(body)
         return serialization.loads(body, name, encoding.decode(), accept=self._accept)
 
 
@@ -148,3 +156,38 @@ def _refuse_json(_: bytes) -> NoReturn:
 def dump_json(payload: Any) -> bytes:
     """Return the canonical JSON of a value."""
     return _encoder.encode(payload).encode("utf-8")
+
+
+# -- signed payloads
+
+
+def _written_encoding(content_type: str) -> str | None:
+    """Return the encoding that the serializer of a content type writes; None without an installed encoder."""
+    codec = _registry._encoders.get(_registry.type_to_name.get(content_type))
+    return None if codec is None else str(codec.content_encoding)
+
+
+def _is_signed(content_type: str) -> bool:
+    """Whether the content type is that of ``auth``."""
+    return bool(_registry.type_to_name.get(content_type) == AUTH)
+
+
+def _check_envelope(data: bytes) -> None:
+    """Raise ValueError when the parts around a signed body differ from what ``auth`` writes.
+
+    Otherwise, an attacker who can write to Redis could change the content type of a signed body, and thereby
+    its value; and two texts could encode the same payload.
+    """
+    signer, signature, content_type, encoding, _ = _unpacked(data).split(SEPARATOR, 4)
+    _unpacked(signer)
+    _unpacked(signature)
+    if encoding.decode() != _written_encoding(content_type.decode()):
+        raise ValueError(f"the signed content has the unknown type {content_type!r} in {encoding!r}")
+
+
+def _unpacked(text: bytes) -> bytes:
+    """Decode base64. Raises ValueError for any form but the canonical one."""
+    data = base64.b64decode(text, validate=True)
+    if base64.b64encode(data) != text:
+        raise ValueError("its base64 is not canonical")
+    return data

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -10,15 +9,9 @@ from typing import Any
 
 from celery import Celery
 
+from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.rules.models import QueueSpec, StoredRecord
-from celery_lowkiq.store.admin.actions import Actions, Left
-from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.admin.repair import QueueRepairs
-from celery_lowkiq.store.inspect.health import HealthReader
-from celery_lowkiq.store.inspect.node_reports import NodeReports
-from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.durability import Durability, Level
-from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.connect import connect
 from celery_lowkiq.store.tracking.tracker_store import TrackerStore
@@ -26,9 +19,7 @@ from celery_lowkiq.worker.forks import ProcessLock
 
 from .codec import Codec
 from .redis_params import check_arguments, parameters
-from .settings import LARGEST_PAYLOAD, read_settings
-
-logger = logging.getLogger("celery_lowkiq")
+from .settings import LARGEST_PAYLOAD, Settings, read_settings
 
 DropHandler = Callable[[Celery, QueueSpec, Sequence[StoredRecord]], None]
 
@@ -45,11 +36,13 @@ class AppContext:
     """The objects that an app's ordered tasks share in this process."""
 
     def __init__(self, app: Celery) -> None:
-        self.settings = read_settings(app)
-        self.codec = Codec(self.settings.serializer, app.conf.accept_content, self.settings.max_payload_bytes)
+        self.settings: Settings = read_settings(app)
+        self.codec: Codec = Codec(
+            self.settings.serializer, app.conf.accept_content, self.settings.max_payload_bytes
+        )
         #: For call records: links and headers may be larger than the limit on payloads.
-        self.record_codec = Codec(self.settings.serializer, app.conf.accept_content, LARGEST_PAYLOAD)
-        self.pid = os.getpid()
+        self.record_codec: Codec = Codec(self.settings.serializer, app.conf.accept_content, LARGEST_PAYLOAD)
+        self.pid: int = os.getpid()
         self._app = app
         self._lock = threading.Lock()
         self._store: RedisStore | None = None
@@ -98,34 +91,6 @@ class AppContext:
     @property
     def tracker_store(self) -> TrackerStore:
         return TrackerStore(self.store.client)
-
-    @property
-    def queries(self) -> Queries:
-        return Queries(self.store)
-
-    @property
-    def node_reports(self) -> NodeReports:
-        return NodeReports(self.store)
-
-    @property
-    def pausing(self) -> Pausing:
-        return Pausing(self.store.client)
-
-    @property
-    def registry(self) -> Registry:
-        return Registry(self.store.client)
-
-    @property
-    def repairs(self) -> QueueRepairs:
-        return QueueRepairs(self.store)
-
-    @property
-    def health(self) -> HealthReader:
-        return HealthReader(self.store)
-
-    def actions(self, left: Left) -> Actions:
-        """Return the changes to waiting and dead jobs; ``left`` gets the calls of removed jobs."""
-        return Actions(self.store, left)
 
 
 _contexts_lock = ProcessLock()

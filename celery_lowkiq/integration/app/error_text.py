@@ -10,11 +10,9 @@ from typing import NamedTuple
 
 from celery_lowkiq.rules.text import last_error_line
 
-from .safe_logging import safe_logger
+from .safe_logging import safe_logger as logger
 from .settings import Settings, format_message
 from .tracebacks import cut, format_traceback
-
-logger = safe_logger("celery_lowkiq")
 
 #: Maximum size of a stored error, in bytes.
 MAX_ERROR_BYTES = 8 * 1024

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection
 from typing import Any
 
@@ -11,9 +10,8 @@ from celery._state import get_current_worker_task
 from celery.signals import celeryd_init, import_modules
 
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall
+from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.names import did_you_mean, full_names, listed
-
-logger = logging.getLogger("celery_lowkiq.worker")
 
 #: By name, so that only a worker imports it, after anything that instruments Celery's worker.
 BOOTSTEP = "celery_lowkiq.integration.bootstep.step:OrderedQueues"

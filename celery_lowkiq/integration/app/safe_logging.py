@@ -6,6 +6,8 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
+from celery_lowkiq.rules.loggers import package_logger
+
 if TYPE_CHECKING:
     Adapter = logging.LoggerAdapter[logging.Logger]
 else:
@@ -25,6 +27,4 @@ class SafeLogger(Adapter):
             self.error(f"{msg}, by a {name} that cannot be formatted", *args, stacklevel=2, **kwargs)
 
 
-def safe_logger(name: str) -> SafeLogger:
-    """Return a safe logger of that name."""
-    return SafeLogger(logging.getLogger(name), {})
+safe_logger: SafeLogger = SafeLogger(package_logger, {})

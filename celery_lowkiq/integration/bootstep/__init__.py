@@ -1,5 +1,5 @@
 """Integration with Celery's worker: bootstep, remote control, signals and shutdown.
 
-``step`` starts and stops the engine (``celery_lowkiq.worker``) with Celery's consumer.
-Imports every other package of ``integration``, and ``worker``. Nothing imports it but Celery.
+``step`` decides what to serve, ``engine`` runs it (``celery_lowkiq.worker``), ``shutdown`` ends it.
+Imports every other package of ``integration``, and ``worker``. Imported by Celery and ``cli`` only.
 """

@@ -45,7 +45,7 @@ def add_consumer(step: Any, celerys: Command, queue: str, **_: Any) -> Any:
 
 @_instead
 def cancel_consumer(step: Any, celerys: Command, queue: str, **_: Any) -> Any:
-    """Serve an ordered queue no more."""
+    """Stop serving an ordered queue."""
     if queue not in step.tasks:
         return celerys()
     return _serve(step, queue, False, f"no longer consuming from {queue}")
@@ -61,7 +61,7 @@ def _serve(step: Any, queue: str, yes: bool, done: str) -> Any:
 
 @_instead
 def rate_limit(step: Any, celerys: Command, task_name: str, rate_limit: Any, **_: Any) -> Any:
-    """Celery's command, and the ordered queue keeps to the limit."""
+    """Limit the ordered queue, too."""
     queues = [queue for queue, task in step.tasks.items() if task.name == task_name]
     if queues:
         try:
@@ -76,25 +76,25 @@ def rate_limit(step: Any, celerys: Command, task_name: str, rate_limit: Any, **_
 
 @_instead
 def time_limit(step: Any, celerys: Command, task_name: str | None = None, **_: Any) -> Any:
-    """Refused of an ordered task."""
+    """Refuse limits of an ordered task."""
     ordered = any(task.name == task_name for task in step.tasks.values())
     return {"error": f"time_limit: {ENDLESS}"} if ordered else celerys()
 
 
 @_instead
 def pool_grow(step: Any, celerys: Command, **_: Any) -> Any:
-    """Refused by a worker with lanes."""
+    """Refuse it in a worker with lanes."""
     return {"error": f"pool_grow: {FIXED}"} if step.has_lanes else celerys()
 
 
 @_instead
 def pool_shrink(step: Any, celerys: Command, **_: Any) -> Any:
-    """Refused by a worker with lanes."""
+    """Refuse it in a worker with lanes."""
     return {"error": f"pool_shrink: {FIXED}"} if step.has_lanes else celerys()
 
 
 @_instead
 def active_queues(step: Any, celerys: Command, **_: Any) -> Any:
-    """Celery's list, and the ordered queues in the same form."""
+    """List the ordered queues, too."""
     ordered = [Queue(name, STORE, name).as_dict(recurse=True) for name in step.served]
     return [*celerys(), *ordered]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Collection
 from typing import Any
 
 from celery_lowkiq.integration.app.registry import LATE, ordered_tasks, worker_options
 from celery_lowkiq.rules.errors import ConfigurationError
+from celery_lowkiq.rules.loggers import package_logger as logger
 
-from .queue_selection import chosen
+from .command_line import chosen
 
-logger = logging.getLogger("celery_lowkiq")
-
-#: Seconds between two looks for tasks that the worker does not serve yet.
+#: Seconds between checks for tasks that the worker does not serve yet.
 LOOK = 5.0
 
 
@@ -35,10 +33,10 @@ class LateTasks:
         self._begin = begin
         self._lock = threading.Lock()
         self._entry: Any = None
-        #: How many tasks the app had when the worker began with them; what was new at the last look.
+        #: Number of the app's tasks at the last update; new queues at the last check.
         self._registered = len(self._app.tasks)
         self._seen: frozenset[str] = frozenset()
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._celerys: Callable[[], None] = consumer.update_strategies
         # What reload() and each connection to the broker call: it makes the tracers of the tasks.
         consumer.update_strategies = self.update
@@ -54,33 +52,33 @@ class LateTasks:
                 self._begin(new)
 
     def finds(self, queue: str) -> bool:
-        """Whether the app has this ordered queue by now. A new one is served from now on."""
+        """Whether the app has this ordered queue now. Starts to serve a new one."""
         if queue in self._new():
             self.update()
         return queue in self._known
 
     def watch(self) -> None:
-        """Start to look at intervals; again after a reconnect to the broker, which clears Celery's timer."""
+        """Check at intervals. Call it again after a reconnect to the broker, which clears Celery's timer."""
         if self._entry is not None:
             self._timer.cancel(self._entry)
         self._entry = self._timer.call_repeatedly(LOOK, self.look)
 
     def look(self) -> None:
-        """Warn once of each queue that was new at the last look, too: ``reload()`` may still come."""
+        """Warn once about each queue that was new at the previous check: ``reload()`` may still come."""
         if len(self._app.tasks) == self._registered:
             return
         seen, self._seen = self._seen, frozenset(chosen(self._new(), worker_options(self._app)))
-        late = sorted((seen & self._seen) - self._told)
+        late = sorted((seen & self._seen) - self._logged)
         if late:
-            self._told.update(late)
+            self._logged.update(late)
             logger.warning(LATE, ", ".join(late))
 
     def _new(self) -> dict[str, Any]:
         try:
             found = ordered_tasks(self._app)
         except ConfigurationError as error:
-            if str(error) not in self._told:
-                self._told.add(str(error))
+            if str(error) not in self._logged:
+                self._logged.add(str(error))
                 logger.error("ordered tasks that were registered after the start are not served: %s", error)
             return {}
         return {queue: task for queue, task in found.items() if queue not in self._known}

@@ -7,7 +7,6 @@ first find little left to do.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,13 +17,12 @@ from kombu.utils.uuid import uuid
 
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.calls.validation import read_id
-from celery_lowkiq.integration.operations.action_parts import NODE, Action, Target, Verb
+from celery_lowkiq.integration.operations.action_parts import Action, Target, Verb
 from celery_lowkiq.integration.operations.actions import VERBS
 from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.operations.json_encoder import plain
+from celery_lowkiq.integration.operations.json_records import plain
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall, LowkiqError
-
-logger = logging.getLogger("celery_lowkiq")
+from celery_lowkiq.rules.loggers import package_logger as logger
 
 #: Seconds until a worker replies; an action that takes longer goes on, and its end is logged.
 REPLY = 0.5
@@ -51,7 +49,7 @@ def lowkiq(state: Any, **_: Any) -> Any:
 
 def _define(verb: Verb) -> None:
     """Register ``lowkiq_<verb>`` unless all actions of the verb need a question first."""
-    on_node = verb.actions[0].scope is NODE
+    on_node = bool(verb.node_reply)
     if not on_node and not (verb.remote(ids=False) and verb.remote(ids=True)):
         return
 
@@ -89,9 +87,8 @@ def _picture(step: Any, state: Any) -> dict[str, Any]:
 
 
 def _on_node(state: Any, verb: Verb) -> dict[str, str]:
-    (action,) = verb.actions
-    action.run(_step(state), Target(), None)
-    return {"ok": action.effect}
+    _step(state).quiet(verb.name == "quiet")
+    return {"ok": verb.node_reply}
 
 
 @dataclass(frozen=True)

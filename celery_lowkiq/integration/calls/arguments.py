@@ -11,7 +11,7 @@ from typing import Any
 
 from celery.utils.saferepr import saferepr
 
-#: So many characters of wrong arguments are in an error.
+#: Maximum length of wrong arguments in an error.
 SHOWN = 200
 
 Header = Callable[..., tuple[Any, Any]]
@@ -49,8 +49,9 @@ def header_for(name: str, keyed: bool) -> Header:
 
 
 def check_arguments(args: Any, kwargs: Any) -> None:
-    """Raises TypeError unless they are what Celery takes: a list or tuple, a mapping, or None. Python itself
-    takes a text as a list of letters.
+    """Raises TypeError unless they are what Celery takes: a list or tuple, a mapping, or None.
+
+    Python itself takes a text as a list of letters.
     """
     if args is not None and not isinstance(args, (list, tuple)):
         raise TypeError(f"args={saferepr(args, SHOWN)} is invalid: expected a list or a tuple")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from numbers import Real
 from typing import Any, overload
@@ -37,7 +37,7 @@ class CallResults(Sequence["AsyncResult[Any]"]):
         if isinstance(index, slice):
             return CallResults(self._task, self.ids[index])
         result: AsyncResult[Any] = self._task.AsyncResult(self.ids[index])
-        # As for a single call: get() of an ignored result must not block.
+        # As of a single call: get() of an ignored result must not block.
         result.ignored = bool(self._task.ignore_result)
         return result
 
@@ -48,21 +48,18 @@ class CallResults(Sequence["AsyncResult[Any]"]):
         return f"<CallResults of {len(self)} calls>"
 
 
-@dataclass(frozen=True)
-class BulkCalls:
-    """The jobs of a bulk call with their records, and the results of the calls."""
+def bulk_without_messages(
+    task: Any, jobs: list[NewJob], results: bool, tracker: str
+) -> tuple[list[NewJob], CallResults]:
+    """The jobs of a bulk call with their records, and its results, both only where something needs them.
 
-    jobs: list[NewJob]
-    results: CallResults
-
-
-def bulk_without_messages(task: Any, jobs: list[NewJob], results: bool, tracker: str = "") -> BulkCalls:
-    """Task ids and records for a bulk call, where something needs them. Raises PayloadError."""
+    Raises PayloadError.
+    """
     app = task._get_app()
     context = context_of(app)
     track = context.settings.track_calls
     if not (results or track or tracker or task.expires or task.job_ttl):
-        return BulkCalls(jobs, CallResults(task, ()))
+        return jobs, CallResults(task, ())
     headers = {
         **_parents(),
         "expires": _expiry(task.expires, app.now()),
@@ -74,15 +71,15 @@ def bulk_without_messages(task: Any, jobs: list[NewJob], results: bool, tracker:
     if record is not None:
         stored = (replace(record, id=task_id).dump(context.record_codec) for task_id in ids)
         jobs = [replace(job, record=data) for job, data in zip(jobs, stored, strict=True)]
-    return BulkCalls(jobs, CallResults(task, ids))
+    return jobs, CallResults(task, ids)
 
 
 def bulk_with_messages(
-    task: Any, entries: list[Entry], jobs: list[NewJob], results: bool, tracker: str = ""
-) -> BulkCalls:
-    """Have Celery make a message of each call, for signals and events. Nothing is stored yet.
+    task: Any, entries: list[Entry], jobs: list[NewJob], results: bool, tracker: str
+) -> tuple[list[NewJob], CallResults]:
+    """The same, with a message of each call that Celery makes for signals and events.
 
-    Raises PayloadError.
+    Nothing is stored yet. Raises PayloadError.
     """
     kept: list[NewJob] = []
     ids = [uuid() for _ in jobs]
@@ -95,11 +92,10 @@ def bulk_with_messages(
         args = (entry.id, entry.payload) if task.key is None else (entry.payload,)
         beyond = {**entry.beyond_message(), **({"tracker": tracker} if tracker else {})}
         task.make_message(args, {}, task_id, keep, beyond, **options, **entry.for_message())
-    return BulkCalls(kept, CallResults(task, ids))
+    return kept, CallResults(task, ids)
 
 
 def _parents() -> dict[str, Any]:
-    """Headers that name the running task as the parent of a call."""
     caller = get_current_worker_task()
     if caller is None:
         return {}
@@ -107,7 +103,6 @@ def _parents() -> dict[str, Any]:
 
 
 def _expiry(expires: Any, now: datetime) -> str | None:
-    """The value of Celery's header: ISO 8601."""
     if isinstance(expires, Real):
         expires = now + timedelta(seconds=float(expires))
     return expires.isoformat() if isinstance(expires, datetime) else expires

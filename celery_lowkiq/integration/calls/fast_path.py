@@ -10,24 +10,22 @@ from celery._state import get_current_worker_task
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.records.call_record import stores_error
 
-from .send_task_overrides import stand_in
+from .send_task_overrides import override_of
 
 
 def has_publish_listeners(app: Celery) -> bool:
-    """Whether anything observes messages: a publish signal, an event, or a replacement of a method of
-    Celery's that sends calls.
-    """
+    """Whether anything observes messages: a publish signal, an event, or an override of Celery's sending."""
     return bool(
         signals.before_task_publish.receivers
         or signals.after_task_publish.receivers
         or app.conf.task_send_sent_event
-        or stand_in(app)
+        or override_of(app)
     )
 
 
 def may_skip_message(task: Any, app: Celery) -> bool:
-    """Whether a call without options needs no message: nothing observes it, no record is kept of it, and no
-    running task makes it.
+    """Whether a call without options needs no message: it is not observed, needs no record, and is not made
+    by a running task.
     """
     return not (
         has_publish_listeners(app)

@@ -1,18 +1,27 @@
-"""A call as Celery's message carries it, in protocol 2 or 1."""
+"""Reads a call from Celery's message, and from its header ``lowkiq``.
+
+A call by name gives its score, time and priority in that header, from any app and language, or in a canvas.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import tzinfo
 from typing import Any
 
 from celery.utils.saferepr import saferepr
 
+from celery_lowkiq.integration.records.call_record import HEADER
 from celery_lowkiq.rules.errors import InvalidCall
 
-from .arguments import SHOWN
+from .validation import SHOWN, Entry, read_priority, read_score, read_time
 
 NO_PROPERTIES: Mapping[str, Any] = {}
+#: Keys of the header ``lowkiq``.
+WORDS = ("score", "perform_in", "priority")
+#: Key that the sender's app adds with lowkiq_message_score="sent": when it sent the message (Unix s).
+SENT = "sent"
 
 
 @dataclass(frozen=True)
@@ -46,3 +55,59 @@ def read_call(body: Any, headers: Any, properties: Mapping[str, Any] = NO_PROPER
         "group": body.get("taskset")
     }
     return MessagedCall(body.get("args"), body.get("kwargs"), embed, {**headers, **own}, properties)
+
+
+@dataclass(frozen=True)
+class HeaderValues:
+    """The checked values of the header ``lowkiq``; None: not given."""
+
+    score: float | None = None
+    perform_in: float | None = None
+    priority: int | None = None
+    #: Unix time (s) of the sender's clock.
+    sent: float | None = None
+
+    def added_to(self, entry: Entry) -> Entry:
+        """The call with these values. Raises InvalidCall for a value that the call has already."""
+        given = {"score": entry.score, "priority": entry.priority}
+        given["perform_in"] = entry.delay if entry.perform_in is None else entry.perform_in
+        values = {name: value for name in WORDS if (value := getattr(self, name)) is not None}
+        for name, value in values.items():
+            if given[name] is not None:
+                raise InvalidCall(
+                    f"headers={{'{HEADER}': {{{name!r}: {value!r}}}}} is invalid: expected no {name} beside "
+                    f"that of the call, {given[name]!r}. Take one of them out"
+                )
+        return replace(entry, **values) if values else entry
+
+
+NO_VALUES = HeaderValues()
+
+
+def read_header(headers: Mapping[str, Any], tz: tzinfo | None) -> HeaderValues:
+    """The values of the header ``lowkiq``. Raises InvalidCall."""
+    given = headers.get(HEADER)
+    if given is None:
+        return NO_VALUES
+    if not isinstance(given, Mapping) or given.keys() - {*WORDS, SENT}:
+        raise InvalidCall(
+            f"headers={{'{HEADER}': {saferepr(given, SHOWN)}}} is invalid: expected a mapping with the keys "
+            f"{', '.join(WORDS)}. Other headers of a call stand beside {HEADER!r}"
+        )
+    times = {name: given[name] for name in ("perform_in", SENT) if given.get(name) is not None}
+    return HeaderValues(
+        read_score(given.get("score"), tz),
+        priority=read_priority(given.get("priority")),
+        **{name: read_time(name, value, tz) for name, value in times.items()},
+    )
+
+
+def take_header(options: dict[str, Any], tz: tzinfo | None) -> HeaderValues:
+    """The same of a call's options, from which the header is taken out. Raises InvalidCall."""
+    headers = options.get("headers") or {}
+    if HEADER not in headers:
+        return NO_VALUES
+    rest = {name: value for name, value in options.pop("headers").items() if name != HEADER}
+    if rest:
+        options["headers"] = rest
+    return read_header(headers, tz)

@@ -1,4 +1,4 @@
-"""Stands in for kombu's producer: Celery publishes an ordered call here, in place of the broker."""
+"""Replaces kombu's producer: Celery publishes an ordered call here, in place of the broker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CallRefused(StoreFull, OperationalError):
 
 
 def retry_intervals(retry: Any, policy: Mapping[str, Any] | None) -> Iterator[float]:
-    """Seconds before each repetition of a publish, by Celery's ``retry`` and ``retry_policy``."""
+    """Intervals in s before the retries of a publish, by Celery's ``retry`` and ``retry_policy``."""
     if not retry:
         return iter(())
     given = {
@@ -70,8 +70,8 @@ class StoreProducer:
         self._app = app
         self._store = store
         #: Whether Celery has published the message.
-        self.published = False
-        self.connection = context_of(app).connection
+        self.published: bool = False
+        self.connection: Any = context_of(app).connection
 
     @property
     def channel(self) -> Any:
@@ -88,7 +88,7 @@ class StoreProducer:
         self._store(read_call(body, headers, properties))
 
     def revive(self, channel: Any) -> None:
-        """Part of kombu's interface; there is no channel to renew."""
+        """Do nothing: there is no channel to renew."""
 
     def __enter__(self) -> StoreProducer:
         return self

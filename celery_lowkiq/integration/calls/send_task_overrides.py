@@ -1,6 +1,6 @@
-"""What stands in the place of Celery's ``send_task``: it passes calls on, or keeps them, as an outbox does.
+"""Overrides of Celery's ``send_task`` and ``apply_async``: tracers, which pass a call on, and outboxes.
 
-What is kept is sent later by name. A message has no score, so then a call may have none.
+An outbox keeps a call and sends it later by name. It would lose the score, which no message carries.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .validation import SHOWN
 
 T = TypeVar("T")
 
-#: Option under which a call takes along what no message has.
+#: Option by which an override is tested: it can be passed on, and not stored.
 PASSED_ON = "lowkiq"
-#: What serializers raise for an object that they do not know.
+#: Errors of serializers for an object that they cannot serialize.
 UNSTORABLE = (TypeError, ValueError, PicklingError)
 
 
 class OnlyPassedOn:
-    """An option that can be passed on and not stored: a stand-in that stores calls fails before it does."""
+    """The value of that option. An outbox that serializes it fails before it has stored the call."""
 
     def __str__(self) -> str:
         raise TypeError(f"{self!r} cannot be stored")
@@ -37,11 +37,11 @@ class OnlyPassedOn:
         raise TypeError(f"{self!r} cannot be stored")
 
     def __repr__(self) -> str:
-        return "<what a call of an ordered task says beyond its message>"
+        return "<arguments of a call of an ordered task that no message carries>"
 
 
-def stand_in(app: Celery) -> str:
-    """Name of what stands in the place of a method of Celery's that sends a call; "" for nothing."""
+def override_of(app: Celery) -> str:
+    """Name of a method of Celery's for sending calls that is overridden; "" for none."""
     if "send_task" in app.__dict__:
         return "app.send_task"
     if not _is_celerys(type(app).send_task, base):
@@ -50,32 +50,31 @@ def stand_in(app: Celery) -> str:
 
 
 def _is_celerys(function: Any, module: Any) -> bool:
-    """Whether neither a subclass nor what instruments the process has put something in its place."""
     return type(function) is FunctionType and function.__code__.co_filename == module.__file__
 
 
-def sent_whole(
-    app: Celery, name: str, said: Mapping[str, Any], producer: StoreProducer, send: Callable[..., T]
+def send_whole(
+    app: Celery, name: str, beyond: Mapping[str, Any], producer: StoreProducer, send: Callable[..., T]
 ) -> T:
-    """Send a call of the task of that name; what it ``said`` is in no message, and must reach the producer.
+    """Send a call of the task ``name``. ``beyond``: its arguments that no message carries.
 
-    Raises InvalidCall when something stands in its way, and what ``send`` raises.
+    Raises InvalidCall when an override keeps the call from the producer, and what ``send`` raises.
     """
-    between = stand_in(app) if said else ""
+    override = override_of(app) if beyond else ""
     try:
-        result = send(**{PASSED_ON: OnlyPassedOn()} if between else {})
+        result = send(**{PASSED_ON: OnlyPassedOn()} if override else {})
     except UNSTORABLE as error:
-        if not between or producer.published or isinstance(error, LowkiqError):
+        if not override or producer.published or isinstance(error, LowkiqError):
             raise
-        raise InvalidCall(_lost(name, said, between)) from error
-    if said and not producer.published:
-        raise InvalidCall(_lost(name, said, between or "something"))
+        raise InvalidCall(_lost(name, beyond, override)) from error
+    if beyond and not producer.published:
+        raise InvalidCall(_lost(name, beyond, override or "something"))
     return result
 
 
-def _lost(name: str, said: Mapping[str, Any], between: str) -> str:
-    shown = ", ".join(f"{word}={saferepr(value, SHOWN)}" for word, value in said.items())
+def _lost(name: str, beyond: Mapping[str, Any], override: str) -> str:
+    shown = ", ".join(f"{word}={saferepr(value, SHOWN)}" for word, value in beyond.items())
     return (
-        f"{shown} of a call of {name} is invalid: expected only an id and a payload, since {between} keeps "
+        f"{shown} of a call of {name} is invalid: expected only an id and a payload, since {override} keeps "
         "the call to send it by name, and would lose the rest. Leave it out, or exclude the task there"
     )

@@ -7,14 +7,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from celery import Celery
 from celery.app.amqp import AMQP
 
 from celery_lowkiq.integration.app.settings import read_setting
 from celery_lowkiq.integration.records.call_record import HEADER
 from celery_lowkiq.worker.forks import ProcessLock
 
-from .message_header import SENT
+from .message import SENT
 from .producer import StoreProducer
 
 
@@ -37,35 +36,34 @@ _times = SendingTimes()
 
 
 def stamped(headers: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The headers of a message that is sent now. One with a score needs no time; what is wrong is refused
-    where the message arrives.
+    """The headers of a message that is sent now. One with a score needs no time.
+
+    The receiver refuses an invalid header.
     """
     headers = headers or {}
-    said = headers.get(HEADER) or {}
-    if not isinstance(said, Mapping) or said.get("score") is not None or SENT in said:
+    given = headers.get(HEADER) or {}
+    if not isinstance(given, Mapping) or given.get("score") is not None or SENT in given:
         return headers
-    return {**headers, HEADER: {**said, SENT: _times.next()}}
+    return {**headers, HEADER: {**given, SENT: _times.next()}}
 
 
-def _stamping(app: Celery, send: Callable[..., Any]) -> Callable[..., Any]:
+def _stamping(app: Any, send: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(send)
     def send_stamped(producer: Any, name: str, message: Any, headers: Any = None, **options: Any) -> Any:
-        if not isinstance(producer, StoreProducer) and _may_be_ordered(app, name):
+        # A task that this app does not have may be ordered.
+        task = app._tasks.get(name)
+        may_be_ordered = task is None or hasattr(type(task), "queue_spec")
+        if may_be_ordered and not isinstance(producer, StoreProducer):
             headers = stamped(headers)
         return send(producer, name, message, headers=headers, **options)
 
     return send_stamped
 
 
-def _may_be_ordered(app: Any, name: str) -> bool:
-    """Whether a task is ordered, or of another app."""
-    task = app._tasks.get(name)
-    return task is None or hasattr(type(task), "queue_spec")
-
-
 def install() -> None:
-    """Have each app of this process look at its setting when it sends its first message. The signals of a
-    message do not say whose it is, and a receiver would have Celery make a message of each ordered call.
+    """Have each app of this process read its setting when it sends its first message.
+
+    A signal does not tell the app of a message, and its receiver would end the fast path of ordered calls.
     """
     factory: Any = AMQP
     create = factory._create_task_sender

@@ -1,4 +1,4 @@
-"""From what a caller gives to jobs for the store. Everything is checked before anything is stored."""
+"""Validation: makes jobs for the store of what callers give. All are checked before any is stored."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
 from numbers import Integral, Real
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 from uuid import UUID
 
 from celery_lowkiq.integration.app.codec import Codec
@@ -16,12 +16,15 @@ from celery_lowkiq.rules.models import NewJob
 from celery_lowkiq.rules.priorities import LEAST_URGENT, MOST_URGENT
 from celery_lowkiq.rules.validators import is_whole
 
+A = TypeVar("A")
+B = TypeVar("B")
+
 MAX_ID_BYTES = 256
-#: Unix s; the year 2286. What is larger was surely meant in milliseconds.
+#: Unix s; the year 2286. A larger number was surely meant in milliseconds.
 LATEST = 10_000_000_000.0
 #: A score must be a number that a double holds exactly.
 LARGEST_SCORE = 2**53
-#: As much of a wrong value is shown in an error.
+#: Maximum length of a wrong value in an error.
 SHOWN = 100
 #: Options of ``apply_async`` that are read here.
 WORDS = ("score", "countdown", "eta", "priority")
@@ -60,16 +63,16 @@ class Entry:
     sent: float | None = None
 
     def beyond_message(self) -> dict[str, Any]:
-        """What was said of it that Celery's message does not have."""
-        said = {"score": self.score, "perform_in": self.perform_in, "countdown": self.delay}
-        return {n: v for n, v in {**said, "priority": self.priority}.items() if v is not None}
+        """The arguments of the call that Celery's message does not carry."""
+        given = {"score": self.score, "perform_in": self.perform_in, "countdown": self.delay}
+        return {n: v for n, v in {**given, "priority": self.priority}.items() if v is not None}
 
     def for_message(self) -> dict[str, Any]:
-        """Options of its own that whoever listens to messages hears of."""
+        """The options that Celery's message carries."""
         return {} if self.priority is None else {"priority": self.priority}
 
     def job(self, codec: Codec) -> NewJob:
-        """What the store takes. Raises PayloadError."""
+        """The job for the store. Raises PayloadError."""
         data = codec.dump(self.payload)
         return NewJob(self.id, data, self.score, self.perform_in, self.delay, None, self.priority, self.sent)
 
@@ -103,29 +106,22 @@ def bulk(
         raise InvalidCall(
             f"perform_async takes a list of jobs, got {type(jobs).__name__}: write [{{'id': ...}}]"
         )
-    entries = []
-    for position, job in enumerate(jobs):
-        try:
-            entries.append(_entry(job, tz, key))
-        except InvalidCall as error:
-            raise at_position(error, position) from None
-    return entries
+    return _each(jobs, lambda job: _entry(job, tz, key))
 
 
 def to_jobs(entries: Iterable[Entry], codec: Codec) -> list[NewJob]:
-    """What the store takes for a bulk call. Raises PayloadError, which says which job is wrong."""
-    jobs = []
-    for position, entry in enumerate(entries):
+    """The jobs of a bulk call for the store. Raises PayloadError, which says which job is wrong."""
+    return _each(entries, lambda entry: entry.job(codec))
+
+
+def _each(jobs: Iterable[A], read: Callable[[A], B]) -> list[B]:
+    found = []
+    for position, job in enumerate(jobs):
         try:
-            jobs.append(entry.job(codec))
+            found.append(read(job))
         except InvalidCall as error:
-            raise at_position(error, position) from error
-    return jobs
-
-
-def at_position(error: InvalidCall, position: int) -> InvalidCall:
-    """The same error, with the place of the job in the list."""
-    return type(error)(f"job {position} of the list: {error}")
+            raise type(error)(f"job {position} of the list: {error}") from error.__cause__
+    return found
 
 
 def id_of(key: Callable[[Any], Any], payload: Any) -> Any:
@@ -175,11 +171,11 @@ def read_id(value: Any) -> str:
 
 
 def _plain_text(value: str | int | UUID) -> str:
-    """A member of an enum is one id with its value; what ``str`` makes of it depends on Python's version."""
+    # Of a member of an enum, the value: what ``str`` makes of it depends on Python's version.
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
-        # As long as the longest id at least, and no work for Python's limit of digits.
+        # Longer than the longest id. Python limits the digits of a number that it prints.
         return int.__repr__(value) if abs(value) < 10**MAX_ID_BYTES else "9" * (MAX_ID_BYTES + 1)
     return str(value)
 
@@ -212,7 +208,7 @@ def read_priority(value: Any) -> int | None:
 
 
 def priority_of(properties: Mapping[str, Any]) -> int | None:
-    """What a message of Celery's says, which may be from a broker with more than ten; None: nothing."""
+    """The priority of a message; a broker may have more than ten. None: it has none."""
     value = properties.get("priority")
     return min(max(value, MOST_URGENT), LEAST_URGENT) if is_whole(value) else None
 

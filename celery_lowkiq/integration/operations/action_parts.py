@@ -1,4 +1,4 @@
-"""The parts of an action: what it is done to, what it takes, what it asks and says."""
+"""The parts of an action: its scope, its parameters, its target, and its texts."""
 
 from __future__ import annotations
 
@@ -7,82 +7,70 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from celery_lowkiq.integration.app.codec import refuse_constant
 from celery_lowkiq.integration.calls.validation import read_id
 from celery_lowkiq.rules.errors import InvalidCall
+from celery_lowkiq.rules.models import MAX_SHARDS
 from celery_lowkiq.rules.text import count_of
+from celery_lowkiq.rules.validators import is_whole, whole
 from celery_lowkiq.rules.views import Stats
 from celery_lowkiq.store.scripts.progress import Progress
 
 from .queue import OrderedQueue
 
-#: Most ids of one change.
+#: Maximum number of ids of one change.
 MAX_IDS = 1000
-MAX_SHARD = 4095
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A value that an action takes beside ids. ``kind``: int, str, or object for any JSON."""
+    """A value that an action takes beside ids. ``kind``: str, object for any JSON, or int from 0 on."""
 
     name: str
     kind: type
     text: str
-    minimum: int = 0
-    maximum: int = 2**31 - 1
-
-    @property
-    def expected(self) -> str:
-        """What is allowed, in words."""
-        if self.kind is int:
-            return f"a whole number from {self.minimum} to {self.maximum}"
-        return "a text" if self.kind is str else "JSON"
+    maximum: int = 0
 
     def check(self, value: Any) -> Any:
-        """The value itself. Raises InvalidCall."""
+        """Return the value. Raises InvalidCall."""
         if self.kind is object:
             return _json(self, json.dumps(value))
-        right = isinstance(value, self.kind) and not isinstance(value, bool)
-        if not right or (isinstance(value, int) and not self.minimum <= value <= self.maximum):
-            raise self._invalid(value)
+        if self.kind is int and not is_whole(value, 0, self.maximum):
+            raise self._invalid(value, whole(0, self.maximum).expected)
+        if self.kind is str and not isinstance(value, str):
+            raise self._invalid(value, "a text")
         return value
 
     def read(self, text: str) -> Any:
-        """The value of a text, as in a form. Raises InvalidCall."""
+        """Return the value that a text, as in a form, stands for. Raises InvalidCall."""
         if self.kind is object:
             return _json(self, text)
-        if self.kind is str:
-            return text
-        if not (text.isascii() and text.isdigit() and len(text) <= 10):
-            raise self._invalid(text)
-        return self.check(int(text))
+        is_digits = text.isascii() and text.isdigit() and len(text) <= 10
+        return self.check(int(text) if self.kind is int and is_digits else text)
 
     def write(self, value: Any) -> str:
         """The text that :meth:`read` reads."""
         return json.dumps(value) if self.kind is object else str(value)
 
-    def _invalid(self, value: Any) -> InvalidCall:
-        return InvalidCall(f"{self.name}={value!r:.100} is invalid: expected {self.expected}")
+    def _invalid(self, value: Any, expected: str) -> InvalidCall:
+        return InvalidCall(f"{self.name}={value!r:.100} is invalid: expected {expected}")
 
 
 def _json(parameter: Parameter, text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         raise InvalidCall(f"{parameter.name} is invalid: expected JSON. Nothing was changed") from None
 
 
-def _refuse(name: str) -> Any:
-    raise ValueError(name)
-
-
-SHARD = Parameter("shard", int, "number of the shard", maximum=MAX_SHARD)
+SHARD = Parameter("shard", int, "number of the shard", maximum=MAX_SHARDS - 1)
 MARK = Parameter("mark", str, "mark of the payload, as the job shows it")
 VALUE = Parameter("value", object, "the new payload")
 
 
 @dataclass(frozen=True)
 class Target:
-    """The ids and values that an action is given."""
+    """The ids and values that an action gets."""
 
     ids: tuple[str, ...] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -95,56 +83,61 @@ class Target:
 
 @dataclass(frozen=True)
 class Scope:
-    """What an action is done to. ``kind`` and ``unit`` are what it counts (no unit: changed or not);
-    ``total`` counts all of a kind.
+    """What an action changes. It counts ``kind`` and ``unit`` (without a unit: changed or not).
+
+    ``total`` returns the number of all jobs or ids of the scope.
     """
 
-    name: str
     kind: str = ""
     unit: str = "job"
     ids: bool = False
     parameters: tuple[Parameter, ...] = ()
     total: Callable[[Stats], int] | None = None
+    #: Option of CLI commands that chooses it.
+    option: str = ""
+    #: Listings of a queue's page that offer its actions.
+    listings: tuple[str, ...] = ()
 
 
-QUEUE = Scope("queue", unit="")
-ONE_SHARD = Scope("shard", unit="", parameters=(SHARD,))
-NODE = Scope("node", unit="")
-IDS = Scope("ids", unit="id", ids=True)
-WAITING_IDS = Scope("ids", "waiting", ids=True)
-DEAD_IDS = Scope("ids", "dead", ids=True)
-PAYLOAD = Scope("payload", unit="payload", ids=True, parameters=(MARK,))
-ALL_WAITING = Scope("all waiting", "waiting", total=lambda stats: stats.length)
-ALL_FAILED = Scope("all failed", "failed", total=lambda stats: stats.retries)
-ALL_DEAD = Scope("all dead", "dead", total=lambda stats: stats.morgue_length)
-ALL_PAUSED_IDS = Scope("all paused ids", "paused", "id", total=lambda stats: stats.paused_jobs)
+QUEUE = Scope(unit="")
+ONE_SHARD = Scope(unit="", parameters=(SHARD,), listings=("shards",))
+IDS = Scope(unit="id", ids=True, listings=("jobs",))
+PAUSED_IDS = Scope(unit="id", ids=True, listings=("paused",))
+WAITING_IDS = Scope("waiting", ids=True, listings=("jobs", "retries"))
+DEAD_IDS = Scope("dead", ids=True, listings=("morgue",))
+PAYLOAD = Scope(unit="payload", ids=True, parameters=(MARK,))
+ALL_WAITING = Scope("waiting", total=lambda stats: stats.length, option="all", listings=("jobs",))
+ALL_FAILED = Scope("failed", total=lambda stats: stats.retries, option="failed", listings=("retries",))
+ALL_DEAD = Scope("dead", total=lambda stats: stats.morgue_length, option="all", listings=("morgue",))
+ALL_PAUSED_IDS = Scope(
+    "paused", "id", total=lambda stats: stats.paused_jobs, option="all-ids", listings=("paused",)
+)
 
-#: Gets the queue (of scope NODE: the bootstep of the worker), and returns how many it changed.
-Run = Callable[[Any, Target, "Progress | None"], int]
+#: Returns how many jobs or ids changed.
+Call = Callable[["OrderedQueue", Target, "Progress | None"], int]
 
 
 @dataclass(frozen=True)
 class Action:
-    """A verb done to a scope. ``label`` stands on its button, ``effect`` in the question before it."""
+    """A verb applied to a scope. ``label`` is the text of its button, ``effect`` explains it."""
 
     name: str
     scope: Scope
     label: str
     effect: str
-    run: Run
-    #: Options of the CLI command that choose this action among those of its verb.
+    #: None: the method of OrderedQueue that has the name of the action.
+    call: Call | None = None
+    #: Options of the CLI command that choose this action, beside the one of its scope.
     options: tuple[str, ...] = ()
-    #: Listings of a queue's page that offer it.
-    listings: tuple[str, ...] = ()
     parameters: tuple[Parameter, ...] = ()
-    #: Asked about first, and not offered where nothing can be asked: in Flower and by remote control.
+    #: Needs a confirmation; not offered in Flower and by remote control, which cannot ask.
     dangerous: bool = False
     #: Offered only for queues with this policy.
     policy: str = ""
     # What its verb adds.
     verb: str = ""
     done: str = ""
-    unchanged: str = ""
+    unchanged: str = "nothing to change"
 
     @property
     def takes(self) -> tuple[Parameter, ...]:
@@ -152,8 +145,13 @@ class Action:
         return (*self.scope.parameters, *self.parameters)
 
     @property
+    def all_options(self) -> tuple[str, ...]:
+        """The CLI options that choose this action among those of its verb."""
+        return (self.scope.option, *self.options) if self.scope.option else self.options
+
+    @property
     def on_command_line(self) -> bool:
-        """Whether the CLI offers it: a payload is named by its mark, which only pages and the API show."""
+        """Whether the CLI offers it. Only pages and the API show the mark that names a payload."""
         return MARK not in self.takes
 
     @property
@@ -178,20 +176,27 @@ class Action:
             raise InvalidCall(f"shard={checked[SHARD.name]} is invalid: expected a shard from 0 to {last}")
         return Target(target.ids, checked)
 
+    def run(self, queue: OrderedQueue, target: Target, progress: Progress | None = None) -> int:
+        """Do it to the checked target. Returns how many jobs or ids changed. Raises StoreError."""
+        if self.call is not None:
+            return self.call(queue, target, progress)
+        ids = (target.ids,) if self.scope.ids else ()
+        return int(getattr(queue, self.name)(*ids, progress))
+
     def total(self, queue: OrderedQueue, target: Target) -> int:
-        """How many jobs it is done to, about. Raises StoreError."""
+        """Return the approximate number of its jobs. Raises StoreError."""
         return self.scope.total(queue.stats()) if self.scope.total else max(1, len(target.ids))
 
     def fits(self, queue: OrderedQueue) -> bool:
-        """Whether the queue has the policy that it is for."""
+        """Whether the queue has its policy."""
         return not self.policy or bool(getattr(queue.spec.policies, self.policy))
 
     def question(self, queue: str, target: Target, count: int) -> str:
-        """What is asked before a dangerous one."""
+        """The question before a dangerous action."""
         return f"{self.label}: {self._things(queue, target, count)}?"
 
     def said(self, queue: str, target: Target, count: int) -> str:
-        """What is said when it is done."""
+        """The message after the action."""
         things = self._things(queue, target, count)
         return f"{self.done} {things}" if count or self.scope.unit else f"{things}: {self.unchanged}"
 
@@ -209,13 +214,15 @@ def _names(found: set[str]) -> str:
 
 @dataclass(frozen=True)
 class Verb:
-    """A CLI command and a remote control command, with the actions that they choose from."""
+    """A CLI command and a remote control command: for a queue with actions to choose from, or for a node."""
 
     name: str
     summary: str
     text: str
-    actions: tuple[Action, ...]
-    examples: tuple[str, ...] = ()
+    examples: tuple[str, ...]
+    actions: tuple[Action, ...] = ()
+    #: The answer of a node; "" when the verb is for queues.
+    node_reply: str = ""
 
     def remote(self, ids: bool) -> Action | None:
         """The action that remote control may choose, for ids or for all."""

@@ -1,4 +1,4 @@
-"""What an operator may change, declared once.
+"""The actions of operators, declared once.
 
 The CLI commands, the actions of the JSON API, the buttons of the pages, the actions in Flower and the remote
 control commands are made from VERBS. A new action is one entry in it.
@@ -7,6 +7,7 @@ control commands are made from VERBS. A new action is one entry in it.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from celery_lowkiq.rules.errors import InvalidCall, LowkiqError
 from celery_lowkiq.store.scripts.progress import Progress
@@ -19,8 +20,8 @@ from .action_parts import (
     DEAD_IDS,
     IDS,
     MARK,
-    NODE,
     ONE_SHARD,
+    PAUSED_IDS,
     PAYLOAD,
     QUEUE,
     VALUE,
@@ -29,7 +30,7 @@ from .action_parts import (
     Target,
     Verb,
 )
-from .json_shapes import mark_of
+from .json_records import mark_of
 from .queue import OrderedQueue
 
 #: Payloads of a job that are searched for a mark, those with the smallest scores.
@@ -45,21 +46,25 @@ def _verb(
     summary: str,
     text: str,
     *actions: Action,
-    done: str,
-    unchanged: str = "nothing to change",
     examples: tuple[str, ...],
+    **shared: Any,
 ) -> Verb:
-    mine = tuple(replace(one, verb=name, done=done, unchanged=unchanged) for one in actions)
-    return Verb(name, summary, text, mine, tuple(f"{name.replace('_', '-')} {one}" for one in examples))
+    """``shared``: fields that all actions of the verb have."""
+    lines = tuple(f"{name.replace('_', '-')} {one}" for one in examples)
+    return Verb(name, summary, text, lines, tuple(replace(one, verb=name, **shared) for one in actions))
 
 
 def _payload(queue: OrderedQueue, target: Target) -> bytes:
-    """The payload with the mark. Raises PayloadGone."""
+    """The payload with the target's mark. Raises PayloadGone."""
     waiting = queue.raw().job(target.ids[0], payload_limit=SEARCHED).waiting
     for payload in waiting.payloads if waiting else ():
         if mark_of(payload) == target.values[MARK.name]:
             return bytes(payload.value)
-    raise PayloadGone("the job waits no more, or has no such payload any more. Nothing was changed")
+    raise PayloadGone("the job does not wait any more, or has no such payload any more. Nothing was changed")
+
+
+def _delete_payload(queue: OrderedQueue, target: Target, _: Progress | None) -> int:
+    return int(queue.raw().delete_payload(target.ids[0], _payload(queue, target)))
 
 
 def _edit(queue: OrderedQueue, target: Target, _: Progress | None) -> int:
@@ -74,23 +79,8 @@ VERBS = (
         """Make waiting jobs of QUEUE due now, also retries and jobs that were to run later: some IDS (-: from
         stdin), or all.
         """,
-        Action(
-            "run_now",
-            WAITING_IDS,
-            "Run now",
-            "These waiting jobs become due now.",
-            lambda queue, target, progress: queue.run_now(target.ids, progress),
-            listings=("jobs", "retries"),
-        ),
-        Action(
-            "run_now_all",
-            ALL_WAITING,
-            "Run all now",
-            "All waiting jobs become due now.",
-            lambda queue, _, progress: queue.run_now_all(progress),
-            options=("all",),
-            listings=("jobs",),
-        ),
+        Action("run_now", WAITING_IDS, "Run now", "These waiting jobs become due now."),
+        Action("run_now_all", ALL_WAITING, "Run all now", "All waiting jobs become due now."),
         done="made due",
         examples=("sync_order 42", "sync_order --all"),
     ),
@@ -108,23 +98,17 @@ VERBS = (
             QUEUE,
             "Pause",
             "No node starts anything new of the queue; running jobs finish.",
-            lambda queue, *_: int(queue.pause()),
+            call=lambda queue, *_: int(queue.pause()),
         ),
         Action(
             "pause_shard",
             ONE_SHARD,
             "Pause",
             "No node starts anything new of the shard; running jobs finish.",
-            lambda queue, target, _: int(queue.pause(shard=target.values["shard"])),
-            listings=("shards",),
+            call=lambda queue, target, _: int(queue.pause(shard=target.values["shard"])),
         ),
         Action(
-            "pause_ids",
-            IDS,
-            "Pause",
-            "Jobs of these ids, also new ones, wait until the ids are resumed.",
-            lambda queue, target, progress: queue.pause_ids(target.ids, progress),
-            listings=("jobs",),
+            "pause_ids", IDS, "Pause", "Jobs of these ids, also new ones, wait until the ids are resumed."
         ),
         done="paused",
         unchanged="paused before",
@@ -139,37 +123,17 @@ VERBS = (
         not paused.
         """,
         Action(
-            "resume",
-            QUEUE,
-            "Resume",
-            "The queue runs again.",
-            lambda queue, *_: int(queue.resume()),
+            "resume", QUEUE, "Resume", "The queue runs again.", call=lambda queue, *_: int(queue.resume())
         ),
         Action(
             "resume_shard",
             ONE_SHARD,
             "Resume",
             "The shard runs again, unless its queue is paused.",
-            lambda queue, target, _: int(queue.resume(shard=target.values["shard"])),
-            listings=("shards",),
+            call=lambda queue, target, _: int(queue.resume(shard=target.values["shard"])),
         ),
-        Action(
-            "resume_ids",
-            IDS,
-            "Resume",
-            "Jobs of these ids are due at their own time again.",
-            lambda queue, target, progress: queue.resume_ids(target.ids, progress),
-            listings=("paused",),
-        ),
-        Action(
-            "resume_all_ids",
-            ALL_PAUSED_IDS,
-            "Resume all ids",
-            "All paused ids are resumed.",
-            lambda queue, _, progress: queue.resume_all_ids(progress),
-            options=("all-ids",),
-            listings=("paused",),
-        ),
+        Action("resume_ids", PAUSED_IDS, "Resume", "Jobs of these ids are due at their own time again."),
+        Action("resume_all_ids", ALL_PAUSED_IDS, "Resume all ids", "All paused ids are resumed."),
         done="resumed",
         unchanged="not paused",
         examples=("sync_order", "sync_order 42", "sync_order --all-ids"),
@@ -181,31 +145,20 @@ VERBS = (
 
         IDS may be -: they come from stdin, one a line.
         """,
-        Action(
-            "requeue",
-            DEAD_IDS,
-            "Requeue",
-            "These dead jobs go back to the queue, due now, as new.",
-            lambda queue, target, progress: queue.requeue(target.ids, progress),
-            listings=("morgue",),
-        ),
+        Action("requeue", DEAD_IDS, "Requeue", "These dead jobs go back to the queue, due now, as new."),
         Action(
             "requeue_all",
             ALL_DEAD,
             "Requeue all",
             "All jobs that are dead now go back to the queue, due now, as new.",
-            lambda queue, _, progress: queue.requeue_all(progress),
-            options=("all",),
-            listings=("morgue",),
         ),
         Action(
             "requeue_forced",
             DEAD_IDS,
             "Force requeue",
             "These dead jobs go back to the queue, with payloads older than what ran since.",
-            lambda queue, target, progress: queue.requeue(target.ids, progress, force=True),
+            call=lambda queue, target, progress: queue.requeue(target.ids, progress, force=True),
             options=("force",),
-            listings=("morgue",),
             dangerous=True,
             policy="drop_stale",
         ),
@@ -214,9 +167,8 @@ VERBS = (
             ALL_DEAD,
             "Force requeue all",
             "All dead jobs go back to the queue, with payloads older than what ran since.",
-            lambda queue, _, progress: queue.requeue_all(progress, force=True),
-            options=("all", "force"),
-            listings=("morgue",),
+            call=lambda queue, _, progress: queue.requeue_all(progress, force=True),
+            options=("force",),
             dangerous=True,
             policy="drop_stale",
         ),
@@ -231,24 +183,15 @@ VERBS = (
         Their calls end as FAILURE. `requeue` brings the jobs back.
         """,
         Action(
-            "bury",
-            WAITING_IDS,
-            "Bury",
-            "These waiting jobs move to the morgue; their calls end as FAILURE.",
-            lambda queue, target, progress: queue.bury(target.ids, progress),
-            listings=("jobs", "retries"),
-            dangerous=True,
+            "bury", WAITING_IDS, "Bury", "These waiting jobs move to the morgue; their calls end as FAILURE."
         ),
         Action(
             "bury_failed",
             ALL_FAILED,
             "Bury all",
             "Waiting jobs that failed before move to the morgue; their calls end as FAILURE.",
-            lambda queue, _, progress: queue.bury_failed(progress),
-            options=("failed",),
-            listings=("retries",),
-            dangerous=True,
         ),
+        dangerous=True,
         done="buried",
         examples=("sync_order --failed", "sync_order 42 43"),
     ),
@@ -264,48 +207,29 @@ VERBS = (
             WAITING_IDS,
             "Delete",
             "These waiting jobs are deleted; their calls end as REVOKED. Running jobs go on.",
-            lambda queue, target, progress: queue.delete(target.ids, progress),
-            listings=("jobs", "retries"),
-            dangerous=True,
         ),
         Action(
             "delete_failed",
             ALL_FAILED,
             "Delete all",
             "Waiting jobs that failed before are deleted; their calls end as REVOKED.",
-            lambda queue, _, progress: queue.delete_failed(progress),
-            options=("failed",),
-            listings=("retries",),
-            dangerous=True,
         ),
-        Action(
-            "delete_dead",
-            DEAD_IDS,
-            "Delete",
-            "These dead jobs are deleted.",
-            lambda queue, target, progress: queue.delete_dead(target.ids, progress),
-            options=("morgue",),
-            listings=("morgue",),
-            dangerous=True,
-        ),
+        Action("delete_dead", DEAD_IDS, "Delete", "These dead jobs are deleted.", options=("morgue",)),
         Action(
             "delete_dead_all",
             ALL_DEAD,
             "Delete all",
             "All jobs that are dead now are deleted.",
-            lambda queue, _, progress: queue.delete_dead_all(progress),
-            options=("all", "morgue"),
-            listings=("morgue",),
-            dangerous=True,
+            options=("morgue",),
         ),
         Action(
             "delete_payload",
             PAYLOAD,
             "Delete payload",
             "This payload is deleted; its calls end as REVOKED. The other payloads of the job stay.",
-            lambda queue, target, _: int(queue.raw().delete_payload(target.ids[0], _payload(queue, target))),
-            dangerous=True,
+            call=_delete_payload,
         ),
+        dangerous=True,
         done="deleted",
         examples=(
             "sync_order 42 43",
@@ -323,48 +247,33 @@ VERBS = (
             PAYLOAD,
             "Save",
             "This payload is replaced and keeps its score; the calls of the old one end as REVOKED.",
-            _edit,
+            call=_edit,
             parameters=(VALUE,),
         ),
         done="replaced",
         examples=(),
     ),
-    _verb(
+    Verb(
         "quiet",
         "Let a node finish and start nothing new.",
         """Ask NODE to finish what it runs of ordered queues and to start nothing new: others get its shards.
 
         Its ordinary tasks go on. `unquiet`, or a restart, ends it. Status 1 when the node does not answer.
         """,
-        Action(
-            "quiet",
-            NODE,
-            "Quiet",
-            "quiet: running jobs finish, and nothing new starts",
-            lambda step, *_: int(step.quiet(True) is None),
-        ),
-        done="quiet",
-        examples=("celery@host",),
+        ("quiet celery@host",),
+        node_reply="quiet: running jobs finish, and nothing new starts",
     ),
-    _verb(
+    Verb(
         "unquiet",
         "Let a quiet node serve again.",
-        """Ask NODE to serve ordered queues again, after `quiet`. Status 1 when it does not answer.
-        """,
-        Action(
-            "unquiet",
-            NODE,
-            "Unquiet",
-            "serves ordered queues again",
-            lambda step, *_: int(step.quiet(False) is None),
-        ),
-        done="serving",
-        examples=("celery@host",),
+        "Ask NODE to serve ordered queues again, after `quiet`. Status 1 when it does not answer.",
+        ("unquiet celery@host",),
+        node_reply="serves ordered queues again",
     ),
 )
 
 #: All actions on queues by their names.
-ACTIONS = {one.name: one for verb in VERBS for one in verb.actions if one.scope is not NODE}
+ACTIONS = {one.name: one for verb in VERBS for one in verb.actions}
 
 
 def action_of(name: str) -> Action:
@@ -376,5 +285,5 @@ def action_of(name: str) -> Action:
 
 def offered(listing: str, queue: OrderedQueue, *, ids: bool) -> list[Action]:
     """The actions that a listing of the queue's page offers, for chosen ids or for all."""
-    found = (one for one in ACTIONS.values() if listing in one.listings and one.scope.ids == ids)
+    found = (one for one in ACTIONS.values() if listing in one.scope.listings and one.scope.ids == ids)
     return [one for one in found if one.fits(queue)]

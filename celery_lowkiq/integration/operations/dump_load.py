@@ -1,4 +1,4 @@
-"""A queue as the lines of a file, and back: for moving it to another Redis."""
+"""Dump and load: a queue as the lines of a file, to move it to another Redis."""
 
 from __future__ import annotations
 
@@ -24,34 +24,33 @@ from celery_lowkiq.rules.dumps import (
 )
 from celery_lowkiq.rules.errors import BadDump, ConfigurationError, InvalidCall, UndecodablePayload
 from celery_lowkiq.rules.models import QueueSpec
-from celery_lowkiq.store.admin.dump import Dumping
-from celery_lowkiq.store.admin.load import Loading
+from celery_lowkiq.store.admin.dump_load import dump_entries, last_score, load_entries
+from celery_lowkiq.store.jobs.registry import Registry
 
-#: What is loaded in one round trip at most (payloads, with calls, and bytes may be exceeded by one line).
+#: Maximum of one round trip of a load. One line may exceed the limits on payloads (with calls) and bytes.
 CHUNK_LINES = 200
 CHUNK_PAYLOADS = 500
-#: A dump writes fewer payloads into a line, and fewer calls.
+#: Maximum number of payloads and calls in a line; a dump writes fewer.
 LINE_PAYLOADS = 2000
 CHUNK_BYTES = 512 * 1024
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """How far a load is: lines of jobs that were read, and how many of them had not been loaded before."""
+    """Progress of a load: lines that were read, and how many of them were not loaded before."""
 
     lines: int
     new: int
 
 
 def dump_lines(context: AppContext, queue: QueueSpec) -> Iterator[bytes]:
-    """The lines of a dump, each with its newline; little of it is in memory at a time. Raises StoreError."""
-    dumping = Dumping(context.store)
-    # Also what the code declares to have other shards, as after a change of their number, can be moved.
-    (queue,) = context.registry.as_stored([queue])
-    score = dumping.last_score(queue)
+    """Yield the lines of a dump, with newlines; memory use is bounded. Raises StoreError."""
+    # A queue that is stored with another number of shards than the code declares can be dumped, too.
+    (queue,) = Registry(context.store.client).as_stored([queue])
+    score = last_score(context.store, queue)
     yield header_line(Header(uuid.uuid4().hex, queue.name, queue.shards, context.settings.serializer, score))
     count = 0
-    for entry in dumping.entries(queue):
+    for entry in dump_entries(context.store, queue):
         count += 1
         yield entry_line(count, entry)
     yield end_line(End(count))
@@ -66,24 +65,25 @@ def load_lines(
     again: bool = False,
     progress: Callable[[Loaded], object] | None = None,
 ) -> Loaded:
-    """Load the lines of a dump. What was loaded stays, whatever happens then, and is passed over next time.
+    """Load the lines of a dump. After an error, the loaded lines stay, and the next load skips them.
 
-    ``renamed``: the dump may be of a queue with another name; ``again``: take what was loaded before for new.
+    ``renamed``: accept the dump of a queue with another name. ``again``: load all lines once more.
     Raises BadDump, ShardCountMismatch, StoreError.
     """
     parsed = _parsed(context, lines)
     header = _header(context, parsed, None if renamed else queue.name)
-    loading = Loading(context.store, queue, replace(header, dump=uuid.uuid4().hex) if again else header)
+    if again:
+        header = replace(header, dump=uuid.uuid4().hex)
     done = Loaded(0, 0)
     for chunk in _chunks(parsed):
-        done = Loaded(done.lines + len(chunk), done.new + loading.load(chunk))
+        done = Loaded(done.lines + len(chunk), done.new + load_entries(context.store, queue, header, chunk))
         if progress is not None:
             progress(done)
     return done
 
 
 def _parsed(context: AppContext, lines: Iterable[bytes]) -> Iterator[tuple[int, Line]]:
-    """Each line with its number, checked. Raises BadDump, which says the place of a wrong one."""
+    """Yield each checked line with its number. Raises BadDump, which names the position of a bad line."""
     last = 0
     for place, line in enumerate(lines, 1):
         try:
@@ -99,8 +99,8 @@ def _parsed(context: AppContext, lines: Iterable[bytes]) -> Iterator[tuple[int, 
 
 
 def _check(context: AppContext, entry: Entry) -> None:
-    """Raises InvalidCall for what no call could have stored, and UndecodablePayload for what the app does not
-    accept. The morgue takes what cannot be read, as it does from a worker, who reads it before it runs.
+    """Raises InvalidCall for an entry that no call can store, and UndecodablePayload for a payload that the
+    app does not accept. The morgue accepts unreadable payloads, as it does from a worker.
     """
     read_id(entry.id)
     read_time("when", entry.when, None)
@@ -118,20 +118,21 @@ def _check(context: AppContext, entry: Entry) -> None:
 def _header(context: AppContext, parsed: Iterator[tuple[int, Line]], name: str | None) -> Header:
     _, header = next(parsed, (0, None))
     if not isinstance(header, Header):
-        raise BadDump("there is no header: the file is no dump of celery-lowkiq, or is empty")
+        raise BadDump("there is no header: the file is not a dump of celery-lowkiq, or is empty")
     if name not in (None, header.queue):
         raise BadDump(
-            f"the dump is of queue {header.queue!r}, not of {name!r}, and nothing says it is renamed"
+            f"the dump is of queue {header.queue!r}, not of {name!r}. To load it anyway, pass renamed=True "
+            "(--renamed)"
         )
     try:
         context.check_serializer(header.serializer)
     except ConfigurationError as error:
-        raise BadDump(f"nobody could read its payloads here: {error}") from error
+        raise BadDump(f"this app cannot read its payloads: {error}") from error
     return header
 
 
 def _chunks(parsed: Iterator[tuple[int, Line]]) -> Iterator[list[tuple[int, Entry]]]:
-    """The entries, so many at a time. Raises BadDump when they are not all of the dump."""
+    """Yield the entries in chunks. Raises BadDump when the dump is not complete."""
     chunk: list[tuple[int, Entry]] = []
     payloads, size, count, end = 0, 0, 0, None
     for number, found in parsed:
@@ -149,6 +150,6 @@ def _chunks(parsed: Iterator[tuple[int, Line]]) -> Iterator[list[tuple[int, Entr
         yield chunk
     if end != End(count) or next(parsed, None) is not None:
         raise BadDump(
-            f"the dump is not whole: after {count} lines of jobs comes {end or 'nothing'}. They are loaded; "
-            "dump the queue again, and load that dump, too"
+            f"the dump is not complete: after {count} lines of jobs comes {end or 'nothing'}. They are "
+            "loaded; dump the queue again, and load that dump, too"
         )

@@ -21,16 +21,22 @@ from celery_lowkiq.rules.reports import NodeReport, current
 from celery_lowkiq.rules.server_info import ServerInfo
 from celery_lowkiq.rules.tracking import TrackerView
 from celery_lowkiq.rules.views import Page, ShardLook, Stats
+from celery_lowkiq.store.inspect.health import HealthReader
+from celery_lowkiq.store.inspect.node_reports import NodeReports
+from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.jobs.registry import Registry
+from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.server import read_server
 
-from .json_shapes import OverviewJson, QueueJson, Reading
+from .json_records import OverviewJson, QueueJson, Reading
 from .queue import OrderedQueue
 
 
 @dataclass(frozen=True)
 class Overview:
-    """Counts of all queues at one moment, in the order of their names, and their sum; numbers of shards.
-    A queue with a shard that cannot be read has no counts: it is in ``damaged``.
+    """Counts of all queues, by name, their sum, and numbers of shards.
+
+    A queue with an unreadable shard is in ``damaged`` and has no counts.
     """
 
     total: Stats
@@ -39,7 +45,7 @@ class Overview:
     damaged: Mapping[str, ShardDamaged] = field(default_factory=dict)
 
     def counts(self, queue: str) -> Stats:
-        """Of one queue. Raises ShardDamaged."""
+        """Return the counts of one queue. Raises ShardDamaged."""
         if queue in self.damaged:
             raise self.damaged[queue]
         return self.by_queue[queue]
@@ -54,55 +60,59 @@ class Histories:
 
 
 class Inspector:
-    """Reads that go over all ordered queues of an app. Needs no worker. Every method may raise StoreError,
-    and ConfigurationError for an app whose settings are wrong.
+    """Reads over all ordered queues of an app. Needs no worker.
+
+    Every method may raise StoreError, and ConfigurationError for invalid settings of the app.
     """
 
     def __init__(self, app: Celery, raw: bool = False) -> None:
-        """``raw``: payloads are shown as the bytes that are stored; nothing is decoded."""
+        """``raw``: payloads are the stored bytes, not decoded."""
         self.app = app
         self._raw = raw
 
     def tasks(self) -> dict[str, Any]:
-        """The ordered tasks by the names of their queues, sorted, with the modules imported that the app
-        names by ``include``, ``imports`` or ``autodiscover_tasks``.
+        """Return the ordered tasks by queue name, sorted.
+
+        Imports the modules that the app names by ``include``, ``imports`` or ``autodiscover_tasks``.
         """
         self.app.loader.import_default_modules()
         return ordered_tasks(self.app)
 
     def queues(self) -> dict[str, OrderedQueue]:
-        """The ordered queues by name, sorted."""
+        """Return the ordered queues by name, sorted."""
         found = {name: task.ordered_queue for name, task in self.tasks().items()}
         return {name: queue.raw() for name, queue in found.items()} if self._raw else found
 
     def queue(self, name: str) -> OrderedQueue:
-        """The queue of that name, or whose name alone ends with it: ``sync_order`` for ``proj.sync_order``.
-        Raises InvalidCall for another one.
+        """Return the queue with a name, or an unambiguous last part of it. Raises InvalidCall.
+
+        ``sync_order`` finds ``proj.sync_order``.
         """
         found: OrderedQueue = self.task(name).ordered_queue
         return found.raw() if self._raw else found
 
     def task(self, queue: str) -> Any:
-        """The ordered task that the queue of that name belongs to; names as in :meth:`queue`."""
+        """Return the ordered task of a queue, named as for :meth:`queue`. Raises InvalidCall."""
         tasks = self.tasks()
         if not tasks and is_fallback_app(self.app):
             raise ConfigurationError(NO_APP)
         return tasks[read_queue_name(queue, tasks)]
 
     def overview(self, names: Iterable[str] | None = None) -> Overview:
-        """Counts of all queues, or of the named ones, with the shards that are stored, whatever the code
-        declares; in two round trips. Raises InvalidCall.
+        """Return the counts of all queues, or of the named ones, in two round trips. Raises InvalidCall.
+
+        They include all stored shards, also when the code declares another number.
         """
         chosen = self._chosen(names)
         specs = self._as_stored(chosen)
-        found = dict(zip(chosen, context_of(self.app).queries.stats_of(specs), strict=True))
+        found = dict(zip(chosen, Queries(self._store).stats_of(specs), strict=True))
         by_queue = {name: counts for name, counts in found.items() if isinstance(counts, Stats)}
         damaged = {name: error for name, error in found.items() if isinstance(error, ShardDamaged)}
         shards = {spec.name: spec.shards for spec in specs}
         return Overview(sum(by_queue.values(), Stats()), by_queue, shards, damaged)
 
     def overview_json(self, names: Iterable[str] | None = None) -> OverviewJson:
-        """The record of all queues, or of the named ones, with rates, and who works. Raises InvalidCall."""
+        """Return the overview with rates, nodes and lanes, as a record for JSON. Raises InvalidCall."""
         names = None if names is None else list(names)
         found, past, now = self.overview(names), self.history(names), time.time()
         lanes = [node.lanes for node in self.nodes() if node.alive]
@@ -121,8 +131,12 @@ class Inspector:
 
     @property
     def reading(self) -> Reading:
-        """Payloads as a worker reads them."""
+        """How a worker of the app reads payloads."""
         return Reading(context_of(self.app).codec.load)
+
+    @property
+    def _store(self) -> RedisStore:
+        return context_of(self.app).store
 
     def _chosen(self, names: Iterable[str] | None) -> dict[str, OrderedQueue]:
         if names is None:
@@ -130,42 +144,43 @@ class Inspector:
         return {queue.name: queue for queue in map(self.queue, names)}
 
     def _as_stored(self, queues: Mapping[str, OrderedQueue]) -> list[QueueSpec]:
-        return context_of(self.app).registry.as_stored([queue.spec for queue in queues.values()])
+        # A queue whose own key is damaged must not hide the others.
+        specs = [queue.spec for queue in queues.values()]
+        return Registry(self._store.client).as_stored(specs, lenient=True)
 
     def nodes(self) -> tuple[NodeReport, ...]:
-        """The nodes by name, as they last described themselves: those that live, and those that have ended
-        within the last hour without a word.
-        """
-        return current(context_of(self.app).node_reports.nodes())
+        """Return the last reports of the living nodes, and of those lost within an hour, by name."""
+        return current(NodeReports(self._store).nodes())
 
     def history(self, names: Iterable[str] | None = None) -> Histories:
-        """What all queues, or the named ones, have done, in one round trip. Raises InvalidCall."""
+        """Return the counters of the last hour of all queues, or of the named ones. Raises InvalidCall."""
         chosen = self._chosen(names)
-        found = context_of(self.app).node_reports.histories([queue.spec for queue in chosen.values()])
+        found = NodeReports(self._store).histories([queue.spec for queue in chosen.values()])
         return Histories(sum_of(found), dict(zip(chosen, found, strict=True)))
 
     def looks(self) -> list[ShardLook]:
-        """Counts and lease of each shard that is stored of all queues, or its damage, in two round trips."""
-        return context_of(self.app).queries.looks(self._as_stored(self.queues()))
+        """Return counts and lease, or the damage, of each stored shard of all queues, in two round trips."""
+        return Queries(self._store).looks(self._as_stored(self.queues()))
 
     def trackers(self, limit: int = 100, after: str | None = None) -> Page[TrackerView]:
-        """A page of the tracked groups of calls, the latest first. Raises InvalidCall."""
+        """Return a page of the tracked groups of calls, the latest first. Raises InvalidCall."""
         return trackers(self.app, limit, after)
 
     def tracker(self, tracker_id: str) -> Tracker:
-        """One of them. Raises UnknownTracker, InvalidCall for what is no id."""
+        """Return a tracked group. Raises UnknownTracker, and InvalidCall for an invalid id."""
         return Tracker.get(self.app, tracker_id, raw=self._raw)
 
     def server(self) -> ServerInfo:
-        """What Redis says of itself."""
-        return read_server(context_of(self.app).store.client)
+        """Return what Redis reports about itself."""
+        return read_server(self._store.client)
 
     def doctor(self) -> tuple[Finding, ...]:
-        """Whether all is well with Redis, the nodes and the queues, and what to do where it is not. Raises
-        ConfigurationError only.
+        """Return the results of the health checks of Redis, the nodes and the queues, with advice.
+
+        Raises ConfigurationError only: an outage of Redis is a finding.
         """
         try:
-            state = context_of(self.app).health.read([q.spec for q in self.queues().values()])
+            state = HealthReader(self._store).read([q.spec for q in self.queues().values()])
         except StoreError as error:
             return (unreachable(str(error)),)
         return (Finding(OK, "connection", "Redis answers."), *check_health(state))

@@ -1,9 +1,8 @@
-"""``task.ordered_queue``: what is in a queue, and what an operator may do with it. Needs no worker."""
+"""``task.ordered_queue``: reads of a queue, and actions on it. Needs no worker."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypedDict
 
@@ -13,17 +12,22 @@ from celery_lowkiq.integration.app.context import AppContext, context_of
 from celery_lowkiq.integration.app.error_text import dump_error_text, load_error
 from celery_lowkiq.integration.calls.validation import read_id, read_score, read_time
 from celery_lowkiq.rules.diagnosis import Why, why
-from celery_lowkiq.rules.errors import InvalidCall, UndecodablePayload
+from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.history import Sample
-from celery_lowkiq.rules.models import Job, Payload, QueueSpec, shard_of
-from celery_lowkiq.rules.priorities import MOST_URGENT
+from celery_lowkiq.rules.models import QueueSpec, shard_of
 from celery_lowkiq.rules.repairs import Damage, Repaired
 from celery_lowkiq.rules.reports import ShardReport
-from celery_lowkiq.rules.views import DeadJob, Page, Paused, PausedId, Stats, Try
+from celery_lowkiq.rules.views import Page, Paused, PausedId, Stats, Try, all_items
 from celery_lowkiq.store.admin.actions import Actions, Left, Progress
-from celery_lowkiq.store.inspect.tries import read_tries
+from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.admin.repair import QueueRepairs
+from celery_lowkiq.store.inspect.node_reports import NodeReports
+from celery_lowkiq.store.inspect.pages import Listing
+from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.jobs.registry import Registry
 
 from .dump_load import Loaded, dump_lines, load_lines
+from .shown_jobs import JobDecoder, ShownDeadJob, ShownJob, ShownPlaces
 
 BOUNDS = ("minimum", "maximum")
 TIMES = ("perform_in", "updated_at")
@@ -31,65 +35,22 @@ TIMES = ("perform_in", "updated_at")
 BURIED = "moved to the morgue by hand"
 
 
-@dataclass(frozen=True)
-class ShownPayload:
-    """A payload as it was given, and its score. ``readable`` is false for bytes that no codec reads."""
-
-    value: Any
-    score: float
-    readable: bool = True
-    #: Bytes of the whole, where ``value`` is only its beginning.
-    cut_from: int | None = None
-
-
-@dataclass(frozen=True)
-class ShownJob:
-    """A waiting or processing job. ``perform_in`` is a Unix time in s; ``paused``: its id is paused;
-    ``priority`` goes from 0, the most urgent, to 9.
-    """
-
-    id: str
-    payloads: tuple[ShownPayload, ...]
-    payload_count: int
-    perform_in: float
-    retry_count: int
-    error: str | None
-    paused: bool = False
-    priority: int = MOST_URGENT
-
-
-@dataclass(frozen=True)
-class ShownDeadJob:
-    """A job in the morgue. ``updated_at`` is the Unix time (s) of its last death."""
-
-    id: str
-    payloads: tuple[ShownPayload, ...]
-    payload_count: int
-    updated_at: float
-    error: str | None
-
-
-@dataclass(frozen=True)
-class ShownPlaces:
-    """Where an id is; it may wait while it is processed, and be dead as well."""
-
-    waiting: ShownJob | None
-    processing: ShownJob | None
-    dead: ShownDeadJob | None
-
-
 class Terms(TypedDict):
-    """What the task says of its runs: how many a second, and how often a failed one is tried again."""
+    """Options of the task that a diagnosis needs: ``rate`` in runs per second, and ``max_retries``."""
 
     rate: float | None
     max_retries: int | None
 
 
 class OrderedQueue:
-    """Reads and actions on the queue of one task. Every method may raise StoreError, and ShardCountMismatch
-    when the queue is stored with another number of shards, but for the pause of all of it, and a dump.
+    """Reads of the queue of one task, and actions on it.
 
-    Listings are pages: pass ``after=page.next`` for the following one, until that is None.
+    Every method may raise StoreError. All but :meth:`dump`, and :meth:`pause` and :meth:`resume` of the whole
+    queue, raise ShardCountMismatch when the queue is stored with another number of shards.
+
+    A listing returns a :class:`Page`; pass its ``next`` as ``after`` for the following page. An action
+    returns the number of changed jobs, works in bounded steps, is safe to repeat, and calls ``progress`` with
+    the number of jobs done so far.
     """
 
     def __init__(self, app: Celery, spec: QueueSpec, left: Left, terms: Callable[[], Terms]) -> None:
@@ -100,7 +61,7 @@ class OrderedQueue:
         self.spec = spec
 
     def raw(self) -> OrderedQueue:
-        """The same queue; its payloads are the bytes as stored, and nothing is decoded."""
+        """Return the same queue with payloads as the stored bytes, not decoded."""
         queue = OrderedQueue(self._app, self.spec, self._left, self._terms)
         queue._raw = True
         return queue
@@ -110,6 +71,7 @@ class OrderedQueue:
 
     @property
     def name(self) -> str:
+        """Name of the queue."""
         return self.spec.name
 
     @property
@@ -117,176 +79,195 @@ class OrderedQueue:
         return context_of(self._app)
 
     @property
+    def _queries(self) -> Queries:
+        return Queries(self._context.store)
+
+    @property
+    def _node_reports(self) -> NodeReports:
+        return NodeReports(self._context.store)
+
+    @property
+    def _pausing(self) -> Pausing:
+        return Pausing(self._context.store.client)
+
+    @property
     def _actions(self) -> Actions:
-        return self._context.actions(self._left)
+        return Actions(self._context.store, self._left)
 
     def _checked(self) -> QueueSpec:
-        """What ids and shards are found by, after a look at what is stored. Raises ShardCountMismatch."""
-        self._context.registry.check(self.spec)
+        """Return the spec. Raises ShardCountMismatch."""
+        Registry(self._context.store.client).check(self.spec)
         return self.spec
 
     # -- reads
 
     def stats(self) -> Stats:
-        """Counts of the queue, and its lag in s."""
-        return self._context.queries.stats(self._checked())
+        """Return the counts of the queue, and its lag in s."""
+        return self._queries.stats(self._checked())
 
     def shard_stats(self) -> list[Stats]:
-        """Counts of each shard."""
-        return self._context.queries.shard_stats(self._checked())
+        """Return the counts of each shard, by index."""
+        return self._queries.shard_stats(self._checked())
 
     def shard_of(self, job_id: Any) -> int:
-        """The shard that an id lies in."""
+        """Return the index of the shard of an id. Raises InvalidCall for an invalid id."""
         return shard_of(read_id(job_id), self.spec.shards)
 
     def job(self, job_id: Any, payload_limit: int = 100, **options: Any) -> ShownPlaces:
-        """Where an id is; option ``payload_bytes``."""
-        found = self._context.queries.job(self._checked(), read_id(job_id), payload_limit, **options)
-        return ShownPlaces(
-            waiting=self._shown(found.waiting) if found.waiting else None,
-            processing=self._shown(found.processing) if found.processing else None,
-            dead=self._shown_dead(found.dead) if found.dead else None,
-        )
+        """Return the places of an id, with at most ``payload_limit`` payloads in each.
+
+        The option ``payload_bytes`` cuts each payload; a cut payload is not decoded. Raises InvalidCall.
+        """
+        found = self._queries.job(self._checked(), read_id(job_id), payload_limit, **options)
+        return self._decoder.places(found)
 
     def jobs(self, by: str = "id", **options: Any) -> Page[ShownJob]:
-        """A page of waiting jobs, ``by`` id, perform_in or retry_count (failed jobs only).
+        """Return a page of waiting jobs, sorted by ``perform_in`` or ``retry_count`` (failed jobs only).
 
-        Options: ``prefix`` (of the id), ``minimum``, ``maximum`` (times as Unix s or datetime),
-        ``reverse``, ``limit`` (100), ``after``, ``payload_limit`` (10 a job), ``payload_bytes`` (of each:
-        all; what is cut is not decoded). By id they come in no order.
+        ``by="id"`` (the default) is not sorted. Options:
+
+        - ``prefix``: ids that begin with it, for ``by="id"``.
+        - ``minimum``, ``maximum``: bounds of the sort value. Times are Unix times in s, or datetimes.
+        - ``reverse``: the largest value first.
+        - ``limit`` (100) and ``after``: the size of the page, and the ``next`` of the page before.
+        - ``payload_limit`` (10): maximum number of payloads of each job.
+        - ``payload_bytes``: maximum size of each payload (default: no limit); a cut payload is not decoded.
+
         Raises InvalidCall.
         """
-        page = self._context.queries.jobs(self._checked(), by, **self._bounded(by, options))
-        return Page(tuple(self._shown(job) for job in page.items), page.next)
+        return self._queries.jobs(self._checked(), self._listing(by, options)).map(self._decoder.job)
 
     def morgue(self, by: str = "id", **options: Any) -> Page[ShownDeadJob]:
-        """A sorted page of dead jobs, ``by`` id or updated_at; options as for :meth:`jobs`."""
-        page = self._context.queries.morgue(self._checked(), by, **self._bounded(by, options))
-        return Page(tuple(self._shown_dead(job) for job in page.items), page.next)
+        """Return a page of dead jobs, sorted by ``id`` or ``updated_at``; options as for :meth:`jobs`."""
+        page = self._queries.morgue(self._checked(), self._listing(by, options))
+        return page.map(self._decoder.dead_job)
 
     def processing(self, **options: Any) -> Page[ShownJob]:
-        """A page of the jobs that are being processed; options ``limit``, ``after``, ``payload_limit``."""
-        page = self._context.queries.processing(self._checked(), **options)
-        return Page(tuple(self._shown(job) for job in page.items), page.next)
+        """Return a page of the jobs in processing, the oldest claim of each shard first.
+
+        Options ``limit``, ``after``, ``payload_limit`` and ``payload_bytes`` as for :meth:`jobs`.
+        """
+        return self._queries.processing(self._checked(), **options).map(self._decoder.job)
 
     def shards(self) -> tuple[ShardReport, ...]:
-        """Each shard with its counts, who has it, and what runs of it."""
-        return self._context.node_reports.shards(self._checked())
+        """Return each shard with its counts, its owner, and the batch that runs."""
+        return self._node_reports.shards(self._checked())
 
     def tries(self, job_id: Any) -> tuple[Try, ...]:
-        """The last ten failed runs of a job that waits or is dead, oldest first. Raises InvalidCall."""
-        return read_tries(self._context.store.client, self._checked(), read_id(job_id))
+        """Return the last ten failed runs of a waiting or dead job, oldest first. Raises InvalidCall."""
+        return self._queries.tries(self._checked(), read_id(job_id))
 
     def why(self, job_id: Any) -> Why:
-        """Where an id is and why it does not run, in words. Raises InvalidCall."""
+        """Return where an id is and why it is not running, as text and facts. Raises InvalidCall."""
         read = partial(load_error, self._context.settings)
-        facts = self._context.node_reports.facts(self._checked(), read_id(job_id), read=read, **self._terms())
-        return why(facts)
+        return why(self._node_reports.facts(self._checked(), read_id(job_id), read=read, **self._terms()))
 
     def history(self) -> tuple[Sample, ...]:
-        """What was processed and failed up to each ten seconds of the last hour, oldest first; where no
-        worker was at work, it has a gap. ``rules.history.rates`` makes jobs a second of it.
+        """Return the counters of processed and failed jobs of the last hour, each ten seconds, oldest first.
+
+        Times without a worker are missing. ``rules.history.rates`` computes jobs per second.
         """
-        (found,) = self._context.node_reports.histories([self.spec])
+        (found,) = self._node_reports.histories([self.spec])
         return found
 
     def paused(self) -> Paused:
-        """Since when (Unix s) the queue is paused, which shards are by themselves, and how many ids are."""
-        return self._context.queries.paused(self._checked())
+        """Return since when (Unix s) the queue and its shards are paused, and the number of paused ids."""
+        return self._queries.paused(self._checked())
 
     def paused_ids(self, limit: int = 100, after: str | None = None) -> Page[PausedId]:
-        """A page of the paused ids, the longest paused first. Raises InvalidCall."""
-        return self._context.queries.paused_ids(self._checked(), limit=limit, after=after)
+        """Return a page of the paused ids, the oldest pause first. Raises InvalidCall."""
+        return self._queries.paused_ids(self._checked(), limit=limit, after=after)
 
-    # -- pauses: within a second nothing new of it begins on any node; what runs is finished, what comes waits
+    # -- pauses
 
     def pause(self, shard: int | None = None, job_id: Any = None) -> bool:
-        """Pause the queue, or one shard (its number), or one id. Whether this changed anything.
+        """Pause the queue, or one shard (its index), or one id. Return whether this changed anything.
 
-        Each is resumed by itself: a shard or an id stays paused when the queue is resumed. An id may have no
-        job: those that come wait. Raises InvalidCall.
+        Within a second, no node starts a paused job. Running jobs finish, and new calls wait, also those of
+        an id without a job. Each pause is resumed by itself: a shard or an id stays paused when the queue is
+        resumed. Raises InvalidCall.
         """
         _check_one(shard, job_id)
         if job_id is not None:
             return self.pause_ids([job_id]) == 1
-        pausing = self._context.pausing
-        return pausing.pause(self.spec) if shard is None else pausing.pause_shard(self._checked(), shard)
+        return (
+            self._pausing.pause(self.spec)
+            if shard is None
+            else self._pausing.pause_shard(self._checked(), shard)
+        )
 
     def resume(self, shard: int | None = None, job_id: Any = None) -> bool:
-        """End the pause of the queue, of one shard, or of one id. Whether this changed anything.
+        """Resume the queue, or one shard (its index), or one id. Return whether this changed anything.
 
-        What waited is due at its own time. Raises InvalidCall.
+        Its jobs are due at their own times. Raises InvalidCall.
         """
         _check_one(shard, job_id)
         if job_id is not None:
             return self.resume_ids([job_id]) == 1
-        pausing = self._context.pausing
-        return pausing.resume(self.spec) if shard is None else pausing.resume_shard(self._checked(), shard)
+        return (
+            self._pausing.resume(self.spec)
+            if shard is None
+            else self._pausing.resume_shard(self._checked(), shard)
+        )
 
     def pause_ids(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
-        """Pause many ids, in bounded steps. Returns how many were not paused. Raises InvalidCall."""
-        return self._context.pausing.pause_ids(self._checked(), map(read_id, ids), progress)
+        """Pause ids. Return how many were not paused before. Raises InvalidCall."""
+        return self._pausing.pause_ids(self._checked(), map(read_id, ids), progress)
 
     def resume_ids(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
-        """Resume many ids, in bounded steps. Returns how many were paused. Raises InvalidCall."""
-        return self._context.pausing.resume_ids(self._checked(), map(read_id, ids), progress)
+        """Resume ids. Return how many were paused. Raises InvalidCall."""
+        return self._pausing.resume_ids(self._checked(), map(read_id, ids), progress)
 
     def resume_all_ids(self, progress: Progress | None = None) -> int:
-        """Resume all ids that are paused."""
-        return self._context.pausing.resume_ids(self._checked(), self._all_paused_ids(), progress)
+        """Resume all paused ids. Return how many were paused."""
+        paused = (one.id for one in all_items(self.paused_ids, limit=1000))
+        return self._pausing.resume_ids(self._checked(), paused, progress)
 
-    def _all_paused_ids(self) -> Iterator[str]:
-        after: str | None = None
-        while True:
-            page = self.paused_ids(limit=1000, after=after)
-            yield from (paused.id for paused in page.items)
-            after = page.next
-            if after is None:
-                return
-
-    # -- actions; each returns the number of jobs, and tells `progress` how many are done so far
+    # -- actions
 
     def run_now_all(self, progress: Progress | None = None) -> int:
-        """Make all waiting jobs due now. Paused ids stay paused: theirs run when they are resumed."""
+        """Make all waiting jobs due now. Jobs of paused ids run after their ids are resumed."""
         return self._actions.run_now_all(self._checked(), progress)
 
     def run_now(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
-        """Make waiting jobs due now; counts those that were due later."""
+        """Make waiting jobs due now. Return how many were due later. Raises InvalidCall."""
         return self._actions.run_now(self._checked(), map(read_id, ids), progress)
 
     def bury(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
-        """Move waiting jobs to the morgue; their calls end as FAILURE."""
+        """Move waiting jobs to the morgue; their calls end as FAILURE. Raises InvalidCall."""
         reason = dump_error_text(self._context.settings, BURIED)
         return self._actions.bury(self._checked(), map(read_id, ids), reason, progress)
 
-    def delete_payload(self, job_id: Any, payload: Any) -> bool:
-        """Delete one payload of a waiting job; its calls end as REVOKED. Whether the job had it.
+    def bury_failed(self, progress: Progress | None = None) -> int:
+        """Move all waiting jobs that failed before to the morgue; their calls end as FAILURE."""
+        return self._actions.bury_failed(self._checked(), progress)
 
-        ``payload`` is as the queue shows it: bytes for a :meth:`raw` one. Raises InvalidCall.
+    def delete(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
+        """Delete waiting jobs; their calls end as REVOKED. Running jobs go on. Raises InvalidCall."""
+        return self._actions.delete(self._checked(), map(read_id, ids), progress)
+
+    def delete_failed(self, progress: Progress | None = None) -> int:
+        """Delete all waiting jobs that failed before; their calls end as REVOKED."""
+        return self._actions.delete_failed(self._checked(), progress)
+
+    def delete_payload(self, job_id: Any, payload: Any) -> bool:
+        """Delete one payload of a waiting job; its calls end as REVOKED. Return whether the job had it.
+
+        On a :meth:`raw` queue, ``payload`` is the stored bytes. Raises InvalidCall.
         """
         return self._actions.edit(self._checked(), read_id(job_id), self._bytes_of(payload), None)
 
     def edit_payload(self, job_id: Any, payload: Any, value: Any) -> bool:
-        """Put ``value`` in the place of one payload of a waiting job, with its score; the calls of what stood
-        there end as REVOKED. Whether the job had it. Raises InvalidCall.
+        """Replace one payload of a waiting job by ``value``, with the same score. Return whether it changed.
+
+        The calls of the old payload end as REVOKED. Raises InvalidCall, and PayloadError for a value that
+        cannot be serialized or is too large.
         """
         new, old = self._context.codec.dump(value), self._bytes_of(payload)
         return old != new and self._actions.edit(self._checked(), read_id(job_id), old, new)
 
-    def delete(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
-        """Delete waiting jobs; their calls end as REVOKED."""
-        return self._actions.delete(self._checked(), map(read_id, ids), progress)
-
-    def delete_failed(self, progress: Progress | None = None) -> int:
-        """Delete waiting jobs that failed before."""
-        return self._actions.delete_failed(self._checked(), progress)
-
-    def bury_failed(self, progress: Progress | None = None) -> int:
-        """Move waiting jobs that failed before to the morgue; their calls end as FAILURE."""
-        return self._actions.bury_failed(self._checked(), progress)
-
     def delete_dead(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
-        """Delete dead jobs."""
+        """Delete dead jobs. Raises InvalidCall."""
         return self._actions.delete_dead(self._checked(), map(read_id, ids), progress)
 
     def delete_dead_all(self, progress: Progress | None = None) -> int:
@@ -294,7 +275,10 @@ class OrderedQueue:
         return self._actions.delete_dead_all(self._checked(), progress)
 
     def requeue(self, ids: Iterable[Any], progress: Progress | None = None, force: bool = False) -> int:
-        """Move dead jobs back to the queue; of a task with drop_stale, stale payloads only with ``force``."""
+        """Move dead jobs back to the queue, due now, as if they had never failed. Raises InvalidCall.
+
+        With the policy ``drop_stale``, payloads older than the last run move only with ``force``.
+        """
         return self._actions.requeue(self._checked(), map(read_id, ids), progress, force)
 
     def requeue_all(self, progress: Progress | None = None, force: bool = False) -> int:
@@ -316,20 +300,23 @@ class OrderedQueue:
     # -- repairs
 
     def damages(self) -> tuple[Damage, ...]:
-        """What is wrong with the keys of each shard, in words; nothing is changed."""
-        return tuple(self._context.repairs.damages(self.spec))
+        """Return the damaged keys of each shard. Changes nothing."""
+        return tuple(QueueRepairs(self._context.store).damages(self.spec))
 
     def repair(self, progress: Progress | None = None) -> tuple[Repaired, ...]:
-        """Write lost keys again from those that tell the same, beside workers that go on. What is lost for
-        good is counted. ``progress`` is told how many shards are done.
+        """Restore lost keys from the others while workers go on, and return what was done in each shard.
+
+        What cannot be restored is counted. ``progress`` gets the number of finished shards.
         """
-        return tuple(self._context.repairs.repair(self.spec, progress))
+        return tuple(QueueRepairs(self._context.store).repair(self.spec, progress))
 
     # -- moving to another Redis
 
     def dump(self) -> Iterator[bytes]:
-        """All jobs as lines: waiting, being processed, and dead. What is in one state from beginning to end
-        is there once; what changes meanwhile may be missed, or come twice. Pause the queue first.
+        """Yield all jobs as lines of JSON: waiting, in processing, and dead.
+
+        A job that stays in one state is yielded once. A job that changes meanwhile may be missing or be
+        yielded twice, so pause the queue first.
         """
         return dump_lines(self._context, self.spec)
 
@@ -341,48 +328,31 @@ class OrderedQueue:
         again: bool = False,
         progress: Callable[[Loaded], object] | None = None,
     ) -> Loaded:
-        """Merge the lines of a dump into the queue, each once, also when that is begun again after a break.
+        """Merge the lines of a dump into the queue. A repeated load skips the lines that are loaded.
 
-        ``renamed``: the dump may be of a queue with another name; ``again``: what was loaded before is loaded
-        once more. Raises BadDump, which names the line, ShardCountMismatch.
+        ``renamed``: accept the dump of a queue with another name. ``again``: load all lines once more.
+        Raises BadDump, which names the line.
         """
         return load_lines(self._context, self.spec, lines, renamed=renamed, again=again, progress=progress)
 
-    def _bounded(self, by: str, options: dict[str, Any]) -> dict[str, Any]:
+    # -- arguments and decoding
+
+    @property
+    def _decoder(self) -> JobDecoder:
+        return JobDecoder(self._context, self._raw)
+
+    def _listing(self, by: str, options: dict[str, Any]) -> Listing:
         read = partial(read_time, tz=self._app.timezone) if by in TIMES else _read_number
         bounds = {name: read(name, options[name]) for name in BOUNDS if options.get(name) is not None}
-        return {**options, **bounds}
-
-    # -- payloads
-
-    def _payloads(self, payloads: tuple[Payload, ...]) -> tuple[ShownPayload, ...]:
-        return tuple(self._payload(payload) for payload in payloads)
+        return Listing(by, **{**options, **bounds})
 
     def _bytes_of(self, payload: Any) -> bytes:
         return bytes(payload) if self._raw else self._context.codec.dump(payload)
 
-    def _payload(self, payload: Payload) -> ShownPayload:
-        if self._raw or payload.cut_from:
-            return ShownPayload(payload.data, payload.score, readable=False, cut_from=payload.cut_from)
-        try:
-            return ShownPayload(self._context.codec.load(payload.data), payload.score)
-        except UndecodablePayload:
-            return ShownPayload(payload.data, payload.score, readable=False)
-
-    def _shown(self, job: Job) -> ShownJob:
-        error = load_error(self._context.settings, job.error)
-        payloads = self._payloads(job.payloads)
-        told = (job.perform_in, job.retry_count, error, job.paused, job.priority)
-        return ShownJob(job.id, payloads, job.payload_count, *told)
-
-    def _shown_dead(self, job: DeadJob) -> ShownDeadJob:
-        error = load_error(self._context.settings, job.error)
-        return ShownDeadJob(job.id, self._payloads(job.payloads), job.payload_count, job.updated_at, error)
-
 
 def _check_one(shard: Any, job_id: Any) -> None:
     if shard is not None and job_id is not None:
-        raise InvalidCall(f"shard={shard!r} and job_id={job_id!r}: pass one of them, or none for the queue")
+        raise InvalidCall(f"shard={shard!r} and job_id={job_id!r} are invalid: expected one of them, or none")
 
 
 def _read_number(name: str, value: Any) -> float | None:

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from celery.app.task import Context
@@ -21,7 +21,7 @@ from celery_lowkiq.integration.app.codec import MARK, Codec, dump_json
 from celery_lowkiq.integration.app.durations import seconds_of
 from celery_lowkiq.rules.errors import PayloadError, UndecodablePayload
 
-#: Our header, in which a call by name gives its score, perform_in and priority.
+#: Our header: score, perform_in and priority of a call by name.
 HEADER = "lowkiq"
 #: Headers that each run has, or that have become the job's own.
 NOT_KEPT = frozenset(
@@ -41,7 +41,7 @@ NOT_KEPT = frozenset(
 )
 #: Our header: when a call's time to live ends (ISO 8601, UTC).
 TTL_ENDS = "lowkiq_ttl_ends"
-#: Headers that place a call among others; alone, they are no reason for a record.
+#: Headers that place a call among others; a call with no other headers needs no record.
 PLACE = frozenset({"root_id", "parent_id", "group", "group_index", "ignore_result", "reply_to"})
 #: Where a record that cannot be read names its call and its tracker.
 _CALL = re.compile(rb'\[("(?:[^"\\]|\\.){1,1024}")')
@@ -93,11 +93,11 @@ class CallRecord:
         """Raises UndecodablePayload."""
         parts = codec.load(data[max(data.find(MARK), 0) :])
         if not isinstance(parts, (list, tuple)) or not 1 <= len(parts) <= len(_KINDS):
-            raise UndecodablePayload("no record of a call: it is no list of its parts")
+            raise UndecodablePayload("no record of a call: expected a list of its parts")
         record = cls(*parts)
         for name, kind in _KINDS.items():
             if not isinstance(getattr(record, name), kind):
-                raise UndecodablePayload(f"no record of a call: its {name} is no {kind.__name__}")
+                raise UndecodablePayload(f"no record of a call: its {name} is not a {kind.__name__}")
         return record
 
     @classmethod
@@ -108,10 +108,10 @@ class CallRecord:
         """
         head = data.partition(MARK)[0]
         found, tracker = _CALL.match(head), _TRACKER.search(head)
+        if found is None:
+            return None
         try:
-            return (
-                cls(json.loads(found[1]), tracker=tracker[1].decode() if tracker else "") if found else None
-            )
+            return cls(json.loads(found[1]), tracker=tracker[1].decode() if tracker else "")
         except ValueError:
             return None
 
@@ -124,7 +124,7 @@ def make_record(
     track: bool,
     tracker: str = "",
 ) -> CallRecord | None:
-    """The record of a call with this message; None when nothing will need it."""
+    """The record of the call in a message; None when nothing will need it."""
     stored = stores_error(task, headers.get("ignore_result"))
     kept = {name: value for name, value in headers.items() if _is_kept(name, value)}
     if headers.get("root_id") not in (None, headers["id"]):
@@ -135,7 +135,8 @@ def make_record(
     if kept.get("group") is not None:
         kept["group_index"] = headers.get("group_index")
     if task.job_ttl is not None and not headers.get("expires"):
-        kept[TTL_ENDS] = ttl_ends(task)
+        ends = task._get_app().now() + timedelta(seconds=seconds_of(task.job_ttl) or 0.0)
+        kept[TTL_ENDS] = ends.isoformat()
     embedded = {name: value for name, value in (embed or {}).items() if value}
     if not (stored or embedded or track or tracker or kept.keys() - PLACE):
         return None
@@ -153,12 +154,6 @@ def stores_result(task: Any, ignore_result: bool | None = None) -> bool:
     """Whether the result of a call is stored."""
     ignored = task.ignore_result if ignore_result is None else ignore_result
     return not (ignored or isinstance(task.backend, DisabledBackend))
-
-
-def ttl_ends(task: Any) -> str:
-    """The end of the time to live of a call made now; ISO 8601."""
-    ends: datetime = task._get_app().now() + timedelta(seconds=seconds_of(task.job_ttl) or 0.0)
-    return ends.isoformat()
 
 
 def stores_error(task: Any, ignore_result: bool | None = None) -> bool:

@@ -1,10 +1,8 @@
-"""Orphaned calls: their jobs were deleted, buried or refused. Here they get their results."""
+"""Finishes orphaned calls, whose jobs were deleted, buried or dropped: they get their results."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from celery import Celery, signals
@@ -13,12 +11,11 @@ from celery.app.task import Context
 from celery_lowkiq.integration.app.context import context_of, on_dropped_calls
 from celery_lowkiq.integration.app.registry import ordered_tasks
 from celery_lowkiq.rules.errors import LowkiqError, ResultsUnavailable, UndecodablePayload
+from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.rules.models import QueueSpec, StoredRecord
-from celery_lowkiq.rules.tracking import State, ended_without_run
+from celery_lowkiq.rules.tracking import State, TrackerUpdate, ended_without_run
 
 from .call_record import CallRecord, stores_error
-
-logger = logging.getLogger("celery_lowkiq")
 
 BURIED = "an operator moved the job to the morgue"
 DELETED = "the job was deleted"
@@ -38,25 +35,21 @@ def finish_orphaned_calls(
     Their chords fail. Raises ResultsUnavailable.
     """
     context = context_of(task._get_app())
-    news = []
+    news: list[TrackerUpdate] = []
     for call in calls:
         try:
             record = CallRecord.load(call.data, context.record_codec)
-            how, text = (State.ERROR, BURIED) if dead else (State.FAILED, reason)
         except UndecodablePayload as error:
-            unread = fail_unread(task, call, error)
-            if unread is None:
-                continue
-            record, how, text = unread, State.FAILED, unread_text(error)
+            news += fail_unread(task, call, error)
+            continue
+        if dead:
+            fail(task, record, BuriedByOperator(BURIED))
+            news += end_of_call(record, BURIED, State.ERROR)
         else:
-            if dead:
-                fail(task, record, BuriedByOperator(BURIED))
-            else:
-                _revoke(task, record, reason)
-        if record.tracker:
-            news.append(ended_without_run(record.tracker, record.id, how, text))
+            _revoke(task, record, reason)
+            news += end_of_call(record, reason)
     if news:
-        context.tracker_store.tell(news)
+        context.tracker_store.update(news)
 
 
 @on_dropped_calls
@@ -64,26 +57,25 @@ def _finish_dropped(app: Celery, queue: QueueSpec, calls: Sequence[StoredRecord]
     finish_orphaned_calls(ordered_tasks(app)[queue.name], calls, dead=False, reason=DROPPED)
 
 
-def unread_text(reason: UndecodablePayload) -> str:
-    """The error of a call whose record cannot be read."""
-    return f"the record of the call cannot be read: {reason}"
+def end_of_call(record: CallRecord, text: str, state: State = State.FAILED) -> list[TrackerUpdate]:
+    """The update for the tracker of a call that does not run, if it has one."""
+    return [ended_without_run(record.tracker, record.id, state, text)] if record.tracker else []
 
 
-def fail_unread(task: Any, call: StoredRecord, reason: UndecodablePayload) -> CallRecord | None:
+def fail_unread(task: Any, call: StoredRecord, reason: UndecodablePayload) -> list[TrackerUpdate]:
     """End a call whose record cannot be read: FAILURE, without its unverified links and chord.
 
-    Returns the id and tracker of the call; None, and a line in the log, when the record does not name it.
+    A call that the record does not name ends with a line in the log only. Returns the update for its tracker.
     Raises ResultsUnavailable.
     """
+    text = f"the record of the call cannot be read: {reason}"
     record = CallRecord.named(call.data)
     if record is None:
-        logger.error(
-            "a call of %s ends without a result, since its id is unknown: %s", task.name, unread_text(reason)
-        )
-        return None
-    logger.error("call %s of %s ends as FAILURE: %s", record.id, task.name, unread_text(reason))
-    fail(task, record, UndecodablePayload(unread_text(reason)))
-    return record
+        logger.error("a call of %s ends without a result, since its id is unknown: %s", task.name, text)
+        return []
+    logger.error("call %s of %s ends as FAILURE: %s", record.id, task.name, text)
+    fail(task, record, UndecodablePayload(text))
+    return end_of_call(record, text)
 
 
 def fail(task: Any, record: CallRecord, error: Exception) -> None:
@@ -91,31 +83,23 @@ def fail(task: Any, record: CallRecord, error: Exception) -> None:
 
     Raises ResultsUnavailable.
     """
-    request, stored = _request(task, record)
-    with _storing():
-        task.backend.mark_as_failure(record.id, error, request=request, store_result=stored)
+    _end(task, record, task.backend.mark_as_failure, error)
 
 
 def _revoke(task: Any, record: CallRecord, reason: str) -> None:
-    request, stored = _request(task, record)
-    with _storing():
-        task.backend.mark_as_revoked(record.id, reason, request=request, store_result=stored)
+    request = _end(task, record, task.backend.mark_as_revoked, reason)
     signals.task_revoked.send(sender=task, request=request, terminated=False, signum=None, expired=False)
 
 
-@contextlib.contextmanager
-def _storing() -> Iterator[None]:
-    """Raise any error of a result backend as ResultsUnavailable."""
+def _end(task: Any, record: CallRecord, mark: Callable[..., Any], result: Exception | str) -> Context:
+    """Have the result backend ``mark`` a call. Returns the call's request. Raises ResultsUnavailable."""
+    headers = {"id": record.id, "root_id": record.id, "task": task.name, "delivery_info": {}}
+    request = Context({**headers, **record.headers, **record.embed})
+    stored = stores_error(task, record.headers.get("ignore_result"))
     try:
-        yield
+        mark(record.id, result, request=request, store_result=stored)
     except Exception as error:
         raise ResultsUnavailable(
             f"the result backend is not available: {type(error).__name__}: {error}"
         ) from error
-
-
-def _request(task: Any, record: CallRecord) -> tuple[Context, bool]:
-    """The request of a call for Celery, and whether its result is stored."""
-    headers = {"id": record.id, "root_id": record.id, "task": task.name, "delivery_info": {}}
-    stored = stores_error(task, record.headers.get("ignore_result"))
-    return Context({**headers, **record.headers, **record.embed}), stored
+    return request

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery.states import STARTED
 from celery.worker import state
 
-from celery_lowkiq.integration.app.codec import Codec
 from celery_lowkiq.integration.records.call_record import CallRecord, store_state
-from celery_lowkiq.integration.records.orphans import DROPPED, SUPERSEDED, fail_unread, unread_text
+from celery_lowkiq.integration.records.orphans import DROPPED, SUPERSEDED, end_of_call, fail_unread
 from celery_lowkiq.rules.errors import UndecodablePayload
 from celery_lowkiq.rules.models import Batch, Job, Recorded, StoredRecord
 from celery_lowkiq.rules.tracking import TrackerUpdate
 from celery_lowkiq.store.jobs.call_records import CallReader
 
+from .decisions import RunRules
 from .decode import DecodedBatch
 from .request import call_request
 from .tracing import report
 from .tracker_updates import TrackedCalls
 
 
-@dataclass(frozen=True)
-class StoredCall:
-    """A call of a claimed job: where its record lies, and the decoded record."""
+class StoredCall(NamedTuple):
+    """A call of a claimed job: its record as stored, and decoded."""
 
     stored: StoredRecord
     record: CallRecord
@@ -41,20 +39,14 @@ class BatchCalls:
     """The calls of a batch, read in bounded parts. Those that came with the claim are read once."""
 
     def __init__(
-        self,
-        batch: Batch,
-        reader: CallReader,
-        codec: Codec,
-        task: Any,
-        consumer: Any,
-        tracked: TrackedCalls,
+        self, batch: Batch, rules: RunRules, reader: CallReader, consumer: Any, tracked: TrackedCalls
     ) -> None:
-        self.task = task
+        self.task: Any = rules.task
         self.consumer = consumer
         self.tracked = tracked
         self._batch = batch
         self._reader = reader
-        self._codec = codec
+        self._codec = rules.record_codec
         #: The living calls of jobs that have few.
         self._few: dict[str, list[StoredCall]] = {}
 
@@ -82,27 +74,21 @@ class BatchCalls:
         for page in self.pages(job):
             if not few:
                 self._announce(decoded, ((job, call) for call in page))
-            revoked: list[StoredCall] = []
-            living: list[StoredCall] = []
-            news: list[TrackerUpdate] = []
-            for call in page:
-                if reason := self._revoked(job, call):
-                    revoked.append(call)
-                    news += self.tracked.dropped(call.record, reason)
-                else:
-                    living.append(call)
-            gone |= {call.position for call in revoked}
-            alive |= {call.position for call in living}
+            reasons = [(call, self._revoked(job, call)) for call in page]
+            living = [call for call, reason in reasons if not reason]
+            revoked = [(call, reason) for call, reason in reasons if reason]
+            gone.update(call.position for call, _ in revoked)
+            alive.update(call.position for call in living)
             if few:
                 self._few[job.id] = living
             else:
                 self._start(living)
             if revoked:
-                self.end([(call.stored.key, call.stored.key) for call in revoked], news)
+                news = [n for call, reason in revoked for n in end_of_call(call.record, reason)]
+                self.end([(call.stored.key, call.stored.key) for call, _ in revoked], news)
         return {position for position in gone - alive if job.payloads[position].recorded is Recorded.ALL}
 
     def _announce(self, decoded: DecodedBatch, calls: Iterable[tuple[Job, StoredCall]]) -> None:
-        """Report the calls to their trackers, and revoke those of a cancelled tracker."""
         found = [(job, call.record, decoded.includes(job.id, call.position)) for job, call in calls]
         state.revoked.update(self.tracked.begin(found))
 
@@ -133,7 +119,7 @@ class BatchCalls:
         return "expired" if record.headers.get("expires") and not is_revoked else "revoked"
 
     def single(self, decoded: DecodedBatch) -> CallRecord | None:
-        """The call of a batch that has only one; the run is that call's then."""
+        """The call of a batch that has only one: the run then has its id."""
         if len(self._batch.jobs) != 1 or len(decoded.jobs) != 1 or len(decoded.jobs[0].payloads) != 1:
             return None
         (job,) = self._batch.jobs
@@ -173,7 +159,7 @@ class BatchCalls:
         self._reader.end(self._batch.lease, keys, news)
 
     def _read(self, records: Iterable[StoredRecord]) -> list[StoredCall]:
-        """The calls of a page. Ends those with an unreadable record, when the batch is admitted."""
+        # Unreadable records are gone once the batch is admitted.
         readable: list[StoredCall] = []
         unread: list[StoredRecord] = []
         news: list[TrackerUpdate] = []
@@ -181,8 +167,7 @@ class BatchCalls:
             try:
                 readable.append(StoredCall(stored, CallRecord.load(stored.data, self._codec)))
             except UndecodablePayload as reason:
-                record = fail_unread(self.task, stored, reason)
-                news += self.tracked.dropped(record, unread_text(reason)) if record else []
+                news += fail_unread(self.task, stored, reason)
                 unread.append(stored)
         if unread:
             self.end([(stored.key, stored.key) for stored in unread], news)

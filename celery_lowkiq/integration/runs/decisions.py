@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from celery.exceptions import MaxRetriesExceededError, Retry
 
@@ -20,9 +20,9 @@ from celery_lowkiq.integration.app.settings import Settings
 from celery_lowkiq.rules.errors import LowkiqError, UndecodablePayload
 from celery_lowkiq.rules.models import Batch, Disposition, Job, PayloadRemoval, RemovalReason, Settlement
 from celery_lowkiq.rules.retry import RetryPolicy, after_failure
-from celery_lowkiq.store.inspect.tries import try_text
+from celery_lowkiq.store.scripts.records import try_text
 
-from .aborts import raised_in
+from .base_exceptions import original_error
 from .decode import DecodedBatch, DecodedJob, RunJob
 from .outcomes import (
     Again,
@@ -31,7 +31,6 @@ from .outcomes import (
     Part,
     cause_of,
     delay_of,
-    names_jobs,
     outcomes,
     unwrap,
 )
@@ -53,41 +52,39 @@ class Rejected(LowkiqError):
 
 @dataclass(frozen=True)
 class RunRules:
-    """How the runs of a task are decided: its retry policy, and the app's codec and settings."""
+    """What all runs of a task have in common."""
 
+    task: Any
     policy: RetryPolicy
     codec: Codec
+    record_codec: Codec
     settings: Settings
+
+
+#: Of a job whose run did not fail.
+NO_TEXT = ErrorText(b"", "", "")
 
 
 class JobDecision(NamedTuple):
     """What becomes of one job."""
 
+    job: Job
     #: For the settle.
     verdict: Settlement
     #: The verdict on the payloads that are done with; another one where Again leaves some.
     ran: Settlement
     error: Exception | None = None
-    #: The stored text of the error, of a job whose run failed.
-    text: ErrorText | None = None
-    #: Of a job that raised Again.
-    part: Part | None = None
+    #: The stored and logged forms of the error, of a job whose run failed.
+    text: ErrorText = NO_TEXT
+    #: What the function raised, if it is not done with the job.
+    again: Again | None = None
     #: Positions of the payloads that stay for a later run.
     left: Collection[int] = ()
-
-
-class Failure(NamedTuple):
-    """A job whose run failed, and what becomes of it."""
-
-    job: Job
-    verdict: Settlement
-    error: Exception
-    text: ErrorText
 
     @property
     def dies(self) -> bool:
         """Whether a payload of it goes to the morgue."""
-        return self.verdict.fate in (Disposition.DIE, Disposition.BURY)
+        return self.verdict.disposition in (Disposition.DIE, Disposition.BURY)
 
     @property
     def is_requested(self) -> bool:
@@ -110,13 +107,9 @@ class Decision(NamedTuple):
         return tuple(decided.verdict for decided in self.jobs.values())
 
     @property
-    def failures(self) -> list[Failure]:
+    def failures(self) -> list[JobDecision]:
         """The jobs that failed, in the order of the batch."""
-        return [
-            Failure(self.batch.decoded[job_id].claimed, decided.verdict, decided.error, decided.text)
-            for job_id, decided in self.jobs.items()
-            if decided.text is not None and decided.error is not None
-        ]
+        return [decided for decided in self.jobs.values() if decided.text is not NO_TEXT]
 
     def dead_jobs(self, accepted: Collection[str]) -> list[RunJob]:
         """The jobs that died and whose settle was accepted, each with its first payload, error and count."""
@@ -129,8 +122,7 @@ class Decision(NamedTuple):
             )
             for job in self.batch.jobs
             if (decided := self.jobs.get(job.id)) is not None
-            and decided.verdict.fate is Disposition.DIE
-            and decided.text is not None
+            and decided.verdict.disposition is Disposition.DIE
             and job.id in accepted
         ]
 
@@ -139,8 +131,10 @@ class Decision(NamedTuple):
         error; None when all jobs are done. ``now``: Unix time in s.
         """
         decided = self.jobs.values()
-        delays = [_delay(each.verdict, now) for each in decided if each.verdict.fate is Disposition.RETRY]
-        delays += [each.part.again.after for each in decided if each.part is not None and each.left]
+        delays = [
+            _delay(each.verdict, now) for each in decided if each.verdict.disposition is Disposition.RETRY
+        ]
+        delays += [each.again.after for each in decided if each.again is not None and each.left]
         errors = [each.error for each in decided if each.error is not None]
         if not delays and not errors:
             return None
@@ -157,31 +151,31 @@ class Decision(NamedTuple):
         self,
         job_id: str,
         position: int,
-        success: Callable[[], CallOutcome],
+        success: CallOutcome,
         settings: Settings,
         now: float,
     ) -> CallOutcome | None:
-        """How the calls of a payload end; None when nothing has happened to them.
+        """How the calls of a payload end, ``success`` if they do; None when nothing has happened to them.
 
-        ``success`` makes the outcome of calls that succeed; ``now``: Unix time in s.
+        ``now``: Unix time in s.
         """
         job, decided = self.batch.decoded[job_id], self.jobs.get(job_id)
-        fate = Disposition.DONE if decided is None else decided.ran.fate
-        if fate is Disposition.RETURN or (decided is not None and position in decided.left):
+        disposition = Disposition.DONE if decided is None else decided.ran.disposition
+        if disposition is Disposition.RETURN or (decided is not None and position in decided.left):
             return None
         place = job.place_of(position)
         if place is None:
             data = next(bad.error for bad in job.bad if bad.position == position)
             return CallOutcome(True, error=UndecodablePayload(load_error(settings, data) or ""))
-        if fate is Disposition.DONE:
-            return success()
+        if disposition is Disposition.DONE:
+            return success
         assert decided is not None
         error = decided.error
         assert error is not None
-        if fate is Disposition.BURY or (fate is Disposition.DIE and place == 0):
+        if disposition is Disposition.BURY or (disposition is Disposition.DIE and place == 0):
             dead = MaxRetriesExceededError(str(error)) if isinstance(error, Retry) else error
             return CallOutcome(True, error=dead)
-        delay = _delay(decided.ran, now) if fate is Disposition.RETRY else 0.0
+        delay = _delay(decided.ran, now) if disposition is Disposition.RETRY else 0.0
         return CallOutcome(False, error=Retry(exc=error, when=delay))  # type: ignore[arg-type]
 
 
@@ -190,22 +184,21 @@ def decide_failure(error: Exception, batch: DecodedBatch, rules: RunRules) -> De
 
     Raises NotHanded and PayloadError when the error is an Again with wrong payloads.
     """
-    together = 0 if names_jobs(error, batch.jobs) else len(batch.jobs)
-    found = outcomes(error, batch.jobs, rules.codec.dump)
+    found, together = outcomes(error, batch.jobs, rules.codec.dump)
     texts: dict[int, ErrorText] = {}
 
     def decide(job: DecodedJob) -> JobDecision:
         outcome = found.get(job.claimed.id)
         if outcome is None:
-            return _all_of(_done(job))
+            return _decision(job, _done(job))
         if isinstance(outcome, Part):
             left = {job.positions[place] for place in outcome.left}
             ran = _done(job)._replace(delay=outcome.again.after)
-            return JobDecision(_with_left(job, ran, left), ran, part=outcome, left=left)
+            return _decision(job, ran, again=outcome.again, left=left)
         if isinstance(outcome, BusinessFailure):
             over = (PayloadRemoval(position, None, RemovalReason.OVER) for position in job.positions)
-            ran = _done(job)._replace(fate=Disposition.BURY, bad=(*job.bad, *over))
-            return _all_of(ran, outcome)
+            ran = _done(job)._replace(disposition=Disposition.BURY, bad=(*job.bad, *over))
+            return _decision(job, ran, outcome)
         return _failed(job, outcome, together, rules, texts)
 
     return _decide_each(batch, decide)
@@ -219,11 +212,11 @@ def decide_rejection(error: Exception, requeue: bool, before: Decision, rules: R
     reason = getattr(error, "reason", error)
     data = dump_error_text(rules.settings, f"Reject: {reason}")
     rejected = Rejected(str(reason))
-    fate, delay = (Disposition.RETURN, REQUEUE_DELAY) if requeue else (Disposition.BURY, 0.0)
+    disposition, delay = (Disposition.RETURN, REQUEUE_DELAY) if requeue else (Disposition.BURY, 0.0)
 
     def decide(job: DecodedJob) -> JobDecision:
-        ran = _done(job)._replace(fate=fate, delay=delay, error=data)
-        decided = before.jobs.get(job.claimed.id) or _all_of(ran)
+        ran = _done(job)._replace(disposition=disposition, delay=delay, error=data)
+        decided = before.jobs.get(job.claimed.id) or _decision(job, ran)
         return decided._replace(verdict=_with_left(job, ran, decided.left), ran=ran, error=rejected)
 
     return _decide_each(before.batch, decide)
@@ -236,7 +229,9 @@ def decide_poison_pill(batch: DecodedBatch, rules: RunRules) -> Decision:
     kept = ErrorText(data, text, text)
     return _decide_each(
         batch,
-        lambda job: _all_of(_done(job)._replace(fate=Disposition.BURY, error=data), PoisonPill(text), kept),
+        lambda job: _decision(
+            job, _done(job)._replace(disposition=Disposition.BURY, error=data), PoisonPill(text), kept
+        ),
     )
 
 
@@ -259,17 +254,21 @@ def redeliver(job: DecodedJob, error: Exception, settings: Settings) -> Settleme
 def _decide_each(batch: DecodedBatch, decide: Callable[[DecodedJob], JobDecision]) -> Decision:
     """Decide about each job that has run; one without a readable payload is done with."""
     jobs = {
-        job_id: _all_of(_done(job)) if job.job is None else decide(job)
+        job_id: _decision(job, _done(job)) if job.job is None else decide(job)
         for job_id, job in batch.decoded.items()
     }
     return Decision(batch, jobs)
 
 
-def _all_of(
-    verdict: Settlement, error: Exception | None = None, text: ErrorText | None = None
+def _decision(
+    job: DecodedJob,
+    ran: Settlement,
+    error: Exception | None = None,
+    text: ErrorText = NO_TEXT,
+    again: Again | None = None,
+    left: Collection[int] = (),
 ) -> JobDecision:
-    """The same verdict on all payloads."""
-    return JobDecision(verdict, verdict, error, text)
+    return JobDecision(job.claimed, _with_left(job, ran, left), ran, error, text, again, left)
 
 
 def _done(job: DecodedJob) -> Settlement:
@@ -280,7 +279,7 @@ def _failed(
     job: DecodedJob, failure: Exception, together: int, rules: RunRules, texts: dict[int, ErrorText]
 ) -> JobDecision:
     error = cause_of(failure)
-    raised = raised_in(error)
+    raised = original_error(error)
     delay, policy = None, rules.policy
     if isinstance(failure, Retry):
         delay = delay_of(failure)
@@ -290,20 +289,19 @@ def _failed(
         texts[id(raised)] = error_text(rules.settings, raised)
     text = texts[id(raised)]
     verdict = after_failure(job.claimed, policy, text.data, delay, job.bad, raised, together)
-    return _all_of(verdict._replace(try_text=try_text(text.text)), error, text)
+    return _decision(job, verdict._replace(try_text=try_text(text.text)), error, text)
 
 
 def _with_left(job: DecodedJob, verdict: Settlement, left: Collection[int]) -> Settlement:
     """The verdict when some payloads of a job are left: these stay queued, the others go."""
-    if not left or verdict.fate not in (Disposition.DONE, Disposition.BURY):
+    if not left or verdict.disposition not in (Disposition.DONE, Disposition.BURY):
         return verdict
     gone = {*left, *(bad.position for bad in verdict.bad)}
-    error = verdict.error if verdict.fate is Disposition.BURY else None
+    error = verdict.error if verdict.disposition is Disposition.BURY else None
     over = (PayloadRemoval(p, error, RemovalReason.DONE) for p in job.positions if p not in gone)
     delay = max(verdict.delay, AT_ONCE)
     return Settlement(verdict.id, verdict.claim, Disposition.RETURN, delay=delay, bad=(*verdict.bad, *over))
 
 
 def _delay(verdict: Settlement, now: float) -> float:
-    """Seconds until a failed job runs again."""
     return max(0.0, verdict.perform_in - now) if verdict.perform_in else verdict.delay

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
@@ -12,13 +11,13 @@ from celery_lowkiq.integration.app.codec import MARK, Codec
 from celery_lowkiq.integration.app.error_text import dump_error_text, load_error
 from celery_lowkiq.integration.app.settings import Settings
 from celery_lowkiq.rules.errors import UndecodablePayload
+from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.rules.models import Batch, Flag, Job, PayloadRemoval
-
-logger = logging.getLogger("celery_lowkiq")
 
 #: Positions of payloads by the id of their job.
 Positions = Mapping[str, Collection[int]]
-NO_POSITIONS: dict[str, Collection[int]] = {}
+Check = Callable[[Any], None]
+NO_POSITIONS: Positions = {}
 #: Up to this size in bytes, the payloads of a job are shown whole in logs and events.
 SMALL_BYTES = 256
 
@@ -80,7 +79,7 @@ class DecodedBatch:
         #: All jobs of the batch in its order, by id.
         self.decoded = decoded
         #: The jobs that run.
-        self.jobs = tuple([each.job for each in decoded.values() if each.job is not None])
+        self.jobs: tuple[RunJob, ...] = tuple([each.job for each in decoded.values() if each.job is not None])
 
     def includes(self, job_id: str, position: int) -> bool:
         """Whether the task function gets this payload of a claimed job."""
@@ -122,36 +121,27 @@ def decode_batch(
     batch: Batch,
     codec: Codec,
     settings: Settings,
-    dropped: Positions = NO_POSITIONS,
-    check: Callable[[Any], None] | None = None,
+    dropped: Mapping[str, Collection[int]] = NO_POSITIONS,
+    check: Check | None = None,
 ) -> DecodedBatch:
-    """Decode the payloads of a batch, except those ``dropped`` here or by a policy of the queue.
-
-    ``check`` raises UndecodablePayload for a payload that the task function cannot take.
+    """Decode the payloads of a batch, except those that a policy of the queue drops, and those at ``dropped``
+    positions, by id of the job. ``check`` raises UndecodablePayload for a payload that the task cannot take.
     """
-    if batch.queue.policy:
-        unwanted = {job.id: range(job.unwanted) for job in batch.jobs if job.unwanted}
-        ids = {*dropped, *unwanted}
-        dropped = {job_id: {*dropped.get(job_id, ()), *unwanted.get(job_id, ())} for job_id in ids}
     return DecodedBatch(
         batch,
-        {job.id: decode_job(job, codec, settings, dropped.get(job.id, ()), check) for job in batch.jobs},
+        {job.id: _decode_job(job, codec, settings, dropped.get(job.id, ()), check) for job in batch.jobs},
     )
 
 
-def decode_job(
-    job: Job,
-    codec: Codec,
-    settings: Settings,
-    dropped: Collection[int],
-    check: Callable[[Any], None] | None = None,
+def _decode_job(
+    job: Job, codec: Codec, settings: Settings, dropped: Collection[int], check: Check | None
 ) -> DecodedJob:
-    """Decode the payloads of a job, except those at ``dropped`` positions."""
     payloads: list[Any] = []
     scores: list[float] = []
     bad: list[PayloadRemoval] = []
+    unwanted = job.unwanted
     for position, payload in enumerate(job.payloads):
-        if position in dropped:
+        if position < unwanted or position in dropped:
             bad.append(PayloadRemoval(position, None))
         else:
             try:

@@ -1,4 +1,4 @@
-"""Eager mode: runs calls in this process, without store and worker, in the batches a worker would make."""
+"""Eager mode: runs calls in this process, without store and worker, in the batches of a worker."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ from celery_lowkiq.integration.calls.validation import Entry
 from celery_lowkiq.rules.models import Merge, QueueSpec, shard_of
 from celery_lowkiq.rules.policies import surplus
 
-from .aborts import failing
-from .batch_results import ById, JobsFailed
+from .base_exceptions import call_user_code
 from .decode import RunInfo, RunJob
-from .outcomes import Again, BusinessFailure, unwrap
+from .outcomes import Again, BusinessFailure, ById, JobsFailed, unwrap
 
 
 def batch_of(entries: Iterable[Entry], task: Any) -> dict[str, list[Any]]:
     """Payloads by id: equal ones merged (rule 2), smallest score first, decoded from their bytes.
 
-    A missing score is the call's position, as if each came a moment after the previous one. The policy
-    ``keep`` applies.
+    The default score is the call's position. The policy ``keep`` applies.
     """
     codec, spec = context_of(task._get_app()).codec, task.queue_spec
     scores: dict[str, dict[bytes, float]] = {}
@@ -58,7 +56,7 @@ def eager_outcome(run: Callable[[], Any], payloads_by_id: Mapping[str, list[Any]
     """The value or error that Celery is to record of a run; of a batch of one id, that id's own."""
     (job_id, *others) = payloads_by_id
     try:
-        result = failing(run)
+        result = call_user_code(run)
     except (Again, BusinessFailure, JobsFailed, Retry) as error:
         outcome = unwrap(error)
         if isinstance(outcome, JobsFailed) and not others and outcome.errors.keys() == {job_id}:
@@ -89,7 +87,6 @@ def run_bulk(task: Any, entries: list[Entry]) -> list[Any]:
 
 
 def _own(result: Any, job_id: str) -> Any:
-    """The result of one id of a batch."""
     value: Any = result.result
     state = result.state
     if isinstance(value, ById):

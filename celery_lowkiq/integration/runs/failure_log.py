@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 from celery_lowkiq.rules.text import escaped, moment, shortened
 
-from .decisions import Failure
+from .decisions import JobDecision
 from .run import Run
 
 #: Celery's logger of how runs end.
-logger = logging.getLogger("celery.app.trace")
+logger: logging.Logger = logging.getLogger("celery.app.trace")
 
 #: ``lowkiq_log_failures``.
 FIRST, ALL, DEATH = "first", "all", "death"
@@ -30,53 +29,45 @@ _RETRIED = "Task %(name)s[%(id)s] failed, retry %(retry)d at %(next)s: %(exc)s" 
 _DIED = "Task %(name)s[%(id)s] died, its payload is in the morgue: %(exc)s" + _ABOUT
 
 
-def is_logged(failure: Failure, which: str) -> bool:
+def is_logged(failure: JobDecision, which: str) -> bool:
     """Whether the failure has a line; ``which`` is ``lowkiq_log_failures``."""
     return failure.dies or not (which == DEATH or failure.is_requested)
 
 
-def log_failures(
-    run: Run, failures: Iterable[Failure], name: str, expected: Sequence[type[BaseException]]
-) -> None:
-    """Log the failures of a run of the task ``name``: deaths at ERROR, others at WARNING, and errors that are
-    ``expected`` (the task's ``throws``) at INFO, without a traceback.
+def log_failures(run: Run) -> None:
+    """Log the failures of a run: deaths at ERROR, others at WARNING, and errors that the task ``throws`` at
+    INFO, without a traceback.
     """
-    which = run.settings.log_failures
-    found = [failure for failure in failures if is_logged(failure, which)]
+    which, expected = run.settings.log_failures, tuple(run.task.throws or ())
+    found = [failure for failure in run.decision.failures if is_logged(failure, which)]
     found.sort(key=lambda failure: not failure.dies)
     shown: set[str] = set()
     for failure in found[:MOST_JOBS]:
-        level = _level(failure, expected)
+        is_expected = isinstance(failure.error, expected)
+        level = logging.INFO if is_expected else logging.ERROR if failure.dies else logging.WARNING
         if not logger.isEnabledFor(level):
             continue
-        traceback = failure.text.traceback
-        shows = level > logging.INFO and _is_news(failure, which)
-        if shows and traceback not in shown and len(shown) < MOST_TRACEBACKS:
+        line, context = _DIED if failure.dies else _RETRIED, _context(run, failure)
+        is_new = not is_expected and (failure.dies or which == ALL or failure.job.retry_count < 0)
+        traceback = failure.text.traceback if is_new else ""
+        if traceback and traceback not in shown and len(shown) < MOST_TRACEBACKS:
             shown.add(traceback)
-        else:
-            traceback = ""
-        _log(level, failure, _context(run, name, failure), traceback)
+            context["traceback"] = traceback
+            line += "\n%(traceback)s"
+        # In ``record.data``, as Celery has it, for the user's handlers.
+        logger.log(level, line, context, extra={"data": context})
     if len(found) > MOST_JOBS:
-        logger.warning("Task %s[%s]: %d more jobs failed", name, run.task_id, len(found) - MOST_JOBS)
+        more = len(found) - MOST_JOBS
+        logger.warning("Task %s[%s]: %d more jobs failed", run.task.name, run.task_id, more)
 
 
-def _level(failure: Failure, expected: Iterable[type[BaseException]]) -> int:
-    if isinstance(failure.error, tuple(expected)):
-        return logging.INFO
-    return logging.ERROR if failure.dies else logging.WARNING
-
-
-def _is_news(failure: Failure, which: str) -> bool:
-    return failure.dies or which == ALL or failure.job.retry_count < 0
-
-
-def _context(run: Run, name: str, failure: Failure) -> dict[str, Any]:
+def _context(run: Run, failure: JobDecision) -> dict[str, Any]:
     """The values of a line. An id is a Python literal, so that it cannot break or colour the line."""
     verdict, shard = failure.verdict, run.batch.shard
     at = verdict.perform_in or time.time() + verdict.delay
     return {
         "id": run.task_id,
-        "name": name,
+        "name": run.task.name,
         "exc": escaped(shortened(failure.text.line, MOST_CHARACTERS)),
         "queue": shard.queue,
         "shard": shard.index,
@@ -86,12 +77,3 @@ def _context(run: Run, name: str, failure: Failure) -> dict[str, Any]:
         "next": moment(at),
         "runtime": time.monotonic() - run.batch.began_at,
     }
-
-
-def _log(level: int, failure: Failure, context: dict[str, Any], traceback: str) -> None:
-    """Log as Celery does, with the values in ``record.data`` for the user's handlers."""
-    line = _DIED if failure.dies else _RETRIED
-    if traceback:
-        context["traceback"] = traceback
-        line += "\n%(traceback)s"
-    logger.log(level, line, context, extra={"data": context})

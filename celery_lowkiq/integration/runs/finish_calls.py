@@ -7,11 +7,12 @@ events are Celery's, in each version of Celery.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, NoReturn
 
-from celery_lowkiq.integration.app.safe_logging import safe_logger
+from celery_lowkiq.integration.app.safe_logging import safe_logger as logger
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.models import Disposition, Job, Settlement
 from celery_lowkiq.rules.tracking import TrackerUpdate
@@ -23,13 +24,15 @@ from .request import call_request
 from .run import Run
 from .tracing import traced
 
-logger = safe_logger("celery_lowkiq")
-
 
 @dataclass
-class _Undelivered:
-    """The last error that kept calls of a job from their results."""
+class _Finished:
+    """What has become of the calls of a job."""
 
+    #: First and last key of ranges of records that are not needed any more.
+    ended: list[tuple[bytes, bytes]] = field(default_factory=list)
+    news: list[TrackerUpdate] = field(default_factory=list)
+    #: The last error that kept calls from their results.
     error: Exception | None = None
     #: Whether any of these calls has succeeded.
     success: bool = False
@@ -54,44 +57,38 @@ class CallFinisher:
         )
 
     def _finish_job(self, job: Job, verdict: Settlement) -> Settlement:
-        ended: list[tuple[bytes, bytes]] = []
-        news: list[TrackerUpdate] = []
-        undelivered = _Undelivered()
+        finished = _Finished()
+        few = self._calls.are_few(job)
         try:
             for page in self._calls.pages(job):
-                keys, news_of_page = self._finish_page(job, page, undelivered)
-                if self._calls.are_few(job):
-                    ended += keys
-                    news += news_of_page
-                elif keys or news_of_page:
-                    self._calls.end(keys, news_of_page)
+                self._finish_page(job, page, finished)
+                if not few and (finished.ended or finished.news):
+                    self._calls.end(finished.ended, finished.news)
+                    finished.ended, finished.news = [], []
         except StoreError as error:
             logger.warning("job %r runs again, since not all of its calls could be ended: %s", job.id, error)
             return Settlement(job.id, job.claim, Disposition.RETURN, delay=REQUEUE_DELAY)
-        if undelivered.error is not None and undelivered.success:
+        if finished.error is not None and finished.success:
             decoded = self._run.decoded.decoded[job.id]
-            verdict = redeliver(decoded, undelivered.error, self._run.settings)
-        return verdict._replace(ended=tuple(ended), news=tuple(news))
+            verdict = redeliver(decoded, finished.error, self._run.settings)
+        return verdict._replace(ended=tuple(finished.ended), news=tuple(finished.news))
 
-    def _finish_page(
-        self, job: Job, page: Iterable[StoredCall], undelivered: _Undelivered
-    ) -> tuple[list[tuple[bytes, bytes]], list[TrackerUpdate]]:
-        """The keys of the calls that have ended, and the news for trackers."""
-        gone: list[StoredCall] = []
-        news: list[TrackerUpdate] = []
+    def _finish_page(self, job: Job, page: Iterable[StoredCall], finished: _Finished) -> None:
+        keys: list[tuple[int, bool, bytes]] = []
         for call in page:
             outcome = self._run.outcome_of(job.id, call.position)
-            over = outcome is not None and self._finish_call(job, call, outcome, undelivered)
-            if over:
-                gone.append(call)
+            over = outcome is not None and self._finish_call(job, call, outcome, finished)
+            keys.append((call.position, over, call.stored.key))
             included = outcome is not None or self._run.decoded.includes(job.id, call.position)
             if included and call.record.tracker:
-                news += self._calls.tracked.ended(job, call.record, outcome, over)
-        return _runs_of_keys(gone), news
+                finished.news += self._calls.tracked.ended(job, call.record, outcome, over)
+        # A payload's records lie side by side. A range must not include that of a call which is not over.
+        for (_, over), group in groupby(keys, key=itemgetter(0, 1)):
+            if over:
+                part = [key for _, _, key in group]
+                finished.ended.append((part[0], part[-1]))
 
-    def _finish_call(
-        self, job: Job, call: StoredCall, outcome: CallOutcome, undelivered: _Undelivered
-    ) -> bool:
+    def _finish_call(self, job: Job, call: StoredCall, outcome: CallOutcome, finished: _Finished) -> bool:
         """Whether nothing more will happen to the call."""
         if self._has_reported:
             return outcome.final
@@ -101,15 +98,14 @@ class CallFinisher:
         try:
             traced(task, request, consumer, self._runtime)
         except Exception as error:
-            if undelivered.error is None:
+            if finished.error is None:
                 logger.exception("job %r: some call results could not be written", job.id)
-            undelivered.error = error
-            undelivered.success = undelivered.success or outcome.success
+            finished.error = error
+            finished.success = finished.success or outcome.success
             return outcome.final and not outcome.success
         return outcome.final
 
     def _play(self, outcome: CallOutcome) -> Callable[[], Any]:
-        """The function of the call's own run: returns its value, or raises its error."""
         if outcome.error is None:
             return outcome.give
         if not outcome.final:
@@ -126,12 +122,3 @@ class _Raiser:
 
     def __call__(self) -> NoReturn:
         raise self._error.with_traceback(self._traceback)
-
-
-def _runs_of_keys(calls: Iterable[StoredCall]) -> list[tuple[bytes, bytes]]:
-    """First and last key of the calls of each payload: they lie side by side, and end together."""
-    found = []
-    for _, group in groupby(calls, key=lambda call: call.position):
-        keys = [call.stored.key for call in group]
-        found.append((keys[0], keys[-1]))
-    return found

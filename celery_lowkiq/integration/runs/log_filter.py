@@ -24,7 +24,7 @@ IDS_SHOWN = 5
 
 
 class BatchFilter(logging.Filter):
-    """Completes Celery's lines about runs, and drops those that repeat another line."""
+    """Completes Celery's lines about runs, and drops those that ``failure_log`` replaces."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Add queue, shard and ids to a line about a run, and the runtime in s where it has none.
@@ -52,7 +52,6 @@ class BatchFilter(logging.Filter):
 
 
 def _has_lines(run: Any) -> bool:
-    """Whether ``failure_log`` writes a line for each job that failed."""
     failures = run.decision.failures
     return bool(failures) and all(is_logged(failure, run.settings.log_failures) for failure in failures)
 
@@ -70,14 +69,13 @@ def _as_detail(record: logging.LogRecord) -> bool:
 
 def describe_batch(batch: Batch) -> dict[str, Any]:
     """The values of a line. An id is a Python literal, so that it cannot break or colour the line."""
-    named = [job.id for job in batch.jobs[:IDS_SHOWN]]
-    more = len(batch.jobs) - len(named)
-    shown = ",".join(map(repr, named))
+    shown = ",".join(repr(job.id) for job in batch.jobs[:IDS_SHOWN])
+    more = len(batch.jobs) - IDS_SHOWN
     return {
         "queue": batch.queue.name,
         "shard": batch.shard.index,
         "jobs": len(batch.jobs),
-        "ids": f"{shown},... ({more} more)" if more else shown,
+        "ids": f"{shown},... ({more} more)" if more > 0 else shown,
     }
 
 

@@ -1,13 +1,11 @@
-"""Outcomes of a run: what a task function may raise beside errors, and how a call ends."""
+"""Outcomes of a run: what a task function may return or raise beside errors, and how a call ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import cached_property
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery.exceptions import Retry
 from celery.utils.saferepr import saferepr
@@ -15,8 +13,7 @@ from celery.utils.saferepr import saferepr
 from celery_lowkiq.integration.calls.validation import read_delay
 from celery_lowkiq.rules.errors import LowkiqError
 
-from .aborts import as_failure
-from .batch_results import JobsFailed
+from .base_exceptions import as_failure, may_fail
 from .decode import RunJob
 
 #: Maximum length of a payload in an error.
@@ -42,7 +39,7 @@ class Again(LowkiqError):
                 f"Again({payloads_left!r}) is invalid: expected a list of payloads, or None for all"
             )
         self.payloads_left = payloads_left
-        self.after = read_delay(after, "after")
+        self.after: float = read_delay(after, "after")
         self.result = result
         left = "all" if payloads_left is None else len(payloads_left)
         super().__init__(f"payloads left: {left}; again after {self.after:g} s")
@@ -58,20 +55,45 @@ class BusinessFailure(LowkiqError):
     """
 
 
+class ById(dict[str, Any]):
+    """Returned by a task function: ``ById({id: value})`` gives each id its own result; other ids get None."""
+
+
+class JobsFailed(LowkiqError):
+    """Raised by a task function: ``JobsFailed({id: exception})`` fails these jobs; the others are done.
+
+    The exceptions may include Again, BusinessFailure, and Celery's Retry. An empty mapping, or an id that is
+    not in the batch, fails the whole batch. Raises TypeError unless ``errors`` maps ids to exceptions; a str
+    is accepted, since a result backend stores the error as text.
+    """
+
+    def __init__(self, errors: Mapping[str, BaseException] | str) -> None:
+        given = {} if isinstance(errors, str) else dict(errors)
+        for job_id, error in given.items():
+            if not (isinstance(error, BaseException) and may_fail(type(error))):
+                raise TypeError(
+                    f"JobsFailed({{{job_id!r}: {error!r}}}) is invalid: expected an exception for each id"
+                )
+        self.errors: dict[str, Exception] = {job_id: as_failure(error) for job_id, error in given.items()}
+        named = ", ".join(f"{job_id!r}: {error!r}" for job_id, error in self.errors.items())
+        super().__init__(errors if isinstance(errors, str) else f"failed jobs: {named or 'none was named'}")
+
+    def __reduce__(self) -> tuple[type[JobsFailed], tuple[dict[str, Exception] | str]]:
+        return type(self), (self.errors or str(self),)
+
+
 class NotHanded(LowkiqError):
     """An Again names a payload that the run was not called with."""
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """The payloads that an Again leaves of a job, by their places."""
 
     left: frozenset[int]
     again: Again
 
 
-@dataclass(frozen=True)
-class CallOutcome:
+class CallOutcome(NamedTuple):
     """How a call ends: with the value of ``give()``, or with an error. Not final: the call runs again."""
 
     final: bool
@@ -83,29 +105,20 @@ class CallOutcome:
 
 def outcomes(
     error: Exception, jobs: Sequence[RunJob], dump: Callable[[Any], bytes]
-) -> dict[str, Exception | Part]:
+) -> tuple[dict[str, Exception | Part], int]:
     """What becomes of the jobs of a run that raised, by id; jobs without an entry are done.
 
-    Raises NotHanded, and PayloadError for an object that cannot be a payload.
+    Also returns how many jobs failed as a whole; 0 when the error names those that failed. Raises NotHanded,
+    and PayloadError for an object that cannot be a payload.
     """
     error = unwrap(error)
     by_id = {job.id: job for job in jobs}
-    named = _named(error, by_id.keys()) or dict.fromkeys(by_id, error)
+    errors = error.errors if isinstance(error, JobsFailed) and error.errors.keys() <= by_id.keys() else {}
+    named = errors or dict.fromkeys(by_id, error)
     found: dict[str, Exception | Part] = {job_id: unwrap(one) for job_id, one in named.items()}
     for again in {id(one): one for one in found.values() if isinstance(one, Again)}.values():
         found |= _parts(again, [by_id[job_id] for job_id, one in found.items() if one is again], dump)
-    return found
-
-
-def names_jobs(error: Exception, jobs: Sequence[RunJob]) -> bool:
-    """Whether the error names the jobs that failed; else the run failed as a whole."""
-    return bool(_named(unwrap(error), {job.id for job in jobs}))
-
-
-def _named(error: Exception, ids: Set[str]) -> dict[str, Exception]:
-    """The errors by id; empty when an id is not in the run."""
-    errors = error.errors if isinstance(error, JobsFailed) else {}
-    return dict(errors) if errors.keys() <= ids else {}
+    return found, 0 if errors else len(jobs)
 
 
 def unwrap(error: Exception) -> Exception:
@@ -129,47 +142,31 @@ def delay_of(retry: Retry) -> float | None:
 
 
 def _parts(again: Again, jobs: Sequence[RunJob], dump: Callable[[Any], bytes]) -> dict[str, Part]:
-    """The payloads that an Again leaves of each of its jobs."""
+    """The payloads that an Again leaves of each of its jobs: by identity, or else by equal bytes."""
     if again.payloads_left is None:
         return {job.id: Part(frozenset(range(len(job.payloads))), again) for job in jobs}
-    finders = {job.id: _Finder(job.payloads, dump) for job in jobs}
     left: dict[str, set[int]] = {job.id: set() for job in jobs}
+    by_identity = _places(jobs, id)
+    by_data: dict[Any, list[tuple[str, int]]] = {}
     for payload in again.payloads_left:
-        found = _found(finders, _Finder.same, payload) or _found(finders, _Finder.equal, payload)
-        if not found:
+        found = by_identity.get(id(payload))
+        if found is None:
+            by_data = by_data or _places(jobs, dump)
+            found = by_data.get(dump(payload))
+        if found is None:
             raise NotHanded(
                 f"Again: {saferepr(payload, SHOWN)} was not handed to {', '.join(map(repr, left))}; allowed "
                 "are payloads that the run was called with: enqueue new ones with delay()"
             )
-        for job_id, place in found.items():
+        for job_id, place in found:
             left[job_id].add(place)
     return {job_id: Part(frozenset(places), again) for job_id, places in left.items()}
 
 
-class _Finder:
-    """Finds the places of payloads in a job."""
-
-    def __init__(self, payloads: Sequence[Any], dump: Callable[[Any], bytes]) -> None:
-        self._payloads = payloads
-        self._dump = dump
-        self._by_identity = {id(payload): place for place, payload in enumerate(payloads)}
-
-    def same(self, payload: Any) -> int | None:
-        """The place of this object."""
-        return self._by_identity.get(id(payload))
-
-    def equal(self, payload: Any) -> int | None:
-        """The place of a payload with equal bytes. Raises PayloadError when it has none."""
-        return self._by_data.get(self._dump(payload))
-
-    @cached_property
-    def _by_data(self) -> dict[bytes, int]:
-        return {self._dump(payload): place for place, payload in enumerate(self._payloads)}
-
-
-def _found(
-    finders: Mapping[str, _Finder], find: Callable[[_Finder, Any], int | None], payload: Any
-) -> dict[str, int]:
-    """The places of a payload, by id of the jobs that have it."""
-    places = {job_id: find(finder, payload) for job_id, finder in finders.items()}
-    return {job_id: place for job_id, place in places.items() if place is not None}
+def _places(jobs: Sequence[RunJob], key: Callable[[Any], Any]) -> dict[Any, list[tuple[str, int]]]:
+    """Jobs and places of payloads, by the ``key`` of each payload."""
+    places: dict[Any, list[tuple[str, int]]] = {}
+    for job in jobs:
+        for place, payload in enumerate(job.payloads):
+            places.setdefault(key(payload), []).append((job.id, place))
+    return places

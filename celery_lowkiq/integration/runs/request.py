@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import time
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from celery import signals
@@ -17,31 +17,17 @@ from celery.worker.request import Request
 
 from celery_lowkiq.integration.calls.call_form import ARGUMENTS_SHOWN, Arguments, PayloadsById
 from celery_lowkiq.integration.records.call_record import CallRecord
+from celery_lowkiq.rules.loggers import package_logger as logger
 
 from .run import Run
 
-logger = logging.getLogger("celery_lowkiq")
-
 NO_EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 #: Seeded by the system. Ids need only differ.
-_chance = random.Random()  # noqa: S311 - an id, no secret
-#: The bits that say version 4 (RFC 9562).
+_random = random.Random()  # noqa: S311 - an id, no secret
+#: The bits of a UUID that give its version, 4 (RFC 9562).
 _FIXED = 0x4 << 76 | 0x8 << 60
 _NOT_FIXED = ~(0xF << 76 | 0xC << 60)
 IGNORED_RESULT = {"ignore_result": True}
-
-
-class _NoMessage:
-    """The broker message of a request that has none."""
-
-    content_type = content_encoding = None
-    body = None
-
-    def __init__(self, headers: dict[str, Any], queue: str) -> None:
-        self.headers = headers
-        self.properties = _properties(headers)
-        self.delivery_info = _delivery_info(queue)
-        self.payload: Any = None
 
 
 class LaneRequest(Request):
@@ -51,14 +37,14 @@ class LaneRequest(Request):
     acknowledged = True
 
     def reject(self, requeue: bool = False) -> None:
-        """Send the event; the verdict of the run decides about its job."""
+        """Send the event; the verdict on its job does the rest."""
         self.send_event("task-rejected", requeue=requeue)
 
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
-        """Do nothing: a run in a lane cannot be cancelled, and is recovered after a cold shutdown."""
+        """Do nothing: a thread cannot be cancelled; after a cold shutdown the job is recovered."""
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
-        """Warn that ``terminate=True`` has no effect: a thread cannot be ended from outside."""
+        """Warn that ``terminate=True`` has no effect."""
         logger.warning(
             "%s[%s] goes on: a lane is a thread, which nothing can end from outside (max_run= raises an "
             "alarm)",
@@ -70,8 +56,8 @@ class LaneRequest(Request):
         """End as REVOKED: a policy has dropped the payload."""
         self._announce_revoked(reason, False, None, False)  # type: ignore[attr-defined]
 
-    def received(self, consumer: Any) -> None:
-        """Send signal and event, as Celery's own strategy does for a broker message."""
+    def begins(self, consumer: Any) -> None:
+        """Send signal and events, as Celery does for a broker message, and count the request as active."""
         if signals.task_received.receivers:
             signals.task_received.send(sender=consumer, request=self)
         self.send_event(
@@ -85,9 +71,6 @@ class LaneRequest(Request):
             eta=None,
             expires=None,
         )
-
-    def begins(self) -> None:
-        """Count the request as active, and send its event."""
         pid: Any = os.getpid()
         self.on_accepted(pid, time.monotonic())
 
@@ -102,8 +85,8 @@ class QuietRequest:
     acknowledged = True
 
     def __init__(self, headers: dict[str, Any], arguments: Arguments, task: Any, consumer: Any) -> None:
-        self.id = headers["id"]
-        self.name = headers["task"]
+        self.id: str = headers["id"]
+        self.name: str = headers["task"]
         self.args, self.kwargs = arguments
         self._headers = headers
         self._task = task
@@ -125,11 +108,8 @@ class QuietRequest:
             "kwargs": self.kwargs,
         }
 
-    def received(self, consumer: Any) -> None:
-        """Do nothing: no event or signal is sent."""
-
-    def begins(self) -> None:
-        """Count the request as active, as Celery's ``task_accepted`` does, in half the time."""
+    def begins(self, consumer: Any) -> None:
+        """Count the request as active, as Celery's ``task_accepted`` does; this takes half the time."""
         self._began_at = time.monotonic()
         state.requests[self.id] = self
         state.active_requests.add(self)
@@ -155,9 +135,9 @@ class QuietRequest:
         return getattr(full, name)
 
 
-def run_request(run: Run, task: Any, consumer: Any) -> LaneRequest | QuietRequest:
+def run_request(run: Run, consumer: Any) -> LaneRequest | QuietRequest:
     """The request of a run: under the id and headers of its single call, or with an id of its own."""
-    batch = run.decoded
+    batch, task = run.decoded, run.task
     own = {"lowkiq": batch.info, "lowkiq_run": run}
     form, payloads = task.call_form, batch.payloads_by_id
     record = run.call or CallRecord(form.task_id_of(payloads) or new_id(), IGNORED_RESULT)
@@ -169,7 +149,6 @@ def run_request(run: Run, task: Any, consumer: Any) -> LaneRequest | QuietReques
 
 
 def _has_listeners(task: Any, consumer: Any) -> bool:
-    """Whether an event or a signal of each run is sent."""
     if signals.task_received.receivers:
         return True
     events = consumer.event_dispatcher
@@ -182,14 +161,14 @@ def _has_listeners(task: Any, consumer: Any) -> bool:
 def call_request(
     record: CallRecord, task: Any, consumer: Any, payloads: PayloadsById, retries: int, play: Any = None
 ) -> LaneRequest:
-    """The request of one call of a merged job; ``play`` stands in for the task function."""
+    """The request of one call of a merged job; ``play`` replaces the task function."""
     arguments = task.call_form.of_run(payloads)
     return _full(_headers(record, task, arguments, retries, {"lowkiq_play": play}), arguments, task, consumer)
 
 
 def new_id() -> str:
     """A random UUID of version 4 as text, without a system call."""
-    digits = f"{_chance.getrandbits(128) & _NOT_FIXED | _FIXED:032x}"
+    digits = f"{_random.getrandbits(128) & _NOT_FIXED | _FIXED:032x}"
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
@@ -223,7 +202,7 @@ def _headers(
 
 
 def _users(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """The user's own headers of a call, for ``request.headers``. Some tools, as Sentry, send them as one."""
+    """The user's own headers of a call, for ``request.headers``. Tools such as Sentry send them as one."""
     given = headers.get("headers")
     return dict(given or {name: value for name, value in headers.items() if not hasattr(Context, name)})
 
@@ -237,10 +216,19 @@ def _delivery_info(queue: str) -> dict[str, Any]:
 
 
 def _full(headers: dict[str, Any], arguments: Arguments, task: Any, consumer: Any) -> LaneRequest:
+    no_message = SimpleNamespace(
+        content_type=None,
+        content_encoding=None,
+        body=None,
+        payload=None,
+        headers=headers,
+        properties=_properties(headers),
+        delivery_info=_delivery_info(task.queue_spec.name),
+    )
     embed = {name: headers[name] for name in NO_EMBED}
     body: tuple[Any, ...] = (*arguments, embed)
     return LaneRequest(
-        _NoMessage(headers, task.queue_spec.name),
+        no_message,
         app=consumer.app,
         hostname=consumer.hostname,
         eventer=consumer.event_dispatcher,

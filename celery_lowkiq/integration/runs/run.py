@@ -9,14 +9,15 @@ from typing import Any
 
 from celery.exceptions import Ignore, Reject
 
+from celery_lowkiq.integration.app.settings import Settings
 from celery_lowkiq.integration.records.call_record import CallRecord
+from celery_lowkiq.rules.models import Batch
 from celery_lowkiq.worker.forks import staying
 
-from .aborts import ENDS_WORKER, as_failure
-from .batch_results import ById
+from .base_exceptions import ENDS_WORKER, as_failure
 from .decisions import Decision, RunRules, decide_failure, decide_poison_pill, decide_rejection
 from .decode import DecodedBatch
-from .outcomes import CallOutcome, cause_of
+from .outcomes import ById, CallOutcome, cause_of
 from .tracker_updates import TrackedCalls
 
 
@@ -35,8 +36,9 @@ class Run:
         tracked: TrackedCalls | None = None,
     ) -> None:
         self.decoded = decoded
-        self.batch = decoded.batch
-        self.settings = rules.settings
+        self.batch: Batch = decoded.batch
+        self.task: Any = rules.task
+        self.settings: Settings = rules.settings
         #: The call under whose id and headers it runs; None for a run with an id of its own.
         self.call = call
         #: Reads the calls of a run with an id of its own; None when no call has a record.
@@ -44,13 +46,13 @@ class Run:
         #: Reports to the trackers of its calls; None when no call has a record.
         self.tracked = tracked
         #: The process that it began in.
-        self.pid = os.getpid()
+        self.pid: int = os.getpid()
         #: Celery's id of the run; "" before it begins.
-        self.task_id = ""
+        self.task_id: str = ""
         #: Whether the verdicts are final: a later failure around the function does not change them.
-        self.decided = False
+        self.decided: bool = False
         #: What becomes of its jobs and calls.
-        self.decision = Decision(decoded)
+        self.decision: Decision = Decision(decoded)
         self._rules = rules
         self._result: Any = None
         #: Raised by the function: its jobs are done, and its calls get no result.
@@ -124,9 +126,8 @@ class Run:
 
     def outcome_of(self, job_id: str, position: int) -> CallOutcome | None:
         """How the calls of a payload end; None when nothing has happened to them."""
-        return self.decision.call_outcome(
-            job_id, position, lambda: self._success(job_id), self.settings, time.time()
-        )
+        success = self._success(job_id)
+        return self.decision.call_outcome(job_id, position, success, self.settings, time.time())
 
     @property
     def has_callers(self) -> bool:
@@ -143,6 +144,6 @@ class Run:
 
     def _value(self, job_id: str) -> Any:
         decided = self.decision.jobs.get(job_id)
-        if decided is not None and decided.part is not None:
-            return decided.part.again.result
+        if decided is not None and decided.again is not None:
+            return decided.again.result
         return self._result.get(job_id) if isinstance(self._result, ById) else self._result

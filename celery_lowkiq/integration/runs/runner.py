@@ -12,15 +12,15 @@ from celery.exceptions import Reject
 from celery.states import FAILURE, REJECTED, RETRY
 
 from celery_lowkiq.integration.app.context import AppContext
-from celery_lowkiq.integration.app.safe_logging import safe_logger
+from celery_lowkiq.integration.app.safe_logging import safe_logger as logger
 from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Batch, Disposition, Settlement
 from celery_lowkiq.store.jobs.call_records import CallReader
 from celery_lowkiq.store.tracking.tracker_store import TrackerStore
 
-from .aborts import failing
+from .base_exceptions import call_user_code
 from .batch_calls import BatchCalls
 from .decisions import RunRules, give_back
-from .decode import DecodedBatch, RunJob, decode_batch
+from .decode import DecodedBatch, decode_batch
 from .failure_log import log_failures
 from .finish_calls import CallFinisher
 from .request import run_request
@@ -28,8 +28,6 @@ from .retry_policy import policy_of
 from .run import Run
 from .tracing import traced
 from .tracker_updates import TrackedCalls
-
-logger = safe_logger("celery_lowkiq")
 
 
 class CeleryRunner:
@@ -43,7 +41,6 @@ class CeleryRunner:
         reader: CallReader,
         tracker_store: TrackerStore,
     ) -> None:
-        self._tasks: dict[str, Any] = {}
         self._rules: dict[str, RunRules] = {}
         self._consumer = consumer
         self._context = context
@@ -55,41 +52,39 @@ class CeleryRunner:
 
     def learn(self, tasks: Mapping[str, Any]) -> None:
         """Add tasks, by the names of their queues."""
-        codec, settings = self._context.codec, self._context.settings
-        rules = {name: RunRules(policy_of(task), codec, settings) for name, task in tasks.items()}
+        of_app = self._context.codec, self._context.record_codec, self._context.settings
+        rules = {name: RunRules(task, policy_of(task), *of_app) for name, task in tasks.items()}
         # Lanes read these meanwhile.
         self._rules = {**self._rules, **rules}
-        self._tasks = {**self._tasks, **tasks}
 
     def run(self, batch: Batch) -> tuple[Settlement, ...]:
         """The verdicts on a batch. An exception of this package counts as a failed run."""
-        task, rules = self._tasks[batch.queue.name], self._rules[batch.queue.name]
-        decoded = decode_batch(batch, rules.codec, rules.settings, check=task.call_form.check)
-        wait = task.call_form.eta_of(decoded.payloads_by_id) - batch.claimed_at
+        rules = self._rules[batch.queue.name]
+        form = rules.task.call_form
+        decoded = decode_batch(batch, rules.codec, rules.settings, check=form.check)
+        wait = form.eta_of(decoded.payloads_by_id) - batch.claimed_at
         if wait > 0:
             return give_back(batch, wait)
         if any(job.recorded for job in batch.jobs):
-            return self._run_calls(task, rules, batch, decoded)
+            return self._run_calls(rules, batch, decoded)
         run = Run(decoded, rules)
-        self._try(task, run)
+        self._try(run)
         verdicts = run.decision.verdicts
         if run.decision.jobs:
-            self._report_failures(task, run, verdicts)
+            self._report_failures(run, verdicts)
         return verdicts
 
-    def _run_calls(
-        self, task: Any, rules: RunRules, batch: Batch, decoded: DecodedBatch
-    ) -> tuple[Settlement, ...]:
+    def _run_calls(self, rules: RunRules, batch: Batch, decoded: DecodedBatch) -> tuple[Settlement, ...]:
         """Run a batch with recorded calls, which may be revoked, and get results."""
         tracked = TrackedCalls(batch.lease.epoch, self._tracker_store, rules.settings)
-        calls = BatchCalls(batch, self._reader, self._context.record_codec, task, self._consumer, tracked)
+        calls = BatchCalls(batch, rules, self._reader, self._consumer, tracked)
         try:
             dropped = calls.admit(decoded)
         except Exception:
             logger.exception("a batch of %s waits, since its calls cannot be read or ended", batch.queue.name)
             return give_back(batch)
         if dropped:
-            decoded = decode_batch(batch, rules.codec, rules.settings, dropped, task.call_form.check)
+            decoded = decode_batch(batch, rules.codec, rules.settings, dropped, rules.task.call_form.check)
         call = calls.single(decoded)
         run = Run(decoded, rules, call, None if call else partial(calls.running, decoded), tracked)
         if call is None:
@@ -100,21 +95,21 @@ class CeleryRunner:
         else:
             began_at = time.monotonic()
             try:
-                has_reported = self._try(task, run) and call is not None
+                has_reported = self._try(run) and call is not None
             except BaseException as error:
                 tracked.interrupted(error)
                 raise
             runtime = time.monotonic() - began_at
         verdicts = CallFinisher(run, calls, runtime, has_reported).finish()
-        self._report_failures(task, run, verdicts)
+        self._report_failures(run, verdicts)
         return verdicts
 
-    def _try(self, task: Any, run: Run) -> bool:
+    def _try(self, run: Run) -> bool:
         """Run the function, if any payload can run. Returns whether Celery has reported the outcome."""
         if not run.decoded.jobs:
             return False
         try:
-            return self._execute(task, run)
+            return self._execute(run)
         except Exception as error:
             logger.exception("a run of %s failed outside its function", run.batch.queue.name)
             self.last_words(error)
@@ -122,12 +117,11 @@ class CeleryRunner:
                 run.fail(error)
             return False
 
-    def _execute(self, task: Any, run: Run) -> bool:
-        """Run the function through Celery's tracer. Returns whether Celery has reported the outcome."""
-        request = run_request(run, task, self._consumer)
+    def _execute(self, run: Run) -> bool:
+        request = run_request(run, self._consumer)
         run.begin(request.id)
         try:
-            info = traced(task, request, self._consumer)
+            info = traced(run.task, request, self._consumer)
         except Reject as error:
             # Celery's tracer lets a Reject out that on_success raised.
             run.reject(error, getattr(error, "requeue", False))
@@ -144,34 +138,30 @@ class CeleryRunner:
 
     # -- after the run
 
-    def _report_failures(self, task: Any, run: Run, verdicts: tuple[Settlement, ...]) -> None:
-        """Log the failures, and remember a run with dead jobs for on_retries_exhausted."""
-        if failures := run.decision.failures:
-            log_failures(run, failures, task.name, task.throws or ())
-            if any(verdict.fate is Disposition.DIE for verdict in verdicts):
-                self._remember(run)
+    def _report_failures(self, run: Run, verdicts: tuple[Settlement, ...]) -> None:
+        """Log the failures, and keep a run with dead jobs until its claim is settled."""
+        if not run.decision.failures:
+            return
+        log_failures(run)
+        if any(verdict.disposition is Disposition.DIE for verdict in verdicts):
+            # All of a claim is settled before the lane's next one runs.
+            claim = run.batch.lease, run.batch.claim
+            kept = [r for r in self._dying_runs() if (r.batch.lease, r.batch.claim) == claim]
+            self._dying.runs = [*kept, run]
 
-    def _remember(self, run: Run) -> None:
-        """Until its claim is settled. All of a claim is settled before the lane's next one runs."""
-        batch = run.batch
-        runs = self._dying.__dict__.setdefault("runs", [])
-        runs[:] = [r for r in runs if (r.batch.lease, r.batch.claim) == (batch.lease, batch.claim)]
-        runs.append(run)
+    def _dying_runs(self) -> list[Run]:
+        return getattr(self._dying, "runs", [])
 
     def settled(self, batch: Batch, accepted: frozenset[str]) -> None:
         """Call on_retries_exhausted with the jobs that died."""
-        for run in self._dying.__dict__.get("runs", ()):
-            if run.batch is batch:
-                self._exhausted(run.decision.dead_jobs(accepted), batch.queue.name)
-
-    def _exhausted(self, dead: list[RunJob], queue: str) -> None:
-        callback = self._tasks[queue].on_retries_exhausted
-        if dead and callback is not None:
-            try:
-                failing(partial(callback, dead))
-            except Exception as error:
-                logger.exception("on_retries_exhausted of %s failed", queue)
-                self.last_words(error)
+        for run in self._dying_runs():
+            dead = run.decision.dead_jobs(accepted) if run.batch is batch else []
+            if dead and run.task.on_retries_exhausted is not None:
+                try:
+                    call_user_code(partial(run.task.on_retries_exhausted, dead))
+                except Exception as error:
+                    logger.exception("on_retries_exhausted of %s failed", batch.queue.name)
+                    self.last_words(error)
 
     def last_words(self, error: BaseException) -> None:
         """Call ``lowkiq_last_words``."""

@@ -7,12 +7,10 @@ from typing import Any
 
 from celery.states import IGNORED
 
-from celery_lowkiq.integration.app.safe_logging import safe_logger
+from celery_lowkiq.integration.app.safe_logging import safe_logger as logger
 from celery_lowkiq.rules.errors import LowkiqError
 
-from .aborts import failing
-
-logger = safe_logger("celery_lowkiq")
+from .base_exceptions import call_user_code
 
 
 class ReportingFailed(LowkiqError):
@@ -25,10 +23,10 @@ def traced(task: Any, request: Any, consumer: Any, runtime: float | None = None)
     ``runtime`` in s replaces the measured one in events. Raises ReportingFailed, or another Exception, when
     links or the result were not sent; Reject when ``on_success`` does; and exceptions that end a worker.
     """
-    report(_begins, request, consumer)
+    report(request.begins, consumer)
     try:
         # Read anew each time: a reconnect to the broker rebuilds it.
-        result, info, measured, text = failing(
+        result, info, measured, text = call_user_code(
             lambda: task.__trace__(request.id, request.args, request.kwargs, request.request_dict)
         )
     except BaseException:
@@ -38,7 +36,12 @@ def traced(task: Any, request: Any, consumer: Any, runtime: float | None = None)
         report(request.vanishes)
         raise ReportingFailed(f"{result.exception!r}" if result is not None else "the tracer gave up")
     took = measured if runtime is None else runtime
-    report(_ends, request, info, (0, text, took) if info is None else (1, result, took))
+    if info is None:
+        report(request.on_success, (0, text, took))
+    elif info.state == IGNORED:
+        report(request.vanishes)
+    else:
+        report(request.on_success, (1, result, took))
     return info
 
 
@@ -48,16 +51,3 @@ def report(send: Callable[..., Any], *about: Any) -> None:
         send(*about)
     except Exception:
         logger.exception("a run could not be reported")
-
-
-def _begins(request: Any, consumer: Any) -> None:
-    request.received(consumer)
-    request.begins()
-
-
-def _ends(request: Any, info: Any, outcome: tuple[Any, ...]) -> None:
-    """Have Celery log and count the outcome, and send its event."""
-    if info is not None and info.state == IGNORED:
-        request.vanishes()
-    else:
-        request.on_success(outcome)

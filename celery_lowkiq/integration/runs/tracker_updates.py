@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable
 
@@ -12,13 +11,12 @@ from celery_lowkiq.integration.app.error_text import said
 from celery_lowkiq.integration.app.settings import Settings
 from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
+from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.rules.models import Job
-from celery_lowkiq.rules.tracking import State, TrackerUpdate, began, ended, ended_without_run, waits
+from celery_lowkiq.rules.tracking import State, TrackerUpdate, began, ended, waits
 from celery_lowkiq.store.tracking.tracker_store import TrackerStore
 
 from .outcomes import BusinessFailure, CallOutcome
-
-logger = logging.getLogger("celery_lowkiq")
 
 #: Maximum number of calls of a batch to which its progress is reported.
 MOST_RUNNING = 1000
@@ -48,17 +46,17 @@ class TrackedCalls:
             for job, record, included in tracked
             if included
         ]
-        asked = {news.tracker for _, news in begin}
-        rest = {record.tracker: record.id for _, record, _ in tracked if record.tracker not in asked}
+        running_in = {news.tracker for _, news in begin}
+        rest = {record.tracker: record.id for _, record, _ in tracked if record.tracker not in running_in}
         cancelled = self._report([news for _, news in begin] + [waits(*each) for each in rest.items()])
         running = [(job_id, news) for job_id, news in begin if news.tracker not in cancelled]
         self._running += running[: MOST_RUNNING - len(self._running)]
         return {record.id for _, record, _ in tracked if record.tracker in cancelled}
 
     def _report(self, news: list[TrackerUpdate]) -> set[str]:
-        """The trackers that are cancelled."""
+        """Returns the trackers that are cancelled."""
         try:
-            return self._tracker_store.tell(news) if news else set()
+            return self._tracker_store.update(news) if news else set()
         except StoreUnavailable:
             raise
         except StoreError as error:
@@ -85,13 +83,9 @@ class TrackedCalls:
         text = f"interrupted: {said(self._settings, error)}"
         news = [ended(run, over=False, success=False, text=text) for _, run in self._running]
         try:
-            self._tracker_store.tell(news)
+            self._tracker_store.update(news)
         except StoreError as away:
             logger.warning("the interruption of a run was not reported to trackers: %s", away)
-
-    def dropped(self, record: CallRecord, reason: str) -> list[TrackerUpdate]:
-        """The report of a call that does not run any more."""
-        return [ended_without_run(record.tracker, record.id, State.FAILED, reason)] if record.tracker else []
 
     def ended(
         self, job: Job, record: CallRecord, outcome: CallOutcome | None, over: bool

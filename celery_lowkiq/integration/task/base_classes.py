@@ -18,29 +18,9 @@ CeleryTask: type[Task[..., Any]] = Task
 #: What the function of a task returns.
 R = TypeVar("R", default=Any)
 
-#: Methods of the task class that Celery gives to a Django project's app.
-ON_COMMIT = ("delay_on_commit", "apply_async_on_commit")
-
-
-def ordered_base(base: Any, ordered: type) -> type:
-    """The class to derive a task from when the user names ``base``: that, made ordered if it is not.
-
-    Raises ConfigurationError when it is no task class.
-    """
-    if not (isinstance(base, type) and issubclass(base, Task)):
-        raise ConfigurationError(
-            f"base={base!r} is invalid: expected a subclass of OrderedTask, or of Celery's Task"
-        )
-    given: type = base
-    if issubclass(given, ordered):
-        return given
-    if issubclass(ordered, given):
-        return ordered
-    return type(given.__name__, (given, ordered), {"abstract": True, "__module__": given.__module__})
-
 
 def inherited(cls: type, ordered: type) -> dict[str, Any]:
-    """What a task class has from classes that are neither ours nor Celery's: options, where named so."""
+    """Attributes that a task class inherits from classes that are neither ours nor Celery's."""
     found: dict[str, Any] = {}
     for base in reversed(cls.__mro__[1:]):
         if not (issubclass(ordered, base) or issubclass(base, ordered)):
@@ -76,7 +56,7 @@ def guard_before_start(cls: Any) -> None:
 
 
 def _guarded(call: Any, ordered_call: Callable[..., Any]) -> Any:
-    """Wrap a user-defined ``__call__``: it surrounds each run, but not the playing of a call's outcome.
+    """Wrap a user-defined ``__call__``: it is called for each run, and not when a call gets its outcome.
 
     An exception in it fails the run. Raises ConfigurationError in a run when it does not call ``super()``.
     """
@@ -98,8 +78,8 @@ def _guarded(call: Any, ordered_call: Callable[..., Any]) -> Any:
 
 
 def adopt_on_commit(cls: type, app: Celery) -> None:
-    """In a Django project, what all tasks have that name no base of their own."""
-    for name in ON_COMMIT:
+    """Copy the methods that the app of a Django project has for tasks without a base of their own."""
+    for name in ("delay_on_commit", "apply_async_on_commit"):
         method = getattr(app.Task, name, None)
         if method is not None and not hasattr(cls, name):
             setattr(cls, name, method)

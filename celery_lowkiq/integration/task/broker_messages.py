@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -12,8 +11,7 @@ from kombu.utils.uuid import uuid
 
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.calls.arguments import check_arguments
-from celery_lowkiq.integration.calls.message import MessagedCall, read_call
-from celery_lowkiq.integration.calls.message_header import asked_in
+from celery_lowkiq.integration.calls.message import MessagedCall, read_call, read_header
 from celery_lowkiq.integration.calls.validation import Entry, priority_of
 from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.integration.records.orphans import fail
@@ -24,11 +22,10 @@ from celery_lowkiq.rules.errors import (
     StoreError,
     StoreUnavailable,
 )
+from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.store.inspect.queries import Queries
 
 from .unsupported import check_message
-
-logger = logging.getLogger("celery_lowkiq")
 
 #: Delay in s before a message is tried again, while the store is unreachable or the queue is full.
 RETRY_DELAY = 1.0
@@ -56,7 +53,7 @@ class BrokerMessageHandler:
             call = read_call(message.payload if body is None else body, message.headers, properties)
             self._push(call, _priority(message))
         except (StoreUnavailable, QueueFull, ConfigurationError) as error:
-            self._log_outage(away=True, error=error)
+            self._log_outage(error)
             # The broker would deliver a rejected message again at once.
             self._consumer.timer.call_after(RETRY_DELAY, self, (message, body, ack, reject))
         except (InvalidCall, TypeError, ValueError, KeyError, KombuError) as error:
@@ -68,7 +65,7 @@ class BrokerMessageHandler:
             logger.exception("a message for %s goes back to its queue", self._task.name)
             message.reject_log_error(logger, errors, requeue=True)
         else:
-            self._log_outage(away=False)
+            self._log_outage(None)
             ack(logger, errors)
 
     def _push(self, call: MessagedCall, priority: int | None) -> None:
@@ -82,17 +79,17 @@ class BrokerMessageHandler:
 
     def _entry(self, call: MessagedCall, priority: int | None, message_score: str) -> Entry:
         """Raises InvalidCall, and TypeError for wrong arguments."""
-        task, asked = self._task, asked_in(call.headers, self._task.app.timezone)
+        task, header = self._task, read_header(call.headers, self._task.app.timezone)
         eta = None if call.headers.get("eta") is None else _moment(call.headers["eta"])
         # A virtual transport gives a priority to each message.
-        priority = priority if asked.priority is None else None
+        priority = priority if header.priority is None else None
         task_id = call.headers.get("id") or uuid()
-        entry: Entry = task.entry_of(call.args, call.kwargs, task_id, asked, eta=eta, priority=priority)
+        entry: Entry = task.entry_of(call.args, call.kwargs, task_id, header, eta=eta, priority=priority)
         if message_score == "arrival" or entry.score is not None:
             return entry
         if task.queue_spec.policies.drop_stale is not None:
             raise InvalidCall(SCORE_NEEDED.format(task=task.name))
-        return replace(entry, sent=asked.sent)
+        return replace(entry, sent=header.sent)
 
     def _fail(self, call: MessagedCall, error: Exception) -> None:
         """Store the failure of a call. An error of the result backend must not stop other messages."""
@@ -103,14 +100,13 @@ class BrokerMessageHandler:
             except Exception:
                 logger.exception("could not record the failure of call %s of %s", task_id, self._task.name)
 
-    def _log_outage(self, away: bool, error: Exception | None = None) -> None:
+    def _log_outage(self, error: Exception | None) -> None:
         """Log an outage once at its start, and once at its end."""
-        if away != self._away:
-            self._away = away
-            if away:
-                logger.error("messages for %s wait in the worker: %s", self._task.name, error)
-            else:
-                logger.info("messages for %s reach their queue again", self._task.name)
+        away, self._away = self._away, error is not None
+        if error is not None and not away:
+            logger.error("messages for %s wait in the worker: %s", self._task.name, error)
+        elif error is None and away:
+            logger.info("messages for %s reach their queue again", self._task.name)
 
 
 class SwitchingHandler:
@@ -147,8 +143,7 @@ class SwitchingHandler:
         task = self._task
         call = read_call(message.payload if body is None else body, message.headers or {})
         job_id = task.entry_of(call.args, call.kwargs, None).id
-        queries: Queries = context_of(task.app).queries
-        return queries.has_job(task.queue_spec, job_id)
+        return Queries(context_of(task.app).store).has_job(task.queue_spec, job_id)
 
 
 def _priority(message: Any) -> int | None:

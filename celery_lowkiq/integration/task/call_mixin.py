@@ -16,8 +16,7 @@ from kombu.utils.uuid import uuid
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.calls.bulk_results import bulk_with_messages, bulk_without_messages
 from celery_lowkiq.integration.calls.fast_path import has_publish_listeners, may_skip_message
-from celery_lowkiq.integration.calls.message import MessagedCall
-from celery_lowkiq.integration.calls.message_header import NOTHING, Asked, take_asked
+from celery_lowkiq.integration.calls.message import NO_VALUES, HeaderValues, MessagedCall, take_header
 from celery_lowkiq.integration.calls.producer import (
     CallRefused,
     CallUnavailable,
@@ -26,7 +25,7 @@ from celery_lowkiq.integration.calls.producer import (
     app_retry_intervals,
     retry_intervals,
 )
-from celery_lowkiq.integration.calls.send_task_overrides import sent_whole
+from celery_lowkiq.integration.calls.send_task_overrides import send_whole
 from celery_lowkiq.integration.calls.validation import (
     WORDS,
     BulkEntry,
@@ -38,8 +37,8 @@ from celery_lowkiq.integration.calls.validation import (
 )
 from celery_lowkiq.integration.records.call_record import make_record
 from celery_lowkiq.integration.runs import eager
-from celery_lowkiq.integration.tracking.announce import Push, tracked_bulk, tracked_single
-from celery_lowkiq.integration.tracking.tracker import Tracker, tracker_of
+from celery_lowkiq.integration.tracking.announce import Push, TrackedPush
+from celery_lowkiq.integration.tracking.tracker import Tracker, track, tracker_of
 from celery_lowkiq.rules.errors import InvalidCall, StoreFull, StoreUnavailable
 from celery_lowkiq.rules.middleware import compose
 from celery_lowkiq.rules.models import NewJob
@@ -89,7 +88,7 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         words = {name: options.pop(name, None) for name in WORDS}
         check_call(self.name, self.queue_spec.name, options)
         app = self._get_app()
-        asked = take_asked(options, app.timezone)
+        header = take_header(options, app.timezone)
         tracker = tracker_of(options.pop("tracker", None), app)
         links = {"link": link, "link_error": link_error}
         if app.conf.task_always_eager:
@@ -99,14 +98,15 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
             task_id = task_id or uuid()
             if (dump := self._dump_pydantic_arguments) is not None:
                 args, kwargs = dump(args, kwargs)
-        entry = self.entry_of(args, kwargs, task_id, asked, **words)
+        entry = self.entry_of(args, kwargs, task_id, header, **words)
         job = entry.job(context.codec)
         if not (options or link or link_error or shadow or tracker) and may_skip_message(self, app):
             return self._call_without_message(app, entry, job, task_id)
 
         def store(call: MessagedCall) -> None:
             intervals = retry_intervals(call.properties.get("retry"), call.properties.get("retry_policy"))
-            push = tracked_single(context, tracker, call.headers["id"])
+            ids = (call.headers["id"],)
+            push = TrackedPush(context, tracker, ids, refuse=False) if tracker else None
             self._publish((entry,), [self.recorded_job(job, call, tracker)], intervals, push)
 
         links |= entry.for_message()
@@ -140,7 +140,7 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         app = self._get_app()
         producer = StoreProducer(app, store)
         send = partial(super().apply_async, args, kwargs, task_id, producer, router=self._router, **options)
-        result: AsyncResult[Any] = sent_whole(app, self.name, beyond, producer, send)
+        result: AsyncResult[Any] = send_whole(app, self.name, beyond, producer, send)
         return result
 
     def recorded_job(self, job: NewJob, call: MessagedCall, tracker: str = "") -> NewJob:
@@ -157,11 +157,11 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         return None if record is None else record.dump(context.record_codec)
 
     def entry_of(
-        self, args: Any, kwargs: Any, task_id: str | None, asked: Asked = NOTHING, **words: Any
+        self, args: Any, kwargs: Any, task_id: str | None, header: HeaderValues = NO_VALUES, **words: Any
     ) -> Entry:
         """The checked call that the arguments make. Raises TypeError, as Celery does, and InvalidCall."""
         job_id, payload = self.call_form.read(args, kwargs, task_id, self.typing)
-        entry = asked.added_to(single(job_id, payload, tz=self._get_app().timezone, **words))
+        entry = header.added_to(single(job_id, payload, tz=self._get_app().timezone, **words))
         return self.call_form.timed(entry, time.time())  # type: ignore[no-any-return]
 
     def signature(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
@@ -214,13 +214,19 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
             done = eager.run_bulk(self, entries)
             return done if results else None
         if has_publish_listeners(app):
-            given = bulk_with_messages(self, entries, stored, results, tracker_id)
+            stored, calls = bulk_with_messages(self, entries, stored, results, tracker_id)
         else:
-            given = bulk_without_messages(self, stored, results, tracker_id)
+            stored, calls = bulk_without_messages(self, stored, results, tracker_id)
         if stored:
-            push = tracked_bulk(context, tracker_id, given.results.ids)
-            self._publish(tuple(entries), given.jobs, app_retry_intervals(app), push)
-        return given.results if results else None
+            push = TrackedPush(context, tracker_id, calls.ids, refuse=True) if tracker_id else None
+            self._publish(tuple(entries), stored, app_retry_intervals(app), push)
+        return calls if results else None
+
+    def track(self, jobs: Iterable[BulkEntry], name: str | None = None) -> Tracker:
+        """Store many calls, as :meth:`perform_async`, in a tracker of their own. Raises InvalidCall."""
+        with track(name or self.name, self._get_app()) as tracker:
+            self.perform_async(jobs, tracker=tracker)
+        return tracker
 
     def map(self, it: Any) -> Any:
         """Not supported, as starmap and chunks: Celery would run the items in a plain task."""

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal, overload
 
 from celery import Celery, shared_task
+from celery.app.task import Task
 from typing_extensions import TypeVar, Unpack
 
 from celery_lowkiq.integration.app.current_app import current_app_task
 from celery_lowkiq.integration.app.option_names import naming
+from celery_lowkiq.rules.errors import ConfigurationError
 
-from .base_classes import R, ordered_base
+from .base_classes import R
 from .options import TaskOptions, as_attributes, check_function, check_names_of, check_options
 from .task import OrderedTask
 
-#: What the function of a task gets: its payloads by id, those with the smallest score first.
+#: The argument of a task's function: payloads by id, those with the smallest score first.
 Batch = dict[str, list[Any]]
 Function = Callable[[Batch], R]
 BoundFunction = Callable[[Any, Batch], R]
@@ -23,8 +25,9 @@ TaskT = TypeVar("TaskT", bound=OrderedTask[Any])
 
 
 class AppBoundTask(OrderedTask[R]):
-    """The base of a task that names none: as with Celery's decorators, it gets what its app has for all tasks
-    (``Celery(task_cls=...)``). The task of a library has its app when its class is made.
+    """The base class of a task without ``base=``: its app's ``task_cls`` comes first, as for Celery's tasks.
+
+    The task of a library gets its app when its class is made.
     """
 
     abstract = True
@@ -32,31 +35,29 @@ class AppBoundTask(OrderedTask[R]):
     def __init_subclass__(cls, **options: Any) -> None:
         app = cls.__dict__.get("app")
         if app is not None and not issubclass(AppBoundTask, app.Task):
-            cls.__bases__ = (app.Task, AppBoundTask)
+            type.__setattr__(cls, "__bases__", (app.Task, AppBoundTask))
         super().__init_subclass__(**options)
 
 
 @overload
-def ordered_task(
-    function: Function[R], *, app: Celery | None = None, **options: Unpack[TaskOptions]
-) -> OrderedTask[R]: ...
+def ordered_task(function: Function[R], **options: Unpack[TaskOptions]) -> OrderedTask[R]: ...
 
 
 @overload
 def ordered_task(
-    *, bind: Literal[True], app: Celery | None = None, **options: Unpack[TaskOptions]
+    *, bind: Literal[True], **options: Unpack[TaskOptions]
 ) -> Callable[[BoundFunction[R]], OrderedTask[R]]: ...
 
 
 @overload
 def ordered_task(
-    *, base: type[TaskT], bind: bool = False, app: Celery | None = None, **options: Unpack[TaskOptions]
+    *, base: type[TaskT], bind: bool = False, **options: Unpack[TaskOptions]
 ) -> Callable[[Callable[..., Any]], TaskT]: ...
 
 
 @overload
 def ordered_task(
-    *, bind: Literal[False] = False, app: Celery | None = None, **options: Unpack[TaskOptions]
+    *, bind: Literal[False] = False, **options: Unpack[TaskOptions]
 ) -> Callable[[Function[R]], OrderedTask[R]]: ...
 
 
@@ -67,24 +68,33 @@ def ordered_task(function: Callable[..., Any] | None = None, **options: Any) -> 
     registers the task in that app only, else it belongs to every app.
     Raises ConfigurationError for an invalid option, and for a function that a lane cannot call.
     """
-    return _decorator(options) if function is None else _decorator(options)(function)
-
-
-def _decorator(options: Mapping[str, Any]) -> Callable[[Callable[..., Any]], Any]:
-    app: Celery | None = options.get("app")
-    given = {name: value for name, value in options.items() if name != "app"}
+    app: Celery | None = options.pop("app", None)
 
     def decorate(function: Callable[..., Any]) -> Any:
-        with naming(str(given.get("name") or getattr(function, "__qualname__", function))):
-            base = ordered_base(given.get("base", AppBoundTask), OrderedTask)
-            check_names_of(given, base)
-            check_options(given, base)
-            by = given.get("by", getattr(base, "by", None))
-            check_function(function, bool(given.get("bind")), by)
-        attributes = {**as_attributes(given), "base": base}
+        with naming(str(options.get("name") or getattr(function, "__qualname__", function))):
+            base = _ordered(options.get("base", AppBoundTask))
+            check_names_of(options, base)
+            check_options(options, base)
+            by = options.get("by", getattr(base, "by", None))
+            check_function(function, bool(options.get("bind")), by)
+        attributes = {**as_attributes(options), "base": base}
         if app is None:
             shared_task(**attributes)(function)
-            return current_app_task(function, given.get("name"))
+            return current_app_task(function, options.get("name"))
         return app.task(**{"shared": False, **attributes})(function)
 
-    return decorate
+    return decorate if function is None else decorate(function)
+
+
+def _ordered(base: Any) -> type:
+    """The class that the user names, made ordered. Raises ConfigurationError when it is no task class."""
+    if not (isinstance(base, type) and issubclass(base, Task)):
+        raise ConfigurationError(
+            f"base={base!r} is invalid: expected a subclass of OrderedTask, or of Celery's Task"
+        )
+    given: type = base
+    if issubclass(given, OrderedTask):
+        return given
+    if issubclass(OrderedTask, given):
+        return OrderedTask
+    return type(given.__name__, (given, OrderedTask), {"abstract": True, "__module__": given.__module__})

@@ -34,8 +34,10 @@ from .unsupported import REFUSED, check_celery_options
 
 MAX_BATCH = 1000
 MAX_PAYLOADS = 1000
-QUEUE_NAME = re.compile(r"[!-z|~]{1,255}")
-QUEUE_NAMES = "1 to 255 printable ASCII characters without space and braces"
+QUEUE_NAME = matching(
+    "1 to 255 printable ASCII characters without space and braces",
+    lambda value: isinstance(value, str) and bool(re.fullmatch(r"[!-z|~]{1,255}", value)),
+)
 #: Where Celery wraps the function of a task with ``pydantic=True``; the option itself does not get here.
 CELERYS_WRAPPER = "celery.app.base"
 RIGHT_FORM = "def sync_order(payloads_by_id): ..."
@@ -59,6 +61,7 @@ class CeleryOptions(TypedDict, total=False):
 
     acks_late: bool
     acks_on_failure_or_timeout: bool
+    app: Celery | None
     autoretry_for: Exceptions
     dont_autoretry_for: Exceptions
     expires: float | datetime | None
@@ -95,13 +98,7 @@ class BasicOptions(TypedDict, total=False):
     batch_size: Annotated[int, Option(1, whole(1, MAX_BATCH), "Largest number of ids in one run.")]
     queue_name: Annotated[
         str | None,
-        Option(
-            None,
-            matching(
-                QUEUE_NAMES, lambda value: isinstance(value, str) and bool(QUEUE_NAME.fullmatch(value))
-            ).or_none(),
-            "Name of the ordered queue. None: the name of the task.",
-        ),
+        Option(None, QUEUE_NAME.or_none(), "Name of the ordered queue. None: the name of the task."),
     ]
     key: Annotated[
         Callable[[Any], Any] | None,
@@ -183,13 +180,13 @@ class TaskOptions(BasicOptions, RetryOptions, QueueOptions, CeleryOptions, total
 
 
 OPTIONS = options_of(TaskOptions)
-#: Names of Celery's that may be meant by a misspelt one. ``Request`` is a class, and no option to misspell.
+#: Names of Celery's options, which a misspelt name may mean. ``Request`` names a class.
 CELERYS = (
     *CeleryOptions.__annotations__,
     *("base", "bind", "pydantic_context", "pydantic_dump_kwargs", "pydantic_strict"),
     *(name for name in REFUSED if name != "Request"),
 )
-#: Options of Celery's that one of ours may contradict.
+#: Options of Celery's that may contradict one of ours.
 RELATED = ("expires", "rate_limit")
 
 
@@ -244,7 +241,7 @@ def check_annotations(task: Any, app: Celery) -> None:
     """Check what ``task_annotations`` make of a task's options. Raises ConfigurationError."""
     found: Iterable[Any] = resolve_all_annotations(app.annotations, task)
     for given in found:
-        # The class itself has them by now.
+        # Celery has set them on the class itself.
         check_names_of((name for name in given if not name.startswith("@")), *task.__bases__)
         check_options({"autoretry_for": getattr(task, "autoretry_for", None), **given}, task)
         for name, value in as_attributes(given).items():
@@ -253,9 +250,9 @@ def check_annotations(task: Any, app: Celery) -> None:
 
 def check_queue_name(name: str) -> None:
     """Raises ConfigurationError when a task's name cannot be its queue's."""
-    if not QUEUE_NAME.fullmatch(name):
-        fix = "Give queue_name=, or another name="
-        raise ConfigurationError(invalid("name", name, f"{QUEUE_NAMES}, since the queue has it, too", fix))
+    if not QUEUE_NAME.accepts(name):
+        expected = f"{QUEUE_NAME.expected}, since the queue has it, too"
+        raise ConfigurationError(invalid("name", name, expected, "Give queue_name=, or another name="))
 
 
 def check_function(function: Callable[..., Any], bound: bool, by: By | None = None) -> None:
@@ -288,8 +285,9 @@ def check_function(function: Callable[..., Any], bound: bool, by: By | None = No
 
 
 def as_attributes(options: Mapping[str, Any], owner: str = "") -> dict[str, Any]:
-    """Options as class attributes. A function that is given as an option does not become a method, unless the
-    body of the class ``owner`` (a qualified name) defines it.
+    """Options as class attributes.
+
+    A function does not become a method, unless the body of the class ``owner`` (a qualified name) defines it.
     """
     return {
         name: staticmethod(value) if name in OPTIONS and _is_given(value, f"{owner}.{name}") else value

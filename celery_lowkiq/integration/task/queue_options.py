@@ -11,10 +11,10 @@ from celery_lowkiq.integration.app.durations import seconds_of
 from celery_lowkiq.integration.app.rate_limits import RATE, read_rate
 from celery_lowkiq.integration.calls.validation import PRIORITIES, is_priority
 from celery_lowkiq.rules.errors import ConfigurationError
-from celery_lowkiq.rules.policies import MARK_SECONDS, NONE, AfterFailure, Policies, WhenFull
+from celery_lowkiq.rules.policies import DROP_STALE_SECONDS, NONE, AfterFailure, Policies, WhenFull
 from celery_lowkiq.rules.priorities import MOST_URGENT
 from celery_lowkiq.rules.retry_delays import MAX_RETRY_DELAY
-from celery_lowkiq.rules.validators import Option, Validator, invalid, is_whole, matching, one_of, whole
+from celery_lowkiq.rules.validators import Option, invalid, is_whole, matching, one_of, whole
 
 LARGEST_KEEP = 1000
 
@@ -23,14 +23,10 @@ OnPushAfterFailure = Literal["wait", "now"]
 WhenQueueFull = Literal["refuse", "drop_newest", "drop_oldest"]
 
 
-def _read_duration(value: Any) -> float:
-    found = seconds_of(value)
-    if found is None:
-        raise ValueError
-    return found
-
-
-DURATION = Validator(f"seconds above 0 up to {MAX_RETRY_DELAY:,.0f}, or a timedelta", _read_duration)
+DURATION = matching(
+    f"seconds above 0 up to {MAX_RETRY_DELAY:,.0f}, or a timedelta",
+    lambda value: seconds_of(value) is not None,
+)
 PRIORITY = matching(PRIORITIES, lambda value: value is None or is_priority(value))
 
 
@@ -62,7 +58,7 @@ class QueueOptions(TypedDict, total=False):
             False,
             matching(
                 f"True, False, or for how long an id is remembered: {DURATION.expected}",
-                lambda value: isinstance(value, bool) or seconds_of(value) is not None,
+                lambda value: isinstance(value, bool) or DURATION.accepts(value),
             ),
             "Whether payloads are dropped whose score is below one that was processed with success for their "
             "id. True remembers an id for a week.",
@@ -136,10 +132,9 @@ def queue_conflicts(options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]
         yield "max_payloads_per_run", f"less than keep={keep!r}", fix
     if options["when_full"] != WhenFull.REFUSE.value and options["max_length"] is None:
         yield "when_full", "max_length= beside it", "Give max_length=: without it no queue is ever full"
-    if options["retry_priority"] is not None and retries == 0:
-        yield "retry_priority", "max_retries= above 0", "Without retries it has no effect: take it out"
-    if options["on_push_after_failure"] == AfterFailure.NOW.value and retries == 0:
-        yield "on_push_after_failure", "max_retries= above 0", "Without retries it has no effect: take it out"
+    for name, without_effect in (("retry_priority", None), ("on_push_after_failure", "wait")):
+        if options[name] != without_effect and retries == 0:
+            yield name, "max_retries= above 0", "Without retries it has no effect: take it out"
 
 
 def _conflicts_of_time(options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -176,7 +171,7 @@ def policies_of(task: Any) -> Policies:
     """The policies that the store applies. Raises ConfigurationError."""
     app = task._get_app()
     limited = not app.conf.worker_disable_rate_limits
-    stale = MARK_SECONDS if task.drop_stale is True else seconds_of(task.drop_stale)
+    stale = DROP_STALE_SECONDS if task.drop_stale is True else seconds_of(task.drop_stale)
     found = Policies(
         keep=1 if task.latest else None if task.keep == "all" else task.keep,
         debounce=seconds_of(task.debounce),

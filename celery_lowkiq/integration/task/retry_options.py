@@ -8,16 +8,15 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from celery.exceptions import TaskPredicate
 
-from celery_lowkiq.integration.runs.aborts import may_fail
-from celery_lowkiq.integration.runs.batch_results import JobsFailed
-from celery_lowkiq.integration.runs.outcomes import Again, BusinessFailure
+from celery_lowkiq.integration.runs.base_exceptions import may_fail
+from celery_lowkiq.integration.runs.outcomes import Again, BusinessFailure, JobsFailed
 from celery_lowkiq.rules.retry_delays import ALLOWED, is_list, read_delay_function
 from celery_lowkiq.rules.validators import Option, Validator, boolean, matching, whole
 
 RetryDelay = float | timedelta | Literal["exponential"]
 RetryIn = RetryDelay | Sequence[RetryDelay] | Callable[[int], Any] | Callable[[Any, int], Any] | None
 
-#: Exceptions by which a task function decides itself what becomes of a job.
+#: Exceptions by which a task function itself decides about a job: they are no errors.
 DECISIONS: tuple[type[BaseException], ...] = (TaskPredicate, Again, BusinessFailure, JobsFailed)
 
 
@@ -82,21 +81,12 @@ def retry_conflicts(options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]
     delays: Any = options.get("retry_in")
     hopeless = options.get("dont_retry")
     if is_list(delays) and options.get("max_retries", len(delays)) != len(delays):
-        yield (
-            "max_retries",
-            f"{len(delays)}, the number of delays in retry_in={delays!r}",
-            "Leave max_retries= out",
-        )
+        expected = f"{len(delays)}, the number of delays in retry_in={delays!r}"
+        yield "max_retries", expected, "Leave max_retries= out"
     if hopeless and options.get("dont_autoretry_for"):
-        yield (
-            "dont_retry",
-            "no dont_autoretry_for= beside it, which means the same",
-            "Name all exceptions in dont_retry=",
-        )
+        expected = "no dont_autoretry_for= beside it, which means the same"
+        yield "dont_retry", expected, "Name all exceptions in dont_retry="
     both = [kind.__name__ for kind in hopeless or () if kind in (options.get("autoretry_for") or ())]
     if both:
-        yield (
-            "dont_retry",
-            f"exceptions that are not in autoretry_for=, as {', '.join(both)} is",
-            "Take it out of one of them",
-        )
+        expected = f"exceptions that are not in autoretry_for=, as {', '.join(both)} is"
+        yield "dont_retry", expected, "Take it out of one of them"

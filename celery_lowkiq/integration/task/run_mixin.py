@@ -12,10 +12,10 @@ from celery._state import get_current_task
 from celery.exceptions import Ignore, Retry
 
 from celery_lowkiq.integration.calls.call_form import Arguments
-from celery_lowkiq.integration.calls.validation import read_delay, read_time
+from celery_lowkiq.integration.calls.validation import read_delay, read_id, read_score, read_time
 from celery_lowkiq.integration.records.call_record import store_state
 from celery_lowkiq.integration.runs import eager
-from celery_lowkiq.integration.runs.aborts import may_fail
+from celery_lowkiq.integration.runs.base_exceptions import may_fail
 from celery_lowkiq.integration.runs.otel import link_calls
 from celery_lowkiq.integration.runs.retry_policy import policy_of
 from celery_lowkiq.integration.runs.run import Run
@@ -138,6 +138,17 @@ class RunMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         else:
             super().update_state(task_id, state, meta, **options)
 
+    def progress(self, text: str = "", current: Any = None, total: Any = None, job_id: Any = None) -> None:
+        """Report the progress of the run to the trackers of its calls; ``job_id``: of this job's calls only.
+
+        Without a tracker it does nothing. A text is kept among the call's messages; at most ten reports a
+        second without a text are sent. Raises InvalidCall for a wrong type of any argument.
+        """
+        progress = read_progress(text, current, total, job_id)
+        run = getattr(self.request, "lowkiq_run", None)
+        if run is not None and run.tracked is not None:
+            run.tracked.progress(*progress)
+
     def _delay(self, eta: Any, countdown: Any) -> Any:
         if countdown is not None:
             return read_delay(countdown)
@@ -146,3 +157,15 @@ class RunMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         app = self._get_app()
         now: datetime = app.now()
         return max(0.0, read_time("eta", eta, app.timezone) - now.timestamp())
+
+
+def read_progress(
+    text: Any, current: Any, total: Any, job_id: Any
+) -> tuple[str, float | None, float | None, str | None]:
+    """The checked arguments of ``self.progress``. Raises InvalidCall."""
+    if not isinstance(text, str):
+        raise InvalidCall(
+            f"progress({text!r:.100}) is invalid: expected a text. Pass numbers as current= and total="
+        )
+    only = None if job_id is None else read_id(job_id)
+    return text, read_score(current, None, "current"), read_score(total, None, "total"), only

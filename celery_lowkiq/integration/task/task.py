@@ -39,7 +39,6 @@ from .options import (
 )
 from .queue_options import policies_of
 from .run_mixin import RunMixin
-from .tracking_mixin import TrackingMixin
 
 install()
 
@@ -48,7 +47,7 @@ POISON = "poison pill: the job took its worker down {max_crashes} times"
 _spec_lock = ProcessLock()
 
 
-class OrderedTask(TrackingMixin, CallMixin[R], RunMixin[R], OrderedTaskMarker):
+class OrderedTask(CallMixin[R], RunMixin[R], OrderedTaskMarker):
     """A task whose calls of one id are merged, kept in order, and never run twice at once.
 
     ``run`` gets ``{id: [payload, ...]}``, the payload with the smallest score first. The options of
@@ -56,7 +55,10 @@ class OrderedTask(TrackingMixin, CallMixin[R], RunMixin[R], OrderedTaskMarker):
     """
 
     abstract = True
-    #: Declared only: type checkers then know of the options, which are set as attributes below.
+    throws: tuple[type[Exception], ...]
+    #: The arguments of a call, as id and payload.
+    __header__: Callable[..., tuple[Any, Any]]
+    #: Only a declaration: it tells type checkers that options are attributes.
     __getattr__: Callable[[str], Any]  # type: ignore[misc]
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -75,9 +77,9 @@ class OrderedTask(TrackingMixin, CallMixin[R], RunMixin[R], OrderedTaskMarker):
         for name, value in as_attributes(declared, cls.__qualname__).items():
             if value is not declared[name]:
                 setattr(cls, name, value)
-        # What is expected is logged as INFO, without a traceback.
+        # Celery logs exceptions of ``throws`` as INFO, without a traceback.
         cls.throws = (*(kind for kind in cls.throws if kind is not BusinessFailure), BusinessFailure)
-        # Looked up as at run time: a method has its self then.
+        # ``retry_in`` is looked up as at run time: a method gets its self.
         with naming(str(declared.get("name") or cls.__qualname__)):
             check_options({**others, **declared, "retry_in": object.__new__(cls).retry_in}, cls)
         cls.__header__ = staticmethod(_call_form(object.__new__(cls)).header)

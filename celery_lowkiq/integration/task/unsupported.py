@@ -39,7 +39,7 @@ REFUSED_AT_A_CALL = {
     "argsrepr": _SHOWN,
     "kwargsrepr": _SHOWN,
 }
-#: Values that Celery's own code gives with a call.
+#: Values that Celery itself passes with a call.
 _CELERYS_DEFAULTS = {"retries": 0}
 #: Refused at the decorator, and in a class.
 REFUSED = {
@@ -55,7 +55,7 @@ _BY_NAME = (
 )
 #: Arguments of ``self.retry``: the lane puts the payloads back as they are, in the same queue.
 _RETRY = ("exc", "countdown", "eta", "max_retries", "throw")
-#: Celery's tasks that call another one for each of their items.
+#: Tasks of Celery that call another task for each item.
 _INLINE = {"celery.map": "map", "celery.starmap": "starmap"}
 
 

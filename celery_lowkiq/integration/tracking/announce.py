@@ -1,8 +1,7 @@
-"""Calls become known to their tracker before they are pushed: no accepted call is unknown to it."""
+"""Adds calls to their tracker before they are pushed, so that it has every call that was accepted."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,42 +10,35 @@ from typing import TypeAlias
 from celery_lowkiq.integration.app.codec import MARK
 from celery_lowkiq.integration.app.context import AppContext
 from celery_lowkiq.rules.errors import InvalidCall, StoreError
+from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.rules.models import NewJob, QueueSpec
 from celery_lowkiq.rules.tracking import NewCall, State, ended_without_run
 from celery_lowkiq.store.tracking.tracker_store import latest_due
-
-logger = logging.getLogger("celery_lowkiq")
 
 #: What stores jobs: ``RedisStore.push``, or the same with a tracker.
 Push: TypeAlias = Callable[[QueueSpec, list[NewJob], Iterable[float]], None]
 
 #: A payload of more bytes is shown cut.
 SHOWN_BYTES = 1024
-#: Calls become known, and are pushed, so many at a time.
+#: Number of calls that are added to a tracker, and then pushed, at a time.
 CHUNK = 1000
 
 
-def tracked_single(context: AppContext, tracker: str, task_id: str) -> Push | None:
-    """Stores one call; None without a tracker. In a cancelled tracker it ends as REVOKED."""
-    return _Tracked(context, tracker, (task_id,), refuse=False) if tracker else None
-
-
-def tracked_bulk(context: AppContext, tracker: str, task_ids: Sequence[str]) -> Push | None:
-    """Stores many calls; None without a tracker. For a cancelled tracker it raises InvalidCall."""
-    return _Tracked(context, tracker, task_ids, refuse=True) if tracker else None
-
-
 @dataclass(frozen=True)
-class _Tracked:
-    """In parts, so that a push which ends half-way leaves few calls that were announced in vain."""
+class TrackedPush:
+    """Pushes jobs whose calls have the ``task_ids``, after it has added them to a tracker.
+
+    It does so in parts, so that a push which ends half-way leaves few calls that were added in vain. When the
+    tracker is cancelled, ``refuse`` has it raise InvalidCall; else the calls end as REVOKED.
+    """
 
     context: AppContext
     tracker: str
     task_ids: Sequence[str]
     refuse: bool
 
-    def __call__(self, queue: QueueSpec, jobs: list[NewJob], pauses: Iterable[float]) -> None:
-        left = iter(pauses)
+    def __call__(self, queue: QueueSpec, jobs: list[NewJob], intervals: Iterable[float]) -> None:
+        left = iter(intervals)
         for start in range(0, len(jobs), CHUNK):
             ids = self.task_ids[start : start + CHUNK]
             part = jobs[start : start + CHUNK]
@@ -72,12 +64,11 @@ class _Tracked:
             raise InvalidCall(f"tracker {self.tracker} was cancelled, and takes no more calls")
 
     def _not_pushed(self, ids: Iterable[str], error: BaseException) -> None:
-        """When Redis did not answer, they may be stored: if so, their runs will say what became of them."""
+        # When Redis did not answer, they may be stored: then their runs correct this.
         text = f"not pushed: {type(error).__name__}: {error}"
+        updates = (ended_without_run(self.tracker, task_id, State.FAILED, text) for task_id in ids)
         try:
-            self.context.tracker_store.tell(
-                ended_without_run(self.tracker, task_id, State.FAILED, text) for task_id in ids
-            )
+            self.context.tracker_store.update(updates)
         except StoreError as away:
             logger.warning("tracker %s was not told of calls that were not pushed: %s", self.tracker, away)
 
@@ -88,7 +79,7 @@ def _strike(not_stored: dict[bytes | None, str], jobs: Iterable[NewJob]) -> None
 
 
 def shown_payload(context: AppContext, data: bytes) -> bytes:
-    """What a tracker keeps of a payload."""
+    """The part of a payload that a tracker keeps."""
     if len(data) <= SHOWN_BYTES:
         return data
     if data.startswith(MARK):

@@ -1,10 +1,10 @@
-"""Tracked groups of calls: opened by whoever calls, and watched from anywhere."""
+"""Tracked groups of calls: the caller opens one, and any process can watch it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from celery import Celery, current_app
@@ -12,34 +12,16 @@ from celery import Celery, current_app
 from celery_lowkiq.integration.app.codec import Codec
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.errors import InvalidCall, UndecodablePayload, UnknownTracker
-from celery_lowkiq.rules.tracking import CallView, Counts, Message, State, TrackerView
+from celery_lowkiq.rules.tracking import Counts, State, TrackedCall, TrackerView
 from celery_lowkiq.rules.views import Page
-from celery_lowkiq.store.inspect.queries import check_limits
+from celery_lowkiq.store.inspect.pages import check_limits
 from celery_lowkiq.store.tracking.tracker_store import TrackerStore, read_id
 
 LONGEST_NAME = 200
 
 
-@dataclass(frozen=True)
-class TrackedCall:
-    """A call of a tracker. ``payload`` is what was given, or the beginning of its text when it is large."""
-
-    task_id: str
-    queue: str
-    id: str
-    payload: Any
-    state: State
-    #: Unix time in s of the last change.
-    updated_at: float
-    #: What ``self.progress`` said last.
-    current: float | None
-    total: float | None
-    #: The last twenty.
-    messages: tuple[Message, ...]
-
-
 class Tracker:
-    """A group of calls. In a ``with`` block it is closed at the end: no more calls will be added.
+    """A group of calls. The end of its ``with`` block closes it: no more calls will be added.
 
     Any process may watch it by its id. Every method may raise StoreError, and UnknownTracker when it has
     expired.
@@ -48,8 +30,9 @@ class Tracker:
     def __init__(
         self, app: Celery, tracker_id: str, name: str, mine: bool = False, raw: bool = False
     ) -> None:
-        """``mine``: whoever waits has added all calls itself, and need not wait for the closing. ``raw``:
-        payloads are shown as the bytes that are stored; nothing is decoded.
+        """``mine``: this process adds the calls, so ``wait`` need not wait for the closing.
+
+        ``raw``: payloads stay the stored bytes.
         """
         self.id = tracker_id
         self.name = name
@@ -59,7 +42,7 @@ class Tracker:
 
     @classmethod
     def get(cls, app: Celery, tracker_id: str, raw: bool = False) -> Tracker:
-        """The tracker with this id. Raises UnknownTracker, InvalidCall for what is no id."""
+        """The tracker with this id. Raises UnknownTracker, and InvalidCall for an invalid id."""
         view = context_of(app).tracker_store.view(read_id(tracker_id))
         if view is None:
             raise UnknownTracker(tracker_id)
@@ -69,7 +52,7 @@ class Tracker:
         return f"<Tracker {self.id} {self.name!r}>"
 
     def __json__(self) -> str:
-        """In a signature that travels, its id stands for it."""
+        """Its id: a tracker may be an option of a serialized signature."""
         return self.id
 
     def __enter__(self) -> Tracker:
@@ -85,7 +68,7 @@ class Tracker:
     # -- reads
 
     def view(self) -> TrackerView:
-        """All that is known of the group, in one look of constant cost."""
+        """A snapshot of the group, at constant cost."""
         found = self._tracker_store.view(self.id)
         if found is None:
             raise UnknownTracker(self.id)
@@ -101,19 +84,21 @@ class Tracker:
         limit: int = 100,
         after: str | None = None,
     ) -> Page[TrackedCall]:
-        """A page of the calls in the order in which they were added, in one state, several, or any.
+        """A page of the calls in one state, several, or any, in the order in which they were added.
 
         Raises InvalidCall for a state that does not exist.
         """
         check_limits(limit=limit)
         page = self._tracker_store.calls(self.id, read_states(state), limit, after)
-        codec = None if self._raw else context_of(self._app).codec
-        return Page(tuple(_shown(codec, call) for call in page.items), page.next)
+        if self._raw:
+            return page
+        codec = context_of(self._app).codec
+        return Page(tuple(_decoded(codec, call) for call in page.items), page.next)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block until all calls have ended, at most ``timeout`` s. Whether they have.
+        """Block until all calls have ended, at most ``timeout`` s. Returns whether they have.
 
-        Who has got the tracker by its id waits for its closing, too.
+        A tracker that was got by its id must be closed, too.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         poll = context_of(self._app).settings.poll_interval
@@ -132,12 +117,13 @@ class Tracker:
     # -- changes
 
     def close(self) -> None:
-        """No more calls will be added."""
+        """End the group: no more calls will be added."""
         self._tracker_store.close(self.id)
 
     def cancel(self, progress: Callable[[int], Any] | None = None) -> int:
-        """Let no call of the group begin any more; what runs goes on. Returns how many waiting calls have now
-        ended as failed, and tells ``progress`` how many so far. Their results are REVOKED at their time.
+        """End all waiting calls of the group as failed; calls that run go on. Returns how many have ended.
+
+        ``progress`` gets their number after each part. Their results become REVOKED when they are due.
         """
         ended = 0
         while some := self._tracker_store.cancel(self.id):
@@ -169,7 +155,7 @@ def trackers(app: Celery, limit: int = 100, after: str | None = None) -> Page[Tr
 
 
 def tracker_of(given: Tracker | str | None, app: Celery) -> str:
-    """Id of what was given as ``tracker=``; "" for None. Raises InvalidCall."""
+    """Id of the ``tracker=`` of a call; "" for None. Raises InvalidCall."""
     if given is None:
         return ""
     _check_eager(app)
@@ -195,25 +181,12 @@ def read_states(value: State | str | Iterable[State | str] | None) -> tuple[Stat
     try:
         return tuple(map(State, [value] if isinstance(value, str) else value))
     except (ValueError, TypeError):
-        known = ", ".join(state.value for state in State)
-        raise InvalidCall(f"state={value!r:.100} is none: allowed are {known}") from None
+        names = ", ".join(state.value for state in State)
+        raise InvalidCall(f"state={value!r:.100} is invalid: expected one or more of {names}") from None
 
 
-def _shown(codec: Codec | None, call: CallView) -> TrackedCall:
-    payload: Any = call.payload
-    if codec is not None:
-        try:
-            payload = codec.load(call.payload)
-        except UndecodablePayload:
-            payload = call.payload.decode("utf-8", "backslashreplace")
-    return TrackedCall(
-        task_id=call.call,
-        queue=call.queue,
-        id=call.job_id,
-        payload=payload,
-        state=call.state,
-        updated_at=call.updated_at,
-        current=call.current,
-        total=call.total,
-        messages=call.messages,
-    )
+def _decoded(codec: Codec, call: TrackedCall) -> TrackedCall:
+    try:
+        return replace(call, payload=codec.load(call.payload))
+    except UndecodablePayload:
+        return replace(call, payload=call.payload.decode("utf-8", "backslashreplace"))

@@ -2,74 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from celery_lowkiq.rules.models import QueueSpec, ShardRef, StoredRecord, shard_of
-from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.inspect.node_reports import seconds
+from celery_lowkiq.store.inspect.pages import WAITING_INDEXES, IndexReader, Listing
 from celery_lowkiq.store.jobs.call_records import orphaned_records
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.keys import MORGUE_KEYS, WAITING_KEYS, KeyAliases, channel, shard_keys
+from celery_lowkiq.store.scripts.client import Client
+from celery_lowkiq.store.scripts.keys import (
+    MORGUE_KEYS,
+    WAITING_KEYS,
+    KeyAliases,
+    announcement,
+    shard_keys,
+)
 from celery_lowkiq.store.scripts.progress import Progress as Progress
 from celery_lowkiq.store.scripts.progress import Tally, by_shard
-from celery_lowkiq.store.scripts.records import id_bytes
+from celery_lowkiq.store.scripts.records import id_bytes, number_text, parse_id
 from celery_lowkiq.store.scripts.script import ScriptCall, Value, load
 
 #: Called with the calls of removed jobs, and whether these are in the morgue.
 Left = Callable[[Sequence[StoredRecord], bool], None]
+Pages = Iterable[Iterable[str]]
 
-#: Most jobs and payloads of one script: about 10 ms of Redis's time.
+#: Maximum number of jobs and payloads that one script changes: about 10 ms of Redis's time.
 STEP = 500
 STEP_IDS = 100
 STEP_BYTES = 1024 * 1024
+#: Ids that are read from the caller before scripts are sent.
+PORTION = 10_000
+
+
+def for_each_id(
+    client: Client,
+    queue: QueueSpec,
+    ids: Iterable[str],
+    progress: Progress | None,
+    call: Callable[[ShardRef, list[Value]], ScriptCall],
+) -> int:
+    """Run a script, which returns a count, over parts of the ids. Return the sum of the counts."""
+    tally, left = Tally(progress), iter(ids)
+    while portion := list(islice(left, PORTION)):
+        for shard, part in by_shard(queue, portion).items():
+            for start in range(0, len(part), STEP):
+                tally.begin()
+                tally.add(client.call(call(shard, part[start : start + STEP])))
+    return tally.count
 
 
 class Actions:
-    """Changes to waiting and dead jobs. Every method returns a count of jobs and may raise StoreError, or
-    the Stop of ``progress``; what was done until then stays done, and doing it again is safe.
+    """Changes to waiting and dead jobs.
+
+    Every method returns a count of jobs, and may raise StoreError or the Stop of ``progress``. Completed
+    steps stay; repeating the call is safe.
     """
 
     def __init__(self, store: RedisStore, left: Left | None = None) -> None:
         """``left`` gets the calls of jobs that are removed without a run, before their records go."""
         self._client = store.client
-        self._queries = Queries(store)
+        self._index = IndexReader(store.client)
         self._left = left
 
     def run_now_all(self, queue: QueueSpec, progress: Progress | None = None) -> int:
-        """Make all waiting jobs due now; those of paused ids run when these are resumed."""
+        """Make all waiting jobs due now; those of paused ids run when the ids are resumed."""
         tally = Tally(progress)
         for shard in queue.shard_refs():
+            keys = shard_keys(shard)
+            lengths = [("ZCARD", keys[index]) for index in WAITING_INDEXES]
             # As many steps as the shard has jobs now: pushes must not keep this going.
-            indexes = [
-                ("ZCARD", shard_keys(shard)[index]) for index in ("due", "due_prioritized", "due_paused")
-            ]
-            for _ in range(sum(self._client.commands(indexes)) // STEP + 1):
-                call = load("run_now").call(
-                    shard_keys(shard), channel=channel(queue.name), index=shard.index, limit=STEP
-                )
+            for _ in range(sum(self._client.commands(lengths)) // STEP + 1):
                 tally.begin()
-                moved = self._client.call(call)
+                moved = self._client.call(load("run_now").call(keys, limit=STEP, **announcement(shard)))
                 tally.add(moved)
                 if moved < STEP:
                     break
         return tally.count
 
     def run_now(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
-        """Make waiting jobs due now; counts those that were due later."""
-        tally = Tally(progress)
-        for shard, part in by_shard(queue, ids).items():
-            for at in range(0, len(part), STEP):
-                call = load("run_now_ids").call(
-                    shard_keys(shard), part[at : at + STEP], channel=channel(queue.name), index=shard.index
-                )
-                tally.begin()
-                tally.add(self._client.call(call))
-        return tally.count
+        """Make waiting jobs due now. Return the number of those that were due later."""
+
+        def call(shard: ShardRef, part: list[Value]) -> ScriptCall:
+            return load("run_now").call(shard_keys(shard), part, limit=0, **announcement(shard))
+
+        return for_each_id(self._client, queue, ids, progress, call)
 
     def edit(self, queue: QueueSpec, job_id: str, payload: bytes, other: bytes | None) -> bool:
-        """Replace a waiting job's payload by ``other``, which gets its score, or (None) delete it; its calls
-        end. Returns whether the job had the payload.
+        """Replace a waiting job's payload by ``other``, which gets its score, or (None) delete it.
+
+        Its calls end. Return whether the job had the payload.
         """
         shard = ShardRef(queue.name, shard_of(job_id, queue.shards))
         call = load("edit").call(
@@ -86,95 +109,109 @@ class Actions:
         return bool(changed)
 
     def delete(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
-        """Delete waiting jobs; what is in processing goes on."""
-        tally = Tally(progress)
-        self._remove(queue, ids, WAITING_KEYS | {"marks": "failed"}, tally, only_marked=0, maximum="+inf")
-        return tally.count
+        """Delete waiting jobs; jobs in processing go on."""
+        return self._delete(queue, [ids], progress)
 
     def delete_failed(self, queue: QueueSpec, progress: Progress | None = None) -> int:
         """Delete waiting jobs that failed before."""
-        tally = Tally(progress)
-        for ids in self._pages(queue, "failed"):
-            self._remove(queue, ids, WAITING_KEYS | {"marks": "failed"}, tally, only_marked=1, maximum="+inf")
-        return tally.count
+        return self._delete(queue, self._pages(queue, "failed"), progress, only_failed=1)
+
+    def delete_dead(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
+        """Delete dead jobs."""
+        return self._delete(queue, [ids], progress, dead=True)
+
+    def delete_dead_all(self, queue: QueueSpec, progress: Progress | None = None) -> int:
+        """Delete the jobs that are dead now; jobs that die meanwhile stay."""
+        now = self._now()
+        return self._delete(queue, self._pages(queue, "dead_ids"), progress, dead=True, maximum=now)
 
     def bury_failed(self, queue: QueueSpec, progress: Progress | None = None) -> int:
         """Move waiting jobs that failed before to the morgue."""
-        tally = Tally(progress)
-        for ids in self._pages(queue, "failed"):
-            self._bury(queue, ids, tally, None)
-        return tally.count
+        pages = self._pages(queue, "failed")
+        return self._move("bury", queue, pages, progress, only_failed=1, reason=b"")
 
     def bury(
         self, queue: QueueSpec, ids: Iterable[str], reason: bytes, progress: Progress | None = None
     ) -> int:
         """Move waiting jobs to the morgue; ``reason`` is the error of those that have not failed."""
-        tally = Tally(progress)
-        self._bury(queue, ids, tally, reason)
-        return tally.count
-
-    def delete_dead(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
-        """Delete dead jobs."""
-        tally = Tally(progress)
-        self._remove(queue, ids, MORGUE_KEYS | {"marks": "dead_ids"}, tally, only_marked=0, maximum="+inf")
-        return tally.count
-
-    def delete_dead_all(self, queue: QueueSpec, progress: Progress | None = None) -> int:
-        """Delete the jobs that are dead now; jobs that die meanwhile stay."""
-        tally, now = Tally(progress), self._now()
-        for ids in self._pages(queue, "dead_ids"):
-            names = MORGUE_KEYS | {"marks": "dead_ids"}
-            self._remove(queue, ids, names, tally, only_marked=0, maximum=now)
-        return tally.count
+        return self._move("bury", queue, [ids], progress, only_failed=0, reason=reason)
 
     def requeue(
         self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None, force: bool = False
     ) -> int:
-        """Move dead jobs back to the queue, due now (rule 4). Stale payloads only with ``force``."""
-        tally = Tally(progress)
-        self._requeue(queue, ids, tally, "+inf", force)
-        return tally.count
+        """Move dead jobs back to the queue, due now (rule 4). Stale payloads move only with ``force``."""
+        return self._move("requeue", queue, [ids], progress, force=int(force), maximum="+inf")
 
     def requeue_all(self, queue: QueueSpec, progress: Progress | None = None, force: bool = False) -> int:
         """Move the jobs that are dead now back to the queue; one that dies again meanwhile stays dead."""
-        tally, now = Tally(progress), self._now()
-        for ids in self._pages(queue, "dead_ids"):
-            self._requeue(queue, ids, tally, now, force)
-        return tally.count
+        now = self._now()
+        pages = self._pages(queue, "dead_ids")
+        return self._move("requeue", queue, pages, progress, force=int(force), maximum=now)
 
     # -- steps
 
     def _pages(self, queue: QueueSpec, index: str) -> Iterator[list[str]]:
         after: str | None = None
         while True:
-            ids, after = self._queries.members(queue, index, STEP, after)
-            yield ids
+            found, after = self._index.page(queue, (index,), Listing(limit=STEP, after=after))
+            yield [parse_id(entry.id) for entry in found]
             if after is None:
                 return
 
     def _now(self) -> str:
-        ((seconds, micros),) = self._client.commands([("TIME",)])
-        return f"{int(seconds)}.{int(micros):06d}"
+        (time,) = self._client.commands([("TIME",)])
+        return number_text(seconds(time))
 
-    def _requeue(self, queue: QueueSpec, ids: Iterable[str], tally: Tally, maximum: str, force: bool) -> None:
-        for shard, part in by_shard(queue, ids).items():
-            self._steps(part, tally, self._requeue_call(queue, shard, maximum, force))
+    def _move(
+        self, name: str, queue: QueueSpec, pages: Pages, progress: Progress | None, **condition: Value
+    ) -> int:
+        tally = Tally(progress)
+        bounds = {"merge": queue.merge.value, "policy": queue.policy, "limit": STEP, "max_bytes": STEP_BYTES}
+        for shard, ids in _parts(queue, pages):
+            where = announcement(shard) if name == "requeue" else {}
+            while ids:
+                tally.begin()
+                call = load(name).call(shard_keys(shard), ids[:STEP_IDS], **bounds, **condition, **where)
+                dealt, moved, *orphans = self._client.call(call)
+                ids = ids[dealt:]
+                for buried in orphans:
+                    self._end_calls(shard, buried, dead=True)
+                tally.add(moved)
+        return tally.count
 
-    def _steps(
+    def _delete(
         self,
-        ids: list[Value],
-        tally: Tally,
-        call: Callable[[list[Value]], ScriptCall],
-        buried_in: ShardRef | None = None,
-    ) -> None:
-        """Run a script, which returns how many of its ids are done, until none is left."""
-        while ids:
-            tally.begin()
-            dealt, moved, *orphans = self._client.call(call(ids[:STEP_IDS]))
-            ids = ids[dealt:]
-            if buried_in is not None:
-                self._end_calls(buried_in, orphans[0], dead=True)
-            tally.add(moved)
+        queue: QueueSpec,
+        pages: Pages,
+        progress: Progress | None,
+        dead: bool = False,
+        only_failed: int = 0,
+        maximum: str = "+inf",
+    ) -> int:
+        tally = Tally(progress)
+        names = (
+            MORGUE_KEYS | {"second_index": "dead_ids"} if dead else WAITING_KEYS | {"second_index": "failed"}
+        )
+        bounds: dict[str, Any] = {
+            "policy": "" if dead else queue.policy,
+            "only_failed": only_failed,
+            "maximum": maximum,
+        }
+        for shard, ids in _parts(queue, pages):
+            keys, upto, cursor = KeyAliases(shard_keys(shard), names), b"", b""
+            while ids:
+                tally.begin()
+                call = load("delete").call(
+                    keys, ids[:STEP_IDS], upto=upto, cursor=cursor, limit=STEP, **bounds
+                )
+                dealt, deleted, upto, cursor, orphans = self._client.call(call)
+                ids = ids[dealt:]
+                if not dead:
+                    self._end_calls(shard, orphans, dead=False)
+                tally.add(deleted)
+                if not cursor:
+                    upto = b""
+        return tally.count
 
     def _end_calls(self, shard: ShardRef, orphans: list[Any], dead: bool, of: bytes | None = None) -> None:
         if self._left is None:
@@ -183,54 +220,7 @@ class Actions:
             self._left(calls, dead)
             self._client.commands([("ZREM", shard_keys(shard)["calls"], *(c.key + c.data for c in calls))])
 
-    def _bury(self, queue: QueueSpec, ids: Iterable[str], tally: Tally, reason: bytes | None) -> None:
-        bounds: dict[str, Value] = {
-            "merge": queue.merge.value,
-            "policy": queue.policy,
-            "limit": STEP,
-            "max_bytes": STEP_BYTES,
-        }
-        bounds |= {"only_failed": int(reason is None), "reason": reason or b""}
-        for shard, part in by_shard(queue, ids).items():
-            self._steps(part, tally, partial(_bury_call, shard, bounds), shard)
 
-    def _requeue_call(
-        self, queue: QueueSpec, shard: ShardRef, maximum: str, force: bool
-    ) -> Callable[[list[Value]], ScriptCall]:
-        return lambda ids: load("requeue").call(
-            shard_keys(shard),
-            ids,
-            merge=queue.merge.value,
-            policy=queue.policy,
-            channel=channel(queue.name),
-            index=shard.index,
-            maximum=maximum,
-            force=int(force),
-            limit=STEP,
-            max_bytes=STEP_BYTES,
-        )
-
-    def _remove(
-        self, queue: QueueSpec, ids: Iterable[str], names: dict[str, str], tally: Tally, **condition: Any
-    ) -> None:
-        for shard, part in by_shard(queue, ids).items():
-            keys = KeyAliases(shard_keys(shard), names)
-            upto, cursor = b"", b""
-            of_waiting = names["records"] == WAITING_KEYS["records"]
-            condition["policy"] = queue.policy if of_waiting else ""
-            while part:
-                call = load("delete").call(
-                    keys, part[:STEP_IDS], upto=upto, cursor=cursor, limit=STEP, **condition
-                )
-                tally.begin()
-                dealt, deleted, upto, cursor, orphans = self._client.call(call)
-                part = part[dealt:]
-                if of_waiting:
-                    self._end_calls(shard, orphans, dead=False)
-                tally.add(deleted)
-                if not cursor:
-                    upto = b""
-
-
-def _bury_call(shard: ShardRef, bounds: Mapping[str, Value], ids: list[Value]) -> ScriptCall:
-    return load("bury").call(shard_keys(shard), ids, **bounds)
+def _parts(queue: QueueSpec, pages: Pages) -> Iterator[tuple[ShardRef, list[Value]]]:
+    for ids in pages:
+        yield from by_shard(queue, ids).items()

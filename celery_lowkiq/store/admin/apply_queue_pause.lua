@@ -1,12 +1,12 @@
--- Tells a shard of the last pause of its queue.
+-- Applies the last pause of a queue to a shard.
 --
 -- KEYS: meta @waiting
 -- ARGV: pause since channel index
---   pause, since: what pause_queue returned
+--   pause, since: as returned by pause_queue
 -- USES: waiting_index wake queue_pause
 -- FLAGS: allow-oom
--- Returns: 1, or 0 when nothing began or ended.
--- Cost: O(1). Repeated, or overtaken by a later one: nothing changes.
+-- Returns: 1, or 0 when this changed nothing.
+-- Cost: O(1). Repeated, or after a later pause: no effect.
 local changed = apply_queue_pause()
 if changed and since == '' then
   wake(nil)

@@ -1,13 +1,12 @@
--- Moves jobs, as they stand now, from the queue to the morgue.
+-- Moves waiting jobs to the morgue.
 --
 -- KEYS: meta @waiting jobs spill spill_order failed errors @morgue processing tries crash_marks
 -- POLICY KEYS: debounce? early_due?
 -- ARGV: merge policy only_failed reason limit max_bytes [id]...
---   only_failed: '1' leaves an id alone that has not failed; reason: the error of one that has none
---   limit: payloads to move in this step
--- USES: time payload_set_read payload_set waiting_index policy keep_highest waiting morgue forget_history
--- Returns: {ids dealt with, jobs moved, orphans}; go on with the ids that are left. Orphans: id, number of the
---   shard's last call, processing record or '', ... of moved jobs that may have had calls.
+--   only_failed: '1' skips jobs that have not failed; reason: the error of a job without one
+--   limit, max_bytes: maximum number of payloads to move in this step, and of bytes
+-- USES: time payload_set waiting morgue forget_history orphans
+-- Returns: {ids dealt with, jobs moved, orphans (see lib/orphans.lua)}; go on with the ids that are left.
 -- Cost: O(limit log n).
 local now = seconds(now_us())
 local budget, moved, orphans = tonumber(limit), 0, {}
@@ -27,11 +26,7 @@ for i = rest, #ARGV do
     end
     remove_waiting(id)
     forget_history(id)
-    if last_call then
-      for _, value in ipairs({id, last_call, redis.call('HGET', processing, id) or ''}) do
-        orphans[#orphans + 1] = value
-      end
-    end
+    add_orphan(orphans, id, last_call)
     moved, budget = moved + 1, budget - #items
   end
   if budget <= 0 then

@@ -1,19 +1,19 @@
--- Deletes jobs: waiting ones, or (with the morgue's keys) dead ones. A payload that arrives while a long set is deleted
--- step by step stays: only arrivals up to the first step go.
+-- Deletes waiting jobs, or dead jobs with the keys of the morgue. A long job takes several steps: payloads that arrive
+-- after the first step stay.
 --
--- KEYS: @waiting marks errors records spill spill_order meta jobs processing dead tries crash_marks
+-- KEYS: @waiting second_index errors records spill spill_order meta jobs processing dead tries crash_marks
 -- POLICY KEYS: debounce? early_due?
--- ARGV: policy only_marked maximum upto cursor limit [id]...
---   only_marked: '1' deletes only ids that are in marks; maximum: only ids whose index score is not above it
---   upto, cursor: '' at first, then what the step before returned; limit: payloads to look at in this step
--- USES: payload_set_read waiting_index policy forget_history
--- Returns: {ids dealt with, jobs deleted, upto, cursor, orphans}; go on with the ids that are left. Orphans: id,
---   number of the shard's last call, processing record or '', ... of deleted jobs that may have had calls.
+-- ARGV: policy only_failed maximum upto cursor limit [id]...
+--   only_failed: '1' deletes only ids in second_index, which is `failed` (of dead jobs: `dead_ids`)
+--   maximum: deletes only ids whose index score is at most this
+--   upto, cursor: '' at first, then as returned by the previous step; limit: maximum number of payloads to read
+-- USES: payload_set_read waiting_index forget_history orphans time policies policy_debounce policy_due_on_push
+-- Returns: {ids dealt with, jobs deleted, upto, cursor, orphans (see lib/orphans.lua)}; go on with the ids that are left.
 -- Cost: O(limit log n).
 local set = {records = records, spill = spill, spill_order = spill_order}
 local arrivals, last_call = string.match(upto, '^(%x+) (%d+)$')
 if not arrivals then
-  arrivals = string.format('%012x', 140737488355328 + (redis.call('HGET', meta, 'last_arrival') or 0))
+  arrivals = string.format('%012x', ARRIVAL_ZERO + (redis.call('HGET', meta, 'last_arrival') or 0))
   last_call = redis.call('HGET', meta, 'last_call') or '0'
 end
 local orphans = {}
@@ -21,15 +21,7 @@ local orphans = {}
 local function wanted(id)
   local score = index_score(id)
   return score and tonumber(score) <= tonumber(maximum)
-    and (only_marked ~= '1' or redis.call('ZSCORE', marks, id))
-end
-
-local function orphan(id)
-  if last_call ~= '0' then
-    for _, value in ipairs({id, last_call, redis.call('HGET', processing, id) or ''}) do
-      orphans[#orphans + 1] = value
-    end
-  end
+    and (only_failed ~= '1' or redis.call('ZSCORE', second_index, id))
 end
 
 local function reply(dealt, deleted, cursor)
@@ -39,9 +31,11 @@ end
 local function delete_job(id)
   redis.call('HDEL', records, id)
   index_remove(id)
-  redis.call('ZREM', marks, id)
+  redis.call('ZREM', second_index, id)
   redis.call('HDEL', errors, id)
-  clear_policy_state(id)
+  if hooks.clear then
+    hooks.clear(id)
+  end
   forget_history(id)
 end
 
@@ -58,20 +52,20 @@ local function shrink(id, from)
   return #members == STEP and '(' .. members[STEP] or nil
 end
 
-local looked, deleted = 0, 0
+local read, deleted = 0, 0
 for i = rest, #ARGV do
   local id = ARGV[i]
-  if looked >= tonumber(limit) then
+  if read >= tonumber(limit) then
     return reply(i - rest, deleted, '')
   end
-  looked = looked + 1
+  read = read + 1
   if cursor ~= '' or wanted(id) then
     if redis.call('HGET', records, id) == SPILLED then
       local from = cursor ~= '' and cursor or lex_min(id)
-      while from and looked <= tonumber(limit) do
+      while from and read <= tonumber(limit) do
         from = shrink(id, from)
         from = redis.call('ZLEXCOUNT', spill_order, lex_min(id), lex_max(id)) > 0 and from or nil
-        looked = looked + STEP
+        read = read + STEP
       end
       if from then
         return reply(i - rest, deleted, from)
@@ -83,7 +77,7 @@ for i = rest, #ARGV do
       delete_job(id)
     end
     deleted = deleted + 1
-    orphan(id)
+    add_orphan(orphans, id, last_call)
   end
   cursor = ''
 end

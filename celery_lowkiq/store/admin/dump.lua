@@ -1,9 +1,9 @@
--- Reads jobs with all their payloads, a bounded part at a time: waiting ones, or (with the morgue's keys) dead ones.
+-- Reads waiting jobs with all payloads, or dead jobs with the keys of the morgue, a bounded part at a time.
 --
 -- KEYS: @waiting failed errors records spill spill_order
 -- ARGV: cursor limit max_bytes [id]...
---   cursor: '', or what the step before returned: where to go on within the first id
---   limit, max_bytes: payloads to return, and their size; exceeded by one step of a long job
+--   cursor: '' at first, then as returned by the previous step: the position within the first id
+--   limit, max_bytes: maximum number of payloads to return, and of bytes; a step of a long job may exceed them
 -- USES: payload_set_read waiting_index
 -- Returns: {ids dealt with, cursor, {id, index score, retry_count, error, priority, score, payload, flag, ...}, ...}; go
 --   on with the ids that are left.
@@ -16,18 +16,18 @@ local function full()
   return left <= 0 or bytes_left <= 0
 end
 
-local function give(job, items)
+local function add(job, items)
   for _, item in ipairs(items) do
     job[#job + 1], job[#job + 2], job[#job + 3] = item[1], item[2], item[4]
     left, bytes_left = left - 1, bytes_left - #item[2]
   end
 end
 
--- Gives what fits of a spilled set; returns the position to go on from, or nil at its end.
-local function give_spilled(job, id, from)
+-- Adds payloads of a long job up to the limits; returns the position to go on from, or nil at the end.
+local function add_spilled(job, id, from)
   repeat
     local items, members = spilled_step(set, id, from)
-    give(job, items)
+    add(job, items)
     if #members < STEP then
       return nil
     end
@@ -45,9 +45,9 @@ for i = rest, #ARGV do
     reply[#reply + 1] = job
     local record, from = redis.call('HGET', records, id) or '', nil
     if record == SPILLED then
-      from = give_spilled(job, id, cursor ~= '' and cursor or lex_min(id))
+      from = add_spilled(job, id, cursor ~= '' and cursor or lex_min(id))
     else
-      give(job, unpack_items(record))
+      add(job, unpack_items(record))
     end
     if from then
       reply[2] = from

@@ -1,14 +1,12 @@
--- Drops one payload of a waiting job, or puts another one in its place with the same score. Without any payload
--- left the job is gone.
+-- Deletes one payload of a waiting job, or replaces it by another with the same score. A job without payloads is deleted.
 --
 -- KEYS: meta @waiting jobs spill spill_order failed errors processing dead tries crash_marks
 -- POLICY KEYS: debounce? early_due?
 -- ARGV: merge policy id payload replaced other
---   replaced: '1' puts `other` there; if the job has it already, the two are united (rule 2)
--- USES: payload_set_read payload_set waiting_index policy keep_highest waiting forget_history
--- Returns: {1 or 0 when the job has no such payload, orphans}: id, number of the shard's last call, processing
---   record or ''; empty when no call has a record.
--- Cost: O(log n), or the length of a packed record. Repeated: the payload is not there any more.
+--   replaced: '1' replaces the payload by `other`; if the job already has `other`, the two are merged (rule 2)
+-- USES: payload_set waiting forget_history orphans
+-- Returns: {1 or 0 when the job has no such payload, orphans (see lib/orphans.lua)}.
+-- Cost: O(log n), or the length of a packed record. Repeated: no effect, since the payload is gone.
 local function packed(record)
   local items, found = unpack_items(record), false
   for i, item in ipairs(items) do
@@ -25,7 +23,7 @@ local function packed(record)
     table.remove(items, found)
   end
   redis.call('HDEL', jobs, id)
-  -- One after the other: equal scores keep their order, equal payloads are united.
+  -- As a push: equal scores keep their order, equal payloads are merged.
   set_add(waiting, id, items, false)
   return 1
 end
@@ -69,5 +67,6 @@ if record then
     forget_history(id)
   end
 end
-local last_call = redis.call('HGET', meta, 'last_call')
-return {changed, last_call and {id, last_call, redis.call('HGET', processing, id) or ''} or {}}
+local orphans = {}
+add_orphan(orphans, id, redis.call('HGET', meta, 'last_call'))
+return {changed, orphans}

@@ -1,16 +1,16 @@
--- Merges what a dump tells of jobs into a shard (rules 2 and 3), each line once, however often it comes.
+-- Merges lines of a dump into a shard (rules 2 and 3). A repeated line has no effect.
 --
 -- KEYS: meta senders @waiting jobs spill spill_order failed errors calls @morgue
 -- POLICY KEYS: debounce? early_due?
 -- ARGV: shards merge policy sender channel index last_score [n kind id when retry_count error priority count [score payload flag]*count]...
---   shards: the declared count; sender: of the dump; n: grows with the lines of a dump
---   last_score: scores that the shard generates are larger (us)
+--   shards: the declared number; sender: name of the dump; n: number of the line, which grows
+--   last_score: in us; the shard generates larger scores from now on
 --   kind: waiting, dead, or calls (with digest, record, '' in place of score, payload, flag)
--- USES: format time waiting_index wake payload_set_read payload_set policy keep_highest waiting
--- Returns: how many were new; error SHARDS <stored count> when the count differs.
--- Cost: O(log n) a payload.
+-- USES: format time waiting_index wake payload_set waiting policies policy_priority policy_keep
+-- Returns: the number of new lines; error SHARDS <stored number> when the number of shards differs.
+-- Cost: O(log n) per payload.
 --
--- How long lines that were loaded are known, in s.
+-- Seconds for which loaded lines are remembered.
 local MEMORY = 7 * 24 * 3600
 
 local stored = redis.call('HMGET', meta, 'shards', 'score', 'format')
@@ -25,7 +25,7 @@ local before = first_due()
 local morgue = {records = dead_jobs, spill = dead_spill, spill_order = dead_spill_order}
 local kinds = {}
 
--- A job that failed brings its time along (rule 3); of another one, the time of what waits stays (rule 2).
+-- A job that failed brings its time (rule 3); otherwise a waiting job keeps its time (rule 2).
 function kinds.waiting(id, items, when, retry_count, message, priority)
   local known = index_score(id)
   local priority = known and math.min(priority, priority_of(id)) or tonumber(priority)
@@ -37,12 +37,12 @@ function kinds.waiting(id, items, when, retry_count, message, priority)
     redis.call('HSET', errors, id, message)
   end
   set_add(waiting, id, items, false)
-  if options.keep then
-    any_kept(waiting, id, items)
+  if hooks.trim then
+    hooks.trim(id, items)
   end
 end
 
--- The later death stays.
+-- Of two deaths of an id, time and error of the later one stay.
 function kinds.dead(id, items, when, _, message)
   local known = redis.call('ZSCORE', dead, id)
   if not known or tonumber(known) < tonumber(when) then

@@ -1,14 +1,14 @@
--- Stores whether a queue is paused. apply_queue_pause tells its shards afterwards; shards that a new number of shards
--- adds get it in set_shard_count.
+-- Pauses or resumes a queue, in its own key. apply_queue_pause applies that to its shards, and set_shard_count to
+-- shards that are added later.
 --
 -- KEYS: queue
 -- ARGV: wanted
 --   wanted: '1' paused, '0' not
 -- USES: time
 -- FLAGS: allow-oom
--- Returns: {number, since or '', 1 when this changed it, number of shards}. Numbers grow, also when Redis comes back with
---   older data: a shard may have a later number.
--- Cost: O(1). Repeated: a new number, so shards that missed the first one get it.
+-- Returns: {number, since or '', 1 when this changed it, number of shards}. The number grows, even if Redis returns with
+--   older data while a shard has a later number.
+-- Cost: O(1). Repeated: a new number, so that it reaches shards that missed the first one.
 local known = redis.call('HMGET', queue, 'pause', 'paused', 'shards')
 local now = now_us()
 local pause = string.format('%.0f', math.max((tonumber(known[1]) or 0) + 1, now))

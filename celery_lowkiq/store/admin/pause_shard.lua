@@ -1,12 +1,17 @@
--- Pauses a shard: claims take nothing of it until it is resumed. What runs goes on, what comes waits.
+-- Pauses a shard, or ends its own pause. Claims take nothing of a paused shard; running jobs finish, new calls wait.
 --
--- KEYS: meta
--- ARGV:
--- USES: time
+-- KEYS: meta @waiting
+-- ARGV: wanted channel index
+--   wanted: '1' pauses, '0' resumes
+-- USES: time waiting_index wake
 -- FLAGS: allow-oom
--- Returns: 1, or 0 when it was paused.
--- Cost: O(1). Repeated: it is paused since the first time.
-if redis.call('HEXISTS', meta, 'paused') == 1 then
-  return 0
+-- Returns: 1, or 0 when this changed nothing.
+-- Cost: O(log n). Repeated: no effect; the shard is paused since the first time.
+if wanted == '1' then
+  return redis.call('HSETNX', meta, 'paused', seconds(now_us()))
 end
-return redis.call('HSET', meta, 'paused', seconds(now_us()))
+local ended = redis.call('HDEL', meta, 'paused')
+if ended == 1 then
+  wake(nil)
+end
+return ended

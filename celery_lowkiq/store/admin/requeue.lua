@@ -1,11 +1,11 @@
--- Moves dead jobs, as they stand now, from the morgue back to the queue (rule 4).
+-- Moves dead jobs from the morgue back to the queue (rule 4).
 --
 -- KEYS: meta @waiting jobs spill spill_order failed errors @morgue
 -- POLICY KEYS: debounce? early_due? done_scores?
 -- ARGV: merge policy channel index maximum force limit max_bytes [id]...
---   force: '1' moves stale payloads, too; maximum: only ids with an updated_at not above it
---   limit: payloads to move in this step
--- USES: time waiting_index wake payload_set_read payload_set policy keep_highest drop_stale waiting morgue
+--   maximum: moves only jobs whose updated_at is at most this; force: '1' also moves stale payloads
+--   limit, max_bytes: maximum number of payloads to move in this step, and of bytes
+-- USES: time waiting_index wake payload_set restore morgue policies policy_drop_stale
 -- Returns: {ids dealt with, jobs moved}; go on with the ids that are left.
 -- Cost: O(limit log n).
 local now = seconds(now_us())
@@ -24,8 +24,8 @@ local function requeue()
       return i - rest
     end
     if wanted(id) then
-      -- Stale payloads stay: the queue would drop them. Those that are forced count as new from now on.
-      local done_score = options.drop_stale and done_score_of(id)
+      -- Stale payloads stay in the morgue, since the queue would drop them. With force, they are new from now on.
+      local done_score = hooks.done_score and hooks.done_score(id)
       if done_score and force == '1' then
         redis.call('HDEL', done_scores, id)
         done_score = nil

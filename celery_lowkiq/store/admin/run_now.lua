@@ -1,19 +1,28 @@
--- Makes waiting jobs due now. Those of paused ids stay paused, and are due at once when their ids are resumed.
+-- Makes waiting jobs due now, all or some. A job of a paused id runs when the id is resumed.
 --
 -- KEYS: @waiting!
--- ARGV: channel index limit
--- USES: time wake
--- Returns: how many were due later.
--- Cost: O(limit log n). Repeated: those that are due stay as they are.
-local before = first_due()
-local now = seconds(now_us())
-local moved = 0
-for _, index in ipairs({due, due_paused, any_prioritized and due_prioritized or nil}) do
-  local ids = redis.call('ZRANGEBYSCORE', index, '(' .. now, '+inf', 'LIMIT', 0, limit - moved)
-  for _, id in ipairs(ids) do
+-- ARGV: channel index limit [id]...
+--   limit: how many jobs of the shard to make due; 0 for the given ids only
+-- USES: time waiting_index wake
+-- Returns: the number of jobs that were due later.
+-- Cost: O(log n) per job. Repeated: no effect on due jobs.
+local before, now, moved = first_due(), seconds(now_us()), 0
+
+local function make_due(id, perform_in)
+  if perform_in and tonumber(perform_in) > tonumber(now) then
     index_put(id, now, priority_of(id))
+    moved = moved + 1
   end
-  moved = moved + #ids
+end
+
+for _, key in ipairs({due, due_paused, any_prioritized and due_prioritized or nil}) do
+  local later = redis.call('ZRANGEBYSCORE', key, '(' .. now, '+inf', 'WITHSCORES', 'LIMIT', 0, limit - moved)
+  for i = 1, #later, 2 do
+    make_due(later[i], later[i + 1])
+  end
+end
+for i = rest, #ARGV do
+  make_due(ARGV[i], index_score(ARGV[i]))
 end
 wake(before)
 return moved

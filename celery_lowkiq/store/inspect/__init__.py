@@ -1,4 +1,4 @@
-"""Reads for people: jobs, counts, nodes, health. No job waits for any of it.
+"""Reads for people: jobs, counts, nodes, health. No run depends on them.
 
 Listings are paged and bounded.
 Imports ``scripts``, ``jobs``, ``leases`` and ``redis_store``. Imported by ``admin`` and ``integration``.

@@ -1,4 +1,4 @@
-"""Reads what the health checks need: the server, and how each queue is stored."""
+"""Reads the state for the health checks: the server, the nodes, and how each queue is stored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from celery_lowkiq.rules.health_checks import QueueState, Server, SystemState
 from celery_lowkiq.rules.models import QueueSpec
-from celery_lowkiq.rules.repairs import damages
+from celery_lowkiq.rules.repairs import Damage, damages
 from celery_lowkiq.rules.reports import current
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.repairs.repairs import Repairs
@@ -35,7 +35,7 @@ class HealthReader:
         self._repairs = Repairs(store.client)
 
     def read(self, queues: Sequence[QueueSpec]) -> SystemState:
-        """All that is examined. Raises StoreError."""
+        """Return the state of server, nodes and queues. Raises StoreError."""
         before = time.time()
         (now,) = self._client.commands([("TIME",)])
         after = time.time()
@@ -52,7 +52,7 @@ class HealthReader:
         info: dict[str, Any] = {}
         for section in SECTIONS:
             info |= reply_if_permitted(self._client, "INFO", section)
-        # Not all of it in one question: before Redis 7 only one setting can be asked for.
+        # Before Redis 7, CONFIG GET takes one name only.
         config: dict[str, Any] = {}
         for name in ("save", "appendfsync"):
             config |= reply_if_permitted(self._client, "CONFIG GET", name)
@@ -70,7 +70,11 @@ class HealthReader:
         )
 
     def _queue(self, queue: QueueSpec) -> QueueState:
-        (known,) = self._client.commands([("HMGET", queue_key(queue.name), "shards", "format")])
+        key = queue_key(queue.name)
+        (known,) = self._client.readable([("HMGET", key, "shards", "format")])
+        if known is None:
+            text = f"the key {key} has the wrong type. Delete it: the next call registers the queue again"
+            return QueueState(queue.name, queue.shards, None, None, damages=(Damage(None, text),))
         shards, stored_format = (int(value) if value and value.isdigit() else None for value in known)
         state = QueueState(queue.name, queue.shards, shards, stored_format)
         if shards in (None, queue.shards):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from celery_lowkiq.rules.diagnosis import Dead, DiagnosisFacts, Owner, Waiting
 from celery_lowkiq.rules.history import Sample
@@ -14,7 +14,13 @@ from celery_lowkiq.rules.views import Stats
 from celery_lowkiq.store.leases.heartbeats import parse_history, parse_report
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.keys import history_key, report_key, reports_key, shard_keys, tokens_key
-from celery_lowkiq.store.scripts.records import id_bytes, parse_id, parse_moment, parse_tried, parse_whole
+from celery_lowkiq.store.scripts.records import (
+    id_bytes,
+    parse_id,
+    parse_moment,
+    parse_retry_count,
+    parse_whole,
+)
 from celery_lowkiq.store.scripts.script import load
 
 from .queries import Queries
@@ -75,10 +81,12 @@ class NodeReports:
         """
         shard = ShardRef(queue.name, shard_of(job_id, queue.shards))
         reply = self._client.call(load("why").call(shard_keys(shard), id=id_bytes(job_id)))
-        now, owner, since, shard_paused, queue_paused, id_paused, claimed, suspect, *of_job = reply
+        now, owner, since, shard_paused, queue_paused, id_paused, claimed, suspect, *rest = reply
+        *waiting, died_at, last_error, full_at = rest
+        id_rate = queue.policies.rate_per_id
         commands = [report_command(parse_id(owner)), ("HMGET", tokens_key(queue.name), "left", "rate")]
         fields, (tokens, stored_rate) = self._client.commands(commands)
-        bucket = _bucket(tokens, stored_rate, rate, float(now))
+        rate, token_wait = _token_wait(tokens, stored_rate, rate, float(now))
         node = parse_report(parse_id(owner), fields, float(now))
         return DiagnosisFacts(
             id=job_id,
@@ -86,19 +94,19 @@ class NodeReports:
             now=float(now),
             claimed=bool(claimed),
             suspect=bool(suspect),
-            waiting=_waiting(of_job[:4], read),
-            dead=_dead(of_job[4:6], read),
+            waiting=_waiting(waiting, read),
+            dead=Dead(float(died_at), read(last_error or None)) if died_at else None,
             owner=_owner(parse_id(owner), parse_moment(since), shard, node) if owner else None,
             unowned_since=None if owner else parse_moment(since),
             free_in=None if owner else seconds_to_wait(self.nodes(), shard),
             queue_paused=parse_moment(queue_paused),
             shard_paused=parse_moment(shard_paused),
             id_paused=parse_moment(id_paused),
-            rate=bucket.rate,
-            token_wait=bucket.wait,
+            rate=rate,
+            token_wait=token_wait,
             max_retries=max_retries,
-            id_rate=queue.policies.rate_per_id,
-            id_token_at=_id_token_at(of_job[6], queue.policies.rate_per_id),
+            id_rate=id_rate,
+            id_token_at=token_at(float(full_at) / 1_000_000, id_rate) if full_at and id_rate else 0.0,
         )
 
 
@@ -128,13 +136,8 @@ def _waiting(reply: Sequence[Any], read: ReadError) -> Waiting | None:
     perform_in, tried, ahead, error = reply
     if not perform_in:
         return None
-    retry_count, isolation = parse_tried(tried)
+    retry_count, isolation = parse_retry_count(tried)
     return Waiting(float(perform_in), retry_count, read(error or None), ahead, isolation.largest)
-
-
-def _dead(reply: Sequence[Any], read: ReadError) -> Dead | None:
-    updated_at, error = reply
-    return Dead(float(updated_at), read(error or None)) if updated_at else None
 
 
 def _owner(name: str, since: float | None, shard: ShardRef, node: NodeReport | None) -> Owner:
@@ -152,26 +155,18 @@ def _owner(name: str, since: float | None, shard: ShardRef, node: NodeReport | N
     )
 
 
-class _Bucket(NamedTuple):
-    """The effective rate limit of a queue, if any, and the seconds until the next token."""
-
-    rate: float | None
-    wait: float = 0.0
-
-
-def _bucket(tokens: bytes | None, stored_rate: bytes | None, declared: float | None, now: float) -> _Bucket:
+def _token_wait(
+    tokens: bytes | None, stored_rate: bytes | None, declared: float | None, now: float
+) -> tuple[float | None, float]:
+    """Return the effective rate limit of a queue, if any, and the seconds until its next token."""
     # `celery control rate_limit` changes only the workers' rate, so theirs has precedence.
     number, _, at = (tokens or b"").partition(b" ")
     available, micros = parse_moment(number), parse_moment(at)
     if available is None or micros is None:
-        return _Bucket(declared)
+        return declared, 0.0
     ago = now - micros / 1_000_000
     rate = (parse_moment(stored_rate) if ago < ASKED else None) or declared
-    return _Bucket(rate, seconds_to_token(available, ago, rate) if rate and rate > 0 else 0.0)
-
-
-def _id_token_at(full_at: bytes, rate: float | None) -> float:
-    return token_at(float(full_at) / 1_000_000, rate) if full_at and rate is not None else 0.0
+    return rate, seconds_to_token(available, ago, rate) if rate and rate > 0 else 0.0
 
 
 def report_command(owner: str) -> tuple[Any, ...]:

@@ -1,15 +1,15 @@
--- A page of a sorted set, from (score, id) on, in the order of score and id.
+-- Reads a page of a sorted set, from (score, id) on, in the order of score and id.
 --
 -- KEYS: index
 -- ARGV: minimum maximum after_score after_id past limit reverse
---   minimum, maximum: bounds of the score as ZRANGEBYSCORE takes them; after_score: '' for the first page
---   past: '0' begins at (score, id) itself; reverse: '1' from the largest down
+--   minimum, maximum: bounds of the score, as for ZRANGEBYSCORE; after_score: '' for the first page
+--   past: '0' includes (score, id) itself; reverse: '1' for descending order
 -- USES:
 -- Returns: {id, score, ...}.
 -- Cost: O(log n * log n + limit).
 local size = redis.call('ZCARD', index)
 
--- Lua compares text by the server's locale; Redis orders members by their bytes.
+-- Redis orders members by bytes, but Lua compares text by the server's locale.
 local function before(a, b)
   for i = 1, math.min(#a, #b) do
     local x, y = string.byte(a, i), string.byte(b, i)
@@ -20,7 +20,7 @@ local function before(a, b)
   return #a < #b
 end
 
--- Rank of the first member that is not before (score, id), or not up to it when `beyond`.
+-- Returns the rank of the first member at or after (score, id), or after it with `beyond`.
 local function rank(score, id, beyond)
   local low, high = 0, size
   while low < high do

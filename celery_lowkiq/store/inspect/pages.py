@@ -8,19 +8,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 
+from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
+from celery_lowkiq.rules.validators import invalid, is_whole, whole
+from celery_lowkiq.store.jobs.claims import CLAIM_BYTES
 from celery_lowkiq.store.scripts.client import Client, member_scores
 from celery_lowkiq.store.scripts.cursors import dump_position, dump_scan, load_position, load_scan
 from celery_lowkiq.store.scripts.keys import shard_keys
-from celery_lowkiq.store.scripts.records import number_text, pairs
+from celery_lowkiq.store.scripts.records import id_bytes, number_text, pairs
 from celery_lowkiq.store.scripts.script import ScriptCall, load
 
-#: Indexes of waiting jobs, which a listing by id scans.
-_SCANNED = ("due", "due_prioritized", "due_paused")
+#: Indexes of waiting jobs by their times.
+WAITING_INDEXES = ("due", "due_prioritized", "due_paused")
+#: Maximum length of a page.
+MAX_LIMIT = 1000
+#: Maximum bytes of a payload in a listing; only foreign data is longer. A single job is read whole.
+LARGEST = CLAIM_BYTES
 
 
 @dataclass(frozen=True)
-class Member:
+class IndexEntry:
     """An entry of a sorted index."""
 
     score: float
@@ -29,15 +36,33 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Window:
-    """The part of an index that a page shows."""
+class Listing:
+    """Which entries of an index a page shows, and how much of each job.
 
-    limit: int
-    after: str | None
+    ``prefix`` is of ids, ``after`` the cursor of the previous page. Raises InvalidCall for an invalid length.
+    """
+
+    by: str = "id"
+    prefix: str = ""
     minimum: float | None = None
     maximum: float | None = None
-    prefix: bytes = b""
     reverse: bool = False
+    limit: int = 100
+    after: str | None = None
+    payload_limit: int = 10
+    payload_bytes: int = LARGEST
+
+    def __post_init__(self) -> None:
+        check_limits(limit=self.limit, payload_limit=self.payload_limit)
+
+    def _start(self) -> tuple[str, bytes, bool]:
+        """Return the start position, and whether it is exclusive. No byte of an id is 0xff."""
+        if self.after is not None:
+            score, job_id = load_position(self.after)
+            return number_text(score), job_id, True
+        if self.prefix:
+            return "0", id_bytes(self.prefix) + (b"\xff" if self.reverse else b""), self.reverse
+        return "", b"", True
 
     def call(self, shard: ShardRef, index: str) -> ScriptCall:
         """Return the script call that reads the page from one shard."""
@@ -53,58 +78,55 @@ class Window:
             reverse=int(self.reverse),
         )
 
-    def _start(self) -> tuple[str, bytes, bool]:
-        """Return the start position, and whether it is exclusive. No byte of an id is 0xff."""
-        if self.after is not None:
-            score, job_id = load_position(self.after)
-            return number_text(score), job_id, True
-        if self.prefix:
-            return "0", self.prefix + (b"\xff" if self.reverse else b""), self.reverse
-        return "", b"", True
+
+def check_limits(**limits: int) -> None:
+    """Raises InvalidCall for an invalid length of a page."""
+    for name, value in limits.items():
+        if not is_whole(value, 1, MAX_LIMIT):
+            raise InvalidCall(invalid(name, value, whole(1, MAX_LIMIT).expected))
 
 
-class Members:
+class IndexReader:
     """Reads pages. Every method may raise StoreError, and InvalidCall for an invalid cursor."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
     def page(
-        self, queue: QueueSpec, indexes: Sequence[str], window: Window
-    ) -> tuple[list[Member], str | None]:
+        self, queue: QueueSpec, indexes: Sequence[str], listing: Listing
+    ) -> tuple[list[IndexEntry], str | None]:
         """Return a page merged over the indexes of all shards, and the cursor of the next page."""
         places = [(shard, index) for shard in queue.shard_refs() for index in indexes]
-        replies = self._client.all([window.call(shard, index) for shard, index in places])
+        replies = self._client.all([listing.call(shard, index) for shard, index in places])
         parts = [
-            [Member(float(score), job_id, shard) for job_id, score in pairs(reply)]
+            [IndexEntry(float(score), job_id, shard) for job_id, score in pairs(reply)]
             for (shard, _), reply in zip(places, replies, strict=True)
         ]
-        merged = heapq.merge(*parts, key=lambda member: (member.score, member.id), reverse=window.reverse)
+        merged = heapq.merge(*parts, key=lambda entry: (entry.score, entry.id), reverse=listing.reverse)
         # A job that was paused or resumed between two replies may be in both.
-        members = list(islice((member for member, _ in groupby(merged)), window.limit))
-        full = len(members) == window.limit
-        return members, dump_position(members[-1].score, members[-1].id) if full else None
+        entries = list(islice((entry for entry, _ in groupby(merged)), listing.limit))
+        full = len(entries) == listing.limit
+        return entries, dump_position(entries[-1].score, entries[-1].id) if full else None
 
-    def scan(
-        self, queue: QueueSpec, prefix: bytes, limit: int, after: str | None
-    ) -> tuple[list[Member], str | None]:
-        """Return some members whose ids begin with ``prefix``, in no order, and the cursor to go on.
+    def scan(self, queue: QueueSpec, listing: Listing) -> tuple[list[IndexEntry], str | None]:
+        """Return some waiting entries whose ids begin with ``prefix``, in no order, and the cursor to go on.
 
         The scan reads at most about ``10 * limit`` ids, even if few of them match.
         """
-        index, cursor = load_scan(after) if after is not None else (0, 0)
-        found: dict[bytes, Member] = {}
+        position, cursor = load_scan(listing.after) if listing.after is not None else (0, 0)
+        prefix, limit = id_bytes(listing.prefix), listing.limit
+        found: dict[bytes, IndexEntry] = {}
         budget = 10 * limit
-        places = [(shard, name) for shard in queue.shard_refs() for name in _SCANNED]
-        while index < len(places) and len(found) < limit and budget > 0:
-            shard, name = places[index]
-            (reply,) = self._client.commands([("ZSCAN", shard_keys(shard)[name], cursor, "COUNT", limit)])
-            cursor, members = int(reply[0]), member_scores(reply[1])
+        places = [(shard, index) for shard in queue.shard_refs() for index in WAITING_INDEXES]
+        while position < len(places) and len(found) < limit and budget > 0:
+            shard, index = places[position]
+            (reply,) = self._client.commands([("ZSCAN", shard_keys(shard)[index], cursor, "COUNT", limit)])
+            cursor, entries = int(reply[0]), member_scores(reply[1])
             found |= {
-                job_id: Member(float(score), job_id, shard)
-                for job_id, score in members
+                job_id: IndexEntry(float(score), job_id, shard)
+                for job_id, score in entries
                 if job_id.startswith(prefix)
             }
-            budget -= max(len(members), 1)
-            index += cursor == 0
-        return list(found.values()), dump_scan(index, cursor) if index < len(places) else None
+            budget -= max(len(entries), 1)
+            position += cursor == 0
+        return list(found.values()), dump_scan(position, cursor) if position < len(places) else None

@@ -1,13 +1,14 @@
--- Reads jobs without changing them: waiting ones, or (with the morgue's keys) dead ones.
+-- Reads the beginning of waiting jobs, or of dead jobs with the keys of the morgue.
 --
 -- KEYS: @waiting failed errors records spill spill_order
 -- ARGV: limit max_bytes cut [id]...
---   limit, max_bytes: how much of each id's payloads to return, at least one payload; of each at most `cut` bytes
+--   limit, max_bytes: maximum number and bytes of an id's payloads, at least one; cut: maximum bytes of each
 -- USES: payload_set_read waiting_index
 -- Returns: for each id {index score or '', retry_count, error, payload count, 1 when its id is paused, priority, score, size, payload,
 --   ...}.
--- Cost: O(log n + limit) an id.
--- The first payloads of an id, and how many it has.
+-- Cost: O(log n + limit) per id.
+--
+-- Returns payloads of an id, the number of all its payloads, and the number of those to show.
 local function set_peek(id)
   local set = {records = records, spill = spill, spill_order = spill_order}
   local record = redis.call('HGET', records, id)

@@ -3,33 +3,46 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 from celery_lowkiq.rules.errors import InvalidCall, ShardDamaged
 from celery_lowkiq.rules.models import Job, LeaseState, QueueSpec, ShardRef, shard_of
-from celery_lowkiq.rules.validators import invalid, is_whole, whole
-from celery_lowkiq.rules.views import DeadJob, Found, Page, Paused, PausedId, ShardLook, Stats, sum_of
-from celery_lowkiq.store.jobs.claims import CLAIM_BYTES
+from celery_lowkiq.rules.views import DeadJob, Found, Page, Paused, PausedId, ShardLook, Stats, Try, sum_of
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.client import raise_refused
-from celery_lowkiq.store.scripts.keys import queue_key, shard_keys
-from celery_lowkiq.store.scripts.records import id_bytes, parse_id, parse_processing, parse_whole, shortened
+from celery_lowkiq.store.scripts.keys import MORGUE_KEYS, WAITING_KEYS, KeyAliases, queue_key, shard_keys
+from celery_lowkiq.store.scripts.records import (
+    id_bytes,
+    parse_id,
+    parse_payloads,
+    parse_processing,
+    parse_retry_count,
+    parse_whole,
+    shortened,
+)
 from celery_lowkiq.store.scripts.script import load
 
-from .job_reader import JobReader
-from .pages import Member, Members, Window
+from .pages import LARGEST, WAITING_INDEXES, IndexEntry, IndexReader, Listing
 
-#: Longest page.
-MAX_LIMIT = 1000
-#: Most bytes of a payload in a listing; only foreign data is longer. A single job is read whole.
-LARGEST = CLAIM_BYTES
+#: Maximum bytes that a listing reads of one job's payloads (at least one payload).
+PEEK_BYTES = 256 * 1024
 WHOLE = 2**31 - 1
 #: Largest fraction of a stored retry_count, which encodes the isolation of the job.
 FRACTION = 0.999999
+BY_ID = Listing()
 
-_WAITING_INDEXES = {"perform_in": ("due", "due_prioritized", "due_paused"), "retry_count": ("failed",)}
+#: Counts of a shard in the order of ``stats.lua``.
+COUNTS = (
+    *("length", "retries", "morgue_length", "busy", "processed", "failed", "merged", "dead"),
+    *("paused_jobs", "paused", "dropped"),
+)
+#: A line of ``scripts/lib/tries.lua``.
+_TRY = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\t(-?\d{1,9})\t([^\t]*)\t(.*)")
+_JOB_INDEXES = {"perform_in": WAITING_INDEXES, "retry_count": ("failed",)}
 _MORGUE_INDEXES = {"updated_at": ("dead",), "id": ("dead_ids",)}
 
 
@@ -38,80 +51,48 @@ class Queries:
 
     def __init__(self, store: RedisStore) -> None:
         self._client = store.client
-        self._members = Members(store.client)
-        self._job_reader = JobReader(store.client)
+        self._index = IndexReader(store.client)
 
     # -- jobs
 
-    def jobs(
-        self,
-        queue: QueueSpec,
-        by: str = "id",
-        *,
-        prefix: str = "",
-        minimum: float | None = None,
-        maximum: float | None = None,
-        reverse: bool = False,
-        limit: int = 100,
-        after: str | None = None,
-        payload_limit: int = 10,
-        payload_bytes: int = LARGEST,
-    ) -> Page[Job]:
-        """A page of waiting jobs.
+    def jobs(self, queue: QueueSpec, listing: Listing = BY_ID) -> Page[Job]:
+        """Return a page of waiting jobs.
 
         ``by="perform_in"`` and ``by="retry_count"`` (failed jobs only) are sorted, between ``minimum``
         and ``maximum``; ``by="id"`` finds ids that begin with ``prefix``, in no order, and a page may be
         empty or a little longer than ``limit`` while there is a next one. Raises InvalidCall.
         """
-        check_limits(limit=limit, payload_limit=payload_limit)
-        if by == "id":
-            if reverse or minimum is not None or maximum is not None:
+        if listing.by == "id":
+            if listing.reverse or _is_bounded(listing):
                 raise InvalidCall(
                     "by='id' has no order: reverse, minimum and maximum go with perform_in or retry_count"
                 )
-            found, cursor = self._members.scan(queue, id_bytes(prefix), limit, after)
+            entries, cursor = self._index.scan(queue, listing)
         else:
-            indexes = _indexes(by, _WAITING_INDEXES, prefix)
-            if by == "retry_count" and maximum is not None and math.isfinite(maximum):
-                maximum = math.floor(maximum) + FRACTION
-            window = Window(limit, after, minimum, maximum, reverse=reverse)
-            found, cursor = self._members.page(queue, indexes, window)
-        jobs = self._job_reader.waiting(found, payload_limit, payload_bytes)
-        return Page(tuple(job for job in jobs if job), cursor)
+            indexes = _indexes(listing, _JOB_INDEXES)
+            maximum = listing.maximum
+            if listing.by == "retry_count" and maximum is not None and math.isfinite(maximum):
+                listing = replace(listing, maximum=math.floor(maximum) + FRACTION)
+            entries, cursor = self._index.page(queue, indexes, listing)
+        found = (_job(entry, reply) for entry, reply in self._peek(entries, WAITING_KEYS, listing))
+        return Page(tuple(job for job in found if job), cursor)
 
     def has_job(self, queue: QueueSpec, job_id: str) -> bool:
-        """Whether a job of the id waits or runs."""
+        """Return whether a job of the id waits or runs."""
         keys = shard_keys(ShardRef(queue.name, shard_of(job_id, queue.shards)))
         exists = [("HEXISTS", keys[name], id_bytes(job_id)) for name in ("jobs", "processing")]
         return any(self._client.commands(exists))
 
-    def morgue(
-        self,
-        queue: QueueSpec,
-        by: str = "id",
-        *,
-        prefix: str = "",
-        minimum: float | None = None,
-        maximum: float | None = None,
-        reverse: bool = False,
-        limit: int = 100,
-        after: str | None = None,
-        payload_limit: int = 10,
-        payload_bytes: int = LARGEST,
-    ) -> Page[DeadJob]:
-        """A page of dead jobs, sorted by id (which begin with ``prefix``) or by ``updated_at``
+    def morgue(self, queue: QueueSpec, listing: Listing = BY_ID) -> Page[DeadJob]:
+        """Return a page of dead jobs, sorted by id (beginning with ``prefix``) or by ``updated_at``
         (between ``minimum`` and ``maximum``). Raises InvalidCall.
         """
-        check_limits(limit=limit, payload_limit=payload_limit)
-        start = id_bytes(prefix)
-        if by == "id" and (minimum is not None or maximum is not None):
+        if listing.by == "id" and _is_bounded(listing):
             raise InvalidCall("minimum and maximum go with by='updated_at'")
-        indexes = _indexes(by, _MORGUE_INDEXES, "" if by == "id" else prefix)
-        window = Window(limit, after, minimum, maximum, start, reverse)
-        found, cursor = self._members.page(queue, indexes, window)
-        within = [member for member in found if member.id.startswith(start)]
-        dead = tuple(job for job in self._job_reader.dead(within, payload_limit, payload_bytes) if job)
-        return Page(dead, cursor if len(within) == len(found) else None)
+        entries, cursor = self._index.page(queue, _indexes(listing, _MORGUE_INDEXES), listing)
+        within = [entry for entry in entries if entry.id.startswith(id_bytes(listing.prefix))]
+        found = (_dead_job(entry, reply) for entry, reply in self._peek(within, MORGUE_KEYS, listing))
+        return Page(tuple(job for job in found if job), cursor if len(within) == len(entries) else None)
 
     def processing(
         self,
@@ -122,59 +103,75 @@ class Queries:
         payload_limit: int = 10,
         payload_bytes: int = LARGEST,
     ) -> Page[Job]:
-        """A page of the jobs that are claimed and not settled, oldest claim of a shard first."""
-        check_limits(limit=limit, payload_limit=payload_limit)
-        found, cursor = self._members.page(queue, ("claimed",), Window(limit, after))
+        """Return a page of the jobs in processing, oldest claim of a shard first. Raises InvalidCall."""
+        listing = Listing(limit=limit, after=after, payload_limit=payload_limit)
+        found, cursor = self._index.page(queue, ("claimed",), listing)
         records = self._client.commands([("HGET", shard_keys(m.shard)["processing"], m.id) for m in found])
         jobs = (parse_processing(m.id, record) for m, record in zip(found, records, strict=True) if record)
         return Page(tuple(shortened(job, payload_limit, payload_bytes) for job in jobs), cursor)
 
     def job(
-        self,
-        queue: QueueSpec,
-        job_id: str,
-        payload_limit: int = 100,
-        payload_bytes: int = WHOLE,
+        self, queue: QueueSpec, job_id: str, payload_limit: int = 100, payload_bytes: int = WHOLE
     ) -> Found:
-        """Where an id is: waiting, processing, dead, or nowhere."""
-        check_limits(limit=1, payload_limit=payload_limit)
-        member = Member(0.0, id_bytes(job_id), ShardRef(queue.name, shard_of(job_id, queue.shards)))
-        (waiting,) = self._job_reader.waiting([member], payload_limit, payload_bytes)
-        (dead,) = self._job_reader.dead([member], payload_limit, payload_bytes)
-        (record,) = self._client.commands([("HGET", shard_keys(member.shard)["processing"], member.id)])
-        running = parse_processing(member.id, record) if record else None
+        """Return where an id is: waiting, processing, dead, or nowhere. Raises InvalidCall."""
+        listing = Listing(payload_limit=payload_limit, payload_bytes=payload_bytes)
+        entry = IndexEntry(0.0, id_bytes(job_id), ShardRef(queue.name, shard_of(job_id, queue.shards)))
+        ((_, waiting),) = self._peek([entry], WAITING_KEYS, listing)
+        ((_, dead),) = self._peek([entry], MORGUE_KEYS, listing)
+        (record,) = self._client.commands([("HGET", shard_keys(entry.shard)["processing"], entry.id)])
+        running = parse_processing(entry.id, record) if record else None
         processing = shortened(running, payload_limit, payload_bytes) if running else None
-        return Found(waiting, processing, dead)
+        return Found(_job(entry, waiting), processing, _dead_job(entry, dead))
+
+    def _peek(
+        self, entries: Sequence[IndexEntry], names: dict[str, str], listing: Listing
+    ) -> list[tuple[IndexEntry, list[Any]]]:
+        calls = [
+            load("peek").call(
+                KeyAliases(shard_keys(entry.shard), names),
+                [entry.id],
+                limit=listing.payload_limit,
+                max_bytes=PEEK_BYTES,
+                cut=listing.payload_bytes,
+            )
+            for entry in entries
+        ]
+        return [(entry, reply) for entry, (reply,) in zip(entries, self._client.all(calls), strict=True)]
+
+    def tries(self, queue: QueueSpec, job_id: str) -> tuple[Try, ...]:
+        """Return the last tries of a job, oldest first; foreign lines are skipped."""
+        shard = ShardRef(queue.name, shard_of(job_id, queue.shards))
+        (log,) = self._client.commands([("HGET", shard_keys(shard)["tries"], id_bytes(job_id))])
+        lines = map(_TRY.fullmatch, (log or b"").decode("utf-8", "replace").split("\n"))
+        return tuple(Try(float(line[1]), int(line[2]), line[3], line[4]) for line in lines if line)
 
     # -- counts
 
     def stats(self, queue: QueueSpec) -> Stats:
-        """Counts of a queue; its lag is the largest of its shards."""
+        """Return the counts of a queue; its lag is the largest of its shards."""
         return sum(self.shard_stats(queue), Stats())
 
     def stats_of(self, queues: Sequence[QueueSpec]) -> list[Stats | ShardDamaged]:
-        """Counts of several queues, in one round trip; the damage of one that cannot be read, which hides
-        none of the others.
-        """
+        """Return the counts of several queues, or their damage, in one round trip."""
         looks = iter(self.looks(queues))
         return [sum_of(list(islice(looks, queue.shards))) for queue in queues]
 
     def shard_stats(self, queue: QueueSpec) -> list[Stats]:
-        """Counts of each shard, in one round trip. Raises ShardDamaged."""
+        """Return the counts of each shard, in one round trip. Raises ShardDamaged."""
         return [look.stats for look in raise_refused([e.damage or e for e in self.looks([queue])])]
 
     def looks(self, queues: Iterable[QueueSpec]) -> list[ShardLook]:
-        """All shards of the queues, in one round trip; a damaged one with its damage."""
+        """Return all shards of the queues, in one round trip; a damaged one with its damage."""
         shards = [shard for queue in queues for shard in queue.shard_refs()]
         calls = [load("stats").call(shard_keys(shard)) for shard in shards]
         replies = self._client.calls(calls) if calls else []
         raise_refused([reply for reply in replies if not isinstance(reply, ShardDamaged)])
         return [_look(shard, reply) for shard, reply in zip(shards, replies, strict=True)]
 
-    # -- ids
+    # -- pauses
 
     def paused(self, queue: QueueSpec) -> Paused:
-        """What is paused, in one round trip."""
+        """Return what is paused, in one round trip."""
         keys = [shard_keys(shard) for shard in queue.shard_refs()]
         (queue_since, *rest) = self._client.commands(
             [
@@ -191,66 +188,63 @@ class Queries:
         )
 
     def paused_ids(self, queue: QueueSpec, *, limit: int = 100, after: str | None = None) -> Page[PausedId]:
-        """A page of the ids that are paused, the longest paused first. Raises InvalidCall."""
-        check_limits(limit=limit)
-        found, cursor = self._members.page(queue, ("paused",), Window(limit, after))
-        return Page(tuple(PausedId(parse_id(member.id), member.score) for member in found), cursor)
-
-    def members(
-        self, queue: QueueSpec, index: str, limit: int, after: str | None
-    ) -> tuple[list[str], str | None]:
-        """Ids of one of a shard's sorted sets, a page at a time; for actions on all of them."""
-        found, cursor = self._members.page(queue, (index,), Window(limit, after))
-        return [parse_id(member.id) for member in found], cursor
+        """Return a page of the paused ids, the longest paused first. Raises InvalidCall."""
+        found, cursor = self._index.page(queue, ("paused",), Listing(limit=limit, after=after))
+        return Page(tuple(PausedId(parse_id(entry.id), entry.score) for entry in found), cursor)
 
 
-def _indexes(by: str, indexes: Mapping[str, tuple[str, ...]], prefix: str) -> tuple[str, ...]:
+def _is_bounded(listing: Listing) -> bool:
+    return listing.minimum is not None or listing.maximum is not None
+
+
+def _indexes(listing: Listing, indexes: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    by, prefix = listing.by, listing.prefix
     if by not in indexes:
         raise InvalidCall(f"by={by!r} is not a listing: allowed are {', '.join(sorted({'id', *indexes}))}")
-    if prefix:
+    if prefix and by != "id":
         raise InvalidCall(f"prefix={prefix!r} goes with by='id', not with by={by!r}")
     return indexes[by]
 
 
-def check_limits(**limits: int) -> None:
-    """Raises InvalidCall for an invalid length of a page."""
-    for name, value in limits.items():
-        if not is_whole(value, 1, MAX_LIMIT):
-            raise InvalidCall(invalid(name, value, whole(1, MAX_LIMIT).expected))
+def _job(entry: IndexEntry, reply: list[Any]) -> Job | None:
+    perform_in, tried, error, count, paused, priority, *payloads = reply
+    if not perform_in:
+        return None
+    retry_count, isolation = parse_retry_count(tried)
+    return Job(
+        id=parse_id(entry.id),
+        payloads=parse_payloads(payloads),
+        perform_in=float(perform_in),
+        retry_count=retry_count,
+        error=error or None,
+        payload_count=count,
+        paused=bool(paused),
+        priority=priority,
+        isolation=isolation,
+    )
+
+
+def _dead_job(entry: IndexEntry, reply: list[Any]) -> DeadJob | None:
+    updated_at, _, error, count, _, _, *payloads = reply
+    if not updated_at:
+        return None
+    return DeadJob(parse_id(entry.id), parse_payloads(payloads), float(updated_at), error or None, count)
 
 
 def _look(shard: ShardRef, reply: Any) -> ShardLook:
     if isinstance(reply, ShardDamaged):
         return ShardLook(shard, Stats(), LeaseState(), reply)
-    *counts, lease = reply
-    return ShardLook(shard, _stats(counts), _lease(*lease))
-
-
-def _stats(reply: list[Any]) -> Stats:
-    now, next_due, length, retries, morgue_length, busy, processed, failed, *rest = reply
-    merged, dead, oldest, paused_jobs, paused, dropped = rest
-    return Stats(
-        length=length,
-        fresh=length - retries,
-        retries=retries,
-        morgue_length=morgue_length,
-        busy=busy,
-        processed=processed,
-        failed=failed,
-        lag=_age(now, next_due),
-        merged=merged,
-        dead=dead,
-        oldest=_age(now, oldest),
-        paused_jobs=paused_jobs,
-        paused=paused,
-        dropped=dropped,
+    now, next_due, oldest, (owner, epoch, counter), *values = reply
+    counts = dict(zip(COUNTS, values, strict=True))
+    stats = Stats(
+        **counts,
+        fresh=counts["length"] - counts["retries"],
+        lag=_seconds_since(next_due, now),
+        oldest=_seconds_since(oldest, now),
     )
+    lease = LeaseState(parse_id(owner or b""), parse_whole(epoch or b""), parse_whole(counter or b""))
+    return ShardLook(shard, stats, lease)
 
 
-def _lease(owner: bytes | None, epoch: bytes | None, counter: bytes | None) -> LeaseState:
-    return LeaseState(parse_id(owner or b""), parse_whole(epoch or b""), parse_whole(counter or b""))
-
-
-def _age(now: bytes, since: bytes) -> float:
-    """In s; 0 for what is to come, and for nothing."""
-    return max(0.0, float(now) - float(since)) if since else 0.0
+def _seconds_since(moment: bytes, now: bytes) -> float:
+    return max(0.0, float(now) - float(moment)) if moment else 0.0

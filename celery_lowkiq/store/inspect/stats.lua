@@ -1,11 +1,10 @@
--- Counts of a shard, and its lease.
+-- Reads the counts of a shard, and its lease.
 --
 -- KEYS: lease meta @waiting! failed claimed dead
 -- ARGV:
 -- USES: time waiting_index next_due
--- Returns: {now, next_due or '', waiting, failed waiting, dead, in processing, processed, failed, merged,
---   payloads that died, smallest perform_in of all that wait or '', waiting jobs of paused ids, 1 when the shard is paused,
---   by itself or with its queue, payloads that were dropped, {owner, epoch, counter}}.
+-- Returns: {now, next_due or '', smallest perform_in of all waiting jobs or '', {owner, epoch, counter}, counts in the
+--   order of COUNTS in queries.py}.
 -- Cost: O(log n + jobs in processing).
 local paused_count = redis.call('ZCARD', due_paused)
 local counters = redis.call('HMGET', meta, 'processed', 'failed', 'merged', 'dead', 'dropped')
@@ -24,6 +23,8 @@ end
 return {
   seconds(now_us()),
   next_due(),
+  oldest(),
+  redis.call('HMGET', lease, 'owner', 'epoch', 'counter'),
   redis.call('ZCARD', due) + redis.call('ZCARD', due_prioritized) + paused_count,
   redis.call('ZCARD', failed),
   redis.call('ZCARD', dead),
@@ -32,9 +33,7 @@ return {
   tonumber(counters[2] or 0),
   tonumber(counters[3] or 0),
   tonumber(counters[4] or 0),
-  oldest(),
   paused_count,
   shard_paused and 1 or 0,
   tonumber(counters[5] or 0),
-  redis.call('HMGET', lease, 'owner', 'epoch', 'counter'),
 }

@@ -1,17 +1,17 @@
--- Reads all that decides about one id of a shard.
+-- Reads what a diagnosis of one id needs.
 --
 -- KEYS: lease meta @waiting failed errors claimed crash_marks dead dead_errors buckets
 -- ARGV: id
 -- USES: time waiting_index
--- Returns: {now, owner or '', since or '', shard, queue and id paused since or '', 1 when
---   claimed, 1 when a suspect, perform_in or '', retry_count, how many wait before it, error, updated_at in the morgue or '',
---   error, when the id's bucket is full again (us) or ''}.
+-- Returns: {now, owner or '', since or '', when shard, queue and id were paused or '', 1 when claimed, 1 when a suspect,
+--   perform_in or '', retry_count, number of jobs before it, error, updated_at in the morgue or '', error there,
+--   when the id's bucket is full again (us) or ''}.
 -- Cost: O(log n).
 local function text(value)
   return value or ''
 end
 
--- How many have their turn before it, once it is due, but for what is overdue.
+-- Returns the number of jobs that run before it once it is due, without regard to priority_max_wait.
 local function ahead()
   local priority, perform_in, is_paused = priority_of(id), index_score(id)
   if priority == 0 or is_paused then

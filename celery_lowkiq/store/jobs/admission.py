@@ -1,4 +1,4 @@
-"""Sends scripts again that a shard refused, once it is registered or its lost keys are repaired."""
+"""Registers or repairs shards that refuse scripts, and sends the scripts again."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.scripts.client import Client, InconsistentKeys, ShardCountDiffers, WrongType
 from celery_lowkiq.store.scripts.script import ScriptCall
 
-from .claims import is_frayed
+from .claims import errors_differ
 from .registry import Registry
 
-#: How often a shard may change its count between admitting a call and running it.
+#: Maximum number of attempts, since a shard may change its count again before the script is sent.
 ADMISSIONS = 5
 
 
@@ -29,7 +29,7 @@ class ShardCall(NamedTuple):
 
 
 class Admission:
-    """Every method may raise StoreUnavailable; other errors are answers."""
+    """Replies of scripts. Methods raise StoreUnavailable, and return other errors."""
 
     def __init__(self, client: Client, repairs: Repairs) -> None:
         self._client = client
@@ -37,7 +37,7 @@ class Admission:
         self._repairs = repairs
 
     def replies(self, calls: Sequence[ShardCall]) -> list[Any]:
-        """Replies of scripts that name the number of shards."""
+        """Run scripts that check the number of shards, and return their replies."""
         replies = self._client.calls([each.call for each in calls])
         for _ in range(ADMISSIONS):
             cleared = self._clear(calls, replies)
@@ -51,8 +51,8 @@ class Admission:
         return replies
 
     def claim_reply(self, claim: ShardCall, reply: Any) -> Any:
-        """The reply of a claim, or, after a repair, of another attempt."""
-        if is_frayed(reply):
+        """Return the reply of a claim, or of another attempt after a repair."""
+        if errors_differ(reply):
             refused = _refusal(lambda: self._repairs.repair_minor(claim.queue, claim.shard))
             return reply if refused is None else _as_store_error(refused)
         for _ in range(ADMISSIONS):
@@ -67,7 +67,7 @@ class Admission:
         return reply
 
     def _clear(self, calls: Sequence[ShardCall], replies: Sequence[Any]) -> dict[int, LowkiqError | None]:
-        """What was in the way of refused calls, by place: None where it is cleared, else why it is not."""
+        """Handle refused calls. Returns by their index None when a call may be sent again, or an error."""
         found: dict[int, LowkiqError | None] = {}
         strangers = []
         for place, (each, reply) in enumerate(zip(calls, replies, strict=True)):
@@ -90,7 +90,7 @@ class Admission:
 
 
 def _refusal(act: Callable[[], object]) -> LowkiqError | None:
-    """The error that it ends with, unless that is a Redis that is away: that is raised."""
+    """Return the error that ``act`` raises. Raises StoreUnavailable."""
     try:
         act()
     except StoreUnavailable:

@@ -1,8 +1,7 @@
-"""Records of calls: how they lie in the shard's key, and how a claim's owner reads and deletes them.
+"""Call records of a shard: parses, reads and deletes them; ``scripts/lib/call_records.lua`` writes them.
 
-``scripts/lib/call_records.lua`` has the other half. A digest ties a record to its payload, so the record
-stays while its job is claimed, fails, is merged, or is recovered. Its number tells whether a call came after
-a claim.
+A record belongs to a payload by its digest, so it stays while the job is claimed, fails, is merged, or is
+recovered. Its number shows whether the call arrived after a claim.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ from .tracker_updates import parts, update_commands
 
 DIGEST_BYTES = 10
 NUMBER_DIGITS = 12
-#: What one step reads: so many calls of so many payloads.
+#: Limits of one step of a reader.
 PAGE_CALLS = 200
 PAGE_PAYLOADS = 50
 
 
 def digest(payload: bytes) -> bytes:
-    """Stands for a payload; equal for equal ones."""
+    """Return the digest of a payload in members of the key ``calls``."""
     return hashlib.blake2b(payload, digest_size=DIGEST_BYTES).digest()
 
 
 @dataclass(frozen=True)
 class Member:
-    """A member of the key ``calls``, in its parts."""
+    """Parsed member of the key ``calls``."""
 
     key: bytes
     digest: bytes
@@ -45,7 +44,7 @@ class Member:
 
 
 def parse_call(member: bytes) -> Member:
-    """A member of the key ``calls``."""
+    """Parse a member of the key ``calls``."""
     start = member.index(b"\0") + 1
     number = start + DIGEST_BYTES
     stop = number + NUMBER_DIGITS
@@ -53,7 +52,6 @@ def parse_call(member: bytes) -> Member:
 
 
 def _recorded(job: Job) -> dict[bytes, int]:
-    """Positions of the payloads that have recorded calls, by digest."""
     return {
         digest(payload.data): position
         for position, payload in enumerate(job.payloads)
@@ -71,13 +69,13 @@ def _calls(members: Iterable[bytes], positions: dict[bytes, int]) -> tuple[Store
 
 
 def jobs_with_calls(jobs: Sequence[Job], reply: list[Any]) -> list[Job]:
-    """The jobs with the calls that a claim's reply tells of them: by payload, then by number."""
+    """Return the jobs with the calls of a claim's reply, by payload, then by number."""
     if not reply:
         return list(jobs)
-    told = {reply[i]: (reply[i + 1], reply[i + 2]) for i in range(0, len(reply), 3)}
+    entries = {reply[i]: (reply[i + 1], reply[i + 2]) for i in range(0, len(reply), 3)}
     found = []
     for job in jobs:
-        if (entry := told.get(id_bytes(job.id))) is not None:
+        if (entry := entries.get(id_bytes(job.id))) is not None:
             more, members = entry
             calls = sorted(_calls(members, _recorded(job)), key=lambda call: call.payload)
             job = job._replace(calls=ClaimedCallRecords(tuple(calls), more != b"1"))
@@ -86,7 +84,7 @@ def jobs_with_calls(jobs: Sequence[Job], reply: list[Any]) -> list[Job]:
 
 
 def end_calls(lease: Lease, ended: Sequence[tuple[bytes, bytes]]) -> ScriptCall:
-    """The command that deletes records, by runs of keys."""
+    """Return the script call that deletes ranges of records."""
     rest: list[Value] = [key for run in ended for key in run]
     return load("delete_call_records").call(
         shard_keys(lease.shard), rest, owner=lease.owner, epoch=lease.epoch
@@ -96,10 +94,9 @@ def end_calls(lease: Lease, ended: Sequence[tuple[bytes, bytes]]) -> ScriptCall:
 def orphaned_records(
     client: Client, shard: ShardRef, orphans: list[Any], of: bytes | None = None
 ) -> Iterator[tuple[StoredRecord, ...]]:
-    """Calls whose jobs are gone, page by page; those of a payload that is processed just now are not.
+    """Yield pages of calls whose jobs were removed, without calls of payloads in processing.
 
-    ``orphans``: what scripts that remove jobs tell of them; ``of``: only this payload is gone.
-    Raises StoreError.
+    ``orphans``: see ``lib/orphans.lua``; ``of``: the only payload that was removed. Raises StoreError.
     """
     gone_digest = None if of is None else digest(of)
     for position in range(0, len(orphans), 3):
@@ -130,9 +127,9 @@ class CallReader:
         self._client = client
 
     def pages(self, shard: ShardRef, job: Job) -> Iterator[tuple[StoredRecord, ...]]:
-        """All calls of a claimed job in the order of its payloads, those of a payload by their numbers.
+        """Yield pages of the calls of a claimed job in the order of its payloads, then by number.
 
-        They come a bounded part at a time; what was read may be ended, or get other data, meanwhile.
+        Calls of earlier pages may be ended, or replaced, meanwhile.
         """
         if not job.recorded:
             return
@@ -146,14 +143,12 @@ class CallReader:
     def end(
         self, lease: Lease, ended: Sequence[tuple[bytes, bytes]], news: Sequence[TrackerUpdate] = ()
     ) -> None:
-        """Tell trackers of calls, and delete records, before their job is settled. Raises NotOwner."""
-        told = [call for _, call in update_commands(news)]
-        self._client.all([*told, end_calls(lease, ended)])
+        """Update trackers and delete records before the job is settled. Raises NotOwner."""
+        updates = [call for _, call in update_commands(news)]
+        self._client.all([*updates, end_calls(lease, ended)])
 
     def start(self, lease: Lease, records: Iterable[tuple[StoredRecord, bytes]]) -> None:
-        """Give calls that are handed to a run other data. Those that were ended meanwhile stay away.
-        Raises NotOwner.
-        """
+        """Replace the data of calls that are about to run, unless they have ended. Raises NotOwner."""
         self._client.all(
             [
                 load("replace_call_records").call(
@@ -173,8 +168,8 @@ class CallReader:
     def _payloads(
         self, shard: ShardRef, job: Job, positions: dict[bytes, int]
     ) -> Iterator[tuple[StoredRecord, ...]]:
-        """Pages of some payloads: the first calls of all come in one round trip; those of a payload that has
-        more are read before the next payload's are handed out.
+        """Yield pages of some payloads. The first calls of all are read in one round trip, further ones of a
+        payload before the calls of the next payload.
         """
         beginning, upto = id_bytes(job.id) + b"\0", b"%012x" % (job.last_call + 1)
         replies = self._client.commands(
@@ -185,7 +180,7 @@ class CallReader:
             page += members
             while len(members) == PAGE_CALLS:
                 yield _calls(page, positions)
-                # Behind the call itself, not its record: that may be another one by now.
+                # After the key of the call: its data may have been replaced meanwhile.
                 after = b"(" + parse_call(members[-1]).key + b"\xff"
                 (members,) = self._client.commands([_range(shard, after, beginning + found + upto)])
                 page = list(members)
@@ -194,5 +189,4 @@ class CallReader:
 
 
 def _range(shard: ShardRef, start: bytes, stop: bytes) -> tuple[Any, ...]:
-    """The command that reads a page of members, without ``stop``."""
     return ("ZRANGEBYLEX", shard_keys(shard)["calls"], start, b"(" + stop, "LIMIT", 0, PAGE_CALLS)

@@ -1,25 +1,23 @@
--- Moves due jobs of a shard from waiting to processing. Never an id that is in processing (rule 9), nothing of a paused
--- shard.
--- First, jobs of earlier claims that the owner does not list as open go back to the queue.
--- Isolated jobs (rule 5) are claimed apart from the others, for one batch that is as small as each of them asks for.
+-- Moves due jobs of a shard from waiting to processing: no id that is in processing (rule 9), no job of a paused shard. Jobs
+-- of earlier claims that the owner does not list as open go back to the queue first.
+-- Isolated jobs (rule 5) are claimed apart from others, in a batch that is as small as each of them requires.
 --
--- KEYS: lease? meta? @waiting? jobs? spill? spill_order? failed? errors? claimed? processing? crash_marks calls?
+-- KEYS: lease? meta? @waiting? jobs spill? spill_order? failed? errors? claimed? processing? crash_marks calls?
 -- POLICY KEYS: debounce? early_due? done_scores? buckets?
 -- ARGV: owner epoch merge policy request last open limit max_payloads max_bytes suspects max_wait
---   request: grows with each claim of an epoch; the same again returns the same batch
+--   request: grows with each claim of an epoch; a repeated one returns the same batch
 --   last, open: the largest claim number that the owner knows, and the numbers of its open claims, or 'any'
---   suspects: '0' passes suspects by; else one of them is a batch of its own
---   max_payloads, max_bytes: what is taken of one id, and of all ids before the next one is left
---   max_wait: what is due for longer (s) comes before what is more urgent
--- USES: format time server owner key_consistency unacknowledged waiting_index next_due payload_set_read payload_set policy rate_per_id keep_highest drop_stale waiting processing isolation suspects call_records_read unwanted_payloads
+--   suspects: '0' skips suspects; otherwise a suspect is a batch of its own
+--   max_payloads, max_bytes: limits of one id; a batch that has reached one takes no further id
+--   max_wait: s after which a due job precedes more urgent ones
+-- USES: format time server owner key_consistency unacknowledged waiting_index next_due payload_set_read payload_set restore processing suspects call_records_read policy_keep policy_drop_stale policy_rate_per_id
 -- FLAGS: allow-oom
--- Returns: {now, next_due or '', claim number (0 for a request older than the last), kind, id, processing
---   record, ...}, the first calls when some were moved that have records, and, behind such calls, {id, number of payloads
---   from the smallest score on that a policy drops, ...}; kind 1: the batch is a suspect, 2:
---   only suspects are due, and 4 more when keys of failed jobs do not agree; error NOTOWNER <epoch>; error
---   SHARDS 0 or DAMAGED <key> when keys of the shard were lost, see store/repairs/repairs.py.
--- Cost: O(limit log n + jobs in processing), at most about 2 max_payloads payloads; of a payload of more than max_bytes
--- the first max_bytes + 1 are told.
+-- Returns: {now, next_due or '', claim number (0 for an old request), kind, [id, processing record]..., first calls, unwanted}
+--   kind: 1 when the batch is a suspect, 2 when only suspects are due; plus 4 when keys of failed jobs differ
+--   first calls: see lib/call_records_read.lua; only when jobs with call records were moved, or before `unwanted`
+--   unwanted: {id, number of payloads, from the smallest score, that policies drop, ...}, or absent
+--   error NOTOWNER <epoch>; error SHARDS 0 or DAMAGED <key> when keys of the shard were lost (store/repairs/repairs.py)
+-- Cost: O(limit log n + jobs in processing), at most about 2 max_payloads payloads.
 if not is_owner() then
   return refuse()
 end
@@ -27,7 +25,7 @@ local now = now_us()
 local count, bytes = tonumber(max_payloads), tonumber(max_bytes)
 local known = redis.call('HMGET', meta, 'request', 'claim', 'shards', 'spill_difference', 'format')
 local damaged = inconsistent_key(known[4])
--- Not in the way of a claim: the caller repairs it afterwards.
+-- A claim goes on: the caller repairs this afterwards.
 local errors_differ = redis.call('ZCARD', failed) ~= redis.call('HLEN', errors)
 if is_newer(known[5]) then
   return refuse_format(known[5])
@@ -46,16 +44,21 @@ local ERRORS_DIFFER = 4
 -- True when a due job has lost its payloads.
 local payloads_lost = false
 
+-- Jobs beyond the wanted ones that a claim reads when a policy may defer jobs.
+local DEFERRED = 100
+
 -- Returns the number of payloads and bytes that were moved.
 local function claim_job(id, perform_in, most, failure, condemned)
   local retry_count = condemned or string.match(failure or '', '^%-?%d+%.?%d*$') or '-1'
   local message = failure and redis.call('HGET', errors, id) or ''
-  local own = options.due_on_push and failure and redis.call('HGET', early_due, id)
+  if failure and hooks.run_time then
+    perform_in = hooks.run_time(id, perform_in, now)
+  end
   local priority = priority_of(id)
   local portion = math.min(most, options.per_run or most)
   local items, more = set_take(waiting, id, portion, bytes)
   if more and portion < most then
-    -- At its own time the rest would be the oldest job of the shard for ever, and the only one to run.
+    -- With its own perform_in, the rest would precede all other jobs of the shard.
     index_put(id, seconds(now), priority)
   elseif #items == 0 and not more then
     payloads_lost = true
@@ -64,17 +67,13 @@ local function claim_job(id, perform_in, most, failure, condemned)
   end
   -- A payload that runs alone has failed alone: the rest starts anew.
   if #items > 0 and (not more or portion == 1 and portion < most) then
-    clear_policy_state(id)
+    if hooks.clear then
+      hooks.clear(id)
+    end
     if failure then
       redis.call('ZREM', failed, id)
       redis.call('HDEL', errors, id)
     end
-  elseif more and options.debounce then
-    redis.call('HDEL', debounce, id)
-  end
-  -- Its own time is still to come: the run is an early one.
-  if own and tonumber(own) > now / 1000000 then
-    perform_in = own
   end
   if #items == 0 then
     return 0, 0
@@ -88,20 +87,20 @@ local function claim_job(id, perform_in, most, failure, condemned)
     end
   end
   write_processing(id, number, perform_in, retry_count, message, items, last_call, priority)
-  if options.rate then
-    take_token(id, now)
+  if hooks.claimed then
+    hooks.claimed({id}, now)
   end
   return #items, size
 end
 
--- Back to level 2: the next payload of the id is not the condemned one.
+-- Sets the level back to 2, for the next payload of the id.
 local function condemned(id, mark)
   local _, entries, payload = read_mark(mark)
   write_mark(id, 2, entries, payload)
   return CONDEMNED
 end
 
--- A long job whose mark was lost with its record, and that has got new payloads since, is one job again.
+-- Adds the packed record to the spilled set of an id that lost its mark with its record, and received payloads since then.
 local any_long = redis.call('ZCARD', spill_order) > 0
 local function mark_long(id)
   local record = redis.call('HGET', jobs, id)
@@ -112,13 +111,13 @@ local function mark_long(id)
   end
 end
 
--- What nearly all jobs are: one payload, whose call has no record. It moves as it is.
+-- A plain job has one payload without call records; its record moves unchanged.
 local function is_plain(record)
   local _, stop, length = string.find(record, '^[%d.]+ (%d+) ')
   return stop and stop + tonumber(length) == #record
 end
 
--- Commands that move plain jobs together, and the jobs as a claim tells of them.
+-- Arguments of the commands that move plain jobs together.
 local plain = {ids = {}, claimed = {}, processing = {}}
 
 local function claim_plain(id, perform_in, record)
@@ -135,16 +134,13 @@ local function write_plain()
     redis.call('HDEL', jobs, unpack(plain.ids))
     redis.call('ZADD', claimed, unpack(plain.claimed))
     redis.call('HSET', processing, unpack(plain.processing))
-    if options.debounce then
-      redis.call('HDEL', debounce, unpack(plain.ids))
-    end
-    for _, id in ipairs(options.rate and plain.ids or {}) do
-      take_token(id, now)
+    if hooks.claimed then
+      hooks.claimed(plain.ids, now)
     end
   end
 end
 
--- By position: records of jobs that may be plain.
+-- Records of jobs by position; false for those that are not plain.
 local function plain_records(ids, any_failed)
   local names = {}
   for i = 1, #ids, 2 do
@@ -158,18 +154,25 @@ local function plain_records(ids, any_failed)
   return records
 end
 
--- Moves what is due. Returns 1 when that is a suspect, 2 when only suspects are due and none may be taken.
+-- Maximum number of jobs in the next batch of an isolated job, by the fraction of its retry_count (rule 5,
+-- rules/isolation.py): '<retry_count>.<largest batch><parts>', three digits each. nil for other jobs.
+local function largest_batch(retry_count)
+  local fraction = math.floor(tonumber(retry_count) % 1 * 1000000 + 0.5)
+  return fraction >= 1000 and math.floor(fraction / 1000) or nil
+end
+
+-- Moves due jobs. Returns the kind of the batch.
 local function claim_due()
   local suspected, busy = redis.call('HLEN', crash_marks), redis.call('ZCARD', claimed)
   local any_failed = redis.call('ZCARD', failed) > 0
   local wanted = math.min(tonumber(limit), count)
-  local most = wanted + busy + suspected + (options.rate and SKIPPED or 0)
+  local most = wanted + busy + suspected + (hooks.defer and DEFERRED or 0)
   local ids = prioritized_due and prioritized_due(now, most, max_wait)
     or redis.call('ZRANGEBYSCORE', due, '-inf', seconds(now), 'WITHSCORES', 'LIMIT', 0, most)
   local simple = suspected == 0 and busy == 0 and #ids > 0 and plain_records(ids, any_failed) or {}
   local moved, payloads, size, passed, isolating = 0, 0, 0, false, false
 
-  -- Whether a job does not go with those that were moved; it waits for the next claim.
+  -- Returns true for a job that cannot join the batch.
   local function is_apart(largest)
     return moved > 0 and (isolating ~= (largest ~= nil) or largest and moved >= largest)
   end
@@ -183,7 +186,7 @@ local function claim_due()
     local running = not record and busy > 0 and redis.call('ZSCORE', claimed, ids[i])
     local failure = not record and any_failed and redis.call('ZSCORE', failed, ids[i])
     local largest = failure and largest_batch(failure) or nil
-    if running or not mark and is_apart(largest) or options.rate and defer_without_token(ids[i], now) then
+    if running or not mark and is_apart(largest) or hooks.defer and hooks.defer(ids[i], now) then
       mark = nil
     elseif record then
       claim_plain(ids[i], ids[i + 1], record)
@@ -212,7 +215,7 @@ end
 
 local kind = tonumber(redis.call('HGET', meta, 'kind') or 0)
 if tonumber(request) > latest then
-  -- Above all that the owner remembers, too: a Redis with older data must not give a number twice.
+  -- Larger than the owner's last number, too: a Redis with older data must not repeat a number.
   number = math.max(number, tonumber(last)) + 1
   redis.call('HSET', meta, 'request', epoch .. ' ' .. request, 'claim', number)
   for _, id in ipairs(unacknowledged()) do
@@ -220,8 +223,8 @@ if tonumber(request) > latest then
     restore_unfinished(id, job, job.items, seconds(now))
   end
   kind = shard_paused and 0 or claim_due()
-  if options.rate then
-    sweep_buckets(now)
+  if hooks.after_claim then
+    hooks.after_claim(now)
   end
   redis.call('HSET', meta, 'kind', kind)
   if payloads_lost and redis.call('ZCOUNT', claimed, number, number) == 0 then
@@ -229,8 +232,8 @@ if tonumber(request) > latest then
   end
 end
 
--- No call stores a payload of more bytes than a claim takes: of one that was planted only so much is told that it is
--- known to be too large. It stays whole where it is.
+-- Cuts payloads that are larger than max_bytes, which no call stores, to max_bytes + 1 in the reply: enough for the caller to
+-- refuse them.
 local function shortened(record)
   local _, stop, length = string.find(record, '^%d+@?%d*#?%d? %S+ %-?%d+ (%d+) ')
   if not stop then
@@ -256,7 +259,13 @@ end
 for i, value in ipairs(batch) do
   reply[4 + i] = #value > bytes and shortened(value) or value
 end
-local unwanted = (options.keep or options.drop_stale) and unwanted_payloads(batch) or {}
+local unwanted = {}
+for i = 1, hooks.unwanted and #batch or 0, 2 do
+  local count = hooks.unwanted(batch[i], read_processing(batch[i + 1]).items)
+  if count > 0 then
+    unwanted[#unwanted + 1], unwanted[#unwanted + 2] = batch[i], count
+  end
+end
 if #recorded > 0 or #unwanted > 0 then
   reply[#reply + 1] = first_calls(recorded)
 end

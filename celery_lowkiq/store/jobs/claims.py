@@ -1,14 +1,15 @@
-"""Claims and settles: how they are asked for, and what the answers mean."""
+"""Scripts of claims and settles, and the meaning of their replies."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, OpenClaims, SettleReply, SettleRequest
 from celery_lowkiq.rules.errors import LowkiqError, StoreError
-from celery_lowkiq.rules.models import Disposition, Lease, Settlement
+from celery_lowkiq.rules.loggers import store_logger as logger
+from celery_lowkiq.rules.models import Disposition, Lease, Settlement, ShardRef
 from celery_lowkiq.rules.priorities import turn
 from celery_lowkiq.store.scripts.keys import shard_keys
 from celery_lowkiq.store.scripts.records import (
@@ -18,38 +19,36 @@ from celery_lowkiq.store.scripts.records import (
     parse_id,
     parse_processing,
     parse_time,
-    tried_text,
+    retry_count_text,
 )
 from celery_lowkiq.store.scripts.script import ScriptCall, Value, load
 
 from .call_records import end_calls, jobs_with_calls
 from .tracker_updates import update_commands
 
-logger = logging.getLogger("celery_lowkiq.store")
-
 A = TypeVar("A")
 
-#: What a claim takes of one id, and of all ids together before it leaves the next one.
+#: Limits of what a claim takes of one id; a batch that has reached one takes no further id.
 CLAIM_PAYLOADS = 1000
 CLAIM_BYTES = 1024 * 1024
-#: Kinds of claims, as ``claim.lua`` calls them.
+#: Kinds of batches in replies of ``claim.lua``.
 SUSPECT, ONLY_SUSPECTS = 1, 2
-#: Added to the kind when keys of long or failed jobs do not agree.
-FRAYED = 4
+#: Added to the kind when keys of failed jobs differ.
+ERRORS_DIFFER = 4
 
 
 def open_claims(in_hand: OpenClaims | None) -> str:
-    """As ``lib/unacknowledged.lua`` reads it."""
+    """Argument ``open`` of ``lib/unacknowledged.lua``."""
     return "any" if in_hand is None else " ".join(map(str, in_hand.open))
 
 
 def owned(name: str, lease: Lease, rest: Sequence[Value] = (), **args: Value) -> ScriptCall:
-    """A script that only an owner may run."""
+    """Return a call of a script that checks owner and epoch."""
     return load(name).call(shard_keys(lease.shard), rest, owner=lease.owner, epoch=lease.epoch, **args)
 
 
 def claim_call(wish: ClaimRequest) -> ScriptCall:
-    """The command of a claim."""
+    """Return the script call of a claim."""
     queue, in_hand = wish.queue, wish.in_hand
     return owned(
         "claim",
@@ -67,17 +66,17 @@ def claim_call(wish: ClaimRequest) -> ScriptCall:
     )
 
 
-def is_frayed(reply: Any) -> bool:
-    """Whether a claim has found keys of failed jobs that do not agree."""
-    return not isinstance(reply, StoreError) and reply[3] >= FRAYED
+def errors_differ(reply: Any) -> bool:
+    """Whether a claim has found that keys of failed jobs differ."""
+    return not isinstance(reply, StoreError) and reply[3] >= ERRORS_DIFFER
 
 
 def claimed(wish: ClaimRequest, reply: Any) -> Claim | StoreError:
-    """Its answer: jobs in the order of their turns, by their own times."""
+    """Read the reply of a claim: jobs in the order in which they run, by their own perform_in."""
     if isinstance(reply, StoreError):
         return reply
     now, next_due, number, kind, *batch = reply
-    kind %= FRAYED
+    kind %= ERRORS_DIFFER
     unwanted = batch.pop() if len(batch) > 1 and isinstance(batch[-2], list) else []
     calls = batch.pop() if len(batch) % 2 else []
     jobs = jobs_with_calls([parse_processing(job_id, record) for job_id, record in pairs(batch)], calls)
@@ -100,64 +99,69 @@ def claimed(wish: ClaimRequest, reply: Any) -> Claim | StoreError:
     )
 
 
-def settle_calls(settle: SettleRequest) -> list[ScriptCall]:
-    """The commands of a settle.
+@dataclass(frozen=True)
+class SettleCalls:
+    """Scripts that settle jobs, in the order in which they are sent, and the meaning of their replies."""
 
-    Trackers are told first: what is told twice counts once. Then the records of ended calls go: a job that
-    comes back without them runs once more, but a record that outlived its job would give its call the
-    outcome of another.
+    shard: ShardRef
+    calls: list[ScriptCall]
+    #: The first calls update trackers.
+    tracker_updates: int
+    #: Ids that the last call settles together.
+    done: frozenset[str]
+
+    def reply(self, replies: Sequence[Any]) -> SettleReply | StoreError:
+        """Read the replies; the first error among them. Errors of trackers are logged."""
+        for reply in replies[: self.tracker_updates]:
+            if isinstance(reply, StoreError):
+                logger.warning(
+                    "trackers: the end of some calls of shard %s is unknown: %s", self.shard, reply
+                )
+        for reply in replies[self.tracker_updates :]:
+            if isinstance(reply, StoreError):
+                return reply
+        now, next_due, all_done, *ids = replies[-1]
+        accepted = frozenset(map(parse_id, ids)) | (self.done if all_done else frozenset())
+        return SettleReply(accepted, float(now), parse_time(next_due))
+
+
+def settle_calls(settle: SettleRequest) -> SettleCalls:
+    """Return the scripts of a settle.
+
+    Tracker updates come first: a repeated one has no effect. Records of ended calls are deleted before the
+    settle: a restored job without them runs once more, but a record that outlived its job would give its
+    call the outcome of another run.
     """
     done, others = _split(settle)
     rest: list[Value] = [id_bytes(verdict.id) for verdict in done]
     rest += (value for verdict in others for value in _verdict_values(verdict))
-    ended = [run for verdict in settle.verdicts for run in verdict.ended]
-    calls = _tells(settle)
-    if ended:
+    calls = [
+        call for _, call in update_commands(each for verdict in settle.verdicts for each in verdict.news)
+    ]
+    tracker_updates = len(calls)
+    if ended := [run for verdict in settle.verdicts for run in verdict.ended]:
         calls.append(end_calls(settle.lease, ended))
-    claim = done[0].claim if done else 0
     words = {"merge": settle.queue.merge.value, "policy": settle.queue.policy}
-    return [*calls, owned("settle", settle.lease, rest, claim=claim, done=len(done), **words)]
-
-
-def _tells(settle: SettleRequest) -> list[ScriptCall]:
-    news = [each for verdict in settle.verdicts for each in verdict.news]
-    return [call for _, call in update_commands(news)]
+    claim = done[0].claim if done else 0
+    calls.append(owned("settle", settle.lease, rest, claim=claim, done=len(done), **words))
+    ids = frozenset(verdict.id for verdict in done)
+    return SettleCalls(settle.lease.shard, calls, tracker_updates, ids)
 
 
 def _split(settle: SettleRequest) -> tuple[list[Settlement], list[Settlement]]:
-    """Those of one claim that are just done, as nearly all are, and the others. Where it is remembered which
-    scores were done, nothing is just done.
-    """
+    """Separate the jobs of one claim that are done and have nothing else to store from the others."""
     if settle.queue.policies.drop_stale is not None:
         return [], list(settle.verdicts)
     done: list[Settlement] = []
     others: list[Settlement] = []
     for verdict in settle.verdicts:
-        just_done = verdict.fate is Disposition.DONE and not verdict.bad
+        just_done = verdict.disposition is Disposition.DONE and not verdict.bad
         (done if just_done and (not done or done[0].claim == verdict.claim) else others).append(verdict)
     return done, others
 
 
-def settled(settle: SettleRequest, replies: Sequence[Any]) -> SettleReply | StoreError:
-    """Their answer; the first error among them. Trouble with a tracker is not the shard's."""
-    told = len(_tells(settle))
-    for reply in replies[:told]:
-        if isinstance(reply, StoreError):
-            logger.warning(
-                "a tracker was not told how calls of shard %s ended: %s", settle.lease.shard, reply
-            )
-    for reply in replies[told:]:
-        if isinstance(reply, StoreError):
-            return reply
-    now, next_due, all_done, *ids = replies[-1]
-    accepted = {parse_id(job_id) for job_id in ids}
-    if all_done:
-        accepted.update(verdict.id for verdict in _split(settle)[0])
-    return SettleReply(frozenset(accepted), float(now), parse_time(next_due))
-
-
 def sound(answer: A | LowkiqError | None) -> A:
-    """The answer, unless it is an error: then that is raised."""
+    """Return the answer. Raises it when it is an error."""
     if isinstance(answer, LowkiqError):
         raise answer
     assert answer is not None
@@ -165,8 +169,8 @@ def sound(answer: A | LowkiqError | None) -> A:
 
 
 def _verdict_values(verdict: Settlement) -> Iterator[Value]:
-    tried = tried_text(verdict.retry_count, verdict.isolation)
-    yield from (id_bytes(verdict.id), verdict.claim, verdict.fate.value, tried)
+    tried = retry_count_text(verdict.retry_count, verdict.isolation)
+    yield from (id_bytes(verdict.id), verdict.claim, verdict.disposition.value, tried)
     when = f"@{number_text(verdict.perform_in)}" if verdict.perform_in else number_text(verdict.delay)
     yield from (when, verdict.error, verdict.try_text, len(verdict.bad))
     for bad in verdict.bad:

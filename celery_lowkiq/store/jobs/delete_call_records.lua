@@ -1,12 +1,12 @@
--- Deletes records of calls that have ended: their results are written.
+-- Deletes records of calls whose results are stored.
 --
 -- KEYS: lease meta? calls
 -- ARGV: owner epoch [first last]...
---   first, last: beginnings of members, up to the call's number
+--   first, last: range of members, each without its record
 -- USES: time server owner
 -- FLAGS: allow-oom
 -- Returns: how many were deleted; error NOTOWNER <epoch>.
--- Cost: O(log n) a record. Repeated: nothing is left.
+-- Cost: O(log n) a record. Repeated: no effect.
 if not is_owner() then
   return refuse()
 end

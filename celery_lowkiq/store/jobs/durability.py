@@ -1,4 +1,4 @@
-"""How far a push must have gone before its caller hears that it was stored."""
+"""Push durability: waits until replicas or the disk have a push."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import shard_keys
 
-#: One WAIT, in ms; repeated until PATIENCE (s) is over.
+#: Timeout of one WAIT in ms, and of all its repetitions in s.
 WAIT_MS = 500
-PATIENCE = 5.0
+CONFIRM_SECONDS = 5.0
 
 
 class Level(str, enum.Enum):
@@ -21,7 +21,7 @@ class Level(str, enum.Enum):
 
     #: The server has it in memory.
     FAST = "fast"
-    #: So many replicas have it in memory, too.
+    #: A number of replicas have it in memory.
     REPLICATED = "replicated"
     #: The server has it on its disk.
     FSYNCED = "fsynced"
@@ -35,24 +35,24 @@ class Durability:
     replicas: int = 1
 
     def confirm(self, client: Client, shard: ShardRef, clock: Clock | None = None) -> None:
-        """Wait until everything that was written before has gone far enough.
+        """Wait until earlier writes have reached the level.
 
-        Raises StoreUnavailable when it has not within PATIENCE: it is stored, but not confirmed, and to
-        push again is safe. Raises ConfigurationError when the server cannot tell.
+        Raises StoreUnavailable when they have not within CONFIRM_SECONDS: the push is stored, but not
+        confirmed, and may be repeated. Raises ConfigurationError when the server does not support the level.
         """
         if self.level is Level.FAST:
             return
         now = (clock or SystemClock()).monotonic
-        deadline = now() + PATIENCE
+        deadline = now() + CONFIRM_SECONDS
         while not self._confirmed(client, shard):
             if now() >= deadline:
                 raise StoreUnavailable(
-                    f"the push was stored, but not confirmed as {self.level.value} within {PATIENCE:.0f} s; "
-                    "to call again is safe"
+                    f"the push was stored, but not confirmed as {self.level.value} within "
+                    f"{CONFIRM_SECONDS:.0f} s; to call again is safe"
                 )
 
     def _confirmed(self, client: Client, shard: ShardRef) -> bool:
-        # WAIT speaks of the writes of its own connection: this one changes nothing, and comes after the push.
+        # WAIT counts writes of its own connection: this one changes nothing, and comes after the push.
         write = ("HINCRBY", shard_keys(shard)["meta"], "last_arrival", 0)
         if self.level is Level.REPLICATED:
             _, replicas = client.commands([write, ("WAIT", self.replicas, WAIT_MS)])

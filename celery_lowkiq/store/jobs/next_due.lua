@@ -1,9 +1,9 @@
--- When the shard has work next: now, when something of a claim is left that the owner has not in hand, or when the next
--- claim is to find that a key of the shard was lost.
+-- The time of the shard's next work: now when a claim is left that is not an open one of the owner, or when a key was lost,
+-- which the next claim reports.
 --
 -- KEYS: meta @waiting? jobs? spill? spill_order? claimed? processing?
 -- ARGV: open
---   open: the numbers of the claims that the owner has in hand, or 'any'
+--   open: numbers of the owner's open claims, or 'any'
 -- USES: time key_consistency unacknowledged waiting_index next_due
 -- Returns: {now, next_due or ''}.
 -- Cost: O(log n + jobs in processing).

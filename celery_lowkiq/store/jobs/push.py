@@ -1,4 +1,4 @@
-"""From jobs to push commands."""
+"""Converts jobs to scripts that push them."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from celery_lowkiq.store.scripts.script import ScriptCall, Value, load
 from .call_records import digest
 
 T = TypeVar("T")
-#: Told of jobs that are in their shard; of the same again when their push is repeated.
+#: Called with jobs that their shards have stored; again when their push is repeated.
 Stored = Callable[[Sequence[NewJob]], None]
 
-#: What one push script takes at most (the bytes may be exceeded by one payload).
+#: Limits of one push script; the last payload may exceed the bytes.
 CHUNK_JOBS = 500
 CHUNK_BYTES = 1024 * 1024
 
 
 class Sender:
-    """Numbers the pushes of one caller at a time, so that a repeated one is recognised."""
+    """Numbers the pushes of one caller at a time, so that shards recognise a repeated one."""
 
     def __init__(self) -> None:
-        self.id = uuid.uuid4().hex
-        self.numbers = itertools.count(1)
+        self.id: str = uuid.uuid4().hex
+        self.numbers: Iterator[int] = itertools.count(1)
 
 
 def chunked(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:
-    """The jobs in order, in parts that one script may take."""
+    """Split jobs into parts within the limits of one script, in order."""
     chunk: list[NewJob] = []
     size = 0
     for job in jobs:
@@ -49,7 +49,7 @@ def chunked(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:
 
 
 def push_call(queue: QueueSpec, shard: ShardRef, sender: Sender, jobs: Sequence[NewJob]) -> ScriptCall:
-    """The command that merges jobs into their shard, under the sender's next number."""
+    """Return the script call that pushes jobs to their shard with the sender's next number."""
     rest: list[Value] = []
     records: list[Value] = []
     usual = queue.policies.priority
@@ -76,13 +76,13 @@ def push_call(queue: QueueSpec, shard: ShardRef, sender: Sender, jobs: Sequence[
 
 
 def taken(turn: Mapping[ShardRef, Sequence[NewJob]], replies: Sequence[Any]) -> list[NewJob]:
-    """The jobs of the shards that did not refuse them."""
+    """Return the jobs of the shards that have accepted them."""
     answers = zip(turn.values(), replies, strict=True)
     return [job for jobs, reply in answers if not isinstance(reply, LowkiqError) for job in jobs]
 
 
 def with_retries(pauses: Iterator[float], ask: Callable[[], T]) -> T:
-    """Ask again after each pause (s) while Redis is away. Raises StoreUnavailable after the last one."""
+    """Repeat after each interval (s) while Redis is unavailable. Raises StoreUnavailable after the last."""
     while True:
         try:
             return ask()

@@ -1,4 +1,4 @@
-"""Calls that a push dropped by a policy: somebody may wait for their results."""
+"""Reports calls that a policy dropped in a push, so that they get results."""
 
 from __future__ import annotations
 
@@ -11,36 +11,35 @@ from celery_lowkiq.store.scripts.keys import shard_keys
 
 from .call_records import orphaned_records
 
-#: Called with the queue and calls of it whose payloads are gone without a run. Raises nothing.
+#: Called with a queue and records of its calls whose payloads were dropped. Must not raise.
 Dropped = Callable[[QueueSpec, Sequence[StoredRecord]], None]
 
 
 class DroppedCallReporter:
-    """Tells of the calls that a push dropped, in each shard once, however often it is repeated."""
+    """Reports dropped calls of a push once for each shard, also when the push is repeated."""
 
     def __init__(
-        self, client: Client, queue: QueueSpec, jobs: Mapping[ShardRef, Sequence[NewJob]], tell: Dropped
+        self, client: Client, queue: QueueSpec, jobs: Mapping[ShardRef, Sequence[NewJob]], report: Dropped
     ) -> None:
         self._client = client
         self._queue = queue
         self._jobs = jobs
-        self._tell = tell
-        self._told: set[ShardRef] = set()
+        self._report = report
+        self._reported: set[ShardRef] = set()
 
-    def hear(self, replies: Sequence[Any]) -> None:
-        """Replies of all shards, in the order of the jobs. Raises StoreError."""
+    def read(self, replies: Sequence[Any]) -> None:
+        """Read the replies of all shards, in the order of the jobs. Raises StoreError."""
         for (shard, jobs), reply in zip(self._jobs.items(), replies, strict=True):
-            if isinstance(reply, list) and shard not in self._told:
-                self._told.add(shard)
-                self._tell_of(shard, jobs, reply)
+            if isinstance(reply, list) and shard not in self._reported:
+                self._reported.add(shard)
+                self._report_drops(shard, jobs, reply)
 
-    def _tell_of(self, shard: ShardRef, jobs: Sequence[NewJob], reply: list[Any]) -> None:
-        """Of the push's own calls, by their positions, and of those of jobs that gave way."""
+    def _report_drops(self, shard: ShardRef, jobs: Sequence[NewJob], reply: list[Any]) -> None:
         positions, *evicted = reply
         own = [jobs[int(position)].record for position in positions.split()]
         if records := tuple(StoredRecord(b"", -1, record) for record in own if record is not None):
-            self._tell(self._queue, records)
+            self._report(self._queue, records)
         for calls in orphaned_records(self._client, shard, evicted):
-            self._tell(self._queue, calls)
+            self._report(self._queue, calls)
             members = (call.key + call.data for call in calls)
             self._client.commands([("ZREM", shard_keys(shard)["calls"], *members)])

@@ -1,10 +1,10 @@
--- The number of shards and the storage format of a queue, written by whoever comes first.
+-- Returns the number of shards and the storage format of a queue; writes them when they are missing.
 --
 -- KEYS: queue
 -- ARGV: format shards expected
---   expected: the count that `shards` may replace; '' replaces none
+--   expected: the stored count that `shards` replaces; '' for none
 -- USES:
--- Returns: {format, shards, number of the last pause, since when it is paused or ''} as stored now.
+-- Returns: {format, shards, number of the last pause, start of the pause or ''} as stored now.
 -- Cost: O(1).
 local stored = redis.call('HMGET', queue, 'format', 'shards', 'pause', 'paused')
 if not stored[1] or (stored[1] == format and stored[2] == expected) then

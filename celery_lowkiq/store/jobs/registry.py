@@ -1,14 +1,14 @@
-"""The number of shards of a queue: stored once; every push and acquire is checked against it.
+"""The number of shards of a queue, which each push and acquire checks.
 
-The queue's own key has the truth; each shard keeps a copy, since a script sees one shard only. A shard
-without a copy, or with another one, sends its caller here.
+It is stored in the queue's own key, and each shard has a copy, since a script reads one shard only. The
+registry handles scripts that a shard without a copy, or with another number, refuses.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from celery_lowkiq.rules.errors import FormatMismatch, ShardCountMismatch, ShardDamaged, ShardRepairing
@@ -16,28 +16,29 @@ from celery_lowkiq.rules.models import MAX_SHARDS, QueueSpec, ShardRef, shard_of
 from celery_lowkiq.rules.repairs import CLOSED, Registered
 from celery_lowkiq.store.repairs.repairs import INDEXES, Repairs
 from celery_lowkiq.store.scripts.client import Client
-from celery_lowkiq.store.scripts.keys import FORMAT, ShardKeys, queue_key, shard_keys
-from celery_lowkiq.store.scripts.records import pairs, parse_id
-from celery_lowkiq.store.scripts.script import Value, load
+from celery_lowkiq.store.scripts.keys import FORMAT, queue_key, shard_keys
+from celery_lowkiq.store.scripts.records import parse_id
+from celery_lowkiq.store.scripts.script import load
 
-CLOSED_BY_SOMEBODY = 2
-#: How long a shard may be closed before whoever closed it is given up, and how often that is looked at, in s.
+#: Reply of ``set_shard_count.lua``: another caller has closed the shard.
+CLOSED_BY_OTHER = 2
+#: Seconds after which the process that closed a shard is considered dead, and the poll interval in s.
 CLOSED_SECONDS = 2.0
 CLOSED_LOOK = 0.02
-#: Paused ids of a shard that one script reads.
+#: Page size of paused ids.
 PAGE = 1000
 
 
 class Registry:
-    """Registers queues, and lets an empty one adopt another count."""
+    """Registers queues, and changes the number of shards of empty ones."""
 
     def __init__(self, client: Client, repairs: Repairs | None = None) -> None:
         self._client = client
         self._repairs = repairs or Repairs(client)
 
     def admit(self, queue: QueueSpec, shards: Sequence[ShardRef]) -> dict[ShardRef, ShardDamaged]:
-        """Make the shards take scripts that declare ``queue.shards``; one that has lost its meta is repaired
-        when the rest of the queue tells what was there. Returns why that cannot be, by shard.
+        """Make shards accept scripts with ``queue.shards``; lost meta is repaired if the rest of the queue
+        allows it. Returns the damage of the other shards.
 
         Raises ShardCountMismatch when jobs of another count are left, FormatMismatch, StoreError.
         """
@@ -47,19 +48,19 @@ class Registry:
             stored = self.register(queue)
             if stored.shards != queue.shards:
                 stored = self._adopt(queue, stored.shards)
-            # Another process may be changing the count; after the deadline, assume that it died.
+            # Another process may be changing the count; after the deadline it is considered dead.
             reopen = time.monotonic() > deadline
             answers = list(zip(shards, self._write(shards, str(queue.shards), stored, reopen), strict=True))
             for shard, reply in answers:
                 if not reply and (damaged := self._unrestored(queue, shard, stored)):
                     refused[shard] = damaged
-            shards = [shard for shard, reply in answers if reply == CLOSED_BY_SOMEBODY]
+            shards = [shard for shard, reply in answers if reply == CLOSED_BY_OTHER]
             if shards:
                 threading.Event().wait(CLOSED_LOOK)
         return refused
 
     def _unrestored(self, queue: QueueSpec, shard: ShardRef, stored: Registered) -> ShardDamaged | None:
-        """Why the shard cannot say the number of shards; None when it says it now."""
+        """Repair the shard's number of shards; return the damage if that is impossible."""
         try:
             if self._repairs.rewrite_meta(queue, shard, stored):
                 return None
@@ -70,11 +71,13 @@ class Registry:
         reason = f"{says}, its registry says {stored.shards}, and the ids in the shard decide nothing"
         return ShardDamaged(shard.queue, shard.index, reason)
 
-    def as_stored(self, queues: Sequence[QueueSpec]) -> list[QueueSpec]:
-        """The queues with the numbers of shards that are stored, in one round trip; one that is not is as
-        declared. Raises StoreError.
+    def as_stored(self, queues: Sequence[QueueSpec], lenient: bool = False) -> list[QueueSpec]:
+        """Return the queues with their stored numbers of shards, or as declared, in one round trip.
+
+        ``lenient``: as declared also when the key of a queue has the wrong type. Raises StoreError.
         """
-        found = self._client.commands([("HGET", queue_key(queue.name), "shards") for queue in queues])
+        commands = [("HGET", queue_key(queue.name), "shards") for queue in queues]
+        found = self._client.readable(commands) if lenient else self._client.commands(commands)
         return [
             replace(queue, shards=_count(stored) or queue.shards)
             for queue, stored in zip(queues, found, strict=True)
@@ -83,7 +86,7 @@ class Registry:
     def check(self, queue: QueueSpec) -> None:
         """Raises ShardCountMismatch when jobs or paused ids lie in another number of shards, StoreError.
 
-        An empty queue may have any: it adopts the next. So the answer holds for a moment only.
+        An empty queue adopts any number, so the result may change at once.
         """
         (stored,) = self.as_stored([queue])
         if stored.shards != queue.shards and self._is_used(stored):
@@ -94,7 +97,7 @@ class Registry:
         return any(self._client.commands([("ZCARD", index) for index in indexes]))
 
     def register(self, queue: QueueSpec, expected: str = "") -> Registered:
-        """Write the number of shards when none is stored, or the ``expected`` one; what is stored now.
+        """Write the number of shards if none, or ``expected``, is stored. Returns what is stored then.
 
         Raises FormatMismatch, StoreError.
         """
@@ -110,9 +113,10 @@ class Registry:
         return Registered(int(shards), pause, since)
 
     def _adopt(self, queue: QueueSpec, stored: int) -> Registered:
-        """Closing every shard first keeps the pushes of both counts out while the count changes.
+        """Change the number of shards of an empty queue.
 
-        Whatever happened, the shards are reopened with the count that is registered now.
+        Closed shards refuse pushes with either number meanwhile. After an error, too, they are reopened with
+        the registered number.
         """
         shards = [ShardRef(queue.name, index) for index in range(max(stored, queue.shards))]
         try:
@@ -127,7 +131,7 @@ class Registry:
         return current
 
     def _write(self, shards: Sequence[ShardRef], value: str, known: Registered, reopen: bool) -> list[int]:
-        """For each shard: 1, 0 where it has jobs of another count, CLOSED_BY_SOMEBODY."""
+        """Write ``value`` into shards. Replies: 1, 0 (it has jobs of another count), CLOSED_BY_OTHER."""
         pause = {"pause": known.pause, "since": known.since}
         calls = [
             load("set_shard_count").call(shard_keys(shard), shards=value, reopen=int(reopen), **pause)
@@ -141,16 +145,16 @@ class Registry:
 
 
 def _count(stored: bytes | None) -> int:
-    """A number of shards; 0 for what is none."""
+    """Parse a number of shards; 0 for foreign data."""
     count = int(stored) if stored and stored.isdigit() and len(stored) < 10 else 0
     return count if count <= MAX_SHARDS else 0
 
 
 def _move_paused_ids(client: Client, shards: Sequence[ShardRef], count: int) -> None:
-    """An empty queue has ``count`` shards from now on: pause ids in the shards that they lie in."""
+    """Move paused ids to their shards when the queue has ``count`` shards."""
     for shard in shards:
         keys = shard_keys(shard)
-        for page in _paused_pages(client, keys):
+        for page in client.scan(keys["paused"], PAGE):
             stray = [
                 (job_id, since) for job_id, since in page if shard_of(parse_id(job_id), count) != shard.index
             ]
@@ -163,24 +167,3 @@ def _move_paused_ids(client: Client, shards: Sequence[ShardRef], count: int) -> 
             )
             if stray:
                 client.commands([("ZREM", keys["paused"], *(job_id for job_id, _ in stray))])
-
-
-def _paused_pages(client: Client, keys: ShardKeys) -> Iterator[list[tuple[bytes, bytes]]]:
-    """Paused ids of a shard, and since when."""
-    at: tuple[Value, Value] = ("", "")
-    while True:
-        call = load("page").call(
-            {"index": keys["paused"]},
-            minimum="-inf",
-            maximum="+inf",
-            after_score=at[0],
-            after_id=at[1],
-            past=1,
-            limit=PAGE,
-            reverse=0,
-        )
-        page = pairs(client.call(call))
-        yield page
-        if len(page) < PAGE:
-            return
-        at = (page[-1][1], page[-1][0])

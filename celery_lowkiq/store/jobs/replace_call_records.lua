@@ -1,12 +1,12 @@
--- Replaces records of calls whose payloads are handed to a run: their time to live no longer applies.
+-- Replaces records of calls whose payloads are about to run: their time to live no longer applies.
 --
 -- KEYS: lease meta? calls
 -- ARGV: owner epoch [member other]...
---   member: as it lies there; other: the same call with another record
+--   member: as it is stored; other: the same call with another record
 -- USES: time server owner
 -- FLAGS: allow-oom
 -- Returns: the number of replaced records; error NOTOWNER <epoch>.
--- Cost: O(log n) a record. Repeated, or when a call has ended: no record is added.
+-- Cost: O(log n) a record. Repeated, or for a call that has ended: no effect.
 if not is_owner() then
   return refuse()
 end

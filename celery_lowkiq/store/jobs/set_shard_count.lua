@@ -1,12 +1,12 @@
--- Writes the queue's number of shards into a shard that has no job, waiting, processing or dead. The shard learns of
--- the queue's last pause in any case.
+-- Writes the queue's number of shards into a shard without waiting, claimed or dead jobs; and the queue's last pause into any
+-- shard.
 --
 -- KEYS: meta @waiting! claimed dead
 -- ARGV: shards reopen pause since
---   shards: a count, or 'closed': no push passes until a count is written; reopen: '1' writes over 'closed'
---   pause, since: of the queue's last pause, as register returned them
+--   shards: a count, or 'closed', which refuses pushes until a count is written; reopen: '1' replaces 'closed'
+--   pause, since: of the queue's last pause, as register.lua returns them
 -- USES: queue_pause
--- Returns: 1, 0 when the shard has jobs of another count, 2 when it is closed by somebody.
+-- Returns: 1; 0 when the shard has jobs of another count; 2 when another caller has closed it.
 -- Cost: O(1).
 apply_queue_pause()
 local current = redis.call('HGET', meta, 'shards')

@@ -1,13 +1,13 @@
--- Takes tokens of a limited queue, one for each run, after giving back those of the last time that were not needed.
+-- Returns unused tokens to the bucket of a queue with a rate limit, then takes tokens, one for each run.
 --
 -- KEYS: tokens
 -- ARGV: holder number rate capacity wanted surplus
---   holder, number: who asks, and his own number, which grows; the same again changes nothing and is granted the same
---   rate, capacity: tokens a second, and how many gather at most
+--   holder, number: the caller and the number of its request, which grows; a repeated number gets the same reply
+--   rate, capacity: tokens a second, and maximum number of tokens; surplus: unused tokens of the last request
 -- USES: time
 -- FLAGS: allow-oom
 -- Returns: {granted, seconds until there is a token ('0': there is one)}
--- Cost: O(1); O(holders of the last hour) when a new one asks first.
+-- Cost: O(1); O(holders of the last hour) at the first request of a holder.
 local HOUR = 3600
 local mine = 'by ' .. holder
 local now = now_us()
@@ -16,7 +16,7 @@ local per_us, most = tonumber(rate) / 1000000, tonumber(capacity)
 
 local text, at = string.match(redis.call('HGET', tokens, 'left') or '', '^(%S+) (%d+)$')
 local left = tonumber(text or '')
--- Never used, or not of our making (only NaN differs from itself): a full bucket.
+-- A new bucket is full, and one with foreign data (only NaN differs from itself).
 if not left or left ~= left then
   left, at = most, now
 end
@@ -40,7 +40,7 @@ if tonumber(number) > tonumber(last or 0) then
   left = math.max(0, left - granted)
   redis.call('HSET', tokens, 'left', string.format('%.17g %.0f', left, now), 'rate', rate,
     mine, string.format('%s %d %d', number, granted, now_s))
-  -- By then it is full again.
+  -- The bucket is full again before it expires.
   redis.call('EXPIRE', tokens, math.ceil(math.min(LONGEST, math.max(HOUR, 2 * most / tonumber(rate)))))
 elseif number ~= last then
   granted = 0

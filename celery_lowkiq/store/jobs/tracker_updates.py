@@ -1,4 +1,4 @@
-"""News of tracked calls as commands; they go with a settle, or by themselves."""
+"""Tracker updates as script calls, which are sent with a settle or alone."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from celery_lowkiq.store.scripts.script import ScriptCall, Value, load
 
 T = TypeVar("T")
 
-#: What one script takes at most.
+#: Maximum number of updates in one script.
 STEP = 500
-#: What is kept of a message, in bytes.
+#: Maximum bytes of a stored message.
 MAX_TEXT = 1024
 
 
 def update_commands(news: Iterable[TrackerUpdate]) -> list[tuple[str, ScriptCall]]:
-    """The commands that tell trackers of news, with the tracker of each."""
+    """Return script calls that update trackers, each with its tracker."""
     calls = []
     for tracker, found in by_tracker(news).items():
         for part in parts(found):
@@ -30,7 +30,7 @@ def update_commands(news: Iterable[TrackerUpdate]) -> list[tuple[str, ScriptCall
 
 
 def by_tracker(news: Iterable[TrackerUpdate]) -> dict[str, list[TrackerUpdate]]:
-    """In their order."""
+    """Group updates by tracker, in their order."""
     found: dict[str, list[TrackerUpdate]] = {}
     for each in news:
         found.setdefault(each.tracker, []).append(each)
@@ -38,14 +38,14 @@ def by_tracker(news: Iterable[TrackerUpdate]) -> dict[str, list[TrackerUpdate]]:
 
 
 def parts(values: Iterable[T]) -> Iterator[list[T]]:
-    """As many at once as one script takes."""
+    """Yield lists of at most STEP values."""
     left = iter(values)
     while part := list(islice(left, STEP)):
         yield part
 
 
 def text_bytes(text: str) -> bytes:
-    """A message as it is kept: cut to MAX_TEXT bytes."""
+    """Encode a message, cut to MAX_TEXT bytes."""
     data = text.encode("utf-8", "backslashreplace")
     return data[:MAX_TEXT].decode("utf-8", "ignore").encode()
 

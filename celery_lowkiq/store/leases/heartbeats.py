@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby, islice
 from typing import Any
 
@@ -12,11 +12,11 @@ from celery_lowkiq.rules.history import KEPT, STEP, Sample, slot
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.reports import (
     LISTED_SHARDS,
-    HeartbeatReply,
     LaneReport,
     NodeReport,
     NodeUpdate,
     Running,
+    UpdateReply,
     Wait,
     node_name,
 )
@@ -38,15 +38,14 @@ def report_calls(news: NodeUpdate) -> list[ScriptCall]:
         uptime=number_text(news.uptime),
         ttl=REPORT_TTL,
     )
-    samples = [sample_call(queue, sample) for queue, sample in news.samples]
+    samples = [_sample_call(queue, sample) for queue, sample in news.samples]
     counters = [
         load("counters").call(shard_keys(shard)) for queue in news.counted for shard in queue.shard_refs()
     ]
     return [report, *samples, *counters]
 
 
-def sample_call(queue: str, sample: Sample) -> ScriptCall:
-    """Return the call that keeps a sample, unless its slot has one."""
+def _sample_call(queue: str, sample: Sample) -> ScriptCall:
     number = slot(sample.at)
     return load("write_sample").call(
         {"history": history_key(queue)},
@@ -59,18 +58,17 @@ def sample_call(queue: str, sample: Sample) -> ScriptCall:
     )
 
 
-def told(news: NodeUpdate, replies: Sequence[Any]) -> HeartbeatReply | StoreError:
-    """Return the parsed replies to :func:`report_calls`."""
-    for reply in replies:
-        if isinstance(reply, StoreError):
-            return reply
+def heartbeat_reply(news: NodeUpdate, replies: Sequence[Any]) -> UpdateReply | StoreError:
+    """Return the parsed replies to :func:`report_calls`, or the first error among them."""
+    if error := next((reply for reply in replies if isinstance(reply, StoreError)), None):
+        return error
     now = float(replies[0])
     counters = iter(replies[1 + len(news.samples) :])
     samples = []
     for queue in news.counted:
         shards = list(islice(counters, queue.shards))
         samples.append((queue.name, Sample(now, sum(p for p, _ in shards), sum(f for _, f in shards))))
-    return HeartbeatReply(now, tuple(samples))
+    return UpdateReply(now, tuple(samples))
 
 
 def parse_history(flat: Sequence[bytes], now: float) -> tuple[Sample, ...]:
@@ -105,13 +103,12 @@ def dump_report(report: NodeReport) -> str:
 
 
 def _dump_lane(lane: LaneReport) -> dict[str, Any]:
-    running = lane.running
+    run = lane.running
     return {
         "name": lane.name,
         "count": lane.shard_count,
         "shards": _dump_shards(lane.shards),
-        "running": running
-        and [running.shard.queue, running.shard.index, running.ids, running.count, running.seconds],
+        "running": run and [run.shard.queue, run.shard.index, run.ids, run.count, run.seconds],
     }
 
 
@@ -136,7 +133,9 @@ def parse_report(owner: str, fields: Sequence[bytes | None], now: float) -> Node
             queues=tuple(map(str, report["queues"])),
             lanes=tuple(_parse_lane(lane) for lane in report["lanes"]),
             # Earlier versions do not report them.
-            waits=tuple(_parse_wait(*wait) for wait in report.get("waits", ())),
+            waits=tuple(
+                Wait(_parse_shards(shards), float(seconds)) for shards, seconds in report.get("waits", ())
+            ),
             started_at=float(started or ""),
             seen_at=seen_at,
             silent=max(0.0, now - seen_at),
@@ -146,29 +145,26 @@ def parse_report(owner: str, fields: Sequence[bytes | None], now: float) -> Node
 
 
 def _parse_lane(lane: Any) -> LaneReport:
-    running = lane["running"]
     return LaneReport(
         name=str(lane["name"]),
-        shards=_parse_listed(lane["shards"]),
+        shards=_parse_shards(lane["shards"]),
         shard_count=int(lane["count"]),
-        running=_parse_running(*running) if running else None,
+        running=_parse_running(*lane["running"]) if lane["running"] else None,
     )
 
 
-def _parse_wait(shards: dict[str, str], seconds: float) -> Wait:
-    return Wait(_parse_listed(shards), float(seconds))
-
-
-def _parse_listed(shards: dict[str, str]) -> tuple[ShardRef, ...]:
-    return tuple(islice(_parse_shards(shards), LISTED_SHARDS))
-
-
-def _parse_shards(shards: dict[str, str]) -> Iterator[ShardRef]:
-    for queue, listed in shards.items():
-        for part in listed.split(","):
-            first, _, last = part.partition("-")
-            for index in range(int(first), int(last or first) + 1):
-                yield ShardRef(queue, index)
+def _parse_shards(ranges_by_queue: dict[str, str]) -> tuple[ShardRef, ...]:
+    return tuple(
+        islice(
+            (
+                ShardRef(queue, index)
+                for queue, listed in ranges_by_queue.items()
+                for first, _, last in (part.partition("-") for part in listed.split(","))
+                for index in range(int(first), int(last or first) + 1)
+            ),
+            LISTED_SHARDS,
+        )
+    )
 
 
 def _parse_running(queue: str, index: int, ids: list[str], count: int, seconds: float) -> Running:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 from collections.abc import Callable
 from functools import partial
 
 from celery_lowkiq.rules.errors import LowkiqError, ShardRepairing
+from celery_lowkiq.rules.loggers import store_logger as logger
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.repairs import Registered, Repaired
 from celery_lowkiq.store.scripts.client import Client
 
 from .repairs import Repairs
-
-logger = logging.getLogger("celery_lowkiq.store")
 
 
 class BackgroundRepairs(Repairs):
@@ -30,7 +28,7 @@ class BackgroundRepairs(Repairs):
 
     def rewrite_meta(self, queue: QueueSpec, shard: ShardRef, registered: Registered) -> bool:
         """Return False for a shard that cannot be restored, else raise ShardRepairing."""
-        if not self.is_restorable(queue, shard, registered):
+        if self.lost_count(queue, shard, registered) is None:
             return False
         raise self._begin(shard, partial(super().rewrite_meta, queue, shard, registered))
 

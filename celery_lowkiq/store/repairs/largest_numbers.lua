@@ -8,7 +8,6 @@
 -- Cost: O(limit). Read-only.
 local KEY = {processing = processing, jobs = jobs, spill_order = spill_order, calls = calls, done_scores = done_scores, dead_jobs = dead_jobs,
   dead_spill_order = dead_spill_order}
-local ARRIVAL_ZERO = 140737488355328
 -- In s; larger scores have no exact microseconds.
 local LARGEST = 2 ^ 53 / 1000000
 local score, back, front, call = nil, 0, 0, 0

@@ -1,4 +1,4 @@
--- Makes the two keys of long jobs and their marks as long jobs consistent, for waiting jobs or for the morgue.
+-- Makes the two keys of long jobs consistent with each other and with the jobs' records, for waiting or dead jobs.
 --
 -- KEYS: meta records spill spill_order
 -- ARGV: merge part cursor limit
@@ -45,7 +45,7 @@ local function settle_place(id, payload, place)
 end
 
 -- A job with payloads in `spill_order` is a long job, even if payloads were pushed after its record was lost.
-local function mark(id)
+local function make_long(id)
   local record = redis.call('HGET', records, id)
   if record ~= SPILLED then
     redis.call('HSET', records, id, SPILLED)
@@ -59,7 +59,7 @@ function parts.spill_order(member)
   local stop = id and string.find(member, '\0', #id + 2, true)
   if stop and stop - #id > 29 then
     settle_place(id, string.sub(member, stop + 1), string.sub(member, #id + 2, stop))
-    mark(id)
+    make_long(id)
   end
 end
 

@@ -4,13 +4,11 @@
 -- ARGV: default_priority channel index part cursor limit
 --   default_priority: for a job whose priority was lost; limit: approximate number of entries to read
 --   part: jobs, then due, due_prioritized, due_paused, by_priority, failed, errors
--- USES: time payload_set_read
+-- USES: time payload_set_read priority_score
 -- FLAGS: allow-oom
 -- Returns: {cursor, jobs that are due now since their time was lost, other entries rewritten, jobs whose payloads are
 --   lost}.
 -- Cost: O(limit log n). Repeated: no effect.
-local PRIORITY_SPAN = 2 ^ 34
-local LEAST_URGENT = 9
 local PLACES = {due, due_prioritized, due_paused, by_priority}
 local now = seconds(now_us())
 local undated, mended, lost = 0, 0, 0
@@ -47,10 +45,9 @@ local function index_put(id, perform_in, priority, place)
   local wanted = {[place] = perform_in}
   if priority > 0 then
     local signed = place == due_paused and -priority or priority
-    local time = math.max(0, math.min(tonumber(perform_in), PRIORITY_SPAN - 1))
     wanted[by_priority] = redis.call('ZSCORE', by_priority, id)
     if not wanted[by_priority] or math.floor(tonumber(wanted[by_priority]) / PRIORITY_SPAN) ~= signed then
-      wanted[by_priority] = string.format('%.6f', signed * PRIORITY_SPAN + time)
+      wanted[by_priority] = priority_score(signed, perform_in)
     end
   end
   local same = true

@@ -6,20 +6,25 @@ Damage that a claim or an acquire detects is repaired automatically; an operator
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from celery_lowkiq.rules.loggers import store_logger as logger
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
-from celery_lowkiq.rules.repairs import Condition, Damage, Registered, Repaired, can_restore_meta, damages
+from celery_lowkiq.rules.repairs import Condition, Registered, Repaired, can_restore_meta
 from celery_lowkiq.store.scripts.client import Client
-from celery_lowkiq.store.scripts.keys import MORGUE_KEYS, SHARD_KEYS, KeyAliases, channel, shard_keys
+from celery_lowkiq.store.scripts.keys import (
+    MORGUE_KEYS,
+    SHARD_KEYS,
+    WAITING_KEYS,
+    KeyAliases,
+    announcement,
+    shard_keys,
+)
 from celery_lowkiq.store.scripts.records import parse_id
 from celery_lowkiq.store.scripts.script import PROBES, Value, load
-
-logger = logging.getLogger("celery_lowkiq.store")
 
 #: Entries read by one script, and shards read in one round trip.
 STEP = 250
@@ -65,11 +70,6 @@ class Repairs:
             ]
         return conditions
 
-    def damages(self, queue: QueueSpec, registered: int) -> list[Damage]:
-        """Return the damages of a queue's shards."""
-        conditions = self.conditions(queue.shard_refs())
-        return [damage for condition in conditions for damage in damages(condition, registered)]
-
     # -- automatic repairs
 
     def rewrite_meta(self, queue: QueueSpec, shard: ShardRef, registered: Registered) -> bool:
@@ -77,13 +77,12 @@ class Repairs:
 
         Return whether meta has the number now.
         """
-        if not self.is_restorable(queue, shard, registered):
+        stored = self.lost_count(queue, shard, registered)
+        if stored is None:
             return False
-        keys = shard_keys(shard)
-        (says,) = self._client.commands([("HGET", keys["meta"], "shards")])
         call = load("repair_meta").call(
-            keys,
-            known=says or b"",
+            shard_keys(shard),
+            known=stored,
             shards=queue.shards,
             pause=registered.pause,
             since=registered.since,
@@ -93,14 +92,15 @@ class Repairs:
             _log(Repaired(shard, meta=True))
         return True
 
-    def is_restorable(self, queue: QueueSpec, shard: ShardRef, registered: Registered) -> bool:
-        """Whether meta has no number of shards, and all else is consistent."""
+    def lost_count(self, queue: QueueSpec, shard: ShardRef, registered: Registered) -> bytes | None:
+        """Return what meta has in place of the number of shards; None when meta must not be rewritten."""
         keys = shard_keys(shard)
-        (says,) = self._client.commands([("HGET", keys["meta"], "shards")])
-        ids = self._client.commands([("ZRANGE", keys[name], 0, SAMPLE - 1) for name in INDEXES])
+        lists = [("ZRANGE", keys[name], 0, SAMPLE - 1) for name in INDEXES]
+        stored, *ids = self._client.commands([("HGET", keys["meta"], "shards"), *lists])
+        stored = stored or b""
         names = [parse_id(job_id) for some in ids for job_id in some]
-        text = (says or b"").decode("latin-1")
-        return can_restore_meta(shard, text, registered.shards, queue.shards, names)
+        allowed = can_restore_meta(shard, stored.decode("latin-1"), registered.shards, queue.shards, names)
+        return stored if allowed else None
 
     def clear_meta(self, shard: ShardRef) -> bool:
         """Delete meta if it has the wrong type. Return whether it was deleted."""
@@ -175,15 +175,11 @@ class Repairs:
         return repaired.plus(mended=mended, lost_processing=lost)
 
     def _waiting(self, queue: QueueSpec, repaired: Repaired) -> Repaired:
-        shard = repaired.shard
-        keys = shard_keys(shard)
-        repaired = self._payload_sets(queue, repaired, KeyAliases(keys, {"records": "jobs"}))
-        announcement: dict[str, Any] = {"channel": channel(queue.name), "index": shard.index}
-        priority = queue.policies.priority or 0
+        keys = shard_keys(repaired.shard)
+        repaired = self._payload_sets(queue, repaired, KeyAliases(keys, WAITING_KEYS))
+        args = {"default_priority": queue.policies.priority or 0, **announcement(repaired.shard)}
         for part in WAITING:
-            for undated, mended, lost in self._steps(
-                "repair_waiting", keys, default_priority=priority, part=part, **announcement
-            ):
+            for undated, mended, lost in self._steps("repair_waiting", keys, part=part, **args):
                 repaired = repaired.plus(undated=undated, mended=mended, lost_waiting=lost)
         return repaired
 

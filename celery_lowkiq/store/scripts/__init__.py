@@ -1,4 +1,4 @@
-"""The ground of the store: client, Lua scripts with named keys, key names, and packed records.
+"""The base of the store: client, Lua scripts with named keys, key names, and packed records.
 
 ``script`` binds a Lua file by its header, ``keys`` spells every key, ``client`` sends scripts and translates
 errors. ``lib/`` has the Lua libraries that scripts share.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import redis
@@ -110,7 +110,6 @@ def store_error(error: BaseException) -> StoreError:
 
 
 def _refused(code: str, rest: str) -> StoreError | None:
-    """What one of our scripts answered in place of doing its work."""
     if code == "NOTOWNER":
         return NotOwner(f"another node owns the shard (its epoch is {rest})")
     if code == "SHARDS":
@@ -130,7 +129,6 @@ def _refused(code: str, rest: str) -> StoreError | None:
 
 
 def _access_error(error: BaseException, text: str) -> StoreError | None:
-    """Translate NOAUTH, WRONGPASS and NOPERM; None for any other error."""
     if isinstance(error, exceptions.AuthenticationError):
         if "Authentication required" in text:
             return LoginRefused(f"Redis asks for a password (NOAUTH): add it to {URL}")
@@ -191,6 +189,17 @@ class Client:
             ]
         )
 
+    def scan(self, key: str, step: int) -> Iterator[list[tuple[bytes, Any]]]:
+        """Yield (member, score) pairs of a sorted set, at most ``step`` at a time.
+
+        The scan finds all members that are there throughout. Raises StoreError.
+        """
+        cursor = None
+        while cursor != 0:
+            (reply,) = self.commands([("ZSCAN", key, cursor or 0, "COUNT", step)])
+            cursor, found = int(reply[0]), member_scores(reply[1])
+            yield from (found[start : start + step] for start in range(0, len(found), step))
+
     def commands_with_run_id(self, commands: Sequence[tuple[Any, ...]]) -> tuple[str, list[Any]]:
         """Run commands in one round trip, and return the ``run_id`` of the Redis process, too.
 
@@ -199,11 +208,11 @@ class Client:
         """
         info, *replies = self._send([("INFO", "server"), *commands])
         server = "" if isinstance(info, exceptions.RedisError) else str(info.get("run_id", ""))
-        readable = [None if _is_wrong_type(reply) else reply for reply in replies]
-        for reply in readable:
-            if isinstance(reply, exceptions.RedisError):
-                raise store_error(reply) from reply
-        return server, readable
+        return server, _readable(replies)
+
+    def readable(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Run commands in one round trip; None for a key of the wrong type. Raises StoreError."""
+        return _readable(self._send(commands)) if commands else []
 
     def _send(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         try:
@@ -250,6 +259,14 @@ def member_scores(reply: list[Any]) -> list[tuple[bytes, Any]]:
 
 def _key(command: tuple[Any, ...]) -> str:
     return str(command[1]) if len(command) > 1 else ""
+
+
+def _readable(replies: list[Any]) -> list[Any]:
+    readable = [None if _is_wrong_type(reply) else reply for reply in replies]
+    for reply in readable:
+        if isinstance(reply, exceptions.RedisError):
+            raise store_error(reply) from reply
+    return readable
 
 
 def _is_wrong_type(reply: Any) -> bool:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 from celery_lowkiq.rules.models import ShardRef
 
-#: Raised with every change of what the keys hold.
+#: Storage format; incremented with each incompatible change.
 FORMAT = 1
 #: In tests, microseconds to add to Redis's clock.
 CLOCK_KEY = "lowkiq:test:clock"
@@ -22,11 +23,11 @@ CLOCK_KEY = "lowkiq:test:clock"
 SHARD_KEYS = {
     "lease": "hash",  # owner, epoch, counter, stopping, leaving, server, since
     # shards, score, request, claim, kind; last_arrival, first_arrival, last_call: largest numbers given out;
-    # senders_cursor, done_scores_cursor: of scans; spill_difference: see accept_spill_difference.lua;
+    # senders_cursor, done_scores_cursor: of scans; spill_difference: accept_spill_difference.lua;
     # counts processed, failed, merged, dead, dropped; format: '<version> <fields>', missing for version 1;
     # pauses: paused (of the shard, since when), queue_paused, queue_pause (number of the queue's last change)
     "meta": "hash",
-    "senders": "hash",  # sender -> last n and when
+    "senders": "hash",  # sender -> last n, and its time
     "due": "zset",  # id -> perform_in of a waiting job of priority 0
     "due_prioritized": "zset",  # id -> perform_in of a waiting job of another priority
     "by_priority": "zset",  # id -> priority and perform_in, in one number, of a job in due_prioritized
@@ -36,10 +37,10 @@ SHARD_KEYS = {
     "spill": "hash",  # id, payload -> place, of waiting jobs with many payloads
     "spill_order": "zset",  # id, place, payload
     "calls": "zset",  # equal scores: id, digest of the payload, number, record of a call
-    "debounce": "hash",  # id -> time of the first call (us), earliest perform_in; while calls put it off
-    "early_due": "hash",  # id -> own perform_in of a waiting job that failed, when a call made it due earlier
-    "done_scores": "hash",  # id -> highest score processed with success, and when (s)
-    "buckets": "zset",  # id -> when its bucket is full again (us); what is past is a full one
+    "debounce": "hash",  # id -> time of the first call (us), earliest perform_in
+    "early_due": "hash",  # id -> own perform_in of a failed waiting job that a call made due earlier
+    "done_scores": "hash",  # id -> highest score processed with success, and its time (s)
+    "buckets": "zset",  # id -> time when its bucket is full again (us)
     "failed": "zset",  # id -> retry_count of a waiting job that failed; the fraction is its isolation
     "errors": "hash",  # id -> last error of a waiting job that failed
     "claimed": "zset",  # id -> claim number of a job in processing
@@ -54,38 +55,12 @@ SHARD_KEYS = {
     "dead_errors": "hash",
 }
 
-#: What is kept of an id: keys of a shard with an entry for it, and the fields of that entry.
-#: ``tests/store/test_kept_of_an_id.py`` asks of each step of a job's life what it does with them.
-ID_KEYS = {
-    "due": ("perform_in",),
-    "due_prioritized": ("perform_in",),
-    "by_priority": ("priority", "perform_in"),
-    "paused": ("since",),
-    "due_paused": ("perform_in",),
-    "jobs": ("score", "length", "flag", "payload"),
-    "spill": ("score", "arrival", "flag"),
-    "spill_order": ("score", "arrival", "flag", "payload"),
-    "calls": ("digest", "number", "record"),
-    "debounce": ("first_call", "earliest"),
-    "early_due": ("perform_in",),
-    "done_scores": ("score", "when"),
-    "buckets": ("full_at",),
-    "failed": ("retry_count", "isolation"),
-    "errors": ("error",),
-    "claimed": ("claim",),
-    "processing": ("claim", "last_call", "priority", "perform_in", "retry_count", "error", "payloads"),
-    "tries": ("time", "retry_count", "node", "error"),
-    "crash_marks": ("level", "crashes", "payload"),
-    "dead": ("updated_at",),
-    "dead_ids": (),
-    "dead_jobs": ("score", "length", "flag", "payload"),
-    "dead_spill": ("score", "arrival", "flag"),
-    "dead_spill_order": ("score", "arrival", "flag", "payload"),
-    "dead_errors": ("error",),
-}
+#: Keys with entries of ids; ``tests/store/test_kept_of_an_id.py`` checks that each step of a job's life
+#: handles all of them.
+ID_KEYS: frozenset[str] = frozenset(SHARD_KEYS.keys() - {"lease", "meta", "senders"})
 
-#: Keys that headers of scripts name together, as ``@waiting``; a question mark: touched when needed.
-KEY_GROUPS = {
+#: Keys that headers of scripts name together, as ``@waiting``. Question mark: see ``script``.
+KEY_GROUPS: dict[str, tuple[str, ...]] = {
     "waiting": ("due", "due_prioritized?", "by_priority?", "paused?", "due_paused?"),
     "morgue": ("dead", "dead_ids", "dead_jobs", "dead_spill", "dead_spill_order", "dead_errors"),
 }
@@ -101,7 +76,7 @@ TRACKER_KEYS = {
 #: The same by all names that scripts use: those bound to waiting or dead jobs, and those of a whole queue.
 KEY_TYPES = SHARD_KEYS | {
     "index": "zset",
-    "marks": "zset",
+    "second_index": "zset",
     "records": "hash",
     "queue": "hash",
     "nodes": "hash",
@@ -124,7 +99,7 @@ class ShardKeys:
         return self.prefix + name
 
     def bind(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Keys of these names; kept, since each script asks for the same ones."""
+        """Return the keys of these names. Cached, since each script uses the same names."""
         keys = self._bound.get(names)
         if keys is None:
             keys = self._bound[names] = tuple(self.prefix + name for name in names)
@@ -135,9 +110,9 @@ class ShardKeys:
         return [self.prefix + name for name in SHARD_KEYS]
 
 
-#: Names of scripts that read and change jobs, and the keys that these are for waiting jobs.
+#: Names in headers of scripts that handle waiting or dead jobs, and their keys for waiting jobs.
 WAITING_KEYS = {"records": "jobs"}
-#: The same for dead jobs: in place of each index of waiting jobs stands ``dead``.
+#: Their keys for dead jobs; ``dead`` replaces each index of waiting jobs.
 MORGUE_KEYS = {
     **dict.fromkeys(("due", "due_paused", "due_prioritized", "by_priority", "paused", "failed"), "dead"),
     "errors": "dead_errors",
@@ -149,7 +124,7 @@ MORGUE_KEYS = {
 
 @dataclass(frozen=True)
 class KeyAliases:
-    """A shard's keys under the names that a script for several of them uses."""
+    """A shard's keys under the names of WAITING_KEYS or MORGUE_KEYS."""
 
     keys: ShardKeys
     names: dict[str, str]
@@ -175,29 +150,29 @@ def nodes_key(queue: str) -> str:
 
 
 def tokens_key(queue: str) -> str:
-    """Hash of a limited queue: ``left`` -> tokens, when; ``rate`` -> of whoever asked last, a second;
-    ``by <holder>`` -> last number, its grant, when.
+    """Hash of a queue with a rate limit: ``left`` -> tokens, time; ``rate`` -> tokens a second;
+    ``by <holder>`` -> last number, granted tokens, time.
     """
     return f"lowkiq:{FORMAT}:tokens:{{{queue}}}"
 
 
 def ticket_key(ticket: str) -> str:
-    """Hash of a command that only one worker is to do: ``by`` -> its name."""
+    """Hash of a command that only one worker executes: ``by`` -> its name."""
     return f"lowkiq:{FORMAT}:ticket:{_digest(ticket)}"
 
 
 def report_key(owner: str) -> str:
-    """Hash with what a node says of itself: started, at, text. Names may hold anything: they are hashed."""
+    """Hash with a node's report: started, at, text. The owner is hashed, since it may have any characters."""
     return f"lowkiq:{FORMAT}:report:{{nodes}}:{_digest(owner)}"
 
 
 def reports_key() -> str:
-    """Sorted set of the nodes that have a report: owner -> when it was written."""
+    """Sorted set of the nodes that have a report: owner -> time of the report."""
     return f"lowkiq:{FORMAT}:reports:{{nodes}}"
 
 
 def history_key(queue: str) -> str:
-    """Hash, a ring: place of a slot of time -> ``<slot> <at> <processed> <failed>``."""
+    """Hash, a ring buffer: index of a time slot -> ``<slot> <at> <processed> <failed>``."""
     return f"lowkiq:{FORMAT}:history:{{{queue}}}"
 
 
@@ -211,22 +186,27 @@ class TrackerKeys:
         return f"lowkiq:{FORMAT}:tracker:{{{self.id}}}:{name}"
 
 
-#: Sorted set of all trackers by when they were opened.
+#: Sorted set of all trackers by the time of their opening.
 TRACKERS_KEY = f"lowkiq:{FORMAT}:trackers"
 
 
 def tracker_channel(tracker: str) -> str:
-    """Where it is announced that nothing of a tracker is pending any more."""
+    """Channel that announces the end of the last pending call of a tracker."""
     return f"lowkiq:{FORMAT}:tracked:{{{tracker}}}"
 
 
 def channel(queue: str) -> str:
-    """Where pushes are announced, as ``<shard> <perform_in>``, and releases, as ``<shard> released``."""
+    """Channel of pushes, ``<shard> <perform_in>``, and released shards, ``<shard> released``."""
     return f"lowkiq:{FORMAT}:pushed:{{{queue}}}"
 
 
+def announcement(shard: ShardRef) -> dict[str, Any]:
+    """Arguments of scripts that announce due jobs of a shard."""
+    return {"channel": channel(shard.queue), "index": shard.index}
+
+
 def shard_of_key(key: str) -> ShardRef | None:
-    """The shard that a key belongs to; None when it is another key."""
+    """Return the shard of a key; None for a key of no shard."""
     prefix, _, rest = key.partition("{")
     queue, _, index = rest.partition("}:")[0].rpartition(":")
     if prefix != f"lowkiq:{FORMAT}:" or not (queue and index.isdecimal()):
@@ -235,7 +215,7 @@ def shard_of_key(key: str) -> ShardRef | None:
 
 
 def queue_of_channel(name: str) -> str:
-    """The queue whose channel it is."""
+    """Return the queue of a channel."""
     return name.partition("{")[2][:-1]
 
 

@@ -1,9 +1,14 @@
-"""Subscription of one thread to one pub/sub channel."""
+"""Subscription to pub/sub channels."""
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import redis
 from redis import exceptions
+
+from celery_lowkiq.rules.errors import StoreUnavailable
 
 from .client import store_error
 from .connect import apart
@@ -13,34 +18,55 @@ SUBSCRIBE_TIMEOUT = 5.0
 
 
 class Listener:
-    """Receives messages published after it was created. Use it in a ``with`` block."""
+    """Receives messages published after it was created. Use it in a ``with`` block, or close it."""
 
-    def __init__(self, client: redis.Redis, channel: str) -> None:
-        """Subscribe. Raises StoreUnavailable."""
+    def __init__(self, client: redis.Redis, *channels: str) -> None:
+        """Subscribe. Raises StoreUnavailable, AccessDenied."""
         # Its own connection: the waiting thread also sends commands, and would block on a pool of one.
         self._client = apart(client)
         self._pubsub = self._client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
+        self._closed = False
+        self._closing = threading.Lock()
         try:
-            self._pubsub.subscribe(channel)
-            # Wait for the confirmation, so that no message is missed after a later read of the state.
+            self._pubsub.subscribe(*channels)
+            # Wait for the confirmation: missing permissions raise here, and later messages are not missed.
             self._pubsub.get_message(timeout=SUBSCRIBE_TIMEOUT)
         except (exceptions.RedisError, OSError) as error:
-            self._close()
+            self.close()
             raise store_error(error) from error
 
-    def wait(self, timeout: float) -> bool:
-        """Block until a message arrives, at most ``timeout`` s; whether one did. Raises StoreUnavailable."""
+    def wait(self, timeout: float) -> dict[str, Any] | None:
+        """Return the next message, None after ``timeout`` s.
+
+        Raises StoreUnavailable when the connection is lost, or was closed.
+        """
+        if self._closed:
+            raise StoreUnavailable("the subscription is closed")
         try:
-            return self._pubsub.get_message(timeout=timeout) is not None
+            message: dict[str, Any] | None = self._pubsub.get_message(timeout=timeout)
+            return message
         except (exceptions.RedisError, OSError) as error:
             raise store_error(error) from error
+        except Exception as error:
+            # redis-py raises various errors when another thread closes the connection.
+            if not self._closed:
+                raise
+            raise StoreUnavailable("the subscription is closed") from error
+        finally:
+            if self._closed:
+                # redis-py may have connected again.
+                self.close()
+
+    def close(self) -> None:
+        """Close the connection; a waiting thread raises StoreUnavailable."""
+        self._closed = True
+        # Two threads may close at once, for which redis-py is not made.
+        with self._closing:
+            self._pubsub.close()
+            self._client.connection_pool.disconnect()
 
     def __enter__(self) -> Listener:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._close()
-
-    def _close(self) -> None:
-        self._pubsub.close()
-        self._client.connection_pool.disconnect()
+        self.close()

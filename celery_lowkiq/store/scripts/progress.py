@@ -21,7 +21,7 @@ class Tally:
     """Counts the jobs of completed steps and reports the progress."""
 
     def __init__(self, progress: Progress | None) -> None:
-        self.count = 0
+        self.count: int = 0
         self._progress = progress
         self._stop: Stop | None = None
 
@@ -41,7 +41,7 @@ class Tally:
 
 
 def by_shard(queue: QueueSpec, ids: Iterable[str]) -> dict[ShardRef, list[Value]]:
-    """The ids by the shards that they lie in."""
+    """Group ids by their shards."""
     parts: dict[ShardRef, list[Value]] = {}
     for job_id in ids:
         shard = ShardRef(queue.name, shard_of(job_id, queue.shards))

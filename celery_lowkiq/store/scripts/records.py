@@ -1,4 +1,4 @@
-"""The packed text that scripts and Python exchange; ``lib/`` has the Lua half."""
+"""Codec of the texts and replies that scripts and Python exchange; ``lib/`` has the Lua half."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from typing import Any
 from celery_lowkiq.rules.isolation import NOT_ISOLATED, Isolation
 from celery_lowkiq.rules.models import Job, Payload, Recorded
 from celery_lowkiq.rules.priorities import MOST_URGENT
+from celery_lowkiq.rules.text import last_error_line
 
-#: A number of so many digits is one to Lua and Redis as well.
+#: Maximum number of digits that Lua and Redis accept, too.
 DIGITS = 18
+#: Maximum bytes of an error in the log of tries.
+MAX_TRY_BYTES = 160
 _NUMBER = re.compile(rb"[-+.e\d]+|-?inf")
 _ITEM = re.compile(rb"(\S+) (\d{1,18})([rR]?) ")
 #: See docs/adr/0020-versioned-headers.md.
@@ -22,12 +25,11 @@ _TRIED = re.compile(rb"-?\d{1,18}(?:\.\d{1,24})?")
 
 
 def number_text(value: float) -> str:
-    """A number as Lua and Redis read it back without loss; -0.0 becomes 0."""
+    """Format a number without loss for Lua and Redis; -0.0 becomes 0."""
     return repr(float(value) + 0.0).removesuffix(".0")
 
 
 def _number(text: bytes) -> float | None:
-    """What ``payload_set_read.lua`` calls a number."""
     try:
         number = float(text) if _NUMBER.fullmatch(text) else math.nan
     except ValueError:
@@ -36,7 +38,7 @@ def _number(text: bytes) -> float | None:
 
 
 def parse_items(record: bytes) -> tuple[Payload, ...]:
-    """Payloads of a packed record, smallest score first. Bytes that are no record become one payload."""
+    """Parse a packed record: payloads by ascending score. Unreadable bytes become one payload."""
     items: list[Payload] = []
     header = _HEADER.match(record)
     at = header.end() + int(header.group(1)) if header else 0
@@ -56,24 +58,22 @@ def parse_items(record: bytes) -> tuple[Payload, ...]:
 
 
 def parse_id(data: bytes) -> str:
-    """An id from the store. Bytes that were planted there and are no UTF-8 survive a round trip."""
+    """Decode an id. Foreign bytes that are not UTF-8 survive a round trip."""
     return data.decode("utf-8", "surrogateescape")
 
 
 def id_bytes(job_id: str) -> bytes:
-    """What the store holds for an id."""
+    """Encode an id."""
     return job_id.encode("utf-8", "surrogateescape")
 
 
 def parse_processing(job_id: bytes, record: bytes) -> Job:
-    """A job from its processing record."""
+    """Parse a processing record."""
     return _usual(job_id, record) or _any(job_id, record)
 
 
 def _usual(job_id: bytes, record: bytes) -> Job | None:
-    """What nearly all records are, read in a quarter of the time: a job that never failed, with one payload
-    of which no call has a record.
-    """
+    """Fast path: a job that never failed, with one payload without call records; None for other records."""
     parts = record.split(b" ", 6)
     if len(parts) < 7 or parts[2] != b"-1" or parts[3] != b"0":
         return None
@@ -93,7 +93,7 @@ def _any(job_id: bytes, record: bytes) -> Job:
         return Job(parse_id(job_id), payloads, 0.0, payload_count=len(payloads))
     stop = found.end() + int(found.group(6))
     payloads = parse_items(record[stop:])
-    retry_count, isolation = parse_tried(found.group(5))
+    retry_count, isolation = parse_retry_count(found.group(5))
     return Job(
         id=parse_id(job_id),
         payloads=payloads,
@@ -108,14 +108,14 @@ def _any(job_id: bytes, record: bytes) -> Job:
     )
 
 
-def tried_text(retry_count: int, isolation: Isolation) -> str:
-    """A retry_count with the isolation of its job as its fraction, as ``lib/isolation.lua`` reads it."""
+def retry_count_text(retry_count: int, isolation: Isolation) -> str:
+    """Format a retry_count with the isolation of its job as the fraction (``claim.lua``)."""
     fraction = f".{isolation.largest:03d}{isolation.parts:03d}" if isolation.largest else ""
     return f"{retry_count}{fraction}"
 
 
-def parse_tried(text: bytes) -> tuple[int, Isolation]:
-    """A retry_count and an isolation; -1 and none where something else was planted."""
+def parse_retry_count(text: bytes) -> tuple[int, Isolation]:
+    """Parse a retry_count and an isolation; -1 and NOT_ISOLATED for foreign data."""
     if not _TRIED.fullmatch(text):
         return -1, NOT_ISOLATED
     if b"." not in text:
@@ -125,24 +125,30 @@ def parse_tried(text: bytes) -> tuple[int, Isolation]:
     return retry_count, Isolation(largest, max(1, parts)) if largest else NOT_ISOLATED
 
 
+def try_text(error: str | None) -> bytes:
+    """Return the line of an error for the log of a job's tries (``lib/tries.lua``)."""
+    words = " ".join(last_error_line(error or "").split())
+    return words.encode("utf-8", "backslashreplace")[:MAX_TRY_BYTES]
+
+
 def parse_whole(text: bytes) -> int:
-    """An epoch or a counter; 0 where something else was planted, as ``acquire.lua`` has it."""
+    """Parse an epoch or a counter; 0 for foreign data, as in ``acquire.lua``."""
     return int(text) if re.fullmatch(rb"[1-9]\d{0,14}", text) else 0
 
 
 def parse_moment(text: bytes | None) -> float | None:
-    """Unix s as a script wrote them for people; None where nothing, or something else, was written."""
+    """Parse Unix s for display; None when missing, and for foreign data."""
     found = _number(text or b"")
     return found if found is not None and math.isfinite(found) else None
 
 
 def parse_time(text: bytes) -> float | None:
-    """Unix s, or None for the empty text."""
+    """Parse Unix s; None for the empty text."""
     return float(text) if text else None
 
 
 def parse_members(reply: Any) -> dict[str, tuple[int, int]]:
-    """Lanes and counter by owner, from the hash of heartbeats, without what was planted there."""
+    """Parse the hash of heartbeats: lanes and counter by owner, without foreign data."""
     found = {}
     for field, counter in pairs(reply):
         owner, _, lanes = field.rpartition(b" ")
@@ -152,12 +158,12 @@ def parse_members(reply: Any) -> dict[str, tuple[int, int]]:
 
 
 def pairs(flat: list[Any]) -> list[tuple[Any, Any]]:
-    """``[a, b, c, d]`` as ``[(a, b), (c, d)]``."""
+    """Return ``[(a, b), (c, d)]`` for ``[a, b, c, d]``."""
     return list(zip(flat[::2], flat[1::2], strict=True))
 
 
 def parse_payloads(values: list[Any]) -> tuple[Payload, ...]:
-    """From score, size and data (which may be only the beginning) of each."""
+    """Parse score, size and data of each payload; data may be cut."""
     parts = zip(values[::3], values[1::3], values[2::3], strict=True)
     return tuple(
         Payload(data, float(score), cut_from=size if len(data) < size else None)
@@ -166,7 +172,7 @@ def parse_payloads(values: list[Any]) -> tuple[Payload, ...]:
 
 
 def shortened(job: Job, payload_limit: int, cut: int) -> Job:
-    """With so many payloads at most, and of each so many bytes."""
+    """Return the job with at most ``payload_limit`` payloads of at most ``cut`` bytes."""
     return job._replace(payloads=tuple(_cut(payload, cut) for payload in job.payloads[:payload_limit]))
 
 

@@ -9,7 +9,7 @@ Script text comes from these files only.
 Redis does not roll back, so every script first touches each of its keys: one of another type is an error
 before anything is written. A key with a question mark is left to the script, to touch when it needs it; after
 a group, ``?`` leaves all of its keys to the script, and ``!`` none.
-A queue without a policy does not send the POLICY KEYS.
+POLICY KEYS are sent only for queues with a policy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .keys import KEY_GROUPS, KEY_TYPES, ShardKeys
 
 #: Packages of the store with Lua files beside their Python. The name of a script is unique among them.
 FOLDERS = ("jobs", "leases", "repairs", "inspect", "admin", "tracking")
-#: Commands that fail on a key of another type, at the cost of a look.
+#: Cheap commands that fail on a key of another type.
 PROBES = {"hash": "HLEN", "zset": "ZCARD"}
 
 Value: TypeAlias = str | bytes | int | float
@@ -55,7 +55,7 @@ class Script:
     keys: tuple[str, ...]
     args: tuple[str, ...]
     flags: str
-    #: How many of the keys, the last ones, go only with a policy.
+    #: Number of keys, the last ones, that are sent only with a policy.
     policy_keys: int = 0
 
     def call(self, keys: Keys, rest: Sequence[Value] = (), **args: Value) -> ScriptCall:
@@ -70,11 +70,11 @@ class Script:
         return ScriptCall(self, bound, (*map(args.__getitem__, self.args), *rest))
 
     def text(self, flags: bool) -> str:
-        """Source as sent to a server that knows script flags, or one that does not."""
+        """Return the source, with the shebang line when the server supports script ``flags``."""
         return f"#!lua flags={self.flags}\n{self.body}" if flags and self.flags else self.body
 
     def sha(self, flags: bool) -> str:
-        """Name under which the server caches ``text(flags)``."""
+        """Return the SHA1 of ``text(flags)``."""
         return self._shas[flags]
 
     @cached_property
@@ -94,7 +94,7 @@ class Script:
 
 @cache
 def lua_files() -> dict[str, Any]:
-    """The Lua files of the store by name: ``push.lua`` of a script, ``lib/time.lua`` of a library."""
+    """Return the Lua files by name, such as ``push.lua`` of a script and ``lib/time.lua`` of a library."""
     store = resources.files("celery_lowkiq.store")
     found = {f"lib/{file.name}": file for file in store.joinpath("scripts").joinpath("lib").iterdir()}
     for folder in FOLDERS:
@@ -108,18 +108,18 @@ def _read(name: str) -> str:
 
 
 def library(name: str) -> str:
-    """Text of ``lib/<name>.lua``."""
+    """Return the text of ``lib/<name>.lua``."""
     return _read(f"lib/{name}.lua")
 
 
 def header(source: str, field: str) -> str:
-    """What the header of a Lua file says after ``-- <field>:``."""
+    """Return the value of ``-- <field>:`` in the header of a Lua file."""
     found = re.search(rf"^-- {field}: *(.*)$", source, re.MULTILINE)
     return found.group(1) if found else ""
 
 
 def declared_keys(source: str, field: str = "KEYS") -> tuple[str, ...]:
-    """Keys of a header in order, with their question marks; groups are spelled out."""
+    """Return the keys of a header in order, with question marks and expanded groups."""
     found: list[str] = []
     for word in header(source, field).split():
         group = KEY_GROUPS.get(word[1:].rstrip("?!")) if word[0] == "@" else None
@@ -133,7 +133,7 @@ def declared_keys(source: str, field: str = "KEYS") -> tuple[str, ...]:
 
 
 def libraries(source: str) -> tuple[str, ...]:
-    """Names of the libraries that a source uses, each after those that it uses itself."""
+    """Return the libraries that a source uses, each after those that it uses itself."""
 
     def used(text: str) -> Iterator[str]:
         for name in header(text, "USES").split():
@@ -154,7 +154,7 @@ def _probes(keys: Sequence[str]) -> str:
 
 @cache
 def load(name: str) -> Script:
-    """The script of ``<name>.lua``."""
+    """Return the script of ``<name>.lua``."""
     source = _read(f"{name}.lua")
     of_policies = declared_keys(source, "POLICY KEYS")
     declared = declared_keys(source) + of_policies

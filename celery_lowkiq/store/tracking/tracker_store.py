@@ -8,7 +8,15 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from celery_lowkiq.rules.errors import InvalidCall, UnknownTracker
 from celery_lowkiq.rules.models import NewJob
-from celery_lowkiq.rules.tracking import CallView, Counts, Message, NewCall, State, TrackerUpdate, TrackerView
+from celery_lowkiq.rules.tracking import (
+    Counts,
+    Message,
+    NewCall,
+    State,
+    TrackedCall,
+    TrackerUpdate,
+    TrackerView,
+)
 from celery_lowkiq.rules.views import Page
 from celery_lowkiq.store.jobs.push import with_retries
 from celery_lowkiq.store.jobs.tracker_updates import STEP, by_tracker, parts, text_bytes, update_commands
@@ -71,7 +79,7 @@ class TrackerStore:
             raise UnknownTracker(tracker)
         return CANCELLED not in replies
 
-    def tell(self, news: Iterable[TrackerUpdate]) -> set[str]:
+    def update(self, news: Iterable[TrackerUpdate]) -> set[str]:
         """Apply updates in one round trip. Return the cancelled trackers among those updated."""
         calls = update_commands(news)
         replies = self._client.all([call for _, call in calls])
@@ -130,7 +138,9 @@ class TrackerStore:
         following = dump_position(page[-1][1], page[-1][0]) if len(trackers) > limit else None
         return Page(tuple(view for view in views if view is not None), following)
 
-    def calls(self, tracker: str, states: Iterable[State], limit: int, after: str | None) -> Page[CallView]:
+    def calls(
+        self, tracker: str, states: Iterable[State], limit: int, after: str | None
+    ) -> Page[TrackedCall]:
         """Return a page of a tracker's calls in the order in which they were added. Raises InvalidCall."""
         call = load("track_page").call(
             TrackerKeys(tracker),
@@ -200,15 +210,15 @@ def _tracker(tracker: str, reply: list[bytes | None]) -> TrackerView | None:
     )
 
 
-def _view(state: int, call: bytes, record: bytes, messages: bytes) -> CallView:
+def _view(state: int, call: bytes, record: bytes, messages: bytes) -> TrackedCall:
     match = _CALL_RECORD.match(record)
     updated, current, total, queue, job_id = match.groups() if match else (b"0", b"-", b"-", b"0", b"0")
     start = match.end() if match else len(record)
     middle, stop = start + int(queue), start + int(queue) + int(job_id)
-    return CallView(
-        call=call.decode("utf-8", "replace"),
+    return TrackedCall(
+        task_id=call.decode("utf-8", "replace"),
         queue=record[start:middle].decode("utf-8", "replace"),
-        job_id=parse_id(record[middle:stop]),
+        id=parse_id(record[middle:stop]),
         payload=record[stop:],
         state=_STATES[state],
         updated_at=float(updated),

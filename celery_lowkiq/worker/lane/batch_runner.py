@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from functools import partial
 
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, Due, SettleReply, SettleRequest
 from celery_lowkiq.rules.errors import NotOwner, ShardDamaged, StoreError, StoreUnavailable
+from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import Batch, ShardRef
-from celery_lowkiq.rules.rate import run_count
+from celery_lowkiq.rules.rate import Tokens, run_count
 
 from ..context import WorkerContext
 from ..forks import staying
 from ..owned_shard import OwnedShard
 from .claim_window import ClaimWindow, batches_to_claim, mean_duration
 from .lane_state import FAILED_SHARD_DELAY, LaneState
-
-logger = logging.getLogger("celery_lowkiq.worker")
 
 #: Seconds for which a lane leaves a shard with a due suspect alone while another lane runs a suspect.
 SUSPECT_DELAY = 0.2
@@ -47,7 +45,8 @@ class BatchRunner:
         wanted = batches_to_claim(self._mean_durations.get(queue.name), self._ctx.window)
         surplus = 0
         try:
-            surplus = batches = self._take_tokens(queue.name, wanted)
+            tokens = self._tokens(queue.name, wanted=wanted)
+            surplus = batches = wanted if tokens is None else tokens.granted
             if batches:
                 surplus = self._claim_and_run(owned, batches)
         except StoreError as error:
@@ -92,7 +91,7 @@ class BatchRunner:
         if isinstance(error, NotOwner):
             self._state.drop(owned.shard)
             self._ctx.mailbox.report_lost(owned)
-            self._forgive(owned)
+            self._retract_crashes(owned)
         elif isinstance(error, StoreUnavailable):
             logger.error(
                 "stopping without Redis: jobs of %s that were claimed will be recovered", owned.shard
@@ -106,32 +105,28 @@ class BatchRunner:
             )
             self._state.defer(owned.shard, FAILED_SHARD_DELAY)
 
-    def _forgive(self, owned: OwnedShard) -> None:
+    def _retract_crashes(self, owned: OwnedShard) -> None:
         # The new owner has counted a crash of this node, which is alive.
         try:
             self._ctx.store.retract_crashes(owned.lease)
         except StoreError as error:
             logger.warning("crashes that were counted for %s could not be undone: %s", owned.shard, error)
 
-    def _take_tokens(self, queue: str, wanted: int) -> int:
-        """Return how many batches may be claimed."""
+    def _tokens(self, queue: str, *, wanted: int = 0, surplus: int = 0) -> Tokens | None:
+        """Take or return tokens; None for a queue without a rate limit."""
         limiter = self._ctx.rate_limiter
-        request = limiter.request(queue, self._state.name, wanted=wanted)
+        request = limiter.request(queue, self._state.name, wanted=wanted, surplus=surplus)
         if request is None:
-            return wanted
+            return None
         tokens = self._state.request([], lambda: self._ctx.store.tokens(request))
         limiter.record(queue, tokens)
-        return tokens.granted
+        return tokens
 
     def _return_tokens(self, queue: str, surplus: int) -> None:
         if not surplus:
             return
-        limiter = self._ctx.rate_limiter
-        request = limiter.request(queue, self._state.name, surplus=surplus)
-        if request is None:
-            return
         try:
-            limiter.record(queue, self._state.request([], lambda: self._ctx.store.tokens(request)))
+            self._tokens(queue, surplus=surplus)
         except StoreError as error:
             logger.warning("%d tokens of queue %s could not be returned: %s", surplus, queue, error)
 
@@ -143,7 +138,11 @@ class BatchRunner:
         lock = self._ctx.suspect_lock
         locked = lock.acquire(blocking=False)
         try:
-            claim = self._exchange(self._claim_request(owned, locked, batches))
+            # A claim that is settled in the same round trip stays open: its settle alone may fail.
+            number, open_claims = owned.next_request(), owned.open_claims
+            claim = self._exchange(
+                ClaimRequest(owned.queue, owned.lease, number, open_claims, locked, batches)
+            )
             assert claim is not None
             if locked and not claim.suspect:
                 lock.release()
@@ -160,11 +159,6 @@ class BatchRunner:
         finally:
             if locked:
                 lock.release()
-
-    def _claim_request(self, owned: OwnedShard, suspects: bool, batches: int) -> ClaimRequest:
-        # A claim that is settled in the same round trip stays open: its settle alone may fail.
-        request = owned.next_request()
-        return ClaimRequest(owned.queue, owned.lease, request, owned.open_claims, suspects, batches)
 
     def _exchange(self, to_claim: ClaimRequest | None) -> Claim | None:
         """Settle what has run, and claim, in one round trip. Raises the error of the claim."""

@@ -46,7 +46,7 @@ class ClaimWindow:
 
     def __init__(self, owned: OwnedShard, claim: Claim, claimed_at: float) -> None:
         self.owned = owned
-        self.number = claim.number
+        self.number: int = claim.number
         self._redis_time = claim.now
         self.claimed_at = claimed_at
         self.ran: list[Batch] = []

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import islice
 
+from celery_lowkiq.rules.claims import Due
+from celery_lowkiq.rules.errors import ShardDamaged, StoreError, StoreUnavailable
+from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import Batch, ShardRef
 from celery_lowkiq.rules.schedulers import Scheduler, lag
 
@@ -14,74 +17,26 @@ from ..context import WorkerContext
 from ..owned_shard import OwnedShard
 from ..ports import EXIT_CRASHED
 from .batch_runner import BatchRunner
-from .due_poll import DuePoller
-from .lane_state import LaneState
-
-logger = logging.getLogger("celery_lowkiq.worker")
+from .lane_state import DueQuery, LaneState
 
 
-class Lane:
+class Lane(LaneState):
     """Works its shards one batch at a time until it is stopped."""
 
-    def __init__(self, state: LaneState, poller: DuePoller, scheduler: Scheduler, ctx: WorkerContext) -> None:
-        """``state`` is this lane's alone; ``poller`` is shared by all lanes."""
-        self.name = state.name
-        self.crashed = False
-        self.ended = False
-        self._state = state
-        self._poller = poller
-        self._picker = ShardPicker(scheduler, self.name)
-        self._runner = BatchRunner(state, ctx)
-        self._ctx = ctx
-        self._thread = threading.Thread(target=self._main, name=self.name, daemon=True)
-
-    # -- called from other threads
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def stop_claiming(self) -> None:
-        """Start no new batch. Safe in a signal handler; an idle lane sleeps on until :meth:`stop`."""
-        self._state.stop_claiming()
-
-    def stop(self) -> None:
-        """Start no new batch; the running one is finished and settled."""
-        self._state.stop()
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait until the thread has ended, at most ``timeout`` s."""
-        self._thread.join(timeout)
-
-    def serve(self, owned: OwnedShard) -> None:
-        """Work a shard from now on."""
-        self._state.serve(owned)
-
-    def drop(self, shard: ShardRef) -> None:
-        """Start no new batch of a shard; the lane is done with it when it is not in :attr:`working`."""
-        self._state.drop(shard)
-
-    def announce(self, shard: ShardRef, perform_in: float) -> None:
-        """Handle the announcement of a push."""
-        self._state.announce(shard, perform_in)
-
-    def refresh(self) -> None:
-        """Poll all shards soon."""
-        self._state.refresh()
-
-    def shards(self) -> list[ShardRef]:
-        """Return the shards of this lane, sorted."""
-        return self._state.shards()
-
-    @property
-    def load(self) -> int:
-        """Number of shards of this lane."""
-        return self._state.load
+    def __init__(self, name: str, ctx: WorkerContext, scheduler: Scheduler, peers: Sequence[Lane]) -> None:
+        """``peers``: all lanes of the node, for which one lane polls."""
+        super().__init__(name, ctx)
+        self.crashed: bool = False
+        self.ended: bool = False
+        self.thread: threading.Thread = ctx.thread(name, self._main)
+        self._peers = peers
+        self._picker = ShardPicker(scheduler, name)
+        self._runner = BatchRunner(self, ctx)
 
     @property
     def working(self) -> frozenset[ShardRef]:
         """Shards that the lane claims from, runs or settles now; a crashed lane keeps them."""
-        shards = (self._state.working, self._runner.unsettled)
+        shards = (self._picked, self._runner.unsettled)
         return frozenset(shard for shard in shards if shard is not None)
 
     @property
@@ -97,7 +52,7 @@ class Lane:
 
     def _main(self) -> None:
         try:
-            while not self._state.stopping or self._runner.unsettled:
+            while not self.stopping or self._runner.unsettled:
                 owned = self._next()
                 if owned is not None:
                     self._run(owned)
@@ -110,19 +65,49 @@ class Lane:
             self._ctx.mailbox.wake()
 
     def _next(self) -> OwnedShard | None:
-        if self._state.stopping:
+        if self.stopping:
             return None
-        everything = self._state.take_poll()
+        everything = self.take_poll()
         if everything is not None:
-            self._poller.poll(self._state, everything)
-        return self._state.begin_next(self._picker.pick, wait=not self._runner.unsettled)
+            self._poll(everything)
+        return self.begin_next(self._picker.pick, wait=not self._runner.unsettled)
+
+    def _poll(self, everything: bool) -> None:
+        """Ask Redis in one round trip for the due times of this lane and of all idle ones.
+
+        Asks about all their shards, or about new ones.
+        """
+        asked = [(lane, lane.begin_poll(everything, lane is self)) for lane in self._peers]
+        queries = [query for _, several in asked for query in several]
+        if not queries:
+            return
+        try:
+            dues, seconds = self._ctx.outage.retry(lambda: self._read_due(queries), self.gives_up)
+        except StoreUnavailable:
+            return
+        except StoreError as error:
+            # The text of a damage needs no traceback.
+            cause = None if isinstance(error, ShardDamaged) else error
+            logger.error("%s tries its shards one by one: %s", self.name, error, exc_info=cause)
+            for lane, _ in asked:
+                lane.try_all()
+            return
+        answers = zip(queries, dues, strict=True)
+        for lane, several in asked:
+            lane.end_poll(list(islice(answers, len(several))), seconds)
+
+    def _read_due(self, queries: Sequence[DueQuery]) -> tuple[list[Due], float]:
+        """Return the due times, and how many seconds it took to read them."""
+        clock, sent_at = self._ctx.clock, self._ctx.clock.monotonic()
+        dues = self._ctx.store.next_due([one.shard for one in queries], [one.open_claims for one in queries])
+        return dues, clock.monotonic() - sent_at
 
     def _run(self, owned: OwnedShard) -> None:
         threading.current_thread().name = f"{self.name} {owned.shard}"
         try:
             self._runner.run_next(owned)
         finally:
-            self._state.end_working()
+            self.end_working()
             threading.current_thread().name = self.name
 
     def _crash(self, error: BaseException) -> None:

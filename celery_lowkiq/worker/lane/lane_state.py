@@ -50,7 +50,8 @@ class LaneState:
         self._changed = threading.Condition()
         self._due = DueTable(ctx.clock)
         self._owned: dict[ShardRef, OwnedShard] = {}
-        self._working: ShardRef | None = None
+        #: The shard that the lane works now.
+        self._picked: ShardRef | None = None
         #: Whether to poll all shards, and those that were never polled, in order.
         self._refresh = False
         self._unpolled: dict[ShardRef, None] = {}
@@ -86,7 +87,7 @@ class LaneState:
             self._changed.notify()
 
     def drop(self, shard: ShardRef) -> None:
-        """Remove a shard: no new batch of it starts. A batch may still be running, see :attr:`working`."""
+        """Remove a shard: no new batch of it starts. The lane may still be working it."""
         with self._changed:
             self._owned.pop(shard, None)
             self._unpolled.pop(shard, None)
@@ -105,11 +106,6 @@ class LaneState:
     def load(self) -> int:
         """Number of shards."""
         return len(self._owned)
-
-    @property
-    def working(self) -> ShardRef | None:
-        """The shard that was picked and is being worked."""
-        return self._working
 
     # -- due times
 
@@ -194,7 +190,7 @@ class LaneState:
             due, now = self._claimable(), self._due.now()
             shard = pick(due, now)
             if shard is not None:
-                self._working = shard
+                self._picked = shard
                 return self._owned[shard]
             if wait and not (self._refresh or self._unpolled or self.stopping):
                 # A due shard that was not picked is offered again at the next poll or wake-up.
@@ -207,7 +203,7 @@ class LaneState:
 
     def end_working(self) -> None:
         """Record that the picked shard was worked."""
-        self._working = None
+        self._picked = None
 
     def _claimable(self) -> dict[ShardRef, float]:
         """Due times of shards whose lease allows a claim, delayed until their queue has a token again."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from celery_lowkiq.rules.balance import QuotaRoom, least_loaded_lane
-from celery_lowkiq.rules.claims import AcquireRequest
 from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.errors import LowkiqError, NotOwner, ShardDamaged, ShardRepairing, StoreUnavailable
+from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import Lease, ShardRef
 from celery_lowkiq.rules.ownership import LeaseWatch
 from celery_lowkiq.rules.text import shard_names
@@ -18,8 +18,6 @@ from ..lane.lane import Lane
 from ..owned_shard import OwnedShard
 from .lease_table import LeaseTable
 from .membership import Membership
-
-logger = logging.getLogger("celery_lowkiq.worker")
 
 #: Seconds before a queue is tried again after a refusal that needs an operator, such as another shard count.
 REFUSED_RETRY = 60.0
@@ -34,8 +32,8 @@ PROGRESS_INTERVAL = 5.0
 
 
 class Acquisition:
-    """With ``membership`` up to the node's share, each shard for the lane that has fewest; without it all
-    shards, each for the lane that it was dealt to.
+    """Shared shards up to the node's quota, each for the lane that has fewest; else all shards, each for the
+    lane that it was dealt to.
     """
 
     def __init__(
@@ -44,12 +42,9 @@ class Acquisition:
         table: LeaseTable,
         *,
         lanes: Sequence[Lane],
-        membership: Membership | None,
+        membership: Membership,
     ) -> None:
-        self._store = ctx.store
-        self._clock = ctx.clock
-        self._owner = ctx.owner
-        self._lease_seconds = ctx.lease_seconds
+        self._ctx = ctx
         self._table = table
         self._lanes = lanes
         self._membership = membership
@@ -59,14 +54,19 @@ class Acquisition:
 
     def observe(self, shards: Sequence[ShardRef]) -> None:
         """Read the leases of these shards. Raises StoreError."""
-        states = self._store.observe(shards)
-        now = self._clock.monotonic()
+        watches = self._observe(shards)
+        now = self._ctx.clock.monotonic()
         before, self.free_at = self.free_at, {}
-        for shard, state in zip(shards, states, strict=True):
-            free_at = self._table.observe(shard, state, now).waits_until(self._lease_seconds)
+        for watch in watches:
+            free_at = watch.waits_until(self._ctx.lease_seconds)
             if free_at is not None and free_at > now:
-                self.free_at[shard] = free_at
+                self.free_at[watch.shard] = free_at
         self._log_waits(self.free_at.keys() - before.keys(), now)
+
+    def _observe(self, shards: Sequence[ShardRef]) -> list[LeaseWatch]:
+        states = self._ctx.store.observe(shards)
+        now = self._ctx.clock.monotonic()
+        return [self._table.observe(shard, state, now) for shard, state in zip(shards, states, strict=True)]
 
     def _log_waits(self, shards: Collection[ShardRef], now: float) -> None:
         if shards:
@@ -77,30 +77,36 @@ class Acquisition:
                 shard_names(shards),
             )
 
-    def seconds_to_next_look(self, shards: Sequence[ShardRef]) -> float:
+    def seconds_to_observation(self, shards: Sequence[ShardRef]) -> float:
         """Return seconds until one of these shards may be free; infinite for no shards."""
-        now = self._clock.monotonic()
-        looks = (self._table.watch(shard).next_look(now, self._lease_seconds) for shard in shards)
-        return min(looks, default=float("inf"))
+        now, lease_seconds = self._ctx.clock.monotonic(), self._ctx.lease_seconds
+        watches = map(self._table.watch, shards)
+        return min((one.seconds_to_observation(now, lease_seconds) for one in watches), default=math.inf)
 
     def acquire(self, shards: Iterable[ShardRef], go_on: Callable[[], bool]) -> bool:
         """Acquire free shards in slices while ``go_on()``; return whether all were tried.
 
-        A refusal postpones all shards of its queue, damage only the damaged shard. Raises StoreError when
-        Redis is unavailable.
+        They were not where another node was faster: this node then has room for other shards. A refusal
+        postpones all shards of its queue, damage only the damaged shard. Raises StoreError when Redis is
+        unavailable.
         """
         free = self._free_ones(shards)
-        self._progress.begin(len(self._table.owned_shards()), len(free))
+        self._progress.begin(len(self._table.owned()), len(free))
+        overtaken: list[LeaseWatch] = []
         for start in range(0, len(free), SLICE):
             if start and not go_on():
                 return False
-            self._acquire(free[start : start + SLICE])
-            self._progress.log(len(self._table.owned_shards()))
-        return True
+            overtaken += self._acquire(free[start : start + SLICE])
+            self._progress.log(len(self._table.owned()))
+        if not overtaken:
+            return True
+        observed = self._observe([watch.shard for watch in overtaken])
+        # An unchanged lease is not tried again at once: that could go on for ever.
+        return all(now.seen == before.seen for now, before in zip(observed, overtaken, strict=True))
 
     def _free_ones(self, shards: Iterable[ShardRef]) -> list[LeaseWatch]:
         """Return free shards in the given order, up to the node's share."""
-        room = None if self._membership is None else self._membership.room(self._table.owned_shards())
+        room = self._membership.room([owned.shard for owned in self._table.owned()])
         found = []
         for shard in shards:
             watch = self._table.watch(shard)
@@ -114,22 +120,23 @@ class Acquisition:
         # Never while a thread of this node still works under an older epoch.
         if self._table.get(watch.shard) is not None or self._table.in_use(watch.shard):
             return False
-        now = self._clock.monotonic()
-        return watch.ours(self._owner) or (
-            watch.may_take(now, self._lease_seconds)
-            and (watch.orphaned(now, self._lease_seconds) or room is None or room.left(watch.queue.name))
+        now = self._ctx.clock.monotonic()
+        return watch.ours(self._ctx.owner) or (
+            watch.may_take(now, self._ctx.lease_seconds)
+            and (watch.orphaned(now, self._ctx.lease_seconds) or room is None or room.left(watch.queue.name))
         )
 
-    def _acquire(self, watches: Sequence[LeaseWatch]) -> None:
-        wanted = [AcquireRequest(one.queue, one.shard, one.seen, one.known_epoch) for one in watches]
-        sent_at = self._clock.monotonic()
-        answers = self._store.acquire_all(wanted, self._owner)
+    def _acquire(self, watches: Sequence[LeaseWatch]) -> list[LeaseWatch]:
+        """Return the watches of leases that have changed since they were observed."""
+        sent_at = self._ctx.clock.monotonic()
+        answers = self._ctx.store.acquire_all(watches, self._ctx.owner)
+        overtaken: list[LeaseWatch] = []
         refused: dict[str, LowkiqError] = {}
         for watch, answer in zip(watches, answers, strict=True):
             if isinstance(answer, StoreUnavailable):
                 raise answer
             if isinstance(answer, Lease):
-                owned = OwnedShard(watch.queue, answer, self._lease_seconds, sent_at)
+                owned = OwnedShard(watch.queue, answer, self._ctx.lease_seconds, sent_at)
                 self._table.add(owned, self._emptiest_lane())
             elif isinstance(answer, ShardRepairing):
                 logger.info("shard %s is not served yet: %s", watch.shard, answer)
@@ -137,15 +144,18 @@ class Acquisition:
             elif isinstance(answer, ShardDamaged):
                 logger.error("shard %s is not served: %s", watch.shard, answer)
                 self._table.postpone([watch.shard], sent_at + DAMAGED_RETRY)
-            elif not isinstance(answer, NotOwner):
+            elif isinstance(answer, NotOwner):
+                overtaken.append(watch)
+            else:
                 refused.setdefault(watch.queue.name, answer)
         for queue, error in refused.items():
             logger.error("queue %s is not served: %s", queue, error)
             self._table.postpone(self._table.shards_of(queue), sent_at + REFUSED_RETRY)
+        return overtaken
 
     def _emptiest_lane(self) -> Lane | None:
         """Return the lane for a new shard; None for the one that it was dealt to."""
-        if self._membership is None:
+        if not self._membership.shared:
             return None
         return self._lanes[least_loaded_lane([lane.load for lane in self._lanes])]
 

@@ -34,10 +34,6 @@ class LeaseTable:
         """Return all shards that the node owns."""
         return list(self._owned.values())
 
-    def owned_shards(self) -> list[ShardRef]:
-        """Return the names of the shards that the node owns."""
-        return list(self._owned)
-
     def get(self, shard: ShardRef) -> OwnedShard | None:
         """Return an owned shard; None when the node does not own it."""
         return self._owned.get(shard)
@@ -117,7 +113,7 @@ class LeaseTable:
 
     def observe(self, shard: ShardRef, state: LeaseState, now: float) -> LeaseWatch:
         """Record the state of a shard's lease, read at ``now`` (monotonic)."""
-        watch = self._watches[shard] = self._watches[shard].look(state, now)
+        watch = self._watches[shard] = self._watches[shard].observed(state, now)
         return watch
 
     def postpone(self, shards: Iterable[ShardRef], until: float) -> None:

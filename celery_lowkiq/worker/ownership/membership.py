@@ -18,63 +18,64 @@ class Membership:
         self,
         ctx: WorkerContext,
         heartbeat: Heartbeat,
-        queues: Sequence[QueueSpec],
+        queues: Mapping[str, QueueSpec],
         *,
         lanes: int,
         served: Collection[str],
+        shared: bool,
     ) -> None:
-        """``served``: names of those ``queues`` in which the node takes part at first."""
-        self._store = ctx.store
-        self._clock = ctx.clock
-        self._owner = ctx.owner
-        self._lease_seconds = ctx.lease_seconds
-        self._heartbeat = heartbeat
-        self._queues = {queue.name: queue for queue in queues}
-        self._lanes = lanes
-        self._others: dict[str, dict[str, Member]] = {name: {} for name in self._queues if name in served}
+        """``queues``: all by name, may grow; ``served``: those in which the node takes part at first.
 
-    def add_queues(self, queues: Mapping[str, QueueSpec]) -> None:
-        """Add queues by name; the node takes part in them after :meth:`serve`."""
-        self._queues.update(queues)
+        Unless ``shared``, it takes part in none: a fixed splitter has dealt the shards, without quotas.
+        """
+        self._ctx = ctx
+        self._heartbeat = heartbeat
+        self._queues = queues
+        self._lanes = lanes
+        self.shared = shared
+        self._others: dict[str, dict[str, Member]] = {}
+        self.serve(served)
 
     def serve(self, queues: Collection[str]) -> None:
         """Take part in these queues only. Raises StoreError before anything changes."""
         for queue in self._others.keys() - queues:
             self._leave(queue)
-        self._others = {name: self._others.get(name, {}) for name in self._queues if name in queues}
+        if self.shared:
+            self._others = {name: self._others.get(name, {}) for name in self._queues if name in queues}
 
     def update(self) -> None:
         """Send the heartbeat, read those of others, and remove dead ones. Raises StoreError."""
         beats = self._heartbeat.beat(list(self._others))
-        now = self._clock.monotonic()
+        now = self._ctx.clock.monotonic()
         for queue, found in zip(list(self._others), beats, strict=True):
             seen = self._others[queue]
             self._others[queue] = {
-                name: seen[name].look(counter, now) if name in seen else Member(name, lanes, counter, now)
+                name: seen[name].observed(counter, now) if name in seen else Member(name, lanes, counter, now)
                 for name, (lanes, counter) in found.items()
-                if name != self._owner
+                if name != self._ctx.owner
             }
-            gone = [one for one in self._others[queue].values() if one.gone(now, self._lease_seconds)]
+            gone = [one for one in self._others[queue].values() if one.gone(now, self._ctx.lease_seconds)]
             if gone:
-                self._store.forget_members(queue, [(member.name, member.lanes) for member in gone])
+                self._ctx.store.forget_members(queue, [(member.name, member.lanes) for member in gone])
 
     def leave(self) -> None:
-        """Remove this node's heartbeats. Raises StoreError."""
+        """Take part in no queue from now on. Raises StoreError."""
         for queue in self._others:
             self._leave(queue)
+        self._others = {}
 
     def _leave(self, queue: str) -> None:
-        self._store.forget_members(queue, [(self._owner, self._lanes)])
+        self._ctx.store.forget_members(queue, [(self._ctx.owner, self._lanes)])
 
     def lanes_by_node(self, queue: str) -> dict[str, int]:
         """Return the living nodes that serve a queue, including this one."""
-        now = self._clock.monotonic()
-        others = (one for one in self._others[queue].values() if one.alive(now, self._lease_seconds))
-        return {self._owner: self._lanes, **{member.name: member.lanes for member in others}}
+        now = self._ctx.clock.monotonic()
+        others = (one for one in self._others[queue].values() if one.alive(now, self._ctx.lease_seconds))
+        return {self._ctx.owner: self._lanes, **{member.name: member.lanes for member in others}}
 
-    def room(self, owned: Sequence[ShardRef]) -> QuotaRoom:
-        """Return how many more shards a node may have that owns these."""
-        return QuotaRoom(self._pools(), owned)
+    def room(self, owned: Sequence[ShardRef]) -> QuotaRoom | None:
+        """Return how many more shards a node may have that owns these; None for no quota."""
+        return QuotaRoom(self._pools(), owned) if self.shared else None
 
     def surplus(self, owned: Sequence[ShardRef], busy: frozenset[ShardRef]) -> list[ShardRef]:
         """Return the shards that a node is to release that owns these and works on the ``busy`` ones."""
@@ -91,6 +92,9 @@ class Membership:
             nodes = tuple(sorted(self.lanes_by_node(queue).items()))
             by_nodes.setdefault(nodes, []).append(queue)
         return [
-            (frozenset(queues), quotas(sum(self._queues[q].shards for q in queues), dict(nodes))[self._owner])
+            (
+                frozenset(queues),
+                quotas(sum(self._queues[q].shards for q in queues), dict(nodes))[self._ctx.owner],
+            )
             for nodes, queues in by_nodes.items()
         ]

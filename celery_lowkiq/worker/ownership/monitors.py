@@ -5,22 +5,21 @@ Overdue batches, lost shards and lost data, an eviction policy that drops keys, 
 
 from __future__ import annotations
 
-import logging
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from celery_lowkiq.rules.balance import ORPHAN_TIMEOUT_LEASES
 from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.health_checks import ERROR, eviction
+from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import Lease, QueueSpec, ShardRef
 from celery_lowkiq.rules.ownership import LeaseWatch
+from celery_lowkiq.rules.text import listed
 
 from ..context import WorkerContext
 from ..lane.lane import Lane
 from ..ports import Host, Store
 from .lease_table import LeaseTable
-
-logger = logging.getLogger("celery_lowkiq.worker")
 
 #: Maximum number of lost shards that a line names.
 LISTED_SHARDS = 10
@@ -65,9 +64,8 @@ class LossMonitor:
         gone = {shard for shard in observed if self._table.watch(shard).forgotten}
         taken = sorted(set(self._pop_lost(observed)) - gone)
         if taken:
-            more = f" and {len(taken) - LISTED_SHARDS} more" if len(taken) > LISTED_SHARDS else ""
-            names = ", ".join(map(str, taken[:LISTED_SHARDS]))
-            logger.warning("shards changed hands, and this node leaves them: %s%s", names, more)
+            names = listed(list(map(str, taken)), LISTED_SHARDS)
+            logger.warning("shards changed hands, and this node leaves them: %s", names)
         self._log_data_loss(gone)
 
     def _pop_lost(self, observed: Collection[ShardRef]) -> list[ShardRef]:
@@ -128,25 +126,22 @@ class MisassignmentMonitor:
         self, ctx: WorkerContext, *, shards: Mapping[ShardRef, QueueSpec], wanted: Collection[ShardRef]
     ) -> None:
         """``wanted``: the part of all ``shards`` that this node was dealt."""
-        self._store = ctx.store
-        self._clock = ctx.clock
-        self._owner = ctx.owner
-        self._lease_seconds = ctx.lease_seconds
+        self._ctx = ctx
         self._wanted = frozenset(wanted)
         self._watches = {shard: LeaseWatch(queue, shard) for shard, queue in shards.items()}
-        self._next = self._clock.monotonic()
+        self._next = self._ctx.clock.monotonic()
         self._shared_since: dict[ShardRef, float] = {}
         self._logged: set[ShardRef] = set()
 
     def check(self) -> None:
         """Observe all shards once in a lease time. Raises StoreError."""
-        now = self._clock.monotonic()
+        now = self._ctx.clock.monotonic()
         if now < self._next or len(self._wanted) == len(self._watches):
             return
-        self._next = now + self._lease_seconds
-        states = self._store.observe(list(self._watches))
+        self._next = now + self._ctx.lease_seconds
+        states = self._ctx.store.observe(list(self._watches))
         for (shard, watch), state in zip(list(self._watches.items()), states, strict=True):
-            self._watches[shard] = watch.look(state, now)
+            self._watches[shard] = watch.observed(state, now)
         self._log(
             [s for s in self._watches.keys() - self._wanted if self._orphaned(s, now)],
             "no node serves %s: do the node numbers of all nodes together leave a part out?",
@@ -157,14 +152,16 @@ class MisassignmentMonitor:
         )
 
     def _orphaned(self, shard: ShardRef, now: float) -> bool:
-        return self._watches[shard].orphaned(now, self._lease_seconds)
+        return self._watches[shard].orphaned(now, self._ctx.lease_seconds)
 
     def _shared(self, shard: ShardRef, now: float) -> bool:
         # A living owner moves the counter of its lease, so that the shard is not orphaned.
-        if self._watches[shard].seen.owner in ("", self._owner) or self._orphaned(shard, now):
+        if self._watches[shard].seen.owner in ("", self._ctx.owner) or self._orphaned(shard, now):
             self._shared_since.pop(shard, None)
             return False
-        return now >= self._shared_since.setdefault(shard, now) + ORPHAN_TIMEOUT_LEASES * self._lease_seconds
+        return (
+            now >= self._shared_since.setdefault(shard, now) + ORPHAN_TIMEOUT_LEASES * self._ctx.lease_seconds
+        )
 
     def _log(self, shards: Iterable[ShardRef], text: str) -> None:
         new = sorted(set(shards) - self._logged)

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Sequence
 
 from celery_lowkiq.rules.balance import moves
 from celery_lowkiq.rules.errors import NotOwner
+from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import ShardRef
 
 from ..lane.lane import Lane
 from ..owned_shard import OwnedShard
 from ..ports import Store
-from .heartbeat import Heartbeat
 from .lease_table import LeaseTable
 from .membership import Membership
 
-logger = logging.getLogger("celery_lowkiq.worker")
-
 
 class Rebalancing:
-    """Without ``membership`` a node keeps the shards of the queues that it serves, each on its lane."""
+    """Unless shards are shared, a node keeps those of the queues that it serves, each on its lane."""
 
     def __init__(
         self,
@@ -28,13 +25,11 @@ class Rebalancing:
         table: LeaseTable,
         *,
         lanes: Sequence[Lane],
-        heartbeat: Heartbeat,
-        membership: Membership | None,
+        membership: Membership,
     ) -> None:
         self._store = store
         self._table = table
         self._lanes = lanes
-        self._heartbeat = heartbeat
         self._membership = membership
 
     def share(self, served: Collection[str], go_on: Callable[[], bool]) -> bool:
@@ -43,12 +38,9 @@ class Rebalancing:
         Returns whether all were tried. Raises StoreError.
         """
         table = self._table
-        if self._membership is not None:
-            self._membership.update()
-            for shard in self._membership.surplus(table.staying(), self._busy()):
-                table.leave(shard)
-        else:
-            self._heartbeat.beat([])
+        self._membership.update()
+        for shard in self._membership.surplus(table.staying(), self._busy()):
+            table.leave(shard)
         for shard in table.staying():
             if shard.queue not in served:
                 table.leave(shard)
@@ -62,7 +54,7 @@ class Rebalancing:
     def level(self) -> None:
         """Move idle shards between lanes until the lanes differ by one shard at most."""
         loads = [lane.load for lane in self._lanes]
-        if self._membership is None or max(loads, default=0) - min(loads, default=0) <= 1:
+        if not self._membership.shared or max(loads, default=0) - min(loads, default=0) <= 1:
             return
         for shard, lane in moves([lane.shards() for lane in self._lanes], self._busy()):
             self._table.move(shard, self._lanes[lane])

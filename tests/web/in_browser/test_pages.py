@@ -43,7 +43,7 @@ def test_every_link_leads_somewhere(browser, visit, site):
     while to_see:
         path = to_see.pop()
         visit(path)
-        assert "Something is wrong" not in text(browser), path
+        assert "Something went wrong" not in text(browser), path
         links = browser.execute_script("return [...document.links].map(link => link.getAttribute('href'))")
         for link in links:
             kind = link.partition("#")[0].partition("&id=")[0].partition("&after=")[0]
@@ -60,7 +60,7 @@ def test_a_tracked_group_is_watched_and_cancelled(browser, visit):
     assert violations(browser) == []
     browser.find_element("partial link text", "Error").click()
     reads(browser, "has no address", "#calls")
-    press(browser, "Cancel what waits")
+    press(browser, "Cancel waiting calls")
     reads(browser, "10 of 10 calls have ended")
     reads(browser, "cancelled", "#progress")
 

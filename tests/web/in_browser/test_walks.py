@@ -13,7 +13,7 @@ from starlette.routing import Route
 from celery_lowkiq import track
 from celery_lowkiq.integration.operations.actions import ACTIONS
 from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.operations.json_shapes import mark_of
+from celery_lowkiq.integration.operations.json_records import mark_of
 from celery_lowkiq.web import make_app
 from tests.waiting import eventually
 from tests.web.serving import served

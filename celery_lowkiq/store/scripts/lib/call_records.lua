@@ -1,13 +1,13 @@
 -- Stores records of calls.
 --
 -- KEYS: meta calls
--- A call whose result or headers are needed later has a record: a member of the sorted set `calls`, whose scores are
--- equal. A member is id \0, 10 bytes of digest of its payload, 12 hex digits of its number, the record. Numbers grow
--- with each record of the shard. A record stays while its payload is claimed, put back or recovered; the owner of the
--- shard deletes it after it has written the result.
+-- A call whose result or headers are needed later has a record: a member of the sorted set `calls`, whose scores are all 0.
+-- A member is id, \0, digest of the payload (10 bytes), number of the record in the shard (12 hex digits), record. It stays
+-- while its payload is claimed, restored or recovered; the owner of the shard deletes it after it has stored the result.
 local NO_FLAGS = {}
 
--- Stores the records that follow ARGV's last job. Returns the flags of jobs by where they begin in ARGV, and their members.
+-- Stores the records that follow the last job in ARGV. Returns the flags of jobs and the stored members, both by the index of
+-- the job in ARGV.
 local function record_calls(last_job)
   if last_job == #ARGV then
     return NO_FLAGS, NO_FLAGS

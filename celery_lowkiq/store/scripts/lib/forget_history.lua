@@ -1,4 +1,4 @@
--- Forgets what is known of an id from earlier runs, once nothing of it is left to run.
+-- Deletes crash mark and log of tries of an id without waiting or claimed job.
 --
 -- KEYS: jobs processing dead tries crash_marks
 -- The log of tries stays while the id is in the morgue.

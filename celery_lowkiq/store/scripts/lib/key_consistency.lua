@@ -1,7 +1,8 @@
 -- Compares the sizes of keys that list the same jobs: they differ only when one of the keys was lost.
 --
 -- KEYS: meta @waiting jobs spill spill_order claimed processing
--- `difference`: by how many entries spill and spill_order may differ, as a repair has accepted.
+-- Returns the name of a key that differs from its others, or nil. `difference`: of the lengths of spill and spill_order, as a
+-- repair has accepted it.
 local function inconsistent_key(difference)
   if redis.call('HLEN', spill) - redis.call('ZCARD', spill_order) ~= tonumber(difference or 0) then
     return 'spill_order'

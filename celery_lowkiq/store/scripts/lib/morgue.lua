@@ -1,4 +1,4 @@
--- The morgue: jobs that are not to run unless an operator requeues them.
+-- The morgue: jobs that run again only when an operator requeues them.
 --
 -- KEYS: meta @morgue
 -- ARGV: merge
@@ -13,7 +13,7 @@ local function bury(id, items, message, updated_at)
   redis.call('ZADD', dead_ids, 0, id)
   redis.call('HSET', dead_errors, id, message)
   redis.call('HINCRBY', meta, 'dead', #items)
-  -- Their calls have ended: what comes back from the morgue has none.
+  -- Their calls end with the burial: a requeued payload has no call records.
   for _, item in ipairs(items) do
     item[4] = ''
   end

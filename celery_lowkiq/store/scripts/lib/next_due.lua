@@ -2,7 +2,7 @@
 --
 -- KEYS: meta @waiting claimed
 -- USES: waiting_index
--- An id in processing waits for its settle; there are never more of these than open claims.
+-- Ids in processing are skipped. The head of the index has at most as many of them as `claimed` has members.
 local pauses = redis.call('HMGET', meta, 'paused', 'queue_paused')
 local shard_paused = pauses[1] or pauses[2]
 

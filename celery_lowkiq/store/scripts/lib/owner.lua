@@ -3,8 +3,8 @@
 -- KEYS: lease meta
 -- ARGV: owner epoch
 -- USES: time server
--- The owner of the shard's last claim writes a lost lease again. No other owner has had the shard since: a node that
--- takes it without a lease writes one of the server 'lost', and waits (see acquire).
+-- A lost lease is written again by the owner of the shard's last claim. No other node has owned the shard since then: one that
+-- finds no lease writes one with server 'lost' and waits (acquire.lua).
 local function restored()
   local current = redis.call('HMGET', lease, 'owner', 'epoch', 'server')
   local last_claim = redis.call('HGET', meta, 'request') or ''

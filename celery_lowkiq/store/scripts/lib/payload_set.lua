@@ -1,12 +1,11 @@
--- Changes payload sets; see payload_set_read.
+-- Changes payload sets. Their format is described in payload_set_read.lua.
 --
 -- KEYS: meta
 -- ARGV: merge
--- USES: payload_set_read
+-- USES: payload_set_read time
 local PACKED_BYTES = 1024
--- Each insertion walks the packed items: more than so many at once spill a set, whatever their size.
+-- Maximum number of items inserted into a packed record, since each insertion reads all of it; more items spill the set.
 local INSERTED = 64
-local ARRIVAL_ZERO = 140737488355328
 
 local function hex(high, low)
   return string.format('%08x%08x', high, low)
@@ -32,7 +31,7 @@ local function sortable(number)
   return hex(high + 2147483648, low)
 end
 
--- Does `new` replace an equal payload with score `old`? A tie keeps the one that arrived first.
+-- Returns true when score `new` replaces score `old` of an equal payload. Of equal scores, the first arrival stays.
 local function replaces(new, old, older)
   if new == old then
     return older
@@ -40,7 +39,7 @@ local function replaces(new, old, older)
   return (merge == 'max') == (new > old)
 end
 
--- The flag of a payload that two calls brought.
+-- The flag of a payload that two calls have.
 local function joined(one, other)
   return one == other and one or 'r'
 end
@@ -65,8 +64,8 @@ local function insert(items, item, older)
   table.insert(items, at, item)
 end
 
--- The place in which arrivals begin: so many numbers in a row, growing, or falling for `older` ones. When meta was lost,
--- they lie beyond those that were given before, in ms of the clock, until repair_meta looks at them.
+-- Reserves `count` consecutive arrival numbers: growing, or falling for `older` items. Returns the number before the first, and
+-- the step. When meta was lost, they start at the clock's ms, beyond the used ones, until repair_meta finds the largest.
 local function arrivals(count, older)
   local side, step = 'last_arrival', 1
   if older then
@@ -74,16 +73,16 @@ local function arrivals(count, older)
   end
   local number = redis.call('HINCRBY', meta, side, step * count)
   if number == step * count and redis.call('HEXISTS', meta, 'shards') == 0 then
-    number = redis.call('HINCRBY', meta, side, step * redis.call('TIME')[1] * 1000)
+    number = redis.call('HINCRBY', meta, side, step * math.floor(now_us() / 1000))
   end
   return ARRIVAL_ZERO + number - step * count, step
 end
 
--- What one command takes of the items of a spilled set.
+-- Items of a spilled set in one command.
 local SPILL_STEP = 250
 
--- The entry of an item in a spilled set that has the payload at `place`, or has it not: {item, score, flag, position or nil
--- for a new one}; nil when nothing changes.
+-- The entry of an item in a spilled set: {item, score, flag, kept position or nil}; nil when nothing changes. `place` is that
+-- of the payload in the set, or false.
 local function entry_of(item, place, older)
   local known, known_flag = string.match(string.sub(place or '', 29, -2), '^(.-)([rR]?)$')
   local known_score = tonumber(known)
@@ -97,7 +96,7 @@ local function entry_of(item, place, older)
   return flag ~= known_flag and {item, known, flag, string.sub(place, 1, 28)} or nil
 end
 
--- Adds different payloads to a spilled set, in a few commands.
+-- Adds items with different payloads to a spilled set.
 local function spill_step(set, id, items, older)
   local fields, entries, gone, new = {}, {}, {}, 0
   for i, item in ipairs(items) do
@@ -152,7 +151,6 @@ local function spill_items(set, id, items, older)
   end
 end
 
--- The items in reverse.
 local function reversed(items)
   local found = {header = items.header}
   for i = #items, 1, -1 do
@@ -161,8 +159,8 @@ local function reversed(items)
   return found
 end
 
--- Unites items into the set of an id. `older` items arrived before those in the set, and are walked from
--- the last to the first, so that each comes to lie before its equals.
+-- Adds items to the set of an id. `older` items arrived before those in the set: they are added in reverse, each before items
+-- with an equal score.
 local function set_add(set, id, items, older)
   local record = redis.call('HGET', set.records, id)
   if older and #items > 1 then
@@ -222,24 +220,21 @@ local function take_spilled(set, id, max_count, max_bytes, lowest)
       redis.call('ZREM', set.spill_order, unpack(gone))
       redis.call('HDEL', set.spill, unpack(fields))
     end
-    if #members == 0 and #taken == 0 then
-      -- The mark stays: whoever repairs the shard counts what was lost.
-      return taken, lowest and redis.call('ZLEXCOUNT', set.spill_order, lex_min(id), lex_max(id)) > 0 or false, false
-    elseif #members == 0 then
-      local more = lowest and redis.call('ZLEXCOUNT', set.spill_order, lex_min(id), lex_max(id)) > 0
-      if not more then
+    if #members == 0 then
+      local more = lowest and redis.call('ZLEXCOUNT', set.spill_order, lex_min(id), lex_max(id)) > 0 or false
+      -- The mark of a set whose payloads were lost stays: the repair counts it.
+      if #taken > 0 and not more then
         redis.call('HDEL', set.records, id)
       end
       return taken, more, false
-    end
-    if fit < #members then
+    elseif fit < #members then
       return taken, true, true
     end
   end
 end
 
--- Removes items from the set, lowest scores first, none below `lowest` if that is given. Returns them, whether the set
--- keeps any, and whether it keeps some that were to be taken.
+-- Takes items from the set, smallest scores first, from score `lowest` on. Returns them, whether the set has other items, and
+-- whether a limit has left some of these.
 local function set_take(set, id, max_count, max_bytes, lowest)
   local record = redis.call('HGET', set.records, id)
   if not record then

@@ -1,24 +1,26 @@
--- Reads payload sets: the payloads of one id, ascending by score.
+-- Reads payload sets: the payloads of one id, by ascending score.
 --
 -- A small set is one packed record, '<score> <length><flag> <payload>' repeated, under the id in hash `records`.
--- A set of several payloads that outgrows PACKED_BYTES spills: its record becomes the mark 'S', and each payload
--- lies in hash `spill` (id \0 payload -> place) and in `spill_order`, a sorted set of equal scores whose members
+-- A set of several payloads above PACKED_BYTES is spilled: its record is the mark 'S', and each payload has an entry
+-- in hash `spill` (id \0 payload -> place) and in `spill_order`, a sorted set of equal scores whose members
 -- (id \0 place payload) sort by id, score and arrival. A place is 16 hex digits of score, 12 hex digits of arrival,
--- the score, the flag, \0. An id holds no control characters, so \0 ends it.
--- A record may begin with a header, '!1 <length> <fields>' (docs/adr/0020-versioned-headers.md). It is kept as it is.
--- The flag says which calls of a payload have records (see call_records): '' none, 'r' some, 'R' all.
+-- the score, the flag, \0. Ids have no control characters.
+-- A record may begin with a header, '!1 <length> <fields>', which is kept unchanged (docs/adr/0020-versioned-headers.md).
+-- The flag tells which calls of a payload have records (call_records.lua): '' none, 'r' some, 'R' all.
 local SPILLED = 'S'
 local STEP = 16
 local HEADER = 33
+-- Arrivals are stored above this number: negative ones sort before it, as hex digits.
+local ARRIVAL_ZERO = 140737488355328
 
--- Lua takes more for a number than Redis and Python do.
+-- tonumber() accepts texts that Redis and Python do not.
 local function is_number(text)
   local number = string.find(text, '^[-+.e%d]+$') and tonumber(text)
   return number and math.abs(number) < math.huge or string.find(text, '^-?inf$')
 end
 
--- An item is {score as text, payload, score as number, flag}. Bytes that are no record come back as a payload
--- of their own: whoever decodes it will put it in the morgue.
+-- An item is {score as text, payload, score as number, flag}. Unreadable bytes become a payload, which a worker cannot decode
+-- and buries.
 local function unpack_items(record)
   local items, at = {}, 1
   if string.byte(record) == HEADER then
@@ -72,7 +74,7 @@ local function member_item(id, member)
   return {score, string.sub(member, stop + 1), tonumber(score), flag}
 end
 
--- How many of the items, from the first, fit into count and bytes (at least one, if none was taken before).
+-- Number of items, from the first, within max_count and max_bytes; at least one when none was taken before. And their bytes.
 local function fitting(items, taken, bytes, max_count, max_bytes)
   local fit = 0
   for _, item in ipairs(items) do
@@ -85,7 +87,7 @@ local function fitting(items, taken, bytes, max_count, max_bytes)
   return fit, bytes
 end
 
--- Items of a spilled set from the lex position `from`, and the members that they came from.
+-- The next STEP items of a spilled set from the lex position `from`, and their members.
 local function spilled_step(set, id, from)
   local members = redis.call('ZRANGEBYLEX', set.spill_order, from, lex_max(id), 'LIMIT', 0, STEP)
   local items = {}

@@ -2,9 +2,8 @@
 --
 -- KEYS: claimed processing
 -- USES: payload_set_read
--- A record is '<claim> <perform_in> <retry_count> <error length> <error><packed payloads>'. When calls of the job have
--- records, the number of the shard's last call follows the claim: '<claim>@<number>'; later calls are not the claim's.
--- A priority other than 0 follows both: '<claim>#<priority>'.
+-- A record is '<claim> <perform_in> <retry_count> <error length> <error><packed payloads>'. '<claim>@<number>': calls of the
+-- job have records; those above this number arrived after the claim. '#<priority>' follows unless the priority is 0.
 local function write_processing(id, claim, perform_in, retry_count, message, items, last_call, priority)
   redis.call('ZADD', claimed, claim, id)
   local first = last_call and claim .. '@' .. last_call or claim
@@ -15,7 +14,7 @@ local function write_processing(id, claim, perform_in, retry_count, message, ite
   redis.call('HSET', processing, id, head .. message .. pack_items(items))
 end
 
--- A record of a job in processing: {claim, priority, perform_in, retry_count, error, items}.
+-- Returns {claim, priority, perform_in, retry_count, error, items}.
 local function read_processing(record)
   local _, stop, claim, priority, perform_in, retry_count, length =
     string.find(record, '^(%d+)@?%d*#?(%d?) (%S+) (%-?%d+%.?%d*) (%d+) ')
@@ -32,7 +31,7 @@ local function read_processing(record)
   }
 end
 
--- Takes a job out of processing.
+-- Removes a job from processing and returns its record.
 local function take_processing(id)
   local record = redis.call('HGET', processing, id) or ''
   redis.call('ZREM', claimed, id)

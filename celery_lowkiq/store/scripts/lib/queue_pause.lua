@@ -2,8 +2,8 @@
 --
 -- KEYS: meta
 -- ARGV: pause since
--- pause: the number of the change; since: '' while the queue is not paused. The largest number wins, in whatever order
--- changes arrive. Returns whether a pause began or ended.
+-- pause: number of the change; changes may arrive in any order, and the largest number is valid. since: '' when the queue is
+-- not paused. Returns true when a pause has begun or ended.
 local function apply_queue_pause()
   if (tonumber(redis.call('HGET', meta, 'queue_pause')) or 0) >= tonumber(pause) then
     return false

@@ -1,6 +1,6 @@
--- The name of this server process: another one after each restart and each failover.
+-- The run_id of this server process, which changes with each restart and failover.
 --
--- Empty where the server does not tell: then a lost write of a failover looks like a lease that never was.
+-- '' when INFO is forbidden: then a lease that was lost in a failover is not recognized as lost.
 local function server_name()
   local info = redis.pcall('INFO', 'server')
   return type(info) == 'string' and string.match(info, 'run_id:(%w+)') or ''

@@ -2,9 +2,9 @@
 --
 -- KEYS: crash_marks
 -- A suspect runs alone (level 1), and after another crash payload by payload (level 2). Only crashes of a single payload
--- count, for 72 hours. A payload that caused too many is condemned: it goes to the morgue at once, or, when its calls
--- have records, is handed out once more (level 3), with CONDEMNED as retry_count, so that their results are written.
--- A mark is '<level> <time>:<epoch> ...\n<payload that the crashes are of>'.
+-- count, for 72 hours. A payload with too many crashes is condemned: it is buried at once, or, when its calls have records,
+-- claimed once more (level 3) with retry_count CONDEMNED, so that the worker stores their results.
+-- A mark is '<level> <time>:<epoch> ...\n<crashing payload>'.
 local CONDEMNED = '-2'
 local MEMORY = 72 * 3600
 
@@ -17,7 +17,7 @@ local function write_mark(id, level, entries, payload)
   redis.call('HSET', crash_marks, id, level .. entries .. '\n' .. payload)
 end
 
--- The entries that are not older than MEMORY, but for those of an epoch, and how many they are.
+-- Returns the entries of the last MEMORY s, except those of epoch `without`, and their number.
 local function recent(entries, now_s, without)
   local kept, count = '', 0
   for time, epoch in string.gmatch(entries, ' (%d+):(%d+)') do

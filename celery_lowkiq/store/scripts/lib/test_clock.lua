@@ -1,5 +1,4 @@
--- In front of a script of a test's own store: Redis's clock, moved by the microseconds at `clock_key`.
--- No other store sends this.
+-- Redis's clock, moved by the microseconds at `clock_key`. Only scripts of a test's store begin with this.
 local server = redis
 local redis = setmetatable({
   call = function(command, ...)

@@ -1,17 +1,17 @@
 -- Redis's clock.
 --
--- Whole microseconds: a double holds them exactly until the year 2255.
+-- Whole microseconds, exact in a double until the year 2255.
 local function now_us()
   local time = redis.call('TIME')
   return time[1] * 1000000 + time[2]
 end
 
--- Microseconds as decimal seconds; digits are spelled because tostring() would lose some.
+-- Formats microseconds as decimal seconds; tostring() would lose digits.
 local function seconds(us)
   return string.format('%d.%06d', math.floor(us / 1000000), us % 1000000)
 end
 
--- Longer than 30 years, or no number at all, counts as 30 years: a script must not fail half-way.
+-- Maximum delay in s: 30 years. Also used for a text that is not a number, since a script must not fail after a write.
 local LONGEST = 1000000000
 
 local function delayed(us, delay)

@@ -3,12 +3,12 @@
 -- KEYS: tracker tracked places messages
 -- USES: time
 -- Scripts that call finish_update have ARGV channel.
--- What is known of a call is `<epoch> <claim> <ended> <updated> <current> <total> ` and what the call is of. Its score in
--- `places` holds its state and its place of arrival.
+-- A call's entry in `tracked` is `<epoch> <claim> <ended> <updated> <current> <total> <description>`. Its score in `places` has
+-- its state and its arrival number.
 local SPAN = 1099511627776
 local STATES = {'enqueued', 'working', 'finished', 'failed', 'error'}
 local MESSAGES = 20
--- A tracker that waits for something is not forgotten before, in s.
+-- Minimum time to live of a tracker with pending calls, in s.
 local PENDING = 30 * 86400
 
 local ordinals = {}
@@ -19,12 +19,12 @@ local now = now_us()
 local now_s = seconds(now)
 local changed = {}
 
--- A full Redis 6.2 refuses a script whose first write could need memory.
+-- Redis 6.2 at its maxmemory refuses a script whose first write may need memory.
 local function may_write()
   redis.call('EXPIRE', tracker, PENDING)
 end
 
--- State and place of arrival; nil for a call that the tracker does not know.
+-- State and arrival number; nil for an unknown call.
 local function where(call)
   local score = tonumber(redis.call('ZSCORE', places, call) or '')
   if score then
@@ -44,7 +44,7 @@ local function is_pending(state)
   return state == 'enqueued' or state == 'working'
 end
 
--- Epoch, claim, whether that run has ended, and what the call is of. What was planted there counts as no run.
+-- Epoch, claim and `ended` of the last run, and the description of the call. Foreign data counts as no run.
 local function known(call)
   local record = redis.call('HGET', tracked, call) or ''
   local epoch, claim, ended, start = string.match(record, '^(%d+) (%d+) ([01]) %S+ %S+ %S+ ()')
@@ -56,7 +56,7 @@ local function write_call(call, epoch, claim, ended, current, total, what)
   redis.call('HSET', tracked, call, run .. now_s .. ' ' .. current .. ' ' .. total .. ' ' .. what)
 end
 
--- Adds to the messages of a call; the oldest goes when there are many.
+-- Adds a message of a call, and removes the oldest above MESSAGES.
 local function add_message(call, state, text)
   if text == '' then
     return
@@ -70,7 +70,7 @@ local function add_message(call, state, text)
   redis.call('HSET', messages, call, count + 1 .. ' ' .. said .. now_s .. ' ' .. state .. ' ' .. #text .. ' ' .. text)
 end
 
--- The counts, how long all this is kept, and whoever waits for its end.
+-- Writes counts and time to live, and announces that no call is pending any more.
 local function finish_update()
   local any = false
   for state, by in pairs(changed) do

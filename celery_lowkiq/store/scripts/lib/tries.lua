@@ -2,7 +2,7 @@
 --
 -- KEYS: tries jobs dead
 -- ARGV: owner
--- A line has time, retry_count, node and the last line of the error, with tabs between. The log goes with the job, but
+-- A line has time, retry_count, node and the last line of the error, separated by tabs. The log is deleted with the job, but
 -- stays while the id is in the morgue.
 local TRIES = 10
 local any_tries = redis.call('HLEN', tries) > 0

@@ -1,9 +1,8 @@
--- Ids of claims that their owner does not have in hand, in the order of these claims.
+-- Ids of claims that are not open claims of the owner, in the order of the claims.
 --
 -- KEYS: claimed
 -- ARGV: open
--- open: the numbers of the claims that the owner has in hand, or 'any' when it does not say. A Redis that lost its last
--- writes has forgotten that other claims were settled, or made.
+-- open: numbers of the open claims, or 'any'. A Redis that lost its last writes may have lost other claims, or their settles.
 local function unacknowledged()
   if open == 'any' or redis.call('ZCARD', claimed) == 0 then
     return {}

@@ -1,11 +1,11 @@
--- Where a waiting job lies. Only this library adds, removes or looks up an id in these keys.
+-- The indexes of waiting jobs. Only this library adds, removes or looks up an id in these keys.
 --
 -- KEYS: @waiting
--- A job lies in `due`; in `due_prioritized` when it has another priority than 0; in `due_paused` while its id is paused.
--- Its score there is its perform_in. `by_priority` places a job with a priority beside those of the same priority, the
--- oldest first. The score of a paused id is negative there: no look for work meets it.
--- Nearly always there is neither a paused id nor a priority; one command finds that out.
-local PRIORITY_SPAN = 2 ^ 34
+-- USES: priority_score
+-- A job is in `due`; with a priority other than 0 in `due_prioritized`; while its id is paused in `due_paused`. Its score there
+-- is its perform_in. `by_priority` also has each job with a priority, by priority and perform_in; the score of a paused one
+-- is negative there, so that no claim finds it.
+-- One command finds out whether there is a paused id or a job with a priority.
 local any_special = redis.call('EXISTS', paused, by_priority) > 0
 local any_paused = any_special and redis.call('ZCARD', paused) > 0
 local any_prioritized = any_special and redis.call('ZCARD', by_priority) > 0
@@ -16,19 +16,13 @@ if any_prioritized then
   redis.call('ZCARD', due_prioritized)
 end
 
--- The score in `by_priority`. A time beyond the span of a priority (the year 2514) counts as its last one.
-local function priority_score(priority, perform_in)
-  local time = math.max(0, math.min(tonumber(perform_in), PRIORITY_SPAN - 1))
-  return string.format('%.6f', priority * PRIORITY_SPAN + time)
-end
-
 -- The priority of a waiting job; 0 is the most urgent.
 local function priority_of(id)
   local score = any_prioritized and redis.call('ZSCORE', by_priority, id)
   return score and math.abs(math.floor(tonumber(score) / PRIORITY_SPAN)) or 0
 end
 
--- The key in which a waiting job of the id lies.
+-- The index of a waiting job of the id.
 local function index_key(id)
   if any_paused and redis.call('ZSCORE', paused, id) then
     return due_paused
@@ -36,7 +30,7 @@ local function index_key(id)
   return any_prioritized and priority_of(id) > 0 and due_prioritized or due
 end
 
--- The perform_in of a waiting job, nil or false when nothing of the id waits; and whether it is paused.
+-- The perform_in of a waiting job, nil or false without one; and whether it is paused.
 local function index_score(id)
   local score = redis.call('ZSCORE', due, id) or any_prioritized and redis.call('ZSCORE', due_prioritized, id)
   if score or not any_paused then
@@ -46,7 +40,7 @@ local function index_score(id)
   return score, score and true
 end
 
--- Takes waiting jobs out of wherever they lie: their ids may have been paused since.
+-- Removes waiting jobs from each index: their ids may have been paused after they were added.
 local function index_remove(...)
   redis.call('ZREM', due, ...)
   if any_paused then
@@ -58,7 +52,7 @@ local function index_remove(...)
   end
 end
 
--- A waiting job, wherever it lay, is due at perform_in, with that priority.
+-- Adds a waiting job, or moves it, to perform_in and priority.
 local function index_put(id, perform_in, priority)
   if any_prioritized and priority ~= priority_of(id) then
     index_remove(id)
@@ -74,7 +68,7 @@ local function index_put(id, perform_in, priority)
   end
 end
 
--- Adds jobs of priority 0 that do not wait yet: {perform_in, id, ...}.
+-- Adds jobs of priority 0, {perform_in, id, ...}; one that is waiting keeps its place.
 local function index_add(times)
   if not any_paused then
     redis.call('ZADD', due, 'NX', unpack(times))
@@ -85,7 +79,7 @@ local function index_add(times)
   end
 end
 
--- Moves a waiting job after its id was paused or resumed: to where it lies from now on. Whether one waits.
+-- Moves a waiting job to its other index after its id was paused or resumed. Returns its perform_in; nil or false without one.
 local function index_move(id)
   local perform_in = index_score(id)
   if perform_in then
@@ -96,12 +90,10 @@ local function index_move(id)
   return perform_in
 end
 
--- Due jobs in the order in which they run, see rules/priorities.py.
+-- Due jobs in the order in which they run (rules/priorities.py).
 local prioritized_due
 if any_prioritized then
-  local LEAST_URGENT = 9
-
-  -- Jobs that are due for longer than max_wait, whatever their priority, then the more urgent ones: id, perform_in, ...
+  -- Jobs that are due for longer than max_wait, of any priority; then others by priority: id, perform_in, ...
   function prioritized_due(now, count, max_wait)
     local now_s = now / 1000000
     local long_ago = math.max(0, math.floor(now - max_wait * 1000000)) / 1000000
@@ -130,7 +122,7 @@ if any_prioritized then
     local taken = {}
     for i = 1, math.min(count, #found) do
       local perform_in = found[i].perform_in or index_score(found[i].id)
-      -- A class knows times less exactly: one of its jobs may be due only in some us.
+      -- `by_priority` has times with a smaller precision: a job may be due some us later.
       if perform_in and tonumber(perform_in) <= now_s then
         taken[#taken + 1], taken[#taken + 2] = found[i].id, perform_in
       end

@@ -1,8 +1,8 @@
--- Announces that the shard's smallest perform_in moved down.
+-- Announces a smaller first perform_in of the shard on the queue's channel.
 --
 -- ARGV: channel index
 -- USES: waiting_index
--- Nothing else is announced: a worker that knows an earlier time looks again by itself.
+-- A larger one is not announced: workers poll at the earlier time that they know.
 local function first_due()
   local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2]
   local other = any_prioritized and redis.call('ZRANGE', due_prioritized, 0, 0, 'WITHSCORES')[2]

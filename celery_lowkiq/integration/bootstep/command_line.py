@@ -1,0 +1,89 @@
+"""What the options of a worker mean for ordered queues: -Q and -X, and those that lanes cannot obey."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from celery import Celery
+from celery.exceptions import ImproperlyConfigured
+
+from celery_lowkiq.integration.task.unsupported import ENDLESS, FIXED
+from celery_lowkiq.rules.loggers import worker_logger as logger
+from celery_lowkiq.rules.names import full_names
+
+NO_CHILD = "there is no child to replace"
+#: Attributes of a worker that Celery's thread pool ignores: the setting of each, and the reason.
+WITHOUT_EFFECT = {
+    "max_tasks_per_child": ("worker_max_tasks_per_child", NO_CHILD),
+    "max_memory_per_child": ("worker_max_memory_per_child", NO_CHILD),
+    "time_limit": ("task_time_limit", ENDLESS),
+    "soft_time_limit": ("task_soft_time_limit", ENDLESS),
+}
+
+
+def chosen(names: Collection[str], options: Mapping[str, Any]) -> list[str]:
+    """Return the queues of ``names`` that the worker's -Q and -X select."""
+    include, exclude = _listed(options.get("queues")), _listed(options.get("exclude_queues"))
+    return [name for name in names if (not include or name in include) and name not in exclude]
+
+
+def named(names: Collection[str], options: Mapping[str, Any]) -> list[str]:
+    """Return the queues of ``names`` that -Q lists explicitly."""
+    include = _listed(options.get("queues"))
+    return [name for name in names if name in include]
+
+
+def check_threads(controller: Any) -> None:
+    """Check a worker that serves ordered queues. Raises ImproperlyConfigured for --autoscale.
+
+    Settings without effect only get a warning, since other workers of the app may use them.
+    """
+    if controller.autoscale:
+        raise ImproperlyConfigured(f"--autoscale is not supported with ordered queues: {FIXED}")
+    for name, (setting, why) in WITHOUT_EFFECT.items():
+        if getattr(controller, name, None):
+            logger.warning("%s has no effect on a thread pool: %s", setting, why)
+
+
+def warn_unknown_weights(names: Collection[str], weights: Collection[str]) -> None:
+    """Warn of names in ``lowkiq_queue_weights`` that are not ordered queues."""
+    unknown = sorted(set(weights) - set(names))
+    if unknown:
+        logger.warning(
+            "lowkiq_queue_weights names %s, which is not an ordered queue of this app: its queues are %s",
+            ", ".join(unknown),
+            ", ".join(sorted(names)),
+        )
+
+
+def warn_short_names(app: Celery, names: Collection[str], options: Mapping[str, Any]) -> None:
+    """Warn when -Q or -X has only the last part of an ordered queue's name: it selects a broker queue."""
+    declared = _declared_broker_queues(app)
+    for option in ("queues", "exclude_queues"):
+        for given in _listed(options.get(option)):
+            ordered = [name for name in full_names(given, names) if name != given]
+            if ordered and given not in declared:
+                logger.warning(
+                    "%s names the broker's queue %s: did you mean the ordered queue %s?",
+                    "-Q" if option == "queues" else "-X",
+                    given,
+                    " or ".join(ordered),
+                )
+
+
+def deselect_from_broker(app: Celery, names: Collection[str]) -> None:
+    """Do not consume ordered queues named by -Q from the broker, unless task_queues has them, too."""
+    declared = _declared_broker_queues(app)
+    app.amqp.queues.deselect([name for name in names if name not in declared])
+
+
+def _declared_broker_queues(app: Celery) -> set[Any]:
+    return {getattr(queue, "name", queue) for queue in app.conf.task_queues or ()}
+
+
+def _listed(value: Any) -> list[str]:
+    if not value:
+        return []
+    parts = value.split(",") if isinstance(value, str) else value
+    return [str(part).strip() for part in parts]

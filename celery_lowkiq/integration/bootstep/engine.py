@@ -1,0 +1,185 @@
+"""The engine (``celery_lowkiq.worker``) in a Celery worker: made of its settings, started, ended."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+from celery import Celery
+from celery.worker import state
+from kombu.utils.imports import symbol_by_name
+
+from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app.rate_limits import read_rate
+from celery_lowkiq.integration.runs.log_filter import install_batch_filter
+from celery_lowkiq.integration.runs.runner import CeleryRunner
+from celery_lowkiq.rules.clock import SystemClock
+from celery_lowkiq.rules.errors import ConfigurationError
+from celery_lowkiq.rules.loggers import package_logger as logger
+from celery_lowkiq.rules.models import Batch, QueueSpec
+from celery_lowkiq.rules.splitters import lease_splitter
+from celery_lowkiq.store.jobs.call_records import CallReader
+from celery_lowkiq.store.tracking.tracker_store import TrackerStore
+from celery_lowkiq.worker.exclusion import Cooperative, Exclusion, KillLogger, Strict
+from celery_lowkiq.worker.kernel_timer import KernelTimer
+from celery_lowkiq.worker.ports import NULL_METER, Meter
+from celery_lowkiq.worker.runtime import Runtime
+
+from .command_line import warn_unknown_weights
+from .shutdown import (
+    drain,
+    is_cold_shutdown,
+    release_shards_at_exit,
+    stop_claiming_on_signal,
+    wake_event_loop,
+)
+
+#: Timeout in s of a cold shutdown for idle lanes to release their shards.
+COLD_SHUTDOWN_TIMEOUT = 2.0
+#: Pooled connections of a worker besides one per lane: leases, the window reaper, and a spare one.
+OTHER_CONNECTIONS = 3
+#: Needs an extra package, so it is imported only when enabled.
+NODE_METRICS = "celery_lowkiq.metrics.node:NodeMetrics"
+
+
+class Metrics(Meter, Protocol):
+    """A meter with a server that exports its values."""
+
+    def serve(self, runtime: Runtime) -> None:
+        """Start the server."""
+
+    def close(self) -> None:
+        """Stop the server."""
+
+
+class CeleryHost:
+    """``worker.ports.Host``: the worker process."""
+
+    def __init__(self, consumer: Any, runner: CeleryRunner) -> None:
+        self.exitcode: int | None = None
+        self._consumer = consumer
+        self._runner = runner
+
+    def stop(self, exitcode: int, reason: str) -> None:
+        """Drain, then exit with the status; the first call wins."""
+        if self.exitcode is None:
+            self.exitcode = exitcode
+            logger.critical("the worker stops: %s", reason)
+            state.should_stop = exitcode  # type: ignore[assignment]
+            wake_event_loop(self._consumer)
+
+    def alarm(self, batch: Batch, seconds: float) -> None:
+        """Log an overdue batch and send the event ``lowkiq-overdue``."""
+        ids = [job.id for job in batch.jobs]
+        logger.error("shard %s: the run of %s takes %.1f s so far", batch.shard, ids, seconds)
+        dispatcher = self._consumer.event_dispatcher
+        if dispatcher is None or not dispatcher.enabled:
+            return
+        fields = {"queue": batch.queue.name, "shard": batch.shard.index, "ids": ids, "seconds": seconds}
+        try:
+            dispatcher.send("lowkiq-overdue", **fields)
+        except Exception:
+            logger.exception("could not send the event lowkiq-overdue")
+
+    def last_words(self, error: BaseException) -> None:
+        """Call ``lowkiq_last_words``."""
+        self._runner.last_words(error)
+
+
+class Engine:
+    """The runtime of a worker, and what it uses: made when the worker first serves an ordered queue."""
+
+    def __init__(self, consumer: Any, tasks: Mapping[str, Any], served: Collection[str]) -> None:
+        """``tasks`` by queue; ``served`` are names of queues. Raises ConfigurationError."""
+        context = context_of(consumer.app)
+        settings = context.settings
+        lanes = settings.lanes or consumer.controller.concurrency
+        splitter = settings.make_splitter()
+        # Only the lease splitter can deal a queue that is added later.
+        dealt = tasks if splitter is lease_splitter else served
+        specs = [task.queue_spec for name, task in tasks.items() if name in dealt]
+        limited = {} if consumer.disable_rate_limits else tasks
+        rates = {name: read_rate(task.rate_limit) for name, task in limited.items()}
+        warn_unknown_weights(tasks, settings.queue_weights)
+        _warn_idle_lanes(lanes, sum(spec.shards for spec in specs if spec.name in served))
+        install_batch_filter()
+        self._consumer = consumer
+        self._store = context.open_store(lanes + OTHER_CONNECTIONS)
+        client = self._store.client
+        self._runner = CeleryRunner(tasks, consumer, context, CallReader(client), TrackerStore(client))
+        self._host = CeleryHost(consumer, self._runner)
+        self._metrics = _open_metrics(consumer.app, consumer.hostname)
+        self._exclusion: Exclusion = Cooperative()
+        if settings.exclusion == "strict":
+            self._exclusion = Strict(KernelTimer(), KillLogger(SystemClock()))
+        self.runtime: Runtime = Runtime(
+            self._store,
+            self._runner,
+            self._host,
+            specs,
+            lanes=lanes,
+            owner=f"{consumer.hostname}-{uuid.uuid4().hex[:12]}",
+            clock=SystemClock(),
+            scheduler_factory=settings.scheduler,
+            splitter=splitter,
+            served=served,
+            rates={name: rate for name, rate in rates.items() if rate is not None},
+            poll_interval=settings.poll_interval,
+            lease_seconds=settings.lease_seconds,
+            window=settings.window,
+            meter=self._metrics or NULL_METER,
+            exclusion=self._exclusion,
+        )
+
+    def start(self) -> None:
+        """Start the lanes, and the metrics server of ``lowkiq_metrics_port``."""
+        stop_claiming_on_signal(self._consumer.controller, self.runtime)
+        self.runtime.start()
+        if self._metrics is not None:
+            self._metrics.serve(self.runtime)
+
+    def add_tasks(self, new: Mapping[str, Any], specs: Sequence[QueueSpec]) -> None:
+        """Take tasks (by queue) that were registered after the start."""
+        self._runner.learn(new)
+        self.runtime.add_queues(specs)
+
+    def end(self) -> None:
+        """Stop the lanes. The runtime stays readable for remote control until the last batch ends."""
+        runtime, controller = self.runtime, self._consumer.controller
+        if is_cold_shutdown():
+            runtime.abandon()
+            runtime.join(COLD_SHUTDOWN_TIMEOUT)
+        else:
+            drain(self._consumer, runtime, context_of(self._consumer.app).settings.shutdown_timeout)
+        if self._metrics is not None:
+            self._metrics.close()
+        if not runtime.join(0):
+            runtime.abandon()
+            release_shards_at_exit(runtime)
+        else:
+            # The process may go on, as in a test. Running batches would still need the connections.
+            self._store.close()
+            self._exclusion.close()
+        if self._host.exitcode is not None:
+            controller.exitcode = self._host.exitcode
+
+
+def _warn_idle_lanes(lanes: int, shards: int) -> None:
+    if shards < lanes:
+        logger.warning("%d lanes for %d shards: %d lanes stay idle", lanes, shards, lanes - shards)
+
+
+def _open_metrics(app: Celery, node: str) -> Metrics | None:
+    settings = context_of(app).settings
+    if settings.metrics_port is None:
+        return None
+    try:
+        node_metrics: Any = symbol_by_name(NODE_METRICS)
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"lowkiq_metrics_port={settings.metrics_port} needs {error.name}: "
+            "pip install 'celery-lowkiq[metrics]'"
+        ) from error
+    metrics: Metrics = node_metrics(app, node, settings.metrics_host, settings.metrics_port)
+    return metrics

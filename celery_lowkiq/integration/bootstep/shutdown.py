@@ -1,0 +1,164 @@
+"""The end of a worker's lanes: at a signal, in the drain, and at the exit of the process."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from celery import signals
+from celery.exceptions import WorkerShutdown
+from celery.worker import state
+
+from celery_lowkiq.rules.loggers import package_logger as logger
+from celery_lowkiq.rules.ownership import EXIT_TIMEOUT
+from celery_lowkiq.worker.runtime import Runtime
+
+#: Seconds between checks for a second signal when the worker's event loop cannot run.
+DRAIN_LOOK = 0.2
+#: Logged when no signal, command or lane stopped the worker, but a broker error that Celery gives up at.
+ENDED_BY_CELERY = (
+    "the worker exits with status %s, for the reason that Celery has logged: running batches of ordered "
+    "queues end first, and other workers take the shards. Its supervisor must restart it (systemd: "
+    "Restart=always)"
+)
+
+#: ``logging`` has only weak references to handlers.
+_exit_hooks: list[_ExitHook] = []
+
+
+def stop_claiming_on_signal(controller: Any, runtime: Runtime) -> None:
+    """Stop claiming as soon as a shutdown signal arrives.
+
+    Celery's handlers only notify the event loop, or sleep through a soft shutdown.
+    """
+    celerys_wait = controller.wait_for_soft_shutdown
+
+    def stop_and_wait() -> Any:
+        runtime.stop_claiming()
+        return celerys_wait()
+
+    def stop_claiming(**_: Any) -> None:
+        runtime.stop_claiming()
+
+    controller.wait_for_soft_shutdown = stop_and_wait
+    signals.worker_shutting_down.connect(stop_claiming, weak=False, dispatch_uid="lowkiq-stop-claiming")
+
+
+def is_cold_shutdown() -> bool:
+    """Whether the worker must end without waiting for its batches."""
+    return state.should_terminate is not None and state.should_terminate is not False
+
+
+def wake_event_loop(consumer: Any) -> None:
+    """Have the worker's event loop look at what has changed: a scheduled callback wakes it."""
+    consumer.call_soon(_do_nothing)
+
+
+def _do_nothing() -> None: ...
+
+
+def drain(consumer: Any, runtime: Runtime, timeout: float | None) -> None:
+    """Wait for the lanes at most ``timeout`` s (None: any time), or until a cold shutdown.
+
+    Heartbeat and remote control go on.
+    """
+    status = consumer.controller.exitcode
+    # It is a text after a shutdown by remote control.
+    if isinstance(status, int) and status and not state.should_stop:
+        logger.warning(ENDED_BY_CELERY, status)
+    logger.info("ordered queues stop: %d batches are running", runtime.busy())
+    runtime.drain()
+    ended = threading.Event()
+
+    def wait_for_lanes() -> None:
+        if not runtime.join(timeout):
+            running = [lane["running"] for lane in runtime.snapshot()["lanes"] if lane["running"]]
+            logger.warning("left to the next worker after %.1f s: %s", timeout, running)
+        ended.set()
+        wake_event_loop(consumer)
+
+    threading.Thread(target=wait_for_lanes, name="lowkiq-drain", daemon=True).start()
+    run_event_loop = _event_loop(consumer)
+    while not ended.is_set() and not is_cold_shutdown():
+        if run_event_loop is None:
+            ended.wait(DRAIN_LOOK)
+            continue
+        try:
+            run_event_loop()
+        except WorkerShutdown:
+            # Raised by remote control in an event loop, which ends with it.
+            logger.info("received another shutdown command: the running batches end first")
+            run_event_loop = _event_loop(consumer)
+        except Exception:
+            logger.debug("the event loop failed during the drain", exc_info=True)
+            run_event_loop = None
+
+
+def _event_loop(consumer: Any) -> Callable[[], Any] | None:
+    """A function that runs one iteration without new tasks; None without a broker connection."""
+    if consumer.connection is None:
+        return None
+    if consumer.task_consumer is not None:
+        try:
+            consumer.task_consumer.cancel()
+        except Exception:  # noqa: BLE001 - a broken connection delivers no messages
+            return None
+    _restart_heartbeat(consumer)
+    if consumer.hub is not None:
+        loop = consumer.hub.create_loop()
+        return lambda: next(loop)
+    return lambda: _synchronous_iteration(consumer)
+
+
+def _restart_heartbeat(consumer: Any) -> None:
+    # Celery before 5.7 clears the timer, and the heartbeat in it, when a worker begins to stop.
+    heart, timer = getattr(consumer, "heart", None), consumer.timer
+    if heart is None or heart.tref is None:
+        return
+    if heart.tref not in [due.entry for due in timer.queue]:
+        heart.tref = timer.call_repeatedly(heart.interval, heart._send, ("worker-heartbeat",))
+
+
+def _synchronous_iteration(consumer: Any) -> None:
+    consumer.perform_pending_operations()
+    try:
+        consumer.connection.drain_events(timeout=DRAIN_LOOK)
+    except TimeoutError:
+        return
+
+
+def release_shards_at_exit(runtime: Runtime) -> None:
+    """Release the shards of an abandoned runtime when the process exits.
+
+    This runs as late as possible: batches run until Python stops all threads, right after the ``atexit``
+    functions, and no other node may begin them before that.
+    """
+    _exit_hooks.append(_ExitHook(runtime))
+
+
+class _ExitHook(logging.NullHandler):
+    """A logging handler used only as a late exit hook.
+
+    A function registered with ``atexit`` now would run before those registered earlier, which may take long,
+    such as Sentry's flush. ``logging`` was imported before them, and closes all handlers in its own function.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__()
+        self._runtime = runtime
+        self._begun = False
+
+    def close(self) -> None:
+        super().close()
+        # While the main thread is alive, this is a reconfiguration of logging: batches go on.
+        if self._begun or threading.main_thread().is_alive():
+            return
+        self._begun = True
+        # Close the other handlers first, since they may take long; closing them again takes no time.
+        try:
+            logging.shutdown()
+        finally:
+            if not self._runtime.join(0):
+                self._runtime.release_at_exit(EXIT_TIMEOUT)

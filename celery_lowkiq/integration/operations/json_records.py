@@ -1,0 +1,256 @@
+"""Records as JSON: the one encoder of the command line, the JSON API, Flower and remote control.
+
+Dataclasses and named tuples are written with their fields. :func:`record_of` replaces a value whose JSON has
+other fields, and the API's description is made from its return types.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from enum import Enum
+from functools import singledispatch
+from typing import Any, NamedTuple
+
+from kombu.utils.json import JSONEncoder
+
+from celery_lowkiq.integration.app.codec import refuse_constant
+from celery_lowkiq.rules.diagnosis import Reason, Why
+from celery_lowkiq.rules.errors import UndecodablePayload
+from celery_lowkiq.rules.history import Rates
+from celery_lowkiq.rules.models import ShardRef
+from celery_lowkiq.rules.reports import NodeReport
+from celery_lowkiq.rules.text import nested_in_lists, shortened
+from celery_lowkiq.rules.tracking import Counts, TrackedCall, TrackerView
+from celery_lowkiq.rules.views import Stats, Try
+
+from .shown_jobs import ShownDeadJob, ShownJob, ShownPayload, ShownPlaces
+
+#: Longest ``repr`` of a value that JSON cannot hold, in characters.
+LONGEST_REPR = 10_000
+#: What an encoder raises for keys that JSON lacks, for circles, for numbers as NaN, and for depth.
+UNWRITABLE = (TypeError, ValueError, RecursionError)
+#: Properties that belong to the JSON of a record.
+COMPUTED: dict[type, tuple[str, ...]] = {
+    NodeReport: ("alive",),
+    TrackerView: ("done",),
+    Counts: ("total",),
+}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How payloads are read: ``load`` decodes what is not JSON; ``longest`` is the most bytes of one."""
+
+    load: Callable[[bytes], Any] | None = None
+    longest: int = sys.maxsize
+
+
+AS_JSON = Reading()
+
+
+class PlainValue(NamedTuple):
+    """A value that is written as it is: no record in it is replaced."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class PayloadJson:
+    """A payload. ``value`` is null when it is not JSON; ``base64`` then has its bytes."""
+
+    score: float
+    value: Any
+    base64: str | None
+    #: Bytes of the whole payload, and whether ``base64`` holds only the beginning of them.
+    size: int
+    cut: bool
+    #: Names the payload in a change; null when it was cut.
+    mark: str | None
+
+
+@dataclass(frozen=True)
+class WhyJson:
+    """Why an id is not running: the reasons, the main one first."""
+
+    id: str
+    queue: str
+    kind: str
+    text: str
+    reasons: tuple[Reason, ...]
+
+
+@dataclass(frozen=True)
+class PlacesJson:
+    """Everything about one id; an id may wait while it is processed, and be dead as well."""
+
+    id: str
+    queue: str
+    shard: int
+    owner: str | None
+    waiting: ShownJob | None
+    processing: ShownJob | None
+    dead: ShownDeadJob | None
+    why: Why
+    tries: tuple[Try, ...]
+
+
+@dataclass(frozen=True)
+class QueueJson:
+    """A queue with its counts, and jobs a second over the last minute (null: unknown)."""
+
+    name: str
+    shards: int
+    stats: Stats
+    rates: Rates | None
+
+
+@dataclass(frozen=True)
+class OverviewJson:
+    """All queues; a damaged one is in ``damaged`` with its error. Nodes and lanes: those that are alive."""
+
+    queues: tuple[QueueJson, ...]
+    total: Stats
+    rates: Rates | None
+    damaged: Mapping[str, str]
+    nodes: int
+    lanes: int
+    lanes_busy: int
+
+
+@singledispatch
+def record_of(value: Any, _: Reading) -> Any:
+    """The record that is written for a value: the value itself, unless a type has a record of its own."""
+    return value
+
+
+@record_of.register
+def _payload(found: ShownPayload, reading: Reading) -> PayloadJson:
+    data, size = found.value[: reading.longest], found.cut_from or len(found.value)
+    cut = len(data) < size
+    readable, value = (False, None) if cut else _read(data, reading)
+    text = None if readable else base64.b64encode(data).decode()
+    return PayloadJson(found.score, PlainValue(value), text, size, cut, mark_of(found))
+
+
+@record_of.register
+def _call(found: TrackedCall, reading: Reading) -> TrackedCall:
+    readable, value = _read(found.payload, reading)
+    return replace(
+        found, payload=PlainValue(value if readable else found.payload.decode("utf-8", "backslashreplace"))
+    )
+
+
+@record_of.register
+def _why(found: Why, _: Reading) -> WhyJson:
+    shard = found.facts.shard
+    return WhyJson(found.facts.id, shard.queue, found.kind, found.text, found.reasons)
+
+
+def mark_of(payload: ShownPayload) -> str | None:
+    """A name of a raw payload, made from all of its bytes; None when it was cut."""
+    if payload.cut_from:
+        return None
+    return f"{hashlib.blake2b(payload.value, digest_size=16).hexdigest()}-{len(payload.value)}"
+
+
+def places_json(places: ShownPlaces, why: Why, tries: tuple[Try, ...]) -> PlacesJson:
+    """The record of one id."""
+    shard, owner = why.facts.shard, why.facts.owner
+    name = owner.name if owner else None
+    return PlacesJson(why.facts.id, shard.queue, shard.index, name, **vars(places), why=why, tries=tries)
+
+
+def _read(data: bytes, reading: Reading) -> tuple[bool, Any]:
+    """Whether a payload can be read, and its value."""
+    try:
+        value = json.loads(data, parse_constant=refuse_constant)
+        json.dumps(nested_in_lists(value))
+    except (ValueError, RecursionError):
+        pass
+    else:
+        return True, value
+    try:
+        return (True, writable(reading.load(data))) if reading.load else (False, None)
+    except UndecodablePayload:
+        return False, None
+
+
+# -- the encoder
+
+
+class _Encoder(JSONEncoder):
+    """Writes values of unknown types as their ``repr``."""
+
+    def default(self, o: Any) -> Any:
+        try:
+            return super().default(o)
+        except TypeError:
+            return _repr(o)
+
+
+def encode(value: Any, reading: Reading = AS_JSON) -> str:
+    """A record as one line of JSON; raw payloads in it are read by ``reading``.
+
+    Characters that are not printable are escaped, so no text can forge a line or control a terminal.
+    """
+    return _line(plain(value, reading))
+
+
+def value_text(value: Any) -> str:
+    """Any value as one line of JSON, or its ``repr`` when JSON cannot hold it."""
+    try:
+        return _line(value)
+    except UNWRITABLE:
+        return _repr(value)
+
+
+def _line(value: Any) -> str:
+    text = _Encoder(ensure_ascii=False, allow_nan=False).encode(value)
+    return (
+        text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+    )
+
+
+def plain(value: Any, reading: Reading = AS_JSON) -> Any:
+    """A record in JSON's own types: a shard as ``queue/index``, numbers that JSON lacks as null."""
+    if isinstance(value, PlainValue):
+        return value.value
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, ShardRef):
+        return str(value)
+    value = record_of(value, reading)
+    if is_dataclass(value):
+        found = {one.name: getattr(value, one.name) for one in fields(value)}
+    elif isinstance(value, tuple) and hasattr(value, "_asdict"):
+        found = value._asdict()
+    elif isinstance(value, Mapping):
+        found = dict(value)
+    else:
+        return [plain(one, reading) for one in value] if isinstance(value, (list, tuple)) else value
+    found |= {name: getattr(value, name) for name in COMPUTED.get(type(value), ())}
+    return {name: plain(one, reading) for name, one in found.items()}
+
+
+def writable(value: Any) -> Any:
+    """The value, or its ``repr`` when JSON cannot hold it."""
+    try:
+        _Encoder(ensure_ascii=False, allow_nan=False).encode(nested_in_lists(value))
+    except UNWRITABLE:
+        return _repr(value)
+    return value
+
+
+def _repr(value: Any) -> str:
+    try:
+        return shortened(repr(value), LONGEST_REPR)
+    except Exception as error:  # noqa: BLE001 - the class is the user's
+        return f"<{type(value).__name__} without a repr: {type(error).__name__}>"

@@ -1,0 +1,98 @@
+"""Jobs as a queue shows them: with decoded payloads, or with the stored bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from celery_lowkiq.integration.app.context import AppContext
+from celery_lowkiq.integration.app.error_text import load_error
+from celery_lowkiq.rules.errors import UndecodablePayload
+from celery_lowkiq.rules.models import Job, Payload
+from celery_lowkiq.rules.priorities import MOST_URGENT
+from celery_lowkiq.rules.views import DeadJob, Found
+
+
+@dataclass(frozen=True)
+class ShownPayload:
+    """A payload and its score. ``readable`` is False when ``value`` is the stored bytes, not decoded."""
+
+    value: Any
+    score: float
+    readable: bool = True
+    #: Size of the payload in bytes when ``value`` is only its beginning.
+    cut_from: int | None = None
+
+
+@dataclass(frozen=True)
+class ShownJob:
+    """A waiting job, or one in processing.
+
+    ``perform_in`` is the Unix time (s) at which it is due. ``retry_count`` is -1 before its first failure.
+    ``paused``: its id is paused. ``priority`` is from 0, the most urgent, to 9.
+    """
+
+    id: str
+    payloads: tuple[ShownPayload, ...]
+    payload_count: int
+    perform_in: float
+    retry_count: int
+    error: str | None
+    paused: bool = False
+    priority: int = MOST_URGENT
+
+
+@dataclass(frozen=True)
+class ShownDeadJob:
+    """A job in the morgue. ``updated_at`` is the Unix time (s) of its last death."""
+
+    id: str
+    payloads: tuple[ShownPayload, ...]
+    payload_count: int
+    updated_at: float
+    error: str | None
+
+
+@dataclass(frozen=True)
+class ShownPlaces:
+    """The places of an id. It can be in several at once: waiting, in processing, and in the morgue."""
+
+    waiting: ShownJob | None
+    processing: ShownJob | None
+    dead: ShownDeadJob | None
+
+
+class JobDecoder:
+    """Decodes payloads and errors of stored jobs. ``raw``: payloads are the stored bytes."""
+
+    def __init__(self, context: AppContext, raw: bool) -> None:
+        self._context = context
+        self._raw = raw
+
+    def job(self, job: Job) -> ShownJob:
+        """Decode a waiting job, or one in processing."""
+        error = load_error(self._context.settings, job.error)
+        state = (job.perform_in, job.retry_count, error, job.paused, job.priority)
+        return ShownJob(job.id, tuple(map(self._payload, job.payloads)), job.payload_count, *state)
+
+    def dead_job(self, job: DeadJob) -> ShownDeadJob:
+        """Decode a dead job."""
+        payloads = tuple(map(self._payload, job.payloads))
+        error = load_error(self._context.settings, job.error)
+        return ShownDeadJob(job.id, payloads, job.payload_count, job.updated_at, error)
+
+    def places(self, found: Found) -> ShownPlaces:
+        """Decode the jobs of an id."""
+        return ShownPlaces(
+            waiting=self.job(found.waiting) if found.waiting else None,
+            processing=self.job(found.processing) if found.processing else None,
+            dead=self.dead_job(found.dead) if found.dead else None,
+        )
+
+    def _payload(self, payload: Payload) -> ShownPayload:
+        if self._raw or payload.cut_from:
+            return ShownPayload(payload.data, payload.score, readable=False, cut_from=payload.cut_from)
+        try:
+            return ShownPayload(self._context.codec.load(payload.data), payload.score)
+        except UndecodablePayload:
+            return ShownPayload(payload.data, payload.score, readable=False)

@@ -1,0 +1,31 @@
+-- Policies debounce and debounce_max: each call moves its job to `debounce` s after it, at most `debounce_max` s after the
+-- first call.
+--
+-- KEYS: debounce
+-- USES: policies time
+-- An entry is '<time of the first call (us)> <earliest perform_in>'. It exists while only calls have set the job's time.
+if options.debounce then
+  redis.call('HLEN', debounce)
+
+  function hooks.due_after_call(id, waits, asked_for, now)
+    local entry = waits and redis.call('HGET', debounce, id)
+    if waits and not entry then
+      return nil
+    end
+    local first, earliest = string.match(entry or '', '^(%d+) (%S+)$')
+    first = tonumber(first) or now
+    earliest = tonumber(earliest or 0) > tonumber(asked_for) and earliest or asked_for
+    redis.call('HSET', debounce, id, string.format('%.0f ', first) .. earliest)
+    local latest = options.debounce_max and first + options.debounce_max * 1000000 or math.huge
+    local due_at = seconds(math.min(now + options.debounce * 1000000, latest))
+    return tonumber(earliest) > tonumber(due_at) and earliest or due_at
+  end
+
+  add_hook('clear', function(id)
+    redis.call('HDEL', debounce, id)
+  end)
+
+  add_hook('claimed', function(ids)
+    redis.call('HDEL', debounce, unpack(ids))
+  end)
+end

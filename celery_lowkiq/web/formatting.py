@@ -1,0 +1,130 @@
+"""Values as text for pages; templates escape it."""
+
+from __future__ import annotations
+
+import json
+import math
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from celery_lowkiq.integration.operations.shown_jobs import ShownPayload
+from celery_lowkiq.rules.errors import UndecodablePayload
+from celery_lowkiq.rules.text import moment
+
+#: Maximum length of one payload on a page, in characters.
+MAX_TEXT = 64 * 1024
+#: Maximum length of all payloads on a page, and minimum length of each, in characters.
+MAX_PAGE, LEAST = 512 * 1024, 500
+#: JSON up to this length is shown in one line.
+ONE_LINE = 100
+#: A score in this range (Unix s) is shown as a time, too: the years 2001 to 2286.
+TIMES = (1e9, 1e10)
+
+Load = Callable[[bytes], Any]
+
+
+def plain(text: str) -> str:
+    """Escape control and formatting characters, which could hide or reorder text."""
+    return "".join(_spelled(c) if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co") else c for c in text)
+
+
+def _spelled(character: str) -> str:
+    return character if character in "\n\t" else character.encode("unicode_escape").decode("ascii")
+
+
+def number(value: float) -> str:
+    """Format a number with separators."""
+    return f"{value:,.0f}" if isinstance(value, int) or float(value).is_integer() else f"{value:,.2f}"
+
+
+def size(count: float) -> str:
+    """Format a number of bytes."""
+    if count < 1024:
+        return f"{count:.0f} B"
+    for name in ("KiB", "MiB", "GiB"):
+        count /= 1024
+        if count < 1024:
+            return f"{count:.1f} {name}"
+    return f"{count / 1024:.1f} TiB"
+
+
+def score(value: float) -> str:
+    """Format a score without loss of precision."""
+    return str(int(value)) if math.isfinite(value) and value == int(value) else repr(value)
+
+
+def score_time(value: float) -> str:
+    """Format a score as a time, if it is a Unix time."""
+    return moment(value) if TIMES[0] <= value < TIMES[1] else ""
+
+
+def bytes_text(data: bytes) -> str:
+    """Decode UTF-8; other bytes are shown as a Python literal."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return repr(data)
+
+
+def payload_text(payload: ShownPayload, load: Load | None = None, limit: int = MAX_TEXT) -> str:
+    """Format a payload: JSON, indented when it is long; other content as ``load`` decodes it, or as bytes."""
+    data: bytes = payload.value
+    if payload.cut_from:
+        return bytes_text(_whole_characters(data[:limit]))[:limit]
+    text = _json(data)
+    if text is None:
+        text = _loaded(data, load) if load else bytes_text(data)
+    return text[:limit]
+
+
+@dataclass
+class Texts:
+    """Formats the payloads of one page, with about MAX_PAGE characters in all."""
+
+    load: Load | None = None
+    left: int = MAX_PAGE
+
+    def __call__(self, payload: ShownPayload) -> tuple[str, int]:
+        """Return the text, and the full size in bytes if it is cut, else 0."""
+        payload = beginning(payload)
+        limit = max(LEAST, min(MAX_TEXT, self.left))
+        text = payload_text(payload, self.load, limit)
+        self.left -= len(text)
+        return text, (payload.cut_from or len(payload.value)) if payload.cut_from or len(text) == limit else 0
+
+
+def _loaded(data: bytes, load: Load) -> str:
+    try:
+        return repr(load(data))
+    except UndecodablePayload as error:
+        return f"{bytes_text(data)}\n({error})"
+
+
+def beginning(payload: ShownPayload) -> ShownPayload:
+    """Cut a payload to what a page shows."""
+    size = len(payload.value)
+    return payload if size <= MAX_TEXT else replace(payload, value=payload.value[:MAX_TEXT], cut_from=size)
+
+
+def _json(data: bytes) -> str | None:
+    try:
+        value = json.loads(data)
+        text = json.dumps(value, ensure_ascii=False)
+        return text if len(text) <= ONE_LINE else json.dumps(value, indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _whole_characters(data: bytes) -> bytes:
+    """Remove an incomplete last character."""
+    return data.decode("utf-8", "ignore").encode() if _is_text(data) else data
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data[:-4].decode("utf-8")
+    except UnicodeDecodeError as error:
+        return error.end >= len(data) - 8
+    return True
