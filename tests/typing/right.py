@@ -36,6 +36,16 @@ def keyed(payloads_by_id: dict[str, list[Any]]) -> str:
     return "done"
 
 
+@ordered_task(by="order_id", shards=24, latest=True)
+def in_place(order_id: int, status: str, *, note: str | None = None) -> str:
+    return status
+
+
+@ordered_task(by=lambda arguments: arguments["shop"], bind=True, merge="max", pydantic=True)
+def in_place_bound(self: OrderedTask, shop: str) -> int:
+    raise self.retry(countdown=5)
+
+
 class Base(OrderedTask[str]):
     abstract = True
     shards = 24
@@ -75,5 +85,11 @@ def calls() -> None:
     entries: list[BulkEntry] = [{"id": number, "payload": number} for number in range(3)]
     assert [result.id for result in bare.perform_async(entries, results=True)]
     assert_type(of_a_base.helped(), str)
+    assert_type(in_place.delay(42, status="paid"), AsyncResult[str])
+    assert_type(in_place.delay(42, "paid", note=None).get(), str)
+    assert_type(in_place(42, "paid"), str)
+    assert_type(in_place.apply_async((42, "paid"), countdown=5), AsyncResult[str])
+    assert_type(in_place_bound.delay("shop"), AsyncResult[int])
+    assert_type(in_place.ordered_queue.spec.name, str)
     assert bound.ordered_queue.stats().length >= 0
     assert bound.shards == 5

@@ -40,3 +40,17 @@ task.ordered_queue.stat()  # error
 task.delay()  # error
 task.delay("1", "x", "y")  # error
 text: str = task.delay("1").get()  # error
+
+
+@ordered_task(by="order_id")
+def in_place(order_id: int, status: str) -> int:
+    return 1
+
+
+in_place.delay(42)  # error
+in_place.delay("42", "paid")  # error
+in_place.delay(42, state="paid")  # error
+
+
+@ordered_task(latest=True)  # error
+def latest_of_a_batch(payloads_by_id: dict[str, list[str]]) -> None: ...

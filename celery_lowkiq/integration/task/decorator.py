@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, overload
 
 from celery import Celery, shared_task
 from celery.app.task import Task
-from typing_extensions import TypeVar, Unpack
+from celery.result import AsyncResult
+from typing_extensions import ParamSpec, TypeVar, Unpack
 
 from celery_lowkiq.integration.app.current_app import current_app_task
 from celery_lowkiq.integration.app.option_names import naming
+from celery_lowkiq.integration.calls.call_form import By
 from celery_lowkiq.rules.errors import ConfigurationError
 
 from .base_classes import R
-from .options import TaskOptions, as_attributes, check_function, check_names_of, check_options
+from .options import InPlaceOptions, TaskOptions, as_attributes, check_function, check_names_of, check_options
 from .task import OrderedTask
 
 #: The argument of a task's function: payloads by id, those with the smallest score first.
 Batch = dict[str, list[Any]]
 Function = Callable[[Batch], R]
 BoundFunction = Callable[[Any, Batch], R]
+P = ParamSpec("P")
 TaskT = TypeVar("TaskT", bound=OrderedTask[Any])
 
 
@@ -39,8 +42,30 @@ class AppBoundTask(OrderedTask[R]):
         super().__init_subclass__(**options)
 
 
+if TYPE_CHECKING:
+
+    class InPlaceTask(OrderedTask[R], Generic[P, R]):
+        """A task with ``by=``: its calls take the arguments of its function."""
+
+        def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]: ...  # type: ignore[override]
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+
 @overload
 def ordered_task(function: Function[R], **options: Unpack[TaskOptions]) -> OrderedTask[R]: ...
+
+
+@overload
+def ordered_task(
+    *, by: By, bind: Literal[True], **options: Unpack[InPlaceOptions]
+) -> Callable[[Callable[Concatenate[Any, P], R]], InPlaceTask[P, R]]: ...
+
+
+@overload
+def ordered_task(
+    *, by: By, bind: Literal[False] = False, **options: Unpack[InPlaceOptions]
+) -> Callable[[Callable[P, R]], InPlaceTask[P, R]]: ...
 
 
 @overload
@@ -64,8 +89,8 @@ def ordered_task(
 def ordered_task(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Make an ordered task of a function, with or without options, before or after any app exists.
 
-    The function is called with ``{id: [payload, ...]}``. Options are those of :class:`TaskOptions`; ``app``
-    registers the task in that app only, else it belongs to every app.
+    The function is called with ``{id: [payload, ...]}``, or with ``by=``, as its callers call it. Options are
+    those of :class:`TaskOptions`; ``app`` registers the task in that app only, else it belongs to every app.
     Raises ConfigurationError for an invalid option, and for a function that a lane cannot call.
     """
     app: Celery | None = options.pop("app", None)

@@ -108,33 +108,6 @@ class BasicOptions(TypedDict, total=False):
             "`key(payload)` returns the id. Calls then take the payload alone.",
         ),
     ]
-    by: Annotated[
-        By | None,
-        Option(
-            None,
-            matching("the name, position or path of an argument, or a function", _names_argument).or_none(),
-            "The function keeps its signature, and this argument has the id of a call. Each call then runs "
-            "alone. See [an existing task](in-place.md).",
-        ),
-    ]
-    enabled: Annotated[
-        bool | Callable[[], bool],
-        Option(
-            True,
-            matching("True, False, or a function that returns one", _is_switch),
-            "With `by=`: whether the task is ordered. False: it runs as [a plain one]"
-            "(in-place.md#there-and-back), as with `lowkiq_plain`.",
-        ),
-    ]
-    latest: Annotated[
-        bool,
-        Option(
-            False,
-            boolean,
-            "With `by=`: only the newest of the calls that wait for an id runs. The others end as "
-            "superseded.",
-        ),
-    ]
     merge: Annotated[
         MergeRule | None,
         Option(
@@ -175,11 +148,54 @@ class BasicOptions(TypedDict, total=False):
     ]
 
 
+class KeptSignatureOptions(TypedDict, total=False):
+    """Options of a task with ``by=``, whose function keeps its signature. See docs/in-place.md."""
+
+    enabled: Annotated[
+        bool | Callable[[], bool],
+        Option(
+            True,
+            matching("True, False, or a function that returns one", _is_switch),
+            "With `by=`: whether the task is ordered. False: it runs as [a plain one]"
+            "(in-place.md#there-and-back), as with `lowkiq_plain`.",
+        ),
+    ]
+    latest: Annotated[
+        bool,
+        Option(
+            False,
+            boolean,
+            "With `by=`: only the newest of the calls that wait for an id runs. The others end as "
+            "superseded.",
+        ),
+    ]
+    pydantic: bool
+    pydantic_context: dict[str, Any] | None
+    pydantic_dump_kwargs: dict[str, Any] | None
+    pydantic_strict: bool
+
+
 class TaskOptions(BasicOptions, RetryOptions, QueueOptions, CeleryOptions, total=False):
     """Options of ``@ordered_task``, and attributes of an ``OrderedTask`` class."""
 
 
-OPTIONS = options_of(TaskOptions)
+class InPlaceOptions(TaskOptions, KeptSignatureOptions, total=False):
+    """All options but ``by``, for a task that has it."""
+
+
+class _AllOptions(InPlaceOptions, total=False):
+    by: Annotated[
+        By | None,
+        Option(
+            None,
+            matching("the name, position or path of an argument, or a function", _names_argument).or_none(),
+            "The function keeps its signature, and this argument has the id of a call. Each call then runs "
+            "alone. See [an existing task](in-place.md).",
+        ),
+    ]
+
+
+OPTIONS = options_of(_AllOptions)
 #: Names of Celery's options, which a misspelt name may mean. ``Request`` names a class.
 CELERYS = (
     *CeleryOptions.__annotations__,
