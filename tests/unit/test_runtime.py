@@ -187,6 +187,7 @@ def test_a_queue_with_another_shard_count_is_not_served_and_the_others_are(node,
     one.store.push(ShardRef("other", 0), "1", announce=False)
     one.start()
     one.ran("1")
+    eventually(lambda: "queue q is not served" in caplog.text)
     assert caplog.text.count("queue q is not served") == 1
     assert "with 7 shards" in caplog.text
 
