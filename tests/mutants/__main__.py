@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +19,7 @@ from py_compile import PycInvalidationMode
 from queue import SimpleQueue
 
 from .changes import Change, changes_of
-from .covering import TESTS, Reached, measure, reached
+from .covering import TESTS, Reached, measure, reached, sizes
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("rules", "store", "worker")
@@ -91,11 +92,13 @@ def _try_all(chosen: list[Change], copies: list[Path], lines: Reached) -> list[t
     for copy in copies:
         free.put(copy)
 
+    size = sizes(lines)
+
     def survives(change: Change) -> str:
         copy = free.get()
         began_at = time.monotonic()
         try:
-            why = _survives(change, copy, lines)
+            why = _survives(change, copy, lines, size)
         finally:
             free.put(copy)
         print(f"{time.monotonic() - began_at:5.0f} s {why or 'killed':16} {change}", flush=True)
@@ -106,14 +109,15 @@ def _try_all(chosen: list[Change], copies: list[Path], lines: Reached) -> list[t
     return [(change, why) for change, why in zip(chosen, results, strict=True) if why]
 
 
-def _survives(change: Change, copy: Path, lines: Reached) -> str:
+def _survives(change: Change, copy: Path, lines: Reached, size: Counter[str]) -> str:
     """Why no test notices the change; empty when one does."""
     name = str(change.path.relative_to(ROOT))
     of_file = lines.get(name, {})
     touched = [of_file[line] for line in range(change.line, change.last_line + 1) if line in of_file]
     if not touched:
         return "no test reaches it"
-    tests = sorted(set().union(*touched)) or list(TESTS)
+    # A test that reaches few lines is quick, and about the change rather than another.
+    tests = sorted(set().union(*touched), key=lambda test: (size[test], test)) or list(TESTS)
     target, source = copy / name, change.path.read_bytes()
     target.write_bytes(change.apply(source))
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 from coverage import CoverageData
@@ -59,6 +59,15 @@ def reached(root: Path, data: Path) -> Reached:
             ids = {names.setdefault(context, test_id(root, context)) for context in contexts if context}
             lines[file][line] = {one for one in ids if one} - failed
     return lines
+
+
+def sizes(lines: Reached) -> Counter[str]:
+    """How many lines each test reaches."""
+    found: Counter[str] = Counter()
+    for of_file in lines.values():
+        for tests in of_file.values():
+            found.update(tests)
+    return found
 
 
 def test_id(root: Path, context: str) -> str | None:
