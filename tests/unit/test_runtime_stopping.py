@@ -8,8 +8,8 @@ import pytest
 
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Disposition
+from celery_lowkiq.worker import runtime
 from celery_lowkiq.worker.exclusion import Cooperative, Strict
-from celery_lowkiq.worker.lane import window_reaper
 from celery_lowkiq.worker.lane.lane import Lane
 from tests.unit.nodes import SHARDS
 from tests.waiting import eventually
@@ -140,7 +140,7 @@ class TestCrashes:
 
     def test_a_bug_in_the_reaper_of_windows_is_no_silent_death(self, node, monkeypatch):
         bug = ZeroDivisionError("a bug")
-        monkeypatch.setattr(window_reaper, "MAX_WAIT_BEHIND_RUN", 0.02)
+        monkeypatch.setattr(runtime, "MAX_WAIT_BEHIND_RUN", 0.02)
         monkeypatch.setattr(Lane, "return_overdue", lambda lane, now: _raise(bug))
         one = node().start()
         ((code, reason),) = eventually(lambda: one.host.stops)
