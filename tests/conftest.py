@@ -26,7 +26,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
-#: Minutes for all random tests together; 0 runs a fifth of the examples, the same in each run.
+#: Minutes for all random tests together; 0 runs a tenth of the examples, the same in each run.
 RANDOM_MINUTES = float(os.environ.get("LOWKIQ_RANDOM_MINUTES", "0"))
 random_tests = 0
 Rounds = Callable[[int], Iterator[int]]
@@ -50,7 +50,7 @@ def rounds() -> Rounds:
     """``for examples in rounds(150)``: how many random examples to try, again while the test has time."""
 
     def rounds(count: int) -> Iterator[int]:
-        part = max(1, count // 5)
+        part = max(1, count // 10)
         yield part
         workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
         ends_at = time.monotonic() + 60 * RANDOM_MINUTES * workers / max(1, random_tests)

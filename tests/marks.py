@@ -1,11 +1,16 @@
-"""Cases of a parametrized test that the test command leaves to ``nox -s full``."""
+"""Cases and examples that the test command leaves to ``nox -s full``."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from typing import Any
 
+import hypothesis
 import pytest
+
+#: LOWKIQ_TEST_OLDEST=0 leaves Redis 6.2 out.
+SERVERS = ["here", "6.2"] if os.environ.get("LOWKIQ_TEST_OLDEST", "1") == "1" else ["here"]
 
 
 def first_often(cases: Collection[Any]) -> list[Any]:
@@ -14,6 +19,17 @@ def first_often(cases: Collection[Any]) -> list[Any]:
     return [first, *(full(case) for case in others)]
 
 
+def here_often() -> pytest.MarkDecorator:
+    """A long test of the store: the test command leaves Redis 6.2 to ``nox -s full``."""
+    return pytest.mark.parametrize("client", first_often(SERVERS), indirect=True)
+
+
 def full(case: Any) -> Any:
     """A case for ``nox -s full``."""
     return pytest.param(*case if isinstance(case, tuple) else (case,), marks=pytest.mark.full)
+
+
+def examples(count: int) -> hypothesis.settings:
+    """``count`` examples in ``nox -s full``, for a test marked ``random``; a third of them elsewhere."""
+    whole = os.environ.get("HYPOTHESIS_PROFILE") == "random"
+    return hypothesis.settings(max_examples=count if whole else count // 3)

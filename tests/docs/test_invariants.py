@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from celery_lowkiq.store.scripts.script import lua_files
-from tests.simulation.test_simulation import PLAIN, RARE
+from tests.simulation.test_simulation import OFTEN, PLAIN, RARE
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "celery_lowkiq"
@@ -32,4 +32,4 @@ def test_what_keeps_them_exists(name):
 
 def test_the_planted_faults_exist():
     assert len(FAULTS) > 5
-    assert set(FAULTS) <= PLAIN.keys() | RARE.keys()
+    assert set(FAULTS) <= PLAIN.keys() | OFTEN.keys() | RARE.keys()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 from coverage import CoverageData
@@ -21,33 +22,52 @@ concurrency = thread
 core = ctrace
 """
 
+#: pytest's status.
+PASSED, FAILED = 0, 1
+
 Reached = dict[str, dict[int, set[str]]]
 
 
 def measure(root: Path, data: Path) -> None:
-    """Run the tests once and keep what they reach in ``data``. Raises CalledProcessError when one fails."""
+    """Run the tests once and keep in ``data`` what they reach, and beside it which ones failed. Raises
+    CalledProcessError when they did not run.
+    """
     settings = data.with_suffix(".ini")
     settings.write_text(SETTINGS.format(data=data))
     command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest", "-q"]
-    command += ["-p", "no:cacheprovider", "-m", "not full and not chaos", *TESTS]
-    try:
-        subprocess.run(command, cwd=root, check=True)
-    except subprocess.CalledProcessError:
+    cache = data.with_suffix(".cache")
+    command += ["-o", f"cache_dir={cache}", "-m", "not full and not chaos", *TESTS]
+    done = subprocess.run(command, cwd=root)
+    if done.returncode not in (PASSED, FAILED):
         data.unlink(missing_ok=True)
-        raise
+        done.check_returncode()
+    last = cache / "v" / "cache" / "lastfailed"
+    data.with_suffix(".failed").write_text(last.read_text() if last.exists() else "{}")
 
 
 def reached(root: Path, data: Path) -> Reached:
-    """By file and line: the ids of the tests that reach it; none when only an import does."""
+    """By file and line: the ids of the tests that reach it; none when only an import does. A test that failed
+    without a mutant kills none.
+    """
     found = CoverageData(str(data))
     found.read()
+    failed = {name.partition("[")[0] for name in json.loads(data.with_suffix(".failed").read_text())}
     names: dict[str, str | None] = {}
     lines: Reached = defaultdict(dict)
     for file in found.measured_files():
         for line, contexts in found.contexts_by_lineno(file).items():
             ids = {names.setdefault(context, test_id(root, context)) for context in contexts if context}
-            lines[file][line] = {one for one in ids if one}
+            lines[file][line] = {one for one in ids if one} - failed
     return lines
+
+
+def sizes(lines: Reached) -> Counter[str]:
+    """How many lines each test reaches."""
+    found: Counter[str] = Counter()
+    for of_file in lines.values():
+        for tests in of_file.values():
+            found.update(tests)
+    return found
 
 
 def test_id(root: Path, context: str) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -10,9 +9,7 @@ import redis
 
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.connect import connect
-
-#: LOWKIQ_TEST_OLDEST=0 leaves Redis 6.2 out.
-SERVERS = ["here", "6.2"] if os.environ.get("LOWKIQ_TEST_OLDEST", "1") == "1" else ["here"]
+from tests.marks import SERVERS
 
 
 @pytest.fixture(params=SERVERS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from celery_lowkiq.rules.models import Disposition
@@ -13,6 +13,7 @@ from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.connect import connect
 from celery_lowkiq.store.scripts.keys import SHARD_KEYS, shard_keys
+from tests.marks import examples
 
 from .helpers import ONE, SHARD, claim, end, push, take
 
@@ -114,7 +115,8 @@ def client(redis_server):
 @example([("senders", b"a", b"x")])
 @example([("jobs", b"a", b"S"), ("spill", b'a\0"a"', b"x")])
 @example([("spill", b'\0\xe1"a"', b"c004000000000000\xea80000000000a2.5\0")])
-@settings(max_examples=300)
+@pytest.mark.random
+@examples(300)
 def test_a_corrupt_record_bricks_nothing(client, planted):
     client.flushall()
     store = RedisStore(client)

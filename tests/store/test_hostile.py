@@ -10,6 +10,7 @@ from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.claims import CLAIM_BYTES
 from celery_lowkiq.store.scripts.keys import shard_keys
+from tests.marks import here_often
 
 from .helpers import ONE, SHARD, claim, end, push, take
 
@@ -78,6 +79,7 @@ def test_a_payload_of_one_mebibyte(store):
     assert [p.data for p in claim(store, lease).jobs[0].payloads] == [b"small"]
 
 
+@here_often()
 def test_a_hundred_thousand_payloads_of_one_id(store):
     """A claim takes at most 1,000 of them, lowest scores first; the rest stays waiting."""
     count = 100_000
@@ -160,6 +162,7 @@ def plant_spilled(client, keys, data):
     client.zadd(keys["spill_order"], {b"large\0" + place + data: 0.0})
 
 
+@here_often()
 @pytest.mark.parametrize("plant", [plant_packed, plant_spilled])
 def test_p8_a_claim_tells_little_of_a_payload_that_no_call_could_have_stored(store, client, plant):
     """P8: all 50 MB went through the worker, and ran."""

@@ -12,6 +12,7 @@ from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.scripts.keys import SHARD_KEYS, shard_keys
+from tests.marks import here_often
 
 from .helpers import ONE, SHARD, claim, contents, end, ids_of, listening, push, stats, take, waiting
 
@@ -107,6 +108,7 @@ def test_a_takeover_recovers_into_held_and_so_do_strays(store, pausing):
     assert held_ids(store) == {"1", "2"}
 
 
+@here_often()
 def test_ten_thousand_paused_ids(store, pausing):
     """They are pushed, fail, and are recovered, and none of them is ever due."""
     ids = [str(number) for number in range(10_000)]

@@ -214,6 +214,7 @@ class FakeStore:
         )
 
     def retract_crashes(self, lease: Lease) -> None:
+        self._maybe_fail("retract_crashes")
         self.forgiven.append(lease)
 
     def beat(self, queues: list[str], owner: str, lanes: int, news: NodeUpdate) -> BeatResult:

@@ -107,6 +107,26 @@ def test_tokens_of_a_claim_that_failed_go_back(limited):
     eventually(lambda: any(request.surplus for request in one.store.token_requests) and one.store.bucket == 1)
 
 
+def test_tokens_that_cannot_go_back_are_a_warning_and_stop_nothing(limited, caplog):
+    one = limited(1, lanes=1)
+    one.store.fail["claim"] = once(StoreError("no"))
+    tokens, refuse = one.store.tokens, once(StoreError("full"))
+
+    def refuses_the_first_surplus(asked):
+        if asked.surplus:
+            refuse(False)
+        return tokens(asked)
+
+    one.store.tokens = refuses_the_first_surplus
+    one.store.push(SHARDS[0], "left alone", announce=False)
+    one.start()
+    eventually(lambda: "1 tokens of queue q could not be returned: full" in caplog.text)
+    one.store.bucket = 2
+    one.runtime.set_rate("q", 5.0)
+    one.store.push(SHARDS[1], "other")
+    one.ran("other")
+
+
 def test_a_lost_reply_is_asked_for_again_under_its_number(limited):
     one = limited(1, lanes=1)
     one.store.fail["tokens"] = once(StoreUnavailable("reply lost"))

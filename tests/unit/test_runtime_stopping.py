@@ -8,9 +8,15 @@ import pytest
 
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Disposition
+from celery_lowkiq.worker import runtime
 from celery_lowkiq.worker.exclusion import Cooperative, Strict
+from celery_lowkiq.worker.lane.lane import Lane
 from tests.unit.nodes import SHARDS
 from tests.waiting import eventually
+
+
+def _raise(error):
+    raise error
 
 
 class NoTimer:
@@ -132,6 +138,15 @@ class TestCrashes:
         eventually(lambda: one.host.stops)
         assert one.host.stops[0][0] == 70
 
+    def test_a_bug_in_the_reaper_of_windows_is_no_silent_death(self, node, monkeypatch):
+        bug = ZeroDivisionError("a bug")
+        monkeypatch.setattr(runtime, "MAX_WAIT_BEHIND_RUN", 0.02)
+        monkeypatch.setattr(Lane, "return_overdue", lambda lane, now: _raise(bug))
+        one = node().start()
+        ((code, reason),) = eventually(lambda: one.host.stops)
+        assert (code, one.host.words) == (70, [bug])
+        assert "a bug" in reason
+
     def test_a_shard_with_a_broken_script_does_not_stop_the_others(self, node, caplog):
         one = node(lanes=1)
         claim = one.store.claim
@@ -183,6 +198,16 @@ class TestSuspects:
         one.store.steal(SHARDS[0])
         one.gate.set()
         eventually(lambda: [lease.shard for lease in one.store.forgiven] == [SHARDS[0]])
+
+    def test_a_crash_that_cannot_be_undone_is_a_warning(self, node, caplog):
+        one = node()
+        one.start_with_run()
+        one.store.fail["retract_crashes"] = lambda after: _raise(StoreUnavailable("gone"))
+        one.store.steal(SHARDS[0])
+        one.gate.set()
+        eventually(lambda: "q/0 could not be undone: gone" in caplog.text)
+        one.store.push(SHARDS[1], "other")
+        one.ran("other")
 
 
 class TestLeaseLost:

@@ -7,7 +7,7 @@ import re
 
 import pytest
 import schemathesis
-from hypothesis import given, settings
+from hypothesis import given
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks
@@ -16,6 +16,7 @@ from celery_lowkiq.web import make_app
 from celery_lowkiq.web.app import ENDPOINTS
 from celery_lowkiq.web.endpoints import BASE
 from celery_lowkiq.web.openapi import description
+from tests.marks import examples
 
 CHECKS = [
     not_a_server_error,
@@ -76,11 +77,13 @@ def api(app):
     return schemathesis.openapi.from_asgi("/api/v1/openapi.json", make_app(app, auth=lambda _: "fuzz"))
 
 
+@pytest.mark.random
 @pytest.mark.parametrize("path, method", operations(wrong=False))
 def test_the_api_does_what_it_says(api, path, method):
     check(api[path][method], GenerationMode.POSITIVE)
 
 
+@pytest.mark.random
 @pytest.mark.parametrize("path, method", operations(wrong=True))
 def test_a_wrong_request_is_refused_as_described(api, path, method):
     check(api[path][method], GenerationMode.NEGATIVE)
@@ -88,7 +91,7 @@ def test_a_wrong_request_is_refused_as_described(api, path, method):
 
 def check(operation, mode):
     @given(case=operation.as_strategy(generation_mode=mode))
-    @settings(max_examples=25)
+    @examples(25)
     def ask(case):
         if case.query and mode is GenerationMode.POSITIVE:
             case.query["queue"] = "record"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from celery_lowkiq.store.scripts.keys import shard_keys
 from tests.waiting import eventually
 
 
@@ -13,6 +14,14 @@ def leases(task):
 
 def released(task):
     return all(lease.owner == "" for lease in leases(task))
+
+
+def suspects(task):
+    """How many jobs have a crash mark."""
+    client = task.ordered_queue._context.store.client
+    return sum(
+        client.commands([("HLEN", shard_keys(s)["crash_marks"]) for s in task.queue_spec.shard_refs()])
+    )
 
 
 def shares(app):

@@ -174,7 +174,7 @@ def make_app(**settings: Any) -> Celery:
             time.sleep(float(os.environ.get("PROJ_WORK", "0")))
             note("end", id=job_id, payloads=payloads)
 
-    @ordered_task(**ordered, name="batches", shards=1, batch_size=3, bind=True)
+    @ordered_task(**ordered, name="batches", shards=1, batch_size=3, bind=True, max_crashes=2)
     def batches(self: Any, payloads_by_id: dict[str, list[Any]]) -> None:
         info = self.request.lowkiq
         jobs = [[job.id, list(job.scores), job.retry_count] for job in info.jobs]

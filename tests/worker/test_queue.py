@@ -102,7 +102,7 @@ def test_many_ids_are_paused_and_resumed(queue):
     [
         ({"shard": 8}, "shard=8 is invalid: expected 0 to 7, the shards of 'record'"),
         ({"shard": "0"}, "shard='0'"),
-        ({"shard": 0, "job_id": "1"}, "pass one of them"),
+        ({"shard": 0, "job_id": "1"}, "expected one of them, or none"),
         ({"job_id": 1.5}, "expected a str, an int or a UUID"),
     ],
 )

@@ -69,8 +69,10 @@ class OrderedQueues(bootsteps.StartStopStep):
         """Check the requirements of queues to serve; ``explicit``: those named by -Q."""
         if served and not self._obstacle and self._engine is None:
             check_threads(self._consumer.controller)
+            # A wrong setting ends the worker; without a Redis, its other tasks may run.
+            settings = context_of(self._consumer.app).settings
             try:
-                source_of(self._consumer.app, context_of(self._consumer.app).settings)
+                source_of(self._consumer.app, settings)
             except ConfigurationError as error:
                 self._obstacle = str(error)
         if self._obstacle and explicit:
