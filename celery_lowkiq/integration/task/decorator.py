@@ -16,6 +16,7 @@ from celery_lowkiq.integration.calls.call_form import By
 from celery_lowkiq.rules.errors import ConfigurationError
 
 from .base_classes import R
+from .existing import order_existing
 from .options import InPlaceOptions, TaskOptions, as_attributes, check_function, check_names_of, check_options
 from .task import OrderedTask
 
@@ -91,11 +92,14 @@ def ordered_task(function: Callable[..., Any] | None = None, **options: Any) -> 
 
     The function is called with ``{id: [payload, ...]}``, or with ``by=``, as its callers call it. Options are
     those of :class:`TaskOptions`; ``app`` registers the task in that app only, else it belongs to every app.
+    A task of Celery's in place of the function is made ordered itself.
     Raises ConfigurationError for an invalid option, and for a function that a lane cannot call.
     """
     app: Celery | None = options.pop("app", None)
 
     def decorate(function: Callable[..., Any]) -> Any:
+        if isinstance(function, Task):
+            return order_existing(function, options)
         with naming(str(options.get("name") or getattr(function, "__qualname__", function))):
             base = _ordered(options.get("base", AppBoundTask))
             check_names_of(options, base)

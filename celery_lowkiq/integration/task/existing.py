@@ -1,0 +1,49 @@
+"""Makes an existing task of an app ordered, in place: every reference to it stays valid."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from celery_lowkiq.integration.app.option_names import naming
+from celery_lowkiq.rules.errors import ConfigurationError
+
+from .options import as_attributes, check_function, check_names_of, check_options
+from .task import OrderedTask
+
+
+def order_existing(task: Any, options: Mapping[str, Any]) -> Any:
+    """Give a task the class that it would have had with these options beside its own.
+
+    Do this before workers and callers use it. Raises ConfigurationError for a task that is ordered already,
+    and for options that an ordered task refuses; the task is a plain one then, as before.
+    """
+    task = getattr(task, "_get_current_object", lambda: task)()
+    plain: Any = type(task)
+    with naming(task.name):
+        if isinstance(task, OrderedTask):
+            raise ConfigurationError("it is an ordered task already: change the options of its decorator")
+        check_names_of(options, OrderedTask, plain)
+        check_options({**_own_options(task), **options}, OrderedTask)
+        run = inspect.getattr_static(plain, "run")
+        bound = not isinstance(run, staticmethod)
+        check_function(run if bound else run.__func__, bound, options.get("by"))
+    names = {"__module__": plain.__module__, "__doc__": plain.__doc__, "abstract": False}
+    _forget_settings(task)
+    task.__class__ = type(plain.__name__, (plain, OrderedTask), {**names, **as_attributes(dict(options))})
+    task.bind(task.app)
+    return task
+
+
+def _own_options(task: Any) -> dict[str, Any]:
+    """The options of a plain task, without what Celery has set from the app's settings."""
+    settings = {name for name, setting in task.from_config if getattr(task, name) == task.app.conf[setting]}
+    return {name: value for name, value in vars(type(task)).items() if name not in settings}
+
+
+def _forget_settings(task: Any) -> None:
+    """Let the settings be applied to the new class, not inherited as options of the task."""
+    plain = type(task)
+    for name in vars(plain).keys() - _own_options(task).keys():
+        delattr(plain, name)

@@ -1,0 +1,103 @@
+"""``ordered_task`` of a task that exists: its references and its callers stay."""
+
+from __future__ import annotations
+
+import pytest
+from celery import Celery, Task, shared_task
+
+from celery_lowkiq import OrderedTask, ordered_task
+from celery_lowkiq.rules.errors import ConfigurationError
+
+runs = []
+
+
+@pytest.fixture
+def lowkiq_app():
+    runs.clear()
+    return Celery("existing", broker="memory://", backend="cache+memory://", set_as_current=False)
+
+
+def test_a_decorated_task(lowkiq, lowkiq_app):
+    @lowkiq_app.task(bind=True, max_retries=1, autoretry_for=(KeyError,), retry_kwargs={"countdown": 0})
+    def save(self, order_id, status="new"):
+        """Saves."""
+        runs.append((order_id, status, self.request.retries))
+        if status == "fails" and not self.request.retries:
+            raise KeyError
+        return status
+
+    before = save.name
+    assert ordered_task(by="order_id", shards=3)(save) is save._get_current_object()
+    assert isinstance(save, OrderedTask)
+    assert lowkiq_app.tasks[before] is save._get_current_object()
+    assert (save.name, save.__doc__, save.max_retries, save.shards) == (before, "Saves.", 1, 3)
+    results = [save.delay(1, status="fails"), save.delay(1), save.s(2).apply_async()]
+    assert lowkiq.enqueued(save)
+    lowkiq.drain()
+    assert [result.get() for result in results] == ["fails", "new", "new"]
+    assert [run for run in runs if run[0] == 1] == [(1, "fails", 0), (1, "fails", 1), (1, "new", 0)]
+
+
+def test_a_task_class(lowkiq, lowkiq_app):
+    class Base(Task):
+        abstract = True
+
+        def on_success(self, retval, task_id, args, kwargs):
+            runs.append(("on_success", args))
+
+    class Save(Base):
+        name = "save"
+
+        def run(self, order_id):
+            return [self.name, order_id]
+
+        def on_success(self, *args):
+            super().on_success(*args)
+
+    save = lowkiq_app.register_task(Save())
+    ordered_task(by=0)(save)
+    result = save.delay(5)
+    lowkiq.drain()
+    assert result.get() == ["save", 5]
+    assert runs == [("on_success", (5,))]
+
+
+def test_a_shared_task_and_a_pydantic_one(lowkiq, lowkiq_app):
+    @shared_task(name="shared")
+    def shared(order_id):
+        return order_id
+
+    ordered_task(by="order_id")(lowkiq_app.tasks["shared"])
+    result = lowkiq_app.tasks["shared"].delay(5)
+    lowkiq.drain()
+    assert result.get() == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"by": "x"}, "save: by='x' is invalid"),
+        ({"buy": "order_id"}, "buy"),
+        ({"by": "order_id", "time_limit": 5}, "time_limit=5 is invalid"),
+        ({}, "cannot be called with one argument"),
+    ],
+)
+def test_what_is_refused_leaves_a_plain_task(lowkiq_app, options, text):
+    @lowkiq_app.task(name="save")
+    def save(order_id, status): ...
+
+    before = type(save._get_current_object())
+    with pytest.raises(ConfigurationError, match=text):
+        ordered_task(**options)(save)
+    assert type(save._get_current_object()) is before
+
+
+def test_an_option_of_the_task_that_it_could_not_have_is_refused(lowkiq_app):
+    @lowkiq_app.task(name="save", time_limit=5)
+    def save(order_id): ...
+
+    with pytest.raises(ConfigurationError, match="time_limit=5 is invalid"):
+        ordered_task(by=0)(save)
+    ordered_task(by=0, time_limit=None)(save)
+    with pytest.raises(ConfigurationError, match="it is an ordered task already"):
+        ordered_task(by=0)(save)
