@@ -46,12 +46,22 @@ class TestStopping:
         assert one.runtime.join(10)
         assert time.monotonic() - began < 5
 
+    def test_a_long_run_keeps_no_other_shard_from_the_next_owner(self, node):
+        one = node(lanes=1)
+        one.start_with_run("runs")
+        one.runtime.drain()
+        eventually(lambda: one.owns("") == list(SHARDS[1:]))
+        assert one.owns() == [SHARDS[0]]
+        one.gate.set()
+        assert one.runtime.join(10)
+        assert one.owns("") == list(SHARDS)
+
     def test_what_runs_at_an_abandon_is_left_and_marked_as_stopping(self, node):
         one = node()
         one.start_with_run("runs")
         one.runtime.abandon()
         eventually(lambda: one.store.stopping)
-        eventually(lambda: len(one.owns("")) == 2)
+        eventually(lambda: one.owns("") == list(SHARDS[1:]))
         assert SHARDS[0] in one.owns()
         assert one.store.settled == []
         one.gate.set()

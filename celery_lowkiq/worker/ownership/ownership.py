@@ -213,7 +213,7 @@ class Ownership:
     # -- the end
 
     def _release_all(self) -> None:
-        """Renew the shards of lanes that still work, and release those of lanes that have ended."""
+        """Release the shards that no lane works, each as soon as its batch has settled; renew the others."""
         silent_since: float | None = None
         while True:
             self._ctx.mailbox.begin_turn()
@@ -245,7 +245,9 @@ class Ownership:
         self._renew(stopping=True)
         self._losses.check(())
         for owned in self._table.owned():
-            if self._at_once or self._table.lane_of(owned.shard).ended:
+            # No batch of it starts any more, also when a lane that stops is about to pick it.
+            self._table.leave(owned.shard)
+            if self._at_once or not self._table.in_use(owned.shard):
                 self._release(owned)
         if self._table.owned():
             self._membership.update()
