@@ -6,9 +6,10 @@ import logging
 
 import pytest
 
-from celery_lowkiq.rules.models import QueueSpec, ShardRef
+from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.rules.splitters import default_splitter, lease_splitter
 from celery_lowkiq.worker.ownership.acquisition import PROGRESS_INTERVAL, SLICE, AcquisitionProgress
+from tests.unit.fakes import FakeStore
 from tests.unit.nodes import Node
 from tests.waiting import eventually
 
@@ -50,6 +51,32 @@ def test_m1_questions_and_round_trips_grow_with_the_shards_and_not_with_their_sq
         # The lanes' first question, and that of the waker, may be about all that came before.
         assert node.store.asked <= 4 * shards
         assert len(node.store.acquired) == -(-shards // SLICE)
+
+
+def test_a_shard_that_is_released_while_another_node_is_faster_is_taken_at_once():
+    """Not at the next renewal, which is the one in two minutes here."""
+    first, second = (ShardRef("q000", index) for index in (0, 1))
+    store = FakeStore()
+    store.leases = {shard: LeaseState("other", 1, 1) for shard in (first, second)}
+    node = Node(store, queues=queues(1, shards=3), lease_seconds=600.0)
+    acquire_all = store.acquire_all
+
+    def overtaken(wanted, owner):
+        if first in [watch.shard for watch in wanted]:
+            store.leases[first] = LeaseState("third", 2, 2)
+            store.leases[second] = LeaseState("", 1, 2)
+            # The announcement of the release.
+            node.runtime._on_announcement(second, None)
+        return acquire_all(wanted, owner)
+
+    node.start()
+    eventually(lambda: taken(node) == 1)
+    store.acquire_all = overtaken
+    store.leases[first] = LeaseState("", 1, 2)
+    node.runtime._on_announcement(first, None)
+    eventually(lambda: taken(node) == 2)
+    node.runtime.abandon()
+    assert node.runtime.join(10)
 
 
 def test_m1_the_nodes_share_is_computed_once_a_turn():

@@ -196,7 +196,8 @@ class Ownership:
         """
         now = self._ctx.clock.monotonic()
         # Not in each turn while free shards take all the time.
-        if now >= self._observe_at:
+        observes = now >= self._observe_at
+        if observes:
             self._acquisition.observe(self._wanted())
             self._observe_at = now + self._ctx.lease_seconds
             self._heartbeat.free_at = self._acquisition.free_at
@@ -208,7 +209,8 @@ class Ownership:
         done = self._acquisition.acquire((s for s in self._wanted() if s.queue in serving), go_on)
         if done:
             self._observe_at = now
-        return done
+        # A shard that was released since the last observation has woken this turn, and is to be seen.
+        return done and observes
 
     # -- the end
 
