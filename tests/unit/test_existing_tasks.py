@@ -38,6 +38,25 @@ def test_a_decorated_task(lowkiq, lowkiq_app):
     assert [run for run in runs if run[0] == 1] == [(1, "fails", 0), (1, "fails", 1), (1, "new", 0)]
 
 
+def test_its_own_retry_delay_holds(lowkiq, lowkiq_app):
+    @lowkiq_app.task(default_retry_delay=40, retry_backoff=True)
+    def save(order_id):
+        raise KeyError
+
+    ordered_task(by=0)(save)
+    save.delay(1)
+    lowkiq.drain()
+    assert 35 < lowkiq.due_in(save, 1) <= 40
+
+    @ordered_task(by=0, app=lowkiq_app, name="other", default_retry_delay=9)
+    def other(order_id):
+        raise KeyError
+
+    other.delay(1)
+    lowkiq.drain(other)
+    assert 5 < lowkiq.due_in(other, 1) <= 9
+
+
 def test_a_task_class(lowkiq, lowkiq_app):
     class Base(Task):
         abstract = True

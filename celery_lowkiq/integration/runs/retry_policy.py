@@ -6,6 +6,8 @@ from dataclasses import fields
 from functools import partial
 from typing import Any, Literal
 
+from celery.app.task import Task
+
 from celery_lowkiq.integration.app.safe_logging import safe_logger as logger
 from celery_lowkiq.rules.retry import RetryPolicy
 from celery_lowkiq.rules.retry_delays import DelayFunction, default_delay, is_list, read_delay_function
@@ -17,6 +19,9 @@ def policy_of(task: Any) -> RetryPolicy:
     """The options of a task that RetryPolicy has, too. Raises ConfigurationError."""
     options = {field.name: getattr(task, field.name) for field in fields(RetryPolicy)}
     retry_in = options["retry_in"]
+    if retry_in is None and task.default_retry_delay != Task.default_retry_delay:
+        # Of a task with by=; others refuse it.
+        retry_in = task.default_retry_delay
     if is_list(retry_in):
         options["max_retries"] = len(retry_in)
     options["retry_in"] = guarded(read_delay_function(retry_in))

@@ -49,6 +49,8 @@ REFUSED = {
     "pydantic": "the function gets payloads by id. Give by=, or validate each payload in the function",
     "Request": "runs come from a lane, not as messages. Use on_failure and the other methods, or signals",
 }
+#: Refused only of a function that gets payloads by id.
+_OF_PLAIN_TASKS = ("pydantic", "default_retry_delay")
 _BY_NAME = (
     "send_task() makes it a property of the message, which some brokers drop. Write "
     "headers={{'lowkiq': {{'{name}': ...}}}}"
@@ -62,9 +64,9 @@ _INLINE = {"celery.map": "map", "celery.starmap": "starmap"}
 def check_celery_options(options: Mapping[str, Any], keeps_signature: bool = False) -> None:
     """Raises ConfigurationError for the first option of the decorator, or of a class, that is refused."""
     for name, reason in REFUSED.items():
-        if options.get(name) not in (None, False) and not (keeps_signature and name == "pydantic"):
+        if options.get(name) not in (None, False) and not (keeps_signature and name in _OF_PLAIN_TASKS):
             raise ConfigurationError(invalid(name, options[name], f"no {name}=, since {reason}"))
-    if options.get("retry_backoff") and not options.get("autoretry_for"):
+    if options.get("retry_backoff") and not (options.get("autoretry_for") or keeps_signature):
         fix = "Give autoretry_for=, or compute the delay in retry_in="
         expected = "autoretry_for= beside it, without which it has no effect"
         raise ConfigurationError(invalid("retry_backoff", options["retry_backoff"], expected, fix))
