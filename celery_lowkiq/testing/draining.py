@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from types import SimpleNamespace
@@ -56,7 +57,7 @@ class _Shard:
         if not claim.jobs:
             return False
         batch = Batch(
-            self._queue, self._lease, claim.number, claim.jobs, threading.Event(), claimed_at=claim.now
+            self._queue, self._lease, claim.number, claim.jobs, threading.Event(), time.monotonic(), claim.now
         )
         verdicts = runner.run(batch)
         settled = self._store.settle(self._queue, self._lease, verdicts)

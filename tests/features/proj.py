@@ -182,7 +182,7 @@ def make_app(url: str) -> Celery:
 
     in_place = {**ordered, "by": "order_id", "max_retries": 2}
     ordered_task(**in_place, name="save")(save)
-    ordered_task(**in_place, name="newest", latest=True)(save)
+    ordered_task(**{**in_place, "retry_in": 600}, name="newest", latest=True)(save)
     ordered_task(**in_place, name="equal", merge="max")(save)
     ordered_task(**{**in_place, "by": "order.id", "bind": False}, name="path", pydantic=True)(save_order)
 

@@ -10,6 +10,7 @@ from celery.exceptions import TaskRevokedError
 from celery.states import REVOKED
 
 from tests.features.proj import Order
+from tests.waiting import eventually
 
 WAIT = 30
 
@@ -93,6 +94,15 @@ def test_only_the_newest_call_runs(features, newest, job_id, gate):
             result.get(WAIT)
         assert result.state == REVOKED
     assert runs(features, job_id)[1:] == ["last"]
+
+
+def test_the_newest_call_does_not_wait_for_the_retry_of_a_failed_one(features, newest, job_id):
+    failed = newest.delay(job_id, {"fail": "away"})
+    features.wait_for("save", id=job_id)
+    eventually(lambda: failed.state == "RETRY", WAIT)
+    assert newest.delay(job_id, "newer").get(WAIT)[1] == "newer"
+    with pytest.raises(TaskRevokedError):
+        failed.get(WAIT)
 
 
 def test_with_merge_equal_calls_run_once_and_all_get_the_result(features, job_id, gate):

@@ -212,7 +212,7 @@ class Model:
             at = job.perform_in if level == 2 else now
             self.waiting[job_id] = replace(job, items=rest, perform_in=at)
             self.firsts.pop(job_id, None)
-            if self.policies.per_run == 1 and level != 2:
+            if self.policies.per_run == 1:
                 self.waiting[job_id] = replace(self.waiting[job_id], retry_count=-1, error=None)
                 self.forget(job_id)
         else:

@@ -287,12 +287,25 @@ def test_a_store_that_takes_nothing_is_waited_for_and_logged_twice(handler, stor
     messages = [Message(str(number)) for number in range(3)]
     assert [message.sent_to(handler) for message in messages] == [[], [], []]
     timer.fire()
-    assert len(timer.later) == 3
+    assert len(timer.later) == 1
     store.error = None
     timer.fire()
     assert [message.answers for message in messages] == [["ack"]] * 3
     assert [job_id for job_id, _, _ in store.pushed] == ["0", "1", "2"]
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
+
+
+def test_no_message_overtakes_one_that_waits_for_the_store(handler, store, timer):
+    store.error = StoreUnavailable("away")
+    first = Message("1")
+    assert first.sent_to(handler) == []
+    store.error = None
+    second = Message("1", "later")
+    assert second.sent_to(handler) == []
+    timer.fire()
+    assert (first.answers, second.answers) == (["ack"], ["ack"])
+    assert [payload for _, payload, _ in store.pushed] == [b'""', b'"later"']
+    assert Message("2").sent_to(handler) == ["ack"]
 
 
 def test_both_protocols_are_read():

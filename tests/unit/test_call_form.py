@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from dataclasses import dataclass
 
 import pytest
@@ -63,6 +65,27 @@ class TestTheId:
         with pytest.raises(ConfigurationError, match=r"by='self' is invalid: .* order_id"):
             SignatureForm(method, True, "self")
 
+    def test_a_decorator_that_hides_the_arguments_needs_more_than_a_name(self):
+        def inner(session, order_id, status="new"): ...
+
+        @functools.wraps(inner)
+        def wrapper(*args, **kwargs):
+            return inner("session", *args, **kwargs)
+
+        with pytest.raises(ConfigurationError, match="expected a position or a function, since a decorator"):
+            SignatureForm(wrapper, False, "order_id")
+        assert id_of(wrapper, 0, 42, "paid") == 42
+        assert id_of(wrapper, lambda arguments: arguments["args"][0], 42, "paid") == 42
+
+        def shown(order_id, status="new"): ...
+
+        wrapper.__signature__ = inspect.signature(shown)
+        assert id_of(wrapper, "order_id", 42, "paid") == 42
+
+    def test_it_is_not_any_number_of_arguments(self):
+        with pytest.raises(ConfigurationError, match="by='orders' is invalid"):
+            SignatureForm(rest, False, "orders")
+
     @pytest.mark.parametrize("by", ["x", "x.id", 2])
     def test_an_argument_that_the_function_lacks_is_refused(self, by):
         def function(order_id, status): ...
@@ -97,8 +120,13 @@ class TestCalls:
     def test_equal_ones_differ_by_their_ids_unless_they_merge(self):
         form, merging = SignatureForm(save, False, 0), SignatureForm(save, False, 0, merges=True)
         expected = {"args": (1,), "kwargs": {"note": "n"}}
-        assert form.read((1,), {"note": "n"}, "task-id") == (1, {**expected, "id": "task-id"})
-        assert merging.read((1,), {"note": "n"}, "task-id") == (1, expected)
+        assert form.read((1,), {"note": "n"}, "task-id") == (1, {**expected, "task_id": "task-id"})
+        assert merging.read((1,), {"note": "n"}, "task-id") == (
+            1,
+            {"args": (1, "new"), "kwargs": {"note": "n"}},
+        )
+        spelled = [((1, "new"), {}), ((), {"order_id": 1}), ((1,), {"status": "new", "note": None})]
+        assert len({str(merging.read(args, kwargs, None)) for args, kwargs in spelled}) == 1
 
     def test_the_payload_says_when_it_may_run(self):
         form = SignatureForm(save, False, 0)
@@ -107,6 +135,8 @@ class TestCalls:
         assert form.timed(Entry("1", {}, perform_in=103.0), 100.0).payload == {"eta": 103.0}
         assert form.eta_of({"1": [{"eta": 105.0}]}) == 105.0
         assert form.eta_of({"1": []}) == 0.0
+        merging = SignatureForm(save, False, 0, merges=True)
+        assert merging.timed(Entry("1", {}, delay=5.0), 100.0).payload == {}
 
     def test_a_run_gets_them_back(self):
         form = SignatureForm(save, False, 0)
@@ -115,7 +145,14 @@ class TestCalls:
         assert form.task_id_of(payloads) == "task-id"
 
     @pytest.mark.parametrize(
-        "payload", [1, {}, {"args": 1, "kwargs": {}}, {"args": [], "kwargs": []}, {"args": [], "id": 1}]
+        "payload",
+        [
+            1,
+            {},
+            {"args": 1, "kwargs": {}},
+            {"args": [], "kwargs": []},
+            {"args": [], "kwargs": {}, "task_id": 1},
+        ],
     )
     def test_a_payload_of_another_form_is_refused(self, payload):
         with pytest.raises(UndecodablePayload, match="is not a call of a task with by="):
@@ -130,6 +167,7 @@ class TestOptions:
             {"by": -1},
             {"by": True},
             {"by": ""},
+            {"by": "order_id."},
             {"by": 0, "key": len},
             {"by": 0, "batch_size": 2},
             {"by": 0, "max_payloads_per_run": 1},

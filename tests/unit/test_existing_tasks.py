@@ -38,6 +38,17 @@ def test_a_decorated_task(lowkiq, lowkiq_app):
     assert [run for run in runs if run[0] == 1] == [(1, "fails", 0), (1, "fails", 1), (1, "new", 0)]
 
 
+def test_retry_options_from_outside_hold(lowkiq, lowkiq_app):
+    @lowkiq_app.task(autoretry_for=(OSError,), retry_kwargs={"countdown": 500})
+    def save(order_id):
+        raise KeyError
+
+    ordered_task(by=0, autoretry_for=(KeyError,), retry_kwargs={"countdown": 7})(save)
+    save.delay(1)
+    lowkiq.drain()
+    assert 5 < lowkiq.due_in(save, 1) <= 7
+
+
 def test_its_own_retry_delay_holds(lowkiq, lowkiq_app):
     @lowkiq_app.task(default_retry_delay=40, retry_backoff=True)
     def save(order_id):
@@ -99,6 +110,9 @@ def test_a_shared_task_and_a_pydantic_one(lowkiq, lowkiq_app):
         ({"buy": "order_id"}, "buy"),
         ({"by": "order_id", "time_limit": 5}, "time_limit=5 is invalid"),
         ({}, "cannot be called with one argument"),
+        ({"by": "order_id", "name": "other"}, "name='other' is invalid: expected no such option"),
+        ({"by": "order_id", "pydantic": True}, "pydantic=True is invalid: expected no such option"),
+        ({"by": "order_id", "bind": True}, "bind=True is invalid: expected no such option"),
     ],
 )
 def test_what_is_refused_leaves_a_plain_task(lowkiq_app, options, text):

@@ -10,7 +10,7 @@ from celery.exceptions import ImproperlyConfigured
 
 from celery_lowkiq.integration.task.unsupported import ENDLESS, FIXED
 from celery_lowkiq.rules.loggers import worker_logger as logger
-from celery_lowkiq.rules.names import full_names
+from celery_lowkiq.rules.names import did_you_mean, full_names
 
 NO_CHILD = "there is no child to replace"
 #: Attributes of a worker that Celery's thread pool ignores: the setting of each, and the reason.
@@ -55,6 +55,13 @@ def warn_unknown_weights(names: Collection[str], weights: Collection[str]) -> No
             ", ".join(unknown),
             ", ".join(sorted(names)),
         )
+
+
+def warn_unknown_plain(app: Celery, plain: Collection[str]) -> None:
+    """Warn of names in ``lowkiq_plain`` that no task of the app has."""
+    for name in sorted(set(plain) - set(app.tasks)):
+        hint = did_you_mean(name, app.tasks)
+        logger.warning("lowkiq_plain names %s, which is not a task of this app. %s", name, hint)
 
 
 def warn_short_names(app: Celery, names: Collection[str], options: Mapping[str, Any]) -> None:

@@ -26,7 +26,7 @@ from celery_lowkiq.worker.kernel_timer import KernelTimer
 from celery_lowkiq.worker.ports import NULL_METER, Meter
 from celery_lowkiq.worker.runtime import Runtime
 
-from .command_line import warn_unknown_weights
+from .command_line import warn_unknown_plain, warn_unknown_weights
 from .shutdown import (
     drain,
     is_cold_shutdown,
@@ -102,6 +102,7 @@ class Engine:
         limited = {} if consumer.disable_rate_limits else tasks
         rates = {name: read_rate(task.rate_limit) for name, task in limited.items()}
         warn_unknown_weights(tasks, settings.queue_weights)
+        warn_unknown_plain(consumer.app, settings.plain)
         _warn_idle_lanes(lanes, sum(spec.shards for spec in specs if spec.name in served))
         install_batch_filter()
         self._consumer = consumer

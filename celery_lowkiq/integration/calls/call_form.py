@@ -1,8 +1,8 @@
 """Call forms: how the arguments of a call become an id and a payload, and a payload those of a run.
 
 The function of a task takes payloads by id, or, with ``by=``, the arguments that its callers give. In the
-second form a payload is one call, ``{"args": [...], "kwargs": {...}, "id": task id}``; it has no id where
-``merge=`` merges calls with equal arguments, and ``"eta"`` (Unix s) when the call must not run before.
+second form a payload is one call: ``{"args": [...], "kwargs": {...}, "task_id": ...}``, and ``"eta"`` (Unix s)
+when it must not run before. With ``merge=`` it has arguments only, so that equal calls are one payload.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from .validation import Entry, id_of, read_id
 #: The argument that has a call's id, by name, position or path; or a function of all arguments by name.
 By = str | int | Callable[[dict[str, Any]], Any]
 EMPTY = inspect.Parameter.empty
+ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+#: Where Celery wraps the function of a task with ``pydantic=True``.
+PYDANTIC_WRAPPER = "celery.app.base"
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -148,11 +151,15 @@ class SignatureForm:
 
         Raises ConfigurationError when ``by`` names no argument of the function.
         """
-        plain = inspect.unwrap(function)
+        if getattr(function, "__globals__", {}).get("__name__") == PYDANTIC_WRAPPER:
+            function = inspect.unwrap(function)
         # Celery runs an errback whose check takes two arguments at once, outside of any queue, unless it is
         # a partial.
-        self.header: Callable[..., Any] = partial(head_from_fun(plain, bound=bound))
-        parameters = list(inspect.signature(plain).parameters.values())[1 if bound else 0 :]
+        self.header: Callable[..., Any] = partial(head_from_fun(function, bound=bound))
+        # Not of a function that a decorator wraps: the decorator may give it other arguments than callers do.
+        own = inspect.signature(function, follow_wrapped=False)
+        parameters = list(own.parameters.values())[1 if bound else 0 :]
+        self._wraps = hasattr(function, "__wrapped__") and not hasattr(function, "__signature__")
         self._signature = inspect.Signature(parameters)
         self._merges = merges
         self._by = by
@@ -164,12 +171,18 @@ class SignatureForm:
         args, kwargs = tuple(args or ()), dict(kwargs or {})
         if typing:
             self.header(*args, **kwargs)
-        payload = {"args": args, "kwargs": kwargs}
-        return self._find(args, kwargs), payload if self._merges else {**payload, "id": task_id}
+        job_id = self._find(args, kwargs)
+        if not self._merges:
+            return job_id, {"args": args, "kwargs": kwargs, "task_id": task_id}
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return job_id, {"args": bound.args, "kwargs": bound.kwargs}
 
     def timed(self, entry: Entry, now: float) -> Entry:
-        """A call that meets a job which is due waits for its own time, and those behind it with it."""
-        if entry.perform_in is None and entry.delay is None:
+        """A call that meets a job which is due waits for its own time, and those behind it with it. One that
+        merges has the time of the job.
+        """
+        if self._merges or (entry.perform_in is None and entry.delay is None):
             return entry
         eta = entry.perform_in if entry.delay is None else now + entry.delay
         return replace(entry, payload={**entry.payload, "eta": eta})
@@ -194,7 +207,7 @@ class SignatureForm:
 
     def task_id_of(self, payloads_by_id: PayloadsById) -> str | None:
         """See CallForm."""
-        return _only(payloads_by_id).get("id")
+        return _only(payloads_by_id).get("task_id")
 
     def eta_of(self, payloads_by_id: PayloadsById) -> float:
         """See CallForm."""
@@ -206,7 +219,7 @@ class SignatureForm:
             isinstance(payload, Mapping)
             and isinstance(payload.get("args"), (list, tuple))
             and isinstance(payload.get("kwargs"), Mapping)
-            and isinstance(payload.get("id", ""), str)
+            and isinstance(payload.get("task_id", ""), str)
             and isinstance(payload.get("eta", 0.0), (int, float))
         ):
             raise UndecodablePayload(
@@ -226,7 +239,10 @@ class SignatureForm:
         parameter = None
         if isinstance(name, str):
             parameter = self._signature.parameters.get(name)
-            if parameter is None and inspect.Parameter.VAR_KEYWORD not in kinds:
+            if parameter is None and self._wraps:
+                raise self._unknown("a position or a function, since a decorator hides the arguments")
+            is_any_number = parameter is not None and parameter.kind in ANY_NUMBER
+            if is_any_number or (parameter is None and inspect.Parameter.VAR_KEYWORD not in kinds):
                 raise self._unknown("the name of an argument, as " + ", ".join(self._signature.parameters))
             position = positional.index(parameter) if parameter in positional else None
         else:

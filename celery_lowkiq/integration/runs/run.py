@@ -122,6 +122,14 @@ class Run:
         """The function has replaced the task: ``replace_call`` does so for each call."""
         self._replace_call = replace_call
 
+    def decode_again(self) -> dict[str, list[Any]]:
+        """The payloads by id, in new objects."""
+        jobs = self.decoded.decoded.values()
+        return {
+            job.claimed.id: [self._rules.codec.load(job.claimed.payloads[n].data) for n in job.positions]
+            for job in jobs
+        }
+
     # -- what was decided
 
     def outcome_of(self, job_id: str, position: int) -> CallOutcome | None:

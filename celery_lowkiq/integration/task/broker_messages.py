@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -43,9 +45,29 @@ class BrokerMessageHandler:
         self._task = task
         self._consumer = consumer
         self._away = False
+        #: Messages in the order of their arrival; the first one is being handled, or waits for the store.
+        self._waiting: deque[tuple[Any, Any, Any, Any]] = deque()
+        self._lock = threading.RLock()
 
     def __call__(self, message: Any, body: Any, ack: Any, reject: Any, *_: Any, **__: Any) -> None:
         """Handle a message. Raises nothing, since Celery would end the worker."""
+        # Celery's timer may be a thread of its own.
+        with self._lock:
+            self._waiting.append((message, body, ack, reject))
+            if len(self._waiting) == 1:
+                self._handle_waiting()
+
+    def _handle_waiting(self) -> None:
+        with self._lock:
+            while self._waiting:
+                if not self._handle(*self._waiting[0]):
+                    # The broker would deliver a rejected message again at once. Later ones wait behind it.
+                    self._consumer.timer.call_after(RETRY_DELAY, self._handle_waiting, ())
+                    return
+                self._waiting.popleft()
+
+    def _handle(self, message: Any, body: Any, ack: Any, reject: Any) -> bool:
+        """Whether the message is done with: False while the store is unreachable or the queue is full."""
         errors = self._consumer.connection_errors
         call = MessagedCall((), {}, {}, message.headers or {})
         try:
@@ -54,8 +76,7 @@ class BrokerMessageHandler:
             self._push(call, _priority(message))
         except (StoreUnavailable, QueueFull, ConfigurationError) as error:
             self._log_outage(error)
-            # The broker would deliver a rejected message again at once.
-            self._consumer.timer.call_after(RETRY_DELAY, self, (message, body, ack, reject))
+            return False
         except (InvalidCall, TypeError, ValueError, KeyError, KombuError) as error:
             task_id = call.headers.get("id")
             logger.error("a message for %s, call %s, is rejected: %s", self._task.name, task_id, error)
@@ -67,6 +88,7 @@ class BrokerMessageHandler:
         else:
             self._log_outage(None)
             ack(logger, errors)
+        return True
 
     def _push(self, call: MessagedCall, priority: int | None) -> None:
         context = context_of(self._task.app)
@@ -83,7 +105,7 @@ class BrokerMessageHandler:
         eta = None if call.headers.get("eta") is None else _moment(call.headers["eta"])
         # A virtual transport gives a priority to each message.
         priority = priority if header.priority is None else None
-        task_id = call.headers.get("id") or uuid()
+        task_id = str(call.headers.get("id") or uuid())
         entry: Entry = task.entry_of(call.args, call.kwargs, task_id, header, eta=eta, priority=priority)
         if message_score == "arrival" or entry.score is not None:
             return entry

@@ -95,7 +95,7 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
             return self.apply(args, kwargs, task_id=task_id, **links, **words, **options)
         context = context_of(app)
         if self.by is not None:
-            task_id = task_id or uuid()
+            task_id = str(task_id or uuid())
             if (dump := self._dump_pydantic_arguments) is not None:
                 args, kwargs = dump(args, kwargs)
         entry = self.entry_of(args, kwargs, task_id, header, **words)
@@ -230,15 +230,21 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
 
     def map(self, it: Any) -> Any:
         """Not supported, as starmap and chunks: Celery would run the items in a plain task."""
-        refuse_inline(self.name, "map")
+        if self.is_plain:
+            return super().map(it)
+        return refuse_inline(self.name, "map")
 
     def starmap(self, it: Any) -> Any:
         """Not supported, as map."""
-        refuse_inline(self.name, "starmap")
+        if self.is_plain:
+            return super().starmap(it)
+        return refuse_inline(self.name, "starmap")
 
     def chunks(self, it: Any, n: int) -> Any:
         """Not supported, as map."""
-        refuse_inline(self.name, "chunks")
+        if self.is_plain:
+            return super().chunks(it, n)
+        return refuse_inline(self.name, "chunks")
 
     # -- to the store
 

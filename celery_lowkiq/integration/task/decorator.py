@@ -100,6 +100,8 @@ def ordered_task(function: Callable[..., Any] | None = None, **options: Any) -> 
     def decorate(function: Callable[..., Any]) -> Any:
         if isinstance(function, Task):
             return order_existing(function, options)
+        if not callable(function):
+            raise ConfigurationError(f"{function!r} is invalid: expected a function, or a task of Celery's")
         with naming(str(options.get("name") or getattr(function, "__qualname__", function))):
             base = _ordered(options.get("base", AppBoundTask))
             check_names_of(options, base)

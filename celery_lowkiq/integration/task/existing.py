@@ -6,11 +6,20 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from celery import _state
+from celery.app.autoretry import add_autoretry_behaviour
+
 from celery_lowkiq.integration.app.option_names import naming
 from celery_lowkiq.rules.errors import ConfigurationError
+from celery_lowkiq.rules.validators import invalid
 
-from .options import as_attributes, check_function, check_names_of, check_options
+from .options import as_attributes, check_function, check_names_of, check_options, check_queue_name
 from .task import OrderedTask
+
+#: Options that Celery applies while it makes a task.
+OF_A_DECORATOR = frozenset({"base", "bind", "name", "shared"}) | {
+    *("pydantic", "pydantic_context", "pydantic_dump_kwargs", "pydantic_strict")
+}
 
 
 def order_existing(task: Any, options: Mapping[str, Any]) -> Any:
@@ -22,8 +31,15 @@ def order_existing(task: Any, options: Mapping[str, Any]) -> Any:
     task = getattr(task, "_get_current_object", lambda: task)()
     plain: Any = type(task)
     with naming(task.name):
+        if task.app is vars(_state)["default_app"] and task.app.main == "default":
+            # Celery makes this app where there is no other.
+            raise ConfigurationError("no app is set up yet: call ordered_task below app = Celery(...)")
+        for name in sorted(OF_A_DECORATOR & options.keys()):
+            fix = "Give it where the task is declared"
+            raise ConfigurationError(invalid(name, options[name], "no such option for an existing task", fix))
         if isinstance(task, OrderedTask):
             raise ConfigurationError("it is an ordered task already: change the options of its decorator")
+        check_queue_name(options.get("queue_name") or task.name)
         check_names_of(options, OrderedTask, plain)
         check_options({**_own_options(task), **options}, OrderedTask)
         run = inspect.getattr_static(plain, "run")
@@ -33,6 +49,10 @@ def order_existing(task: Any, options: Mapping[str, Any]) -> Any:
     _forget_settings(task)
     task.__class__ = type(plain.__name__, (plain, OrderedTask), {**names, **as_attributes(dict(options))})
     task.bind(task.app)
+    # Celery wraps the function once, by the options that the task had.
+    for name in ("run", "_orig_run"):
+        vars(task).pop(name, None)
+    add_autoretry_behaviour(task)
     return task
 
 

@@ -13,7 +13,7 @@ from celery.app.annotations import resolve_all as resolve_all_annotations
 
 from celery_lowkiq.integration.app.option_names import check_option_names
 from celery_lowkiq.integration.app.rate_limits import read_rate
-from celery_lowkiq.integration.calls.call_form import By, SignatureForm
+from celery_lowkiq.integration.calls.call_form import PYDANTIC_WRAPPER, By, SignatureForm
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.models import MAX_SHARDS
 from celery_lowkiq.rules.validators import (
@@ -38,15 +38,13 @@ QUEUE_NAME = matching(
     "1 to 255 printable ASCII characters without space and braces",
     lambda value: isinstance(value, str) and bool(re.fullmatch(r"[!-z|~]{1,255}", value)),
 )
-#: Where Celery wraps the function of a task with ``pydantic=True``; the option itself does not get here.
-CELERYS_WRAPPER = "celery.app.base"
 RIGHT_FORM = "def sync_order(payloads_by_id): ..."
 
 MergeRule = Literal["min", "max"]
 
 
 def _names_argument(value: Any) -> bool:
-    return callable(value) or is_whole(value, 0) or (isinstance(value, str) and bool(value))
+    return callable(value) or is_whole(value, 0) or (isinstance(value, str) and all(value.split(".")))
 
 
 Exceptions = tuple[type[BaseException], ...]
@@ -276,13 +274,14 @@ def check_function(function: Callable[..., Any], bound: bool, by: By | None = No
     ``by``, the arguments of a call.
     """
     name = getattr(function, "__qualname__", repr(function))
-    if by is None and getattr(function, "__globals__", {}).get("__name__") == CELERYS_WRAPPER:
+    if by is None and getattr(function, "__globals__", {}).get("__name__") == PYDANTIC_WRAPPER:
         check_celery_options({"pydantic": True})
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise ConfigurationError(f"{name} is async, which a lane cannot run: write {RIGHT_FORM}")
+        form = RIGHT_FORM if by is None else "a function without async"
+        raise ConfigurationError(f"{name} is async, which a lane cannot run: write {form}")
     if inspect.isgeneratorfunction(function):
         raise ConfigurationError(
-            f"{name} is a generator, whose body would never run: write {RIGHT_FORM} without yield"
+            f"{name} is a generator, whose body would never run: write a function without yield"
         )
     if by is not None:
         SignatureForm(function, bound, by)

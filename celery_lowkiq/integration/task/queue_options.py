@@ -171,13 +171,15 @@ def policies_of(task: Any) -> Policies:
     """The policies that the store applies. Raises ConfigurationError."""
     app = task._get_app()
     limited = not app.conf.worker_disable_rate_limits
+    # The newest call does not wait for the retry of one that it supersedes.
+    newest_runs = task.latest and task.max_retries != 0
     stale = DROP_STALE_SECONDS if task.drop_stale is True else seconds_of(task.drop_stale)
     found = Policies(
         keep=1 if task.latest else None if task.keep == "all" else task.keep,
         debounce=seconds_of(task.debounce),
         debounce_max=seconds_of(task.debounce_max),
         drop_stale=stale,
-        on_push_after_failure=AfterFailure(task.on_push_after_failure),
+        on_push_after_failure=AfterFailure.NOW if newest_runs else AfterFailure(task.on_push_after_failure),
         max_length=task.max_length,
         when_full=WhenFull(task.when_full),
         priority=_usual_priority(task),

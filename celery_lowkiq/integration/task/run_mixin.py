@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from datetime import datetime
@@ -26,7 +27,7 @@ from celery_lowkiq.rules.validators import invalid, is_whole
 from celery_lowkiq.worker.forks import staying
 
 from .base_classes import CeleryTask, R
-from .unsupported import check_caller, check_retry
+from .unsupported import REFUSED_AT_A_CALL, check_caller, check_retry
 
 
 class RunMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
@@ -46,12 +47,15 @@ class RunMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
             result = play()
         elif run is not None:
             result = self._run(run, partial(self.run, *args, **kwargs))
-        elif self._is_plain_run():
+        elif self.by is not None:
+            # An eager run, or one of a task that is a plain one for a while, which may have no valid id.
+            with contextlib.suppress(InvalidCall):
+                payloads = self.call_form.to_payloads(Arguments(args, kwargs), request.id)
+                request.lowkiq = eager.info(self.queue_spec, payloads)
             result = self.run(*args, **kwargs)
         else:
-            payloads = self.call_form.to_payloads(Arguments(args, kwargs), request.id)
-            request.lowkiq = eager.info(self.queue_spec, payloads)
-            result = eager.eager_outcome(lambda: self.run(*args, **kwargs), payloads)
+            request.lowkiq = eager.info(self.queue_spec, *args)
+            result = eager.eager_outcome(lambda: self.run(*args, **kwargs), *args)
         return result
 
     def _run(self, run: Run, function: Callable[[], Any]) -> Any:
@@ -103,19 +107,29 @@ class RunMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         raise retry
 
     def _is_plain_run(self) -> bool:
-        """Whether the current run is one of Celery's own, of a call that came by the broker."""
-        request = self.request
-        in_lane = getattr(request, "lowkiq_run", None) is not None
-        return self.by is not None and not (in_lane or request.is_eager or request.called_directly)
+        """Whether the current run is one of Celery's own: eager, or of a call that came by the broker."""
+        in_lane = getattr(self.request, "lowkiq_run", None) is not None
+        return self.by is not None and not (in_lane or self.request.called_directly)
 
     def _changed(self, args: Any, kwargs: Any) -> dict[str, Any]:
         """The arguments of a retry that are not those of the call."""
         given = {"args": args, "kwargs": kwargs}
-        if self.by is None:
+        run: Run | None = getattr(self.request, "lowkiq_run", None)
+        if self.by is None or run is None:
             return given
-        own = {"args": tuple(self.request.args or ()), "kwargs": dict(self.request.kwargs or {})}
-        same = {"args": args is None or tuple(args) == own["args"], "kwargs": kwargs in (None, own["kwargs"])}
+        # Decoded anew: the function may have changed the values of its arguments.
+        own = self.call_form.of_run(run.decode_again())
+        same = {"args": args is None or tuple(args) == own.args, "kwargs": kwargs in (None, own.kwargs)}
         return {name: value for name, value in given.items() if not same[name]}
+
+    def signature_from_request(self, *args: Any, **options: Any) -> Any:
+        """As Celery's. The retry of a plain run goes to the store when the task is an ordered one by then."""
+        signature = super().signature_from_request(*args, **options)
+        if self.by is not None and not self.is_plain:
+            for name in REFUSED_AT_A_CALL:
+                signature.options.pop(name, None)
+            signature.options.pop("queue", None)
+        return signature
 
     def replace(self, sig: Any) -> Any:
         """Run a signature in place of this task. It takes over the task's id, links, chain and chord.

@@ -127,5 +127,5 @@ def refuse_inline(task: str, way: str) -> NoReturn:
     """Raises InvalidCall for map, starmap and chunks."""
     raise InvalidCall(
         f"{task}.{way} is not supported: Celery would run the items in one plain task, unordered. Use "
-        "perform_async([...], results=True), or a group of signatures"
+        "a group of signatures, or, without by=, perform_async([...], results=True)"
     )

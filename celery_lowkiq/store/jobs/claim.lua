@@ -66,7 +66,7 @@ local function claim_job(id, perform_in, most, failure, condemned)
     index_remove(id)
   end
   -- A payload that runs alone has failed alone: the rest starts anew.
-  if #items > 0 and (not more or portion == 1 and portion < most) then
+  if #items > 0 and (not more or options.per_run == 1) then
     if hooks.clear then
       hooks.clear(id)
     end

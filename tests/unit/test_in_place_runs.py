@@ -1,0 +1,123 @@
+"""Runs of tasks with ``by=``, drained in this process."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from celery import Celery
+
+from celery_lowkiq import ordered_task
+from tests.waiting import eventually
+
+runs = []
+
+
+@pytest.fixture
+def lowkiq_app():
+    runs.clear()
+    return Celery("in place", broker="memory://", backend="cache+memory://", set_as_current=False)
+
+
+@pytest.fixture
+def save(lowkiq_app):
+    @ordered_task(app=lowkiq_app, shared=False, by="order_id", bind=True, max_retries=1, retry_in=0.0)
+    def save(self, order_id, state=None):
+        runs.append((self.request.id, state, self.request.retries))
+        if isinstance(state, dict):
+            state["step"] += 1
+            raise self.retry(args=[order_id, state])
+        return state
+
+    return save
+
+
+def test_a_uuid_may_be_the_id_of_a_call(lowkiq, save):
+    result = save.apply_async((1, "x"), task_id=UUID(int=1))
+    lowkiq.drain()
+    assert runs == [(str(UUID(int=1)), "x", 0)]
+    assert (result.id, result.get()) == (str(UUID(int=1)), "x")
+
+
+def test_a_retry_with_other_arguments_is_refused_also_when_they_were_changed_in_place(lowkiq, save, caplog):
+    result = save.delay(1, {"step": 0})
+    lowkiq.drain()
+    assert result.state == "FAILURE"
+    assert "expected only exc, countdown, eta, max_retries for a retry" in str(result.result)
+
+
+def test_the_time_of_a_call_holds_though_its_job_was_due(lowkiq, save):
+    save.delay(1, "now")
+    late = save.apply_async((1, "late"), countdown=100)
+    save.delay(1, "behind")
+    lowkiq.drain()
+    assert [state for _, state, _ in runs] == ["now"]
+    assert 90 < lowkiq.due_in(save, 1) <= 100
+    lowkiq.clock.move(100)
+    lowkiq.drain()
+    assert [state for _, state, _ in runs] == ["now", "late", "behind"]
+    assert late.get() == "late"
+
+
+@pytest.mark.parametrize("payload", [5, {"args": [1]}, {"args": 1, "kwargs": {}}])
+def test_a_payload_of_another_form_goes_to_the_morgue(lowkiq, save, payload):
+    queue = save.ordered_queue
+    save.delay(1, "x")
+    ((data,),) = [[p.value for p in job.payloads] for job in queue.jobs().items]
+    queue.edit_payload(1, data, payload)
+    lowkiq.drain()
+    assert "is not a call of a task with by=" in queue.job(1).dead.error
+    assert runs == []
+
+
+class TestEagerRuns:
+    """As of any task of Celery's."""
+
+    def test_a_result_and_a_retry(self, lowkiq_app):
+        lowkiq_app.conf.task_always_eager = True
+
+        @ordered_task(app=lowkiq_app, shared=False, by=0, bind=True, autoretry_for=(KeyError,), retry_in=0)
+        def save(self, order_id):
+            if self.request.retries < 2:
+                raise KeyError
+            return [order_id, self.request.retries, self.request.lowkiq.fence]
+
+        assert save.delay(5).get() == [5, 2, 0]
+
+
+class TestPlainTasks:
+    @pytest.fixture
+    def lowkiq_app(self, lowkiq_app):
+        lowkiq_app.conf.lowkiq_plain = ["plain"]
+        return lowkiq_app
+
+    def test_calls_go_to_the_broker(self, lowkiq, lowkiq_app):
+        @ordered_task(app=lowkiq_app, shared=False, by=0, name="plain")
+        def plain(order_id): ...
+
+        assert plain.is_plain
+        plain.delay(1)
+        lowkiq.assert_nothing_enqueued(plain)
+
+    def test_a_switch_is_asked_at_each_call(self, lowkiq, lowkiq_app):
+        ordered = [True]
+
+        @ordered_task(app=lowkiq_app, shared=False, by=0, enabled=lambda: ordered[0])
+        def switched(order_id): ...
+
+        switched.delay(1)
+        ordered[0] = False
+        switched.delay(1)
+        assert len(lowkiq.enqueued(switched)["1"]) == 1
+
+    def test_the_retry_of_a_plain_run_goes_to_the_store_once_the_task_is_ordered(self, lowkiq, lowkiq_app):
+        ordered = [False]
+
+        @ordered_task(app=lowkiq_app, shared=False, by=0, bind=True, enabled=lambda: ordered[0])
+        def switched(self, order_id):
+            raise self.retry(countdown=5)
+
+        with lowkiq.worker():
+            switched.delay(1)
+            ordered[0] = True
+            assert eventually(lambda: lowkiq.enqueued(switched))
