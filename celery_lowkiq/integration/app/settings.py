@@ -5,14 +5,13 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Literal
 
 from celery import Celery
 from celery.app import utils
-from kombu.utils.imports import symbol_by_name
 
 from celery_lowkiq.rules import schedulers, splitters
 from celery_lowkiq.rules.errors import ConfigurationError
@@ -21,13 +20,13 @@ from celery_lowkiq.rules.validators import (
     Validator,
     boolean,
     invalid,
-    is_number,
     one_of,
     seconds,
     text,
     whole,
 )
 
+from .setting_validators import function, functions, read_mapping, read_names, read_weights
 from .tracebacks import format_traceback
 
 PREFIX = "lowkiq_"
@@ -69,56 +68,6 @@ def _do_nothing(error: BaseException) -> None:
     """Celery logs the error anyway."""
 
 
-def _function(named: Mapping[str, Any] | None = None) -> Validator:
-    known = named or {}
-
-    def read(value: Any) -> Any:
-        if isinstance(value, str):
-            value = known.get(value) or _import(value)
-        if not callable(value):
-            raise ValueError
-        return value
-
-    names = "".join(f"{name!r}, " for name in known)
-    return Validator(f"{names}a function, or the dotted path of one", read)
-
-
-def _import(path: str) -> Any:
-    try:
-        return symbol_by_name(path)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{path!r} cannot be imported: {error}") from error
-
-
-def _read_functions(value: Any) -> tuple[Any, ...]:
-    if not isinstance(value, (list, tuple)):
-        raise ValueError
-    return tuple(_function().read(entry) for entry in value)
-
-
-_functions = Validator("a list of functions, or of their dotted paths", _read_functions)
-
-
-def _read_mapping(value: Any) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ValueError
-    return dict(value)
-
-
-def _read_names(value: Any) -> frozenset[str]:
-    if not isinstance(value, (list, tuple, set, frozenset)) or not all(map(text().accepts, value)):
-        raise ValueError
-    return frozenset(value)
-
-
-def _read_weights(value: Any) -> dict[str, float]:
-    """A weight has bounds, so that a queue is never drawn always, or not at all."""
-    weights = _read_mapping(value)
-    if not all(text().accepts(name) and is_number(weight, 0.001, 1000) for name, weight in weights.items()):
-        raise ValueError
-    return weights
-
-
 def _setting(
     default: Any, valid: Validator, documentation: str, default_words: str = "", secret: bool = False
 ) -> Any:
@@ -140,7 +89,7 @@ class Settings:
     )
     redis_options: dict[str, Any] = _setting(
         {},
-        Validator("a dict of redis-py connection arguments", _read_mapping),
+        Validator("a dict of redis-py connection arguments", read_mapping),
         "Further arguments of each Redis connection. `socket_timeout` is 5 s unless given here.",
         secret=True,
     )
@@ -185,13 +134,13 @@ class Settings:
     )
     scheduler: Callable[[], schedulers.Scheduler] = _setting(
         None,
-        _function(SCHEDULERS).or_none(),
+        function(SCHEDULERS).or_none(),
         'Which of its shards a lane works next, see [schedulers](#schedulers). None: `"weighted"` with '
         '`lowkiq_queue_weights`, else `"lag"`.',
     )
     queue_weights: dict[str, float] = _setting(
         {},
-        Validator("a dict of queue names to numbers from 0.001 to 1000", _read_weights),
+        Validator("a dict of queue names to numbers from 0.001 to 1000", read_weights),
         "How often a queue with due jobs gets a lane's next turn, compared with the others: "
         '`{"critical": 3, "default": 1}`. A queue without a weight has 1. See '
         "[weights](policies.md#weights-of-queues).",
@@ -203,7 +152,7 @@ class Settings:
         "that are due for longer come first, the oldest before all.",
     )
     splitter: splitters.Splitter = _setting(
-        "lease", _function(SPLITTERS), "Which shards a worker wants, see [splitters](#splitters)."
+        "lease", function(SPLITTERS), "Which shards a worker wants, see [splitters](#splitters)."
     )
     number_of_nodes: int | None = _setting(
         None,
@@ -219,18 +168,18 @@ class Settings:
     )
     server_middlewares: tuple[Any, ...] = _setting(
         (),
-        _functions,
+        functions,
         "Functions [`m(task, batch, call)`](middlewares.md) around each run, the first outermost. `batch` is "
         "the jobs of the run.",
     )
     plain: frozenset[str] = _setting(
         frozenset(),
-        Validator("a list or set of names of tasks with by=", _read_names),
+        Validator("a list or set of names of tasks with by=", read_names),
         "Tasks with `by=` that run as [plain ones](in-place.md#there-and-back): their calls go to the "
         "broker.",
     )
     client_middlewares: tuple[Any, ...] = _setting(
-        (), _functions, "The same around each push. `batch` is the entries of the call."
+        (), functions, "The same around each push. `batch` is the entries of the call."
     )
     push_durability: PushDurability = _setting(
         "fast", one_of(PushDurability), "When a call returns, see [durability](#durability)."
@@ -269,18 +218,18 @@ class Settings:
     )
     format_error: Callable[[BaseException], str] = _setting(
         "traceback",
-        _function(FORMATS),
+        function(FORMATS),
         'Turns an exception into the text that a failed job keeps, at most 8 KiB. `"traceback"`: the frames '
         'from the task\'s function on, without local variables. `"message"`: type and message only.',
     )
     dump_error: Callable[[str], bytes] = _setting(
         _text_to_bytes,
-        _function(),
+        function(),
         "Turns the text of an error into the bytes to store, for instance compressed ones.",
         default_words="UTF-8",
     )
     load_error: Callable[[bytes], str] = _setting(
-        _bytes_to_text, _function(), "The inverse of `lowkiq_dump_error`.", default_words="UTF-8"
+        _bytes_to_text, function(), "The inverse of `lowkiq_dump_error`.", default_words="UTF-8"
     )
     log_failures: LogFailures = _setting(
         "first",
@@ -321,7 +270,7 @@ class Settings:
     )
     last_words: Callable[[BaseException], Any] = _setting(
         _do_nothing,
-        _function(),
+        function(),
         "Called with an error from outside a task's function that ends a lane or the worker.",
         default_words="does nothing",
     )

@@ -1,8 +1,8 @@
 """Call forms: how the arguments of a call become an id and a payload, and a payload those of a run.
 
 The function of a task takes payloads by id, or, with ``by=``, the arguments that its callers give. In the
-second form a payload is one call: ``{"args": [...], "kwargs": {...}, "task_id": ...}``, and ``"eta"`` (Unix s)
-when it must not run before. With ``merge=`` it has arguments only, so that equal calls are one payload.
+second form a payload is one call: ``{"args": [...], "kwargs": {...}, "task_id": ...}``, with ``"eta"`` (Unix
+s) when it must not run before. With ``merge=`` it has arguments only, so that equal calls are one payload.
 """
 
 from __future__ import annotations
