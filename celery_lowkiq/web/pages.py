@@ -34,7 +34,7 @@ MAX_PARTS = 10
 
 
 def overview(request: Request) -> Response:
-    """All queues, the latest first."""
+    """All queues, the largest lag first."""
     inspector, now = site_of(request).inspector, time.time()
     history = inspector.history()
     alive = [node for node in inspector.nodes() if node.alive]

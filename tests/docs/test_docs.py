@@ -72,8 +72,13 @@ def test_the_recurring_calls_come_at_each_quarter_of_an_hour():
     assert (recurrence.minute, len(recurrence.hour)) == ({0, 15, 30, 45}, 24)
 
 
+def test_the_readme_begins_with_one_line_of_a_plain_task():
+    text = (ROOT / "README.md").read_text()
+    assert "```diff\n-@app.task\n+@ordered_task(by=" in text[: text.index("```python")]
+
+
 def test_the_readmes_example_is_the_quickstarts():
-    (readme,) = blocks("README.md")
+    _, readme = blocks("README.md")
     assert "@ordered_task(shards=24)\ndef sync_order(payloads_by_id):" in readme
     quickstart = (ROOT / "examples" / "quickstart.py").read_text()
     for line in readme.splitlines():

@@ -19,7 +19,7 @@ from ..params import command, json_option
 
 COUNTS = ("length", "fresh", "retries", "paused_jobs", "busy", "morgue_length")
 AMOUNTS = ("queue", ">length", ">fresh", ">retries", ">paused", ">busy", ">morgue", ">lag")
-HEADER = (*AMOUNTS, ">processed", ">/s", ">failed", ">/s", "paused")
+HEADER = (*AMOUNTS, ">processed", ">processed/s", ">failed", ">failed/s", "state")
 #: The row of a queue whose counts cannot be read, between its name and the last cell.
 UNKNOWN = ("-",) * (len(HEADER) - 2)
 
@@ -35,7 +35,8 @@ def stats(inspector: Inspector, queue: str | None, watch: float | None, json_: b
 
     length: waiting jobs; fresh, retries: those that never failed, and the others; paused: those whose ids are
     paused; busy: being processed; morgue: dead jobs; lag: how long the oldest due job has waited; processed,
-    failed: how many ever; /s: a second, over the last minute.
+    failed: how many ever; processed/s, failed/s: a second, over the last minute; state: paused shards, or
+    damaged.
 
     A queue with a damaged shard is shown without counts, and its error on stderr. Status 1 then.
     """
@@ -70,7 +71,7 @@ def _row(name: str, shards: int, counts: Stats, speed: Rates | None) -> list[str
     numbers = [str(getattr(counts, name)) for name in COUNTS]
     processed = [str(counts.processed), f"{speed.processed:.1f}" if speed else "-"]
     failed = [str(counts.failed), f"{speed.failed:.1f}" if speed else "-"]
-    paused = f"{counts.paused} of {shards} shards" if counts.paused else ""
+    paused = f"{counts.paused} of {shards} shards paused" if counts.paused else ""
     return [name, *numbers, duration(counts.lag), *processed, *failed, paused]
 
 
