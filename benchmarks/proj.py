@@ -16,6 +16,8 @@ SETTINGS = json.loads(os.environ.get("BENCH_SETTINGS", "{}"))
 STAMPS = os.environ.get("BENCH_STAMPS", "")
 #: What a task of I/O does, in s.
 NAP = 0.005
+#: The same for rows with few calls.
+LONG_NAP = 0.02
 
 
 def make_app(**settings: Any) -> Celery:
@@ -71,6 +73,16 @@ def add_working(app: Celery) -> None:
     @ordered_task(**ordered, name="naps", shards=40)
     def naps(payloads_by_id: dict[str, list[Any]]) -> None:
         time.sleep(NAP)
+
+    @app.task(shared=False, name="plain-stamped-naps", acks_late=True)
+    def plain_stamped_naps(value: str) -> None:
+        stamp(value)
+        time.sleep(LONG_NAP)
+
+    @ordered_task(**ordered, name="stamped-naps", shards=40)
+    def stamped_naps(payloads_by_id: dict[str, list[Any]]) -> None:
+        stamp(*payloads_by_id)
+        time.sleep(LONG_NAP)
 
     @ordered_task(**ordered, name="stamped")
     def stamped(payloads_by_id: dict[str, list[Any]]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from ..bench import Bench
 from ..row import Row
-from . import enqueue, idle, limits, long_id, operators, pages, process, size, sleeping, waiting
+from . import deploys, enqueue, idle, limits, long_id, operators, pages, process, size, sleeping, waiting
 
 Group = Callable[[Bench], Iterator[Row]]
 
@@ -25,9 +25,10 @@ GROUPS: dict[str, Group] = {
     "idle": idle.idle,
     "nodes": sleeping.nodes,
     "lanes": sleeping.lanes,
+    "deploys": deploys.deploys,
     "limits": limits.limits,
     "operators": operators.operators,
     "pages": pages.pages,
 }
 #: Too long for ``--quick``.
-LONG = ("million", "idle", "pages")
+LONG = ("million", "idle", "pages", "deploys")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from celery import Celery
@@ -29,9 +29,9 @@ from celery_lowkiq.worker.runtime import Runtime
 from .command_line import warn_unknown_plain, warn_unknown_weights
 from .shutdown import (
     drain,
+    drain_on_signal,
     is_cold_shutdown,
     release_shards_at_exit,
-    stop_claiming_on_signal,
     wake_event_loop,
 )
 
@@ -132,10 +132,11 @@ class Engine:
             meter=self._metrics or NULL_METER,
             exclusion=self._exclusion,
         )
+        self._stop: Callable[[], None] = self.runtime.stop_claiming
 
     def start(self) -> None:
         """Start the lanes, and the metrics server of ``lowkiq_metrics_port``."""
-        stop_claiming_on_signal(self._consumer.controller, self.runtime)
+        self._stop = drain_on_signal(self._consumer.controller, self.runtime)
         self.runtime.start()
         if self._metrics is not None:
             self._metrics.serve(self.runtime)
@@ -148,6 +149,7 @@ class Engine:
     def end(self) -> None:
         """Stop the lanes. The runtime stays readable for remote control until the last batch ends."""
         runtime, controller = self.runtime, self._consumer.controller
+        self._stop()
         if is_cold_shutdown():
             runtime.abandon()
             runtime.join(COLD_SHUTDOWN_TIMEOUT)

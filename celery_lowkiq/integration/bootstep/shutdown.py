@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 from celery import signals
@@ -28,22 +29,31 @@ ENDED_BY_CELERY = (
 _exit_hooks: list[_ExitHook] = []
 
 
-def stop_claiming_on_signal(controller: Any, runtime: Runtime) -> None:
-    """Stop claiming as soon as a shutdown signal arrives.
+def drain_on_signal(controller: Any, runtime: Runtime) -> Callable[[], None]:
+    """Stop claiming and begin to drain as soon as a shutdown signal arrives. Returns what does so.
 
-    Celery's handlers only notify the event loop, or sleep through a soft shutdown.
+    Celery's handlers only notify the event loop, which may wait for 1 s, or sleep through a soft shutdown. A
+    signal handler may take no lock, so a thread drains; ``put`` of its queue is reentrant.
     """
-    celerys_wait = controller.wait_for_soft_shutdown
+    requests: SimpleQueue[None] = SimpleQueue()
+
+    def drain_on_request() -> None:
+        requests.get()
+        runtime.drain()
+
+    def stop(**_: Any) -> None:
+        runtime.stop_claiming()
+        requests.put(None)
 
     def stop_and_wait() -> Any:
-        runtime.stop_claiming()
+        stop()
         return celerys_wait()
 
-    def stop_claiming(**_: Any) -> None:
-        runtime.stop_claiming()
-
+    celerys_wait = controller.wait_for_soft_shutdown
     controller.wait_for_soft_shutdown = stop_and_wait
-    signals.worker_shutting_down.connect(stop_claiming, weak=False, dispatch_uid="lowkiq-stop-claiming")
+    signals.worker_shutting_down.connect(stop, weak=False, dispatch_uid="lowkiq-drain-on-signal")
+    threading.Thread(target=drain_on_request, name="lowkiq-stop", daemon=True).start()
+    return stop
 
 
 def is_cold_shutdown() -> bool:
