@@ -16,7 +16,10 @@ runs = []
 @pytest.fixture
 def lowkiq_app():
     runs.clear()
-    return Celery("in place", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app = Celery("in_place", broker="memory://", backend="cache+memory://", set_as_current=False)
+    # That broker is one for all apps of the process.
+    app.conf.task_default_queue = "in_place"
+    return app
 
 
 @pytest.fixture

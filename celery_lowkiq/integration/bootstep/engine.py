@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from celery import Celery
@@ -132,7 +132,6 @@ class Engine:
             meter=self._metrics or NULL_METER,
             exclusion=self._exclusion,
         )
-        self._stop: Callable[[], None] = self.runtime.stop_claiming
 
     def start(self) -> None:
         """Start the lanes, and the metrics server of ``lowkiq_metrics_port``."""

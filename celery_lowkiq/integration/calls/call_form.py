@@ -85,7 +85,7 @@ class BatchForm:
     """``f(payloads_by_id)``, called with an id and a payload, or with ``key=`` a payload alone."""
 
     def __init__(self, name: str, key: Callable[[Any], Any] | None) -> None:
-        self.header = header_for(name, key is not None)
+        self.header: Callable[..., Any] = header_for(name, key is not None)
         self._name = name
         self._key = key
 
@@ -144,9 +144,7 @@ class BatchForm:
 class SignatureForm:
     """``by=``: the function keeps its signature, and each call runs alone, with its own arguments."""
 
-    def __init__(
-        self, function: Callable[..., Any], bound: bool, by: By, merges: bool = False, checks: bool = True
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], bound: bool, by: By, merges: bool = False) -> None:
         """``bound``: the function takes ``self``. ``merges``: calls with equal arguments are one payload.
 
         Raises ConfigurationError when ``by`` names no argument of the function.

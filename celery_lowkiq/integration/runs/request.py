@@ -87,7 +87,8 @@ class QuietRequest:
     def __init__(self, headers: dict[str, Any], arguments: Arguments, task: Any, consumer: Any) -> None:
         self.id: str = headers["id"]
         self.name: str = headers["task"]
-        self.args, self.kwargs = arguments
+        self.args: tuple[Any, ...] = arguments.args
+        self.kwargs: Mapping[str, Any] = arguments.kwargs
         self._headers = headers
         self._task = task
         self._consumer = consumer
