@@ -152,6 +152,8 @@ class TestCalls:
             {"args": 1, "kwargs": {}},
             {"args": [], "kwargs": []},
             {"args": [], "kwargs": {}, "task_id": 1},
+            {"args": [], "kwargs": {}, "eta": 1e300},
+            {"args": [], "kwargs": {}, "eta": True},
         ],
     )
     def test_a_payload_of_another_form_is_refused(self, payload):

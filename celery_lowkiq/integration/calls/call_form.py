@@ -17,10 +17,10 @@ from celery.utils.functional import head_from_fun
 from celery.utils.saferepr import saferepr
 
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall, UndecodablePayload
-from celery_lowkiq.rules.validators import invalid
+from celery_lowkiq.rules.validators import invalid, is_number
 
 from .arguments import SHOWN, as_keywords, check_arguments, header_for
-from .validation import Entry, id_of, read_id
+from .validation import LATEST, Entry, id_of, read_id
 
 #: The argument that has a call's id, by name, position or path; or a function of all arguments by name.
 By = str | int | Callable[[dict[str, Any]], Any]
@@ -29,7 +29,6 @@ ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 #: Where Celery wraps the function of a task with ``pydantic=True``.
 PYDANTIC_WRAPPER = "celery.app.base"
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
 
 PayloadsById = Mapping[str, Sequence[Any]]
 #: Maximum length of a batch in events and listings; Celery's own limit for arguments.
@@ -218,7 +217,7 @@ class SignatureForm:
             and isinstance(payload.get("args"), (list, tuple))
             and isinstance(payload.get("kwargs"), Mapping)
             and isinstance(payload.get("task_id", ""), str)
-            and isinstance(payload.get("eta", 0.0), (int, float))
+            and is_number(payload.get("eta", 0.0), 0, LATEST)
         ):
             raise UndecodablePayload(
                 f"{saferepr(payload, SHOWN)} is not a call of a task with by=: expected "
