@@ -213,7 +213,8 @@ class Model:
             self.waiting[job_id] = replace(job, items=rest, perform_in=at)
             self.firsts.pop(job_id, None)
             if self.policies.per_run == 1:
-                self.waiting[job_id] = replace(self.waiting[job_id], retry_count=-1, error=None)
+                anew = {"retry_count": -1, "error": None, "isolation": NOT_ISOLATED}
+                self.waiting[job_id] = replace(self.waiting[job_id], **anew)
                 self.forget(job_id)
         else:
             self.forget(job_id)
