@@ -308,6 +308,17 @@ def test_no_message_overtakes_one_that_waits_for_the_store(handler, store, timer
     assert Message("2").sent_to(handler) == ["ack"]
 
 
+def test_an_error_of_the_broker_holds_up_no_other_message(handler, store):
+    first, second = Message("1"), Message("2")
+
+    def fails(*_):
+        raise OSError("the channel is closed")
+
+    with pytest.raises(OSError, match="the channel is closed"):
+        handler(first, None, fails, fails)
+    assert second.sent_to(handler) == ["ack"]
+
+
 def test_both_protocols_are_read():
     two = read_call((["1"], {"payload": 2}, {"chord": None}), {"eta": "soon"})
     assert two == MessagedCall(["1"], {"payload": 2}, {"chord": None}, {"eta": "soon"})

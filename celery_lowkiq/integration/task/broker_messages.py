@@ -60,11 +60,17 @@ class BrokerMessageHandler:
     def _handle_waiting(self) -> None:
         with self._lock:
             while self._waiting:
-                if not self._handle(*self._waiting[0]):
+                done = True
+                try:
+                    done = self._handle(*self._waiting[0])
+                finally:
+                    # Also after an error of the broker's: the messages behind it would wait for ever.
+                    if done:
+                        self._waiting.popleft()
+                if not done:
                     # The broker would deliver a rejected message again at once. Later ones wait behind it.
                     self._consumer.timer.call_after(RETRY_DELAY, self._handle_waiting, ())
                     return
-                self._waiting.popleft()
 
     def _handle(self, message: Any, body: Any, ack: Any, reject: Any) -> bool:
         """Whether the message is done with: False while the store is unreachable or the queue is full."""
