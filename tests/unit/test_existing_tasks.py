@@ -113,6 +113,7 @@ def test_a_shared_task_and_a_pydantic_one(lowkiq, lowkiq_app):
         ({"by": "order_id", "name": "other"}, "name='other' is invalid: expected no such option"),
         ({"by": "order_id", "pydantic": True}, "pydantic=True is invalid: expected no such option"),
         ({"by": "order_id", "bind": True}, "bind=True is invalid: expected no such option"),
+        ({"by": "order_id", "app": 5}, "app=5 is invalid: expected no such option"),
     ],
 )
 def test_what_is_refused_leaves_a_plain_task(lowkiq_app, options, text):
@@ -123,6 +124,19 @@ def test_what_is_refused_leaves_a_plain_task(lowkiq_app, options, text):
     with pytest.raises(ConfigurationError, match=text):
         ordered_task(**options)(save)
     assert type(save._get_current_object()) is before
+
+
+def test_annotations_that_are_refused_leave_a_plain_task_as_it_was(lowkiq_app):
+    lowkiq_app.conf.task_annotations = {"save": {"shards": "many"}}
+
+    @lowkiq_app.task(name="save")
+    def save(order_id): ...
+
+    before, serializer = type(save._get_current_object()), save.serializer
+    with pytest.raises(ConfigurationError, match="shards='many' is invalid"):
+        ordered_task(by=0)(save)
+    assert (type(save._get_current_object()), save.serializer) == (before, serializer)
+    assert not hasattr(save, "by")
 
 
 def test_an_option_of_the_task_that_it_could_not_have_is_refused(lowkiq_app):

@@ -99,7 +99,7 @@ def ordered_task(function: Callable[..., Any] | None = None, **options: Any) -> 
 
     def decorate(function: Callable[..., Any]) -> Any:
         if isinstance(function, Task):
-            return order_existing(function, options)
+            return order_existing(function, options if app is None else {**options, "app": app})
         if not callable(function):
             raise ConfigurationError(f"{function!r} is invalid: expected a function, or a task of Celery's")
         with naming(str(options.get("name") or getattr(function, "__qualname__", function))):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,11 +12,18 @@ from celery_lowkiq.integration.app.option_names import naming
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.validators import invalid
 
-from .options import as_attributes, check_function, check_names_of, check_options, check_queue_name
+from .options import (
+    as_attributes,
+    check_function,
+    check_names_of,
+    check_options,
+    check_queue_name,
+    function_of,
+)
 from .task import OrderedTask
 
 #: Options that Celery applies while it makes a task.
-OF_A_DECORATOR = frozenset({"base", "bind", "name", "shared"}) | {
+OF_A_DECORATOR = frozenset({"app", "base", "bind", "name", "shared"}) | {
     *("pydantic", "pydantic_context", "pydantic_dump_kwargs", "pydantic_strict")
 }
 
@@ -42,13 +48,17 @@ def order_existing(task: Any, options: Mapping[str, Any]) -> Any:
         check_queue_name(options.get("queue_name") or task.name)
         check_names_of(options, OrderedTask, plain)
         check_options({**_own_options(task), **options}, OrderedTask)
-        run = inspect.getattr_static(plain, "run")
-        bound = not isinstance(run, staticmethod)
-        check_function(run if bound else run.__func__, bound, options.get("by"))
+        check_function(*function_of(plain), options.get("by"))
     names = {"__module__": plain.__module__, "__doc__": plain.__doc__, "abstract": False}
     _forget_settings(task)
-    task.__class__ = type(plain.__name__, (plain, OrderedTask), {**names, **as_attributes(dict(options))})
-    task.bind(task.app)
+    try:
+        ordered: Any = type(plain.__name__, (plain, OrderedTask), {**names, **as_attributes(dict(options))})
+        ordered.bind(task.app)
+    except BaseException:
+        # Applies the settings again.
+        plain.bind(task.app)
+        raise
+    task.__class__ = ordered
     # Celery wraps the function once, by the options that the task had.
     for name in ("run", "_orig_run"):
         vars(task).pop(name, None)

@@ -269,6 +269,12 @@ def check_queue_name(name: str) -> None:
         raise ConfigurationError(invalid("name", name, expected, "Give queue_name=, or another name="))
 
 
+def function_of(cls: type) -> tuple[Callable[..., Any], bool]:
+    """Return the function of a task class, and whether it takes the task as ``self``."""
+    run = inspect.getattr_static(cls, "run")
+    return (run.__func__, False) if isinstance(run, staticmethod) else (run, True)
+
+
 def check_function(function: Callable[..., Any], bound: bool, by: By | None = None) -> None:
     """Raises ConfigurationError unless a lane can call the function, with the payloads by id or, with
     ``by``, the arguments of a call.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
@@ -36,6 +35,7 @@ from .options import (
     check_names_of,
     check_options,
     check_queue_name,
+    function_of,
 )
 from .queue_options import policies_of
 from .run_mixin import RunMixin
@@ -69,11 +69,8 @@ class OrderedTask(CallMixin[R], RunMixin[R], OrderedTaskMarker):
         guard_before_start(cls)
         with naming(str(declared.get("name") or cls.__qualname__)):
             check_names_of(data_names(declared), *cls.__bases__)
-        run = declared.get("run")
-        if run is not None:
-            bound = not isinstance(run, staticmethod)
-            function = run if bound else run.__func__
-            check_function(function, bound, getattr(cls, "by", None))
+        if declared.get("run") is not None:
+            check_function(*function_of(cls), cls.by)
         for name, value in as_attributes(declared, cls.__qualname__).items():
             if value is not declared[name]:
                 setattr(cls, name, value)
@@ -165,9 +162,7 @@ def _call_form(task: Any) -> CallForm:
     cls = type(task)
     if task.by is None:
         return BatchForm(cls.__name__, task.key)
-    run = inspect.getattr_static(cls, "run")
-    bound = not isinstance(run, staticmethod)
-    return SignatureForm(run if bound else run.__func__, bound, task.by, task.merge is not None)
+    return SignatureForm(*function_of(cls), task.by, task.merge is not None)
 
 
 for _name, _option in OPTIONS.items():
