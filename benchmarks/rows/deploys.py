@@ -36,21 +36,36 @@ def deploys(bench: Bench) -> Iterator[Row]:
     )
 
 
+class Caller(threading.Thread):
+    """Calls at random intervals until it is stopped."""
+
+    def __init__(self, call: Callable[[str], object]) -> None:
+        super().__init__()
+        self._call = call
+        self._called: dict[str, float] = {}
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        """Make the calls."""
+        chance, at = random.Random(1), time.monotonic()
+        while not self._stopped.is_set():
+            at += chance.expovariate(RATE)
+            time.sleep(max(0.0, at - time.monotonic()))
+            name = f"n{len(self._called)}"
+            self._called[name] = time.monotonic()
+            self._call(name)
+
+    def stop(self) -> dict[str, float]:
+        """End the calls. Returns when each was made (monotonic, s)."""
+        self._stopped.set()
+        self.join()
+        return self._called
+
+
 def _restart_all(bench: Bench, queue: str, call: Callable[[str], object]) -> tuple[list[float], int]:
     """Milliseconds from each call to the start of its function, and the number of runs that came twice."""
     bench.empty()
-    called: dict[str, float] = {}
-    stopped = threading.Event()
-
-    def call_on() -> None:
-        chance, at = random.Random(1), time.monotonic()
-        while not stopped.is_set():
-            at += chance.expovariate(RATE)
-            time.sleep(max(0.0, at - time.monotonic()))
-            name = f"n{len(called)}"
-            called[name] = time.monotonic()
-            call(name)
-
+    caller = Caller(call)
     workers = [Worker(bench, queue, lanes=LANES, name=f"w{n}") for n in range(NODES)]
     everyone = list(workers)
     for worker in workers:
@@ -59,7 +74,6 @@ def _restart_all(bench: Bench, queue: str, call: Callable[[str], object]) -> tup
         spec = bench.spec(queue)
         fair = spec.shards // NODES
         workers[0].until(lambda: all(bench.owned(spec).count(owner) == fair for owner in bench.owned(spec)))
-    caller = threading.Thread(target=call_on)
     caller.start()
     try:
         for place, old in enumerate(workers):
@@ -69,12 +83,10 @@ def _restart_all(bench: Bench, queue: str, call: Callable[[str], object]) -> tup
             everyone.append(workers[place])
             workers[place].until(lambda new=workers[place]: bool(new.started()))  # type: ignore[misc]
         time.sleep(PAUSE)
-        stopped.set()
-        caller.join()
+        called = caller.stop()
         workers[0].until(lambda: {name for worker in everyone for name in worker.started()} >= called.keys())
     finally:
-        stopped.set()
-        caller.join()
+        caller.stop()
         for worker in workers:
             worker.__exit__()
     runs = [run for worker in everyone for run in worker.started().items()]

@@ -87,7 +87,7 @@ def _queue_command(verb: Verb) -> Callable[..., None]:
 
 
 def _chosen(actions: list[Action], ids: tuple[str, ...], given: Mapping[str, Any]) -> Action:
-    """Return the action that the arguments choose. Ends with status 2 when there is none."""
+    """Return the action that the arguments choose. Exit with status 2 if they choose no action."""
     options = {name for name in OPTIONS if given.get(name.replace("-", "_"))}
     names = {name for name, value in given.items() if value is not None and not isinstance(value, bool)}
     for one in actions:

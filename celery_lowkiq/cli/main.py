@@ -110,6 +110,6 @@ def _forget_output() -> None:
 def lowkiq() -> None:
     """Read ordered queues and act on them. Needs no worker.
 
-    Exit status: 0, also of an action on all jobs when there are none; 1 if none of the given ids, nodes or
-    groups is there, after a no, if something is damaged, or if Redis is unavailable; 2 for wrong usage.
+    Exit status: 0 for success, also when an action on all jobs finds no job; 1 if no given id, node or group
+    exists, after a no, if something is damaged, or if Redis is unavailable; 2 for wrong usage.
     """

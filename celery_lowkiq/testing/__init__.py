@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 from celery import Celery, current_app
+from celery.signals import setup_logging
 
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.integration.app.context import AppContext
@@ -32,6 +33,20 @@ __all__ = ["Clock", "Lowkiq"]
 PAYLOADS = 1000
 #: Maximum number of runs in one drain; more indicate a task that calls itself endlessly.
 MOST_RUNS = 10_000
+
+
+@contextlib.contextmanager
+def _logging_unchanged() -> Iterator[None]:
+    """Keep Celery from setting up logging: it removes the handlers of the root logger, ``caplog`` too."""
+
+    def leave_logging(**_options: Any) -> None:
+        """Do nothing: a receiver of this signal takes the place of Celery's own set-up."""
+
+    setup_logging.connect(leave_logging)
+    try:
+        yield
+    finally:
+        setup_logging.disconnect(leave_logging)
 
 
 class Clock:
@@ -92,12 +107,14 @@ class Lowkiq:
     def worker(self, concurrency: int = 1, **options: Any) -> Iterator[Any]:
         """Run a real worker in threads of this process, on the app's broker.
 
-        ``options`` are those of ``celery.contrib.testing.worker.start_worker``.
+        ``options`` are those of ``celery.contrib.testing.worker.start_worker``. Logging stays as the test
+        set it up, unless they have ``loglevel`` or ``logfile``.
         """
         from celery.contrib.testing.worker import start_worker
 
+        logs = contextlib.nullcontext() if {"loglevel", "logfile"} & options.keys() else _logging_unchanged()
         options = {"pool": "threads", "perform_ping_check": False, **options}
-        with start_worker(self.app, concurrency=concurrency, **options) as worker:
+        with logs, start_worker(self.app, concurrency=concurrency, **options) as worker:
             yield worker
 
     # -- assertions

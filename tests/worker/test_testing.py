@@ -76,6 +76,13 @@ def lowkiq_app():
     return app
 """
 
+WITH_BROKER = """
+@pytest.fixture
+def lowkiq_app(lowkiq_server):
+    app.conf.broker_url = lowkiq_server.url
+    return app
+"""
+
 
 @pytest.fixture
 def passes(pytester, monkeypatch):
@@ -293,12 +300,8 @@ def test_a_task_of_another_kind(lowkiq):
 
 def test_a_worker_in_the_test(passes):
     passes(
-        """
-@pytest.fixture
-def lowkiq_app(lowkiq_server):
-    app.conf.broker_url = lowkiq_server.url
-    return app
-
+        WITH_BROKER
+        + """
 def test_it_serves_what_is_called_and_takes_the_tests_time(lowkiq):
     later = sync.apply_async(("2", "y"), countdown=3600)
     with lowkiq.worker(concurrency=2):
@@ -360,3 +363,25 @@ def test_no_other_store_looks_at_the_tests_clock(client):
     (later, *_) = moved.call(script.call(keys))
     assert 86000 < float(later) - float(now) < 87000
     assert "clock_key" not in script.text(True)
+
+
+def test_a_worker_leaves_the_logs_to_the_test(passes):
+    passes(
+        WITH_BROKER
+        + """
+import logging
+
+def test_it(lowkiq, caplog):
+    before = logging.getLogger().handlers[:], logging.getLogger().level
+    with lowkiq.worker(), caplog.at_level(logging.INFO):
+        assert caplog.handler in logging.getLogger().handlers
+        logging.getLogger("shop").info("told")
+    assert caplog.messages.count("told") == 1
+    assert (logging.getLogger().handlers, logging.getLogger().level) == before
+
+def test_logs_of_celery_on_demand(lowkiq, caplog):
+    with lowkiq.worker(loglevel="WARNING"):
+        assert logging.getLogger().level == logging.WARNING
+""",
+        2,
+    )

@@ -26,9 +26,7 @@ UNKNOWN = ("-",) * (len(HEADER) - 2)
 
 @command("Counts of all queues, or of one.", ["stats", "stats sync_order --json", "stats --watch 1"])
 @click.argument("queue", required=False)
-@click.option(
-    "--watch", type=click.FloatRange(min=0.05), metavar="SECONDS", help="Repeat after so many seconds."
-)
+@click.option("--watch", type=click.FloatRange(min=0.05), metavar="SECONDS", help="Repeat at this interval.")
 @json_option
 def stats(inspector: Inspector, queue: str | None, watch: float | None, json_: bool) -> None:
     """Counts of all ordered queues and their sum, or of one QUEUE; how many nodes and lanes there are.

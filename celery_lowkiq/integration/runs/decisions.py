@@ -23,7 +23,7 @@ from celery_lowkiq.rules.retry import RetryPolicy, after_failure
 from celery_lowkiq.store.scripts.records import try_text
 
 from .base_exceptions import original_error
-from .decode import DecodedBatch, DecodedJob, RunJob
+from .decode import NO_POSITIONS, DecodedBatch, DecodedJob, Positions, RunJob, decode_batch
 from .outcomes import (
     Again,
     BusinessFailure,
@@ -59,6 +59,10 @@ class RunRules:
     codec: Codec
     record_codec: Codec
     settings: Settings
+
+    def decode(self, batch: Batch, dropped: Positions = NO_POSITIONS) -> DecodedBatch:
+        """Decode the payloads of a batch that the task can take, except those at ``dropped`` positions."""
+        return decode_batch(batch, self.codec, self.settings, dropped, self.task.call_form.check)
 
 
 #: Of a job whose run did not fail.

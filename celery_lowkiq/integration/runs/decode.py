@@ -121,7 +121,7 @@ def decode_batch(
     batch: Batch,
     codec: Codec,
     settings: Settings,
-    dropped: Mapping[str, Collection[int]] = NO_POSITIONS,
+    dropped: Positions = NO_POSITIONS,
     check: Check | None = None,
 ) -> DecodedBatch:
     """Decode the payloads of a batch, except those that a policy of the queue drops, and those at ``dropped``

@@ -20,7 +20,7 @@ from celery_lowkiq.store.tracking.tracker_store import TrackerStore
 from .base_exceptions import call_user_code
 from .batch_calls import BatchCalls
 from .decisions import RunRules, give_back
-from .decode import DecodedBatch, decode_batch
+from .decode import DecodedBatch
 from .failure_log import log_failures
 from .finish_calls import CallFinisher
 from .request import run_request
@@ -60,9 +60,8 @@ class CeleryRunner:
     def run(self, batch: Batch) -> tuple[Settlement, ...]:
         """The verdicts on a batch. An exception of this package counts as a failed run."""
         rules = self._rules[batch.queue.name]
-        form = rules.task.call_form
-        decoded = decode_batch(batch, rules.codec, rules.settings, check=form.check)
-        wait = form.eta_of(decoded.payloads_by_id) - batch.claimed_at
+        decoded = rules.decode(batch)
+        wait = rules.task.call_form.eta_of(decoded.payloads_by_id) - batch.claimed_at
         if wait > 0:
             return give_back(batch, wait)
         if any(job.recorded for job in batch.jobs):
@@ -84,7 +83,7 @@ class CeleryRunner:
             logger.exception("a batch of %s waits, since its calls cannot be read or ended", batch.queue.name)
             return give_back(batch)
         if dropped:
-            decoded = decode_batch(batch, rules.codec, rules.settings, dropped, rules.task.call_form.check)
+            decoded = rules.decode(batch, dropped)
         call = calls.single(decoded)
         run = Run(decoded, rules, call, None if call else partial(calls.running, decoded), tracked)
         if call is None:

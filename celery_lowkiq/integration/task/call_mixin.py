@@ -81,23 +81,19 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         Takes Celery's options, too. Raises TypeError for wrong arguments, InvalidCall for a wrong value,
         StoreError.
         """
+        links = {"link": link, "link_error": link_error}
         if self.is_plain:
-            links = {"link": link, "link_error": link_error, "shadow": shadow}
-            plain: AsyncResult[R] = super().apply_async(args, kwargs, task_id, producer, **links, **options)
-            return plain
+            options |= {**links, "shadow": shadow}
+            return super().apply_async(args, kwargs, task_id, producer, **options)  # type: ignore[no-any-return]
         words = {name: options.pop(name, None) for name in WORDS}
         check_call(self.name, self.queue_spec.name, options)
         app = self._get_app()
         header = take_header(options, app.timezone)
         tracker = tracker_of(options.pop("tracker", None), app)
-        links = {"link": link, "link_error": link_error}
         if app.conf.task_always_eager:
             return self.apply(args, kwargs, task_id=task_id, **links, **words, **options)
         context = context_of(app)
-        if self.by is not None:
-            task_id = str(task_id or uuid())
-            if (dump := self._dump_pydantic_arguments) is not None:
-                args, kwargs = dump(args, kwargs)
+        args, kwargs, task_id = self._completed(args, kwargs, task_id)
         entry = self.entry_of(args, kwargs, task_id, header, **words)
         job = entry.job(context.codec)
         if not (options or link or link_error or shadow or tracker) and may_skip_message(self, app):
@@ -114,6 +110,14 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         if words["eta"] is not None:
             beyond["eta"] = beyond.pop("perform_in")
         return self.make_message(args, kwargs, task_id, store, beyond, shadow=shadow, **links, **options)
+
+    def _completed(self, args: Any, kwargs: Any, task_id: str | None) -> tuple[Any, Any, str | None]:
+        """A call of a task with ``by=`` with the id that its payload has, and with dumped Pydantic models."""
+        if self.by is None:
+            return args, kwargs, task_id
+        if (dump := self._dump_pydantic_arguments) is not None:
+            args, kwargs = dump(args, kwargs)
+        return args, kwargs, str(task_id or uuid())
 
     def _call_without_message(
         self, app: Celery, entry: Entry, job: NewJob, task_id: str | None

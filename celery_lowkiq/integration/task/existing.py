@@ -37,18 +37,7 @@ def order_existing(task: Any, options: Mapping[str, Any]) -> Any:
     task = getattr(task, "_get_current_object", lambda: task)()
     plain: Any = type(task)
     with naming(task.name):
-        if task.app is vars(_state)["default_app"] and task.app.main == "default":
-            # Celery makes this app where there is no other.
-            raise ConfigurationError("no app is set up yet: call ordered_task below app = Celery(...)")
-        for name in sorted(OF_A_DECORATOR & options.keys()):
-            fix = "Give it where the task is declared"
-            raise ConfigurationError(invalid(name, options[name], "no such option for an existing task", fix))
-        if isinstance(task, OrderedTask):
-            raise ConfigurationError("it is an ordered task already: change the options of its decorator")
-        check_queue_name(options.get("queue_name") or task.name)
-        check_names_of(options, OrderedTask, plain)
-        check_options({**_own_options(task), **options}, OrderedTask)
-        check_function(*function_of(plain), options.get("by"))
+        _check(task, options)
     names = {"__module__": plain.__module__, "__doc__": plain.__doc__, "abstract": False}
     _forget_settings(task)
     try:
@@ -64,6 +53,22 @@ def order_existing(task: Any, options: Mapping[str, Any]) -> Any:
         vars(task).pop(name, None)
     add_autoretry_behaviour(task)
     return task
+
+
+def _check(task: Any, options: Mapping[str, Any]) -> None:
+    """Raises ConfigurationError unless the task can be made an ordered one with these options."""
+    if task.app is vars(_state)["default_app"] and task.app.main == "default":
+        # Celery makes this app where there is no other.
+        raise ConfigurationError("no app is set up yet: call ordered_task below app = Celery(...)")
+    for name in sorted(OF_A_DECORATOR & options.keys()):
+        fix = "Give it where the task is declared"
+        raise ConfigurationError(invalid(name, options[name], "no such option for an existing task", fix))
+    if isinstance(task, OrderedTask):
+        raise ConfigurationError("it is an ordered task already: change the options of its decorator")
+    check_queue_name(options.get("queue_name") or task.name)
+    check_names_of(options, OrderedTask, type(task))
+    check_options({**_own_options(task), **options}, OrderedTask)
+    check_function(*function_of(type(task)), options.get("by"))
 
 
 def _own_options(task: Any) -> dict[str, Any]:
