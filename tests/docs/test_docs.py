@@ -77,12 +77,20 @@ def test_the_readme_begins_with_one_line_of_a_plain_task():
 
 
 def test_the_readmes_example_is_the_quickstarts():
-    _, readme = blocks("README.md")
-    assert "@ordered_task(shards=24)\ndef sync_order(payloads_by_id):" in readme
+    readme, _ = blocks("README.md")
     quickstart = (ROOT / "examples" / "quickstart.py").read_text()
     for line in readme.splitlines():
         if line.strip() and "print" not in line and "delay" not in line and "proj" not in line:
             assert line in quickstart, line
+
+
+def test_the_demos_tasks_differ_by_the_line_of_the_readme():
+    source = (ROOT / "examples" / "replica" / "tasks.py").read_text()
+    _, diff = re.findall(r"^```diff\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    tasks = re.findall(r'^(@.*)\ndef mirror_\w+(\(.*)\n    """.*"""\n((?:    .*\n)+)', source, re.MULTILINE)
+    (plain, *function), (ordered, *same) = tasks
+    assert function == same
+    assert diff.splitlines() == [f"-{plain}", f"+{ordered}"]
 
 
 @pytest.mark.parametrize("session", ["demo", "tests"])
