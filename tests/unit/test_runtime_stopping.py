@@ -56,6 +56,13 @@ class TestStopping:
         assert one.runtime.join(10)
         assert one.owns("") == list(SHARDS)
 
+    def test_a_node_that_is_told_to_stop_while_it_looks_takes_nothing(self, node):
+        one = node()
+        one.store.fail["observe"] = lambda after: one.runtime.drain()
+        one.start()
+        assert one.runtime.join(10)
+        assert one.store.acquired == []
+
     def test_what_runs_at_an_abandon_is_left_and_marked_as_stopping(self, node):
         one = node()
         one.start_with_run("runs")

@@ -201,6 +201,8 @@ class Ownership:
             self._acquisition.observe(self._wanted())
             self._observe_at = now + self._ctx.lease_seconds
             self._heartbeat.free_at = self._acquisition.free_at
+        if self._draining:
+            return True
         serving, until = self._to_serve, max(self._renew_at, now + MIN_ACQUISITION * self._ctx.lease_seconds)
 
         def go_on() -> bool:
