@@ -31,6 +31,7 @@ from celery_lowkiq.store.jobs.claims import (
     open_claims,
     or_raise,
     owned,
+    release_call,
     settle_calls,
 )
 from celery_lowkiq.store.jobs.durability import Durability
@@ -41,7 +42,6 @@ from celery_lowkiq.store.repairs.background import BackgroundRepairs
 from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.scripts.client import Client, WrongType, raise_refused
 from celery_lowkiq.store.scripts.keys import (
-    announcement,
     nodes_key,
     report_key,
     reports_key,
@@ -238,8 +238,7 @@ class RedisStore:
         """Give the shard up. Return False when jobs are still in processing, unless ``unsettled`` leaves them
         to the next owner. Raises NotOwner.
         """
-        call = owned("release", lease, unsettled=int(unsettled), **announcement(lease.shard))
-        return bool(self.client.call(call) == 1)
+        return bool(self.client.call(release_call(lease, unsettled)) == 1)
 
     def beat(
         self, queues: Sequence[str], owner: str, lanes: int, news: NodeUpdate | None = None
@@ -275,7 +274,7 @@ class RedisStore:
     def exchange(
         self, settle: SettleRequest | None, claim: ClaimRequest | None
     ) -> tuple[SettleReply | StoreError | None, Claim | StoreError | None]:
-        """Settle claimed jobs, then claim due jobs, in one round trip.
+        """Settle claimed jobs, then claim due jobs, in one round trip. A settle may release its shard.
 
         A claim takes at most 1,000 payloads or 1 MiB of an id, lowest scores first; the rest stays waiting.
         Jobs in processing of claims other than ``in_hand`` go back. Each answer may be an error of its own,

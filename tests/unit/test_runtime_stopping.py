@@ -11,6 +11,7 @@ from celery_lowkiq.rules.models import Disposition
 from celery_lowkiq.worker import runtime
 from celery_lowkiq.worker.exclusion import Cooperative, Strict
 from celery_lowkiq.worker.lane.lane import Lane
+from tests.unit.meters import Tally
 from tests.unit.nodes import SHARDS
 from tests.waiting import eventually
 
@@ -55,6 +56,70 @@ class TestStopping:
         one.gate.set()
         assert one.runtime.join(10)
         assert one.owns("") == list(SHARDS)
+
+    def test_a_shard_is_released_in_the_round_trip_that_settles_its_batch(self, node):
+        one = node(lanes=1)
+        one.start_with_run("runs")
+        one.runtime.drain()
+        eventually(lambda: one.owns() == [SHARDS[0]])
+        owned, releases = [], []
+        one.store.fail["settle"] = lambda after: owned.append(one.owns())
+        one.store.fail["release"] = lambda after: releases.append(after)
+        one.gate.set()
+        assert one.runtime.join(10)
+        assert owned == [[SHARDS[0]], []]
+        assert releases == []
+
+    def test_no_shard_is_released_while_the_node_goes_on(self, node):
+        one = node(lanes=1)
+        one.start_with_run("runs")
+        one.gate.set()
+        eventually(lambda: one.store.settled)
+        assert one.owns() == list(SHARDS)
+
+    @pytest.mark.parametrize("reply_is_lost", [False, True])
+    def test_a_renewal_that_comes_after_such_a_release_is_no_loss(self, node, reply_is_lost, caplog):
+        meter = Tally()
+        one = node(lanes=1, meter=meter)
+        one.start_with_run("runs")
+        one.runtime.drain()
+        eventually(lambda: one.owns() == [SHARDS[0]])
+
+        def answer_late(after):
+            if after:
+                # After a refused renewal, no shard is left.
+                assert one.runtime._ownership.finished.wait(10)
+                del one.store.fail["settle"]
+                if reply_is_lost:
+                    raise StoreUnavailable("gone")
+
+        one.store.fail["settle"] = answer_late
+        one.gate.set()
+        assert one.runtime.join(10)
+        assert one.store.settled == [("runs", Disposition.DONE)]
+        assert one.owns("") == list(SHARDS)
+        assert meter.losses == 0
+        assert "changed hands" not in caplog.text
+
+    def test_a_settle_that_fails_keeps_its_shard_until_the_next_owner_recovers_it(self, node, caplog):
+        one = node(lanes=1)
+        one.start_with_run("runs")
+        one.runtime.drain()
+        eventually(lambda: one.owns() == [SHARDS[0]])
+        one.store.fail["settle"] = lambda after: _raise(StoreError("refused"))
+        one.gate.set()
+        assert one.runtime.join(10)
+        assert one.owns() == [SHARDS[0]]
+        assert list(one.store.processing[SHARDS[0]]) == ["runs"]
+        assert SHARDS[0] in one.store.stopping
+        assert "q/0 keeps unsettled jobs" in caplog.text
+
+    def test_a_node_that_is_told_to_stop_while_it_looks_takes_nothing(self, node):
+        one = node()
+        one.store.fail["observe"] = lambda after: one.runtime.drain()
+        one.start()
+        assert one.runtime.join(10)
+        assert one.store.acquired == []
 
     def test_what_runs_at_an_abandon_is_left_and_marked_as_stopping(self, node):
         one = node()
