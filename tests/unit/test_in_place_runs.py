@@ -7,7 +7,9 @@ from uuid import UUID
 import pytest
 from celery import Celery
 
-from celery_lowkiq import ordered_task
+from celery_lowkiq import InvalidCall, ordered_task
+from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.rules.models import NewJob
 from tests.waiting import eventually
 
 runs = []
@@ -62,15 +64,40 @@ def test_the_time_of_a_call_holds_though_its_job_was_due(lowkiq, save):
     assert late.get() == "late"
 
 
-@pytest.mark.parametrize("payload", [5, {"args": [1]}, {"args": 1, "kwargs": {}}])
-def test_a_payload_of_another_form_goes_to_the_morgue(lowkiq, save, payload):
-    queue = save.ordered_queue
-    save.delay(1, "x")
-    ((data,),) = [[p.value for p in job.payloads] for job in queue.jobs().items]
-    queue.edit_payload(1, data, payload)
+@pytest.mark.parametrize("payload", [b"5", b'{"args": [1]}', b'{"args": 1, "kwargs": {}}'])
+def test_a_payload_of_another_form_goes_to_the_morgue(lowkiq, lowkiq_app, save, payload):
+    context_of(lowkiq_app).store.push(save.queue_spec, [NewJob("1", payload)])
     lowkiq.drain()
-    assert "is not a call of a task with by=" in queue.job(1).dead.error
+    assert "is not a call of a task with by=" in save.ordered_queue.job(1).dead.error
     assert runs == []
+
+
+class TestEditedPayloads:
+    @pytest.mark.parametrize(
+        ("payload", "error"),
+        [
+            (5, "expected {.args.:"),
+            ({"args": [2], "kwargs": {}}, "id=2 is invalid: expected '1', the id of the job"),
+            ({"args": [], "kwargs": {"order_id": "2"}}, "id='2' is invalid"),
+            ({"args": [1], "kwargs": {"other": 5}}, "unexpected keyword argument 'other'"),
+            ({"args": [[1]], "kwargs": {}}, "expected a str, an int or a UUID"),
+        ],
+    )
+    def test_one_that_is_no_call_of_the_id_is_refused(self, lowkiq, save, payload, error):
+        result = save.delay(1, "x")
+        ((data,),) = lowkiq.enqueued(save).values()
+        with pytest.raises(InvalidCall, match=error):
+            save.ordered_queue.edit_payload(1, data, payload)
+        lowkiq.drain()
+        assert result.get() == "x"
+
+    def test_another_call_of_the_id_runs(self, lowkiq, save):
+        save.apply_async((1, "x"), countdown=100)
+        ((data,),) = lowkiq.enqueued(save).values()
+        assert save.ordered_queue.edit_payload(1, data, {"args": ["1", "new"], "kwargs": {}})
+        save.ordered_queue.run_now([1])
+        lowkiq.drain()
+        assert [state for _, state, _ in runs] == ["new"]
 
 
 class TestEagerRuns:

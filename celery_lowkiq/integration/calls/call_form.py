@@ -75,6 +75,9 @@ class CallForm(Protocol):
     def eta_of(self, payloads_by_id: PayloadsById) -> float:
         """Unix time (s) before which the payloads must not run; 0: now."""
 
+    def check_edit(self, job_id: str, payload: Any, typing: bool = True) -> None:
+        """Raises InvalidCall unless the payload may replace one of the job. ``typing``: see ``read``."""
+
     @property
     def check(self) -> Callable[[Any], None] | None:
         """Raises UndecodablePayload for a payload of another form. None: any payload is one of this."""
@@ -136,6 +139,9 @@ class BatchForm:
     def eta_of(self, payloads_by_id: PayloadsById) -> float:
         """The job was due."""
         return 0.0
+
+    def check_edit(self, job_id: str, payload: Any, typing: bool = True) -> None:
+        """The payload need not say which id it has."""
 
     check = None
 
@@ -223,6 +229,18 @@ class SignatureForm:
                 f"{saferepr(payload, SHOWN)} is not a call of a task with by=: expected "
                 '{"args": [...], "kwargs": {...}}'
             )
+
+    def check_edit(self, job_id: str, payload: Any, typing: bool = True) -> None:
+        """The payload must be a call of this id: under another one it would run beside that id's calls."""
+        try:
+            self.check(payload)
+            found, _ = self.read(payload["args"], payload["kwargs"], None, typing)
+        except (UndecodablePayload, TypeError) as error:
+            raise InvalidCall(f"the new payload is invalid: {error}") from error
+        if read_id(found) != job_id:
+            expected = f"{job_id!r}, the id of the job, in the arguments of the new payload"
+            fix = "Delete the payload, and call the task again"
+            raise InvalidCall(invalid("id", found, expected, fix))
 
     # -- the id
 

@@ -53,16 +53,25 @@ class OrderedQueue:
     the number of jobs done so far.
     """
 
-    def __init__(self, app: Celery, spec: QueueSpec, left: Left, terms: Callable[[], Terms]) -> None:
+    def __init__(
+        self,
+        app: Celery,
+        spec: QueueSpec,
+        left: Left,
+        terms: Callable[[], Terms],
+        check_edit: Callable[[str, Any], None],
+    ) -> None:
+        """``check_edit`` raises InvalidCall for a value that must not replace a payload of the id."""
         self._app = app
         self._left = left
         self._terms = terms
+        self._check_edit = check_edit
         self._raw = False
         self.spec = spec
 
     def raw(self) -> OrderedQueue:
         """Return the same queue with payloads as the stored bytes, not decoded."""
-        queue = OrderedQueue(self._app, self.spec, self._left, self._terms)
+        queue = OrderedQueue(self._app, self.spec, self._left, self._terms, self._check_edit)
         queue._raw = True
         return queue
 
@@ -260,11 +269,13 @@ class OrderedQueue:
     def edit_payload(self, job_id: Any, payload: Any, value: Any) -> bool:
         """Replace one payload of a waiting job by ``value``, with the same score. Return whether it changed.
 
-        The calls of the old payload end as REVOKED. Raises InvalidCall, and PayloadError for a value that
-        cannot be serialized or is too large.
+        The calls of the old payload end as REVOKED. Raises InvalidCall, with ``by=`` also for a value that
+        is no call of the id; and PayloadError for one that cannot be serialized or is too large.
         """
+        name = read_id(job_id)
+        self._check_edit(name, value)
         new, old = self._context.codec.dump(value), self._bytes_of(payload)
-        return old != new and self._actions.edit(self._checked(), read_id(job_id), old, new)
+        return old != new and self._actions.edit(self._checked(), name, old, new)
 
     def delete_dead(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Delete dead jobs. Raises InvalidCall."""
