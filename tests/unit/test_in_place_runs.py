@@ -100,6 +100,35 @@ class TestEditedPayloads:
         assert [state for _, state, _ in runs] == ["new"]
 
 
+class TestErrbacks:
+    @pytest.fixture
+    def failing(self, lowkiq_app):
+        @ordered_task(app=lowkiq_app, shared=False, by="order_id", max_retries=0)
+        def failing(order_id):
+            raise KeyError("boom")
+
+        return failing
+
+    def test_one_for_request_and_error_gets_them_as_a_plain_one(self, lowkiq, lowkiq_app, failing):
+        @ordered_task(app=lowkiq_app, shared=False, by=lambda arguments: arguments["request"].args[0])
+        def mourn(request, exc, traceback):
+            runs.append((request.id, repr(exc)))
+
+        result = failing.apply_async((1,), link_error=mourn.s())
+        lowkiq.drain()
+        assert runs == [(result.id, "KeyError('boom')")]
+        assert isinstance(result.result, KeyError)
+
+    @pytest.mark.parametrize("own", [None, (42, "failed")])
+    def test_another_one_runs_in_order(self, lowkiq, save, failing, own):
+        link = save.s() if own is None else save.si(*own)
+        result = failing.apply_async((1,), link_error=link)
+        lowkiq.drain(failing)
+        ((order_id, (payload,)),) = lowkiq.enqueued(save).items()
+        assert order_id == (result.id if own is None else "42")
+        assert tuple(payload["args"]) == (own or (result.id,))
+
+
 class TestEagerRuns:
     """As of any task of Celery's."""
 

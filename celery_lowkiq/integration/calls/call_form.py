@@ -156,9 +156,7 @@ class SignatureForm:
         """
         if getattr(function, "__globals__", {}).get("__name__") == PYDANTIC_WRAPPER:
             function = inspect.unwrap(function)
-        # Celery runs an errback whose check takes two arguments at once, outside of any queue, unless it is
-        # a partial.
-        self.header: Callable[..., Any] = partial(head_from_fun(function, bound=bound))
+        header = head_from_fun(function, bound=bound)
         # Not of a function that a decorator wraps: the decorator may give it other arguments than callers do.
         own = inspect.signature(function, follow_wrapped=False)
         parameters = list(own.parameters.values())[1 if bound else 0 :]
@@ -167,6 +165,10 @@ class SignatureForm:
         self._merges = merges
         self._by = by
         self._find = self._finder(by)
+        # Celery runs an errback whose check takes two arguments at once, outside of any queue, unless it is
+        # a partial. One for (request, exc, traceback) can only run so: no queue takes these.
+        takes_request = [each.name for each in parameters[:1]] == ["request"]
+        self.header: Callable[..., Any] = header if takes_request else partial(header)
 
     def read(self, args: Any, kwargs: Any, task_id: str | None, typing: bool = True) -> tuple[Any, Any]:
         """See CallForm."""
