@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 from celery import Celery
 
-from celery_lowkiq import InvalidCall, ordered_task
+from celery_lowkiq import Again, InvalidCall, ordered_task
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.models import NewJob
 from tests.waiting import eventually
@@ -168,6 +168,35 @@ class TestPlainTasks:
         ordered[0] = False
         switched.delay(1)
         assert len(lowkiq.enqueued(switched)["1"]) == 1
+
+    @pytest.mark.parametrize("autoretry_for", [(), (Exception,)])
+    def test_again_repeats_a_plain_run_without_counting_it_as_a_failure(
+        self, lowkiq, lowkiq_app, autoretry_for
+    ):
+        options = {"enabled": False, "max_retries": 1, "autoretry_for": autoretry_for}
+
+        @ordered_task(app=lowkiq_app, shared=False, by=0, name="repeated", bind=True, **options)
+        def repeated(self, order_id, left=None, result=None):
+            runs.append(self.request.retries)
+            if len(runs) < 4:
+                raise Again(left, result=result)
+            return order_id
+
+        with lowkiq.worker():
+            assert repeated.delay(1).get(30) == 1
+            assert runs == [0, 0, 0, 0]
+            runs.clear()
+            assert repeated.delay(1, [], "done").get(30) == "done"
+            assert runs == [0]
+
+    def test_again_in_an_eager_run(self, lowkiq_app):
+        lowkiq_app.conf.task_always_eager = True
+
+        @ordered_task(app=lowkiq_app, shared=False, by=0, name="plain")
+        def plain(order_id):
+            raise Again(after=5)
+
+        assert plain.delay(1).state == "RETRY"
 
     def test_the_retry_of_a_plain_run_goes_to_the_store_once_the_task_is_ordered(self, lowkiq, lowkiq_app):
         ordered = [False]
