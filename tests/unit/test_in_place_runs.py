@@ -64,6 +64,49 @@ def test_the_time_of_a_call_holds_though_its_job_was_due(lowkiq, save):
     assert late.get() == "late"
 
 
+class TestRetriesOfEachCall:
+    @pytest.fixture
+    def make(self, lowkiq_app):
+        def make(**options):
+            @ordered_task(
+                app=lowkiq_app, shared=False, by=0, bind=True, max_retries=2, retry_in=100, **options
+            )
+            def failing(self, order_id, what):
+                runs.append((what, self.request.retries))
+                raise KeyError(what)
+
+            return failing
+
+        return make
+
+    def test_a_call_that_gets_in_front_of_a_failed_one(self, lowkiq, make):
+        failing = make()
+        failing.apply_async((1, "failed"), score=5)
+        lowkiq.drain()
+        lowkiq.clock.move(100)
+        lowkiq.drain()
+        first = failing.apply_async((1, "first"), score=3)
+        lowkiq.clock.move(100)
+        lowkiq.drain()
+        assert runs == [("failed", 0), ("failed", 1), ("first", 0)]
+        assert first.state == "RETRY"
+
+    @pytest.mark.parametrize("ignore_result", [False, True])
+    def test_the_newest_call(self, lowkiq, make, ignore_result):
+        failing = make(latest=True, ignore_result=ignore_result)
+        failing.delay(1, "older")
+        lowkiq.drain()
+        failing.delay(1, "newer")
+        lowkiq.drain()
+        assert 90 < lowkiq.due_in(failing, 1) <= 100
+        lowkiq.clock.move(100)
+        lowkiq.drain()
+        lowkiq.clock.move(100)
+        lowkiq.drain()
+        assert runs == [("older", 0), ("newer", 0), ("newer", 1), ("newer", 2)]
+        assert failing.ordered_queue.job(1).dead is not None
+
+
 @pytest.mark.parametrize("payload", [b"5", b'{"args": [1]}', b'{"args": 1, "kwargs": {}}'])
 def test_a_payload_of_another_form_goes_to_the_morgue(lowkiq, lowkiq_app, save, payload):
     context_of(lowkiq_app).store.push(save.queue_spec, [NewJob("1", payload)])

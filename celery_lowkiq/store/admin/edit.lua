@@ -4,7 +4,7 @@
 -- POLICY KEYS: debounce? early_due?
 -- ARGV: merge policy id payload replaced other
 --   replaced: '1' replaces the payload by `other`; if the job already has `other`, the two are merged (rule 2)
--- USES: payload_set waiting forget_history orphans
+-- USES: payload_set waiting policy_per_run forget_history orphans
 -- Returns: {1 or 0 when the job has no such payload, orphans (see lib/orphans.lua)}.
 -- Cost: O(log n), or the length of a packed record. Repeated: no effect, since the payload is gone.
 local function packed(record)
@@ -60,11 +60,14 @@ end
 local record = redis.call('HGET', jobs, id)
 local changed = 0
 if record then
+  local failed_one = failed_payload(id)
   changed = record == SPILLED and spilled() or record ~= SPILLED and packed(record)
   if is_empty(record) then
     redis.call('HDEL', jobs, id)
     remove_waiting(id)
     forget_history(id)
+  else
+    forget_if_passed(id, failed_one)
   end
 end
 local orphans = {}
