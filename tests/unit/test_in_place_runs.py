@@ -107,6 +107,29 @@ class TestRetriesOfEachCall:
         assert failing.ordered_queue.job(1).dead is not None
 
 
+class TestRunNow:
+    """It runs calls before their time."""
+
+    @pytest.mark.parametrize("size", [1, 2000])
+    @pytest.mark.parametrize("run_now", [lambda queue: queue.run_now([1]), lambda queue: queue.run_now_all()])
+    def test_a_call_keeps_its_result(self, lowkiq, save, size, run_now):
+        due = save.delay(1, "due" * size)
+        late = save.apply_async((1, "late" * size), countdown=100)
+        later = save.apply_async((1, "later" * size), countdown=1000)
+        lowkiq.drain()
+        assert (due.state, late.state) == ("SUCCESS", "PENDING")
+        assert run_now(save.ordered_queue) == 1
+        lowkiq.drain()
+        assert (late.get(), later.get()) == ("late" * size, "later" * size)
+        assert [task_id for task_id, _, _ in runs] == [due.id, late.id, later.id]
+
+    def test_a_call_that_waits_alone(self, lowkiq, save):
+        late = save.apply_async((1, "late"), countdown=100)
+        assert save.ordered_queue.run_now([1, 2]) == 1
+        lowkiq.drain()
+        assert late.get() == "late"
+
+
 @pytest.mark.parametrize("payload", [b"5", b'{"args": [1]}', b'{"args": 1, "kwargs": {}}'])
 def test_a_payload_of_another_form_goes_to_the_morgue(lowkiq, lowkiq_app, save, payload):
     context_of(lowkiq_app).store.push(save.queue_spec, [NewJob("1", payload)])

@@ -47,6 +47,8 @@ class CallForm(Protocol):
 
     #: Celery's check of the arguments of a call.
     header: Callable[..., Any]
+    #: Whether a payload may have a time of its own.
+    has_times: bool
 
     def read(self, args: Any, kwargs: Any, task_id: str | None, typing: bool = True) -> tuple[Any, Any]:
         """Id and payload of a call. ``typing``: whether arguments are checked against the signature.
@@ -75,8 +77,11 @@ class CallForm(Protocol):
     def eta_of(self, payloads_by_id: PayloadsById) -> float:
         """Unix time (s) before which the payloads must not run; 0: now."""
 
-    def check_edit(self, job_id: str, payload: Any, typing: bool = True) -> None:
-        """Raises InvalidCall unless the payload may replace one of the job. ``typing``: see ``read``."""
+    def made_due(self, payload: Any, now: float) -> Any:
+        """The payload without its time; None when it may run ``now`` (Unix s). Raises UndecodablePayload."""
+
+    def check_edit(self, job_id: str, payload: Any) -> None:
+        """Raises InvalidCall unless the payload may replace one of the job."""
 
     @property
     def check(self) -> Callable[[Any], None] | None:
@@ -85,6 +90,8 @@ class CallForm(Protocol):
 
 class BatchForm:
     """``f(payloads_by_id)``, called with an id and a payload, or with ``key=`` a payload alone."""
+
+    has_times = False
 
     def __init__(self, name: str, key: Callable[[Any], Any] | None) -> None:
         self.header: Callable[..., Any] = header_for(name, key is not None)
@@ -140,7 +147,11 @@ class BatchForm:
         """The job was due."""
         return 0.0
 
-    def check_edit(self, job_id: str, payload: Any, typing: bool = True) -> None:
+    def made_due(self, payload: Any, now: float) -> Any:
+        """The time is the job's."""
+        return None
+
+    def check_edit(self, job_id: str, payload: Any) -> None:
         """The payload need not say which id it has."""
 
     check = None
@@ -163,6 +174,7 @@ class SignatureForm:
         self._wraps = hasattr(function, "__wrapped__") and not hasattr(function, "__signature__")
         self._signature = inspect.Signature(parameters)
         self._merges = merges
+        self.has_times: bool = not merges
         self._by = by
         self._find = self._finder(by)
         # Celery runs an errback whose check takes two arguments at once, outside of any queue, unless it is
@@ -232,11 +244,18 @@ class SignatureForm:
                 '{"args": [...], "kwargs": {...}}'
             )
 
-    def check_edit(self, job_id: str, payload: Any, typing: bool = True) -> None:
+    def made_due(self, payload: Any, now: float) -> Any:
+        """See CallForm."""
+        self.check(payload)
+        if payload.get("eta", 0.0) <= now:
+            return None
+        return {name: value for name, value in payload.items() if name != "eta"}
+
+    def check_edit(self, job_id: str, payload: Any) -> None:
         """The payload must be a call of this id: under another one it would run beside that id's calls."""
         try:
             self.check(payload)
-            found, _ = self.read(payload["args"], payload["kwargs"], None, typing)
+            found, _ = self.read(payload["args"], payload["kwargs"], None)
         except (UndecodablePayload, TypeError) as error:
             raise InvalidCall(f"the new payload is invalid: {error}") from error
         if read_id(found) != job_id:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypedDict
 
@@ -10,11 +12,12 @@ from celery import Celery
 
 from celery_lowkiq.integration.app.context import AppContext, context_of
 from celery_lowkiq.integration.app.error_text import dump_error_text, load_error
+from celery_lowkiq.integration.calls.call_form import CallForm
 from celery_lowkiq.integration.calls.validation import read_id, read_score, read_time
 from celery_lowkiq.rules.diagnosis import Why, why
-from celery_lowkiq.rules.errors import InvalidCall
+from celery_lowkiq.rules.errors import InvalidCall, UndecodablePayload
 from celery_lowkiq.rules.history import Sample
-from celery_lowkiq.rules.models import QueueSpec, shard_of
+from celery_lowkiq.rules.models import Job, QueueSpec, shard_of
 from celery_lowkiq.rules.repairs import Damage, Repaired
 from celery_lowkiq.rules.reports import ShardReport
 from celery_lowkiq.rules.views import Page, Paused, PausedId, Stats, Try, all_items
@@ -33,6 +36,8 @@ BOUNDS = ("minimum", "maximum")
 TIMES = ("perform_in", "updated_at")
 #: Error of a job that never failed, but was moved to the morgue by hand.
 BURIED = "moved to the morgue by hand"
+#: Calls of a job that are made due.
+CALLS = 100
 
 
 class Terms(TypedDict):
@@ -59,19 +64,18 @@ class OrderedQueue:
         spec: QueueSpec,
         left: Left,
         terms: Callable[[], Terms],
-        check_edit: Callable[[str, Any], None],
+        form: CallForm,
     ) -> None:
-        """``check_edit`` raises InvalidCall for a value that must not replace a payload of the id."""
         self._app = app
         self._left = left
         self._terms = terms
-        self._check_edit = check_edit
+        self._form = form
         self._raw = False
         self.spec = spec
 
     def raw(self) -> OrderedQueue:
         """Return the same queue with payloads as the stored bytes, not decoded."""
-        queue = OrderedQueue(self._app, self.spec, self._left, self._terms, self._check_edit)
+        queue = OrderedQueue(self._app, self.spec, self._left, self._terms, self._form)
         queue._raw = True
         return queue
 
@@ -236,11 +240,18 @@ class OrderedQueue:
 
     def run_now_all(self, progress: Progress | None = None) -> int:
         """Make all waiting jobs due now. Jobs of paused ids run after their ids are resumed."""
+        if self._form.has_times:
+            pages = partial(self._queries.jobs, self._checked())
+            for job in all_items(lambda after: pages(Listing(after=after, payload_limit=CALLS))):
+                self._make_calls_due(job)
         return self._actions.run_now_all(self._checked(), progress)
 
     def run_now(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
-        """Make waiting jobs due now. Return how many were due later. Raises InvalidCall."""
-        return self._actions.run_now(self._checked(), map(read_id, ids), progress)
+        """Make waiting jobs due now, with ``by=`` also their first 100 calls. Return how many were due later.
+
+        Raises InvalidCall.
+        """
+        return self._actions.run_now(self._checked(), self._with_due_calls(map(read_id, ids)), progress)
 
     def bury(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Move waiting jobs to the morgue; their calls end as FAILURE. Raises InvalidCall."""
@@ -273,7 +284,7 @@ class OrderedQueue:
         is no call of the id; and PayloadError for one that cannot be serialized or is too large.
         """
         name = read_id(job_id)
-        self._check_edit(name, value)
+        self._form.check_edit(name, value)
         new, old = self._context.codec.dump(value), self._bytes_of(payload)
         return old != new and self._actions.edit(self._checked(), name, old, new)
 
@@ -345,6 +356,22 @@ class OrderedQueue:
         Raises BadDump, which names the line.
         """
         return load_lines(self._context, self.spec, lines, renamed=renamed, again=again, progress=progress)
+
+    def _with_due_calls(self, ids: Iterable[str]) -> Iterator[str]:
+        for job_id in ids:
+            if self._form.has_times:
+                waiting = self._queries.job(self._checked(), job_id, CALLS).waiting
+                if waiting is not None:
+                    self._make_calls_due(waiting)
+            yield job_id
+
+    def _make_calls_due(self, job: Job) -> None:
+        codec, now = self._context.codec, time.time()
+        for payload in job.payloads:
+            with suppress(UndecodablePayload):
+                due = self._form.made_due(codec.load(payload.data), now)
+                if due is not None:
+                    self._actions.edit(self.spec, job.id, payload.data, codec.dump(due), keep_calls=True)
 
     # -- arguments and decoding
 

@@ -125,9 +125,8 @@ class OrderedTask(CallMixin[R], RunMixin[R], OrderedTaskMarker):
     @property
     def ordered_queue(self) -> OrderedQueue:
         """Reads and actions on the task's queue."""
-        check_edit = partial(self.call_form.check_edit, typing=self.typing)
         left = partial(finish_orphaned_calls, self)
-        return OrderedQueue(self._get_app(), self.queue_spec, left, self._terms, check_edit)
+        return OrderedQueue(self._get_app(), self.queue_spec, left, self._terms, self.call_form)
 
     def _terms(self) -> Terms:
         return {"rate": read_rate(self.rate_limit), "max_retries": self.max_retries}
