@@ -5,7 +5,8 @@ from __future__ import annotations
 from uuid import UUID
 
 import pytest
-from celery import Celery
+from celery import Celery, signals
+from celery.worker import state
 
 from celery_lowkiq import Again, InvalidCall, ordered_task
 from celery_lowkiq.integration.app.context import context_of
@@ -107,6 +108,51 @@ class TestRetriesOfEachCall:
         assert failing.ordered_queue.job(1).dead is not None
 
 
+class TestRevokedCalls:
+    @pytest.fixture(params=[False, True], ids=["result", "no result"])
+    def save(self, lowkiq_app, request):
+        @ordered_task(app=lowkiq_app, shared=False, by=0, bind=True, ignore_result=request.param)
+        def save(self, order_id, state):
+            runs.append((self.request.id, state, self.request.retries))
+
+        return save
+
+    @pytest.fixture
+    def revoke(self):
+        revoked = []
+
+        def revoke(result):
+            state.revoked.add(result.id)
+            revoked.append(result.id)
+
+        yield revoke
+        for task_id in revoked:
+            state.revoked.discard(task_id)
+
+    def test_a_call_ends_also_when_it_is_not_due(self, lowkiq, save, revoke):
+        calls = [save.delay(1, "first"), save.apply_async((1, "late"), countdown=100)]
+        calls += [save.delay(1, name) for name in ("due", "last")]
+        revoke(calls[1])
+        revoke(calls[2])
+        ended = []
+        signals.task_revoked.connect(receiver := lambda request, **_: ended.append(request.id))
+        lowkiq.drain()
+        signals.task_revoked.disconnect(receiver)
+        assert [what for _, what, _ in runs] == ["first", "last"]
+        assert ended == [calls[1].id, calls[2].id]
+        assert save.ordered_queue.stats().dropped == 2
+        assert save.ignore_result or calls[1].state == "REVOKED"
+
+    def test_run_now_ends_the_call_that_the_others_wait_for(self, lowkiq, save, revoke):
+        late = save.apply_async((1, "late"), countdown=100)
+        save.delay(1, "behind")
+        lowkiq.drain()
+        revoke(late)
+        save.ordered_queue.run_now([1])
+        lowkiq.drain()
+        assert [what for _, what, _ in runs] == ["behind"]
+
+
 class TestRunNow:
     """It runs calls before their time."""
 
@@ -120,14 +166,14 @@ class TestRunNow:
         assert (due.state, late.state) == ("SUCCESS", "PENDING")
         assert run_now(save.ordered_queue) == 1
         lowkiq.drain()
-        assert (late.get(), later.get()) == ("late" * size, "later" * size)
+        assert (late.get(5), later.get(5)) == ("late" * size, "later" * size)
         assert [task_id for task_id, _, _ in runs] == [due.id, late.id, later.id]
 
     def test_a_call_that_waits_alone(self, lowkiq, save):
         late = save.apply_async((1, "late"), countdown=100)
         assert save.ordered_queue.run_now([1, 2]) == 1
         lowkiq.drain()
-        assert late.get() == "late"
+        assert late.get(5) == "late"
 
 
 @pytest.mark.parametrize("payload", [b"5", b'{"args": [1]}', b'{"args": 1, "kwargs": {}}'])
