@@ -186,6 +186,7 @@ def policies_of(task: Any) -> Policies:
         retry_priority=task.retry_priority,
         priority_max_wait=context_of(app).settings.priority_max_wait,
         rate_per_id=read_rate(task.rate_limit_per_id) if limited else None,
+        anew_on_push=newest_runs,
         per_run=1 if task.by is not None and not task.latest else task.max_payloads_per_run,
     )
     return NONE if found == NONE else found

@@ -125,9 +125,8 @@ class OrderedTask(CallMixin[R], RunMixin[R], OrderedTaskMarker):
     @property
     def ordered_queue(self) -> OrderedQueue:
         """Reads and actions on the task's queue."""
-        return OrderedQueue(
-            self._get_app(), self.queue_spec, partial(finish_orphaned_calls, self), self._terms
-        )
+        left = partial(finish_orphaned_calls, self)
+        return OrderedQueue(self._get_app(), self.queue_spec, left, self._terms, self.call_form)
 
     def _terms(self) -> Terms:
         return {"rate": read_rate(self.rate_limit), "max_retries": self.max_retries}
