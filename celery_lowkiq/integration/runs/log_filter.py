@@ -35,20 +35,27 @@ class BatchFilter(logging.Filter):
         about = record.args
         if task is None or not isinstance(about, dict) or about.get("id") != task.request.id:
             return True
+        batch = getattr(task.request, "lowkiq_batch", None)
+        if batch is not None:
+            _complete(record, about, batch)
+            return True
         run = getattr(task.request, "lowkiq_run", None)
         failed = record.msg in (LOG_FAILURE, LOG_RETRY) and not about.get("internal")
         if run is not None:
             if failed and _has_lines(run):
                 return False
-            record.msg = f"{record.msg} queue=%(queue)s shard=%(shard)d jobs=%(jobs)d ids=%(ids)s"
-            if "runtime" not in about:
-                record.msg += " runtime=%(runtime).3fs"
-            runtime = time.monotonic() - run.batch.began_at
-            record.args = {"runtime": runtime, **about, **describe_batch(run.batch)}
-            record.__dict__["data"] = record.args
+            _complete(record, about, run.batch)
         elif failed and getattr(task.request, "lowkiq_play", None) is not None:
             return _as_detail(record)
         return True
+
+
+def _complete(record: logging.LogRecord, about: dict[str, Any], batch: Batch) -> None:
+    record.msg = f"{record.msg} queue=%(queue)s shard=%(shard)d jobs=%(jobs)d ids=%(ids)s"
+    if "runtime" not in about:
+        record.msg += " runtime=%(runtime).3fs"
+    record.args = {"runtime": time.monotonic() - batch.began_at, **about, **describe_batch(batch)}
+    record.__dict__["data"] = record.args
 
 
 def _has_lines(run: Any) -> bool:

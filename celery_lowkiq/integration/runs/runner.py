@@ -23,6 +23,7 @@ from .decisions import RunRules, give_back
 from .decode import DecodedBatch
 from .failure_log import log_failures
 from .finish_calls import CallFinisher
+from .plain_run import PlainRuns
 from .request import run_request
 from .retry_policy import policy_of
 from .run import Run
@@ -42,6 +43,7 @@ class CeleryRunner:
         tracker_store: TrackerStore,
     ) -> None:
         self._rules: dict[str, RunRules] = {}
+        self._plain: dict[str, PlainRuns] = {}
         self._consumer = consumer
         self._context = context
         self._reader = reader
@@ -56,9 +58,14 @@ class CeleryRunner:
         rules = {name: RunRules(task, policy_of(task), *of_app) for name, task in tasks.items()}
         # Lanes read these meanwhile.
         self._rules = {**self._rules, **rules}
+        plain = {n: PlainRuns(r, self._consumer, self._run_uncalled) for n, r in rules.items()}
+        self._plain = {**self._plain, **plain}
 
     def run(self, batch: Batch) -> tuple[Settlement, ...]:
         """The verdicts on a batch. An exception of this package counts as a failed run."""
+        verdicts = self._plain[batch.queue.name].run(batch)
+        if verdicts is not None:
+            return verdicts
         rules = self._rules[batch.queue.name]
         decoded = rules.decode(batch)
         wait = rules.task.call_form.eta_of(decoded.payloads_by_id) - batch.claimed_at
@@ -66,8 +73,11 @@ class CeleryRunner:
             return give_back(batch, wait)
         if any(job.recorded for job in batch.jobs):
             return self._run_calls(rules, batch, decoded)
-        run = Run(decoded, rules)
-        self._try(run)
+        return self._run_uncalled(Run(decoded, rules))
+
+    def _run_uncalled(self, run: Run, request: Any = None) -> tuple[Settlement, ...]:
+        """Run a batch of which no call has a record."""
+        self._try(run, request)
         verdicts = run.decision.verdicts
         if run.decision.jobs:
             self._report_failures(run, verdicts)
@@ -103,12 +113,12 @@ class CeleryRunner:
         self._report_failures(run, verdicts)
         return verdicts
 
-    def _try(self, run: Run) -> bool:
+    def _try(self, run: Run, request: Any = None) -> bool:
         """Run the function, if any payload can run. Returns whether Celery has reported the outcome."""
         if not run.decoded.jobs:
             return False
         try:
-            return self._execute(run)
+            return self._execute(run, request or run_request(run, self._consumer))
         except Exception as error:
             logger.exception("a run of %s failed outside its function", run.batch.queue.name)
             self.last_words(error)
@@ -116,8 +126,7 @@ class CeleryRunner:
                 run.fail(error)
             return False
 
-    def _execute(self, run: Run) -> bool:
-        request = run_request(run, self._consumer)
+    def _execute(self, run: Run, request: Any) -> bool:
         run.begin(request.id)
         try:
             info = traced(run.task, request, self._consumer)
