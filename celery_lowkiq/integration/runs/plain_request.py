@@ -208,5 +208,5 @@ class _Completing:
 
 
 for _name, _value in vars(Context).items():
-    if not (_name.startswith("_") or _name in vars(PlainContext) or callable(_value)):
+    if not (_name.startswith("_") or _name in vars(PlainContext) or hasattr(type(_value), "__get__")):
         setattr(PlainContext, _name, _Completing(_name, _value))
