@@ -153,11 +153,6 @@ class PlainContext(Context):
         self.kwargs: Any = request.arguments.kwargs
 
     @property
-    def lowkiq_batch(self) -> Batch:
-        """The batch that runs."""
-        return self._plain.batch
-
-    @property
     def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
         """As of a Context made by the tracer: for ``vars()``, ``repr()``, copies and pickles."""
         self._complete()

@@ -25,6 +25,7 @@ from celery_lowkiq.worker.forks import staying
 from .base_exceptions import ENDS_WORKER
 from .decisions import RunRules
 from .decode import decode_plain
+from .log_filter import whole_success
 from .observers import RunObservers
 from .plain_request import FailedRequest, PlainContext, PlainRequest
 from .run import Run
@@ -96,17 +97,16 @@ class PlainRuns:
     def _log_success(self, request: PlainRequest, result: Any, runtime: float) -> None:
         """Log as Celery's tracer does."""
         args, kwargs = request.shown
-        trace.info(
-            trace.LOG_SUCCESS,
-            {
-                "id": request.id,
-                "name": self._task.name,
-                "return_value": saferepr(result, self._task.resultrepr_maxsize),
-                "runtime": runtime,
-                "args": args,
-                "kwargs": kwargs,
-            },
-        )
+        about = {
+            "id": request.id,
+            "name": self._task.name,
+            # Most functions return nothing.
+            "return_value": "None" if result is None else saferepr(result, self._task.resultrepr_maxsize),
+            "runtime": runtime,
+            "args": args,
+            "kwargs": kwargs,
+        }
+        trace.info(*whole_success(about, request.batch))
 
 
 class RunStacks:
