@@ -80,7 +80,7 @@ def writes_first(play, task, args):
 
 
 def adds_trail(play, task, args):
-    task.add_trail("child")
+    task.add_trail(task.AsyncResult("child"))
 
 
 def changes_arguments(play, task, args):
@@ -191,6 +191,7 @@ ENDS = {
     "returns None": returns(None),
     "returns a value": returns({"a": [1]}),
     "returns ById": returns(ById({"1": 5})),
+    "returns an object": returns(Halt),
     "raises": lambda task, args: boom(),
     "raises from": lambda task, args: raises(KeyError("outer"), ValueError("inner"))(task, args),
     "while handling": fails_while_handling,

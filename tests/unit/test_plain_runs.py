@@ -13,17 +13,20 @@ import pytest
 from celery import Celery, signals
 from celery._state import _task_stack, get_current_worker_task
 from celery.app.trace import build_tracer
+from celery.backends.cache import _DUMMY_CLIENT_CACHE, CacheBackend
 from celery.worker import state
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kombu.exceptions import OperationalError
 
 from celery_lowkiq import OrderedTask, ordered_task
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.runs.log_filter import BatchFilter
 from celery_lowkiq.integration.runs.observers import RunObservers
 from celery_lowkiq.integration.runs.runner import CeleryRunner
-from celery_lowkiq.rules.models import Batch, Job, Lease, Payload, ShardRef
+from celery_lowkiq.rules.models import Batch, Lease, Recorded, ShardRef
 from tests.unit.functions import ENDS, MIDDLEWARES, OPTIONS, STEPS, own
+from tests.unit.lanes import Reader, TrackerStore, job
 
 # Celery warns of each error from outside a function.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -35,6 +38,15 @@ VARYING = re.compile(r"0x[0-9a-f]+|(?<=in )[\d.e-]+(?=s: )|(?<=runtime=)[\d.]+|(
 CALL_ID = "3f0d4f52-7f10-4c27-8ea8-1a6ac4f2c0de"
 
 
+class Failing(CacheBackend):
+    """A result backend that cannot store a success."""
+
+    def store_result(self, task_id, result, state, *args, **options):
+        if state == "SUCCESS":
+            raise OperationalError("away")
+        return super().store_result(task_id, result, state, *args, **options)
+
+
 class Plan(NamedTuple):
     """A task and its run."""
 
@@ -44,8 +56,13 @@ class Plan(NamedTuple):
     options: dict
     middlewares: list
     logs: bool
+    #: Headers of the only call, if that has a record.
+    headers: dict | None = None
+    backend: type = CacheBackend
 
 
+PLACE = {"parent_id": "of another call", "group": "g", "root_id": "of the first"}
+HEADERS = [None, {}, {"ignore_result": True}, {"ignore_result": False}, PLACE, {"headers": {"mine": 1}}]
 PLANS = st.builds(
     Plan,
     st.sampled_from(["bound", "unbound", "several", "by", "by, merging"]),
@@ -54,6 +71,8 @@ PLANS = st.builds(
     st.sampled_from(OPTIONS),
     st.sampled_from(MIDDLEWARES),
     st.booleans(),
+    st.sampled_from(HEADERS),
+    st.sampled_from([CacheBackend, CacheBackend, Failing]),
 )
 
 
@@ -97,6 +116,8 @@ class Play:
         ordered_task(app=self.app, shared=False, name="t", base=Hooked, **options)(function)
         self.app.finalize()
         self.task = self.app.tasks["t"]
+        _DUMMY_CLIENT_CACHE.clear()
+        self.task.backend = plan.backend(app=self.app, url="memory://", backend="memory")
         self.task.play = self
 
     def forms(self):
@@ -131,13 +152,16 @@ class Play:
     def jobs(self):
         if self.plan.form == "by":
             data = b'{"args":["1"],"kwargs":{"b":2},"task_id":"%s"}' % CALL_ID.encode()
-            return (Job("1", (Payload(data, 1.0),), 0.0, claim=1),)
-        if self.plan.form == "by, merging":
-            data = b'{"args":["1",2],"kwargs":{}}'
-            return (Job("1", (Payload(data, 1.0),), 0.0, 0, b"failed before", claim=1),)
-        payloads = (Payload(b'{"n":1}', 1.0), Payload(b'{"n":[2]}', 2.5))
-        more = 2 if self.plan.form == "several" else 0
-        return tuple(Job(str(1 + n), payloads, 0.0, n - 1, claim=1) for n in range(1 + more))
+            jobs = [job(data)]
+        elif self.plan.form == "by, merging":
+            jobs = [job(b'{"args":["1",2],"kwargs":{}}', retry_count=0)._replace(error=b"failed before")]
+        else:
+            ids = ["1", "2", "3"] if self.plan.form == "several" else ["1"]
+            jobs = [job(b'{"n":1}', b'{"n":[2]}', job_id=i, retry_count=n - 1) for n, i in enumerate(ids)]
+        if self.plan.headers is None:
+            return tuple(one._replace(calls=None, payloads=unrecorded(one.payloads)) for one in jobs)
+        data = jobs[0].payloads[0].data
+        return (job(data, calls=[(0, CALL_ID, self.plan.headers)]),)
 
     def run(self):
         state.reset_state()
@@ -148,9 +172,8 @@ class Play:
         TRACE.filters = [BatchFilter()]
         self.task.__trace__ = build_tracer("t", self.task, self.app.loader, "host", app=self.app)
         consumer = SimpleNamespace(app=self.app, hostname="host", event_dispatcher=None)
-        runner = CeleryRunner(
-            {"t": self.task}, consumer, context_of(self.app), reader=None, tracker_store=None
-        )
+        reader = Reader()
+        runner = CeleryRunner({"t": self.task}, consumer, context_of(self.app), reader, TrackerStore())
         lease = Lease(ShardRef("t", 0), "me", 1)
         batch = Batch(self.task.queue_spec, lease, 1, self.jobs(), threading.Event())
         signals.task_failure.connect(self.failed)
@@ -165,6 +188,11 @@ class Play:
             TRACE.removeHandler(handler)
             TRACE.level, TRACE.filters = level, filters
             TRACE.manager._clear_cache()
+        meta = self.task.backend.get_task_meta(CALL_ID)
+        # Frames of Celery and of this package are not the user's.
+        raised_in = re.findall(r"unit/(\w+)\.py\", line (\d+)", meta.pop("traceback", None) or "")
+        self.note({**meta, "date_done": meta.get("date_done") is not None}, raised_in)
+        self.note(reader.ended, reader.started)
         self.note(len(state.active_requests), dict(state.requests))
         self.note(dict(state.total_count), state.all_total_count)
         self.note(_task_stack.stack, self.task.request_stack.stack, get_current_worker_task())
@@ -181,6 +209,10 @@ class Play:
         text = VARYING.sub("_", "\n".join(map(repr, self.seen)))
         ids = list(dict.fromkeys(UUID.findall(text)))
         return UUID.sub(lambda found: f"id {ids.index(found[0])}", text)
+
+
+def unrecorded(payloads):
+    return tuple(payload._replace(recorded=Recorded.NONE) for payload in payloads)
 
 
 def described(error):

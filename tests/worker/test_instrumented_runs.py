@@ -125,7 +125,7 @@ def test_it(lowkiq):
 
 
 def test_new_relic(passes, monkeypatch):
-    pytest.importorskip("newrelic", reason="newrelic is not installed: it is no test requirement, for its size")
+    pytest.importorskip("newrelic", reason="newrelic is no test requirement, for its size")
     # No connection, and no key.
     monkeypatch.setenv("NEW_RELIC_DEVELOPER_MODE", "true")
     passes(
@@ -145,7 +145,7 @@ def test_it(lowkiq):
 
 
 def test_datadog(passes, monkeypatch):
-    pytest.importorskip("ddtrace", reason="ddtrace is not installed: it is no test requirement, for its size")
+    pytest.importorskip("ddtrace", reason="ddtrace is no test requirement, for its size")
     for name in ("DD_INSTRUMENTATION_TELEMETRY_ENABLED", "DD_REMOTE_CONFIGURATION_ENABLED"):
         monkeypatch.setenv(name, "false")
     passes(

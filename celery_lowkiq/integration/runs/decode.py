@@ -133,8 +133,10 @@ def decode_batch(
     )
 
 
-def decode_plain(batch: Batch, codec: Codec, check: Check | None = None) -> dict[str, list[Any]] | None:
-    """The payloads by id of a batch that has no call with a record, if all of them can run; else None."""
+def decode_plain(
+    batch: Batch, codec: Codec, check: Check | None = None, recorded: bool = False
+) -> dict[str, list[Any]] | None:
+    """The payloads by id; None if not all of them can run, or one has a record, unless ``recorded``."""
     load = codec.load
     payloads_by_id: dict[str, list[Any]] = {}
     try:
@@ -143,7 +145,7 @@ def decode_plain(batch: Batch, codec: Codec, check: Check | None = None) -> dict
             if job.unwanted or not job.payloads:
                 return None
             for payload in job.payloads:
-                if payload.recorded is not Recorded.NONE:
+                if payload.recorded is not Recorded.NONE and not recorded:
                     return None
                 decoded = load(payload.data)
                 if check is not None:

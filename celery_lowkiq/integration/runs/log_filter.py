@@ -93,7 +93,7 @@ def whole_success(about: dict[str, Any], batch: Batch) -> tuple[str, dict[str, A
 
 def is_installed() -> bool:
     """Whether Celery's logger has the filter."""
-    return any([isinstance(each, BatchFilter) for each in logging.getLogger(TRACE).filters])
+    return any(isinstance(each, BatchFilter) for each in logging.getLogger(TRACE).filters)
 
 
 def install_batch_filter() -> None:

@@ -9,14 +9,22 @@ from celery.app.task import Context
 from celery.worker import state
 
 from celery_lowkiq.integration.calls.call_form import Arguments
+from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.rules.models import Batch
 
 from .decisions import RunRules
 from .decode import DecodedBatch, is_small, plain_batch
-from .request import QuietRequest, new_id, quiet_request, show_arguments
+from .outcomes import ById
+from .plain_call import PlainCall
+from .request import IGNORED_RESULT, NO_EMBED, QuietRequest, new_id, quiet_request, show_arguments
 from .run import Run
 
 T = TypeVar("T")
+
+
+#: Attributes of the request of a run without a call that are the same for all such runs.
+NO_CALL = {**NO_EMBED, **IGNORED_RESULT, "group": None, "parent_id": None}
+READ_BY_BACKENDS = ("group", "parent_id", "ignore_result")
 
 
 class _Once(Generic[T]):
@@ -37,9 +45,15 @@ class PlainRequest:
     acknowledged = True
 
     def __init__(
-        self, rules: RunRules, consumer: Any, batch: Batch, payloads_by_id: dict[str, list[Any]]
+        self,
+        rules: RunRules,
+        consumer: Any,
+        batch: Batch,
+        payloads_by_id: dict[str, list[Any]],
+        call: PlainCall | None,
     ) -> None:
         self.batch = batch
+        self.call = call
         form = rules.task.call_form
         # The function may change the lists that it gets.
         given = {job_id: payloads[:] for job_id, payloads in payloads_by_id.items()}
@@ -48,7 +62,7 @@ class PlainRequest:
         self._consumer = consumer
         self._payloads_by_id = payloads_by_id
         self._is_active = False
-        task_id = form.task_id_of(given)
+        task_id = form.task_id_of(given) if call is None else call.record.id
         if task_id is not None:
             self.__dict__["_id"] = task_id
 
@@ -102,15 +116,33 @@ class PlainRequest:
         """The batch as the function and its callbacks see it."""
         return plain_batch(self.batch, self._payloads_by_id, self._rules.settings)
 
+    def result_of_call(self, result: Any) -> Any:
+        """What the call gets of what the function returned; all of it in a run without a call."""
+        by_id = self.call is not None and isinstance(result, ById)
+        return result.get(self.batch.jobs[0].id) if by_id else result
+
+    @_Once
+    def constants(self) -> Mapping[str, Any]:
+        """What result backends read of each request."""
+        if self.call is None:
+            return NO_CALL
+        place = self.call.record.headers
+        return {
+            **NO_CALL,
+            "ignore_result": bool(self._rules.task.ignore_result),
+            **{name: place[name] for name in READ_BY_BACKENDS if name in place},
+        }
+
     @_Once
     def run(self) -> Run:
         """What is decided of its jobs."""
-        return Run(self.decoded, self._rules)
+        return Run(self.decoded, self._rules, self.call.record if self.call else None)
 
     @_Once
     def quiet(self) -> QuietRequest:
         """The request that a run in the tracer has."""
-        quiet = quiet_request(self.run, self.id, self.shown, self.arguments, self._consumer)
+        record = self.call.record if self.call else CallRecord(self.id, IGNORED_RESULT)
+        quiet = quiet_request(self.run, record, self.shown, self.arguments, self._consumer)
         quiet.began_at = self.batch.began_at
         return quiet
 
@@ -121,8 +153,8 @@ class PlainRequest:
         return getattr(self.quiet, name)
 
 
-class FailedRequest:
-    """A plain run whose function has raised, for the tracer. It is counted as active already."""
+class RepeatedRequest:
+    """A plain run, for the tracer: its function has run, and the run is counted as active already."""
 
     def __init__(self, request: PlainRequest, context: PlainContext) -> None:
         self.id: str = request.id
@@ -142,7 +174,7 @@ class FailedRequest:
 
 
 class PlainContext(Context):
-    """``self.request`` of a plain run. It becomes Celery's own Context when more than its id is read."""
+    """``self.request`` of a plain run. It becomes Celery's own Context when most of it is read."""
 
     called_directly: Any = False
     _protected: Any = 1
@@ -196,8 +228,11 @@ class _Completing:
             return self._default
         own = _attributes(context)
         request = own.get("_plain")
-        if request is not None and self._name == "id":
-            return request.id
+        if request is not None:
+            if self._name == "id":
+                return request.id
+            if self._name in NO_CALL:
+                return request.constants[self._name]
         context._complete()
         return own.get(self._name, self._default)
 

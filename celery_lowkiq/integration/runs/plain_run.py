@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from celery._state import _task_stack  # type: ignore[attr-defined]
 from celery.app import trace
@@ -22,27 +22,28 @@ from celery_lowkiq.rules.middleware import compose
 from celery_lowkiq.rules.models import Batch, Disposition, Settlement
 from celery_lowkiq.worker.forks import staying
 
-from .base_exceptions import ENDS_WORKER
+from .base_exceptions import ENDS_WORKER, call_user_code
 from .decisions import RunRules
 from .decode import decode_plain
 from .log_filter import whole_success
 from .observers import RunObservers
-from .plain_request import FailedRequest, PlainContext, PlainRequest
+from .plain_call import plain_call
+from .plain_request import PlainContext, PlainRequest, RepeatedRequest
 from .run import Run
 from .tracing import report
 
-#: Gives a failure to Celery's tracer, and returns the verdicts.
-OnFailure = Callable[[Run, FailedRequest], tuple[Settlement, ...]]
+#: Repeats a run through Celery's tracer, with the request that it is given, and returns the verdicts.
+Repeat = Callable[[Run, Callable[[], RepeatedRequest]], tuple[Settlement, ...]]
 
 
 class PlainRuns:
     """The plain runs of a task."""
 
-    def __init__(self, rules: RunRules, consumer: Any, on_failure: OnFailure) -> None:
+    def __init__(self, rules: RunRules, consumer: Any, repeat: Repeat) -> None:
         self._rules = rules
         self._task = rules.task
         self._consumer = consumer
-        self._on_failure = on_failure
+        self._repeat = repeat
         self._observers = RunObservers(rules.task, consumer)
         self._stacks = RunStacks(rules.task)
 
@@ -51,39 +52,56 @@ class PlainRuns:
         if self._observers.exist():
             return None
         rules, form = self._rules, self._task.call_form
-        payloads_by_id = decode_plain(batch, rules.codec, form.check)
+        call = plain_call(batch, rules)
+        payloads_by_id = decode_plain(batch, rules.codec, form.check, call is not None)
         if payloads_by_id is None or form.eta_of(payloads_by_id) > batch.claimed_at:
             return None
-        request = PlainRequest(rules, self._consumer, batch, payloads_by_id)
+        request = PlainRequest(rules, self._consumer, batch, payloads_by_id, call)
         request.begins()
         try:
-            failed = self._call(request)
-            if failed is not None:
-                return self._on_failure(request.run, failed)
+            replay = self._call(request)
+            if replay is not None:
+                return self._repeat(request.run, replay)
         finally:
             request.ends()
-        return tuple([Settlement(job.id, job.claim, Disposition.DONE) for job in batch.jobs])
+        ended = () if call is None else ((call.key, call.key),)
+        return tuple([Settlement(job.id, job.claim, Disposition.DONE, ended=ended) for job in batch.jobs])
 
-    def _call(self, request: PlainRequest) -> FailedRequest | None:
-        """Call the function. Returns what the tracer needs if it raises."""
+    def _call(self, request: PlainRequest) -> Callable[[], RepeatedRequest] | None:
+        """Call the function. Returns what the tracer needs, if the run did not succeed as a whole."""
         context = PlainContext(request)
         logs = self._observers.logs_success and trace.logger.isEnabledFor(logging.INFO)
         if logs:
-            request.show_arguments()
-            began_at = time.monotonic()
+            report(request.show_arguments)
+        began_at = time.monotonic() if logs else 0.0
         was_empty = self._stacks.push(context)
         try:
-            result = staying(os.getpid(), partial(self._call_function, request))
+            try:
+                result = staying(os.getpid(), partial(self._call_function, request))
+            except ENDS_WORKER:
+                raise
+            except BaseException as raised:  # noqa: BLE001 - also one that fails the run though no Exception
+                request.run.replay = partial(_raise, raised)
+                return partial(RepeatedRequest, request, context)
+            if not self._store_result(request, context, result):
+                request.run.replay = lambda: result
+                return partial(RepeatedRequest, request, context)
             if logs:
-                report(self._log_success, request, result, time.monotonic() - began_at)
-        except ENDS_WORKER:
-            raise
-        except BaseException as raised:  # noqa: BLE001 - also one that fails the run though no Exception
-            request.run.raised = raised
-            return FailedRequest(request, context)
+                log = partial(self._log_success, request, result, time.monotonic() - began_at)
+                report(call_user_code, log)
         finally:
             self._stacks.pop(was_empty)
         return None
+
+    def _store_result(self, request: PlainRequest, context: PlainContext, result: Any) -> bool:
+        """Store the result of the call, if it has one. Returns False when that failed."""
+        if request.call is None or not request.call.stores_result:
+            return True
+        try:
+            self._task.backend.mark_as_done(request.id, request.result_of_call(result), context, True)
+        except Exception:  # noqa: BLE001 - the tracer meets it again, and decides
+            return False
+        return True
 
     def _call_function(self, request: PlainRequest) -> Any:
         args, kwargs = request.arguments
@@ -97,6 +115,7 @@ class PlainRuns:
     def _log_success(self, request: PlainRequest, result: Any, runtime: float) -> None:
         """Log as Celery's tracer does."""
         args, kwargs = request.shown
+        result = request.result_of_call(result)
         about = {
             "id": request.id,
             "name": self._task.name,
@@ -107,6 +126,10 @@ class PlainRuns:
             "kwargs": kwargs,
         }
         trace.info(*whole_success(about, request.batch))
+
+
+def _raise(raised: BaseException) -> NoReturn:
+    raise raised
 
 
 class RunStacks:

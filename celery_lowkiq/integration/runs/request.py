@@ -159,11 +159,11 @@ def run_request(run: Run, consumer: Any) -> LaneRequest | QuietRequest:
 
 
 def quiet_request(
-    run: Run, task_id: str, shown: tuple[str, str], arguments: Arguments, consumer: Any
+    run: Run, record: CallRecord, shown: tuple[str, str], arguments: Arguments, consumer: Any
 ) -> QuietRequest:
-    """The request of a run with an id of its own, when no event or signal is sent."""
+    """The request of a run under the id and headers of ``record``, when no event or signal is sent."""
     own = {"lowkiq": run.decoded.info, "lowkiq_run": run}
-    headers = _headers(CallRecord(task_id, IGNORED_RESULT), run.task, shown, run.decoded.retries, own)
+    headers = _headers(record, run.task, shown, run.decoded.retries, own)
     return QuietRequest(headers, arguments, run.task, consumer)
 
 

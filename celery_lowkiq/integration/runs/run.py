@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from typing import Any
 
 from celery.exceptions import Ignore, Reject
 
@@ -45,8 +45,8 @@ class Run:
         self.callers = callers
         #: Reports to the trackers of its calls; None when no call has a record.
         self.tracked = tracked
-        #: What the function raised before Celery was told of the run.
-        self.raised: BaseException | None = None
+        #: Returns or raises again what the function did before Celery was told of the run.
+        self.replay: Callable[[], Any] | None = None
         #: The process that it began in.
         self.pid: int = os.getpid()
         #: Celery's id of the run; "" before it begins.
@@ -92,11 +92,6 @@ class Run:
             if described is raised:
                 raise
             raise described from (raised if described is failure else cause_of(failure))
-
-    def raise_again(self) -> NoReturn:
-        """Raise what the function raised, as if it did so now."""
-        assert self.raised is not None
-        raise self.raised
 
     def succeed(self, result: Any) -> Any:
         """The function has returned. Returns the result that Celery is to record."""

@@ -62,8 +62,9 @@ class RunMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
     run_in_lane = __call__
 
     def _run(self, run: Run, function: Callable[[], Any]) -> Any:
-        if run.raised is not None:
-            return run.capture(run.raise_again)
+        if run.replay is not None:
+            replay = run.replay
+            return run.capture(lambda: run.succeed(replay()))
         if run.callers is not None:
             report(link_calls, run.callers)
         # Inside the middlewares, which must not run in a process that the function forks.
