@@ -13,10 +13,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
-from celery._state import _task_stack  # type: ignore[attr-defined]
 from celery.app import trace
 from celery.utils.saferepr import saferepr
-from celery.utils.threads import _LocalStack
 
 from celery_lowkiq.rules.middleware import compose
 from celery_lowkiq.rules.models import Batch, Disposition, Settlement
@@ -30,6 +28,7 @@ from .observers import RunObservers
 from .plain_call import plain_call
 from .plain_request import PlainContext, PlainRequest, RepeatedRequest
 from .run import Run
+from .stacks import RunStacks
 from .tracing import report
 
 #: Repeats a run through Celery's tracer, with the request that it is given, and returns the verdicts.
@@ -130,42 +129,3 @@ class PlainRuns:
 
 def _raise(raised: BaseException) -> NoReturn:
     raise raised
-
-
-class RunStacks:
-    """Celery's stacks of running tasks, and of requests of a task."""
-
-    def __init__(self, task: Any) -> None:
-        self._task = task
-        self._stacks = (_task_stack, task.request_stack)
-        self._identify: Callable[[], Any] = _task_stack.__ident_func__
-        #: What the stacks hold of each thread or greenlet; None for other stacks than those of Celery 5.
-        self._storages: tuple[dict[Any, Any], dict[Any, Any]] | None = None
-        if all(type(stack) is _LocalStack for stack in self._stacks):
-            tasks, requests = self._stacks
-            if requests.__ident_func__ is self._identify:
-                self._storages = tasks._local.__storage__, requests._local.__storage__
-
-    def push(self, request: Any) -> bool:
-        """The task runs with this request. Returns what ``pop`` is called with."""
-        if self._storages is not None:
-            tasks, requests = self._storages
-            thread = self._identify()
-            # In a lane they are empty: to write the storage takes a fifth of the time of a push.
-            if thread not in tasks and thread not in requests:
-                tasks[thread] = {"stack": [self._task]}
-                requests[thread] = {"stack": [request]}
-                return True
-        for stack, item in zip(self._stacks, (self._task, request), strict=True):
-            stack.push(item)
-        return False
-
-    def pop(self, was_empty: bool) -> None:
-        """The task has run."""
-        if was_empty and self._storages is not None:
-            thread = self._identify()
-            for storage in self._storages:
-                storage.pop(thread, None)
-        else:
-            for stack in self._stacks:
-                stack.pop()
