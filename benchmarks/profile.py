@@ -36,18 +36,13 @@ BORDERS = {
     "ours: runner": (
         "celery_lowkiq.integration.runs.runner:CeleryRunner.run",
         "celery_lowkiq.integration.runs.runner:CeleryRunner.settled",
-        "celery_lowkiq.integration.task.task:OrderedTask.__call__",
     ),
-    "Celery: request, state, events": (
-        "celery_lowkiq.integration.runs.request:QuietRequest.begins",
-        "celery_lowkiq.integration.runs.request:QuietRequest.on_success",
-        "celery.worker.request:Request.__init__",
-        "celery.worker.request:Request.on_accepted",
-        "celery.worker.request:Request.on_success",
-        "celery.worker.request:Request.send_event",
+    "Celery: state": (
+        "celery_lowkiq.integration.runs.plain_request:PlainRequest.begins",
+        "celery_lowkiq.integration.runs.plain_request:PlainRequest.ends",
     ),
 }
-TRACER, USER = "Celery: tracer", "user"
+USER = "user"
 
 
 class Watches:
@@ -95,10 +90,6 @@ def watch_lanes(app: Celery, path: str) -> None:
     for group, borders in BORDERS.items():
         for border in borders:
             _replace(border, lambda function, group=group: watches.around(group, function))
-    _replace(
-        "celery.worker.consumer.consumer:build_tracer",
-        lambda build: lambda *args, **kwargs: watches.around(TRACER, build(*args, **kwargs)),
-    )
     app.tasks["blank"].run = watches.around(USER, app.tasks["blank"].run)
     worker_shutdown.connect(lambda **_: Path(path).write_text(json.dumps(watches.seconds)), weak=False)
 

@@ -348,4 +348,4 @@ def test_without_task_events_a_run_makes_no_request_object(groups, told):
     """A worker without -E has events about itself only."""
     events = SimpleNamespace(enabled=True, groups=set(groups), send=lambda *_, **__: None)
     task, consumer = SimpleNamespace(send_events=True), SimpleNamespace(event_dispatcher=events)
-    assert request._has_listeners(task, consumer) == told
+    assert request.has_listeners(task, consumer) == told

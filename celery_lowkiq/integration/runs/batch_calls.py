@@ -58,14 +58,19 @@ class BatchCalls:
         Returns the positions of payloads without a living call, by id of their job. Raises StoreError, and
         the errors of a result backend.
         """
-        recorded = [job for job in self._batch.jobs if job.recorded]
-        for job in recorded:
-            if job.calls is not None and job.calls.complete:
-                (self._few[job.id],) = self.pages(job)
+        recorded = self.take()
         self._announce(decoded, ((job, call) for job in recorded for call in self._few.get(job.id, ())))
         dropped = {job.id: self._admit_job(decoded, job) for job in recorded}
         self._start(call for job in recorded for call in self._few.get(job.id, ()))
         return {job_id: positions for job_id, positions in dropped.items() if positions}
+
+    def take(self) -> list[Job]:
+        """Read the calls that came with the claim. Returns the jobs of all calls. Raises StoreError."""
+        recorded = [job for job in self._batch.jobs if job.recorded]
+        for job in recorded:
+            if job.calls is not None and job.calls.complete:
+                (self._few[job.id],) = self.pages(job)
+        return recorded
 
     def _admit_job(self, decoded: DecodedBatch, job: Job) -> set[int]:
         gone: set[int] = set()

@@ -12,7 +12,7 @@ from celery_lowkiq.integration.app.error_text import dump_error_text, load_error
 from celery_lowkiq.integration.app.settings import Settings
 from celery_lowkiq.rules.errors import UndecodablePayload
 from celery_lowkiq.rules.loggers import package_logger as logger
-from celery_lowkiq.rules.models import Batch, Flag, Job, PayloadRemoval
+from celery_lowkiq.rules.models import Batch, Flag, Job, PayloadRemoval, Recorded
 
 #: Positions of payloads by the id of their job.
 Positions = Mapping[str, Collection[int]]
@@ -105,16 +105,16 @@ class DecodedBatch:
         lease = self.batch.lease
         return RunInfo(lease.shard.queue, lease.shard.index, lease.epoch, self.jobs, self.batch.lost)
 
-    @property
-    def is_small(self) -> bool:
-        """Whether the payloads of each job are JSON of at most SMALL_BYTES bytes."""
-        for job in self.batch.jobs:
-            size = 0
-            for payload in job.payloads:
-                size += len(payload.data)
-                if size > SMALL_BYTES or payload.data.startswith(MARK):
-                    return False
-        return True
+
+def is_small(batch: Batch) -> bool:
+    """Whether the payloads of each job are JSON of at most SMALL_BYTES bytes."""
+    for job in batch.jobs:
+        size = 0
+        for payload in job.payloads:
+            size += len(payload.data)
+            if size > SMALL_BYTES or payload.data.startswith(MARK):
+                return False
+    return True
 
 
 def decode_batch(
@@ -131,6 +131,44 @@ def decode_batch(
         batch,
         {job.id: _decode_job(job, codec, settings, dropped.get(job.id, ()), check) for job in batch.jobs},
     )
+
+
+def decode_plain(
+    batch: Batch, codec: Codec, check: Check | None = None, recorded: bool = False
+) -> dict[str, list[Any]] | None:
+    """The payloads by id; None if not all of them can run, or one has a record, unless ``recorded``."""
+    load = codec.load
+    payloads_by_id: dict[str, list[Any]] = {}
+    try:
+        for job in batch.jobs:
+            payloads_by_id[job.id] = payloads = []
+            if job.unwanted or not job.payloads:
+                return None
+            for payload in job.payloads:
+                if payload.recorded is not Recorded.NONE and not recorded:
+                    return None
+                decoded = load(payload.data)
+                if check is not None:
+                    check(decoded)
+                payloads.append(decoded)
+    except UndecodablePayload:
+        return None
+    return payloads_by_id
+
+
+def plain_batch(batch: Batch, payloads_by_id: Mapping[str, list[Any]], settings: Settings) -> DecodedBatch:
+    """The batch that ``decode_plain`` decoded."""
+    decoded: dict[str, DecodedJob] = {}
+    for job in batch.jobs:
+        scores = [payload.score for payload in job.payloads]
+        runs = _run_job(job, payloads_by_id[job.id], scores, settings)
+        decoded[job.id] = DecodedJob(job, runs, (), range(len(scores)))
+    return DecodedBatch(batch, decoded)
+
+
+def _run_job(job: Job, payloads: list[Any], scores: list[float], settings: Settings) -> RunJob:
+    error = None if job.error is None else load_error(settings, job.error)
+    return RunJob(job.id, tuple(payloads), tuple(scores), job.retry_count, job.perform_in, error)
 
 
 def _decode_job(
@@ -161,6 +199,4 @@ def _decode_job(
         positions = [position for position in positions if position not in others]
     if not payloads:
         return DecodedJob(job, None, tuple(bad), positions)
-    error = None if job.error is None else load_error(settings, job.error)
-    found = RunJob(job.id, tuple(payloads), tuple(scores), job.retry_count, job.perform_in, error)
-    return DecodedJob(job, found, tuple(bad), positions)
+    return DecodedJob(job, _run_job(job, payloads, scores, settings), tuple(bad), positions)

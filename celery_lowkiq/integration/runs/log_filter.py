@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from celery._state import get_current_task
-from celery.app.trace import LOG_FAILURE, LOG_RETRY
+from celery.app.trace import LOG_FAILURE, LOG_RETRY, LOG_SUCCESS
 
 from celery_lowkiq.rules.models import Batch
 
@@ -21,6 +21,9 @@ from .failure_log import is_logged
 TRACE = "celery.app.trace"
 #: Maximum number of ids listed per line.
 IDS_SHOWN = 5
+ABOUT = " queue=%(queue)s shard=%(shard)d jobs=%(jobs)d ids=%(ids)s"
+#: The line of a plain run, which needs no completion.
+WHOLE_SUCCESS = LOG_SUCCESS + ABOUT
 
 
 class BatchFilter(logging.Filter):
@@ -31,6 +34,8 @@ class BatchFilter(logging.Filter):
 
         ``record.data`` has the same values.
         """
+        if record.msg is WHOLE_SUCCESS:
+            return True
         task: Any = get_current_task()
         about = record.args
         if task is None or not isinstance(about, dict) or about.get("id") != task.request.id:
@@ -40,7 +45,7 @@ class BatchFilter(logging.Filter):
         if run is not None:
             if failed and _has_lines(run):
                 return False
-            record.msg = f"{record.msg} queue=%(queue)s shard=%(shard)d jobs=%(jobs)d ids=%(ids)s"
+            record.msg = f"{record.msg}{ABOUT}"
             if "runtime" not in about:
                 record.msg += " runtime=%(runtime).3fs"
             runtime = time.monotonic() - run.batch.began_at
@@ -79,8 +84,19 @@ def describe_batch(batch: Batch) -> dict[str, Any]:
     }
 
 
+def whole_success(about: dict[str, Any], batch: Batch) -> tuple[str, dict[str, Any]]:
+    """Celery's line about a success, as the filter completes it if it is installed."""
+    if not is_installed():
+        return LOG_SUCCESS, about
+    return WHOLE_SUCCESS, {**about, **describe_batch(batch)}
+
+
+def is_installed() -> bool:
+    """Whether Celery's logger has the filter."""
+    return any(isinstance(each, BatchFilter) for each in logging.getLogger(TRACE).filters)
+
+
 def install_batch_filter() -> None:
     """Add the filter to Celery's logger, once in a process."""
-    logger = logging.getLogger(TRACE)
-    if not any(isinstance(each, BatchFilter) for each in logger.filters):
-        logger.addFilter(BatchFilter())
+    if not is_installed():
+        logging.getLogger(TRACE).addFilter(BatchFilter())

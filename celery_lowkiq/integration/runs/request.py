@@ -19,6 +19,7 @@ from celery_lowkiq.integration.calls.call_form import ARGUMENTS_SHOWN, Arguments
 from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.rules.loggers import package_logger as logger
 
+from .decode import is_small
 from .run import Run
 
 NO_EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
@@ -92,7 +93,8 @@ class QuietRequest:
         self._headers = headers
         self._task = task
         self._consumer = consumer
-        self._began_at = 0.0
+        #: Monotonic time in s.
+        self.began_at: float = 0.0
 
     @property
     def request_dict(self) -> dict[str, Any]:
@@ -111,7 +113,7 @@ class QuietRequest:
 
     def begins(self, consumer: Any) -> None:
         """Count the request as active, as Celery's ``task_accepted`` does; this takes half the time."""
-        self._began_at = time.monotonic()
+        self.began_at = time.monotonic()
         state.requests[self.id] = self
         state.active_requests.add(self)
         state.total_count[self.name] += 1
@@ -132,8 +134,14 @@ class QuietRequest:
             raise AttributeError(name)
         full = _full(self._headers, Arguments(self.args, self.kwargs), self._task, self._consumer)
         pid: Any = os.getpid()
-        full.time_start, full.worker_pid = self._began_at, pid
+        full.time_start, full.worker_pid = self.began_at, pid
         return getattr(full, name)
+
+
+def show_arguments(task: Any, arguments: Arguments, small: bool = False) -> tuple[str, str]:
+    """The arguments in events and logs, positional ones and by name, cut short; ``small``: payloads are."""
+    kwargs = saferepr(arguments.kwargs, ARGUMENTS_SHOWN) if arguments.kwargs else "{}"
+    return task.call_form.shown(arguments, small), kwargs
 
 
 def run_request(run: Run, consumer: Any) -> LaneRequest | QuietRequest:
@@ -143,13 +151,24 @@ def run_request(run: Run, consumer: Any) -> LaneRequest | QuietRequest:
     form, payloads = task.call_form, batch.payloads_by_id
     record = run.call or CallRecord(form.task_id_of(payloads) or new_id(), IGNORED_RESULT)
     arguments = form.of_run(payloads)
-    headers = _headers(record, task, arguments, batch.retries, own, small=batch.is_small)
-    if _has_listeners(task, consumer):
+    shown = show_arguments(task, arguments, is_small(batch.batch))
+    headers = _headers(record, task, shown, batch.retries, own)
+    if has_listeners(task, consumer):
         return _full(headers, arguments, task, consumer)
     return QuietRequest(headers, arguments, task, consumer)
 
 
-def _has_listeners(task: Any, consumer: Any) -> bool:
+def quiet_request(
+    run: Run, record: CallRecord, shown: tuple[str, str], arguments: Arguments, consumer: Any
+) -> QuietRequest:
+    """The request of a run under the id and headers of ``record``, when no event or signal is sent."""
+    own = {"lowkiq": run.decoded.info, "lowkiq_run": run}
+    headers = _headers(record, run.task, shown, run.decoded.retries, own)
+    return QuietRequest(headers, arguments, run.task, consumer)
+
+
+def has_listeners(task: Any, consumer: Any) -> bool:
+    """Whether a signal or an event tells of the beginning of a run."""
     if signals.task_received.receivers:
         return True
     events = consumer.event_dispatcher
@@ -164,7 +183,8 @@ def call_request(
 ) -> LaneRequest:
     """The request of one call of a merged job; ``play`` replaces the task function."""
     arguments = task.call_form.of_run(payloads)
-    return _full(_headers(record, task, arguments, retries, {"lowkiq_play": play}), arguments, task, consumer)
+    shown = show_arguments(task, arguments)
+    return _full(_headers(record, task, shown, retries, {"lowkiq_play": play}), arguments, task, consumer)
 
 
 def new_id() -> str:
@@ -176,10 +196,9 @@ def new_id() -> str:
 def _headers(
     record: CallRecord,
     task: Any,
-    arguments: Arguments,
+    shown: tuple[str, str],
     retries: int,
     own: dict[str, Any],
-    small: bool = False,
 ) -> dict[str, Any]:
     return {
         "lang": "py",
@@ -188,8 +207,8 @@ def _headers(
         "root_id": record.id,
         "parent_id": None,
         "retries": retries,
-        "argsrepr": task.call_form.shown(arguments, small),
-        "kwargsrepr": saferepr(arguments.kwargs, ARGUMENTS_SHOWN) if arguments.kwargs else "{}",
+        "argsrepr": shown[0],
+        "kwargsrepr": shown[1],
         "origin": "lowkiq",
         "ignore_result": bool(task.ignore_result),
         "timelimit": (None, None),

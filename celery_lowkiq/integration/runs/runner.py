@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,11 +25,15 @@ from .decisions import RunRules, give_back
 from .decode import DecodedBatch
 from .failure_log import log_failures
 from .finish_calls import CallFinisher
+from .plain_run import PlainRuns
 from .request import IGNORED_RESULT, call_request, run_request
 from .retry_policy import policy_of
 from .run import Run
 from .tracing import traced
 from .tracker_updates import TrackedCalls
+
+#: Makes the request of a run that is repeated.
+MakeRequest = Callable[[], Any]
 
 
 class CeleryRunner:
@@ -44,6 +48,7 @@ class CeleryRunner:
         tracker_store: TrackerStore,
     ) -> None:
         self._rules: dict[str, RunRules] = {}
+        self._plain: dict[str, PlainRuns] = {}
         self._consumer = consumer
         self._context = context
         self._reader = reader
@@ -58,9 +63,14 @@ class CeleryRunner:
         rules = {name: RunRules(task, policy_of(task), *of_app) for name, task in tasks.items()}
         # Lanes read these meanwhile.
         self._rules = {**self._rules, **rules}
+        plain = {n: PlainRuns(r, self._consumer, self._repeat) for n, r in rules.items()}
+        self._plain = {**self._plain, **plain}
 
     def run(self, batch: Batch) -> tuple[Settlement, ...]:
         """The verdicts on a batch. An exception of this package counts as a failed run."""
+        verdicts = self._plain[batch.queue.name].run(batch)
+        if verdicts is not None:
+            return verdicts
         rules = self._rules[batch.queue.name]
         decoded = rules.decode(batch)
         revoked = _revoked_call(rules, batch, decoded)
@@ -73,17 +83,31 @@ class CeleryRunner:
             (job,) = batch.jobs
             call_request(revoked, rules.task, self._consumer, {}, job.retry_count + 1).revoked()
             decoded = rules.decode(batch, {job.id: {0}})
-        run = Run(decoded, rules)
-        self._try(run)
+        return self._run_uncalled(Run(decoded, rules))
+
+    def _run_uncalled(self, run: Run, make_request: MakeRequest | None = None) -> tuple[Settlement, ...]:
+        """Run a batch of which no call has a record."""
+        self._try(run, make_request)
         verdicts = run.decision.verdicts
         if run.decision.jobs:
             self._report_failures(run, verdicts)
         return verdicts
 
+    def _repeat(self, run: Run, make_request: MakeRequest) -> tuple[Settlement, ...]:
+        """Give a plain run, whose function has run, to Celery's tracer."""
+        if run.call is None:
+            return self._run_uncalled(run, make_request)
+        calls = self._calls(run.batch, self._rules[run.batch.queue.name])
+        calls.take()
+        return self._run_and_finish(run, calls, make_request)
+
+    def _calls(self, batch: Batch, rules: RunRules) -> BatchCalls:
+        tracked = TrackedCalls(batch.lease.epoch, self._tracker_store, rules.settings)
+        return BatchCalls(batch, rules, self._reader, self._consumer, tracked)
+
     def _run_calls(self, rules: RunRules, batch: Batch, decoded: DecodedBatch) -> tuple[Settlement, ...]:
         """Run a batch with recorded calls, which may be revoked, and get results."""
-        tracked = TrackedCalls(batch.lease.epoch, self._tracker_store, rules.settings)
-        calls = BatchCalls(batch, rules, self._reader, self._consumer, tracked)
+        calls = self._calls(batch, rules)
         try:
             dropped = calls.admit(decoded)
         except Exception:
@@ -92,30 +116,35 @@ class CeleryRunner:
         if dropped:
             decoded = rules.decode(batch, dropped)
         call = calls.single(decoded)
-        run = Run(decoded, rules, call, None if call else partial(calls.running, decoded), tracked)
+        run = Run(decoded, rules, call, None if call else partial(calls.running, decoded), calls.tracked)
         if call is None:
             calls.report_started(decoded)
+        return self._run_and_finish(run, calls)
+
+    def _run_and_finish(
+        self, run: Run, calls: BatchCalls, make_request: MakeRequest | None = None
+    ) -> tuple[Settlement, ...]:
         has_reported, runtime = False, 0.0
-        if batch.jobs[0].retry_count == POISON_PILL_RETRY_COUNT:
+        if run.batch.jobs[0].retry_count == POISON_PILL_RETRY_COUNT:
             run.bury_poison_pill()
         else:
             began_at = time.monotonic()
             try:
-                has_reported = self._try(run) and call is not None
+                has_reported = self._try(run, make_request) and run.call is not None
             except BaseException as error:
-                tracked.interrupted(error)
+                calls.tracked.interrupted(error)
                 raise
             runtime = time.monotonic() - began_at
         verdicts = CallFinisher(run, calls, runtime, has_reported).finish()
         self._report_failures(run, verdicts)
         return verdicts
 
-    def _try(self, run: Run) -> bool:
+    def _try(self, run: Run, make_request: MakeRequest | None = None) -> bool:
         """Run the function, if any payload can run. Returns whether Celery has reported the outcome."""
         if not run.decoded.jobs:
             return False
         try:
-            return self._execute(run)
+            return self._execute(run, make_request() if make_request else run_request(run, self._consumer))
         except Exception as error:
             logger.exception("a run of %s failed outside its function", run.batch.queue.name)
             self.last_words(error)
@@ -123,8 +152,7 @@ class CeleryRunner:
                 run.fail(error)
             return False
 
-    def _execute(self, run: Run) -> bool:
-        request = run_request(run, self._consumer)
+    def _execute(self, run: Run, request: Any) -> bool:
         run.begin(request.id)
         try:
             info = traced(run.task, request, self._consumer)

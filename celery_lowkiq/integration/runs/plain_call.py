@@ -1,0 +1,46 @@
+"""The recorded call of a plain run: one that needs no more than its result, if that."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from celery.worker import state
+
+from celery_lowkiq.integration.records.call_record import PLACE, CallRecord
+from celery_lowkiq.rules.errors import UndecodablePayload
+from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Batch, Recorded
+
+from .decisions import RunRules
+
+
+class PlainCall(NamedTuple):
+    """A call without links, chord, tracker, expiry and headers of the user's."""
+
+    #: Key of its record.
+    key: bytes
+    record: CallRecord
+    #: Whether its result is stored.
+    stores_result: bool
+
+
+def plain_call(batch: Batch, rules: RunRules) -> PlainCall | None:
+    """The only call of a batch with one payload; None when there is none, or it needs Celery's tracer."""
+    if len(batch.jobs) != 1:
+        return None
+    (job,) = batch.jobs
+    found = job.calls
+    if found is None or not found.complete or len(found.records) != 1 or len(job.payloads) != 1:
+        return None
+    if job.payloads[0].recorded is not Recorded.ALL or job.retry_count == POISON_PILL_RETRY_COUNT:
+        return None
+    try:
+        record = CallRecord.load(found.records[0].data, rules.record_codec)
+    except UndecodablePayload:
+        return None
+    if record.embed or record.tracker or record.id in state.revoked or not PLACE.issuperset(record.headers):
+        return None
+    stores_result = not record.headers.get("ignore_result", rules.task.ignore_result)
+    # Its start is stored, too.
+    if stores_result and rules.task.track_started:
+        return None
+    return PlainCall(found.records[0].key, record, stores_result)

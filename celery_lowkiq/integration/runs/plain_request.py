@@ -1,0 +1,242 @@
+"""The request of a plain run, for the task function and for the worker: made when something asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+from celery.app.task import Context
+from celery.worker import state
+
+from celery_lowkiq.integration.calls.call_form import Arguments
+from celery_lowkiq.integration.records.call_record import CallRecord
+from celery_lowkiq.rules.models import Batch
+
+from .decisions import RunRules
+from .decode import DecodedBatch, is_small, plain_batch
+from .outcomes import ById
+from .plain_call import PlainCall
+from .request import IGNORED_RESULT, NO_EMBED, QuietRequest, new_id, quiet_request, show_arguments
+from .run import Run
+
+T = TypeVar("T")
+
+
+#: Attributes of the request of a run without a call that are the same for all such runs.
+NO_CALL = {**NO_EMBED, **IGNORED_RESULT, "group": None, "parent_id": None}
+READ_BY_BACKENDS = ("group", "parent_id", "ignore_result")
+
+
+class _Once(Generic[T]):
+    """An attribute that is made when it is first read; all threads get the same value."""
+
+    def __init__(self, make: Callable[[Any], T]) -> None:
+        self._make = make
+        self._name = make.__name__
+
+    def __get__(self, owner: Any, kind: Any = None) -> T:
+        value: T = owner.__dict__.setdefault(self._name, self._make(owner))
+        return value
+
+
+class PlainRequest:
+    """A plain run as the worker sees it: ``inspect``, Flower, and the tracer if the function raises."""
+
+    acknowledged = True
+
+    def __init__(
+        self,
+        rules: RunRules,
+        consumer: Any,
+        batch: Batch,
+        payloads_by_id: dict[str, list[Any]],
+        call: PlainCall | None,
+    ) -> None:
+        self.batch = batch
+        self.call = call
+        form = rules.task.call_form
+        # The function may change the lists that it gets.
+        given = {job_id: payloads[:] for job_id, payloads in payloads_by_id.items()}
+        self.arguments: Arguments = form.of_run(given)
+        self._rules = rules
+        self._consumer = consumer
+        self._payloads_by_id = payloads_by_id
+        self._is_active = False
+        task_id = form.task_id_of(given) if call is None else call.record.id
+        if task_id is not None:
+            self.__dict__["_id"] = task_id
+
+    def begins(self) -> None:
+        """Count the run as active."""
+        name = self._rules.task.name
+        state.active_requests.add(self)
+        state.total_count[name] += 1
+        state.all_total_count[0] += 1
+        self._is_active = True
+        if "_id" in self.__dict__:
+            state.requests[self.id] = self
+
+    def ends(self) -> None:
+        """Count the run as ended."""
+        self._is_active = False
+        state.active_requests.discard(self)
+        if "_id" in self.__dict__:
+            state.requests.pop(self.__dict__["_id"], None)
+
+    @property
+    def id(self) -> str:
+        """Celery's id of the run. Nothing can look for it before it is read here."""
+        found: str | None = self.__dict__.get("_id")
+        if found is None:
+            found = self.__dict__.setdefault("_id", new_id())
+            self._register(found)
+        return found
+
+    def _register(self, task_id: str) -> None:
+        if self._is_active:
+            state.requests[task_id] = self
+            # It may have ended meanwhile, in its lane's thread.
+            if not self._is_active:
+                state.requests.pop(task_id, None)
+
+    def show_arguments(self) -> None:
+        """Show the arguments before the function may change them."""
+        shown = show_arguments(self._rules.task, self.arguments, is_small(self.batch))
+        self.__dict__["shown"] = shown
+
+    @_Once
+    def shown(self) -> tuple[str, str]:
+        """The arguments in events and logs."""
+        # Decoded anew: the function may have changed them.
+        arguments = self._rules.task.call_form.of_run(self.run.decode_again())
+        return show_arguments(self._rules.task, arguments, is_small(self.batch))
+
+    @_Once
+    def decoded(self) -> DecodedBatch:
+        """The batch as the function and its callbacks see it."""
+        return plain_batch(self.batch, self._payloads_by_id, self._rules.settings)
+
+    def result_of_call(self, result: Any) -> Any:
+        """What the call gets of what the function returned; all of it in a run without a call."""
+        by_id = self.call is not None and isinstance(result, ById)
+        return result.get(self.batch.jobs[0].id) if by_id else result
+
+    @_Once
+    def constants(self) -> Mapping[str, Any]:
+        """What result backends read of each request."""
+        if self.call is None:
+            return NO_CALL
+        place = self.call.record.headers
+        return {
+            **NO_CALL,
+            "ignore_result": bool(self._rules.task.ignore_result),
+            **{name: place[name] for name in READ_BY_BACKENDS if name in place},
+        }
+
+    @_Once
+    def run(self) -> Run:
+        """What is decided of its jobs."""
+        return Run(self.decoded, self._rules, self.call.record if self.call else None)
+
+    @_Once
+    def quiet(self) -> QuietRequest:
+        """The request that a run in the tracer has."""
+        record = self.call.record if self.call else CallRecord(self.id, IGNORED_RESULT)
+        quiet = quiet_request(self.run, record, self.shown, self.arguments, self._consumer)
+        quiet.began_at = self.batch.began_at
+        return quiet
+
+    def __getattr__(self, name: str) -> Any:
+        """An attribute of the full request."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.quiet, name)
+
+
+class RepeatedRequest:
+    """A plain run, for the tracer: its function has run, and the run is counted as active already."""
+
+    def __init__(self, request: PlainRequest, context: PlainContext) -> None:
+        self.id: str = request.id
+        self.args: tuple[Any, ...] = request.arguments.args
+        self.kwargs: Mapping[str, Any] = request.arguments.kwargs
+        #: With what the function wrote into its request.
+        self.request_dict: dict[str, Any] = {**vars(context), "_protected": 0}
+
+    def begins(self, consumer: Any) -> None:
+        """It has begun."""
+
+    def vanishes(self) -> None:
+        """Its PlainRequest counts its end."""
+
+    def on_success(self, outcome: tuple[Any, ...]) -> None:
+        """Its PlainRequest counts its end."""
+
+
+class PlainContext(Context):
+    """``self.request`` of a plain run. It becomes Celery's own Context when most of it is read."""
+
+    called_directly: Any = False
+    _protected: Any = 1
+
+    def __init__(self, request: PlainRequest) -> None:
+        self._plain: PlainRequest = request
+        self.args: Any = request.arguments.args
+        self.kwargs: Any = request.arguments.kwargs
+
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+        """As of a Context made by the tracer: for ``vars()``, ``repr()``, copies and pickles."""
+        self._complete()
+        own: dict[str, Any] = _attributes(self)
+        return own
+
+    def __getattr__(self, name: str) -> Any:
+        """An attribute that Celery's Context does not have until it is set."""
+        if name.startswith("__") or not self._complete():
+            raise AttributeError(f"{Context.__name__!r} object has no attribute {name!r}")
+        return getattr(self, name)
+
+    def _complete(self) -> bool:
+        """Add the attributes that the function has not set. Returns False if that was done before."""
+        own = _attributes(self)
+        request = own.get("_plain")
+        if request is None:
+            return False
+        whole = Context(request.quiet.request_dict, args=self.args, called_directly=False, kwargs=self.kwargs)
+        for name, value in vars(whole).items():
+            own.setdefault(name, value)
+        own.setdefault("_protected", 1)
+        self.__class__ = Context  # type: ignore[assignment]
+        own.pop("_plain", None)
+        return True
+
+
+#: Reads the attributes of an instance, which are not all there.
+_attributes = Context.__dict__["__dict__"].__get__
+
+
+class _Completing:
+    """An attribute of Celery's Context, which completes a PlainContext when it is read."""
+
+    def __init__(self, name: str, default: Any) -> None:
+        self._name = name
+        self._default = default
+
+    def __get__(self, context: Any, kind: Any = None) -> Any:
+        if context is None:
+            return self._default
+        own = _attributes(context)
+        request = own.get("_plain")
+        if request is not None:
+            if self._name == "id":
+                return request.id
+            if self._name in NO_CALL:
+                return request.constants[self._name]
+        context._complete()
+        return own.get(self._name, self._default)
+
+
+for _name, _value in vars(Context).items():
+    if not (_name.startswith("_") or _name in vars(PlainContext) or hasattr(type(_value), "__get__")):
+        setattr(PlainContext, _name, _Completing(_name, _value))

@@ -1,0 +1,134 @@
+"""Plain runs: without Celery's tracer, request and signals, when nothing would notice them.
+
+If the function raises, Celery's tracer gets the same exception, under the same id: what becomes of a failure
+does not depend on how its run began.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
+
+from celery.app import trace
+from celery.utils.saferepr import saferepr
+from celery.worker import state
+
+from celery_lowkiq.rules.middleware import compose
+from celery_lowkiq.rules.models import Batch, Disposition, Settlement
+from celery_lowkiq.worker.forks import staying
+
+from .base_exceptions import ENDS_WORKER, call_user_code
+from .decisions import RunRules
+from .decode import decode_plain
+from .log_filter import whole_success
+from .observers import RunObservers
+from .plain_call import plain_call
+from .plain_request import PlainContext, PlainRequest, RepeatedRequest
+from .run import Run
+from .stacks import RunStacks
+from .tracing import report
+
+#: Repeats a run through Celery's tracer, with the request that it is given, and returns the verdicts.
+Repeat = Callable[[Run, Callable[[], RepeatedRequest]], tuple[Settlement, ...]]
+
+
+class PlainRuns:
+    """The plain runs of a task."""
+
+    def __init__(self, rules: RunRules, consumer: Any, repeat: Repeat) -> None:
+        self._rules = rules
+        self._task = rules.task
+        self._consumer = consumer
+        self._repeat = repeat
+        self._observers = RunObservers(rules.task, consumer)
+        self._stacks = RunStacks(rules.task)
+
+    def run(self, batch: Batch) -> tuple[Settlement, ...] | None:
+        """The verdicts on a batch; None, before anything has run, for one that needs Celery's tracer."""
+        if self._observers.exist():
+            return None
+        rules, form = self._rules, self._task.call_form
+        call = plain_call(batch, rules)
+        payloads_by_id = decode_plain(batch, rules.codec, form.check, call is not None)
+        if payloads_by_id is None or form.eta_of(payloads_by_id) > batch.claimed_at:
+            return None
+        if form.task_id_of(payloads_by_id) in state.revoked:
+            return None
+        request = PlainRequest(rules, self._consumer, batch, payloads_by_id, call)
+        request.begins()
+        try:
+            replay = self._call(request)
+            if replay is not None:
+                return self._repeat(request.run, replay)
+        finally:
+            request.ends()
+        ended = () if call is None else ((call.key, call.key),)
+        return tuple([Settlement(job.id, job.claim, Disposition.DONE, ended=ended) for job in batch.jobs])
+
+    def _call(self, request: PlainRequest) -> Callable[[], RepeatedRequest] | None:
+        """Call the function. Returns what the tracer needs, if the run did not succeed as a whole."""
+        context = PlainContext(request)
+        logs = self._observers.logs_success and trace.logger.isEnabledFor(logging.INFO)
+        if logs:
+            report(request.show_arguments)
+        began_at = time.monotonic() if logs else 0.0
+        was_empty = self._stacks.push(context)
+        try:
+            try:
+                result = staying(os.getpid(), partial(self._call_function, request))
+            except ENDS_WORKER:
+                raise
+            except BaseException as raised:  # noqa: BLE001 - also one that fails the run though no Exception
+                request.run.replay = partial(_raise, raised)
+                return partial(RepeatedRequest, request, context)
+            if not self._store_result(request, context, result):
+                request.run.replay = lambda: result
+                return partial(RepeatedRequest, request, context)
+            if logs:
+                log = partial(self._log_success, request, result, time.monotonic() - began_at)
+                report(call_user_code, log)
+        finally:
+            self._stacks.pop(was_empty)
+        return None
+
+    def _store_result(self, request: PlainRequest, context: PlainContext, result: Any) -> bool:
+        """Store the result of the call, if it has one. Returns False when that failed."""
+        if request.call is None or not request.call.stores_result:
+            return True
+        try:
+            self._task.backend.mark_as_done(request.id, request.result_of_call(result), context, True)
+        except Exception:  # noqa: BLE001 - the tracer meets it again, and decides
+            return False
+        return True
+
+    def _call_function(self, request: PlainRequest) -> Any:
+        args, kwargs = request.arguments
+        middlewares = self._rules.settings.server_middlewares
+        if not middlewares:
+            return self._task.run(*args, **kwargs)
+        # Inside the middlewares, which must not run in a process that the function forks.
+        inner = partial(staying, os.getpid(), partial(self._task.run, *args, **kwargs))
+        return compose(middlewares, self._task, request.decoded.jobs, inner)
+
+    def _log_success(self, request: PlainRequest, result: Any, runtime: float) -> None:
+        """Log as Celery's tracer does."""
+        args, kwargs = request.shown
+        result = request.result_of_call(result)
+        about = {
+            "id": request.id,
+            "name": self._task.name,
+            # Most functions return nothing.
+            "return_value": "None" if result is None else saferepr(result, self._task.resultrepr_maxsize),
+            "runtime": runtime,
+            "args": args,
+            "kwargs": kwargs,
+        }
+        trace.info(*whole_success(about, request.batch))
+
+
+def _raise(raised: BaseException) -> NoReturn:
+    raise raised

@@ -1,0 +1,59 @@
+"""Celery's stacks of running tasks, and of requests of a task, by thread or greenlet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from celery._state import _task_stack  # type: ignore[attr-defined]
+from celery.utils.threads import _LocalStack
+
+
+class _Storage(NamedTuple):
+    """What both stacks hold, by thread or greenlet."""
+
+    identify: Callable[[], Any]
+    tasks: dict[Any, Any]
+    requests: dict[Any, Any]
+
+
+class RunStacks:
+    """Makes a task the running one of a lane, with its request."""
+
+    def __init__(self, task: Any) -> None:
+        self._task = task
+        self._stacks = (_task_stack, task.request_stack)
+        self._storage = _storage(*self._stacks)
+
+    def push(self, request: Any) -> bool:
+        """The task runs with this request. Returns what ``pop`` is called with."""
+        if self._storage is not None:
+            identify, tasks, requests = self._storage
+            thread = identify()
+            # In a lane they are empty: to write the storage takes a fifth of the time of a push.
+            if thread not in tasks and thread not in requests:
+                tasks[thread] = {"stack": [self._task]}
+                requests[thread] = {"stack": [request]}
+                return True
+        for stack, item in zip(self._stacks, (self._task, request), strict=True):
+            stack.push(item)
+        return False
+
+    def pop(self, was_empty: bool) -> None:
+        """The task has run."""
+        if was_empty and self._storage is not None:
+            identify, tasks, requests = self._storage
+            thread = identify()
+            tasks.pop(thread, None)
+            requests.pop(thread, None)
+        else:
+            for stack in self._stacks:
+                stack.pop()
+
+
+def _storage(tasks: Any, requests: Any) -> _Storage | None:
+    """What the stacks hold; None for other stacks than Celery's usual ones, as with ``USE_FAST_LOCALS``."""
+    are_usual = all(type(stack) is _LocalStack for stack in (tasks, requests))
+    if not are_usual or tasks.__ident_func__ is not requests.__ident_func__:
+        return None
+    return _Storage(tasks.__ident_func__, tasks._local.__storage__, requests._local.__storage__)

@@ -1,0 +1,34 @@
+"""Celery's stacks of running tasks and requests."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from celery._state import _task_stack
+from celery.utils.threads import LocalManager, _FastLocalStack, _LocalStack
+
+from celery_lowkiq.integration.runs.stacks import RunStacks
+
+
+def of_another_thread():
+    stack = _LocalStack()
+    LocalManager([stack._local], ident_func=lambda: "mine")
+    return stack
+
+
+@pytest.mark.parametrize("kind", [_LocalStack, _FastLocalStack, of_another_thread])
+def test_a_task_is_the_running_one_until_it_is_popped(kind):
+    task = SimpleNamespace(request_stack=kind())
+    stacks = RunStacks(task)
+    was_empty = stacks.push("outer")
+    assert was_empty == (kind is _LocalStack)
+    assert (_task_stack.stack, task.request_stack.stack) == ([task], ["outer"])
+    # A run in a run, as of a task that is called in place by another.
+    was_inner_empty = stacks.push("inner")
+    assert not was_inner_empty
+    assert (_task_stack.stack, task.request_stack.top) == ([task, task], "inner")
+    stacks.pop(was_inner_empty)
+    assert (_task_stack.stack, task.request_stack.stack) == ([task], ["outer"])
+    stacks.pop(was_empty)
+    assert (_task_stack.top, task.request_stack.top) == (None, None)
