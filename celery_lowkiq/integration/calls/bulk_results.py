@@ -16,6 +16,7 @@ from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.records.call_record import make_record
 from celery_lowkiq.rules.models import NewJob
 
+from .lazy_result import lazy_result
 from .message import MessagedCall
 from .validation import Entry
 
@@ -36,10 +37,7 @@ class CallResults(Sequence["AsyncResult[Any]"]):
     def __getitem__(self, index: int | slice) -> AsyncResult[Any] | CallResults:
         if isinstance(index, slice):
             return CallResults(self._task, self.ids[index])
-        result: AsyncResult[Any] = self._task.AsyncResult(self.ids[index])
-        # As of a single call: get() of an ignored result must not block.
-        result.ignored = bool(self._task.ignore_result)
-        return result
+        return lazy_result(self._task, self.ids[index])
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -7,6 +7,7 @@ from typing import Any
 from celery import Celery, signals
 from celery._state import get_current_worker_task
 
+from celery_lowkiq.integration.app.celery_settings import celery_setting
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.records.call_record import stores_error
 
@@ -18,7 +19,7 @@ def has_publish_listeners(app: Celery) -> bool:
     return bool(
         signals.before_task_publish.receivers
         or signals.after_task_publish.receivers
-        or app.conf.task_send_sent_event
+        or celery_setting(app, "task_send_sent_event")
         or override_of(app)
     )
 

@@ -13,9 +13,11 @@ from celery import Celery
 from celery.result import AsyncResult, EagerResult
 from kombu.utils.uuid import uuid
 
+from celery_lowkiq.integration.app.celery_settings import celery_setting
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.calls.bulk_results import bulk_with_messages, bulk_without_messages
 from celery_lowkiq.integration.calls.fast_path import has_publish_listeners, may_skip_message
+from celery_lowkiq.integration.calls.lazy_result import lazy_result
 from celery_lowkiq.integration.calls.message import NO_VALUES, HeaderValues, MessagedCall, take_header
 from celery_lowkiq.integration.calls.producer import (
     CallRefused,
@@ -86,11 +88,12 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
             options |= {**links, "shadow": shadow}
             return super().apply_async(args, kwargs, task_id, producer, **options)  # type: ignore[no-any-return]
         words = {name: options.pop(name, None) for name in WORDS}
-        check_call(self.name, self.queue_spec.name, options)
+        if options:
+            check_call(self.name, self.queue_spec.name, options)
         app = self._get_app()
         header = take_header(options, app.timezone)
         tracker = tracker_of(options.pop("tracker", None), app)
-        if app.conf.task_always_eager:
+        if celery_setting(app, "task_always_eager"):
             return self.apply(args, kwargs, task_id=task_id, **links, **words, **options)
         context = context_of(app)
         args, kwargs, task_id = self._completed(args, kwargs, task_id)
@@ -123,9 +126,7 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         self, app: Celery, entry: Entry, job: NewJob, task_id: str | None
     ) -> AsyncResult[Any]:
         self._publish((entry,), [job], app_retry_intervals(app))
-        result: AsyncResult[Any] = self.AsyncResult(task_id or uuid())
-        result.ignored = bool(self.ignore_result)
-        return result
+        return lazy_result(self, task_id)
 
     def make_message(
         self,
@@ -214,7 +215,7 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         entries = bulk(jobs, app.timezone, self.key)
         stored = to_jobs(entries, context.codec)
         tracker_id = tracker_of(tracker, app)
-        if app.conf.task_always_eager:
+        if celery_setting(app, "task_always_eager"):
             done = eager.run_bulk(self, entries)
             return done if results else None
         if has_publish_listeners(app):
