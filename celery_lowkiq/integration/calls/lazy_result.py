@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from celery import result
 from celery.app.task import Task
 from celery.result import AsyncResult
 from kombu.utils.uuid import uuid
 from vine import promise
+
+T = TypeVar("T")
 
 #: To mypy it is Any, since celery-types declares its attributes as ones that are set.
 _AsyncResult: Any = AsyncResult
@@ -32,6 +35,18 @@ def lazy_result(task: Any, task_id: str | None) -> AsyncResult[Any]:
     # Of an ignored one, get() must not block.
     made.ignored = bool(task.ignore_result)
     return made
+
+
+def as_lazy(task: Any, call: Callable[[], T]) -> T:
+    """Make a call in a thread of another caller. Celery's AsyncResult, which has the backend of its thread,
+    is replaced.
+    """
+    made: Any = call()
+    if type(made) is not task._get_app().AsyncResult:
+        return made  # type: ignore[no-any-return]
+    lazy: Any = lazy_result(task, made.id)
+    lazy.ignored = made.ignored
+    return lazy  # type: ignore[no-any-return]
 
 
 class LazyResult(_AsyncResult):  # type: ignore[misc]
