@@ -1,46 +1,23 @@
-"""Calls from asyncio: what sync calls do, without blocking the event loop."""
+"""Calls from asyncio do what sync calls do, without blocking the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-import gc
-import multiprocessing
 import threading
-import time
-import weakref
-from collections import Counter
 from datetime import datetime, timezone
 
 import pytest
 import redis
 from celery import Celery, signals
 from celery.result import EagerResult
-from kombu.exceptions import OperationalError
 
-from celery_lowkiq import InvalidCall, OrderedTask, PayloadError, StoreFull, ordered_task, track
-from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.rules.errors import ConfigurationError, QueueFull, ShardCountMismatch, StoreUnavailable
-from tests.chaos.proxy import Proxy
-from tests.outages import away, full
-from tests.waiting import eventually
+from celery_lowkiq import InvalidCall, OrderedTask, PayloadError, ordered_task, track
+from celery_lowkiq.rules.errors import QueueFull, ShardCountMismatch
+from celery_lowkiq.store.loop_store import LoopStore
+from celery_lowkiq.store.redis_store import RedisStore
 
-TICK = 0.01
-
-
-def make_app(url, **settings):
-    app = Celery("from-asyncio", broker="memory://", set_as_current=False)
-    app.conf.update({"lowkiq_url": url, "task_ignore_result": True, **settings})
-    return app
-
-
-def add_sync(app, **options):
-    @ordered_task(app=app, shared=False, name="sync", **options)
-    def sync(payloads_by_id):
-        """Never runs."""
-
-    return app.tasks["sync"]
+from .from_asyncio import TICK, add_sync, make_app, stored
 
 
 @pytest.fixture
@@ -51,31 +28,6 @@ def app(empty_redis):
 @pytest.fixture
 def task(app):
     return add_sync(app)
-
-
-def stored(task):
-    """Payloads by id, in order."""
-    queue = task.ordered_queue
-    return {job.id: [payload.value for payload in job.payloads] for job in queue.jobs(limit=1000).items}
-
-
-async def ticking(work):
-    """The result of ``work``, and how long the event loop stood still at most (s)."""
-    gaps = [0.0]
-
-    async def tick():
-        last = time.monotonic()
-        while True:
-            await asyncio.sleep(TICK)
-            now = time.monotonic()
-            gaps.append(now - last - TICK)
-            last = now
-
-    ticker = asyncio.create_task(tick())
-    try:
-        return await asyncio.gather(work, return_exceptions=True), max(gaps)
-    finally:
-        ticker.cancel()
 
 
 # -- what a call does
@@ -126,15 +78,15 @@ def test_a_wrong_call_is_refused_as_in_sync(task, call, error):
 
 
 def test_a_task_of_calls_with_arguments(app):
-    @ordered_task(app=app, shared=False, name="save", by="order_id")
-    def save(order_id, status="new"):
+    @ordered_task(app=app, shared=False, name="paid", by="order_id")
+    def paid(order_id, status="new"):
         """Never runs."""
 
-    result = asyncio.run(app.tasks["save"].adelay(42, status="paid"))
-    (payload,) = stored(app.tasks["save"])["42"]
+    result = asyncio.run(app.tasks["paid"].adelay(42, status="paid"))
+    (payload,) = stored(app.tasks["paid"])["42"]
     assert payload == {"args": [42], "kwargs": {"status": "paid"}, "task_id": result.id}
     with pytest.raises(TypeError, match="missing 1 required"):
-        asyncio.run(app.tasks["save"].adelay(status="paid"))
+        asyncio.run(app.tasks["paid"].adelay(status="paid"))
 
 
 def test_another_number_of_shards_is_taken_over_or_refused(empty_redis, task):
@@ -178,6 +130,36 @@ def test_dropped_calls_end_as_revoked(empty_redis, tmp_path):
 
 
 # -- signals, middlewares, records, trackers
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"expires": 3600}, {"job_ttl": 3600}, {"by": "order_id"}, {"ignore_result": True}]
+)
+@pytest.mark.parametrize("settings", [{}, {"lowkiq_track_calls": True}], ids=["", "all tracked"])
+def test_a_call_with_a_record_has_the_one_of_sync_calls(empty_redis, monkeypatch, options, settings):
+    """It needs no thread, though Celery's message and its result backend block."""
+    app = make_app(empty_redis.url, result_backend="cache+memory://", **settings, task_ignore_result=False)
+    monkeypatch.setattr(app, "now", lambda: datetime(2100, 1, 1, tzinfo=timezone.utc))
+
+    @ordered_task(app=app, shared=False, name="recorded", **options)
+    def recorded(order_id):
+        """Never runs."""
+
+    task, pushed = app.tasks["recorded"], []
+    monkeypatch.delattr(LoopStore, "in_thread")
+    monkeypatch.setattr(RedisStore, "push", lambda self, queue, jobs, pauses=(): pushed.append(list(jobs)))
+
+    async def push(self, queue, jobs, pauses=()):
+        pushed.append(list(jobs))
+
+    monkeypatch.setattr(LoopStore, "push", push)
+    results = [
+        task.apply_async(("1",), task_id="given"),
+        asyncio.run(task.aapply_async(("1",), task_id="given")),
+    ]
+    assert pushed[0] == pushed[1]
+    assert results[0].ignored == results[1].ignored
+    assert results[1].id == "given"
 
 
 def test_receivers_of_signals_see_a_call_in_its_order(task):
@@ -289,262 +271,3 @@ def test_methods_of_the_users_own_are_called(app):
 
     asyncio.run(main())
     assert set(stored(task)) == {"own-1", "own-2", "own-3"}
-
-
-# -- many at once, and one after the other
-
-
-def named(server):
-    with redis.Redis(unix_socket_path=server.socket_path) as client:
-        return [entry for entry in client.client_list() if entry["name"] == "of-loop"]
-
-
-@pytest.fixture
-def of_loop(empty_redis):
-    """A task whose shard is registered: all connections with the name are those of event loops."""
-    add_sync(make_app(empty_redis.url), shards=1).delay("0")
-    app = make_app(empty_redis.url, lowkiq_redis_options={"client_name": "of-loop"})
-    yield add_sync(app, shards=1)
-    context_of(app).store.close()
-
-
-def test_a_thousand_calls_at_once(empty_redis, of_loop):
-    size = context_of(of_loop._get_app()).settings.client_pool_size
-
-    async def main():
-        await asyncio.gather(*(of_loop.adelay(number % 500, {"v": number}) for number in range(1, 1001)))
-        assert len(named(empty_redis)) == size
-
-    asyncio.run(main())
-    assert Counter(map(len, stored(of_loop).values())) == {2: 499, 3: 1}
-    with redis.Redis(unix_socket_path=empty_redis.socket_path) as client:
-        senders = {name for key in client.keys("*:senders") for name in client.hkeys(key)}
-    assert len(senders) == size + 1
-
-
-def test_loops_in_two_threads(task):
-    begin, errors = threading.Barrier(2), []
-
-    def calls(first):
-        async def main():
-            begin.wait(30)
-            await asyncio.gather(*(task.adelay(first + number) for number in range(200)))
-
-        try:
-            asyncio.run(main())
-        except BaseException as error:
-            errors.append(error)
-            raise
-
-    threads = [threading.Thread(target=calls, args=(first,)) for first in (0, 1000)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert (errors, len(stored(task))) == ([], 400)
-
-
-@pytest.mark.parametrize("runs", [1, 3])
-def test_connections_end_with_their_loop(empty_redis, of_loop, runs, recwarn):
-    loops = []
-
-    async def main():
-        loops.append(weakref.ref(asyncio.get_running_loop()))
-        await asyncio.gather(*(of_loop.adelay(number) for number in range(50)))
-        assert named(empty_redis)
-
-    for _ in range(runs):
-        asyncio.run(main())
-        eventually(lambda: not named(empty_redis))
-    gc.collect()
-    assert [loop() for loop in loops] == [None] * runs
-    assert not [warning for warning in recwarn if issubclass(warning.category, ResourceWarning)]
-
-
-def test_a_loop_that_was_only_closed_is_forgotten_by_the_next(app, task):
-    loop = asyncio.new_event_loop()
-    loop.run_until_complete(task.adelay("1"))
-    loop.close()
-    asyncio.run(task.adelay("2"))
-    assert not context_of(app).loop_stores._stores
-    assert len(stored(task)) == 2
-
-
-def _in_child(task, parent_loop_number, done):
-    asyncio.run(task.adelay(f"child-{parent_loop_number}"))
-    gc.collect()
-    done.set()
-
-
-def test_a_forked_process_has_connections_of_its_own(task):
-    context = multiprocessing.get_context("fork")
-
-    async def main():
-        done = context.Event()
-        await asyncio.gather(*(task.adelay(number) for number in range(10)))
-        child = context.Process(target=_in_child, args=(task, 1, done))
-        child.start()
-        assert await asyncio.to_thread(done.wait, 60)
-        await asyncio.gather(*(task.adelay(number) for number in range(10, 20)))
-        await asyncio.to_thread(child.join, 60)
-        await asyncio.wait_for(asyncio.gather(*(task.adelay(n) for n in range(20, 30))), 30)
-
-    asyncio.run(main())
-    assert len(stored(task)) == 31
-
-
-# -- a store that is away
-
-
-@pytest.fixture
-def mortal():
-    with EmbeddedServer(port=0) as server:
-        yield server
-
-
-def test_an_outage_raises_what_sync_calls_raise(mortal):
-    task = add_sync(make_app(mortal.url, task_publish_retry=False))
-
-    async def main():
-        await task.adelay("1")
-        with away(mortal):
-            for call in (task.adelay("2"), task.aperform_async([{"id": "2"}])):
-                with pytest.raises(OperationalError, match="Redis is not available") as caught:
-                    await call
-                assert isinstance(caught.value, StoreUnavailable)
-        await task.adelay("3")
-
-    asyncio.run(main())
-
-
-def test_a_full_redis_raises_what_sync_calls_raise(mortal):
-    task = add_sync(make_app(mortal.url))
-
-    async def main():
-        await task.adelay("1")
-        with full(mortal), pytest.raises(OperationalError) as caught:
-            await task.adelay("2")
-        assert isinstance(caught.value, StoreFull)
-
-    asyncio.run(main())
-
-
-def test_a_redis_that_comes_back_has_the_call(mortal):
-    policy = {"max_retries": 100, "interval_start": 0.05, "interval_step": 0.0, "interval_max": 0.05}
-    task = add_sync(make_app(mortal.url, task_publish_retry_policy=policy))
-
-    async def main():
-        await task.adelay("1")
-        mortal.kill()
-        call = asyncio.create_task(task.adelay("2"))
-        _, gap = await ticking(asyncio.to_thread(mortal.restart))
-        await call
-        return gap
-
-    assert asyncio.run(main()) < 1.0
-    assert "2" in stored(task)
-
-
-@pytest.fixture
-def proxy(mortal):
-    proxy = Proxy(mortal.socket_path)
-    proxy.start()
-    yield proxy
-    proxy.stop()
-
-
-def test_others_go_on_while_redis_is_silent(mortal, proxy):
-    task = add_sync(make_app(f"redis://127.0.0.1:{proxy.port}"))
-
-    async def main():
-        await task.adelay("1")
-        proxy.hold()
-        calls = asyncio.gather(*(task.adelay(f"held-{number}") for number in range(20)))
-        _, gap = await ticking(asyncio.sleep(0.5))
-        assert not calls.done()
-        proxy.heal()
-        await calls
-        return gap
-
-    assert asyncio.run(main()) < 0.4
-    assert len(stored(task)) == 21
-
-
-def test_a_push_whose_reply_was_lost_is_recognized(proxy):
-    """The policy of the queue makes a second one visible: each arrival of a payload moves its score."""
-    task = add_sync(make_app(f"redis://127.0.0.1:{proxy.port}"), shards=1, merge="max")
-
-    async def main():
-        await task.adelay("1", "a")
-        client = context_of(task._get_app()).store.client
-        store = await context_of(task._get_app()).loop_stores.current()
-        send, lost, sent = store._send, [True], []
-
-        async def loses_one(commands):
-            replies = await send(commands)
-            sent.append((commands, replies))
-            if lost and lost.pop():
-                proxy.cut()
-                raise StoreUnavailable("the reply was lost")
-            return replies
-
-        store._send = loses_one
-        await task.adelay("1", "b")
-        assert client.redis.ping()
-        return sent
-
-    (first, (one,)), (second, (repeated,)) = asyncio.run(main())
-    assert first == second
-    assert (one, repeated) == (1, 0)
-    assert stored(task) == {"1": ["a", "b"]}
-
-
-def test_a_cancelled_call_leaves_no_reply_behind(mortal, proxy):
-    task = add_sync(make_app(f"redis://127.0.0.1:{proxy.port}", lowkiq_client_pool_size=1))
-
-    async def main():
-        await task.adelay("1")
-        proxy.hold()
-        cancelled = asyncio.create_task(task.adelay("2", "cancelled"))
-        waits = asyncio.create_task(task.adelay("3"))
-        waits_and_is_cancelled = asyncio.create_task(task.adelay("4"))
-        await asyncio.sleep(0.2)
-        for call in (cancelled, waits_and_is_cancelled):
-            call.cancel()
-        proxy.heal()
-        await waits
-        results = await asyncio.gather(cancelled, waits_and_is_cancelled, return_exceptions=True)
-        assert [type(result) for result in results] == [asyncio.CancelledError] * 2
-        await task.aperform_async({"id": f"next-{number}"} for number in range(100))
-
-    asyncio.run(main())
-    assert {"1", "3", "next-99"} <= set(stored(task))
-    assert "4" not in stored(task)
-
-
-def test_a_call_that_finds_no_connection_free_says_so(proxy):
-    settings = {"lowkiq_client_pool_size": 1, "lowkiq_pool_timeout": 0.1, "task_publish_retry": False}
-    task = add_sync(make_app(f"redis://127.0.0.1:{proxy.port}", **settings))
-
-    async def main():
-        await task.adelay("1")
-        proxy.hold()
-        first = asyncio.create_task(task.adelay("2"))
-        await asyncio.sleep(0)
-        with pytest.raises(OperationalError, match=r"no connection was free within 0\.1 s"):
-            await task.adelay("3")
-        proxy.heal()
-        await first
-
-    asyncio.run(main())
-
-
-def test_arguments_that_redis_py_does_not_know_are_refused(empty_redis):
-    class Own(redis.UnixDomainSocketConnection):
-        """Not known to asyncio."""
-
-    task = add_sync(make_app(empty_redis.url, lowkiq_redis_options={"connection_class": Own}))
-    with pytest.raises(
-        ConfigurationError, match=r"connection_class=.*is invalid: expected one of Connection"
-    ):
-        asyncio.run(task.adelay("1"))

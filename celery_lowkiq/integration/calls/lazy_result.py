@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, TypeVar
 
-from celery import result
 from celery.app.task import Task
 from celery.result import AsyncResult
 from kombu.utils.uuid import uuid
@@ -28,7 +27,7 @@ def lazy_result(task: Any, task_id: str | None) -> AsyncResult[Any]:
     """
     made: AsyncResult[Any]
     own: Any = task._get_app().AsyncResult
-    if own.__bases__ == (result.AsyncResult,) and type(task).AsyncResult is Task.AsyncResult:
+    if own.__mro__[1:] == AsyncResult.__mro__ and type(task).AsyncResult is Task.AsyncResult:
         made = _lazy_class(own)(task, task_id)
     else:
         made = task.AsyncResult(task_id or uuid())

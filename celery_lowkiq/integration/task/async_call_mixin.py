@@ -55,7 +55,7 @@ class AsyncCallMixin(CallMixin[R]):
         """Store one call, as :meth:`apply_async`, with the same options."""
         if self._has_own("apply_async"):
             return await self._make_call_async(partial(self.apply_async, args, kwargs, task_id, **options))
-        return await self._make_call_async(self._request(args, kwargs, task_id, **options))
+        return await self._make_call_async(self._request(args, kwargs, task_id, on_loop=True, **options))
 
     @overload
     async def aperform_async(

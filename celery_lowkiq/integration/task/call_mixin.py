@@ -15,7 +15,11 @@ from kombu.utils.uuid import uuid
 from celery_lowkiq.integration.app.celery_settings import celery_setting
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.calls.bulk_results import bulk_with_messages, bulk_without_messages
-from celery_lowkiq.integration.calls.fast_path import has_publish_listeners, may_skip_message
+from celery_lowkiq.integration.calls.fast_path import (
+    has_publish_listeners,
+    may_skip_message,
+    may_skip_message_with_record,
+)
 from celery_lowkiq.integration.calls.lazy_result import lazy_result
 from celery_lowkiq.integration.calls.message import NO_VALUES, HeaderValues, MessagedCall, take_header
 from celery_lowkiq.integration.calls.producer import (
@@ -99,9 +103,13 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         link: Any = None,
         link_error: Any = None,
         shadow: str | None = None,
+        on_loop: bool = False,
         **options: Any,
     ) -> CallRequest[AsyncResult[R]]:
-        """Check a call. Raises as :meth:`apply_async`, except errors of the store."""
+        """Check a call. Raises as :meth:`apply_async`, except errors of the store.
+
+        ``on_loop``: prefer a push over a message, for which Celery asks the result backend.
+        """
         links = {"link": link, "link_error": link_error}
         if self.is_plain:
             return partial(
@@ -118,15 +126,28 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         args, kwargs, task_id = self._completed(args, kwargs, task_id)
         entry = self.entry_of(args, kwargs, task_id, header, **words)
         job = entry.job(context_of(app).codec)
-        if not (options or link or link_error or shadow or tracker) and may_skip_message(self, app):
-            result = partial(lazy_result, self, task_id)
-            return PushRequest((entry,), [job], app_retry_intervals(app), result)
-        beyond = entry.beyond_message() | ({"tracker": tracker} if tracker else {})
-        if words["eta"] is not None:
-            beyond["eta"] = beyond.pop("perform_in")
+        needs_message = options or link or link_error or shadow or tracker
+        request = None if needs_message else self._push_request(entry, job, task_id, on_loop)
+        if request is not None:
+            return request
+        beyond = _beyond_message(entry, tracker, words["eta"] is not None)
         store = partial(self._store_message, entry, job, tracker)
         options |= {**links, **entry.for_message(), "shadow": shadow}
         return partial(self.make_message, args, kwargs, task_id, store, beyond, **options)
+
+    def _push_request(
+        self, entry: Entry, job: NewJob, task_id: str | None, on_loop: bool
+    ) -> PushRequest[AsyncResult[R]] | None:
+        """The push of a call without options; None if it needs a message."""
+        app = self._get_app()
+        jobs = [job]
+        if not may_skip_message(self, app):
+            if not (on_loop and may_skip_message_with_record(app)):
+                return None
+            task_id = task_id or uuid()
+            jobs, _ = bulk_without_messages(self, jobs, True, "", [task_id])
+        result = partial(lazy_result, self, task_id)
+        return PushRequest((entry,), jobs, app_retry_intervals(app), result)
 
     def _store_message(self, entry: Entry, job: NewJob, tracker: str, call: MessagedCall) -> None:
         intervals = retry_intervals(call.properties.get("retry"), call.properties.get("retry_policy"))
@@ -341,3 +362,11 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         """Run the function in this process on a whole batch."""
         result: EagerResult[R] = super().apply((payloads_by_id,), {}, *positional, **options)
         return result
+
+
+def _beyond_message(entry: Entry, tracker: str, has_eta: bool) -> dict[str, Any]:
+    """The arguments of a call that Celery's message does not carry, by the names that the caller used."""
+    beyond = entry.beyond_message() | ({"tracker": tracker} if tracker else {})
+    if has_eta:
+        beyond["eta"] = beyond.pop("perform_in")
+    return beyond
