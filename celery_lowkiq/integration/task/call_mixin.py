@@ -167,7 +167,8 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         """A call of a task with ``by=`` with the id that its payload has, and with dumped Pydantic models."""
         if self.by is None:
             return args, kwargs, task_id
-        if (dump := self._dump_pydantic_arguments) is not None:
+        # Celery 5.5 has none.
+        if (dump := getattr(self, "_dump_pydantic_arguments", None)) is not None:
             args, kwargs = dump(args, kwargs)
         return args, kwargs, str(task_id or uuid())
 
