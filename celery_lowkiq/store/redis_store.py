@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import redis
@@ -19,7 +18,7 @@ from celery_lowkiq.rules.claims import (
 )
 from celery_lowkiq.rules.errors import LowkiqError, StoreError, StoreUnavailable
 from celery_lowkiq.rules.health_checks import Server
-from celery_lowkiq.rules.models import Lease, LeaseState, NewJob, QueueSpec, Settlement, ShardRef, shard_of
+from celery_lowkiq.rules.models import Lease, LeaseState, NewJob, QueueSpec, Settlement, ShardRef
 from celery_lowkiq.rules.ownership import LeaseWatch
 from celery_lowkiq.rules.rate import TokenRequest, Tokens, capacity
 from celery_lowkiq.rules.reports import BeatResult, NodeUpdate
@@ -35,8 +34,8 @@ from celery_lowkiq.store.jobs.claims import (
     settle_calls,
 )
 from celery_lowkiq.store.jobs.durability import Durability
-from celery_lowkiq.store.jobs.push import Sender, Stored, chunked, push_call, taken, with_retries
-from celery_lowkiq.store.jobs.push_drops import Dropped, DroppedCallReporter
+from celery_lowkiq.store.jobs.push import Sender, Stored
+from celery_lowkiq.store.jobs.push_steps import PushSteps
 from celery_lowkiq.store.leases.heartbeats import heartbeat_reply, report_calls
 from celery_lowkiq.store.repairs.background import BackgroundRepairs
 from celery_lowkiq.store.repairs.repairs import Repairs
@@ -65,8 +64,6 @@ TICKET_SECONDS = 60
 LEASE_FIELDS = ("owner", "epoch", "counter", "server", "leaving")
 
 FAST = Durability()
-#: Called with the replies of a push.
-ReplyHandler = Callable[[Sequence[Any]], object]
 
 
 class RedisStore:
@@ -76,12 +73,10 @@ class RedisStore:
         self, client: redis.Redis, durability: Durability = FAST, sending: type[Client] = Client
     ) -> None:
         self.client: Client = sending(client)
-        self._durability = durability
         self._admission = Admission(self.client, Repairs(self.client))
         self._taking = Admission(self.client, BackgroundRepairs(self.client))
+        self.push_steps: PushSteps = PushSteps(self.client, self._admission, durability)
         self._senders: list[Sender] = []
-        #: Called with the calls that a push drops by a policy.
-        self.dropped: Dropped | None = None
 
     def close(self) -> None:
         """Close all connections."""
@@ -103,22 +98,8 @@ class RedisStore:
         ShardCountMismatch, StoreFull, QueueFull, or StoreUnavailable: then the outcome is unknown, and some
         shards may have stored their part. Pushing the same jobs again is safe.
         """
-        by_shard: dict[ShardRef, list[NewJob]] = {}
-        for job in jobs:
-            by_shard.setdefault(ShardRef(queue.name, shard_of(job.id, queue.shards)), []).append(job)
-        waiting = {shard: chunked(part) for shard, part in by_shard.items()}
-        left = iter(pauses)
         with self._sender() as sender:
-            # One chunk of a shard at a time, so that no chunk overtakes a refused one.
-            while turn := {
-                shard: chunk for shard, chunks in waiting.items() if (chunk := next(chunks, None))
-            }:
-                calls = [(s, push_call(queue, s, sender, chunk)) for s, chunk in turn.items()]
-                handlers = self._handlers(queue, turn, stored)
-                with_retries(left, partial(self.admitted, queue, calls, handlers))
-        if by_shard:
-            # All shards of a Redis share one replication stream, so confirming the last write confirms all.
-            self._durability.confirm(self.client, next(iter(by_shard)))
+            self.client.execute(self.push_steps.push(sender, queue, jobs, pauses, stored))
 
     @contextlib.contextmanager
     def _sender(self) -> Iterator[Sender]:
@@ -131,31 +112,13 @@ class RedisStore:
         finally:
             self._senders.append(sender)
 
-    def _handlers(
-        self, queue: QueueSpec, turn: Mapping[ShardRef, Sequence[NewJob]], stored: Stored | None
-    ) -> list[ReplyHandler]:
-        handlers: list[ReplyHandler] = []
-        if stored is not None:
-            handlers.append(lambda replies: stored(taken(turn, replies)))
-        if queue.policy and self.dropped:
-            handlers.append(DroppedCallReporter(self.client, queue, turn, self.dropped).read)
-        return handlers
-
-    def admitted(
-        self,
-        queue: QueueSpec,
-        calls: list[tuple[ShardRef, ScriptCall]],
-        handlers: Iterable[ReplyHandler] = (),
-    ) -> list[Any]:
+    def admitted(self, queue: QueueSpec, calls: Iterable[tuple[ShardRef, ScriptCall]]) -> list[Any]:
         """Run scripts that check the number of shards, and return their replies.
 
-        Shards without a number are registered first. Each handler gets all replies, before the first error
-        among them is raised.
+        Shards without a number are registered first.
         """
-        replies = self._admission.replies([ShardCall(queue, shard, call) for shard, call in calls])
-        for handle in handlers:
-            handle(replies)
-        return raise_refused(replies)
+        sent = [ShardCall(queue, shard, call) for shard, call in calls]
+        return raise_refused(self._admission.replies(sent))
 
     # -- leases
 

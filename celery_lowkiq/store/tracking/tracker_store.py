@@ -18,9 +18,9 @@ from celery_lowkiq.rules.tracking import (
     TrackerView,
 )
 from celery_lowkiq.rules.views import Page
-from celery_lowkiq.store.jobs.push import with_retries
+from celery_lowkiq.store.jobs.push import retried
 from celery_lowkiq.store.jobs.tracker_updates import STEP, by_tracker, parts, text_bytes, update_commands
-from celery_lowkiq.store.scripts.client import Client, member_scores
+from celery_lowkiq.store.scripts.client import Client, member_scores, raise_refused
 from celery_lowkiq.store.scripts.cursors import dump_position, load_place, load_position
 from celery_lowkiq.store.scripts.keys import TRACKERS_KEY, TrackerKeys, tracker_channel
 from celery_lowkiq.store.scripts.listener import Listener
@@ -74,7 +74,8 @@ class TrackerStore:
         for part in parts(calls):
             rest: list[Value] = [value for call in part for value in (call.call, _what(call))]
             steps.append(load("track_add").call(keys, rest, channel=tracker_channel(tracker), latest=latest))
-        replies = with_retries(iter(pauses), lambda: self._client.all(steps))
+        attempts = retried(iter(pauses), lambda: self._client.call_steps(steps))
+        replies = raise_refused(self._client.execute(attempts))
         if UNKNOWN in replies:
             raise UnknownTracker(tracker)
         return CANCELLED not in replies
