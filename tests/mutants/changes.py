@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parents[2]
 OPPOSITES: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -56,11 +57,13 @@ class Change:
 
     def __str__(self) -> str:
         old = self.path.read_text().splitlines()[self.line - 1].strip()
-        return f"{self.path}:{self.line}: {old}  ->  {self.text}"
+        return f"{self.path.relative_to(ROOT)}:{self.line}:{self.column}: {old}  ->  {self.text}"
 
 
 def changes_of(path: Path) -> list[Change]:
-    """All of one module. Strings, annotations and decorators stay: they are words, types and declarations."""
+    """All of one module. Strings, types and decorators stay, and ``zip(strict=True)``, which refuses what
+    never comes.
+    """
     return [change for node in _nodes(ast.parse(path.read_bytes())) for change in _changes(path, node)]
 
 
@@ -68,6 +71,10 @@ def _nodes(node: ast.AST) -> Iterator[ast.AST]:
     if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
         return
     if isinstance(node, ast.ClassDef) and any("Protocol" in ast.unparse(base) for base in node.bases):
+        return
+    if isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation).endswith("TypeAlias"):
+        return
+    if isinstance(node, ast.keyword) and node.arg == "strict":
         return
     yield node
     for name, value in ast.iter_fields(node):
