@@ -26,7 +26,6 @@ class OwnershipMailbox:
 
     def report_lost(self, owned: OwnedShard) -> None:
         """Report that another node owns the shard; read in the next turn."""
-        owned.lost.set()
         self._lost.append(owned)
 
     def take_lost(self) -> list[OwnedShard]:

@@ -104,7 +104,7 @@ def _try_all(chosen: list[Change], copies: list[Path], data: Path, results: Resu
 
 def _covering(copy: Path, data: Path) -> Covering:
     data.mkdir(exist_ok=True)
-    covering = Covering()
+    covering = Covering(ROOT)
     for folder in TESTS:
         path = data / folder
         if not path.exists():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -34,11 +35,14 @@ PASSED, FAILED = 0, 1
 
 
 class Covering:
-    """The tests of a line, quickest first."""
+    """The tests that can notice a change of a line."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: Path) -> None:
         self.seconds: dict[str, float] = {}
+        self._root = root
         self._lines: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+        #: Lines that run when a module of the package or of the tests is imported.
+        self._imported: dict[str, set[int]] = defaultdict(set)
 
     def add(self, data: Path) -> None:
         """Read what :func:`measure` wrote. A test that failed without a mutant kills none."""
@@ -48,17 +52,31 @@ class Covering:
         found.read()
         for file in found.measured_files():
             for line, contexts in found.contexts_by_lineno(file).items():
-                # The context of an import has no name.
                 self._lines[file][line] |= passed.keys() & contexts
+                if "" in contexts:
+                    self._imported[file].add(line)
 
     def tests(self, file: str, first: int, last: int) -> list[str]:
-        """Those that reach these lines; of a line that only an import runs, those of the module."""
+        """Those that reach these lines, quickest first. Of lines that an import runs, or that run in other
+        processes, also those that reach the module, and those in files that name it.
+        """
         lines = self._lines.get(file, {})
-        touched = [lines[line] for line in range(first, last + 1) if line in lines]
-        found = set().union(*touched)
-        if touched and not found:
-            found = set().union(*lines.values())
-        return sorted(found, key=lambda test: self.seconds[test])
+        changed = range(first, last + 1)
+        found = self._quickest(set().union(*(lines.get(line, set()) for line in changed)))
+        if not found or not self._imported[file].isdisjoint(changed):
+            found += self._quickest(set().union(*lines.values()))
+            found += self._quickest(self._naming(file))
+        return list(dict.fromkeys(found))
+
+    def _quickest(self, tests: set[str]) -> list[str]:
+        return sorted(tests, key=lambda test: self.seconds[test])
+
+    def _naming(self, file: str) -> set[str]:
+        package, _, module = file.removesuffix(".py").replace("/", ".").rpartition(".")
+        name = re.compile(rf"{package}(\.| import .*\b){module}\b")
+        paths = {test.partition("::")[0] for test in self.seconds}
+        naming = {path for path in paths if name.search((self._root / path).read_text())}
+        return {test for test in self.seconds if test.partition("::")[0] in naming}
 
 
 def measure(root: Path, folder: str, data: Path) -> None:

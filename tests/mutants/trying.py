@@ -81,7 +81,13 @@ def _run(copy: Path, tests: list[str], limit: float) -> Outcome:
     command += ["--lowkiq-tests", str(chosen), *files]
     environment = {**ENVIRONMENT, "PYTHONDONTWRITEBYTECODE": "1"}
     pytest = subprocess.Popen(
-        command, cwd=copy, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=copy,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
     try:
         printed, _ = pytest.communicate(timeout=limit)
