@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
-from .changes import ROOT, Change, changes_of
+from .changes import PACKAGE, ROOT, Change, changes_of
 from .covering import TESTS, Covering, measure
 from .trying import Outcome, attempt, copy_of
 
@@ -24,7 +24,7 @@ ENOUGH = 0.9
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
     given = _parser().parse_args(arguments)
-    paths = [path for folder in FOLDERS for path in sorted((ROOT / "celery_lowkiq" / folder).rglob("*.py"))]
+    paths = [path for folder in FOLDERS for path in sorted((PACKAGE / folder).rglob("*.py"))]
     changes = [change for path in paths for change in changes_of(path)]
     chosen = random.Random(given.seed).sample(changes, min(given.count, len(changes)))
     with tempfile.TemporaryDirectory(prefix="lowkiq-mutants-") as name:
@@ -32,12 +32,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         data = (given.data or Path(name)).absolute()
         results = Results(data / "results.jsonl")
         _try_all([change for change in chosen if not results.has(change, given.again)], copies, data, results)
-    survivors = [change for change in chosen if not results.of(change).killed]
-    killed = len(chosen) - len(survivors)
-    print(f"{killed} of {len(chosen)} mutants killed ({killed / len(chosen):.1%}), seed {given.seed}")
+    return _report(chosen, results)
+
+
+def _report(chosen: list[Change], results: Results) -> int:
+    alive = [change for change in chosen if not results.of(change).killed]
+    survivors = [change for change in alive if not change.is_equivalent]
+    count = len(chosen) - len(alive) + len(survivors)
+    killed = count - len(survivors)
+    print(
+        f"{killed} of {count} mutants killed ({killed / count:.1%}), and {len(chosen) - count} are equivalent"
+    )
     for change in survivors:
         print(f"survived ({results.of(change).why}): {change}")
-    return 0 if killed >= ENOUGH * len(chosen) else 1
+    return 0 if killed >= ENOUGH * count else 1
 
 
 def _parser() -> argparse.ArgumentParser:

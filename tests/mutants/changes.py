@@ -6,10 +6,12 @@ import ast
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "celery_lowkiq"
 OPPOSITES: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -56,8 +58,26 @@ class Change:
         return before + self.text.encode() + after
 
     def __str__(self) -> str:
+        return f"{self.path.relative_to(ROOT)}:{self.line}:{self.column}: {self._words}"
+
+    @property
+    def is_equivalent(self) -> bool:
+        """Whether the list says that no test can notice it."""
+        return any(
+            line.startswith(f"{self.path.relative_to(ROOT)}: {self._words}: ") for line in equivalent()
+        )
+
+    @property
+    def _words(self) -> str:
         old = self.path.read_text().splitlines()[self.line - 1].strip()
-        return f"{self.path.relative_to(ROOT)}:{self.line}:{self.column}: {old}  ->  {self.text}"
+        return f"{old}  ->  {self.text}"
+
+
+@cache
+def equivalent() -> list[str]:
+    """Mutants that are the same program, each with the reason."""
+    lines = Path(__file__).with_name("equivalent.txt").read_text().splitlines()
+    return [line for line in lines if not line.startswith("#")]
 
 
 def changes_of(path: Path) -> list[Change]:

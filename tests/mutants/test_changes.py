@@ -7,7 +7,7 @@ import ast
 import pytest
 
 from .__main__ import FOLDERS, Results
-from .changes import ROOT, Change, changes_of
+from .changes import PACKAGE, ROOT, Change, changes_of, equivalent
 from .trying import Outcome
 
 
@@ -48,11 +48,21 @@ def test_types_and_protocols_stay(mutants):
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_mutants_of_the_package_are_other_programs(folder):
-    for path in (ROOT / "celery_lowkiq" / folder).rglob("*.py"):
+    for path in (PACKAGE / folder).rglob("*.py"):
         source = path.read_bytes()
         before = ast.dump(ast.parse(source))
         for change in changes_of(path)[::20]:
             assert ast.dump(ast.parse(change.apply(source))) != before, change
+
+
+def test_an_equivalent_mutant_is_one_of_the_package():
+    changes = [
+        change
+        for folder in FOLDERS
+        for path in (PACKAGE / folder).rglob("*.py")
+        for change in changes_of(path)
+    ]
+    assert sum(change.is_equivalent for change in changes) == len(equivalent())
 
 
 def test_a_later_run_knows_the_results_of_an_earlier_one(tmp_path):

@@ -28,6 +28,7 @@ class Node:
             "lease_seconds": 0.5,
             "queues": [Q],
             "owner": "me",
+            "clock": SystemClock(),
             **options,
         }
         self.runtime = Runtime(
@@ -35,7 +36,6 @@ class Node:
             self.runner,
             self.host,
             settings.pop("queues"),
-            clock=SystemClock(),
             scheduler_factory=settings.pop("scheduler", lag),
             splitter=splitter,
             **settings,
