@@ -63,9 +63,9 @@ class Change:
     @property
     def is_equivalent(self) -> bool:
         """Whether the list says that no test can notice it."""
-        return any(
-            line.startswith(f"{self.path.relative_to(ROOT)}: {self._words}: ") for line in equivalent()
-        )
+        prefix = f"{self.path.relative_to(ROOT)}: "
+        of_file = [line for line in equivalent() if line.startswith(prefix)]
+        return any(line.startswith(f"{prefix}{self._words}: ") for line in of_file)
 
     @property
     def _words(self) -> str:
