@@ -10,6 +10,7 @@ import pytest
 from celery_lowkiq.rules.errors import NotOwner, ShardCountMismatch, ShardDamaged, ShardRepairing
 from celery_lowkiq.rules.models import Disposition, Lease, NewJob, QueueSpec, ShardRef, shard_of
 from celery_lowkiq.rules.ownership import LeaseWatch
+from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.admin.repair import QueueRepairs
@@ -255,6 +256,14 @@ def test_times_priorities_and_pauses_come_back_from_the_keys_beside(store, clien
     assert (failed.id, failed.error) == ("failed", b"boom")
     job = Queries(store).job(ONE, "ranked").waiting
     assert (job.priority, job.paused) == (5, True)
+
+
+def test_a_lost_priority_becomes_that_of_the_queue(store, client):
+    queue = QueueSpec("orders", shards=1, policies=Policies(priority=3))
+    store.push(queue, [NewJob("urgent", b"a", 1.0, priority=7)])
+    client.delete(KEYS["by_priority"])
+    QueueRepairs(store).repair(queue)
+    assert Queries(store).job(queue, "urgent").waiting.priority == 3
 
 
 def test_beside_a_living_owner_a_repair_gives_nothing_up_that_runs(store, client):
