@@ -66,6 +66,17 @@ class TestStopping:
         assert one.runtime.join(10)
         assert one.owns("") == list(SHARDS)
 
+    def test_a_lease_is_renewed_while_a_drain_waits_for_its_run(self, node):
+        one = node(lanes=1, lease_seconds=2.0)
+        one.start_with_run("runs")
+        one.runtime.drain()
+        eventually(lambda: one.owns("") == list(SHARDS[1:]))
+        renewed = one.store.leases[SHARDS[0]].counter
+        eventually(lambda: one.store.leases[SHARDS[0]].counter >= renewed + 2)
+        assert one.runtime.busy() == 1
+        one.gate.set()
+        assert one.runtime.join(10)
+
     def test_what_runs_at_an_abandon_is_left_and_marked_as_stopping(self, node):
         one = node()
         one.start_with_run("runs")
