@@ -27,24 +27,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     paths = [path for folder in FOLDERS for path in sorted((PACKAGE / folder).rglob("*.py"))]
     changes = [change for path in paths for change in changes_of(path)]
     chosen = random.Random(given.seed).sample(changes, min(given.count, len(changes)))
+    others = [change for change in chosen if not change.is_equivalent]
     with tempfile.TemporaryDirectory(prefix="lowkiq-mutants-") as name:
         copies = [copy_of(ROOT, Path(name) / str(number)) for number in range(given.parallel)]
         data = (given.data or Path(name)).absolute()
         results = Results(data / "results.jsonl")
-        _try_all([change for change in chosen if not results.has(change, given.again)], copies, data, results)
-    return _report(chosen, results)
-
-
-def _report(chosen: list[Change], results: Results) -> int:
-    alive = [change for change in chosen if not results.of(change).killed]
-    survivors = [change for change in alive if not change.is_equivalent]
-    count = len(chosen) - len(alive) + len(survivors)
-    killed = count - len(survivors)
-    print(
-        f"{killed} of {count} mutants killed ({killed / count:.1%}), and {len(chosen) - count} are equivalent"
-    )
+        _try_all([change for change in others if not results.has(change, given.again)], copies, data, results)
+    survivors = [change for change in others if not results.of(change).killed]
     for change in survivors:
         print(f"survived ({results.of(change).why}): {change}")
+    count, killed = len(others), len(others) - len(survivors)
+    print(f"{killed} of {count} mutants killed ({killed / count:.1%}); {len(chosen) - count} are equivalent")
     return 0 if killed >= ENOUGH * count else 1
 
 
