@@ -26,6 +26,7 @@ class Node:
             "lanes": 2,
             "poll_interval": 60.0,
             "lease_seconds": 0.5,
+            "window": 50,
             "queues": [Q],
             "owner": "me",
             "clock": SystemClock(),
