@@ -12,8 +12,8 @@ from pathlib import Path
 
 from coverage import CoverageData
 
-#: Tests within one process, where coverage sees which test reaches a line.
-TESTS = ("unit", "store", "model", "simulation", "web", "cli")
+#: Tests that run the package within their process, where coverage sees which test reaches a line.
+TESTS = ("unit", "store", "model", "simulation", "web", "cli", "features")
 #: Without the long ones, and on one server; without plugins that take a second to import.
 PYTEST = (
     *(sys.executable, "-m", "pytest", "-q", "-p", "tests.mutants.plugin"),
