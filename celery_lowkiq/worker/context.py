@@ -26,7 +26,6 @@ class OwnershipMailbox:
 
     def report_gone(self, owned: OwnedShard) -> None:
         """Report that another node may own the shard, which was lost or released; read in the next turn."""
-        owned.lost.set()
         self._gone.append(owned)
 
     def take_gone(self) -> list[OwnedShard]:

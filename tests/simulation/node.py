@@ -272,6 +272,7 @@ class Node(Machine):
             splitter=lease_splitter,
             poll_interval=0.5 * network.seconds,
             lease_seconds=network.seconds,
+            window=50,
             exclusion=Strict(KillTimer(self)) if strict else None,
         )
         self.drained = False

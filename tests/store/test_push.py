@@ -72,6 +72,8 @@ def test_chunks_are_bounded_in_jobs_and_bytes():
     assert [len(chunk) for chunk in chunked(small)] == [CHUNK_JOBS, CHUNK_JOBS, 1]
     large = [NewJob("1", b"x" * (CHUNK_BYTES // 2))] * 5
     assert [len(chunk) for chunk in chunked(large)] == [2, 2, 1]
+    full = [NewJob("1", b"x" * (CHUNK_BYTES - 1)), NewJob("2", b"x"), NewJob("3", b"x")]
+    assert [len(chunk) for chunk in chunked(full)] == [2, 1]
 
 
 def test_another_shard_count_is_refused_and_nothing_is_stored(store):

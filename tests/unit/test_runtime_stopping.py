@@ -39,6 +39,16 @@ class TestStopping:
         assert one.owns() == []
         assert one.owns("") == list(SHARDS)
 
+    def test_join_waits_no_longer_than_its_timeout(self, node):
+        one = node(lanes=1)
+        one.start_with_run("runs")
+        one.runtime.drain()
+        began = time.monotonic()
+        assert not one.runtime.join(0.05)
+        assert time.monotonic() - began < 1
+        one.gate.set()
+        assert one.runtime.join(10)
+
     def test_an_idle_node_stops_at_once(self, node):
         one = node(lease_seconds=60.0).start()
         eventually(lambda: len(one.owns()) == 4)
@@ -121,6 +131,17 @@ class TestStopping:
         assert one.runtime.join(10)
         assert one.store.acquired == []
 
+    def test_a_lease_is_renewed_while_a_drain_waits_for_its_run(self, node):
+        one = node(lanes=1, lease_seconds=2.0)
+        one.start_with_run("runs")
+        one.runtime.drain()
+        eventually(lambda: one.owns("") == list(SHARDS[1:]))
+        renewed = one.store.leases[SHARDS[0]].counter
+        eventually(lambda: one.store.leases[SHARDS[0]].counter >= renewed + 2)
+        assert one.runtime.busy() == 1
+        one.gate.set()
+        assert one.runtime.join(10)
+
     def test_what_runs_at_an_abandon_is_left_and_marked_as_stopping(self, node):
         one = node()
         one.start_with_run("runs")
@@ -147,6 +168,15 @@ class TestStopping:
         one.gate.set()
         assert one.runtime.join(10)
         assert one.store.settled == ([] if given_up else [("runs", Disposition.DONE)])
+
+    def test_a_release_at_exit_waits_for_no_renewal(self, node):
+        one = node(lease_seconds=60.0)
+        one.start_with_run("runs")
+        one.runtime.abandon()
+        eventually(lambda: SHARDS[0] in one.store.stopping)
+        one.runtime.release_at_exit(5)
+        assert one.owns("") == list(SHARDS)
+        one.gate.set()
 
     def test_a_drain_without_redis_ends_after_a_lease_time(self, node, caplog):
         one = node()
@@ -264,6 +294,7 @@ class TestSuspects:
         one.start_with_run("suspect")
         one.store.push(SHARDS[1], "other")
         one.ran("other")
+        assert one.store.settled == [("other", Disposition.DONE)]
         one.gate.set()
         one.ran("suspect")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -126,9 +127,9 @@ class TrackerStore:
 
     def recent(self, limit: int, after: str | None) -> Page[TrackerView]:
         """Return a page of trackers, the latest first. Expired ones are removed from the list."""
-        score, member = ("+inf", b"") if after is None else load_position(after)
-        bound = score if score == "+inf" else number_text(float(score))
-        command = ("ZREVRANGEBYSCORE", TRACKERS_KEY, bound, "-inf", "WITHSCORES", "LIMIT", 0, limit + 1)
+        score, member = (math.inf, b"") if after is None else load_position(after)
+        bounds = (number_text(score), "-inf")
+        command = ("ZREVRANGEBYSCORE", TRACKERS_KEY, *bounds, "WITHSCORES", "LIMIT", 0, limit + 1)
         (reply,) = self._client.commands([command])
         trackers = [(tracker, float(at)) for tracker, at in member_scores(reply) if tracker != member]
         page = trackers[:limit]
