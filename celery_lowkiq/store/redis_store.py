@@ -29,9 +29,9 @@ from celery_lowkiq.store.jobs.claims import (
     claim_call,
     claimed,
     open_claims,
+    or_raise,
     owned,
     settle_calls,
-    sound,
 )
 from celery_lowkiq.store.jobs.durability import Durability
 from celery_lowkiq.store.jobs.push import Sender, Stored, chunked, push_call, taken, with_retries
@@ -192,7 +192,7 @@ class RedisStore:
         """
         wish = LeaseWatch(queue, shard, seen, known_epoch=known_epoch)
         (answer,) = self._acquired(self._admission, [wish], owner)
-        return sound(answer)
+        return or_raise(answer)
 
     def acquire_all(self, wanted: Sequence[LeaseWatch], owner: str) -> list[Lease | LowkiqError]:
         """Take each shard whose lease is still as ``seen``, and recover its jobs, in one round trip.
@@ -304,12 +304,12 @@ class RedisStore:
     ) -> Claim:
         """Claim one batch. Raises NotOwner, StoreUnavailable."""
         _, answer = self.exchange(None, ClaimRequest(queue, lease, request, in_hand, suspects))
-        return sound(answer)
+        return or_raise(answer)
 
     def settle(self, queue: QueueSpec, lease: Lease, verdicts: Sequence[Settlement]) -> SettleReply:
         """Settle claimed jobs. Raises NotOwner, StoreUnavailable."""
         answer, _ = self.exchange(SettleRequest(queue, lease, tuple(verdicts)), None)
-        return sound(answer)
+        return or_raise(answer)
 
     def retract_crashes(self, lease: Lease) -> None:
         """Undo the crashes that were counted for the owner of this lease: it is alive."""

@@ -42,7 +42,7 @@ class QueueOptions(TypedDict, total=False):
                 lambda value: value == "all" or is_whole(value, 1, LARGEST_KEEP),
             ),
             "Number of payloads that a waiting job keeps, those with the highest scores. See [policies of a "
-            "queue](policies.md#policies-of-a-queue) for this and the next seven.",
+            "queue](policies.md#policies-of-a-queue) for this and the options down to `job_ttl`.",
         ),
     ]
     debounce: Annotated[

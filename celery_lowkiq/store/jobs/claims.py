@@ -160,7 +160,7 @@ def _split(settle: SettleRequest) -> tuple[list[Settlement], list[Settlement]]:
     return done, others
 
 
-def sound(answer: A | LowkiqError | None) -> A:
+def or_raise(answer: A | LowkiqError | None) -> A:
     """Return the answer. Raises it when it is an error."""
     if isinstance(answer, LowkiqError):
         raise answer
