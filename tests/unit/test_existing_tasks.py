@@ -117,7 +117,7 @@ def test_a_shared_task_and_a_pydantic_one(lowkiq, lowkiq_app):
     ],
 )
 def test_what_is_refused_leaves_a_plain_task(lowkiq_app, options, text):
-    @lowkiq_app.task(name="save")
+    @lowkiq_app.task(name="save", shared=False)
     def save(order_id, status): ...
 
     before = type(save._get_current_object())
@@ -129,7 +129,7 @@ def test_what_is_refused_leaves_a_plain_task(lowkiq_app, options, text):
 def test_annotations_that_are_refused_leave_a_plain_task_as_it_was(lowkiq_app):
     lowkiq_app.conf.task_annotations = {"save": {"shards": "many"}}
 
-    @lowkiq_app.task(name="save")
+    @lowkiq_app.task(name="save", shared=False)
     def save(order_id): ...
 
     before, serializer = type(save._get_current_object()), save.serializer
@@ -140,7 +140,7 @@ def test_annotations_that_are_refused_leave_a_plain_task_as_it_was(lowkiq_app):
 
 
 def test_an_option_of_the_task_that_it_could_not_have_is_refused(lowkiq_app):
-    @lowkiq_app.task(name="save", time_limit=5)
+    @lowkiq_app.task(name="save", shared=False, time_limit=5)
     def save(order_id): ...
 
     with pytest.raises(ConfigurationError, match="time_limit=5 is invalid"):
