@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import redis.asyncio
 from redis import exceptions
 
+from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import NewJob, QueueSpec
 from celery_lowkiq.store.jobs.sender_queue import SenderQueue
 from celery_lowkiq.store.redis_store import RedisStore
@@ -34,8 +35,9 @@ class LoopStore:
         connections: int,
         timeout: float,
     ) -> None:
-        """``timeout``: how long a push waits for one of the connections, in s. Both functions are called at
-        the first push.
+        """``timeout``: how long a push waits for a connection while Redis does not answer, in s.
+
+        Both functions are called at the first push.
         """
         self._store = store
         self._connect = connect
@@ -47,10 +49,14 @@ class LoopStore:
         """Merge jobs into the queue, as :meth:`RedisStore.push` does. Raises what that raises."""
         steps = self._store().push_steps
         sender = await self._senders.take()
+        answered = True
         try:
             await execute_async(steps.push(sender, queue, jobs, pauses), self._act)
+        except (StoreUnavailable, asyncio.CancelledError):
+            answered = False
+            raise
         finally:
-            self._senders.give_back(sender)
+            self._senders.give_back(sender, answered)
 
     async def in_thread(self, function: Callable[[], T]) -> T:
         """Call a function that may block, in a thread and in the caller's context."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import redis
@@ -98,17 +97,12 @@ class RedisStore:
         ShardCountMismatch, StoreFull, QueueFull, or StoreUnavailable: then the outcome is unknown, and some
         shards may have stored their part. Pushing the same jobs again is safe.
         """
-        with self._sender() as sender:
-            self.client.execute(self.push_steps.push(sender, queue, jobs, pauses, stored))
-
-    @contextlib.contextmanager
-    def _sender(self) -> Iterator[Sender]:
         try:
             sender = self._senders.pop()
         except IndexError:
             sender = Sender()
         try:
-            yield sender
+            self.client.execute(self.push_steps.push(sender, queue, jobs, pauses, stored))
         finally:
             self._senders.append(sender)
 

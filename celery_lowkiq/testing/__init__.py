@@ -75,12 +75,14 @@ class EmbeddedContext(AppContext):
         super().__init__(app)
         self._server = server
 
+    def redis_parameters(self) -> dict[str, Any]:
+        """Return the arguments of a connection to the test's server."""
+        return {"path": self._server.socket_path}
+
     def open_store(self, connections: int) -> RedisStore:
         """Return a store with at most ``connections`` connections."""
         client = connect(
-            {"path": self._server.socket_path},
-            pool_size=connections,
-            pool_timeout=self.settings.pool_timeout,
+            self.redis_parameters(), pool_size=connections, pool_timeout=self.settings.pool_timeout
         )
         return RedisStore(client, sending=FakeClockClient)
 

@@ -271,3 +271,24 @@ def test_methods_of_the_users_own_are_called(app):
 
     asyncio.run(main())
     assert set(stored(task)) == {"own-1", "own-2", "own-3"}
+
+
+def test_in_tests_a_call_goes_to_the_store_of_the_test(lowkiq, lowkiq_app):
+    """It went to the Redis of the app's settings."""
+    lowkiq_app.conf.broker_url = "redis://127.0.0.1:1"
+    ran = []
+
+    @ordered_task(app=lowkiq_app, shared=False, name="sync")
+    def sync(payloads_by_id):
+        ran.append(payloads_by_id)
+
+    async def main():
+        await lowkiq_app.tasks["sync"].adelay("1", "now")
+        await lowkiq_app.tasks["sync"].aapply_async(("2", "later"), countdown=86400)
+
+    asyncio.run(main())
+    assert lowkiq.drain() == 1
+    lowkiq.assert_enqueued(lowkiq_app.tasks["sync"], "2", "later")
+    lowkiq.clock.move(86400)
+    assert lowkiq.drain() == 1
+    assert ran == [{"1": ["now"]}, {"2": ["later"]}]

@@ -19,13 +19,8 @@ from .from_asyncio import add_sync, make_app, stored
 
 
 @pytest.fixture
-def app(empty_redis):
-    return make_app(empty_redis.url)
-
-
-@pytest.fixture
-def task(app):
-    return add_sync(app)
+def task(empty_redis):
+    return add_sync(make_app(empty_redis.url))
 
 
 def named(server):
@@ -95,12 +90,12 @@ def test_connections_end_with_their_loop(empty_redis, of_loop, runs, recwarn):
     assert not [warning for warning in recwarn if issubclass(warning.category, ResourceWarning)]
 
 
-def test_a_loop_that_was_only_closed_is_forgotten_by_the_next(app, task):
+def test_a_loop_that_was_only_closed_is_forgotten_by_the_next(task):
     loop = asyncio.new_event_loop()
     loop.run_until_complete(task.adelay("1"))
     loop.close()
     asyncio.run(task.adelay("2"))
-    assert not context_of(app).loop_stores._stores
+    assert not context_of(task._get_app()).loop_stores._stores
     assert len(stored(task)) == 2
 
 

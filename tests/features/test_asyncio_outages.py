@@ -12,6 +12,7 @@ from celery_lowkiq import StoreFull
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.errors import ConfigurationError, StoreUnavailable
+from celery_lowkiq.store.jobs import durability
 from tests.chaos.proxy import Proxy
 from tests.outages import away, full
 
@@ -65,6 +66,17 @@ def test_a_redis_that_comes_back_has_the_call(mortal):
 
     assert asyncio.run(main()) < 1.0
     assert "2" in stored(task)
+
+
+def test_a_push_that_no_replica_confirms(empty_redis, monkeypatch):
+    monkeypatch.setattr(durability, "WAIT_MS", 200)
+    monkeypatch.setattr(durability, "CONFIRM_SECONDS", 0.5)
+    task = add_sync(make_app(empty_redis.url, lowkiq_push_durability="replicated"))
+    (error,), gap = asyncio.run(ticking(task.adelay("1")))
+    assert isinstance(error, OperationalError)
+    assert "stored, but not confirmed as replicated" in str(error)
+    assert gap < 0.2
+    assert stored(task) == {"1": [""]}
 
 
 @pytest.fixture

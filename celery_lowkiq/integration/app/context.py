@@ -69,12 +69,14 @@ class AppContext:
                 self._store.push_steps.dropped = self._dropped
             return self._store
 
+    def redis_parameters(self) -> dict[str, Any]:
+        """Return the arguments of each connection to the store. Raises ConfigurationError."""
+        return parameters(self._app, self.settings)
+
     def open_store(self, connections: int) -> RedisStore:
         """Return a new store with at most ``connections`` connections. Raises ConfigurationError."""
         client = connect(
-            parameters(self._app, self.settings),
-            pool_size=connections,
-            pool_timeout=self.settings.pool_timeout,
+            self.redis_parameters(), pool_size=connections, pool_timeout=self.settings.pool_timeout
         )
         check_arguments(client.connection_pool)
         durability = Durability(Level(self.settings.push_durability), self.settings.push_replicas)
@@ -84,7 +86,7 @@ class AppContext:
         connections = self.settings.client_pool_size
 
         def connect_loop() -> Any:
-            client = connect_async(parameters(self._app, self.settings), pool_size=connections)
+            client = connect_async(self.redis_parameters(), pool_size=connections)
             check_arguments(client.connection_pool)
             return client
 

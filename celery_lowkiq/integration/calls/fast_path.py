@@ -8,7 +8,6 @@ from celery import Celery, signals
 from celery._state import get_current_worker_task
 
 from celery_lowkiq.integration.app.celery_settings import celery_setting
-from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.records.call_record import stores_error
 
 from .send_task_overrides import override_of
@@ -32,13 +31,13 @@ def may_skip_message_with_record(app: Celery) -> bool:
     return not has_publish_listeners(app) and get_current_worker_task() is None
 
 
-def may_skip_message(task: Any, app: Celery) -> bool:
+def may_skip_message(task: Any, app: Celery, track_calls: bool) -> bool:
     """Whether a call without options needs no message: it is not observed, needs no record, and is not made
     by a running task.
     """
     return not (
         has_publish_listeners(app)
-        or context_of(app).settings.track_calls
+        or track_calls
         or task.expires is not None
         or task.job_ttl is not None
         or stores_error(task)

@@ -13,7 +13,7 @@ from celery.result import AsyncResult, EagerResult
 from kombu.utils.uuid import uuid
 
 from celery_lowkiq.integration.app.celery_settings import celery_setting
-from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app.context import AppContext, context_of
 from celery_lowkiq.integration.calls.bulk_results import bulk_with_messages, bulk_without_messages
 from celery_lowkiq.integration.calls.fast_path import (
     has_publish_listeners,
@@ -91,8 +91,8 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         Takes Celery's options, too. Raises TypeError for wrong arguments, InvalidCall for a wrong value,
         StoreError.
         """
-        options |= {"producer": producer, "link": link, "link_error": link_error, "shadow": shadow}
-        return self._make_call(self._request(args, kwargs, task_id, **options))
+        given = args, kwargs, task_id, producer, link, link_error, shadow
+        return self._make_call(self._request(*given, **options))
 
     def _request(
         self,
@@ -125,9 +125,10 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
             return partial(self.apply, args, kwargs, task_id=task_id, **links, **words, **options)
         args, kwargs, task_id = self._completed(args, kwargs, task_id)
         entry = self.entry_of(args, kwargs, task_id, header, **words)
-        job = entry.job(context_of(app).codec)
+        context = context_of(app)
+        job = entry.job(context.codec)
         needs_message = options or link or link_error or shadow or tracker
-        request = None if needs_message else self._push_request(entry, job, task_id, on_loop)
+        request = None if needs_message else self._push_request(context, entry, job, task_id, on_loop)
         if request is not None:
             return request
         beyond = _beyond_message(entry, tracker, words["eta"] is not None)
@@ -136,12 +137,12 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         return partial(self.make_message, args, kwargs, task_id, store, beyond, **options)
 
     def _push_request(
-        self, entry: Entry, job: NewJob, task_id: str | None, on_loop: bool
+        self, context: AppContext, entry: Entry, job: NewJob, task_id: str | None, on_loop: bool
     ) -> PushRequest[AsyncResult[R]] | None:
         """The push of a call without options; None if it needs a message."""
         app = self._get_app()
         jobs = [job]
-        if not may_skip_message(self, app):
+        if not may_skip_message(self, app, context.settings.track_calls):
             if not (on_loop and may_skip_message_with_record(app)):
                 return None
             task_id = task_id or uuid()

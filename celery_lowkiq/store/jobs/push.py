@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from celery_lowkiq.rules.errors import LowkiqError, StoreUnavailable
-from celery_lowkiq.rules.models import NewJob, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import NewJob, QueueSpec, ShardRef, shard_of
 from celery_lowkiq.rules.priorities import MOST_URGENT
 from celery_lowkiq.store.scripts.keys import channel, shard_keys
 from celery_lowkiq.store.scripts.records import id_bytes, number_text
@@ -46,6 +46,27 @@ def chunked(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:
             chunk, size = [], 0
     if chunk:
         yield chunk
+
+
+def shard_of_job(queue: QueueSpec, job: NewJob) -> ShardRef:
+    """Return the shard of a job's id."""
+    return ShardRef(queue.name, shard_of(job.id, queue.shards))
+
+
+def turns(queue: QueueSpec, jobs: Sequence[NewJob]) -> Iterator[Mapping[ShardRef, Sequence[NewJob]]]:
+    """Split jobs into parts by shard, in order: one chunk of a shard at a time, so that none overtakes a
+    refused one.
+    """
+    if len(jobs) == 1:
+        yield {shard_of_job(queue, jobs[0]): jobs}
+        return
+    by_shard: dict[ShardRef, list[NewJob]] = {}
+    for job in jobs:
+        by_shard.setdefault(shard_of_job(queue, job), []).append(job)
+    waiting = {shard: chunked(part) for shard, part in by_shard.items()}
+    turn: Mapping[ShardRef, Sequence[NewJob]]
+    while turn := {shard: chunk for shard, chunks in waiting.items() if (chunk := next(chunks, None))}:
+        yield turn
 
 
 def push_call(queue: QueueSpec, shard: ShardRef, sender: Sender, jobs: Sequence[NewJob]) -> ScriptCall:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
-from celery_lowkiq.rules.models import NewJob, QueueSpec, ShardRef, shard_of
+from celery_lowkiq.rules.models import NewJob, QueueSpec, ShardRef
 from celery_lowkiq.store.scripts.client import Client, raise_refused
 from celery_lowkiq.store.scripts.steps import Block, Steps
 
 from .admission import Admission, ShardCall
 from .durability import Durability
-from .push import Sender, Stored, chunked, push_call, retried, taken
+from .push import Sender, Stored, push_call, retried, shard_of_job, taken, turns
 from .push_drops import Dropped, DroppedCallReporter
 
 
@@ -34,22 +34,17 @@ class PushSteps:
         stored: Stored | None = None,
     ) -> Steps[None]:
         """See ``RedisStore.push``. ``sender`` is not used by another push meanwhile."""
-        by_shard: dict[ShardRef, list[NewJob]] = {}
-        for job in jobs:
-            by_shard.setdefault(ShardRef(queue.name, shard_of(job.id, queue.shards)), []).append(job)
-        waiting = {shard: chunked(part) for shard, part in by_shard.items()}
         left = iter(pauses)
-        # One chunk of a shard at a time, so that no chunk overtakes a refused one.
-        while turn := {shard: chunk for shard, chunks in waiting.items() if (chunk := next(chunks, None))}:
+        for turn in turns(queue, jobs):
             calls = [
                 ShardCall(queue, shard, push_call(queue, shard, sender, chunk))
                 for shard, chunk in turn.items()
             ]
             reporter = self._reporter(queue, turn)
             yield from retried(left, partial(self._send, calls, turn, stored, reporter))
-        if by_shard:
+        if jobs:
             # All shards of a Redis share one replication stream, so confirming the last write confirms all.
-            yield from self._durability.confirm_steps(self._client, next(iter(by_shard)))
+            yield from self._durability.confirm_steps(self._client, shard_of_job(queue, jobs[0]))
 
     def _reporter(
         self, queue: QueueSpec, turn: Mapping[ShardRef, Sequence[NewJob]]

@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import NamedTuple
 
 from celery_lowkiq.rules.errors import StoreUnavailable
 
 from .push import Sender
 
 
+class _Waiter(NamedTuple):
+    """A push that waits, and since when (s, by the clock of the loop)."""
+
+    sender: asyncio.Future[Sender]
+    since: float
+
+
 class SenderQueue:
-    """At most ``size`` senders, each used by one push at a time. For one event loop."""
+    """At most ``size`` senders, each used by one push at a time. For one event loop.
+
+    However many pushes wait, they wait while Redis answers: the timeout (s) counts from its last answer.
+    """
 
     def __init__(self, size: int, timeout: float) -> None:
         self._left = size
         self._timeout = timeout
         self._free: list[Sender] = []
-        self._waiting: deque[asyncio.Future[Sender]] = deque()
+        self._waiting: deque[_Waiter] = deque()
+        self._answered_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
 
     async def take(self) -> Sender:
         """Return a sender that no other push uses. Raises StoreUnavailable after the timeout."""
@@ -27,36 +40,46 @@ class SenderQueue:
         if self._left:
             self._left -= 1
             return Sender()
-        return await self._wait()
+        return await self._wait(asyncio.get_running_loop())
 
-    def give_back(self, sender: Sender) -> None:
-        """Let another push use the sender."""
+    def give_back(self, sender: Sender, answered: bool) -> None:
+        """Let the next push use the sender. ``answered``: whether Redis has answered this one."""
         while self._waiting:
             waiter = self._waiting.popleft()
-            if not waiter.done():
-                waiter.set_result(sender)
+            if not waiter.sender.done():
+                if answered:
+                    self._answered_at = waiter.sender.get_loop().time()
+                waiter.sender.set_result(sender)
                 return
         self._free.append(sender)
 
-    async def _wait(self) -> Sender:
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[Sender] = loop.create_future()
+    async def _wait(self, loop: asyncio.AbstractEventLoop) -> Sender:
+        waiter = _Waiter(loop.create_future(), loop.time())
         self._waiting.append(waiter)
-        timer = loop.call_later(self._timeout, self._expire, waiter)
+        if self._timer is None:
+            self._timer = loop.call_later(self._timeout, self._expire, loop)
         try:
-            return await waiter
+            return await waiter.sender
         except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled():
-                self.give_back(waiter.result())
+            if waiter.sender.done() and not waiter.sender.cancelled():
+                self.give_back(waiter.sender.result(), answered=False)
             raise
-        finally:
-            timer.cancel()
 
-    def _expire(self, waiter: asyncio.Future[Sender]) -> None:
-        if not waiter.done():
-            waiter.set_exception(
-                StoreUnavailable(
-                    f"Redis is not available: no connection was free within {self._timeout:g} s "
-                    "(lowkiq_pool_timeout, lowkiq_client_pool_size)"
-                )
-            )
+    def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
+        """End the waiting of pushes that have waited for too long, and look again in time for the next."""
+        self._timer = None
+        while self._waiting:
+            first = self._waiting[0]
+            expires_at = max(first.since, self._answered_at) + self._timeout
+            if not first.sender.done() and expires_at > loop.time():
+                self._timer = loop.call_at(expires_at, self._expire, loop)
+                return
+            self._waiting.popleft()
+            if not first.sender.done():
+                first.sender.set_exception(StoreUnavailable(self._message()))
+
+    def _message(self) -> str:
+        return (
+            f"Redis is not available: no connection was free within {self._timeout:g} s "
+            "(lowkiq_pool_timeout, lowkiq_client_pool_size)"
+        )
