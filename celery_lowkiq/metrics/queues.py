@@ -19,7 +19,7 @@ from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.loggers import metrics_logger as logger
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.ownership import LeaseWatch
-from celery_lowkiq.rules.views import ShardLook, Stats, sum_of
+from celery_lowkiq.rules.views import ShardState, Stats, sum_of
 
 LABELS = ("queue",)
 
@@ -78,18 +78,18 @@ class QueueCollector(Collector):
         """Yield the metrics; during an outage of Redis, only ``lowkiq_redis_up``."""
         with self._lock:
             try:
-                looks = self._inspector.looks()
+                states = self._inspector.shard_states()
             except StoreError as error:
                 self._log_problem(str(error))
                 yield GaugeMetricFamily(*UP, value=0)
                 return
-            self._log_problem("; ".join(str(look.damage) for look in looks if look.damage))
-            unowned = self._unowned(look for look in looks if not look.damage)
-        by_queue = {queue: list(group) for queue, group in groupby(looks, lambda look: look.shard.queue)}
+            self._log_problem("; ".join(str(state.damage) for state in states if state.damage))
+            unowned = self._unowned(state for state in states if not state.damage)
+        by_queue = {queue: list(group) for queue, group in groupby(states, lambda state: state.shard.queue)}
         yield GaugeMetricFamily(*UP, value=1)
         yield from _figures(by_queue)
         yield _gauge("lowkiq_shards_unowned", "Shards without an owner", unowned)
-        damaged = {queue: sum(1 for look in group if look.damage) for queue, group in by_queue.items()}
+        damaged = {queue: sum(1 for state in group if state.damage) for queue, group in by_queue.items()}
         yield _gauge("lowkiq_shards_damaged", "Shards that cannot be read: see lowkiq repair", damaged)
 
     def _log_problem(self, problem: str) -> None:
@@ -97,15 +97,15 @@ class QueueCollector(Collector):
             logger.error("metrics lack the figures of queues: %s", problem)
         self._problem = problem
 
-    def _unowned(self, looks: Iterable[ShardLook]) -> dict[str, int]:
+    def _unowned(self, states: Iterable[ShardState]) -> dict[str, int]:
         """Count free shards by queue. A lease has its last owner; only the next scrape shows a renewal."""
         now = self._clock.monotonic()
         unowned: dict[str, int] = {}
-        for look in looks:
-            watch = self._watches.get(look.shard) or LeaseWatch(QueueSpec(look.shard.queue), look.shard)
-            watch = self._watches[look.shard] = watch.observed(look.lease, now)
+        for state in states:
+            watch = self._watches.get(state.shard) or LeaseWatch(QueueSpec(state.shard.queue), state.shard)
+            watch = self._watches[state.shard] = watch.observed(state.lease, now)
             free = watch.may_take(now, self._lease_seconds)
-            unowned[look.shard.queue] = unowned.get(look.shard.queue, 0) + free
+            unowned[state.shard.queue] = unowned.get(state.shard.queue, 0) + free
         return unowned
 
 
@@ -119,8 +119,8 @@ def queue_registry(app: Celery) -> CollectorRegistry:
 UP = ("lowkiq_redis_up", "Whether Redis answered this scrape")
 
 
-def _figures(by_queue: dict[str, list[ShardLook]]) -> Iterator[Metric]:
-    totals = {queue: sum_of(looks) for queue, looks in by_queue.items()}
+def _figures(by_queue: dict[str, list[ShardState]]) -> Iterator[Metric]:
+    totals = {queue: sum_of(states) for queue, states in by_queue.items()}
     sums = {queue: stats for queue, stats in totals.items() if isinstance(stats, Stats)}
     for figure in GAUGES:
         yield _gauge(figure.name, figure.text, {queue: figure.value(stats) for queue, stats in sums.items()})
@@ -129,7 +129,7 @@ def _figures(by_queue: dict[str, list[ShardLook]]) -> Iterator[Metric]:
         for queue, stats in sums.items():
             counter.add_metric([queue], figure.value(stats))
         yield counter
-    yield _gauge("lowkiq_shards", "Shards of the queue", {q: len(looks) for q, looks in by_queue.items()})
+    yield _gauge("lowkiq_shards", "Shards of the queue", {q: len(states) for q, states in by_queue.items()})
 
 
 def _gauge(name: str, text: str, values: dict[str, float] | dict[str, int]) -> Metric:

@@ -48,20 +48,24 @@ class ClaimRequest:
 
 @dataclass(frozen=True)
 class SettleRequest:
-    """A request to settle claimed jobs of a shard."""
+    """A request to settle claimed jobs of a shard, and to ``release`` it if none is in processing then."""
 
     queue: QueueSpec
     lease: Lease
     verdicts: tuple[Settlement, ...]
+    release: bool = False
 
 
 @dataclass(frozen=True)
 class SettleReply:
-    """The answer to a settle: the ids that it changed (a repeated or late verdict changes nothing)."""
+    """The answer to a settle: the ids that it changed (a repeated or late verdict changes nothing), and
+    whether it released the shard.
+    """
 
     accepted: frozenset[str]
     now: float
     next_due: float | None
+    released: bool = False
 
 
 @dataclass(frozen=True)

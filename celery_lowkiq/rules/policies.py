@@ -57,12 +57,15 @@ class Policies:
     rate_per_id: float | None = None
     #: Maximum number of payloads of an id in a claim: those with the lowest scores.
     per_run: int | None = None
+    #: Whether a call for a job that waits for its retry has retries of its own.
+    anew_on_push: bool = False
 
     def words(self, shards: int) -> str:
         """Return the argument ``policy`` of scripts (``lib/policies.lua``): '' without policies."""
         words: dict[str, float | int | str | None] = {
             "keep": self.keep,
             "per_run": self.per_run,
+            "anew_on_push": 1 if self.anew_on_push else None,
             "debounce": self.debounce,
             "debounce_max": self.debounce_max,
             "drop_stale": self.drop_stale,

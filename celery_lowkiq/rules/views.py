@@ -98,7 +98,7 @@ class PausedId:
 
 
 @dataclass(frozen=True)
-class ShardLook:
+class ShardState:
     """A shard at one moment: its counts, and its lease (which names no server). Both are empty where there is
     a ``damage``, which says why they could not be read.
     """
@@ -109,13 +109,13 @@ class ShardLook:
     damage: ShardDamaged | None = None
 
 
-def sum_of(looks: Iterable[ShardLook]) -> Stats | ShardDamaged:
+def sum_of(states: Iterable[ShardState]) -> Stats | ShardDamaged:
     """Return the counts of a queue, or the first damage of its shards: a sum without these would go back."""
     total = Stats()
-    for look in looks:
-        if look.damage is not None:
-            return look.damage
-        total += look.stats
+    for state in states:
+        if state.damage is not None:
+            return state.damage
+        total += state.stats
     return total
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import redis
@@ -19,7 +18,7 @@ from celery_lowkiq.rules.claims import (
 )
 from celery_lowkiq.rules.errors import LowkiqError, StoreError, StoreUnavailable
 from celery_lowkiq.rules.health_checks import Server
-from celery_lowkiq.rules.models import Lease, LeaseState, NewJob, QueueSpec, Settlement, ShardRef, shard_of
+from celery_lowkiq.rules.models import Lease, LeaseState, NewJob, QueueSpec, Settlement, ShardRef
 from celery_lowkiq.rules.ownership import LeaseWatch
 from celery_lowkiq.rules.rate import TokenRequest, Tokens, capacity
 from celery_lowkiq.rules.reports import BeatResult, NodeUpdate
@@ -29,19 +28,19 @@ from celery_lowkiq.store.jobs.claims import (
     claim_call,
     claimed,
     open_claims,
+    or_raise,
     owned,
+    release_call,
     settle_calls,
-    sound,
 )
 from celery_lowkiq.store.jobs.durability import Durability
-from celery_lowkiq.store.jobs.push import Sender, Stored, chunked, push_call, taken, with_retries
-from celery_lowkiq.store.jobs.push_drops import Dropped, DroppedCallReporter
+from celery_lowkiq.store.jobs.push import Sender, Stored
+from celery_lowkiq.store.jobs.push_steps import PushSteps
 from celery_lowkiq.store.leases.heartbeats import heartbeat_reply, report_calls
 from celery_lowkiq.store.repairs.background import BackgroundRepairs
 from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.scripts.client import Client, WrongType, raise_refused
 from celery_lowkiq.store.scripts.keys import (
-    announcement,
     nodes_key,
     report_key,
     reports_key,
@@ -65,8 +64,6 @@ TICKET_SECONDS = 60
 LEASE_FIELDS = ("owner", "epoch", "counter", "server", "leaving")
 
 FAST = Durability()
-#: Called with the replies of a push.
-ReplyHandler = Callable[[Sequence[Any]], object]
 
 
 class RedisStore:
@@ -76,12 +73,10 @@ class RedisStore:
         self, client: redis.Redis, durability: Durability = FAST, sending: type[Client] = Client
     ) -> None:
         self.client: Client = sending(client)
-        self._durability = durability
         self._admission = Admission(self.client, Repairs(self.client))
         self._taking = Admission(self.client, BackgroundRepairs(self.client))
+        self.push_steps: PushSteps = PushSteps(self.client, self._admission, durability)
         self._senders: list[Sender] = []
-        #: Called with the calls that a push drops by a policy.
-        self.dropped: Dropped | None = None
 
     def close(self) -> None:
         """Close all connections."""
@@ -103,22 +98,8 @@ class RedisStore:
         ShardCountMismatch, StoreFull, QueueFull, or StoreUnavailable: then the outcome is unknown, and some
         shards may have stored their part. Pushing the same jobs again is safe.
         """
-        by_shard: dict[ShardRef, list[NewJob]] = {}
-        for job in jobs:
-            by_shard.setdefault(ShardRef(queue.name, shard_of(job.id, queue.shards)), []).append(job)
-        waiting = {shard: chunked(part) for shard, part in by_shard.items()}
-        left = iter(pauses)
         with self._sender() as sender:
-            # One chunk of a shard at a time, so that no chunk overtakes a refused one.
-            while turn := {
-                shard: chunk for shard, chunks in waiting.items() if (chunk := next(chunks, None))
-            }:
-                calls = [(s, push_call(queue, s, sender, chunk)) for s, chunk in turn.items()]
-                handlers = self._handlers(queue, turn, stored)
-                with_retries(left, partial(self.admitted, queue, calls, handlers))
-        if by_shard:
-            # All shards of a Redis share one replication stream, so confirming the last write confirms all.
-            self._durability.confirm(self.client, next(iter(by_shard)))
+            self.client.execute(self.push_steps.push(sender, queue, jobs, pauses, stored))
 
     @contextlib.contextmanager
     def _sender(self) -> Iterator[Sender]:
@@ -131,31 +112,13 @@ class RedisStore:
         finally:
             self._senders.append(sender)
 
-    def _handlers(
-        self, queue: QueueSpec, turn: Mapping[ShardRef, Sequence[NewJob]], stored: Stored | None
-    ) -> list[ReplyHandler]:
-        handlers: list[ReplyHandler] = []
-        if stored is not None:
-            handlers.append(lambda replies: stored(taken(turn, replies)))
-        if queue.policy and self.dropped:
-            handlers.append(DroppedCallReporter(self.client, queue, turn, self.dropped).read)
-        return handlers
-
-    def admitted(
-        self,
-        queue: QueueSpec,
-        calls: list[tuple[ShardRef, ScriptCall]],
-        handlers: Iterable[ReplyHandler] = (),
-    ) -> list[Any]:
+    def admitted(self, queue: QueueSpec, calls: Iterable[tuple[ShardRef, ScriptCall]]) -> list[Any]:
         """Run scripts that check the number of shards, and return their replies.
 
-        Shards without a number are registered first. Each handler gets all replies, before the first error
-        among them is raised.
+        Shards without a number are registered first.
         """
-        replies = self._admission.replies([ShardCall(queue, shard, call) for shard, call in calls])
-        for handle in handlers:
-            handle(replies)
-        return raise_refused(replies)
+        sent = [ShardCall(queue, shard, call) for shard, call in calls]
+        return raise_refused(self._admission.replies(sent))
 
     # -- leases
 
@@ -192,7 +155,7 @@ class RedisStore:
         """
         wish = LeaseWatch(queue, shard, seen, known_epoch=known_epoch)
         (answer,) = self._acquired(self._admission, [wish], owner)
-        return sound(answer)
+        return or_raise(answer)
 
     def acquire_all(self, wanted: Sequence[LeaseWatch], owner: str) -> list[Lease | LowkiqError]:
         """Take each shard whose lease is still as ``seen``, and recover its jobs, in one round trip.
@@ -238,8 +201,7 @@ class RedisStore:
         """Give the shard up. Return False when jobs are still in processing, unless ``unsettled`` leaves them
         to the next owner. Raises NotOwner.
         """
-        call = owned("release", lease, unsettled=int(unsettled), **announcement(lease.shard))
-        return bool(self.client.call(call) == 1)
+        return bool(self.client.call(release_call(lease, unsettled)) == 1)
 
     def beat(
         self, queues: Sequence[str], owner: str, lanes: int, news: NodeUpdate | None = None
@@ -275,7 +237,7 @@ class RedisStore:
     def exchange(
         self, settle: SettleRequest | None, claim: ClaimRequest | None
     ) -> tuple[SettleReply | StoreError | None, Claim | StoreError | None]:
-        """Settle claimed jobs, then claim due jobs, in one round trip.
+        """Settle claimed jobs, then claim due jobs, in one round trip. A settle may release its shard.
 
         A claim takes at most 1,000 payloads or 1 MiB of an id, lowest scores first; the rest stays waiting.
         Jobs in processing of claims other than ``in_hand`` go back. Each answer may be an error of its own,
@@ -304,12 +266,12 @@ class RedisStore:
     ) -> Claim:
         """Claim one batch. Raises NotOwner, StoreUnavailable."""
         _, answer = self.exchange(None, ClaimRequest(queue, lease, request, in_hand, suspects))
-        return sound(answer)
+        return or_raise(answer)
 
     def settle(self, queue: QueueSpec, lease: Lease, verdicts: Sequence[Settlement]) -> SettleReply:
         """Settle claimed jobs. Raises NotOwner, StoreUnavailable."""
         answer, _ = self.exchange(SettleRequest(queue, lease, tuple(verdicts)), None)
-        return sound(answer)
+        return or_raise(answer)
 
     def retract_crashes(self, lease: Lease) -> None:
         """Undo the crashes that were counted for the owner of this lease: it is alive."""

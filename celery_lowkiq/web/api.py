@@ -70,7 +70,7 @@ class Findings(NamedTuple):
 
 
 def stats(request: Request) -> LowkiqStats:
-    """Counts in Lowkiq's form."""
+    """Counts in Lowkiq's form: `total` and `by_worker`, each `length`, `morgue_length` and `lag`."""
     found = site_of(request).inspector.overview()
     by_queue = {name: LowkiqCounts.of(one) for name, one in found.by_queue.items()}
     return LowkiqStats(LowkiqCounts.of(found.total), by_queue)
@@ -88,7 +88,7 @@ def listing(request: Request) -> Page[Any]:
 
 
 def job(request: Request) -> PlacesJson:
-    """Everything about one id."""
+    """Everything about one id: its jobs, why it is not running, and its tries."""
     queue, job_id = queue_of(request), Params.query(request).text("id")
     places = queue.job(job_id, **JOB)
     return places_json(places, queue.why(job_id), queue.tries(job_id))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from celery_lowkiq.rules.views import ShardLook, Stats, sum_of
+from celery_lowkiq.rules.views import ShardState, Stats, sum_of
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,20 @@ class QueueLook:
         return self.stats.paused == self.shards
 
 
-def look_at(names: Iterable[str], looks: Iterable[ShardLook], owners: Collection[str]) -> list[QueueLook]:
+def queues_look(
+    names: Iterable[str], states: Iterable[ShardState], owners: Collection[str]
+) -> list[QueueLook]:
     """Return the queues, the largest lag first; ``owners`` are those of the living nodes."""
-    by_queue: dict[str, list[ShardLook]] = {name: [] for name in names}
-    for look in looks:
-        by_queue[look.shard.queue].append(look)
+    by_queue: dict[str, list[ShardState]] = {name: [] for name in names}
+    for state in states:
+        by_queue[state.shard.queue].append(state)
     found = [_queue(name, shards, owners) for name, shards in by_queue.items()]
     return sorted(found, key=lambda queue: (-queue.stats.lag, queue.name))
 
 
-def _queue(name: str, shards: list[ShardLook], owners: Collection[str]) -> QueueLook:
+def _queue(name: str, shards: list[ShardState], owners: Collection[str]) -> QueueLook:
     stats = sum_of(shards)
     if not isinstance(stats, Stats):
         return QueueLook(name, len(shards), Stats(), 0, str(stats))
-    unowned = sum(look.lease.owner not in owners for look in shards)
+    unowned = sum(state.lease.owner not in owners for state in shards)
     return QueueLook(name, len(shards), stats, unowned)

@@ -19,7 +19,7 @@ from . import charts
 from .changes import operation_of
 from .formatting import Texts, bytes_text
 from .listing import SORTS, ListingQuery
-from .overview import look_at
+from .overview import queues_look
 from .params import Params
 from .render import page
 from .shards import shards_look
@@ -38,7 +38,7 @@ def overview(request: Request) -> Response:
     inspector, now = site_of(request).inspector, time.time()
     history = inspector.history()
     alive = [node for node in inspector.nodes() if node.alive]
-    queues = look_at(history.by_queue, inspector.looks(), {node.owner for node in alive})
+    queues = queues_look(history.by_queue, inspector.shard_states(), {node.owner for node in alive})
     return page(
         request,
         "overview.html",

@@ -18,20 +18,19 @@ from .rate_limiter import RateLimiter
 
 
 class OwnershipMailbox:
-    """Lost shards, and an event that ends the wait of the ownership thread. Written by any thread."""
+    """Shards that are gone, and an event that ends the wait of the ownership thread; for any thread."""
 
     def __init__(self) -> None:
-        self._lost: deque[OwnedShard] = deque()
+        self._gone: deque[OwnedShard] = deque()
         self._wake = threading.Event()
 
-    def report_lost(self, owned: OwnedShard) -> None:
-        """Report that another node owns the shard; read in the next turn."""
-        owned.lost.set()
-        self._lost.append(owned)
+    def report_gone(self, owned: OwnedShard) -> None:
+        """Report that another node may own the shard, which was lost or released; read in the next turn."""
+        self._gone.append(owned)
 
-    def take_lost(self) -> list[OwnedShard]:
-        """Remove and return the lost shards."""
-        return [self._lost.popleft() for _ in range(len(self._lost))]
+    def take_gone(self) -> list[OwnedShard]:
+        """Remove and return the shards that are gone."""
+        return [self._gone.popleft() for _ in range(len(self._gone))]
 
     def wake(self) -> None:
         """Start the next turn now: a lane ended, a shard is free, or the node is to change what it serves."""

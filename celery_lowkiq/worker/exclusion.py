@@ -126,12 +126,13 @@ class KillLogger:
             while not self._closed:
                 self._rest(self._write_if_due())
 
-    def _rest(self, seconds: float) -> None:
-        self._wakes_at = self._clock.monotonic() + seconds
-        self._changed.wait(None if seconds == math.inf else seconds)
+    def _rest(self, until: float) -> None:
+        # Exactly that time: a batch with the same deadline must not wake the thread.
+        self._wakes_at = until
+        self._changed.wait(None if until == math.inf else max(0.0, until - self._clock.monotonic()))
 
     def _write_if_due(self) -> float:
-        """Return seconds until the line may be due."""
+        """Return when the line may be due (monotonic)."""
         owned, now = self._owned, self._clock.monotonic()
         if owned is None or now < _due(owned):
             if self._written:
@@ -139,7 +140,7 @@ class KillLogger:
                     "strict exclusion lets this process go on: its batch ended, or its lease was renewed"
                 )
             self._written = False
-            return _due(owned) - now
+            return _due(owned)
         if not self._written:
             _write(owned, now)
         self._written = True

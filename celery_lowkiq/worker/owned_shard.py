@@ -26,6 +26,10 @@ class OwnedShard:
     open_claims: OpenClaims = field(default_factory=OpenClaims)
     #: Set while another node may own the shard; running batches see it.
     lost: threading.Event = field(default_factory=threading.Event)
+    #: Whether no new batch starts, and the shard is to be released: the settle of its last batch does so.
+    leaving: bool = False
+    #: Whether the lane has sent that settle: from then on, a lease that is gone is no loss.
+    release_sent: bool = False
 
     @property
     def shard(self) -> ShardRef:

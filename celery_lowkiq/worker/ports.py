@@ -69,9 +69,10 @@ class Store(Protocol):
     ) -> tuple[SettleReply | StoreError | None, Claim | StoreError | None]:
         """Settle claimed jobs, then claim due jobs, in one round trip; each is atomic in its shard.
 
-        The same ``request`` (a growing int) claims the same jobs again. Jobs in processing of claims other
-        than ``in_hand`` go back. A suspect is claimed alone, and only if ``suspects``. Each answer may be an
-        error of its own, such as NotOwner.
+        A settle may release its shard, which does nothing while jobs are in processing. The same ``request``
+        (a growing int) claims the same jobs again. Jobs in processing of claims other than ``in_hand`` go
+        back. A suspect is claimed alone, and only if ``suspects``. Each answer may be an error of its own,
+        such as NotOwner.
         """
 
     def retract_crashes(self, lease: Lease) -> None:

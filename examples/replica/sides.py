@@ -7,7 +7,7 @@ from typing import Protocol
 
 from .mirror import Mirror
 from .stream import Event
-from .tasks import app, mirror_merged, mirror_one
+from .tasks import app, mirror_ordered, mirror_plain
 
 
 class Side(Protocol):
@@ -27,13 +27,13 @@ class Side(Protocol):
 
 
 class PlainSide:
-    """Each message is a call."""
+    """Each call runs."""
 
     name = "celery"
     title = "plain Celery"
 
     def send(self, event: Event) -> None:
-        mirror_one.delay(event.path, event.payload)
+        mirror_plain.delay(event.path, event.payload)
 
     def left(self, sent: int, mirror: Mirror) -> int:
         return sent - mirror.writes().total
@@ -43,17 +43,17 @@ class PlainSide:
 
 
 class OrderedSide:
-    """Messages of one path that wait together are one call."""
+    """The same calls; of those of a path that wait, only the newest runs."""
 
     name = "ordered"
     title = "ordered"
 
     def send(self, event: Event) -> None:
-        mirror_merged.apply_async((event.path, event.payload), score=event.version)
+        mirror_ordered.delay(event.path, event.payload)
 
     def left(self, sent: int, mirror: Mirror) -> int:
-        stats = mirror_merged.ordered_queue.stats()
+        stats = mirror_ordered.ordered_queue.stats()
         return stats.length + stats.busy
 
     def clear(self, messages: Sequence[Event]) -> None:
-        mirror_merged.ordered_queue.delete(sorted({event.path for event in messages}))
+        mirror_ordered.ordered_queue.delete(sorted({event.path for event in messages}))

@@ -1,11 +1,11 @@
-"""The two tasks. Both work for a moment, then write; only the decorator differs."""
+"""A plain task, and the same one made ordered: only the line of the decorator differs."""
 
 from __future__ import annotations
 
 import os
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,18 +27,17 @@ app.conf.task_ignore_result = True
 
 
 @app.task
-def mirror_one(path: str, payload: Mapping[str, Any]) -> None:
-    """The plain task: one message, one call."""
+def mirror_plain(path: str, change: Mapping[str, Any]) -> None:
+    """Write one change of a file."""
     work()
-    mirror().apply(path, payload)
+    mirror().apply(path, change)
 
 
-@ordered_task(shards=24)
-def mirror_merged(payloads_by_path: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """The ordered task: one run gets all waiting messages of a path, the newest version last."""
-    for path, payloads in payloads_by_path.items():
-        work()
-        mirror().apply(path, payloads[-1])
+@ordered_task(by="path", latest=True, shards=24)
+def mirror_ordered(path: str, change: Mapping[str, Any]) -> None:
+    """The same function; of the changes of a path that wait, only the newest runs."""
+    work()
+    mirror().apply(path, change)
 
 
 def work() -> None:

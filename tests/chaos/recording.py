@@ -86,7 +86,9 @@ class RecordedStore:
         if claim is not None:
             self._recording.claims(claim.lease, claim.request)
         settled, claimed = self._store.exchange(settle, claim)
-        if settle is not None and isinstance(settled, SettleReply) and settled.accepted:
+        if settle is not None and isinstance(settled, SettleReply):
             lease = settle.lease
-            self._note("settle", called_at=called_at, shard=lease.shard.index, epoch=lease.epoch)
+            for kind, happened in (("settle", settled.accepted), ("release", settled.released)):
+                if happened:
+                    self._note(kind, called_at=called_at, shard=lease.shard.index, epoch=lease.epoch)
         return settled, claimed

@@ -60,15 +60,15 @@ class Producer(threading.Thread):
 def scripts(server, monkeypatch):
     """What each script call of this thread was handed, and what it answered."""
     client, me, seen = context_of(proj.app).store.client, threading.get_ident(), []
-    calls = client.calls
+    steps = client.call_steps
 
     def recorded(asked):
-        replies = calls(asked)
+        replies = yield from steps(asked)
         if threading.get_ident() == me:
             seen.extend(zip(asked, replies, strict=True))
         return replies
 
-    monkeypatch.setattr(client, "calls", recorded)
+    monkeypatch.setattr(client, "call_steps", recorded)
     return seen
 
 

@@ -1,4 +1,4 @@
-"""``--help`` of each command: as its golden file has it, and as the reference in the docs has it."""
+"""``--help`` of each command: as the reference in the docs has it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from celery.bin.celery import celery
 from click.testing import CliRunner
 
 from celery_lowkiq.cli.main import lowkiq
-from tests.cli.conftest import RENEW, ROOT, golden
+from tests.cli.conftest import RENEW, ROOT
 
 NAMES = lowkiq.list_commands(None)
 PAGE = ROOT / "docs" / "command-line.md"
@@ -30,20 +30,15 @@ def test_celery_finds_the_command_by_its_entry_point():
     assert celery.commands["lowkiq"] is lowkiq
 
 
-def test_the_list_of_commands():
-    shown = help_of()
-    assert shown == golden("help", shown)
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_help_has_a_sentence_and_examples(name):
-    shown = help_of(name)
-    assert shown == golden(f"help-{name}", shown)
-    assert f" celery -A proj lowkiq {name}" in shown.partition("Examples:")[2]
+def test_help_has_examples(name):
+    assert f" celery -A proj lowkiq {name}" in help_of(name).partition("Examples:")[2]
 
 
-def test_the_reference_has_the_help_of_each_command():
-    blocks = "\n".join(f"## `{name}`\n\n```text\n{help_of(name)}```\n" for name in NAMES)
+def test_the_reference_has_the_list_of_commands_and_the_help_of_each():
+    parts = [f"```text\n{help_of()}```\n"]
+    parts += [f"## `{name}`\n\n```text\n{help_of(name)}```\n" for name in NAMES]
+    blocks = "\n".join(parts)
     head, mark, found = PAGE.read_text().partition("<!-- what --help says -->\n\n")
     if os.environ.get(RENEW):
         PAGE.write_text(f"{head}{mark}{blocks}")

@@ -1,45 +1,57 @@
-"""The tables of settings and options, made from the declarations by ``python -m tests.docs.tables``."""
+"""The tables of settings, options and endpoints in the docs; ``python -m tests.docs.tables`` writes them."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from celery_lowkiq.integration.app.settings import SETTINGS
 from celery_lowkiq.integration.task.options import OPTIONS
 from celery_lowkiq.rules.validators import Option
+from celery_lowkiq.web.app import ENDPOINTS
+from celery_lowkiq.web.endpoints import BASE, Endpoint
 
 DOCS = Path(__file__).parents[2] / "docs"
-#: Prefix of the names in a page's table, and what it lists.
-TABLES: dict[str, tuple[str, dict[str, Option]]] = {
-    "settings.md": ("lowkiq_", SETTINGS),
-    "task-options.md": ("", OPTIONS),
+Row = tuple[str, ...]
+
+
+def _option_rows(kind: str, prefix: str, options: dict[str, Option]) -> list[Row]:
+    rows: list[Row] = [(kind, "default", "value", "meaning")]
+    for name, option in options.items():
+        default = option.default_words or f"`{_quoted(repr(option.default))}`"
+        value = re.sub(r"'[^' ]+'", lambda text: f"`{_quoted(text[0])}`", option.valid.expected)
+        rows.append((f"`{prefix}{name}`", default, value, option.help))
+    return rows
+
+
+def _endpoint_rows(endpoints: Iterable[Endpoint]) -> list[Row]:
+    rows: list[Row] = [("endpoint", "parameters", "result")]
+    for one in endpoints:
+        parameters = " ".join(query.name if query.required else f"[{query.name}]" for query in one.query)
+        rows.append((f"`{one.method} {BASE}{one.path}`", parameters and f"`{parameters}`", one.text))
+    return rows
+
+
+def _quoted(text: str) -> str:
+    return re.sub(r"'([^']*)'", r'"\1"', text)
+
+
+#: The rows of the table of each page, its head first.
+TABLES: dict[str, list[Row]] = {
+    "settings.md": _option_rows("setting", "lowkiq_", SETTINGS),
+    "task-options.md": _option_rows("option", "", OPTIONS),
+    "dashboard.md": _endpoint_rows(ENDPOINTS),
 }
 
 
 def page(name: str) -> str:
     """The page as its declarations have it."""
-    return re.sub(
-        r"(?<=\n)\| (setting|option) \|.*?\n\n",
-        lambda found: _table(found[1], *TABLES[name]) + "\n",
-        (DOCS / name).read_text(),
-        flags=re.DOTALL,
-    )
-
-
-def _table(kind: str, prefix: str, options: dict[str, Option]) -> str:
-    rows = [(kind, "default", "value", "meaning"), ("---",) * 4]
-    for name, option in options.items():
-        default = option.default_words or f"`{_quoted(repr(option.default))}`"
-        value = re.sub(r"'[^' ]+'", lambda text: f"`{_quoted(text[0])}`", option.valid.expected)
-        rows.append((f"`{prefix}{name}`", default, value, option.help))
-    return "".join(
-        f"| {' | '.join(row)} |\n".replace("| --- ", "|---").replace("--- |", "---|") for row in rows
-    )
-
-
-def _quoted(text: str) -> str:
-    return re.sub(r"'([^']*)'", r'"\1"', text)
+    head, *rows = TABLES[name]
+    first, *others = (f"| {' | '.join(row)} |\n" for row in (head, *rows))
+    table = "".join([first, "|---" * len(head) + "|\n", *others, "\n"])
+    pattern = rf"(?<=\n)\| {head[0]} \|.*?\n\n"
+    return re.sub(pattern, lambda _: table, (DOCS / name).read_text(), flags=re.DOTALL)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
@@ -55,6 +56,8 @@ def act(self: Any, what: dict[str, Any]) -> Any:
         wait_for_gate(what["gate"])
     if "adds" in what:
         return self.app.tasks["add"].delay(what["adds"], 1).id
+    if "calls" in what:
+        return asyncio.run(self.app.tasks["work"].adelay(what["calls"], {})).id
     if "more" in what:
         self.add_to_chord(self.app.signature("add", args=(what["more"], 1)))
     if "fail" in what:

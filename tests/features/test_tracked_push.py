@@ -7,6 +7,7 @@ import pytest
 from celery_lowkiq import QueueFull, StoreUnavailable, ordered_task, track
 from celery_lowkiq.rules.models import shard_of
 from celery_lowkiq.rules.tracking import Counts
+from celery_lowkiq.store.jobs.durability import Durability
 
 SHARDS = 2
 FULL, FREE = ([str(n) for n in range(100) if shard_of(str(n), SHARDS) == shard] for shard in range(SHARDS))
@@ -52,12 +53,11 @@ def test_a_cancel_reaches_those_that_were_stored(lowkiq, tracker):
 
 def test_what_may_have_been_stored_has_failed_until_it_runs(lowkiq, few, lowkiq_app, monkeypatch):
     """All were stored, but not as safely as they should be, or nobody knows."""
-    store = lowkiq_app.__dict__["_lowkiq_context"].store
 
     def unconfirmed(*args):
         raise StoreUnavailable("not confirmed")
 
-    monkeypatch.setattr(type(store._durability), "confirm", unconfirmed)
+    monkeypatch.setattr(Durability, "confirm_steps", unconfirmed)
     tracker = track("unconfirmed", lowkiq_app)
     with pytest.raises(StoreUnavailable):
         few.perform_async([{"id": FREE[0]}, {"id": FULL[0]}], tracker=tracker)

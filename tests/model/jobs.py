@@ -37,6 +37,14 @@ class ModelJob:
     def in_order(self) -> list[Item]:
         return sorted(self.items.values(), key=lambda item: (item.score, item.arrival))
 
+    def first(self) -> bytes | None:
+        """The payload that runs first."""
+        return next((item.payload for item in self.in_order()), None)
+
+    def forget_failure(self) -> None:
+        """It has not failed."""
+        self.retry_count, self.error, self.isolation = -1, None, NOT_ISOLATED
+
     def turn(self, now: float, max_wait: float) -> tuple[int, float, int]:
         """Where it is among those that are due."""
         return turn(self.priority, self.perform_in, now, max_wait)

@@ -99,11 +99,16 @@ class Model:
             return False
         priority = self.policies.priority if job.priority is None else job.priority
         known = self.waiting.setdefault(job.id, ModelJob({}, job.perform_in, priority=priority))
+        first = known.first()
         self.unite(known.items, [Item(job.payload, score_of(job), 0, flag)], older=False)
         if job.payload not in self._trim(known):
             self.merged += waits
             known.priority = min(known.priority, priority)
             self._put_off(job.id, known, job.perform_in, now, waits)
+            passed = self.policies.per_run == 1 and known.first() != first
+            if known.retry_count >= 0 and (passed or self.policies.anew_on_push):
+                known.forget_failure()
+                self.forget(job.id)
         return True
 
     def _is_stale(self, job: NewJob) -> bool:
@@ -213,8 +218,7 @@ class Model:
             self.waiting[job_id] = replace(job, items=rest, perform_in=at)
             self.firsts.pop(job_id, None)
             if self.policies.per_run == 1:
-                anew = {"retry_count": -1, "error": None, "isolation": NOT_ISOLATED}
-                self.waiting[job_id] = replace(self.waiting[job_id], **anew)
+                self.waiting[job_id].forget_failure()
                 self.forget(job_id)
         else:
             self.forget(job_id)
@@ -246,17 +250,17 @@ class Model:
         if {item.payload for item in items} <= self._trim(job):
             return False
         self.forget(job_id)
-        job.perform_in, job.retry_count = perform_in, retry_count
-        job.error = error if retry_count >= 0 else None
-        job.isolation = isolation if retry_count >= 0 else NOT_ISOLATED
+        job.perform_in, job.retry_count, job.error, job.isolation = perform_in, retry_count, error, isolation
+        if retry_count < 0 or (self.policies.per_run == 1 and job.first() != items[0].payload):
+            job.forget_failure()
         job.priority = min(job.priority, priority)
         return True
 
     def put_unfinished(self, job_id: str, job: ModelJob, items: list[Item], time: float) -> None:
         """An early run that did not end is made up for."""
         back = self.put_back(job_id, items, time, job.retry_count, job.error, job.priority, job.isolation)
-        may = self.policies.on_push_after_failure is AfterFailure.NOW and job.retry_count >= 0
-        if back and may and job.perform_in > time:
+        may = self.policies.on_push_after_failure is AfterFailure.NOW
+        if back and may and self.waiting[job_id].retry_count >= 0 and job.perform_in > time:
             self.early[job_id] = job.perform_in
 
     def bury(self, job_id: str, items: list[Item], error: bytes | None) -> None:
@@ -330,8 +334,8 @@ class Model:
         job = self.waiting.get(job_id)
         if job is not None and job.retry_count >= 0:
             self.forget(job_id)
-            job.perform_in, job.retry_count, job.error = now, -1, None
-            job.isolation = NOT_ISOLATED
+            job.perform_in = now
+            job.forget_failure()
             job.priority = min(job.priority, priority)
 
     def recover(self, crashed: bool, now: float) -> None:

@@ -50,6 +50,7 @@ POLICIES = st.builds(
     #: One run in eleven days, or as many as there are.
     rate_per_id=st.sampled_from([None, 1e-6, 1e7]),
     per_run=st.sampled_from([None, None, 1, 2]),
+    anew_on_push=st.booleans(),
 )
 
 

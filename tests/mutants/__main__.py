@@ -3,137 +3,115 @@
 from __future__ import annotations
 
 import argparse
-import compileall
-import os
+import json
 import random
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from py_compile import PycInvalidationMode
 from queue import SimpleQueue
 
-from .changes import Change, changes_of
-from .covering import TESTS, Reached, measure, reached, sizes
+from .changes import PACKAGE, ROOT, Change, changes_of
+from .covering import TESTS, Covering, measure
+from .trying import Outcome, attempt, copy_of
 
-ROOT = Path(__file__).parents[2]
 FOLDERS = ("rules", "store", "worker")
-#: What the tests need of a checkout.
-COPIED = (
-    "celery_lowkiq",
-    "tests",
-    "examples",
-    "benchmarks",
-    "docs",
-    "contrib",
-    "pyproject.toml",
-    "setup.cfg",
-)
-#: Seconds after which one test counts as hanging, which kills its mutant.
-HANGS = "60"
-#: Seconds for all tests of a mutant; one that takes longer counts as a survivor.
-LONGEST = 900.0
 ENOUGH = 0.9
-#: Plugins that these tests do not use, and that take a second to import.
-WITHOUT = ("-p", "no:schemathesis", "-p", "no:docker_tools", "-p", "no:celery", "-p", "no:xdist")
-#: pytest's status when a test failed, and when its collection did.
-KILLED = (1, 2, 3, 4)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
     given = _parser().parse_args(arguments)
-    paths = [path for folder in FOLDERS for path in sorted((ROOT / "celery_lowkiq" / folder).rglob("*.py"))]
+    paths = [path for folder in FOLDERS for path in sorted((PACKAGE / folder).rglob("*.py"))]
     changes = [change for path in paths for change in changes_of(path)]
     chosen = random.Random(given.seed).sample(changes, min(given.count, len(changes)))
+    others = [change for change in chosen if not change.is_equivalent]
     with tempfile.TemporaryDirectory(prefix="lowkiq-mutants-") as name:
-        copies = [_copy(Path(name) / str(number)) for number in range(given.parallel)]
-        data = (given.data or Path(name) / "reached").absolute()
-        if not data.exists():
-            measure(copies[0], data)
-        lines = reached(ROOT, data)
-        survivors = _try_all(chosen, copies, lines)
-    killed = len(chosen) - len(survivors)
-    print(f"{killed} of {len(chosen)} mutants killed ({killed / len(chosen):.1%}), seed {given.seed}")
-    for change, why in survivors:
-        print(f"survived ({why}): {change}")
-    return 0 if killed >= ENOUGH * len(chosen) else 1
+        copies = [copy_of(ROOT, Path(name) / str(number)) for number in range(given.parallel)]
+        data = (given.data or Path(name)).absolute()
+        results = Results(data / "results.jsonl")
+        _try_all([change for change in others if not results.has(change, given.again)], copies, data, results)
+    survivors = [change for change in others if not results.of(change).killed]
+    for change in survivors:
+        print(f"survived ({results.of(change).why}): {change}")
+    count, killed = len(others), len(others) - len(survivors)
+    print(f"{killed} of {count} mutants killed ({killed / count:.1%}); {len(chosen) - count} are equivalent")
+    return 0 if killed >= ENOUGH * count else 1
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("--count", type=int, default=200, help="mutants (200)")
     parser.add_argument("--seed", type=int, default=1, help="which ones (1)")
-    parser.add_argument("--parallel", type=int, default=2, help="mutants at a time (2)")
-    parser.add_argument("--data", type=Path, help="where coverage is kept, or was by an earlier run")
+    parser.add_argument("--parallel", type=int, default=1, help="mutants at a time (1)")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        help="folder of what tests reach and of the results: a later run goes on from there",
+    )
+    parser.add_argument("--again", action="store_true", help="try the survivors of an earlier run again")
     return parser
 
 
-def _copy(target: Path) -> Path:
-    target.mkdir()
-    for name in COPIED:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, target / name, ignore=shutil.ignore_patterns("__pycache__", "_build"))
-            # By hash: a mutant may have the size and the second of the module that it replaces.
-            compileall.compile_dir(target / name, quiet=2, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
-        else:
-            shutil.copy(source, target)
-    return target
+class Results:
+    """A file with a line for each mutant that was tried."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        lines = path.read_text().splitlines() if path.exists() else []
+        self._found: dict[str, Outcome] = {}
+        for line in map(json.loads, lines):
+            self._found[line["mutant"]] = Outcome(line["killed"], line["why"])
+
+    def has(self, change: Change, killed_only: bool) -> bool:
+        """Whether it was tried, with ``killed_only`` whether it was killed."""
+        found = self._found.get(str(change))
+        return found is not None and (found.killed or not killed_only)
+
+    def of(self, change: Change) -> Outcome:
+        """Raises KeyError when it was not tried."""
+        return self._found[str(change)]
+
+    def add(self, change: Change, outcome: Outcome, seconds: float) -> None:
+        """Append it to the file."""
+        self._found[str(change)] = outcome
+        line = {"mutant": str(change), **vars(outcome), "seconds": round(seconds, 1)}
+        with self._path.open("a") as file:
+            print(json.dumps(line), file=file)
 
 
-def _try_all(chosen: list[Change], copies: list[Path], lines: Reached) -> list[tuple[Change, str]]:
+def _try_all(chosen: list[Change], copies: list[Path], data: Path, results: Results) -> None:
+    covering = _covering(copies[0], data)
     free: SimpleQueue[Path] = SimpleQueue()
     for copy in copies:
         free.put(copy)
 
-    size = sizes(lines)
-
-    def survives(change: Change) -> str:
+    def one(change: Change) -> None:
         copy = free.get()
         began_at = time.monotonic()
         try:
-            why = _survives(change, copy, lines, size)
+            outcome = attempt(change, ROOT, copy, covering)
         finally:
             free.put(copy)
-        print(f"{time.monotonic() - began_at:5.0f} s {why or 'killed':16} {change}", flush=True)
-        return why
+        seconds = time.monotonic() - began_at
+        results.add(change, outcome, seconds)
+        print(f"{seconds:5.0f} s {'killed' if outcome.killed else outcome.why:16} {change}", flush=True)
 
     with ThreadPoolExecutor(len(copies)) as pool:
-        results = list(pool.map(survives, chosen))
-    return [(change, why) for change, why in zip(chosen, results, strict=True) if why]
+        list(pool.map(one, chosen))
 
 
-def _survives(change: Change, copy: Path, lines: Reached, size: Counter[str]) -> str:
-    """Why no test notices the change; empty when one does."""
-    name = str(change.path.relative_to(ROOT))
-    of_file = lines.get(name, {})
-    touched = [of_file[line] for line in range(change.line, change.last_line + 1) if line in of_file]
-    if not touched:
-        return "no test reaches it"
-    # A test that reaches few lines is quick, and about the change rather than another.
-    tests = sorted(set().union(*touched), key=lambda test: (size[test], test)) or list(TESTS)
-    target, source = copy / name, change.path.read_bytes()
-    target.write_bytes(change.apply(source))
-    try:
-        return "" if _fails(copy, tests) else f"{len(tests)} tests pass"
-    except subprocess.TimeoutExpired:
-        return f"no answer in {LONGEST:g} s"
-    finally:
-        target.write_bytes(source)
-
-
-def _fails(copy: Path, tests: list[str]) -> bool:
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout", HANGS]
-    command += [*WITHOUT, "-m", "not full and not chaos", *tests]
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "LOWKIQ_TEST_OLDEST": "0"}
-    done = subprocess.run(command, cwd=copy, env=environment, timeout=LONGEST, capture_output=True)
-    return done.returncode in KILLED
+def _covering(copy: Path, data: Path) -> Covering:
+    data.mkdir(exist_ok=True)
+    covering = Covering(ROOT)
+    for folder in TESTS:
+        path = data / folder
+        if not path.exists():
+            measure(copy, folder, path)
+        covering.add(path)
+    return covering
 
 
 if __name__ == "__main__":

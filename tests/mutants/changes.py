@@ -6,9 +6,12 @@ import ast
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "celery_lowkiq"
 OPPOSITES: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -55,12 +58,32 @@ class Change:
         return before + self.text.encode() + after
 
     def __str__(self) -> str:
+        return f"{self.path.relative_to(ROOT)}:{self.line}:{self.column}: {self._words}"
+
+    @property
+    def is_equivalent(self) -> bool:
+        """Whether the list says that no test can notice it."""
+        prefix = f"{self.path.relative_to(ROOT)}: "
+        of_file = [line for line in equivalent() if line.startswith(prefix)]
+        return any(line.startswith(f"{prefix}{self._words}: ") for line in of_file)
+
+    @property
+    def _words(self) -> str:
         old = self.path.read_text().splitlines()[self.line - 1].strip()
-        return f"{self.path}:{self.line}: {old}  ->  {self.text}"
+        return f"{old}  ->  {self.text}"
+
+
+@cache
+def equivalent() -> list[str]:
+    """Mutants that are the same program, each with the reason."""
+    lines = Path(__file__).with_name("equivalent.txt").read_text().splitlines()
+    return [line for line in lines if not line.startswith("#")]
 
 
 def changes_of(path: Path) -> list[Change]:
-    """All of one module. Strings, annotations and decorators stay: they are words, types and declarations."""
+    """All of one module. Strings, types and decorators stay, and ``zip(strict=True)``, which refuses what
+    never comes.
+    """
     return [change for node in _nodes(ast.parse(path.read_bytes())) for change in _changes(path, node)]
 
 
@@ -68,6 +91,10 @@ def _nodes(node: ast.AST) -> Iterator[ast.AST]:
     if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
         return
     if isinstance(node, ast.ClassDef) and any("Protocol" in ast.unparse(base) for base in node.bases):
+        return
+    if isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation).endswith("TypeAlias"):
+        return
+    if isinstance(node, ast.keyword) and node.arg == "strict":
         return
     yield node
     for name, value in ast.iter_fields(node):

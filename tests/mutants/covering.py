@@ -1,23 +1,31 @@
-"""Which tests reach a line: a run of the tests under coverage, with a context for each test."""
+"""Which tests reach a line, and how long each takes: one run of the tests under coverage."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 
 from coverage import CoverageData
 
-#: Tests within one process, where coverage sees which test reaches a line.
-TESTS = ("tests/unit", "tests/store", "tests/model", "tests/simulation")
+#: Tests that run the package within their process, where coverage sees which test reaches a line.
+TESTS = ("unit", "store", "model", "simulation", "web", "cli", "features")
+#: Without the long ones, and on one server; without plugins that take a second to import.
+PYTEST = (
+    *(sys.executable, "-m", "pytest", "-q", "-p", "tests.mutants.plugin"),
+    *("-m", "not full and not chaos and not browser"),
+    *("-p", "no:schemathesis", "-p", "no:docker_tools", "-p", "no:celery", "-p", "no:xdist"),
+)
+ENVIRONMENT = {**os.environ, "LOWKIQ_TEST_OLDEST": "0"}
 SETTINGS = """
 [run]
 source = celery_lowkiq
 relative_files = true
 data_file = {data}
-dynamic_context = test_function
 concurrency = thread
 core = ctrace
 """
@@ -25,56 +33,63 @@ core = ctrace
 #: pytest's status.
 PASSED, FAILED = 0, 1
 
-Reached = dict[str, dict[int, set[str]]]
+
+class Covering:
+    """The tests that can notice a change of a line."""
+
+    def __init__(self, root: Path) -> None:
+        self.seconds: dict[str, float] = {}
+        self._root = root
+        self._lines: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+        #: Lines that run when a module of the package or of the tests is imported.
+        self._imported: dict[str, set[int]] = defaultdict(set)
+
+    def add(self, data: Path) -> None:
+        """Read what :func:`measure` wrote. A test that failed without a mutant kills none."""
+        passed = json.loads(_seconds_of(data).read_text())
+        self.seconds |= passed
+        found = CoverageData(str(data))
+        found.read()
+        for file in found.measured_files():
+            for line, contexts in found.contexts_by_lineno(file).items():
+                self._lines[file][line] |= passed.keys() & contexts
+                if "" in contexts:
+                    self._imported[file].add(line)
+
+    def tests(self, file: str, first: int, last: int) -> list[str]:
+        """Those that reach these lines, quickest first. Of lines that an import runs, or that run in other
+        processes, also those that reach the module, and those in files that name it.
+        """
+        lines = self._lines.get(file, {})
+        changed = range(first, last + 1)
+        found = self._quickest(set().union(*(lines.get(line, set()) for line in changed)))
+        if not found or not self._imported[file].isdisjoint(changed):
+            found += self._quickest(set().union(*lines.values()))
+            found += self._quickest(self._naming(file))
+        return list(dict.fromkeys(found))
+
+    def _quickest(self, tests: set[str]) -> list[str]:
+        return sorted(tests, key=lambda test: self.seconds[test])
+
+    def _naming(self, file: str) -> set[str]:
+        package, _, module = file.removesuffix(".py").replace("/", ".").rpartition(".")
+        name = re.compile(rf"{package}(\.| import .*\b){module}\b")
+        paths = {test.partition("::")[0] for test in self.seconds}
+        naming = {path for path in paths if name.search((self._root / path).read_text())}
+        return {test for test in self.seconds if test.partition("::")[0] in naming}
 
 
-def measure(root: Path, data: Path) -> None:
-    """Run the tests once and keep in ``data`` what they reach, and beside it which ones failed. Raises
-    CalledProcessError when they did not run.
-    """
+def measure(root: Path, folder: str, data: Path) -> None:
+    """Run the tests of a folder once. Raises CalledProcessError when they did not run."""
     settings = data.with_suffix(".ini")
     settings.write_text(SETTINGS.format(data=data))
-    command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest", "-q"]
-    cache = data.with_suffix(".cache")
-    command += ["-o", f"cache_dir={cache}", "-m", "not full and not chaos", *TESTS]
-    done = subprocess.run(command, cwd=root)
+    command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", *PYTEST[1:]]
+    command += ["-p", "no:cacheprovider", "--lowkiq-seconds", str(_seconds_of(data)), f"tests/{folder}"]
+    done = subprocess.run(command, cwd=root, env=ENVIRONMENT)
     if done.returncode not in (PASSED, FAILED):
         data.unlink(missing_ok=True)
         done.check_returncode()
-    last = cache / "v" / "cache" / "lastfailed"
-    data.with_suffix(".failed").write_text(last.read_text() if last.exists() else "{}")
 
 
-def reached(root: Path, data: Path) -> Reached:
-    """By file and line: the ids of the tests that reach it; none when only an import does. A test that failed
-    without a mutant kills none.
-    """
-    found = CoverageData(str(data))
-    found.read()
-    failed = {name.partition("[")[0] for name in json.loads(data.with_suffix(".failed").read_text())}
-    names: dict[str, str | None] = {}
-    lines: Reached = defaultdict(dict)
-    for file in found.measured_files():
-        for line, contexts in found.contexts_by_lineno(file).items():
-            ids = {names.setdefault(context, test_id(root, context)) for context in contexts if context}
-            lines[file][line] = {one for one in ids if one} - failed
-    return lines
-
-
-def sizes(lines: Reached) -> Counter[str]:
-    """How many lines each test reaches."""
-    found: Counter[str] = Counter()
-    for of_file in lines.values():
-        for tests in of_file.values():
-            found.update(tests)
-    return found
-
-
-def test_id(root: Path, context: str) -> str | None:
-    """``tests.unit.test_x.TestY.test_z`` as pytest names it; None when there is no such file."""
-    parts = context.split(".")
-    for count in range(len(parts) - 1, 0, -1):
-        path = root.joinpath(*parts[:count]).with_suffix(".py")
-        if path.is_file():
-            return "::".join([str(path.relative_to(root)), *parts[count:]])
-    return None
+def _seconds_of(data: Path) -> Path:
+    return data.with_suffix(".json")

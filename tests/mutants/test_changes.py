@@ -6,9 +6,9 @@ import ast
 
 import pytest
 
-from .__main__ import FOLDERS, ROOT
-from .changes import changes_of
-from .covering import test_id as id_of
+from .__main__ import FOLDERS, Results
+from .changes import PACKAGE, ROOT, Change, changes_of, equivalent
+from .trying import Outcome
 
 
 @pytest.fixture
@@ -43,17 +43,37 @@ def test_the_changes_of_a_module(mutants, text, changed):
 
 def test_types_and_protocols_stay(mutants):
     assert mutants("if TYPE_CHECKING:\n    a = 1\nclass P(Protocol):\n    a = 1\n") == []
+    assert mutants("Value: TypeAlias = int | str\npairs = [*zip(a, b, strict=True)]") == []
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_mutants_of_the_package_are_other_programs(folder):
-    for path in (ROOT / "celery_lowkiq" / folder).rglob("*.py"):
+    for path in (PACKAGE / folder).rglob("*.py"):
         source = path.read_bytes()
         before = ast.dump(ast.parse(source))
         for change in changes_of(path)[::20]:
             assert ast.dump(ast.parse(change.apply(source))) != before, change
 
 
-def test_a_context_of_coverage_is_a_test_of_pytest():
-    assert id_of(ROOT, "tests.unit.test_lane.TestX.test_y") == "tests/unit/test_lane.py::TestX::test_y"
-    assert id_of(ROOT, "somewhere.else.test_y") is None
+def test_an_equivalent_mutant_is_one_of_the_package():
+    changes = [
+        change
+        for folder in FOLDERS
+        for path in (PACKAGE / folder).rglob("*.py")
+        for change in changes_of(path)
+    ]
+    assert sum(change.is_equivalent for change in changes) == len(equivalent())
+
+
+def test_a_later_run_knows_the_results_of_an_earlier_one(tmp_path):
+    change, survivor = (Change(ROOT / "noxfile.py", line, line, 0, 1, "x") for line in (1, 2))
+    results = Results(tmp_path / "results")
+    results.add(change, Outcome(True, "test_x"), 1.0)
+    results.add(survivor, Outcome(False, "3 tests pass"), 2.0)
+
+    later = Results(tmp_path / "results")
+    assert later.of(change) == Outcome(True, "test_x")
+    assert [later.has(one, killed_only) for one in (change, survivor) for killed_only in (False, True)] == [
+        *(True, True),
+        *(True, False),
+    ]

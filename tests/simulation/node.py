@@ -149,7 +149,7 @@ class SimStore:
     def exchange(self, settle: SettleRequest | None, claim: ClaimRequest | None) -> tuple[Any, Any]:
         def effect() -> tuple[Any, Any]:
             return (
-                settle and _answer(lambda: self._server.settle(settle.lease, settle.verdicts)),
+                settle and _answer(lambda: self._server.settle(settle)),
                 claim and _answer(lambda: self._server.claim(claim)),
             )
 
@@ -272,6 +272,7 @@ class Node(Machine):
             splitter=lease_splitter,
             poll_interval=0.5 * network.seconds,
             lease_seconds=network.seconds,
+            window=50,
             exclusion=Strict(KillTimer(self)) if strict else None,
         )
         self.drained = False

@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from celery_lowkiq.rules.claims import Claim, ClaimRequest, Due, OpenClaims, SettleReply
+from celery_lowkiq.rules.claims import Claim, ClaimRequest, Due, OpenClaims, SettleReply, SettleRequest
 from celery_lowkiq.rules.errors import NotOwner
-from celery_lowkiq.rules.models import Job, Lease, LeaseState, NewJob, Payload, Settlement, ShardRef
+from celery_lowkiq.rules.models import Job, Lease, LeaseState, NewJob, Payload, ShardRef
 from tests.model.jobs import ModelJob
 from tests.model.model import Model
 
@@ -207,16 +207,18 @@ class Server:
         passed = [model.waiting[i] for i in hidden if i in model.claimable()]
         return 2 if not ids and any(job.perform_in <= self.now for job in passed) else 0
 
-    def settle(self, lease: Lease, verdicts: Sequence[Settlement]) -> SettleReply:
-        s = self._owned(lease)
+    def settle(self, asked: SettleRequest) -> SettleReply:
+        s = self._owned(asked.lease)
         accepted = {
             v.id
-            for v in verdicts
+            for v in asked.verdicts
             if s.model.settle(
                 v.id, v.claim, v.disposition, v.retry_count, self.now + v.delay, self.now, v.error
             )
         }
-        return SettleReply(frozenset(accepted), self.now, self._next_due(s))
+        next_due = self._next_due(s)
+        released = asked.release and self.release(asked.lease)
+        return SettleReply(frozenset(accepted), self.now, next_due, released)
 
     def next_due(self, shard: ShardRef, in_hand: OpenClaims) -> Due:
         s = self.shards[shard]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import subprocess
@@ -182,3 +183,5 @@ def test_p8_a_master_behind_sentinels_is_found_wherever_its_name_is_written(sent
         with track("waits", sync._get_app()) as tracker:
             """It listens through the sentinels, too."""
         assert tracker.wait(10)
+        asyncio.run(sync.adelay("2", "from asyncio"))
+        assert sync.ordered_queue.stats().length == 2

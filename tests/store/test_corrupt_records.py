@@ -109,6 +109,8 @@ def client(redis_server):
 @example([("jobs", b"a", b'0x10 3 "a"')])
 @example([("processing", b"a", b'1 3 nan 3 "a"'), ("claimed", b"a", 0.0)])
 @example([("processing", b"a", b'1 nan 0 0 1 3 "a"'), ("claimed", b"a", 0.0)])
+@example([("processing", b"a", b'1 3 -1 0 1.2.3 3 "a"'), ("claimed", b"a", 0.0)])
+@example([("processing", b"a", b'1 3.3.3 -1 0 1 3 "a"'), ("claimed", b"a", 0.0)])
 @example([("failed", b"a", float("inf"))])
 @example([("claimed", b"a", 1.0)])
 @example([("lease", "epoch", b"x")])

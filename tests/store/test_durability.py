@@ -29,9 +29,9 @@ def short(monkeypatch):
     monkeypatch.setattr(durability, "CONFIRM_SECONDS", 0.2)
 
 
-@pytest.mark.full
 def test_replicated_waits_for_a_replica():
-    with EmbeddedServer(port=0) as master, EmbeddedServer(port=0) as replica:
+    at_once = {"repl-diskless-sync-delay": "0"}
+    with EmbeddedServer(port=0, config=at_once) as master, EmbeddedServer(port=0) as replica:
         store = store_on(master, Level.REPLICATED)
         behind = connect({"path": replica.socket_path}, pool_size=1, pool_timeout=5)
         behind.replicaof("127.0.0.1", master.port)

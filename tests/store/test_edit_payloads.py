@@ -9,6 +9,7 @@ from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.jobs.call_records import CallReader
 from celery_lowkiq.store.scripts.keys import shard_keys
 
 from .helpers import ONE, SHARD, claim, contents, dead, end, push, take, waiting
@@ -118,6 +119,24 @@ def test_the_calls_of_the_payload_end_and_no_others(store):
     assert actions.edit(ONE, "1", b"a", b"c")
     assert ended == [([b"call of a"], False)]
     assert store.client.redis.zcard(shard_keys(SHARD)["calls"]) == 1
+
+
+@pytest.mark.parametrize("size", SIZES.values())
+def test_the_calls_of_the_payload_may_become_those_of_the_other(store, size):
+    ended = []
+    actions = Actions(store, lambda calls, dead: ended.append(calls))
+    names = [b"payload %d" % n for n in range(size)]
+    store.push(ONE, [NewJob("1", name, float(n), record=b"of " + name) for n, name in enumerate(names)])
+    assert [actions.edit(ONE, "1", old, b"new", keep_calls=True) for old in (b"none", names[1])] == [
+        False,
+        True,
+    ]
+    (job,) = claim(store, take(store)).jobs
+    assert ([payload.data for payload in job.payloads][1], ended) == (b"new", [])
+    calls = [call for page in CallReader(store.client).pages(SHARD, job) for call in page]
+    assert [(call.payload, call.data) for call in calls] == [
+        (n, b"of " + name) for n, name in enumerate(names)
+    ]
 
 
 def test_calls_of_a_payload_that_is_processed_do_not_end(store):

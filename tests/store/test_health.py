@@ -52,6 +52,15 @@ def test_what_a_server_says_of_itself(store, client):
         client.config_set("maxmemory-policy", "noeviction")
 
 
+def test_the_clocks_are_compared_to_half_of_a_round_trip(store, monkeypatch):
+    now = store.client.commands([("TIME",)])[0]
+    asked_and_answered = iter([float(now[0]) - 3, float(now[0]) + 3])
+    monkeypatch.setattr(health, "time", mock.Mock(time=asked_and_answered.__next__))
+    server = HealthReader(store).read([]).server
+    assert server.give_or_take == 3
+    assert server.ahead == pytest.approx(0, abs=60)
+
+
 def test_what_a_worker_asks_about_memory_needs_no_config(store, client):
     """P1: managed servers forbid CONFIG; where INFO is forbidden as well, nothing is known."""
     client.execute_command("ACL", "SETUSER", "managed", "on", ">x", "~*", "+@all", "-config")

@@ -301,6 +301,41 @@ class TestPortions:
         shard.end(job, Disposition.RETRY, retry_count=5, error=b"bang")
         assert (shard.waiting().retry_count, shard.payloads()) == (5, [b"1", b"2", b"3"])
 
+    @pytest.mark.parametrize("size", [1, 600])
+    @pytest.mark.parametrize("policies", [{}, {"on_push_after_failure": AfterFailure.NOW}])
+    def test_a_failure_does_not_pass_to_a_payload_that_gets_in_front(self, store, size, policies):
+        shard = Shard(store, per_run=1, **policies)
+        shard.push("1", b"5" * size, 5, perform_in=1.0)
+        shard.run(Disposition.RETRY, retry_count=4, delay=-1.0, error=b"boom")
+        shard.push("1", b"7" * size, 7, perform_in=1.0)
+        assert shard.waiting().retry_count == 4
+        shard.push("1", b"3" * size, 3, perform_in=1.0)
+        (job,) = shard.claim()
+        assert (job.payloads[0].data, job.retry_count, job.early) == (b"3" * size, -1, False)
+        assert (shard.waiting().retry_count, shard.waiting().error) == (-1, None)
+        shard.push("1", b"2" * size, 2, perform_in=1.0)
+        shard.end(job, Disposition.RETRY, retry_count=0, delay=-1.0, error=b"bang")
+        assert (shard.waiting().retry_count, shard.waiting().error) == (-1, None)
+
+    def test_nor_to_the_one_behind_an_edited_payload(self, store):
+        shard = Shard(store, per_run=1)
+        for score in (1, 2):
+            shard.push("1", b"%d" % score, score, perform_in=1.0)
+        shard.run(Disposition.RETRY, retry_count=4, error=b"boom")
+        actions = Actions(store)
+        actions.edit(shard.spec, "1", b"2", b"3")
+        assert shard.waiting().retry_count == 4
+        actions.edit(shard.spec, "1", b"1", None)
+        assert (shard.payloads(), shard.waiting().retry_count) == ([b"3"], -1)
+
+    def test_a_call_that_supersedes_a_failed_one_has_retries_of_its_own(self, store):
+        shard = Shard(store, keep=1, anew_on_push=True, on_push_after_failure=AfterFailure.NOW)
+        shard.push("1", b"1", 1, perform_in=1.0)
+        shard.run(Disposition.RETRY, retry_count=4, delay=1000.0, error=b"boom")
+        shard.push("1", b"2", 2, perform_in=1.0)
+        (job,) = shard.claim()
+        assert (job.payloads[0].data, job.retry_count, job.error, job.early) == (b"2", -1, None, False)
+
     def test_a_death_takes_the_first_payload_and_the_others_start_anew(self, shard):
         (job,) = shard.claim()
         shard.end(job, Disposition.DIE, error=b"boom")

@@ -34,15 +34,15 @@ def test_a_repeated_push_changes_nothing_even_over_a_newer_one(store):
 
 def test_a_push_whose_reply_was_lost_is_repeated_under_its_number(store, monkeypatch):
     push(store, "0", ("registers", 1))
-    calls, lost = store.client.calls, iter([True])
+    steps, lost = store.client.call_steps, iter([True])
 
     def loses_one(sent):
-        replies = calls(sent)
+        replies = yield from steps(sent)
         if next(lost, False):
             raise StoreUnavailable("the reply was lost")
         return replies
 
-    monkeypatch.setattr(store.client, "calls", loses_one)
+    monkeypatch.setattr(store.client, "call_steps", loses_one)
     store.push(ONE, [NewJob("1", b"a", 1, record=b"of the call")], pauses=[0.0])
     assert waiting(store, "1") == [("a", 1)]
     assert store.client.redis.zcard(shard_keys(SHARD)["calls"]) == 1
@@ -72,6 +72,8 @@ def test_chunks_are_bounded_in_jobs_and_bytes():
     assert [len(chunk) for chunk in chunked(small)] == [CHUNK_JOBS, CHUNK_JOBS, 1]
     large = [NewJob("1", b"x" * (CHUNK_BYTES // 2))] * 5
     assert [len(chunk) for chunk in chunked(large)] == [2, 2, 1]
+    full = [NewJob("1", b"x" * (CHUNK_BYTES - 1)), NewJob("2", b"x"), NewJob("3", b"x")]
+    assert [len(chunk) for chunk in chunked(full)] == [2, 1]
 
 
 def test_another_shard_count_is_refused_and_nothing_is_stored(store):

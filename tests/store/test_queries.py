@@ -198,12 +198,12 @@ def test_the_oldest_job_may_wait_behind_a_run_of_its_own_id(queries, store):
 
 def test_a_look_shows_who_has_a_shard(queries, store):
     lease = take(store, THREE, 1, owner="node")
-    looks = queries.looks([THREE, ONE])
-    assert [str(look.shard) for look in looks] == ["three/0", "three/1", "three/2", "orders/0"]
-    assert [look.lease.owner for look in looks] == ["", "node", "", ""]
-    assert looks[1].lease.epoch == lease.epoch
+    states = queries.shard_states([THREE, ONE])
+    assert [str(state.shard) for state in states] == ["three/0", "three/1", "three/2", "orders/0"]
+    assert [state.lease.owner for state in states] == ["", "node", "", ""]
+    assert states[1].lease.epoch == lease.epoch
     store.renew([lease])
-    assert queries.looks([THREE])[1].lease.counter == looks[1].lease.counter + 1
+    assert queries.shard_states([THREE])[1].lease.counter == states[1].lease.counter + 1
 
 
 def test_a_damaged_shard_hides_no_other_queue(queries, store):
@@ -213,7 +213,7 @@ def test_a_damaged_shard_hides_no_other_queue(queries, store):
     damage, counts = queries.stats_of([THREE, ONE])
     assert isinstance(damage, ShardDamaged)
     assert counts.length == 1
-    assert [str(look.shard) for look in queries.looks([THREE, ONE]) if look.damage] == ["three/1"]
+    assert [str(state.shard) for state in queries.shard_states([THREE, ONE]) if state.damage] == ["three/1"]
     for read in (
         queries.stats,
         queries.shard_stats,

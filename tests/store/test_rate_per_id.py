@@ -7,6 +7,7 @@ import pytest
 from celery_lowkiq.rules.models import Disposition, NewJob, PayloadRemoval, RemovalReason, Settlement
 from celery_lowkiq.rules.policies import AfterFailure
 from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.inspect.node_reports import NodeReports
 from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.clocked import FakeClockClient
@@ -51,6 +52,15 @@ def test_an_id_runs_once_and_again_when_it_has_a_token(clocked):
     assert shard.run() == ()
     clocked.client.move(1.5)
     assert ids(shard.run()) == ["1"]
+
+
+def test_its_diagnosis_has_the_time_of_its_next_token(clocked):
+    shard = limited(clocked)
+    shard.push("1")
+    shard.run()
+    shard.push("1")
+    found = NodeReports(clocked).facts(shard.spec, "1", rate=None, max_retries=None, read=lambda _: None)
+    assert found.id_token_at - found.now == pytest.approx(10, abs=1)
 
 
 def test_other_ids_do_not_wait_for_it(clocked):

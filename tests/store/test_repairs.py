@@ -10,6 +10,7 @@ import pytest
 from celery_lowkiq.rules.errors import NotOwner, ShardCountMismatch, ShardDamaged, ShardRepairing
 from celery_lowkiq.rules.models import Disposition, Lease, NewJob, QueueSpec, ShardRef, shard_of
 from celery_lowkiq.rules.ownership import LeaseWatch
+from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.admin.repair import QueueRepairs
@@ -143,7 +144,7 @@ def test_a_lost_meta_is_written_again_above_all_that_is_stored(store, client, ca
     store.push(ONE, [NewJob("ahead", b"made")])
     assert caplog.text.count("shard orders/0 was repaired: meta was rewritten") == 1
     meta = client.hgetall(KEYS["meta"])
-    assert int(meta[b"score"]) > 5e9 * 1e6
+    assert int(meta[b"score"]) == 5_000_000_000 * 1_000_000 + 1
     for field in (b"last_arrival", b"last_call"):
         assert int(meta[field]) >= int(known[field]) > 0, field
     assert int(meta[b"claim"]) == before.number
@@ -257,6 +258,14 @@ def test_times_priorities_and_pauses_come_back_from_the_keys_beside(store, clien
     assert (job.priority, job.paused) == (5, True)
 
 
+def test_a_lost_priority_becomes_that_of_the_queue(store, client):
+    queue = QueueSpec("orders", shards=1, policies=Policies(priority=3))
+    store.push(queue, [NewJob("urgent", b"a", 1.0, priority=7)])
+    client.delete(KEYS["by_priority"])
+    QueueRepairs(store).repair(queue)
+    assert Queries(store).job(queue, "urgent").waiting.priority == 3
+
+
 def test_beside_a_living_owner_a_repair_gives_nothing_up_that_runs(store, client):
     """Its payloads are lost to Redis, not to the worker that runs them."""
     push(store, "1", ("a", 1.0), perform_in=1.0)
@@ -316,6 +325,15 @@ def test_a_claim_repairs_several_keys(store, client):
     push(store, "a", ("1", 1.0), perform_in=1.0)
     client.delete(KEYS["meta"], KEYS["due"])
     assert [job.id for job in store.claim(ONE, lease, 1).jobs] == ["a"]
+
+
+def test_a_claim_repairs_what_does_not_hinder_it_once_a_minute(store, client):
+    """Foreign data that says so at each claim must not cost each claim a repair."""
+    lease = everywhere(store)
+    for is_repaired in (True, False):
+        client.delete(KEYS["failed"])
+        claim(store, lease)
+        assert bool(client.exists(KEYS["failed"])) is is_repaired
 
 
 def test_taking_shards_does_not_wait_for_a_repair(store, client, monkeypatch):

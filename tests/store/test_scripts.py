@@ -75,6 +75,12 @@ def test_a_header_says_all(name):
         assert f"\n-- {field}:" in source(name)
 
 
+@pytest.mark.parametrize("arguments", [{}, {"limit": 0, "unknown": 1}])
+def test_a_call_with_other_arguments_than_the_header_has_is_refused(arguments):
+    with pytest.raises(TypeError, match=r"run_now.lua takes .*limit.*got"):
+        scripts.load("run_now").call(shard_keys(SHARD), **arguments)
+
+
 def test_keys_of_a_script_are_bound_once():
     keys, script = shard_keys(SHARD), scripts.load("push")
     assert keys.bind(script.keys) is keys.bind(script.keys)

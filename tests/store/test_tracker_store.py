@@ -277,7 +277,9 @@ def test_a_full_redis_takes_news(tracker_store, tracker, client):
     assert counts(tracker_store, tracker) == Counts(working=1, failed=1)
 
 
-def test_trouble_with_a_tracker_does_not_hold_up_a_settle(store, tracker_store, tracker, client):
+def test_trouble_with_a_tracker_is_logged_and_holds_up_no_settle(
+    store, tracker_store, tracker, client, caplog
+):
     push(store, "1", ("x", 1.0))
     lease = take(store)
     claimed = claim(store, lease)
@@ -286,6 +288,7 @@ def test_trouble_with_a_tracker_does_not_hold_up_a_settle(store, tracker_store, 
     news = ended(began(tracker, "a", 5, 1), over=True, success=True)
     verdict = Settlement("1", claimed.number, Disposition.DONE, news=(news,))
     assert store.settle(ONE, lease, [verdict]).accepted == {"1"}
+    assert "the end of some calls of shard orders/0 is unknown: " in caplog.text
 
 
 def test_news_go_with_the_settle(store, tracker_store, tracker):

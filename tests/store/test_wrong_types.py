@@ -99,7 +99,8 @@ def arguments(state):
         "delete_wrong_type": ({"probe": "ZCARD"}, ()),
         "dump": ({"cursor": "", **bounds}, ("long", "failed")),
         "edit": (
-            {"merge": "min", "policy": POLICY, "id": "failed", "payload": "a", "replaced": 1, "other": "b"},
+            {"merge": "min", "policy": POLICY, "id": "failed", "payload": "a", "replaced": 1, "other": "b"}
+            | {"digest": digest(b"a"), "other_digest": digest(b"b")},
             (),
         ),
         "heartbeat": ({"member": "me 2"}, ()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
@@ -93,3 +94,12 @@ def calls() -> None:
     assert_type(in_place.ordered_queue.spec.name, str)
     assert bound.ordered_queue.stats().length >= 0
     assert bound.shards == 5
+
+
+async def calls_from_asyncio() -> None:
+    assert_type(await bare.adelay("42", {"status": "paid"}), AsyncResult[int])
+    assert_type(await keyed.adelay({"id": 1}), AsyncResult[str])
+    assert_type(await bare.aapply_async(("42", {}), countdown=5), AsyncResult[int])
+    assert_type(await bare.aperform_async([{"id": 0}]), None)
+    assert_type(await bare.aperform_async([{"id": 0}], results=True), Sequence[AsyncResult[int]])
+    assert_type(await in_place.adelay(42, status="paid"), AsyncResult[str])

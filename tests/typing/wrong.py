@@ -50,6 +50,7 @@ def in_place(order_id: int, status: str) -> int:
 in_place.delay(42)  # error
 in_place.delay("42", "paid")  # error
 in_place.delay(42, state="paid")  # error
+in_place.adelay(42, state="paid")  # error
 
 
 @ordered_task(latest=True)  # error

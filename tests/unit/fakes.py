@@ -129,6 +129,9 @@ class FakeStore:
 
     def release(self, lease: Lease, unsettled: bool = False) -> bool:
         self._maybe_fail("release")
+        return self._release(lease, unsettled)
+
+    def _release(self, lease: Lease, unsettled: bool = False) -> bool:
         with self.lock:
             self._check(lease)
             if self.processing.get(lease.shard) and not unsettled:
@@ -203,7 +206,9 @@ class FakeStore:
                     accepted.add(verdict.id)
                     self.settled.append((verdict.id, verdict.disposition))
             self.lock.notify_all()
-            reply = SettleReply(frozenset(accepted), time.time(), self._next_due(lease.shard))
+            next_due = self._next_due(lease.shard)
+            released = asked.release and self._release(lease)
+            reply = SettleReply(frozenset(accepted), time.time(), next_due, released)
         self._maybe_fail("settle", after=True)
         return reply
 

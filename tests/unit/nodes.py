@@ -26,8 +26,10 @@ class Node:
             "lanes": 2,
             "poll_interval": 60.0,
             "lease_seconds": 0.5,
+            "window": 50,
             "queues": [Q],
             "owner": "me",
+            "clock": SystemClock(),
             **options,
         }
         self.runtime = Runtime(
@@ -35,7 +37,6 @@ class Node:
             self.runner,
             self.host,
             settings.pop("queues"),
-            clock=SystemClock(),
             scheduler_factory=settings.pop("scheduler", lag),
             splitter=splitter,
             **settings,

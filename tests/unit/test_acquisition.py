@@ -6,7 +6,9 @@ import logging
 
 import pytest
 
+from celery_lowkiq.rules.errors import ShardDamaged, ShardRepairing
 from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
+from celery_lowkiq.rules.ownership import RENEWALS_PER_LEASE
 from celery_lowkiq.rules.splitters import default_splitter, lease_splitter
 from celery_lowkiq.worker.ownership.acquisition import PROGRESS_INTERVAL, SLICE, AcquisitionProgress
 from tests.unit.fakes import FakeStore
@@ -16,6 +18,14 @@ from tests.waiting import eventually
 
 def queues(count, shards=24):
     return [QueueSpec(f"q{number:03d}", shards=shards) for number in range(count)]
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def monotonic(self):
+        return self.now
 
 
 def taken(node):
@@ -110,18 +120,20 @@ def test_m1_a_share_is_not_exceeded_by_a_slice():
 def test_m1_a_renewal_is_not_held_up_by_the_taking_of_more(monkeypatch):
     """M1: slices end where a renewal is due; the rest follows in the next turns."""
     monkeypatch.setattr("celery_lowkiq.worker.ownership.acquisition.SLICE", 10)
-    node = Node(queues=queues(10), lanes=2, lease_seconds=600.0, splitter=lease_splitter)
-    ownership, store = node.runtime._ownership, node.store
-    renewals = []
-    renew = store.renew
+    clock = Clock()
+    node = Node(queues=queues(10), lanes=2, lease_seconds=600.0, splitter=lease_splitter, clock=clock)
+    renewals, renew, acquire_all = [], node.store.renew, node.store.acquire_all
 
-    def late(leases, *more, **options):
-        """It takes so long that the next one is due when it ends."""
+    def count(leases, *more, **options):
         renewals.append(len(leases))
-        ownership._renew_at = 0.0
         return renew(leases, *more, **options)
 
-    store.renew = late
+    def slow(wanted, owner):
+        """The next renewal is due when it ends."""
+        clock.now += 600.0 / RENEWALS_PER_LEASE
+        return acquire_all(wanted, owner)
+
+    node.store.renew, node.store.acquire_all = count, slow
     monkeypatch.setattr("celery_lowkiq.worker.ownership.ownership.MIN_ACQUISITION", 0.0)
     node.start()
     eventually(lambda: taken(node) == 240)
@@ -148,14 +160,6 @@ def test_m1_a_shard_that_comes_with_work_is_served_without_a_poll():
     assert node.runtime.join(10)
 
 
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def monotonic(self):
-        return self.now
-
-
 def test_m1_a_line_each_5_s_tells_how_far_it_is(caplog):
     """M1: and a last one, but none where all was taken before the first."""
     caplog.set_level(logging.INFO)
@@ -175,3 +179,33 @@ def test_m1_a_line_each_5_s_tells_how_far_it_is(caplog):
     clock.now += PROGRESS_INTERVAL - 0.1
     progress.log(4100)
     assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    "refused, retry, level, text",
+    [
+        (ShardDamaged("q000", 0, "no meta"), "DAMAGED_RETRY", logging.ERROR, "is not served: "),
+        (ShardRepairing("q000", 0, "no meta"), "REPAIRING_RETRY", logging.INFO, "is not served yet: "),
+    ],
+    ids=["damaged", "repairing"],
+)
+def test_a_shard_that_has_lost_keys_is_logged_and_tried_again(
+    monkeypatch, caplog, refused, retry, level, text
+):
+    monkeypatch.setattr(f"celery_lowkiq.worker.ownership.acquisition.{retry}", 0.05)
+    caplog.set_level(logging.INFO)
+    node = Node(queues=queues(1, shards=3))
+    lost_keys, acquire = [ShardRef("q000", 0)], node.store.acquire
+
+    def refuse_once(watch, owner):
+        if watch.shard in lost_keys:
+            lost_keys.clear()
+            raise refused
+        return acquire(watch, owner)
+
+    node.store.acquire = refuse_once
+    node.start()
+    eventually(lambda: taken(node) == 3)
+    assert (level, f"shard q000/0 {text}{refused}") in [(one.levelno, one.message) for one in caplog.records]
+    node.runtime.abandon()
+    assert node.runtime.join(10)

@@ -200,7 +200,7 @@ class LosesIt:
 
     def __getattr__(self, name):
         if name in ("working", "drop"):
-            self._mailbox.report_lost(self._owned)
+            self._mailbox.report_gone(self._owned)
         return getattr(self._lane, name)
 
 

@@ -57,6 +57,12 @@ def test_nobody_listens(messages):
     assert (len(result.id), result.ignored) == (36, True)
 
 
+def test_a_celery_that_dumps_no_models(messages, monkeypatch):
+    """Calls of a task with by= ended in an AttributeError with Celery 5.5."""
+    monkeypatch.delattr(Task, "_dump_pydantic_arguments", raising=False)
+    make_task(options={"by": "payloads_by_id"}).delay("1")
+
+
 def test_the_id_of_a_call_may_be_given(messages):
     assert make_task().apply_async(("1",), task_id="mine", countdown=3).id == "mine"
     assert messages == []

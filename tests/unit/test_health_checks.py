@@ -68,6 +68,7 @@ def test_all_is_well():
     "changed, level, subject, text",
     [
         ({"version": "6.0.16"}, ERROR, "server", "Redis 6.0.16"),
+        ({"version": "6.2.0"}, OK, "server", "Redis 6.2.0"),
         ({"name": "Valkey", "version": "8.1"}, OK, "server", "Valkey 8.1"),
         ({"version": ""}, OK, "server", "Redis of an unknown version"),
         ({"policy": "allkeys-lru"}, WARNING, "maxmemory-policy", "harmless while no maxmemory"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -22,6 +23,7 @@ def test_a_report_tells_lanes_shards_and_what_they_run(node, splitter):
     gate = threading.Event()
     one.runner.act = lambda batch: gate.wait(30) and None
     one.store.push(SHARDS[1], "runs", announce=False)
+    began = time.monotonic()
     one.start()
 
     def running():
@@ -33,6 +35,7 @@ def test_a_report_tells_lanes_shards_and_what_they_run(node, splitter):
     assert [lane.shards for lane in report.lanes] == [SHARDS[::2], SHARDS[1::2]]
     run = report.running(SHARDS[1])
     assert (run.ids, run.count) == (("runs",), 1)
+    assert 0 <= run.seconds <= time.monotonic() - began
     assert report.lane_of(SHARDS[1]).running == run
     gate.set()
     eventually(lambda: one.store.reports[OWNER].running(SHARDS[1]) is None)

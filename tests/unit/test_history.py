@@ -23,6 +23,8 @@ def minute(*processed, failed=0, until=NOW - 3):
         (minute(5), None),
         (minute(0, 20), Rates(2.0, 0.0)),
         (minute(0, 10, 20, 30, 60, 90, 120, failed=1), Rates(2.0, 0.1)),
+        # Nothing was done.
+        (minute(20, 20), Rates(0.0, 0.0)),
         # What is older than the last minute does not count.
         (minute(0, 9000, 9000, 9000, 9000, 9000, 9000, 9000, 9010), Rates(1 / 6, 0.0)),
         # A gap is bridged.
@@ -31,6 +33,7 @@ def minute(*processed, failed=0, until=NOW - 3):
         (minute(0, 20, until=NOW - 46), None),
         # The queue was emptied, and counts anew.
         (minute(100, 0), None),
+        ((Sample(NOW - 13, 0, 5), Sample(NOW - 3, 10, 0)), None),
     ],
 )
 def test_rates_over_the_last_minute(samples, found):

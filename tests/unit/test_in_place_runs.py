@@ -5,9 +5,12 @@ from __future__ import annotations
 from uuid import UUID
 
 import pytest
-from celery import Celery
+from celery import Celery, signals
+from celery.worker import state
 
-from celery_lowkiq import ordered_task
+from celery_lowkiq import Again, InvalidCall, ordered_task
+from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.rules.models import NewJob
 from tests.waiting import eventually
 
 runs = []
@@ -62,15 +65,180 @@ def test_the_time_of_a_call_holds_though_its_job_was_due(lowkiq, save):
     assert late.get() == "late"
 
 
-@pytest.mark.parametrize("payload", [5, {"args": [1]}, {"args": 1, "kwargs": {}}])
-def test_a_payload_of_another_form_goes_to_the_morgue(lowkiq, save, payload):
-    queue = save.ordered_queue
-    save.delay(1, "x")
-    ((data,),) = [[p.value for p in job.payloads] for job in queue.jobs().items]
-    queue.edit_payload(1, data, payload)
+class TestRetriesOfEachCall:
+    @pytest.fixture
+    def make(self, lowkiq_app):
+        def make(**options):
+            @ordered_task(
+                app=lowkiq_app, shared=False, by=0, bind=True, max_retries=2, retry_in=100, **options
+            )
+            def failing(self, order_id, what):
+                runs.append((what, self.request.retries))
+                raise KeyError(what)
+
+            return failing
+
+        return make
+
+    def test_a_call_that_gets_in_front_of_a_failed_one(self, lowkiq, make):
+        failing = make()
+        failing.apply_async((1, "failed"), score=5)
+        lowkiq.drain()
+        lowkiq.clock.move(100)
+        lowkiq.drain()
+        first = failing.apply_async((1, "first"), score=3)
+        lowkiq.clock.move(100)
+        lowkiq.drain()
+        assert runs == [("failed", 0), ("failed", 1), ("first", 0)]
+        assert first.state == "RETRY"
+
+    @pytest.mark.parametrize("ignore_result", [False, True])
+    def test_the_newest_call(self, lowkiq, make, ignore_result):
+        failing = make(latest=True, ignore_result=ignore_result)
+        failing.delay(1, "older")
+        lowkiq.drain()
+        failing.delay(1, "newer")
+        lowkiq.drain()
+        assert 90 < lowkiq.due_in(failing, 1) <= 100
+        lowkiq.clock.move(100)
+        lowkiq.drain()
+        lowkiq.clock.move(100)
+        lowkiq.drain()
+        assert runs == [("older", 0), ("newer", 0), ("newer", 1), ("newer", 2)]
+        assert failing.ordered_queue.job(1).dead is not None
+
+
+class TestRevokedCalls:
+    @pytest.fixture(params=[False, True], ids=["result", "no result"])
+    def save(self, lowkiq_app, request):
+        @ordered_task(app=lowkiq_app, shared=False, by=0, bind=True, ignore_result=request.param)
+        def save(self, order_id, state):
+            runs.append((self.request.id, state, self.request.retries))
+
+        return save
+
+    @pytest.fixture
+    def revoke(self):
+        revoked = []
+
+        def revoke(result):
+            state.revoked.add(result.id)
+            revoked.append(result.id)
+
+        yield revoke
+        for task_id in revoked:
+            state.revoked.discard(task_id)
+
+    def test_a_call_ends_also_when_it_is_not_due(self, lowkiq, save, revoke):
+        calls = [save.delay(1, "first"), save.apply_async((1, "late"), countdown=100)]
+        calls += [save.delay(1, name) for name in ("due", "last")]
+        revoke(calls[1])
+        revoke(calls[2])
+        ended = []
+        signals.task_revoked.connect(receiver := lambda request, **_: ended.append(request.id))
+        lowkiq.drain()
+        signals.task_revoked.disconnect(receiver)
+        assert [what for _, what, _ in runs] == ["first", "last"]
+        assert ended == [calls[1].id, calls[2].id]
+        assert save.ordered_queue.stats().dropped == 2
+        assert save.ignore_result or calls[1].state == "REVOKED"
+
+    def test_run_now_ends_the_call_that_the_others_wait_for(self, lowkiq, save, revoke):
+        late = save.apply_async((1, "late"), countdown=100)
+        save.delay(1, "behind")
+        lowkiq.drain()
+        revoke(late)
+        save.ordered_queue.run_now([1])
+        lowkiq.drain()
+        assert [what for _, what, _ in runs] == ["behind"]
+
+
+class TestRunNow:
+    """It runs calls before their time."""
+
+    @pytest.mark.parametrize("size", [1, 2000])
+    @pytest.mark.parametrize("run_now", [lambda queue: queue.run_now([1]), lambda queue: queue.run_now_all()])
+    def test_a_call_keeps_its_result(self, lowkiq, save, size, run_now):
+        due = save.delay(1, "due" * size)
+        late = save.apply_async((1, "late" * size), countdown=100)
+        later = save.apply_async((1, "later" * size), countdown=1000)
+        lowkiq.drain()
+        assert (due.state, late.state) == ("SUCCESS", "PENDING")
+        assert run_now(save.ordered_queue) == 1
+        lowkiq.drain()
+        assert (late.get(5), later.get(5)) == ("late" * size, "later" * size)
+        assert [task_id for task_id, _, _ in runs] == [due.id, late.id, later.id]
+
+    def test_a_call_that_waits_alone(self, lowkiq, save):
+        late = save.apply_async((1, "late"), countdown=100)
+        assert save.ordered_queue.run_now([1, 2]) == 1
+        lowkiq.drain()
+        assert late.get(5) == "late"
+
+
+@pytest.mark.parametrize("payload", [b"5", b'{"args": [1]}', b'{"args": 1, "kwargs": {}}'])
+def test_a_payload_of_another_form_goes_to_the_morgue(lowkiq, lowkiq_app, save, payload):
+    context_of(lowkiq_app).store.push(save.queue_spec, [NewJob("1", payload)])
     lowkiq.drain()
-    assert "is not a call of a task with by=" in queue.job(1).dead.error
+    assert "is not a call of a task with by=" in save.ordered_queue.job(1).dead.error
     assert runs == []
+
+
+class TestEditedPayloads:
+    @pytest.mark.parametrize(
+        ("payload", "error"),
+        [
+            (5, "expected {.args.:"),
+            ({"args": [2], "kwargs": {}}, "id=2 is invalid: expected '1', the id of the job"),
+            ({"args": [], "kwargs": {"order_id": "2"}}, "id='2' is invalid"),
+            ({"args": [1], "kwargs": {"other": 5}}, "unexpected keyword argument 'other'"),
+            ({"args": [[1]], "kwargs": {}}, "expected a str, an int or a UUID"),
+        ],
+    )
+    def test_one_that_is_no_call_of_the_id_is_refused(self, lowkiq, save, payload, error):
+        result = save.delay(1, "x")
+        ((data,),) = lowkiq.enqueued(save).values()
+        with pytest.raises(InvalidCall, match=error):
+            save.ordered_queue.edit_payload(1, data, payload)
+        lowkiq.drain()
+        assert result.get() == "x"
+
+    def test_another_call_of_the_id_runs(self, lowkiq, save):
+        save.apply_async((1, "x"), countdown=100)
+        ((data,),) = lowkiq.enqueued(save).values()
+        assert save.ordered_queue.edit_payload(1, data, {"args": ["1", "new"], "kwargs": {}})
+        save.ordered_queue.run_now([1])
+        lowkiq.drain()
+        assert [state for _, state, _ in runs] == ["new"]
+
+
+class TestErrbacks:
+    @pytest.fixture
+    def failing(self, lowkiq_app):
+        @ordered_task(app=lowkiq_app, shared=False, by="order_id", max_retries=0)
+        def failing(order_id):
+            raise KeyError("boom")
+
+        return failing
+
+    def test_one_for_request_and_error_gets_them_as_a_plain_one(self, lowkiq, lowkiq_app, failing):
+        @ordered_task(app=lowkiq_app, shared=False, by=lambda arguments: arguments["request"].args[0])
+        def mourn(request, exc, traceback):
+            runs.append((request.id, repr(exc)))
+
+        result = failing.apply_async((1,), link_error=mourn.s())
+        lowkiq.drain()
+        assert runs == [(result.id, "KeyError('boom')")]
+        assert isinstance(result.result, KeyError)
+
+    @pytest.mark.parametrize("own", [None, (42, "failed")])
+    def test_another_one_runs_in_order(self, lowkiq, save, failing, own):
+        link = save.s() if own is None else save.si(*own)
+        result = failing.apply_async((1,), link_error=link)
+        lowkiq.drain(failing)
+        ((order_id, (payload,)),) = lowkiq.enqueued(save).items()
+        assert order_id == (result.id if own is None else "42")
+        assert tuple(payload["args"]) == (own or (result.id,))
 
 
 class TestEagerRuns:
@@ -112,6 +280,35 @@ class TestPlainTasks:
         ordered[0] = False
         switched.delay(1)
         assert len(lowkiq.enqueued(switched)["1"]) == 1
+
+    @pytest.mark.parametrize("autoretry_for", [(), (Exception,)])
+    def test_again_repeats_a_plain_run_without_counting_it_as_a_failure(
+        self, lowkiq, lowkiq_app, autoretry_for
+    ):
+        options = {"enabled": False, "max_retries": 1, "autoretry_for": autoretry_for}
+
+        @ordered_task(app=lowkiq_app, shared=False, by=0, name="repeated", bind=True, **options)
+        def repeated(self, order_id, left=None, result=None):
+            runs.append(self.request.retries)
+            if len(runs) < 4:
+                raise Again(left, result=result)
+            return order_id
+
+        with lowkiq.worker():
+            assert repeated.delay(1).get(30) == 1
+            assert runs == [0, 0, 0, 0]
+            runs.clear()
+            assert repeated.delay(1, [], "done").get(30) == "done"
+            assert runs == [0]
+
+    def test_again_in_an_eager_run(self, lowkiq_app):
+        lowkiq_app.conf.task_always_eager = True
+
+        @ordered_task(app=lowkiq_app, shared=False, by=0, name="plain")
+        def plain(order_id):
+            raise Again(after=5)
+
+        assert plain.delay(1).state == "RETRY"
 
     def test_the_retry_of_a_plain_run_goes_to_the_store_once_the_task_is_ordered(self, lowkiq, lowkiq_app):
         ordered = [False]

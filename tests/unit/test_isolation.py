@@ -60,6 +60,8 @@ def test_jobs_of_parts_sit_some_runs_out(parts, pause, waits):
 def test_what_they_sit_out_is_the_pauses_of_the_next_runs():
     assert isolation_delay(6, 1.0, lambda turn: 10.0 * turn) == 1 + 10 + 20
     assert isolation_delay(6, 1.0, lambda turn: False) == 1
+    # Nothing comes after a run that gives up.
+    assert isolation_delay(8, 1.0, lambda turn: turn != 2 and 10.0) == 1 + 10
 
 
 def test_a_job_of_several_is_never_the_last_time_tried():

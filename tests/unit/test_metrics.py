@@ -10,7 +10,7 @@ from celery import Celery
 from celery_lowkiq.metrics.queues import QueueCollector
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import LeaseState, ShardRef
-from celery_lowkiq.rules.views import ShardLook, Stats
+from celery_lowkiq.rules.views import ShardState, Stats
 
 
 class Clock:
@@ -27,10 +27,10 @@ class Looks:
         self.leases = list(leases)
         self.error = None
 
-    def looks(self):
+    def shard_states(self):
         if self.error:
             raise self.error
-        return [ShardLook(ShardRef("q", n), Stats(), lease) for n, lease in enumerate(self.leases)]
+        return [ShardState(ShardRef("q", n), Stats(), lease) for n, lease in enumerate(self.leases)]
 
 
 @pytest.fixture

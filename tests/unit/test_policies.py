@@ -144,7 +144,15 @@ def test_policies_of_a_task(app):
         when_full="drop_oldest",
     )
     policies = policies_of(task)
-    assert policies == Policies(3, 5.0, 60.0, 7 * 86400.0, AfterFailure.NOW, 10, WhenFull.DROP_OLDEST)
+    assert policies == Policies(
+        keep=3,
+        debounce=5.0,
+        debounce_max=60.0,
+        drop_stale=7 * 86400.0,
+        on_push_after_failure=AfterFailure.NOW,
+        max_length=10,
+        when_full=WhenFull.DROP_OLDEST,
+    )
     assert policies.words(shards=5) == (
         "keep=3 debounce=5.0 debounce_max=60.0 drop_stale=604800.0 due_on_push=1 "
         "max_length=2 when_full=drop_oldest"

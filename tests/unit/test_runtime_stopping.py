@@ -11,6 +11,7 @@ from celery_lowkiq.rules.models import Disposition
 from celery_lowkiq.worker import runtime
 from celery_lowkiq.worker.exclusion import Cooperative, Strict
 from celery_lowkiq.worker.lane.lane import Lane
+from tests.unit.meters import Tally
 from tests.unit.nodes import SHARDS
 from tests.waiting import eventually
 
@@ -38,6 +39,16 @@ class TestStopping:
         assert one.owns() == []
         assert one.owns("") == list(SHARDS)
 
+    def test_join_waits_no_longer_than_its_timeout(self, node):
+        one = node(lanes=1)
+        one.start_with_run("runs")
+        one.runtime.drain()
+        began = time.monotonic()
+        assert not one.runtime.join(0.05)
+        assert time.monotonic() - began < 1
+        one.gate.set()
+        assert one.runtime.join(10)
+
     def test_an_idle_node_stops_at_once(self, node):
         one = node(lease_seconds=60.0).start()
         eventually(lambda: len(one.owns()) == 4)
@@ -55,6 +66,81 @@ class TestStopping:
         one.gate.set()
         assert one.runtime.join(10)
         assert one.owns("") == list(SHARDS)
+
+    def test_a_shard_is_released_in_the_round_trip_that_settles_its_batch(self, node):
+        one = node(lanes=1)
+        one.start_with_run("runs")
+        one.runtime.drain()
+        eventually(lambda: one.owns() == [SHARDS[0]])
+        owned, releases = [], []
+        one.store.fail["settle"] = lambda after: owned.append(one.owns())
+        one.store.fail["release"] = lambda after: releases.append(after)
+        one.gate.set()
+        assert one.runtime.join(10)
+        assert owned == [[SHARDS[0]], []]
+        assert releases == []
+
+    def test_no_shard_is_released_while_the_node_goes_on(self, node):
+        one = node(lanes=1)
+        one.start_with_run("runs")
+        one.gate.set()
+        eventually(lambda: one.store.settled)
+        assert one.owns() == list(SHARDS)
+
+    @pytest.mark.parametrize("reply_is_lost", [False, True])
+    def test_a_renewal_that_comes_after_such_a_release_is_no_loss(self, node, reply_is_lost, caplog):
+        meter = Tally()
+        one = node(lanes=1, meter=meter)
+        one.start_with_run("runs")
+        one.runtime.drain()
+        eventually(lambda: one.owns() == [SHARDS[0]])
+
+        def answer_late(after):
+            if after:
+                # After a refused renewal, no shard is left.
+                assert one.runtime._ownership.finished.wait(10)
+                del one.store.fail["settle"]
+                if reply_is_lost:
+                    raise StoreUnavailable("gone")
+
+        one.store.fail["settle"] = answer_late
+        one.gate.set()
+        assert one.runtime.join(10)
+        assert one.store.settled == [("runs", Disposition.DONE)]
+        assert one.owns("") == list(SHARDS)
+        assert meter.losses == 0
+        assert "changed hands" not in caplog.text
+
+    def test_a_settle_that_fails_keeps_its_shard_until_the_next_owner_recovers_it(self, node, caplog):
+        one = node(lanes=1)
+        one.start_with_run("runs")
+        one.runtime.drain()
+        eventually(lambda: one.owns() == [SHARDS[0]])
+        one.store.fail["settle"] = lambda after: _raise(StoreError("refused"))
+        one.gate.set()
+        assert one.runtime.join(10)
+        assert one.owns() == [SHARDS[0]]
+        assert list(one.store.processing[SHARDS[0]]) == ["runs"]
+        assert SHARDS[0] in one.store.stopping
+        assert "q/0 keeps unsettled jobs" in caplog.text
+
+    def test_a_node_that_is_told_to_stop_while_it_looks_takes_nothing(self, node):
+        one = node()
+        one.store.fail["observe"] = lambda after: one.runtime.drain()
+        one.start()
+        assert one.runtime.join(10)
+        assert one.store.acquired == []
+
+    def test_a_lease_is_renewed_while_a_drain_waits_for_its_run(self, node):
+        one = node(lanes=1, lease_seconds=2.0)
+        one.start_with_run("runs")
+        one.runtime.drain()
+        eventually(lambda: one.owns("") == list(SHARDS[1:]))
+        renewed = one.store.leases[SHARDS[0]].counter
+        eventually(lambda: one.store.leases[SHARDS[0]].counter >= renewed + 2)
+        assert one.runtime.busy() == 1
+        one.gate.set()
+        assert one.runtime.join(10)
 
     def test_what_runs_at_an_abandon_is_left_and_marked_as_stopping(self, node):
         one = node()
@@ -82,6 +168,15 @@ class TestStopping:
         one.gate.set()
         assert one.runtime.join(10)
         assert one.store.settled == ([] if given_up else [("runs", Disposition.DONE)])
+
+    def test_a_release_at_exit_waits_for_no_renewal(self, node):
+        one = node(lease_seconds=60.0)
+        one.start_with_run("runs")
+        one.runtime.abandon()
+        eventually(lambda: SHARDS[0] in one.store.stopping)
+        one.runtime.release_at_exit(5)
+        assert one.owns("") == list(SHARDS)
+        one.gate.set()
 
     def test_a_drain_without_redis_ends_after_a_lease_time(self, node, caplog):
         one = node()
@@ -199,6 +294,7 @@ class TestSuspects:
         one.start_with_run("suspect")
         one.store.push(SHARDS[1], "other")
         one.ran("other")
+        assert one.store.settled == [("other", Disposition.DONE)]
         one.gate.set()
         one.ran("suspect")
 

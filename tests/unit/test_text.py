@@ -11,6 +11,7 @@ from celery_lowkiq.rules.text import TRACEBACK, duration, format_job_ids, last_e
     "seconds, text",
     [
         (-1, "0 s"),
+        (0, "0 s"),
         (0.25, "0.2 s"),
         (1, "1 s"),
         (59.7, "1 min"),

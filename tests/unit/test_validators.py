@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 import pytest
 
-from celery_lowkiq import ConfigurationError, OrderedTask
+from celery_lowkiq import ConfigurationError, OrderedTask, ordered_task
 from celery_lowkiq.integration.app import settings
 from celery_lowkiq.integration.task import options, queue_options
 from celery_lowkiq.rules import validators
@@ -55,6 +55,12 @@ def test_every_option_is_an_attribute_with_a_valid_default():
     for name, option in options.OPTIONS.items():
         assert getattr(OrderedTask, name) == option.default
         option.valid.check(name, option.default)
+
+
+@pytest.mark.parametrize("name", options.OPTIONS)
+def test_every_option_refuses_a_value_of_another_type(name):
+    with pytest.raises(ConfigurationError, match=f"^task: {name}=.* is invalid: expected "):
+        ordered_task(name="task", **{name: object()})(print)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,9 @@ from celery import Celery
 from celery_lowkiq import ordered_task
 
 app = Celery("upgrade", broker=os.environ["UPGRADE_URL"], backend=os.environ["UPGRADE_URL"])
-app.conf.update(broker_connection_retry_on_startup=True, lowkiq_lease_seconds=1.0)
+app.conf.update(
+    broker_connection_retry_on_startup=True, lowkiq_lease_seconds=float(os.environ["UPGRADE_LEASE"])
+)
 _lock = threading.Lock()
 
 

@@ -17,6 +17,7 @@ from tests.waiting import eventually
 
 IDS = 10
 TASKS = ("plain", "recorded")
+LEASE_SECONDS = 3.0
 
 
 class Fleet:
@@ -26,7 +27,8 @@ class Fleet:
         self.directory = directory
         self.ledger = directory / "ledger"
         self._site = {"baseline": [str(baseline)], "head": []}
-        self._env = {"UPGRADE_URL": url, "UPGRADE_LEDGER": str(self.ledger)}
+        lease = str(LEASE_SECONDS)
+        self._env = {"UPGRADE_URL": url, "UPGRADE_LEDGER": str(self.ledger), "UPGRADE_LEASE": lease}
         self._processes: list[subprocess.Popen[str]] = []
         for release in self._site:
             (directory / release).mkdir()
@@ -131,16 +133,20 @@ def test_up_and_back_under_kills(fleet):
 
 
 def nobody_was_overtaken(runs):
-    """No run began with only older calls than an earlier one had, and none beside another of its id."""
+    """No run began with only older calls than an earlier one had, and none beside another of its id.
+
+    A process that stands still, as on a machine with too much to do, may lose its shard with a run on it.
+    """
     by_id = defaultdict(list)
     for run in sorted(runs, key=lambda run: run["began"]):
         by_id[run["id"]].append(run)
     for job_id, of_id in by_id.items():
-        newest, ended = 0, 0.0
+        newest, before = 0, {"began": 0.0, "ended": 0.0}
         for run in of_id:
             assert max(run["numbers"]) >= newest, f"{job_id}: {run} came after {newest}"
-            assert run["began"] >= ended, f"{job_id}: {run} began before {ended}"
-            newest, ended = max(newest, *run["numbers"]), run["ended"]
+            stood_still = before["ended"] - before["began"] > LEASE_SECONDS / 2
+            assert stood_still or run["began"] >= before["ended"], f"{job_id}: {run} began within {before}"
+            newest, before = max(newest, *run["numbers"]), run
 
 
 def test_each_process_has_its_release(fleet):

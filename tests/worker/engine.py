@@ -36,7 +36,15 @@ class Engine:
         self.runner, self.host = runner or FakeRunner(), FakeHost()
         self._numbers = itertools.count()
         self._pushed: list[str] = []
-        settings = {"lanes": 2, "owner": "me", "lease_seconds": 1.0, "scheduler_factory": lag, **options}
+        settings = {
+            "lanes": 2,
+            "owner": "me",
+            "poll_interval": 1.0,
+            "lease_seconds": 1.0,
+            "window": 50,
+            "scheduler_factory": lag,
+            **options,
+        }
         self.runtime = Runtime(
             open_store(path or server.socket_path),
             self.runner,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import random
 import threading
+import time
 from collections import defaultdict
 
 import pytest
 
 from tests.waiting import eventually
 from tests.worker.nodes import worker
+from tests.worker.run_order import phases
 from tests.worker.switching import RELEASES, make_app
 
 IDS = 50
@@ -25,10 +27,10 @@ class Callers:
         self.apps = {release: make_app(release, url) for release in RELEASES}
         self.current = ["plain"]
         self.sent = 0
+        self.until = 0
         self._numbers = defaultdict(int)
         self._chance = random.Random(7)
         self._total = total
-        self._until = 0
         self._lock = threading.Condition()
         self._thread = threading.Thread(target=self._call, daemon=True)
         self._thread.start()
@@ -36,13 +38,13 @@ class Callers:
     def call(self, number):
         """Make so many more calls, in the background."""
         with self._lock:
-            self._until += number
+            self.until += number
             self._lock.notify()
 
     def _call(self):
         while self.sent < self._total:
             with self._lock:
-                self._lock.wait_for(lambda: self.sent < self._until)
+                self._lock.wait_for(lambda: self.sent < self.until)
             order_id = self._chance.randrange(IDS)
             self._numbers[order_id] += 1
             app = self.apps[self._chance.choice(self.current)]
@@ -70,30 +72,48 @@ def nodes(tmp_path, settings):
 
 @pytest.mark.full
 def test_no_call_is_lost_on_the_way(nodes, tmp_path, settings):
+    """Order holds once all earlier calls have run. With ``-s``, it prints the figures of docs/in-place.md."""
     total = 10_000
+    step = total // 10
     path = tmp_path / "ledger"
-
-    def runs():
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
-
     callers = Callers(settings["broker_url"], total)
-    callers.call(total // 5)
-    fleet = [nodes("plain") for _ in range(3)]
-    for release in ("ordered", "back"):
+    ends = {}
+
+    def all_have_run():
+        return path.read_bytes().count(b"\n") >= callers.until
+
+    def end(phase, condition=lambda: True):
+        eventually(condition, 300)
+        ends[phase] = time.monotonic()
+
+    def deploy(release):
         callers.current = [callers.current[-1], release]
         for place, old in enumerate(fleet):
-            callers.call(total // 10)
+            callers.call(step)
             fleet[place] = nodes(release)
             old.container.kill("SIGTERM")
             assert old.exit_status(60) == 0
         callers.current = [release]
-        callers.call(total // 10)
-    eventually(lambda: len({(run["id"], run["n"]) for run in runs()}) == total, 300)
-    found = runs()
+
+    callers.call(2 * step)
+    fleet = [nodes("plain") for _ in range(3)]
+    end("plain")
+    deploy("ordered")
+    end("deploy to ordered")
+    end("earlier calls", all_have_run)
+    callers.call(step)
+    end("ordered", all_have_run)
+    callers.call(step)
+    deploy("back")
+    end("deploy to plain")
+    end("plain again", all_have_run)
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    order = phases(found, ends)
+    print("", *order.values(), sep="\n")
     by_id = defaultdict(list)
     for run in found:
         by_id[run["id"]].append(run)
     expected = {(order_id, n) for order_id, each in by_id.items() for n in range(1, len(each) + 1)}
     assert len(found) == total == callers.sent
     assert {(run["id"], run["n"]) for run in found} == expected
+    assert (order["ordered"].late, order["ordered"].at_once) == (0, 0)

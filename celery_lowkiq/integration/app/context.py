@@ -12,12 +12,14 @@ from celery import Celery
 from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.rules.models import QueueSpec, StoredRecord
 from celery_lowkiq.store.jobs.durability import Durability, Level
+from celery_lowkiq.store.loop_store import LoopStore
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.connect import connect
+from celery_lowkiq.store.scripts.connect import connect, connect_async
 from celery_lowkiq.store.tracking.tracker_store import TrackerStore
 from celery_lowkiq.worker.forks import ProcessLock
 
 from .codec import Codec
+from .loop_stores import LoopStores
 from .redis_params import check_arguments, parameters
 from .settings import LARGEST_PAYLOAD, Settings, read_settings
 
@@ -47,6 +49,8 @@ class AppContext:
         self._lock = threading.Lock()
         self._store: RedisStore | None = None
         self._connection: Any = None
+        #: For calls from asyncio.
+        self.loop_stores: LoopStores = LoopStores(self._open_loop_store)
 
     @property
     def connection(self) -> Any:
@@ -62,7 +66,7 @@ class AppContext:
         with self._lock:
             if self._store is None:
                 self._store = self.open_store(self.settings.client_pool_size)
-                self._store.dropped = self._dropped
+                self._store.push_steps.dropped = self._dropped
             return self._store
 
     def open_store(self, connections: int) -> RedisStore:
@@ -75,6 +79,16 @@ class AppContext:
         check_arguments(client.connection_pool)
         durability = Durability(Level(self.settings.push_durability), self.settings.push_replicas)
         return RedisStore(client, durability)
+
+    def _open_loop_store(self) -> LoopStore:
+        connections = self.settings.client_pool_size
+
+        def connect_loop() -> Any:
+            client = connect_async(parameters(self._app, self.settings), pool_size=connections)
+            check_arguments(client.connection_pool)
+            return client
+
+        return LoopStore(lambda: self.store, connect_loop, connections, self.settings.pool_timeout)
 
     def _dropped(self, queue: QueueSpec, calls: Sequence[StoredRecord]) -> None:
         """End the calls that a push dropped. The push has succeeded, so errors are only logged."""
@@ -94,6 +108,9 @@ class AppContext:
 
 
 _contexts_lock = ProcessLock()
+#: Contexts of the process that forked this one. Without a reference, their connections would be taken out of
+#: the event loops of that process, which share their poll objects with this one.
+_inherited: list[AppContext] = []
 
 
 def context_of(app: Celery) -> AppContext:
@@ -106,6 +123,8 @@ def context_of(app: Celery) -> AppContext:
         with _contexts_lock:
             context = app.__dict__.get("_lowkiq_context")
             if context is None or context.pid != os.getpid():
+                if context is not None:
+                    _inherited.append(context)
                 context = AppContext(app)
                 app.__dict__["_lowkiq_context"] = context
     return context

@@ -16,6 +16,7 @@ from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.records.call_record import make_record
 from celery_lowkiq.rules.models import NewJob
 
+from .lazy_result import lazy_result
 from .message import MessagedCall
 from .validation import Entry
 
@@ -36,10 +37,7 @@ class CallResults(Sequence["AsyncResult[Any]"]):
     def __getitem__(self, index: int | slice) -> AsyncResult[Any] | CallResults:
         if isinstance(index, slice):
             return CallResults(self._task, self.ids[index])
-        result: AsyncResult[Any] = self._task.AsyncResult(self.ids[index])
-        # As of a single call: get() of an ignored result must not block.
-        result.ignored = bool(self._task.ignore_result)
-        return result
+        return lazy_result(self._task, self.ids[index])
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -49,11 +47,11 @@ class CallResults(Sequence["AsyncResult[Any]"]):
 
 
 def bulk_without_messages(
-    task: Any, jobs: list[NewJob], results: bool, tracker: str
+    task: Any, jobs: list[NewJob], results: bool, tracker: str, ids: Sequence[str] | None = None
 ) -> tuple[list[NewJob], CallResults]:
     """The jobs of a bulk call with their records, and its results, both only where something needs them.
 
-    Raises PayloadError.
+    ``ids``: the task ids, if they are given. Raises PayloadError.
     """
     app = task._get_app()
     context = context_of(app)
@@ -66,7 +64,7 @@ def bulk_without_messages(
         "ignore_result": task.ignore_result or not results,
     }
     properties = {"reply_to": app.thread_oid}
-    ids = [uuid() for _ in jobs]
+    ids = ids or [uuid() for _ in jobs]
     record = make_record(task, {"id": "", **headers}, None, properties, track, tracker)
     if record is not None:
         stored = (replace(record, id=task_id).dump(context.record_codec) for task_id in ids)

@@ -47,6 +47,8 @@ class CallForm(Protocol):
 
     #: Celery's check of the arguments of a call.
     header: Callable[..., Any]
+    #: Whether a payload may have a time of its own.
+    has_times: bool
 
     def read(self, args: Any, kwargs: Any, task_id: str | None, typing: bool = True) -> tuple[Any, Any]:
         """Id and payload of a call. ``typing``: whether arguments are checked against the signature.
@@ -75,6 +77,12 @@ class CallForm(Protocol):
     def eta_of(self, payloads_by_id: PayloadsById) -> float:
         """Unix time (s) before which the payloads must not run; 0: now."""
 
+    def made_due(self, payload: Any, now: float) -> Any:
+        """The payload without its time; None when it may run ``now`` (Unix s). Raises UndecodablePayload."""
+
+    def check_edit(self, job_id: str, payload: Any) -> None:
+        """Raises InvalidCall unless the payload may replace one of the job."""
+
     @property
     def check(self) -> Callable[[Any], None] | None:
         """Raises UndecodablePayload for a payload of another form. None: any payload is one of this."""
@@ -82,6 +90,8 @@ class CallForm(Protocol):
 
 class BatchForm:
     """``f(payloads_by_id)``, called with an id and a payload, or with ``key=`` a payload alone."""
+
+    has_times = False
 
     def __init__(self, name: str, key: Callable[[Any], Any] | None) -> None:
         self.header: Callable[..., Any] = header_for(name, key is not None)
@@ -137,6 +147,13 @@ class BatchForm:
         """The job was due."""
         return 0.0
 
+    def made_due(self, payload: Any, now: float) -> Any:
+        """The time is the job's."""
+        return None
+
+    def check_edit(self, job_id: str, payload: Any) -> None:
+        """The payload need not say which id it has."""
+
     check = None
 
 
@@ -150,17 +167,20 @@ class SignatureForm:
         """
         if getattr(function, "__globals__", {}).get("__name__") == PYDANTIC_WRAPPER:
             function = inspect.unwrap(function)
-        # Celery runs an errback whose check takes two arguments at once, outside of any queue, unless it is
-        # a partial.
-        self.header: Callable[..., Any] = partial(head_from_fun(function, bound=bound))
+        header = head_from_fun(function, bound=bound)
         # Not of a function that a decorator wraps: the decorator may give it other arguments than callers do.
         own = inspect.signature(function, follow_wrapped=False)
         parameters = list(own.parameters.values())[1 if bound else 0 :]
         self._wraps = hasattr(function, "__wrapped__") and not hasattr(function, "__signature__")
         self._signature = inspect.Signature(parameters)
         self._merges = merges
+        self.has_times: bool = not merges
         self._by = by
         self._find = self._finder(by)
+        # Celery runs an errback whose check takes two arguments at once, outside of any queue, unless it is
+        # a partial. One for (request, exc, traceback) can only run so: no queue takes these.
+        takes_request = [each.name for each in parameters[:1]] == ["request"]
+        self.header: Callable[..., Any] = header if takes_request else partial(header)
 
     def read(self, args: Any, kwargs: Any, task_id: str | None, typing: bool = True) -> tuple[Any, Any]:
         """See CallForm."""
@@ -223,6 +243,25 @@ class SignatureForm:
                 f"{saferepr(payload, SHOWN)} is not a call of a task with by=: expected "
                 '{"args": [...], "kwargs": {...}}'
             )
+
+    def made_due(self, payload: Any, now: float) -> Any:
+        """See CallForm."""
+        self.check(payload)
+        if payload.get("eta", 0.0) <= now:
+            return None
+        return {name: value for name, value in payload.items() if name != "eta"}
+
+    def check_edit(self, job_id: str, payload: Any) -> None:
+        """The payload must be a call of this id: under another one it would run beside that id's calls."""
+        try:
+            self.check(payload)
+            found, _ = self.read(payload["args"], payload["kwargs"], None)
+        except (UndecodablePayload, TypeError) as error:
+            raise InvalidCall(f"the new payload is invalid: {error}") from error
+        if read_id(found) != job_id:
+            expected = f"{job_id!r}, the id of the job, in the arguments of the new payload"
+            fix = "Delete the payload, and call the task again"
+            raise InvalidCall(invalid("id", found, expected, fix))
 
     # -- the id
 

@@ -7,6 +7,7 @@ from typing import Any
 from celery import Celery, signals
 from celery._state import get_current_worker_task
 
+from celery_lowkiq.integration.app.celery_settings import celery_setting
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.records.call_record import stores_error
 
@@ -18,9 +19,17 @@ def has_publish_listeners(app: Celery) -> bool:
     return bool(
         signals.before_task_publish.receivers
         or signals.after_task_publish.receivers
-        or app.conf.task_send_sent_event
+        or celery_setting(app, "task_send_sent_event")
         or override_of(app)
     )
+
+
+def may_skip_message_with_record(app: Celery) -> bool:
+    """Whether a call without options needs no message if its record is made without one, as in bulk calls.
+
+    Then the result backend is not told of the call in advance.
+    """
+    return not has_publish_listeners(app) and get_current_worker_task() is None
 
 
 def may_skip_message(task: Any, app: Celery) -> bool:

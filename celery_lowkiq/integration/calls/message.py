@@ -69,6 +69,8 @@ class HeaderValues:
 
     def added_to(self, entry: Entry) -> Entry:
         """The call with these values. Raises InvalidCall for a value that the call has already."""
+        if self is NO_VALUES:
+            return entry
         given = {"score": entry.score, "priority": entry.priority}
         given["perform_in"] = entry.delay if entry.perform_in is None else entry.perform_in
         values = {name: value for name in WORDS if (value := getattr(self, name)) is not None}

@@ -25,6 +25,11 @@ class CallRefused(StoreFull, OperationalError):
     """Redis is full: nothing was stored."""
 
 
+def as_celery_error(error: StoreFull | StoreUnavailable) -> CallRefused | CallUnavailable:
+    """Return the error that a call raises in place of the store's."""
+    return CallRefused(*error.args) if isinstance(error, StoreFull) else CallUnavailable(*error.args)
+
+
 def retry_intervals(retry: Any, policy: Mapping[str, Any] | None) -> Iterator[float]:
     """Intervals in s before the retries of a publish, by Celery's ``retry`` and ``retry_policy``."""
     if not retry:

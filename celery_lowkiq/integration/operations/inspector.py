@@ -20,7 +20,7 @@ from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.reports import NodeReport, current
 from celery_lowkiq.rules.server_info import ServerInfo
 from celery_lowkiq.rules.tracking import TrackerView
-from celery_lowkiq.rules.views import Page, ShardLook, Stats
+from celery_lowkiq.rules.views import Page, ShardState, Stats
 from celery_lowkiq.store.inspect.health import HealthReader
 from celery_lowkiq.store.inspect.node_reports import NodeReports
 from celery_lowkiq.store.inspect.queries import Queries
@@ -158,9 +158,9 @@ class Inspector:
         found = NodeReports(self._store).histories([queue.spec for queue in chosen.values()])
         return Histories(sum_of(found), dict(zip(chosen, found, strict=True)))
 
-    def looks(self) -> list[ShardLook]:
+    def shard_states(self) -> list[ShardState]:
         """Return counts and lease, or the damage, of each stored shard of all queues, in two round trips."""
-        return Queries(self._store).looks(self._as_stored(self.queues()))
+        return Queries(self._store).shard_states(self._as_stored(self.queues()))
 
     def trackers(self, limit: int = 100, after: str | None = None) -> Page[TrackerView]:
         """Return a page of the tracked groups of calls, the latest first. Raises InvalidCall."""

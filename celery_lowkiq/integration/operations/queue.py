@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypedDict
 
@@ -10,11 +12,12 @@ from celery import Celery
 
 from celery_lowkiq.integration.app.context import AppContext, context_of
 from celery_lowkiq.integration.app.error_text import dump_error_text, load_error
+from celery_lowkiq.integration.calls.call_form import CallForm
 from celery_lowkiq.integration.calls.validation import read_id, read_score, read_time
 from celery_lowkiq.rules.diagnosis import Why, why
-from celery_lowkiq.rules.errors import InvalidCall
+from celery_lowkiq.rules.errors import InvalidCall, UndecodablePayload
 from celery_lowkiq.rules.history import Sample
-from celery_lowkiq.rules.models import QueueSpec, shard_of
+from celery_lowkiq.rules.models import Job, QueueSpec, shard_of
 from celery_lowkiq.rules.repairs import Damage, Repaired
 from celery_lowkiq.rules.reports import ShardReport
 from celery_lowkiq.rules.views import Page, Paused, PausedId, Stats, Try, all_items
@@ -33,6 +36,8 @@ BOUNDS = ("minimum", "maximum")
 TIMES = ("perform_in", "updated_at")
 #: Error of a job that never failed, but was moved to the morgue by hand.
 BURIED = "moved to the morgue by hand"
+#: Calls of a job that are made due.
+CALLS = 100
 
 
 class Terms(TypedDict):
@@ -53,16 +58,24 @@ class OrderedQueue:
     the number of jobs done so far.
     """
 
-    def __init__(self, app: Celery, spec: QueueSpec, left: Left, terms: Callable[[], Terms]) -> None:
+    def __init__(
+        self,
+        app: Celery,
+        spec: QueueSpec,
+        left: Left,
+        terms: Callable[[], Terms],
+        form: CallForm,
+    ) -> None:
         self._app = app
         self._left = left
         self._terms = terms
+        self._form = form
         self._raw = False
         self.spec = spec
 
     def raw(self) -> OrderedQueue:
         """Return the same queue with payloads as the stored bytes, not decoded."""
-        queue = OrderedQueue(self._app, self.spec, self._left, self._terms)
+        queue = OrderedQueue(self._app, self.spec, self._left, self._terms, self._form)
         queue._raw = True
         return queue
 
@@ -227,11 +240,18 @@ class OrderedQueue:
 
     def run_now_all(self, progress: Progress | None = None) -> int:
         """Make all waiting jobs due now. Jobs of paused ids run after their ids are resumed."""
+        if self._form.has_times:
+            pages = partial(self._queries.jobs, self._checked())
+            for job in all_items(lambda after: pages(Listing(after=after, payload_limit=CALLS))):
+                self._make_calls_due(job)
         return self._actions.run_now_all(self._checked(), progress)
 
     def run_now(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
-        """Make waiting jobs due now. Return how many were due later. Raises InvalidCall."""
-        return self._actions.run_now(self._checked(), map(read_id, ids), progress)
+        """Make waiting jobs due now, with ``by=`` also their first 100 calls. Return how many were due later.
+
+        Raises InvalidCall.
+        """
+        return self._actions.run_now(self._checked(), self._with_due_calls(map(read_id, ids)), progress)
 
     def bury(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Move waiting jobs to the morgue; their calls end as FAILURE. Raises InvalidCall."""
@@ -260,11 +280,13 @@ class OrderedQueue:
     def edit_payload(self, job_id: Any, payload: Any, value: Any) -> bool:
         """Replace one payload of a waiting job by ``value``, with the same score. Return whether it changed.
 
-        The calls of the old payload end as REVOKED. Raises InvalidCall, and PayloadError for a value that
-        cannot be serialized or is too large.
+        The calls of the old payload end as REVOKED. Raises InvalidCall, with ``by=`` also for a value that
+        is no call of the id; and PayloadError for one that cannot be serialized or is too large.
         """
+        name = read_id(job_id)
+        self._form.check_edit(name, value)
         new, old = self._context.codec.dump(value), self._bytes_of(payload)
-        return old != new and self._actions.edit(self._checked(), read_id(job_id), old, new)
+        return old != new and self._actions.edit(self._checked(), name, old, new)
 
     def delete_dead(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Delete dead jobs. Raises InvalidCall."""
@@ -334,6 +356,22 @@ class OrderedQueue:
         Raises BadDump, which names the line.
         """
         return load_lines(self._context, self.spec, lines, renamed=renamed, again=again, progress=progress)
+
+    def _with_due_calls(self, ids: Iterable[str]) -> Iterator[str]:
+        for job_id in ids:
+            if self._form.has_times:
+                waiting = self._queries.job(self._checked(), job_id, CALLS).waiting
+                if waiting is not None:
+                    self._make_calls_due(waiting)
+            yield job_id
+
+    def _make_calls_due(self, job: Job) -> None:
+        codec, now = self._context.codec, time.time()
+        for payload in job.payloads:
+            with suppress(UndecodablePayload):
+                due = self._form.made_due(codec.load(payload.data), now)
+                if due is not None:
+                    self._actions.edit(self.spec, job.id, payload.data, codec.dump(due), keep_calls=True)
 
     # -- arguments and decoding
 

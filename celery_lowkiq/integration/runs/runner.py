@@ -10,9 +10,11 @@ from typing import Any
 
 from celery.exceptions import Reject
 from celery.states import FAILURE, REJECTED, RETRY
+from celery.worker import state
 
 from celery_lowkiq.integration.app.context import AppContext
 from celery_lowkiq.integration.app.safe_logging import safe_logger as logger
+from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Batch, Disposition, Settlement
 from celery_lowkiq.store.jobs.call_records import CallReader
 from celery_lowkiq.store.tracking.tracker_store import TrackerStore
@@ -24,7 +26,7 @@ from .decode import DecodedBatch
 from .failure_log import log_failures
 from .finish_calls import CallFinisher
 from .plain_run import PlainRuns
-from .request import run_request
+from .request import IGNORED_RESULT, call_request, run_request
 from .retry_policy import policy_of
 from .run import Run
 from .tracing import traced
@@ -71,11 +73,16 @@ class CeleryRunner:
             return verdicts
         rules = self._rules[batch.queue.name]
         decoded = rules.decode(batch)
+        revoked = _revoked_call(rules, batch, decoded)
         wait = rules.task.call_form.eta_of(decoded.payloads_by_id) - batch.claimed_at
-        if wait > 0:
+        if wait > 0 and revoked is None:
             return give_back(batch, wait)
         if any(job.recorded for job in batch.jobs):
             return self._run_calls(rules, batch, decoded)
+        if revoked is not None:
+            (job,) = batch.jobs
+            call_request(revoked, rules.task, self._consumer, {}, job.retry_count + 1).revoked()
+            decoded = rules.decode(batch, {job.id: {0}})
         return self._run_uncalled(Run(decoded, rules))
 
     def _run_uncalled(self, run: Run, make_request: MakeRequest | None = None) -> tuple[Settlement, ...]:
@@ -196,3 +203,11 @@ class CeleryRunner:
             self._context.settings.last_words(error)
         except Exception:
             logger.exception("lowkiq_last_words failed")
+
+
+def _revoked_call(rules: RunRules, batch: Batch, decoded: DecodedBatch) -> CallRecord | None:
+    """The call of a batch whose only payload is a revoked one."""
+    call_id = rules.task.call_form.task_id_of(decoded.payloads_by_id)
+    if call_id in state.revoked and len(batch.jobs) == 1 and len(batch.jobs[0].payloads) == 1:
+        return CallRecord(call_id, IGNORED_RESULT)
+    return None

@@ -6,25 +6,30 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, Generic, Literal, overload
+from typing import Any, Generic, Literal, TypeVar, overload
 from uuid import UUID
 
-from celery import Celery
 from celery.result import AsyncResult, EagerResult
 from kombu.utils.uuid import uuid
 
+from celery_lowkiq.integration.app.celery_settings import celery_setting
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.calls.bulk_results import bulk_with_messages, bulk_without_messages
-from celery_lowkiq.integration.calls.fast_path import has_publish_listeners, may_skip_message
+from celery_lowkiq.integration.calls.fast_path import (
+    has_publish_listeners,
+    may_skip_message,
+    may_skip_message_with_record,
+)
+from celery_lowkiq.integration.calls.lazy_result import lazy_result
 from celery_lowkiq.integration.calls.message import NO_VALUES, HeaderValues, MessagedCall, take_header
 from celery_lowkiq.integration.calls.producer import (
-    CallRefused,
-    CallUnavailable,
     StoreProducer,
     StoreRouter,
     app_retry_intervals,
+    as_celery_error,
     retry_intervals,
 )
+from celery_lowkiq.integration.calls.push_request import CallRequest, PushRequest
 from celery_lowkiq.integration.calls.send_task_overrides import send_whole
 from celery_lowkiq.integration.calls.validation import (
     WORDS,
@@ -45,6 +50,11 @@ from celery_lowkiq.rules.models import NewJob
 
 from .base_classes import CeleryTask, R
 from .unsupported import check_call, refuse_inline
+
+T = TypeVar("T")
+
+#: Options of a call that gives none.
+NO_WORDS = dict.fromkeys(WORDS)
 
 
 class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
@@ -81,51 +91,86 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         Takes Celery's options, too. Raises TypeError for wrong arguments, InvalidCall for a wrong value,
         StoreError.
         """
+        options |= {"producer": producer, "link": link, "link_error": link_error, "shadow": shadow}
+        return self._make_call(self._request(args, kwargs, task_id, **options))
+
+    def _request(
+        self,
+        args: Any,
+        kwargs: Any,
+        task_id: str | None,
+        producer: Any = None,
+        link: Any = None,
+        link_error: Any = None,
+        shadow: str | None = None,
+        on_loop: bool = False,
+        **options: Any,
+    ) -> CallRequest[AsyncResult[R]]:
+        """Check a call. Raises as :meth:`apply_async`, except errors of the store.
+
+        ``on_loop``: prefer a push over a message, for which Celery asks the result backend.
+        """
         links = {"link": link, "link_error": link_error}
         if self.is_plain:
-            options |= {**links, "shadow": shadow}
-            return super().apply_async(args, kwargs, task_id, producer, **options)  # type: ignore[no-any-return]
-        words = {name: options.pop(name, None) for name in WORDS}
-        check_call(self.name, self.queue_spec.name, options)
+            return partial(
+                super().apply_async, args, kwargs, task_id, producer, **links, shadow=shadow, **options
+            )
+        words = {name: options.pop(name, None) for name in WORDS} if options else NO_WORDS
+        if options:
+            check_call(self.name, self.queue_spec.name, options)
         app = self._get_app()
         header = take_header(options, app.timezone)
         tracker = tracker_of(options.pop("tracker", None), app)
-        if app.conf.task_always_eager:
-            return self.apply(args, kwargs, task_id=task_id, **links, **words, **options)
-        context = context_of(app)
+        if celery_setting(app, "task_always_eager"):
+            return partial(self.apply, args, kwargs, task_id=task_id, **links, **words, **options)
         args, kwargs, task_id = self._completed(args, kwargs, task_id)
         entry = self.entry_of(args, kwargs, task_id, header, **words)
-        job = entry.job(context.codec)
-        if not (options or link or link_error or shadow or tracker) and may_skip_message(self, app):
-            return self._call_without_message(app, entry, job, task_id)
+        job = entry.job(context_of(app).codec)
+        needs_message = options or link or link_error or shadow or tracker
+        request = None if needs_message else self._push_request(entry, job, task_id, on_loop)
+        if request is not None:
+            return request
+        beyond = _beyond_message(entry, tracker, words["eta"] is not None)
+        store = partial(self._store_message, entry, job, tracker)
+        options |= {**links, **entry.for_message(), "shadow": shadow}
+        return partial(self.make_message, args, kwargs, task_id, store, beyond, **options)
 
-        def store(call: MessagedCall) -> None:
-            intervals = retry_intervals(call.properties.get("retry"), call.properties.get("retry_policy"))
-            ids = (call.headers["id"],)
-            push = TrackedPush(context, tracker, ids, refuse=False) if tracker else None
-            self._publish((entry,), [self.recorded_job(job, call, tracker)], intervals, push)
+    def _push_request(
+        self, entry: Entry, job: NewJob, task_id: str | None, on_loop: bool
+    ) -> PushRequest[AsyncResult[R]] | None:
+        """The push of a call without options; None if it needs a message."""
+        app = self._get_app()
+        jobs = [job]
+        if not may_skip_message(self, app):
+            if not (on_loop and may_skip_message_with_record(app)):
+                return None
+            task_id = task_id or uuid()
+            jobs, _ = bulk_without_messages(self, jobs, True, "", [task_id])
+        result = partial(lazy_result, self, task_id)
+        return PushRequest((entry,), jobs, app_retry_intervals(app), result)
 
-        links |= entry.for_message()
-        beyond = entry.beyond_message() | ({"tracker": tracker} if tracker else {})
-        if words["eta"] is not None:
-            beyond["eta"] = beyond.pop("perform_in")
-        return self.make_message(args, kwargs, task_id, store, beyond, shadow=shadow, **links, **options)
+    def _store_message(self, entry: Entry, job: NewJob, tracker: str, call: MessagedCall) -> None:
+        intervals = retry_intervals(call.properties.get("retry"), call.properties.get("retry_policy"))
+        push: Push | None = None
+        if tracker:
+            push = TrackedPush(context_of(self._get_app()), tracker, (call.headers["id"],), refuse=False)
+        self._publish((entry,), [self.recorded_job(job, call, tracker)], intervals, push)
+
+    def _make_call(self, request: CallRequest[T]) -> T:
+        """Do what is left of a checked call. Raises StoreError."""
+        if not isinstance(request, PushRequest):
+            return request()
+        self._publish(request.entries, request.jobs, request.intervals)
+        return request.result()
 
     def _completed(self, args: Any, kwargs: Any, task_id: str | None) -> tuple[Any, Any, str | None]:
         """A call of a task with ``by=`` with the id that its payload has, and with dumped Pydantic models."""
         if self.by is None:
             return args, kwargs, task_id
-        if (dump := self._dump_pydantic_arguments) is not None:
+        # Celery 5.5 has none.
+        if (dump := getattr(self, "_dump_pydantic_arguments", None)) is not None:
             args, kwargs = dump(args, kwargs)
         return args, kwargs, str(task_id or uuid())
-
-    def _call_without_message(
-        self, app: Celery, entry: Entry, job: NewJob, task_id: str | None
-    ) -> AsyncResult[Any]:
-        self._publish((entry,), [job], app_retry_intervals(app))
-        result: AsyncResult[Any] = self.AsyncResult(task_id or uuid())
-        result.ignored = bool(self.ignore_result)
-        return result
 
     def make_message(
         self,
@@ -204,6 +249,12 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         id) follows the calls. Celery makes a message of each call only if a signal or event needs one.
         Raises InvalidCall, which names the wrong job; then nothing is stored. Raises StoreError.
         """
+        return self._make_call(self._bulk_request(jobs, results, tracker))
+
+    def _bulk_request(
+        self, jobs: Iterable[BulkEntry], results: bool, tracker: Tracker | str | None
+    ) -> CallRequest[Sequence[AsyncResult[R]] | None]:
+        """Check a bulk call. Raises InvalidCall."""
         if self.by is not None:
             raise InvalidCall(
                 f"{self.name}.perform_async is not supported: its payloads are arguments (by={self.by!r}). "
@@ -214,16 +265,29 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         entries = bulk(jobs, app.timezone, self.key)
         stored = to_jobs(entries, context.codec)
         tracker_id = tracker_of(tracker, app)
-        if app.conf.task_always_eager:
-            done = eager.run_bulk(self, entries)
-            return done if results else None
+        if celery_setting(app, "task_always_eager"):
+            return partial(self._run_bulk, entries, results)
+        if tracker_id or has_publish_listeners(app):
+            return partial(self._publish_bulk, entries, stored, results, tracker_id)
+        stored, calls = bulk_without_messages(self, stored, results, tracker_id)
+        done = calls if results else None
+        return PushRequest(tuple(entries), stored, app_retry_intervals(app), lambda: done)
+
+    def _run_bulk(self, entries: list[Entry], results: bool) -> Sequence[AsyncResult[R]] | None:
+        done = eager.run_bulk(self, entries)
+        return done if results else None
+
+    def _publish_bulk(
+        self, entries: list[Entry], jobs: list[NewJob], results: bool, tracker: str
+    ) -> Sequence[AsyncResult[R]] | None:
+        """Store a bulk call that a tracker follows or that publish signals see."""
+        app = self._get_app()
         if has_publish_listeners(app):
-            stored, calls = bulk_with_messages(self, entries, stored, results, tracker_id)
+            jobs, calls = bulk_with_messages(self, entries, jobs, results, tracker)
         else:
-            stored, calls = bulk_without_messages(self, stored, results, tracker_id)
-        if stored:
-            push = TrackedPush(context, tracker_id, calls.ids, refuse=True) if tracker_id else None
-            self._publish(tuple(entries), stored, app_retry_intervals(app), push)
+            jobs, calls = bulk_without_messages(self, jobs, results, tracker)
+        push = TrackedPush(context_of(app), tracker, calls.ids, refuse=True) if tracker else None
+        self._publish(tuple(entries), jobs, app_retry_intervals(app), push)
         return calls if results else None
 
     def track(self, jobs: Iterable[BulkEntry], name: str | None = None) -> Tracker:
@@ -263,14 +327,14 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
 
         Raises what callers of Celery catch: CallUnavailable, CallRefused.
         """
+        if not jobs:
+            return
         context, spec = context_of(self._get_app()), self.queue_spec
         store = push or context.store.push
         try:
             compose(context.settings.client_middlewares, self, entries, lambda: store(spec, jobs, intervals))
-        except StoreFull as error:
-            raise CallRefused(*error.args) from error
-        except StoreUnavailable as error:
-            raise CallUnavailable(*error.args) from error
+        except (StoreFull, StoreUnavailable) as error:
+            raise as_celery_error(error) from error
 
     @cached_property
     def _router(self) -> StoreRouter:
@@ -299,3 +363,11 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         """Run the function in this process on a whole batch."""
         result: EagerResult[R] = super().apply((payloads_by_id,), {}, *positional, **options)
         return result
+
+
+def _beyond_message(entry: Entry, tracker: str, has_eta: bool) -> dict[str, Any]:
+    """The arguments of a call that Celery's message does not carry, by the names that the caller used."""
+    beyond = entry.beyond_message() | ({"tracker": tracker} if tracker else {})
+    if has_eta:
+        beyond["eta"] = beyond.pop("perform_in")
+    return beyond

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
         def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]: ...  # type: ignore[override]
 
+        async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]: ...  # type: ignore[override]
+
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
 

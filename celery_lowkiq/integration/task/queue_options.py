@@ -42,7 +42,7 @@ class QueueOptions(TypedDict, total=False):
                 lambda value: value == "all" or is_whole(value, 1, LARGEST_KEEP),
             ),
             "Number of payloads that a waiting job keeps, those with the highest scores. See [policies of a "
-            "queue](policies.md#policies-of-a-queue) for this and the next seven.",
+            "queue](policies.md#policies-of-a-queue) for this and the options down to `job_ttl`.",
         ),
     ]
     debounce: Annotated[
@@ -186,6 +186,7 @@ def policies_of(task: Any) -> Policies:
         retry_priority=task.retry_priority,
         priority_max_wait=context_of(app).settings.priority_max_wait,
         rate_per_id=read_rate(task.rate_limit_per_id) if limited else None,
+        anew_on_push=newest_runs,
         per_run=1 if task.by is not None and not task.latest else task.max_payloads_per_run,
     )
     return NONE if found == NONE else found

@@ -18,6 +18,7 @@ from celery_lowkiq.integration.records.call_record import store_state
 from celery_lowkiq.integration.runs import eager
 from celery_lowkiq.integration.runs.base_exceptions import may_fail
 from celery_lowkiq.integration.runs.otel import link_calls
+from celery_lowkiq.integration.runs.outcomes import Again
 from celery_lowkiq.integration.runs.retry_policy import policy_of
 from celery_lowkiq.integration.runs.run import Run
 from celery_lowkiq.integration.runs.tracing import report
@@ -52,7 +53,10 @@ class RunMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
             with contextlib.suppress(InvalidCall):
                 payloads = self.call_form.to_payloads(Arguments(args, kwargs), request.id)
                 request.lowkiq = eager.info(self.queue_spec, payloads)
-            result = self.run(*args, **kwargs)
+            try:
+                result = self.run(*args, **kwargs)
+            except Again as again:
+                result = self._repeat(again)
         else:
             request.lowkiq = eager.info(self.queue_spec, *args)
             result = eager.eager_outcome(lambda: self.run(*args, **kwargs), *args)
@@ -91,11 +95,8 @@ class RunMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         repeated; for a wrong ``max_retries``; and for arguments that would change the call.
         """
         if self._is_plain_run():
-            if eta is None and countdown is None:
-                countdown = policy_of(self).retry_in(exc, self.request.retries)
-            if countdown is False:
-                countdown, max_retries = None, 0
-            return super().retry(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
+            given = {"args": args, "kwargs": kwargs, "exc": exc, "throw": throw, **options}
+            return self._retry_plain_run(eta=eta, countdown=countdown, max_retries=max_retries, **given)
         if not throw:
             raise InvalidCall("retry(throw=False) is not supported: write raise self.retry(...)")
         check_retry({**self._changed(args, kwargs), **options})
@@ -111,6 +112,29 @@ class RunMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         if max_retries is not None:
             retry.max_retries = max_retries
         raise retry
+
+    def _retry_plain_run(
+        self, exc: BaseException | None, eta: Any, countdown: Any, max_retries: Any, **options: Any
+    ) -> Any:
+        if isinstance(exc, Again):
+            # By autoretry_for=. The run handles it.
+            raise exc
+        if eta is None and countdown is None:
+            countdown = policy_of(self).retry_in(exc, self.request.retries)
+        if countdown is False:
+            countdown, max_retries = None, 0
+        return super().retry(exc=exc, eta=eta, countdown=countdown, max_retries=max_retries, **options)
+
+    def _repeat(self, again: Again) -> Any:
+        """Send the call of a plain run once more, with the same count of retries. Returns the result of a
+        call that Again does not leave. Raises Retry.
+        """
+        if again.payloads_left is not None and not again.payloads_left:
+            return again.result
+        if not self.request.is_eager:
+            self.signature_from_request(countdown=again.after).apply_async()
+        when: Any = again.after
+        raise Retry(str(again), when=when) from again
 
     def _is_plain_run(self) -> bool:
         """Whether the current run is one of Celery's own: eager, or of a call that came by the broker."""

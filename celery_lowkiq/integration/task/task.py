@@ -24,9 +24,9 @@ from celery_lowkiq.rules.models import Merge, QueueSpec
 from celery_lowkiq.rules.validators import invalid
 from celery_lowkiq.worker.forks import ProcessLock
 
+from .async_call_mixin import AsyncCallMixin
 from .base_classes import R, adopt_on_commit, guard_before_start, guard_call, inherited
 from .broker_messages import BrokerMessageHandler, SwitchingHandler
-from .call_mixin import CallMixin
 from .options import (
     OPTIONS,
     as_attributes,
@@ -47,7 +47,7 @@ POISON = "poison pill: the job took its worker down {max_crashes} times"
 _spec_lock = ProcessLock()
 
 
-class OrderedTask(CallMixin[R], RunMixin[R], OrderedTaskMarker):
+class OrderedTask(AsyncCallMixin[R], RunMixin[R], OrderedTaskMarker):
     """A task whose calls of one id are merged, kept in order, and never run twice at once.
 
     ``run`` gets ``{id: [payload, ...]}``, the payload with the smallest score first. The options of
@@ -125,9 +125,8 @@ class OrderedTask(CallMixin[R], RunMixin[R], OrderedTaskMarker):
     @property
     def ordered_queue(self) -> OrderedQueue:
         """Reads and actions on the task's queue."""
-        return OrderedQueue(
-            self._get_app(), self.queue_spec, partial(finish_orphaned_calls, self), self._terms
-        )
+        left = partial(finish_orphaned_calls, self)
+        return OrderedQueue(self._get_app(), self.queue_spec, left, self._terms, self.call_form)
 
     def _terms(self) -> Terms:
         return {"rate": read_rate(self.rate_limit), "max_retries": self.max_retries}

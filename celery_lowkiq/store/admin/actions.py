@@ -9,7 +9,7 @@ from typing import Any
 from celery_lowkiq.rules.models import QueueSpec, ShardRef, StoredRecord, shard_of
 from celery_lowkiq.store.inspect.node_reports import seconds
 from celery_lowkiq.store.inspect.pages import WAITING_INDEXES, IndexReader, Listing
-from celery_lowkiq.store.jobs.call_records import orphaned_records
+from celery_lowkiq.store.jobs.call_records import digest, orphaned_records
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import (
@@ -89,11 +89,14 @@ class Actions:
 
         return for_each_id(self._client, queue, ids, progress, call)
 
-    def edit(self, queue: QueueSpec, job_id: str, payload: bytes, other: bytes | None) -> bool:
+    def edit(
+        self, queue: QueueSpec, job_id: str, payload: bytes, other: bytes | None, *, keep_calls: bool = False
+    ) -> bool:
         """Replace a waiting job's payload by ``other``, which gets its score, or (None) delete it.
 
-        Its calls end. Return whether the job had the payload.
+        Its calls end, or become (``keep_calls``) those of ``other``. Return whether the job had the payload.
         """
+        kept = keep_calls and other is not None
         shard = ShardRef(queue.name, shard_of(job_id, queue.shards))
         call = load("edit").call(
             shard_keys(shard),
@@ -103,6 +106,8 @@ class Actions:
             payload=payload,
             replaced=int(other is not None),
             other=other or b"",
+            digest=digest(payload) if kept else b"",
+            other_digest=digest(other or b"") if kept else b"",
         )
         changed, orphans = self._client.call(call)
         self._end_calls(shard, orphans, dead=False, of=payload)

@@ -11,7 +11,7 @@ from typing import Any
 
 from celery_lowkiq.rules.errors import InvalidCall, ShardDamaged
 from celery_lowkiq.rules.models import Job, LeaseState, QueueSpec, ShardRef, shard_of
-from celery_lowkiq.rules.views import DeadJob, Found, Page, Paused, PausedId, ShardLook, Stats, Try, sum_of
+from celery_lowkiq.rules.views import DeadJob, Found, Page, Paused, PausedId, ShardState, Stats, Try, sum_of
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.client import raise_refused
 from celery_lowkiq.store.scripts.keys import MORGUE_KEYS, WAITING_KEYS, KeyAliases, queue_key, shard_keys
@@ -153,20 +153,20 @@ class Queries:
 
     def stats_of(self, queues: Sequence[QueueSpec]) -> list[Stats | ShardDamaged]:
         """Return the counts of several queues, or their damage, in one round trip."""
-        looks = iter(self.looks(queues))
-        return [sum_of(list(islice(looks, queue.shards))) for queue in queues]
+        states = iter(self.shard_states(queues))
+        return [sum_of(list(islice(states, queue.shards))) for queue in queues]
 
     def shard_stats(self, queue: QueueSpec) -> list[Stats]:
         """Return the counts of each shard, in one round trip. Raises ShardDamaged."""
-        return [look.stats for look in raise_refused([e.damage or e for e in self.looks([queue])])]
+        return [state.stats for state in raise_refused([e.damage or e for e in self.shard_states([queue])])]
 
-    def looks(self, queues: Iterable[QueueSpec]) -> list[ShardLook]:
+    def shard_states(self, queues: Iterable[QueueSpec]) -> list[ShardState]:
         """Return all shards of the queues, in one round trip; a damaged one with its damage."""
         shards = [shard for queue in queues for shard in queue.shard_refs()]
         calls = [load("stats").call(shard_keys(shard)) for shard in shards]
         replies = self._client.calls(calls) if calls else []
         raise_refused([reply for reply in replies if not isinstance(reply, ShardDamaged)])
-        return [_look(shard, reply) for shard, reply in zip(shards, replies, strict=True)]
+        return [_state(shard, reply) for shard, reply in zip(shards, replies, strict=True)]
 
     # -- pauses
 
@@ -231,9 +231,9 @@ def _dead_job(entry: IndexEntry, reply: list[Any]) -> DeadJob | None:
     return DeadJob(parse_id(entry.id), parse_payloads(payloads), float(updated_at), error or None, count)
 
 
-def _look(shard: ShardRef, reply: Any) -> ShardLook:
+def _state(shard: ShardRef, reply: Any) -> ShardState:
     if isinstance(reply, ShardDamaged):
-        return ShardLook(shard, Stats(), LeaseState(), reply)
+        return ShardState(shard, Stats(), LeaseState(), reply)
     now, next_due, oldest, (owner, epoch, counter), *values = reply
     counts = dict(zip(COUNTS, values, strict=True))
     stats = Stats(
@@ -243,7 +243,7 @@ def _look(shard: ShardRef, reply: Any) -> ShardLook:
         oldest=_seconds_since(oldest, now),
     )
     lease = LeaseState(parse_id(owner or b""), parse_whole(epoch or b""), parse_whole(counter or b""))
-    return ShardLook(shard, stats, lease)
+    return ShardState(shard, stats, lease)
 
 
 def _seconds_since(moment: bytes, now: bytes) -> float:

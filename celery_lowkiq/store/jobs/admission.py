@@ -12,12 +12,15 @@ from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.scripts.client import Client, InconsistentKeys, ShardCountDiffers, WrongType
 from celery_lowkiq.store.scripts.script import ScriptCall
+from celery_lowkiq.store.scripts.steps import Block, Steps
 
 from .claims import errors_differ
 from .registry import Registry
 
 #: Maximum number of attempts, since a shard may change its count again before the script is sent.
 ADMISSIONS = 5
+#: Refusals after which a script may be sent again.
+CLEARABLE = (InconsistentKeys, ShardCountDiffers, WrongType)
 
 
 class ShardCall(NamedTuple):
@@ -38,15 +41,22 @@ class Admission:
 
     def replies(self, calls: Sequence[ShardCall]) -> list[Any]:
         """Run scripts that check the number of shards, and return their replies."""
-        replies = self._client.calls([each.call for each in calls])
+        return self._client.execute(self.reply_steps(calls))
+
+    def reply_steps(self, calls: Sequence[ShardCall]) -> Steps[list[Any]]:
+        """Steps of :meth:`replies`."""
+        replies = yield from self._client.call_steps([each.call for each in calls])
         for _ in range(ADMISSIONS):
-            cleared = self._clear(calls, replies)
+            if not any(isinstance(reply, CLEARABLE) for reply in replies):
+                break
+            cleared = yield Block(partial(self._clear, calls, replies))
             if not cleared:
                 break
             for place, refused in cleared.items():
                 replies[place] = refused
             again = [place for place, refused in cleared.items() if refused is None]
-            for place, reply in zip(again, self._client.calls([calls[n].call for n in again]), strict=True):
+            repeated = yield from self._client.call_steps([calls[n].call for n in again])
+            for place, reply in zip(again, repeated, strict=True):
                 replies[place] = reply
         return replies
 

@@ -11,7 +11,7 @@ from celery_lowkiq.rules.errors import LowkiqError, StoreError
 from celery_lowkiq.rules.loggers import store_logger as logger
 from celery_lowkiq.rules.models import Disposition, Lease, Settlement, ShardRef
 from celery_lowkiq.rules.priorities import turn
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.scripts.keys import announcement, shard_keys
 from celery_lowkiq.store.scripts.records import (
     id_bytes,
     number_text,
@@ -45,6 +45,11 @@ def open_claims(in_hand: OpenClaims | None) -> str:
 def owned(name: str, lease: Lease, rest: Sequence[Value] = (), **args: Value) -> ScriptCall:
     """Return a call of a script that checks owner and epoch."""
     return load(name).call(shard_keys(lease.shard), rest, owner=lease.owner, epoch=lease.epoch, **args)
+
+
+def release_call(lease: Lease, unsettled: bool = False) -> ScriptCall:
+    """Return the script call that releases a shard."""
+    return owned("release", lease, unsettled=int(unsettled), **announcement(lease.shard))
 
 
 def claim_call(wish: ClaimRequest) -> ScriptCall:
@@ -101,17 +106,28 @@ def claimed(wish: ClaimRequest, reply: Any) -> Claim | StoreError:
 
 @dataclass(frozen=True)
 class SettleCalls:
-    """Scripts that settle jobs, in the order in which they are sent, and the meaning of their replies."""
+    """Scripts that settle jobs, in the order in which they are sent, and the meaning of their replies.
+
+    The last one may release the shard.
+    """
 
     shard: ShardRef
     calls: list[ScriptCall]
     #: The first calls update trackers.
     tracker_updates: int
-    #: Ids that the last call settles together.
+    #: Ids that the settle call settles together.
     done: frozenset[str]
+    releases: bool
 
     def reply(self, replies: Sequence[Any]) -> SettleReply | StoreError:
-        """Read the replies; the first error among them. Errors of trackers are logged."""
+        """Read the replies; the first error among them.
+
+        Errors of trackers are logged. A release that fails leaves the shard to its owner.
+        """
+        released = False
+        if self.releases:
+            *replies, release_reply = replies
+            released = release_reply == 1
         for reply in replies[: self.tracker_updates]:
             if isinstance(reply, StoreError):
                 logger.warning(
@@ -122,7 +138,7 @@ class SettleCalls:
                 return reply
         now, next_due, all_done, *ids = replies[-1]
         accepted = frozenset(map(parse_id, ids)) | (self.done if all_done else frozenset())
-        return SettleReply(accepted, float(now), parse_time(next_due))
+        return SettleReply(accepted, float(now), parse_time(next_due), released)
 
 
 def settle_calls(settle: SettleRequest) -> SettleCalls:
@@ -144,8 +160,10 @@ def settle_calls(settle: SettleRequest) -> SettleCalls:
     words = {"merge": settle.queue.merge.value, "policy": settle.queue.policy}
     claim = done[0].claim if done else 0
     calls.append(owned("settle", settle.lease, rest, claim=claim, done=len(done), **words))
+    if settle.release:
+        calls.append(release_call(settle.lease))
     ids = frozenset(verdict.id for verdict in done)
-    return SettleCalls(settle.lease.shard, calls, tracker_updates, ids)
+    return SettleCalls(settle.lease.shard, calls, tracker_updates, ids, settle.release)
 
 
 def _split(settle: SettleRequest) -> tuple[list[Settlement], list[Settlement]]:
@@ -160,7 +178,7 @@ def _split(settle: SettleRequest) -> tuple[list[Settlement], list[Settlement]]:
     return done, others
 
 
-def sound(answer: A | LowkiqError | None) -> A:
+def or_raise(answer: A | LowkiqError | None) -> A:
     """Return the answer. Raises it when it is an error."""
     if isinstance(answer, LowkiqError):
         raise answer

@@ -10,6 +10,7 @@ from celery_lowkiq.rules.errors import ConfigurationError, StoreError, StoreUnav
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.scripts.steps import Steps
 
 #: Timeout of one WAIT in ms, and of all its repetitions in s.
 WAIT_MS = 500
@@ -34,7 +35,7 @@ class Durability:
     level: Level = Level.FAST
     replicas: int = 1
 
-    def confirm(self, client: Client, shard: ShardRef, clock: Clock | None = None) -> None:
+    def confirm_steps(self, client: Client, shard: ShardRef, clock: Clock | None = None) -> Steps[None]:
         """Wait until earlier writes have reached the level.
 
         Raises StoreUnavailable when they have not within CONFIRM_SECONDS: the push is stored, but not
@@ -44,21 +45,21 @@ class Durability:
             return
         now = (clock or SystemClock()).monotonic
         deadline = now() + CONFIRM_SECONDS
-        while not self._confirmed(client, shard):
+        while not (yield from self._confirmed(client, shard)):
             if now() >= deadline:
                 raise StoreUnavailable(
                     f"the push was stored, but not confirmed as {self.level.value} within "
                     f"{CONFIRM_SECONDS:.0f} s; to call again is safe"
                 )
 
-    def _confirmed(self, client: Client, shard: ShardRef) -> bool:
+    def _confirmed(self, client: Client, shard: ShardRef) -> Steps[bool]:
         # WAIT counts writes of its own connection: this one changes nothing, and comes after the push.
         write = ("HINCRBY", shard_keys(shard)["meta"], "last_arrival", 0)
         if self.level is Level.REPLICATED:
-            _, replicas = client.commands([write, ("WAIT", self.replicas, WAIT_MS)])
+            _, replicas = yield from client.command_steps([write, ("WAIT", self.replicas, WAIT_MS)])
             return bool(replicas >= self.replicas)
         try:
-            _, (on_disk, _) = client.commands([write, ("WAITAOF", 1, 0, WAIT_MS)])
+            _, (on_disk, _) = yield from client.command_steps([write, ("WAITAOF", 1, 0, WAIT_MS)])
         except StoreUnavailable:
             raise
         except StoreError as error:

@@ -7,7 +7,7 @@
 --   score: '' generates one; '~<s>': the time of a sender's clock, generated when Redis's clock is behind it
 --   when: '' for now, '+<s>' for a delay, else Unix s; with policy prioritized=1, '<priority> ' before that
 --   records: number of call records; position: index of the call's job, from 0; digest: of its payload
--- USES: format time delete_old_fields waiting_index wake payload_set call_records waiting policies policy_priority policy_keep policy_drop_stale policy_max_length policy_debounce policy_due_on_push dropped_calls
+-- USES: format time delete_old_fields waiting_index wake payload_set call_records waiting policies policy_per_run policy_priority policy_keep policy_drop_stale policy_max_length policy_debounce policy_due_on_push dropped_calls
 -- Returns: 1; 0 for a repeated n; or, when policies dropped calls that have records, the positions of dropped calls in one
 --   text, then orphans (see lib/orphans.lua), the same when repeated; error SHARDS <stored count> when the count differs,
 --   or FULL <length> <allowed>.
@@ -60,6 +60,11 @@ local function time_of(when)
   return string.sub(when, 1, 1) == '+' and delayed(now, when) or when
 end
 
+-- The payload of the id that has failed, when a call with this score may get in front of it.
+local function passable(id, given)
+  return (given ~= '' or merge == 'max') and failed_payload(id) or nil
+end
+
 -- Merges the jobs in ARGV from `from` to `to`. First payloads of ids without a waiting job need no merging: they are written
 -- together.
 local function merge_jobs(from, to)
@@ -78,8 +83,9 @@ local function merge_jobs(from, to)
     else
       merged = merged + 1
       if not more[id] then
-        more[id], ids[#ids + 1] = {}, id
+        more[id], ids[#ids + 1] = {given = ''}, id
       end
+      more[id].given = more[id].given .. ARGV[i + 2]
       table.insert(more[id], {score, payload, tonumber(score), flag})
     end
   end
@@ -88,12 +94,19 @@ local function merge_jobs(from, to)
     redis.call('HSET', jobs, unpack(new))
   end
   for _, id in ipairs(ids) do
-    set_add(waiting, id, more[id], false)
+    local payload = passable(id, more[id].given)
+    for _, item in ipairs(payload and more[id] or {}) do
+      set_add(waiting, id, {item}, false)
+      forget_if_passed(id, payload)
+    end
+    if not payload then
+      set_add(waiting, id, more[id], false)
+    end
   end
 end
 
 local drops = ''
-if any_prioritized or next(hooks) then
+if any_prioritized or next(hooks) or options.anew_on_push then
   -- The perform_in of a job after one more call; nil or false keeps it.
   local function due_after_call(id, waits, when)
     local time = time_of(when)
@@ -117,6 +130,7 @@ if any_prioritized or next(hooks) then
       return drop_call(i, members[i])
     end
     local items = {{score, payload, tonumber(score), flag}}
+    local failed_one = waits and passable(id, ARGV[i + 2])
     set_add(waiting, id, items, false)
     if hooks.trim and not hooks.trim(id, items) then
       return
@@ -129,6 +143,10 @@ if any_prioritized or next(hooks) then
     end
     if due_at then
       index_put(id, due_at, priority)
+    end
+    forget_if_passed(id, failed_one)
+    if waits and options.anew_on_push then
+      forget_failure(id)
     end
   end
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -14,6 +13,7 @@ from celery_lowkiq.rules.priorities import MOST_URGENT
 from celery_lowkiq.store.scripts.keys import channel, shard_keys
 from celery_lowkiq.store.scripts.records import id_bytes, number_text
 from celery_lowkiq.store.scripts.script import ScriptCall, Value, load
+from celery_lowkiq.store.scripts.steps import Pause, Steps
 
 from .call_records import digest
 
@@ -81,16 +81,18 @@ def taken(turn: Mapping[ShardRef, Sequence[NewJob]], replies: Sequence[Any]) -> 
     return [job for jobs, reply in answers if not isinstance(reply, LowkiqError) for job in jobs]
 
 
-def with_retries(pauses: Iterator[float], ask: Callable[[], T]) -> T:
-    """Repeat after each interval (s) while Redis is unavailable. Raises StoreUnavailable after the last."""
+def retried(pauses: Iterator[float], attempt: Callable[[], Steps[T]]) -> Steps[T]:
+    """Repeat steps after each interval (s) while Redis is unavailable. Raises StoreUnavailable after the
+    last.
+    """
     while True:
         try:
-            return ask()
+            return (yield from attempt())
         except StoreUnavailable:
             pause = next(pauses, None)
             if pause is None:
                 raise
-            threading.Event().wait(pause)
+        yield Pause(pause)
 
 
 def _score(job: NewJob) -> str:

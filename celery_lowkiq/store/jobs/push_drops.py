@@ -27,6 +27,11 @@ class DroppedCallReporter:
         self._report = report
         self._reported: set[ShardRef] = set()
 
+    @staticmethod
+    def finds_drops(replies: Sequence[Any]) -> bool:
+        """Whether one of the replies names dropped calls."""
+        return any(isinstance(reply, list) for reply in replies)
+
     def read(self, replies: Sequence[Any]) -> None:
         """Read the replies of all shards, in the order of the jobs. Raises StoreError."""
         for (shard, jobs), reply in zip(self._jobs.items(), replies, strict=True):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import redis
 from redis import exceptions
@@ -24,6 +25,9 @@ from celery_lowkiq.rules.errors import (
 from .keys import FORMAT, shard_of_key
 from .records import pairs
 from .script import Script, ScriptCall
+from .steps import Pause, Send, Step, Steps, execute
+
+T = TypeVar("T")
 
 #: Codes of errors that end without a change by the caller.
 UNAVAILABLE = (
@@ -48,6 +52,7 @@ AWAY = (
 )
 #: Errors that only a node of a Redis Cluster returns.
 CLUSTER = (exceptions.AskError, exceptions.MovedError, exceptions.ClusterCrossSlotError)
+CLUSTER_CODES = ("ASK", "MOVED", "CROSSSLOT")
 #: Text of the error of a server that does not support script flags.
 SHEBANG = "near '#'"
 #: Texts that replace the code NOPERM in the error of a script: in Redis 7 and Valkey, and in Redis 6.2.
@@ -97,9 +102,10 @@ def store_error(error: BaseException) -> StoreError:
         return StoreFull(
             "Redis is at its maxmemory: nothing was stored. Raise maxmemory, or let workers drain."
         )
-    if isinstance(error, CLUSTER):
-        return ClusterNode()
     code, _, rest = text.partition(" ")
+    # Redis-py 5.0 has no classes for these errors where it does not talk to a cluster.
+    if isinstance(error, CLUSTER) or code in CLUSTER_CODES:
+        return ClusterNode()
     refused = _refused(code, rest)
     if refused is not None:
         return refused
@@ -152,18 +158,26 @@ class Client:
         # Whether the server supports script flags (Redis 7); cleared when it rejects the first script.
         self._flags = True
 
+    def execute(self, steps: Steps[T]) -> T:
+        """Execute a procedure, blocking this thread. Raises what the procedure raises."""
+        return execute(steps, self._act)
+
     def calls(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """Run scripts in one round trip; the reply of a refused call is its StoreError.
 
         Raises StoreUnavailable when the outcome of all calls is unknown.
         """
-        replies = self._send([self._evalsha(call) for call in calls])
+        return self.execute(self.call_steps(calls))
+
+    def call_steps(self, calls: Sequence[ScriptCall]) -> Steps[list[Any]]:
+        """Steps of :meth:`calls`."""
+        replies = yield Send([self._evalsha(call) for call in calls])
         for _ in range(LOAD_ROUNDS):
             missing = [i for i, reply in enumerate(replies) if self._must_load(reply)]
             if not missing:
                 break
-            self._load({calls[i].script for i in missing})
-            again = self._send([self._evalsha(calls[i]) for i in missing])
+            yield from self._load_steps({calls[i].script for i in missing})
+            again = yield Send([self._evalsha(calls[i]) for i in missing])
             for i, reply in zip(missing, again, strict=True):
                 replies[i] = reply
         return [
@@ -181,7 +195,11 @@ class Client:
 
     def commands(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Run commands in one round trip. Raises StoreError."""
-        replies = self._send(commands) if commands else []
+        return self.execute(self.command_steps(commands)) if commands else []
+
+    def command_steps(self, commands: Sequence[tuple[Any, ...]]) -> Steps[list[Any]]:
+        """Steps of :meth:`commands`."""
+        replies = yield Send(commands)
         return raise_refused(
             [
                 script_error(_key(command), reply) if isinstance(reply, exceptions.RedisError) else reply
@@ -214,6 +232,13 @@ class Client:
         """Run commands in one round trip; None for a key of the wrong type. Raises StoreError."""
         return _readable(self._send(commands)) if commands else []
 
+    def _act(self, step: Step) -> Any:
+        if isinstance(step, Send):
+            return self._send(step.commands)
+        if isinstance(step, Pause):
+            return threading.Event().wait(step.seconds)
+        return step.function()
+
     def _send(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         try:
             if len(commands) == 1:
@@ -241,12 +266,12 @@ class Client:
             return True
         return isinstance(reply, exceptions.NoScriptError)
 
-    def _load(self, scripts: set[Script]) -> None:
+    def _load_steps(self, scripts: set[Script]) -> Steps[None]:
         for script in scripts:
-            (reply,) = self._send([("SCRIPT LOAD", script.text(self._flags))])
+            (reply,) = yield Send([("SCRIPT LOAD", script.text(self._flags))])
             if isinstance(reply, exceptions.ResponseError) and SHEBANG in str(reply) and self._flags:
                 self._flags = False
-                (reply,) = self._send([("SCRIPT LOAD", script.text(False))])
+                (reply,) = yield Send([("SCRIPT LOAD", script.text(False))])
             if isinstance(reply, exceptions.RedisError):
                 raise store_error(reply) from reply
 

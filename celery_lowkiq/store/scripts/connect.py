@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
+from redis import asyncio
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
+
+from celery_lowkiq.rules.errors import ConfigurationError
+from celery_lowkiq.rules.validators import invalid
 
 #: Retries after a dropped connection, since scripts can be repeated; the caller handles longer outages.
 RETRIES = 2
 #: RESP2 is parsed about twice as fast as RESP3.
 PROTOCOL = 2
+#: The asyncio form of each connection class.
+ASYNC_CLASSES: dict[type, Any] = {
+    redis.Connection: asyncio.Connection,
+    redis.SSLConnection: asyncio.SSLConnection,
+    redis.UnixDomainSocketConnection: asyncio.UnixDomainSocketConnection,
+}
+
+
+class _Behind(NamedTuple):
+    """A master behind sentinels."""
+
+    sentinels: list[tuple[str, int]]
+    master_name: str
+    options: dict[str, Any] | None
 
 
 class _BlockingSentinelPool(SentinelConnectionPool, redis.BlockingConnectionPool):
@@ -31,27 +49,64 @@ def connect(parameters: Mapping[str, Any], *, pool_size: int, pool_timeout: floa
     sentinels. The pool has at most ``pool_size`` connections; a caller waits up to ``pool_timeout`` s for a
     free one.
     """
-    options = dict(parameters)
-    options.update(protocol=PROTOCOL, retry=Retry(ExponentialBackoff(cap=0.2, base=0.01), RETRIES))
-    sentinels = options.pop("sentinels", None)
-    master_name = options.pop("master_name", None)
-    sentinel_kwargs = options.pop("sentinel_kwargs", None)
-    options.pop("decode_responses", None)
-    if sentinels is None:
-        if "path" in options:
-            options.setdefault("connection_class", redis.UnixDomainSocketConnection)
-        elif options.pop("ssl", False):
-            options.setdefault("connection_class", redis.SSLConnection)
+    options, behind = _split(parameters)
+    options["retry"] = Retry(_backoff(), RETRIES)
+    if behind is None:
         pool: redis.ConnectionPool = redis.BlockingConnectionPool(  # type: ignore[no-untyped-call]
             max_connections=pool_size, timeout=pool_timeout, **options
         )
     else:
-        options.pop("connection_class", None)
-        manager = Sentinel(list(sentinels), sentinel_kwargs=sentinel_kwargs)  # type: ignore[no-untyped-call]
+        manager = Sentinel(behind.sentinels, sentinel_kwargs=behind.options)  # type: ignore[no-untyped-call]
         pool = _BlockingSentinelPool(  # type: ignore[no-untyped-call]
-            master_name, manager, max_connections=pool_size, timeout=pool_timeout, **options
+            behind.master_name, manager, max_connections=pool_size, timeout=pool_timeout, **options
         )
     return redis.Redis(connection_pool=pool)
+
+
+def connect_async(parameters: Mapping[str, Any], *, pool_size: int) -> asyncio.Redis:
+    """Return an asyncio client for the same arguments, to be used on one event loop only.
+
+    Its pool does not wait: at most ``pool_size`` callers may use it at once. Raises ConfigurationError for a
+    connection class that has no asyncio form.
+    """
+    options, behind = _split(parameters)
+    options["retry"] = asyncio.retry.Retry(_backoff(), RETRIES)
+    if behind is None:
+        given = options.pop("connection_class", redis.Connection)
+        if given not in ASYNC_CLASSES:
+            expected = f"one of {', '.join(known.__name__ for known in ASYNC_CLASSES)} for calls from asyncio"
+            raise ConfigurationError(invalid("connection_class", given, f"{expected}, of redis-py"))
+        pool = asyncio.ConnectionPool(
+            connection_class=ASYNC_CLASSES[given], max_connections=pool_size, **options
+        )
+    else:
+        manager = asyncio.Sentinel(behind.sentinels, sentinel_kwargs=behind.options)  # type: ignore[no-untyped-call]
+        pool = asyncio.sentinel.SentinelConnectionPool(  # type: ignore[no-untyped-call]
+            behind.master_name, manager, max_connections=pool_size, **options
+        )
+    return asyncio.Redis(connection_pool=pool)
+
+
+def _split(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], _Behind | None]:
+    """Return the arguments of each connection, and of the sentinels, if there are any."""
+    options = dict(parameters)
+    options["protocol"] = PROTOCOL
+    sentinels = options.pop("sentinels", None)
+    master_name = options.pop("master_name", None)
+    sentinel_kwargs = options.pop("sentinel_kwargs", None)
+    options.pop("decode_responses", None)
+    if sentinels is not None:
+        options.pop("connection_class", None)
+        return options, _Behind(list(sentinels), str(master_name), sentinel_kwargs)
+    if "path" in options:
+        options.setdefault("connection_class", redis.UnixDomainSocketConnection)
+    elif options.pop("ssl", False):
+        options.setdefault("connection_class", redis.SSLConnection)
+    return options, None
+
+
+def _backoff() -> ExponentialBackoff:
+    return ExponentialBackoff(cap=0.2, base=0.01)
 
 
 def apart(client: redis.Redis) -> redis.Redis:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,9 +19,9 @@ from celery_lowkiq.rules.tracking import (
     TrackerView,
 )
 from celery_lowkiq.rules.views import Page
-from celery_lowkiq.store.jobs.push import with_retries
+from celery_lowkiq.store.jobs.push import retried
 from celery_lowkiq.store.jobs.tracker_updates import STEP, by_tracker, parts, text_bytes, update_commands
-from celery_lowkiq.store.scripts.client import Client, member_scores
+from celery_lowkiq.store.scripts.client import Client, member_scores, raise_refused
 from celery_lowkiq.store.scripts.cursors import dump_position, load_place, load_position
 from celery_lowkiq.store.scripts.keys import TRACKERS_KEY, TrackerKeys, tracker_channel
 from celery_lowkiq.store.scripts.listener import Listener
@@ -74,7 +75,8 @@ class TrackerStore:
         for part in parts(calls):
             rest: list[Value] = [value for call in part for value in (call.call, _what(call))]
             steps.append(load("track_add").call(keys, rest, channel=tracker_channel(tracker), latest=latest))
-        replies = with_retries(iter(pauses), lambda: self._client.all(steps))
+        attempts = retried(iter(pauses), lambda: self._client.call_steps(steps))
+        replies = raise_refused(self._client.execute(attempts))
         if UNKNOWN in replies:
             raise UnknownTracker(tracker)
         return CANCELLED not in replies
@@ -125,9 +127,9 @@ class TrackerStore:
 
     def recent(self, limit: int, after: str | None) -> Page[TrackerView]:
         """Return a page of trackers, the latest first. Expired ones are removed from the list."""
-        score, member = ("+inf", b"") if after is None else load_position(after)
-        bound = score if score == "+inf" else number_text(float(score))
-        command = ("ZREVRANGEBYSCORE", TRACKERS_KEY, bound, "-inf", "WITHSCORES", "LIMIT", 0, limit + 1)
+        score, member = (math.inf, b"") if after is None else load_position(after)
+        bounds = (number_text(score), "-inf")
+        command = ("ZREVRANGEBYSCORE", TRACKERS_KEY, *bounds, "WITHSCORES", "LIMIT", 0, limit + 1)
         (reply,) = self._client.commands([command])
         trackers = [(tracker, float(at)) for tracker, at in member_scores(reply) if tracker != member]
         page = trackers[:limit]

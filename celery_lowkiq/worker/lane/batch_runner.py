@@ -90,7 +90,7 @@ class BatchRunner:
     def _on_failed(self, owned: OwnedShard, error: StoreError) -> None:
         if isinstance(error, NotOwner):
             self._state.drop(owned.shard)
-            self._ctx.mailbox.report_lost(owned)
+            self._ctx.mailbox.report_gone(owned)
             self._retract_crashes(owned)
         elif isinstance(error, StoreUnavailable):
             logger.error(
@@ -161,9 +161,12 @@ class BatchRunner:
                 lock.release()
 
     def _exchange(self, to_claim: ClaimRequest | None) -> Claim | None:
-        """Settle what has run, and claim, in one round trip. Raises the error of the claim."""
+        """Settle what has run, release its shard if that leaves, and claim, in one round trip.
+
+        Raises the error of the claim.
+        """
         window = self._window
-        to_settle = window.to_settle() if window is not None else None
+        to_settle = _settle_request(window) if window is not None else None
         shards = [request.lease.shard for request in (to_settle, to_claim) if request is not None]
         store = self._ctx.store
         settled, claim = self._state.request(shards, lambda: store.exchange(to_settle, to_claim))
@@ -183,6 +186,8 @@ class BatchRunner:
         if isinstance(settled, StoreError):
             self._on_failed(owned, settled)
         else:
+            if settled.released:
+                self._ctx.mailbox.report_gone(owned)
             self._state.record(owned.shard, Due(settled.next_due, settled.now))
             for batch in window.ran:
                 self._ctx.runner.settled(batch, settled.accepted)
@@ -215,3 +220,10 @@ class BatchRunner:
     def _may_start(self, owned: OwnedShard, now: float) -> bool:
         # The answer of a claim may come late: after an outage another node may be about to take the shard.
         return not self._state.stopping and owned.may_claim(now) and self._state.serves(owned)
+
+
+def _settle_request(window: ClaimWindow) -> SettleRequest:
+    """Settle what has run, and release the shard if it leaves."""
+    owned = window.owned
+    owned.release_sent = owned.leaving
+    return window.to_settle(owned.release_sent)

@@ -69,10 +69,10 @@ class ClaimWindow:
         self.ran.append(batch)
         self._verdicts += verdicts
 
-    def to_settle(self) -> SettleRequest:
+    def to_settle(self, release: bool = False) -> SettleRequest:
         """Return all verdicts; batches that have not run are returned unchanged."""
         verdicts = (*self._verdicts, *self._returned(self._take_waiting()))
-        return SettleRequest(self.owned.queue, self.owned.lease, verdicts)
+        return SettleRequest(self.owned.queue, self.owned.lease, verdicts, release)
 
     def take_overdue(self, now: float) -> SettleRequest | None:
         """Remove the batches that have waited too long at ``now`` (monotonic), to be returned."""

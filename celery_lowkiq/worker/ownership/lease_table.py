@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from operator import attrgetter
 
 from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.rules.ownership import LeaseWatch
@@ -19,8 +20,6 @@ class LeaseTable:
         self._lanes: dict[ShardRef, Lane] = {}
         self._watches: dict[ShardRef, LeaseWatch] = {}
         self._owned: dict[ShardRef, OwnedShard] = {}
-        #: Shards that are released when their batch has ended.
-        self._leaving: set[ShardRef] = set()
         self.add_shards(dealt)
 
     def add_shards(self, dealt: Mapping[ShardRef, tuple[QueueSpec, Lane]]) -> None:
@@ -65,7 +64,7 @@ class LeaseTable:
         if owned is not None:
             self._lanes[shard].serve(owned)
 
-    def forget_lost(self, owned: OwnedShard) -> bool:
+    def forget(self, owned: OwnedShard) -> bool:
         """Remove a shard that another node may own, and watch its lease. False if it was removed before."""
         shard = owned.shard
         if self._owned.get(shard) is not owned:
@@ -73,7 +72,6 @@ class LeaseTable:
         owned.lost.set()
         self._lanes[shard].drop(shard)
         del self._owned[shard]
-        self._leaving.discard(shard)
         self._watches[shard] = LeaseWatch(owned.queue, shard, known_epoch=owned.lease.epoch)
         return True
 
@@ -84,22 +82,22 @@ class LeaseTable:
     # -- shards that are to be released
 
     def leave(self, shard: ShardRef) -> None:
-        """Start no new batch of a shard; it is to be released."""
-        self._leaving.add(shard)
+        """Start no new batch of a shard; it is to be released, by the settle of its batch or right away."""
         self._lanes[shard].drop(shard)
+        self._owned[shard].leaving = True
 
     def stay(self, owned: OwnedShard) -> None:
         """Serve a shard again that could not be released."""
-        self._leaving.discard(owned.shard)
+        owned.leaving = owned.release_sent = False
         self._lanes[owned.shard].serve(owned)
 
     def leaving(self) -> list[OwnedShard]:
         """Return the shards that are to be released, sorted by name."""
-        return [self._owned[shard] for shard in sorted(self._leaving)]
+        return sorted((owned for owned in self._owned.values() if owned.leaving), key=attrgetter("shard"))
 
     def staying(self) -> list[ShardRef]:
         """Return the names of the other owned shards."""
-        return [shard for shard in self._owned if shard not in self._leaving]
+        return [shard for shard, owned in self._owned.items() if not owned.leaving]
 
     # -- leases of other nodes
 

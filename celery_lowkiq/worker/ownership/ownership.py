@@ -149,8 +149,8 @@ class Ownership:
         return min(self._ctx.lease_seconds / RENEWALS_PER_LEASE, seconds_to_observation)
 
     def _renew(self, stopping: bool) -> None:
-        for lost in self._ctx.mailbox.take_lost():
-            self._forget(lost)
+        for gone in self._ctx.mailbox.take_gone():
+            self._forget(gone)
         renewing = [one for one in self._table.owned() if not self._ends_by_lease(one)]
         sent_at = self._ctx.clock.monotonic()
         lapsed = [one.lapsed(sent_at) for one in renewing]
@@ -167,7 +167,7 @@ class Ownership:
         self._ctx.exclusion.renewed()
 
     def _forget(self, owned: OwnedShard) -> None:
-        if self._table.forget_lost(owned):
+        if self._table.forget(owned) and not owned.release_sent:
             self._ctx.meter.lost()
             self._losses.add(owned.shard)
 
@@ -201,6 +201,8 @@ class Ownership:
             self._acquisition.observe(self._wanted())
             self._observe_at = now + self._ctx.lease_seconds
             self._heartbeat.free_at = self._acquisition.free_at
+        if self._draining:
+            return True
         serving, until = self._to_serve, max(self._renew_at, now + MIN_ACQUISITION * self._ctx.lease_seconds)
 
         def go_on() -> bool:

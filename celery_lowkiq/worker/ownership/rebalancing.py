@@ -69,7 +69,7 @@ class Rebalancing:
             logger.info("shard %s needs no release: it has changed hands before", owned.shard)
             released = True
         if released:
-            self._table.forget_lost(owned)
+            self._table.forget(owned)
         else:
             # A claim of it is unsettled: the lane's next claim returns those jobs.
             self._table.stay(owned)

@@ -1,0 +1,94 @@
+"""Results of calls that most callers do not look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, TypeVar
+
+from celery.app.task import Task
+from celery.result import AsyncResult
+from kombu.utils.uuid import uuid
+from vine import promise
+
+T = TypeVar("T")
+
+#: To mypy it is Any, since celery-types declares its attributes as ones that are set.
+_AsyncResult: Any = AsyncResult
+#: Attribute of an app's ``AsyncResult``: its lazy form.
+_LAZY = "_lowkiq_lazy"
+
+
+def lazy_result(task: Any, task_id: str | None) -> AsyncResult[Any]:
+    """Return the AsyncResult of a stored call. None: an id is given when it is asked for.
+
+    Celery's own looks up its backend when it is made, and again when it is deleted. This one does when it is
+    used. An app with an AsyncResult of its own gets that one.
+    """
+    made: AsyncResult[Any]
+    own: Any = task._get_app().AsyncResult
+    if own.__mro__[1:] == AsyncResult.__mro__ and type(task).AsyncResult is Task.AsyncResult:
+        made = _lazy_class(own)(task, task_id)
+    else:
+        made = task.AsyncResult(task_id or uuid())
+    # Of an ignored one, get() must not block.
+    made.ignored = bool(task.ignore_result)
+    return made
+
+
+def as_lazy(task: Any, call: Callable[[], T]) -> T:
+    """Make a call in a thread of another caller. Celery's AsyncResult, which has the backend of its thread,
+    is replaced.
+    """
+    made: Any = call()
+    if type(made) is not task._get_app().AsyncResult:
+        return made  # type: ignore[no-any-return]
+    lazy: Any = lazy_result(task, made.id)
+    lazy.ignored = made.ignored
+    return lazy  # type: ignore[no-any-return]
+
+
+class LazyResult(_AsyncResult):  # type: ignore[misc]
+    """An AsyncResult whose parts are made when they are asked for."""
+
+    parent: Any = None
+    _cache = None
+
+    def __init__(self, task: Any, task_id: str | None) -> None:
+        self._task = task
+        if task_id is not None:
+            self.__dict__["id"] = task_id
+
+    @cached_property
+    def id(self) -> str:
+        """The task id. Threads that ask at the same time get the same one."""
+        return str(self.__dict__.setdefault("id", uuid()))
+
+    @cached_property
+    def backend(self) -> Any:
+        """The result backend of the task."""
+        return self._task.backend
+
+    @cached_property
+    def on_ready(self) -> Any:
+        """The callbacks of the result."""
+        return promise(self._on_fulfilled, weak=True)
+
+    def __copy__(self) -> AsyncResult[Any]:
+        """Celery's own: the arguments of this class are others."""
+        copied: AsyncResult[Any] = self.app.AsyncResult(*self.__reduce_args__())
+        return copied
+
+    def __del__(self) -> None:
+        # A backend that was not asked for has nothing pending of the result.
+        if "backend" in self.__dict__:
+            super().__del__()
+
+
+def _lazy_class(own: Any) -> Any:
+    """Return the lazy form of an app's ``AsyncResult``, which keeps it."""
+    lazy = own.__dict__.get(_LAZY)
+    if lazy is None:
+        lazy = type(own.__name__, (LazyResult, own), {"__module__": own.__module__})
+        setattr(own, _LAZY, lazy)
+    return lazy

@@ -1,0 +1,69 @@
+"""Steps: a procedure that a thread executes with a blocking client, or an event loop with one of its own.
+
+The procedure is a generator. It decides, and yields what is to be done; the caller does that, and sends the
+result in, or throws the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+T = TypeVar("T")
+
+
+class Send(NamedTuple):
+    """Send commands in one round trip. Result: their replies; that of a refused command is its error.
+
+    Raises StoreError when the outcome of all is unknown.
+    """
+
+    commands: Sequence[tuple[Any, ...]]
+
+
+class Pause(NamedTuple):
+    """Wait."""
+
+    seconds: float
+
+
+class Block(NamedTuple):
+    """Call a function that uses the blocking client, as in the rare cases that take many round trips."""
+
+    function: Callable[[], Any]
+
+
+Step: TypeAlias = Send | Pause | Block
+Steps: TypeAlias = Generator[Step, Any, T]
+
+
+def execute(steps: Steps[T], act: Callable[[Step], Any]) -> T:
+    """Execute the steps by ``act``. Raises what the procedure raises."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                result = act(step)
+            except BaseException as error:  # noqa: BLE001 - the procedure decides
+                step = steps.throw(error)
+            else:
+                step = steps.send(result)
+    except StopIteration as end:
+        done: T = end.value
+        return done
+
+
+async def execute_async(steps: Steps[T], act: Callable[[Step], Awaitable[Any]]) -> T:
+    """Execute the steps by ``act`` on an event loop. Raises what the procedure raises."""
+    resume: Callable[[Any], Step] = steps.send
+    result: Any = None
+    while True:
+        try:
+            step = resume(result)
+        except StopIteration as end:
+            done: T = end.value
+            return done
+        try:
+            resume, result = steps.send, await act(step)
+        except BaseException as error:  # noqa: BLE001 - the procedure decides
+            resume, result = steps.throw, error

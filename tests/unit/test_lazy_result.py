@@ -1,0 +1,165 @@
+"""The result of a call that nobody looks at costs next to nothing; looked at, it is an AsyncResult."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+from unittest import mock
+
+import pytest
+from celery import Celery, _state
+from celery.app.task import Task
+from celery.result import AsyncResult
+
+from celery_lowkiq import ordered_task
+from celery_lowkiq.integration.app.celery_settings import celery_setting
+from celery_lowkiq.integration.calls.lazy_result import lazy_result
+
+
+@pytest.fixture
+def app():
+    app = Celery("lazy", broker="memory://", backend="cache+memory://", set_as_current=False)
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def task(app):
+    @ordered_task(app=app, name="sync", shared=False)
+    def sync(payloads_by_id):
+        """Never runs."""
+
+    return app.tasks["sync"]
+
+
+def test_it_is_an_async_result_of_the_app(app, task):
+    result = lazy_result(task, "an-id")
+    assert isinstance(result, app.AsyncResult)
+    assert result == AsyncResult("an-id", app=app)
+    assert hash(result) == hash(AsyncResult("an-id", app=app))
+    assert (result.id, result.task_id, str(result)) == ("an-id",) * 3
+    assert repr(result) == "<AsyncResult: an-id>"
+    assert result.backend is task.backend
+    assert (result.parent, result.children, result.as_tuple()) == (None, None, (("an-id", None), None))
+
+
+def test_its_id_is_given_once(task):
+    result = lazy_result(task, None)
+    assert result.id == result.id == result.as_tuple()[0][0]
+    assert len(result.id) == 36
+    assert result.id != lazy_result(task, None).id
+
+
+def test_it_reads_what_the_backend_has(task):
+    result = lazy_result(task, None)
+    assert result.state == "PENDING"
+    done = []
+    result.then(done.append)
+    task.backend.mark_as_done(result.id, 7)
+    assert (result.get(timeout=1), result.state) == (7, "SUCCESS")
+    assert done == [result]
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_get_of_an_ignored_result_does_not_block(task, ignored):
+    task.ignore_result = ignored
+    assert lazy_result(task, None).ignored is ignored
+
+
+@pytest.mark.parametrize("copied", [copy.copy, lambda result: pickle.loads(pickle.dumps(result))])
+def test_a_copy_has_the_same_id(app, task, copied):
+    result = lazy_result(task, None)
+    before = _state.get_current_app()
+    app.set_current()
+    try:
+        assert copied(result).id == result.id
+    finally:
+        before.set_current()
+
+
+def test_the_backend_is_left_alone_until_it_is_asked_for(task):
+    with mock.patch.object(type(task), "backend", new_callable=mock.PropertyMock) as backend:
+        result = lazy_result(task, None)
+        assert result.id
+        del result
+        gc.collect()
+        assert not backend.called
+        result = lazy_result(task, None)
+        asked = result.backend
+        del result
+        gc.collect()
+        assert asked.remove_pending_result.called
+
+
+def test_an_async_result_of_the_apps_own(app, task):
+    class Own(AsyncResult):
+        """With a method of its own."""
+
+    app.AsyncResult = app.subclass_with_self(Own)
+    assert isinstance(lazy_result(task, "an-id"), Own)
+
+
+def test_an_async_result_of_the_tasks_own(app):
+    made = []
+
+    class Noted(Task):
+        def AsyncResult(self, task_id, **options):  # noqa: N802 - Celery's name
+            made.append(task_id)
+            return super().AsyncResult(task_id, **options)
+
+    @ordered_task(app=app, name="noted", shared=False, base=Noted)
+    def noted(payloads_by_id):
+        """Never runs."""
+
+    assert lazy_result(app.tasks["noted"], "an-id").id == "an-id"
+    assert made == ["an-id"]
+
+
+class Module:
+    """A configuration that other code changes, as tests with Django's settings do."""
+
+    CELERY_TASK_ALWAYS_EAGER = True
+
+
+def change_conf(app):
+    app.conf.task_always_eager = True
+
+
+def update_conf(app):
+    app.conf.update(task_always_eager=True)
+
+
+def read_module(app):
+    app.config_from_object(Module, namespace="CELERY")
+
+
+def read_old_names(app):
+    app.config_from_object({"CELERY_ALWAYS_EAGER": True})
+
+
+def add_defaults(app):
+    assert app.conf.task_always_eager is False
+    app.add_defaults({"task_always_eager": True})
+
+
+def replace_conf(app):
+    app.conf = mock.Mock(task_always_eager=True)
+
+
+@pytest.mark.parametrize(
+    "change", [change_conf, update_conf, read_module, read_old_names, add_defaults, replace_conf]
+)
+def test_a_setting_of_celerys_is_that_of_its_configuration(change):
+    app = Celery("settings", set_as_current=False)
+    assert celery_setting(Celery("other", set_as_current=False), "task_always_eager") is False
+    change(app)
+    assert celery_setting(app, "task_always_eager") is app.conf.task_always_eager is True
+
+
+def test_a_setting_is_read_anew_for_each_call(monkeypatch):
+    app = Celery("settings", set_as_current=False)
+    read_module(app)
+    assert celery_setting(app, "task_always_eager") is True
+    monkeypatch.setattr(Module, "CELERY_TASK_ALWAYS_EAGER", False)
+    assert celery_setting(app, "task_always_eager") is app.conf.task_always_eager is False
