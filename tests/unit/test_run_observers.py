@@ -10,10 +10,12 @@ import pytest
 from celery import Celery, signals
 from celery.app.trace import build_tracer
 from celery.backends.cache import CacheBackend
+from celery.worker import state
 
 from celery_lowkiq import OrderedTask, ordered_task
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.runs.observers import RunObservers
+from celery_lowkiq.integration.runs.plain_request import PlainRequest
 from celery_lowkiq.integration.runs.runner import CeleryRunner
 from celery_lowkiq.rules.models import Batch, Disposition, Job, Lease, Payload, ShardRef
 
@@ -228,3 +230,19 @@ def test_a_call_with_a_time_of_its_own_waits(traced, app):
     was_traced, verdict = traced(later, task=task, claimed_at=20.0)
     assert (was_traced, verdict.disposition, verdict.delay) == (False, Disposition.RETURN, 30.0)
     assert traced(later, task=task, claimed_at=60.0)[1].disposition is Disposition.DONE
+
+
+def test_a_revoked_call_in_place_is_left_to_the_tracer(traced, app, monkeypatch):
+    @ordered_task(app=app, shared=False, name="t", by="a")
+    def function(a): ...
+
+    app.finalize()
+    task = app.tasks["t"]
+    task.__trace__ = build_tracer("t", task, app.loader, "host", app=app)
+    begun = []
+    monkeypatch.setattr(state, "revoked", {"revoked"})
+    monkeypatch.setattr(PlainRequest, "begins", lambda request: begun.append(request.id))
+    for task_id in ("other", "revoked"):
+        data = b'{"args":["1"],"kwargs":{},"task_id":"%s"}' % task_id.encode()
+        traced(Payload(data, 1.0), task=task)
+    assert begun == ["other"]

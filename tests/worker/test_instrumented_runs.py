@@ -164,6 +164,25 @@ def test_it(lowkiq):
     )
 
 
+def test_django(passes, monkeypatch):
+    """Not a tool: a project closes its connections around each run."""
+    pytest.importorskip("django")
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "site_settings")
+    passes(
+        before="""
+import sys
+from types import ModuleType
+
+sys.modules["site_settings"] = ModuleType("site_settings")
+""",
+        test="""
+def test_it(lowkiq):
+    run_once(lowkiq)
+    assert (seen, observed) == (["the function"], [True])
+""",
+    )
+
+
 def test_flower(passes):
     pytest.importorskip("flower")
     passes(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from celery.worker import state
-
 from celery_lowkiq.integration.records.call_record import PLACE, CallRecord
 from celery_lowkiq.rules.errors import UndecodablePayload
 from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Batch, Recorded
@@ -37,7 +35,7 @@ def plain_call(batch: Batch, rules: RunRules) -> PlainCall | None:
         record = CallRecord.load(found.records[0].data, rules.record_codec)
     except UndecodablePayload:
         return None
-    if record.embed or record.tracker or record.id in state.revoked or not PLACE.issuperset(record.headers):
+    if record.embed or record.tracker or not PLACE.issuperset(record.headers):
         return None
     stores_result = not record.headers.get("ignore_result", rules.task.ignore_result)
     # Its start is stored, too.

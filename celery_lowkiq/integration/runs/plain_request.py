@@ -50,19 +50,19 @@ class PlainRequest:
         consumer: Any,
         batch: Batch,
         payloads_by_id: dict[str, list[Any]],
+        task_id: str | None,
         call: PlainCall | None,
     ) -> None:
+        """``task_id``: None when it is made when it is read."""
         self.batch = batch
         self.call = call
-        form = rules.task.call_form
         # The function may change the lists that it gets.
         given = {job_id: payloads[:] for job_id, payloads in payloads_by_id.items()}
-        self.arguments: Arguments = form.of_run(given)
+        self.arguments: Arguments = rules.task.call_form.of_run(given)
         self._rules = rules
         self._consumer = consumer
         self._payloads_by_id = payloads_by_id
         self._is_active = False
-        task_id = form.task_id_of(given) if call is None else call.record.id
         if task_id is not None:
             self.__dict__["_id"] = task_id
 

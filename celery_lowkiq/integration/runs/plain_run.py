@@ -56,9 +56,10 @@ class PlainRuns:
         payloads_by_id = decode_plain(batch, rules.codec, form.check, call is not None)
         if payloads_by_id is None or form.eta_of(payloads_by_id) > batch.claimed_at:
             return None
-        if form.task_id_of(payloads_by_id) in state.revoked:
+        task_id = form.task_id_of(payloads_by_id) if call is None else call.record.id
+        if task_id is not None and task_id in state.revoked:
             return None
-        request = PlainRequest(rules, self._consumer, batch, payloads_by_id, call)
+        request = PlainRequest(rules, self._consumer, batch, payloads_by_id, task_id, call)
         request.begins()
         try:
             replay = self._call(request)
