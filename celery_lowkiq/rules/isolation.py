@@ -1,7 +1,7 @@
 """Isolation: the batch size of jobs after a batch of several failed as a whole (rule 5).
 
 One payload may have caused the failure, or an outage; the worker cannot tell. So it halves the batch until
-jobs run alone, and delays the halves longer than their jobs, so that an outage causes no storm of runs.
+jobs run alone, and gives the halves a longer retry delay than jobs have: an outage causes no storm of runs.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class RedisStore:
         finally:
             self._senders.append(sender)
 
-    def admitted(self, queue: QueueSpec, calls: Iterable[tuple[ShardRef, ScriptCall]]) -> list[Any]:
+    def run_registered(self, queue: QueueSpec, calls: Iterable[tuple[ShardRef, ScriptCall]]) -> list[Any]:
         """Run scripts that check the number of shards, and return their replies.
 
         Shards without a number are registered first.

@@ -88,7 +88,7 @@ class Runtime:
             *(lane.thread for lane in self._lanes),
             self._waker.thread,
             self._ownership.thread,
-            ctx.thread("lowkiq-window-reaper", self._return_overdue),
+            ctx.thread("lowkiq-window-reaper", self._return_unstarted),
         ]
 
     def start(self) -> None:
@@ -195,7 +195,7 @@ class Runtime:
         else:
             lane.announce(shard, perform_in)
 
-    def _return_overdue(self) -> None:
+    def _return_unstarted(self) -> None:
         """Return claimed batches that wait too long behind a running one.
 
         In a thread of its own: a lane cannot do so while it runs a batch, and the ownership thread must not
@@ -203,7 +203,7 @@ class Runtime:
         """
         while not self._ownership.finished.wait(MAX_WAIT_BEHIND_RUN / 2):
             for lane in self._lanes:
-                lane.return_overdue(self._clock.monotonic())
+                lane.return_unstarted(self._clock.monotonic())
 
     def _refresh(self) -> None:
         for lane in self._lanes:

@@ -154,15 +154,15 @@ def test_a_redis_that_goes_away_meanwhile_is_no_loss(filled, server, monkeypatch
     before = contents(filled)
     empty(server)
     store = context_of(proj.app).store
-    admitted, breaks = store.admitted, iter(range(6))
+    run_registered, breaks = store.run_registered, iter(range(6))
 
     def break_off(spec, calls):
         if next(breaks, None) is None:
-            return admitted(spec, calls)
-        admitted(spec, calls[:1])
+            return run_registered(spec, calls)
+        run_registered(spec, calls[:1])
         raise StoreUnavailable("gone")
 
-    monkeypatch.setattr(store, "admitted", break_off)
+    monkeypatch.setattr(store, "run_registered", break_off)
     for _ in range(6):
         with pytest.raises(StoreUnavailable):
             filled.load(io.BytesIO(dumped))

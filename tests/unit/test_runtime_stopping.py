@@ -246,7 +246,7 @@ class TestCrashes:
     def test_a_bug_in_the_reaper_of_windows_is_no_silent_death(self, node, monkeypatch):
         bug = ZeroDivisionError("a bug")
         monkeypatch.setattr(runtime, "MAX_WAIT_BEHIND_RUN", 0.02)
-        monkeypatch.setattr(Lane, "return_overdue", lambda lane, now: _raise(bug))
+        monkeypatch.setattr(Lane, "return_unstarted", lambda lane, now: _raise(bug))
         one = node().start()
         ((code, reason),) = eventually(lambda: one.host.stops)
         assert (code, one.host.words) == (70, [bug])

@@ -142,7 +142,7 @@ class Engine:
 
     def add_tasks(self, new: Mapping[str, Any], specs: Sequence[QueueSpec]) -> None:
         """Take tasks (by queue) that were registered after the start."""
-        self._runner.learn(new)
+        self._runner.add_tasks(new)
         self.runtime.add_queues(specs)
 
     def end(self) -> None:

@@ -36,7 +36,7 @@ from .outcomes import (
 )
 
 #: Delay in s before a job that goes back without a result may run again.
-REQUEUE_DELAY = 1.0
+RETURN_DELAY = 1.0
 #: Delay in s before the rest of a job runs again at once. At its own time it would stay the oldest job of the
 #: lane, and no other would run.
 AT_ONCE = 1e-6
@@ -107,7 +107,7 @@ class Decision(NamedTuple):
     def verdicts(self) -> tuple[Settlement, ...]:
         """The verdicts for the settle, in the order of the batch."""
         if not self.jobs:
-            return tuple([_done(job) for job in self.batch.decoded.values()])
+            return tuple([_done(job) for job in self.batch.jobs_by_id.values()])
         return tuple(decided.verdict for decided in self.jobs.values())
 
     @property
@@ -163,7 +163,7 @@ class Decision(NamedTuple):
 
         ``now``: Unix time in s.
         """
-        job, decided = self.batch.decoded[job_id], self.jobs.get(job_id)
+        job, decided = self.batch.jobs_by_id[job_id], self.jobs.get(job_id)
         disposition = Disposition.DONE if decided is None else decided.ran.disposition
         if disposition is Disposition.RETURN or (decided is not None and position in decided.left):
             return None
@@ -216,7 +216,7 @@ def decide_rejection(error: Exception, requeue: bool, before: Decision, rules: R
     reason = getattr(error, "reason", error)
     data = dump_error_text(rules.settings, f"Reject: {reason}")
     rejected = Rejected(str(reason))
-    disposition, delay = (Disposition.RETURN, REQUEUE_DELAY) if requeue else (Disposition.BURY, 0.0)
+    disposition, delay = (Disposition.RETURN, RETURN_DELAY) if requeue else (Disposition.BURY, 0.0)
 
     def decide(job: DecodedJob) -> JobDecision:
         ran = _done(job)._replace(disposition=disposition, delay=delay, error=data)
@@ -239,12 +239,12 @@ def decide_poison_pill(batch: DecodedBatch, rules: RunRules) -> Decision:
     )
 
 
-def give_back(batch: Batch, delay: float = REQUEUE_DELAY) -> tuple[Settlement, ...]:
+def return_batch(batch: Batch, delay: float = RETURN_DELAY) -> tuple[Settlement, ...]:
     """The verdicts on a batch that did not run: all jobs go back, for ``delay`` seconds."""
     return tuple(Settlement(job.id, job.claim, Disposition.RETURN, delay=delay) for job in batch.jobs)
 
 
-def redeliver(job: DecodedJob, error: Exception, settings: Settings) -> Settlement:
+def retry_for_results(job: DecodedJob, error: Exception, settings: Settings) -> Settlement:
     """The verdict on a job that is done, but whose calls could not all get their results: it runs again, and
     never dies of that.
     """
@@ -259,7 +259,7 @@ def _decide_each(batch: DecodedBatch, decide: Callable[[DecodedJob], JobDecision
     """Decide about each job that has run; one without a readable payload is done with."""
     jobs = {
         job_id: _decision(job, _done(job)) if job.job is None else decide(job)
-        for job_id, job in batch.decoded.items()
+        for job_id, job in batch.jobs_by_id.items()
     }
     return Decision(batch, jobs)
 

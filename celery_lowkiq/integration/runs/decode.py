@@ -74,16 +74,18 @@ class DecodedJob(NamedTuple):
 class DecodedBatch:
     """A claimed batch with decoded payloads."""
 
-    def __init__(self, batch: Batch, decoded: Mapping[str, DecodedJob]) -> None:
+    def __init__(self, batch: Batch, jobs_by_id: Mapping[str, DecodedJob]) -> None:
         self.batch = batch
         #: All jobs of the batch in its order, by id.
-        self.decoded = decoded
+        self.jobs_by_id = jobs_by_id
         #: The jobs that run.
-        self.jobs: tuple[RunJob, ...] = tuple([each.job for each in decoded.values() if each.job is not None])
+        self.jobs: tuple[RunJob, ...] = tuple(
+            [each.job for each in jobs_by_id.values() if each.job is not None]
+        )
 
     def includes(self, job_id: str, position: int) -> bool:
         """Whether the task function gets this payload of a claimed job."""
-        return self.decoded[job_id].place_of(position) is not None
+        return self.jobs_by_id[job_id].place_of(position) is not None
 
     @cached_property
     def payloads_by_id(self) -> dict[str, list[Any]]:
@@ -92,7 +94,7 @@ class DecodedBatch:
 
     def payloads_of(self, job_id: str, position: int) -> dict[str, list[Any]]:
         """The payloads of a run of this payload alone: none when it cannot run."""
-        job, place = self.decoded[job_id].job, self.decoded[job_id].place_of(position)
+        job, place = self.jobs_by_id[job_id].job, self.jobs_by_id[job_id].place_of(position)
         return {job_id: [] if job is None or place is None else [job.payloads[place]]}
 
     @property

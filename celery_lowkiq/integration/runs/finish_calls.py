@@ -18,7 +18,7 @@ from celery_lowkiq.rules.models import Disposition, Job, Settlement
 from celery_lowkiq.rules.tracking import TrackerUpdate
 
 from .batch_calls import BatchCalls, StoredCall
-from .decisions import REQUEUE_DELAY, redeliver
+from .decisions import RETURN_DELAY, retry_for_results
 from .outcomes import CallOutcome
 from .request import call_request
 from .run import Run
@@ -67,10 +67,10 @@ class CallFinisher:
                     finished.ended, finished.news = [], []
         except StoreError as error:
             logger.warning("job %r runs again, since not all of its calls could be ended: %s", job.id, error)
-            return Settlement(job.id, job.claim, Disposition.RETURN, delay=REQUEUE_DELAY)
+            return Settlement(job.id, job.claim, Disposition.RETURN, delay=RETURN_DELAY)
         if finished.error is not None and finished.success:
-            decoded = self._run.decoded.decoded[job.id]
-            verdict = redeliver(decoded, finished.error, self._run.settings)
+            decoded = self._run.decoded.jobs_by_id[job.id]
+            verdict = retry_for_results(decoded, finished.error, self._run.settings)
         return verdict._replace(ended=tuple(finished.ended), news=tuple(finished.news))
 
     def _finish_page(self, job: Job, page: Iterable[StoredCall], finished: _Finished) -> None:

@@ -126,7 +126,7 @@ class Run:
 
     def decode_again(self) -> dict[str, list[Any]]:
         """The payloads by id, in new objects."""
-        jobs = self.decoded.decoded.values()
+        jobs = self.decoded.jobs_by_id.values()
         return {
             job.claimed.id: [self._rules.codec.load(job.claimed.payloads[n].data) for n in job.positions]
             for job in jobs

@@ -21,7 +21,7 @@ from celery_lowkiq.store.tracking.tracker_store import TrackerStore
 
 from .base_exceptions import call_user_code
 from .batch_calls import BatchCalls
-from .decisions import RunRules, give_back
+from .decisions import RunRules, return_batch
 from .decode import DecodedBatch
 from .failure_log import log_failures
 from .finish_calls import CallFinisher
@@ -55,9 +55,9 @@ class CeleryRunner:
         self._tracker_store = tracker_store
         #: Of each lane, the runs of its last claim in which jobs have died.
         self._dying = threading.local()
-        self.learn(tasks)
+        self.add_tasks(tasks)
 
-    def learn(self, tasks: Mapping[str, Any]) -> None:
+    def add_tasks(self, tasks: Mapping[str, Any]) -> None:
         """Add tasks, by the names of their queues."""
         of_app = self._context.codec, self._context.record_codec, self._context.settings
         rules = {name: RunRules(task, policy_of(task), *of_app) for name, task in tasks.items()}
@@ -67,7 +67,7 @@ class CeleryRunner:
         self._plain = {**self._plain, **plain}
 
     def run(self, batch: Batch) -> tuple[Settlement, ...]:
-        """The verdicts on a batch. An exception of this package counts as a failed run."""
+        """Run a batch, and return its verdicts. An unexpected exception around the function fails the run."""
         verdicts = self._plain[batch.queue.name].run(batch)
         if verdicts is not None:
             return verdicts
@@ -76,9 +76,10 @@ class CeleryRunner:
         revoked = _revoked_call(rules, batch, decoded)
         wait = rules.task.call_form.eta_of(decoded.payloads_by_id) - batch.claimed_at
         if wait > 0 and revoked is None:
-            return give_back(batch, wait)
+            # A job with `by=` has the time of its first call; this one asked for a later time.
+            return return_batch(batch, wait)
         if any(job.recorded for job in batch.jobs):
-            return self._run_calls(rules, batch, decoded)
+            return self._run_recorded(rules, batch, decoded)
         if revoked is not None:
             (job,) = batch.jobs
             call_request(revoked, rules.task, self._consumer, {}, job.retry_count + 1).revoked()
@@ -105,14 +106,14 @@ class CeleryRunner:
         tracked = TrackedCalls(batch.lease.epoch, self._tracker_store, rules.settings)
         return BatchCalls(batch, rules, self._reader, self._consumer, tracked)
 
-    def _run_calls(self, rules: RunRules, batch: Batch, decoded: DecodedBatch) -> tuple[Settlement, ...]:
+    def _run_recorded(self, rules: RunRules, batch: Batch, decoded: DecodedBatch) -> tuple[Settlement, ...]:
         """Run a batch with recorded calls, which may be revoked, and get results."""
         calls = self._calls(batch, rules)
         try:
             dropped = calls.admit(decoded)
         except Exception:
             logger.exception("a batch of %s waits, since its calls cannot be read or ended", batch.queue.name)
-            return give_back(batch)
+            return return_batch(batch)
         if dropped:
             decoded = rules.decode(batch, dropped)
         call = calls.single(decoded)

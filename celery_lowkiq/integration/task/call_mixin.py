@@ -165,7 +165,7 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         return request.result()
 
     def _completed(self, args: Any, kwargs: Any, task_id: str | None) -> tuple[Any, Any, str | None]:
-        """A call of a task with ``by=`` with the id that its payload has, and with dumped Pydantic models."""
+        """With ``by=``: dump Pydantic arguments, and choose the id of the call, which its payload stores."""
         if self.by is None:
             return args, kwargs, task_id
         # Celery 5.5 has none.

@@ -128,7 +128,7 @@ def load_entries(
         shard = ShardRef(queue.name, shard_of(entry.id, queue.shards))
         by_shard.setdefault(shard, []).extend(_values(number, entry))
     return sum(
-        store.admitted(
+        store.run_registered(
             queue, [(shard, _load_call(queue, header, shard, rest)) for shard, rest in by_shard.items()]
         )
     )

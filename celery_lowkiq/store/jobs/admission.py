@@ -95,7 +95,7 @@ class Admission:
 
     def _admit(self, queue: QueueSpec, shards: dict[int, ShardRef]) -> dict[int, LowkiqError | None]:
         refused: dict[ShardRef, ShardDamaged] = {}
-        of_queue = _refusal(lambda: refused.update(self._registry.admit(queue, list(shards.values()))))
+        of_queue = _refusal(lambda: refused.update(self._registry.open_shards(queue, list(shards.values()))))
         return {place: of_queue or refused.get(shard) for place, shard in shards.items()}
 
 

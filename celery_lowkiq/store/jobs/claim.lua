@@ -1,6 +1,7 @@
 -- Moves due jobs of a shard from waiting to processing: no id that is in processing (rule 9), no job of a paused shard. Jobs
 -- of earlier claims that the owner does not list as open go back to the queue first.
--- Isolated jobs (rule 5) are claimed apart from others, in a batch that is as small as each of them requires.
+-- Isolated jobs, whose batch failed as a whole (rules/isolation.py), share batches only with each other, and a batch
+-- has at most as many jobs as the smallest of their limits.
 --
 -- KEYS: lease? meta? @waiting? jobs spill? spill_order? failed? errors? claimed? processing? crash_marks calls?
 -- POLICY KEYS: debounce? early_due? done_scores? buckets?
@@ -22,7 +23,7 @@ if not is_owner() then
   return refuse()
 end
 local now = now_us()
-local count, bytes = tonumber(max_payloads), tonumber(max_bytes)
+local payload_limit, byte_limit = tonumber(max_payloads), tonumber(max_bytes)
 local known = redis.call('HMGET', meta, 'request', 'claim', 'shards', 'spill_difference', 'format')
 local damaged = inconsistent_key(known[4])
 -- A claim goes on: the caller repairs this afterwards.
@@ -33,14 +34,15 @@ elseif not known[3] or damaged then
   return redis.error_reply(damaged and 'DAMAGED ' .. damaged or 'SHARDS 0')
 end
 local known_epoch, known_request = string.match(known[1] or '', '^(%d+) (%d+)$')
-local latest = known_epoch == epoch and tonumber(known_request) or 0
+local last_request = known_epoch == epoch and tonumber(known_request) or 0
 local number = tonumber(known[2] or 0)
-if tonumber(request) < latest then
+if tonumber(request) < last_request then
   return {seconds(now), next_due(), 0, 0}
 end
 
 local recorded = {}
-local ERRORS_DIFFER = 4
+-- Kinds of the reply.
+local SUSPECT, ONLY_SUSPECTS, ERRORS_DIFFER = 1, 2, 4
 -- True when a due job has lost its payloads.
 local payloads_lost = false
 
@@ -48,15 +50,15 @@ local payloads_lost = false
 local DEFERRED = 100
 
 -- Returns the number of payloads and bytes that were moved.
-local function claim_job(id, perform_in, most, failure, condemned)
-  local retry_count = condemned or string.match(failure or '', '^%-?%d+%.?%d*$') or '-1'
-  local message = failure and redis.call('HGET', errors, id) or ''
-  if failure and hooks.run_time then
+local function claim_job(id, perform_in, most, stored_retry_count, condemned)
+  local retry_count = condemned or string.match(stored_retry_count or '', '^%-?%d+%.?%d*$') or '-1'
+  local message = stored_retry_count and redis.call('HGET', errors, id) or ''
+  if stored_retry_count and hooks.run_time then
     perform_in = hooks.run_time(id, perform_in, now)
   end
   local priority = priority_of(id)
   local portion = math.min(most, options.per_run or most)
-  local items, more = set_take(waiting, id, portion, bytes)
+  local items, more = set_take(waiting, id, portion, byte_limit)
   if more and portion < most then
     -- With its own perform_in, the rest would precede all other jobs of the shard.
     index_put(id, seconds(now), priority)
@@ -65,12 +67,12 @@ local function claim_job(id, perform_in, most, failure, condemned)
   elseif not more then
     index_remove(id)
   end
-  -- A payload that runs alone has failed alone: the rest starts anew.
+  -- With per_run=1, the retry count belongs to the payload that is claimed: those that stay have none.
   if #items > 0 and (not more or options.per_run == 1) then
     if hooks.clear then
       hooks.clear(id)
     end
-    if failure then
+    if stored_retry_count then
       redis.call('ZREM', failed, id)
       redis.call('HDEL', errors, id)
     end
@@ -94,15 +96,16 @@ local function claim_job(id, perform_in, most, failure, condemned)
 end
 
 -- Sets the level back to 2, for the next payload of the id.
-local function condemned(id, mark)
+local function condemn(id, mark)
   local _, entries, payload = read_mark(mark)
   write_mark(id, 2, entries, payload)
   return CONDEMNED
 end
 
--- Adds the packed record to the spilled set of an id that lost its mark with its record, and received payloads since then.
+-- Repairs an id whose record was lost with its mark SPILLED, and for which pushes began a packed record: moves that into the
+-- spilled set, and marks the id again. Returns true if it did.
 local any_long = redis.call('ZCARD', spill_order) > 0
-local function mark_long(id)
+local function repair_spill_mark(id)
   local record = redis.call('HGET', jobs, id)
   if record and record ~= SPILLED and redis.call('ZLEXCOUNT', spill_order, lex_min(id), lex_max(id)) > 0 then
     redis.call('HSET', jobs, id, SPILLED)
@@ -165,12 +168,12 @@ end
 local function claim_due()
   local suspected, busy = redis.call('HLEN', crash_marks), redis.call('ZCARD', claimed)
   local any_failed = redis.call('ZCARD', failed) > 0
-  local wanted = math.min(tonumber(limit), count)
+  local wanted = math.min(tonumber(limit), payload_limit)
   local most = wanted + busy + suspected + (hooks.defer and DEFERRED or 0)
   local ids = prioritized_due and prioritized_due(now, most, max_wait)
     or redis.call('ZRANGEBYSCORE', due, '-inf', seconds(now), 'WITHSCORES', 'LIMIT', 0, most)
   local simple = suspected == 0 and busy == 0 and #ids > 0 and plain_records(ids, any_failed) or {}
-  local moved, payloads, size, passed, isolating = 0, 0, 0, false, false
+  local moved, payloads, size, suspects_skipped, isolating = 0, 0, 0, false, false
 
   -- Returns true for a job that cannot join the batch.
   local function is_apart(largest)
@@ -178,43 +181,45 @@ local function claim_due()
   end
 
   for i = 1, #ids, 2 do
-    if moved == wanted or payloads >= count or size >= bytes then
+    if moved == wanted or payloads >= payload_limit or size >= byte_limit then
       break
     end
-    local record = not (any_long and mark_long(ids[i])) and simple[(i + 1) / 2]
+    local record = not (any_long and repair_spill_mark(ids[i])) and simple[(i + 1) / 2]
     local mark = suspected > 0 and redis.call('HGET', crash_marks, ids[i])
     local running = not record and busy > 0 and redis.call('ZSCORE', claimed, ids[i])
-    local failure = not record and any_failed and redis.call('ZSCORE', failed, ids[i])
-    local largest = failure and largest_batch(failure) or nil
-    if running or not mark and is_apart(largest) or hooks.defer and hooks.defer(ids[i], now) then
-      mark = nil
+    local stored_retry_count = not record and any_failed and redis.call('ZSCORE', failed, ids[i])
+    local largest = stored_retry_count and largest_batch(stored_retry_count) or nil
+    local stays = running or not mark and is_apart(largest) or hooks.defer and hooks.defer(ids[i], now)
+    if stays then
+      -- A later claim takes it.
     elseif record then
       claim_plain(ids[i], ids[i + 1], record)
       payloads, size, moved = payloads + 1, size + #record, moved + 1
     elseif mark and suspects == '0' then
-      passed = true
+      suspects_skipped = true
     elseif mark and moved > 0 then
       break
     else
       local level = mark and read_mark(mark) or 0
+      local condemned = level == 3 and condemn(ids[i], mark)
       local some, weight =
-        claim_job(ids[i], ids[i + 1], level > 1 and 1 or count, failure, level == 3 and condemned(ids[i], mark))
+        claim_job(ids[i], ids[i + 1], level > 1 and 1 or payload_limit, stored_retry_count, condemned)
       payloads, size = payloads + some, size + weight
       if some > 0 then
         moved, isolating = moved + 1, largest ~= nil
         wanted = math.min(wanted, largest or wanted)
       end
       if mark and some > 0 then
-        return 1
+        return SUSPECT
       end
     end
   end
   write_plain()
-  return passed and moved == 0 and 2 or 0
+  return suspects_skipped and moved == 0 and ONLY_SUSPECTS or 0
 end
 
 local kind = tonumber(redis.call('HGET', meta, 'kind') or 0)
-if tonumber(request) > latest then
+if tonumber(request) > last_request then
   -- Larger than the owner's last number, too: a Redis with older data must not repeat a number.
   number = math.max(number, tonumber(last)) + 1
   redis.call('HSET', meta, 'request', epoch .. ' ' .. request, 'claim', number)
@@ -237,11 +242,11 @@ end
 local function shortened(record)
   local _, stop, length = string.find(record, '^%d+@?%d*#?%d? %S+ %-?%d+ (%d+) ')
   if not stop then
-    return string.sub(record, 1, bytes + 1)
+    return string.sub(record, 1, byte_limit + 1)
   end
   local items = unpack_items(string.sub(record, stop + length + 1))
   for _, item in ipairs(items) do
-    item[2] = string.sub(item[2], 1, bytes + 1)
+    item[2] = string.sub(item[2], 1, byte_limit + 1)
   end
   return string.sub(record, 1, stop + length) .. pack_items(items)
 end
@@ -257,7 +262,7 @@ if #plain.ids == 0 or #plain.ids < redis.call('ZCOUNT', claimed, number, number)
   end
 end
 for i, value in ipairs(batch) do
-  reply[4 + i] = #value > bytes and shortened(value) or value
+  reply[4 + i] = #value > byte_limit and shortened(value) or value
 end
 local unwanted = {}
 for i = 1, hooks.unwanted and #batch or 0, 2 do

@@ -36,7 +36,7 @@ class Registry:
         self._client = client
         self._repairs = repairs or Repairs(client)
 
-    def admit(self, queue: QueueSpec, shards: Sequence[ShardRef]) -> dict[ShardRef, ShardDamaged]:
+    def open_shards(self, queue: QueueSpec, shards: Sequence[ShardRef]) -> dict[ShardRef, ShardDamaged]:
         """Make shards accept scripts with ``queue.shards``; lost meta is repaired if the rest of the queue
         allows it. Returns the damage of the other shards.
 

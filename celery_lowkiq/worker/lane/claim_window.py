@@ -74,7 +74,7 @@ class ClaimWindow:
         verdicts = (*self._verdicts, *self._returned(self._take_waiting()))
         return SettleRequest(self.owned.queue, self.owned.lease, verdicts, release)
 
-    def take_overdue(self, now: float) -> SettleRequest | None:
+    def take_unstarted(self, now: float) -> SettleRequest | None:
         """Remove the batches that have waited too long at ``now`` (monotonic), to be returned."""
         if now < self.claimed_at + MAX_WAIT_BEHIND_RUN:
             return None
@@ -82,7 +82,7 @@ class ClaimWindow:
         return SettleRequest(self.owned.queue, self.owned.lease, self._returned(jobs)) if jobs else None
 
     def add_returned(self, returned: SettleRequest) -> None:
-        """Put back the verdicts of :meth:`take_overdue`, to be settled with the rest."""
+        """Put back the verdicts of :meth:`take_unstarted`, to be settled with the rest."""
         self._verdicts += returned.verdicts
 
     def _take_waiting(self) -> list[Job]:

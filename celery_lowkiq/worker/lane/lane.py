@@ -16,7 +16,7 @@ from celery_lowkiq.rules.schedulers import Scheduler, lag
 from ..context import WorkerContext
 from ..owned_shard import OwnedShard
 from ..ports import EXIT_CRASHED
-from .batch_runner import BatchRunner
+from .claim_cycle import ClaimCycle
 from .lane_state import DueQuery, LaneState
 
 
@@ -31,33 +31,33 @@ class Lane(LaneState):
         self.thread: threading.Thread = ctx.thread(name, self._main)
         self._peers = peers
         self._picker = ShardPicker(scheduler, name)
-        self._runner = BatchRunner(self, ctx)
+        self._cycle = ClaimCycle(self, ctx)
 
     @property
     def working(self) -> frozenset[ShardRef]:
         """Shards that the lane claims from, runs or settles now; a crashed lane keeps them."""
-        shards = (self._picked, self._runner.unsettled)
+        shards = (self._picked, self._cycle.unsettled)
         return frozenset(shard for shard in shards if shard is not None)
 
     @property
     def batch(self) -> Batch | None:
         """The running batch."""
-        return self._runner.batch
+        return self._cycle.batch
 
-    def return_overdue(self, now: float) -> None:
+    def return_unstarted(self, now: float) -> None:
         """Return batches that have waited too long behind a running one; ``now`` is monotonic."""
-        self._runner.return_overdue(now)
+        self._cycle.return_unstarted(now)
 
     # -- the thread
 
     def _main(self) -> None:
         try:
-            while not self.stopping or self._runner.unsettled:
+            while not self.stopping or self._cycle.unsettled:
                 owned = self._next()
                 if owned is not None:
                     self._run(owned)
-                elif self._runner.unsettled:
-                    self._runner.settle()
+                elif self._cycle.unsettled:
+                    self._cycle.settle()
         except BaseException as error:  # noqa: BLE001 - whatever it is, a lane never ends silently
             self._crash(error)
         finally:
@@ -70,7 +70,7 @@ class Lane(LaneState):
         everything = self.take_poll()
         if everything is not None:
             self._poll(everything)
-        return self.begin_next(self._picker.pick, wait=not self._runner.unsettled)
+        return self.begin_next(self._picker.pick, wait=not self._cycle.unsettled)
 
     def _poll(self, everything: bool) -> None:
         """Ask Redis in one round trip for the due times of this lane and of all idle ones.
@@ -105,15 +105,15 @@ class Lane(LaneState):
     def _run(self, owned: OwnedShard) -> None:
         threading.current_thread().name = f"{self.name} {owned.shard}"
         try:
-            self._runner.run_next(owned)
+            self._cycle.run_next(owned)
         finally:
             self.end_working()
             threading.current_thread().name = self.name
 
     def _crash(self, error: BaseException) -> None:
         self.crashed = True
-        batch = self._runner.batch
-        self._runner.settle_after_crash()
+        batch = self._cycle.batch
+        self._cycle.settle_after_crash()
         logger.critical("%s ends with %r on %s: the worker stops", self.name, error, batch and batch.shard)
         self._ctx.host.last_words(error)
         code = error.code if isinstance(error, SystemExit) else EXIT_CRASHED

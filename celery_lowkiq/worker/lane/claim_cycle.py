@@ -17,12 +17,15 @@ from ..owned_shard import OwnedShard
 from .claim_window import ClaimWindow, batches_to_claim, mean_duration
 from .lane_state import FAILED_SHARD_DELAY, LaneState
 
-#: Seconds for which a lane leaves a shard with a due suspect alone while another lane runs a suspect.
+#: Seconds until a lane tries a shard again in which only suspects are due, while another lane runs one.
 SUSPECT_DELAY = 0.2
 
 
-class BatchRunner:
-    """Belongs to one lane and its thread; only :meth:`return_overdue` is called from another one."""
+class ClaimCycle:
+    """Claims batches of a shard, runs them, and settles them with the next claim.
+
+    It belongs to the thread of its lane; only :meth:`return_unstarted` is called from another one.
+    """
 
     def __init__(self, state: LaneState, ctx: WorkerContext) -> None:
         #: The running batch.
@@ -50,17 +53,17 @@ class BatchRunner:
             if batches:
                 surplus = self._claim_and_run(owned, batches)
         except StoreError as error:
-            self._on_failed(owned, error)
+            self._on_store_error(owned, error)
         self._return_tokens(queue.name, surplus)
 
     def settle(self) -> None:
         """Settle what has run, without another claim."""
         try:
-            self._exchange(None)
+            self._settle_and_claim(None)
         except StoreUnavailable as error:
             window, self._window = self._window, None
             if window is not None:
-                self._on_failed(window.owned, error)
+                self._on_store_error(window.owned, error)
 
     def settle_after_crash(self) -> None:
         """Settle all batches of a crashed lane but the running one: only that counts as crashed."""
@@ -72,10 +75,10 @@ class BatchRunner:
                 "%s could not settle the batches that ran before its crash: %s", self._state.name, error
             )
 
-    def return_overdue(self, now: float) -> None:
+    def return_unstarted(self, now: float) -> None:
         """Return batches that have waited too long behind a running one; ``now`` is monotonic."""
         window = self._window
-        returned = window.take_overdue(now) if window is not None else None
+        returned = window.take_unstarted(now) if window is not None else None
         if window is not None and returned is not None and self._try_settle(returned) is not None:
             # The lane's own settle meets the error, and handles it.
             window.add_returned(returned)
@@ -87,7 +90,7 @@ class BatchRunner:
             return error
         return answer if isinstance(answer, StoreError) else None
 
-    def _on_failed(self, owned: OwnedShard, error: StoreError) -> None:
+    def _on_store_error(self, owned: OwnedShard, error: StoreError) -> None:
         if isinstance(error, NotOwner):
             self._state.drop(owned.shard)
             self._ctx.mailbox.report_gone(owned)
@@ -131,16 +134,17 @@ class BatchRunner:
             logger.warning("%d tokens of queue %s could not be returned: %s", surplus, queue, error)
 
     def _claim_and_run(self, owned: OwnedShard, batches: int) -> int:
-        """Return how many claimed batches did not start.
+        """Claim and run. Return how many claimed batches did not start: their tokens go back.
 
         A node runs one suspect at a time, so that a crash has one cause.
         """
         lock = self._ctx.suspect_lock
         locked = lock.acquire(blocking=False)
         try:
-            # A claim that is settled in the same round trip stays open: its settle alone may fail.
+            # The claim that is settled in the same round trip is listed as open, too: if only its settle
+            # fails, its jobs must not go back and run twice.
             number, open_claims = owned.next_request(), owned.open_claims
-            claim = self._exchange(
+            claim = self._settle_and_claim(
                 ClaimRequest(owned.queue, owned.lease, number, open_claims, locked, batches)
             )
             assert claim is not None
@@ -160,7 +164,7 @@ class BatchRunner:
             if locked:
                 lock.release()
 
-    def _exchange(self, to_claim: ClaimRequest | None) -> Claim | None:
+    def _settle_and_claim(self, to_claim: ClaimRequest | None) -> Claim | None:
         """Settle what has run, release its shard if that leaves, and claim, in one round trip.
 
         Raises the error of the claim.
@@ -184,7 +188,7 @@ class BatchRunner:
         owned = window.owned
         owned.close_claim(window.number)
         if isinstance(settled, StoreError):
-            self._on_failed(owned, settled)
+            self._on_store_error(owned, settled)
         else:
             if settled.released:
                 self._ctx.mailbox.report_gone(owned)
