@@ -108,7 +108,8 @@ def _covering(copy: Path, data: Path) -> Covering:
     covering = Covering(ROOT)
     for folder in TESTS:
         path = data / folder
-        if not path.exists():
+        written_at = max(file.stat().st_mtime for file in (ROOT / "tests" / folder).rglob("*.py"))
+        if not path.exists() or path.stat().st_mtime < written_at:
             measure(copy, folder, path)
         covering.add(path)
     return covering

@@ -27,10 +27,8 @@ COPIED = (
     "pyproject.toml",
     "setup.cfg",
 )
-#: Seconds after which one test counts as hanging, which kills its mutant.
-HANGS = "30"
-#: Limit for all tests of a mutant, some of which have none: so many seconds, and a factor of what they take.
-START, SLOWER = 120.0, 5.0
+#: A test that hangs kills its mutant: seconds for one test, for all of them, and a factor of what they take.
+ONE, ALL, SLOWER = 30.0, 120.0, 5.0
 #: pytest's status when a test failed, and when its collection did.
 KILLED = (1, 2, 3, 4)
 PASSED = 0
@@ -68,16 +66,18 @@ def attempt(change: Change, root: Path, copy: Path, covering: Covering) -> Outco
     target, source = copy / name, change.path.read_bytes()
     target.write_bytes(change.apply(source))
     try:
-        return _run(copy, tests, START + SLOWER * sum(covering.seconds[test] for test in tests))
+        return _run(copy, tests, [covering.seconds[test] for test in tests])
     finally:
         target.write_bytes(source)
 
 
-def _run(copy: Path, tests: list[str], limit: float) -> Outcome:
+def _run(copy: Path, tests: list[str], seconds: list[float]) -> Outcome:
+    limit = ALL + SLOWER * sum(seconds)
     chosen = copy / "tests.txt"
     chosen.write_text("\n".join(tests))
     files = dict.fromkeys(test.partition("::")[0] for test in tests)
-    command = [*PYTEST, "-x", "--tb=no", "-p", "no:cacheprovider", "--timeout", HANGS]
+    limits = ("--timeout", f"{ONE + SLOWER * max(seconds):.0f}")
+    command = [*PYTEST, "-x", "--tb=no", "-p", "no:cacheprovider", *limits]
     command += ["--lowkiq-tests", str(chosen), *files]
     environment = {**ENVIRONMENT, "PYTHONDONTWRITEBYTECODE": "1"}
     pytest = subprocess.Popen(
