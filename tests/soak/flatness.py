@@ -36,7 +36,7 @@ def flatness_gates(samples: Sequence[Sample], window: float, resident: str) -> I
     end = max((sample["at"] for sample in samples), default=0.0)
     for measure in OF_REDIS:
         of_redis = [(s["at"], s[measure]) for s in samples if s["what"] == "redis"]
-        yield Gate(f"growth of Redis {measure}", over_run(of_redis, window, end), LIMIT)
+        yield Gate(f"growth of Redis {measure.replace('_', ' ')}", over_run(of_redis, window, end), LIMIT)
     for measure in OF_PROCESS:
         for name in ("producer", resident):
             values = [(s["at"], s[measure]) for s in samples if s.get("name") == name]

@@ -19,7 +19,6 @@ TAKEN_OVER = (
     "accepted stale writes",
     "epochs that do not grow",
     "order inversions",
-    "unexpected ends of workers",
 )
 LOST = "lost payloads"
 FIGURES = ("payloads", "executions", "duplicates")
@@ -36,14 +35,20 @@ def judge_ledger(directory: Path, stats: Mapping[str, Stats], lease: float, drai
         lines = [*_each_id(map(json.loads, queues.pop(name, ()))), *deaths]
         report = check(history_of(lines, lease=lease, strict=True, drain=Drain(0.0)))
         total.add(name, report, counts.dropped + counts.dead)
+    unexpected = [
+        f"pid {line['dead']} at {line['at']:.3f}" for line in deaths if line["cause"] == "unexpected"
+    ]
     gates = [
         *total.gates(),
+        _none("unexpected ends of workers", unexpected),
         _none("calls without a result", unanswered),
         _none("queues without a run", total.idle),
         _none("queues that did not drain", [] if drained else [f"{NEVER:.0f} s were not enough"]),
     ]
     dropped, dead = (sum(getattr(one, name) for one in stats.values()) for name in ("dropped", "dead"))
-    return Report(tuple(gates), {**total.figures, "dropped by policies": dropped, "dead": dead})
+    deadlines = sum(line["cause"] == "deadline" for line in deaths)
+    figures = {"dropped by policies": dropped, "dead": dead, "ends at a strict deadline": deadlines}
+    return Report(tuple(gates), {**total.figures, **figures})
 
 
 class Total:

@@ -16,7 +16,7 @@ class Options:
     deploy_every: float = 600.0
     kill_every: float = 300.0
     #: Calls a second of all queues together.
-    rate: float = 150.0
+    rate: float = 120.0
     #: Nodes that are deployed and killed; one more, the resident, lives through the run.
     nodes: int = 4
     lanes: int = 4

@@ -24,6 +24,10 @@ from .kinds import IDS, Kind
 #: Seconds from a call until its result is asked for, and after which it counts as unanswered.
 ASK = 2.0
 UNANSWERED = 45.0
+#: Messages to read for each result: its subscription begins and ends, and there is the result itself.
+READS = 5
+#: Seconds of missed calls that a late producer makes up for: more would be a burst.
+CATCH_UP = 5.0
 #: Seconds between two emptyings of the morgue.
 SWEEP = 30.0
 
@@ -88,6 +92,7 @@ class Caller:
         """Get the results that there are, oldest first."""
         while self._results and self._results[0][0] < time.monotonic() - after:
             called_at, result = self._results[0]
+            _read_subscription(result)
             if result.backend.get_state(result.id) in states.READY_STATES:
                 result.get(timeout=UNANSWERED, propagate=False)
             elif time.monotonic() - called_at > UNANSWERED:
@@ -104,6 +109,12 @@ class Caller:
             self._task.ordered_queue.delete_dead_all()
 
 
+def _read_subscription(result: Any) -> None:
+    """Read what Redis has sent. Celery does so only while it waits in get(), and buffers fill meanwhile."""
+    for _ in range(READS):
+        result.backend.result_consumer.drain_events(timeout=0)
+
+
 def call_all(callers: list[tuple[Caller, Kind]], rate: float, stopped: threading.Event) -> None:
     """Give each queue its turns, so that all get the same number of calls a second."""
     began_at = time.monotonic()
@@ -115,8 +126,7 @@ def call_all(callers: list[tuple[Caller, Kind]], rate: float, stopped: threading
             return
         caller, kind = callers[number]
         caller.turn()
-        # A late producer does not make up for it: that would be a burst.
-        next_at = max(at, time.monotonic() - interval) + interval * kind.calls_a_turn()
+        next_at = max(at, time.monotonic() - CATCH_UP) + interval * kind.calls_a_turn()
         heapq.heapreplace(turns, (next_at, number))
 
 

@@ -35,7 +35,7 @@ from .flatness import flatness_gates
 from .ledger import NEVER, judge_ledger
 from .options import Options
 from .plan import Kill, plan
-from .samples import SampleFile, Sampler, read
+from .samples import SampleFile, Sampler, read, resident_of
 
 APP = "tests.soak.app"
 #: Seconds between two samples, at most.
@@ -77,17 +77,12 @@ def judge(samples: Path) -> Report:
     found = [line for line in lines if line["what"] == "gate"]
     gates = [Gate(s["name"], s["figure"], s["limit"], tuple(s["examples"])) for s in found]
     within = [line for line in lines if line["at"] <= options.seconds]
-    gates += flatness_gates(within, options.deploy_every, resident_of(options))
+    gates += flatness_gates(within, options.deploy_every, resident_of(lines))
     figures = {f"{what}s": sum(line["what"] == what for line in lines) for what in ("deploy", "kill")}
     for line in lines:
         if line["what"] == "figures":
             figures |= {name: value for name, value in line.items() if name not in ("what", "at")}
     return Report(tuple(gates), figures)
-
-
-def resident_of(options: Options) -> str:
-    """Name of the node that lives through the run, in the samples."""
-    return f"node{options.nodes}"
 
 
 class Soak:
@@ -100,7 +95,15 @@ class Soak:
         self._say = say
         self._directory = Path(stage.directory)
         self._journal = Journal(self._directory)
-        crew = Crew(APP, stage.name, self._directory, options.lanes, stage.variables(), log_level="WARNING")
+        crew = Crew(
+            APP,
+            stage.name,
+            self._directory,
+            options.lanes,
+            stage.variables(),
+            strict=options.exclusion == "strict",
+            log_level="WARNING",
+        )
         self._cluster = Cluster(crew, self._journal)
         self._app = make_app(stage)
         self._tasks = [task for task, _ in add_tasks(self._app, stage).values()]

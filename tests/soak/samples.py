@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from tests.chaos.nodes import Cluster
 
 #: What is measured of a process, and of Redis.
 OF_PROCESS = ("rss", "descriptors", "threads")
-OF_REDIS = ("memory", "keys")
+OF_REDIS = ("memory", "keys", "lasting_keys")
 Sample = Mapping[str, Any]
 
 
@@ -47,6 +47,11 @@ class SampleFile:
 def read(path: Path) -> list[Sample]:
     """All samples of a file."""
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def resident_of(samples: Sequence[Sample]) -> str:
+    """Name of the node that lives through the run: the one after those that are deployed."""
+    return f"node{samples[0]['nodes']}"
 
 
 class Sampler:
@@ -95,10 +100,13 @@ class Sampler:
                 yield {"what": "process", "name": name, "pid": pid, **values}
         memory: Any = self._redis.info("memory")
         clients: Any = self._redis.info("clients")
+        space: Any = self._redis.info("keyspace")
+        keys, expiring = space["db0"]["keys"], space["db0"]["expires"]
         yield {
             "what": "redis",
             "memory": memory["used_memory"],
-            "keys": self._redis.dbsize(),
+            "keys": keys,
+            "lasting_keys": keys - expiring,
             "clients": clients["connected_clients"],
         }
 

@@ -22,7 +22,8 @@ def steady(**changed):
     samples = []
     for at in range(STEP, END, STEP):
         samples.append(
-            {"what": "redis", "at": float(at), "memory": 5e6, "keys": 900} | changed.get("redis", none)(at)
+            {"what": "redis", "at": float(at), "memory": 5e6, "keys": 900, "lasting_keys": 300}
+            | changed.get("redis", none)(at)
         )
         for name in ("producer", "node4"):
             samples.append(process(name, at, 1, at, **changed.get(name, none)(at)))

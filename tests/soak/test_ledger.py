@@ -73,3 +73,12 @@ def test_a_call_without_a_result_and_a_queue_without_a_run(tmp_path):
     unanswered = {"event": "unanswered", "queue": "orders", "task_id": "1"}
     assert failed(tmp_path, [*CLEAN, unanswered]) == {"calls without a result"}
     assert failed(tmp_path, []) == {"queues without a run"}
+
+
+def test_only_an_end_that_nothing_explains_fails(tmp_path):
+    deaths = [
+        {"event": "death", "pid": 1, "dead": 8, "at": 9.0, "cause": cause}
+        for cause in ("kill", "stop", "deadline")
+    ]
+    assert failed(tmp_path, [*CLEAN, *deaths]) == set()
+    assert failed(tmp_path, [*CLEAN, {**deaths[0], "cause": "unexpected"}]) == {"unexpected ends of workers"}

@@ -38,11 +38,11 @@ def test_an_impossible_run_is_refused(wrong):
 @pytest.mark.full
 def test_a_short_run_has_a_clean_ledger_samples_and_a_plot(tmp_path, capsys):
     samples = tmp_path / "samples.jsonl"
-    options = Options(seconds=60.0, deploy_every=40.0, kill_every=20.0, lease=2.0)
+    options = Options(seconds=25.0, deploy_every=15.0, kill_every=10.0, lease=5.0)
     report = run(options, samples, print)
     grown = {gate.name for gate in report.gates if gate.name.startswith("growth")}
     assert report.failed() - grown == set(), report
-    assert len(grown) == 14
+    assert len(grown) == 15
     assert judge(samples) == report
     main(["--judge", "--to", str(tmp_path)])
     assert "lost payloads" in capsys.readouterr().out
