@@ -14,6 +14,7 @@ from collections import deque
 from typing import Any
 
 from celery import states
+from celery.result import denied_join_result
 
 from celery_lowkiq import track
 from tests.chaos.journal import Journal
@@ -24,8 +25,6 @@ from .kinds import IDS, Kind
 #: Seconds from a call until its result is asked for, and after which it counts as unanswered.
 ASK = 2.0
 UNANSWERED = 45.0
-#: Messages to read for each result: its subscription begins and ends, and there is the result itself.
-READS = 5
 #: Seconds of missed calls that a late producer makes up for: more would be a burst.
 CATCH_UP = 5.0
 #: Seconds between two emptyings of the morgue.
@@ -48,12 +47,14 @@ class Caller:
         """Make the next calls, and look after the earlier ones."""
         self._turns += 1
         numbers = self._kind.numbers(self._turns)
-        if self._kind.bulk:
-            self._bulk(numbers[0])
-        else:
-            job_id = str(self._chance.randrange(IDS))
-            for number in numbers:
-                self._one(job_id, number)
+        # Results are polled: what Celery subscribes to, it reads only in get(), and it keeps what is REVOKED.
+        with denied_join_result():
+            if self._kind.bulk:
+                self._bulk(numbers[0])
+            else:
+                job_id = str(self._chance.randrange(IDS))
+                for number in numbers:
+                    self._one(job_id, number)
         self._ask(ASK)
         self._sweep()
 
@@ -89,17 +90,13 @@ class Caller:
             self._results.extend((time.monotonic(), result) for result in results)
 
     def _ask(self, after: float) -> None:
-        """Get the results that there are, oldest first."""
+        """Look whether the results have come, oldest first."""
         while self._results and self._results[0][0] < time.monotonic() - after:
             called_at, result = self._results[0]
-            _read_subscription(result)
-            if result.backend.get_state(result.id) in states.READY_STATES:
-                result.get(timeout=UNANSWERED, propagate=False)
-            elif time.monotonic() - called_at > UNANSWERED:
+            if result.state not in states.READY_STATES:
+                if time.monotonic() - called_at < UNANSWERED:
+                    return
                 self._journal.note("unanswered", queue=self._task.name, task_id=result.id)
-                result.backend.remove_pending_result(result)
-            else:
-                return
             self._results.popleft()
 
     def _sweep(self) -> None:
@@ -107,12 +104,6 @@ class Caller:
         if self._kind.dies and time.monotonic() - self._swept_at > SWEEP:
             self._swept_at = time.monotonic()
             self._task.ordered_queue.delete_dead_all()
-
-
-def _read_subscription(result: Any) -> None:
-    """Read what Redis has sent. Celery does so only while it waits in get(), and buffers fill meanwhile."""
-    for _ in range(READS):
-        result.backend.result_consumer.drain_events(timeout=0)
 
 
 def call_all(callers: list[tuple[Caller, Kind]], rate: float, stopped: threading.Event) -> None:

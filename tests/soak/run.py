@@ -49,7 +49,8 @@ def run(options: Options, samples: Path, say: Say) -> Report:
     """Run it, with the samples in a file, and judge it. Raises StoreError and ServerFailed."""
     directory = Path(tempfile.mkdtemp(prefix="lowkiq-soak-"))
     say(f"ledger and logs are in {directory}")
-    with EmbeddedServer(port=0) as server:
+    # Without a slow log, whose entries count as memory and come with every hiccup of the machine.
+    with EmbeddedServer(port=0, config={"slowlog-max-len": "0"}) as server:
         stage = Stage(
             url=server.url,
             name=f"soak{uuid.uuid4().hex[:6]}",
