@@ -71,6 +71,7 @@ class CeleryRunner:
         verdicts = run.decision.verdicts
         if run.decision.jobs:
             self._report_failures(run, verdicts)
+        run.forget_tracebacks()
         return verdicts
 
     def _run_calls(self, rules: RunRules, batch: Batch, decoded: DecodedBatch) -> tuple[Settlement, ...]:
@@ -101,6 +102,7 @@ class CeleryRunner:
             runtime = time.monotonic() - began_at
         verdicts = CallFinisher(run, calls, runtime, has_reported).finish()
         self._report_failures(run, verdicts)
+        run.forget_tracebacks()
         return verdicts
 
     def _try(self, run: Run) -> bool:
