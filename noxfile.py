@@ -157,6 +157,13 @@ def chaos(session: nox.Session) -> None:
 
 
 @nox.session
+def soak(session: nox.Session) -> None:
+    """One soak run, of an hour unless told (``-- --hours H``): samples, report and plot are in ``soak/``."""
+    session.install("-e", ".[embedded,hiredis]", "matplotlib", "psutil")
+    session.run("python", "-m", "tests.soak", *session.posargs)
+
+
+@nox.session
 def repeat(session: nox.Session) -> None:
     """The tests with real worker processes, 20 times."""
     _install(session)

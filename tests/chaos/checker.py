@@ -105,17 +105,18 @@ def _figures(
 
 def _lost(history: History) -> tuple[list[str], list[Push]]:
     """Accepted payloads that no run finished; apart from them those that a rollback made Redis forget."""
-    done = {
-        (job_id, payload)
-        for execution in history.executions
-        if execution.finished
-        for job_id, payloads in execution.payloads.items()
-        for payload in payloads
-    }
+    done: dict[tuple[str, int], float] = {}
+    for execution in history.executions:
+        if execution.finished and execution.ended_at is not None:
+            for job_id, payloads in execution.payloads.items():
+                for payload in payloads:
+                    last = done.get((job_id, payload), -math.inf)
+                    done[job_id, payload] = max(last, execution.ended_at)
     lost: list[str] = []
     forgiven: list[Push] = []
     for push in history.pushes:
-        if (push.id, push.payload) in done:
+        # A payload that is given again needs a run that ends after that.
+        if done.get((push.id, push.payload), -math.inf) >= push.called_at:
             continue
         if any(rollback.touches(push.called_at, push.at) for rollback in history.rollbacks):
             forgiven.append(push)

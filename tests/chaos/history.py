@@ -29,7 +29,7 @@ class Execution:
     began_at: float
     ended_at: float | None
     payloads: Mapping[str, tuple[int, ...]]
-    #: False when its process died over it.
+    #: False when its process died over it, or it failed.
     finished: bool = True
 
 
@@ -166,7 +166,7 @@ def _pushes(line: Line) -> Iterable[Push]:
 def _executions(
     starts: Iterable[Line], ends: Iterable[Line], deaths: Iterable[Death]
 ) -> tuple[Execution, ...]:
-    ended = {(line["pid"], line["run"]): line["at"] for line in ends}
+    ended = {(line["pid"], line["run"]): line for line in ends}
     died = {death.pid: death.at for death in deaths}
     made = []
     for line in starts:
@@ -177,9 +177,9 @@ def _executions(
             epoch=line["epoch"],
             claimed_at=line["claimed_at"],
             began_at=line["at"],
-            ended_at=died.get(line["pid"]) if end is None else end,
+            ended_at=died.get(line["pid"]) if end is None else end["at"],
             payloads={job_id: tuple(payloads) for job_id, payloads in line["payloads"].items()},
-            finished=end is not None,
+            finished=end is not None and not end.get("failed"),
         )
         made.append(execution)
     return tuple(made)

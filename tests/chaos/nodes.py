@@ -32,6 +32,7 @@ class Crew:
     variables: Mapping[str, str]
     #: Whether a node may kill itself at the end of a lease.
     strict: bool = False
+    log_level: str = "INFO"
 
 
 class Node:
@@ -115,7 +116,8 @@ class Cluster:
 
     def start(self, number: int) -> None:
         """Start a node."""
-        options = ["-P", "threads", "-c", str(self._crew.lanes), "-n", self.name(number), "-l", "INFO"]
+        options = ["-P", "threads", "-c", str(self._crew.lanes), "-n", self.name(number)]
+        options += ["-l", self._crew.log_level]
         quiet = ["--without-mingle", "--without-gossip", "--without-heartbeat"]
         command = [sys.executable, "-m", "celery", "-A", self._crew.app, "worker", *options, *quiet]
         log = self._crew.directory / f"node{number}.log"
@@ -129,6 +131,13 @@ class Cluster:
     def roll(self, number: int) -> None:
         """SIGTERM to a node, and another in its place."""
         self._leave(number)
+        self.start(number)
+
+    def restart(self, number: int) -> None:
+        """SIGTERM to a node, and another in its place when it has ended."""
+        node = self._nodes[number]
+        self._leave(number)
+        node.ended.wait(PATIENCE)
         self.start(number)
 
     def resize(self, nodes: int) -> None:

@@ -55,8 +55,7 @@ class RecordedStore:
         answers = self._store.acquire_all(wanted, owner)
         for lease in answers:
             if isinstance(lease, Lease):
-                shard, epoch = lease.shard.index, lease.epoch
-                self._note("acquire", called_at=called_at, owner=owner, shard=shard, epoch=epoch)
+                self._note("acquire", called_at=called_at, owner=owner, **_place(lease))
         return answers
 
     def renew(
@@ -65,9 +64,12 @@ class RecordedStore:
         """As the store's."""
         called_at = time.monotonic()
         renewed = self._store.renew(leases, lapsed, stopping)
-        epochs = {one.shard.index: one.epoch for one, ours in zip(leases, renewed, strict=True) if ours}
-        if epochs:
-            self._note("renew", called_at=called_at, epochs=epochs)
+        epochs: dict[str, dict[int, int]] = {}
+        for lease, ours in zip(leases, renewed, strict=True):
+            if ours:
+                epochs.setdefault(lease.shard.queue, {})[lease.shard.index] = lease.epoch
+        for queue, of_queue in epochs.items():
+            self._note("renew", called_at=called_at, queue=queue, epochs=of_queue)
         return renewed
 
     def release(self, lease: Lease, unsettled: bool = False) -> bool:
@@ -75,7 +77,7 @@ class RecordedStore:
         called_at = time.monotonic()
         released = self._store.release(lease, unsettled)
         if released:
-            self._note("release", called_at=called_at, shard=lease.shard.index, epoch=lease.epoch)
+            self._note("release", called_at=called_at, **_place(lease))
         return released
 
     def exchange(
@@ -87,8 +89,11 @@ class RecordedStore:
             self._recording.claims(claim.lease, claim.request)
         settled, claimed = self._store.exchange(settle, claim)
         if settle is not None and isinstance(settled, SettleReply):
-            lease = settle.lease
             for kind, happened in (("settle", settled.accepted), ("release", settled.released)):
                 if happened:
-                    self._note(kind, called_at=called_at, shard=lease.shard.index, epoch=lease.epoch)
+                    self._note(kind, called_at=called_at, **_place(settle.lease))
         return settled, claimed
+
+
+def _place(lease: Lease) -> dict[str, Any]:
+    return {"queue": lease.shard.queue, "shard": lease.shard.index, "epoch": lease.epoch}

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
+import weakref
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 
 import pytest
 from celery import Celery, signals
 from celery.app.trace import build_tracer
+from celery.exceptions import Ignore, Reject
 
-from celery_lowkiq import ConfigurationError, JobsFailed, OrderedTask, ordered_task
+from celery_lowkiq import Again, ConfigurationError, JobsFailed, OrderedTask, ordered_task
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.runs import request
 from celery_lowkiq.integration.runs.runner import CeleryRunner
@@ -82,6 +86,76 @@ def test_a_job_whose_function_never_ran_is_not_done(run):
         returns, base=type("Hooked", (OrderedTask,), {"abstract": True, "before_start": fails})
     )
     assert (verdict.disposition, said(verdict)) == (Disposition.RETRY, "RuntimeError: around")
+    assert states == [("RETRY", "Retry")]
+
+
+class Order:
+    """A local object of a function."""
+
+
+def causes(*_):
+    try:
+        raise KeyError("no stock")
+    except KeyError as error:
+        raise ValueError("boom") from error
+
+
+def names_what_it_caught(*_):
+    errors = {}
+    try:
+        raise KeyError("no stock")
+    except KeyError as error:
+        errors["1"] = error
+    raise JobsFailed(errors)
+
+
+def ignores(*_):
+    raise Ignore
+
+
+def rejects(*_):
+    raise Reject("no")
+
+
+def continues(*_):
+    raise Again(after=1)
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [raises, causes, names_what_it_caught, ignores, rejects, continues],
+    ids=["error", "error with a cause", "JobsFailed", "Ignore", "Reject", "Again"],
+)
+def test_what_a_run_that_raises_had_is_freed_at_its_end_without_the_garbage_collector(run, ends):
+    kept = []
+
+    def works(self, payloads_by_id):
+        order = Order()
+        kept.append(weakref.ref(order))
+        ends(order)
+
+    gc.disable()
+    try:
+        run(works)
+        assert [order() for order in kept] == [None]
+    finally:
+        gc.enable()
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    """Has attributes that cannot be set."""
+
+    code: int
+
+
+def raises_frozen(*_):
+    raise Frozen(4)
+
+
+def test_an_error_whose_attributes_cannot_be_set_is_an_error_as_any_other(run):
+    verdict, states = run(raises_frozen)
+    assert (verdict.disposition, said(verdict)) == (Disposition.RETRY, f"{__name__}.Frozen: 4")
     assert states == [("RETRY", "Retry")]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from kombu.utils.encoding import safe_repr
@@ -40,6 +40,17 @@ def original_error(failure: BaseException) -> BaseException:
     """The exception that the task's code raised."""
     cause = failure.__cause__ if isinstance(failure, RunAborted) else None
     return failure if cause is None else cause
+
+
+def forget_tracebacks(errors: Iterable[BaseException]) -> None:
+    """Drop the tracebacks of exceptions, and of those that led to them."""
+    found = list(errors)
+    for error in found:
+        # Not by assignment, which a frozen dataclass refuses.
+        BaseException.with_traceback(error, None)
+        for earlier in (error.__cause__, error.__context__):
+            if earlier is not None and not any(earlier is known for known in found):
+                found.append(earlier)
 
 
 def call_user_code(function: Callable[[], T]) -> T:

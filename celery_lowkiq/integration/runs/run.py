@@ -14,7 +14,7 @@ from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.rules.models import Batch
 from celery_lowkiq.worker.forks import staying
 
-from .base_exceptions import ENDS_WORKER, as_failure
+from .base_exceptions import ENDS_WORKER, as_failure, forget_tracebacks
 from .decisions import Decision, RunRules, decide_failure, decide_poison_pill, decide_rejection
 from .decode import DecodedBatch
 from .outcomes import ById, CallOutcome, cause_of
@@ -61,7 +61,8 @@ class Run:
         self._ignored: Ignore | None = None
         #: Replaces the call whose request is the task's current one.
         self._replace_call: Callable[[], Any] | None = None
-        #: The exception that Celery was given for a failure.
+        #: The exception of the function, and the one that Celery was given for it.
+        self._raised: BaseException | None = None
         self._described: Exception | None = None
 
     # -- what happens
@@ -78,11 +79,13 @@ class Run:
         try:
             return staying(self.pid, function)
         except Ignore as error:
-            self._ignored = error
+            self._ignored = self._raised = error
             raise
-        except (Reject, *ENDS_WORKER):
+        except (Reject, *ENDS_WORKER) as error:
+            self._raised = error
             raise
         except BaseException as raised:
+            self._raised = raised
             failure = as_failure(raised)
             if failure is self._described:
                 raise
@@ -131,6 +134,15 @@ class Run:
             job.claimed.id: [self._rules.codec.load(job.claimed.payloads[n].data) for n in job.positions]
             for job in jobs
         }
+
+    def forget_tracebacks(self) -> None:
+        """Drop the tracebacks of the run's errors, at its end.
+
+        Their frames refer to the run and to the errors, so that only the garbage collector would free them,
+        and with them the copies of all frames that billiard makes for Celery.
+        """
+        errors = (self._raised, self._described, *(job.error for job in self.decision.jobs.values()))
+        forget_tracebacks(error for error in errors if error is not None)
 
     # -- what was decided
 

@@ -92,6 +92,7 @@ class CeleryRunner:
         verdicts = run.decision.verdicts
         if run.decision.jobs:
             self._report_failures(run, verdicts)
+        run.forget_tracebacks()
         return verdicts
 
     def _repeat(self, run: Run, make_request: MakeRequest) -> tuple[Settlement, ...]:
@@ -138,6 +139,7 @@ class CeleryRunner:
             runtime = time.monotonic() - began_at
         verdicts = CallFinisher(run, calls, runtime, has_reported).finish()
         self._report_failures(run, verdicts)
+        run.forget_tracebacks()
         return verdicts
 
     def _try(self, run: Run, make_request: MakeRequest | None = None) -> bool:
