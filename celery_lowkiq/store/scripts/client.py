@@ -52,7 +52,8 @@ AWAY = (
 )
 #: Errors that only a node of a Redis Cluster returns.
 CLUSTER = (exceptions.AskError, exceptions.MovedError, exceptions.ClusterCrossSlotError)
-CLUSTER_CODES = ("ASK", "MOVED", "CROSSSLOT")
+#: How their texts begin.
+CLUSTER_TEXTS = ("MOVED ", "ASK ", "CROSSSLOT ")
 #: Text of the error of a server that does not support script flags.
 SHEBANG = "near '#'"
 #: Texts that replace the code NOPERM in the error of a script: in Redis 7 and Valkey, and in Redis 6.2.
@@ -102,10 +103,10 @@ def store_error(error: BaseException) -> StoreError:
         return StoreFull(
             "Redis is at its maxmemory: nothing was stored. Raise maxmemory, or let workers drain."
         )
-    code, _, rest = text.partition(" ")
     # Redis-py 5.0 has no classes for these errors where it does not talk to a cluster.
-    if isinstance(error, CLUSTER) or code in CLUSTER_CODES:
+    if isinstance(error, CLUSTER) or text.startswith(CLUSTER_TEXTS):
         return ClusterNode()
+    code, _, rest = text.partition(" ")
     refused = _refused(code, rest)
     if refused is not None:
         return refused
