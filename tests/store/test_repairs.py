@@ -161,6 +161,13 @@ def test_a_meta_that_says_no_number_is_repaired_too(store, client):
     assert client.hget(KEYS["meta"], "shards") == b"1"
 
 
+def test_a_meta_of_another_type_is_repaired_by_a_push_and_logged(store, client, caplog):
+    client.set(KEYS["meta"], "x")
+    push(store, "new", ("a", 1.0))
+    assert client.hget(KEYS["meta"], "shards") == b"1"
+    assert "shard orders/0 was repaired: the key meta had the wrong type and was deleted" in caplog.text
+
+
 FOUR = QueueSpec("orders", shards=4, batch_size=10)
 
 

@@ -106,6 +106,11 @@ ANSWERS = {
         ["running"],
         f"It has been running for 40 s, on {X}.",
     ),
+    "running, as its worker has just reported": (
+        {"claimed": True, "owner": owner(run("42"), silent=0.0)},
+        ["running"],
+        f"It has been running for 38 s, on {X}.",
+    ),
     "running with another behind it": (
         {"claimed": True, "waiting": DUE, "owner": owner(run("42"))},
         ["running", "behind_itself"],
