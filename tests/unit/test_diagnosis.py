@@ -101,6 +101,11 @@ ANSWERS = {
         ["due"],
         f"It is due, and about to be claimed by {X}.",
     ),
+    "due in this moment": (
+        {"waiting": Waiting(NOW), "owner": owner()},
+        ["due"],
+        f"It is due, and about to be claimed by {X}.",
+    ),
     "running": (
         {"claimed": True, "owner": owner(run("41", "42"))},
         ["running"],
