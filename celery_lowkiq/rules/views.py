@@ -56,9 +56,9 @@ class DeadJob:
     id: str
     payloads: tuple[Payload, ...]
     updated_at: float
-    error: bytes | None = None
+    error: bytes | None
     #: Number of its payloads; a listing may show fewer.
-    payload_count: int = 0
+    payload_count: int
 
 
 @dataclass(frozen=True)

@@ -129,6 +129,14 @@ def test_the_morgue_by_id_prefix(queries, morgue, reverse):
     assert [j.id for j in found] == sorted((f"id-4{n}" for n in range(10)), reverse=reverse)
 
 
+def test_processing_shows_the_first_ten_payloads_of_a_job(queries, store):
+    push(store, "1", *((f"{n:02}", float(n)) for n in range(12)))
+    claim(store, take(store))
+    (job,) = queries.processing(ONE).items
+    assert [payload.data for payload in job.payloads] == [b"%02d" % n for n in range(10)]
+    assert job.payload_count == 12
+
+
 def test_processing(queries, store, hundred):
     lease = take(store, THREE, 0)
     claimed = claim(store, lease, 1000)

@@ -161,6 +161,13 @@ def test_a_meta_that_says_no_number_is_repaired_too(store, client):
     assert client.hget(KEYS["meta"], "shards") == b"1"
 
 
+def test_a_meta_of_another_type_is_repaired_by_a_push_and_logged(store, client, caplog):
+    client.set(KEYS["meta"], "x")
+    push(store, "new", ("a", 1.0))
+    assert client.hget(KEYS["meta"], "shards") == b"1"
+    assert "shard orders/0 was repaired: the key meta had the wrong type and was deleted" in caplog.text
+
+
 FOUR = QueueSpec("orders", shards=4, batch_size=10)
 
 
@@ -336,6 +343,10 @@ def test_a_claim_repairs_what_does_not_hinder_it_once_a_minute(store, client):
         assert bool(client.exists(KEYS["failed"])) is is_repaired
 
 
+def repairing_threads():
+    return [thread.name for thread in threading.enumerate()].count("lowkiq-repairs")
+
+
 def test_taking_shards_does_not_wait_for_a_repair(store, client, monkeypatch):
     """O6: it goes on in a thread of its own, while the shards beside are taken and leases are renewed."""
     queue = QueueSpec("orders", shards=2)
@@ -354,6 +365,7 @@ def test_taking_shards_does_not_wait_for_a_repair(store, client, monkeypatch):
         return whole(self, *args)
 
     monkeypatch.setattr(Repairs, "rewrite_meta", slow)
+    before = repairing_threads()
     wanted = [
         LeaseWatch(queue, shard, seen)
         for shard, seen in zip((first, second), store.observe([first, second]), strict=True)
@@ -363,6 +375,7 @@ def test_taking_shards_does_not_wait_for_a_repair(store, client, monkeypatch):
         assert isinstance(refused, ShardRepairing)
         assert isinstance(taken, Lease)
         assert begun.wait(60)
+    assert repairing_threads() == before + 1
     may_go_on.set()
     eventually(lambda: isinstance(store.acquire_all(wanted[:1], "me")[0], Lease))
 

@@ -243,7 +243,7 @@ def test_a_tracker_outlives_its_last_call(tracker_store, tracker, client, jobs):
 def test_trackers_are_listed_latest_first(tracker_store, tracker, client):
     others = [tracker_store.open(f"other {n}", ttl=60) for n in range(3)]
     client.delete(TrackerKeys(others[1])["tracker"])
-    first = tracker_store.recent(2, None)
+    first = tracker_store.recent(3, None)
     rest = tracker_store.recent(2, first.next)
     assert [view.name for view in (*first.items, *rest.items)] == ["other 2", "other 0", "import"]
     assert rest.next is None

@@ -101,10 +101,20 @@ ANSWERS = {
         ["due"],
         f"It is due, and about to be claimed by {X}.",
     ),
+    "due in this moment": (
+        {"waiting": Waiting(NOW), "owner": owner()},
+        ["due"],
+        f"It is due, and about to be claimed by {X}.",
+    ),
     "running": (
         {"claimed": True, "owner": owner(run("41", "42"))},
         ["running"],
         f"It has been running for 40 s, on {X}.",
+    ),
+    "running, as its worker has just reported": (
+        {"claimed": True, "owner": owner(run("42"), silent=0.0)},
+        ["running"],
+        f"It has been running for 38 s, on {X}.",
     ),
     "running with another behind it": (
         {"claimed": True, "waiting": DUE, "owner": owner(run("42"))},

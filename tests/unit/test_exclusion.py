@@ -13,8 +13,10 @@ import time
 import pytest
 
 from celery_lowkiq.rules.clock import SystemClock
+from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.models import Lease, QueueSpec, ShardRef
 from celery_lowkiq.worker.exclusion import KillLogger, Strict
+from celery_lowkiq.worker.kernel_timer import KernelTimer
 from celery_lowkiq.worker.owned_shard import OwnedShard
 from tests.unit.nodes import SHARDS, Node
 from tests.waiting import eventually
@@ -173,6 +175,12 @@ while True:
 
 def spin(file, seconds):
     return subprocess.Popen([sys.executable, "-c", SPIN, str(file), str(seconds)], pass_fds=[file])
+
+
+def test_strict_exclusion_is_refused_where_no_such_timer_exists(monkeypatch):
+    monkeypatch.delattr(time, "CLOCK_BOOTTIME", raising=False)
+    with pytest.raises(ConfigurationError, match=r"lowkiq_exclusion='strict' .* no timer on CLOCK_BOOTTIME"):
+        KernelTimer()
 
 
 @LINUX

@@ -152,16 +152,19 @@ class TestStopping:
         assert one.store.settled == []
         one.gate.set()
 
-    @pytest.mark.parametrize("exclusion", [Cooperative(), Strict(NoTimer())], ids=["cooperative", "strict"])
-    def test_what_still_runs_when_the_process_ends_is_given_up(self, node, exclusion):
+    @pytest.mark.parametrize(
+        "exclusion, given_up",
+        [(Cooperative(), True), (Strict(NoTimer()), False)],
+        ids=["cooperative", "strict"],
+    )
+    def test_what_still_runs_when_the_process_ends_is_given_up(self, node, exclusion, given_up):
         """Where a run could go on beside the next owner's, the lease has to run out instead."""
         one = node(exclusion=exclusion)
         batch = one.start_with_run("runs")
         one.runtime.drain()
         assert not one.runtime.join(0.05)
         one.runtime.abandon()
-        one.runtime.release_at_exit(5 if exclusion.gives_up_running else 0.05)
-        given_up = exclusion.gives_up_running
+        one.runtime.release_at_exit(5 if given_up else 0.05)
         assert (SHARDS[0] in one.owns(""), batch.lost.is_set()) == (given_up, given_up)
         assert list(one.store.processing[SHARDS[0]]) == ["runs"]
         assert SHARDS[0] in one.store.stopping
