@@ -37,9 +37,10 @@ from celery_lowkiq.store.jobs.durability import Durability
 from celery_lowkiq.store.jobs.push import Sender, Stored, chunked, push_call, taken, with_retries
 from celery_lowkiq.store.jobs.push_drops import Dropped, DroppedCallReporter
 from celery_lowkiq.store.leases.heartbeats import heartbeat_reply, report_calls
+from celery_lowkiq.store.leases.renewals import renew
 from celery_lowkiq.store.repairs.background import BackgroundRepairs
 from celery_lowkiq.store.repairs.repairs import Repairs
-from celery_lowkiq.store.scripts.client import Client, WrongType, raise_refused
+from celery_lowkiq.store.scripts.client import Client, raise_refused
 from celery_lowkiq.store.scripts.keys import (
     announcement,
     nodes_key,
@@ -220,19 +221,10 @@ class RedisStore:
     ) -> list[bool]:
         """Move the counter of each lease, in one round trip; False for a lease that is no longer ours.
 
-        A ``lapsed`` lease is renewed only by the server that gave it.
+        A ``lapsed`` lease is renewed only by the server that gave it. Leases that need a closer look, such as
+        lost ones, take another round trip.
         """
-        servers = [
-            lease.server if late else ""
-            for lease, late in zip(leases, lapsed or [False] * len(leases), strict=True)
-        ]
-        calls = [
-            owned("renew", lease, stopping=int(stopping), server=server)
-            for lease, server in zip(leases, servers, strict=True)
-        ]
-        # A damaged lease counts as lost; the others are still renewed.
-        replies = [0 if isinstance(reply, WrongType) else reply for reply in self.client.calls(calls)]
-        return [reply == 1 for reply in raise_refused(replies)]
+        return renew(self.client, leases, lapsed, stopping)
 
     def release(self, lease: Lease, unsettled: bool = False) -> bool:
         """Give the shard up. Return False when jobs are still in processing, unless ``unsettled`` leaves them

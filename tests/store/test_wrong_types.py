@@ -140,6 +140,7 @@ def arguments(state):
         "register": ({"format": 1, "shards": 2, "expected": 1}, ()),
         "release": ({**owner, **ANNOUNCED, "unsettled": 0}, ()),
         "renew": ({**owner, "stopping": 0, "server": state.server}, ()),
+        "renew_many": ({"owner": "me"}, (state.epoch,)),
         "repair_meta": (
             {"known": "1", "shards": 1, "pause": 9, "since": 1}
             | {"score": 9e15, "back": 9e9, "front": -9e9, "call": 9},
@@ -275,7 +276,10 @@ def script_of(name):
 
 def call_of(name, state):
     named, repeated = arguments(state)[name]
-    return script_of(name).call(Keys(), repeated, **named)
+    script = script_of(name)
+    if script.repeated_key:
+        return script.call_many([Keys()[script.repeated_key]], repeated, **named)
+    return script.call(Keys(), repeated, **named)
 
 
 #: For those that change nothing of a shard with jobs.
@@ -296,8 +300,8 @@ UNTOUCHED = {
     ("pause_shard resumes", "due_paused"),
     *((n, "meta") for n in ("delete_call_records", "release", "renew", "replace_call_records")),
 }
-#: Those that are there for keys of another type.
-TOLERANT = {"delete_wrong_type", "key_counts"}
+#: Those that are there for keys of another type, or leave a shard that has one to another script.
+TOLERANT = {"delete_wrong_type", "key_counts", "renew_many"}
 
 
 def prepared(store, name):
@@ -346,7 +350,9 @@ def planted_keys(name):
     """Each key that a script reads, with each type that is not its own."""
     if name in TOLERANT:
         return []
-    keys = [key for key in script_of(name).keys if (name, key) not in UNTOUCHED]
+    script = script_of(name)
+    declared = (*script.keys, script.repeated_key) if script.repeated_key else script.keys
+    keys = [key for key in declared if (name, key) not in UNTOUCHED]
     return [(key, type_) for key in keys for type_ in PLANTS if type_ != KEY_TYPES[key]]
 
 

@@ -1,0 +1,96 @@
+"""What a node asks each beat goes in few scripts, each over many shards or queues."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from celery_lowkiq.rules.models import QueueSpec, shard_of
+from celery_lowkiq.rules.ownership import LeaseWatch
+from celery_lowkiq.store.scripts.keys import shard_keys
+
+from .helpers import claim, push, take
+
+MANY = QueueSpec("orders", shards=250)
+SHARDS = MANY.shard_refs()
+
+
+@pytest.fixture
+def leases(store):
+    wanted = [
+        LeaseWatch(MANY, shard, seen) for shard, seen in zip(SHARDS, store.observe(SHARDS), strict=True)
+    ]
+    return store.acquire_all(wanted, "me")
+
+
+@pytest.fixture
+def scripts(client, store, leases):
+    """Returns how many scripts have run; those that are counted here were loaded before."""
+    store.renew(leases[:1])
+
+    def run():
+        return client.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"]
+
+    return run
+
+
+def counters(store):
+    return [state.counter for state in store.observe(SHARDS)]
+
+
+def lease_key(shard):
+    return shard_keys(shard)["lease"]
+
+
+def id_of(shard):
+    return next(job_id for job_id in map(str, range(100_000)) if shard_of(job_id, 250) == shard.index)
+
+
+def test_one_script_renews_a_hundred_leases(store, leases, scripts):
+    before, calls = counters(store), scripts()
+    assert store.renew(leases) == [True] * 250
+    assert counters(store) == [counter + 1 for counter in before]
+    assert scripts() - calls == 3
+
+
+def test_each_lease_is_renewed_or_refused_by_itself(store, client, leases):
+    """The lost, the damaged and the silent do not end up with those that are plainly ours."""
+    lost, damaged, without_epoch, silent, elsewhere, foreign = range(6)
+    take(store, MANY, lost, owner="other")
+    client.set(lease_key(SHARDS[damaged]), "planted")
+    client.hset(lease_key(SHARDS[without_epoch]), "epoch", "")
+    client.hset(lease_key(SHARDS[foreign]), "owner", "planted")
+    leases[elsewhere] = replace(leases[elsewhere], server="another")
+    lapsed = [n in (silent, elsewhere) for n in range(250)]
+    before = counters(store)
+    expected = [n not in (lost, damaged, without_epoch, elsewhere, foreign) for n in range(250)]
+    assert store.renew(leases, lapsed) == expected
+    assert counters(store) == [counter + ours for counter, ours in zip(before, expected, strict=True)]
+
+
+def test_an_epoch_of_a_former_lease_renews_nothing(store, leases):
+    take(store, MANY, 7, owner="other")
+    store.release(take_back := take(store, MANY, 7))
+    again = take(store, MANY, 7)
+    before = counters(store)
+    assert store.renew([leases[7], take_back]) == [False, False]
+    assert counters(store) == before
+    assert store.renew([again]) == [True]
+
+
+def test_a_lost_lease_among_many_is_written_again(store, client, leases):
+    shard = SHARDS[3]
+    push(store, id_of(shard), ("a", 1.0), perform_in=1.0, queue=MANY)
+    claim(store, leases[3])
+    client.delete(lease_key(shard))
+    assert store.renew(leases) == [True] * 250
+    (seen,) = store.observe([shard])
+    assert (seen.owner, seen.epoch) == ("me", leases[3].epoch)
+
+
+def test_a_stopping_node_says_so_in_each_lease_and_takes_it_back(store, client, leases):
+    assert store.renew(leases[:3], stopping=True) == [True] * 3
+    assert client.hget(lease_key(SHARDS[0]), "stopping") == b"1"
+    assert store.renew(leases[:3]) == [True] * 3
+    assert client.hget(lease_key(SHARDS[0]), "stopping") == b"0"
