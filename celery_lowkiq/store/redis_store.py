@@ -28,11 +28,11 @@ from celery_lowkiq.store.jobs.announcements import PushSubscription
 from celery_lowkiq.store.jobs.claims import (
     claim_call,
     claimed,
-    open_claims,
     owned,
     settle_calls,
     sound,
 )
+from celery_lowkiq.store.jobs.due_times import due_times
 from celery_lowkiq.store.jobs.durability import Durability
 from celery_lowkiq.store.jobs.push import Sender, Stored, chunked, push_call, taken, with_retries
 from celery_lowkiq.store.jobs.push_drops import Dropped, DroppedCallReporter
@@ -55,7 +55,6 @@ from celery_lowkiq.store.scripts.records import (
     number_text,
     parse_id,
     parse_members,
-    parse_time,
     parse_whole,
 )
 from celery_lowkiq.store.scripts.script import ScriptCall, load
@@ -327,17 +326,15 @@ class RedisStore:
 
     # -- waiting for work
 
-    def next_due(self, shards: Sequence[ShardRef], in_hand: Sequence[OpenClaims] = ()) -> list[Due]:
+    def next_due(
+        self, shards: Sequence[ShardRef], in_hand: Sequence[OpenClaims] = (), were_empty: Sequence[bool] = ()
+    ) -> list[Due]:
         """Read the smallest claimable ``perform_in`` of each shard, in one round trip.
 
-        The answer is now when jobs of claims other than ``in_hand`` are in processing.
+        The answer is now when jobs of claims other than ``in_hand`` are in processing. Of shards that
+        ``were_empty``, only waiting jobs are looked for; those that have some take another round trip.
         """
-        hands: Sequence[OpenClaims | None] = in_hand or [None] * len(shards)
-        calls = [
-            load("next_due").call(shard_keys(shard), open=open_claims(hand))
-            for shard, hand in zip(shards, hands, strict=True)
-        ]
-        return [Due(parse_time(next_due), float(now)) for now, next_due in self.client.all(calls)]
+        return due_times(self.client, shards, in_hand, were_empty)
 
     def subscribe(self, queues: Sequence[QueueSpec]) -> PushSubscription:
         """Subscribe to the announcements of the queues. Raises StoreUnavailable."""

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from celery_lowkiq.rules.models import QueueSpec, shard_of
+from celery_lowkiq.rules.claims import OpenClaims
+from celery_lowkiq.rules.models import QueueSpec, ShardRef, shard_of
 from celery_lowkiq.rules.ownership import LeaseWatch
+from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.scripts.keys import shard_keys
 
 from .helpers import claim, push, take
@@ -28,6 +30,8 @@ def leases(store):
 def scripts(client, store, leases):
     """Returns how many scripts have run; those that are counted here were loaded before."""
     store.renew(leases[:1])
+    store.next_due(SHARDS[:1])
+    store.next_due(SHARDS[:1], (), [True])
 
     def run():
         return client.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"]
@@ -94,3 +98,35 @@ def test_a_stopping_node_says_so_in_each_lease_and_takes_it_back(store, client, 
     assert client.hget(lease_key(SHARDS[0]), "stopping") == b"1"
     assert store.renew(leases[:3]) == [True] * 3
     assert client.hget(lease_key(SHARDS[0]), "stopping") == b"0"
+
+
+def test_one_script_looks_into_hundreds_of_empty_shards(store, leases, scripts):
+    dues = store.next_due(SHARDS)
+    calls = scripts()
+    found = store.next_due(SHARDS, [OpenClaims()] * 250, [True] * 250)
+    assert scripts() - calls == 1
+    assert [due.next_due for due in found] == [due.next_due for due in dues] == [None] * 250
+    assert all(0 <= due.now - dues[0].now < 60 for due in found)
+
+
+def test_what_waits_in_a_shard_that_was_empty_is_found(store, leases, scripts):
+    later, urgent, paused = SHARDS[3], SHARDS[77], SHARDS[249]
+    push(store, id_of(later), ("a", 1.0), perform_in=4e9, queue=MANY)
+    push(store, id_of(urgent), ("a", 1.0), perform_in=5.0, priority=2, queue=MANY)
+    push(store, id_of(paused), ("a", 1.0), perform_in=5.0, queue=MANY)
+    Pausing(store.client).pause_shard(MANY, paused.index)
+    calls = scripts()
+    found = store.next_due(SHARDS, (), [True] * 250)
+    assert scripts() - calls == 1 + 3
+    assert {shard: due.next_due for shard, due in zip(SHARDS, found, strict=True) if due.next_due} == {
+        later: 4e9,
+        urgent: 5.0,
+    }
+
+
+def test_shards_that_were_empty_and_others_are_answered_in_order(store, leases):
+    for index in range(0, 250, 10):
+        push(store, id_of(SHARDS[index]), ("a", 1.0), perform_in=1.0 + index, queue=MANY)
+    were_empty = [index % 3 > 0 for index in range(250)]
+    found = store.next_due(SHARDS, [OpenClaims()] * 250, were_empty)
+    assert [due.next_due for due in found] == [None if n % 10 else 1.0 + n for n in range(250)]

@@ -102,6 +102,7 @@ def arguments(state):
             {"merge": "min", "policy": POLICY, "id": "failed", "payload": "a", "replaced": 1, "other": "b"},
             (),
         ),
+        "find_jobs": ({}, ()),
         "heartbeat": ({"member": "me 2"}, ()),
         "key_counts": ({}, [PROBES[SHARD_KEYS[name]] for name in load("key_counts").keys]),
         "largest_numbers": ({"part": "jobs", "cursor": 0, "limit": 10}, ()),
@@ -194,6 +195,7 @@ READERS = {
     "key_counts",
     "counters",
     "dump",
+    "find_jobs",
     "largest_numbers",
     "next_due",
     "page",
@@ -301,7 +303,7 @@ UNTOUCHED = {
     *((n, "meta") for n in ("delete_call_records", "release", "renew", "replace_call_records")),
 }
 #: Those that are there for keys of another type, or leave a shard that has one to another script.
-TOLERANT = {"delete_wrong_type", "key_counts", "renew_many"}
+TOLERANT = {"delete_wrong_type", "find_jobs", "key_counts", "renew_many"}
 
 
 def prepared(store, name):
