@@ -36,7 +36,7 @@ from celery_lowkiq.store.jobs.due_times import due_times
 from celery_lowkiq.store.jobs.durability import Durability
 from celery_lowkiq.store.jobs.push import Sender, Stored, chunked, push_call, taken, with_retries
 from celery_lowkiq.store.jobs.push_drops import Dropped, DroppedCallReporter
-from celery_lowkiq.store.leases.heartbeats import heartbeat_reply, report_calls
+from celery_lowkiq.store.leases.heartbeats import beat_calls, heartbeat_reply, report_calls
 from celery_lowkiq.store.leases.renewals import renew
 from celery_lowkiq.store.repairs.background import BackgroundRepairs
 from celery_lowkiq.store.repairs.repairs import Repairs
@@ -239,10 +239,10 @@ class RedisStore:
 
         Returns lanes and counter of all nodes. A refused report does not affect the heartbeat.
         """
-        member = f"{owner} {lanes}"
-        beats = [load("heartbeat").call({"nodes": nodes_key(queue)}, member=member) for queue in queues]
+        beats = beat_calls(queues, f"{owner} {lanes}")
         replies = self.client.calls([*beats, *(report_calls(news) if news else [])])
-        members = [parse_members(reply) for reply in raise_refused(replies[: len(beats)])]
+        found = raise_refused(replies[: len(beats)])
+        members = [parse_members(reply) for part in found for reply in part]
         return BeatResult(members, heartbeat_reply(news, replies[len(beats) :]) if news else None)
 
     def forget_members(self, queue: str, members: Sequence[tuple[str, int]]) -> None:

@@ -7,15 +7,20 @@ from dataclasses import replace
 import pytest
 
 from celery_lowkiq.rules.claims import OpenClaims
+from celery_lowkiq.rules.history import Sample
 from celery_lowkiq.rules.models import QueueSpec, ShardRef, shard_of
 from celery_lowkiq.rules.ownership import LeaseWatch
+from celery_lowkiq.rules.reports import NodeReport, NodeUpdate
 from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.inspect.node_reports import NodeReports
+from celery_lowkiq.store.scripts.keys import nodes_key, shard_keys
 
 from .helpers import claim, push, take
 
 MANY = QueueSpec("orders", shards=250)
 SHARDS = MANY.shard_refs()
+QUEUES = [f"queue-{number}" for number in range(250)]
+REPORT = NodeReport("me", "me-1", 1, 10.0, False, False, (), ())
 
 
 @pytest.fixture
@@ -32,6 +37,8 @@ def scripts(client, store, leases):
     store.renew(leases[:1])
     store.next_due(SHARDS[:1])
     store.next_due(SHARDS[:1], (), [True])
+    sample = ("loaded", Sample(1.0, 0, 0))
+    store.beat(["loaded"], "me", 1, NodeUpdate(REPORT, 1.0, (sample,), (QueueSpec("loaded"),)))
 
     def run():
         return client.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"]
@@ -130,3 +137,37 @@ def test_shards_that_were_empty_and_others_are_answered_in_order(store, leases):
     were_empty = [index % 3 > 0 for index in range(250)]
     found = store.next_due(SHARDS, [OpenClaims()] * 250, were_empty)
     assert [due.next_due for due in found] == [None if n % 10 else 1.0 + n for n in range(250)]
+
+
+def test_a_heartbeat_of_many_queues_is_a_few_scripts(store, client, scripts):
+    store.beat(QUEUES, "other", 2)
+    calls = scripts()
+    found = store.beat(QUEUES, "me", 4).members
+    assert scripts() - calls == 3
+    assert found == [{"other": (2, 1), "me": (4, 1)}] * 250
+    assert store.beat(QUEUES[:1], "me", 4).members == [{"other": (2, 1), "me": (4, 2)}]
+    assert client.hgetall(nodes_key(QUEUES[249])) == {b"other 2": b"1", b"me 4": b"1"}
+
+
+def test_samples_of_many_queues_are_a_few_scripts(store, client, scripts):
+    specs = [QueueSpec("large", shards=1200), *(QueueSpec(name, shards=2) for name in QUEUES)]
+    for spec in specs:
+        for shard in (0, spec.shards - 1):
+            client.hset(shard_keys(ShardRef(spec.name, shard))["meta"], mapping={"processed": 3, "failed": 1})
+    calls = scripts()
+    told = store.beat([], "me", 4, NodeUpdate(REPORT, 1.0, counted=tuple(specs))).reply
+    assert scripts() - calls == 1 + 3 + 250
+    assert dict(told.samples) == {spec.name: Sample(told.now, 6, 2) for spec in specs}
+    calls = scripts()
+    store.beat([], "me", 4, NodeUpdate(REPORT, 1.0, samples=told.samples))
+    assert scripts() - calls == 1 + 3
+    histories = NodeReports(store).histories(specs)
+    assert histories == [(Sample(told.now, 6, 2),)] * 251
+    # A slot that has a sample keeps it, whatever comes with it.
+    repeated = tuple((name, replace(sample, processed=9)) for name, sample in told.samples[:2])
+    newer = ("other", Sample(told.now, 1, 1))
+    store.beat([], "me", 4, NodeUpdate(REPORT, 1.0, samples=(*repeated, newer)))
+    assert NodeReports(store).histories([*specs[:1], QueueSpec("other")]) == [
+        (Sample(told.now, 6, 2),),
+        (Sample(told.now, 1, 1),),
+    ]

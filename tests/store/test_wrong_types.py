@@ -90,7 +90,6 @@ def arguments(state):
             },
             (),
         ),
-        "counters": ({}, ()),
         "delete": (
             {"policy": POLICY, "only_failed": 0, "maximum": "+inf", "upto": "", "cursor": "", "limit": 99},
             ("long", "failed"),
@@ -168,6 +167,7 @@ def arguments(state):
             ("runs", state.claim, "die", 0, 0, "error", "last line", 1, 0, "bad"),
         ),
         "stats": ({}, ()),
+        "sum_counters": ({}, ()),
         "take_tokens": (
             {"holder": "me 1", "number": 1, "rate": "0.5", "capacity": 1, "wanted": 1, "surplus": 0},
             (),
@@ -180,10 +180,7 @@ def arguments(state):
         "track_update": ({"channel": "c"}, ("waits", 5, 1, "enqueued", "error", "boom")),
         "why": ({"id": "runs"}, ()),
         "write_report": ({"owner": "me", "text": "{}", "uptime": "1.5", "ttl": 60}, ()),
-        "write_sample": (
-            {"place": 1, "slot": 1, "at": "10.5", "processed": 1, "failed": 0, "ttl": 60},
-            (),
-        ),
+        "write_samples": ({"ttl": 60}, (1, 1, "10.5", 1, 0)),
     }
 
 
@@ -193,7 +190,6 @@ NAMES = list(arguments(State()))
 #: Those that change nothing.
 READERS = {
     "key_counts",
-    "counters",
     "dump",
     "find_jobs",
     "largest_numbers",
@@ -201,6 +197,7 @@ READERS = {
     "page",
     "peek",
     "stats",
+    "sum_counters",
     "track_page",
     "why",
 }
@@ -399,8 +396,8 @@ def test_a_key_of_another_type_is_an_error_before_the_first_write(store, client,
 
 
 def test_a_script_that_takes_the_key_as_it_is_would_be_seen(store, client):
-    """``counters`` does not read this key."""
-    state = prepared(store, "counters")
+    """``sum_counters`` does not read this key."""
+    state = prepared(store, "sum_counters")
     client.delete(Keys()["jobs"])
     client.set(Keys()["jobs"], "planted")
-    assert fault(client, store, "counters", state).startswith("answers [")
+    assert fault(client, store, "sum_counters", state).startswith("answers [")
