@@ -37,6 +37,7 @@ from celery_lowkiq.store.jobs.durability import Durability
 from celery_lowkiq.store.jobs.push import Sender, Stored, chunked, push_call, taken, with_retries
 from celery_lowkiq.store.jobs.push_drops import Dropped, DroppedCallReporter
 from celery_lowkiq.store.leases.heartbeats import beat_calls, heartbeat_reply, report_calls
+from celery_lowkiq.store.leases.observation import observe
 from celery_lowkiq.store.leases.renewals import renew
 from celery_lowkiq.store.repairs.background import BackgroundRepairs
 from celery_lowkiq.store.repairs.repairs import Repairs
@@ -55,14 +56,12 @@ from celery_lowkiq.store.scripts.records import (
     number_text,
     parse_id,
     parse_members,
-    parse_whole,
 )
 from celery_lowkiq.store.scripts.script import ScriptCall, load
 from celery_lowkiq.store.scripts.server import read_memory_limit
 
 #: Seconds for which a ticket is kept.
 TICKET_SECONDS = 60
-LEASE_FIELDS = ("owner", "epoch", "counter", "server", "leaving")
 
 FAST = Durability()
 #: Called with the replies of a push.
@@ -164,24 +163,7 @@ class RedisStore:
 
         A key of the wrong type counts as no lease: an acquire of the shard reports it.
         """
-        if not shards:
-            return []
-        server, replies = self.client.commands_with_run_id(
-            [("HMGET", shard_keys(shard)["lease"], *LEASE_FIELDS) for shard in shards]
-        )
-        return [
-            LeaseState(
-                parse_id(owner),
-                parse_whole(epoch),
-                parse_whole(counter),
-                server,
-                parse_id(given_on),
-                leaving == b"1",
-            )
-            for owner, epoch, counter, given_on, leaving in (
-                [field or b"" for field in reply or [b""] * len(LEASE_FIELDS)] for reply in replies
-            )
-        ]
+        return observe(self.client, shards)
 
     def acquire(
         self, queue: QueueSpec, shard: ShardRef, owner: str, seen: LeaseState, known_epoch: int

@@ -8,7 +8,7 @@ import pytest
 
 from celery_lowkiq.rules.claims import OpenClaims
 from celery_lowkiq.rules.history import Sample
-from celery_lowkiq.rules.models import QueueSpec, ShardRef, shard_of
+from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef, shard_of
 from celery_lowkiq.rules.ownership import LeaseWatch
 from celery_lowkiq.rules.reports import NodeReport, NodeUpdate
 from celery_lowkiq.store.admin.pausing import Pausing
@@ -34,6 +34,7 @@ def leases(store):
 @pytest.fixture
 def scripts(client, store, leases):
     """Returns how many scripts have run; those that are counted here were loaded before."""
+    store.observe(SHARDS[:1])
     store.renew(leases[:1])
     store.next_due(SHARDS[:1])
     store.next_due(SHARDS[:1], (), [True])
@@ -61,8 +62,33 @@ def id_of(shard):
 def test_one_script_renews_a_hundred_leases(store, leases, scripts):
     before, calls = counters(store), scripts()
     assert store.renew(leases) == [True] * 250
-    assert counters(store) == [counter + 1 for counter in before]
     assert scripts() - calls == 3
+    assert counters(store) == [counter + 1 for counter in before]
+
+
+def test_one_script_reads_two_hundred_leases_each_as_it_is(store, client, leases, scripts):
+    """Holders are sent once; no field of a lease is taken from another one."""
+    released, leaving, taken, damaged, missing, foreign, alike = range(7)
+    store.release(leases[released])
+    store.release(leases[leaving], unsettled=True)
+    other = take(store, MANY, taken, owner="other")
+    client.set(lease_key(SHARDS[damaged]), "planted")
+    client.delete(lease_key(SHARDS[missing]))
+    client.hset(lease_key(SHARDS[foreign]), mapping={"owner": "a b\n\xff", "epoch": "1 2", "counter": "-5"})
+    client.hset(lease_key(SHARDS[alike]), mapping={"owner": "me ", "server": "x"})
+    calls = scripts()
+    found = store.observe(SHARDS)
+    assert scripts() - calls == 2
+    server = leases[0].server
+    expected = [LeaseState("me", lease.epoch, 1, server, server) for lease in leases]
+    expected[released] = LeaseState("", leases[released].epoch, 3, server, server)
+    expected[leaving] = LeaseState("", leases[leaving].epoch, 2, server, server, leaving=True)
+    expected[taken] = LeaseState("other", other.epoch, 2, server, server)
+    expected[damaged] = expected[missing] = LeaseState(server=server)
+    expected[foreign] = LeaseState("a b\n\xff", 0, 0, server, server)
+    expected[alike] = LeaseState("me ", leases[alike].epoch, 1, server, "x")
+    assert found == expected
+    assert store.observe([]) == []
 
 
 def test_each_lease_is_renewed_or_refused_by_itself(store, client, leases):

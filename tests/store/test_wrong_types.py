@@ -137,6 +137,7 @@ def arguments(state):
             },
             ("long", "x", "", "2 ", "new", "x", "1", "0 +5", 1, digest(b"x"), "call"),
         ),
+        "read_leases": ({}, ()),
         "register": ({"format": 1, "shards": 2, "expected": 1}, ()),
         "release": ({**owner, **ANNOUNCED, "unsettled": 0}, ()),
         "renew": ({**owner, "stopping": 0, "server": state.server}, ()),
@@ -196,6 +197,7 @@ READERS = {
     "next_due",
     "page",
     "peek",
+    "read_leases",
     "stats",
     "sum_counters",
     "track_page",
@@ -300,7 +302,7 @@ UNTOUCHED = {
     *((n, "meta") for n in ("delete_call_records", "release", "renew", "replace_call_records")),
 }
 #: Those that are there for keys of another type, or leave a shard that has one to another script.
-TOLERANT = {"delete_wrong_type", "find_jobs", "key_counts", "renew_many"}
+TOLERANT = {"delete_wrong_type", "find_jobs", "key_counts", "read_leases", "renew_many"}
 
 
 def prepared(store, name):
