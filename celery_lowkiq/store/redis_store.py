@@ -26,19 +26,20 @@ from celery_lowkiq.store.jobs.announcements import PushSubscription
 from celery_lowkiq.store.jobs.claims import (
     claim_call,
     claimed,
-    open_claims,
     or_raise,
-    owned,
     release_call,
     settle_calls,
 )
+from celery_lowkiq.store.jobs.due_times import due_times
 from celery_lowkiq.store.jobs.durability import Durability
 from celery_lowkiq.store.jobs.push import Sender, Stored
 from celery_lowkiq.store.jobs.push_steps import PushSteps
-from celery_lowkiq.store.leases.heartbeats import heartbeat_reply, report_calls
+from celery_lowkiq.store.leases.heartbeats import beat_calls, heartbeat_reply, report_calls
+from celery_lowkiq.store.leases.observation import observe
+from celery_lowkiq.store.leases.renewals import renew
 from celery_lowkiq.store.repairs.background import BackgroundRepairs
 from celery_lowkiq.store.repairs.repairs import Repairs
-from celery_lowkiq.store.scripts.client import Client, WrongType, raise_refused
+from celery_lowkiq.store.scripts.client import Client, raise_refused
 from celery_lowkiq.store.scripts.keys import (
     nodes_key,
     report_key,
@@ -52,15 +53,12 @@ from celery_lowkiq.store.scripts.records import (
     number_text,
     parse_id,
     parse_members,
-    parse_time,
-    parse_whole,
 )
 from celery_lowkiq.store.scripts.script import ScriptCall, load
 from celery_lowkiq.store.scripts.server import read_memory_limit
 
 #: Seconds for which a ticket is kept.
 TICKET_SECONDS = 60
-LEASE_FIELDS = ("owner", "epoch", "counter", "server", "leaving")
 
 FAST = Durability()
 
@@ -121,24 +119,7 @@ class RedisStore:
 
         A key of the wrong type counts as no lease: an acquire of the shard reports it.
         """
-        if not shards:
-            return []
-        server, replies = self.client.commands_with_run_id(
-            [("HMGET", shard_keys(shard)["lease"], *LEASE_FIELDS) for shard in shards]
-        )
-        return [
-            LeaseState(
-                parse_id(owner),
-                parse_whole(epoch),
-                parse_whole(counter),
-                server,
-                parse_id(given_on),
-                leaving == b"1",
-            )
-            for owner, epoch, counter, given_on, leaving in (
-                [field or b"" for field in reply or [b""] * len(LEASE_FIELDS)] for reply in replies
-            )
-        ]
+        return observe(self.client, shards)
 
     def acquire(
         self, queue: QueueSpec, shard: ShardRef, owner: str, seen: LeaseState, known_epoch: int
@@ -177,19 +158,10 @@ class RedisStore:
     ) -> list[bool]:
         """Move the counter of each lease, in one round trip; False for a lease that is no longer ours.
 
-        A ``lapsed`` lease is renewed only by the server that gave it.
+        A ``lapsed`` lease is renewed only by the server that gave it. Leases that need a closer look, such as
+        lost ones, take another round trip.
         """
-        servers = [
-            lease.server if late else ""
-            for lease, late in zip(leases, lapsed or [False] * len(leases), strict=True)
-        ]
-        calls = [
-            owned("renew", lease, stopping=int(stopping), server=server)
-            for lease, server in zip(leases, servers, strict=True)
-        ]
-        # A damaged lease counts as lost; the others are still renewed.
-        replies = [0 if isinstance(reply, WrongType) else reply for reply in self.client.calls(calls)]
-        return [reply == 1 for reply in raise_refused(replies)]
+        return renew(self.client, leases, lapsed, stopping)
 
     def release(self, lease: Lease, unsettled: bool = False) -> bool:
         """Give the shard up. Return False when jobs are still in processing, unless ``unsettled`` leaves them
@@ -204,10 +176,10 @@ class RedisStore:
 
         Returns lanes and counter of all nodes. A refused report does not affect the heartbeat.
         """
-        member = f"{owner} {lanes}"
-        beats = [load("heartbeat").call({"nodes": nodes_key(queue)}, member=member) for queue in queues]
+        beats = beat_calls(queues, f"{owner} {lanes}")
         replies = self.client.calls([*beats, *(report_calls(news) if news else [])])
-        members = [parse_members(reply) for reply in raise_refused(replies[: len(beats)])]
+        found = raise_refused(replies[: len(beats)])
+        members = [parse_members(reply) for part in found for reply in part]
         return BeatResult(members, heartbeat_reply(news, replies[len(beats) :]) if news else None)
 
     def forget_members(self, queue: str, members: Sequence[tuple[str, int]]) -> None:
@@ -291,17 +263,15 @@ class RedisStore:
 
     # -- waiting for work
 
-    def next_due(self, shards: Sequence[ShardRef], in_hand: Sequence[OpenClaims] = ()) -> list[Due]:
+    def next_due(
+        self, shards: Sequence[ShardRef], in_hand: Sequence[OpenClaims] = (), were_empty: Sequence[bool] = ()
+    ) -> list[Due]:
         """Read the smallest claimable ``perform_in`` of each shard, in one round trip.
 
-        The answer is now when jobs of claims other than ``in_hand`` are in processing.
+        The answer is now when jobs of claims other than ``in_hand`` are in processing. Of shards that
+        ``were_empty``, only waiting jobs are looked for; those that have some take another round trip.
         """
-        hands: Sequence[OpenClaims | None] = in_hand or [None] * len(shards)
-        calls = [
-            load("next_due").call(shard_keys(shard), open=open_claims(hand))
-            for shard, hand in zip(shards, hands, strict=True)
-        ]
-        return [Due(parse_time(next_due), float(now)) for now, next_due in self.client.all(calls)]
+        return due_times(self.client, shards, in_hand, were_empty)
 
     def subscribe(self, queues: Sequence[QueueSpec]) -> PushSubscription:
         """Subscribe to the announcements of the queues. Raises StoreUnavailable."""

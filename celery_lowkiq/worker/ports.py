@@ -53,7 +53,7 @@ class Store(Protocol):
     def renew(
         self, leases: Sequence[Lease], lapsed: Sequence[bool] = (), stopping: bool = False
     ) -> list[bool]:
-        """Move the counter of each lease in one round trip; False for a lease that is no longer ours.
+        """Move the counter of each lease; False for a lease that is no longer ours.
 
         A ``lapsed`` lease, silent for too long, is renewed only by the server that gave it. ``stopping`` is
         written into the lease: jobs that such an owner leaves do not count as crashed.
@@ -90,10 +90,13 @@ class Store(Protocol):
     def forget_members(self, queue: str, members: Sequence[tuple[str, int]]) -> None:
         """Remove heartbeats, given by owner and lanes."""
 
-    def next_due(self, shards: Sequence[ShardRef], in_hand: Sequence[OpenClaims] = ()) -> list[Due]:
-        """Read the smallest claimable ``perform_in`` of each shard in one round trip.
+    def next_due(
+        self, shards: Sequence[ShardRef], in_hand: Sequence[OpenClaims] = (), were_empty: Sequence[bool] = ()
+    ) -> list[Due]:
+        """Read the smallest claimable ``perform_in`` of each shard.
 
-        The answer is now when jobs of claims other than ``in_hand`` are in processing.
+        The answer is now when jobs of claims other than ``in_hand`` are in processing. Of shards that
+        ``were_empty``, only waiting jobs are looked for.
         """
 
     def tokens(self, asked: TokenRequest) -> Tokens:

@@ -129,7 +129,7 @@ MUTANTS = {
         exclusion="strict",
     ),
     "renewals that move nothing": Mutant(
-        script("renew.lua", "redis.call('HINCRBY', lease, 'counter', 1)", ""),
+        script("renew_many.lua", "type(redis.pcall('HINCRBY', lease, 'counter', 1)) ~= 'number'", "false"),
         frozenset({"kill"}),
         frozenset({"overlapping executions"}),
     ),

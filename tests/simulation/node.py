@@ -168,9 +168,11 @@ class SimStore:
     def forget_members(self, queue: str, members: Sequence[tuple[str, int]]) -> None:
         self._call(lambda: self._server.forget_members(queue, [name for name, _ in members]))
 
-    def next_due(self, shards: Sequence[ShardRef], in_hand: Sequence[OpenClaims] = ()) -> list[Due]:
-        hands = list(zip(shards, in_hand, strict=True))
-        return self._call(lambda: [self._server.next_due(shard, hand) for shard, hand in hands])
+    def next_due(
+        self, shards: Sequence[ShardRef], in_hand: Sequence[OpenClaims] = (), were_empty: Sequence[bool] = ()
+    ) -> list[Due]:
+        asked = list(zip(shards, in_hand, were_empty, strict=True))
+        return self._call(lambda: [self._server.next_due(*one) for one in asked])
 
     def memory(self) -> health_checks.Server:
         """For people, too."""

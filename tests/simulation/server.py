@@ -220,8 +220,10 @@ class Server:
         released = asked.release and self.release(asked.lease)
         return SettleReply(frozenset(accepted), self.now, next_due, released)
 
-    def next_due(self, shard: ShardRef, in_hand: OpenClaims) -> Due:
+    def next_due(self, shard: ShardRef, in_hand: OpenClaims, was_empty: bool) -> Due:
         s = self.shards[shard]
+        if was_empty and not s.model.waiting:
+            return Due(None, self.now)
         left = any(job.claim not in in_hand.open for job in s.model.processing.values())
         return Due(self.now if left else self._next_due(s), self.now)
 

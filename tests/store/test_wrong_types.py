@@ -90,7 +90,6 @@ def arguments(state):
             },
             (),
         ),
-        "counters": ({}, ()),
         "delete": (
             {"policy": POLICY, "only_failed": 0, "maximum": "+inf", "upto": "", "cursor": "", "limit": 99},
             ("long", "failed"),
@@ -103,6 +102,7 @@ def arguments(state):
             | {"digest": digest(b"a"), "other_digest": digest(b"b")},
             (),
         ),
+        "find_jobs": ({}, ()),
         "heartbeat": ({"member": "me 2"}, ()),
         "key_counts": ({}, [PROBES[SHARD_KEYS[name]] for name in load("key_counts").keys]),
         "largest_numbers": ({"part": "jobs", "cursor": 0, "limit": 10}, ()),
@@ -138,9 +138,11 @@ def arguments(state):
             },
             ("long", "x", "", "2 ", "new", "x", "1", "0 +5", 1, digest(b"x"), "call"),
         ),
+        "read_leases": ({}, ()),
         "register": ({"format": 1, "shards": 2, "expected": 1}, ()),
         "release": ({**owner, **ANNOUNCED, "unsettled": 0}, ()),
         "renew": ({**owner, "stopping": 0, "server": state.server}, ()),
+        "renew_many": ({"owner": "me"}, (state.epoch,)),
         "repair_meta": (
             {"known": "1", "shards": 1, "pause": 9, "since": 1}
             | {"score": 9e15, "back": 9e9, "front": -9e9, "call": 9},
@@ -167,6 +169,7 @@ def arguments(state):
             ("runs", state.claim, "die", 0, 0, "error", "last line", 1, 0, "bad"),
         ),
         "stats": ({}, ()),
+        "sum_counters": ({}, ()),
         "take_tokens": (
             {"holder": "me 1", "number": 1, "rate": "0.5", "capacity": 1, "wanted": 1, "surplus": 0},
             (),
@@ -179,10 +182,7 @@ def arguments(state):
         "track_update": ({"channel": "c"}, ("waits", 5, 1, "enqueued", "error", "boom")),
         "why": ({"id": "runs"}, ()),
         "write_report": ({"owner": "me", "text": "{}", "uptime": "1.5", "ttl": 60}, ()),
-        "write_sample": (
-            {"place": 1, "slot": 1, "at": "10.5", "processed": 1, "failed": 0, "ttl": 60},
-            (),
-        ),
+        "write_samples": ({"ttl": 60}, (1, 1, "10.5", 1, 0)),
     }
 
 
@@ -192,13 +192,15 @@ NAMES = list(arguments(State()))
 #: Those that change nothing.
 READERS = {
     "key_counts",
-    "counters",
     "dump",
+    "find_jobs",
     "largest_numbers",
     "next_due",
     "page",
     "peek",
+    "read_leases",
     "stats",
+    "sum_counters",
     "track_page",
     "why",
 }
@@ -276,7 +278,10 @@ def script_of(name):
 
 def call_of(name, state):
     named, repeated = arguments(state)[name]
-    return script_of(name).call(Keys(), repeated, **named)
+    script = script_of(name)
+    if script.repeated_key:
+        return script.call_many([Keys()[script.repeated_key]], repeated, **named)
+    return script.call(Keys(), repeated, **named)
 
 
 #: For those that change nothing of a shard with jobs.
@@ -297,8 +302,8 @@ UNTOUCHED = {
     ("pause_shard resumes", "due_paused"),
     *((n, "meta") for n in ("delete_call_records", "release", "renew", "replace_call_records")),
 }
-#: Those that are there for keys of another type.
-TOLERANT = {"delete_wrong_type", "key_counts"}
+#: Those that are there for keys of another type, or leave a shard that has one to another script.
+TOLERANT = {"delete_wrong_type", "find_jobs", "key_counts", "read_leases", "renew_many"}
 
 
 def prepared(store, name):
@@ -347,7 +352,9 @@ def planted_keys(name):
     """Each key that a script reads, with each type that is not its own."""
     if name in TOLERANT:
         return []
-    keys = [key for key in script_of(name).keys if (name, key) not in UNTOUCHED]
+    script = script_of(name)
+    declared = (*script.keys, script.repeated_key) if script.repeated_key else script.keys
+    keys = [key for key in declared if (name, key) not in UNTOUCHED]
     return [(key, type_) for key in keys for type_ in PLANTS if type_ != KEY_TYPES[key]]
 
 
@@ -392,8 +399,8 @@ def test_a_key_of_another_type_is_an_error_before_the_first_write(store, client,
 
 
 def test_a_script_that_takes_the_key_as_it_is_would_be_seen(store, client):
-    """``counters`` does not read this key."""
-    state = prepared(store, "counters")
+    """``sum_counters`` does not read this key."""
+    state = prepared(store, "sum_counters")
     client.delete(Keys()["jobs"])
     client.set(Keys()["jobs"], "planted")
-    assert fault(client, store, "counters", state).startswith("answers [")
+    assert fault(client, store, "sum_counters", state).startswith("answers [")

@@ -48,6 +48,8 @@ class FakeStore:
         self.refreshes = 0
         #: How many shards were asked about, and how many each acquire was to take.
         self.asked = 0
+        #: How many of them were empty when they were last asked about.
+        self.asked_of_empty = 0
         self.acquired: list[int] = []
         self.number = 0
         self.in_hands: list[OpenClaims | None] = []
@@ -249,11 +251,17 @@ class FakeStore:
             for owner, _ in members:
                 self.members.get(queue, {}).pop(owner, None)
 
-    def next_due(self, shards: list[ShardRef], in_hand: list[OpenClaims] | tuple[()] = ()) -> list[Due]:
+    def next_due(
+        self,
+        shards: list[ShardRef],
+        in_hand: list[OpenClaims] | tuple[()] = (),
+        were_empty: list[bool] | tuple[()] = (),
+    ) -> list[Due]:
         self._maybe_fail("next_due")
         with self.lock:
             self.refreshes += 1
             self.asked += len(shards)
+            self.asked_of_empty += sum(were_empty)
             return [Due(self._next_due(shard), time.time()) for shard in shards]
 
     def tokens(self, asked: TokenRequest) -> Tokens:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from celery_lowkiq.rules.claims import Due
+from celery_lowkiq.rules.claims import Due, OpenClaims
 from celery_lowkiq.rules.clock import SystemClock
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Disposition, QueueSpec, ShardRef
@@ -56,6 +56,60 @@ class TestDueTable:
         table.record(SHARD, Due(None, 100.0))
         table.record(SHARD, Due(None, 101.0))
         assert table.due() == {}
+
+    @pytest.fixture
+    def empty(self, table):
+        """A table to which a poll showed that the shard is empty, and the owner's open claims then."""
+        claims = OpenClaims()
+        table.record(SHARD, Due(None, 100.0), table.begin_query(SHARD), claims)
+        assert table.was_empty(SHARD, claims)
+        return table, claims
+
+    def test_a_shard_with_a_due_time_was_not_empty(self, table):
+        claims = OpenClaims()
+        table.record(SHARD, Due(50.0, 100.0), table.begin_query(SHARD), claims)
+        assert not table.was_empty(SHARD, claims)
+
+    def test_it_stays_empty_while_polls_find_nothing(self, empty):
+        table, claims = empty
+        query = table.begin_query(SHARD)
+        assert table.was_empty(SHARD, claims)
+        table.record(SHARD, Due(None, 101.0), query, claims)
+        assert table.was_empty(SHARD, claims)
+
+    @pytest.mark.parametrize(
+        "happens",
+        [
+            lambda table: table.announce(SHARD, 50.0),
+            lambda table: table.begin_change(SHARD),
+            lambda table: table.record(SHARD, Due(None, 101.0)),
+            lambda table: table.record(SHARD, Due(50.0, 101.0), table.begin_query(SHARD), OpenClaims()),
+            lambda table: table.defer(SHARD, 5.0),
+            lambda table: table.remove(SHARD),
+            lambda table: table.doubt(),
+        ],
+    )
+    def test_what_may_leave_jobs_there_asks_for_a_full_answer(self, empty, happens):
+        table, claims = empty
+        happens(table)
+        assert not table.was_empty(SHARD, claims)
+
+    def test_other_open_claims_ask_for_a_full_answer(self, empty):
+        """Also an equal set of them: a claim was opened and given up since."""
+        table, _ = empty
+        assert not table.was_empty(SHARD, OpenClaims())
+
+    def test_a_reply_from_before_the_doubt_shows_nothing_empty(self, table):
+        claims, query = OpenClaims(), table.begin_query(SHARD)
+        table.doubt()
+        table.record(SHARD, Due(None, 100.0), query, claims)
+        assert not table.was_empty(SHARD, claims)
+
+    def test_a_reply_from_before_a_claim_shows_nothing_empty(self, table):
+        claims, query = OpenClaims(), table.begin_query(SHARD)
+        table.begin_change(SHARD)
+        table.record(SHARD, Due(None, 100.0), query, claims)
+        assert not table.was_empty(SHARD, claims)
 
 
 class TestCrossing:
@@ -111,6 +165,21 @@ class TestCrossing:
         one.store.push(SHARD, "second")
         one.ran("second")
         assert len(one.store.claims) == before + 2
+
+
+def test_a_shard_that_was_empty_is_only_looked_into_until_something_happens_there(node):
+    one = node(lanes=1, queues=[ONE], poll_interval=0.01, lease_seconds=5.0)
+    one.start()
+    eventually(lambda: one.store.asked_of_empty > 3)
+    one.store.push(SHARD, "unheard", announce=False)
+    one.ran("unheard")
+    eventually(lambda: one.store.settled)
+    looks, full = one.store.asked_of_empty, one.store.asked - one.store.asked_of_empty
+    eventually(lambda: one.store.asked_of_empty > looks + 3)
+    again = one.store.asked - one.store.asked_of_empty
+    assert again > 1
+    one.runtime._refresh()
+    eventually(lambda: one.store.asked - one.store.asked_of_empty > max(full, again))
 
 
 def test_a_backlog_in_one_shard_does_not_hide_another_whose_announcement_was_lost(node):

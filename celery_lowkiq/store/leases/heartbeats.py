@@ -21,16 +21,27 @@ from celery_lowkiq.rules.reports import (
     node_name,
 )
 from celery_lowkiq.rules.text import ranges
-from celery_lowkiq.store.scripts.keys import history_key, report_key, reports_key, shard_keys
+from celery_lowkiq.store.scripts.keys import history_key, nodes_key, report_key, reports_key, shard_keys
 from celery_lowkiq.store.scripts.records import number_text
-from celery_lowkiq.store.scripts.script import ScriptCall, load
+from celery_lowkiq.store.scripts.script import ScriptCall, Value, load, slices
 
 #: Seconds for which a node's last report is kept.
 REPORT_TTL = 3600
+#: Queues and shards that one script handles.
+QUEUES = 100
+SHARDS = 500
+
+
+def beat_calls(queues: Sequence[str], member: str) -> list[ScriptCall]:
+    """Return the calls that increment a node's heartbeat in these queues."""
+    return [
+        load("heartbeat").call_many([nodes_key(queue) for queue in part], member=member)
+        for part in slices(queues, QUEUES)
+    ]
 
 
 def report_calls(news: NodeUpdate) -> list[ScriptCall]:
-    """Return the calls for the report, then for samples, then for the counters of shards."""
+    """Return the calls for the report, then for the counters of shards, then for samples."""
     report = load("write_report").call(
         {"report": report_key(news.report.owner), "reports": reports_key()},
         owner=news.report.owner,
@@ -38,23 +49,21 @@ def report_calls(news: NodeUpdate) -> list[ScriptCall]:
         uptime=number_text(news.uptime),
         ttl=REPORT_TTL,
     )
-    samples = [_sample_call(queue, sample) for queue, sample in news.samples]
     counters = [
-        load("counters").call(shard_keys(shard)) for queue in news.counted for shard in queue.shard_refs()
+        load("sum_counters").call_many([shard_keys(shard)["meta"] for shard in part])
+        for queue in news.counted
+        for part in slices(queue.shard_refs(), SHARDS)
     ]
-    return [report, *samples, *counters]
+    return [report, *counters, *(_sample_call(part) for part in slices(news.samples, QUEUES))]
 
 
-def _sample_call(queue: str, sample: Sample) -> ScriptCall:
-    number = slot(sample.at)
-    return load("write_sample").call(
-        {"history": history_key(queue)},
-        place=number % (KEPT // STEP),
-        slot=number,
-        at=number_text(sample.at),
-        processed=sample.processed,
-        failed=sample.failed,
-        ttl=KEPT + STEP,
+def _sample_call(samples: Sequence[tuple[str, Sample]]) -> ScriptCall:
+    values: list[Value] = []
+    for _, sample in samples:
+        number = slot(sample.at)
+        values += (number % (KEPT // STEP), number, number_text(sample.at), sample.processed, sample.failed)
+    return load("write_samples").call_many(
+        [history_key(queue) for queue, _ in samples], values, ttl=KEPT + STEP
     )
 
 
@@ -63,11 +72,11 @@ def heartbeat_reply(news: NodeUpdate, replies: Sequence[Any]) -> UpdateReply | S
     if error := next((reply for reply in replies if isinstance(reply, StoreError)), None):
         return error
     now = float(replies[0])
-    counters = iter(replies[1 + len(news.samples) :])
+    counters = iter(replies[1:])
     samples = []
     for queue in news.counted:
-        shards = list(islice(counters, queue.shards))
-        samples.append((queue.name, Sample(now, sum(p for p, _ in shards), sum(f for _, f in shards))))
+        parts = list(islice(counters, len(range(0, queue.shards, SHARDS))))
+        samples.append((queue.name, Sample(now, sum(p for p, _ in parts), sum(f for _, f in parts))))
     return UpdateReply(now, tuple(samples))
 
 

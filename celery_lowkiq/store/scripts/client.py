@@ -219,16 +219,6 @@ class Client:
             cursor, found = int(reply[0]), member_scores(reply[1])
             yield from (found[start : start + step] for start in range(0, len(found), step))
 
-    def commands_with_run_id(self, commands: Sequence[tuple[Any, ...]]) -> tuple[str, list[Any]]:
-        """Run commands in one round trip, and return the ``run_id`` of the Redis process, too.
-
-        The id is empty when INFO is forbidden. The reply for a key of the wrong type is None. Raises
-        StoreError.
-        """
-        info, *replies = self._send([("INFO", "server"), *commands])
-        server = "" if isinstance(info, exceptions.RedisError) else str(info.get("run_id", ""))
-        return server, _readable(replies)
-
     def readable(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Run commands in one round trip; None for a key of the wrong type. Raises StoreError."""
         return _readable(self._send(commands)) if commands else []

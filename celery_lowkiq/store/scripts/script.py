@@ -9,7 +9,8 @@ Script text comes from these files only.
 Redis does not roll back, so every script first touches each of its keys: one of another type is an error
 before anything is written. A key with a question mark is left to the script, to touch when it needs it; after
 a group, ``?`` leaves all of its keys to the script, and ``!`` none.
-POLICY KEYS are sent only for queues with a policy.
+``-- KEYS: [lease]...`` is a key of each of many shards or queues, which the script reads from KEYS, and
+touches itself. POLICY KEYS are sent only for queues with a policy.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from .keys import KEY_GROUPS, KEY_TYPES, ShardKeys
 
@@ -30,6 +31,7 @@ FOLDERS = ("jobs", "leases", "repairs", "inspect", "admin", "tracking")
 PROBES = {"hash": "HLEN", "zset": "ZCARD"}
 
 Value: TypeAlias = str | bytes | int | float
+T = TypeVar("T")
 
 
 class Keys(Protocol):
@@ -57,6 +59,14 @@ class Script:
     flags: str
     #: Number of keys, the last ones, that are sent only with a policy.
     policy_keys: int = 0
+    #: Name of the key that the script gets of each of many shards or queues.
+    repeated_key: str = ""
+
+    def call_many(self, keys: Sequence[str], rest: Sequence[Value] = (), **args: Value) -> ScriptCall:
+        """Bind ``keys``, each the ``repeated_key`` of a shard or queue; otherwise as :meth:`call`."""
+        if not self.repeated_key:
+            raise TypeError(f"{self.name}.lua takes its keys by name")
+        return self.call({}, rest, **args)._replace(keys=tuple(keys))
 
     def call(self, keys: Keys, rest: Sequence[Value] = (), **args: Value) -> ScriptCall:
         """Bind keys and arguments by name; ``rest`` fills the repeated part of ARGV.
@@ -92,6 +102,11 @@ class Script:
         return without, with_flags
 
 
+def slices(values: Sequence[T], size: int) -> list[Sequence[T]]:
+    """Return the values in parts of at most ``size``, one for each call of a script with a repeated key."""
+    return [values[start : start + size] for start in range(0, len(values), size)]
+
+
 @cache
 def lua_files() -> dict[str, Any]:
     """Return the Lua files by name, such as ``push.lua`` of a script and ``lib/time.lua`` of a library."""
@@ -119,9 +134,9 @@ def header(source: str, field: str) -> str:
 
 
 def declared_keys(source: str, field: str = "KEYS") -> tuple[str, ...]:
-    """Return the keys of a header in order, with question marks and expanded groups."""
+    """Return the keys of a header but the repeated one, with question marks and expanded groups."""
     found: list[str] = []
-    for word in header(source, field).split():
+    for word in header(source, field).partition("[")[0].split():
         group = KEY_GROUPS.get(word[1:].rstrip("?!")) if word[0] == "@" else None
         if group is None:
             found.append(word)
@@ -163,4 +178,5 @@ def load(name: str) -> Script:
     binding = _names("KEYS", keys) + _names("ARGV", args) + f"local rest = {len(args) + 1}\n"
     probes = _probes([key for key in declared if key in keys])
     body = binding + probes + "".join(map(library, libraries(source))) + source
-    return Script(name, body, keys, args, header(source, "FLAGS"), len(of_policies))
+    repeated = header(source, "KEYS").partition("[")[2].partition("]")[0]
+    return Script(name, body, keys, args, header(source, "FLAGS"), len(of_policies), repeated)

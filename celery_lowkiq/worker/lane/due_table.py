@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_lowkiq.rules.claims import Due
+from celery_lowkiq.rules.claims import Due, OpenClaims
 from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.models import ShardRef
 
@@ -17,6 +17,9 @@ class DueTable:
         self._announced: dict[ShardRef, float] = {}
         #: Number of the last query about a shard; replies to earlier ones are outdated.
         self._last_query: dict[ShardRef, int] = {}
+        #: Shards that a query showed to be empty, with the open claims that it named. Until these change, or
+        #: a claim or settle is sent, only a push can add jobs.
+        self._empty: dict[ShardRef, OpenClaims] = {}
         self._queries = 0
         self._offset: float | None = None
 
@@ -31,8 +34,24 @@ class DueTable:
         self._last_query[shard] = self._queries
         return self._queries
 
-    def record(self, shard: ShardRef, due: Due, query: int | None = None) -> None:
-        """Record a reply of the store.
+    def begin_change(self, shard: ShardRef) -> None:
+        """Record that a claim or settle is sent now, whose reply includes all earlier announcements."""
+        self.begin_query(shard)
+        self._empty.pop(shard, None)
+
+    def was_empty(self, shard: ShardRef, open_claims: OpenClaims) -> bool:
+        """Whether the last query showed no job, and nothing was announced, claimed or settled since."""
+        return self._empty.get(shard) is open_claims and shard not in self._due
+
+    def doubt(self) -> None:
+        """Forget which shards were empty, and ignore replies on their way: Redis may be another one."""
+        self._empty.clear()
+        self._last_query.clear()
+
+    def record(
+        self, shard: ShardRef, due: Due, query: int | None = None, open_claims: OpenClaims | None = None
+    ) -> None:
+        """Record a reply of the store, to a ``query`` that named these ``open_claims``.
 
         Announcements since the query was sent stay: the pushes that follow an announced one are silent. A
         reply to any ``query`` but the last is ignored.
@@ -41,9 +60,12 @@ class DueTable:
             return
         self._offset = due.now - self._clock.monotonic()
         self._due.pop(shard, None)
+        self._empty.pop(shard, None)
         for perform_in in (due.next_due, self._announced.pop(shard, None)):
             if perform_in is not None:
                 self._due[shard] = min(perform_in, self._due.get(shard, perform_in))
+        if open_claims is not None and shard not in self._due:
+            self._empty[shard] = open_claims
 
     def announce(self, shard: ShardRef, perform_in: float) -> None:
         """Record an announced push: the shard has a job at this time or earlier."""
@@ -56,7 +78,7 @@ class DueTable:
 
     def remove(self, shard: ShardRef) -> None:
         """Remove a shard that left the lane."""
-        for values in (self._due, self._announced, self._last_query):
+        for values in (self._due, self._announced, self._last_query, self._empty):
             values.pop(shard, None)
 
     def due(self) -> dict[ShardRef, float]:

@@ -99,7 +99,11 @@ class Lane(LaneState):
     def _read_due(self, queries: Sequence[DueQuery]) -> tuple[list[Due], float]:
         """Return the due times, and how many seconds it took to read them."""
         clock, sent_at = self._ctx.clock, self._ctx.clock.monotonic()
-        dues = self._ctx.store.next_due([one.shard for one in queries], [one.open_claims for one in queries])
+        dues = self._ctx.store.next_due(
+            [one.shard for one in queries],
+            [one.open_claims for one in queries],
+            [one.was_empty for one in queries],
+        )
         return dues, clock.monotonic() - sent_at
 
     def _run(self, owned: OwnedShard) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from celery_lowkiq.rules.claims import Due, OpenClaims
 from celery_lowkiq.rules.models import ShardRef
@@ -28,12 +27,12 @@ MAX_POLL_INTERVALS = 10.0
 Pick = Callable[[Mapping[ShardRef, float], float], "ShardRef | None"]
 
 
-@dataclass(frozen=True)
-class DueQuery:
+class DueQuery(NamedTuple):
     """Asks for the due time of one shard; ``number`` matches the answer to it."""
 
     shard: ShardRef
     open_claims: OpenClaims
+    was_empty: bool
     number: int
 
 
@@ -120,6 +119,7 @@ class LaneState:
         """Poll all shards soon: announcements may have been missed, or a late lease was renewed."""
         with self._changed:
             self._refresh = True
+            self._due.doubt()
             self._changed.notify()
 
     def record(self, shard: ShardRef, due: Due) -> None:
@@ -158,10 +158,12 @@ class LaneState:
                 shards = dict.fromkeys(self._owned)
                 self._refresh = False
                 self._poll_at = self._ctx.clock.monotonic() + self._ctx.poll_interval
-            return [
-                DueQuery(shard, self._owned[shard].open_claims, self._due.begin_query(shard))
-                for shard in shards
-            ]
+            return list(map(self._query, shards))
+
+    def _query(self, shard: ShardRef) -> DueQuery:
+        open_claims = self._owned[shard].open_claims
+        was_empty = self._due.was_empty(shard, open_claims)
+        return DueQuery(shard, open_claims, was_empty, self._due.begin_query(shard))
 
     def end_poll(self, answers: Sequence[tuple[DueQuery, Due]], seconds: float) -> None:
         """Record the answers of a poll that took ``seconds``."""
@@ -170,7 +172,7 @@ class LaneState:
             self._poll_at = max(self._poll_at, self._ctx.clock.monotonic() + rest)
             for query, due in answers:
                 if query.shard in self._owned:
-                    self._due.record(query.shard, due, query.number)
+                    self._due.record(query.shard, due, query.number, query.open_claims)
             self._changed.notify()
 
     def try_all(self) -> None:
@@ -221,7 +223,7 @@ class LaneState:
         """Return the store's answer, however long it takes; announcements meanwhile are kept."""
         with self._changed:
             for shard in shards:
-                self._due.begin_query(shard)
+                self._due.begin_change(shard)
         return self._ctx.outage.retry(action, self.gives_up)
 
     def gives_up(self) -> bool:

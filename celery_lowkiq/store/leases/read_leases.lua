@@ -1,0 +1,24 @@
+-- Reads the leases of many shards. A key of another type counts as no lease: an acquire of the shard reports it.
+--
+-- KEYS: [lease]...
+-- ARGV:
+-- USES: server
+-- Returns: {server, {owner, given on, leaving, ...}, place, epoch, counter, ...}: who holds leases, each of them once; and for
+--   each lease the place of its holder there, from 0.
+-- Cost: O(leases), which the caller bounds, and INFO.
+local holders, places, leases = {}, {}, {}
+for i, lease in ipairs(KEYS) do
+  local fields = redis.pcall('HMGET', lease, 'owner', 'server', 'leaving', 'epoch', 'counter')
+  if fields.err and not string.find(fields.err, 'WRONGTYPE', 1, true) then
+    return fields
+  end
+  local owner, given_on, leaving = fields[1] or '', fields[2] or '', fields[3] or ''
+  local name = table.concat({#owner, #given_on, owner, given_on, leaving}, ' ')
+  if not places[name] then
+    places[name] = #holders / 3
+    holders[#holders + 1], holders[#holders + 2], holders[#holders + 3] = owner, given_on, leaving
+  end
+  local last = #leases
+  leases[last + 1], leases[last + 2], leases[last + 3] = places[name], fields[4] or '', fields[5] or ''
+end
+return {server_name(), holders, unpack(leases)}

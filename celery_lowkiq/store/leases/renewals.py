@@ -1,0 +1,48 @@
+"""Renews leases, a hundred with each script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from celery_lowkiq.rules.models import Lease
+from celery_lowkiq.store.jobs.claims import owned
+from celery_lowkiq.store.scripts.client import Client, WrongType, raise_refused
+from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.scripts.script import load, slices
+
+#: Leases that one script renews: about 0.4 ms of work for Redis.
+LEASES = 100
+
+
+def renew(client: Client, leases: Sequence[Lease], lapsed: Sequence[bool], stopping: bool) -> list[bool]:
+    """Renew leases; False for each that another node has. See ``RedisStore.renew``."""
+    late = lapsed or [False] * len(leases)
+    # The mark of a stopping owner is written for each lease by itself.
+    plain = [] if stopping else [n for n, each in enumerate(late) if not each]
+    renewed = _renew_plain(client, leases, plain)
+    left = [n for n in range(len(leases)) if n not in renewed]
+    calls = [
+        owned("renew", leases[n], stopping=int(stopping), server=leases[n].server if late[n] else "")
+        for n in left
+    ]
+    # A damaged lease counts as lost; the others are still renewed.
+    replies = [0 if isinstance(reply, WrongType) else reply for reply in client.calls(calls)]
+    lost = {n for n, reply in zip(left, raise_refused(replies), strict=True) if reply != 1}
+    return [n not in lost for n in range(len(leases))]
+
+
+def _renew_plain(client: Client, leases: Sequence[Lease], numbers: Sequence[int]) -> set[int]:
+    """Renew those of the leases with these numbers that need no closer look; return their numbers."""
+    parts = slices(numbers, LEASES)
+    calls = [
+        load("renew_many").call_many(
+            [shard_keys(leases[n].shard)["lease"] for n in part],
+            [leases[n].epoch for n in part],
+            owner=leases[part[0]].owner,
+        )
+        for part in parts
+    ]
+    renewed = set(numbers)
+    for part, left in zip(parts, client.all(calls), strict=True):
+        renewed.difference_update(part[position - 1] for position in left)
+    return renewed

@@ -1,0 +1,207 @@
+"""What a node asks each beat goes in few scripts, each over many shards or queues."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from celery_lowkiq.rules.claims import OpenClaims
+from celery_lowkiq.rules.errors import StoreError
+from celery_lowkiq.rules.history import Sample
+from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef, shard_of
+from celery_lowkiq.rules.ownership import LeaseWatch
+from celery_lowkiq.rules.reports import NodeReport, NodeUpdate
+from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.inspect.node_reports import NodeReports
+from celery_lowkiq.store.scripts.keys import nodes_key, shard_keys
+
+from .helpers import claim, push, take
+
+MANY = QueueSpec("orders", shards=250)
+SHARDS = MANY.shard_refs()
+QUEUES = [f"queue-{number}" for number in range(250)]
+REPORT = NodeReport("me", "me-1", 1, 10.0, False, False, (), ())
+
+
+@pytest.fixture
+def leases(store):
+    wanted = [
+        LeaseWatch(MANY, shard, seen) for shard, seen in zip(SHARDS, store.observe(SHARDS), strict=True)
+    ]
+    return store.acquire_all(wanted, "me")
+
+
+@pytest.fixture
+def scripts(client, store, leases):
+    """Returns how many scripts have run; those that are counted here were loaded before."""
+    store.observe(SHARDS[:1])
+    store.renew(leases[:1])
+    store.next_due(SHARDS[:1])
+    store.next_due(SHARDS[:1], (), [True])
+    sample = ("loaded", Sample(1.0, 0, 0))
+    store.beat(["loaded"], "me", 1, NodeUpdate(REPORT, 1.0, (sample,), (QueueSpec("loaded"),)))
+
+    def run():
+        return client.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"]
+
+    return run
+
+
+def counters(store):
+    return [state.counter for state in store.observe(SHARDS)]
+
+
+def lease_key(shard):
+    return shard_keys(shard)["lease"]
+
+
+def id_of(shard):
+    return next(job_id for job_id in map(str, range(100_000)) if shard_of(job_id, 250) == shard.index)
+
+
+def test_one_script_renews_a_hundred_leases(store, leases, scripts):
+    before, calls = counters(store), scripts()
+    assert store.renew(leases) == [True] * 250
+    assert scripts() - calls == 3
+    assert counters(store) == [counter + 1 for counter in before]
+
+
+def test_one_script_reads_two_hundred_leases_each_as_it_is(store, client, leases, scripts):
+    """Holders are sent once; no field of a lease is taken from another one."""
+    released, leaving, taken, damaged, missing, foreign, alike = range(7)
+    store.release(leases[released])
+    store.release(leases[leaving], unsettled=True)
+    other = take(store, MANY, taken, owner="other")
+    client.set(lease_key(SHARDS[damaged]), "planted")
+    client.delete(lease_key(SHARDS[missing]))
+    client.hset(lease_key(SHARDS[foreign]), mapping={"owner": "a b\n\xff", "epoch": "1 2", "counter": "-5"})
+    client.hset(lease_key(SHARDS[alike]), mapping={"owner": "me ", "server": "x"})
+    calls = scripts()
+    found = store.observe(SHARDS)
+    assert scripts() - calls == 2
+    server = leases[0].server
+    expected = [LeaseState("me", lease.epoch, 1, server, server) for lease in leases]
+    expected[released] = LeaseState("", leases[released].epoch, 3, server, server)
+    expected[leaving] = LeaseState("", leases[leaving].epoch, 2, server, server, leaving=True)
+    expected[taken] = LeaseState("other", other.epoch, 2, server, server)
+    expected[damaged] = expected[missing] = LeaseState(server=server)
+    expected[foreign] = LeaseState("a b\n\xff", 0, 0, server, server)
+    expected[alike] = LeaseState("me ", leases[alike].epoch, 1, server, "x")
+    assert found == expected
+    assert store.observe([]) == []
+
+
+def test_each_lease_is_renewed_or_refused_by_itself(store, client, leases):
+    """The lost, the damaged and the silent do not end up with those that are plainly ours."""
+    lost, damaged, without_epoch, silent, elsewhere, foreign = range(6)
+    take(store, MANY, lost, owner="other")
+    client.set(lease_key(SHARDS[damaged]), "planted")
+    client.hset(lease_key(SHARDS[without_epoch]), "epoch", "")
+    client.hset(lease_key(SHARDS[foreign]), "owner", "planted")
+    leases[elsewhere] = replace(leases[elsewhere], server="another")
+    lapsed = [n in (silent, elsewhere) for n in range(250)]
+    before = counters(store)
+    expected = [n not in (lost, damaged, without_epoch, elsewhere, foreign) for n in range(250)]
+    assert store.renew(leases, lapsed) == expected
+    assert counters(store) == [counter + ours for counter, ours in zip(before, expected, strict=True)]
+
+
+def test_an_epoch_of_a_former_lease_renews_nothing(store, leases):
+    take(store, MANY, 7, owner="other")
+    store.release(take_back := take(store, MANY, 7))
+    again = take(store, MANY, 7)
+    before = counters(store)
+    assert store.renew([leases[7], take_back]) == [False, False]
+    assert counters(store) == before
+    assert store.renew([again]) == [True]
+
+
+def test_a_lost_lease_among_many_is_written_again(store, client, leases):
+    shard = SHARDS[3]
+    push(store, id_of(shard), ("a", 1.0), perform_in=1.0, queue=MANY)
+    claim(store, leases[3])
+    client.delete(lease_key(shard))
+    assert store.renew(leases) == [True] * 250
+    (seen,) = store.observe([shard])
+    assert (seen.owner, seen.epoch) == ("me", leases[3].epoch)
+
+
+def test_a_stopping_node_says_so_in_each_lease_and_takes_it_back(store, client, leases):
+    assert store.renew(leases[:3], stopping=True) == [True] * 3
+    assert client.hget(lease_key(SHARDS[0]), "stopping") == b"1"
+    assert store.renew(leases[:3]) == [True] * 3
+    assert client.hget(lease_key(SHARDS[0]), "stopping") == b"0"
+
+
+def test_one_script_looks_into_hundreds_of_empty_shards(store, leases, scripts):
+    dues = store.next_due(SHARDS)
+    calls = scripts()
+    found = store.next_due(SHARDS, [OpenClaims()] * 250, [True] * 250)
+    assert scripts() - calls == 1
+    assert [due.next_due for due in found] == [due.next_due for due in dues] == [None] * 250
+    assert all(0 <= due.now - dues[0].now < 60 for due in found)
+
+
+def test_what_waits_in_a_shard_that_was_empty_is_found(store, leases, scripts):
+    later, urgent, paused = SHARDS[3], SHARDS[77], SHARDS[249]
+    push(store, id_of(later), ("a", 1.0), perform_in=4e9, queue=MANY)
+    push(store, id_of(urgent), ("a", 1.0), perform_in=5.0, priority=2, queue=MANY)
+    push(store, id_of(paused), ("a", 1.0), perform_in=5.0, queue=MANY)
+    Pausing(store.client).pause_shard(MANY, paused.index)
+    calls = scripts()
+    found = store.next_due(SHARDS, (), [True] * 250)
+    assert scripts() - calls == 1 + 3
+    assert {shard: due.next_due for shard, due in zip(SHARDS, found, strict=True) if due.next_due} == {
+        later: 4e9,
+        urgent: 5.0,
+    }
+
+
+def test_shards_that_were_empty_and_others_are_answered_in_order(store, leases):
+    for index in range(0, 250, 10):
+        push(store, id_of(SHARDS[index]), ("a", 1.0), perform_in=1.0 + index, queue=MANY)
+    were_empty = [index % 3 > 0 for index in range(250)]
+    found = store.next_due(SHARDS, [OpenClaims()] * 250, were_empty)
+    assert [due.next_due for due in found] == [None if n % 10 else 1.0 + n for n in range(250)]
+
+
+def test_a_heartbeat_of_many_queues_is_a_few_scripts(store, client, scripts):
+    store.beat(QUEUES, "other", 2)
+    calls = scripts()
+    found = store.beat(QUEUES, "me", 4).members
+    assert scripts() - calls == 3
+    assert found == [{"other": (2, 1), "me": (4, 1)}] * 250
+    assert store.beat(QUEUES[:1], "me", 4).members == [{"other": (2, 1), "me": (4, 2)}]
+    assert client.hgetall(nodes_key(QUEUES[249])) == {b"other 2": b"1", b"me 4": b"1"}
+
+
+def test_samples_of_many_queues_are_a_few_scripts(store, client, scripts):
+    specs = [QueueSpec("large", shards=1200), *(QueueSpec(name, shards=2) for name in QUEUES)]
+    for spec in specs:
+        for shard in (0, spec.shards - 1):
+            client.hset(shard_keys(ShardRef(spec.name, shard))["meta"], mapping={"processed": 3, "failed": 1})
+    calls = scripts()
+    told = store.beat([], "me", 4, NodeUpdate(REPORT, 1.0, counted=tuple(specs))).reply
+    assert scripts() - calls == 1 + 3 + 250
+    assert dict(told.samples) == {spec.name: Sample(told.now, 6, 2) for spec in specs}
+    calls = scripts()
+    store.beat([], "me", 4, NodeUpdate(REPORT, 1.0, samples=told.samples))
+    assert scripts() - calls == 1 + 3
+    histories = NodeReports(store).histories(specs)
+    assert histories == [(Sample(told.now, 6, 2),)] * 251
+    # A slot that has a sample keeps it, whatever comes with it.
+    repeated = tuple((name, replace(sample, processed=9)) for name, sample in told.samples[:2])
+    newer = ("other", Sample(told.now, 1, 1))
+    store.beat([], "me", 4, NodeUpdate(REPORT, 1.0, samples=(*repeated, newer)))
+    assert NodeReports(store).histories([*specs[:1], QueueSpec("other")]) == [
+        (Sample(told.now, 6, 2),),
+        (Sample(told.now, 1, 1),),
+    ]
+
+
+def test_a_damaged_key_of_one_queue_stops_no_heartbeat_of_the_others(store, client):
+    client.set(nodes_key("queue-1"), "planted")
+    with pytest.raises(StoreError, match="WRONGTYPE"):
+        store.beat(QUEUES[:3], "me", 1)
+    assert [client.hget(nodes_key(queue), "me 1") for queue in ("queue-0", "queue-2")] == [b"1", b"1"]
