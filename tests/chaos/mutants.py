@@ -170,7 +170,9 @@ OF_THE_STORE = {
         "if last and tonumber(string.match(last, '^%d+') or 0) >= tonumber(n) then",
         "if false then",
     ),
-    "a claim that is not repeated": script("claim.lua", "if tonumber(request) > latest then", "if true then"),
+    "a claim that is not repeated": script(
+        "claim.lua", "if tonumber(request) > last_request then", "if true then"
+    ),
 }
 
 if VARIABLE in os.environ:
