@@ -21,7 +21,7 @@ TAKEN_OVER = (
     "order inversions",
 )
 LOST = "lost payloads"
-FIGURES = ("payloads", "executions", "duplicates")
+FIGURES = ("payloads", "executions")
 #: Seconds that the queues may take to get empty at the end.
 NEVER = 120.0
 Line = Mapping[str, Any]

@@ -36,7 +36,7 @@ def steady(**changed):
 
 def failed(samples):
     gates = list(flatness_gates(samples, WINDOW, "node4"))
-    assert all(gate.figure is not None and gate.limit == LIMIT for gate in gates)
+    assert all(gate.figure is not None and LIMIT <= gate.limit <= 0.1 for gate in gates)
     return {gate.name for gate in gates if not gate.passed}
 
 
@@ -47,23 +47,29 @@ def test_a_steady_run_passes_every_gate():
 @pytest.mark.parametrize(
     "changed, gate",
     [
-        ({"redis": lambda at: {"memory": 5e6 + 50 * at}}, "growth of Redis memory"),
-        ({"redis": lambda at: {"keys": 900 + at / 60}}, "growth of Redis keys"),
-        ({"producer": lambda at: {"rss": 80e6 + 1e3 * at}}, "growth of producer rss"),
-        ({"node4": lambda at: {"threads": 10 + at // 900}}, "growth of resident threads"),
+        ({"redis": lambda at: {"memory": 5e6 + 150 * at}}, "growth of Redis memory"),
+        ({"redis": lambda at: {"keys": 900 + at / 30}}, "growth of Redis keys"),
+        ({"producer": lambda at: {"rss": 80e6 + 2e3 * at}}, "growth of producer rss"),
+        ({"node4": lambda at: {"threads": 10 + at // 500}}, "growth of resident threads"),
         (
-            {"nodes": lambda life, age: {"descriptors": 20 + age // 100}},
-            "growth of nodes' descriptors in a life",
+            {"nodes": lambda life, age: {"descriptors": 20 + age // 60}},
+            "growth of nodes in a life, descriptors",
         ),
-        ({"nodes": lambda life, age: {"rss": 80e6 + 1e6 * life}}, "growth of nodes' rss over lives"),
+        ({"nodes": lambda life, age: {"rss": 80e6 + 1e6 * life}}, "growth of nodes over lives, rss"),
     ],
 )
 def test_what_grows_fails_its_gate(changed, gate):
     assert failed(steady(**changed)) == {gate}
 
 
+def test_a_count_may_grow_by_one_and_not_by_two():
+    one, two = ({"node4": lambda at, n=n: {"descriptors": 20 + n * (at > 3000)}} for n in (1, 2))
+    assert failed(steady(**one)) == set()
+    assert failed(steady(**two)) == {"growth of resident descriptors"}
+
+
 def test_growth_within_the_warm_up_and_shrinking_pass():
-    warm = {"node4": lambda at: {"rss": 60e6 + 30e3 * min(at, 600)}}
+    warm = {"node4": lambda at: {"rss": 60e6 + 30e3 * min(at, 1800)}}
     shrinking = {"redis": lambda at: {"memory": 5e6 - 100 * at}}
     young = {"nodes": lambda life, age: {"rss": 60e6 + 50e3 * min(age, 300)}}
     assert failed(steady(**warm, **shrinking, **young)) == set()
