@@ -279,6 +279,17 @@ def test_verdicts_of_a_late_settle_touch_nothing_else(store):
     assert end(store, lease, second).accepted == {"1"}
 
 
+def test_jobs_of_two_claims_are_settled_together(store):
+    lease, claims = None, []
+    for job_id in ("1", "2"):
+        push(store, job_id, ("a", 1), perform_in=PAST)
+        lease = lease or take(store)
+        claims.append(claim(store, lease, in_hand=None))
+    verdicts = [Settlement(job.id, each.number, Disposition.DONE) for each in claims for job in each.jobs]
+    assert store.settle(ONE, lease, verdicts).accepted == {"1", "2"}
+    assert Queries(store).stats(ONE).busy == 0
+
+
 def test_a_settle_that_redis_lost_does_not_block_its_id(store):
     """After a failover without the last writes: the owner is done with the claim, Redis is not."""
     lease = take(store)

@@ -118,11 +118,12 @@ def test_m1_a_share_is_not_exceeded_by_a_slice():
 
 
 def test_m1_a_renewal_is_not_held_up_by_the_taking_of_more(monkeypatch):
-    """M1: slices end where a renewal is due; the rest follows in the next turns."""
+    """M1: slices end where a renewal is due; the rest follows in the next turns, without looking again."""
     monkeypatch.setattr("celery_lowkiq.worker.ownership.acquisition.SLICE", 10)
     clock = Clock()
     node = Node(queues=queues(10), lanes=2, lease_seconds=600.0, splitter=lease_splitter, clock=clock)
     renewals, renew, acquire_all = [], node.store.renew, node.store.acquire_all
+    observations, observe = [], node.store.observe
 
     def count(leases, *more, **options):
         renewals.append(len(leases))
@@ -134,10 +135,12 @@ def test_m1_a_renewal_is_not_held_up_by_the_taking_of_more(monkeypatch):
         return acquire_all(wanted, owner)
 
     node.store.renew, node.store.acquire_all = count, slow
+    node.store.observe = lambda shards: observations.append(len(renewals)) or observe(shards)
     monkeypatch.setattr("celery_lowkiq.worker.ownership.ownership.MIN_ACQUISITION", 0.0)
     node.start()
     eventually(lambda: taken(node) == 240)
     assert renewals[:24] == list(range(0, 240, 10))
+    assert [turn for turn in observations if turn <= 24] == list(range(1, 25, RENEWALS_PER_LEASE))
     node.runtime.abandon()
     node.runtime.join(10)
 

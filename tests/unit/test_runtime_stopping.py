@@ -273,15 +273,19 @@ class TestCrashes:
 
 
 class TestSuspects:
-    def test_one_suspect_at_a_time_runs_on_a_node(self, node):
-        one = node(lanes=4)
-        running, most = [], []
+    def test_one_suspect_at_a_time_runs_on_a_node_and_is_settled_before_the_next_claim(self, node):
+        one = node(lanes=2)
+        claimed, claims_beside_a_settle, exchange = [], [], one.store.exchange
 
         def act(batch):
-            running.append(batch)
-            most.append(len(running))
             time.sleep(0.02)
-            running.remove(batch)
+            claimed.append(sum(map(len, one.store.processing.values())))
+
+        def watched(settle, claim):
+            claims_beside_a_settle.extend([claim] if settle and claim else [])
+            return exchange(settle, claim)
+
+        one.store.exchange = watched
 
         one.runner.act = act
         for shard in SHARDS:
@@ -289,7 +293,8 @@ class TestSuspects:
             one.store.suspects.add(f"suspect-{shard.index}")
         one.start()
         one.ran(*one.store.suspects)
-        assert max(most) == 1
+        assert claimed == [1] * len(SHARDS)
+        assert claims_beside_a_settle == []
 
     def test_other_jobs_of_other_shards_go_on_beside_one(self, node):
         one = node(lanes=4)
