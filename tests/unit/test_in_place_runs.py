@@ -17,12 +17,9 @@ runs = []
 
 
 @pytest.fixture
-def lowkiq_app():
+def lowkiq_app(lowkiq_server):
     runs.clear()
-    app = Celery("in_place", broker="memory://", backend="cache+memory://", set_as_current=False)
-    # That broker is one for all apps of the process.
-    app.conf.task_default_queue = "in_place"
-    return app
+    return Celery("in_place", broker=lowkiq_server.url, backend="cache+memory://", set_as_current=False)
 
 
 @pytest.fixture
