@@ -15,16 +15,13 @@ import uuid
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from redis import Redis
 
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.rules.history import KEPT, STEP, slot
-from celery_lowkiq.store.scripts.keys import history_key
-from celery_lowkiq.store.scripts.records import number_text
-from celery_lowkiq.store.scripts.script import load
+from celery_lowkiq.rules.history import KEPT, STEP, Sample
+from celery_lowkiq.store.leases.heartbeats import sample_call
 from tests.chaos.checker import Gate, Report
 from tests.chaos.journal import Journal
 from tests.chaos.nodes import Cluster, Crew
@@ -130,15 +127,9 @@ class Soak:
 
     def _fill_rings(self) -> None:
         """Store samples of the last hour for each queue, so that its ring of samples is as large as ever."""
-        now, sample = time.time(), load("write_sample")
-        counts: dict[str, Any] = {"processed": 1000, "failed": 100, "ttl": KEPT + STEP}
-        for task in self._tasks:
-            keys = {"history": history_key(task.queue_spec.name)}
-            times = [now - ago for ago in range(KEPT, 0, -STEP)]
-            places: list[dict[str, Any]] = [
-                {"place": slot(at) % (KEPT // STEP), "slot": slot(at), "at": number_text(at)} for at in times
-            ]
-            self._store.client.all([sample.call(keys, **place, **counts) for place in places])
+        now, names = time.time(), [task.queue_spec.name for task in self._tasks]
+        samples = [Sample(now - ago, processed=1000, failed=100) for ago in range(KEPT, 0, -STEP)]
+        self._store.client.all([sample_call([(name, sample) for name in names]) for sample in samples])
 
     @contextlib.contextmanager
     def _calls(self) -> Iterator[int]:

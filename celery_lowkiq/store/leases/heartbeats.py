@@ -54,10 +54,11 @@ def report_calls(news: NodeUpdate) -> list[ScriptCall]:
         for queue in news.counted
         for part in slices(queue.shard_refs(), SHARDS)
     ]
-    return [report, *counters, *(_sample_call(part) for part in slices(news.samples, QUEUES))]
+    return [report, *counters, *(sample_call(part) for part in slices(news.samples, QUEUES))]
 
 
-def _sample_call(samples: Sequence[tuple[str, Sample]]) -> ScriptCall:
+def sample_call(samples: Sequence[tuple[str, Sample]]) -> ScriptCall:
+    """Return the call that stores a sample of the counters of each of these queues."""
     values: list[Value] = []
     for _, sample in samples:
         number = slot(sample.at)
