@@ -29,14 +29,18 @@ class Runtime:
 
 @pytest.fixture
 def runtime():
-    yield Runtime()
-    signals.worker_shutting_down.disconnect(dispatch_uid="lowkiq-drain-on-signal")
+    return Runtime()
+
+
+def arrive():
+    """A stop signal arrives."""
+    signals.worker_shutting_down.send(sender="worker", sig="SIGTERM", how="Warm", exitcode=0)
 
 
 def test_the_signal_stops_claims_at_once_and_another_thread_drains(runtime):
     drain_on_signal(SimpleNamespace(wait_for_soft_shutdown=None), runtime)
     assert not runtime.drained.is_set()
-    signals.worker_shutting_down.send(sender="worker", sig="SIGTERM", how="Warm", exitcode=0)
+    arrive()
     assert runtime.calls == ["stop claiming"]
     assert runtime.drained.wait(10)
     assert runtime.drained_by is not threading.current_thread()
@@ -47,3 +51,14 @@ def test_a_soft_shutdown_drains_before_celery_waits(runtime):
     drain_on_signal(controller, runtime)
     assert controller.wait_for_soft_shutdown()
     assert runtime.calls == ["stop claiming"]
+
+
+def test_each_worker_of_a_process_drains_once():
+    runtimes = [Runtime(), Runtime()]
+    receivers = len(signals.worker_shutting_down.receivers)
+    for runtime in runtimes:
+        drain_on_signal(SimpleNamespace(wait_for_soft_shutdown=None), runtime)
+    arrive()
+    assert all(runtime.drained.wait(10) for runtime in runtimes)
+    assert [runtime.calls for runtime in runtimes] == [["stop claiming"]] * 2
+    assert len(signals.worker_shutting_down.receivers) <= receivers

@@ -39,6 +39,7 @@ def drain_on_signal(controller: Any, runtime: Runtime) -> Callable[[], None]:
 
     def drain_on_request() -> None:
         requests.get()
+        signals.worker_shutting_down.disconnect(stop)
         runtime.drain()
 
     def stop(**_: Any) -> None:
@@ -51,7 +52,7 @@ def drain_on_signal(controller: Any, runtime: Runtime) -> Callable[[], None]:
 
     celerys_wait = controller.wait_for_soft_shutdown
     controller.wait_for_soft_shutdown = stop_and_wait
-    signals.worker_shutting_down.connect(stop, weak=False, dispatch_uid="lowkiq-drain-on-signal")
+    signals.worker_shutting_down.connect(stop, weak=False)
     threading.Thread(target=drain_on_request, name="lowkiq-stop", daemon=True).start()
     return stop
 
