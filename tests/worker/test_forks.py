@@ -43,8 +43,9 @@ def test_a_process_in_which_a_run_comes_back_ends_there(app, settings, start_wor
 def test_processes_that_never_come_back_are_left_alone(app, start_worker, ledger, tmp_path):
     """O4: multiprocessing and subprocess work, calls in such a process are stored."""
     forks = app.tasks["forks"]
-    forks.perform_async([{"id": "1", "payload": "processes"}, {"id": "2", "payload": "for ever"}])
+    # A fork while another thread of the new worker holds a lock, as of an import, may hang in Python.
     node = start_worker(lanes=1)
+    forks.perform_async([{"id": "1", "payload": "processes"}, {"id": "2", "payload": "for ever"}])
     ledger.wait_for("end", 3)
     (did,) = ledger.lines("processes")
     assert (did["status"], did["squares"], did["printed"]) == (0, [3], "1\n")
