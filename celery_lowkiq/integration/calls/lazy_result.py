@@ -48,7 +48,7 @@ def as_lazy(task: Any, call: Callable[[], T]) -> T:
     return lazy  # type: ignore[no-any-return]
 
 
-class LazyResult(_AsyncResult):  # type: ignore[misc]
+class _LazyResult(_AsyncResult):  # type: ignore[misc]
     """An AsyncResult whose parts are made when they are asked for."""
 
     parent: Any = None
@@ -89,6 +89,6 @@ def _lazy_class(own: Any) -> Any:
     """Return the lazy form of an app's ``AsyncResult``, which keeps it."""
     lazy = own.__dict__.get(_LAZY)
     if lazy is None:
-        lazy = type(own.__name__, (LazyResult, own), {"__module__": own.__module__})
+        lazy = type(own.__name__, (_LazyResult, own), {"__module__": own.__module__})
         setattr(own, _LAZY, lazy)
     return lazy

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 #: Attributes of the request of a run without a call that are the same for all such runs.
-NO_CALL = {**NO_EMBED, **IGNORED_RESULT, "group": None, "parent_id": None}
+NO_CALL: dict[str, Any] = {**NO_EMBED, **IGNORED_RESULT, "group": None, "parent_id": None}
 READ_BY_BACKENDS = ("group", "parent_id", "ignore_result")
 
 
