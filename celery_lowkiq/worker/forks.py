@@ -1,4 +1,4 @@
-"""Ends forked processes in which a run returns: connections and leases belong to the parent process."""
+"""Processes that a run forks: connections, leases and signal handlers belong to the parent process."""
 
 from __future__ import annotations
 
@@ -18,6 +18,33 @@ T = TypeVar("T")
 
 #: Seconds that a forked process may take to log why it ends: a thread that it lacks may have locked the log.
 LOG_TIMEOUT = 5
+#: Signals by which Celery stops a worker.
+STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP")
+
+_thread = threading.local()
+
+
+def end_forks_by_signal() -> None:
+    """Let a stop signal end each process that this thread forks.
+
+    With the worker's handler, which only asks a worker to stop, the process would live on, and
+    ``multiprocessing``'s ``terminate()`` and ``with Pool()`` wait for ever.
+    """
+    _thread.resets = True
+
+
+def _reset_stop_signals() -> None:
+    if not getattr(_thread, "resets", False):
+        return
+    _thread.resets = False  # What the process handles from now on, its own forks handle, too.
+    for name in STOP_SIGNALS:
+        number = getattr(signal, name, None)
+        if number is not None and callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_stop_signals)
 
 
 def staying(pid: int, function: Callable[[], T]) -> T:

@@ -10,13 +10,14 @@ import sys
 import pytest
 
 PREFACE = """
-import logging, os, sys, threading
+import logging, os, signal, sys, threading
 from celery_lowkiq.worker import forks
 logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(message)s")
 
 def fork(function):
     child = []
     def run():
+        forks.end_forks_by_signal()
         pid = os.getpid()
         def body():
             child.append(os.fork())
@@ -51,7 +52,7 @@ class Stuck(logging.Handler):
     def emit(self, record):
         threading.Event().wait()
 
-forks.LAST_LINE = 1
+forks.LOG_TIMEOUT = 1
 forks.logger.addHandler(Stuck())
 fork(int)
 """
@@ -66,5 +67,25 @@ def take():
         os._exit(7)
 with lock:
     fork(take)
+"""
+    assert python(script)[0] == 7
+
+
+def test_stop_signals_end_a_fork_and_its_own_forks_keep_what_it_handles():
+    script = """
+for name in ("SIGTERM", "SIGUSR1"):
+    signal.signal(getattr(signal, name), lambda *_: os._exit(9))
+
+def handles():
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, "the worker's handler"
+    assert callable(signal.getsignal(signal.SIGUSR1)), "no stop signal"
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+    child = os.fork()
+    if not child:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(1)
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+fork(handles)
 """
     assert python(script)[0] == 7

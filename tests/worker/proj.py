@@ -76,16 +76,28 @@ def calls(app: Celery, how: str) -> None:
     app.tasks["record"].delay(how)
 
 
+def pauses(begun: Any) -> None:
+    begun.set()
+    while True:
+        signal.pause()
+
+
 def in_a_process(app: Celery) -> None:
     context = multiprocessing.get_context("fork")
     process = context.Process(target=calls, args=(app, "from a process"))
     process.start()
     process.join()
+    begun = context.Event()
+    ended = context.Process(target=pauses, args=(begun,))
+    ended.start()
+    begun.wait(20)
+    ended.terminate()
+    ended.join(20)
     with context.Pool(1) as pool:
         squares = pool.map(int.bit_length, [7])
     with subprocess.Popen([sys.executable, "-c", "print(1)"], stdout=subprocess.PIPE) as python:
         printed = python.communicate()[0].decode()
-    note("processes", status=process.exitcode, squares=squares, printed=printed)
+    note("processes", status=process.exitcode, ended=ended.exitcode, squares=squares, printed=printed)
 
 
 def for_ever(app: Celery) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 
@@ -43,12 +44,12 @@ def test_a_process_in_which_a_run_comes_back_ends_there(app, settings, start_wor
 def test_processes_that_never_come_back_are_left_alone(app, start_worker, ledger, tmp_path):
     """O4: multiprocessing and subprocess work, calls in such a process are stored."""
     forks = app.tasks["forks"]
-    # A fork while another thread of the new worker holds a lock, as of an import, may hang in Python.
-    node = start_worker(lanes=1)
     forks.perform_async([{"id": "1", "payload": "processes"}, {"id": "2", "payload": "for ever"}])
+    node = start_worker(lanes=1)
     ledger.wait_for("end", 3)
     (did,) = ledger.lines("processes")
     assert (did["status"], did["squares"], did["printed"]) == (0, [3], "1\n")
+    assert did["ended"] == -signal.SIGTERM, "the worker's handler took the signal"
     assert "from a process" in [line["id"] for line in ledger.lines("end")]
     assert "CRITICAL" not in node.logs()
     (child,) = [line["pid"] for line in ledger.lines("child")]

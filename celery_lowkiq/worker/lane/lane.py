@@ -14,6 +14,7 @@ from celery_lowkiq.rules.models import Batch, ShardRef
 from celery_lowkiq.rules.schedulers import Scheduler, lag
 
 from ..context import WorkerContext
+from ..forks import end_forks_by_signal
 from ..owned_shard import OwnedShard
 from ..ports import EXIT_CRASHED
 from .claim_cycle import ClaimCycle
@@ -51,6 +52,7 @@ class Lane(LaneState):
     # -- the thread
 
     def _main(self) -> None:
+        end_forks_by_signal()
         try:
             while not self.stopping or self._cycle.unsettled:
                 owned = self._next()
