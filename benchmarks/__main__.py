@@ -21,12 +21,12 @@ from .bench import Bench
 from .machine import calibrate, facts
 from .row import Row
 from .rows import GROUPS, LONG
-from .worker import Worker, microseconds_a_job
+from .worker import Worker, ordered
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description="Costs per job, beside Celery's."
+        prog="python -m benchmarks", description="Costs per job, beside Sidekiq's and Celery's."
     )
     parser.add_argument("--quick", action="store_true", help="fewer jobs, no long rows, no plot")
     parser.add_argument("--rows", type=_groups, help=f"some of {', '.join(GROUPS)}, with commas between")
@@ -90,7 +90,7 @@ def measure(bench: Bench, groups: list[str]) -> list[Row]:
 def show_profile(bench: Bench) -> None:
     """Where the time of a job goes in the batch-1 process row, with one lane."""
     count = bench.count(20_000, 5_000)
-    bare = microseconds_a_job(bench, "blank", count, lanes=1)
+    bare = ordered(bench, "blank", count, lanes=1).wall
     bench.empty()
     queue = bench.spec("blank")
     bench.fill(queue, count)
