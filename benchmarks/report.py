@@ -1,7 +1,7 @@
 """The table, the results file, and the comparison with an earlier run.
 
 ``python -m benchmarks.report FILES`` prints the table of several runs, each row from its worst one;
-``--write`` writes it into docs/performance.md.
+``--write`` writes it into docs/performance.md, with the plot and the profile of the last full run.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from .row import OURS, Row, Side
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+PLOT = PAGE.parent / "_static" / "performance.svg"
 #: Markers of the section that ``--write`` writes.
 BEGIN = "<!-- begin of python -m benchmarks.report --write -->\n\n"
 END = "\n\n<!-- end of python -m benchmarks.report --write -->"
@@ -82,7 +84,11 @@ def _markdown(lines: list[list[str]], rule: list[str]) -> str:
 
 
 def write(
-    rows: Sequence[Row], machine: Mapping[str, Any], options: Mapping[str, Any], curves: Mapping[str, Any]
+    rows: Sequence[Row],
+    machine: Mapping[str, Any],
+    options: Mapping[str, Any],
+    curves: Mapping[str, Any],
+    profile: str = "",
 ) -> Path:
     """A file of its own for each run: results/<date>.json. Returns its path."""
     now = datetime.now(timezone.utc)
@@ -92,6 +98,7 @@ def write(
         "options": dict(options),
         "rows": [row.as_json() for row in rows],
         "curves": dict(curves),
+        "profile": profile,
     }
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{now:%Y-%m-%d-%H%M%S}.json"
@@ -156,7 +163,7 @@ def _badness(row: Row) -> float:
 
 
 def measured(runs: Sequence[Mapping[str, Any]]) -> str:
-    """The section of the docs: where and when, and the table."""
+    """The section of the docs: where and when, the table, and the last profile."""
     whens = [f"{run['date'][:16].replace('T', ' ')} (load {run['machine']['load']})" for run in runs]
     facts: dict[str, dict[str, None]] = {}
     for name, value in (fact for run in runs for fact in run["machine"].items()):
@@ -166,7 +173,10 @@ def measured(runs: Sequence[Mapping[str, Any]]) -> str:
     text = f"The worst of {len(runs)} runs, for each row: {', '.join(whens)}, UTC. Measured on: {machine}."
     lines = _all_lines(worst([rows_of(run) for run in runs]))
     wrapped = "\n".join(textwrap.wrap(text, 100, break_on_hyphens=False))
-    return f"{wrapped}\n\n{_markdown(lines, ['---'] * len(HEAD))}"
+    parts = [wrapped, _markdown(lines, ["---"] * len(HEAD))]
+    if profiles := [run["profile"] for run in runs if run.get("profile")]:
+        parts.append(f"The profile of the last of them:\n\n```text\n{profiles[-1]}\n```")
+    return "\n\n".join(parts)
 
 
 def into(page: str, section: str) -> str:
@@ -181,11 +191,15 @@ def main() -> None:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="results of the bench")
     parser.add_argument("--write", action="store_true", help="write the table into docs/performance.md")
     options = parser.parse_args()
-    section = measured([json.loads(path.read_text()) for path in sorted(options.files)])
-    if options.write:
-        PAGE.write_text(into(PAGE.read_text(), section))
-    else:
+    files = sorted(options.files)
+    section = measured([json.loads(path.read_text()) for path in files])
+    if not options.write:
         print(section)
+        return
+    PAGE.write_text(into(PAGE.read_text(), section))
+    for plot in (path.with_suffix(".svg") for path in files):
+        if plot.exists():
+            shutil.copy(plot, PLOT)
 
 
 if __name__ == "__main__":

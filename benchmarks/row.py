@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -122,13 +122,20 @@ class Row:
     @property
     def relative_costs(self) -> dict[str, float]:
         """The cost by each yardstick; two runs on noisy machines can be compared by them."""
-        others = {side.name: side.figure for side in self.others if side.figure}
-        machine = {"machine": self.calibration or 1.0}
-        yardsticks = {"others": others or machine, "machine": machine, "nothing": {"itself": 1.0}}
-        return {
-            name: by / self.ours if self.more_is_better else self.ours / by
-            for name, by in yardsticks[self.yardstick].items()
-        }
+        ours = 1 / self.ours if self.more_is_better else self.ours
+        if self.yardstick == "nothing":
+            return {"itself": ours}
+        if self.yardstick == "machine" or not self.others:
+            return {"machine": ours / (self.calibration or 1.0)}
+        return dict(self._ratios())
+
+    def _ratios(self) -> Iterator[tuple[str, float]]:
+        """Of the figure, and of all processor time."""
+        for side in self.others:
+            if ratio := self.ratio(side):
+                yield side.name, 1 / ratio if self.more_is_better else ratio
+            if self.cpu and side.cpu:
+                yield f"{side.name}, CPU", sum(self.cpu.values()) / sum(side.cpu.values())
 
     def calibrated(self, microseconds: float) -> Row:
         """The same row, measured on a machine that fast."""

@@ -145,6 +145,15 @@ def test_runs_are_compared_by_all_sides_that_both_have():
     }
 
 
+def test_runs_are_compared_by_processor_time_too():
+    before = row(cpu={"client": 1.0, "redis": 3.0}, others=beside(cpu={"client": 2.0, "redis": 2.0}))
+    after = replace(before, cpu={"client": 2.0, "redis": 4.0})
+    assert compare([before], [after]) == [
+        Change("r", 0.0, "Celery"),
+        Change("r", 0.5, "Celery, CPU"),
+    ]
+
+
 def test_only_what_became_slower_by_more_than_5_percent_is_marked():
     lines = changes([Change("a", 0.051, "other"), Change("b", 0.049, "machine"), Change("c", -0.5, "other")])
     assert [line.split("|")[1].strip() for line in lines.splitlines() if "SLOWER" in line] == ["a"]
@@ -180,17 +189,19 @@ def test_the_section_of_the_docs_is_written_between_its_markers():
     assert PAGE.read_text().count(BEGIN) == PAGE.read_text().count(END) == 1
 
 
-def test_all_runs_are_named_in_the_section():
+def test_the_section_names_all_runs_and_has_the_last_profile():
     runs = [
         {
             "date": f"2026-11-2{n}T10:00:00+00:00",
             "machine": {"load": n, "ruby": ruby},
             "rows": [row().as_json()],
+            "profile": profile,
         }
-        for n, ruby in ((1, "3.1"), (2, "3.3"))
+        for n, ruby, profile in ((1, "3.1", "6.0 us"), (2, "3.3", ""))
     ]
-    words = " ".join(measured(runs).partition("\n\n")[0].split())
-    assert words == (
+    words, *_, profile = measured(runs).split("\n\n")
+    assert profile == "```text\n6.0 us\n```"
+    assert " ".join(words.split()) == (
         "The worst of 2 runs, for each row: 2026-11-21 10:00 (load 1), 2026-11-22 10:00 (load 2), UTC. "
         "Measured on: ruby 3.1 or 3.3."
     )
