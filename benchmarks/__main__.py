@@ -21,12 +21,12 @@ from .bench import Bench
 from .machine import calibrate, facts
 from .row import Row
 from .rows import GROUPS, LONG
-from .worker import Worker, microseconds_a_job
+from .worker import Worker, ordered
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description="Costs per job, beside Celery's."
+        prog="python -m benchmarks", description="Costs per job, beside Sidekiq's and Celery's."
     )
     parser.add_argument("--quick", action="store_true", help="fewer jobs, no long rows, no plot")
     parser.add_argument("--rows", type=_groups, help=f"some of {', '.join(GROUPS)}, with commas between")
@@ -87,29 +87,30 @@ def measure(bench: Bench, groups: list[str]) -> list[Row]:
     return rows
 
 
-def show_profile(bench: Bench) -> None:
+def profiled(bench: Bench) -> str:
     """Where the time of a job goes in the batch-1 process row, with one lane."""
     count = bench.count(20_000, 5_000)
-    bare = microseconds_a_job(bench, "blank", count, lanes=1)
+    bare = ordered(bench, "blank", count, lanes=1).wall
     bench.empty()
     queue = bench.spec("blank")
     bench.fill(queue, count)
     with Worker(bench, "blank", lanes=1).profiled() as worker:
         worker.until(lambda: bench.processed(queue) >= count)
-    print(profile.text(json.loads(worker.profile.read_text()), count, bare))
+    return profile.text(json.loads(worker.profile.read_text()), count, bare)
 
 
 def run(bench: Bench, options: argparse.Namespace) -> None:
     groups = options.rows or [name for name in GROUPS if not (options.quick and name in LONG)]
     machine = facts(bench.direct)
     before = report.read(options.against) if options.against else []
-    rows = measure(bench, groups)
+    rows, groups_of_time = measure(bench, groups), ""
     if not (options.quick or options.rows):
         bench.curves["lanes"] = plot.by_lanes(bench)
+        groups_of_time = profiled(bench)
     print(report.table(rows))
     print(", ".join(f"{name} {value}" for name, value in machine.items()))
     shown = {"quick": options.quick, "latency_ms": options.latency, "own_redis": options.redis is None}
-    path = report.write(rows, machine, shown, bench.curves)
+    path = report.write(rows, machine, shown, bench.curves, groups_of_time)
     if bench.curves:
         plot.draw(bench.curves, path.with_suffix(".svg"))
     print(f"written to {path}")
@@ -129,7 +130,7 @@ def main() -> None:
         bench = Bench(url, connect(near), Path(directory), options.quick)
         try:
             if options.profile:
-                show_profile(bench)
+                print(profiled(bench))
             else:
                 run(bench, options)
         finally:

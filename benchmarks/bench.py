@@ -55,6 +55,11 @@ class Bench:
         for chunk in _chunks(jobs, 5000):
             self.store.push(queue, chunk)
 
+    def redis_cpu(self) -> float:
+        """Processor time of Redis so far, in s."""
+        used: Any = self.direct.info("cpu")
+        return float(used["used_cpu_user"] + used["used_cpu_sys"])
+
     def processed(self, queue: QueueSpec) -> int:
         """How many jobs the workers have settled as done."""
         return self._sum(queue, lambda pipe, keys: pipe.hget(keys["meta"], "processed"))

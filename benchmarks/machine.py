@@ -12,6 +12,8 @@ from typing import Any
 
 import redis
 
+from . import sidekiq
+
 CALIBRATION_ROUNDS = 300
 
 
@@ -26,6 +28,7 @@ def facts(client: redis.Redis) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         **{name: _version(name) for name in ("celery", "kombu", "redis", "hiredis")},
+        **sidekiq.versions(),
         "server": f"{server.get('server_name', 'redis')} {server['redis_version']}",
         "allocator": memory["mem_allocator"],
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .bench import Bench
-from .worker import microseconds_a_job
+from .worker import ordered
 
 LANES = (1, 2, 4, 8, 16, 32)
 NAMES = {"push": "push", "claim": "claim", "claim-settle": "claim and settle"}
@@ -16,7 +16,7 @@ NAMES = {"push": "push", "claim": "claim", "claim-settle": "claim and settle"}
 def by_lanes(bench: Bench) -> list[dict[str, float]]:
     """Blank jobs a second on so many lanes; on one interpreter, more lanes only help tasks that wait."""
     return [
-        {"lanes": lanes, "jobs_per_second": 1e6 / microseconds_a_job(bench, "wide", 10_000, lanes=lanes)}
+        {"lanes": lanes, "jobs_per_second": 1e6 / ordered(bench, "wide", 10_000, lanes=lanes).wall}
         for lanes in LANES
     ]
 

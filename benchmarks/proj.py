@@ -25,6 +25,7 @@ def make_app(**settings: Any) -> Celery:
     app = Celery("bench", set_as_current=False)
     app.conf.update({"task_ignore_result": True, "broker_connection_retry_on_startup": True, **settings})
     add_blank(app)
+    add_with_results(app)
     add_working(app)
     return app
 
@@ -57,9 +58,17 @@ def add_blank(app: Celery) -> None:
     def idle(payloads_by_id: dict[str, list[Any]]) -> None:
         """Nobody calls it."""
 
-    @ordered_task(**ordered, name="results", ignore_result=False)
+
+def add_with_results(app: Celery) -> None:
+    """Tasks whose results somebody may ask for."""
+
+    @app.task(shared=False, name="plain-results", ignore_result=False)
+    def plain_results(value: int) -> None:
+        """Celery's own."""
+
+    @ordered_task(app=app, shared=False, name="results", ignore_result=False)
     def results(payloads_by_id: dict[str, list[Any]]) -> None:
-        """Somebody may ask for the results of its calls."""
+        """5 shards, batches of 1."""
 
 
 def add_working(app: Celery) -> None:

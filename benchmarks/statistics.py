@@ -6,8 +6,9 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
+from typing import TypeAlias
 
-__all__ = ["median", "percentile", "rate", "timed", "timings"]
+__all__ = ["median", "middle_part", "percentile", "rate", "timed", "timings"]
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -17,16 +18,26 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
 
 
-def rate(progress: Sequence[tuple[float, float]], low: float = 0.1, high: float = 0.9) -> float:
-    """Jobs a second from samples of (time in s, jobs done): between the first sample with ``low`` of all
-    done and the first with ``high``, so that neither start nor end counts. Raises ValueError.
+#: A moment of a run: the time in s, the jobs done by then, and other figures that grow.
+Sample: TypeAlias = Sequence[float]
+
+
+def middle_part(progress: Sequence[Sample], low: float = 0.1, high: float = 0.9) -> list[float]:
+    """The growth of each figure between the first sample with ``low`` of all jobs done and the first with
+    ``high``, so that neither start nor end counts. Raises ValueError.
     """
     total = progress[-1][1] if progress else 0
     begin = next(sample for sample in progress if sample[1] >= low * total)
     end = next(sample for sample in progress if sample[1] >= high * total)
     if end[0] <= begin[0] or end[1] <= begin[1]:
         raise ValueError(f"too few jobs: all of {total:.0f} were done between two looks")
-    return (end[1] - begin[1]) / (end[0] - begin[0])
+    return [after - before for before, after in zip(begin, end, strict=True)]
+
+
+def rate(progress: Sequence[Sample], low: float = 0.1, high: float = 0.9) -> float:
+    """Jobs a second in the middle part. Raises ValueError."""
+    seconds, jobs, *_ = middle_part(progress, low, high)
+    return jobs / seconds
 
 
 def timed(action: Callable[[], object], jobs: int = 1) -> float:

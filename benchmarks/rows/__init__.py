@@ -12,10 +12,14 @@ Group = Callable[[Bench], Iterator[Row]]
 
 GROUPS: dict[str, Group] = {
     "batch1": process.batch_1,
+    "batch1-info": process.info_lines,
+    "batch1-results": process.results,
     "batch100": process.batch_100,
     "events": process.events,
     "bulk": enqueue.bulk,
     "delay": enqueue.delay,
+    "delay-signals": enqueue.delay_with_receivers,
+    "adelay": enqueue.from_asyncio,
     "memory": size.memory,
     "latency": waiting.latency,
     "lateness": waiting.lateness,

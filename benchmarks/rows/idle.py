@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ..bench import Bench
 from ..proxy import Proxy
-from ..row import Row, Target
+from ..row import Row, Side, Target
 from ..worker import Worker
 
 SETTLING = 3.0
@@ -42,7 +42,7 @@ def idle(bench: Bench) -> Iterator[Row]:
         "idle worker, 200 shards, 5 lanes: of a core, whole process",
         "%",
         ours,
-        celery,
-        "worker without ordered queues",
+        (Side("worker without ordered queues", celery),),
         (Target(2.0),),
+        yardstick="machine",
     )

@@ -4,61 +4,94 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kombu.utils.uuid import uuid
+
+from .. import bare, sidekiq
 from ..bench import Bench
-from ..row import Row, Target
-from ..statistics import median
-from ..worker import celery_microseconds_a_job, microseconds_a_job
+from ..cost import Cost, called, interleaved
+from ..row import OURS, Row, Target
+from ..worker import celerys, ordered
+
+SIDEKIQ, CELERY = "Sidekiq", "Celery"
 
 
 def batch_1(bench: Bench) -> Iterator[Row]:
-    ours, celery = [], []
-    for _ in range(bench.count(3, 1)):
-        ours.append(_blank(bench, bench.count(20_000, 4_000)))
-        celery.append(celery_microseconds_a_job(bench, bench.count(5_000, 1_000)))
-    yield Row(
+    count = bench.count(60_000, 6_000)
+    sides = {
+        OURS: lambda: ordered(bench, "blank", count),
+        SIDEKIQ: sidekiq.if_installed(lambda: sidekiq.worked(bench, count)),
+        CELERY: lambda: celerys(bench, bench.count(5_000, 1_000)),
+        bare.NAME: lambda: bare.worked(bench, count, bench.app.tasks["blank"].run),
+    }
+    yield Row.of_costs(
         "batch1",
         "process, batch 1, 5 lanes",
-        "us/job",
-        median(ours),
-        median(celery),
-        "Celery",
-        (Target(40.0), Target(20.0, at_least=True, of_ratio=True)),
-        speedup=True,
-        yardstick="other",
-        repeats=tuple(ours),
+        interleaved(bench.count(3, 1), sides),
+        Target(0.4, SIDEKIQ),
+        Target(1 / 40, CELERY),
     )
 
 
+def info_lines(bench: Bench) -> Iterator[Row]:
+    count = bench.count(30_000, 5_000)
+    sides = {
+        OURS: lambda: ordered(bench, "blank", count, level="INFO"),
+        SIDEKIQ: sidekiq.if_installed(lambda: sidekiq.worked(bench, count, "INFO")),
+        CELERY: lambda: celerys(bench, bench.count(5_000, 1_000), level="INFO"),
+    }
+    yield Row.of_costs(
+        "batch1-info",
+        "process, batch 1, 5 lanes, lines of level INFO to a file",
+        interleaved(bench.count(3, 1), sides),
+        Target(0.7, SIDEKIQ),
+    )
+
+
+def results(bench: Bench) -> Iterator[Row]:
+    sides = {
+        OURS: lambda: ordered(bench, "results", bench.count(20_000, 4_000)),
+        CELERY: lambda: celerys(bench, bench.count(5_000, 1_000), "plain-results"),
+        "backend.mark_as_done": lambda: _stored(bench, bench.count(3_000, 1_000)),
+    }
+    yield Row.of_costs(
+        "batch1-results",
+        "process, batch 1, 5 lanes, results in Redis",
+        interleaved(bench.count(3, 1), sides),
+        Target(0.1, CELERY),
+    )
+
+
+def _stored(bench: Bench, count: int) -> Cost:
+    """What Celery's result backend takes, without a worker."""
+    cost = called(bench, lambda: [bench.app.backend.mark_as_done(uuid(), None) for _ in range(count)], count)
+    return Cost(cost.wall, worker=cost.client, redis=cost.redis)
+
+
 def batch_100(bench: Bench) -> Iterator[Row]:
-    count = bench.count(100_000, 30_000)
-    ours = [microseconds_a_job(bench, "hundreds", count) for _ in range(bench.count(3, 1))]
-    yield Row(
+    many, count = bench.count(100_000, 30_000), bench.count(60_000, 6_000)
+    sides = {
+        OURS: lambda: ordered(bench, "hundreds", many),
+        "batch 1": lambda: ordered(bench, "blank", count),
+        bare.NAME: lambda: bare.worked(bench, many, bench.app.tasks["hundreds"].run, batch=100),
+    }
+    yield Row.of_costs(
         "batch100",
         "process, batch 100, 5 lanes",
-        "us/job",
-        median(ours),
-        targets=(Target(8.0),),
-        repeats=tuple(ours),
+        interleaved(bench.count(3, 1), sides),
+        Target(0.5, "batch 1"),
     )
 
 
 def events(bench: Bench) -> Iterator[Row]:
     count = bench.count(10_000, 3_000)
-    off, on = [], []
-    for _ in range(bench.count(3, 1)):
-        off.append(_blank(bench, count))
-        on.append(_blank(bench, count, "-E"))
-    yield Row(
+    sides = {
+        OURS: lambda: ordered(bench, "blank", count, "-E"),
+        CELERY: lambda: celerys(bench, bench.count(5_000, 1_000), options=("-E",)),
+        "events off": lambda: ordered(bench, "blank", count),
+    }
+    yield Row.of_costs(
         "events",
         "process, batch 1, events on (-E)",
-        "us/job",
-        median(on),
-        median(off),
-        "events off",
-        (Target(3.0, of_ratio=True),),
-        repeats=tuple(on),
+        interleaved(bench.count(3, 1), sides),
+        Target(0.5, CELERY),
     )
-
-
-def _blank(bench: Bench, count: int, *options: str) -> float:
-    return microseconds_a_job(bench, "blank", count, *options)

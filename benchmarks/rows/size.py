@@ -4,47 +4,57 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import count
+from typing import Any
 
 from celery_lowkiq.rules.models import Disposition, Lease, NewJob, QueueSpec, Settlement
 
+from .. import bare, sidekiq
 from ..bench import PAYLOAD, Bench
-from ..row import Row, Target
+from ..row import Row, Side, Target
 from ..statistics import median, timed
+from .process import CELERY, SIDEKIQ
 
 SHARDS = 24
 _requests = count(1)
 
 
 def memory(bench: Bench) -> Iterator[Row]:
-    blank, results = bench.app.tasks["blank"], bench.app.tasks["results"]
+    blank, results, plain = (bench.app.tasks[name] for name in ("blank", "results", "plain"))
     jobs, calls = bench.count(50_000, 10_000), bench.count(10_000, 5_000)
     allocator = bench.direct.info("memory")["mem_allocator"]
-    short = [{"id": n, "payload": {"v": n}} for n in range(jobs)]
-    yield Row(
-        "memory",
-        f"memory of a waiting job, {jobs} in 5 shards, {allocator}",
-        "bytes",
-        _grown(bench, lambda: blank.perform_async(short)) / jobs,
-        579,
-        "Lowkiq",
-        (Target(250.0),),
-        yardstick="nothing",
-    )
+    short, redis = [{"id": n, "payload": {"v": n}} for n in range(jobs)], bare.BareRedis(bench.url)
+    ours = _grown(bench, jobs, lambda: blank.perform_async(short))
+    with sidekiq.client(bench) as client:
+        others = (
+            Side(SIDEKIQ, _grown(bench, jobs, partial(client.call, "bulk", jobs)) if client else None),
+            Side(CELERY, _grown(bench, calls, lambda: [plain.delay({"v": n}) for n in range(calls)])),
+            Side("Lowkiq", 579),
+            Side(bare.NAME, _grown(bench, jobs, lambda: redis.push(jobs))),
+        )
+    text = f"memory of a waiting job, {jobs} in 5 shards, {allocator}"
+    yield Row("memory", text, "bytes", ours, others, (Target(205.0),), yardstick="nothing")
     yield Row(
         "memory-results",
         f"memory of a waiting job, results on, {calls} by delay",
         "bytes",
-        _grown(bench, lambda: [results.delay(n, {"v": n}) for n in range(calls)]) / calls,
+        _grown(bench, calls, lambda: [results.delay(n, {"v": n}) for n in range(calls)]),
         yardstick="nothing",
     )
 
 
-def _grown(bench: Bench, push: Callable[[], object]) -> float:
+def _grown(bench: Bench, jobs: int, push: Callable[[], object]) -> float:
+    """Bytes of a job, without the buffers of connections."""
     bench.empty()
-    before = bench.direct.info("memory")["used_memory"]
+    before = _used(bench)
     push()
-    return float(bench.direct.info("memory")["used_memory"] - before)
+    return (_used(bench) - before) / jobs
+
+
+def _used(bench: Bench) -> int:
+    memory: Any = bench.direct.info("memory")
+    return int(memory["used_memory"] - memory["mem_clients_normal"])
 
 
 def million(bench: Bench) -> Iterator[Row]:
@@ -56,10 +66,8 @@ def million(bench: Bench) -> Iterator[Row]:
             f"1,000,000 waiting ids, 24 shards: {text}",
             "us",
             large[name],
-            small[name],
-            "1,000 ids",
-            (Target(1.3, of_ratio=True),),
-            yardstick="other",
+            (Side("1,000 ids", small[name]),),
+            (Target(1.3, "1,000 ids"),),
         )
 
 
@@ -134,10 +142,8 @@ def payloads(bench: Bench) -> Iterator[Row]:
         f"push on an id with {lengths[-1]:,} payloads ({shown})",
         "us",
         costs[-1],
-        costs[0],
-        "100 payloads",
-        (Target(2.0, of_ratio=True),),
-        yardstick="other",
+        (Side("100 payloads", costs[0]),),
+        (Target(2.0, "100 payloads"),),
     )
     yield _claimed_in_steps(bench, queue, filled)
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 from ..bench import Bench
 from ..proj import NAP
-from ..row import Row, Target
+from ..row import Row, Side, Target
 from ..worker import Worker
 
 #: The last jobs do not keep all lanes busy, since ids do not fall evenly into shards.
@@ -21,11 +21,9 @@ def nodes(bench: Bench) -> Iterator[Row]:
         "5 ms tasks, two nodes of 5 lanes",
         "jobs/s",
         two,
-        one,
-        "one node",
-        (Target(1.9, at_least=True, of_ratio=True),),
+        (Side("one node", one),),
+        (Target(1.9, "one node", at_least=True),),
         more_is_better=True,
-        yardstick="other",
     )
 
 
@@ -35,11 +33,9 @@ def lanes(bench: Bench) -> Iterator[Row]:
         "5 ms tasks, one node of 20 lanes",
         "jobs/s",
         _throughput(bench, nodes=1, lanes=20, count=bench.count(20_000, 6_000)),
-        20 / NAP,
-        "ideal",
-        (Target(0.95, at_least=True, of_ratio=True),),
+        (Side("ideal", 20 / NAP),),
+        (Target(0.95, "ideal", at_least=True),),
         more_is_better=True,
-        yardstick="other",
     )
 
 

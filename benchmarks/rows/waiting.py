@@ -4,47 +4,92 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 
 from celery_lowkiq.rules.models import NewJob
 
+from .. import bare, sidekiq
 from ..bench import PAYLOAD, Bench
-from ..row import Row, Target
+from ..process import Process
+from ..row import OURS, Row, Side, Target
 from ..statistics import percentile
 from ..worker import Worker
+from .process import CELERY, SIDEKIQ
+
+
+@dataclass(frozen=True)
+class Idle:
+    """A worker that waits, and how to call it; the call returns when it began (monotonic, s)."""
+
+    worker: Process
+    call: Callable[[int], float]
 
 
 def latency(bench: Bench) -> Iterator[Row]:
-    count = bench.count(500, 100)
-    stamped, plain = bench.app.tasks["stamped"], bench.app.tasks["plain-stamp"]
-    ours = _delays(bench, "stamped", lambda n: stamped.delay(n), count)
-    celery = _delays(bench, "celery", lambda n: plain.delay(n), count)
-    for name, percent, limit in (("latency-p50", 50, 2.0), ("latency-p99", 99, 10.0)):
+    bench.empty()
+    with sidekiq.client(bench) as client, ExitStack() as stack:
+        sides = _idle_sides(bench, client)
+        for side in sides.values():
+            if side:
+                stack.enter_context(side.worker)
+        delays = _delays({name: side for name, side in sides.items() if side}, bench.count(500, 100))
+    for percent, targets in ((50, ()), (99, (Target(2.0),))):
+        _, *others = (
+            Side(name, percentile(delays[name], percent) if name in delays else None) for name in sides
+        )
         yield Row(
-            name,
+            f"latency-p{percent}",
             f"idle worker, push to start, p{percent}",
             "ms",
-            percentile(ours, percent),
-            percentile(celery, percent),
-            "Celery",
-            (Target(limit),),
+            percentile(delays[OURS], percent),
+            tuple(others),
+            targets,
+            yardstick="machine",
         )
 
 
-def _delays(bench: Bench, queue: str, call: Callable[[int], object], count: int) -> list[float]:
-    """Milliseconds from before the call to the start of the function, one call at a time."""
-    bench.empty()
+def _idle_sides(bench: Bench, client: sidekiq.SidekiqClient | None) -> dict[str, Idle | None]:
+    stamped, plain, redis = (
+        bench.app.tasks["stamped"],
+        bench.app.tasks["plain-stamp"],
+        bare.BareRedis(bench.url),
+    )
+    return {
+        OURS: Idle(Worker(bench, "stamped"), _timed(stamped.delay)),
+        SIDEKIQ: Idle(sidekiq.SidekiqWorker(bench), client.stamped) if client else None,
+        CELERY: Idle(Worker(bench, "celery"), _timed(plain.delay)),
+        bare.NAME: Idle(bare.popper(bench), _timed(lambda n: redis.ask(("LPUSH", bare.NAME, n)))),
+    }
+
+
+def _timed(call: Callable[[int], object]) -> Callable[[int], float]:
+    def made(n: int) -> float:
+        began = time.monotonic()
+        call(n)
+        return began
+
+    return made
+
+
+def _delays(sides: Mapping[str, Idle], count: int) -> dict[str, list[float]]:
+    """Milliseconds from a call to the start of its function, one call at a time, the sides in turn."""
     pauses = random.Random(1)
-    called = {}
-    with Worker(bench, queue) as worker:
-        call(-1)
-        worker.until(lambda: "-1" in worker.started())
-        for n in range(count):
+    called: dict[str, dict[str, float]] = {name: {} for name in sides}
+    for side in sides.values():
+        side.call(count)
+        side.worker.until(lambda worker=side.worker: bool(worker.started()))  # type: ignore[misc]
+    for n in range(count):
+        for name, side in sides.items():
             time.sleep(pauses.uniform(0.01, 0.03))
-            called[str(n)] = time.monotonic()
-            call(n)
-        worker.until(lambda: len(worker.started()) > count)
-        return [(worker.started()[n][0] - at) * 1000 for n, at in called.items()]
+            called[name][str(n)] = side.call(n)
+    found = {}
+    for name, side in sides.items():
+        side.worker.until(lambda worker=side.worker: len(worker.started()) > count)  # type: ignore[misc]
+        started = side.worker.started()
+        found[name] = [(started[n][0] - at) * 1000 for n, at in called[name].items()]
+    return found
 
 
 def lateness(bench: Bench) -> Iterator[Row]:

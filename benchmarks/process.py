@@ -1,0 +1,89 @@
+"""Programs beside the bench: workers of ours, of Celery's queue, and of other systems."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+from typing_extensions import Self
+
+from .bench import Bench
+from .cost import Cost
+from .statistics import Sample, middle_part, rate
+
+ROOT = Path(__file__).parents[1]
+#: How often progress is looked at, and how long nothing may move, in s.
+LOOK = 0.02
+PATIENCE = 60.0
+
+
+class Process:
+    """A program that runs until the end of the ``with`` block. Its output goes to a file."""
+
+    def __init__(self, bench: Bench, name: str, command: Sequence[str], env: Mapping[str, str]) -> None:
+        self._bench = bench
+        self.log = bench.directory / f"{name}.log"
+        self.stamps = bench.directory / f"{name}.stamps"
+        self._command = list(command)
+        self._env = {**os.environ, "BENCH_STAMPS": str(self.stamps), **env}
+
+    def __enter__(self) -> Self:
+        self.stamps.write_bytes(b"")
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                self._command, env=self._env, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def cpu_seconds(self) -> float:
+        """Processor time of the process so far, in s."""
+        times = psutil.Process(self._process.pid).cpu_times()
+        return float(times.user + times.system)
+
+    def started(self) -> dict[str, tuple[float, float]]:
+        """When each job started: monotonic and Unix time in s, by what the job was called with."""
+        lines = (line.split() for line in self.stamps.read_text().splitlines())
+        return {value: (float(monotonic), float(now)) for value, monotonic, now in lines}
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for it. Raises RuntimeError, with the end of the log, when it never comes."""
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the worker is stuck:\n{self.log.read_text()[-2000:]}")
+            time.sleep(LOOK)
+
+    def rate(self, done: Callable[[], int], total: int, high: float = 0.9) -> float:
+        """Jobs a second in the middle of working through ``total`` jobs."""
+        return rate(self._watched(done, total), high=high)
+
+    def cost(self, done: Callable[[], int], total: int) -> Cost:
+        """The cost of a job in the middle of working through ``total`` jobs."""
+        seconds, jobs, worker, redis = middle_part(self._watched(done, total))
+        wall, worker, redis = (took / jobs * 1e6 for took in (seconds, worker, redis))
+        return Cost(wall, worker=worker, redis=redis)
+
+    def _watched(self, done: Callable[[], int], total: int) -> list[Sample]:
+        """Time, jobs, and processor time of the worker and of Redis, until all jobs are done."""
+        progress: list[Sample] = []
+
+        def look() -> bool:
+            moment = (time.monotonic(), done(), self.cpu_seconds(), self._bench.redis_cpu())
+            progress.append(moment)
+            return moment[1] >= total
+
+        self.until(look)
+        return progress
