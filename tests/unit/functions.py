@@ -79,6 +79,11 @@ def writes_first(play, task, args):
     task.request.argsrepr = "hidden"
 
 
+def adds_links(play, task, args):
+    task.request.callbacks = [play.app.signature("next", args=("called back",))]
+    task.request.chain = [play.app.signature("next", args=("chained",))]
+
+
 def adds_trail(play, task, args):
     task.add_trail(task.AsyncResult("child"))
 
@@ -138,6 +143,7 @@ STEPS = [
     reads_lowkiq,
     writes,
     writes_first,
+    adds_links,
     adds_trail,
     changes_arguments,
     asks_worker,

@@ -77,6 +77,24 @@ def test_it_can_be_read_after_the_run(run):
     assert (request.retries, request.id in state.requests) == (0, False)
 
 
+def test_another_thread_may_read_it_first(run):
+    """An attribute whose look-up had begun when another thread completed the request raised."""
+    kept = []
+
+    def function(self, payloads_by_id):
+        kept.append(self.request)
+
+    run(function)
+    (request,) = kept
+    begun = vars(plain_request.PlainContext)
+    assert request.hostname == "host"
+    assert (type(request), begun["timelimit"].__get__(request)) == (Context, (None, None))
+    assert begun["__getattr__"](request, "lang") == "py"
+    with pytest.raises(AttributeError, match="'Context' object has no attribute 'nothing'"):
+        begun["__getattr__"](request, "nothing")
+    assert begun["__dict__"].__get__(request) == vars(request)
+
+
 def test_a_worker_finds_a_call_in_place_by_its_id(run):
     found = []
 
