@@ -77,6 +77,7 @@ def writes(play, task, args):
 
 def writes_first(play, task, args):
     task.request.argsrepr = "hidden"
+    task.request.shadow = "renamed"
 
 
 def adds_links(play, task, args):

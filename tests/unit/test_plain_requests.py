@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from celery import Celery
+from celery.app import trace
 from celery.app.task import Context
 from celery.app.trace import build_tracer
 from celery.worker import state
@@ -15,6 +16,7 @@ from celery.worker import state
 from celery_lowkiq import ordered_task
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.runs import plain_request
+from celery_lowkiq.integration.runs.log_filter import BatchFilter
 from celery_lowkiq.integration.runs.runner import CeleryRunner
 from celery_lowkiq.rules.models import Batch, Disposition, Job, Lease, Payload, ShardRef
 
@@ -169,3 +171,16 @@ def test_a_line_that_cannot_be_written_does_not_fail_the_run(run, monkeypatch, c
     caplog.set_level(logging.INFO, "celery.app.trace")
     assert run(function).disposition is Disposition.DONE
     assert "a run could not be reported" in caplog.messages
+
+
+def test_a_success_is_logged_by_celerys_line_of_the_moment(run, monkeypatch, caplog):
+    """A plain run logged the result though the program had replaced the line, to keep results out of it."""
+
+    def function(self, payloads_by_id):
+        return "secret"
+
+    monkeypatch.setattr(trace, "LOG_SUCCESS", "%(name)s is done")
+    monkeypatch.setattr(trace.logger, "filters", [BatchFilter()])
+    caplog.set_level(logging.INFO, "celery.app.trace")
+    run(function)
+    assert caplog.messages == ["t is done queue=t shard=0 jobs=1 ids='1'"]

@@ -25,8 +25,8 @@ T = TypeVar("T")
 #: Attributes of the request of a run without a call that are the same for all such runs.
 NO_CALL: dict[str, Any] = {**NO_EMBED, **IGNORED_RESULT, "group": None, "parent_id": None}
 READ_BY_BACKENDS = ("group", "parent_id", "ignore_result")
-#: Attributes of a request with what the tracer sends when its run has succeeded.
-SENT_ON_SUCCESS = ("callbacks", "chain", "chord")
+#: What the tracer reads of a request when its run has succeeded; None unless the function has written it.
+READ_AFTER_SUCCESS = ("callbacks", "chain", "chord", "shadow")
 
 
 class _Once(Generic[T]):
@@ -219,10 +219,10 @@ class PlainContext(Context):
 _attributes = Context.__dict__["__dict__"].__get__
 
 
-def has_links(context: Context) -> bool:
-    """Whether the function has written into its request what follows a success."""
+def needs_tracer(context: Context) -> bool:
+    """Whether the function has written into its request what the tracer uses after a success."""
     own = _attributes(context)
-    return any(own.get(name) for name in SENT_ON_SUCCESS)
+    return any(own.get(name) for name in READ_AFTER_SUCCESS)
 
 
 class _Completing:

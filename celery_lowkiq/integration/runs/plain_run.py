@@ -27,7 +27,7 @@ from .decode import decode_plain
 from .log_filter import whole_success
 from .observers import RunObservers
 from .plain_call import plain_call
-from .plain_request import PlainContext, PlainRequest, RepeatedRequest, has_links
+from .plain_request import PlainContext, PlainRequest, RepeatedRequest, needs_tracer
 from .run import Run
 from .stacks import RunStacks
 from .tracing import report
@@ -86,7 +86,7 @@ class PlainRuns:
             except BaseException as raised:  # noqa: BLE001 - also one that fails the run though no Exception
                 request.run.replay = partial(_raise, raised)
                 return partial(RepeatedRequest, request, context)
-            if has_links(context) or not self._store_result(request, context, result):
+            if needs_tracer(context) or not self._store_result(request, context, result):
                 request.run.replay = lambda: result
                 return partial(RepeatedRequest, request, context)
             if logs:
