@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import pickle
 import re
@@ -80,6 +81,12 @@ def writes_first(play, task, args):
     task.request.shadow = "renamed"
 
 
+def deletes(play, task, args):
+    with contextlib.suppress(AttributeError):
+        del task.request.hostname
+    play.note(task.request.hostname)
+
+
 def adds_links(play, task, args):
     task.request.callbacks = [play.app.signature("next", args=("called back",))]
     task.request.chain = [play.app.signature("next", args=("chained",))]
@@ -144,6 +151,7 @@ STEPS = [
     reads_lowkiq,
     writes,
     writes_first,
+    deletes,
     adds_links,
     adds_trail,
     changes_arguments,

@@ -25,7 +25,7 @@ from celery_lowkiq.integration.runs.log_filter import BatchFilter
 from celery_lowkiq.integration.runs.observers import RunObservers
 from celery_lowkiq.integration.runs.runner import CeleryRunner
 from celery_lowkiq.rules.models import Batch, Lease, Recorded, ShardRef
-from tests.unit.functions import ENDS, MIDDLEWARES, OPTIONS, STEPS, adds_links, own, writes_first
+from tests.unit.functions import ENDS, MIDDLEWARES, OPTIONS, STEPS, adds_links, deletes, own, writes_first
 from tests.unit.lanes import Reader, TrackerStore, job
 
 # Celery warns of each error from outside a function.
@@ -266,6 +266,7 @@ def traced(monkeypatch):
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plan=PLANS)
 @example(plan=Plan("bound", [adds_links], "returns a value", {}, [], logs=False, headers={}))
+@example(plan=Plan("bound", [deletes], "returns a value", {}, [], logs=False))
 @example(plan=Plan("bound", [writes_first], "returns a value", {}, [], logs=True))
 def test_a_plain_run_is_like_a_traced_one(traced, plan):
     whole, was_plain = traced(plan, is_observed=True)

@@ -200,6 +200,10 @@ class PlainContext(Context):
             raise AttributeError(f"{Context.__name__!r} object has no attribute {name!r}")
         return getattr(self, name)
 
+    def __delattr__(self, name: str) -> None:
+        PlainContext._complete(self)
+        object.__delattr__(self, name)
+
     def _complete(self) -> bool:
         """Add the attributes that the function has not set. Returns False if that was done before."""
         own = _attributes(self)
