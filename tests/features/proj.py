@@ -94,6 +94,10 @@ def save_order(order: Order) -> Order:
     return Order(id=order.id, lines=[*order.lines, "saved"])
 
 
+# Celery 5.5 does not look up annotations that are strings.
+save_order.__annotations__.update({"order": Order, "return": Order})
+
+
 def make_app(url: str) -> Celery:
     """A new app with its own tasks."""
     app = Celery("features", broker=url, backend=url, set_as_current=False)

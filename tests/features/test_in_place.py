@@ -5,7 +5,7 @@ from __future__ import annotations
 from uuid import uuid4
 
 import pytest
-from celery import chain, chord
+from celery import Task, chain, chord
 from celery.exceptions import TaskRevokedError
 from celery.states import REVOKED
 
@@ -132,4 +132,5 @@ def test_models_of_pydantic(features):
     path = features.app.tasks["path"]
     order = {"id": 7, "lines": ["a"]}
     assert path.delay(order).get(WAIT) == {"id": 7, "lines": ["a", "saved"]}
-    assert path.delay(order=Order(id=8)).get(WAIT) == {"id": 8, "lines": ["saved"]}
+    if hasattr(Task, "_dump_pydantic_arguments"):  # since Celery 5.6
+        assert path.delay(order=Order(id=8)).get(WAIT) == {"id": 8, "lines": ["saved"]}

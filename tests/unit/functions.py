@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import pickle
 import re
@@ -77,6 +78,18 @@ def writes(play, task, args):
 
 def writes_first(play, task, args):
     task.request.argsrepr = "hidden"
+    task.request.shadow = "renamed"
+
+
+def deletes(play, task, args):
+    with contextlib.suppress(AttributeError):
+        del task.request.hostname
+    play.note(task.request.hostname)
+
+
+def adds_links(play, task, args):
+    task.request.callbacks = [play.app.signature("next", args=("called back",))]
+    task.request.chain = [play.app.signature("next", args=("chained",))]
 
 
 def adds_trail(play, task, args):
@@ -138,6 +151,8 @@ STEPS = [
     reads_lowkiq,
     writes,
     writes_first,
+    deletes,
+    adds_links,
     adds_trail,
     changes_arguments,
     asks_worker,

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from celery import Celery
+from celery.app import trace
 from celery.app.task import Context
 from celery.app.trace import build_tracer
 from celery.worker import state
@@ -15,6 +16,7 @@ from celery.worker import state
 from celery_lowkiq import ordered_task
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.runs import plain_request
+from celery_lowkiq.integration.runs.log_filter import BatchFilter
 from celery_lowkiq.integration.runs.runner import CeleryRunner
 from celery_lowkiq.rules.models import Batch, Disposition, Job, Lease, Payload, ShardRef
 
@@ -75,6 +77,24 @@ def test_it_can_be_read_after_the_run(run):
     assert request.argsrepr == "'1' (1): ['x']"
     assert request.lowkiq.jobs[0].payloads == ("x",)
     assert (request.retries, request.id in state.requests) == (0, False)
+
+
+def test_another_thread_may_read_it_first(run):
+    """An attribute whose look-up had begun when another thread completed the request raised."""
+    kept = []
+
+    def function(self, payloads_by_id):
+        kept.append(self.request)
+
+    run(function)
+    (request,) = kept
+    begun = vars(plain_request.PlainContext)
+    assert request.hostname == "host"
+    assert (type(request), begun["timelimit"].__get__(request)) == (Context, (None, None))
+    assert begun["__getattr__"](request, "lang") == "py"
+    with pytest.raises(AttributeError, match="'Context' object has no attribute 'nothing'"):
+        begun["__getattr__"](request, "nothing")
+    assert begun["__dict__"].__get__(request) == vars(request)
 
 
 def test_a_worker_finds_a_call_in_place_by_its_id(run):
@@ -151,3 +171,16 @@ def test_a_line_that_cannot_be_written_does_not_fail_the_run(run, monkeypatch, c
     caplog.set_level(logging.INFO, "celery.app.trace")
     assert run(function).disposition is Disposition.DONE
     assert "a run could not be reported" in caplog.messages
+
+
+def test_a_success_is_logged_by_celerys_line_of_the_moment(run, monkeypatch, caplog):
+    """A plain run logged the result though the program had replaced the line, to keep results out of it."""
+
+    def function(self, payloads_by_id):
+        return "secret"
+
+    monkeypatch.setattr(trace, "LOG_SUCCESS", "%(name)s is done")
+    monkeypatch.setattr(trace.logger, "filters", [BatchFilter()])
+    caplog.set_level(logging.INFO, "celery.app.trace")
+    run(function)
+    assert caplog.messages == ["t is done queue=t shard=0 jobs=1 ids='1'"]

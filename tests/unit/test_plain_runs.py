@@ -10,12 +10,12 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
-from celery import Celery, signals
+from celery import Celery, Task, signals
 from celery._state import _task_stack, get_current_worker_task
 from celery.app.trace import build_tracer
 from celery.backends.cache import _DUMMY_CLIENT_CACHE, CacheBackend
 from celery.worker import state
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from kombu.exceptions import OperationalError
 
@@ -25,7 +25,7 @@ from celery_lowkiq.integration.runs.log_filter import BatchFilter
 from celery_lowkiq.integration.runs.observers import RunObservers
 from celery_lowkiq.integration.runs.runner import CeleryRunner
 from celery_lowkiq.rules.models import Batch, Lease, Recorded, ShardRef
-from tests.unit.functions import ENDS, MIDDLEWARES, OPTIONS, STEPS, own
+from tests.unit.functions import ENDS, MIDDLEWARES, OPTIONS, STEPS, adds_links, deletes, own, writes_first
 from tests.unit.lanes import Reader, TrackerStore, job
 
 # Celery warns of each error from outside a function.
@@ -100,6 +100,18 @@ class Hooked(OrderedTask):
         self.play.note("on_retry", task_id, args, kwargs)
 
 
+class Next(Task):
+    """Is called by links."""
+
+    name = "next"
+
+    def __init__(self, play):
+        self.play = play
+
+    def apply_async(self, args, *_, **options):
+        self.play.note("next", args, options["parent_id"], options["root_id"])
+
+
 class Play:
     """Runs a plan as a lane does, and notes all that anybody can see of it."""
 
@@ -114,6 +126,7 @@ class Play:
         function, options = self.forms()[plan.form]
         options = {"retry_in": lambda retry_count: 5.0, **options, **plan.options}
         ordered_task(app=self.app, shared=False, name="t", base=Hooked, **options)(function)
+        self.app.register_task(Next(self))
         self.app.finalize()
         self.task = self.app.tasks["t"]
         _DUMMY_CLIENT_CACHE.clear()
@@ -252,6 +265,9 @@ def traced(monkeypatch):
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plan=PLANS)
+@example(plan=Plan("bound", [adds_links], "returns a value", {}, [], logs=False, headers={}))
+@example(plan=Plan("bound", [deletes], "returns a value", {}, [], logs=False))
+@example(plan=Plan("bound", [writes_first], "returns a value", {}, [], logs=True))
 def test_a_plain_run_is_like_a_traced_one(traced, plan):
     whole, was_plain = traced(plan, is_observed=True)
     assert not was_plain

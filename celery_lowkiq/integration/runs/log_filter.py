@@ -11,7 +11,8 @@ import time
 from typing import Any
 
 from celery._state import get_current_task
-from celery.app.trace import LOG_FAILURE, LOG_RETRY, LOG_SUCCESS
+from celery.app import trace
+from celery.app.trace import LOG_FAILURE, LOG_RETRY
 
 from celery_lowkiq.rules.models import Batch
 
@@ -22,8 +23,7 @@ TRACE = "celery.app.trace"
 #: Maximum number of ids listed per line.
 IDS_SHOWN = 5
 ABOUT = " queue=%(queue)s shard=%(shard)d jobs=%(jobs)d ids=%(ids)s"
-#: The line of a plain run, which needs no completion.
-WHOLE_SUCCESS = LOG_SUCCESS + ABOUT
+OF_BATCH = frozenset({"queue", "shard", "jobs", "ids"})
 
 
 class BatchFilter(logging.Filter):
@@ -34,10 +34,11 @@ class BatchFilter(logging.Filter):
 
         ``record.data`` has the same values.
         """
-        if record.msg is WHOLE_SUCCESS:
+        about = record.args
+        if isinstance(about, dict) and about.keys() >= OF_BATCH:
+            # The line of a plain run is whole.
             return True
         task: Any = get_current_task()
-        about = record.args
         if task is None or not isinstance(about, dict) or about.get("id") != task.request.id:
             return True
         run = getattr(task.request, "lowkiq_run", None)
@@ -86,9 +87,11 @@ def describe_batch(batch: Batch) -> dict[str, Any]:
 
 def whole_success(about: dict[str, Any], batch: Batch) -> tuple[str, dict[str, Any]]:
     """Celery's line about a success, as the filter completes it if it is installed."""
+    # Read anew: programs replace it, for instance to keep results out of their logs.
+    line = trace.LOG_SUCCESS
     if not is_installed():
-        return LOG_SUCCESS, about
-    return WHOLE_SUCCESS, {**about, **describe_batch(batch)}
+        return line, about
+    return f"{line}{ABOUT}", {**about, **describe_batch(batch)}
 
 
 def is_installed() -> bool:

@@ -25,6 +25,8 @@ T = TypeVar("T")
 #: Attributes of the request of a run without a call that are the same for all such runs.
 NO_CALL: dict[str, Any] = {**NO_EMBED, **IGNORED_RESULT, "group": None, "parent_id": None}
 READ_BY_BACKENDS = ("group", "parent_id", "ignore_result")
+#: What the tracer reads of a request when its run has succeeded; None unless the function has written it.
+READ_AFTER_SUCCESS = ("callbacks", "chain", "chord", "shadow")
 
 
 class _Once(Generic[T]):
@@ -189,15 +191,20 @@ class PlainContext(Context):
     @property
     def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
         """As of a Context made by the tracer: for ``vars()``, ``repr()``, copies and pickles."""
-        self._complete()
+        PlainContext._complete(self)
         own: dict[str, Any] = _attributes(self)
         return own
 
     def __getattr__(self, name: str) -> Any:
         """An attribute that Celery's Context does not have until it is set."""
-        if name.startswith("__") or not self._complete():
+        # Another thread may have completed it meanwhile: then it is Celery's own.
+        if name.startswith("__") or not (PlainContext._complete(self) or type(self) is Context):
             raise AttributeError(f"{Context.__name__!r} object has no attribute {name!r}")
         return getattr(self, name)
+
+    def __delattr__(self, name: str) -> None:
+        PlainContext._complete(self)
+        object.__delattr__(self, name)
 
     def _complete(self) -> bool:
         """Add the attributes that the function has not set. Returns False if that was done before."""
@@ -218,6 +225,12 @@ class PlainContext(Context):
 _attributes = Context.__dict__["__dict__"].__get__
 
 
+def needs_tracer(context: Context) -> bool:
+    """Whether the function has written into its request what the tracer uses after a success."""
+    own = _attributes(context)
+    return any(own.get(name) for name in READ_AFTER_SUCCESS)
+
+
 class _Completing:
     """An attribute of Celery's Context, which completes a PlainContext when it is read."""
 
@@ -235,7 +248,7 @@ class _Completing:
                 return request.id
             if self._name in NO_CALL:
                 return request.constants[self._name]
-        context._complete()
+        PlainContext._complete(context)
         return own.get(self._name, self._default)
 
 

@@ -27,7 +27,7 @@ from .decode import decode_plain
 from .log_filter import whole_success
 from .observers import RunObservers
 from .plain_call import plain_call
-from .plain_request import PlainContext, PlainRequest, RepeatedRequest
+from .plain_request import PlainContext, PlainRequest, RepeatedRequest, needs_tracer
 from .run import Run
 from .stacks import RunStacks
 from .tracing import report
@@ -86,7 +86,7 @@ class PlainRuns:
             except BaseException as raised:  # noqa: BLE001 - also one that fails the run though no Exception
                 request.run.replay = partial(_raise, raised)
                 return partial(RepeatedRequest, request, context)
-            if request.stores_result and not self._store_result(request, context, result):
+            if needs_tracer(context) or not self._store_result(request, context, result):
                 request.run.replay = lambda: result
                 return partial(RepeatedRequest, request, context)
             if logs:
@@ -97,7 +97,9 @@ class PlainRuns:
         return None
 
     def _store_result(self, request: PlainRequest, context: PlainContext, result: Any) -> bool:
-        """Store the result of the call. Returns False when that failed."""
+        """Store the result of the call, if it has one. Returns False when that failed."""
+        if not request.stores_result:
+            return True
         try:
             self._task.backend.mark_as_done(request.id, request.result_of_call(result), context, True)
         except Exception:  # noqa: BLE001 - the tracer meets it again, and decides
