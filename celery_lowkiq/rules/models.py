@@ -84,8 +84,7 @@ class Payload(NamedTuple):
     cut_from: int | None = None
 
 
-@dataclass(frozen=True)
-class NewJob:
+class NewJob(NamedTuple):
     """A call to push.
 
     ``perform_in`` is a Unix time in s; ``delay`` is in s from Redis's time. At most one of them is set;

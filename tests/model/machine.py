@@ -123,7 +123,7 @@ class StoreMachine(PeopleRules):
     @rule(jobs=st.lists(JOBS, min_size=1, max_size=4), repeats=st.integers(1, 2))
     def push(self, jobs: list[NewJob], repeats: int) -> None:
         """A reply that was lost makes the client send the same command again."""
-        jobs = jobs if self.ranked else [replace(job, priority=None) for job in jobs]
+        jobs = jobs if self.ranked else [job._replace(priority=None) for job in jobs]
         call = push_call(self.queue, self.shard, self.sender, jobs)
         if self.model.refuses(jobs):
             with pytest.raises(QueueFull):

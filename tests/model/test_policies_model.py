@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -76,7 +74,7 @@ class PolicyMachine(StoreMachine):
     def push(self, jobs: list[NewJob], repeats: int) -> None:
         # What gives way depends on what has spilled, which a model without packing cannot know.
         small = self.queue.policies.when_full is WhenFull.DROP_OLDEST
-        jobs = [replace(job, payload=job.payload[:2]) for job in jobs] if small else jobs
+        jobs = [job._replace(payload=job.payload[:2]) for job in jobs] if small else jobs
         super().push(jobs, repeats)
 
     @rule(count=st.integers(15, 30), size=st.sampled_from([2, 100]), jobs=st.lists(CALLS, max_size=3))

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu import serialization
 
-from celery_lowkiq.integration.app.codec import MARK, Codec
+from celery_lowkiq.integration.app import codec
+from celery_lowkiq.integration.app.codec import MARK, Codec, dump_json
 from celery_lowkiq.rules.errors import ConfigurationError, PayloadError, UndecodablePayload
 
 JSON = Codec("json", ["json"], 65536)
@@ -70,8 +71,15 @@ def test_what_has_no_single_way_to_be_written_is_refused(value):
 def test_endless_nesting_is_refused():
     loop: list = []
     loop.append(loop)
-    with pytest.raises(PayloadError):
+    with pytest.raises(PayloadError, match="Circular reference detected"):
         JSON.dump(loop)
+    assert JSON.dump([loop[:0]] * 3) == b"[[],[],[]]"
+
+
+@given(JSON_VALUES | st.datetimes() | st.uuids() | st.decimals(allow_nan=False))
+def test_the_encoder_that_is_made_once_writes_what_a_new_one_does(value):
+    with contextlib.suppress(UnicodeEncodeError):
+        assert dump_json([value]) == codec._encoder.encode([value]).encode()
 
 
 def test_too_large_a_payload_is_refused_with_both_sizes():

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Collection
-from json import scanner
+from collections.abc import Callable, Collection, Iterable
+from json import encoder, scanner
 from typing import Any, NoReturn
 
 from kombu import serialization
@@ -40,6 +40,12 @@ def refuse_constant(name: str) -> NoReturn:
 
 _encoder: json.JSONEncoder = JSONEncoder(
     sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+)
+#: ``_encoder`` makes one for each value. Without its C extension, it is the encoder.
+_make_encoder: Any = vars(encoder)["c_make_encoder"] or (lambda *_: lambda value, _: _encoder.encode(value))
+#: Does not look for a value that contains itself, and so ends in a RecursionError.
+_write: Callable[[Any, int], Iterable[str]] = _make_encoder(
+    None, _encoder.default, encoder.encode_basestring, None, ":", ",", True, False, False
 )
 _decoder = json.JSONDecoder(object_hook=object_hook, parse_constant=refuse_constant)
 #: Reads a value from a position on, without the hook for kombu's tagged values, and returns where it ends.
@@ -166,8 +172,12 @@ def _refuse_json(_: bytes) -> NoReturn:
 
 
 def dump_json(payload: Any) -> bytes:
-    """Return the canonical JSON of a value."""
-    return _encoder.encode(payload).encode("utf-8")
+    """Return the canonical JSON of a value. Raises TypeError, ValueError or RecursionError."""
+    try:
+        return "".join(_write(payload, 0)).encode("utf-8")
+    except RecursionError:
+        # Says whether the payload contains itself.
+        return _encoder.encode(payload).encode("utf-8")
 
 
 # -- signed payloads

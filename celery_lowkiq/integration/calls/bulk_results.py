@@ -68,7 +68,7 @@ def bulk_without_messages(
     record = make_record(task, {"id": "", **headers}, None, properties, track, tracker)
     if record is not None:
         stored = (replace(record, id=task_id).dump(context.record_codec) for task_id in ids)
-        jobs = [replace(job, record=data) for job, data in zip(jobs, stored, strict=True)]
+        jobs = [job._replace(record=data) for job, data in zip(jobs, stored, strict=True)]
     return jobs, CallResults(task, ids)
 
 

@@ -20,6 +20,8 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 MAX_ID_BYTES = 256
+#: Above all whole numbers that an id usually is.
+USUAL_NUMBERS = 2**63
 #: Unix s; the year 2286. A larger number was surely meant in milliseconds.
 LATEST = 10_000_000_000.0
 #: A score must be a number that a double holds exactly.
@@ -61,6 +63,22 @@ class Entry:
     priority: int | None = None
     #: Unix time (s) of the sender's clock, for a call that came by the broker: its score without another.
     sent: float | None = None
+
+    def __init__(
+        self,
+        id: str,  # noqa: A002 - the name of the field
+        payload: Any = "",
+        score: float | None = None,
+        perform_in: float | None = None,
+        delay: float | None = None,
+        priority: int | None = None,
+        sent: float | None = None,
+    ) -> None:
+        # That of a frozen dataclass sets each attribute by a call, and takes three times as long.
+        fields = self.__dict__
+        fields["id"], fields["payload"], fields["score"] = id, payload, score
+        fields["perform_in"], fields["delay"] = perform_in, delay
+        fields["priority"], fields["sent"] = priority, sent
 
     def beyond_message(self) -> dict[str, Any]:
         """The arguments of the call that Celery's message does not carry."""
@@ -135,6 +153,8 @@ def id_of(key: Callable[[Any], Any], payload: Any) -> Any:
 
 
 def _entry(job: BulkEntry, tz: tzinfo | None, key: Callable[[Any], Any] | None) -> Entry:
+    if type(job) is dict and "id" in job and len(job) == 1 + ("payload" in job):
+        return Entry(read_id(job["id"]), job.get("payload", ""))
     if not isinstance(job, Mapping):
         raise InvalidCall(f"a job is a dict with the keys {sorted(KEYS)}, got {type(job).__name__}")
     unknown = job.keys() - KEYS
@@ -154,6 +174,11 @@ def _entry(job: BulkEntry, tz: tzinfo | None, key: Callable[[Any], Any] | None) 
 
 def read_id(value: Any) -> str:
     """Text of an id. Raises InvalidCall."""
+    # Nearly all are one of these.
+    if type(value) is int and 0 <= value < USUAL_NUMBERS:
+        return str(value)
+    if type(value) is str and 0 < len(value) <= MAX_ID_BYTES and value.isascii() and value.isprintable():
+        return value
     if isinstance(value, bool) or not isinstance(value, (str, int, UUID)):
         raise InvalidCall(f"id={_shown(value)} is invalid: expected a str, an int or a UUID")
     text = _plain_text(value)

@@ -102,7 +102,7 @@ class BrokerMessageHandler:
         check_arguments(call.args, call.kwargs)
         job = self._entry(call, priority, context.settings.message_score).job(context.codec)
         if call.headers.get("id"):
-            job = replace(job, record=self._task.record_of(call))
+            job = job._replace(record=self._task.record_of(call))
         context.store.push(self._task.queue_spec, [job])
 
     def _entry(self, call: MessagedCall, priority: int | None, message_score: str) -> Entry:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Generic, Literal, TypeVar, overload
 from uuid import UUID
@@ -196,7 +195,7 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
     def recorded_job(self, job: NewJob, call: MessagedCall, tracker: str = "") -> NewJob:
         """The job of a call with the record and the priority that its message gives. Raises PayloadError."""
         record = self.record_of(call, tracker)
-        return replace(job, record=record, priority=priority_of(call.properties))
+        return job._replace(record=record, priority=priority_of(call.properties))
 
     def record_of(self, call: MessagedCall, tracker: str = "") -> bytes | None:
         """The record of a call; None when nothing needs one. Raises PayloadError."""

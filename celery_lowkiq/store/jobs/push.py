@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -60,10 +61,11 @@ def turns(queue: QueueSpec, jobs: Sequence[NewJob]) -> Iterator[Mapping[ShardRef
     if len(jobs) == 1:
         yield {shard_of_job(queue, jobs[0]): jobs}
         return
-    by_shard: dict[ShardRef, list[NewJob]] = {}
+    by_index: defaultdict[int, list[NewJob]] = defaultdict(list)
+    shards = queue.shards
     for job in jobs:
-        by_shard.setdefault(shard_of_job(queue, job), []).append(job)
-    waiting = {shard: chunked(part) for shard, part in by_shard.items()}
+        by_index[shard_of(job.id, shards)].append(job)
+    waiting = {ShardRef(queue.name, index): chunked(part) for index, part in by_index.items()}
     turn: Mapping[ShardRef, Sequence[NewJob]]
     while turn := {shard: chunk for shard, chunks in waiting.items() if (chunk := next(chunks, None))}:
         yield turn

@@ -22,6 +22,7 @@ from celery_lowkiq.rules.errors import (
     StoreUnavailable,
 )
 
+from .exchange import exchange
 from .keys import FORMAT, shard_of_key
 from .records import pairs
 from .script import Script, ScriptCall
@@ -232,6 +233,8 @@ class Client:
 
     def _send(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         try:
+            if (replies := exchange(self.redis, commands)) is not None:
+                return replies
             if len(commands) == 1:
                 return [self._one(commands[0])]
             with self.redis.pipeline(transaction=False) as pipe:

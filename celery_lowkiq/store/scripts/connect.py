@@ -14,6 +14,8 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.validators import invalid
 
+from .keeping_pool import KeepingPool
+
 #: Retries after a dropped connection, since scripts can be repeated; the caller handles longer outages.
 RETRIES = 2
 #: RESP2 is parsed about twice as fast as RESP3.
@@ -34,7 +36,7 @@ class _Behind(NamedTuple):
     options: dict[str, Any] | None
 
 
-class _BlockingSentinelPool(SentinelConnectionPool, redis.BlockingConnectionPool):
+class _BlockingSentinelPool(SentinelConnectionPool, KeepingPool):
     """A sentinel's pool that waits for a free connection."""
 
     def disconnect(self, inuse_connections: bool = True) -> None:
@@ -52,9 +54,7 @@ def connect(parameters: Mapping[str, Any], *, pool_size: int, pool_timeout: floa
     options, behind = _split(parameters)
     options["retry"] = Retry(_backoff(), RETRIES)
     if behind is None:
-        pool: redis.ConnectionPool = redis.BlockingConnectionPool(  # type: ignore[no-untyped-call]
-            max_connections=pool_size, timeout=pool_timeout, **options
-        )
+        pool: redis.ConnectionPool = KeepingPool(max_connections=pool_size, timeout=pool_timeout, **options)
     else:
         manager = Sentinel(behind.sentinels, sentinel_kwargs=behind.options)  # type: ignore[no-untyped-call]
         pool = _BlockingSentinelPool(  # type: ignore[no-untyped-call]

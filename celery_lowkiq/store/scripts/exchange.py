@@ -1,0 +1,97 @@
+"""The exchange of scripts and replies over a kept connection, without redis-py's layer for commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import FunctionType
+from typing import Any
+
+import redis
+from redis import exceptions
+from redis.client import Pipeline
+
+from .keeping_pool import KeepingPool
+
+pack_command: Any
+metrics: Any
+try:
+    from hiredis import pack_command
+except ImportError:
+    pack_command = None
+try:
+    from redis.observability.providers import get_observability_instance as metrics
+except ImportError:
+    metrics = None
+
+#: Commands of this many bytes are sent while the next ones are packed.
+PART_BYTES = 16 * 1024
+#: Commands whose replies redis-py does not change.
+SCRIPTS = {"EVALSHA"}
+Command = tuple[Any, ...]
+
+
+def exchange(client: redis.Redis, commands: Sequence[Command]) -> list[Any] | None:
+    """Send scripts in one round trip, and return their replies; that of a refused one is its error.
+
+    As redis-py does, repeats all of them when the connection is lost. None: nothing was sent, since something
+    observes redis-py, or the commands are no scripts. Raises RedisError.
+    """
+    pool = client.connection_pool
+    if not isinstance(pool, KeepingPool) or {command[0] for command in commands} != SCRIPTS:
+        return None
+    kept = pool.take_kept()
+    if kept is None:
+        if _is_observed(client):
+            return None
+        kept = pool.take_new()
+    connection = kept.connection
+
+    def attempt() -> list[Any]:
+        connection.send_packed_command(_packed(connection, commands))
+        return [_reply(connection) for _ in commands]
+
+    try:
+        replies: list[Any] = connection.retry.call_with_retry(attempt, lambda _: connection.disconnect())
+        return replies
+    except BaseException:
+        # Replies may be left in it.
+        connection.disconnect()
+        raise
+    finally:
+        pool.keep(kept)
+
+
+def _is_observed(client: redis.Redis) -> bool:
+    """Whether a tracer sees what redis-py sends, or a connection of another package sends it."""
+    return not (
+        client.connection_pool.connection_class.__module__.startswith("redis.")
+        and _is_of_redis_py(client.execute_command)
+        and _is_of_redis_py(Pipeline.execute)
+        and (metrics is None or metrics().get_provider_manager() is None)
+    )
+
+
+def _is_of_redis_py(function: Any) -> bool:
+    function = getattr(function, "__func__", function)
+    return type(function) is FunctionType and function.__code__.co_filename == redis.client.__file__
+
+
+def _packed(connection: Any, commands: Sequence[Command]) -> Iterator[bytes]:
+    """Yield what is sent: small commands together."""
+    part: list[bytes] = []
+    size = 0
+    for command in commands:
+        part += connection.pack_command(*command) if pack_command is None else [pack_command(command)]
+        size += len(part[-1])
+        if size >= PART_BYTES:
+            yield b"".join(part)
+            part, size = [], 0
+    if part:
+        yield b"".join(part)
+
+
+def _reply(connection: Any) -> Any:
+    try:
+        return connection.read_response()
+    except exceptions.ResponseError as error:
+        return error

@@ -1,0 +1,260 @@
+"""Connections that scripts keep between two exchanges: given back, not inherited, renewed, and shared."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import redis
+from redis import exceptions
+from redis.client import Pipeline
+
+from celery_lowkiq.embedded import EmbeddedServer
+from celery_lowkiq.rules.models import NewJob, QueueSpec
+from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.scripts import exchange, keeping_pool
+from celery_lowkiq.store.scripts.connect import connect
+from tests.outages import away
+
+from .helpers import ONE, claim, push, take, waiting
+
+NAME = "keeping"
+MANY = QueueSpec("many", shards=3)
+JOBS = [NewJob(str(n), b"x" * 1000) for n in range(100)]
+
+
+class OfAnotherPackage(redis.UnixDomainSocketConnection):
+    """A connection class of the user's."""
+
+
+class Stopped(BaseException):
+    """Raised anywhere, as by a signal handler."""
+
+
+@pytest.fixture
+def make(redis_server):
+    """Stores on an empty server, each with a pool of its own."""
+    made = []
+
+    def make(size=2, server=redis_server, **options):
+        parameters = {"path": server.socket_path, "client_name": NAME, "socket_timeout": 5, **options}
+        made.append(RedisStore(connect(parameters, pool_size=size, pool_timeout=1)))
+        return made[-1]
+
+    with redis.Redis(unix_socket_path=redis_server.socket_path) as client:
+        client.flushall()
+    yield make
+    for store in made:
+        store.close()
+
+
+@pytest.fixture
+def admin(redis_server):
+    with redis.Redis(unix_socket_path=redis_server.socket_path) as client:
+        yield client
+
+
+def connected(admin):
+    return {entry["id"] for entry in admin.client_list() if entry["name"] == NAME}
+
+
+def kept(store):
+    return [one for state in store.client.redis.connection_pool._by_process.values() for one in state.idle]
+
+
+def test_one_connection_after_the_other_is_the_same(make, admin):
+    store = make()
+    push(store, "1", ("a", 1))
+    first = connected(admin)
+    push(store, "1", ("b", 2))
+    assert connected(admin) == first
+    assert (len(first), len(kept(store))) == (1, 1)
+
+
+def test_a_command_gets_the_connection_that_was_kept(make, admin):
+    """All of a pool of one."""
+    store = make(size=1)
+    push(store, "1", ("a", 1))
+    assert store.client.redis.ping()
+    assert kept(store) == []
+    assert waiting(store, "1") == [("a", 1)]
+    assert len(connected(admin)) == 1
+
+
+def test_commands_get_connections_while_threads_push_without_a_pause(make):
+    """More threads than connections: each has its turn. In redis-py's pool, two of four pushed nothing."""
+    store, done = make(size=2), threading.Event()
+
+    def pushes(number):
+        pushed = 0
+        while not done.is_set() or not pushed:
+            push(store, str(number), ("a", pushed))
+            pushed += 1
+        return pushed
+
+    with ThreadPoolExecutor(4) as threads:
+        counts = [threads.submit(pushes, number) for number in range(4)]
+        try:
+            assert all(store.client.redis.ping() for _ in range(500))
+        finally:
+            done.set()
+        assert min(count.result(60) for count in counts) > 50
+
+
+def test_a_forked_process_leaves_its_parents_connection_alone(make, admin):
+    store = make()
+    push(store, "1", ("a", 1))
+    parents = connected(admin)
+    told, tell = os.pipe()
+    go_on, let_go_on = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            # Senders of a store are not for two processes.
+            push(RedisStore(store.client.redis), "2", ("b", 1))
+            os.write(tell, b"1")
+            os.read(go_on, 1)
+        finally:
+            os._exit(0)
+    assert os.read(told, 1) == b"1"
+    push(store, "3", ("c", 1))
+    both = connected(admin)
+    assert parents < both
+    assert len(both) == 2
+    os.write(let_go_on, b"1")
+    os.waitpid(child, 0)
+    push(store, "4", ("d", 1))
+    assert parents <= connected(admin)
+    assert [waiting(store, str(n)) for n in (1, 2, 3, 4)] == [[(x, 1)] for x in "abcd"]
+    for end in (told, tell, go_on, let_go_on):
+        os.close(end)
+
+
+def test_a_connection_that_the_server_has_closed_is_opened_again(make, admin):
+    """As after its timeout for idle clients."""
+    store = make()
+    push(store, "1", ("a", 1))
+    (before,) = connected(admin)
+    admin.client_kill_filter(_id=before)
+    push(store, "1", ("b", 2))
+    assert connected(admin).isdisjoint({before})
+    assert waiting(store, "1") == [("a", 1), ("b", 2)]
+
+
+def test_a_server_that_was_started_again(make):
+    with EmbeddedServer(appendonly=True) as server:
+        store = make(server=server)
+        push(store, "1", ("a", 1))
+        with away(server):
+            pass
+        push(store, "1", ("b", 2))
+        assert waiting(store, "1") == [("a", 1), ("b", 2)]
+
+
+@pytest.mark.parametrize("error", [exceptions.ConnectionError("lost"), exceptions.TimeoutError("late")])
+def test_a_push_whose_reply_is_lost_is_repeated_and_recognised(make, monkeypatch, error):
+    store = make()
+    push(store, "0", ("a", 1))
+    (one,) = kept(store)
+    read, lost = one.connection.read_response, [error]
+
+    def loses_one(*args, **kwargs):
+        reply = read(*args, **kwargs)
+        if lost:
+            raise lost.pop()
+        return reply
+
+    monkeypatch.setattr(one.connection, "read_response", loses_one)
+    push(store, "1", ("a", 1))
+    assert lost == []
+    assert Queries(store).stats(ONE).merged == 0
+    assert waiting(store, "1") == [("a", 1)]
+
+
+def test_a_reply_that_was_not_read_is_no_other_scripts(make, monkeypatch):
+    """A signal handler raised while the reply was on its way."""
+    store = make()
+    push(store, "0", ("a", 1))
+    (one,) = kept(store)
+
+    def stops(*args, **kwargs):
+        raise Stopped
+
+    with monkeypatch.context() as stopping, pytest.raises(Stopped):
+        stopping.setattr(one.connection, "read_response", stops)
+        push(store, "1", ("a", 1))
+    lease = take(store)
+    assert [job.id for job in claim(store, lease).jobs] == ["0", "1"]
+
+
+def test_the_pool_looks_at_a_connection_again_after_a_while(make, monkeypatch):
+    store = make()
+    pool = store.client.redis.connection_pool
+    push(store, "1", ("a", 1))
+    pool.release(pool.take_kept().connection)
+    monkeypatch.setattr(keeping_pool, "KEPT_SECONDS", 0.0)
+    taken = []
+    monkeypatch.setattr(
+        pool, "get_connection", lambda take=pool.get_connection: taken.append(take()) or taken[-1]
+    )
+    for n in range(3):
+        push(store, "1", ("a", n))
+    assert len(taken) == 3
+
+
+def traced(method):
+    calls = []
+
+    def trace(self, *args, **options):
+        calls.append(args)
+        return method(self, *args, **options)
+
+    return calls, trace
+
+
+def test_a_tracer_of_commands_sees_the_scripts(make, monkeypatch):
+    """Instrumentations of redis-py put their own function in the place of this one."""
+    calls, trace = traced(redis.Redis.execute_command)
+    monkeypatch.setattr(redis.Redis, "execute_command", trace)
+    store = make()
+    push(store, "1", ("a", 1))
+    assert "EVALSHA" in [name for name, *_ in calls]
+    assert kept(store) == []
+
+
+def test_a_tracer_of_pipelines_sees_the_scripts(make, monkeypatch):
+    calls, trace = traced(Pipeline.execute)
+    monkeypatch.setattr(Pipeline, "execute", trace)
+    store = make()
+    store.push(MANY, JOBS)
+    assert calls
+    assert kept(store) == []
+
+
+def test_redis_py_counts_the_scripts_where_its_metrics_are_on(make, monkeypatch):
+    class Metrics:
+        def get_provider_manager(self):
+            return object()
+
+    monkeypatch.setattr(exchange, "metrics", Metrics)
+    store = make()
+    push(store, "1", ("a", 1))
+    assert kept(store) == []
+    assert waiting(store, "1") == [("a", 1)]
+
+
+def test_a_connection_class_of_another_package_gets_commands(make):
+    store = make(connection_class=OfAnotherPackage)
+    push(store, "1", ("a", 1))
+    assert kept(store) == []
+    assert waiting(store, "1") == [("a", 1)]
+
+
+def test_without_hiredis(make, monkeypatch):
+    monkeypatch.setattr(exchange, "pack_command", None)
+    store = make()
+    store.push(MANY, JOBS)
+    assert Queries(store).stats(MANY).length == len(JOBS)
