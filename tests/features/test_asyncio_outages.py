@@ -179,6 +179,6 @@ def test_arguments_that_redis_py_does_not_know_are_refused(empty_redis):
 
     task = add_sync(make_app(empty_redis.url, lowkiq_redis_options={"connection_class": Own}))
     with pytest.raises(
-        ConfigurationError, match=r"connection_class=.*is invalid: expected one of Connection"
+        ConfigurationError, match=r"connection_class=.*is invalid: expected one of redis-py's"
     ):
         asyncio.run(task.adelay("1"))

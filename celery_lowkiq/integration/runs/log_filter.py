@@ -22,8 +22,8 @@ TRACE = "celery.app.trace"
 #: Maximum number of ids listed per line.
 IDS_SHOWN = 5
 ABOUT = " queue=%(queue)s shard=%(shard)d jobs=%(jobs)d ids=%(ids)s"
-#: The line of a plain run, which needs no completion.
-WHOLE_SUCCESS = LOG_SUCCESS + ABOUT
+#: The line of a plain run, which has these values from the start.
+PLAIN_SUCCESS = LOG_SUCCESS + ABOUT
 
 
 class BatchFilter(logging.Filter):
@@ -34,7 +34,7 @@ class BatchFilter(logging.Filter):
 
         ``record.data`` has the same values.
         """
-        if record.msg is WHOLE_SUCCESS:
+        if record.msg is PLAIN_SUCCESS:
             return True
         task: Any = get_current_task()
         about = record.args
@@ -84,11 +84,11 @@ def describe_batch(batch: Batch) -> dict[str, Any]:
     }
 
 
-def whole_success(about: dict[str, Any], batch: Batch) -> tuple[str, dict[str, Any]]:
-    """Celery's line about a success, as the filter completes it if it is installed."""
+def plain_success(about: dict[str, Any], batch: Batch) -> tuple[str, dict[str, Any]]:
+    """Return the line of a plain run that succeeds and its values: those of the filter if it is installed."""
     if not is_installed():
         return LOG_SUCCESS, about
-    return WHOLE_SUCCESS, {**about, **describe_batch(batch)}
+    return PLAIN_SUCCESS, {**about, **describe_batch(batch)}
 
 
 def is_installed() -> bool:

@@ -139,7 +139,10 @@ class QuietRequest:
 
 
 def show_arguments(task: Any, arguments: Arguments, small: bool = False) -> tuple[str, str]:
-    """The arguments in events and logs, positional ones and by name, cut short; ``small``: payloads are."""
+    """Return positional and keyword arguments as text for events and logs, cut short.
+
+    ``small``: the payloads are small (``decode.is_small``).
+    """
     kwargs = saferepr(arguments.kwargs, ARGUMENTS_SHOWN) if arguments.kwargs else "{}"
     return task.call_form.shown(arguments, small), kwargs
 
@@ -168,7 +171,7 @@ def quiet_request(
 
 
 def has_listeners(task: Any, consumer: Any) -> bool:
-    """Whether a signal or an event tells of the beginning of a run."""
+    """Whether a signal or an event is sent when a run begins."""
     if signals.task_received.receivers:
         return True
     events = consumer.event_dispatcher

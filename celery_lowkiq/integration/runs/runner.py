@@ -209,7 +209,7 @@ class CeleryRunner:
 
 
 def _revoked_call(rules: RunRules, batch: Batch, decoded: DecodedBatch) -> CallRecord | None:
-    """The call of a batch whose only payload is a revoked one."""
+    """The call of a batch whose only payload is that of a revoked call."""
     call_id = rules.task.call_form.task_id_of(decoded.payloads_by_id)
     if call_id in state.revoked and len(batch.jobs) == 1 and len(batch.jobs[0].payloads) == 1:
         return CallRecord(call_id, IGNORED_RESULT)
