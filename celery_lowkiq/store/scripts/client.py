@@ -52,7 +52,7 @@ AWAY = (
 )
 #: Errors that only a node of a Redis Cluster returns.
 CLUSTER = (exceptions.AskError, exceptions.MovedError, exceptions.ClusterCrossSlotError)
-#: How their texts begin.
+#: Their codes, with which their texts begin.
 CLUSTER_TEXTS = ("MOVED ", "ASK ", "CROSSSLOT ")
 #: Text of the error of a server that does not support script flags.
 SHEBANG = "near '#'"
@@ -103,7 +103,7 @@ def store_error(error: BaseException) -> StoreError:
         return StoreFull(
             "Redis is at its maxmemory: nothing was stored. Raise maxmemory, or let workers drain."
         )
-    # Redis-py 5.0 has no classes for these errors where it does not talk to a cluster.
+    # redis-py 5.0 raises a plain ResponseError for these, unless its client is one of a cluster.
     if isinstance(error, CLUSTER) or text.startswith(CLUSTER_TEXTS):
         return ClusterNode()
     code, _, rest = text.partition(" ")
