@@ -221,7 +221,12 @@ class Client:
 
     def readable(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Run commands in one round trip; None for a key of the wrong type. Raises StoreError."""
-        return _readable(self._send(commands)) if commands else []
+        replies = self._send(commands) if commands else []
+        readable = [None if _is_wrong_type(reply) else reply for reply in replies]
+        for reply in readable:
+            if isinstance(reply, exceptions.RedisError):
+                raise store_error(reply) from reply
+        return readable
 
     def _act(self, step: Step) -> Any:
         if isinstance(step, Send):
@@ -275,14 +280,6 @@ def member_scores(reply: list[Any]) -> list[tuple[bytes, Any]]:
 
 def _key(command: tuple[Any, ...]) -> str:
     return str(command[1]) if len(command) > 1 else ""
-
-
-def _readable(replies: list[Any]) -> list[Any]:
-    readable = [None if _is_wrong_type(reply) else reply for reply in replies]
-    for reply in readable:
-        if isinstance(reply, exceptions.RedisError):
-            raise store_error(reply) from reply
-    return readable
 
 
 def _is_wrong_type(reply: Any) -> bool:
