@@ -87,7 +87,7 @@ class CeleryRunner:
         return self._run_uncalled(Run(decoded, rules))
 
     def _run_uncalled(self, run: Run, make_request: MakeRequest | None = None) -> tuple[Settlement, ...]:
-        """Run a batch of which no call has a record."""
+        """Run a batch whose calls have no record."""
         self._try(run, make_request)
         verdicts = run.decision.verdicts
         if run.decision.jobs:
