@@ -57,7 +57,7 @@ class Policies:
     rate_per_id: float | None = None
     #: Maximum number of payloads of an id in a claim: those with the lowest scores.
     per_run: int | None = None
-    #: Whether a call for a job that waits for its retry has retries of its own.
+    #: Whether a push resets the retry count of a job that waits for its retry.
     anew_on_push: bool = False
 
     def words(self, shards: int) -> str:

@@ -99,8 +99,9 @@ class PausedId:
 
 @dataclass(frozen=True)
 class ShardState:
-    """A shard at one moment: its counts, and its lease (which names no server). Both are empty where there is
-    a ``damage``, which says why they could not be read.
+    """A shard at one moment: its counts, and its lease (which names no server).
+
+    Both are empty if there is a ``damage``, which says why they could not be read.
     """
 
     shard: ShardRef

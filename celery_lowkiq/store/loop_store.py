@@ -1,4 +1,4 @@
-"""The store of calls as an event loop uses it: pushes that do not block it."""
+"""The store of an event loop: pushes that do not block it."""
 
 from __future__ import annotations
 
@@ -64,15 +64,15 @@ class LoopStore:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, function)
 
     async def close_with_loop(self, closed: Callable[[], object]) -> None:
-        """Have the event loop close this store before it ends, and call ``closed``.
+        """Have the running event loop close this store and call ``closed`` when it shuts down.
 
-        A loop does so that ``asyncio.run``, or whatever else runs it, shuts down.
+        ``asyncio.run`` shuts its loop down, and so do web servers; ``loop.close()`` alone does not.
         """
         self._end = self._until_the_end(closed)
         await anext(self._end)
 
     async def _until_the_end(self, closed: Callable[[], object]) -> AsyncGenerator[None, None]:
-        # A loop that ends closes the asynchronous generators that it has begun.
+        # A loop that shuts down closes the asynchronous generators that were begun on it.
         try:
             yield
         finally:

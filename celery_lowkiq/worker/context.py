@@ -18,7 +18,7 @@ from .rate_limiter import RateLimiter
 
 
 class OwnershipMailbox:
-    """Shards that are gone, and an event that ends the wait of the ownership thread; for any thread."""
+    """Shards that are gone, and an event that wakes the ownership thread. Safe to use in any thread."""
 
     def __init__(self) -> None:
         self._gone: deque[OwnedShard] = deque()

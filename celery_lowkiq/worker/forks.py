@@ -36,7 +36,8 @@ def end_forks_by_signal() -> None:
 def _reset_stop_signals() -> None:
     if not getattr(_thread, "resets", False):
         return
-    _thread.resets = False  # What the process handles from now on, its own forks handle, too.
+    # Forks of this process inherit the handlers that it sets.
+    _thread.resets = False
     for name in STOP_SIGNALS:
         number = getattr(signal, name, None)
         if number is not None and callable(signal.getsignal(number)):

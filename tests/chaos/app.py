@@ -14,7 +14,6 @@ from typing import Any
 from celery import Celery
 
 from celery_lowkiq import ordered_task
-from celery_lowkiq.integration.app.context import context_of
 
 from .journal import Journal
 from .recording import Recording
@@ -105,9 +104,7 @@ def worker_app(stage: Stage) -> Celery:
     journal = Journal(stage.directory)
     recording = Recording(journal)
     add_task(made, stage, journal, recording)
-    context: Any = context_of(made)
-    open_store = context.open_store
-    context.open_store = lambda connections: recording.of(open_store(connections))
+    recording.record(made)
     return made
 
 

@@ -7,6 +7,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from celery import Celery
+
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, SettleReply, SettleRequest
 from celery_lowkiq.rules.errors import LowkiqError, StoreError
 from celery_lowkiq.rules.models import Lease
@@ -23,9 +26,11 @@ class Recording:
         self.journal = journal
         self._lane = threading.local()
 
-    def of(self, store: RedisStore) -> Any:
-        """The store, recorded."""
-        return RecordedStore(store, self)
+    def record(self, app: Celery) -> None:
+        """Record the stores that the app opens for its workers."""
+        context: Any = context_of(app)
+        open_store = context.open_store
+        context.open_store = lambda connections: RecordedStore(open_store(connections), self)
 
     def claims(self, lease: Lease, request: int) -> None:
         """A claim is asked for; asked again, it may have been answered the first time."""

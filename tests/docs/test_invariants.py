@@ -1,4 +1,4 @@
-"""docs/invariants.md names files, tests and planted faults that exist."""
+"""docs/invariants.md names tests and planted faults that exist."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from celery_lowkiq.store.scripts.script import lua_files
 from tests.simulation.test_simulation import OFTEN, PLAIN, RARE
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "celery_lowkiq"
 TEXT = (ROOT / "docs" / "invariants.md").read_text()
 TESTS = sorted(set(re.findall(r"`(tests/[^`]+)`", TEXT)))
-FILES = sorted(set(re.findall(r"`((?:rules|store|worker|integration)/[\w/]+\.py|(?:lib/)?\w+\.lua)`", TEXT)))
 FAULTS = sorted(set(re.findall(r'"([^"]+)"', "".join(re.findall(r"Simulator \(([^)]+)\)", TEXT)))))
 
 
@@ -23,11 +20,6 @@ def test_the_tests_exist(name):
     path, _, test = name.partition("::")
     assert (ROOT / path).exists()
     assert not test or re.search(rf"def {test}\(", (ROOT / path).read_text())
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_what_keeps_them_exists(name):
-    assert (PACKAGE / name).exists() or name in lua_files()
 
 
 def test_the_planted_faults_exist():

@@ -13,7 +13,7 @@ from .lua_globals import undefined
 ROOT = Path(__file__).parents[2]
 CODE = ("celery_lowkiq", "tests", "examples", "benchmarks")
 ENDINGS = {".py", ".lua", ".html", ".js", ".css"}
-#: A line for each allowed pair of files: ``a.py ~ b.py: why``.
+#: A line for each allowed pair of files, with the reason.
 ALLOWED = Path(__file__).parent / "allowed_duplicates.txt"
 #: Globals of library functions that the script does not call.
 ALLOWED_GLOBALS = {

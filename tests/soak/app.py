@@ -13,7 +13,6 @@ from typing import Any
 from celery import Celery
 
 from celery_lowkiq import Again, ById, JobsFailed, ordered_task
-from celery_lowkiq.integration.app.context import context_of
 from tests.chaos.journal import Journal
 from tests.chaos.recording import Recording
 
@@ -124,9 +123,7 @@ def node_app(stage: Stage) -> Celery:
     made = make_app(stage)
     recording = Recording(Journal(stage.directory))
     add_tasks(made, stage, Book(recording.journal, recording))
-    context: Any = context_of(made)
-    open_store = context.open_store
-    context.open_store = lambda connections: recording.of(open_store(connections))
+    recording.record(made)
     return made
 
 

@@ -1,4 +1,4 @@
-"""The result of a call that nobody looks at costs next to nothing; looked at, it is an AsyncResult."""
+"""The result of a call is an AsyncResult, whose parts are made when they are asked for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from celery.app.task import Task
 from celery.result import AsyncResult
 
 from celery_lowkiq import ordered_task
-from celery_lowkiq.integration.app.celery_settings import celery_setting
 from celery_lowkiq.integration.calls.lazy_result import lazy_result
 
 
@@ -114,52 +113,3 @@ def test_an_async_result_of_the_tasks_own(app):
 
     assert lazy_result(app.tasks["noted"], "an-id").id == "an-id"
     assert made == ["an-id"]
-
-
-class Module:
-    """A configuration that other code changes, as tests with Django's settings do."""
-
-    CELERY_TASK_ALWAYS_EAGER = True
-
-
-def change_conf(app):
-    app.conf.task_always_eager = True
-
-
-def update_conf(app):
-    app.conf.update(task_always_eager=True)
-
-
-def read_module(app):
-    app.config_from_object(Module, namespace="CELERY")
-
-
-def read_old_names(app):
-    app.config_from_object({"CELERY_ALWAYS_EAGER": True})
-
-
-def add_defaults(app):
-    assert app.conf.task_always_eager is False
-    app.add_defaults({"task_always_eager": True})
-
-
-def replace_conf(app):
-    app.conf = mock.Mock(task_always_eager=True)
-
-
-@pytest.mark.parametrize(
-    "change", [change_conf, update_conf, read_module, read_old_names, add_defaults, replace_conf]
-)
-def test_a_setting_of_celerys_is_that_of_its_configuration(change):
-    app = Celery("settings", set_as_current=False)
-    assert celery_setting(Celery("other", set_as_current=False), "task_always_eager") is False
-    change(app)
-    assert celery_setting(app, "task_always_eager") is app.conf.task_always_eager is True
-
-
-def test_a_setting_is_read_anew_for_each_call(monkeypatch):
-    app = Celery("settings", set_as_current=False)
-    read_module(app)
-    assert celery_setting(app, "task_always_eager") is True
-    monkeypatch.setattr(Module, "CELERY_TASK_ALWAYS_EAGER", False)
-    assert celery_setting(app, "task_always_eager") is app.conf.task_always_eager is False

@@ -143,7 +143,7 @@ def test_a_hook_of_the_result_backend(app, make, hook):
 def test_a_result_backend_that_cannot_be_made(app, make, caplog):
     app.conf.result_backend = "none.such:Backend"
     assert observed(app, make())
-    assert "runs of t take the longer way, since its hooks are unknown" in caplog.messages
+    assert "runs of t go through Celery's tracer: its hooks cannot be read" in caplog.messages
 
 
 def test_a_worker_that_knows_successful_tasks_again(app, make):

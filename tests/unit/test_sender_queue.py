@@ -37,6 +37,15 @@ def on_a_loop(test):
     return run
 
 
+async def waiting_for_one(clock, number):
+    """A queue of one sender, which is in use, and tasks that wait for it."""
+    queue = SenderQueue(1, 5.0)
+    sender = await queue.take()
+    waiting = [asyncio.create_task(queue.take()) for _ in range(number)]
+    await clock.move(0)
+    return queue, sender, waiting
+
+
 @on_a_loop
 async def test_the_last_used_sender_is_used_first(clock):
     queue = SenderQueue(3, 5.0)
@@ -49,10 +58,7 @@ async def test_the_last_used_sender_is_used_first(clock):
 
 @on_a_loop
 async def test_the_first_that_waits_is_the_first_to_get_one(clock):
-    queue = SenderQueue(1, 5.0)
-    sender = await queue.take()
-    waiting = [asyncio.create_task(queue.take()) for _ in range(3)]
-    await clock.move(0)
+    queue, sender, waiting = await waiting_for_one(clock, 3)
     for each in waiting:
         assert not each.done()
         queue.give_back(sender, answered=True)
@@ -61,10 +67,7 @@ async def test_the_first_that_waits_is_the_first_to_get_one(clock):
 
 @on_a_loop
 async def test_they_wait_as_long_as_redis_answers(clock):
-    queue = SenderQueue(1, 5.0)
-    sender = await queue.take()
-    waiting = [asyncio.create_task(queue.take()) for _ in range(10)]
-    await clock.move(0)
+    queue, sender, waiting = await waiting_for_one(clock, 10)
     for each in waiting:
         await clock.move(4.0)
         queue.give_back(sender, answered=True)
@@ -73,10 +76,7 @@ async def test_they_wait_as_long_as_redis_answers(clock):
 
 @on_a_loop
 async def test_they_do_not_wait_while_it_does_not(clock):
-    queue = SenderQueue(1, 5.0)
-    sender = await queue.take()
-    waiting = [asyncio.create_task(queue.take()) for _ in range(10)]
-    await clock.move(0)
+    queue, sender, waiting = await waiting_for_one(clock, 10)
     await clock.move(4.0)
     queue.give_back(sender, answered=False)
     assert await waiting[0] is sender
@@ -97,10 +97,7 @@ async def test_they_do_not_wait_while_it_does_not(clock):
 
 @on_a_loop
 async def test_one_that_is_cancelled_takes_none_away(clock):
-    queue = SenderQueue(1, 5.0)
-    sender = await queue.take()
-    waits, gets_one, last = (asyncio.create_task(queue.take()) for _ in range(3))
-    await clock.move(0)
+    queue, sender, (waits, gets_one, last) = await waiting_for_one(clock, 3)
     waits.cancel()
     queue.give_back(sender, answered=True)
     gets_one.cancel()

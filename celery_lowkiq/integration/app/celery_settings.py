@@ -13,7 +13,7 @@ _MISSING = object()
 
 
 def celery_setting(app: Celery, name: str) -> Any:
-    """Return ``app.conf.<name>``, in an eighth of its time.
+    """Return ``app.conf.<name>``, found in the maps of the configuration directly: eight times as fast.
 
     The value is not kept: the sources of a configuration, such as Django's settings, may change at any time.
     """

@@ -110,8 +110,8 @@ class AppContext:
 
 
 _contexts_lock = ProcessLock()
-#: Contexts of the process that forked this one. Without a reference, their connections would be taken out of
-#: the event loops of that process, which share their poll objects with this one.
+#: Contexts of the process that forked this one. They are never deleted: that would unregister their
+#: connections from the event loops of that process, whose poll objects a fork shares.
 _inherited: list[AppContext] = []
 
 

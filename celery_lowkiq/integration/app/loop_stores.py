@@ -1,4 +1,4 @@
-"""Finds the store of the event loop that runs: each loop has its own connections."""
+"""The stores of event loops: each loop has its own connections."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LoopStores:
         if store is None:
             store = self._open()
             with self._lock:
-                # Loops that were closed in another way than `asyncio.run` does it.
+                # A loop that is closed without shutting down its generators leaves its store here.
                 for closed in [each for each in list(self._stores) if each.is_closed()]:
                     del self._stores[closed]
                 self._stores[loop] = store

@@ -57,7 +57,7 @@ def read_names(value: Any) -> frozenset[str]:
 
 
 def read_weights(value: Any) -> dict[str, float]:
-    """Raises ValueError for a weight out of bounds, by which a queue would be drawn always, or not at all."""
+    """Raises ValueError unless all weights are within bounds: others would draw a queue always, or never."""
     weights = read_mapping(value)
     if not all(text().accepts(name) and is_number(weight, 0.001, 1000) for name, weight in weights.items()):
         raise ValueError

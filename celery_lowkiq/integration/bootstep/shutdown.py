@@ -30,10 +30,10 @@ _exit_hooks: list[_ExitHook] = []
 
 
 def drain_on_signal(controller: Any, runtime: Runtime) -> Callable[[], None]:
-    """Stop claiming and begin to drain as soon as a shutdown signal arrives. Returns what does so.
+    """Stop claiming and begin to drain as soon as a shutdown signal arrives. Return a function that does so.
 
     Celery's handlers only notify the event loop, which may wait for 1 s, or sleep through a soft shutdown. A
-    signal handler may take no lock, so a thread drains; ``put`` of its queue is reentrant.
+    signal handler must take no lock, so a thread drains; ``SimpleQueue.put`` is reentrant.
     """
     requests: SimpleQueue[None] = SimpleQueue()
 

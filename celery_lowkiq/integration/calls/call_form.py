@@ -177,8 +177,8 @@ class SignatureForm:
         self.has_times: bool = not merges
         self._by = by
         self._find = self._finder(by)
-        # Celery runs an errback whose check takes two arguments at once, outside of any queue, unless it is
-        # a partial. One for (request, exc, traceback) can only run so: no queue takes these.
+        # Celery calls an errback at once, outside any queue, unless its check is a partial or takes one
+        # argument. One with (request, exc, traceback) can only run so: no queue takes these.
         takes_request = [each.name for each in parameters[:1]] == ["request"]
         self.header: Callable[..., Any] = header if takes_request else partial(header)
 

@@ -6,8 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from celery import _state
-from celery._state import get_current_worker_task
+from celery._state import (  # type: ignore[attr-defined]
+    get_current_worker_task,
+    pop_current_task,
+    push_current_task,
+)
 
 T = TypeVar("T")
 
@@ -19,11 +22,10 @@ def of_caller(function: Callable[[], T]) -> Callable[[], T]:
 
 
 def _within(task: Any, request: Any, function: Callable[[], T]) -> T:
-    stack: Any = vars(_state)["_task_stack"]
-    stack.push(task)
+    push_current_task(task)
     task.request_stack.push(request)
     try:
         return function()
     finally:
         task.request_stack.pop()
-        stack.pop()
+        pop_current_task()

@@ -26,7 +26,7 @@ def has_publish_listeners(app: Celery) -> bool:
 def may_skip_message_with_record(app: Celery) -> bool:
     """Whether a call without options needs no message if its record is made without one, as in bulk calls.
 
-    Then the result backend is not told of the call in advance.
+    The result backend then does not prepare for the result.
     """
     return not has_publish_listeners(app) and get_current_worker_task() is None
 

@@ -1,4 +1,4 @@
-"""Results of calls that most callers do not look at."""
+"""Lazy results: most callers do not look at the result of a call."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from vine import promise
 
 T = TypeVar("T")
 
-#: To mypy it is Any, since celery-types declares its attributes as ones that are set.
+#: Any to mypy: celery-types declares as attributes what _LazyResult has as properties.
 _AsyncResult: Any = AsyncResult
 #: Attribute of an app's ``AsyncResult``: its lazy form.
 _LAZY = "_lowkiq_lazy"
 
 
 def lazy_result(task: Any, task_id: str | None) -> AsyncResult[Any]:
-    """Return the AsyncResult of a stored call. None: an id is given when it is asked for.
+    """Return the AsyncResult of a stored call. ``task_id`` None: the id is made when it is read.
 
-    Celery's own looks up its backend when it is made, and again when it is deleted. This one does when it is
-    used. An app with an AsyncResult of its own gets that one.
+    Celery's own looks up its backend when it is made, and when it is deleted. This one does when the backend
+    is used. An app or task with an AsyncResult of its own gets that one.
     """
     made: AsyncResult[Any]
     own: Any = task._get_app().AsyncResult
@@ -31,14 +31,15 @@ def lazy_result(task: Any, task_id: str | None) -> AsyncResult[Any]:
         made = _lazy_class(own)(task, task_id)
     else:
         made = task.AsyncResult(task_id or uuid())
-    # Of an ignored one, get() must not block.
+    # get() of an ignored result must not block.
     made.ignored = bool(task.ignore_result)
     return made
 
 
 def as_lazy(task: Any, call: Callable[[], T]) -> T:
-    """Make a call in a thread of another caller. Celery's AsyncResult, which has the backend of its thread,
-    is replaced.
+    """Make a call in a thread for a caller outside of it.
+
+    Celery's AsyncResult has the backend of this thread; it is replaced by a lazy one.
     """
     made: Any = call()
     if type(made) is not task._get_app().AsyncResult:
@@ -75,7 +76,7 @@ class _LazyResult(_AsyncResult):  # type: ignore[misc]
         return promise(self._on_fulfilled, weak=True)
 
     def __copy__(self) -> AsyncResult[Any]:
-        """Celery's own: the arguments of this class are others."""
+        """Return Celery's AsyncResult: its ``__copy__`` passes arguments that this class does not take."""
         copied: AsyncResult[Any] = self.app.AsyncResult(*self.__reduce_args__())
         return copied
 

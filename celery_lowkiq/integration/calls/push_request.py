@@ -1,4 +1,4 @@
-"""What is left to do for a checked call: either a push alone, or more."""
+"""The rest of a checked call: a push alone, or a function that does more."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass
 class PushRequest(Generic[T]):
-    """A push. Where no client middleware sees it, no code of the user's runs, and nothing else blocks."""
+    """A push. Without client middlewares it runs no code of the user's, and nothing else in it blocks."""
 
     entries: tuple[Entry, ...]
     jobs: list[NewJob]
@@ -25,5 +25,5 @@ class PushRequest(Generic[T]):
     result: Callable[[], T]
 
 
-#: Or a function that does it all: Celery's message and its signals, a tracker, an eager run.
+#: The function makes Celery's message with its signals, updates a tracker, or runs the task eagerly.
 CallRequest: TypeAlias = PushRequest[T] | Callable[[], T]

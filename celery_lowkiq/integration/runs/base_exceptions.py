@@ -46,7 +46,7 @@ def forget_tracebacks(errors: Iterable[BaseException]) -> None:
     """Drop the tracebacks of exceptions, and of those that led to them."""
     found = list(errors)
     for error in found:
-        # Not by assignment, which a frozen dataclass refuses.
+        # An exception that is a frozen dataclass refuses assignments.
         BaseException.with_traceback(error, None)
         for earlier in (error.__cause__, error.__context__):
             if earlier is not None and not any(earlier is known for known in found):

@@ -138,7 +138,7 @@ def decode_batch(
 def decode_plain(
     batch: Batch, codec: Codec, check: Check | None = None, recorded: bool = False
 ) -> dict[str, list[Any]] | None:
-    """The payloads by id; None if not all of them can run, or one has a record, unless ``recorded``."""
+    """Return the payloads by id; None if one of them cannot run, or, unless ``recorded``, has a record."""
     load = codec.load
     payloads_by_id: dict[str, list[Any]] = {}
     try:

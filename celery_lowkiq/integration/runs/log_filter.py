@@ -23,6 +23,7 @@ TRACE = "celery.app.trace"
 #: Maximum number of ids listed per line.
 IDS_SHOWN = 5
 ABOUT = " queue=%(queue)s shard=%(shard)d jobs=%(jobs)d ids=%(ids)s"
+#: Values of a line about a run, which that of a plain run has from the start.
 OF_BATCH = frozenset({"queue", "shard", "jobs", "ids"})
 
 
@@ -85,8 +86,8 @@ def describe_batch(batch: Batch) -> dict[str, Any]:
     }
 
 
-def whole_success(about: dict[str, Any], batch: Batch) -> tuple[str, dict[str, Any]]:
-    """Celery's line about a success, as the filter completes it if it is installed."""
+def plain_success(about: dict[str, Any], batch: Batch) -> tuple[str, dict[str, Any]]:
+    """Return Celery's line of a plain run that succeeds and its values: those of the filter if it is installed."""
     # Read anew: programs replace it, for instance to keep results out of their logs.
     line = trace.LOG_SUCCESS
     if not is_installed():

@@ -56,7 +56,9 @@ class RunObservers:
                 self.logs_success = cells["_does_info"]
                 self._is_observed = self._has_hooks()
         except Exception:
-            logger.exception("runs of %s take the longer way, since its hooks are unknown", self._task.name)
+            logger.exception(
+                "runs of %s go through Celery's tracer: its hooks cannot be read", self._task.name
+            )
         self._tracer = tracer
 
     def _has_hooks(self) -> bool:

@@ -1,4 +1,4 @@
-"""The recorded call of a plain run: one that needs no more than its result, if that."""
+"""The recorded call of a plain run, which needs nothing but its result to be stored, or not even that."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def plain_call(batch: Batch, rules: RunRules) -> PlainCall | None:
     if record.embed or record.tracker or not PLACE.issuperset(record.headers):
         return None
     stores_result = not record.headers.get("ignore_result", rules.task.ignore_result)
-    # Its start is stored, too.
+    # Celery's tracer also stores the state STARTED.
     if stores_result and rules.task.track_started:
         return None
     return PlainCall(found.records[0].key, record, stores_result)

@@ -89,7 +89,7 @@ class PlainRequest:
 
     @property
     def id(self) -> str:
-        """Celery's id of the run. Nothing can look for it before it is read here."""
+        """Celery's id of the run, made when it is read: nothing can look for it before."""
         found: str | None = self.__dict__.get("_id")
         if found is None:
             found = self.__dict__.setdefault("_id", new_id())
@@ -103,8 +103,8 @@ class PlainRequest:
             if not self._is_active:
                 state.requests.pop(task_id, None)
 
-    def show_arguments(self) -> None:
-        """Show the arguments before the function may change them."""
+    def keep_shown(self) -> None:
+        """Keep how the arguments are shown now, before the function may change them."""
         shown = show_arguments(self._rules.task, self.arguments, is_small(self.batch))
         self.__dict__["shown"] = shown
 
@@ -221,7 +221,7 @@ class PlainContext(Context):
         return True
 
 
-#: Reads the attributes of an instance, which are not all there.
+#: Returns the attributes that a PlainContext has so far; ``vars()`` would complete it.
 _attributes = Context.__dict__["__dict__"].__get__
 
 

@@ -24,7 +24,7 @@ from celery_lowkiq.worker.forks import staying
 from .base_exceptions import ENDS_WORKER, call_user_code
 from .decisions import RunRules
 from .decode import decode_plain
-from .log_filter import whole_success
+from .log_filter import plain_success
 from .observers import RunObservers
 from .plain_call import plain_call
 from .plain_request import PlainContext, PlainRequest, RepeatedRequest, needs_tracer
@@ -62,20 +62,20 @@ class PlainRuns:
         request = PlainRequest(rules, self._consumer, batch, payloads_by_id, task_id, call)
         request.begins()
         try:
-            replay = self._call(request)
-            if replay is not None:
-                return self._repeat(request.run, replay)
+            make_request = self._call(request)
+            if make_request is not None:
+                return self._repeat(request.run, make_request)
         finally:
             request.ends()
         ended = () if call is None else ((call.key, call.key),)
         return tuple([Settlement(job.id, job.claim, Disposition.DONE, ended=ended) for job in batch.jobs])
 
     def _call(self, request: PlainRequest) -> Callable[[], RepeatedRequest] | None:
-        """Call the function. Returns what the tracer needs, if the run did not succeed as a whole."""
+        """Call the function. Returns what makes the tracer's request, unless the run succeeded as a whole."""
         context = PlainContext(request)
         logs = self._observers.logs_success and trace.logger.isEnabledFor(logging.INFO)
         if logs:
-            report(request.show_arguments)
+            report(request.keep_shown)
         began_at = time.monotonic() if logs else 0.0
         was_empty = self._stacks.push(context)
         try:
@@ -102,7 +102,7 @@ class PlainRuns:
             return True
         try:
             self._task.backend.mark_as_done(request.id, request.result_of_call(result), context, True)
-        except Exception:  # noqa: BLE001 - the tracer meets it again, and decides
+        except Exception:  # noqa: BLE001 - the tracer stores it again, and handles the error
             return False
         return True
 
@@ -128,7 +128,7 @@ class PlainRuns:
             "args": args,
             "kwargs": kwargs,
         }
-        trace.info(*whole_success(about, request.batch))
+        trace.info(*plain_success(about, request.batch))
 
 
 def _raise(raised: BaseException) -> NoReturn:

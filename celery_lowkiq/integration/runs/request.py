@@ -128,34 +128,37 @@ class QuietRequest:
         """Count the request as ended."""
         self.vanishes()
 
+    def full(self) -> LaneRequest:
+        """Return the full request."""
+        return _full(self._headers, Arguments(self.args, self.kwargs), self._task, self._consumer)
+
     def __getattr__(self, name: str) -> Any:
         """An attribute of the full request."""
         if name.startswith("__"):
             raise AttributeError(name)
-        full = _full(self._headers, Arguments(self.args, self.kwargs), self._task, self._consumer)
+        full = self.full()
         pid: Any = os.getpid()
         full.time_start, full.worker_pid = self.began_at, pid
         return getattr(full, name)
 
 
 def show_arguments(task: Any, arguments: Arguments, small: bool = False) -> tuple[str, str]:
-    """The arguments in events and logs, positional ones and by name, cut short; ``small``: payloads are."""
+    """Return positional and keyword arguments as text for events and logs, cut short.
+
+    ``small``: the payloads are small (``decode.is_small``).
+    """
     kwargs = saferepr(arguments.kwargs, ARGUMENTS_SHOWN) if arguments.kwargs else "{}"
     return task.call_form.shown(arguments, small), kwargs
 
 
 def run_request(run: Run, consumer: Any) -> LaneRequest | QuietRequest:
     """The request of a run: under the id and headers of its single call, or with an id of its own."""
-    batch, task = run.decoded, run.task
-    own = {"lowkiq": batch.info, "lowkiq_run": run}
-    form, payloads = task.call_form, batch.payloads_by_id
+    task, form, payloads = run.task, run.task.call_form, run.decoded.payloads_by_id
     record = run.call or CallRecord(form.task_id_of(payloads) or new_id(), IGNORED_RESULT)
     arguments = form.of_run(payloads)
-    shown = show_arguments(task, arguments, is_small(batch.batch))
-    headers = _headers(record, task, shown, batch.retries, own)
-    if has_listeners(task, consumer):
-        return _full(headers, arguments, task, consumer)
-    return QuietRequest(headers, arguments, task, consumer)
+    shown = show_arguments(task, arguments, is_small(run.batch))
+    quiet = quiet_request(run, record, shown, arguments, consumer)
+    return quiet.full() if has_listeners(task, consumer) else quiet
 
 
 def quiet_request(
@@ -168,7 +171,7 @@ def quiet_request(
 
 
 def has_listeners(task: Any, consumer: Any) -> bool:
-    """Whether a signal or an event tells of the beginning of a run."""
+    """Whether a signal or an event is sent when a run begins."""
     if signals.task_received.receivers:
         return True
     events = consumer.event_dispatcher

@@ -45,7 +45,7 @@ class Run:
         self.callers = callers
         #: Reports to the trackers of its calls; None when no call has a record.
         self.tracked = tracked
-        #: Returns or raises again what the function did before Celery was told of the run.
+        #: Returns or raises what the function did in a plain run, for Celery's tracer.
         self.replay: Callable[[], Any] | None = None
         #: The process that it began in.
         self.pid: int = os.getpid()

@@ -92,7 +92,7 @@ class CeleryRunner:
         return self._run_uncalled(Run(decoded, rules))
 
     def _run_uncalled(self, run: Run, make_request: MakeRequest | None = None) -> tuple[Settlement, ...]:
-        """Run a batch of which no call has a record."""
+        """Run a batch whose calls have no record."""
         self._try(run, make_request)
         verdicts = run.decision.verdicts
         if run.decision.jobs:
@@ -211,7 +211,7 @@ class CeleryRunner:
 
 
 def _revoked_call(rules: RunRules, batch: Batch, decoded: DecodedBatch) -> CallRecord | None:
-    """The call of a batch whose only payload is a revoked one."""
+    """The call of a batch whose only payload is that of a revoked call."""
     call_id = rules.task.call_form.task_id_of(decoded.payloads_by_id)
     if call_id in state.revoked and len(batch.jobs) == 1 and len(batch.jobs[0].payloads) == 1:
         return CallRecord(call_id, IGNORED_RESULT)

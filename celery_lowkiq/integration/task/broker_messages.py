@@ -64,7 +64,7 @@ class BrokerMessageHandler:
                 try:
                     done = self._handle(*self._waiting[0])
                 finally:
-                    # Also after an error of the broker's: the messages behind it would wait for ever.
+                    # Also after an error of the broker: else the messages behind it would wait for ever.
                     if done:
                         self._waiting.popleft()
                 if not done:

@@ -56,13 +56,13 @@ class RunMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
             try:
                 result = self.run(*args, **kwargs)
             except Again as again:
-                result = self._repeat(again)
+                result = self._call_again(again)
         else:
             request.lowkiq = eager.info(self.queue_spec, *args)
             result = eager.eager_outcome(lambda: self.run(*args, **kwargs), *args)
         return result
 
-    #: What observers of runs expect to find as ``__call__``.
+    #: The ``__call__`` of a task whose class has none of its own, see ``runs/observers.py``.
     run_in_lane = __call__
 
     def _run(self, run: Run, function: Callable[[], Any]) -> Any:
@@ -117,7 +117,7 @@ class RunMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         self, exc: BaseException | None, eta: Any, countdown: Any, max_retries: Any, **options: Any
     ) -> Any:
         if isinstance(exc, Again):
-            # By autoretry_for=. The run handles it.
+            # autoretry_for= matched it; ``__call__`` handles it.
             raise exc
         if eta is None and countdown is None:
             countdown = policy_of(self).retry_in(exc, self.request.retries)
@@ -125,9 +125,9 @@ class RunMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
             countdown, max_retries = None, 0
         return super().retry(exc=exc, eta=eta, countdown=countdown, max_retries=max_retries, **options)
 
-    def _repeat(self, again: Again) -> Any:
-        """Send the call of a plain run once more, with the same count of retries. Returns the result of a
-        call that Again does not leave. Raises Retry.
+    def _call_again(self, again: Again) -> Any:
+        """Send the call of a plain run once more, without counting a retry, and raise Retry. Returns the
+        result if ``Again`` leaves no payload.
         """
         if again.payloads_left is not None and not again.payloads_left:
             return again.result

@@ -161,7 +161,7 @@ class Queries:
         return [state.stats for state in raise_refused([e.damage or e for e in self.shard_states([queue])])]
 
     def shard_states(self, queues: Iterable[QueueSpec]) -> list[ShardState]:
-        """Return all shards of the queues, in one round trip; a damaged one with its damage."""
+        """Return the state of each shard of the queues, in one round trip; of a damaged one the damage."""
         shards = [shard for queue in queues for shard in queue.shard_refs()]
         calls = [load("stats").call(shard_keys(shard)) for shard in shards]
         replies = self._client.calls(calls) if calls else []

@@ -1,4 +1,4 @@
-"""Reads when shards have their next work; one script looks into hundreds of empty shards."""
+"""Reads the due times of shards; one script looks into hundreds of shards that were empty."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def due_times(
     client: Client, shards: Sequence[ShardRef], in_hand: Sequence[OpenClaims], were_empty: Sequence[bool]
 ) -> list[Due]:
     """Return the due time of each shard. See ``RedisStore.next_due``."""
-    hands: Sequence[OpenClaims | None] = in_hand or [None] * len(shards)
+    claims: Sequence[OpenClaims | None] = in_hand or [None] * len(shards)
     dues = _still_empty(client, shards, [n for n, was_empty in enumerate(were_empty) if was_empty])
     left = [n for n in range(len(shards)) if n not in dues]
-    calls = [load("next_due").call(shard_keys(shards[n]), open=open_claims(hands[n])) for n in left]
+    calls = [load("next_due").call(shard_keys(shards[n]), open=open_claims(claims[n])) for n in left]
     for n, (now, next_due) in zip(left, client.all(calls), strict=True):
         dues[n] = Due(parse_time(next_due), float(now))
     return [dues[n] for n in range(len(shards))]
 
 
 def _still_empty(client: Client, shards: Sequence[ShardRef], numbers: Sequence[int]) -> dict[int, Due]:
-    """Return the answer for those of the shards with these numbers that have no waiting job, by number."""
+    """Return the due time (None) of each of these shards that still has no waiting job, by its number."""
     parts = slices(numbers, SHARDS)
     calls = [load("find_jobs").call_many([shard_keys(shards[n])["jobs"] for n in part]) for part in parts]
     dues: dict[int, Due] = {}

@@ -1,4 +1,4 @@
-"""Limits the pushes of an event loop: each has a sender of its own, for which later ones wait."""
+"""Senders of an event loop's pushes: one for each push that runs; further pushes wait for a free one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Waiter(NamedTuple):
 class SenderQueue:
     """At most ``size`` senders, each used by one push at a time. For one event loop.
 
-    However many pushes wait, they wait while Redis answers: the timeout (s) counts from its last answer.
+    The timeout (s) counts from Redis's last answer, so that many pushes do not fail because they are many.
     """
 
     def __init__(self, size: int, timeout: float) -> None:
@@ -66,7 +66,7 @@ class SenderQueue:
             raise
 
     def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
-        """End the waiting of pushes that have waited for too long, and look again in time for the next."""
+        """Fail the pushes that have waited for too long, and set the timer for the next one."""
         self._timer = None
         while self._waiting:
             first = self._waiting[0]

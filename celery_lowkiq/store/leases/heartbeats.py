@@ -76,7 +76,7 @@ def heartbeat_reply(news: NodeUpdate, replies: Sequence[Any]) -> UpdateReply | S
     counters = iter(replies[1:])
     samples = []
     for queue in news.counted:
-        parts = list(islice(counters, len(range(0, queue.shards, SHARDS))))
+        parts = list(islice(counters, len(slices(queue.shard_refs(), SHARDS))))
         samples.append((queue.name, Sample(now, sum(p for p, _ in parts), sum(f for _, f in parts))))
     return UpdateReply(now, tuple(samples))
 

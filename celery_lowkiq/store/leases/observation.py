@@ -1,4 +1,4 @@
-"""Reads leases, two hundred with each script."""
+"""Reads the leases of many shards with each script."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 -- KEYS: [lease]...
 -- ARGV:
 -- USES: server
--- Returns: {server, {owner, given on, leaving, ...}, place, epoch, counter, ...}: who holds leases, each of them once; and for
---   each lease the place of its holder there, from 0.
+-- Returns: {server, {owner, given on, leaving, ...}, place, epoch, counter, ...}: the holders, each once; then for each lease
+--   the place of its holder among them, from 0.
 -- Cost: O(leases), which the caller bounds, and INFO.
 local holders, places, leases = {}, {}, {}
 for i, lease in ipairs(KEYS) do

@@ -1,4 +1,4 @@
-"""Renews leases, a hundred with each script."""
+"""Renews many leases with each script."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def renew(client: Client, leases: Sequence[Lease], lapsed: Sequence[bool], stopp
 
 
 def _renew_plain(client: Client, leases: Sequence[Lease], numbers: Sequence[int]) -> set[int]:
-    """Renew those of the leases with these numbers that need no closer look; return their numbers."""
+    """Renew the leases with these numbers; return the numbers of those that were renewed."""
     parts = slices(numbers, LEASES)
     calls = [
         load("renew_many").call_many(

@@ -53,7 +53,7 @@ AWAY = (
 )
 #: Errors that only a node of a Redis Cluster returns.
 CLUSTER = (exceptions.AskError, exceptions.MovedError, exceptions.ClusterCrossSlotError)
-#: How their texts begin.
+#: Their codes, with which their texts begin.
 CLUSTER_TEXTS = ("MOVED ", "ASK ", "CROSSSLOT ")
 #: Text of the error of a server that does not support script flags.
 SHEBANG = "near '#'"
@@ -104,7 +104,7 @@ def store_error(error: BaseException) -> StoreError:
         return StoreFull(
             "Redis is at its maxmemory: nothing was stored. Raise maxmemory, or let workers drain."
         )
-    # Redis-py 5.0 has no classes for these errors where it does not talk to a cluster.
+    # redis-py 5.0 raises a plain ResponseError for these, unless its client is one of a cluster.
     if isinstance(error, CLUSTER) or text.startswith(CLUSTER_TEXTS):
         return ClusterNode()
     code, _, rest = text.partition(" ")
@@ -222,7 +222,12 @@ class Client:
 
     def readable(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Run commands in one round trip; None for a key of the wrong type. Raises StoreError."""
-        return _readable(self._send(commands)) if commands else []
+        replies = self._send(commands) if commands else []
+        readable = [None if _is_wrong_type(reply) else reply for reply in replies]
+        for reply in readable:
+            if isinstance(reply, exceptions.RedisError):
+                raise store_error(reply) from reply
+        return readable
 
     def _act(self, step: Step) -> Any:
         if isinstance(step, Send):
@@ -278,14 +283,6 @@ def member_scores(reply: list[Any]) -> list[tuple[bytes, Any]]:
 
 def _key(command: tuple[Any, ...]) -> str:
     return str(command[1]) if len(command) > 1 else ""
-
-
-def _readable(replies: list[Any]) -> list[Any]:
-    readable = [None if _is_wrong_type(reply) else reply for reply in replies]
-    for reply in readable:
-        if isinstance(reply, exceptions.RedisError):
-            raise store_error(reply) from reply
-    return readable
 
 
 def _is_wrong_type(reply: Any) -> bool:

@@ -22,11 +22,11 @@ class FakeClockClient(Client):
     """Runs scripts with the time of the test's clock."""
 
     def call_steps(self, calls: Sequence[ScriptCall]) -> Steps[list[Any]]:
-        """Steps of ``calls``."""
+        """Steps of :meth:`calls`; the scripts have the test's clock."""
         return super().call_steps([call._replace(script=_clocked(call.script)) for call in calls])
 
     def command_steps(self, commands: Sequence[tuple[Any, ...]]) -> Steps[list[Any]]:
-        """Steps of ``commands``; TIME returns the test's clock."""
+        """Steps of :meth:`commands`; TIME returns the test's clock."""
         return super().command_steps(
             [("EVAL", _prelude() + _NOW, 0) if command == ("TIME",) else command for command in commands]
         )

@@ -20,7 +20,7 @@ from .keeping_pool import KeepingPool
 RETRIES = 2
 #: RESP2 is parsed about twice as fast as RESP3.
 PROTOCOL = 2
-#: The asyncio form of each connection class.
+#: The asyncio connection class for each of redis-py's own.
 ASYNC_CLASSES: dict[type, Any] = {
     redis.Connection: asyncio.Connection,
     redis.SSLConnection: asyncio.SSLConnection,
@@ -28,11 +28,12 @@ ASYNC_CLASSES: dict[type, Any] = {
 }
 
 
-class _Behind(NamedTuple):
-    """A master behind sentinels."""
+class _Master(NamedTuple):
+    """A master that sentinels name."""
 
     sentinels: list[tuple[str, int]]
-    master_name: str
+    name: str
+    #: Arguments of the connections to the sentinels.
     options: dict[str, Any] | None
 
 
@@ -51,14 +52,14 @@ def connect(parameters: Mapping[str, Any], *, pool_size: int, pool_timeout: floa
     sentinels. The pool has at most ``pool_size`` connections; a caller waits up to ``pool_timeout`` s for a
     free one.
     """
-    options, behind = _split(parameters)
+    options, master = _split(parameters)
     options["retry"] = Retry(_backoff(), RETRIES)
-    if behind is None:
+    if master is None:
         pool: redis.ConnectionPool = KeepingPool(max_connections=pool_size, timeout=pool_timeout, **options)
     else:
-        manager = Sentinel(behind.sentinels, sentinel_kwargs=behind.options)  # type: ignore[no-untyped-call]
+        manager = Sentinel(master.sentinels, sentinel_kwargs=master.options)  # type: ignore[no-untyped-call]
         pool = _BlockingSentinelPool(  # type: ignore[no-untyped-call]
-            behind.master_name, manager, max_connections=pool_size, timeout=pool_timeout, **options
+            master.name, manager, max_connections=pool_size, timeout=pool_timeout, **options
         )
     return redis.Redis(connection_pool=pool)
 
@@ -69,26 +70,27 @@ def connect_async(parameters: Mapping[str, Any], *, pool_size: int) -> asyncio.R
     Its pool does not wait: at most ``pool_size`` callers may use it at once. Raises ConfigurationError for a
     connection class that has no asyncio form.
     """
-    options, behind = _split(parameters)
+    options, master = _split(parameters)
     options["retry"] = asyncio.retry.Retry(_backoff(), RETRIES)
-    if behind is None:
+    if master is None:
         given = options.pop("connection_class", redis.Connection)
         if given not in ASYNC_CLASSES:
-            expected = f"one of {', '.join(known.__name__ for known in ASYNC_CLASSES)} for calls from asyncio"
-            raise ConfigurationError(invalid("connection_class", given, f"{expected}, of redis-py"))
+            known = ", ".join(each.__name__ for each in ASYNC_CLASSES)
+            expected = f"one of redis-py's {known} for calls from asyncio"
+            raise ConfigurationError(invalid("connection_class", given, expected))
         pool = asyncio.ConnectionPool(
             connection_class=ASYNC_CLASSES[given], max_connections=pool_size, **options
         )
     else:
-        manager = asyncio.Sentinel(behind.sentinels, sentinel_kwargs=behind.options)  # type: ignore[no-untyped-call]
+        manager = asyncio.Sentinel(master.sentinels, sentinel_kwargs=master.options)  # type: ignore[no-untyped-call]
         pool = asyncio.sentinel.SentinelConnectionPool(  # type: ignore[no-untyped-call]
-            behind.master_name, manager, max_connections=pool_size, **options
+            master.name, manager, max_connections=pool_size, **options
         )
     return asyncio.Redis(connection_pool=pool)
 
 
-def _split(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], _Behind | None]:
-    """Return the arguments of each connection, and of the sentinels, if there are any."""
+def _split(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], _Master | None]:
+    """Return the arguments of each connection, and the master, if sentinels are given."""
     options = dict(parameters)
     options["protocol"] = PROTOCOL
     sentinels = options.pop("sentinels", None)
@@ -97,7 +99,7 @@ def _split(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], _Behind | Non
     options.pop("decode_responses", None)
     if sentinels is not None:
         options.pop("connection_class", None)
-        return options, _Behind(list(sentinels), str(master_name), sentinel_kwargs)
+        return options, _Master(list(sentinels), str(master_name), sentinel_kwargs)
     if "path" in options:
         options.setdefault("connection_class", redis.UnixDomainSocketConnection)
     elif options.pop("ssl", False):

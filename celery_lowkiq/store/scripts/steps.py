@@ -1,7 +1,7 @@
-"""Steps: a procedure that a thread executes with a blocking client, or an event loop with one of its own.
+"""Steps: one procedure for threads, which execute it with a blocking client, and for event loops.
 
-The procedure is a generator. It decides, and yields what is to be done; the caller does that, and sends the
-result in, or throws the error.
+The procedure is a generator. It yields what is to be done; its caller does that, and sends the result in, or
+throws the error.
 """
 
 from __future__ import annotations

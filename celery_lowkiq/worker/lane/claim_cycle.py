@@ -164,7 +164,7 @@ class ClaimCycle:
                 lock.release()
 
     def _settle_and_claim(self, to_claim: ClaimRequest | None) -> Claim | None:
-        """Settle what has run, release its shard if that leaves, and claim, in one round trip.
+        """Settle what has run, release its shard if it is leaving, and claim, in one round trip.
 
         Raises the error of the claim.
         """
@@ -226,7 +226,7 @@ class ClaimCycle:
 
 
 def _settle_request(window: ClaimWindow) -> SettleRequest:
-    """Settle what has run, and release the shard if it leaves."""
+    """Return the request that settles what has run, and releases the shard if it is leaving."""
     owned = window.owned
     owned.release_sent = owned.leaving
     return window.to_settle(owned.release_sent)

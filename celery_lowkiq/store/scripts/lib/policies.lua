@@ -25,7 +25,7 @@
 --   done(id, score)                   settle: payloads up to the score were processed
 --   after_settle()                    settle: bounded cleaning
 --   done_score(id)                    score below which payloads of an id are stale; nil without one
--- The options priority, retry_priority, per_run and anew_on_push are values, which scripts read at their only place.
+-- The options priority, retry_priority, per_run and anew_on_push are values, which scripts read where they act.
 local options, hooks = {}, {}
 if policy ~= '' then
   for name, value in string.gmatch(policy, '([%a_]+)=(%S+)') do
