@@ -170,7 +170,7 @@ def measured(runs: Sequence[Mapping[str, Any]]) -> str:
         if value is not None and name != "load":
             facts.setdefault(name, {})[str(value)] = None
     machine = ", ".join(f"{name} {' or '.join(values)}" for name, values in facts.items())
-    text = f"The worst of {len(runs)} runs, for each row: {', '.join(whens)}, UTC. Measured on: {machine}."
+    text = f"The worst run of each row, of these: {', '.join(whens)}, UTC. Measured on: {machine}."
     lines = _all_lines(worst([rows_of(run) for run in runs]))
     wrapped = "\n".join(textwrap.wrap(text, 100, break_on_hyphens=False))
     parts = [wrapped, _markdown(lines, ["---"] * len(HEAD))]

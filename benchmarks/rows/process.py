@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Iterator
 
 from kombu.utils.uuid import uuid
@@ -38,6 +40,7 @@ def info_lines(bench: Bench) -> Iterator[Row]:
         OURS: lambda: ordered(bench, "blank", count, level="INFO"),
         SIDEKIQ: sidekiq.if_installed(lambda: sidekiq.worked(bench, count, "INFO")),
         CELERY: lambda: celerys(bench, bench.count(5_000, 1_000), level="INFO"),
+        bare.NAME: lambda: _logged(bench, count),
     }
     yield Row.of_costs(
         "batch1-info",
@@ -45,6 +48,16 @@ def info_lines(bench: Bench) -> Iterator[Row]:
         interleaved(bench.count(3, 1), sides),
         Target(0.7, SIDEKIQ),
     )
+
+
+def _logged(bench: Bench, count: int) -> Cost:
+    """Bare commands, and a line for each job."""
+    handler = logging.FileHandler(bench.directory / f"{bare.NAME}.log")
+    handler.setFormatter(logging.Formatter(bench.app.conf.worker_log_format))
+    logger = logging.Logger(__name__, logging.INFO)
+    logger.addHandler(handler)
+    with contextlib.closing(handler):
+        return bare.worked(bench, count, lambda jobs: logger.info("Task %s succeeded", jobs))
 
 
 def results(bench: Bench) -> Iterator[Row]:

@@ -5,8 +5,8 @@ require "redis/connection/hiredis"
 connection = {url: ENV.fetch("BENCH_REDIS"), driver: :hiredis}
 Sidekiq.configure_server { |config| config.redis = connection }
 Sidekiq.configure_client { |config| config.redis = connection }
-# Without it, redis-rb 4.8 prints a warning for each push.
-Redis.sadd_returns_boolean = false if Redis.respond_to?(:sadd_returns_boolean=)
+# redis-rb 4.8 would print a warning for each push and each fetch of Sidekiq 6.4.
+Redis.silence_deprecations = true
 Sidekiq.logger.level = Logger.const_get(ENV.fetch("BENCH_LEVEL", "WARN"))
 
 # Does nothing: what is measured is what surrounds it.

@@ -202,7 +202,7 @@ def test_the_section_names_all_runs_and_has_the_last_profile():
     words, *_, profile = measured(runs).split("\n\n")
     assert profile == "```text\n6.0 us\n```"
     assert " ".join(words.split()) == (
-        "The worst of 2 runs, for each row: 2026-11-21 10:00 (load 1), 2026-11-22 10:00 (load 2), UTC. "
+        "The worst run of each row, of these: 2026-11-21 10:00 (load 1), 2026-11-22 10:00 (load 2), UTC. "
         "Measured on: ruby 3.1 or 3.3."
     )
 

@@ -87,7 +87,7 @@ def describe_batch(batch: Batch) -> dict[str, Any]:
 
 
 def plain_success(about: dict[str, Any], batch: Batch) -> tuple[str, dict[str, Any]]:
-    """Return Celery's line of a run that succeeds, and its values, as the installed filter completes both."""
+    """Return Celery's line of a plain run that succeeds, and its values, as the filter completes it."""
     # Read anew: programs replace it, for instance to keep results out of their logs.
     line = trace.LOG_SUCCESS
     if not is_installed():
