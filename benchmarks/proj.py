@@ -56,11 +56,11 @@ def add_blank(app: Celery) -> None:
 
     @ordered_task(**ordered, name="idle", shards=200)
     def idle(payloads_by_id: dict[str, list[Any]]) -> None:
-        """Nobody calls it."""
+        """Never runs."""
 
 
 def add_with_results(app: Celery) -> None:
-    """Tasks whose results somebody may ask for."""
+    """Tasks that store results."""
 
     @app.task(shared=False, name="plain-results", ignore_result=False)
     def plain_results(value: int) -> None:

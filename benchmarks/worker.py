@@ -52,7 +52,7 @@ def ordered(
 
 
 def _call(bench: Bench, task: str, count: int) -> None:
-    """Calls whose results somebody may ask for."""
+    """Calls with results."""
     for start in range(0, count, 1000):
         jobs = [{"id": n, "payload": {"v": 1}} for n in range(start, min(start + 1000, count))]
         bench.app.tasks[task].perform_async(jobs, results=True)

@@ -40,7 +40,7 @@ def import_product(self, payloads_by_id):
 
 
 def price_of(row):
-    price = float(row["price"])  # what is no number at all is an error: somebody has to look at the file
+    price = float(row["price"])  # other text is an error: a person has to look at the file
     if price <= 0:
         raise BusinessFailure(f"a price of {price:g} is not allowed")
     return price

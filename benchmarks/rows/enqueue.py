@@ -87,7 +87,7 @@ def delay_with_receivers(bench: Bench) -> Iterator[Row]:
 
 
 def _receiver(**_: Any) -> None:
-    """Somebody's instrumentation."""
+    """An instrumentation of another package."""
 
 
 def _calls(bench: Bench, call: Callable[[], object]) -> Callable[[], Cost]:

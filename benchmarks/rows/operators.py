@@ -1,4 +1,4 @@
-"""What operators do to many jobs at once, by the queue's own methods; nobody else is at work."""
+"""What operators do to many jobs at once, by the queue's own methods; nothing else runs."""
 
 from __future__ import annotations
 

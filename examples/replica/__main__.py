@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, and turn expected errors into a message and an exit status."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
-    # A shell that starts us in the background has Ctrl-C ignored; whoever sends it all the same means it.
+    # A shell ignores Ctrl-C for what it starts in the background; a SIGINT that is sent is meant.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return run(parse(arguments))

@@ -22,7 +22,7 @@ MIRROR_VARIABLE = "REPLICA_MIRROR"
 WORK = (0.001, 0.030)
 
 app = Celery("replica", broker="redis://localhost:6379/0")
-app.conf.task_default_queue = "examples.replica"  # not the queue of whoever else uses that Redis
+app.conf.task_default_queue = "examples.replica"  # not the queue of another program that uses this Redis
 app.conf.task_ignore_result = True
 
 

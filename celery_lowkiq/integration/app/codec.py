@@ -41,9 +41,9 @@ def refuse_constant(name: str) -> NoReturn:
 _encoder: json.JSONEncoder = JSONEncoder(
     sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
 )
-#: ``_encoder`` makes one for each value. Without its C extension, it is the encoder.
+#: ``_encoder`` makes an encoder in C for each value; this makes one for all. Without C, ``_encoder`` does.
 _make_encoder: Any = vars(encoder)["c_make_encoder"] or (lambda *_: lambda value, _: _encoder.encode(value))
-#: Does not look for a value that contains itself, and so ends in a RecursionError.
+#: Has no check for a value that contains itself: that ends in a RecursionError.
 _write: Callable[[Any, int], Iterable[str]] = _make_encoder(
     None, _encoder.default, encoder.encode_basestring, None, ":", ",", True, False, False
 )

@@ -20,7 +20,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 MAX_ID_BYTES = 256
-#: Above all whole numbers that an id usually is.
+#: Whole numbers that are ids are usually below this one.
 USUAL_NUMBERS = 2**63
 #: Unix s; the year 2286. A larger number was surely meant in milliseconds.
 LATEST = 10_000_000_000.0

@@ -1,4 +1,4 @@
-"""The calls of an ordered task: ``apply_async``, ``perform_async`` and their kin push to the store."""
+"""The calls of an ordered task: ``apply_async``, ``perform_async`` and the like push to the store."""
 
 from __future__ import annotations
 

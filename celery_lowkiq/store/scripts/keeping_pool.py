@@ -37,7 +37,7 @@ class _Line:
         self._free = places
 
     def join(self) -> threading.Lock:
-        """Return a lock that is free when this thread has a place."""
+        """Return a lock that this thread can acquire when it has a place."""
         turn = threading.Lock()
         with self._lock:
             if self._free:
@@ -48,7 +48,7 @@ class _Line:
         return turn
 
     def quit(self, turn: threading.Lock) -> bool:
-        """Wait no longer. False: the thread has got a place in the last moment."""
+        """Stop waiting. Return False if the thread got a place at the last moment."""
         with self._lock:
             if turn not in self.waiting:
                 return False
@@ -70,7 +70,7 @@ class _OfProcess(NamedTuple):
 
 
 class KeepingPool(redis.BlockingConnectionPool):
-    """Keeps connections, but none while a thread waits for one.
+    """A pool that keeps connections between exchanges, but none while a thread waits for one.
 
     Safe to share between threads; a forked process uses no connection of its parent's.
     """
@@ -80,10 +80,10 @@ class KeepingPool(redis.BlockingConnectionPool):
         super().__init__(*args, **options)  # type: ignore[no-untyped-call]
 
     def get_connection(self, *args: Any, **options: Any) -> Any:
-        """Take a connection for one command. Kept ones are given back for that. Raises RedisError."""
+        """Take a connection for one command, after all kept ones were given back. Raises RedisError."""
         state = self._state()
         turn = state.line.join()
-        # After that: a thread that gives one back later sees that this one waits.
+        # Only now: a thread that keeps a connection from here on sees that this one waits.
         self._release_idle(state)
         if not turn.acquire(timeout=-1 if self.timeout is None else self.timeout) and state.line.quit(turn):
             raise exceptions.ConnectionError("No connection available.")
