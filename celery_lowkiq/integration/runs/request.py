@@ -134,7 +134,7 @@ class QuietRequest:
             raise AttributeError(name)
         full = _full(self._headers, Arguments(self.args, self.kwargs), self._task, self._consumer)
         pid: Any = os.getpid()
-        full.time_start, full.worker_pid = self.began_at, pid
+        full.time_start, full.worker_pid = time.time() - (time.monotonic() - self.began_at), pid
         return getattr(full, name)
 
 
