@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from celery import Task
+from kombu.exceptions import EncodeError
+from pydantic import BaseModel
 
 from celery_lowkiq import ById, InvalidCall, JobsFailed, RunAborted, ordered_task
 from tests.unit.recording import recorder
@@ -144,3 +147,36 @@ class TestEagerResults:
         assert (add.s(1, 2) | keeps.s("42") | add.s("!")).delay().get() == "kept!"
         keeps.apply_async(("1",), link=keeps.s("2"))
         assert seen == [{"42": [3]}, {"1": [""]}, {"2": ["kept"]}]
+
+
+class Order(BaseModel):
+    id: int
+
+
+class TestInPlace:
+    """As a plain task."""
+
+    @pytest.mark.skipif(not hasattr(Task, "_dump_pydantic_arguments"), reason="since Celery 5.6")
+    @pytest.mark.parametrize("call", ["delay", "apply"])
+    def test_by_gets_what_a_model_is_dumped_to(self, app, call):
+        """It got the model itself, as it does in no other call."""
+
+        @ordered_task(app=app, by=lambda arguments: arguments["order"]["id"], pydantic=True)
+        def save(order: Order):
+            return type(order).__name__, order.id
+
+        order = Order(id=7)
+        result = save.delay(order) if call == "delay" else save.apply((order,))
+        assert result.get() == ("Order", 7)
+
+    def test_its_arguments_are_serialized(self, app):
+        """A call that no worker could have been sent succeeded."""
+
+        @ordered_task(app=app, by="order_id", bind=True)
+        def save(self, order_id, what):
+            return what, self.request.lowkiq.jobs[0].id
+
+        assert save.delay(7, (1, 2)).get() == ([1, 2], "7")
+        assert save.apply_async((7,), {"what": 1}, countdown=3, score=2).get() == (1, "7")
+        with pytest.raises(EncodeError):
+            save.delay(7, object())

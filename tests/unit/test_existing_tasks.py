@@ -148,3 +148,18 @@ def test_an_option_of_the_task_that_it_could_not_have_is_refused(lowkiq_app):
     ordered_task(by=0, time_limit=None)(save)
     with pytest.raises(ConfigurationError, match="it is an ordered task already"):
         ordered_task(by=0)(save)
+
+
+def test_an_option_that_its_base_class_gives_is_refused_by_the_name_of_the_task(lowkiq_app):
+    """The error named the function."""
+
+    class Keyed(Task):
+        abstract = True
+        key = "x"
+
+    @lowkiq_app.task(name="proj.save", shared=False, base=Keyed)
+    def save(order_id): ...
+
+    with pytest.raises(ConfigurationError, match="^proj.save: key='x' is invalid"):
+        ordered_task(by=0)(save)
+    ordered_task(by=0, key=None)(save)

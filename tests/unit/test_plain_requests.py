@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -41,7 +42,8 @@ def run():
         consumer = SimpleNamespace(app=app, hostname="host", event_dispatcher=None)
         runner = CeleryRunner({"t": task}, consumer, context_of(app), reader=None, tracker_store=None)
         jobs = (Job("1", (Payload(data, 1.0),), perform_in=0.0, claim=1),)
-        batch = Batch(task.queue_spec, Lease(ShardRef("t", 0), "me", 1), 1, jobs, threading.Event())
+        lease, began_at = Lease(ShardRef("t", 0), "me", 1), time.monotonic()
+        batch = Batch(task.queue_spec, lease, 1, jobs, threading.Event(), began_at)
         (verdict,) = runner.run(batch)
         return verdict
 
@@ -105,6 +107,19 @@ def test_a_worker_finds_a_call_in_place_by_its_id(run):
 
     run(function, b'{"args":["1"],"kwargs":{},"task_id":"%s"}' % CALL_ID.encode(), by="order_id")
     assert (found, state.requests) == ([("1",)], {})
+
+
+def test_inspect_shows_the_unix_time_at_which_a_run_began(run):
+    """It showed the monotonic time."""
+    found = []
+
+    def function(self, payloads_by_id):
+        (active,) = state.active_requests
+        found.append(active.info()["time_start"])
+
+    before = time.time()
+    run(function)
+    assert before - 1 < found[0] < time.time() + 1
 
 
 def test_an_id_that_is_read_in_another_thread_is_the_runs(run):

@@ -138,7 +138,7 @@ class QuietRequest:
             raise AttributeError(name)
         full = self.full()
         pid: Any = os.getpid()
-        full.time_start, full.worker_pid = self.began_at, pid
+        full.time_start, full.worker_pid = time.time() - (time.monotonic() - self.began_at), pid
         return getattr(full, name)
 
 

@@ -121,7 +121,9 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         header = take_header(options, app.timezone)
         tracker = tracker_of(options.pop("tracker", None), app)
         if celery_setting(app, "task_always_eager"):
-            return partial(self.apply, args, kwargs, task_id=task_id, **links, **words, **options)
+            # With by= as a plain task, whose arguments Celery serializes first.
+            run = self.apply if self.by is None else super().apply_async
+            return partial(run, args, kwargs, task_id=task_id, **links, **words, **options)
         args, kwargs, task_id = self._completed(args, kwargs, task_id)
         entry = self.entry_of(args, kwargs, task_id, header, **words)
         context = context_of(app)
@@ -351,6 +353,7 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
     ) -> EagerResult[R]:
         """Run the function in this process, as a worker would, on ``{id: [payload]}``."""
         words = {name: options.pop(name, None) for name in WORDS}
+        args, kwargs, _ = self._completed(args, kwargs, None)
         entry = self.entry_of(args, kwargs, None, **words)
         if self.by is not None:
             result: EagerResult[R] = super().apply(args, kwargs, *positional, **options)

@@ -38,7 +38,7 @@ def order_existing(task: Any, options: Mapping[str, Any]) -> Any:
     plain: Any = type(task)
     with naming(task.name):
         _check(task, options)
-    names = {"__module__": plain.__module__, "__doc__": plain.__doc__, "abstract": False}
+    names = {"__module__": plain.__module__, "__doc__": plain.__doc__, "abstract": False, "name": task.name}
     _forget_settings(task)
     try:
         ordered: Any = type(plain.__name__, (plain, OrderedTask), {**names, **as_attributes(dict(options))})
