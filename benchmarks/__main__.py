@@ -16,7 +16,7 @@ import redis
 
 from celery_lowkiq.embedded import EmbeddedServer
 
-from . import plot, profile, report
+from . import frames, plot, profile, report
 from .bench import Bench
 from .machine import calibrate, facts
 from .row import Row
@@ -97,6 +97,9 @@ def show_profile(bench: Bench) -> None:
     with Worker(bench, "blank", lanes=1).profiled() as worker:
         worker.until(lambda: bench.processed(queue) >= count)
     print(profile.text(json.loads(worker.profile.read_text()), count, bare))
+    print(
+        frames.text(frames.of_delay(bench), frames.of_a_job(bench), frames.of_a_job(bench, lowkiq_window=1))
+    )
 
 
 def run(bench: Bench, options: argparse.Namespace) -> None:
