@@ -197,9 +197,8 @@ def test_the_pool_looks_at_a_connection_again_after_a_while(make, monkeypatch):
     pool.release(pool.take_kept().connection)
     monkeypatch.setattr(keeping_pool, "KEPT_SECONDS", 0.0)
     taken = []
-    monkeypatch.setattr(
-        pool, "get_connection", lambda take=pool.get_connection: taken.append(take()) or taken[-1]
-    )
+    take = pool.get_connection
+    monkeypatch.setattr(pool, "get_connection", lambda *name: taken.append(take(*name)) or taken[-1])
     for n in range(3):
         push(store, "1", ("a", n))
     assert len(taken) == 3
