@@ -97,9 +97,6 @@ def show_profile(bench: Bench) -> None:
     with Worker(bench, "blank", lanes=1).profiled() as worker:
         worker.until(lambda: bench.processed(queue) >= count)
     print(profile.text(json.loads(worker.profile.read_text()), count, bare))
-    print(
-        frames.text(frames.of_delay(bench), frames.of_a_job(bench), frames.of_a_job(bench, lowkiq_window=1))
-    )
 
 
 def run(bench: Bench, options: argparse.Namespace) -> None:
@@ -135,6 +132,8 @@ def main() -> None:
                 show_profile(bench)
             else:
                 run(bench, options)
+            if options.profile:
+                print(frames.text(bench))
         finally:
             bench.empty()
 

@@ -36,7 +36,29 @@ class FrameCounter:
         return sum(count for name, count in self.by_thread.items() if name.startswith("lane-"))
 
 
-def of_delay(bench: Bench) -> int:
+class CountedWorker(Worker):
+    """A worker with one lane, which counts the frames of its lane."""
+
+    def __init__(self, bench: Bench, **settings: object) -> None:
+        super().__init__(bench, "blank", lanes=1, **settings)
+        self.frames = self.profile.with_suffix(".frames")
+        self._env["BENCH_FRAMES"] = str(self.frames)
+
+
+def count_lanes(path: str) -> None:
+    """In a worker: count the frames of its lanes, and write their number when it stops."""
+    counter = FrameCounter()
+    threading.setprofile(counter)
+    worker_shutdown.connect(lambda **_: Path(path).write_text(str(counter.in_lanes)), weak=False)
+
+
+def text(bench: Bench) -> str:
+    """Frames of a call, of a job in a full window, and of one that is alone in its claim."""
+    delay, job, alone = _of_delay(bench), _of_a_job(bench), _of_a_job(bench, lowkiq_window=1)
+    return f"frames of our code: delay {delay}, a job of batch 1 {job:.0f} (alone in its claim {alone:.0f})"
+
+
+def _of_delay(bench: Bench) -> int:
     """The median of several calls, without what the first ones do."""
     blank = bench.app.tasks["blank"]
     counts = []
@@ -51,23 +73,11 @@ def of_delay(bench: Bench) -> int:
     return sorted(counts)[CALLS // 2]
 
 
-def of_a_job(bench: Bench, **settings: object) -> float:
-    """In the lane of a worker, from its claim to its settle; the mean of many."""
+def _of_a_job(bench: Bench, **settings: object) -> float:
+    """In a lane, from its claim to its settle; the mean of many."""
     bench.empty()
     queue = bench.spec("blank")
     bench.fill(queue, JOBS)
-    with Worker(bench, "blank", lanes=1, **settings).counted() as worker:
+    with CountedWorker(bench, **settings) as worker:
         worker.until(lambda: bench.processed(queue) >= JOBS)
-    return float(worker.profile.read_text()) / JOBS
-
-
-def count_lanes(path: str) -> None:
-    """In a worker: count the frames of its lanes, and write their number when it stops."""
-    counter = FrameCounter()
-    threading.setprofile(counter)
-    worker_shutdown.connect(lambda **_: Path(path).write_text(str(counter.in_lanes)), weak=False)
-
-
-def text(delay: int, job: float, alone: float) -> str:
-    """The line of the profile. ``alone``: of a job that is the only one of its claim."""
-    return f"frames of our code: delay {delay}, a job of batch 1 {job:.0f} (alone in its claim {alone:.0f})"
+    return float(worker.frames.read_text()) / JOBS

@@ -46,11 +46,6 @@ class Worker:
         self._env["BENCH_PROFILE"] = str(self.profile)
         return self
 
-    def counted(self) -> Worker:
-        """Let the worker count the frames of its lanes, in place of that."""
-        self._env["BENCH_FRAMES"] = str(self.profile)
-        return self
-
     def __enter__(self) -> Worker:
         self.stamps.write_bytes(b"")
         with self._log.open("wb") as log:

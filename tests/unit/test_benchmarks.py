@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 
 import pytest
 
-from benchmarks import frames, profile
+from benchmarks import profile
 from benchmarks.report import Change, changes, compare, number, table
 from benchmarks.row import Row, Target
 from benchmarks.statistics import percentile, rate
-from celery_lowkiq.rules.models import shard_of
 
 
 def row(**fields) -> Row:
@@ -131,26 +129,3 @@ def test_the_profile_leaves_idle_time_out():
         ["15.0", "us", "75.0%", "store"],
         ["5.0", "us", "25.0%", "lane"],
     ]
-
-
-def test_only_frames_of_our_code_are_counted_by_thread():
-    counter = frames.FrameCounter()
-
-    def look():
-        sys.setprofile(counter)
-        try:
-            sorted("21", key=lambda digit: percentile([int(digit)], 50))
-            shard_of("1", 5)
-        finally:
-            sys.setprofile(None)
-
-    threads = [threading.Thread(target=look, name=name) for name in ("lane-1", "lane-2", "other")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (counter.in_lanes, sum(counter.by_thread.values())) == (2, 3)
-    assert (
-        frames.text(78, 53.6, 191.0)
-        == "frames of our code: delay 78, a job of batch 1 54 (alone in its claim 191)"
-    )

@@ -41,12 +41,6 @@ def refuse_constant(name: str) -> NoReturn:
 _encoder: json.JSONEncoder = JSONEncoder(
     sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
 )
-#: ``_encoder`` makes one for each value. Without its C extension, it is the encoder.
-_make_encoder: Any = vars(encoder)["c_make_encoder"] or (lambda *_: lambda value, _: _encoder.encode(value))
-#: Does not look for a value that contains itself, and so ends in a RecursionError.
-_write: Callable[[Any, int], Iterable[str]] = _make_encoder(
-    None, _encoder.default, encoder.encode_basestring, None, ":", ",", True, False, False
-)
 _decoder = json.JSONDecoder(object_hook=object_hook, parse_constant=refuse_constant)
 
 
@@ -158,6 +152,14 @@ def _load_json(data: bytes) -> Any:
 
 def _refuse_json(_: bytes) -> NoReturn:
     raise _not_accepted(JSON_TYPE)
+
+
+#: ``_encoder`` makes one for each value. Without its C extension, it is the encoder.
+_make_encoder: Any = vars(encoder)["c_make_encoder"] or (lambda *_: lambda value, _: _encoder.encode(value))
+#: Does not look for a value that contains itself, and so ends in a RecursionError.
+_write: Callable[[Any, int], Iterable[str]] = _make_encoder(
+    None, _encoder.default, encoder.encode_basestring, None, ":", ",", True, False, False
+)
 
 
 def dump_json(payload: Any) -> bytes:
