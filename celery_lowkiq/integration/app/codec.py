@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Collection, Iterable
-from json import encoder
+from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 from kombu import serialization
@@ -155,10 +154,12 @@ def _refuse_json(_: bytes) -> NoReturn:
 
 
 #: ``_encoder`` makes one for each value. Without its C extension, it is the encoder.
-_make_encoder: Any = vars(encoder)["c_make_encoder"] or (lambda *_: lambda value, _: _encoder.encode(value))
+_make_encoder: Any = vars(json.encoder)["c_make_encoder"] or (
+    lambda *_: lambda value, _: _encoder.encode(value)
+)
 #: Does not look for a value that contains itself, and so ends in a RecursionError.
-_write: Callable[[Any, int], Iterable[str]] = _make_encoder(
-    None, _encoder.default, encoder.encode_basestring, None, ":", ",", True, False, False
+_write: Callable[[Any, int], Any] = _make_encoder(
+    None, _encoder.default, json.encoder.encode_basestring, None, ":", ",", True, False, False
 )
 
 
