@@ -186,6 +186,7 @@ def test_a_reply_that_was_not_read_is_no_other_scripts(make, monkeypatch):
     with monkeypatch.context() as stopping, pytest.raises(Stopped):
         stopping.setattr(one.connection, "read_response", stops)
         push(store, "1", ("a", 1))
+    assert kept(store) == []
     lease = take(store)
     assert [job.id for job in claim(store, lease).jobs] == ["0", "1"]
 
