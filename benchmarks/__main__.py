@@ -16,7 +16,7 @@ import redis
 
 from celery_lowkiq.embedded import EmbeddedServer
 
-from . import plot, profile, report
+from . import frames, plot, profile, report
 from .bench import Bench
 from .machine import calibrate, facts
 from .row import Row
@@ -133,6 +133,8 @@ def main() -> None:
                 print(profiled(bench))
             else:
                 run(bench, options)
+            if options.profile:
+                print(frames.text(bench))
         finally:
             bench.empty()
 

@@ -111,3 +111,7 @@ if SETTINGS:
         from .profile import watch_lanes
 
         watch_lanes(app, os.environ["BENCH_PROFILE"])
+    if os.environ.get("BENCH_FRAMES"):
+        from .frames import count_lanes
+
+        count_lanes(os.environ["BENCH_FRAMES"])

@@ -186,6 +186,7 @@ def test_a_reply_that_was_not_read_is_no_other_scripts(make, monkeypatch):
     with monkeypatch.context() as stopping, pytest.raises(Stopped):
         stopping.setattr(one.connection, "read_response", stops)
         push(store, "1", ("a", 1))
+    assert kept(store) == []
     lease = take(store)
     assert [job.id for job in claim(store, lease).jobs] == ["0", "1"]
 
@@ -197,9 +198,8 @@ def test_the_pool_looks_at_a_connection_again_after_a_while(make, monkeypatch):
     pool.release(pool.take_kept().connection)
     monkeypatch.setattr(keeping_pool, "KEPT_SECONDS", 0.0)
     taken = []
-    monkeypatch.setattr(
-        pool, "get_connection", lambda take=pool.get_connection: taken.append(take()) or taken[-1]
-    )
+    take = pool.get_connection
+    monkeypatch.setattr(pool, "get_connection", lambda *name: taken.append(take(*name)) or taken[-1])
     for n in range(3):
         push(store, "1", ("a", n))
     assert len(taken) == 3

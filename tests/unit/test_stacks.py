@@ -5,9 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from celery._state import _task_stack
+from celery._state import _task_stack, get_current_worker_task
 from celery.utils.threads import LocalManager, _FastLocalStack, _LocalStack
 
+from celery_lowkiq.integration.app import current_task
+from celery_lowkiq.integration.app.current_task import current_worker_task
 from celery_lowkiq.integration.runs.stacks import RunStacks
 
 
@@ -32,3 +34,19 @@ def test_a_task_is_the_running_one_until_it_is_popped(kind):
     assert (_task_stack.stack, task.request_stack.stack) == ([task], ["outer"])
     stacks.pop(was_empty)
     assert (_task_stack.top, task.request_stack.top) == (None, None)
+
+
+@pytest.mark.parametrize("is_usual", [True, False])
+def test_the_current_task_is_celerys(is_usual, monkeypatch):
+    if not is_usual:
+        monkeypatch.setattr(current_task, "_stacks", None)
+    assert current_worker_task() is get_current_worker_task() is None
+    task = SimpleNamespace(request=SimpleNamespace(called_directly=False), request_stack=_LocalStack())
+    _task_stack.push(task)
+    try:
+        assert current_worker_task() is task
+        task.request.called_directly = True
+        assert current_worker_task() is None
+    finally:
+        _task_stack.pop()
+    assert current_worker_task() is None

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Collection, Iterable
-from json import encoder, scanner
+from collections.abc import Callable, Collection
+from json import scanner
 from typing import Any, NoReturn
 
 from kombu import serialization
@@ -40,12 +40,6 @@ def refuse_constant(name: str) -> NoReturn:
 
 _encoder: json.JSONEncoder = JSONEncoder(
     sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-)
-#: ``_encoder`` makes an encoder in C for each value; this makes one for all. Without C, ``_encoder`` does.
-_make_encoder: Any = vars(encoder)["c_make_encoder"] or (lambda *_: lambda value, _: _encoder.encode(value))
-#: Has no check for a value that contains itself: that ends in a RecursionError.
-_write: Callable[[Any, int], Iterable[str]] = _make_encoder(
-    None, _encoder.default, encoder.encode_basestring, None, ":", ",", True, False, False
 )
 _decoder = json.JSONDecoder(object_hook=object_hook, parse_constant=refuse_constant)
 #: Reads a value from a position on, without the hook for kombu's tagged values, and returns where it ends.
@@ -169,6 +163,16 @@ def _load_json(data: bytes) -> Any:
 
 def _refuse_json(_: bytes) -> NoReturn:
     raise _not_accepted(JSON_TYPE)
+
+
+#: ``_encoder`` makes one for each value. Without its C extension, it is the encoder.
+_make_encoder: Any = vars(json.encoder)["c_make_encoder"] or (
+    lambda *_: lambda value, _: _encoder.encode(value)
+)
+#: Does not look for a value that contains itself, and so ends in a RecursionError.
+_write: Callable[[Any, int], Any] = _make_encoder(
+    None, _encoder.default, json.encoder.encode_basestring, None, ":", ",", True, False, False
+)
 
 
 def dump_json(payload: Any) -> bytes:

@@ -8,11 +8,11 @@ from datetime import datetime, timedelta
 from numbers import Real
 from typing import Any, overload
 
-from celery._state import get_current_worker_task
 from celery.result import AsyncResult
 from kombu.utils.uuid import uuid
 
 from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app.current_task import current_worker_task
 from celery_lowkiq.integration.records.call_record import make_record
 from celery_lowkiq.rules.models import NewJob
 
@@ -94,7 +94,7 @@ def bulk_with_messages(
 
 
 def _parents() -> dict[str, Any]:
-    caller = get_current_worker_task()
+    caller = current_worker_task()
     if caller is None:
         return {}
     return {"root_id": caller.request.root_id or caller.request.id, "parent_id": caller.request.id}

@@ -100,6 +100,8 @@ class BatchForm:
 
     def read(self, args: Any, kwargs: Any, task_id: str | None, typing: bool = True) -> tuple[Any, Any]:
         """See CallForm."""
+        if self._key is None and type(args) is tuple and len(args) == 2 and not kwargs:
+            return args
         try:
             job_id, payload = self.header(*(args or ()), **(kwargs or {}))
         except TypeError:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from celery import Celery, signals
-from celery._state import get_current_worker_task
 
 from celery_lowkiq.integration.app.celery_settings import celery_setting
+from celery_lowkiq.integration.app.current_task import current_worker_task
 from celery_lowkiq.integration.records.call_record import stores_error
 
 from .send_task_overrides import override_of
@@ -28,7 +28,7 @@ def may_skip_message_with_record(app: Celery) -> bool:
 
     The result backend then does not prepare for the result.
     """
-    return not has_publish_listeners(app) and get_current_worker_task() is None
+    return not has_publish_listeners(app) and current_worker_task() is None
 
 
 def may_skip_message(task: Any, app: Celery, track_calls: bool) -> bool:
@@ -36,10 +36,10 @@ def may_skip_message(task: Any, app: Celery, track_calls: bool) -> bool:
     by a running task.
     """
     return not (
-        has_publish_listeners(app)
-        or track_calls
+        track_calls
         or task.expires is not None
         or task.job_ttl is not None
+        or has_publish_listeners(app)
         or stores_error(task)
-        or get_current_worker_task() is not None
+        or current_worker_task() is not None
     )

@@ -25,14 +25,15 @@ def lazy_result(task: Any, task_id: str | None) -> AsyncResult[Any]:
     Celery's own looks up its backend when it is made, and when it is deleted. This one does when the backend
     is used. An app or task with an AsyncResult of its own gets that one.
     """
-    made: AsyncResult[Any]
-    own: Any = task._get_app().AsyncResult
-    if own.__mro__[1:] == AsyncResult.__mro__ and type(task).AsyncResult is Task.AsyncResult:
-        made = _lazy_class(own)(task, task_id)
-    else:
-        made = task.AsyncResult(task_id or uuid())
+    app = task._get_app()
+    # Celery's property takes longer than the rest.
+    lazy = _lazy_class(app.__dict__.get("AsyncResult") or app.AsyncResult)
     # get() of an ignored result must not block.
-    made.ignored = bool(task.ignore_result)
+    ignored = bool(task.ignore_result)
+    if lazy is not None and type(task).AsyncResult is Task.AsyncResult:
+        return lazy(task, task_id, ignored)  # type: ignore[no-any-return]
+    made: AsyncResult[Any] = task.AsyncResult(task_id or uuid())
+    made.ignored = ignored
     return made
 
 
@@ -55,8 +56,9 @@ class _LazyResult(_AsyncResult):  # type: ignore[misc]
     parent: Any = None
     _cache = None
 
-    def __init__(self, task: Any, task_id: str | None) -> None:
+    def __init__(self, task: Any, task_id: str | None, ignored: bool) -> None:
         self._task = task
+        self._ignored = ignored
         if task_id is not None:
             self.__dict__["id"] = task_id
 
@@ -87,9 +89,9 @@ class _LazyResult(_AsyncResult):  # type: ignore[misc]
 
 
 def _lazy_class(own: Any) -> Any:
-    """Return the lazy form of an app's ``AsyncResult``, which keeps it."""
+    """Return the lazy form of an app's ``AsyncResult``, which keeps it; None for one that is not Celery's."""
     lazy = own.__dict__.get(_LAZY)
-    if lazy is None:
+    if lazy is None and own.__mro__[1:] == AsyncResult.__mro__:
         lazy = type(own.__name__, (_LazyResult, own), {"__module__": own.__module__})
         setattr(own, _LAZY, lazy)
     return lazy

@@ -6,6 +6,7 @@ An outbox keeps a call and sends it later by name. It would lose the score, whic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pickle import PicklingError
 from types import FunctionType
 from typing import Any, NoReturn, TypeVar
@@ -49,6 +50,7 @@ def override_of(app: Celery) -> str:
     return "" if _is_celerys(Task.apply_async, task) else "Task.apply_async"
 
 
+@lru_cache(maxsize=64)
 def _is_celerys(function: Any, module: Any) -> bool:
     return type(function) is FunctionType and function.__code__.co_filename == module.__file__
 

@@ -14,6 +14,7 @@ from kombu.utils.uuid import uuid
 from celery_lowkiq.integration.app.celery_settings import celery_setting
 from celery_lowkiq.integration.app.context import AppContext, context_of
 from celery_lowkiq.integration.calls.bulk_results import bulk_with_messages, bulk_without_messages
+from celery_lowkiq.integration.calls.call_form import CallForm
 from celery_lowkiq.integration.calls.fast_path import (
     has_publish_listeners,
     may_skip_message,
@@ -36,6 +37,7 @@ from celery_lowkiq.integration.calls.validation import (
     Entry,
     bulk,
     priority_of,
+    read_id,
     single,
     to_jobs,
 )
@@ -53,7 +55,7 @@ from .unsupported import check_call, refuse_inline
 T = TypeVar("T")
 
 #: Options of a call that gives none.
-NO_WORDS = dict.fromkeys(WORDS)
+NO_WORDS: dict[str, Any] = {}
 
 
 class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
@@ -110,21 +112,23 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         ``on_loop``: prefer a push over a message, for which Celery asks the result backend.
         """
         links = {"link": link, "link_error": link_error}
-        if self.is_plain:
+        if self.by is not None and self.is_plain:
             return partial(
                 super().apply_async, args, kwargs, task_id, producer, **links, shadow=shadow, **options
             )
-        words = {name: options.pop(name, None) for name in WORDS} if options else NO_WORDS
-        if options:
-            check_call(self.name, self.queue_spec.name, options)
         app = self._get_app()
-        header = take_header(options, app.timezone)
-        tracker = tracker_of(options.pop("tracker", None), app)
+        words, header, tracker = NO_WORDS, NO_VALUES, ""
+        if options:
+            words = {name: options.pop(name, None) for name in WORDS}
+            check_call(self.name, self.queue_spec.name, options)
+            header = take_header(options, app.timezone)
+            tracker = tracker_of(options.pop("tracker", None), app)
         if celery_setting(app, "task_always_eager"):
             # With by= as a plain task, whose arguments Celery serializes first.
             run = self.apply if self.by is None else super().apply_async
             return partial(run, args, kwargs, task_id=task_id, **links, **words, **options)
-        args, kwargs, task_id = self._completed(args, kwargs, task_id)
+        if self.by is not None:
+            args, kwargs, task_id = self._completed(args, kwargs, task_id)
         entry = self.entry_of(args, kwargs, task_id, header, **words)
         context = context_of(app)
         job = entry.job(context.codec)
@@ -132,7 +136,7 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         request = None if needs_message else self._push_request(context, entry, job, task_id, on_loop)
         if request is not None:
             return request
-        beyond = _beyond_message(entry, tracker, words["eta"] is not None)
+        beyond = _beyond_message(entry, tracker, words.get("eta") is not None)
         store = partial(self._store_message, entry, job, tracker)
         options |= {**links, **entry.for_message(), "shadow": shadow}
         return partial(self.make_message, args, kwargs, task_id, store, beyond, **options)
@@ -167,8 +171,6 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
 
     def _completed(self, args: Any, kwargs: Any, task_id: str | None) -> tuple[Any, Any, str | None]:
         """With ``by=``: dump Pydantic arguments, and choose the id of the call, which its payload stores."""
-        if self.by is None:
-            return args, kwargs, task_id
         # Celery 5.5 has none.
         if (dump := getattr(self, "_dump_pydantic_arguments", None)) is not None:
             args, kwargs = dump(args, kwargs)
@@ -211,9 +213,12 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         self, args: Any, kwargs: Any, task_id: str | None, header: HeaderValues = NO_VALUES, **words: Any
     ) -> Entry:
         """The checked call that the arguments make. Raises TypeError, as Celery does, and InvalidCall."""
-        job_id, payload = self.call_form.read(args, kwargs, task_id, self.typing)
+        form: CallForm = self.call_form
+        job_id, payload = form.read(args, kwargs, task_id, self.typing)
+        if not words and header is NO_VALUES:
+            return Entry(read_id(job_id), payload)
         entry = header.added_to(single(job_id, payload, tz=self._get_app().timezone, **words))
-        return self.call_form.timed(entry, time.time())  # type: ignore[no-any-return]
+        return form.timed(entry, time.time())
 
     def signature(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
         """A signature of a call. That of a batch has its payload by name: in a chain, the result of the task
@@ -333,8 +338,12 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
             return
         context, spec = context_of(self._get_app()), self.queue_spec
         store = push or context.store.push
+        middlewares = context.settings.client_middlewares
         try:
-            compose(context.settings.client_middlewares, self, entries, lambda: store(spec, jobs, intervals))
+            if not middlewares:
+                store(spec, jobs, intervals)
+            else:
+                compose(middlewares, self, entries, lambda: store(spec, jobs, intervals))
         except (StoreFull, StoreUnavailable) as error:
             raise as_celery_error(error) from error
 

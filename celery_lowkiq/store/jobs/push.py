@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from celery_lowkiq.rules.errors import LowkiqError, StoreUnavailable
@@ -49,23 +50,25 @@ def chunked(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:
         yield chunk
 
 
-def shard_of_job(queue: QueueSpec, job: NewJob) -> ShardRef:
-    """Return the shard of a job's id."""
-    return ShardRef(queue.name, shard_of(job.id, queue.shards))
+#: Returns the same object each time, which a look-up finds without a comparison.
+_shard = lru_cache(maxsize=8192)(ShardRef)
 
 
-def turns(queue: QueueSpec, jobs: Sequence[NewJob]) -> Iterator[Mapping[ShardRef, Sequence[NewJob]]]:
+def turns(queue: QueueSpec, jobs: Sequence[NewJob]) -> Iterable[Mapping[ShardRef, Sequence[NewJob]]]:
     """Split jobs into parts by shard, in order: one chunk of a shard at a time, so that none overtakes a
     refused one.
     """
-    if len(jobs) == 1:
-        yield {shard_of_job(queue, jobs[0]): jobs}
-        return
+    if len(jobs) > 1:
+        return _turns(queue, jobs)
+    return [{_shard(queue.name, shard_of(job.id, queue.shards)): jobs} for job in jobs]
+
+
+def _turns(queue: QueueSpec, jobs: Sequence[NewJob]) -> Iterator[Mapping[ShardRef, Sequence[NewJob]]]:
     by_index: defaultdict[int, list[NewJob]] = defaultdict(list)
     shards = queue.shards
     for job in jobs:
         by_index[shard_of(job.id, shards)].append(job)
-    waiting = {ShardRef(queue.name, index): chunked(part) for index, part in by_index.items()}
+    waiting = {_shard(queue.name, index): chunked(part) for index, part in by_index.items()}
     turn: Mapping[ShardRef, Sequence[NewJob]]
     while turn := {shard: chunk for shard, chunks in waiting.items() if (chunk := next(chunks, None))}:
         yield turn
@@ -78,10 +81,11 @@ def push_call(queue: QueueSpec, shard: ShardRef, sender: Sender, jobs: Sequence[
     usual = queue.policies.priority
     prioritized = usual != MOST_URGENT or any(job.priority for job in jobs)
     for position, job in enumerate(jobs):
-        when = (
-            f"{usual if job.priority is None else job.priority} {_when(job)}" if prioritized else _when(job)
-        )
-        rest += (id_bytes(job.id), job.payload, _score(job), when)
+        score = "" if job.score is None and job.sent is None else _score(job)
+        when = "" if job.perform_in is None and job.delay is None else _when(job)
+        if prioritized:
+            when = f"{usual if job.priority is None else job.priority} {when}"
+        rest += (id_bytes(job.id), job.payload, score, when)
         if job.record is not None:
             records += (position, digest(job.payload), job.record)
     return load("push").call(
@@ -119,12 +123,8 @@ def retried(pauses: Iterator[float], attempt: Callable[[], Steps[T]]) -> Steps[T
 
 
 def _score(job: NewJob) -> str:
-    if job.score is not None:
-        return number_text(job.score)
-    return "" if job.sent is None else f"~{number_text(job.sent)}"
+    return number_text(job.score) if job.score is not None else f"~{number_text(job.sent or 0.0)}"
 
 
 def _when(job: NewJob) -> str:
-    if job.perform_in is not None:
-        return number_text(job.perform_in)
-    return "" if job.delay is None else f"+{number_text(job.delay)}"
+    return number_text(job.perform_in) if job.perform_in is not None else f"+{number_text(job.delay or 0.0)}"

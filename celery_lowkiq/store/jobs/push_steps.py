@@ -11,7 +11,7 @@ from celery_lowkiq.store.scripts.steps import Block, Steps
 
 from .admission import Admission, ShardCall
 from .durability import Durability
-from .push import Sender, Stored, push_call, retried, shard_of_job, taken, turns
+from .push import Sender, Stored, push_call, retried, taken, turns
 from .push_drops import Dropped, DroppedCallReporter
 
 
@@ -44,7 +44,7 @@ class PushSteps:
             yield from retried(left, partial(self._send, calls, turn, stored, reporter))
         if jobs:
             # All shards of a Redis share one replication stream, so confirming the last write confirms all.
-            yield from self._durability.confirm_steps(self._client, shard_of_job(queue, jobs[0]))
+            yield from self._durability.confirm_steps(self._client, calls[0].shard)
 
     def _reporter(
         self, queue: QueueSpec, turn: Mapping[ShardRef, Sequence[NewJob]]

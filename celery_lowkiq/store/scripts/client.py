@@ -174,6 +174,12 @@ class Client:
     def call_steps(self, calls: Sequence[ScriptCall]) -> Steps[list[Any]]:
         """Steps of :meth:`calls`."""
         replies = yield Send([self._evalsha(call) for call in calls])
+        for reply in replies:
+            if isinstance(reply, exceptions.RedisError):
+                return (yield from self._repeat_steps(calls, replies))
+        return replies  # type: ignore[no-any-return]
+
+    def _repeat_steps(self, calls: Sequence[ScriptCall], replies: list[Any]) -> Steps[list[Any]]:
         for _ in range(LOAD_ROUNDS):
             missing = [i for i, reply in enumerate(replies) if self._must_load(reply)]
             if not missing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from ssl import VerifyMode
 from typing import Any, NamedTuple
 
 import redis
@@ -72,6 +73,9 @@ def connect_async(parameters: Mapping[str, Any], *, pool_size: int) -> asyncio.R
     """
     options, master = _split(parameters)
     options["retry"] = asyncio.retry.Retry(_backoff(), RETRIES)
+    if isinstance(reqs := options.get("ssl_cert_reqs"), VerifyMode):
+        # The asyncio client of redis-py 5.0 knows names only, and Celery makes constants of them.
+        options["ssl_cert_reqs"] = reqs.name.removeprefix("CERT_").lower()
     if master is None:
         given = options.pop("connection_class", redis.Connection)
         if given not in ASYNC_CLASSES:

@@ -52,13 +52,13 @@ def exchange(client: redis.Redis, commands: Sequence[Command]) -> list[Any] | No
 
     try:
         replies: list[Any] = connection.retry.call_with_retry(attempt, lambda _: connection.disconnect())
-        return replies
     except BaseException:
         # Replies may be left in it.
         connection.disconnect()
+        pool.release(connection)
         raise
-    finally:
-        pool.keep(kept)
+    pool.keep(kept)
+    return replies
 
 
 def _is_observed(client: redis.Redis) -> bool:

@@ -1,0 +1,124 @@
+"""TLS in front of a Redis, with certificates of an own authority."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import ipaddress
+import socket
+import socketserver
+import ssl
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.x509.oid import NameOID
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Files of a certificate and its key; the key is encrypted if there is a password."""
+
+    certificate: Path
+    key: Path
+
+
+class Authority:
+    """Signs certificates of servers on 127.0.0.1, and of clients."""
+
+    def __init__(self, directory: Path, name: str = "authority") -> None:
+        self._directory = directory
+        self._key = _new_key()
+        self._name = _subject(name)
+        certificate = _signed(self._name, self._key.public_key(), self._name, self._key, True)
+        self.certificate: Path = _written(directory / f"{name}.pem", certificate)
+
+    def identity(self, name: str, password: str | None = None) -> Identity:
+        """A new certificate and its key."""
+        key = _new_key()
+        certificate = _signed(_subject(name), key.public_key(), self._name, self._key, False)
+        encryption: Any = serialization.NoEncryption()
+        if password is not None:
+            encryption = serialization.BestAvailableEncryption(password.encode())
+        data = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
+        path = self._directory / f"{name}-key.pem"
+        path.write_bytes(data)
+        return Identity(_written(self._directory / f"{name}.pem", certificate), path)
+
+
+@contextlib.contextmanager
+def tls_in_front(path: str, authority: Authority) -> Iterator[int]:
+    """The port of a server that wants a client's certificate, and passes on to a Redis's unix socket."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(authority.certificate)
+    own = authority.identity("server")
+    context.load_cert_chain(own.certificate, own.key)
+
+    class Connection(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with contextlib.suppress(OSError), context.wrap_socket(self.request, server_side=True) as client:
+                _forward(client, path)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Connection) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+
+
+def _forward(client: ssl.SSLSocket, path: str) -> None:
+    with socket.socket(socket.AF_UNIX) as redis:
+        redis.connect(path)
+        # A TLS socket is not for two threads: a reply comes after its request.
+        redis.settimeout(0.02)
+        client.settimeout(0.02)
+        while _passed(client, redis) and _passed(redis, client):
+            pass
+
+
+def _passed(source: socket.socket, target: socket.socket) -> bool:
+    """Pass on what there is; False at the end."""
+    try:
+        data = source.recv(1 << 20)
+    except TimeoutError:
+        return True
+    target.sendall(data)
+    return bool(data)
+
+
+def _new_key() -> rsa.RSAPrivateKey:
+    return rsa.generate_private_key(public_exponent=65537, key_size=2048)
+
+
+def _subject(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _signed(subject: x509.Name, key: Any, issuer: x509.Name, issuers_key: Any, is_authority: bool) -> Any:
+    now = datetime.datetime.now(datetime.timezone.utc)
+    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .sign(issuers_key, hashes.SHA256())
+    )
+
+
+def _written(path: Path, certificate: Any) -> Path:
+    path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    return path
