@@ -160,7 +160,7 @@ OF_THE_STORE = {
         watching.LeaseWatch, "_released", lambda self: not self.seen.owner
     ),
     "a settle that ignores the claim's number": script(
-        "settle.lua", "if numbers[i] == claim or not", "if numbers[i] or not"
+        "settle.lua", "if numbers[i] == claim then", "if numbers[i] then"
     ),
     "a claim that takes ids in processing": script(
         "claim.lua", "suspected == 0 and busy == 0 and", "suspected == 0 and"
@@ -170,8 +170,16 @@ OF_THE_STORE = {
         "if last and tonumber(string.match(last, '^%d+') or 0) >= tonumber(n) then",
         "if false then",
     ),
+    "a push that overlooks paused ids": script(
+        "push.lua", "policy == '' and not any_special", "policy == ''"
+    ),
+    "a push that takes no call for a repeated id": script(
+        "push.lua", "not record and not first[id]", "not record"
+    ),
+    "a claim that takes a failed job for a plain one": script("claim.lua", "not failures[i] and ", ""),
+    "a settle that forgets suspects": script("settle.lua", "and not any_suspect and", "and"),
     "a claim that is not repeated": script(
-        "claim.lua", "if tonumber(request) > last_request then", "if true then"
+        "claim.lua", "local is_new = tonumber(request) > last_request", "local is_new = true"
     ),
 }
 

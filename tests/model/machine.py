@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import strategies as st
@@ -57,6 +57,15 @@ JOBS = st.one_of(
 MAX_WAITS = st.sampled_from([60.0, 1e10])
 ISOLATIONS = st.sampled_from([NOT_ISOLATED, Isolation(1, 5), Isolation(2, 3), Isolation(500, 999)])
 BAD = st.dictionaries(st.integers(0, 3), st.sampled_from([b"bad", *RemovalReason]), max_size=2)
+
+
+@dataclass(frozen=True)
+class WholeScripts(QueueSpec):
+    """A queue whose scripts run all of their parts: none ends early with a policy, though this is none."""
+
+    @property
+    def policy(self) -> str:
+        return super().policy or "-"
 
 
 class StoreMachine(PeopleRules):
@@ -119,6 +128,11 @@ class StoreMachine(PeopleRules):
         return next((float(time) for time in times if time is not None), None)
 
     # -- what happens
+
+    @rule(whole=st.booleans())
+    def scripts_of_the_next_steps(self, whole: bool) -> None:
+        """Answers and data are the same whether a script ends early or not."""
+        self.queue = (WholeScripts if whole else QueueSpec)(**vars(self.queue))
 
     @rule(jobs=st.lists(JOBS, min_size=1, max_size=4), repeats=st.integers(1, 2))
     def push(self, jobs: list[NewJob], repeats: int) -> None:
@@ -262,6 +276,21 @@ class StoreMachine(PeopleRules):
         for job_id in batch:
             isolation = isolated(jobs[job_id].isolation, len(batch))
             self._settle(job_id, jobs[job_id].claim, disposition, 0, delay, {}, 1, isolation)
+
+    @rule(limit=st.integers(1, 4), repeats=st.integers(1, 2))
+    def run_well(self, limit: int, repeats: int) -> None:
+        """Claim, and settle all jobs together."""
+        self.claim(limit, 1)
+        claim = self.model.claims
+        batch = [job_id for job_id, job in self.model.processing.items() if job.claim == claim]
+        done = [Settlement(job_id, claim, Disposition.DONE) for job_id in batch]
+        if not done:
+            return
+        replies = [self.store.settle(self.queue, self.lease, done) for _ in range(repeats)]
+        assert [reply.accepted for reply in replies] == [frozenset(batch), frozenset()][:repeats]
+        for job_id in batch:
+            outcome = (Disposition.DONE, 0, replies[0].now, replies[0].now, b"", {}, NOT_ISOLATED)
+            assert self.model.settle(job_id, claim, *outcome)
 
     @rule()
     def an_acquire_is_repeated(self) -> None:

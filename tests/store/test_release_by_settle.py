@@ -58,7 +58,7 @@ def test_a_shard_with_another_claim_in_processing_is_kept(store):
 
 def test_a_settle_that_is_refused_keeps_the_shard(store, client):
     lease, claimed = claimed_by(store, "1")
-    client.set(shard_keys(SHARD)["failed"], "foreign")
+    client.set(shard_keys(SHARD)["due"], "foreign")
     assert isinstance(settle(store, lease, claimed), WrongType)
     assert owner(store) == "me"
 

@@ -43,11 +43,11 @@ def test_a_script_declares_the_arguments_of_its_libraries():
 
 
 #: Beside the library: a repair reads where a job lies from keys that contradict each other.
-MAY_WRITE_INDEX = {"lib/waiting_index", "repair_waiting"}
+MAY_WRITE_INDEX = {"lib/due_index", "lib/waiting_index", "repair_waiting"}
 INDEX_KEYS = "due|due_prioritized|by_priority|due_paused"
 
 
-def test_only_one_library_places_waiting_jobs():
+def test_only_libraries_place_waiting_jobs():
     found = {n for n in NAMES if re.search(rf"'Z(ADD|REM|M?SCORE)', ({INDEX_KEYS})\b", source(n))}
     assert found == MAY_WRITE_INDEX
 
@@ -79,6 +79,42 @@ def test_a_header_says_all(name):
 def test_a_call_with_other_arguments_than_the_header_has_is_refused(arguments):
     with pytest.raises(TypeError, match=r"run_now.lua takes .*limit.*got"):
         scripts.load("run_now").call(shard_keys(SHARD), **arguments)
+
+
+def assembled(monkeypatch, text):
+    read = scripts._read
+    monkeypatch.setattr(scripts, "_read", lambda name: text if name == "push.lua" else read(name))
+    return scripts.load.__wrapped__("push").body
+
+
+def test_a_part_of_a_script_brings_its_libraries_and_touches_its_keys(monkeypatch):
+    text = """-- KEYS: meta? due jobs failed
+-- USES: format
+local length = redis.call('HLEN', jobs) -- not failed
+if length == 0 then
+  return 0
+end
+-- USES: format wake
+redis.call('ZREM', failed, 'x')
+"""
+    body = assembled(monkeypatch, text)
+    first, _, second = body.partition("-- KEYS: meta?")
+    assert "redis.call('HLEN', jobs)\n" in first
+    assert "function refuse_format" in first
+    assert "due)\n" not in first
+    assert "redis.call('ZCARD', due)\nredis.call('ZCARD', failed)\n-- The index" in second
+    assert second.index("return 0") < second.index("function wake") < second.index("'ZREM', failed")
+    assert body.count("function refuse_format") == 1
+    assert body.count("redis.call('HLEN', jobs)\n") == 1
+
+
+def test_a_script_of_one_part_touches_all_keys_first(monkeypatch):
+    text = "-- KEYS: meta? due jobs\n-- USES: format\nreturn 1\n"
+    body = assembled(monkeypatch, text)
+    probes = "redis.call('ZCARD', due)\nredis.call('HLEN', jobs)\n"
+    assert body == f"local meta, due, jobs = KEYS[1], KEYS[2], KEYS[3]\nlocal rest = 1\n{probes}" + (
+        scripts.library("format") + text
+    )
 
 
 def test_keys_of_a_script_are_bound_once():

@@ -90,6 +90,11 @@ def arguments(state):
             },
             (),
         ),
+        "claim of plain jobs": (
+            {**owner, "merge": "min", "policy": "", "request": 10**9, "last": 0, "open": "any"}
+            | {**bounds, "max_payloads": 9, "suspects": 1, "max_wait": 60},
+            (),
+        ),
         "delete": (
             {"policy": POLICY, "only_failed": 0, "maximum": "+inf", "upto": "", "cursor": "", "limit": 99},
             ("long", "failed"),
@@ -138,6 +143,10 @@ def arguments(state):
             },
             ("long", "x", "", "2 ", "new", "x", "1", "0 +5", 1, digest(b"x"), "call"),
         ),
+        "push of a new id": (
+            {"shards": 1, "merge": "min", "policy": "", "sender": "s", "n": 1, **ANNOUNCED, "records": 1},
+            ("new", "x", "", "+5", 0, digest(b"x"), "call"),
+        ),
         "read_leases": ({}, ()),
         "register": ({"format": 1, "shards": 2, "expected": 1}, ()),
         "release": ({**owner, **ANNOUNCED, "unsettled": 0}, ()),
@@ -167,6 +176,10 @@ def arguments(state):
         "settle": (
             {**owner, "merge": "min", "policy": POLICY, "claim": 0, "done": 0},
             ("runs", state.claim, "die", 0, 0, "error", "last line", 1, 0, "bad"),
+        ),
+        "settle of done jobs": (
+            {**owner, "merge": "min", "policy": "", "claim": state.claim, "done": 1},
+            ("plain",),
         ),
         "stats": ({}, ()),
         "sum_counters": ({}, ()),
@@ -248,6 +261,17 @@ def a_shard_with_jobs_everywhere(store):
     return State(lease.epoch, seen.counter, running.number, died.epoch, seen.server)
 
 
+def a_plain_job(store):
+    push(store, "plain", ("a", 1), perform_in=1.0)
+    return State(take(store).epoch)
+
+
+def a_plain_job_in_processing(store):
+    push(store, "plain", ("a", 1), perform_in=1.0)
+    lease = take(store)
+    return State(lease.epoch, claim=claim(store, lease).number)
+
+
 def a_shard_that_has_lost(key, planted=False):
     def prepare(store):
         state = a_shard_with_jobs_everywhere(store)
@@ -295,12 +319,25 @@ STATES = {
     "repair_waiting": a_shard_that_has_lost("due"),
     "set_shard_count": an_idle_shard,
     "pause_shard resumes": a_paused_shard,
+    "push of a new id": an_idle_shard,
+    "claim of plain jobs": a_plain_job,
+    "settle of done jobs": a_plain_job_in_processing,
+}
+OF_POLICIES = "debounce early_due done_scores buckets"
+#: Keys that only later parts of a script use, which these calls do not reach.
+NOT_REACHED = {
+    "push of a new id": "due_prioritized due_paused spill spill_order failed errors processing tries "
+    + OF_POLICIES,
+    "claim of plain jobs": f"calls {OF_POLICIES}",
+    "settle of done jobs": "due_prioritized due_paused spill spill_order failed errors "
+    f"dead_ids dead_jobs dead_spill dead_spill_order dead_errors {OF_POLICIES}",
 }
 #: Keys that are looked at only when something is amiss.
 UNTOUCHED = {
     ("claim", "calls"),
     ("pause_shard resumes", "due_paused"),
     *((n, "meta") for n in ("delete_call_records", "release", "renew", "replace_call_records")),
+    *((name, key) for name, keys in NOT_REACHED.items() for key in keys.split()),
 }
 #: Those that are there for keys of another type, or leave a shard that has one to another script.
 TOLERANT = {"delete_wrong_type", "find_jobs", "key_counts", "read_leases", "renew_many"}
@@ -396,6 +433,16 @@ def test_a_key_of_another_type_is_an_error_before_the_first_write(store, client,
         else:
             restore()
     assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize("name", NOT_REACHED)
+def test_a_script_that_ends_early_leaves_other_keys_alone(store, client, name):
+    for key in NOT_REACHED[name].split():
+        client.flushall()
+        state = prepared(store, name)
+        client.set(Keys()[key], "planted")
+        assert fault(client, store, name, state).startswith("answers "), key
+        assert client.get(Keys()[key]) == b"planted"
 
 
 def test_a_script_that_takes_the_key_as_it_is_would_be_seen(store, client):

@@ -160,6 +160,6 @@ def test_an_option_that_its_base_class_gives_is_refused_by_the_name_of_the_task(
     @lowkiq_app.task(name="proj.save", shared=False, base=Keyed)
     def save(order_id): ...
 
-    with pytest.raises(ConfigurationError, match="^proj.save: key='x' is invalid"):
+    with pytest.raises(ConfigurationError, match=r"^proj\.save: key='x' is invalid"):
         ordered_task(by=0)(save)
     ordered_task(by=0, key=None)(save)

@@ -3,7 +3,7 @@
 -- Isolated jobs, whose batch failed as a whole (rules/isolation.py), share batches only with each other, and a batch
 -- has at most as many jobs as the smallest of their limits.
 --
--- KEYS: lease? meta? @waiting? jobs spill? spill_order? failed? errors? claimed? processing? crash_marks calls?
+-- KEYS: lease? meta? @waiting? jobs? spill? spill_order? failed? errors? claimed? processing? crash_marks? calls?
 -- POLICY KEYS: debounce? early_due? done_scores? buckets?
 -- ARGV: owner epoch merge policy request last open limit max_payloads max_bytes suspects max_wait
 --   request: grows with each claim of an epoch; a repeated one returns the same batch
@@ -11,7 +11,7 @@
 --   suspects: '0' skips suspects; otherwise a suspect is a batch of its own
 --   max_payloads, max_bytes: limits of one id; a batch that has reached one takes no further id
 --   max_wait: s after which a due job precedes more urgent ones
--- USES: format time server owner key_consistency unacknowledged waiting_index next_due payload_set_read payload_set restore processing suspects call_records_read policy_keep policy_drop_stale policy_rate_per_id
+-- USES: format time server owner key_consistency next_due
 -- FLAGS: allow-oom
 -- Returns: {now, next_due or '', claim number (0 for an old request), kind, [id, processing record]..., first calls, unwanted}
 --   kind: 1 when the batch is a suspect, 2 when only suspects are due; plus 4 when keys of failed jobs differ
@@ -24,10 +24,11 @@ if not is_owner() then
 end
 local now = now_us()
 local payload_limit, byte_limit = tonumber(max_payloads), tonumber(max_bytes)
-local known = redis.call('HMGET', meta, 'request', 'claim', 'shards', 'spill_difference', 'format')
+local known = redis.call('HMGET', meta, 'request', 'claim', 'shards', 'spill_difference', 'format', 'kind')
 local damaged = inconsistent_key(known[4])
 -- A claim goes on: the caller repairs this afterwards.
-local errors_differ = redis.call('ZCARD', failed) ~= redis.call('HLEN', errors)
+local failed_count = redis.call('ZCARD', failed)
+local errors_differ = failed_count ~= redis.call('HLEN', errors)
 if is_newer(known[5]) then
   return refuse_format(known[5])
 elseif not known[3] or damaged then
@@ -40,9 +41,86 @@ if tonumber(request) < last_request then
   return {seconds(now), next_due(), 0, 0}
 end
 
-local recorded = {}
 -- Kinds of the reply.
 local SUSPECT, ONLY_SUSPECTS, ERRORS_DIFFER = 1, 2, 4
+local suspected, busy = redis.call('HLEN', crash_marks), redis.call('ZCARD', claimed)
+local wanted = math.min(tonumber(limit), payload_limit)
+local is_new = tonumber(request) > last_request
+if is_new then
+  -- Larger than the owner's last number, too: a Redis with older data must not repeat a number.
+  number = math.max(number, tonumber(last)) + 1
+end
+
+local function due_ids(most)
+  return redis.call('ZRANGEBYSCORE', due, '-inf', seconds(now), 'WITHSCORES', 'LIMIT', 0, most)
+end
+
+-- Bytes in front of the payloads in the processing record of a plain job, at most.
+local PLAIN_HEAD = 64
+
+-- A plain job has one payload without call records; its record moves unchanged, and fits into the reply.
+local function is_plain(record)
+  local _, stop, length = string.find(record, '^[%d.]+ (%d+) ')
+  return stop and stop + tonumber(length) == #record and #record + PLAIN_HEAD <= byte_limit
+end
+
+-- Arguments of the commands that move plain jobs together: texts, since a number costs a conversion each time.
+local number_text = string.format('%.0f', number)
+local plain = {ids = {}, claimed = {}, processing = {}}
+
+local function claim_plain(id, perform_in, record)
+  local at = #plain.ids + 1
+  plain.ids[at] = id
+  plain.claimed[2 * at - 1], plain.claimed[2 * at] = number_text, id
+  plain.processing[2 * at - 1] = id
+  plain.processing[2 * at] = number_text .. ' ' .. perform_in .. ' -1 0 ' .. record
+end
+
+local function write_plain(remove)
+  if #plain.ids > 0 then
+    remove(unpack(plain.ids))
+    redis.call('HDEL', jobs, unpack(plain.ids))
+    redis.call('ZADD', claimed, unpack(plain.claimed))
+    redis.call('HSET', processing, unpack(plain.processing))
+  end
+end
+
+-- Records of jobs by position; false for those that are not plain.
+local function plain_records(ids, any_failed)
+  local names = {}
+  for i = 1, #ids, 2 do
+    names[#names + 1] = ids[i]
+  end
+  local records = #names > 0 and redis.call('HMGET', jobs, unpack(names)) or {}
+  local failures = any_failed and #names > 0 and redis.call('ZMSCORE', failed, unpack(names)) or {}
+  for i, record in ipairs(records) do
+    records[i] = record and not failures[i] and is_plain(record) and record or false
+  end
+  return records
+end
+
+-- Due jobs and their records, when only plain ones may be due.
+local ids, records
+local any_long = redis.call('ZCARD', spill_order) > 0
+if is_new and policy == '' and not (any_special or any_long) and suspected + busy == 0 then
+  ids = shard_paused and {} or due_ids(wanted)
+  records = plain_records(ids, failed_count > 0)
+  local count, size = 0, 0
+  while records[count + 1] and size < byte_limit do
+    count, size = count + 1, size + #records[count + 1]
+  end
+  if 2 * count == #ids or size >= byte_limit then
+    for i = 1, count do
+      claim_plain(ids[2 * i - 1], ids[2 * i], records[i])
+    end
+    redis.call('HSET', meta, 'request', epoch .. ' ' .. request, 'claim', number, 'kind', 0)
+    write_plain(due_remove)
+    return {seconds(now), next_due(), number, errors_differ and ERRORS_DIFFER or 0, unpack(plain.processing)}
+  end
+end
+
+-- USES: unacknowledged waiting_index payload_set_read payload_set restore processing suspects call_records_read policy_keep policy_drop_stale policy_rate_per_id
+local recorded = {}
 -- True when a due job has lost its payloads.
 local payloads_lost = false
 
@@ -104,7 +182,6 @@ end
 
 -- Repairs an id whose record was lost with its mark SPILLED, and for which pushes began a packed record: moves that into the
 -- spilled set, and marks the id again. Returns true if it did.
-local any_long = redis.call('ZCARD', spill_order) > 0
 local function repair_spill_mark(id)
   local record = redis.call('HGET', jobs, id)
   if record and record ~= SPILLED and redis.call('ZLEXCOUNT', spill_order, lex_min(id), lex_max(id)) > 0 then
@@ -112,49 +189,6 @@ local function repair_spill_mark(id)
     spill_items(waiting, id, unpack_items(record), false)
     return true
   end
-end
-
--- A plain job has one payload without call records; its record moves unchanged.
-local function is_plain(record)
-  local _, stop, length = string.find(record, '^[%d.]+ (%d+) ')
-  return stop and stop + tonumber(length) == #record
-end
-
--- Arguments of the commands that move plain jobs together.
-local plain = {ids = {}, claimed = {}, processing = {}}
-
-local function claim_plain(id, perform_in, record)
-  local at = #plain.ids + 1
-  plain.ids[at] = id
-  plain.claimed[2 * at - 1], plain.claimed[2 * at] = number, id
-  plain.processing[2 * at - 1] = id
-  plain.processing[2 * at] = number .. ' ' .. perform_in .. ' -1 0 ' .. record
-end
-
-local function write_plain()
-  if #plain.ids > 0 then
-    index_remove(unpack(plain.ids))
-    redis.call('HDEL', jobs, unpack(plain.ids))
-    redis.call('ZADD', claimed, unpack(plain.claimed))
-    redis.call('HSET', processing, unpack(plain.processing))
-    if hooks.claimed then
-      hooks.claimed(plain.ids, now)
-    end
-  end
-end
-
--- Records of jobs by position; false for those that are not plain.
-local function plain_records(ids, any_failed)
-  local names = {}
-  for i = 1, #ids, 2 do
-    names[#names + 1] = ids[i]
-  end
-  local records = redis.call('HMGET', jobs, unpack(names))
-  local failures = any_failed and redis.call('ZMSCORE', failed, unpack(names)) or {}
-  for i, record in ipairs(records) do
-    records[i] = record and not failures[i] and not (any_prioritized and priority_of(names[i]) > 0) and is_plain(record) and record
-  end
-  return records
 end
 
 -- Maximum number of jobs in the next batch of an isolated job, by the fraction of its retry_count (rule 5,
@@ -166,13 +200,11 @@ end
 
 -- Moves due jobs. Returns the kind of the batch.
 local function claim_due()
-  local suspected, busy = redis.call('HLEN', crash_marks), redis.call('ZCARD', claimed)
+  suspected, busy = redis.call('HLEN', crash_marks), redis.call('ZCARD', claimed)
   local any_failed = redis.call('ZCARD', failed) > 0
-  local wanted = math.min(tonumber(limit), payload_limit)
   local most = wanted + busy + suspected + (hooks.defer and DEFERRED or 0)
-  local ids = prioritized_due and prioritized_due(now, most, max_wait)
-    or redis.call('ZRANGEBYSCORE', due, '-inf', seconds(now), 'WITHSCORES', 'LIMIT', 0, most)
-  local simple = suspected == 0 and busy == 0 and #ids > 0 and plain_records(ids, any_failed) or {}
+  ids = ids or prioritized_due and prioritized_due(now, most, max_wait) or due_ids(most)
+  records = records or suspected == 0 and busy == 0 and plain_records(ids, any_failed) or {}
   local moved, payloads, size, suspects_skipped, isolating = 0, 0, 0, false, false
 
   -- Returns true for a job that cannot join the batch.
@@ -184,7 +216,8 @@ local function claim_due()
     if moved == wanted or payloads >= payload_limit or size >= byte_limit then
       break
     end
-    local record = not (any_long and repair_spill_mark(ids[i])) and simple[(i + 1) / 2]
+    local repaired = any_long and repair_spill_mark(ids[i])
+    local record = not repaired and priority_of(ids[i]) == 0 and records[(i + 1) / 2]
     local mark = suspected > 0 and redis.call('HGET', crash_marks, ids[i])
     local running = not record and busy > 0 and redis.call('ZSCORE', claimed, ids[i])
     local stored_retry_count = not record and any_failed and redis.call('ZSCORE', failed, ids[i])
@@ -214,14 +247,15 @@ local function claim_due()
       end
     end
   end
-  write_plain()
+  write_plain(index_remove)
+  if hooks.claimed and #plain.ids > 0 then
+    hooks.claimed(plain.ids, now)
+  end
   return suspects_skipped and moved == 0 and ONLY_SUSPECTS or 0
 end
 
-local kind = tonumber(redis.call('HGET', meta, 'kind') or 0)
-if tonumber(request) > last_request then
-  -- Larger than the owner's last number, too: a Redis with older data must not repeat a number.
-  number = math.max(number, tonumber(last)) + 1
+local kind = tonumber(known[6] or 0)
+if is_new then
   redis.call('HSET', meta, 'request', epoch .. ' ' .. request, 'claim', number)
   for _, id in ipairs(unacknowledged()) do
     local job = take_processing(id)

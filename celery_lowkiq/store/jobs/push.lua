@@ -1,13 +1,13 @@
 -- Merges jobs into the waiting jobs of a shard (rule 2). Repeated: no effect.
 --
--- KEYS: meta? senders? @waiting? jobs spill spill_order calls? failed errors processing tries?
+-- KEYS: meta? senders? @waiting jobs spill spill_order calls? failed errors processing tries?
 -- POLICY KEYS: debounce? early_due? done_scores?
 -- ARGV: shards merge policy sender n channel index records [id payload score when]... [position digest record]*records
 --   shards: the declared count; n: larger than that of each former push of the sender to the shard
 --   score: '' generates one; '~<s>': the time of a sender's clock, generated when Redis's clock is behind it
 --   when: '' for now, '+<s>' for a delay, else Unix s; with policy prioritized=1, '<priority> ' before that
 --   records: number of call records; position: index of the call's job, from 0; digest: of its payload
--- USES: format time delete_old_fields waiting_index wake payload_set call_records waiting policies policy_per_run policy_priority policy_keep policy_drop_stale policy_max_length policy_debounce policy_due_on_push dropped_calls
+-- USES: format dropped_calls_reply
 -- Returns: 1; 0 for a repeated n; or, when policies dropped calls that have records, the positions of dropped calls in one
 --   text, then orphans (see lib/orphans.lua), the same when repeated; error SHARDS <stored count> when the count differs,
 --   or FULL <length> <allowed>.
@@ -27,28 +27,23 @@ end
 -- '<n> <s>', or, when calls were dropped, '<n> <text of the reply>|<s>'.
 local last = redis.call('HGET', senders, sender)
 if last and tonumber(string.match(last, '^%d+') or 0) >= tonumber(n) then
-  local text = hooks.drops_call and string.match(last, '^' .. n .. ' (.*)|%d+$')
+  local text = string.match(last, '^' .. n .. ' (.*)|%d+$')
   return text and drops_reply(text) or 0
 end
 
+-- USES: time delete_old_fields due_index wake call_records
 local now = now_us()
 local now_s = seconds(now)
 local score_us = tonumber(stored[2] or 0)
-local before = first_due()
 local last_job = #ARGV - 3 * records
-local refusal = hooks.refusal and hooks.refusal(last_job, now_s)
-if refusal then
-  return refusal
-end
-local flags, members = record_calls(last_job)
+local flags = call_flags(last_job)
 local merged = 0
-redis.call('HSET', senders, sender, n .. ' ' .. math.floor(now / 1000000))
 
 local function score_of(given)
   local sent = given ~= '' and string.match(given, '^~(.+)')
   if given == '' or sent and tonumber(sent) * 1000000 > now then
     score_us = math.max(now, score_us + 1)
-    return seconds(score_us)
+    return score_us == now and now_s or seconds(score_us)
   end
   return sent or given
 end
@@ -60,47 +55,102 @@ local function time_of(when)
   return string.sub(when, 1, 1) == '+' and delayed(now, when) or when
 end
 
+-- Sorts the jobs in ARGV from `from` to `to`:
+--   times: perform_in and id of each
+--   new: ids without a waiting job and the records of their first payloads, which need no merging
+--   soonest: the smallest perform_in of these
+--   ids, items: the other ids, and by id the items to merge, with the scores of their calls
+local function sort_jobs(from, to)
+  local times, new, first, soonest, ids, items = {}, {}, {}, nil, {}, {}
+  for i = from, to, 4 do
+    times[#times + 1] = ARGV[i]
+  end
+  local records = redis.call('HMGET', jobs, unpack(times))
+  for place, record in ipairs(records) do
+    local i = from + 4 * (place - 1)
+    local id, payload, score, flag = ARGV[i], ARGV[i + 1], score_of(ARGV[i + 2]), flags[i] or ''
+    local time = time_of(ARGV[i + 3])
+    times[2 * place - 1], times[2 * place] = time, id
+    if not record and not first[id] then
+      first[id] = true
+      if time ~= soonest and (not soonest or tonumber(time) < tonumber(soonest)) then
+        soonest = time
+      end
+      new[#new + 1], new[#new + 2] = id, score .. ' ' .. #payload .. flag .. ' ' .. payload
+    else
+      merged = merged + 1
+      if not items[id] then
+        items[id], ids[#ids + 1] = {given = ''}, id
+      end
+      items[id].given = items[id].given .. ARGV[i + 2]
+      table.insert(items[id], {score, payload, tonumber(score), flag})
+    end
+  end
+  return {times = times, new = new, soonest = soonest, ids = ids, items = items}
+end
+
+local function write_new(part, add)
+  add(part.times)
+  if #part.new > 0 then
+    redis.call('HSET', jobs, unpack(part.new))
+  end
+end
+
+-- Writes what a push changes beside its jobs, before these. Returns the members in `calls`, by the index of the job in ARGV.
+local function begin()
+  local members = record_calls(last_job)
+  redis.call('HSET', senders, sender, n .. ' ' .. math.floor(now / 1000000))
+  return members
+end
+
+local function finish()
+  redis.call('HSET', meta, 'score', string.format('%.0f', score_us))
+  if merged > 0 then
+    redis.call('HINCRBY', meta, 'merged', merged)
+  end
+  -- Each new sender deletes some senders without a push for an hour.
+  if not last then
+    delete_old_fields(senders, 'senders_cursor', now / 1000000 - RETENTION)
+  end
+end
+
+-- Most pushes: no policy, no paused id or priority in the shard, and no id with a waiting job.
+local sorted = policy == '' and not any_special and last_job < rest + 4 * UNPACKED and sort_jobs(rest, last_job)
+local is_first = sorted and sorted.soonest and redis.call('ZCOUNT', due, '-inf', sorted.soonest) == 0
+if sorted and #sorted.ids == 0 then
+  begin()
+  write_new(sorted, due_add)
+  finish()
+  if is_first then
+    wake()
+  end
+  return 1
+end
+
+-- USES: waiting_index payload_set waiting policies policy_per_run policy_priority policy_keep policy_drop_stale policy_max_length policy_debounce policy_due_on_push dropped_calls
+local refusal = hooks.refusal and hooks.refusal(last_job, now_s)
+if refusal then
+  return refusal
+end
+local before = not sorted and first_due()
+local members = begin()
+
 -- The payload of the id that has failed, when a call with this score may get in front of it.
 local function passable(id, given)
   return (given ~= '' or merge == 'max') and failed_payload(id) or nil
 end
 
--- Merges the jobs in ARGV from `from` to `to`. First payloads of ids without a waiting job need no merging: they are written
--- together.
-local function merge_jobs(from, to)
-  local records, times, new, first, more, ids = {}, {}, {}, {}, {}, {}
-  for i = from, to, 4 do
-    records[#records + 1] = ARGV[i]
-  end
-  records = redis.call('HMGET', jobs, unpack(records))
-  for i = from, to, 4 do
-    local id, payload, score = ARGV[i], ARGV[i + 1], score_of(ARGV[i + 2])
-    times[#times + 1], times[#times + 2] = time_of(ARGV[i + 3]), id
-    local flag = flags[i] or ''
-    if not records[(i - from) / 4 + 1] and not first[id] then
-      first[id] = true
-      new[#new + 1], new[#new + 2] = id, score .. ' ' .. #payload .. flag .. ' ' .. payload
-    else
-      merged = merged + 1
-      if not more[id] then
-        more[id], ids[#ids + 1] = {given = ''}, id
-      end
-      more[id].given = more[id].given .. ARGV[i + 2]
-      table.insert(more[id], {score, payload, tonumber(score), flag})
-    end
-  end
-  index_add(times)
-  if #new > 0 then
-    redis.call('HSET', jobs, unpack(new))
-  end
-  for _, id in ipairs(ids) do
-    local payload = passable(id, more[id].given)
-    for _, item in ipairs(payload and more[id] or {}) do
+local function merge_jobs(part)
+  write_new(part, index_add)
+  for _, id in ipairs(part.ids) do
+    local items = part.items[id]
+    local payload = passable(id, items.given)
+    for _, item in ipairs(payload and items or {}) do
       set_add(waiting, id, {item}, false)
       forget_if_passed(id, payload)
     end
     if not payload then
-      set_add(waiting, id, more[id], false)
+      set_add(waiting, id, items, false)
     end
   end
 end
@@ -156,18 +206,12 @@ if any_prioritized or next(hooks) or options.anew_on_push then
   drops = drops_text and drops_text() or ''
 else
   for i = rest, last_job, 4 * UNPACKED do
-    merge_jobs(i, math.min(i + 4 * UNPACKED, last_job + 1) - 1)
+    merge_jobs(sorted or sort_jobs(i, math.min(i + 4 * UNPACKED, last_job + 1) - 1))
   end
 end
-redis.call('HSET', meta, 'score', string.format('%.0f', score_us))
-if merged > 0 then
-  redis.call('HINCRBY', meta, 'merged', merged)
-end
-wake(before)
-
--- Each new sender deletes some senders without a push for an hour.
-if not last then
-  delete_old_fields(senders, 'senders_cursor', now / 1000000 - RETENTION)
+finish()
+if is_first or not sorted then
+  wake(before)
 end
 if drops ~= '' then
   redis.call('HSET', senders, sender, n .. ' ' .. drops .. '|' .. math.floor(now / 1000000))

@@ -10,7 +10,7 @@
 --   try: line for the log of the job's tries, or ''
 --   bad: number of payloads with a disposition of their own: position and error buries one; -1 - position with '' drops it, with
 --   'over' or 'done' ends it after a run
--- USES: time server owner waiting_index next_due payload_set_read waiting restore morgue processing tries suspects policy_drop_stale policy_rate_per_id
+-- USES: time server owner next_due tries
 -- FLAGS: allow-oom
 -- Returns: {now, next_due or '', 1 when all of `done` were settled, id, ...}: the ids that were settled, without those of
 --   `done` when all of these were; error NOTOWNER <epoch>.
@@ -21,6 +21,40 @@ end
 local now = now_us()
 local now_s = seconds(now)
 
+-- Ids of one command: `unpack` takes a limited number of values.
+local STEP_IDS = 1000
+local any_suspect = redis.call('HLEN', crash_marks) > 0
+local at = rest + done
+-- Jobs of `done` that are in processing under the claim, and those without an entry in `claimed`.
+local ended, unlisted = {}, {}
+for from = rest, at - 1, STEP_IDS do
+  local ids = {unpack(ARGV, from, math.min(from + STEP_IDS, at) - 1)}
+  local numbers = redis.call('ZMSCORE', claimed, unpack(ids))
+  for i, id in ipairs(ids) do
+    if numbers[i] == claim then
+      ended[#ended + 1] = id
+    elseif not numbers[i] then
+      unlisted[#unlisted + 1] = id
+    end
+  end
+end
+
+local function remove_ended()
+  for from = 1, #ended, STEP_IDS do
+    local to = math.min(from + STEP_IDS - 1, #ended)
+    redis.call('ZREM', claimed, unpack(ended, from, to))
+    redis.call('HDEL', processing, unpack(ended, from, to))
+  end
+end
+
+-- Most settles: all jobs are done, and nothing else is stored of them.
+if at > #ARGV and #ended == tonumber(done) and #ended > 0 and policy == '' and not any_suspect and not any_tries then
+  remove_ended()
+  redis.call('HINCRBY', meta, 'processed', #ended)
+  return {now_s, next_due(), 1}
+end
+
+-- USES: payload_set_read waiting_index waiting restore morgue processing suspects policy_drop_stale policy_rate_per_id
 -- Buries, drops or ends the bad payloads of a job (ARGV from `at`: position, error). Returns the other items, and whether any
 -- bad payload has run.
 local function remove_payloads(id, items, at, count)
@@ -65,9 +99,6 @@ local function is_claimed_as(id, number)
   return record and read_processing(record).claim == number
 end
 
--- Ids of one command: `unpack` takes a limited number of values.
-local STEP_IDS = 1000
-local any_suspect = redis.call('HLEN', crash_marks) > 0
 local processed = 0
 local dispositions = {}
 
@@ -132,23 +163,12 @@ dispositions['return'] = function(id, job, items, retry_count, delay)
   restore_unfinished(id, job, items, time)
 end
 
-local at, ended = rest + done, {}
-
--- Jobs that are done, in a few commands.
-for from = rest, at - 1, STEP_IDS do
-  local ids = {unpack(ARGV, from, math.min(from + STEP_IDS, at) - 1)}
-  local numbers, found = redis.call('ZMSCORE', claimed, unpack(ids)), {}
-  for i, id in ipairs(ids) do
-    if numbers[i] == claim or not numbers[i] and is_claimed_as(id, claim) then
-      found[#found + 1] = id
-      ended[#ended + 1] = id
-    end
-  end
-  if #found > 0 then
-    redis.call('ZREM', claimed, unpack(found))
-    redis.call('HDEL', processing, unpack(found))
+for _, id in ipairs(unlisted) do
+  if is_claimed_as(id, claim) then
+    ended[#ended + 1] = id
   end
 end
+remove_ended()
 processed = #ended
 for _, id in ipairs((any_suspect or any_tries) and ended or {}) do
   clear_crashes(id)

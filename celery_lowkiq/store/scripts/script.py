@@ -6,9 +6,12 @@ keys (see KEY_GROUPS). ``-- USES: time payload_set`` puts these libraries of ``l
 those that it uses itself. ``-- FLAGS: allow-oom`` becomes the shebang line where the server knows one.
 Script text comes from these files only.
 
-Redis does not roll back, so every script first touches each of its keys: one of another type is an error
-before anything is written. A key with a question mark is left to the script, to touch when it needs it; after
-a group, ``?`` leaves all of its keys to the script, and ``!`` none.
+A further line ``-- USES:`` in the code begins another part of the script, and puts these libraries there. A
+call that returns before does not pay for them. A part whose code may go on to the next one must not write.
+
+Redis does not roll back, so each part first touches the keys that no part before it names: a key of another
+type is an error before anything is written. A key with a question mark is left to the script, to touch when
+it needs it; after a group, ``?`` leaves all of its keys to the script, and ``!`` none.
 ``-- KEYS: [lease]...`` is a key of each of many shards or queues, which the script reads from KEYS, and
 touches itself. POLICY KEYS are sent only for queues with a policy.
 """
@@ -151,7 +154,7 @@ def libraries(source: str) -> tuple[str, ...]:
     """Return the libraries that a source uses, each after those that it uses itself."""
 
     def used(text: str) -> Iterator[str]:
-        for name in header(text, "USES").split():
+        for name in " ".join(re.findall(r"^-- USES: *(.*)$", text, re.MULTILINE)).split():
             yield from used(library(name))
             yield name
 
@@ -163,8 +166,28 @@ def _names(kind: str, names: Sequence[str]) -> str:
     return f"local {', '.join(names)} = {values}\n" if names else ""
 
 
-def _probes(keys: Sequence[str]) -> str:
-    return "".join(f"redis.call('{PROBES[KEY_TYPES[key]]}', {key})\n" for key in keys)
+def _parts(source: str) -> list[str]:
+    """Split a script before each further line USES, and put the libraries of each part in front of it."""
+    head, *parts = re.split(r"^(?=-- USES:)", source, flags=re.MULTILINE)
+    parts[0] = head + parts[0]
+    used: dict[str, None] = {}
+    found = []
+    for part in parts:
+        new = [name for name in libraries(part) if name not in used]
+        used |= dict.fromkeys(new)
+        found.append("".join(map(library, new)) + part)
+    return found
+
+
+def _with_probes(parts: Sequence[str], keys: Sequence[str]) -> str:
+    """Join the parts, each behind probes of the keys that only it and later ones name."""
+    body, left = "", list(keys)
+    for part in parts:
+        code = re.sub("--.*", "", part)
+        named = [key for key in left if part is parts[-1] or re.search(rf"\b{key}\b", code)]
+        left = [key for key in left if key not in named]
+        body += "".join(f"redis.call('{PROBES[KEY_TYPES[key]]}', {key})\n" for key in named) + part
+    return body
 
 
 @cache
@@ -176,7 +199,6 @@ def load(name: str) -> Script:
     keys = tuple(key.rstrip("?") for key in declared)
     args = tuple(header(source, "ARGV").partition("[")[0].split())
     binding = _names("KEYS", keys) + _names("ARGV", args) + f"local rest = {len(args) + 1}\n"
-    probes = _probes([key for key in declared if key in keys])
-    body = binding + probes + "".join(map(library, libraries(source))) + source
+    body = binding + _with_probes(_parts(source), [key for key in declared if key in keys])
     repeated = header(source, "KEYS").partition("[")[2].partition("]")[0]
     return Script(name, body, keys, args, header(source, "FLAGS"), len(of_policies), repeated)

@@ -5,7 +5,7 @@
 -- The sender's entry keeps the reply as text, for a repeated push: positions in a line, then each value behind its
 -- length. The processing records are those of the eviction: a payload that was in processing then may be waiting again
 -- when the push is repeated, and its calls with it.
-local drop_call, drops_text, drops_reply
+local drop_call, drops_text
 if hooks.drops_call then
   local positions = {}
   evicted = evicted or {}
@@ -29,16 +29,5 @@ if hooks.drops_call then
       parts[#parts + 1] = #value .. ' ' .. value
     end
     return table.concat(parts, '\n')
-  end
-
-  function drops_reply(text)
-    local reply = {string.match(text, '^[%d ]*')}
-    local at = #reply[1] + 1
-    while at <= #text do
-      local _, stop, length = string.find(text, '^\n(%d+) ', at)
-      at = stop + 1 + length
-      reply[#reply + 1] = string.sub(text, stop + 1, at - 1)
-    end
-    return reply
   end
 end

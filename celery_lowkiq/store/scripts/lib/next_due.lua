@@ -1,8 +1,8 @@
 -- The smallest perform_in among ids that may be claimed ('' when there is no such id).
 --
 -- KEYS: meta @waiting claimed
--- USES: waiting_index
--- Ids in processing are skipped. The head of the index has at most as many of them as `claimed` has members.
+-- USES: due_index
+-- Ids in processing are skipped. The head of the index has at most as many of them as `claimed` has members; mostly none.
 local pauses = redis.call('HMGET', meta, 'paused', 'queue_paused')
 local shard_paused = pauses[1] or pauses[2]
 
@@ -11,7 +11,10 @@ local function next_due(index)
     return ''
   end
   local soonest = ''
-  local heads = redis.call('ZRANGE', index or due, 0, redis.call('ZCARD', claimed), 'WITHSCORES')
+  local heads = redis.call('ZRANGE', index or due, 0, 0, 'WITHSCORES')
+  if heads[1] and redis.call('ZSCORE', claimed, heads[1]) then
+    heads = redis.call('ZRANGE', index or due, 1, redis.call('ZCARD', claimed), 'WITHSCORES')
+  end
   for i = 1, #heads, 2 do
     if not redis.call('ZSCORE', claimed, heads[i]) then
       soonest = heads[i + 1]

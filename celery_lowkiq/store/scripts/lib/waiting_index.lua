@@ -1,20 +1,10 @@
--- The indexes of waiting jobs. Only this library adds, removes or looks up an id in these keys.
+-- The indexes of waiting jobs. Only this library and due_index add, remove or look up an id in these keys.
 --
 -- KEYS: @waiting
--- USES: priority_score
+-- USES: due_index priority_score
 -- A job is in `due`; with a priority other than 0 in `due_prioritized`; while its id is paused in `due_paused`. Its score there
 -- is its perform_in. `by_priority` also has each job with a priority, by priority and perform_in; the score of a paused one
 -- is negative there, so that no claim finds it.
--- One command finds out whether there is a paused id or a job with a priority.
-local any_special = redis.call('EXISTS', paused, by_priority) > 0
-local any_paused = any_special and redis.call('ZCARD', paused) > 0
-local any_prioritized = any_special and redis.call('ZCARD', by_priority) > 0
-if any_paused then
-  redis.call('ZCARD', due_paused)
-end
-if any_prioritized then
-  redis.call('ZCARD', due_prioritized)
-end
 
 -- The priority of a waiting job; 0 is the most urgent.
 local function priority_of(id)
@@ -42,7 +32,7 @@ end
 
 -- Removes waiting jobs from each index: their ids may have been paused after they were added.
 local function index_remove(...)
-  redis.call('ZREM', due, ...)
+  due_remove(...)
   if any_paused then
     redis.call('ZREM', due_paused, ...)
   end
@@ -71,7 +61,7 @@ end
 -- Adds jobs of priority 0, {perform_in, id, ...}; one that is waiting keeps its place.
 local function index_add(times)
   if not any_paused then
-    redis.call('ZADD', due, 'NX', unpack(times))
+    due_add(times)
     return
   end
   for i = 1, #times, 2 do

@@ -1,7 +1,7 @@
 -- Announces a smaller first perform_in of the shard on the queue's channel.
 --
 -- ARGV: channel index
--- USES: waiting_index
+-- USES: due_index
 -- A larger one is not announced: workers poll at the earlier time that they know.
 local function first_due()
   local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2]
