@@ -129,7 +129,12 @@ MUTANTS = {
         exclusion="strict",
     ),
     "renewals that move nothing": Mutant(
-        script("renew_many.lua", "type(redis.pcall('HINCRBY', lease, 'counter', 1)) ~= 'number'", "false"),
+        both(
+            script(
+                "renew_many.lua", "type(redis.pcall('HINCRBY', lease, 'counter', 1)) ~= 'number'", "false"
+            ),
+            script("renew_many.lua", "mark_turn(lease, current[4], epoch, turn)", ""),
+        ),
         frozenset({"kill"}),
         frozenset({"overlapping executions"}),
     ),
@@ -178,6 +183,12 @@ OF_THE_STORE = {
     ),
     "a claim that takes a failed job for a plain one": script("claim.lua", "not failures[i] and ", ""),
     "a settle that forgets suspects": script("settle.lua", "and not any_suspect and", "and"),
+    "a renewal that sets a turn back when it is late": script(
+        "lib/turn.lua", "of ~= epoch or tonumber(before) < tonumber(turn)", "true"
+    ),
+    "an acquire that keeps the turn of the time before": script(
+        "acquire.lua", "redis.call('HDEL', lease, 'turn')", ""
+    ),
     "a claim that is not repeated": script(
         "claim.lua", "local is_new = tonumber(request) > last_request", "local is_new = true"
     ),

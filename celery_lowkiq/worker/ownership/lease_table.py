@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from operator import attrgetter
 
+from celery_lowkiq.rules.balance import Member
 from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.rules.ownership import LeaseWatch
 
@@ -20,6 +21,8 @@ class LeaseTable:
         self._lanes: dict[ShardRef, Lane] = {}
         self._watches: dict[ShardRef, LeaseWatch] = {}
         self._owned: dict[ShardRef, OwnedShard] = {}
+        #: Shards that were lost, each until the node acquires it again.
+        self._lost: dict[ShardRef, OwnedShard] = {}
         self.add_shards(dealt)
 
     def add_shards(self, dealt: Mapping[ShardRef, tuple[QueueSpec, Lane]]) -> None:
@@ -51,6 +54,10 @@ class LeaseTable:
 
     def add(self, owned: OwnedShard, lane: Lane | None = None) -> None:
         """Add an acquired shard to a lane, by default to the one that it was dealt to."""
+        before = self._lost.pop(owned.shard, None)
+        if before is not None and before.lease == owned.lease:
+            # The lease was not another node's meanwhile: Redis takes smaller numbers for outdated requests.
+            owned.request = before.request
         self._owned[owned.shard] = owned
         self._lanes[owned.shard] = lane or self._lanes[owned.shard]
         self._lanes[owned.shard].serve(owned)
@@ -71,7 +78,7 @@ class LeaseTable:
             return False
         owned.lost.set()
         self._lanes[shard].drop(shard)
-        del self._owned[shard]
+        self._lost[shard] = self._owned.pop(shard)
         self._watches[shard] = LeaseWatch(owned.queue, shard, known_epoch=owned.lease.epoch)
         return True
 
@@ -109,9 +116,9 @@ class LeaseTable:
         """Return what was seen of a shard's lease."""
         return self._watches[shard]
 
-    def observe(self, shard: ShardRef, state: LeaseState, now: float) -> LeaseWatch:
-        """Record the state of a shard's lease, read at ``now`` (monotonic)."""
-        watch = self._watches[shard] = self._watches[shard].observed(state, now)
+    def observe(self, shard: ShardRef, state: LeaseState, now: float, heartbeat: Member | None) -> LeaseWatch:
+        """Record the state of a shard's lease, read at ``now`` (monotonic), with its owner's heartbeat."""
+        watch = self._watches[shard] = self._watches[shard].observed(state, now, heartbeat)
         return watch
 
     def postpone(self, shards: Iterable[ShardRef], until: float) -> None:
