@@ -17,7 +17,9 @@ from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts import exchange, keeping_pool
 from celery_lowkiq.store.scripts.connect import connect
+from celery_lowkiq.store.scripts.keeping_pool import _Line
 from tests.outages import away
+from tests.waiting import eventually
 
 from .helpers import ONE, claim, push, take, waiting
 
@@ -258,3 +260,47 @@ def test_without_hiredis(make, monkeypatch):
     store = make()
     store.push(MANY, JOBS)
     assert Queries(store).stats(MANY).length == len(JOBS)
+
+
+def has_place(turn):
+    return turn.acquire(blocking=False)
+
+
+def test_places_go_to_threads_in_turn():
+    line = _Line(1)
+    first, second, third = (line.join() for _ in range(3))
+    assert [has_place(turn) for turn in (first, second, third)] == [True, False, False]
+    line.leave()
+    assert (has_place(second), has_place(third)) == (True, False)
+
+
+def test_a_thread_that_waits_no_longer_gets_no_place():
+    line = _Line(1)
+    first, second, third = (line.join() for _ in range(3))
+    assert has_place(first)
+    assert line.quit(second)
+    line.leave()
+    assert (has_place(second), has_place(third)) == (False, True)
+    line.leave()
+    assert has_place(line.join())
+
+
+def test_a_thread_that_got_its_place_in_the_last_moment_has_it():
+    line = _Line(1)
+    _, second = line.join(), line.join()
+    line.leave()
+    assert not line.quit(second)
+    assert has_place(second)
+
+
+def test_a_pool_without_a_timeout_waits_until_a_connection_is_free(make):
+    store = make(size=1)
+    pool = store.client.redis.connection_pool
+    pool.timeout = None
+    taken = pool.take_new()
+    with ThreadPoolExecutor(1) as threads:
+        pushed = threads.submit(push, store, "1", ("a", 1))
+        eventually(lambda: pool._state().line.waiting)
+        pool.keep(taken)
+        pushed.result(30)
+    assert waiting(store, "1") == [("a", 1)]

@@ -59,12 +59,13 @@ class Codec:
         self._max_bytes = max_bytes
         # Decided once, not for each payload.
         self._load_plain: Callable[[bytes], Any] = _load_json if self._accepts(JSON_TYPE) else _refuse_json
+        self._dump_plain: Callable[[Any], bytes] = dump_json if serializer == JSON else self._dump_other
         self._check_serializer()
 
     def dump(self, payload: Any) -> bytes:
         """Serialize a payload. Raises PayloadError when that fails, or the payload is too large."""
         try:
-            data = dump_json(payload) if self._serializer == JSON else self._dump_other(payload)
+            data = self._dump_plain(payload)
         except (TypeError, ValueError, RecursionError, KombuError) as error:
             raise PayloadError(
                 f"the payload cannot be serialized as {self._serializer}: {error}. Pass values that the "

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -204,7 +203,7 @@ class SignatureForm:
         if self._merges or (entry.perform_in is None and entry.delay is None):
             return entry
         eta = entry.perform_in if entry.delay is None else now + entry.delay
-        return replace(entry, payload={**entry.payload, "eta": eta})
+        return entry._replace(payload={**entry.payload, "eta": eta})
 
     def of_signature(self, args: Any, kwargs: Any) -> Arguments:
         """As those of any task of Celery's."""

@@ -6,7 +6,7 @@ A call by name gives its score, time and priority in that header, from any app a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import tzinfo
 from typing import Any
 
@@ -80,7 +80,7 @@ class HeaderValues:
                     f"headers={{'{HEADER}': {{{name!r}: {value!r}}}}} is invalid: expected no {name} beside "
                     f"that of the call, {given[name]!r}. Take one of them out"
                 )
-        return replace(entry, **values) if values else entry
+        return entry._replace(**values) if values else entry
 
 
 NO_VALUES = HeaderValues()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
 from numbers import Integral, Real
-from typing import Any, TypedDict, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar
 from uuid import UUID
 
 from celery_lowkiq.integration.app.codec import Codec
@@ -47,8 +46,7 @@ class BulkEntry(TypedDict, total=False):
 KEYS = frozenset(BulkEntry.__annotations__)
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One checked call, as client middlewares see it.
 
     ``perform_in`` is a Unix time and ``delay`` counts from Redis's now, both in s; at most one is set.
@@ -63,22 +61,6 @@ class Entry:
     priority: int | None = None
     #: Unix time (s) of the sender's clock, for a call that came by the broker: its score without another.
     sent: float | None = None
-
-    def __init__(
-        self,
-        id: str,  # noqa: A002 - the name of the field
-        payload: Any = "",
-        score: float | None = None,
-        perform_in: float | None = None,
-        delay: float | None = None,
-        priority: int | None = None,
-        sent: float | None = None,
-    ) -> None:
-        # That of a frozen dataclass sets each attribute by a call, and takes three times as long.
-        fields = self.__dict__
-        fields["id"], fields["payload"], fields["score"] = id, payload, score
-        fields["perform_in"], fields["delay"] = perform_in, delay
-        fields["priority"], fields["sent"] = priority, sent
 
     def beyond_message(self) -> dict[str, Any]:
         """The arguments of the call that Celery's message does not carry."""

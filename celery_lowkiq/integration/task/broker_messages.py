@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -117,7 +116,7 @@ class BrokerMessageHandler:
             return entry
         if task.queue_spec.policies.drop_stale is not None:
             raise InvalidCall(SCORE_NEEDED.format(task=task.name))
-        return replace(entry, sent=header.sent)
+        return entry._replace(sent=header.sent)
 
     def _fail(self, call: MessagedCall, error: Exception) -> None:
         """Store the failure of a call. An error of the result backend must not stop other messages."""
