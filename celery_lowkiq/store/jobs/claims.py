@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, OpenClaims, SettleReply, SettleRequest
 from celery_lowkiq.rules.errors import LowkiqError, StoreError
 from celery_lowkiq.rules.loggers import store_logger as logger
-from celery_lowkiq.rules.models import Disposition, Lease, Settlement, ShardRef
+from celery_lowkiq.rules.models import Disposition, Job, Lease, Settlement, ShardRef
 from celery_lowkiq.rules.priorities import turn
 from celery_lowkiq.store.scripts.keys import announcement, shard_keys
 from celery_lowkiq.store.scripts.records import (
@@ -84,14 +85,13 @@ def claimed(wish: ClaimRequest, reply: Any) -> Claim | StoreError:
     kind %= ERRORS_DIFFER
     unwanted = batch.pop() if len(batch) > 1 and isinstance(batch[-2], list) else []
     calls = batch.pop() if len(batch) % 2 else []
-    jobs = jobs_with_calls([parse_processing(job_id, record) for job_id, record in pairs(batch)], calls)
+    jobs = jobs_with_calls(_in_order(batch), calls)
     if unwanted:
         counts = dict(pairs(unwanted))
         jobs = [job._replace(unwanted=counts.get(id_bytes(job.id), 0)) for job in jobs]
-    if any(job.perform_in > float(now) for job in jobs):
+    if jobs and jobs[-1].perform_in > float(now):
         jobs = [job._replace(early=job.perform_in > float(now)) for job in jobs]
-    jobs.sort(key=lambda job: (job.perform_in, id_bytes(job.id)))
-    if any(job.priority for job in jobs):
+    if any(map(attrgetter("priority"), jobs)):
         max_wait = wish.queue.policies.priority_max_wait
         jobs.sort(key=lambda job: turn(job.priority, job.perform_in, float(now), max_wait))
     return Claim(
@@ -102,6 +102,16 @@ def claimed(wish: ClaimRequest, reply: Any) -> Claim | StoreError:
         suspect=kind == SUSPECT,
         suspect_due=kind == ONLY_SUSPECTS,
     )
+
+
+def _in_order(batch: list[Any]) -> list[Job]:
+    """Read ids and records, in the order of perform_in, then of ids."""
+    ids = batch[::2]
+    jobs = list(map(parse_processing, ids, batch[1::2]))
+    if len(jobs) < 2:
+        return jobs
+    ordered = sorted(zip([job.perform_in for job in jobs], ids, jobs, strict=True), key=itemgetter(0, 1))
+    return [job for _, _, job in ordered]
 
 
 @dataclass(frozen=True)
@@ -149,11 +159,12 @@ def settle_calls(settle: SettleRequest) -> SettleCalls:
     call the outcome of another run.
     """
     done, others = _split(settle)
-    rest: list[Value] = [id_bytes(verdict.id) for verdict in done]
-    rest += (value for verdict in others for value in _verdict_values(verdict))
-    calls = [
-        call for _, call in update_commands(each for verdict in settle.verdicts for each in verdict.news)
-    ]
+    ids = [verdict.id for verdict in done]
+    rest: list[Value] = list(map(id_bytes, ids))
+    for verdict in others:
+        rest += _verdict_values(verdict)
+    news = [each for verdict in settle.verdicts for each in verdict.news]
+    calls = [call for _, call in update_commands(news)] if news else []
     tracker_updates = len(calls)
     if ended := [run for verdict in settle.verdicts for run in verdict.ended]:
         calls.append(end_calls(settle.lease, ended))
@@ -162,8 +173,7 @@ def settle_calls(settle: SettleRequest) -> SettleCalls:
     calls.append(owned("settle", settle.lease, rest, claim=claim, done=len(done), **words))
     if settle.release:
         calls.append(release_call(settle.lease))
-    ids = frozenset(verdict.id for verdict in done)
-    return SettleCalls(settle.lease.shard, calls, tracker_updates, ids, settle.release)
+    return SettleCalls(settle.lease.shard, calls, tracker_updates, frozenset(ids), settle.release)
 
 
 def _split(settle: SettleRequest) -> tuple[list[Settlement], list[Settlement]]:

@@ -11,8 +11,6 @@ from celery_lowkiq.rules.models import Job, Payload, Recorded
 from celery_lowkiq.rules.priorities import MOST_URGENT
 from celery_lowkiq.rules.text import last_error_line
 
-#: Maximum number of digits that Lua and Redis accept, too.
-DIGITS = 18
 #: Maximum bytes of an error in the log of tries.
 MAX_TRY_BYTES = 160
 _NUMBER = re.compile(rb"[-+.e\d]+|-?inf")
@@ -21,6 +19,10 @@ _ITEM = re.compile(rb"(\S+) (\d{1,18})([rR]?) ")
 _HEADER = re.compile(rb"!1 (\d{1,18}) ")
 _COUNT = re.compile(rb"\d{1,18}")
 _HEAD = re.compile(rb"(\d{1,18})(?:@(\d{1,18}))?(?:#(\d))? (\S+) (-?\d{1,18}(?:\.\d{1,24})?) (\d{1,18}) ")
+_USUAL = re.compile(
+    rb"(\d{1,18})(?:@(\d{1,18}))? (\d{1,17}(?:\.\d{1,17})?) -1 0 (\d{1,17}(?:\.\d{1,17})?) (\d{1,18})([rR]?) "
+)
+_RECORDED = {each.value.encode(): each for each in Recorded}
 _TRIED = re.compile(rb"-?\d{1,18}(?:\.\d{1,24})?")
 
 
@@ -73,16 +75,17 @@ def parse_processing(job_id: bytes, record: bytes) -> Job:
 
 
 def _usual(job_id: bytes, record: bytes) -> Job | None:
-    """Fast path: a job that never failed, with one payload without call records; None for other records."""
-    parts = record.split(b" ", 6)
-    if len(parts) < 7 or parts[2] != b"-1" or parts[3] != b"0":
+    """Fast path: a job without failures and priority that has one payload; None for other records."""
+    found = _USUAL.match(record)
+    if found is None:
         return None
-    claim, perform_in, _, _, score, length, data = parts
-    numbers = (claim, perform_in.replace(b".", b"", 1), score.replace(b".", b"", 1), length)
-    if not all(map(bytes.isdigit, numbers)) or max(map(len, numbers)) > DIGITS or int(length) != len(data):
+    claim, last_call, perform_in, score, length, recorded = found.groups()
+    data = record[found.end() :]
+    if len(data) != int(length):
         return None
-    payloads = (Payload(data, float(score)),)
-    return Job(parse_id(job_id), payloads, float(perform_in), claim=int(claim), payload_count=1)
+    payload = Payload(data, float(score), _RECORDED[recorded]) if recorded else Payload(data, float(score))
+    last = int(last_call) if last_call else 0
+    return Job(parse_id(job_id), (payload,), float(perform_in), -1, None, int(claim), 1, last)
 
 
 def _any(job_id: bytes, record: bytes) -> Job:
