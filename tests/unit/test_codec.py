@@ -37,6 +37,22 @@ def test_rule_10_equal_payloads_have_equal_bytes():
     assert JSON.dump("é😀") == '"é😀"'.encode()
 
 
+@pytest.mark.parametrize("tag", ['"__type__"', '"\\u005f_type__"', '"\\u005f\\u005ftype\\u005f\\u005f"'])
+def test_a_tagged_value_is_read_however_its_tag_is_written(tag):
+    assert JSON.load(b'[{%s:"uuid","__value__":{"hex":"%032x"}}]' % (tag.encode(), 7)) == [uuid.UUID(int=7)]
+
+
+@pytest.mark.parametrize("data", [b' {"v": 1}', b'{"v":1}\n', b'\t{ "v" : 1 } '])
+def test_white_space_around_a_value_does_not_matter(data):
+    assert JSON.load(data) == {"v": 1}
+
+
+@pytest.mark.parametrize("data", [b"", b" ", b"{", b'{"v":1}x', b'{"v":1}{"v":2}', b"[1,]", b"1 2", b"nul"])
+def test_what_is_not_one_value_is_no_payload(data):
+    with pytest.raises(UndecodablePayload, match="JSONDecodeError"):
+        JSON.load(data)
+
+
 def test_what_celery_can_send_can_be_a_payload():
     value = {"at": datetime.datetime(2026, 1, 2, 3, 4, 5), "id": uuid.UUID(int=7)}
     assert JSON.load(JSON.dump(value)) == value

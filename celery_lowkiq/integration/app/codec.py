@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Collection
+from json import scanner
 from typing import Any, NoReturn
 
 from kombu import serialization
@@ -41,6 +42,8 @@ _encoder: json.JSONEncoder = JSONEncoder(
     sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
 )
 _decoder = json.JSONDecoder(object_hook=object_hook, parse_constant=refuse_constant)
+#: Reads a value from a position on, without the hook for kombu's tagged values, and returns where it ends.
+_scan = scanner.make_scanner(json.JSONDecoder(parse_constant=refuse_constant))  # type: ignore[arg-type]
 
 
 class Codec:
@@ -146,7 +149,16 @@ def _not_accepted(content_type: str) -> UndecodablePayload:
 
 
 def _load_json(data: bytes) -> Any:
-    return _decoder.decode(data.decode("utf-8"))
+    text = data.decode("utf-8")
+    # An escape could spell the tag in another way.
+    if b"__type__" in data or b"\\" in data:
+        return _decoder.decode(text)
+    try:
+        value, end = _scan(text, 0)
+    except StopIteration:
+        end = -1
+    # The decoder skips white space around the value.
+    return value if end == len(text) else _decoder.decode(text)
 
 
 def _refuse_json(_: bytes) -> NoReturn:
