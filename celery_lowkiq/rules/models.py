@@ -261,7 +261,7 @@ class Flag(Protocol):
         """Block until the flag is set, at most ``timeout`` s. Return whether it is set."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Batch:
     """The jobs of a claim that run together. ``lost`` is set while another node may own the shard."""
 

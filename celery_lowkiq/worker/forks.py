@@ -7,14 +7,14 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from typing import NoReturn, ParamSpec, TypeVar
 
 from celery_lowkiq.rules.loggers import worker_logger as logger
 
 from .ports import EXIT_CRASHED
 
+P = ParamSpec("P")
 T = TypeVar("T")
-
 
 #: Seconds that a forked process may take to log why it ends: a thread that it lacks may have locked the log.
 LOG_TIMEOUT = 5
@@ -47,10 +47,10 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_reset_stop_signals)
 
 
-def staying(pid: int, function: Callable[[], T]) -> T:
+def staying(pid: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call the function in process ``pid``. A fork of it ends where the function returns or raises."""
     try:
-        return function()
+        return function(*args, **kwargs)
     finally:
         if os.getpid() != pid:
             _leave(pid)

@@ -65,4 +65,4 @@ class OwnedShard:
 
     def may_claim(self, now: float) -> bool:
         """Whether enough of the lease is left to start a batch."""
-        return now < self.deadline - NO_CLAIM_BEFORE_DEADLINE * self.lease_seconds
+        return now < self.renewed_at + (DEADLINE - NO_CLAIM_BEFORE_DEADLINE) * self.lease_seconds

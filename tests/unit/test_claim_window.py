@@ -6,10 +6,11 @@ import threading
 
 import pytest
 
-from celery_lowkiq.rules.claims import OpenClaims
+from celery_lowkiq.rules.claims import Claim, OpenClaims
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
-from celery_lowkiq.rules.models import Disposition, QueueSpec
-from celery_lowkiq.worker.lane.claim_window import batches_to_claim, mean_duration
+from celery_lowkiq.rules.models import Disposition, Job, Lease, QueueSpec
+from celery_lowkiq.worker.lane.claim_window import ClaimWindow, batches_to_claim, mean_duration
+from celery_lowkiq.worker.owned_shard import OwnedShard
 from tests.unit.nodes import SHARDS, Node
 from tests.waiting import eventually
 
@@ -183,3 +184,23 @@ def test_nothing_of_a_lost_shard_begins(node):
     eventually(lambda: not one.runtime._lanes[0].working)
     assert one.runner.ids == ["00"]
     assert one.store.settled == []
+
+
+def test_each_waiting_batch_goes_to_the_lane_or_to_the_reaper():
+    """They take them at the same time, without a lock."""
+    jobs = tuple(Job(str(n), (), 0.0, claim=1) for n in range(2000))
+    owned = OwnedShard(Q, Lease(SHARDS[0], "me", 1), 10.0, 0.0)
+    for _ in range(20):
+        window = ClaimWindow(owned, Claim(1, jobs, 0.0, None), 0.0)
+        ran: list[str] = []
+        lane = threading.Thread(target=lambda window=window, ran=ran: ran.extend(_run_all(window)))
+        lane.start()
+        returned = window.take_unstarted(1.0)
+        lane.join()
+        ids = ran + [verdict.id for verdict in (returned.verdicts if returned else ())]
+        assert sorted(ids) == sorted(job.id for job in jobs)
+
+
+def _run_all(window):
+    while (batch := window.next(0.0)) is not None:
+        yield from (job.id for job in batch.jobs)

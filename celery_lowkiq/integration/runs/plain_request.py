@@ -56,6 +56,8 @@ class PlainRequest:
         """``task_id``: None when it is made when it is read."""
         self.batch = batch
         self.call = call
+        #: Whether the result of the call is stored.
+        self.stores_result: bool = call is not None and call.stores_result
         # The function may change the lists that it gets.
         given = {job_id: payloads[:] for job_id, payloads in payloads_by_id.items()}
         self.arguments: Arguments = rules.task.call_form.of_run(given)

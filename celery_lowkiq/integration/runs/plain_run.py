@@ -80,13 +80,13 @@ class PlainRuns:
         was_empty = self._stacks.push(context)
         try:
             try:
-                result = staying(os.getpid(), partial(self._call_function, request))
+                result = staying(os.getpid(), self._call_function, request)
             except ENDS_WORKER:
                 raise
             except BaseException as raised:  # noqa: BLE001 - also one that fails the run though no Exception
                 request.run.replay = partial(_raise, raised)
                 return partial(RepeatedRequest, request, context)
-            if not self._store_result(request, context, result):
+            if request.stores_result and not self._store_result(request, context, result):
                 request.run.replay = lambda: result
                 return partial(RepeatedRequest, request, context)
             if logs:
@@ -97,9 +97,7 @@ class PlainRuns:
         return None
 
     def _store_result(self, request: PlainRequest, context: PlainContext, result: Any) -> bool:
-        """Store the result of the call, if it has one. Returns False when that failed."""
-        if request.call is None or not request.call.stores_result:
-            return True
+        """Store the result of the call. Returns False when that failed."""
         try:
             self._task.backend.mark_as_done(request.id, request.result_of_call(result), context, True)
         except Exception:  # noqa: BLE001 - the tracer meets it again, and decides
@@ -112,7 +110,7 @@ class PlainRuns:
         if not middlewares:
             return self._task.run(*args, **kwargs)
         # Inside the middlewares, which must not run in a process that the function forks.
-        inner = partial(staying, os.getpid(), partial(self._task.run, *args, **kwargs))
+        inner = partial(staying, os.getpid(), self._task.run, *args, **kwargs)
         return compose(middlewares, self._task, request.decoded.jobs, inner)
 
     def _log_success(self, request: PlainRequest, result: Any, runtime: float) -> None:

@@ -36,6 +36,12 @@ from .tracker_updates import TrackedCalls
 MakeRequest = Callable[[], Any]
 
 
+class _DyingRuns(threading.local):
+    """Of each lane, the runs of its last claim in which jobs have died."""
+
+    runs: tuple[Run, ...] = ()
+
+
 class CeleryRunner:
     """``worker.ports.Runner`` for the ordered tasks of an app, by the names of their queues."""
 
@@ -53,8 +59,7 @@ class CeleryRunner:
         self._context = context
         self._reader = reader
         self._tracker_store = tracker_store
-        #: Of each lane, the runs of its last claim in which jobs have died.
-        self._dying = threading.local()
+        self._dying = _DyingRuns()
         self.add_tasks(tasks)
 
     def add_tasks(self, tasks: Mapping[str, Any]) -> None:
@@ -183,15 +188,12 @@ class CeleryRunner:
         if any(verdict.disposition is Disposition.DIE for verdict in verdicts):
             # All of a claim is settled before the lane's next one runs.
             claim = run.batch.lease, run.batch.claim
-            kept = [r for r in self._dying_runs() if (r.batch.lease, r.batch.claim) == claim]
-            self._dying.runs = [*kept, run]
-
-    def _dying_runs(self) -> list[Run]:
-        return getattr(self._dying, "runs", [])
+            kept = [r for r in self._dying.runs if (r.batch.lease, r.batch.claim) == claim]
+            self._dying.runs = (*kept, run)
 
     def settled(self, batch: Batch, accepted: frozenset[str]) -> None:
         """Call on_retries_exhausted with the jobs that died."""
-        for run in self._dying_runs():
+        for run in self._dying.runs:
             dead = run.decision.dead_jobs(accepted) if run.batch is batch else []
             if dead and run.task.on_retries_exhausted is not None:
                 try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, Due, SettleReply, SettleRequest
 from celery_lowkiq.rules.errors import NotOwner, ShardDamaged, StoreError, StoreUnavailable
@@ -203,22 +202,22 @@ class ClaimCycle:
         if not claim.jobs:
             return 0
         owned.open_claim(claim.number)
-        clock = self._ctx.clock
-        now = clock.monotonic()
+        ctx, pid, name = self._ctx, os.getpid(), owned.queue.name
+        now = ctx.clock.monotonic()
         window = self._window = ClaimWindow(owned, claim, now)
+        mean = self._mean_durations.get(name)
         while self._may_start(owned, now) and (batch := window.next(now)) is not None:
             self.batch = batch
-            self._ctx.exclusion.begin(owned)
+            ctx.exclusion.begin(owned)
             try:
-                verdicts = staying(os.getpid(), partial(self._ctx.runner.run, batch))
+                verdicts = staying(pid, ctx.runner.run, batch)
             finally:
-                self._ctx.exclusion.end(owned)
+                ctx.exclusion.end(owned)
             window.add(batch, verdicts)
             self.batch = None
-            began_at, now = now, clock.monotonic()
-            name = owned.queue.name
-            self._mean_durations[name] = mean_duration(self._mean_durations.get(name), now - began_at)
-            self._ctx.meter.ran(batch, claim.now + began_at - window.claimed_at, now - began_at)
+            began_at, now = now, ctx.clock.monotonic()
+            mean = self._mean_durations[name] = mean_duration(mean, now - began_at)
+            ctx.meter.ran(batch, claim.now + began_at - window.claimed_at, now - began_at)
         return len(window.ran)
 
     def _may_start(self, owned: OwnedShard, now: float) -> bool:
