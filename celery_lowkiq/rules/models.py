@@ -105,8 +105,7 @@ class NewJob:
     sent: float | None = None
 
 
-@dataclass(frozen=True)
-class StoredRecord:
+class StoredRecord(NamedTuple):
     """The record of a call of a claimed job."""
 
     #: Key in the store; keys of a payload's calls increase.
@@ -116,8 +115,7 @@ class StoredRecord:
     data: bytes
 
 
-@dataclass(frozen=True)
-class ClaimedCallRecords:
+class ClaimedCallRecords(NamedTuple):
     """The call records returned with the claim of a job, in the order of its payloads."""
 
     records: tuple[StoredRecord, ...]

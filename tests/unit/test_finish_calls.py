@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from celery import Task
 from celery.worker import state
@@ -190,7 +188,7 @@ def test_events_show_ids_and_payloads_cut_short():
 def test_a_record_that_does_not_name_its_call_is_forgotten(caplog):
     lane = Lane(last_payload)
     broken = job(b"7", calls=[(0, "a")])
-    record = replace(broken.calls.records[0], data=b"\xff")
+    record = broken.calls.records[0]._replace(data=b"\xff")
     (verdict,) = lane.run(broken._replace(calls=ClaimedCallRecords((record,), True)))
     assert verdict.disposition is Disposition.DONE
     assert "since its id is unknown: the record of the call cannot be read" in caplog.text
@@ -203,7 +201,7 @@ def test_s1_a_call_whose_record_cannot_be_read_has_failed_and_its_payload_runs(d
     lane = Lane(last_payload)
     found = job(b"7", calls=[(0, "x"), (0, "b")])
     broken, sound = found.calls.records
-    records = (replace(broken, data=data), sound)
+    records = (broken._replace(data=data), sound)
     lane.reader.records = list(records)
     (verdict,) = lane.run(found._replace(calls=ClaimedCallRecords(records, True) if few else None))
     assert (verdict.disposition, lane.state("a"), lane.state("b")) == (Disposition.DONE, "FAILURE", "SUCCESS")

@@ -94,11 +94,10 @@ class CallRecord:
         parts = codec.load(data[max(data.find(MARK), 0) :])
         if not isinstance(parts, (list, tuple)) or not 1 <= len(parts) <= len(_KINDS):
             raise UndecodablePayload("no record of a call: expected a list of its parts")
-        record = cls(*parts)
-        for name, kind in _KINDS.items():
-            if not isinstance(getattr(record, name), kind):
+        for part, (name, kind) in zip(parts, _KINDS.items(), strict=False):
+            if not isinstance(part, kind):
                 raise UndecodablePayload(f"no record of a call: its {name} is not a {kind.__name__}")
-        return record
+        return cls(*parts)
 
     @classmethod
     def named(cls, data: bytes) -> CallRecord | None:

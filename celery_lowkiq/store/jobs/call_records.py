@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from celery_lowkiq.rules.models import ClaimedCallRecords, Job, Lease, Recorded, ShardRef, StoredRecord
 from celery_lowkiq.rules.tracking import TrackerUpdate
@@ -33,8 +33,7 @@ def digest(payload: bytes) -> bytes:
     return hashlib.blake2b(payload, digest_size=DIGEST_BYTES).digest()
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(NamedTuple):
     """Parsed member of the key ``calls``."""
 
     key: bytes
@@ -60,11 +59,12 @@ def _recorded(job: Job) -> dict[bytes, int]:
 
 
 def _calls(members: Iterable[bytes], positions: dict[bytes, int]) -> tuple[StoredRecord, ...]:
-    found = map(parse_call, members)
     return tuple(
-        StoredRecord(call.key, positions[call.digest], call.data)
-        for call in found
-        if call.digest in positions
+        [
+            StoredRecord(call.key, positions[call.digest], call.data)
+            for call in map(parse_call, members)
+            if call.digest in positions
+        ]
     )
 
 
@@ -77,8 +77,10 @@ def jobs_with_calls(jobs: Sequence[Job], reply: list[Any]) -> list[Job]:
     for job in jobs:
         if (entry := entries.get(id_bytes(job.id))) is not None:
             more, members = entry
-            calls = sorted(_calls(members, _recorded(job)), key=lambda call: call.payload)
-            job = job._replace(calls=ClaimedCallRecords(tuple(calls), more != b"1"))
+            calls = _calls(members, _recorded(job))
+            if len(calls) > 1:
+                calls = tuple(sorted(calls, key=attrgetter("payload")))
+            job = job._replace(calls=ClaimedCallRecords(calls, more != b"1"))
         found.append(job)
     return found
 
