@@ -32,6 +32,7 @@ from .run import Run
 from .stacks import RunStacks
 from .tracing import report
 
+DONE = Disposition.DONE
 #: Repeats a run through Celery's tracer, with the request that it is given, and returns the verdicts.
 Repeat = Callable[[Run, Callable[[], RepeatedRequest]], tuple[Settlement, ...]]
 
@@ -67,8 +68,10 @@ class PlainRuns:
                 return self._repeat(request.run, make_request)
         finally:
             request.ends()
-        ended = () if call is None else ((call.key, call.key),)
-        return tuple([Settlement(job.id, job.claim, Disposition.DONE, ended=ended) for job in batch.jobs])
+        if call is None:
+            return tuple([Settlement(job.id, job.claim, DONE) for job in batch.jobs])
+        (job,) = batch.jobs
+        return (Settlement(job.id, job.claim, DONE, ended=((call.key, call.key),)),)
 
     def _call(self, request: PlainRequest) -> Callable[[], RepeatedRequest] | None:
         """Call the function. Returns what makes the tracer's request, unless the run succeeded as a whole."""

@@ -206,7 +206,8 @@ class ClaimCycle:
         now = ctx.clock.monotonic()
         window = self._window = ClaimWindow(owned, claim, now)
         mean = self._mean_durations.get(name)
-        while self._may_start(owned, now) and (batch := window.next(now)) is not None:
+        # The answer of a claim may come late: after an outage another node may be about to take the shard.
+        while self._state.may_start(owned, now) and (batch := window.next(now)) is not None:
             self.batch = batch
             ctx.exclusion.begin(owned)
             try:
@@ -219,10 +220,6 @@ class ClaimCycle:
             mean = self._mean_durations[name] = mean_duration(mean, now - began_at)
             ctx.meter.ran(batch, claim.now + began_at - window.claimed_at, now - began_at)
         return len(window.ran)
-
-    def _may_start(self, owned: OwnedShard, now: float) -> bool:
-        # The answer of a claim may come late: after an outage another node may be about to take the shard.
-        return not self._state.stopping and owned.may_claim(now) and self._state.serves(owned)
 
 
 def _settle_request(window: ClaimWindow) -> SettleRequest:

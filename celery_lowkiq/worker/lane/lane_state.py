@@ -96,6 +96,12 @@ class LaneState:
         """Whether the lane still works under this lease."""
         return self._owned.get(owned.shard) is owned
 
+    def may_start(self, owned: OwnedShard, now: float) -> bool:
+        """Whether a claimed batch may start ``now`` (monotonic), which is asked for each one."""
+        return (
+            self._stopping_at is None and owned.may_claim(now) and self._owned.get(owned.lease.shard) is owned
+        )
+
     def shards(self) -> list[ShardRef]:
         """Return the shards, sorted."""
         with self._changed:
