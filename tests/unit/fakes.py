@@ -108,6 +108,8 @@ class FakeStore:
         with self.lock:
             if self.leases.get(shard, LeaseState()) != seen:
                 raise NotOwner(str(shard))
+            if seen.owner == owner:
+                return Lease(shard, owner, seen.epoch)
             state = LeaseState(owner, max(seen.epoch, known_epoch) + 1, seen.counter + 1)
             self.leases[shard] = state
             self.waiting.setdefault(shard, {}).update(self.processing.pop(shard, {}))

@@ -64,6 +64,10 @@ class Node:
     def owns(self, owner="me"):
         return [shard for shard in SHARDS if self.store.leases.get(shard, LeaseState()).owner == owner]
 
+    def shards(self):
+        """The names of those that its lanes serve."""
+        return [shard for lane in self.runtime.snapshot()["lanes"] for shard in lane["shards"]]
+
     def ran(self, *ids):
         eventually(lambda: set(ids) <= {job_id for job_id, _ in self.store.settled})
 

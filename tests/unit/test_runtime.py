@@ -120,6 +120,26 @@ def test_a_shard_that_changed_hands_is_left_alone(node, caplog):
     assert one.runner.told == [frozenset({"same lane"})]
 
 
+def test_requests_are_numbered_on_under_a_lease_that_was_lost_and_came_back(node):
+    """Redis answers a smaller number as an outdated request, with nothing."""
+    one = node()
+    store, shard = one.store, SHARDS[0]
+    one.start()
+    for number in range(3):
+        store.push(shard, f"before {number}")
+        one.ran(f"before {number}")
+    lease = store.leases[shard]
+    store.steal(shard)
+    eventually(lambda: "q/0" not in one.shards())
+    store.leases[shard] = lease
+    eventually(lambda: "q/0" in one.shards())
+    assert store.leases[shard].epoch == lease.epoch
+    store.push(shard, "after")
+    one.ran("after")
+    requests = [request for claimed, request in store.claims if claimed == shard]
+    assert requests == sorted(set(requests))
+
+
 def test_a_silent_owner_loses_its_shards_after_1_05_lease_times(node):
     one = node()
     for shard in SHARDS:

@@ -20,6 +20,8 @@ class LeaseTable:
         self._lanes: dict[ShardRef, Lane] = {}
         self._watches: dict[ShardRef, LeaseWatch] = {}
         self._owned: dict[ShardRef, OwnedShard] = {}
+        #: Shards that were lost, each until the node acquires it again.
+        self._lost: dict[ShardRef, OwnedShard] = {}
         self.add_shards(dealt)
 
     def add_shards(self, dealt: Mapping[ShardRef, tuple[QueueSpec, Lane]]) -> None:
@@ -51,6 +53,10 @@ class LeaseTable:
 
     def add(self, owned: OwnedShard, lane: Lane | None = None) -> None:
         """Add an acquired shard to a lane, by default to the one that it was dealt to."""
+        before = self._lost.pop(owned.shard, None)
+        if before is not None and before.lease == owned.lease:
+            # The lease was not another node's meanwhile: Redis takes smaller numbers for outdated requests.
+            owned.request = before.request
         self._owned[owned.shard] = owned
         self._lanes[owned.shard] = lane or self._lanes[owned.shard]
         self._lanes[owned.shard].serve(owned)
@@ -71,7 +77,7 @@ class LeaseTable:
             return False
         owned.lost.set()
         self._lanes[shard].drop(shard)
-        del self._owned[shard]
+        self._lost[shard] = self._owned.pop(shard)
         self._watches[shard] = LeaseWatch(owned.queue, shard, known_epoch=owned.lease.epoch)
         return True
 
