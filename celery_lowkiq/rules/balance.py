@@ -11,6 +11,9 @@ from dataclasses import dataclass, replace
 
 from .models import ShardRef
 
+#: Lease times without a heartbeat, half a turn and one and a half, after which it is late, and silent.
+LATE_LEASES = 0.1
+SILENT_LEASES = 0.3
 #: Lease times without a heartbeat after which a node no longer counts for quotas.
 NODE_TIMEOUT_LEASES = 1.05
 #: Lease times after which any node takes a free shard, whatever its quota.
@@ -19,20 +22,29 @@ ORPHAN_TIMEOUT_LEASES = 3.0
 
 @dataclass(frozen=True)
 class Member:
-    """A node's heartbeat as another node observed it. The node counts once its counter has moved."""
+    """A node's heartbeat as another node observed it. The node counts once its heartbeat has moved."""
 
     name: str
     lanes: int
-    counter: int
-    #: Monotonic time at which the counter was first seen at this value.
+    #: Number of its last turn. Nodes of earlier versions count heartbeats, and write no turn into leases.
+    turn: int
+    #: Monotonic time at which this turn was first seen.
     since: float
     moved: bool = False
 
-    def observed(self, counter: int, now: float) -> Member:
-        """Return the member updated by a newly read counter."""
-        if counter == self.counter:
+    def observed(self, turn: int, now: float) -> Member:
+        """Return the member updated by a newly read turn."""
+        if turn == self.turn:
             return self
-        return replace(self, counter=counter, since=now, moved=True)
+        return replace(self, turn=turn, since=now, moved=True)
+
+    def late(self, now: float, lease_seconds: float) -> bool:
+        """Whether the heartbeat of this turn is missing: it may just come a little later than ours."""
+        return now >= self.since + LATE_LEASES * lease_seconds
+
+    def silent(self, now: float, lease_seconds: float) -> bool:
+        """Whether heartbeats are missing."""
+        return now >= self.since + SILENT_LEASES * lease_seconds
 
     def alive(self, now: float, lease_seconds: float) -> bool:
         """Whether the node counts for quotas."""

@@ -168,7 +168,8 @@ class LeaseState:
 
     ``server`` is the run id of the Redis process that was read, ``given_on`` that of the one that gave the
     lease. They differ after a restart or a failover, which may have lost writes.
-    ``leaving``: released by a process that was about to exit while batches ran.
+    ``leaving``: released by a process that was about to exit while batches ran. ``turn``: the owner's turn in
+    which it last renewed the lease; 0 when unknown.
     """
 
     owner: str = ""
@@ -177,6 +178,7 @@ class LeaseState:
     server: str = ""
     given_on: str = ""
     leaving: bool = False
+    turn: int = 0
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from .balance import ORPHAN_TIMEOUT_LEASES
+from .balance import ORPHAN_TIMEOUT_LEASES, Member
 from .models import LeaseState, QueueSpec, ShardRef
 
 #: Lease times without a renewal after which another node may take the shard.
 TAKEOVER_LEASES = 1.05
-#: Renewals per lease time; other nodes observe as often.
+#: Renewals per lease time; heartbeats are as frequent.
 RENEWALS_PER_LEASE = 5
 #: Timeout in s for Redis when an exiting process releases shards whose batches still run.
 EXIT_TIMEOUT = 0.4
@@ -35,16 +35,35 @@ class LeaseWatch:
     #: Whether observations came from more than one Redis process.
     restarted: bool = False
 
-    def observed(self, state: LeaseState, now: float) -> LeaseWatch:
-        """Return the watch updated by a newly read lease."""
+    def observed(self, state: LeaseState, now: float, heartbeat: Member | None = None) -> LeaseWatch:
+        """Return the watch updated by a newly read lease, and by the last ``heartbeat`` of its owner."""
         if self.since is not None and state == self.seen:
             return self
         return replace(
             self,
             seen=state,
-            since=now,
+            since=self._unchanged_since(state, now, heartbeat),
             known_epoch=max(self.known_epoch, state.epoch),
             restarted=self.restarted or (self.since is not None and state.server != self.seen.server),
+        )
+
+    def _unchanged_since(self, state: LeaseState, now: float, heartbeat: Member | None) -> float:
+        # An owner sends a heartbeat after the renewals of its turn: a lease that shows no later turn has not
+        # been renewed since. Not after an outage, and not on a server that may have lost a renewal.
+        if self.since is None or (state.owner, state.server) != (self.seen.owner, self.seen.server):
+            return now
+        if heartbeat is None or not 0 < state.turn <= heartbeat.turn:
+            return now
+        return max(heartbeat.since, self.since)
+
+    def renewed_by(self, heartbeat: Member | None, now: float, lease_seconds: float) -> bool:
+        """Whether the lease need not be read: its owner's ``heartbeat`` moves, and it cannot have expired."""
+        return (
+            heartbeat is not None
+            and heartbeat.moved
+            and not heartbeat.silent(now, lease_seconds)
+            and self.since is not None
+            and now < self.since + TAKEOVER_LEASES * lease_seconds
         )
 
     def doubted(self) -> LeaseWatch:

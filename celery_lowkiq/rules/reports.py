@@ -122,7 +122,7 @@ class UpdateReply(NamedTuple):
 
 
 class BeatResult(NamedTuple):
-    """The answer to a heartbeat: lanes and counter of all nodes, by queue, and the answer to its update."""
+    """The answer to a heartbeat: lanes and turn of all nodes, by queue, and the answer to its update."""
 
     members: list[dict[str, tuple[int, int]]]
     reply: UpdateReply | StoreError | None = None

@@ -154,14 +154,14 @@ class RedisStore:
         ]
 
     def renew(
-        self, leases: Sequence[Lease], lapsed: Sequence[bool] = (), stopping: bool = False
+        self, leases: Sequence[Lease], lapsed: Sequence[bool] = (), stopping: bool = False, turn: int = 0
     ) -> list[bool]:
         """Move the counter of each lease, in one round trip; False for a lease that is no longer ours.
 
         A ``lapsed`` lease is renewed only by the server that gave it. Leases that need a closer look, such as
-        lost ones, take another round trip.
+        lost ones, take another round trip. The leases show the number of the owner's ``turn``.
         """
-        return renew(self.client, leases, lapsed, stopping)
+        return renew(self.client, leases, lapsed, stopping, turn)
 
     def release(self, lease: Lease, unsettled: bool = False) -> bool:
         """Give the shard up. Return False when jobs are still in processing, unless ``unsettled`` leaves them
@@ -170,13 +170,13 @@ class RedisStore:
         return bool(self.client.call(release_call(lease, unsettled)) == 1)
 
     def beat(
-        self, queues: Sequence[str], owner: str, lanes: int, news: NodeUpdate | None = None
+        self, queues: Sequence[str], owner: str, lanes: int, turn: int, news: NodeUpdate | None = None
     ) -> BeatResult:
-        """Move the node's heartbeat in each queue and write its report, in one round trip.
+        """Move the node's heartbeat in each queue to ``turn`` and write its report, in one round trip.
 
-        Returns lanes and counter of all nodes. A refused report does not affect the heartbeat.
+        Returns lanes and turn of all nodes. A refused report does not affect the heartbeat.
         """
-        beats = beat_calls(queues, f"{owner} {lanes}")
+        beats = beat_calls(queues, f"{owner} {lanes}", turn)
         replies = self.client.calls([*beats, *(report_calls(news) if news else [])])
         found = raise_refused(replies[: len(beats)])
         members = [parse_members(reply) for part in found for reply in part]

@@ -36,9 +36,11 @@ class OwnershipMailbox:
         """Start the next turn now: a lane ended, a shard is free, or the node is to change what it serves."""
         self._wake.set()
 
-    def begin_turn(self) -> None:
-        """Forget earlier wake-ups: the turn that starts now answers them."""
+    def begin_turn(self) -> bool:
+        """Forget earlier wake-ups, and return whether there was one: the turn that starts now answers it."""
+        woken = self._wake.is_set()
         self._wake.clear()
+        return woken
 
     def wait(self, seconds: float) -> None:
         """Wait for the next turn, at most ``seconds``."""

@@ -50,13 +50,12 @@ class Store(Protocol):
         Each answer is a lease or an error: NotOwner when the lease has changed, ShardCountMismatch, and such.
         """
 
-    def renew(
-        self, leases: Sequence[Lease], lapsed: Sequence[bool] = (), stopping: bool = False
-    ) -> list[bool]:
+    def renew(self, leases: Sequence[Lease], lapsed: Sequence[bool], stopping: bool, turn: int) -> list[bool]:
         """Move the counter of each lease; False for a lease that is no longer ours.
 
         A ``lapsed`` lease, silent for too long, is renewed only by the server that gave it. ``stopping`` is
-        written into the lease: jobs that such an owner leaves do not count as crashed.
+        written into the lease: jobs that such an owner leaves do not count as crashed. So is ``turn``, the
+        number of the owner's turn.
         """
 
     def release(self, lease: Lease, unsettled: bool = False) -> bool:
@@ -78,10 +77,12 @@ class Store(Protocol):
     def retract_crashes(self, lease: Lease) -> None:
         """Undo the crashes that were counted for the owner of this lease: it is alive."""
 
-    def beat(self, queues: Sequence[str], owner: str, lanes: int, update: NodeUpdate) -> BeatResult:
-        """Move the node's heartbeat in each queue and write its report, in one round trip.
+    def beat(
+        self, queues: Sequence[str], owner: str, lanes: int, turn: int, update: NodeUpdate
+    ) -> BeatResult:
+        """Move the node's heartbeat in each queue to ``turn`` and write its report, in one round trip.
 
-        Returns lanes and counter of all nodes. A refused report does not affect the heartbeat.
+        Returns lanes and turn of all nodes. A refused report does not affect the heartbeat.
         """
 
     def forget_report(self, owner: str) -> None:

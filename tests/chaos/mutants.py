@@ -129,7 +129,12 @@ MUTANTS = {
         exclusion="strict",
     ),
     "renewals that move nothing": Mutant(
-        script("renew_many.lua", "type(redis.pcall('HINCRBY', lease, 'counter', 1)) ~= 'number'", "false"),
+        both(
+            script(
+                "renew_many.lua", "type(redis.pcall('HINCRBY', lease, 'counter', 1)) ~= 'number'", "false"
+            ),
+            script("renew_many.lua", "mark_turn(lease, current[4], epoch, turn)", ""),
+        ),
         frozenset({"kill"}),
         frozenset({"overlapping executions"}),
     ),
@@ -169,6 +174,12 @@ OF_THE_STORE = {
         "push.lua",
         "if last and tonumber(string.match(last, '^%d+') or 0) >= tonumber(n) then",
         "if false then",
+    ),
+    "a renewal that sets a turn back when it is late": script(
+        "lib/turn.lua", "of ~= epoch or tonumber(before) < tonumber(turn)", "true"
+    ),
+    "an acquire that keeps the turn of the time before": script(
+        "acquire.lua", "redis.call('HDEL', lease, 'turn')", ""
     ),
     "a claim that is not repeated": script(
         "claim.lua", "if tonumber(request) > last_request then", "if true then"

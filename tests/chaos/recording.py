@@ -58,12 +58,10 @@ class RecordedStore:
                 self._note("acquire", called_at=called_at, owner=owner, **_place(lease))
         return answers
 
-    def renew(
-        self, leases: Sequence[Lease], lapsed: Sequence[bool] = (), stopping: bool = False
-    ) -> list[bool]:
+    def renew(self, leases: Sequence[Lease], lapsed: Sequence[bool], stopping: bool, turn: int) -> list[bool]:
         """As the store's."""
         called_at = time.monotonic()
-        renewed = self._store.renew(leases, lapsed, stopping)
+        renewed = self._store.renew(leases, lapsed, stopping, turn)
         epochs: dict[str, dict[int, int]] = {}
         for lease, ours in zip(leases, renewed, strict=True):
             if ours:

@@ -65,9 +65,9 @@ def test_its_rights_are_enough(restricted):
     long = [NewJob("long", b"%d" % n + b"x" * 50, float(n), 1.0) for n in range(100)]
     store.push(QUEUE, [*long, *(NewJob(str(n), b"x") for n in range(20))])
     report = NodeReport("me", "me", 1, 10.0, False, False, ("orders",), ())
-    told = store.beat(["orders"], "me", 4, NodeUpdate(report, 1.0, counted=(QUEUE,))).reply
+    told = store.beat(["orders"], "me", 4, 1, NodeUpdate(report, 1.0, counted=(QUEUE,))).reply
     assert isinstance(told, UpdateReply), told
-    assert isinstance(store.beat([], "me", 4, NodeUpdate(report, 1.0, told.samples)).reply, UpdateReply)
+    assert isinstance(store.beat([], "me", 4, 1, NodeUpdate(report, 1.0, told.samples)).reply, UpdateReply)
     store.tokens(TokenRequest("orders", "me", 1, 5.0, 1))
     subscription = store.subscribe([QUEUE])
     for shard in QUEUE.shard_refs():

@@ -37,6 +37,8 @@ class Network:
         #: How long a call is on its way at most, in s.
         self.delay = 0.01 * lease_seconds
         self.cut: set[Machine] = set()
+        #: Those whose heartbeats alone are refused.
+        self.mute: set[Machine] = set()
 
     def call(self, effect: Callable[[], Any]) -> Any:
         """Raises what the server raises, or StoreUnavailable."""
@@ -138,10 +140,8 @@ class SimStore:
 
         return self._call(lambda: [_answer(partial(acquire, one)) for one in wanted])
 
-    def renew(
-        self, leases: Sequence[Lease], lapsed: Sequence[bool] = (), stopping: bool = False
-    ) -> list[bool]:
-        return self._call(lambda: self._server.renew(leases, lapsed, stopping))
+    def renew(self, leases: Sequence[Lease], lapsed: Sequence[bool], stopping: bool, turn: int) -> list[bool]:
+        return self._call(lambda: self._server.renew(leases, lapsed, stopping, turn))
 
     def release(self, lease: Lease, unsettled: bool = False) -> bool:
         return self._call(lambda: self._server.release(lease, unsettled))
@@ -158,9 +158,13 @@ class SimStore:
     def retract_crashes(self, lease: Lease) -> None:
         self._call(lambda: None)
 
-    def beat(self, queues: Sequence[str], owner: str, lanes: int, news: NodeUpdate) -> BeatResult:
+    def beat(self, queues: Sequence[str], owner: str, lanes: int, turn: int, news: NodeUpdate) -> BeatResult:
         """What nodes say of themselves is for people: there are none here."""
-        return self._call(lambda: BeatResult([self._server.beat(queue, owner, lanes) for queue in queues]))
+        if me().machine in self._network.mute:
+            raise StoreUnavailable("no heartbeat")
+        return self._call(
+            lambda: BeatResult([self._server.beat(queue, owner, lanes, turn) for queue in queues])
+        )
 
     def forget_report(self, owner: str) -> None:
         self._call(lambda: None)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, Due, OpenClaims, SettleReply, SettleRequest
-from celery_lowkiq.rules.errors import NotOwner
+from celery_lowkiq.rules.errors import NotOwner, ShardDamaged
 from celery_lowkiq.rules.models import Job, Lease, LeaseState, NewJob, Payload, ShardRef
 from tests.model.jobs import ModelJob
 from tests.model.model import Model
@@ -27,6 +27,8 @@ class Shard:
     counter: int = 0
     stopping: bool = False
     leaving: bool = False
+    #: Of its owner, as the owner's number of it.
+    turn: int = 0
     given_on: str = ""
     request: tuple[int, int] = (0, 0)
     senders: dict[str, int] = field(default_factory=dict)
@@ -39,6 +41,8 @@ class Server:
         self.world = world
         self.shards = {shard: Shard() for shard in shards}
         self.members: dict[str, dict[str, tuple[int, int]]] = {}
+        #: Shards whose lease is a key of another type.
+        self.damaged: set[ShardRef] = set()
         self.down = False
         self.starts = 1
         #: The same process answers nobody between these times (the world's).
@@ -93,10 +97,14 @@ class Server:
 
     def _state(self, shard: ShardRef) -> LeaseState:
         s = self.shards[shard]
-        return LeaseState(s.owner, s.epoch, s.counter, self.name, s.given_on, s.leaving)
+        if shard in self.damaged:
+            return LeaseState(server=self.name)
+        return LeaseState(s.owner, s.epoch, s.counter, self.name, s.given_on, s.leaving, s.turn)
 
     def _owned(self, lease: Lease) -> Shard:
         s = self.shards[lease.shard]
+        if lease.shard in self.damaged:
+            raise ShardDamaged(lease.shard.queue, lease.shard.index, "WRONGTYPE")
         if (s.owner, s.epoch) != (lease.owner, lease.epoch):
             raise NotOwner(str(lease.shard))
         return s
@@ -106,9 +114,12 @@ class Server:
 
     def acquire(self, shard: ShardRef, owner: str, seen: LeaseState, known_epoch: int) -> Lease:
         s, state = self.shards[shard], self._state(shard)
+        if shard in self.damaged:
+            raise ShardDamaged(shard.queue, shard.index, "WRONGTYPE")
         here = s.given_on == self.name
         if s.owner == owner and here:
             s.counter += 1
+            s.turn = 0
             return Lease(shard, owner, s.epoch, self.name)
         if (seen.owner, seen.epoch, seen.counter, seen.server) != (
             state.owner,
@@ -123,27 +134,26 @@ class Server:
         s.epoch = max(s.epoch + 1, known_epoch + 1, int(self.now * 1000))
         s.owner, s.counter, s.given_on = owner, s.counter + 1, self.name
         s.stopping = s.leaving = False
+        s.turn = 0
         s.model.recover(crashed, self.now)
         if s.epoch <= self.given.get(shard, 0):
             self.world.violated(f"{shard}: epoch {s.epoch} after {self.given[shard]}")
         self.given[shard] = s.epoch
         return Lease(shard, owner, s.epoch, self.name)
 
-    def renew(self, leases: Sequence[Lease], lapsed: Sequence[bool], stopping: bool) -> list[bool]:
-        return [
-            self._renew(lease, late, stopping)
-            for lease, late in zip(leases, lapsed or [False] * len(leases), strict=True)
-        ]
+    def renew(self, leases: Sequence[Lease], lapsed: Sequence[bool], stopping: bool, turn: int) -> list[bool]:
+        return [self._renew(lease, late, stopping, turn) for lease, late in zip(leases, lapsed, strict=True)]
 
-    def _renew(self, lease: Lease, lapsed: bool, stopping: bool) -> bool:
+    def _renew(self, lease: Lease, lapsed: bool, stopping: bool, turn: int) -> bool:
         try:
             s = self._owned(lease)
-        except NotOwner:
+        except (NotOwner, ShardDamaged):
             return False
         if lapsed and lease.server != self.name:
             return False
         s.stopping = stopping
         s.counter += 1
+        s.turn = max(s.turn, turn)
         return True
 
     def release(self, lease: Lease, unsettled: bool = False) -> bool:
@@ -245,9 +255,9 @@ class Server:
 
     # -- members and announcements
 
-    def beat(self, queue: str, owner: str, lanes: int) -> dict[str, tuple[int, int]]:
+    def beat(self, queue: str, owner: str, lanes: int, turn: int) -> dict[str, tuple[int, int]]:
         members = self.members.setdefault(queue, {})
-        members[owner] = (lanes, members.get(owner, (0, 0))[1] + 1)
+        members[owner] = (lanes, max(members.get(owner, (0, 0))[1], turn))
         return dict(members)
 
     def forget_members(self, queue: str, owners: Sequence[str]) -> None:

@@ -28,7 +28,19 @@ TROUBLE = 8
 #: And how many the nodes get afterwards to finish everything.
 PEACE = 25
 IDS = 8
-FAULTS = ("kill", "freeze", "cut", "restart_redis", "silence", "leave", "abandon", "join", "pause")
+FAULTS = (
+    "kill",
+    "freeze",
+    "cut",
+    "mute",
+    "damage",
+    "restart_redis",
+    "silence",
+    "leave",
+    "abandon",
+    "join",
+    "pause",
+)
 MODULES = (lane, lane_state, ownership, context, outage, runtime, waker, exclusion)
 
 
@@ -184,6 +196,25 @@ class Simulation:
             self.server.cut_listeners()
             self.world.later(seconds, partial(self.network.cut.discard, node))
 
+    def _mute(self) -> None:
+        """A node whose heartbeats fail, while its renewals do not."""
+        if self._alive():
+            node, seconds = (
+                self.world.random.choice(self._alive()),
+                self.world.random.uniform(0.1, 2.5) * LEASE,
+            )
+            self.world.note(f"{node.name} has no heartbeat for {seconds:.3f}")
+            self.network.mute.add(node)
+            self.world.later(seconds, partial(self.network.mute.discard, node))
+
+    def _damage(self) -> None:
+        """A lease that is not renewed, while the heartbeat of its owner moves on."""
+        shard = self.world.random.choice(self.queue.shard_refs())
+        seconds = self.world.random.uniform(0.05, 1.5) * LEASE
+        self.world.note(f"the lease of {shard} is damaged for {seconds:.3f}")
+        self.server.damaged.add(shard)
+        self.world.later(seconds, partial(self.server.damaged.discard, shard))
+
     def _restart_redis(self) -> None:
         self._redis_away(self.world.random.choice([0.05, 0.5, 1.5]) * LEASE)
 
@@ -265,6 +296,8 @@ class Simulation:
         self.calling = False
         self.network.loss = 0.0
         self.network.cut.clear()
+        self.network.mute.clear()
+        self.server.damaged.clear()
         self.server.silent_until = min(self.server.silent_until, self.world.now)
         if not self._alive():
             self.start_node()

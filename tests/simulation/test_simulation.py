@@ -16,8 +16,10 @@ from celery_lowkiq.rules import ownership as rules
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.ownership import LeaseWatch
 from celery_lowkiq.worker.exclusion import Cooperative
+from celery_lowkiq.worker.lane.due_table import DueTable
 from celery_lowkiq.worker.owned_shard import OwnedShard
 from celery_lowkiq.worker.ownership.acquisition import Acquisition
+from celery_lowkiq.worker.ownership.heartbeat import Heartbeat
 from celery_lowkiq.worker.ownership.lease_table import LeaseTable
 from tests.model.model import Model
 from tests.simulation import node as nodes_of_simulation
@@ -81,6 +83,76 @@ def test_x_short_outages_do_not_begin_the_wait_for_a_lost_lease_anew(seed, every
 def test_x_such_a_shard_waits_for_one_lease_time():
     """X: not for less, since a former owner may still work on it (its clock may be 5 % slow)."""
     assert 10 <= owned_after(0, outages=[], away=0) < 12
+
+
+#: 1.05 lease times and a turn, by clocks that may be 5 % slow, and some round trips.
+AT_MOST = (1.05 + 0.2) / 0.95 + 0.15
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_a_dead_nodes_shards_are_taken_as_soon_as_if_its_leases_were_always_read(first):
+    assert max(taken_after(seed) for seed in range(first, first + 20)) < AT_MOST
+
+
+def test_a_wait_that_begins_when_leases_are_read_is_found():
+    with patched(LeaseWatch, "_unchanged_since", value=lambda self, state, now, heartbeat: now):
+        assert max(taken_after(seed) for seed in range(20)) > AT_MOST
+
+
+def taken_after(seed, lease_seconds=1.0):
+    """Lease times until all shards of a node that dies have another owner."""
+    with simulated() as threading:
+        world, queue = World(seed), QueueSpec("q", shards=24)
+        server = Server(world, queue.shard_refs())
+        network = Network(world, server, lease_seconds)
+        checks = Checks(world, server, "q", queue.shards, strict=False, lease_seconds=lease_seconds)
+        for number in range(3):
+            node = Node(
+                network, threading, checks, queue, f"n{number}", strict=False, lanes=2, restart=lambda: None
+            )
+            checks.nodes[node.name] = node
+        died_at = world.random.uniform(8, 10)
+        world.at(died_at, node.die)
+        world.run(died_at)
+        assert sum(shard.owner == node.name for shard in server.shards.values()) == 8
+        assert world.run(20, lambda: all(shard.owner != node.name for shard in server.shards.values()))
+        world.end()
+        assert not world.violations
+        return (world.now - died_at) / lease_seconds
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_claim_that_came_back_with_older_data_is_found_in_a_shard_that_was_empty(seed):
+    assert drains_after_older_data(seed)
+
+
+@pytest.mark.parametrize("hint", ["it outlives a restart of Redis", "it is given for every shard"])
+def test_a_wrong_hint_that_a_shard_is_empty_is_found(hint):
+    with EMPTY[hint]:
+        assert not all(drains_after_older_data(seed) for seed in range(5))
+
+
+def drains_after_older_data(seed):
+    """Whether a job runs again of which Redis forgets that it has run, and of which nobody tells."""
+    with simulated() as threading:
+        world, queue = World(seed), QueueSpec("q", shards=1)
+        server = Server(world, queue.shard_refs())
+        (shard,) = server.shards
+        network = Network(world, server, 1.0)
+        checks = Checks(world, server, "q", 1, strict=False, lease_seconds=1.0)
+        Node(network, threading, checks, queue, "n", strict=False, lanes=1, restart=lambda: None)
+        world.run(2)
+        server.push(shard, "sender", 1, [("1", b"1", 1.0)])
+        assert world.run(4, lambda: bool(server.shards[shard].model.processing))
+        older = server.copy()
+        world.run(world.now + 4)
+        assert server.idle()
+        server.stop()
+        server.start(older)
+        world.run(world.now + 4)
+        world.end()
+        assert not world.violations
+        return server.idle()
 
 
 def owned_after(seed, outages, away, nodes=2, lease_seconds=10.0):
@@ -162,10 +234,36 @@ def _loses_half_of_a_failure(settle):
     return mutant
 
 
+def _with_any_turn(unchanged_since):
+    def mutant(self, state, now, heartbeat):
+        turn = heartbeat.turn if heartbeat else state.turn
+        return unchanged_since(self, replace(state, turn=turn), now, heartbeat)
+
+    return mutant
+
+
+def _of_the_next_turn(beat):
+    def mutant(self, queues):
+        self.turn += 1
+        try:
+            return beat(self, queues)
+        finally:
+            self.turn -= 1
+
+    return mutant
+
+
 def patched(target, name, make=None, value=None):
     return mock.patch.object(target, name, make(getattr(target, name)) if make else value)
 
 
+#: What a lane remembers of empty shards too long.
+EMPTY = {
+    "it outlives a restart of Redis": patched(DueTable, "doubt", value=lambda self: None),
+    "it is given for every shard": patched(
+        DueTable, "was_empty", value=lambda self, shard, open_claims: True
+    ),
+}
 #: Found within a second, whatever the faults.
 PLAIN = {
     "epochs grow by one": patched(Server, "acquire", _naive_epoch),
@@ -179,6 +277,10 @@ OFTEN = {
     "strict has no timer": (
         patched(nodes_of_simulation, "Strict", value=lambda timer: Cooperative()),
         ("freeze", "cut"),
+    ),
+    "a heartbeat covers what was renewed after it": (
+        patched(LeaseWatch, "_unchanged_since", _with_any_turn),
+        ("mute",),
     ),
 }
 #: Found within a second where Redis does not answer for a while.
@@ -200,6 +302,10 @@ RARE = {
     "a shard is taken while an older epoch of it runs": (
         patched(Acquisition, "_free", _free_while_it_works),
         ("freeze", "cut"),
+    ),
+    "a heartbeat shows a turn whose renewals are yet to be sent": (
+        patched(Heartbeat, "beat", _of_the_next_turn),
+        ("mute",),
     ),
     "a settle ends any claim": (patched(Model, "settle", _settles_any_claim), ()),
     "what an ending process gave up is free at once": (

@@ -32,7 +32,7 @@ def found(store, *queues):
 
 def serve(store, owner="me-1"):
     report = NodeReport("me", owner, 1, 10.0, False, False, (ONE.name,), ())
-    store.beat([], owner, 1, NodeUpdate(report, 3600.0))
+    store.beat([], owner, 1, 1, NodeUpdate(report, 3600.0))
 
 
 def test_what_a_server_says_of_itself(store, client):

@@ -36,7 +36,7 @@ def node_reports(store):
 
 
 def tell(store, report=REPORT, uptime=5.0, **news):
-    return store.beat([], report.owner, 2, NodeUpdate(report, uptime, **news)).reply
+    return store.beat([], report.owner, 2, 1, NodeUpdate(report, uptime, **news)).reply
 
 
 def test_a_report_is_read_as_it_was_told(store, node_reports):
@@ -106,7 +106,7 @@ def test_many_planted_shards_are_not_made(store, client, node_reports):
 
 def test_a_refused_report_does_not_disturb_the_heartbeat(store, client):
     client.set(reports_key(), "planted")
-    heard = store.beat(["orders"], "me", 4, NodeUpdate(REPORT, 1.0))
+    heard = store.beat(["orders"], "me", 4, 1, NodeUpdate(REPORT, 1.0))
     assert heard.members == [{"me": (4, 1)}]
     assert isinstance(heard.reply, StoreError)
 

@@ -27,7 +27,7 @@ def node_reports(store):
 def tell(store, running=None, shards=(SHARD,), **options):
     lanes = (LaneReport("lane-0", (), 0), LaneReport("lane-1", shards, len(shards), running))
     report = NodeReport("w@host", OWNER, 7, 10.0, options.get("quiet", False), False, ("orders",), lanes)
-    return store.beat([], OWNER, 2, NodeUpdate(report, 1.0)).reply.now
+    return store.beat([], OWNER, 2, 1, NodeUpdate(report, 1.0)).reply.now
 
 
 def facts(node_reports, job_id, rate=None):

@@ -40,7 +40,7 @@ def scripts(client, store, leases):
     store.next_due(SHARDS[:1])
     store.next_due(SHARDS[:1], (), [True])
     sample = ("loaded", Sample(1.0, 0, 0))
-    store.beat(["loaded"], "me", 1, NodeUpdate(REPORT, 1.0, (sample,), (QueueSpec("loaded"),)))
+    store.beat(["loaded"], "me", 1, 1, NodeUpdate(REPORT, 1.0, (sample,), (QueueSpec("loaded"),)))
 
     def run():
         return client.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"]
@@ -134,6 +134,39 @@ def test_a_stopping_node_says_so_in_each_lease_and_takes_it_back(store, client, 
     assert client.hget(lease_key(SHARDS[0]), "stopping") == b"0"
 
 
+def turns(store):
+    return [state.turn for state in store.observe(SHARDS)]
+
+
+def test_a_lease_shows_the_turn_in_which_it_was_last_renewed(store, leases):
+    assert turns(store) == [0] * 250
+    store.renew(leases, turn=9)
+    # One by itself, as after a gap.
+    store.renew(leases[:2], [True, False], turn=10)
+    assert turns(store) == [10, 10, *[9] * 248]
+
+
+@pytest.mark.parametrize("lapsed", [True, False])
+def test_a_renewal_that_arrives_late_sets_no_turn_back(store, leases, lapsed):
+    store.renew(leases[:1], turn=9)
+    store.renew(leases[:1], turn=10)
+    (before,) = store.observe(SHARDS[:1])
+    store.renew(leases[:1], [lapsed], turn=9)
+    assert store.observe(SHARDS[:1]) == [replace(before, counter=before.counter + 1)]
+
+
+def test_a_turn_is_the_owners_and_of_its_epoch(store, client, leases):
+    store.renew(leases[:3], turn=9)
+    again, taken, foreign = range(3)
+    # The reply to an acquire was lost: it is trusted from its repetition on.
+    take(store, MANY, again)
+    take(store, MANY, taken, owner="other")
+    client.hset(lease_key(SHARDS[foreign]), "turn", "9")
+    assert turns(store)[:3] == [0, 0, 0]
+    store.renew(leases[:1], turn=10)
+    assert turns(store)[:2] == [10, 0]
+
+
 def test_one_script_looks_into_hundreds_of_empty_shards(store, leases, scripts):
     dues = store.next_due(SHARDS)
     calls = scripts()
@@ -167,12 +200,12 @@ def test_shards_that_were_empty_and_others_are_answered_in_order(store, leases):
 
 
 def test_a_heartbeat_of_many_queues_is_a_few_scripts(store, client, scripts):
-    store.beat(QUEUES, "other", 2)
+    store.beat(QUEUES, "other", 2, 1)
     calls = scripts()
-    found = store.beat(QUEUES, "me", 4).members
+    found = store.beat(QUEUES, "me", 4, 1).members
     assert scripts() - calls == 3
     assert found == [{"other": (2, 1), "me": (4, 1)}] * 250
-    assert store.beat(QUEUES[:1], "me", 4).members == [{"other": (2, 1), "me": (4, 2)}]
+    assert store.beat(QUEUES[:1], "me", 4, 2).members == [{"other": (2, 1), "me": (4, 2)}]
     assert client.hgetall(nodes_key(QUEUES[249])) == {b"other 2": b"1", b"me 4": b"1"}
 
 
@@ -182,18 +215,18 @@ def test_samples_of_many_queues_are_a_few_scripts(store, client, scripts):
         for shard in (0, spec.shards - 1):
             client.hset(shard_keys(ShardRef(spec.name, shard))["meta"], mapping={"processed": 3, "failed": 1})
     calls = scripts()
-    told = store.beat([], "me", 4, NodeUpdate(REPORT, 1.0, counted=tuple(specs))).reply
+    told = store.beat([], "me", 4, 1, NodeUpdate(REPORT, 1.0, counted=tuple(specs))).reply
     assert scripts() - calls == 1 + 3 + 250
     assert dict(told.samples) == {spec.name: Sample(told.now, 6, 2) for spec in specs}
     calls = scripts()
-    store.beat([], "me", 4, NodeUpdate(REPORT, 1.0, samples=told.samples))
+    store.beat([], "me", 4, 1, NodeUpdate(REPORT, 1.0, samples=told.samples))
     assert scripts() - calls == 1 + 3
     histories = NodeReports(store).histories(specs)
     assert histories == [(Sample(told.now, 6, 2),)] * 251
     # A slot that has a sample keeps it, whatever comes with it.
     repeated = tuple((name, replace(sample, processed=9)) for name, sample in told.samples[:2])
     newer = ("other", Sample(told.now, 1, 1))
-    store.beat([], "me", 4, NodeUpdate(REPORT, 1.0, samples=(*repeated, newer)))
+    store.beat([], "me", 4, 1, NodeUpdate(REPORT, 1.0, samples=(*repeated, newer)))
     assert NodeReports(store).histories([*specs[:1], QueueSpec("other")]) == [
         (Sample(told.now, 6, 2),),
         (Sample(told.now, 1, 1),),
@@ -203,5 +236,5 @@ def test_samples_of_many_queues_are_a_few_scripts(store, client, scripts):
 def test_a_damaged_key_of_one_queue_stops_no_heartbeat_of_the_others(store, client):
     client.set(nodes_key("queue-1"), "planted")
     with pytest.raises(StoreError, match="WRONGTYPE"):
-        store.beat(QUEUES[:3], "me", 1)
+        store.beat(QUEUES[:3], "me", 1, 1)
     assert [client.hget(nodes_key(queue), "me 1") for queue in ("queue-0", "queue-2")] == [b"1", b"1"]

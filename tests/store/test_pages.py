@@ -8,14 +8,20 @@ from .helpers import SHARD, listening, push, take
 
 
 def test_heartbeats_of_nodes(store, client):
-    assert store.beat(["a", "b"], "me@host", 4).members == [{"me@host": (4, 1)}] * 2
-    assert store.beat(["a"], "other", 8).members == [{"me@host": (4, 1), "other": (8, 1)}]
-    assert store.beat(["a"], "me@host", 4).members == [{"me@host": (4, 2), "other": (8, 1)}]
+    assert store.beat(["a", "b"], "me@host", 4, 1).members == [{"me@host": (4, 1)}] * 2
+    assert store.beat(["a"], "other", 8, 1).members == [{"me@host": (4, 1), "other": (8, 1)}]
+    assert store.beat(["a"], "me@host", 4, 2).members == [{"me@host": (4, 2), "other": (8, 1)}]
     store.forget_members("a", [("other", 8), ("nobody", 1)])
-    assert store.beat(["a"], "me@host", 4).members == [{"me@host": (4, 3)}]
+    assert store.beat(["a"], "me@host", 4, 3).members == [{"me@host": (4, 3)}]
     planted = {"planted": 7, "x y": 7, "x 1": "y", "x " + "9" * 5000: 7, b"\xff 2": 7}
     client.hset(nodes_key("a"), mapping=planted)
-    assert store.beat(["a"], "me@host", 4).members == [{"me@host": (4, 4), "\ufffd": (2, 7)}]
+    assert store.beat(["a"], "me@host", 4, 4).members == [{"me@host": (4, 4), "\ufffd": (2, 7)}]
+
+
+def test_a_heartbeat_that_arrives_late_moves_nothing_back(store):
+    assert store.beat(["a"], "me@host", 4, 10).members == [{"me@host": (4, 10)}]
+    assert store.beat(["a"], "me@host", 4, 9).members == [{"me@host": (4, 10)}]
+    assert store.beat(["a"], "me@host", 4, 11).members == [{"me@host": (4, 11)}]
 
 
 def test_a_release_is_announced(store):

@@ -103,7 +103,7 @@ def arguments(state):
             (),
         ),
         "find_jobs": ({}, ()),
-        "heartbeat": ({"member": "me 2"}, ()),
+        "heartbeat": ({"member": "me 2", "turn": 1}, ()),
         "key_counts": ({}, [PROBES[SHARD_KEYS[name]] for name in load("key_counts").keys]),
         "largest_numbers": ({"part": "jobs", "cursor": 0, "limit": 10}, ()),
         "load": (
@@ -141,8 +141,8 @@ def arguments(state):
         "read_leases": ({}, ()),
         "register": ({"format": 1, "shards": 2, "expected": 1}, ()),
         "release": ({**owner, **ANNOUNCED, "unsettled": 0}, ()),
-        "renew": ({**owner, "stopping": 0, "server": state.server}, ()),
-        "renew_many": ({"owner": "me"}, (state.epoch,)),
+        "renew": ({**owner, "stopping": 0, "server": state.server, "turn": 1}, ()),
+        "renew_many": ({"owner": "me", "turn": 1}, (state.epoch,)),
         "repair_meta": (
             {"known": "1", "shards": 1, "pause": 9, "since": 1}
             | {"score": 9e15, "back": 9e9, "front": -9e9, "call": 9},

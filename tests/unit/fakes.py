@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from celery_lowkiq.rules.claims import (
     Claim,
@@ -115,9 +116,7 @@ class FakeStore:
             self.waiting.setdefault(shard, {}).update(self.processing.pop(shard, {}))
             return Lease(shard, owner, state.epoch)
 
-    def renew(
-        self, leases: list[Lease], lapsed: list[bool] | tuple[()] = (), stopping: bool = False
-    ) -> list[bool]:
+    def renew(self, leases: list[Lease], lapsed: list[bool], stopping: bool, turn: int) -> list[bool]:
         self._maybe_fail("renew")
         answers = []
         with self.lock:
@@ -126,7 +125,7 @@ class FakeStore:
                 ours = (state.owner, state.epoch) == (lease.owner, lease.epoch)
                 answers.append(ours)
                 if ours:
-                    self.leases[lease.shard] = LeaseState(state.owner, state.epoch, state.counter + 1)
+                    self.leases[lease.shard] = replace(state, counter=state.counter + 1, turn=turn)
                     if stopping:
                         self.stopping.add(lease.shard)
         return answers
@@ -226,12 +225,12 @@ class FakeStore:
         self._maybe_fail("retract_crashes")
         self.forgiven.append(lease)
 
-    def beat(self, queues: list[str], owner: str, lanes: int, news: NodeUpdate) -> BeatResult:
+    def beat(self, queues: list[str], owner: str, lanes: int, turn: int, news: NodeUpdate) -> BeatResult:
         self._maybe_fail("beat")
         with self.lock:
             for queue in queues:
                 members = self.members.setdefault(queue, {})
-                members[owner] = (lanes, members.get(owner, (0, 0))[1] + 1)
+                members[owner] = (lanes, turn)
             return BeatResult([dict(self.members[queue]) for queue in queues], self._tell(news))
 
     def _tell(self, news: NodeUpdate) -> UpdateReply | StoreError:

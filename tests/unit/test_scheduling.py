@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from celery_lowkiq.rules import schedulers
+from celery_lowkiq.rules.balance import Member
 from celery_lowkiq.rules.middleware import compose
 from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.rules.ownership import LeaseWatch
@@ -114,6 +116,49 @@ class TestWatch:
     def test_a_moved_counter_starts_the_time_anew(self):
         watch = self.start.observed(self.alive, now=100.0).observed(LeaseState("other", 5, 2), now=109.0)
         assert not watch.may_take(now=110.6, lease_seconds=10)
+
+    @staticmethod
+    def heartbeat(turn, since, moved=True):
+        return Member("other", 2, turn, since, moved)
+
+    def test_a_heartbeat_tells_since_when_a_lease_is_unchanged(self):
+        """The owner sent it after the renewals of its turn."""
+        first = self.start.observed(replace(self.alive, turn=3), now=100.0)
+        last = LeaseState("other", 5, 5, turn=7)
+        assert first.observed(last, 109.0, self.heartbeat(7, since=105.0)).since == 105.0
+        assert first.observed(last, 109.0, self.heartbeat(8, since=107.0)).since == 107.0
+        assert first.observed(last, 109.0, self.heartbeat(8, since=99.0)).since == 100.0
+
+    @pytest.mark.parametrize(
+        "state",
+        [
+            LeaseState("other", 5, 6, "a", turn=8),
+            LeaseState("other", 6, 5, "a", turn=0),
+            LeaseState("third", 6, 5, "a", turn=7),
+            LeaseState("other", 5, 5, "b", turn=7),
+        ],
+        ids=["renewed later", "without a turn", "of another owner", "on another server"],
+    )
+    def test_a_heartbeat_tells_nothing_of_a_lease(self, state):
+        first = self.start.observed(LeaseState("other", 5, 1, "a", turn=3), now=100.0)
+        assert first.observed(state, 109.0, self.heartbeat(7, since=105.0)).since == 109.0
+
+    def test_a_heartbeat_from_before_an_outage_tells_nothing(self):
+        first = self.start.observed(replace(self.alive, turn=3), now=100.0).doubted()
+        last = LeaseState("other", 5, 5, turn=7)
+        assert first.observed(last, 109.0, self.heartbeat(7, since=105.0)).since == 109.0
+
+    def test_a_lease_need_not_be_read_while_the_heartbeat_of_its_owner_moves(self):
+        watch = self.start.observed(self.alive, now=100.0)
+        assert watch.renewed_by(self.heartbeat(7, since=106.0), 108.9, 10)
+        assert not watch.renewed_by(self.heartbeat(7, since=106.0), 109.1, 10)
+        assert not watch.renewed_by(self.heartbeat(7, since=106.0, moved=False), 108.9, 10)
+        assert not watch.renewed_by(None, 108.9, 10)
+        # A heartbeat proves no single lease.
+        assert watch.renewed_by(self.heartbeat(7, since=110.4), 110.4, 10)
+        assert not watch.renewed_by(self.heartbeat(7, since=110.4), 110.5, 10)
+        assert not self.start.renewed_by(self.heartbeat(7, since=106.0), 108.9, 10)
+        assert not watch.doubted().renewed_by(self.heartbeat(7, since=106.0), 108.9, 10)
 
     def test_an_unmoved_counter_does_not(self):
         watch = self.start.observed(self.alive, now=100.0).observed(self.alive, now=109.0)

@@ -28,6 +28,7 @@ local given_here = current[5] == server
 if former == owner and given_here then
   -- The reply was lost. Other nodes have observed this counter since then, and would take the shard too early.
   redis.call('HINCRBY', lease, 'counter', 1)
+  redis.call('HDEL', lease, 'turn')
   return {epoch, server}
 end
 if seen_server ~= server or former ~= seen_owner or epoch ~= seen_epoch or counter ~= seen_counter then

@@ -32,10 +32,10 @@ QUEUES = 100
 SHARDS = 500
 
 
-def beat_calls(queues: Sequence[str], member: str) -> list[ScriptCall]:
-    """Return the calls that increment a node's heartbeat in these queues."""
+def beat_calls(queues: Sequence[str], member: str, turn: int) -> list[ScriptCall]:
+    """Return the calls that move a node's heartbeat in these queues."""
     return [
-        load("heartbeat").call_many([nodes_key(queue) for queue in part], member=member)
+        load("heartbeat").call_many([nodes_key(queue) for queue in part], member=member, turn=turn)
         for part in slices(queues, QUEUES)
     ]
 

@@ -29,8 +29,21 @@ def _states(server: bytes, holders: Sequence[bytes], *leases: bytes | int) -> It
         (parse_id(owner), parse_id(given_on), leaving == b"1")
         for owner, given_on, leaving in zip(holders[::3], holders[1::3], holders[2::3], strict=True)
     ]
-    for place, epoch, counter in zip(leases[::3], leases[1::3], leases[2::3], strict=True):
+    for place, *texts in zip(*(leases[n::4] for n in range(4)), strict=True):
         owner, given_on, leaving = held_by[int(place)]
+        epoch, counter, turn = map(bytes, texts)
         yield LeaseState(
-            owner, parse_whole(bytes(epoch)), parse_whole(bytes(counter)), run_id, given_on, leaving
+            owner,
+            parse_whole(epoch),
+            parse_whole(counter),
+            run_id,
+            given_on,
+            leaving,
+            turn=_turn(turn, epoch),
         )
+
+
+def _turn(text: bytes, epoch: bytes) -> int:
+    """Return the owner's turn; 0 for one of another epoch, which is a former owner's."""
+    of, _, turn = text.partition(b" ")
+    return parse_whole(turn) if of == epoch else 0

@@ -3,12 +3,12 @@
 -- KEYS: [lease]...
 -- ARGV:
 -- USES: server
--- Returns: {server, {owner, given on, leaving, ...}, place, epoch, counter, ...}: who holds leases, each of them once; and for
---   each lease the place of its holder there, from 0.
+-- Returns: {server, {owner, given on, leaving, ...}, place, epoch, counter, turn, ...}: who holds leases, each of them once; and
+--   for each lease the place of its holder there, from 0.
 -- Cost: O(leases), which the caller bounds, and INFO.
 local holders, places, leases = {}, {}, {}
 for i, lease in ipairs(KEYS) do
-  local fields = redis.pcall('HMGET', lease, 'owner', 'server', 'leaving', 'epoch', 'counter')
+  local fields = redis.pcall('HMGET', lease, 'owner', 'server', 'leaving', 'epoch', 'counter', 'turn')
   if fields.err and not string.find(fields.err, 'WRONGTYPE', 1, true) then
     return fields
   end
@@ -19,6 +19,7 @@ for i, lease in ipairs(KEYS) do
     holders[#holders + 1], holders[#holders + 2], holders[#holders + 3] = owner, given_on, leaving
   end
   local last = #leases
-  leases[last + 1], leases[last + 2], leases[last + 3] = places[name], fields[4] or '', fields[5] or ''
+  leases[last + 1], leases[last + 2] = places[name], fields[4] or ''
+  leases[last + 3], leases[last + 4] = fields[5] or '', fields[6] or ''
 end
 return {server_name(), holders, unpack(leases)}

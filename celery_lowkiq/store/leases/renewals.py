@@ -14,15 +14,19 @@ from celery_lowkiq.store.scripts.script import load, slices
 LEASES = 100
 
 
-def renew(client: Client, leases: Sequence[Lease], lapsed: Sequence[bool], stopping: bool) -> list[bool]:
+def renew(
+    client: Client, leases: Sequence[Lease], lapsed: Sequence[bool], stopping: bool, turn: int
+) -> list[bool]:
     """Renew leases; False for each that another node has. See ``RedisStore.renew``."""
     late = lapsed or [False] * len(leases)
     # The mark of a stopping owner is written for each lease by itself.
     plain = [] if stopping else [n for n, each in enumerate(late) if not each]
-    renewed = _renew_plain(client, leases, plain)
+    renewed = _renew_plain(client, leases, plain, turn)
     left = [n for n in range(len(leases)) if n not in renewed]
     calls = [
-        owned("renew", leases[n], stopping=int(stopping), server=leases[n].server if late[n] else "")
+        owned(
+            "renew", leases[n], stopping=int(stopping), server=leases[n].server if late[n] else "", turn=turn
+        )
         for n in left
     ]
     # A damaged lease counts as lost; the others are still renewed.
@@ -31,7 +35,7 @@ def renew(client: Client, leases: Sequence[Lease], lapsed: Sequence[bool], stopp
     return [n not in lost for n in range(len(leases))]
 
 
-def _renew_plain(client: Client, leases: Sequence[Lease], numbers: Sequence[int]) -> set[int]:
+def _renew_plain(client: Client, leases: Sequence[Lease], numbers: Sequence[int], turn: int) -> set[int]:
     """Renew those of the leases with these numbers that need no closer look; return their numbers."""
     parts = slices(numbers, LEASES)
     calls = [
@@ -39,6 +43,7 @@ def _renew_plain(client: Client, leases: Sequence[Lease], numbers: Sequence[int]
             [shard_keys(leases[n].shard)["lease"] for n in part],
             [leases[n].epoch for n in part],
             owner=leases[part[0]].owner,
+            turn=turn,
         )
         for part in parts
     ]

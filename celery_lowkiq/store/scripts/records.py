@@ -148,7 +148,7 @@ def parse_time(text: bytes) -> float | None:
 
 
 def parse_members(reply: Any) -> dict[str, tuple[int, int]]:
-    """Parse the hash of heartbeats: lanes and counter by owner, without foreign data."""
+    """Parse the hash of heartbeats: lanes and turn by owner, without foreign data."""
     found = {}
     for field, counter in pairs(reply):
         owner, _, lanes = field.rpartition(b" ")

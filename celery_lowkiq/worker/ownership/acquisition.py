@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from celery_lowkiq.rules.balance import QuotaRoom, least_loaded_lane
+from celery_lowkiq.rules.balance import Member, QuotaRoom, least_loaded_lane
 from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.errors import LowkiqError, NotOwner, ShardDamaged, ShardRepairing, StoreUnavailable
 from celery_lowkiq.rules.loggers import worker_logger as logger
@@ -51,10 +51,15 @@ class Acquisition:
         self._progress = AcquisitionProgress(ctx.clock)
         #: When shards become free (monotonic) that wait out a lease given by another Redis process.
         self.free_at: dict[ShardRef, float] = {}
+        #: The shards whose leases were last read, in a turn that read what it had to.
+        self._read: frozenset[ShardRef] = frozenset()
 
-    def observe(self, shards: Sequence[ShardRef]) -> None:
-        """Read the leases of these shards. Raises StoreError."""
-        watches = self._observe(shards)
+    def observe(self, shards: Sequence[ShardRef], everything: bool = False) -> None:
+        """Read the leases of these shards that may be free, or ``everything``. Raises StoreError."""
+        read = shards if everything else self._unproven(shards)
+        watches = self._observe(read)
+        watches += self._observe(self._of_ahead(watches, set(shards).difference(read)))
+        self._read = frozenset(watch.shard for watch in watches)
         now = self._ctx.clock.monotonic()
         before, self.free_at = self.free_at, {}
         for watch in watches:
@@ -63,10 +68,49 @@ class Acquisition:
                 self.free_at[watch.shard] = free_at
         self._log_waits(self.free_at.keys() - before.keys(), now)
 
-    def _observe(self, shards: Sequence[ShardRef]) -> list[LeaseWatch]:
-        states = self._ctx.store.observe(shards)
+    def _unproven(self, shards: Sequence[ShardRef]) -> list[ShardRef]:
+        """Leave out shards for which the node has no room while the heartbeat of their owner moves.
+
+        Of a node whose heartbeat is late, one is left in.
+        """
+        room = self._room() if shards else None
+        now, lease_seconds = self._ctx.clock.monotonic(), self._ctx.lease_seconds
+        late: dict[str, ShardRef] = {}
+        found = []
+        for shard in shards:
+            watch = self._table.watch(shard)
+            heartbeat = self._heartbeat(watch)
+            if room is None or room.left(shard.queue) or not watch.renewed_by(heartbeat, now, lease_seconds):
+                found.append(shard)
+            elif heartbeat is not None and heartbeat.late(now, lease_seconds):
+                late.setdefault(heartbeat.name, shard)
+        return [*found, *late.values()]
+
+    def _of_ahead(self, read: Iterable[LeaseWatch], others: Collection[ShardRef]) -> list[ShardRef]:
+        """Return the ``others`` whose owner has renewed a lease, and whose heartbeat is late.
+
+        It may have died in between.
+        """
         now = self._ctx.clock.monotonic()
-        return [self._table.observe(shard, state, now) for shard, state in zip(shards, states, strict=True)]
+        late = {
+            watch.seen.owner
+            for watch in read
+            if (heartbeat := self._heartbeat(watch)) is not None
+            and heartbeat.late(now, self._ctx.lease_seconds)
+            and watch.seen.turn > heartbeat.turn
+        }
+        return [shard for shard in others if self._table.watch(shard).seen.owner in late]
+
+    def _heartbeat(self, watch: LeaseWatch) -> Member | None:
+        return self._membership.heartbeat(watch.queue.name, watch.seen.owner)
+
+    def _observe(self, shards: Sequence[ShardRef]) -> list[LeaseWatch]:
+        states = self._ctx.store.observe(shards) if shards else []
+        now = self._ctx.clock.monotonic()
+        return [
+            self._table.observe(shard, state, now, self._membership.heartbeat(shard.queue, state.owner))
+            for shard, state in zip(shards, states, strict=True)
+        ]
 
     def _log_waits(self, shards: Collection[ShardRef], now: float) -> None:
         if shards:
@@ -80,7 +124,7 @@ class Acquisition:
     def seconds_to_observation(self, shards: Sequence[ShardRef]) -> float:
         """Return seconds until one of these shards may be free; infinite for no shards."""
         now, lease_seconds = self._ctx.clock.monotonic(), self._ctx.lease_seconds
-        watches = map(self._table.watch, shards)
+        watches = (self._table.watch(shard) for shard in shards if shard in self._read)
         return min((one.seconds_to_observation(now, lease_seconds) for one in watches), default=math.inf)
 
     def acquire(self, shards: Iterable[ShardRef], go_on: Callable[[], bool]) -> bool:
@@ -106,7 +150,7 @@ class Acquisition:
 
     def _free_ones(self, shards: Iterable[ShardRef]) -> list[LeaseWatch]:
         """Return free shards in the given order, up to the node's share."""
-        room = self._membership.room([owned.shard for owned in self._table.owned()])
+        room = self._room()
         found = []
         for shard in shards:
             watch = self._table.watch(shard)
@@ -115,6 +159,9 @@ class Acquisition:
                 if room is not None:
                     room.fill(shard.queue)
         return found
+
+    def _room(self) -> QuotaRoom | None:
+        return self._membership.room([owned.shard for owned in self._table.owned()])
 
     def _free(self, watch: LeaseWatch, room: QuotaRoom | None) -> bool:
         # Never while a thread of this node still works under an older epoch.

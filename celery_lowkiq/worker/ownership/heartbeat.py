@@ -46,6 +46,8 @@ class Heartbeat:
         self._offset: float | None = None
         self._counted_slot = 0
         self._refused = False
+        #: Number of the turn, which its renewals and then the heartbeat show; set by ownership.
+        self.turn = 0
         # For the report; set by ownership.
         self.served = served
         self.quiet = False
@@ -54,8 +56,9 @@ class Heartbeat:
         self.free_at: Mapping[ShardRef, float] = {}
 
     def beat(self, queues: Sequence[str]) -> list[dict[str, tuple[int, int]]]:
-        """Move the heartbeat in these queues; return lanes and counter of all nodes. Raises StoreError."""
-        members, reply = self._ctx.store.beat(queues, self._ctx.owner, len(self._lanes), self._update())
+        """Move the heartbeat in these queues; return lanes and turn of all nodes. Raises StoreError."""
+        update = self._update()
+        members, reply = self._ctx.store.beat(queues, self._ctx.owner, len(self._lanes), self.turn, update)
         if isinstance(reply, UpdateReply):
             self._offset = reply.now - self._ctx.clock.monotonic()
             if reply.samples:

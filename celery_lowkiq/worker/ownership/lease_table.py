@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from operator import attrgetter
 
+from celery_lowkiq.rules.balance import Member
 from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.rules.ownership import LeaseWatch
 
@@ -115,9 +116,9 @@ class LeaseTable:
         """Return what was seen of a shard's lease."""
         return self._watches[shard]
 
-    def observe(self, shard: ShardRef, state: LeaseState, now: float) -> LeaseWatch:
-        """Record the state of a shard's lease, read at ``now`` (monotonic)."""
-        watch = self._watches[shard] = self._watches[shard].observed(state, now)
+    def observe(self, shard: ShardRef, state: LeaseState, now: float, heartbeat: Member | None) -> LeaseWatch:
+        """Record the state of a shard's lease, read at ``now`` (monotonic), with its owner's heartbeat."""
+        watch = self._watches[shard] = self._watches[shard].observed(state, now, heartbeat)
         return watch
 
     def postpone(self, shards: Iterable[ShardRef], until: float) -> None:

@@ -50,8 +50,8 @@ class Membership:
         for queue, found in zip(list(self._others), beats, strict=True):
             seen = self._others[queue]
             self._others[queue] = {
-                name: seen[name].observed(counter, now) if name in seen else Member(name, lanes, counter, now)
-                for name, (lanes, counter) in found.items()
+                name: seen[name].observed(turn, now) if name in seen else Member(name, lanes, turn, now)
+                for name, (lanes, turn) in found.items()
                 if name != self._ctx.owner
             }
             gone = [one for one in self._others[queue].values() if one.gone(now, self._ctx.lease_seconds)]
@@ -72,6 +72,10 @@ class Membership:
         now = self._ctx.clock.monotonic()
         others = (one for one in self._others[queue].values() if one.alive(now, self._ctx.lease_seconds))
         return {self._ctx.owner: self._lanes, **{member.name: member.lanes for member in others}}
+
+    def heartbeat(self, queue: str, node: str) -> Member | None:
+        """Return the last heartbeat of another node in a queue; None for a node that is not there."""
+        return self._others.get(queue, {}).get(node)
 
     def room(self, owned: Sequence[ShardRef]) -> QuotaRoom | None:
         """Return how many more shards a node may have that owns these; None for no quota."""

@@ -72,6 +72,8 @@ class Ownership:
         #: Monotonic times: when the leases are to be renewed next, and when to observe those of other nodes.
         self._renew_at = 0.0
         self._observe_at = 0.0
+        #: Whether a release may have been announced since leases were last observed.
+        self._woken = True
         #: Set when leases are released, or are left to run out.
         self.finished: threading.Event = threading.Event()
         self.thread: threading.Thread = ctx.thread("lowkiq-ownership", self._main)
@@ -117,7 +119,7 @@ class Ownership:
         try:
             while not self._draining:
                 self._ctx.mailbox.wait(self._turn())
-                self._ctx.mailbox.begin_turn()
+                self._woken = self._ctx.mailbox.begin_turn() or self._woken
             self._release_all()
         finally:
             self.finished.set()
@@ -152,9 +154,11 @@ class Ownership:
         for gone in self._ctx.mailbox.take_gone():
             self._forget(gone)
         renewing = [one for one in self._table.owned() if not self._ends_by_lease(one)]
+        self._heartbeat.turn += 1
         sent_at = self._ctx.clock.monotonic()
         lapsed = [one.lapsed(sent_at) for one in renewing]
-        renewed = self._ctx.store.renew([one.lease for one in renewing], lapsed, stopping=stopping)
+        leases = [one.lease for one in renewing]
+        renewed = self._ctx.store.renew(leases, lapsed, stopping=stopping, turn=self._heartbeat.turn)
         for owned, ours in zip(renewing, renewed, strict=True):
             if not ours:
                 self._forget(owned)
@@ -198,7 +202,8 @@ class Ownership:
         # Not in each turn while free shards take all the time.
         observes = now >= self._observe_at
         if observes:
-            self._acquisition.observe(self._wanted())
+            self._acquisition.observe(self._wanted(), everything=self._woken)
+            self._woken = False
             self._observe_at = now + self._ctx.lease_seconds
             self._heartbeat.free_at = self._acquisition.free_at
         if self._draining:
