@@ -18,6 +18,8 @@ STAMPS = os.environ.get("BENCH_STAMPS", "")
 NAP = 0.005
 #: The same for rows with few calls.
 LONG_NAP = 0.02
+#: Names of queues that nobody calls.
+IDLE_QUEUES = tuple(f"idle-{number:02d}" for number in range(100))
 
 
 def make_app(**settings: Any) -> Celery:
@@ -26,6 +28,7 @@ def make_app(**settings: Any) -> Celery:
     app.conf.update({"task_ignore_result": True, "broker_connection_retry_on_startup": True, **settings})
     add_blank(app)
     add_working(app)
+    add_idle(app)
     return app
 
 
@@ -87,6 +90,16 @@ def add_working(app: Celery) -> None:
     @ordered_task(**ordered, name="stamped")
     def stamped(payloads_by_id: dict[str, list[Any]]) -> None:
         stamp(*payloads_by_id)
+
+
+def add_idle(app: Celery) -> None:
+    """Tasks of which nothing is asked."""
+    for name in IDLE_QUEUES:
+        ordered_task(app=app, shared=False, name=name, shards=24)(_idle)
+
+
+def _idle(payloads_by_id: dict[str, list[Any]]) -> None:
+    """Nobody calls it."""
 
 
 def stamp(value: Any) -> None:

@@ -6,7 +6,20 @@ from collections.abc import Callable, Iterator
 
 from ..bench import Bench
 from ..row import Row
-from . import deploys, enqueue, idle, limits, long_id, operators, pages, process, size, sleeping, waiting
+from . import (
+    deploys,
+    enqueue,
+    idle,
+    idle_queues,
+    limits,
+    long_id,
+    operators,
+    pages,
+    process,
+    size,
+    sleeping,
+    waiting,
+)
 
 Group = Callable[[Bench], Iterator[Row]]
 
@@ -23,6 +36,7 @@ GROUPS: dict[str, Group] = {
     "payloads": size.payloads,
     "long-id": long_id.long_id,
     "idle": idle.idle,
+    "idle-queues": idle_queues.idle_queues,
     "nodes": sleeping.nodes,
     "lanes": sleeping.lanes,
     "deploys": deploys.deploys,
@@ -31,4 +45,4 @@ GROUPS: dict[str, Group] = {
     "pages": pages.pages,
 }
 #: Too long for ``--quick``.
-LONG = ("million", "idle", "pages", "deploys")
+LONG = ("million", "idle", "idle-queues", "pages", "deploys")
