@@ -51,14 +51,15 @@ class Acquisition:
         self._progress = AcquisitionProgress(ctx.clock)
         #: When shards become free (monotonic) that wait out a lease given by another Redis process.
         self.free_at: dict[ShardRef, float] = {}
-        #: The shards whose leases were last read, in a turn that read what it had to.
+        #: The shards whose leases were read in the last observation.
         self._read: frozenset[ShardRef] = frozenset()
 
     def observe(self, shards: Sequence[ShardRef], everything: bool = False) -> None:
         """Read the leases of these shards that may be free, or ``everything``. Raises StoreError."""
-        read = shards if everything else self._unproven(shards)
-        watches = self._observe(read)
-        watches += self._observe(self._of_ahead(watches, set(shards).difference(read)))
+        read = dict.fromkeys(shards if everything else self._unproven(shards))
+        watches = self._observe(list(read))
+        others = [shard for shard in shards if shard not in read]
+        watches += self._observe(self._of_ahead(watches, others))
         self._read = frozenset(watch.shard for watch in watches)
         now = self._ctx.clock.monotonic()
         before, self.free_at = self.free_at, {}
