@@ -6,7 +6,7 @@ import pytest
 from celery import Task
 from celery.worker import state
 
-from celery_lowkiq import OrderedTask
+from celery_lowkiq import BusinessFailure, OrderedTask
 from celery_lowkiq.integration.records.call_record import TTL_ENDS, CallRecord
 from celery_lowkiq.rules.models import (
     POISON_PILL_RETRY_COUNT,
@@ -26,6 +26,13 @@ def last_payload(self, payloads_by_id):
 
 def boom(self, payloads_by_id):
     raise ValueError("boom")
+
+
+def dies(self, payloads_by_id):
+    raise BusinessFailure("no")
+
+
+EVENTS = {"SUCCESS": "task-succeeded", "RETRY": "task-retried", "FAILURE": "task-failed"}
 
 
 def test_the_record_of_a_call_goes_with_its_settle():
@@ -48,6 +55,23 @@ def test_a_call_that_runs_again_keeps_its_record():
     (verdict,) = lane.run(job(b"7", b"8", calls=[(0, "a"), (1, "b")]))
     assert (verdict.disposition, verdict.ended) == (Disposition.RETRY, ())
     assert [lane.state(task_id) for task_id in "ab"] == ["RETRY", "RETRY"]
+
+
+@pytest.mark.parametrize("has_events", [True, False])
+@pytest.mark.parametrize("function, ends", [(last_payload, "SUCCESS"), (boom, "RETRY"), (dies, "FAILURE")])
+def test_calls_end_and_count_alike_whether_or_not_events_are_sent(has_events, function, ends):
+    lane = Lane(function)
+    lane.runner._consumer.event_dispatcher.enabled = has_events
+    before = state.total_count["t"]
+    lane.run(job(b"7", b"8", calls=[(0, "a"), (1, "b")]))
+    assert [lane.state(task_id) for task_id in "ab"] == [ends, ends]
+    # The calls and the run itself.
+    assert state.total_count["t"] - before == 3
+    assert not {"a", "b"} & state.requests.keys()
+    assert not [each for each in state.active_requests if each.id in ("a", "b")]
+    assert [kind for kind, fields in lane.events if fields["uuid"] in ("a", "b")] == (
+        [each for _ in "ab" for each in ("task-received", "task-started", EVENTS[ends])] if has_events else []
+    )
 
 
 def test_of_a_job_that_dies_only_the_first_payloads_calls_have_failed():

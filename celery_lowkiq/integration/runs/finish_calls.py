@@ -20,7 +20,7 @@ from celery_lowkiq.rules.tracking import TrackerUpdate
 from .batch_calls import BatchCalls, StoredCall
 from .decisions import RETURN_DELAY, retry_for_results
 from .outcomes import CallOutcome
-from .request import call_request
+from .request import outcome_request
 from .run import Run
 from .tracing import traced
 
@@ -94,7 +94,7 @@ class CallFinisher:
             return outcome.final
         payloads, retries = self._run.decoded.payloads_of(job.id, call.position), job.retry_count + 1
         task, consumer = self._calls.task, self._calls.consumer
-        request = call_request(call.record, task, consumer, payloads, retries, self._play(outcome))
+        request = outcome_request(call.record, task, consumer, payloads, retries, self._play(outcome))
         try:
             traced(task, request, consumer, self._runtime)
         except Exception as error:

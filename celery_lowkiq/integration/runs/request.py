@@ -190,6 +190,18 @@ def call_request(
     return _full(_headers(record, task, shown, retries, {"lowkiq_play": play}), arguments, task, consumer)
 
 
+def outcome_request(
+    record: CallRecord, task: Any, consumer: Any, payloads: PayloadsById, retries: int, play: Any
+) -> LaneRequest | QuietRequest:
+    """The request by which a call of a merged job gets its outcome from ``play``."""
+    if has_listeners(task, consumer):
+        return call_request(record, task, consumer, payloads, retries, play)
+    arguments = task.call_form.of_run(payloads)
+    shown = show_arguments(task, arguments)
+    headers = _headers(record, task, shown, retries, {"lowkiq_play": play})
+    return QuietRequest(headers, arguments, task, consumer)
+
+
 def new_id() -> str:
     """A random UUID of version 4 as text, without a system call."""
     digits = f"{_random.getrandbits(128) & _NOT_FIXED | _FIXED:032x}"
