@@ -135,14 +135,17 @@ def test_up_and_back_under_kills(fleet):
 def nobody_was_overtaken(runs):
     """No run began with only older calls than an earlier one had, and none beside another of its id.
 
-    A process that stands still, as on a machine with too much to do, may lose its shard with a run on it.
+    A process that stands still, as on a machine with too much to do, may lose its shard with a run on it. The
+    run of a process that was killed begins again, after a second death of the id with its first call alone.
     """
     by_id = defaultdict(list)
     for run in sorted(runs, key=lambda run: run["began"]):
         by_id[run["id"]].append(run)
     for job_id, of_id in by_id.items():
-        newest, before = 0, {"began": 0.0, "ended": 0.0}
+        newest, before = 0, {"began": 0.0, "ended": 0.0, "pid": 0, "numbers": [0]}
         for run in of_id:
+            if run["pid"] != before["pid"] and run["numbers"][0] == before["numbers"][0]:
+                newest = 0
             assert max(run["numbers"]) >= newest, f"{job_id}: {run} came after {newest}"
             stood_still = before["ended"] - before["began"] > LEASE_SECONDS / 2
             assert stood_still or run["began"] >= before["ended"], f"{job_id}: {run} began within {before}"
