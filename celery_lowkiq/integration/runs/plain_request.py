@@ -10,7 +10,7 @@ from celery.worker import state
 
 from celery_lowkiq.integration.calls.call_form import Arguments
 from celery_lowkiq.integration.records.call_record import CallRecord
-from celery_lowkiq.rules.models import Batch
+from celery_lowkiq.rules.models import Batch, Disposition, Settlement
 
 from .decisions import RunRules
 from .decode import DecodedBatch, is_small, plain_batch
@@ -60,6 +60,8 @@ class PlainRequest:
         self.call = call
         #: Whether the result of the call is stored.
         self.stores_result: bool = call is not None and call.stores_result
+        #: Whether its result is held back, and the verdicts with it.
+        self.is_held: bool = False
         # The function may change the lists that it gets.
         given = {job_id: payloads[:] for job_id, payloads in payloads_by_id.items()}
         self.arguments: Arguments = rules.task.call_form.of_run(given)
@@ -124,6 +126,11 @@ class PlainRequest:
         """What the call gets of what the function returned; all of it in a run without a call."""
         by_id = self.call is not None and isinstance(result, ById)
         return result.get(self.batch.jobs[0].id) if by_id else result
+
+    def done(self) -> tuple[Settlement, ...]:
+        """The verdicts when it has succeeded."""
+        ended = () if self.call is None else ((self.call.key, self.call.key),)
+        return tuple([Settlement(j.id, j.claim, Disposition.DONE, ended=ended) for j in self.batch.jobs])
 
     @_Once
     def constants(self) -> Mapping[str, Any]:
