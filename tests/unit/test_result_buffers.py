@@ -135,6 +135,7 @@ def away(*args, **kwargs):
 
 @pytest.mark.usefixtures("nobody_writes_late")
 def test_a_job_whose_result_cannot_be_written_runs_again(lane, monkeypatch):
+    monkeypatch.setattr(result_buffer, "MAX_REPEATING", 3600.0)
     with monkeypatch.context() as patched:
         patched.setattr(lane.backend.client, "mget", away)
         patched.setattr(lane.backend.client, "get", away)
@@ -153,7 +154,8 @@ def test_a_job_whose_result_cannot_be_written_runs_again(lane, monkeypatch):
 
 
 @pytest.mark.usefixtures("nobody_writes_late")
-def test_a_result_that_cannot_be_written_does_not_affect_the_others(lane):
+def test_a_result_that_cannot_be_written_does_not_affect_the_others(lane, monkeypatch):
+    monkeypatch.setattr(result_buffer, "MAX_REPEATING", 3600.0)
     lane.backend.client.set(lane.backend.get_key_for_task("b"), b"no result")
     for task_id in "abc":
         lane.run(task_id)

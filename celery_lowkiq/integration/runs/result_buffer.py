@@ -14,7 +14,7 @@ from .decisions import return_batch
 from .redis_results import EncodedResult, write, writes_together
 
 #: Seconds in which runs are repeated whose results could not be written; the rest of them run again.
-MAX_REPEATING = 1.0
+MAX_REPEATING = 5.0
 
 
 class HeldResult(NamedTuple):
