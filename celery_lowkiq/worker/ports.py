@@ -116,7 +116,14 @@ class Runner(Protocol):
     def run(self, batch: Batch) -> tuple[Settlement, ...]:
         """Run the task function, write its results, and return a verdict for every job of the batch.
 
+        It returns no verdicts if results are still to be written: :meth:`flush` does that, and has them.
         SystemExit, KeyboardInterrupt and GeneratorExit pass through: they end the worker.
+        """
+
+    def flush(self) -> tuple[Settlement, ...]:
+        """Write what the runs of the calling thread have left, and return the verdicts that wait for it.
+
+        Called before each settle. Results do not wait for that: they are written behind a long run, too.
         """
 
     def settled(self, batch: Batch, accepted: frozenset[str]) -> None:

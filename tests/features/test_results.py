@@ -6,7 +6,7 @@ import celery
 import pytest
 from celery import exceptions
 
-from celery_lowkiq import RunAborted
+from celery_lowkiq import RunAborted, ordered_task
 from celery_lowkiq.rules.text import last_error_line
 from tests.waiting import eventually
 
@@ -221,3 +221,16 @@ class TestBatches:
         (result,) = batch.perform_async([{"id": new_id(), "payload": {"fail": "alone"}}], results=True)
         with pytest.raises(ValueError, match="alone"):
             result.get(WAIT)
+
+
+def test_a_drained_job_is_done_with_a_result_in_redis(lowkiq, lowkiq_app):
+    lowkiq_app.conf.result_backend = lowkiq_app.conf.broker_url
+
+    @ordered_task(app=lowkiq_app, name="drained")
+    def drained(payloads_by_id):
+        return payloads_by_id
+
+    result = drained.delay("1", "x")
+    assert lowkiq.drain() == 1
+    assert result.get(WAIT) == {"1": ["x"]}
+    assert drained.ordered_queue.stats().busy == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -194,11 +195,13 @@ def _answer(ask: Callable[[], Any]) -> Any:
 
 
 class SimRunner:
-    """Runs take a while; some fail."""
+    """Runs take a while; some fail, and some hold their verdicts back."""
 
     def __init__(self, node: Node, checks: Checks) -> None:
         self._node = node
         self._checks = checks
+        #: By lane.
+        self._held: dict[Task, list[Settlement]] = defaultdict(list)
 
     def run(self, batch: Batch) -> tuple[Settlement, ...]:
         run = self._checks.begin(self._node, batch)
@@ -206,12 +209,19 @@ class SimRunner:
         self._checks.end(run)
         chance = self._node.world.random
         seconds = self._node.seconds
-        return tuple(
+        verdicts = tuple(
             Settlement(job.id, job.claim, Disposition.DONE)
             if chance.random() > 0.05
             else Settlement(job.id, job.claim, Disposition.RETRY, job.retry_count + 1, 0.1 * seconds, b"boom")
             for job in batch.jobs
         )
+        if batch.claim % 2:
+            return verdicts
+        self._held[me()] += verdicts
+        return ()
+
+    def flush(self) -> tuple[Settlement, ...]:
+        return tuple(self._held.pop(me(), ()))
 
     def _duration(self) -> float:
         """Mostly short, on some nodes so short that many are claimed at once, but straddling the lease."""

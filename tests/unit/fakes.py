@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -305,10 +306,21 @@ class FakeRunner:
         self.act = act
         self.runs: list[tuple[str, str]] = []
         self.told: list[frozenset[str]] = []
+        #: Whether the results of a batch are held back until `flush`, and its verdicts with them.
+        self.holds: Callable[[Batch], bool] = lambda batch: False
+        self._held: dict[threading.Thread, list[Settlement]] = defaultdict(list)
 
     def run(self, batch: Batch) -> tuple[Settlement, ...]:
         self.runs += [(job.id, threading.current_thread().name) for job in batch.jobs]
-        return self.act(batch) or tuple(Settlement(job.id, job.claim, Disposition.DONE) for job in batch.jobs)
+        done = tuple(Settlement(job.id, job.claim, Disposition.DONE) for job in batch.jobs)
+        verdicts = self.act(batch) or done
+        if not self.holds(batch):
+            return verdicts
+        self._held[threading.current_thread()] += verdicts
+        return ()
+
+    def flush(self) -> tuple[Settlement, ...]:
+        return tuple(self._held.pop(threading.current_thread(), ()))
 
     def settled(self, batch: Batch, accepted: frozenset[str]) -> None:
         self.told.append(accepted)

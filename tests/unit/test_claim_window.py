@@ -174,6 +174,30 @@ def test_a_crash_leaves_only_what_was_running(node):
     assert set(one.store.waiting[SHARDS[0]]) == {"03", "04"}
 
 
+def test_verdicts_that_are_held_back_are_settled_with_their_window(node):
+    gate = threading.Event()
+    one = node({0: numbered(4)}, lambda batch: gate.wait(10) and None)
+    one.runner.holds = lambda batch: batch.jobs[0].id in ("00", "02", "03")
+    eventually(lambda: one.runner.ids)
+    gate.set()
+    one.ran(*numbered(4))
+    assert sorted(one.store.settled) == [(i, Disposition.DONE) for i in numbered(4)]
+    assert one.runner.ids == numbered(4)
+
+
+def test_a_crash_settles_verdicts_that_are_held_back(node):
+    def act(batch):
+        if batch.jobs[0].id == "02":
+            raise KeyboardInterrupt
+
+    one = node({0: numbered(4)}, act)
+    one.runner.holds = lambda batch: True
+    eventually(lambda: one.host.stops)
+    assert set(one.store.processing[SHARDS[0]]) == {"02"}
+    done = [job_id for job_id, disposition in one.store.settled if disposition is Disposition.DONE]
+    assert done == ["00", "01"]
+
+
 def test_nothing_of_a_lost_shard_begins(node):
     gate = threading.Event()
     one = node({0: numbered(5)}, lambda batch: gate.wait(10) and None)

@@ -55,6 +55,9 @@ class Runs:
                     verdicts.append(Settlement(job.id, job.claim, Disposition.DONE))
         return tuple(verdicts)
 
+    def flush(self):
+        return ()
+
     def settled(self, batch, accepted):
         pass
 

@@ -69,10 +69,10 @@ class RunObservers:
             type(task).__call__ is not getattr(type(task), "run_in_lane", None)
             or any(trace.task_has_custom(task, hook) for hook in HOOKS)
             or (acks_late and app.conf.worker_deduplicate_successful_tasks)
-            or not _is_celerys(backend.mark_as_done, backends)
-            or not _is_celerys(backend.process_cleanup, backends)
-            or not _is_celerys(loader.on_task_init, loaders)
-            or not _is_celerys(loader.on_process_cleanup, loaders)
+            or not is_celerys(backend.mark_as_done, backends)
+            or not is_celerys(backend.process_cleanup, backends)
+            or not is_celerys(loader.on_task_init, loaders)
+            or not is_celerys(loader.on_process_cleanup, loaders)
         )
 
 
@@ -84,6 +84,9 @@ def _variables(tracer: Any) -> dict[str, Any]:
     return {name: cell.cell_contents for name, cell in cells}
 
 
-def _is_celerys(method: Any, module: Any) -> bool:
+def is_celerys(method: Any, *modules: Any) -> bool:
+    """Whether the bound method is from one of these modules of Celery."""
     function = getattr(method, "__func__", None)
-    return type(function) is FunctionType and function.__code__.co_filename == module.__file__
+    return type(function) is FunctionType and function.__code__.co_filename in [
+        module.__file__ for module in modules
+    ]

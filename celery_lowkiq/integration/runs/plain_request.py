@@ -10,7 +10,7 @@ from celery.worker import state
 
 from celery_lowkiq.integration.calls.call_form import Arguments
 from celery_lowkiq.integration.records.call_record import CallRecord
-from celery_lowkiq.rules.models import Batch
+from celery_lowkiq.rules.models import Batch, Disposition, Settlement
 
 from .decisions import RunRules
 from .decode import DecodedBatch, is_small, plain_batch
@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 #: Attributes of the request of a run without a call that are the same for all such runs.
 NO_CALL: dict[str, Any] = {**NO_EMBED, **IGNORED_RESULT, "group": None, "parent_id": None}
+DONE = Disposition.DONE
 READ_BY_BACKENDS = ("group", "parent_id", "ignore_result")
 #: What the tracer reads of a request when its run has succeeded; None unless the function has written it.
 READ_AFTER_SUCCESS = ("callbacks", "chain", "chord", "shadow")
@@ -60,6 +61,8 @@ class PlainRequest:
         self.call = call
         #: Whether the result of the call is stored.
         self.stores_result: bool = call is not None and call.stores_result
+        #: Whether its result is held back, and the verdicts with it.
+        self.is_held: bool = False
         # The function may change the lists that it gets.
         given = {job_id: payloads[:] for job_id, payloads in payloads_by_id.items()}
         self.arguments: Arguments = rules.task.call_form.of_run(given)
@@ -124,6 +127,13 @@ class PlainRequest:
         """What the call gets of what the function returned; all of it in a run without a call."""
         by_id = self.call is not None and isinstance(result, ById)
         return result.get(self.batch.jobs[0].id) if by_id else result
+
+    def done(self) -> tuple[Settlement, ...]:
+        """The verdicts when it has succeeded."""
+        if self.call is None:
+            return tuple([Settlement(job.id, job.claim, DONE) for job in self.batch.jobs])
+        (job,) = self.batch.jobs
+        return (Settlement(job.id, job.claim, DONE, ended=((self.call.key, self.call.key),)),)
 
     @_Once
     def constants(self) -> Mapping[str, Any]:

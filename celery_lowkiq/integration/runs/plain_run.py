@@ -18,21 +18,23 @@ from celery.utils.saferepr import saferepr
 from celery.worker import state
 
 from celery_lowkiq.rules.middleware import compose
-from celery_lowkiq.rules.models import Batch, Disposition, Settlement
+from celery_lowkiq.rules.models import Batch, Settlement
 from celery_lowkiq.worker.forks import staying
 
 from .base_exceptions import ENDS_WORKER, call_user_code
 from .decisions import RunRules
 from .decode import decode_plain
+from .late_results import ResultBuffers
 from .log_filter import plain_success
 from .observers import RunObservers
 from .plain_call import plain_call
 from .plain_request import PlainContext, PlainRequest, RepeatedRequest, needs_tracer
+from .redis_results import encode
+from .result_buffer import HeldResult
 from .run import Run
 from .stacks import RunStacks
 from .tracing import report
 
-DONE = Disposition.DONE
 #: Repeats a run through Celery's tracer, with the request that it is given, and returns the verdicts.
 Repeat = Callable[[Run, Callable[[], RepeatedRequest]], tuple[Settlement, ...]]
 
@@ -40,16 +42,20 @@ Repeat = Callable[[Run, Callable[[], RepeatedRequest]], tuple[Settlement, ...]]
 class PlainRuns:
     """The plain runs of a task."""
 
-    def __init__(self, rules: RunRules, consumer: Any, repeat: Repeat) -> None:
+    def __init__(self, rules: RunRules, consumer: Any, repeat: Repeat, buffers: ResultBuffers) -> None:
         self._rules = rules
         self._task = rules.task
         self._consumer = consumer
         self._repeat = repeat
+        self._buffers = buffers
         self._observers = RunObservers(rules.task, consumer)
         self._stacks = RunStacks(rules.task)
 
     def run(self, batch: Batch) -> tuple[Settlement, ...] | None:
-        """The verdicts on a batch; None, before anything has run, for one that needs Celery's tracer."""
+        """The verdicts on a batch; None, before anything has run, for one that needs Celery's tracer.
+
+        There are none if its result is held back in a buffer, which has them.
+        """
         if self._observers.exist():
             return None
         rules, form = self._rules, self._task.call_form
@@ -68,10 +74,7 @@ class PlainRuns:
                 return self._repeat(request.run, make_request)
         finally:
             request.ends()
-        if call is None:
-            return tuple([Settlement(job.id, job.claim, DONE) for job in batch.jobs])
-        (job,) = batch.jobs
-        return (Settlement(job.id, job.claim, DONE, ended=((call.key, call.key),)),)
+        return () if request.is_held else request.done()
 
     def _call(self, request: PlainRequest) -> Callable[[], RepeatedRequest] | None:
         """Call the function. Returns what makes the tracer's request, unless the run succeeded as a whole."""
@@ -100,13 +103,32 @@ class PlainRuns:
         return None
 
     def _store_result(self, request: PlainRequest, context: PlainContext, result: Any) -> bool:
-        """Store the result of the call, if it has one. Returns False when that failed."""
+        """Store the result of the call, if it has one, or hold it back. Returns False when that failed."""
         if not request.stores_result:
             return True
         try:
-            self._task.backend.mark_as_done(request.id, request.result_of_call(result), context, True)
+            request.is_held = self._hold_result(request, context, result)
+            if not request.is_held:
+                self._task.backend.mark_as_done(request.id, request.result_of_call(result), context, True)
         except Exception:  # noqa: BLE001 - the tracer stores it again, and handles the error
             return False
+        return True
+
+    def _hold_result(self, request: PlainRequest, context: PlainContext, result: Any) -> bool:
+        """Hold the result back, to be written with others of the lane. Returns whether that is possible."""
+        backend, buffer = self._task.backend, self._buffers.own
+        if context.ignore_result or not buffer.accepts(backend):
+            return False
+        encoded = encode(backend, request.id, request.result_of_call(result), context)
+        if encoded is None:
+            return False
+
+        def repeat() -> tuple[Settlement, ...]:
+            request.run.replay = lambda: result
+            return self._repeat(request.run, partial(RepeatedRequest, request, context))
+
+        buffer.add(HeldResult(time.monotonic(), encoded, request.batch, request.done(), repeat))
+        self._buffers.watch()
         return True
 
     def _call_function(self, request: PlainRequest) -> Any:

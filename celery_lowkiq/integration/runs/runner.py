@@ -25,6 +25,7 @@ from .decisions import RunRules, return_batch
 from .decode import DecodedBatch
 from .failure_log import log_failures
 from .finish_calls import CallFinisher
+from .late_results import ResultBuffers
 from .plain_run import PlainRuns
 from .request import IGNORED_RESULT, call_request, run_request
 from .retry_policy import policy_of
@@ -60,6 +61,7 @@ class CeleryRunner:
         self._reader = reader
         self._tracker_store = tracker_store
         self._dying = _DyingRuns()
+        self._buffers = ResultBuffers()
         self.add_tasks(tasks)
 
     def add_tasks(self, tasks: Mapping[str, Any]) -> None:
@@ -68,11 +70,15 @@ class CeleryRunner:
         rules = {name: RunRules(task, policy_of(task), *of_app) for name, task in tasks.items()}
         # Lanes read these meanwhile.
         self._rules = {**self._rules, **rules}
-        plain = {n: PlainRuns(r, self._consumer, self._repeat) for n, r in rules.items()}
+        shared = self._consumer, self._repeat, self._buffers
+        plain = {name: PlainRuns(one, *shared) for name, one in rules.items()}
         self._plain = {**self._plain, **plain}
 
     def run(self, batch: Batch) -> tuple[Settlement, ...]:
-        """Run a batch, and return its verdicts. An unexpected exception around the function fails the run."""
+        """Run a batch. Returns its verdicts, or none if its result is held back: :meth:`flush` has them then.
+
+        An unexpected exception around the function fails the run.
+        """
         verdicts = self._plain[batch.queue.name].run(batch)
         if verdicts is not None:
             return verdicts
@@ -90,6 +96,10 @@ class CeleryRunner:
             call_request(revoked, rules.task, self._consumer, {}, job.retry_count + 1).revoked()
             decoded = rules.decode(batch, {job.id: {0}})
         return self._run_uncalled(Run(decoded, rules))
+
+    def flush(self) -> tuple[Settlement, ...]:
+        """Write the results that runs of this lane have left. Returns the verdicts that wait for that."""
+        return self._buffers.own.flush()
 
     def _run_uncalled(self, run: Run, make_request: MakeRequest | None = None) -> tuple[Settlement, ...]:
         """Run a batch whose calls have no record."""

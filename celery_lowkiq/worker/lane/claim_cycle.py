@@ -68,6 +68,7 @@ class ClaimCycle:
         """Settle all batches of a crashed lane but the running one: only that counts as crashed."""
         if self._window is None or self.batch is None:
             return
+        self._window.add_verdicts(self._ctx.runner.flush())
         error = self._try_settle(self._window.to_settle())
         if error is not None:
             logger.error(
@@ -80,7 +81,7 @@ class ClaimCycle:
         returned = window.take_unstarted(now) if window is not None else None
         if window is not None and returned is not None and self._try_settle(returned) is not None:
             # The lane's own settle meets the error, and handles it.
-            window.add_returned(returned)
+            window.add_verdicts(returned.verdicts)
 
     def _try_settle(self, to_settle: SettleRequest) -> StoreError | None:
         try:
@@ -169,7 +170,7 @@ class ClaimCycle:
         Raises the error of the claim.
         """
         window = self._window
-        to_settle = _settle_request(window) if window is not None else None
+        to_settle = self._settle_request(window) if window is not None else None
         shards = [request.lease.shard for request in (to_settle, to_claim) if request is not None]
         store = self._ctx.store
         settled, claim = self._state.request(shards, lambda: store.exchange(to_settle, to_claim))
@@ -182,6 +183,13 @@ class ClaimCycle:
         if claim is not None and to_claim is not None:
             self._state.record(to_claim.lease.shard, Due(claim.next_due, claim.now))
         return claim
+
+    def _settle_request(self, window: ClaimWindow) -> SettleRequest:
+        """Return the request that settles what has run, and releases the shard if it is leaving."""
+        window.add_verdicts(self._ctx.runner.flush())
+        owned = window.owned
+        owned.release_sent = owned.leaving
+        return window.to_settle(owned.release_sent)
 
     def _on_settled(self, window: ClaimWindow, settled: SettleReply | StoreError) -> None:
         owned = window.owned
@@ -220,10 +228,3 @@ class ClaimCycle:
             mean = self._mean_durations[name] = mean_duration(mean, now - began_at)
             ctx.meter.ran(batch, claim.now + began_at - window.claimed_at, now - began_at)
         return len(window.ran)
-
-
-def _settle_request(window: ClaimWindow) -> SettleRequest:
-    """Return the request that settles what has run, and releases the shard if it is leaving."""
-    owned = window.owned
-    owned.release_sent = owned.leaving
-    return window.to_settle(owned.release_sent)

@@ -83,9 +83,9 @@ class ClaimWindow:
         jobs = self._take_waiting()
         return SettleRequest(self.owned.queue, self.owned.lease, self._returned(jobs)) if jobs else None
 
-    def add_returned(self, returned: SettleRequest) -> None:
-        """Put back the verdicts of :meth:`take_unstarted`, to be settled with the rest."""
-        self._verdicts += returned.verdicts
+    def add_verdicts(self, verdicts: Sequence[Settlement]) -> None:
+        """Record verdicts that came later than their batch, or that could not be settled alone."""
+        self._verdicts += verdicts
 
     def _take_waiting(self) -> list[Job]:
         jobs: list[Job] = []

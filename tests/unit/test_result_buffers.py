@@ -1,0 +1,284 @@
+"""Results of plain runs in Celery's Redis backend: written together, before their jobs are settled."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+from celery import Celery
+from celery.app.trace import build_tracer
+from celery.backends.redis import RedisBackend
+from redis.exceptions import ConnectionError as Unreachable
+
+from celery_lowkiq import ordered_task
+from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.runs import late_results, redis_results, result_buffer
+from celery_lowkiq.integration.runs.runner import CeleryRunner
+from celery_lowkiq.rules.models import Batch, Disposition, Lease, ShardRef
+from tests.unit.lanes import Reader, TrackerStore, job
+from tests.waiting import eventually
+
+# Celery warns of each error from outside a function.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+class Lane:
+    """Runs batches of a task that returns its last payload."""
+
+    def __init__(self, url, backend=RedisBackend, **settings):
+        self.app = Celery("unit", broker=url, backend=url, set_as_current=False)
+        self.app.conf.update(redis_socket_timeout=30, **settings)
+        #: What each run does before it returns, or what it returns in place of its payload.
+        self.act = lambda task: None
+
+        @ordered_task(app=self.app, shared=False, bind=True, name="t", retry_in=lambda retry_count: 1)
+        def function(task, payloads_by_id):
+            ((payload,),) = payloads_by_id.values()
+            return self.act(task) or payload
+
+        self.app.finalize()
+        self.task = self.app.tasks["t"]
+        self.task.backend = self.backend = backend(app=self.app, url=url.removeprefix("redis+"))
+        self.task.__trace__ = build_tracer("t", self.task, self.app.loader, "host", app=self.app)
+        consumer = SimpleNamespace(app=self.app, hostname="host", event_dispatcher=None)
+        self.runner = CeleryRunner({"t": self.task}, consumer, context_of(self.app), Reader(), TrackerStore())
+
+    def run(self, task_id, payload=b"7", **headers):
+        lease = Lease(ShardRef("t", 0), "me", 1)
+        jobs = (job(payload, calls=[(0, task_id, headers)], job_id=f"job of {task_id}"),)
+        return self.runner.run(Batch(self.task.queue_spec, lease, 1, jobs, threading.Event()))
+
+    def flush(self):
+        """Verdicts by id of the call."""
+        return {one.id.removeprefix("job of "): one for one in self.runner.flush()}
+
+    def result(self, task_id):
+        found = self.backend._get_task_meta_for(task_id)
+        return found["status"], found["result"]
+
+
+@pytest.fixture
+def lane(empty_redis):
+    return Lane(empty_redis.url)
+
+
+@pytest.fixture
+def nobody_writes_late(monkeypatch):
+    monkeypatch.setattr(late_results, "MAX_DELAY", 3600.0)
+
+
+@pytest.mark.usefixtures("nobody_writes_late")
+def test_a_job_is_done_when_its_result_is_written(lane):
+    for number, task_id in enumerate("abc"):
+        assert lane.run(task_id, b"%d" % number) == ()
+    assert [lane.result(task_id) for task_id in "abc"] == [("PENDING", None)] * 3
+    done = lane.flush()
+    assert [(task_id, one.disposition, one.ended) for task_id, one in done.items()] == [
+        (task_id, Disposition.DONE, ((b"key 0", b"key 0"),)) for task_id in "abc"
+    ]
+    assert [lane.result(task_id) for task_id in "abc"] == [("SUCCESS", number) for number in range(3)]
+    assert lane.flush() == {}
+
+
+@pytest.mark.usefixtures("nobody_writes_late")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"result_expires": None},
+        {"result_extended": True},
+        {"result_compression": "gzip"},
+        {"result_serializer": "pickle", "result_accept_content": ["pickle"]},
+        {"result_backend_transport_options": {"global_keyprefix": "mine"}},
+    ],
+    ids=lambda settings: "".join(settings) or "defaults",
+)
+def test_a_result_is_stored_and_published_as_by_the_backend(empty_redis, monkeypatch, settings):
+    monkeypatch.setattr(result_buffer, "writes_together", lambda backend: False)
+    alone = stored_and_published(Lane(empty_redis.url, **settings))
+    monkeypatch.undo()
+    together = stored_and_published(Lane(empty_redis.url, **settings))
+    assert together == alone
+
+
+def stored_and_published(lane):
+    """Key and message, time to live, and meta of a result."""
+    client, key = lane.backend.client, lane.backend.get_key_for_task("a")
+    with client.pubsub(ignore_subscribe_messages=True) as pubsub:
+        pubsub.subscribe(key)
+        pubsub.get_message(timeout=10)
+        lane.run("a", b'["x"]', parent_id="p", group="g")
+        lane.flush()
+        message = pubsub.get_message(timeout=10)
+    assert message["data"] == client.get(key)
+    meta = lane.backend.decode(message["data"])
+    assert meta.pop("date_done")
+    ttl = client.ttl(key)
+    client.delete(key)
+    return message["channel"], ttl, meta
+
+
+@pytest.mark.usefixtures("nobody_writes_late")
+def test_the_first_success_of_a_call_is_final(lane):
+    lane.backend.mark_as_done("a", "first")
+    lane.backend.store_result("b", {"pid": 1}, "STARTED")
+    for task_id, payload in (("a", b"2"), ("b", b"3"), ("b", b"4")):
+        lane.run(task_id, payload)
+    assert set(lane.flush()) == {"a", "b"}
+    assert [lane.result(task_id) for task_id in "ab"] == [("SUCCESS", "first"), ("SUCCESS", 3)]
+
+
+def away(*args, **kwargs):
+    raise Unreachable("away")
+
+
+@pytest.mark.usefixtures("nobody_writes_late")
+def test_a_job_whose_result_cannot_be_written_runs_again(lane, monkeypatch):
+    monkeypatch.setattr(result_buffer, "MAX_REPEATING", 3600.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(lane.backend.client, "mget", away)
+        patched.setattr(lane.backend.client, "get", away)
+        lane.run("a")
+        lane.run("b")
+        verdicts = lane.flush()
+        patched.setattr(result_buffer, "writes_together", lambda backend: False)
+        other = Lane(lane.backend.url)
+        patched.setattr(other.backend.client, "get", away)
+        (alone,) = other.run("a")
+    assert [(one.disposition, one.retry_count, one.ended) for one in verdicts.values()] == [
+        (Disposition.RETRY, 0, ())
+    ] * 2
+    assert verdicts["a"]._replace(error=None, delay=0) == alone._replace(error=None, delay=0)
+    assert lane.result("a") == ("PENDING", None)
+
+
+@pytest.mark.usefixtures("nobody_writes_late")
+def test_a_result_that_cannot_be_written_does_not_affect_the_others(lane, monkeypatch):
+    monkeypatch.setattr(result_buffer, "MAX_REPEATING", 3600.0)
+    lane.backend.client.set(lane.backend.get_key_for_task("b"), b"no result")
+    for task_id in "abc":
+        lane.run(task_id)
+    dispositions = {task_id: one.disposition for task_id, one in lane.flush().items()}
+    assert dispositions == {"a": Disposition.DONE, "b": Disposition.RETRY, "c": Disposition.DONE}
+    assert [lane.result(task_id) for task_id in "ac"] == [("SUCCESS", 7)] * 2
+
+
+@pytest.mark.usefixtures("nobody_writes_late")
+def test_a_backend_that_does_not_answer_takes_little_of_a_lanes_time(lane, monkeypatch, caplog):
+    monkeypatch.setattr(result_buffer, "MAX_REPEATING", -1.0)
+    monkeypatch.setattr(lane.backend.client, "mget", away)
+    for task_id in "ab":
+        lane.run(task_id)
+    with caplog.at_level("WARNING", "celery_lowkiq"):
+        dispositions = [one.disposition for one in lane.flush().values()]
+    assert dispositions == [Disposition.RETURN] * 2
+    assert "2 jobs of t run again, since their results could not be written in time" in caplog.messages
+
+
+def test_a_long_run_does_not_delay_the_results_before_it(lane):
+    ended, seen = threading.Event(), []
+
+    def runs_long(task):
+        if task.request.id == "long":
+            eventually(lambda: lane.result("a") == lane.result("b") == ("SUCCESS", 7))
+            seen.append(lane.result("long"))
+            ended.set()
+
+    lane.act = runs_long
+    for task_id in ("a", "b", "long"):
+        assert lane.run(task_id) == ()
+    assert ended.is_set()
+    assert seen == [("PENDING", None)]
+    assert list(lane.flush()) == ["a", "b", "long"]
+    assert lane.result("long") == ("SUCCESS", 7)
+
+
+def test_the_lane_writes_what_could_not_be_written_meanwhile(lane, monkeypatch):
+    tried = threading.Event()
+
+    def fails(*args, **kwargs):
+        tried.set()
+        raise Unreachable("away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(lane.backend.client, "mget", fails)
+        lane.run("a")
+        assert tried.wait(10)
+        eventually(lambda: not lane.runner._buffers.own.waits)
+    assert lane.flush()["a"].disposition is Disposition.DONE
+    assert lane.result("a") == ("SUCCESS", 7)
+
+
+def test_the_thread_that_writes_late_results_ends_and_comes_back(lane, monkeypatch):
+    monkeypatch.setattr(late_results, "MAX_IDLE", 0.01)
+    buffers = lane.runner._buffers
+    for task_id in "ab":
+        lane.run(task_id)
+        assert buffers._thread is not None
+        eventually(lambda task_id=task_id: lane.result(task_id) == ("SUCCESS", 7))
+        assert list(lane.flush()) == [task_id]
+        eventually(lambda: buffers._thread is None)
+
+
+class Own(RedisBackend):
+    """A backend of the user's."""
+
+
+def test_a_patched_backend_stores_each_result_at_once(lane):
+    store, stored = lane.backend.store_result, []
+    lane.backend.store_result = lambda *args, **kwargs: (stored.append(args), store(*args, **kwargs))
+    assert lane.run("a")[0].disposition is Disposition.DONE
+    assert lane.result("a") == ("SUCCESS", 7)
+    assert len(stored) == 1
+
+
+@pytest.mark.parametrize("options", [{"backend": Own}, {"result_backend_always_retry": True}], ids=str)
+def test_another_backend_stores_each_result_at_once(empty_redis, options):
+    lane = Lane(empty_redis.url, **options)
+    assert lane.run("a")[0].disposition is Disposition.DONE
+    assert lane.result("a") == ("SUCCESS", 7)
+
+
+def test_a_large_result_is_stored_at_once(lane):
+    text = "x" * redis_results.MAX_SIZE
+    lane.act = lambda task: text
+    assert lane.run("a")[0].disposition is Disposition.DONE
+    assert lane.result("a") == ("SUCCESS", text)
+
+
+def test_a_call_with_links_is_left_to_the_tracer(lane):
+    called = []
+
+    @lane.app.task(name="next", shared=False)
+    def follow(value):
+        called.append(value)
+
+    lane.app.conf.task_always_eager = True
+    lane.act = lambda task: setattr(task.request, "callbacks", [follow.s()])
+    assert lane.run("a")[0].disposition is Disposition.DONE
+    assert lane.result("a") == ("SUCCESS", 7)
+    assert called == [7]
+
+
+def test_a_function_may_ignore_its_result(lane):
+    lane.act = lambda task: setattr(task.request, "ignore_result", True)
+    assert lane.run("a")[0].disposition is Disposition.DONE
+    assert lane.result("a") == ("PENDING", None)
+
+
+def test_results_of_all_lanes_are_their_own(lane):
+    done = {}
+
+    def work(name):
+        for number in range(20):
+            lane.run(f"{name}{number}")
+        done[name] = set(lane.flush())
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in "xyz"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert done == {name: {f"{name}{number}" for number in range(20)} for name in "xyz"}
+    assert {lane.result(task_id) for ids in done.values() for task_id in ids} == {("SUCCESS", 7)}
