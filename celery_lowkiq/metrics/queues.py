@@ -16,9 +16,9 @@ from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.rules.clock import Clock, SystemClock
 from celery_lowkiq.rules.errors import StoreError
+from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.loggers import metrics_logger as logger
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
-from celery_lowkiq.rules.ownership import LeaseWatch
 from celery_lowkiq.rules.views import ShardState, Stats, sum_of
 
 LABELS = ("queue",)

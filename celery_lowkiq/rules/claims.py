@@ -52,13 +52,13 @@ class SettleRequest:
 
     queue: QueueSpec
     lease: Lease
-    verdicts: tuple[Settlement, ...]
+    settlements: tuple[Settlement, ...]
     release: bool = False
 
 
 @dataclass(frozen=True)
 class SettleReply:
-    """The answer to a settle: the ids that it changed (a repeated or late verdict changes nothing), and
+    """The answer to a settle: the ids that it changed (a repeated or late settlement changes nothing), and
     whether it released the shard.
     """
 

@@ -1,4 +1,4 @@
-"""Retry decisions: the verdict on a job whose run failed (rules 5 and 6)."""
+"""Retry decisions: the settlement of a job whose run failed (rules 5 and 6)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def after_failure(
     cause: BaseException | None = None,
     together: int = 0,
 ) -> Settlement:
-    """Return the verdict on a job whose run failed by ``cause``; ``delay`` (s) replaces ``policy.retry_in``.
+    """Return the settlement of a job that failed by ``cause``; ``delay`` (s) replaces ``policy.retry_in``.
 
     ``together``: number of jobs of a batch that failed as a whole; 0 when the error is this job's own.
     """

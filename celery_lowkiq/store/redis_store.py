@@ -17,8 +17,8 @@ from celery_lowkiq.rules.claims import (
 )
 from celery_lowkiq.rules.errors import LowkiqError, StoreError, StoreUnavailable
 from celery_lowkiq.rules.health_checks import Server
+from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.models import Lease, LeaseState, NewJob, QueueSpec, Settlement, ShardRef
-from celery_lowkiq.rules.ownership import LeaseWatch
 from celery_lowkiq.rules.rate import TokenRequest, Tokens, capacity
 from celery_lowkiq.rules.reports import BeatResult, NodeUpdate
 from celery_lowkiq.store.jobs.admission import Admission, ShardCall
@@ -234,9 +234,9 @@ class RedisStore:
         _, answer = self.exchange(None, ClaimRequest(queue, lease, request, in_hand, suspects))
         return or_raise(answer)
 
-    def settle(self, queue: QueueSpec, lease: Lease, verdicts: Sequence[Settlement]) -> SettleReply:
+    def settle(self, queue: QueueSpec, lease: Lease, settlements: Sequence[Settlement]) -> SettleReply:
         """Settle claimed jobs. Raises NotOwner, StoreUnavailable."""
-        answer, _ = self.exchange(SettleRequest(queue, lease, tuple(verdicts)), None)
+        answer, _ = self.exchange(SettleRequest(queue, lease, tuple(settlements)), None)
         return or_raise(answer)
 
     def retract_crashes(self, lease: Lease) -> None:

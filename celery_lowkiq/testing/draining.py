@@ -59,8 +59,8 @@ class _Shard:
         batch = Batch(
             self._queue, self._lease, claim.number, claim.jobs, threading.Event(), time.monotonic(), claim.now
         )
-        verdicts = (*runner.run(batch), *runner.flush())
-        settled = self._store.settle(self._queue, self._lease, verdicts)
+        settlements = (*runner.run(batch), *runner.flush())
+        settled = self._store.settle(self._queue, self._lease, settlements)
         runner.settled(batch, settled.accepted)
         self.runs += 1
         return True

@@ -15,8 +15,8 @@ from celery_lowkiq.rules.claims import (
 )
 from celery_lowkiq.rules.errors import LowkiqError, StoreError
 from celery_lowkiq.rules.health_checks import Server
+from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.models import Batch, Lease, LeaseState, QueueSpec, Settlement, ShardRef
-from celery_lowkiq.rules.ownership import LeaseWatch
 from celery_lowkiq.rules.rate import TokenRequest, Tokens
 from celery_lowkiq.rules.reports import BeatResult, NodeUpdate
 
@@ -114,14 +114,14 @@ class Runner(Protocol):
     """Celery's side: what happens with a batch between claim and settle. Never raises Exception."""
 
     def run(self, batch: Batch) -> tuple[Settlement, ...]:
-        """Run the task function, write its results, and return a verdict for every job of the batch.
+        """Run the task function, write its results, and return a settlement for every job of the batch.
 
-        It returns no verdicts if results are still to be written: :meth:`flush` does that, and has them.
+        It returns no settlements if results are still to be written: :meth:`flush` does that, and has them.
         SystemExit, KeyboardInterrupt and GeneratorExit pass through: they end the worker.
         """
 
     def flush(self) -> tuple[Settlement, ...]:
-        """Write what the runs of the calling thread have left, and return the verdicts that wait for it.
+        """Write what the runs of the calling thread have left, and return the settlements that wait for it.
 
         Called before each settle. Results do not wait for that: they are written behind a long run, too.
         """

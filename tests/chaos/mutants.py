@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from celery_lowkiq.rules import ownership as watching
+from celery_lowkiq.rules import lease_watch as watching
 from celery_lowkiq.store import redis_store
 from celery_lowkiq.store.jobs import claims as batches
 from celery_lowkiq.store.scripts import records

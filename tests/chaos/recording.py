@@ -12,8 +12,8 @@ from celery import Celery
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, SettleReply, SettleRequest
 from celery_lowkiq.rules.errors import LowkiqError, StoreError
+from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.models import Lease
-from celery_lowkiq.rules.ownership import LeaseWatch
 from celery_lowkiq.store.redis_store import RedisStore
 
 from .journal import Journal

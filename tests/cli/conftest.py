@@ -105,10 +105,10 @@ def end_all(
         lease = store.acquire(spec, shard, "tester@here", store.observe([shard])[0], 0)
         request = 0
         while (claim := store.claim(spec, lease, request := request + 1)).jobs:
-            verdicts = [
+            settlements = [
                 Settlement(job.id, claim.number, disposition, retry_count, 9e8, error) for job in claim.jobs
             ]
-            count += len(store.settle(spec, lease, verdicts).accepted)
+            count += len(store.settle(spec, lease, settlements).accepted)
         store.release(lease)
     return count
 

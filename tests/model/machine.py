@@ -251,15 +251,15 @@ class StoreMachine(PeopleRules):
             for position, reason in bad.items()
         )
         told = (job_id, claim, disposition, retry_count, delay, b"boom", parts)
-        verdict = Settlement(*told, try_text=b"boom", isolation=isolation)
+        settlement = Settlement(*told, try_text=b"boom", isolation=isolation)
         known = self.model.processing.get(job_id)
         if known is not None and known.claim == claim and known.early and disposition is Disposition.RETRY:
-            verdict = verdict._replace(retry_count=known.retry_count, perform_in=known.perform_in)
-        settled = [self.store.settle(self.queue, self.lease, [verdict]) for _ in range(repeats)]
+            settlement = settlement._replace(retry_count=known.retry_count, perform_in=known.perform_in)
+        settled = [self.store.settle(self.queue, self.lease, [settlement]) for _ in range(repeats)]
         assert not any(repeat.accepted for repeat in settled[1:])
         now = settled[0].now
-        time = verdict.perform_in or now + delay
-        outcome = (disposition, verdict.retry_count, time, now, b"boom", bad, isolation)
+        time = settlement.perform_in or now + delay
+        outcome = (disposition, settlement.retry_count, time, now, b"boom", bad, isolation)
         accepted = self.model.settle(job_id, claim, *outcome)
         assert settled[0].accepted == ({job_id} if accepted else set())
 

@@ -39,14 +39,14 @@ class Clocked:
         for job_id in ids:
             known = self.model.processing[job_id]
             job = Job(job_id, (), began, known.retry_count, claim=known.claim, isolation=known.isolation)
-            verdict = after_failure(job, self.policy, b"away", together=len(ids))
+            settlement = after_failure(job, self.policy, b"away", together=len(ids))
             outcome = (
-                verdict.retry_count,
-                self.now + verdict.delay,
+                settlement.retry_count,
+                self.now + settlement.delay,
                 self.now,
                 b"away",
                 {},
-                verdict.isolation,
+                settlement.isolation,
             )
             assert self.model.settle(job_id, known.claim, Disposition.RETRY, *outcome)
         return ids

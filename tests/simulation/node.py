@@ -10,8 +10,8 @@ from typing import Any
 from celery_lowkiq.rules import health_checks
 from celery_lowkiq.rules.claims import ClaimRequest, Due, OpenClaims, SettleRequest
 from celery_lowkiq.rules.errors import LowkiqError, StoreUnavailable
+from celery_lowkiq.rules.lease_watch import EXIT_TIMEOUT, LeaseWatch
 from celery_lowkiq.rules.models import Batch, Disposition, Lease, LeaseState, QueueSpec, Settlement, ShardRef
-from celery_lowkiq.rules.ownership import EXIT_TIMEOUT, LeaseWatch
 from celery_lowkiq.rules.reports import BeatResult, NodeUpdate
 from celery_lowkiq.rules.schedulers import lag
 from celery_lowkiq.rules.splitters import lease_splitter
@@ -195,7 +195,7 @@ def _answer(ask: Callable[[], Any]) -> Any:
 
 
 class SimRunner:
-    """Runs take a while; some fail, and some hold their verdicts back."""
+    """Runs take a while; some fail, and some hold their settlements back."""
 
     def __init__(self, node: Node, checks: Checks) -> None:
         self._node = node
@@ -209,15 +209,15 @@ class SimRunner:
         self._checks.end(run)
         chance = self._node.world.random
         seconds = self._node.seconds
-        verdicts = tuple(
+        settlements = tuple(
             Settlement(job.id, job.claim, Disposition.DONE)
             if chance.random() > 0.05
             else Settlement(job.id, job.claim, Disposition.RETRY, job.retry_count + 1, 0.1 * seconds, b"boom")
             for job in batch.jobs
         )
         if batch.claim % 2:
-            return verdicts
-        self._held[me()] += verdicts
+            return settlements
+        self._held[me()] += settlements
         return ()
 
     def flush(self) -> tuple[Settlement, ...]:

@@ -221,7 +221,7 @@ class Server:
         s = self._owned(asked.lease)
         accepted = {
             v.id
-            for v in asked.verdicts
+            for v in asked.settlements
             if s.model.settle(
                 v.id, v.claim, v.disposition, v.retry_count, self.now + v.delay, self.now, v.error
             )

@@ -12,9 +12,9 @@ from unittest import mock
 
 import pytest
 
-from celery_lowkiq.rules import ownership as rules
+from celery_lowkiq.rules import lease_watch as rules
+from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.models import QueueSpec
-from celery_lowkiq.rules.ownership import LeaseWatch
 from celery_lowkiq.worker.exclusion import Cooperative
 from celery_lowkiq.worker.lane.due_table import DueTable
 from celery_lowkiq.worker.owned_shard import OwnedShard

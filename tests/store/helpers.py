@@ -53,11 +53,11 @@ def end(
     error: bytes = b"",
     bad: tuple[PayloadRemoval, ...] = (),
 ) -> SettleReply:
-    verdicts = [
+    settlements = [
         Settlement(job.id, claimed.number, disposition, retry_count, delay, error, bad)
         for job in claimed.jobs
     ]
-    return store.settle(queue, lease, verdicts)
+    return store.settle(queue, lease, settlements)
 
 
 def contents(claimed: Claim) -> dict[str, list[tuple[str, float]]]:

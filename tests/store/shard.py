@@ -30,13 +30,13 @@ class Shard:
         self.requests += 1
         return self.store.claim(self.spec, self.lease, self.requests).jobs
 
-    def end(self, job, disposition=Disposition.DONE, **verdict):
-        self.store.settle(self.spec, self.lease, [Settlement(job.id, job.claim, disposition, **verdict)])
+    def end(self, job, disposition=Disposition.DONE, **settlement):
+        self.store.settle(self.spec, self.lease, [Settlement(job.id, job.claim, disposition, **settlement)])
 
-    def run(self, disposition=Disposition.DONE, **verdict):
+    def run(self, disposition=Disposition.DONE, **settlement):
         jobs = self.claim()
         self.store.settle(
-            self.spec, self.lease, [Settlement(j.id, j.claim, disposition, **verdict) for j in jobs]
+            self.spec, self.lease, [Settlement(j.id, j.claim, disposition, **settlement) for j in jobs]
         )
         return jobs
 

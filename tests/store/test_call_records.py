@@ -109,8 +109,8 @@ def test_a_call_that_comes_while_its_equal_is_processed_is_the_next_claims(store
     claimed = claim(store, lease)
     call(store, "1", "a", "second")
     assert read(store, claimed.jobs[0]._replace(calls=None)) == [("a", "first")]
-    verdict = Settlement("1", claimed.number, Disposition.DONE, ended=ended(claimed.jobs[0]))
-    store.settle(ONE, lease, [verdict])
+    settlement = Settlement("1", claimed.number, Disposition.DONE, ended=ended(claimed.jobs[0]))
+    store.settle(ONE, lease, [settlement])
     assert told(claim(store, lease)) == {"1": [("a", "second")]}
 
 

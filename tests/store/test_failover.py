@@ -9,8 +9,8 @@ import pytest
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.claims import OpenClaims
 from celery_lowkiq.rules.errors import NotOwner
+from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.models import LeaseState
-from celery_lowkiq.rules.ownership import LeaseWatch
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.connect import connect

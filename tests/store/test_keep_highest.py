@@ -30,8 +30,8 @@ def test_a_failed_job_of_which_nothing_stays_leaves_the_waiting_ones_time(store)
     shard.push("1", b"old", 1)
     (job,) = shard.claim()
     shard.push("1", b"new", 2, perform_in=1000.0)
-    verdict = Settlement("1", job.claim, Disposition.RETRY, 3, 9e6, b"boom")
-    shard.store.settle(shard.spec, shard.lease, [verdict])
+    settlement = Settlement("1", job.claim, Disposition.RETRY, 3, 9e6, b"boom")
+    shard.store.settle(shard.spec, shard.lease, [settlement])
     waiting = shard.waiting()
     assert ([p.data for p in waiting.payloads], waiting.perform_in, waiting.retry_count) == (
         [b"new"],
@@ -45,8 +45,8 @@ def test_a_failed_job_of_which_something_stays_has_its_own_time(store):
     shard.push("1", b"high", 2)
     (job,) = shard.claim()
     shard.push("1", b"low", 1)
-    verdict = Settlement("1", job.claim, Disposition.RETRY, 3, 9e6, b"boom")
-    shard.store.settle(shard.spec, shard.lease, [verdict])
+    settlement = Settlement("1", job.claim, Disposition.RETRY, 3, 9e6, b"boom")
+    shard.store.settle(shard.spec, shard.lease, [settlement])
     assert (shard.payloads(), shard.waiting().retry_count) == ([b"high"], 3)
 
 

@@ -133,8 +133,8 @@ class TestMerging:
         push(shard, 5)
         (job,) = shard.claim()
         store.push(shard.spec, [NewJob("0", b"y", priority=1)])
-        verdict = Settlement("0", job.claim, Disposition.RETRY, 0, 1000.0, b"boom")
-        store.settle(shard.spec, shard.lease, [verdict])
+        settlement = Settlement("0", job.claim, Disposition.RETRY, 0, 1000.0, b"boom")
+        store.settle(shard.spec, shard.lease, [settlement])
         assert (shard.waiting("0").priority, shard.waiting("0").retry_count) == (1, 0)
 
     def test_a_less_urgent_retry_meets_an_urgent_one(self, store):

@@ -143,7 +143,7 @@ def test_neither_does_a_claim_that_leaves_nothing_to_run(clocked, disposition, r
 
 
 @pytest.mark.parametrize(
-    "verdict",
+    "settlement",
     [
         {"bad": (PayloadRemoval(0, None),)},
         {
@@ -157,11 +157,11 @@ def test_neither_does_a_claim_that_leaves_nothing_to_run(clocked, disposition, r
         },
     ],
 )
-def test_a_run_of_some_payloads_costs_one(clocked, verdict):
+def test_a_run_of_some_payloads_costs_one(clocked, settlement):
     shard = limited(clocked)
     shard.push("1", b"dropped", 1)
     shard.push("1", b"runs", 2)
-    assert shard.run(**verdict)
+    assert shard.run(**settlement)
     shard.push("1")
     assert shard.run() == ()
 

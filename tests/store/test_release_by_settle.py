@@ -15,8 +15,8 @@ PAST = 1000.0
 
 
 def settle(store: RedisStore, lease: Lease, claimed: Claim) -> SettleReply | StoreError | None:
-    verdicts = tuple(Settlement(job.id, claimed.number, Disposition.DONE) for job in claimed.jobs)
-    answer, _ = store.exchange(SettleRequest(ONE, lease, verdicts, release=True), None)
+    settlements = tuple(Settlement(job.id, claimed.number, Disposition.DONE) for job in claimed.jobs)
+    answer, _ = store.exchange(SettleRequest(ONE, lease, settlements, release=True), None)
     return answer
 
 

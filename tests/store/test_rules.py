@@ -269,7 +269,7 @@ def test_equal_scores_keep_arrival_order_also_after_a_spill_and_a_failure(store)
     assert [p.data.decode() for p in claim(store, lease).jobs[0].payloads] == [*names, "later"]
 
 
-def test_verdicts_of_a_late_settle_touch_nothing_else(store):
+def test_settlements_of_a_late_settle_touch_nothing_else(store):
     lease = take(store)
     push(store, "1", ("a", 1), perform_in=PAST)
     first = claim(store, lease)
@@ -285,8 +285,8 @@ def test_jobs_of_two_claims_are_settled_together(store):
         push(store, job_id, ("a", 1), perform_in=PAST)
         lease = lease or take(store)
         claims.append(claim(store, lease, in_hand=None))
-    verdicts = [Settlement(job.id, each.number, Disposition.DONE) for each in claims for job in each.jobs]
-    assert store.settle(ONE, lease, verdicts).accepted == {"1", "2"}
+    settlements = [Settlement(job.id, each.number, Disposition.DONE) for each in claims for job in each.jobs]
+    assert store.settle(ONE, lease, settlements).accepted == {"1", "2"}
     assert Queries(store).stats(ONE).busy == 0
 
 

@@ -286,8 +286,8 @@ def test_trouble_with_a_tracker_is_logged_and_holds_up_no_settle(
     client.delete(TrackerKeys(tracker)["tracker"])
     client.set(TrackerKeys(tracker)["tracker"], "planted")
     news = ended(began(tracker, "a", 5, 1), over=True, success=True)
-    verdict = Settlement("1", claimed.number, Disposition.DONE, news=(news,))
-    assert store.settle(ONE, lease, [verdict]).accepted == {"1"}
+    settlement = Settlement("1", claimed.number, Disposition.DONE, news=(news,))
+    assert store.settle(ONE, lease, [settlement]).accepted == {"1"}
     assert "the end of some calls of shard orders/0 is unknown: " in caplog.text
 
 

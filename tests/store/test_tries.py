@@ -16,11 +16,11 @@ from .helpers import ONE, SHARD, claim, push, take
 def fail(store, lease, text, disposition=Disposition.RETRY, retry_count=0, bad=(), count=10):
     """Let what is due fail with that text in the log."""
     claimed = claim(store, lease, count)
-    verdicts = [
+    settlements = [
         Settlement(job.id, claimed.number, disposition, retry_count, 0.0, b"error", bad, try_text=text)
         for job in claimed.jobs
     ]
-    store.settle(ONE, lease, verdicts)
+    store.settle(ONE, lease, settlements)
 
 
 def texts(store, job_id="1"):

@@ -19,6 +19,7 @@ from celery_lowkiq.rules.claims import (
 from celery_lowkiq.rules.errors import LowkiqError, NotOwner, StoreError, StoreUnavailable
 from celery_lowkiq.rules.health_checks import Server
 from celery_lowkiq.rules.history import Sample
+from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.models import (
     Batch,
     Disposition,
@@ -30,7 +31,6 @@ from celery_lowkiq.rules.models import (
     Settlement,
     ShardRef,
 )
-from celery_lowkiq.rules.ownership import LeaseWatch
 from celery_lowkiq.rules.rate import TokenRequest, Tokens
 from celery_lowkiq.rules.reports import BeatResult, NodeReport, NodeUpdate, UpdateReply
 
@@ -196,19 +196,19 @@ class FakeStore:
         return taken
 
     def settle(self, asked: SettleRequest) -> SettleReply:
-        lease, verdicts = asked.lease, asked.verdicts
+        lease, settlements = asked.lease, asked.settlements
         self._maybe_fail("settle")
         with self.lock:
             self._check(lease)
             busy = self.processing.setdefault(lease.shard, {})
             accepted = set()
-            for verdict in verdicts:
-                if verdict.id in busy and busy[verdict.id].claim == verdict.claim:
-                    job = busy.pop(verdict.id)
-                    if verdict.disposition is Disposition.RETURN:
+            for settlement in settlements:
+                if settlement.id in busy and busy[settlement.id].claim == settlement.claim:
+                    job = busy.pop(settlement.id)
+                    if settlement.disposition is Disposition.RETURN:
                         self.waiting[lease.shard].setdefault(job.id, job)
-                    accepted.add(verdict.id)
-                    self.settled.append((verdict.id, verdict.disposition))
+                    accepted.add(settlement.id)
+                    self.settled.append((settlement.id, settlement.disposition))
             self.lock.notify_all()
             next_due = self._next_due(lease.shard)
             released = asked.release and self._release(lease)
@@ -300,23 +300,23 @@ class FakeStore:
 
 
 class FakeRunner:
-    """Remembers runs; ``act`` may block, raise, or return verdicts."""
+    """Remembers runs; ``act`` may block, raise, or return settlements."""
 
     def __init__(self, act: Callable[[Batch], tuple[Settlement, ...] | None] = lambda batch: None) -> None:
         self.act = act
         self.runs: list[tuple[str, str]] = []
         self.told: list[frozenset[str]] = []
-        #: Whether the results of a batch are held back until `flush`, and its verdicts with them.
+        #: Whether the results of a batch are held back until `flush`, and its settlements with them.
         self.holds: Callable[[Batch], bool] = lambda batch: False
         self._held: dict[threading.Thread, list[Settlement]] = defaultdict(list)
 
     def run(self, batch: Batch) -> tuple[Settlement, ...]:
         self.runs += [(job.id, threading.current_thread().name) for job in batch.jobs]
         done = tuple(Settlement(job.id, job.claim, Disposition.DONE) for job in batch.jobs)
-        verdicts = self.act(batch) or done
+        settlements = self.act(batch) or done
         if not self.holds(batch):
-            return verdicts
-        self._held[threading.current_thread()] += verdicts
+            return settlements
+        self._held[threading.current_thread()] += settlements
         return ()
 
     def flush(self) -> tuple[Settlement, ...]:

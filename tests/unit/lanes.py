@@ -104,9 +104,9 @@ class Lane:
     def run(self, *jobs):
         lease = Lease(SHARD, "me", 1)
         batch = Batch(self.task.queue_spec, lease, 1, jobs, lost=threading.Event())
-        verdicts = self.runner.run(batch)
-        self.runner.settled(batch, frozenset(verdict.id for verdict in verdicts))
-        return verdicts
+        settlements = self.runner.run(batch)
+        self.runner.settled(batch, frozenset(settlement.id for settlement in settlements))
+        return settlements
 
     def state(self, task_id):
         return self.app.AsyncResult(task_id).state

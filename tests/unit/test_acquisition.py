@@ -7,8 +7,8 @@ import logging
 import pytest
 
 from celery_lowkiq.rules.errors import ShardDamaged, ShardRepairing
+from celery_lowkiq.rules.lease_watch import RENEWALS_PER_LEASE
 from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
-from celery_lowkiq.rules.ownership import RENEWALS_PER_LEASE
 from celery_lowkiq.rules.splitters import default_splitter, lease_splitter
 from celery_lowkiq.worker.ownership.acquisition import PROGRESS_INTERVAL, SLICE, AcquisitionProgress
 from tests.unit.fakes import FakeStore

@@ -66,7 +66,7 @@ def settles(one):
     settle = one.store.settle
 
     def noted(asked):
-        calls.append({verdict.id: verdict.disposition for verdict in asked.verdicts})
+        calls.append({settlement.id: settlement.disposition for settlement in asked.settlements})
         return settle(asked)
 
     one.store.settle = noted
@@ -122,7 +122,7 @@ def test_what_could_not_go_back_meanwhile_goes_with_the_rest(node, error):
     eventually(lambda: refused)
     gate.set()
     one.ran(*numbered(3))
-    assert [verdict.id for verdict in refused[0].verdicts] == ["01", "02"]
+    assert [settlement.id for settlement in refused[0].settlements] == ["01", "02"]
     returned = [job_id for job_id, disposition in one.store.settled if disposition is Disposition.RETURN]
     assert returned == ["01", "02"]
     assert one.runner.ids == numbered(3)
@@ -174,7 +174,7 @@ def test_a_crash_leaves_only_what_was_running(node):
     assert set(one.store.waiting[SHARDS[0]]) == {"03", "04"}
 
 
-def test_verdicts_that_are_held_back_are_settled_with_their_window(node):
+def test_settlements_that_are_held_back_are_settled_with_their_window(node):
     gate = threading.Event()
     one = node({0: numbered(4)}, lambda batch: gate.wait(10) and None)
     one.runner.holds = lambda batch: batch.jobs[0].id in ("00", "02", "03")
@@ -185,7 +185,7 @@ def test_verdicts_that_are_held_back_are_settled_with_their_window(node):
     assert one.runner.ids == numbered(4)
 
 
-def test_a_crash_settles_verdicts_that_are_held_back(node):
+def test_a_crash_settles_settlements_that_are_held_back(node):
     def act(batch):
         if batch.jobs[0].id == "02":
             raise KeyboardInterrupt
@@ -221,7 +221,7 @@ def test_each_waiting_batch_goes_to_the_lane_or_to_the_reaper():
         lane.start()
         returned = window.take_unstarted(1.0)
         lane.join()
-        ids = ran + [verdict.id for verdict in (returned.verdicts if returned else ())]
+        ids = ran + [settlement.id for settlement in (returned.settlements if returned else ())]
         assert sorted(ids) == sorted(job.id for job in jobs)
 
 

@@ -98,14 +98,14 @@ def test_the_traceback_is_stored_from_the_function_on_without_locals(log):
         password = "hunter" + "2"  # noqa: F841
         boom(self, payloads_by_id)
 
-    (verdict,) = Lane(function).run(plain())
-    text = verdict.error.decode()
+    (settlement,) = Lane(function).run(plain())
+    text = settlement.error.decode()
     first, second, *_ = (line for line in text.splitlines() if line.startswith("  File"))
     assert first.endswith("in function")
     assert second.endswith("in boom")
     assert text.endswith("ValueError: boom")
     assert "hunter2" not in text
-    assert verdict.try_text == b"ValueError: boom"
+    assert settlement.try_text == b"ValueError: boom"
 
 
 @pytest.mark.parametrize("calls", [1, 3])
@@ -138,10 +138,10 @@ def test_of_a_batch_with_many_errors_the_log_is_bounded(log):
         raise JobsFailed({job_id: ValueError(job_id) for job_id in payloads_by_id})
 
     count = MOST_JOBS + 20
-    verdicts = Lane(function, batch_size=count, max_retries=3).run(
+    settlements = Lane(function, batch_size=count, max_retries=3).run(
         *(plain(str(n), 2 if n == count - 1 else -1) for n in range(count))
     )
-    assert verdicts[-1].disposition is Disposition.DIE
+    assert settlements[-1].disposition is Disposition.DIE
     lines = log()
     assert (lines[0][0], len(lines)) == ("ERROR", MOST_JOBS + 1)
     assert lines[-1][1].endswith("20 more jobs failed")
@@ -233,19 +233,19 @@ def test_an_error_that_cannot_be_shown_is_told(log):
     def function(self, payloads_by_id):
         raise Mute
 
-    (verdict,) = Lane(function).run(plain())
-    assert verdict.disposition is Disposition.RETRY
+    (settlement,) = Lane(function).run(plain())
+    assert settlement.disposition is Disposition.RETRY
     assert any(level == "WARNING" and "Mute" in line for level, line, _ in log())
 
 
 def test_without_a_stored_traceback_the_log_has_it_all_the_same(log):
-    (verdict,) = Lane(boom, {"lowkiq_format_error": "message"}).run(plain())
-    assert verdict.error == b"ValueError: boom"
+    (settlement,) = Lane(boom, {"lowkiq_format_error": "message"}).run(plain())
+    assert settlement.error == b"ValueError: boom"
     assert [count for _, _, count in log()] == [1]
 
 
 def test_a_run_that_succeeds_makes_nothing_of_it(log, monkeypatch):
     monkeypatch.delattr("celery_lowkiq.integration.runs.runner.log_failures")
-    (verdict,) = Lane(succeed).run(plain())
-    assert verdict.disposition is Disposition.DONE
+    (settlement,) = Lane(succeed).run(plain())
+    assert settlement.disposition is Disposition.DONE
     assert log() == []

@@ -37,23 +37,23 @@ EVENTS = {"SUCCESS": "task-succeeded", "RETRY": "task-retried", "FAILURE": "task
 
 def test_the_record_of_a_call_goes_with_its_settle():
     lane = Lane(last_payload)
-    (verdict,) = lane.run(job(b"7", calls=[(0, "a")]))
-    assert (verdict.disposition, verdict.ended) == (Disposition.DONE, ((b"key 0", b"key 0"),))
+    (settlement,) = lane.run(job(b"7", calls=[(0, "a")]))
+    assert (settlement.disposition, settlement.ended) == (Disposition.DONE, ((b"key 0", b"key 0"),))
     assert (lane.state("a"), lane.result("a")) == ("SUCCESS", {"1": 7})
     assert lane.reader.ended == []
 
 
 def test_calls_of_one_payload_are_one_run_of_keys():
     lane = Lane(last_payload)
-    (verdict,) = lane.run(job(b"7", b"8", calls=[(0, "a"), (0, "b"), (1, "c")]))
-    assert verdict.ended == ((b"key 0", b"key 1"), (b"key 2", b"key 2"))
+    (settlement,) = lane.run(job(b"7", b"8", calls=[(0, "a"), (0, "b"), (1, "c")]))
+    assert settlement.ended == ((b"key 0", b"key 1"), (b"key 2", b"key 2"))
     assert [lane.result(task_id) for task_id in "abc"] == [{"1": 8}] * 3
 
 
 def test_a_call_that_runs_again_keeps_its_record():
     lane = Lane(boom)
-    (verdict,) = lane.run(job(b"7", b"8", calls=[(0, "a"), (1, "b")]))
-    assert (verdict.disposition, verdict.ended) == (Disposition.RETRY, ())
+    (settlement,) = lane.run(job(b"7", b"8", calls=[(0, "a"), (1, "b")]))
+    assert (settlement.disposition, settlement.ended) == (Disposition.RETRY, ())
     assert [lane.state(task_id) for task_id in "ab"] == ["RETRY", "RETRY"]
 
 
@@ -76,17 +76,17 @@ def test_calls_end_and_count_alike_whether_or_not_events_are_sent(has_events, fu
 
 def test_of_a_job_that_dies_only_the_first_payloads_calls_have_failed():
     lane = Lane(boom, max_retries=0)
-    (verdict,) = lane.run(job(b"7", b"8", calls=[(0, "a"), (1, "b")]))
-    assert (verdict.disposition, verdict.ended) == (Disposition.DIE, ((b"key 0", b"key 0"),))
+    (settlement,) = lane.run(job(b"7", b"8", calls=[(0, "a"), (1, "b")]))
+    assert (settlement.disposition, settlement.ended) == (Disposition.DIE, ((b"key 0", b"key 0"),))
     assert [lane.state(task_id) for task_id in "ab"] == ["FAILURE", "RETRY"]
     assert repr(lane.result("a")) == "ValueError('boom')"
 
 
 def test_a_payload_that_nobody_can_read_fails_its_calls():
     lane = Lane(last_payload)
-    (verdict,) = lane.run(job(b"\xff", b"8", calls=[(0, "a"), (1, "b")]))
-    assert verdict.disposition is Disposition.DONE
-    assert [bad.position for bad in verdict.bad] == [0]
+    (settlement,) = lane.run(job(b"\xff", b"8", calls=[(0, "a"), (1, "b")]))
+    assert settlement.disposition is Disposition.DONE
+    assert [bad.position for bad in settlement.bad] == [0]
     assert [lane.state(task_id) for task_id in "ab"] == ["FAILURE", "SUCCESS"]
     assert "undecodable payload" in str(lane.result("a"))
 
@@ -111,8 +111,8 @@ def test_many_calls_are_ended_page_by_page_before_the_settle():
     ids = [f"call {n}" for n in range(5)]
     few = job(b"7", calls=[(0, task_id) for task_id in ids])
     lane.reader.records = list(few.calls.records)
-    (verdict,) = lane.run(few._replace(calls=None))
-    assert verdict.ended == ()
+    (settlement,) = lane.run(few._replace(calls=None))
+    assert settlement.ended == ()
     assert lane.reader.ended == [(b"key 0", b"key 1"), (b"key 2", b"key 3"), (b"key 4", b"key 4")]
     assert {lane.state(task_id) for task_id in ids} == {"SUCCESS"}
 
@@ -122,8 +122,8 @@ def test_a_job_whose_calls_cannot_all_be_ended_runs_again():
     lane = Lane(last_payload)
     few = job(b"7", calls=[(0, f"call {n}") for n in range(5)])
     lane.reader.records, lane.reader.away = list(few.calls.records), True
-    (verdict,) = lane.run(few._replace(calls=None))
-    assert (verdict.disposition, verdict.delay, verdict.ended) == (Disposition.RETURN, 1.0, ())
+    (settlement,) = lane.run(few._replace(calls=None))
+    assert (settlement.disposition, settlement.delay, settlement.ended) == (Disposition.RETURN, 1.0, ())
 
 
 @pytest.mark.parametrize("few", [True, False])
@@ -144,9 +144,9 @@ def test_a_poison_pill_does_not_run_and_its_calls_have_failed():
         ran.append(payloads_by_id)
 
     lane = Lane(kills)
-    (verdict,) = lane.run(job(b"7", calls=[(0, "a")], retry_count=POISON_PILL_RETRY_COUNT))
-    assert (verdict.disposition, verdict.error) == (Disposition.BURY, lane.task.queue_spec.poison_error)
-    assert verdict.ended == ((b"key 0", b"key 0"),)
+    (settlement,) = lane.run(job(b"7", calls=[(0, "a")], retry_count=POISON_PILL_RETRY_COUNT))
+    assert (settlement.disposition, settlement.error) == (Disposition.BURY, lane.task.queue_spec.poison_error)
+    assert settlement.ended == ((b"key 0", b"key 0"),)
     assert lane.state("a") == "FAILURE"
     assert "poison pill" in str(lane.result("a"))
     assert ran == []
@@ -161,9 +161,9 @@ class TestRevoked:
 
     def test_its_payload_is_dropped_without_the_morgue(self):
         lane = Lane(last_payload)
-        (verdict,) = lane.run(job(b"7", b"8", calls=[(0, "gone"), (1, "b")]))
-        assert verdict.bad == (PayloadRemoval(0, None),)
-        assert verdict.ended == ((b"key 1", b"key 1"),)
+        (settlement,) = lane.run(job(b"7", b"8", calls=[(0, "gone"), (1, "b")]))
+        assert settlement.bad == (PayloadRemoval(0, None),)
+        assert settlement.ended == ((b"key 1", b"key 1"),)
         assert lane.reader.ended == [(b"key 0", b"key 0")]
         assert (lane.state("gone"), lane.result("b")) == ("REVOKED", {"1": 8})
 
@@ -180,8 +180,8 @@ class TestRevoked:
     def test_a_batch_waits_when_nobody_can_be_told(self):
         lane = Lane(last_payload)
         lane.reader.away = True
-        (verdict,) = lane.run(job(b"7", calls=[(0, "gone")]))
-        assert verdict.disposition is Disposition.RETURN
+        (settlement,) = lane.run(job(b"7", calls=[(0, "gone")]))
+        assert settlement.disposition is Disposition.RETURN
 
 
 def test_events_are_sent_for_each_call():
@@ -213,8 +213,8 @@ def test_a_record_that_does_not_name_its_call_is_forgotten(caplog):
     lane = Lane(last_payload)
     broken = job(b"7", calls=[(0, "a")])
     record = broken.calls.records[0]._replace(data=b"\xff")
-    (verdict,) = lane.run(broken._replace(calls=ClaimedCallRecords((record,), True)))
-    assert verdict.disposition is Disposition.DONE
+    (settlement,) = lane.run(broken._replace(calls=ClaimedCallRecords((record,), True)))
+    assert settlement.disposition is Disposition.DONE
     assert "since its id is unknown: the record of the call cannot be read" in caplog.text
 
 
@@ -227,8 +227,12 @@ def test_s1_a_call_whose_record_cannot_be_read_has_failed_and_its_payload_runs(d
     broken, sound = found.calls.records
     records = (broken._replace(data=data), sound)
     lane.reader.records = list(records)
-    (verdict,) = lane.run(found._replace(calls=ClaimedCallRecords(records, True) if few else None))
-    assert (verdict.disposition, lane.state("a"), lane.state("b")) == (Disposition.DONE, "FAILURE", "SUCCESS")
+    (settlement,) = lane.run(found._replace(calls=ClaimedCallRecords(records, True) if few else None))
+    assert (settlement.disposition, lane.state("a"), lane.state("b")) == (
+        Disposition.DONE,
+        "FAILURE",
+        "SUCCESS",
+    )
     assert "the record of the call cannot be read" in str(lane.result("a"))
     assert lane.reader.ended[0] == (b"key 0", b"key 0")
 
@@ -267,14 +271,18 @@ class TestBackendsThatAreAway:
     )
     def test_a_job_whose_results_cannot_be_written_runs_again_and_never_dies_of_it(self, lane, calls):
         payloads = [b"7", b"8"][: len(calls)]
-        (verdict,) = lane.run(job(*payloads, calls=calls))
-        assert (verdict.disposition, verdict.retry_count, verdict.ended) == (Disposition.RETRY, 0, ())
-        assert b"the backend is gone" in verdict.error
+        (settlement,) = lane.run(job(*payloads, calls=calls))
+        assert (settlement.disposition, settlement.retry_count, settlement.ended) == (
+            Disposition.RETRY,
+            0,
+            (),
+        )
+        assert b"the backend is gone" in settlement.error
 
     def test_who_could_be_told_is_not_told_again(self, lane):
         quiet = {"ignore_result": True}
-        (verdict,) = lane.run(job(b"7", b"8", calls=[(0, "a", quiet), (1, "b")]))
-        assert (verdict.disposition, verdict.ended) == (Disposition.RETRY, ((b"key 0", b"key 0"),))
+        (settlement,) = lane.run(job(b"7", b"8", calls=[(0, "a", quiet), (1, "b")]))
+        assert (settlement.disposition, settlement.ended) == (Disposition.RETRY, ((b"key 0", b"key 0"),))
 
     def test_a_call_without_its_result_keeps_its_record_between_others(self, monkeypatch):
         lane = Lane(last_payload)
@@ -286,20 +294,20 @@ class TestBackendsThatAreAway:
             return store_result(task_id, *args, **kwargs)
 
         monkeypatch.setattr(lane.task.backend, "store_result", fails_once)
-        (verdict,) = lane.run(job(b"7", calls=[(0, "a"), (0, "b"), (0, "c")]))
+        (settlement,) = lane.run(job(b"7", calls=[(0, "a"), (0, "b"), (0, "c")]))
         ended = ((b"key 0", b"key 0"), (b"key 2", b"key 2"))
-        assert (verdict.disposition, verdict.ended) == (Disposition.RETRY, ended)
+        assert (settlement.disposition, settlement.ended) == (Disposition.RETRY, ended)
 
     def test_a_failure_that_cannot_be_told_is_one(self, lane):
-        (verdict,) = lane.run(job(b"\xff", calls=[(0, "a")]))
-        assert (verdict.disposition, len(verdict.ended)) == (Disposition.DONE, 1)
+        (settlement,) = lane.run(job(b"\xff", calls=[(0, "a")]))
+        assert (settlement.disposition, len(settlement.ended)) == (Disposition.DONE, 1)
 
 
 def test_a_broken_link_fails_its_call_as_celery_has_it():
     lane = Lane(last_payload)
     broken = {"callbacks": [{"task": "t", "args": [], "kwargs": {}, "options": {"routing_key": "x"}}]}
-    (verdict,) = lane.run(job(b"7", calls=[(0, "a", {}, broken)]))
-    assert (verdict.disposition, len(verdict.ended)) == (Disposition.DONE, 1)
+    (settlement,) = lane.run(job(b"7", calls=[(0, "a", {}, broken)]))
+    assert (settlement.disposition, len(settlement.ended)) == (Disposition.DONE, 1)
     assert lane.state("a") == "FAILURE"
     assert "routing_key='x'" in str(lane.result("a"))
 
@@ -332,9 +340,9 @@ class TestACallOfTheUsers:
                 return self.run(*args, **kwargs)
 
         lane = Lane(total, base=Base)
-        (verdict,) = lane.run(job(b"1", b"2", calls=[(0, "one"), (1, "two")]))
-        assert verdict.disposition is Disposition.RETRY
-        assert b"must call super().__call__" in verdict.error
+        (settlement,) = lane.run(job(b"1", b"2", calls=[(0, "one"), (1, "two")]))
+        assert settlement.disposition is Disposition.RETRY
+        assert b"must call super().__call__" in settlement.error
         assert lane.state("one") == lane.state("two") == "RETRY"
 
 
@@ -359,5 +367,5 @@ def test_a_run_of_which_no_call_has_a_record_is_replaced_once(calls):
     lane.app.conf.task_always_eager = True
     state.revoked.update(["revoked"])
     recorded = Recorded.SOME if calls else Recorded.NONE
-    (verdict,) = lane.run(job(b"1", calls=calls, recorded=recorded))
-    assert (verdict.disposition, ran) == (Disposition.DONE, ["other"])
+    (settlement,) = lane.run(job(b"1", calls=calls, recorded=recorded))
+    assert (settlement.disposition, ran) == (Disposition.DONE, ["other"])

@@ -65,10 +65,10 @@ def test_what_they_sit_out_is_the_pauses_of_the_next_runs():
 
 
 def test_a_job_of_several_is_never_the_last_time_tried():
-    verdict = after_failure(job(1), ONE_SECOND, b"e", together=4)
-    assert (verdict.disposition, verdict.retry_count, verdict.delay) == (Disposition.RETRY, 2, 1.0)
-    assert verdict.isolation == Isolation(2, 2)
-    beyond = after_failure(job(2, verdict.isolation), ONE_SECOND, b"e", together=2)
+    settlement = after_failure(job(1), ONE_SECOND, b"e", together=4)
+    assert (settlement.disposition, settlement.retry_count, settlement.delay) == (Disposition.RETRY, 2, 1.0)
+    assert settlement.isolation == Isolation(2, 2)
+    beyond = after_failure(job(2, settlement.isolation), ONE_SECOND, b"e", together=2)
     assert (beyond.disposition, beyond.retry_count, beyond.isolation) == (
         Disposition.RETRY,
         3,
@@ -77,8 +77,8 @@ def test_a_job_of_several_is_never_the_last_time_tried():
 
 
 def test_alone_it_dies_when_its_retries_are_used_up():
-    verdict = after_failure(job(5, Isolation(1, 4)), ONE_SECOND, b"e", together=1)
-    assert (verdict.disposition, verdict.isolation) == (Disposition.DIE, NOT_ISOLATED)
+    settlement = after_failure(job(5, Isolation(1, 4)), ONE_SECOND, b"e", together=1)
+    assert (settlement.disposition, settlement.isolation) == (Disposition.DIE, NOT_ISOLATED)
     assert after_failure(job(0, Isolation(1, 4)), ONE_SECOND, b"e", together=1).isolation == Isolation(1, 4)
 
 
@@ -89,8 +89,8 @@ def test_alone_it_dies_when_its_retries_are_used_up():
 )
 @pytest.mark.parametrize("early", [False, True])
 def test_an_error_that_gives_up_is_tried_alone_at_once(policy, early):
-    verdict = after_failure(job(early=early), policy, b"e", cause=ValueError(), together=4)
-    assert (verdict.disposition, verdict.delay, verdict.isolation) == (
+    settlement = after_failure(job(early=early), policy, b"e", cause=ValueError(), together=4)
+    assert (settlement.disposition, settlement.delay, settlement.isolation) == (
         Disposition.RETRY,
         0.0,
         Isolation(2, 2),
@@ -102,8 +102,8 @@ def test_an_error_that_gives_up_is_tried_alone_at_once(policy, early):
 
 
 def test_a_failure_of_its_own_ends_the_isolation():
-    verdict = after_failure(job(0, Isolation(5, 2)), ONE_SECOND, b"e", together=0)
-    assert (verdict.disposition, verdict.isolation) == (Disposition.RETRY, NOT_ISOLATED)
+    settlement = after_failure(job(0, Isolation(5, 2)), ONE_SECOND, b"e", together=0)
+    assert (settlement.disposition, settlement.isolation) == (Disposition.RETRY, NOT_ISOLATED)
 
 
 def test_without_isolation_it_is_lowkiqs_way():

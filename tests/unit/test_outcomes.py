@@ -23,10 +23,10 @@ def raising(error):
     return function
 
 
-def dropped(verdict):
+def dropped(settlement):
     """Positions of payloads that are done with."""
-    assert {bad.error for bad in verdict.bad} <= {None}
-    return [bad.position for bad in verdict.bad]
+    assert {bad.error for bad in settlement.bad} <= {None}
+    return [bad.position for bad in settlement.bad]
 
 
 def three(**options):
@@ -40,20 +40,24 @@ def states(lane):
 class TestAgain:
     def test_what_is_left_goes_back_as_it_was_and_the_rest_is_done(self):
         lane = Lane(raising(lambda batch: Again(batch["1"][2:], after=5, result="so far")))
-        (verdict,) = lane.run(three(retry_count=3))
-        assert (verdict.disposition, verdict.delay, dropped(verdict)) == (Disposition.RETURN, 5.0, [0, 1])
+        (settlement,) = lane.run(three(retry_count=3))
+        assert (settlement.disposition, settlement.delay, dropped(settlement)) == (
+            Disposition.RETURN,
+            5.0,
+            [0, 1],
+        )
         assert states(lane) == ["SUCCESS", "SUCCESS", "PENDING"]
         assert (lane.result("a"), lane.result("b")) == ("so far", "so far")
-        assert verdict.ended == ((b"key 0", b"key 0"), (b"key 1", b"key 1"))
+        assert settlement.ended == ((b"key 0", b"key 0"), (b"key 1", b"key 1"))
 
     def test_at_once_is_behind_what_is_due_already(self):
-        (verdict,) = Lane(raising(lambda batch: Again(batch["1"][1:]))).run(three())
-        assert 0 < verdict.delay < 0.001
+        (settlement,) = Lane(raising(lambda batch: Again(batch["1"][1:]))).run(three())
+        assert 0 < settlement.delay < 0.001
 
     def test_all_of_it(self):
         lane = Lane(raising(Again(after=timedelta(minutes=1))))
-        (verdict,) = lane.run(three())
-        assert (verdict.disposition, verdict.delay, dropped(verdict), verdict.ended) == (
+        (settlement,) = lane.run(three())
+        assert (settlement.disposition, settlement.delay, dropped(settlement), settlement.ended) == (
             Disposition.RETURN,
             60.0,
             [],
@@ -63,52 +67,64 @@ class TestAgain:
 
     def test_nothing_of_it(self):
         lane = Lane(raising(Again([], result=7)))
-        (verdict,) = lane.run(three())
-        assert (verdict.disposition, verdict.bad) == (Disposition.DONE, ())
+        (settlement,) = lane.run(three())
+        assert (settlement.disposition, settlement.bad) == (Disposition.DONE, ())
         assert [lane.result(task_id) for task_id in "abc"] == [7, 7, 7]
 
     def test_of_a_single_call_celery_sees_a_retry_and_then_the_result(self):
         lane = Lane(raising(Again()))
-        (verdict,) = lane.run(job(b"1", calls=[(0, "a")]))
-        assert (verdict.disposition, verdict.ended, lane.state("a")) == (Disposition.RETURN, (), "RETRY")
+        (settlement,) = lane.run(job(b"1", calls=[(0, "a")]))
+        assert (settlement.disposition, settlement.ended, lane.state("a")) == (
+            Disposition.RETURN,
+            (),
+            "RETRY",
+        )
         lane = Lane(raising(Again([], result=7)))
-        (verdict,) = lane.run(job(b"1", calls=[(0, "a")]))
-        assert (verdict.disposition, lane.result("a")) == (Disposition.DONE, 7)
+        (settlement,) = lane.run(job(b"1", calls=[(0, "a")]))
+        assert (settlement.disposition, lane.result("a")) == (Disposition.DONE, 7)
 
     def test_equal_payloads_are_found(self):
         stored = job(b'{"a":1,"b":[2]}', b"1.0", b"1", b'"x"', recorded=Recorded.NONE)
         lane = Lane(raising(Again([{"b": [2], "a": 1}, 1.0, "x"])))
-        (verdict,) = lane.run(stored)
-        assert dropped(verdict) == [2]
+        (settlement,) = lane.run(stored)
+        assert dropped(settlement) == [2]
 
     @pytest.mark.parametrize("left, words", [(["new"], "Again: 'new' was not handed"), ([{1}], "serialized")])
     def test_something_else_fails_the_batch(self, left, words):
         lane = Lane(raising(Again(left)), batch_size=2)
-        verdicts = lane.run(job(b"1", recorded=Recorded.NONE), job(b"2", job_id="2", recorded=Recorded.NONE))
-        assert [verdict.disposition for verdict in verdicts] == [Disposition.RETRY, Disposition.RETRY]
-        assert all(words in verdict.error.decode() for verdict in verdicts)
+        settlements = lane.run(
+            job(b"1", recorded=Recorded.NONE), job(b"2", job_id="2", recorded=Recorded.NONE)
+        )
+        assert [settlement.disposition for settlement in settlements] == [
+            Disposition.RETRY,
+            Disposition.RETRY,
+        ]
+        assert all(words in settlement.error.decode() for settlement in settlements)
 
     def test_raised_bare_each_job_keeps_its_own(self):
         lane = Lane(raising(Again([2, 3])), batch_size=3)
         jobs = [job(b"1", b"2", job_id="x"), job(b"3", b"4", job_id="y"), job(b"5", job_id="z")]
-        verdicts = lane.run(*jobs)
-        assert [verdict.disposition for verdict in verdicts] == [
+        settlements = lane.run(*jobs)
+        assert [settlement.disposition for settlement in settlements] == [
             Disposition.RETURN,
             Disposition.RETURN,
             Disposition.DONE,
         ]
-        assert [dropped(verdict) for verdict in verdicts] == [[0], [1], []]
+        assert [dropped(settlement) for settlement in settlements] == [[0], [1], []]
 
     def test_raised_bare_with_payloads_of_one_job_it_is_not_for_equal_ones_of_others(self):
         lane = Lane(raising(lambda batch: Again(batch["x"])), batch_size=2)
-        verdicts = lane.run(job(b"[1]", job_id="x"), job(b"[1]", job_id="y"))
-        assert [verdict.disposition for verdict in verdicts] == [Disposition.RETURN, Disposition.DONE]
+        settlements = lane.run(job(b"[1]", job_id="x"), job(b"[1]", job_id="y"))
+        assert [settlement.disposition for settlement in settlements] == [
+            Disposition.RETURN,
+            Disposition.DONE,
+        ]
 
     def test_payloads_that_nobody_can_read_are_no_part_of_it(self):
         lane = Lane(raising(lambda batch: Again(batch["1"][1:])))
-        (verdict,) = lane.run(job(b"\xff", b"2", b"3", calls=[(0, "a"), (1, "b"), (2, "c")]))
-        assert [bad.position for bad in verdict.bad] == [0, 1]
-        assert (b"undecodable" in verdict.bad[0].error, verdict.bad[1].error) == (True, None)
+        (settlement,) = lane.run(job(b"\xff", b"2", b"3", calls=[(0, "a"), (1, "b"), (2, "c")]))
+        assert [bad.position for bad in settlement.bad] == [0, 1]
+        assert (b"undecodable" in settlement.bad[0].error, settlement.bad[1].error) == (True, None)
         assert states(lane) == ["FAILURE", "SUCCESS", "PENDING"]
 
     @pytest.mark.parametrize(
@@ -120,8 +136,8 @@ class TestAgain:
 
     def test_autoretry_for_all_exceptions_leaves_it_alone(self):
         lane = Lane(raising(lambda batch: Again(batch["1"][1:])), autoretry_for=(Exception,))
-        (verdict,) = lane.run(three(retry_count=3))
-        assert (verdict.disposition, dropped(verdict)) == (Disposition.RETURN, [0])
+        (settlement,) = lane.run(three(retry_count=3))
+        assert (settlement.disposition, dropped(settlement)) == (Disposition.RETURN, [0])
 
     def test_it_can_be_pickled(self):
         again = pickle.loads(pickle.dumps(Again([1], 5, "x")))
@@ -134,12 +150,12 @@ class TestBusinessFailure:
     @pytest.mark.parametrize("function", [raising(ERROR), raising(JobsFailed({"1": ERROR}))])
     def test_no_retry_no_morgue_and_its_message_is_the_result(self, function, caplog):
         lane = Lane(function)
-        (verdict,) = lane.run(three())
-        assert (verdict.disposition, verdict.bad) == (
+        (settlement,) = lane.run(three())
+        assert (settlement.disposition, settlement.bad) == (
             Disposition.BURY,
             tuple(PayloadRemoval(n, None, RemovalReason.OVER) for n in range(3)),
         )
-        assert len(verdict.ended) == 3
+        assert len(settlement.ended) == 3
         assert states(lane) == ["FAILURE"] * 3
         assert isinstance(lane.result("b"), BusinessFailure)
         assert str(lane.result("b")) == "not eligible"
@@ -148,8 +164,8 @@ class TestBusinessFailure:
     def test_of_a_single_call(self, caplog):
         caplog.set_level("INFO")
         lane = Lane(raising(self.ERROR), throws=[KeyError], autoretry_for=(Exception,))
-        (verdict,) = lane.run(job(b"1", calls=[(0, "a")]))
-        assert (verdict.disposition, lane.state("a"), str(lane.result("a"))) == (
+        (settlement,) = lane.run(job(b"1", calls=[(0, "a")]))
+        assert (settlement.disposition, lane.state("a"), str(lane.result("a"))) == (
             Disposition.BURY,
             "FAILURE",
             "not eligible",
@@ -212,22 +228,22 @@ class TestEachJob:
         lane = Lane(function, batch_size=5, retry_in=300)
         names = ["again", "retry", "business", "error", "done"]
         jobs = [job(b"1", b"2", job_id=name, recorded=Recorded.NONE) for name in names]
-        verdicts = dict(zip(names, lane.run(*jobs), strict=True))
-        assert {name: verdict.disposition for name, verdict in verdicts.items()} == {
+        settlements = dict(zip(names, lane.run(*jobs), strict=True))
+        assert {name: settlement.disposition for name, settlement in settlements.items()} == {
             "again": Disposition.RETURN,
             "retry": Disposition.RETRY,
             "business": Disposition.BURY,
             "error": Disposition.RETRY,
             "done": Disposition.DONE,
         }
-        assert (verdicts["retry"].delay, verdicts["retry"].error) == (7.0, b"KeyError: 'busy'")
-        assert (verdicts["error"].delay, verdicts["again"].delay) == (300.0, 9.0)
+        assert (settlements["retry"].delay, settlements["retry"].error) == (7.0, b"KeyError: 'busy'")
+        assert (settlements["error"].delay, settlements["again"].delay) == (300.0, 9.0)
 
     def test_a_retry_at_a_time(self):
         when = datetime.now(timezone.utc) + timedelta(hours=1)
         for at in (when, when.astimezone().replace(tzinfo=None)):
-            (verdict,) = Lane(raising(Retry(when=at))).run(job(b"1", recorded=Recorded.NONE))
-            assert verdict.delay == pytest.approx(3600, abs=60)
+            (settlement,) = Lane(raising(Retry(when=at))).run(job(b"1", recorded=Recorded.NONE))
+            assert settlement.delay == pytest.approx(3600, abs=60)
 
 
 @pytest.mark.parametrize("most", [0, 1001, 2.5, "all"])
@@ -277,18 +293,18 @@ class TestStrangeErrors:
     )
     def test_each_is_a_failure(self, make):
         lane = Lane(raising(make), max_retries=1)
-        (verdict,) = lane.run(job(b"1", calls=[(0, "a")]))
-        assert (verdict.disposition, lane.state("a")) == (Disposition.RETRY, "RETRY")
-        (verdict,) = lane.run(job(b"1", retry_count=0, recorded=Recorded.NONE))
-        assert verdict.disposition is Disposition.DIE
+        (settlement,) = lane.run(job(b"1", calls=[(0, "a")]))
+        assert (settlement.disposition, lane.state("a")) == (Disposition.RETRY, "RETRY")
+        (settlement,) = lane.run(job(b"1", retry_count=0, recorded=Recorded.NONE))
+        assert settlement.disposition is Disposition.DIE
 
     def test_only_what_says_so_itself_changes_how_often_a_job_is_retried(self):
-        (verdict,) = Lane(raising(retry_with(0))).run(job(b"1"))
-        assert verdict.disposition is Disposition.DIE
+        (settlement,) = Lane(raising(retry_with(0))).run(job(b"1"))
+        assert settlement.disposition is Disposition.DIE
 
     def test_an_again_that_is_no_key(self):
-        (verdict,) = Lane(raising(Unhashable())).run(job(b"1"))
-        assert verdict.disposition is Disposition.RETURN
+        (settlement,) = Lane(raising(Unhashable())).run(job(b"1"))
+        assert settlement.disposition is Disposition.RETURN
 
     @pytest.mark.parametrize("error", [BusinessFailure("no"), Ignore("no")])
     def test_it_costs_no_more_for_the_last_of_many_calls(self, error):

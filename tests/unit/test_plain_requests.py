@@ -29,7 +29,7 @@ CALL_ID = "3f0d4f52-7f10-4c27-8ea8-1a6ac4f2c0de"
 
 @pytest.fixture
 def run():
-    """Run a bound function on one payload, as a lane does. Returns the verdict."""
+    """Run a bound function on one payload, as a lane does. Returns the settlement."""
 
     def run(function, data=b'"x"', **options):
         state.reset_state()
@@ -44,8 +44,8 @@ def run():
         jobs = (Job("1", (Payload(data, 1.0),), perform_in=0.0, claim=1),)
         lease, began_at = Lease(ShardRef("t", 0), "me", 1), time.monotonic()
         batch = Batch(task.queue_spec, lease, 1, jobs, threading.Event(), began_at)
-        (verdict,) = runner.run(batch)
-        return verdict
+        (settlement,) = runner.run(batch)
+        return settlement
 
     return run
 
@@ -169,8 +169,8 @@ def test_a_failure_whose_request_cannot_be_made_does_not_end_the_lane(run, monke
         raise ValueError("boom")
 
     monkeypatch.setattr(plain_request, "quiet_request", away)
-    verdict = run(function)
-    assert verdict.disposition is Disposition.RETRY
+    settlement = run(function)
+    assert settlement.disposition is Disposition.RETRY
     assert "a run of t failed outside its function" in caplog.messages
     assert list(state.active_requests) == []
 

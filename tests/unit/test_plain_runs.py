@@ -192,7 +192,7 @@ class Play:
         signals.task_failure.connect(self.failed)
         signals.task_retry.connect(self.retried)
         try:
-            self.note("verdicts", runner.run(batch))
+            self.note("settlements", runner.run(batch))
         except BaseException as error:  # noqa: BLE001 - whatever it is
             self.note("ended by", error)
         finally:

@@ -80,8 +80,12 @@ class TestEarlyRuns:
     JOB = Job("1", (Payload(b"a", 1.0),), 500.0, 3, None, claim=7, early=True)
 
     def test_a_failure_restores_count_and_time(self):
-        verdict = failed(self.JOB, RetryPolicy(max_retries=4, retry_in=lambda error, n: 1.0), b"boom")
-        assert (verdict.disposition, verdict.retry_count, verdict.perform_in) == (Disposition.RETRY, 3, 500.0)
+        settlement = failed(self.JOB, RetryPolicy(max_retries=4, retry_in=lambda error, n: 1.0), b"boom")
+        assert (settlement.disposition, settlement.retry_count, settlement.perform_in) == (
+            Disposition.RETRY,
+            3,
+            500.0,
+        )
 
     def test_a_failure_that_no_retry_mends_ends_it(self):
         policy = RetryPolicy(dont_retry=(KeyError,))

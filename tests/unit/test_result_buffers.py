@@ -50,7 +50,7 @@ class Lane:
         return self.runner.run(Batch(self.task.queue_spec, lease, 1, jobs, threading.Event()))
 
     def flush(self):
-        """Verdicts by id of the call."""
+        """Settlements by id of the call."""
         return {one.id.removeprefix("job of "): one for one in self.runner.flush()}
 
     def result(self, task_id):
@@ -141,15 +141,15 @@ def test_a_job_whose_result_cannot_be_written_runs_again(lane, monkeypatch):
         patched.setattr(lane.backend.client, "get", away)
         lane.run("a")
         lane.run("b")
-        verdicts = lane.flush()
+        settlements = lane.flush()
         patched.setattr(result_buffer, "writes_together", lambda backend: False)
         other = Lane(lane.backend.url)
         patched.setattr(other.backend.client, "get", away)
         (alone,) = other.run("a")
-    assert [(one.disposition, one.retry_count, one.ended) for one in verdicts.values()] == [
+    assert [(one.disposition, one.retry_count, one.ended) for one in settlements.values()] == [
         (Disposition.RETRY, 0, ())
     ] * 2
-    assert verdicts["a"]._replace(error=None, delay=0) == alone._replace(error=None, delay=0)
+    assert settlements["a"]._replace(error=None, delay=0) == alone._replace(error=None, delay=0)
     assert lane.result("a") == ("PENDING", None)
 
 

@@ -62,7 +62,7 @@ def test_a_delay_of_the_task_replaces_the_pause():
     assert after_failure(job(), RetryPolicy(), b"e", delay=-1).delay == 0
 
 
-def test_bad_payloads_travel_with_the_verdict():
+def test_bad_payloads_travel_with_the_settlement():
     bad = (PayloadRemoval(0, b"undecodable"),)
     assert after_failure(job(), RetryPolicy(), b"e", bad=bad).bad == bad
     assert after_failure(job(), RetryPolicy(max_retries=0), b"e", bad=bad).bad == bad

@@ -142,9 +142,11 @@ def dispositions(policy, cause=ERROR):
     """Of one failure after the other, with the pauses."""
     found, retry_count = [], -1
     while not found or found[-1] is not Disposition.DIE:
-        verdict = after_failure(job(retry_count), policy, b"e", cause=cause)
-        found.append(verdict.delay if verdict.disposition is Disposition.RETRY else verdict.disposition)
-        retry_count = verdict.retry_count
+        settlement = after_failure(job(retry_count), policy, b"e", cause=cause)
+        found.append(
+            settlement.delay if settlement.disposition is Disposition.RETRY else settlement.disposition
+        )
+        retry_count = settlement.retry_count
     return found
 
 

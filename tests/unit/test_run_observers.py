@@ -191,7 +191,7 @@ def test_a_task_that_is_wrapped_in_celerys_tracer(app, make):
 
 @pytest.fixture
 def traced(app, make, monkeypatch):
-    """Run a job; whether it went through the tracer, and its verdict."""
+    """Run a job; whether it went through the tracer, and its settlement."""
 
     def run(*payloads, task=None, claimed_at=0.0, **about):
         task, seen = task or make(), []
@@ -202,8 +202,8 @@ def traced(app, make, monkeypatch):
         runner = CeleryRunner({"t": task}, consumer, context_of(app), reader=None, tracker_store=None)
         lease, jobs = Lease(ShardRef("t", 0), "me", 1), (Job("1", payloads, 0.0, claim=1, **about),)
         batch = Batch(task.queue_spec, lease, 1, jobs, threading.Event(), claimed_at=claimed_at)
-        (verdict,) = runner.run(batch)
-        return bool(seen), verdict
+        (settlement,) = runner.run(batch)
+        return bool(seen), settlement
 
     return run
 
@@ -211,12 +211,12 @@ def traced(app, make, monkeypatch):
 def test_what_a_batch_may_have_that_needs_the_tracer(traced):
     good, bad = Payload(b'"x"', 1.0), Payload(b"{", 2.0)
     assert not traced(good)[0]
-    was_traced, verdict = traced(good, bad)
+    was_traced, settlement = traced(good, bad)
     assert was_traced
-    assert (verdict.disposition, [one.position for one in verdict.bad]) == (Disposition.DONE, [1])
-    was_traced, verdict = traced(good, good, unwanted=1)
+    assert (settlement.disposition, [one.position for one in settlement.bad]) == (Disposition.DONE, [1])
+    was_traced, settlement = traced(good, good, unwanted=1)
     assert was_traced
-    assert [one.position for one in verdict.bad] == [0]
+    assert [one.position for one in settlement.bad] == [0]
 
 
 def test_a_call_with_a_time_of_its_own_waits(traced, app):
@@ -227,8 +227,8 @@ def test_a_call_with_a_time_of_its_own_waits(traced, app):
     task = app.tasks["t"]
     task.__trace__ = build_tracer("t", task, app.loader, "host", app=app)
     later = Payload(b'{"args":["1"],"kwargs":{},"eta":50.0}', 1.0)
-    was_traced, verdict = traced(later, task=task, claimed_at=20.0)
-    assert (was_traced, verdict.disposition, verdict.delay) == (False, Disposition.RETURN, 30.0)
+    was_traced, settlement = traced(later, task=task, claimed_at=20.0)
+    assert (was_traced, settlement.disposition, settlement.delay) == (False, Disposition.RETURN, 30.0)
     assert traced(later, task=task, claimed_at=60.0)[1].disposition is Disposition.DONE
 
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 @pytest.fixture
 def run():
-    """Run a bound function on one job as a lane does: its verdict, and the states that Celery told."""
+    """Run a bound function on one job as a lane does: its settlement, and the states that Celery told."""
     states = []
 
     def note_state(state=None, retval=None, **_):
@@ -50,15 +50,15 @@ def run():
         runner = CeleryRunner({"t": task}, consumer, context_of(app), reader=None, tracker_store=None)
         job = Job("1", (Payload(b'"x"', 1.0),), perform_in=0.0, claim=1)
         lease = Lease(ShardRef("t", 0), "me", 1)
-        (verdict,) = runner.run(Batch(task.queue_spec, lease, 1, (job,), lost=threading.Event()))
-        return verdict, list(states)
+        (settlement,) = runner.run(Batch(task.queue_spec, lease, 1, (job,), lost=threading.Event()))
+        return settlement, list(states)
 
     yield run_once
     signals.task_postrun.disconnect(note_state)
 
 
-def said(verdict):
-    return last_error_line(verdict.error.decode())
+def said(settlement):
+    return last_error_line(settlement.error.decode())
 
 
 def returns(self, payloads_by_id):
@@ -75,17 +75,17 @@ def fails(*_):
 
 @pytest.mark.parametrize("hook", ["on_success", "after_return"])
 def test_what_fails_after_the_function_returned_does_not_repeat_it(run, hook):
-    verdict, _ = run(returns, base=type("Hooked", (OrderedTask,), {"abstract": True, hook: fails}))
-    assert verdict.disposition is Disposition.DONE
+    settlement, _ = run(returns, base=type("Hooked", (OrderedTask,), {"abstract": True, hook: fails}))
+    assert settlement.disposition is Disposition.DONE
 
 
 def test_a_job_whose_function_never_ran_is_not_done(run):
-    verdict, _ = run(returns, init=fails)
-    assert (verdict.disposition, said(verdict)) == (Disposition.RETRY, "RuntimeError: around")
-    verdict, states = run(
+    settlement, _ = run(returns, init=fails)
+    assert (settlement.disposition, said(settlement)) == (Disposition.RETRY, "RuntimeError: around")
+    settlement, states = run(
         returns, base=type("Hooked", (OrderedTask,), {"abstract": True, "before_start": fails})
     )
-    assert (verdict.disposition, said(verdict)) == (Disposition.RETRY, "RuntimeError: around")
+    assert (settlement.disposition, said(settlement)) == (Disposition.RETRY, "RuntimeError: around")
     assert states == [("RETRY", "Retry")]
 
 
@@ -154,8 +154,8 @@ def raises_frozen(*_):
 
 
 def test_an_error_whose_attributes_cannot_be_set_is_an_error_as_any_other(run):
-    verdict, states = run(raises_frozen)
-    assert (verdict.disposition, said(verdict)) == (Disposition.RETRY, f"{__name__}.Frozen: 4")
+    settlement, states = run(raises_frozen)
+    assert (settlement.disposition, said(settlement)) == (Disposition.RETRY, f"{__name__}.Frozen: 4")
     assert states == [("RETRY", "Retry")]
 
 
@@ -189,14 +189,14 @@ class TestBaseException:
     )
     @pytest.mark.parametrize("function", [halts, names_it, handles])
     def test_of_the_function(self, run, function, max_retries, disposition, state):
-        verdict, states = run(function, max_retries=max_retries)
-        assert (verdict.disposition, said(verdict)) == (disposition, HALT)
+        settlement, states = run(function, max_retries=max_retries)
+        assert (settlement.disposition, said(settlement)) == (disposition, HALT)
         assert states == [(state, "Retry" if max_retries else "RunAborted")]
 
     @pytest.mark.parametrize("hook", ["before_start", "__call__"])
     def test_before_the_function(self, run, hook):
-        verdict, _ = run(returns, base=type("Hooked", (OrderedTask,), {"abstract": True, hook: halts}))
-        assert (verdict.disposition, said(verdict)) == (Disposition.RETRY, HALT)
+        settlement, _ = run(returns, base=type("Hooked", (OrderedTask,), {"abstract": True, hook: halts}))
+        assert (settlement.disposition, said(settlement)) == (Disposition.RETRY, HALT)
 
     @pytest.mark.parametrize(
         "hook, function, disposition",
@@ -207,8 +207,8 @@ class TestBaseException:
         ],
     )
     def test_of_a_hook_after_the_function(self, run, caplog, hook, function, disposition):
-        verdict, _ = run(function, base=type("Hooked", (OrderedTask,), {"abstract": True, hook: halts}))
-        assert verdict.disposition is disposition
+        settlement, _ = run(function, base=type("Hooked", (OrderedTask,), {"abstract": True, hook: halts}))
+        assert settlement.disposition is disposition
         assert "a run of t failed outside its function" in caplog.messages
 
     def test_of_a_middleware_and_one_that_watches(self, run):
@@ -222,14 +222,14 @@ class TestBaseException:
                 raise
 
         settings = {"lowkiq_server_middlewares": [watches]}
-        verdict, _ = run(halts, settings=settings)
-        assert (verdict.disposition, [type(error) for error in seen]) == (Disposition.RETRY, [Halt])
-        verdict, _ = run(returns, settings={"lowkiq_server_middlewares": [halts]})
-        assert (verdict.disposition, said(verdict)) == (Disposition.RETRY, HALT)
+        settlement, _ = run(halts, settings=settings)
+        assert (settlement.disposition, [type(error) for error in seen]) == (Disposition.RETRY, [Halt])
+        settlement, _ = run(returns, settings={"lowkiq_server_middlewares": [halts]})
+        assert (settlement.disposition, said(settlement)) == (Disposition.RETRY, HALT)
 
     def test_of_autoretry_dont_retry_and_retry_in(self, run):
-        verdict, _ = run(halts, autoretry_for=(Halt,))
-        assert (verdict.disposition, said(verdict)) == (Disposition.RETRY, HALT)
+        settlement, _ = run(halts, autoretry_for=(Halt,))
+        assert (settlement.disposition, said(settlement)) == (Disposition.RETRY, HALT)
         assert run(halts, dont_retry=(Halt,))[0].disposition is Disposition.DIE
         asked = []
         assert run(halts, retry_in=lambda exc, n: asked.append(exc) or 7)[0].delay == 7
@@ -266,8 +266,8 @@ def test_an_error_that_cannot_be_shown_does_not_end_the_lane(run, monkeypatch, c
     with monkeypatch.context() as patched:
         patched.setattr(logging.Formatter, "formatException", shown)
         patched.setattr(logging.Handler, "handleError", shown)
-        verdict, _ = run(returns, init=around_it)
-    assert verdict.disposition is Disposition.RETRY
+        settlement, _ = run(returns, init=around_it)
+    assert settlement.disposition is Disposition.RETRY
     # Celery has looked at it, and met the error of its attributes.
     assert "a run of t failed outside its function, by a KeyError that cannot be formatted" in caplog.messages
 
@@ -287,8 +287,8 @@ def test_a_run_fails_by_what_is_raised_around_it(run, when, max_retries, disposi
             OrderedTask.__call__(self, *args)
         raise RuntimeError("around")
 
-    verdict, states = run(returns, base=around(call), max_retries=max_retries)
-    assert (verdict.disposition, said(verdict)) == (disposition, "RuntimeError: around")
+    settlement, states = run(returns, base=around(call), max_retries=max_retries)
+    assert (settlement.disposition, said(settlement)) == (disposition, "RuntimeError: around")
     assert [told for told, _ in states] == [state]
 
 
@@ -302,8 +302,12 @@ def test_what_only_passes_by_is_decided_once(run):
     def again(self, payloads_by_id):
         raise self.retry(countdown=77)
 
-    verdict, states = run(again, base=around(call))
-    assert (verdict.disposition, verdict.delay, states) == (Disposition.RETRY, 77.0, [("RETRY", "Retry")])
+    settlement, states = run(again, base=around(call))
+    assert (settlement.disposition, settlement.delay, states) == (
+        Disposition.RETRY,
+        77.0,
+        [("RETRY", "Retry")],
+    )
 
 
 #: A failing on_retry makes Celery call on_failure.
@@ -312,16 +316,16 @@ BROKEN = {"abstract": True, "on_failure": fails, "on_retry": fails}
 
 @pytest.mark.parametrize("max_retries, disposition", [(0, Disposition.DIE), (1, Disposition.RETRY)])
 def test_failing_hooks_do_not_hide_the_error(run, max_retries, disposition):
-    verdict, _ = run(raises, base=type("Hooked", (OrderedTask,), BROKEN), max_retries=max_retries)
-    assert (verdict.disposition, said(verdict)) == (disposition, "ValueError: boom")
+    settlement, _ = run(raises, base=type("Hooked", (OrderedTask,), BROKEN), max_retries=max_retries)
+    assert (settlement.disposition, said(settlement)) == (disposition, "ValueError: boom")
 
 
 def test_failing_hooks_keep_the_pause_that_was_asked_for(run):
     def again(self, payloads_by_id):
         raise self.retry(countdown=77)
 
-    verdict, _ = run(again, base=type("Hooked", (OrderedTask,), BROKEN))
-    assert (verdict.disposition, verdict.delay) == (Disposition.RETRY, 77.0)
+    settlement, _ = run(again, base=type("Hooked", (OrderedTask,), BROKEN))
+    assert (settlement.disposition, settlement.delay) == (Disposition.RETRY, 77.0)
 
 
 class TestRetry:
@@ -332,15 +336,15 @@ class TestRetry:
             except KeyError:
                 raise self.retry(countdown=3)  # noqa: B904 - as Celery's users write it
 
-        verdict, states = run(handles)
-        assert (verdict.disposition, verdict.delay, said(verdict)) == (
+        settlement, states = run(handles)
+        assert (settlement.disposition, settlement.delay, said(settlement)) == (
             Disposition.RETRY,
             3.0,
             "KeyError: 'original'",
         )
         assert states == [("RETRY", "Retry")]
-        verdict, states = run(handles, max_retries=0)
-        assert (verdict.disposition, said(verdict)) == (Disposition.DIE, "KeyError: 'original'")
+        settlement, states = run(handles, max_retries=0)
+        assert (settlement.disposition, said(settlement)) == (Disposition.DIE, "KeyError: 'original'")
         assert states == [("FAILURE", "KeyError")]
 
     def test_eta_and_max_retries(self, run):
@@ -350,9 +354,9 @@ class TestRetry:
         def once(self, payloads_by_id):
             raise self.retry(max_retries=0)
 
-        verdict, _ = run(at)
-        assert said(verdict) == "KeyError: 'x'"
-        assert 60 < verdict.delay <= 100
+        settlement, _ = run(at)
+        assert said(settlement) == "KeyError: 'x'"
+        assert 60 < settlement.delay <= 100
         assert run(once)[0].disposition is Disposition.DIE
 
     def test_without_a_time_the_pause_is_retry_in(self, run):
@@ -365,20 +369,20 @@ class TestRetry:
         def again(self, payloads_by_id):
             raise self.retry()
 
-        verdict, states = run(again)
-        assert said(verdict) == "celery.exceptions.Retry: asked for by self.retry()"
+        settlement, states = run(again)
+        assert said(settlement) == "celery.exceptions.Retry: asked for by self.retry()"
         assert states == [("RETRY", "Retry")]
-        verdict, states = run(again, max_retries=0)
-        assert verdict.disposition is Disposition.DIE
+        settlement, states = run(again, max_retries=0)
+        assert settlement.disposition is Disposition.DIE
         assert states == [("FAILURE", "MaxRetriesExceededError")]
 
     def test_a_run_cannot_succeed_and_be_repeated(self, run):
         def goes_on(self, payloads_by_id):
             self.retry(throw=False)
 
-        verdict, _ = run(goes_on)
-        assert verdict.disposition is Disposition.RETRY
-        assert b"throw=False" in verdict.error
+        settlement, _ = run(goes_on)
+        assert settlement.disposition is Disposition.RETRY
+        assert b"throw=False" in settlement.error
 
     @pytest.mark.parametrize(
         "wrong",
@@ -394,9 +398,9 @@ class TestRetry:
         def again(self, payloads_by_id):
             raise self.retry(**wrong)
 
-        verdict, _ = run(again)
-        assert verdict.disposition is Disposition.RETRY
-        assert f"InvalidCall: {next(iter(wrong))}=" in said(verdict)
+        settlement, _ = run(again)
+        assert settlement.disposition is Disposition.RETRY
+        assert f"InvalidCall: {next(iter(wrong))}=" in said(settlement)
 
     def test_what_would_change_the_call_is_refused_also_of_autoretry(self):
         wrong = {"autoretry_for": (ValueError,), "retry_kwargs": {"queue": "other"}}
@@ -405,15 +409,15 @@ class TestRetry:
 
     def test_autoretry_for(self, run):
         options = {"autoretry_for": (ValueError,), "retry_kwargs": {"countdown": 7, "max_retries": 3}}
-        verdict, _ = run(raises, **options)
-        assert (verdict.disposition, verdict.delay, said(verdict)) == (
+        settlement, _ = run(raises, **options)
+        assert (settlement.disposition, settlement.delay, said(settlement)) == (
             Disposition.RETRY,
             7.0,
             "ValueError: boom",
         )
         options["retry_kwargs"]["max_retries"] = 0
-        verdict, states = run(raises, **options)
-        assert verdict.disposition is Disposition.DIE
+        settlement, states = run(raises, **options)
+        assert settlement.disposition is Disposition.DIE
         assert states == [("FAILURE", "ValueError")]
 
 

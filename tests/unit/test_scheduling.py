@@ -10,9 +10,9 @@ import pytest
 
 from celery_lowkiq.rules import schedulers
 from celery_lowkiq.rules.balance import Member
+from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.middleware import compose
 from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
-from celery_lowkiq.rules.ownership import LeaseWatch
 from celery_lowkiq.rules.splitters import default_splitter
 
 A0, A1, A2 = (ShardRef("A", n) for n in range(3))

@@ -31,11 +31,11 @@ def test_the_way_of_a_job(store):
     lease = take(store)
     claim = store.claim(QUEUE, lease, 1)
     assert {job.id: [p.data for p in job.payloads] for job in claim.jobs} == {"1": [b"a", b"b"], "2": [b"c"]}
-    verdicts = [
+    settlements = [
         Settlement("1", claim.number, Disposition.DIE, error=b"boom"),
         Settlement("2", claim.number, Disposition.DONE),
     ]
-    assert store.settle(QUEUE, lease, verdicts).accepted == {"1", "2"}
+    assert store.settle(QUEUE, lease, settlements).accepted == {"1", "2"}
     assert Queries(store).morgue(QUEUE).items[0].payloads[0].data == b"a"
     assert Actions(store).requeue_all(QUEUE) == 1
     assert store.renew([lease]) == [True]

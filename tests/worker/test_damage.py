@@ -41,19 +41,19 @@ class Runs:
                 self.at_once.append(batch.shard)
             self._running.add(batch.shard)
         time.sleep(0.002)
-        verdicts = []
+        settlements = []
         with self._lock:
             self._running.discard(batch.shard)
             for job in batch.jobs:
                 if job.id.endswith("7") and job.id not in self._failed:
                     self._failed.add(job.id)
-                    verdicts.append(
+                    settlements.append(
                         Settlement(job.id, job.claim, Disposition.RETRY, 0, 0.1, b"boom", try_text=b"boom")
                     )
                 else:
                     self.done[job.id] += 1
-                    verdicts.append(Settlement(job.id, job.claim, Disposition.DONE))
-        return tuple(verdicts)
+                    settlements.append(Settlement(job.id, job.claim, Disposition.DONE))
+        return tuple(settlements)
 
     def flush(self):
         return ()

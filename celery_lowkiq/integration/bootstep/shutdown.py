@@ -12,8 +12,8 @@ from celery import signals
 from celery.exceptions import WorkerShutdown
 from celery.worker import state
 
+from celery_lowkiq.rules.lease_watch import EXIT_TIMEOUT
 from celery_lowkiq.rules.loggers import package_logger as logger
-from celery_lowkiq.rules.ownership import EXIT_TIMEOUT
 from celery_lowkiq.worker.runtime import Runtime
 
 #: Seconds between checks for a second signal when the worker's event loop cannot run.

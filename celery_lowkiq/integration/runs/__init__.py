@@ -1,4 +1,4 @@
-"""A run of a batch: from claimed bytes to verdicts and results.
+"""A run of a batch: from claimed bytes to settlements and results.
 
 ``decode`` presents a batch to the task function, ``run`` decides what becomes of each job, and
 ``batch_calls``, ``tracker_updates`` and ``failure_log`` report it.

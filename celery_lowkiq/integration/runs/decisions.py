@@ -74,8 +74,8 @@ class JobDecision(NamedTuple):
 
     job: Job
     #: For the settle.
-    verdict: Settlement
-    #: The verdict on the payloads that are done with; another one where Again leaves some.
+    settlement: Settlement
+    #: The settlement of the payloads that are done with; another one where Again leaves some.
     ran: Settlement
     error: Exception | None = None
     #: The stored and logged forms of the error, of a job whose run failed.
@@ -88,7 +88,7 @@ class JobDecision(NamedTuple):
     @property
     def dies(self) -> bool:
         """Whether a payload of it goes to the morgue."""
-        return self.verdict.disposition in (Disposition.DIE, Disposition.BURY)
+        return self.settlement.disposition in (Disposition.DIE, Disposition.BURY)
 
     @property
     def is_requested(self) -> bool:
@@ -104,11 +104,11 @@ class Decision(NamedTuple):
     jobs: Mapping[str, JobDecision] = {}
 
     @property
-    def verdicts(self) -> tuple[Settlement, ...]:
-        """The verdicts for the settle, in the order of the batch."""
+    def settlements(self) -> tuple[Settlement, ...]:
+        """The settlements for the settle, in the order of the batch."""
         if not self.jobs:
             return tuple([_done(job) for job in self.batch.jobs_by_id.values()])
-        return tuple(decided.verdict for decided in self.jobs.values())
+        return tuple(decided.settlement for decided in self.jobs.values())
 
     @property
     def failures(self) -> list[JobDecision]:
@@ -121,12 +121,12 @@ class Decision(NamedTuple):
             job._replace(
                 payloads=job.payloads[:1],
                 scores=job.scores[:1],
-                retry_count=decided.verdict.retry_count,
+                retry_count=decided.settlement.retry_count,
                 error=decided.text.text,
             )
             for job in self.batch.jobs
             if (decided := self.jobs.get(job.id)) is not None
-            and decided.verdict.disposition is Disposition.DIE
+            and decided.settlement.disposition is Disposition.DIE
             and job.id in accepted
         ]
 
@@ -136,7 +136,9 @@ class Decision(NamedTuple):
         """
         decided = self.jobs.values()
         delays = [
-            _delay(each.verdict, now) for each in decided if each.verdict.disposition is Disposition.RETRY
+            _delay(each.settlement, now)
+            for each in decided
+            if each.settlement.disposition is Disposition.RETRY
         ]
         delays += [each.again.after for each in decided if each.again is not None and each.left]
         errors = [each.error for each in decided if each.error is not None]
@@ -221,7 +223,7 @@ def decide_rejection(error: Exception, requeue: bool, before: Decision, rules: R
     def decide(job: DecodedJob) -> JobDecision:
         ran = _done(job)._replace(disposition=disposition, delay=delay, error=data)
         decided = before.jobs.get(job.claimed.id) or _decision(job, ran)
-        return decided._replace(verdict=_with_left(job, ran, decided.left), ran=ran, error=rejected)
+        return decided._replace(settlement=_with_left(job, ran, decided.left), ran=ran, error=rejected)
 
     return _decide_each(before.batch, decide)
 
@@ -240,13 +242,14 @@ def decide_poison_pill(batch: DecodedBatch, rules: RunRules) -> Decision:
 
 
 def return_batch(batch: Batch, delay: float = RETURN_DELAY) -> tuple[Settlement, ...]:
-    """The verdicts on a batch that did not run: all jobs go back, for ``delay`` seconds."""
+    """The settlements of a batch that did not run: all jobs go back, for ``delay`` seconds."""
     return tuple(Settlement(job.id, job.claim, Disposition.RETURN, delay=delay) for job in batch.jobs)
 
 
 def retry_for_results(job: DecodedJob, error: Exception, settings: Settings) -> Settlement:
-    """The verdict on a job that is done, but whose calls could not all get their results: it runs again, and
-    never dies of that.
+    """Return the settlement of a job that is done, but some of whose calls have no result.
+
+    It runs again, and never dies of that.
     """
     policy = RetryPolicy(max_retries=None)
     return after_failure(job.claimed, policy, dump_error(settings, error), None, job.bad)
@@ -292,20 +295,22 @@ def _failed(
     if id(raised) not in texts:
         texts[id(raised)] = error_text(rules.settings, raised)
     text = texts[id(raised)]
-    verdict = after_failure(job.claimed, policy, text.data, delay, job.bad, raised, together)
-    return _decision(job, verdict._replace(try_text=try_text(text.text)), error, text)
+    settlement = after_failure(job.claimed, policy, text.data, delay, job.bad, raised, together)
+    return _decision(job, settlement._replace(try_text=try_text(text.text)), error, text)
 
 
-def _with_left(job: DecodedJob, verdict: Settlement, left: Collection[int]) -> Settlement:
-    """The verdict when some payloads of a job are left: these stay queued, the others go."""
-    if not left or verdict.disposition not in (Disposition.DONE, Disposition.BURY):
-        return verdict
-    gone = {*left, *(bad.position for bad in verdict.bad)}
-    error = verdict.error if verdict.disposition is Disposition.BURY else None
+def _with_left(job: DecodedJob, settlement: Settlement, left: Collection[int]) -> Settlement:
+    """The settlement when some payloads of a job are left: these stay queued, the others go."""
+    if not left or settlement.disposition not in (Disposition.DONE, Disposition.BURY):
+        return settlement
+    gone = {*left, *(bad.position for bad in settlement.bad)}
+    error = settlement.error if settlement.disposition is Disposition.BURY else None
     over = (PayloadRemoval(p, error, RemovalReason.DONE) for p in job.positions if p not in gone)
-    delay = max(verdict.delay, AT_ONCE)
-    return Settlement(verdict.id, verdict.claim, Disposition.RETURN, delay=delay, bad=(*verdict.bad, *over))
+    delay = max(settlement.delay, AT_ONCE)
+    return Settlement(
+        settlement.id, settlement.claim, Disposition.RETURN, delay=delay, bad=(*settlement.bad, *over)
+    )
 
 
-def _delay(verdict: Settlement, now: float) -> float:
-    return max(0.0, verdict.perform_in - now) if verdict.perform_in else verdict.delay
+def _delay(settlement: Settlement, now: float) -> float:
+    return max(0.0, settlement.perform_in - now) if settlement.perform_in else settlement.delay

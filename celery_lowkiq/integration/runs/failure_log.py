@@ -63,8 +63,8 @@ def log_failures(run: Run) -> None:
 
 def _context(run: Run, failure: JobDecision) -> dict[str, Any]:
     """The values of a line. An id is a Python literal, so that it cannot break or colour the line."""
-    verdict, shard = failure.verdict, run.batch.shard
-    at = verdict.perform_in or time.time() + verdict.delay
+    settlement, shard = failure.settlement, run.batch.shard
+    at = settlement.perform_in or time.time() + settlement.delay
     return {
         "id": run.task_id,
         "name": run.task.name,
@@ -72,8 +72,8 @@ def _context(run: Run, failure: JobDecision) -> dict[str, Any]:
         "queue": shard.queue,
         "shard": shard.index,
         "job_id": repr(failure.job.id),
-        "retry_count": verdict.retry_count,
-        "retry": verdict.retry_count + 1,
+        "retry_count": settlement.retry_count,
+        "retry": settlement.retry_count + 1,
         "next": moment(at),
         "runtime": time.monotonic() - run.batch.began_at,
     }

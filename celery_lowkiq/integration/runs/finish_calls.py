@@ -50,13 +50,13 @@ class CallFinisher:
         self._raisers: dict[int, _Raiser] = {}
 
     def finish(self) -> tuple[Settlement, ...]:
-        """Give each call its result. Returns the verdicts, with the records and the news of ended calls."""
+        """Give each call its result. Returns the settlements, with records and news of ended calls."""
         return tuple(
-            self._finish_job(job, verdict) if job.recorded else verdict
-            for job, verdict in zip(self._run.batch.jobs, self._run.decision.verdicts, strict=True)
+            self._finish_job(job, settlement) if job.recorded else settlement
+            for job, settlement in zip(self._run.batch.jobs, self._run.decision.settlements, strict=True)
         )
 
-    def _finish_job(self, job: Job, verdict: Settlement) -> Settlement:
+    def _finish_job(self, job: Job, settlement: Settlement) -> Settlement:
         finished = _Finished()
         few = self._calls.are_few(job)
         try:
@@ -70,8 +70,8 @@ class CallFinisher:
             return Settlement(job.id, job.claim, Disposition.RETURN, delay=RETURN_DELAY)
         if finished.error is not None and finished.success:
             decoded = self._run.decoded.jobs_by_id[job.id]
-            verdict = retry_for_results(decoded, finished.error, self._run.settings)
-        return verdict._replace(ended=tuple(finished.ended), news=tuple(finished.news))
+            settlement = retry_for_results(decoded, finished.error, self._run.settings)
+        return settlement._replace(ended=tuple(finished.ended), news=tuple(finished.news))
 
     def _finish_page(self, job: Job, page: Iterable[StoredCall], finished: _Finished) -> None:
         keys: list[tuple[int, bool, bytes]] = []

@@ -61,7 +61,7 @@ class PlainRequest:
         self.call = call
         #: Whether the result of the call is stored.
         self.stores_result: bool = call is not None and call.stores_result
-        #: Whether its result is held back, and the verdicts with it.
+        #: Whether its result is held back, and the settlements with it.
         self.is_held: bool = False
         # The function may change the lists that it gets.
         given = {job_id: payloads[:] for job_id, payloads in payloads_by_id.items()}
@@ -129,7 +129,7 @@ class PlainRequest:
         return result.get(self.batch.jobs[0].id) if by_id else result
 
     def done(self) -> tuple[Settlement, ...]:
-        """The verdicts when it has succeeded."""
+        """The settlements when it has succeeded."""
         if self.call is None:
             return tuple([Settlement(job.id, job.claim, DONE) for job in self.batch.jobs])
         (job,) = self.batch.jobs

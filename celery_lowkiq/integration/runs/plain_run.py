@@ -35,7 +35,7 @@ from .run import Run
 from .stacks import RunStacks
 from .tracing import report
 
-#: Repeats a run through Celery's tracer, with the request that it is given, and returns the verdicts.
+#: Repeats a run through Celery's tracer, with the request that it is given, and returns the settlements.
 Repeat = Callable[[Run, Callable[[], RepeatedRequest]], tuple[Settlement, ...]]
 
 
@@ -52,7 +52,7 @@ class PlainRuns:
         self._stacks = RunStacks(rules.task)
 
     def run(self, batch: Batch) -> tuple[Settlement, ...] | None:
-        """The verdicts on a batch; None, before anything has run, for one that needs Celery's tracer.
+        """The settlements of a batch; None, before anything has run, for one that needs Celery's tracer.
 
         There are none if its result is held back in a buffer, which has them.
         """

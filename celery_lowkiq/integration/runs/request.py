@@ -38,7 +38,7 @@ class LaneRequest(Request):
     acknowledged = True
 
     def reject(self, requeue: bool = False) -> None:
-        """Send the event; the verdict on its job does the rest."""
+        """Send the event; the settlement of its job does the rest."""
         self.send_event("task-rejected", requeue=requeue)
 
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:

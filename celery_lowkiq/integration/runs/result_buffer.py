@@ -24,9 +24,9 @@ class HeldResult(NamedTuple):
     held_at: float
     encoded: EncodedResult
     batch: Batch
-    #: The verdicts once the result is written.
+    #: The settlements once the result is written.
     done: tuple[Settlement, ...]
-    #: Repeats the run through Celery's tracer, and returns the verdicts, when it cannot be written.
+    #: Repeats the run through Celery's tracer, and returns the settlements, when it cannot be written.
     repeat: Callable[[], tuple[Settlement, ...]]
 
 
@@ -74,7 +74,7 @@ class ResultBuffer:
             self._writing.release()
 
     def flush(self) -> tuple[Settlement, ...]:
-        """Write all results. Returns the verdicts on their jobs."""
+        """Write all results. Returns the settlements of their jobs."""
         if not self._held:
             return ()
         with self._writing:
@@ -86,12 +86,12 @@ class ResultBuffer:
                 written = len(held)
             except Exception as error:  # noqa: BLE001 - each run that is repeated meets its own
                 logger.debug("results are written one by one, since together failed: %s", error)
-        done = [verdict for one in held[:written] for verdict in one.done]
+        done = [settlement for one in held[:written] for settlement in one.done]
         return (*done, *_repeat(held[written:]))
 
 
 def _repeat(unwritten: Sequence[HeldResult]) -> list[Settlement]:
-    verdicts: list[Settlement] = []
+    settlements: list[Settlement] = []
     until = time.monotonic() + MAX_REPEATING
     for number, held in enumerate(unwritten):
         if time.monotonic() > until:
@@ -100,6 +100,6 @@ def _repeat(unwritten: Sequence[HeldResult]) -> list[Settlement]:
                 len(unwritten) - number,
                 held.batch.queue.name,
             )
-            return verdicts + [v for one in unwritten[number:] for v in return_batch(one.batch)]
-        verdicts += held.repeat()
-    return verdicts
+            return settlements + [v for one in unwritten[number:] for v in return_batch(one.batch)]
+        settlements += held.repeat()
+    return settlements

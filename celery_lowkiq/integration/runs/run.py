@@ -51,7 +51,7 @@ class Run:
         self.pid: int = os.getpid()
         #: Celery's id of the run; "" before it begins.
         self.task_id: str = ""
-        #: Whether the verdicts are final: a later failure around the function does not change them.
+        #: Whether the settlements are final: a later failure around the function does not change them.
         self.decided: bool = False
         #: What becomes of its jobs and calls.
         self.decision: Decision = Decision(decoded)

@@ -75,13 +75,13 @@ class CeleryRunner:
         self._plain = {**self._plain, **plain}
 
     def run(self, batch: Batch) -> tuple[Settlement, ...]:
-        """Run a batch. Returns its verdicts, or none if its result is held back: :meth:`flush` has them then.
+        """Run a batch. Returns its settlements; none if its result is held back, until :meth:`flush`.
 
         An unexpected exception around the function fails the run.
         """
-        verdicts = self._plain[batch.queue.name].run(batch)
-        if verdicts is not None:
-            return verdicts
+        settlements = self._plain[batch.queue.name].run(batch)
+        if settlements is not None:
+            return settlements
         rules = self._rules[batch.queue.name]
         decoded = rules.decode(batch)
         revoked = _revoked_call(rules, batch, decoded)
@@ -98,17 +98,17 @@ class CeleryRunner:
         return self._run_uncalled(Run(decoded, rules))
 
     def flush(self) -> tuple[Settlement, ...]:
-        """Write the results that runs of this lane have left. Returns the verdicts that wait for that."""
+        """Write the results that runs of this lane have left. Returns the settlements that wait for that."""
         return self._buffers.own.flush()
 
     def _run_uncalled(self, run: Run, make_request: MakeRequest | None = None) -> tuple[Settlement, ...]:
         """Run a batch whose calls have no record."""
         self._try(run, make_request)
-        verdicts = run.decision.verdicts
+        settlements = run.decision.settlements
         if run.decision.jobs:
-            self._report_failures(run, verdicts)
+            self._report_failures(run, settlements)
         run.forget_tracebacks()
-        return verdicts
+        return settlements
 
     def _repeat(self, run: Run, make_request: MakeRequest) -> tuple[Settlement, ...]:
         """Give a plain run, whose function has run, to Celery's tracer."""
@@ -152,10 +152,10 @@ class CeleryRunner:
                 calls.tracked.interrupted(error)
                 raise
             runtime = time.monotonic() - began_at
-        verdicts = CallFinisher(run, calls, runtime, has_reported).finish()
-        self._report_failures(run, verdicts)
+        settlements = CallFinisher(run, calls, runtime, has_reported).finish()
+        self._report_failures(run, settlements)
         run.forget_tracebacks()
-        return verdicts
+        return settlements
 
     def _try(self, run: Run, make_request: MakeRequest | None = None) -> bool:
         """Run the function, if any payload can run. Returns whether Celery has reported the outcome."""
@@ -190,12 +190,12 @@ class CeleryRunner:
 
     # -- after the run
 
-    def _report_failures(self, run: Run, verdicts: tuple[Settlement, ...]) -> None:
+    def _report_failures(self, run: Run, settlements: tuple[Settlement, ...]) -> None:
         """Log the failures, and keep a run with dead jobs until its claim is settled."""
         if not run.decision.failures:
             return
         log_failures(run)
-        if any(verdict.disposition is Disposition.DIE for verdict in verdicts):
+        if any(settlement.disposition is Disposition.DIE for settlement in settlements):
             # All of a claim is settled before the lane's next one runs.
             claim = run.batch.lease, run.batch.claim
             kept = [r for r in self._dying.runs if (r.batch.lease, r.batch.claim) == claim]

@@ -159,14 +159,14 @@ def settle_calls(settle: SettleRequest) -> SettleCalls:
     call the outcome of another run.
     """
     done, others = _split(settle)
-    ids = [verdict.id for verdict in done]
+    ids = [settlement.id for settlement in done]
     rest: list[Value] = list(map(id_bytes, ids))
-    for verdict in others:
-        rest += _verdict_values(verdict)
-    news = [each for verdict in settle.verdicts for each in verdict.news]
+    for settlement in others:
+        rest += _settlement_values(settlement)
+    news = [each for settlement in settle.settlements for each in settlement.news]
     calls = [call for _, call in update_commands(news)] if news else []
     tracker_updates = len(calls)
-    if ended := [run for verdict in settle.verdicts for run in verdict.ended]:
+    if ended := [run for settlement in settle.settlements for run in settlement.ended]:
         calls.append(end_calls(settle.lease, ended))
     words = {"merge": settle.queue.merge.value, "policy": settle.queue.policy}
     claim = done[0].claim if done else 0
@@ -179,12 +179,12 @@ def settle_calls(settle: SettleRequest) -> SettleCalls:
 def _split(settle: SettleRequest) -> tuple[list[Settlement], list[Settlement]]:
     """Separate the jobs of one claim that are done and have nothing else to store from the others."""
     if settle.queue.policies.drop_stale is not None:
-        return [], list(settle.verdicts)
+        return [], list(settle.settlements)
     done: list[Settlement] = []
     others: list[Settlement] = []
-    for verdict in settle.verdicts:
-        just_done = verdict.disposition is Disposition.DONE and not verdict.bad
-        (done if just_done and (not done or done[0].claim == verdict.claim) else others).append(verdict)
+    for settlement in settle.settlements:
+        just_done = settlement.disposition is Disposition.DONE and not settlement.bad
+        (done if just_done and (not done or done[0].claim == settlement.claim) else others).append(settlement)
     return done, others
 
 
@@ -196,10 +196,12 @@ def or_raise(answer: A | LowkiqError | None) -> A:
     return answer
 
 
-def _verdict_values(verdict: Settlement) -> Iterator[Value]:
-    tried = retry_count_text(verdict.retry_count, verdict.isolation)
-    yield from (id_bytes(verdict.id), verdict.claim, verdict.disposition.value, tried)
-    when = f"@{number_text(verdict.perform_in)}" if verdict.perform_in else number_text(verdict.delay)
-    yield from (when, verdict.error, verdict.try_text, len(verdict.bad))
-    for bad in verdict.bad:
+def _settlement_values(settlement: Settlement) -> Iterator[Value]:
+    tried = retry_count_text(settlement.retry_count, settlement.isolation)
+    yield from (id_bytes(settlement.id), settlement.claim, settlement.disposition.value, tried)
+    when = (
+        f"@{number_text(settlement.perform_in)}" if settlement.perform_in else number_text(settlement.delay)
+    )
+    yield from (when, settlement.error, settlement.try_text, len(settlement.bad))
+    for bad in settlement.bad:
         yield from (-1 - bad.position, bad.gone.value) if bad.error is None else (bad.position, bad.error)

@@ -68,7 +68,7 @@ class ClaimCycle:
         """Settle all batches of a crashed lane but the running one: only that counts as crashed."""
         if self._window is None or self.batch is None:
             return
-        self._window.add_verdicts(self._ctx.runner.flush())
+        self._window.add_settlements(self._ctx.runner.flush())
         error = self._try_settle(self._window.to_settle())
         if error is not None:
             logger.error(
@@ -81,7 +81,7 @@ class ClaimCycle:
         returned = window.take_unstarted(now) if window is not None else None
         if window is not None and returned is not None and self._try_settle(returned) is not None:
             # The lane's own settle meets the error, and handles it.
-            window.add_verdicts(returned.verdicts)
+            window.add_settlements(returned.settlements)
 
     def _try_settle(self, to_settle: SettleRequest) -> StoreError | None:
         try:
@@ -186,7 +186,7 @@ class ClaimCycle:
 
     def _settle_request(self, window: ClaimWindow) -> SettleRequest:
         """Return the request that settles what has run, and releases the shard if it is leaving."""
-        window.add_verdicts(self._ctx.runner.flush())
+        window.add_settlements(self._ctx.runner.flush())
         owned = window.owned
         owned.release_sent = owned.leaving
         return window.to_settle(owned.release_sent)
@@ -219,10 +219,10 @@ class ClaimCycle:
             self.batch = batch
             ctx.exclusion.begin(owned)
             try:
-                verdicts = staying(pid, ctx.runner.run, batch)
+                settlements = staying(pid, ctx.runner.run, batch)
             finally:
                 ctx.exclusion.end(owned)
-            window.add(batch, verdicts)
+            window.add(batch, settlements)
             self.batch = None
             began_at, now = now, ctx.clock.monotonic()
             mean = self._mean_durations[name] = mean_duration(mean, now - began_at)

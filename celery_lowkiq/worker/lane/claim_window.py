@@ -41,7 +41,7 @@ def batches_to_claim(mean: float | None, most: int) -> int:
 class ClaimWindow:
     """Batches that wait, run, and are settled together.
 
-    The lane starts batches and adds verdicts; the window reaper takes away what waits for too long.
+    The lane starts batches and adds settlements; the window reaper takes away what waits for too long.
     """
 
     def __init__(self, owned: OwnedShard, claim: Claim, claimed_at: float) -> None:
@@ -50,7 +50,7 @@ class ClaimWindow:
         self._redis_time = claim.now
         self.claimed_at = claimed_at
         self.ran: list[Batch] = []
-        self._verdicts: list[Settlement] = []
+        self._settlements: list[Settlement] = []
         size = owned.queue.batch_size
         #: Taken from one end, by one method of ``deque``: so each batch goes to one thread, without a lock.
         self._waiting = deque([claim.jobs[i : i + size] for i in range(0, len(claim.jobs), size)])
@@ -66,15 +66,15 @@ class ClaimWindow:
         owned = self.owned
         return Batch(owned.queue, owned.lease, self.number, jobs, owned.lost, now, self._redis_time)
 
-    def add(self, batch: Batch, verdicts: Sequence[Settlement]) -> None:
-        """Record the verdicts of a batch that has run."""
+    def add(self, batch: Batch, settlements: Sequence[Settlement]) -> None:
+        """Record the settlements of a batch that has run."""
         self.ran.append(batch)
-        self._verdicts += verdicts
+        self._settlements += settlements
 
     def to_settle(self, release: bool = False) -> SettleRequest:
-        """Return all verdicts; batches that have not run are returned unchanged."""
-        verdicts = (*self._verdicts, *self._returned(self._take_waiting()))
-        return SettleRequest(self.owned.queue, self.owned.lease, verdicts, release)
+        """Return all settlements; batches that have not run are returned unchanged."""
+        settlements = (*self._settlements, *self._returned(self._take_waiting()))
+        return SettleRequest(self.owned.queue, self.owned.lease, settlements, release)
 
     def take_unstarted(self, now: float) -> SettleRequest | None:
         """Remove the batches that have waited too long at ``now`` (monotonic), to be returned."""
@@ -83,9 +83,9 @@ class ClaimWindow:
         jobs = self._take_waiting()
         return SettleRequest(self.owned.queue, self.owned.lease, self._returned(jobs)) if jobs else None
 
-    def add_verdicts(self, verdicts: Sequence[Settlement]) -> None:
-        """Record verdicts that came later than their batch, or that could not be settled alone."""
-        self._verdicts += verdicts
+    def add_settlements(self, settlements: Sequence[Settlement]) -> None:
+        """Record settlements that came later than their batch, or that could not be settled alone."""
+        self._settlements += settlements
 
     def _take_waiting(self) -> list[Job]:
         jobs: list[Job] = []

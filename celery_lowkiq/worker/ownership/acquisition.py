@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from celery_lowkiq.rules.balance import Member, QuotaRoom, least_loaded_lane
 from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.errors import LowkiqError, NotOwner, ShardDamaged, ShardRepairing, StoreUnavailable
+from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import Lease, ShardRef
-from celery_lowkiq.rules.ownership import LeaseWatch
 from celery_lowkiq.rules.text import shard_names
 
 from ..context import WorkerContext

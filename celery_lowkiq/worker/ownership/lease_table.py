@@ -7,8 +7,8 @@ from dataclasses import replace
 from operator import attrgetter
 
 from celery_lowkiq.rules.balance import Member
+from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
-from celery_lowkiq.rules.ownership import LeaseWatch
 
 from ..lane.lane import Lane
 from ..owned_shard import OwnedShard

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 
 from celery_lowkiq.rules.errors import NotOwner, StoreError
+from celery_lowkiq.rules.lease_watch import RENEWALS_PER_LEASE
 from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
-from celery_lowkiq.rules.ownership import RENEWALS_PER_LEASE
 
 from ..context import WorkerContext
 from ..lane.lane import Lane
