@@ -362,7 +362,8 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
     ) -> EagerResult[R]:
         """Run the function in this process, as a worker would, on ``{id: [payload]}``."""
         words = {name: options.pop(name, None) for name in WORDS}
-        args, kwargs, _ = self._completed(args, kwargs, None)
+        if self.by is not None:
+            args, kwargs, _ = self._completed(args, kwargs, None)
         entry = self.entry_of(args, kwargs, None, **words)
         if self.by is not None:
             result: EagerResult[R] = super().apply(args, kwargs, *positional, **options)
