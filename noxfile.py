@@ -60,7 +60,7 @@ def _minutes(words: list[str]) -> tuple[float, list[str]]:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Format, lint and types."""
-    session.install("-e", ".[dev,embedded,web]")
+    session.install("-e", ".[dev,embedded,hiredis,web]")
     _lint(session)
 
 
