@@ -89,14 +89,17 @@ def stock(app: Celery) -> OrderedQueue:
 @pytest.fixture
 def gate(impatient: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     """Stands in the way of "Run all now"."""
-    found, real = Gate(), OrderedQueue.run_now_all
-    monkeypatch.setattr(
-        OrderedQueue,
-        "run_now_all",
-        lambda queue, progress: real(queue, partial(found.after_each_step, progress)),
-    )
+    found, real, running = Gate(), OrderedQueue.run_now_all, threading.Lock()
+
+    def run_now_all(queue: OrderedQueue, progress: Callable[[int], None]) -> int:
+        with running:
+            return real(queue, partial(found.after_each_step, progress))
+
+    monkeypatch.setattr(OrderedQueue, "run_now_all", run_now_all)
     yield found
     found.step(1000)
+    # Jobs of the next test would be made due by what is left of it.
+    assert running.acquire(timeout=60)
 
 
 @pytest.fixture

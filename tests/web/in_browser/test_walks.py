@@ -154,7 +154,6 @@ def forms(browser):
 
 def pages_with_forms(app):
     """Addresses that show every form but those of a running operation."""
-    # The waiting one last: a walk before this may still be making what waits due.
     shop = {state: make_jobs(app, state)[1][0] for state in ("paused", "dead", "failed", "waiting")}
     with track("to be cancelled", app) as tracker:
         app.tasks["update_stock"].apply_async(("TRACKED", {}), countdown=7200, tracker=tracker)
