@@ -49,6 +49,10 @@ class QueueSpec:
         """All shards of the queue, in order."""
         return tuple(ShardRef(self.name, index) for index in range(self.shards))
 
+    def shard_of(self, job_id: str) -> ShardRef:
+        """The shard of an id."""
+        return ShardRef(self.name, shard_of(job_id, self.shards))
+
     @property
     def policy(self) -> str:
         """The policies as the argument of scripts."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from celery_lowkiq.rules.dumps import DumpedCall, Entry, Header, State
-from celery_lowkiq.rules.models import Payload, QueueSpec, Recorded, ShardRef, shard_of
+from celery_lowkiq.rules.models import Payload, QueueSpec, Recorded, ShardRef
 from celery_lowkiq.store.inspect.pages import WAITING_INDEXES
 from celery_lowkiq.store.jobs.call_records import PAGE_CALLS, parse_call
 from celery_lowkiq.store.redis_store import RedisStore
@@ -125,7 +125,7 @@ def load_entries(
     """
     by_shard: dict[ShardRef, list[Value]] = {}
     for number, entry in lines:
-        shard = ShardRef(queue.name, shard_of(entry.id, queue.shards))
+        shard = queue.shard_of(entry.id)
         by_shard.setdefault(shard, []).extend(_values(number, entry))
     return sum(
         store.run_registered(
