@@ -101,13 +101,11 @@ def can_restore_meta(shard: ShardRef, says: str, registered: int, declared: int,
     )
 
 
-def counted(shards: Sequence[Condition], others: Sequence[Condition], declared: int) -> bool:
-    """Whether the shards confirm the declared number, so that a registry with another number is wrong.
-
-    All jobs are in these shards and none in ``others``, and each shard has the declared number.
-    """
-    used = [shard for shard in shards if shard.used]
-    return bool(used) and all(s.shards == str(declared) for s in used) and not any(s.used for s in others)
+def said_count(shards: Sequence[Condition]) -> int | None:
+    """The number of shards that all shards with jobs have in meta; None when they differ, or have none."""
+    counts = {shard.shards for shard in shards if shard.used}
+    said = counts.pop() if len(counts) == 1 else ""
+    return int(said) if is_count(said) else None
 
 
 def is_count(says: str) -> bool:

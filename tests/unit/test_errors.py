@@ -10,7 +10,8 @@ import pytest
 from celery_lowkiq.rules import errors
 
 ERRORS = [
-    errors.ShardCountMismatch("orders", 5, 7),
+    errors.QueueResharded("orders", 5),
+    errors.QueueInUse("orders", 5, 7),
     errors.ShardRepairing("orders", 2, "its keys are gone"),
     errors.UnknownTracker("abc"),
     errors.ClusterNode(),

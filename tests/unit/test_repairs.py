@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.models import ShardRef, shard_of
-from celery_lowkiq.rules.repairs import Condition, Repaired, can_restore_meta, counted, damages, is_count
+from celery_lowkiq.rules.repairs import Condition, Repaired, can_restore_meta, damages, is_count, said_count
 from celery_lowkiq.store.scripts.keys import SHARD_KEYS
 
 SHARD = ShardRef("orders", 1)
@@ -73,10 +73,10 @@ def test_what_cannot_be_told(says, registered, declared, ids):
 
 def test_the_shards_contradict_a_registry_only_together():
     mine, unused = condition(jobs=1, due=1), condition("")
-    assert counted([mine, unused], [], 4)
-    assert not counted([mine, condition("8", jobs=1)], [], 4)
-    assert not counted([mine], [mine], 4)
-    assert not counted([unused], [], 4)
+    assert said_count([mine, unused]) == 4
+    assert said_count([mine, condition("8", jobs=1)]) is None
+    assert said_count([unused, condition("closed", jobs=1)]) is None
+    assert said_count([unused]) is None
 
 
 def test_what_was_done_in_words():

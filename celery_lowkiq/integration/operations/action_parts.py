@@ -171,8 +171,7 @@ class Action:
         if MARK in self.takes and len(ids) != 1:
             raise InvalidCall(f"action={self.name!r} is invalid with {len(ids)} ids: expected one")
         checked = {one.name: one.check(values[one.name]) for one in self.takes}
-        if checked.get(SHARD.name, 0) >= queue.spec.shards:
-            last = queue.spec.shards - 1
+        if SHARD in self.takes and checked[SHARD.name] > (last := queue.stored_spec().shards - 1):
             raise InvalidCall(f"shard={checked[SHARD.name]} is invalid: expected a shard from 0 to {last}")
         return Target(target.ids, checked)
 

@@ -121,7 +121,7 @@ def load_entries(
     """Load numbered lines of a dump, one script per shard. Return the number of lines that were new.
 
     For a week, loading the same lines again changes nothing, even if their jobs have run meanwhile. Raises
-    ShardCountMismatch, StoreError.
+    QueueResharded, StoreError.
     """
     by_shard: dict[ShardRef, list[Value]] = {}
     for number, entry in lines:

@@ -108,6 +108,12 @@ def taken(turn: Mapping[ShardRef, Sequence[NewJob]], replies: Sequence[Any]) -> 
     return [job for jobs, reply in answers if not isinstance(reply, LowkiqError) for job in jobs]
 
 
+def refused(turn: Mapping[ShardRef, Sequence[NewJob]], replies: Sequence[Any]) -> list[NewJob]:
+    """Return the jobs of the shards that have refused them."""
+    answers = zip(turn.values(), replies, strict=True)
+    return [job for jobs, reply in answers if isinstance(reply, LowkiqError) for job in jobs]
+
+
 def retried(pauses: Iterator[float], attempt: Callable[[], Steps[T]]) -> Steps[T]:
     """Repeat steps after each interval (s) while Redis is unavailable. Raises StoreUnavailable after the
     last.

@@ -1,7 +1,8 @@
 """The number of shards of a queue, which each push and acquire checks.
 
 It is stored in the queue's own key, and each shard has a copy, since a script reads one shard only. The
-registry handles scripts that a shard without a copy, or with another number, refuses.
+registry handles scripts that a shard without a copy, or with another number, refuses. The number that the
+code declares is that of a new queue: the stored one applies to all others.
 """
 
 from __future__ import annotations
@@ -11,10 +12,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from celery_lowkiq.rules.errors import FormatMismatch, ShardCountMismatch, ShardDamaged, ShardRepairing
+from celery_lowkiq.rules.errors import (
+    FormatMismatch,
+    QueueInUse,
+    QueueResharded,
+    ShardDamaged,
+    ShardRepairing,
+)
 from celery_lowkiq.rules.models import MAX_SHARDS, QueueSpec, ShardRef, shard_of
 from celery_lowkiq.rules.repairs import CLOSED, Registered
-from celery_lowkiq.store.repairs.repairs import INDEXES, Repairs
+from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import FORMAT, queue_key, shard_keys
 from celery_lowkiq.store.scripts.records import parse_id
@@ -30,7 +37,7 @@ PAGE = 1000
 
 
 class Registry:
-    """Registers queues, and changes the number of shards of empty ones."""
+    """Registers queues, and reshards empty ones."""
 
     def __init__(self, client: Client, repairs: Repairs | None = None) -> None:
         self._client = client
@@ -40,14 +47,14 @@ class Registry:
         """Make shards accept scripts with ``queue.shards``; lost meta is repaired if the rest of the queue
         allows it. Returns the damage of the other shards.
 
-        Raises ShardCountMismatch when jobs of another count are left, FormatMismatch, StoreError.
+        Raises QueueResharded when another number is stored, FormatMismatch, StoreError.
         """
         deadline = time.monotonic() + CLOSED_SECONDS
         refused: dict[ShardRef, ShardDamaged] = {}
         while shards:
-            stored = self.register(queue)
+            stored = self._registered(queue)
             if stored.shards != queue.shards:
-                stored = self._adopt(queue, stored.shards)
+                raise QueueResharded(queue.name, stored.shards)
             # Another process may be changing the count; after the deadline it is considered dead.
             reopen = time.monotonic() > deadline
             answers = list(zip(shards, self._write(shards, str(queue.shards), stored, reopen), strict=True))
@@ -79,22 +86,9 @@ class Registry:
         commands = [("HGET", queue_key(queue.name), "shards") for queue in queues]
         found = self._client.readable(commands) if lenient else self._client.commands(commands)
         return [
-            replace(queue, shards=_count(stored) or queue.shards)
+            replace(queue, shards=parse_count(stored) or queue.shards)
             for queue, stored in zip(queues, found, strict=True)
         ]
-
-    def check(self, queue: QueueSpec) -> None:
-        """Raises ShardCountMismatch when jobs or paused ids lie in another number of shards, StoreError.
-
-        An empty queue adopts any number, so the result may change at once.
-        """
-        (stored,) = self.as_stored([queue])
-        if stored.shards != queue.shards and self._is_used(stored):
-            raise ShardCountMismatch(queue.name, stored.shards, queue.shards)
-
-    def _is_used(self, queue: QueueSpec) -> bool:
-        indexes = [shard_keys(shard)[name] for shard in queue.shard_refs() for name in INDEXES]
-        return any(self._client.commands([("ZCARD", index) for index in indexes]))
 
     def register(self, queue: QueueSpec, expected: str = "") -> Registered:
         """Write the number of shards if none, or ``expected``, is stored. Returns what is stored then.
@@ -112,12 +106,28 @@ class Registry:
             )
         return Registered(int(shards), pause, since)
 
-    def _adopt(self, queue: QueueSpec, stored: int) -> Registered:
-        """Change the number of shards of an empty queue.
+    def _registered(self, queue: QueueSpec) -> Registered:
+        """Register the queue if it is not: a new one as declared, and one whose own key was lost with the
+        number that its shards have.
+        """
+        known, *copies = self._client.commands(
+            [
+                ("HGET", queue_key(queue.name), "shards"),
+                *(("HGET", shard_keys(shard)["meta"], "shards") for shard in queue.shard_refs()),
+            ]
+        )
+        counts = set() if known else {parse_count(copy) for copy in copies} - {0}
+        return self.register(replace(queue, shards=counts.pop()) if len(counts) == 1 else queue)
+
+    def reshard(self, queue: QueueSpec) -> None:
+        """Change the stored number of shards of an empty queue to ``queue.shards``.
 
         Closed shards refuse pushes with either number meanwhile. After an error, too, they are reopened with
-        the registered number.
+        the registered number. Raises QueueInUse, FormatMismatch, StoreError.
         """
+        stored = self.register(queue).shards
+        if stored == queue.shards:
+            return
         shards = [ShardRef(queue.name, index) for index in range(max(stored, queue.shards))]
         try:
             if all(reply == 1 for reply in self._write(shards, CLOSED, self.register(queue), reopen=False)):
@@ -127,8 +137,7 @@ class Registry:
             current = self.register(queue)
             self._write(shards, str(current.shards), current, reopen=True)
         if current.shards != queue.shards:
-            raise ShardCountMismatch(queue.name, current.shards, queue.shards)
-        return current
+            raise QueueInUse(queue.name, current.shards, queue.shards)
 
     def _write(self, shards: Sequence[ShardRef], value: str, known: Registered, reopen: bool) -> list[int]:
         """Write ``value`` into shards. Replies: 1, 0 (it has jobs of another count), CLOSED_BY_OTHER."""
@@ -141,10 +150,10 @@ class Registry:
 
     def _copy(self, shard: ShardRef) -> int:
         (stored,) = self._client.commands([("HGET", shard_keys(shard)["meta"], "shards")])
-        return _count(stored)
+        return parse_count(stored)
 
 
-def _count(stored: bytes | None) -> int:
+def parse_count(stored: bytes | None) -> int:
     """Parse a number of shards; 0 for foreign data."""
     count = int(stored) if stored and stored.isdigit() and len(stored) < 10 else 0
     return count if count <= MAX_SHARDS else 0
