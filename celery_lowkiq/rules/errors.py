@@ -5,6 +5,8 @@ from __future__ import annotations
 import copyreg
 from typing import Any
 
+from .layout import Layout
+
 
 class LowkiqError(Exception):
     """Base class of all errors that celery-lowkiq raises."""
@@ -49,10 +51,10 @@ class BadDump(LowkiqError):
 class QueueResharded(LowkiqError):
     """The number of shards of the queue changed while something was done with the former one."""
 
-    def __init__(self, queue: str, shards: int) -> None:
-        super().__init__(f"queue {queue!r} has {shards} shards since a moment ago. Do the same again")
+    def __init__(self, queue: str, layout: Layout) -> None:
+        super().__init__(f"queue {queue!r} has {layout.shards} shards since a moment ago. Do the same again")
         self.queue = queue
-        self.shards = shards
+        self.layout = layout
 
 
 class QueueInUse(LowkiqError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq import QueueFull, StoreUnavailable, ordered_task, track
-from celery_lowkiq.rules.models import shard_of
+from celery_lowkiq.rules.layout import shard_of
 from celery_lowkiq.rules.tracking import Counts
 from celery_lowkiq.store.jobs.durability import Durability
 

@@ -6,7 +6,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from celery_lowkiq.rules.models import Batch, Job, ShardRef, shard_of
+from celery_lowkiq.rules.layout import shard_of
+from celery_lowkiq.rules.models import Batch, Job, ShardRef
 
 from .server import Server
 from .world import World

@@ -8,8 +8,9 @@ import threading
 import pytest
 
 from celery_lowkiq.rules.errors import NotOwner, ShardDamaged, ShardRepairing
+from celery_lowkiq.rules.layout import shard_of
 from celery_lowkiq.rules.lease_watch import LeaseWatch
-from celery_lowkiq.rules.models import Disposition, Lease, NewJob, QueueSpec, ShardRef, shard_of
+from celery_lowkiq.rules.models import Disposition, Lease, NewJob, QueueSpec, ShardRef
 from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import Pausing

@@ -10,6 +10,7 @@ import pytest
 
 from celery_lowkiq.rules.claims import OpenClaims
 from celery_lowkiq.rules.errors import QueueResharded, StoreError, StoreUnavailable
+from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.models import Disposition, Lease, LeaseState, QueueSpec, ShardRef
 from tests.unit.nodes import SHARDS, Q, once
 from tests.waiting import eventually
@@ -200,7 +201,7 @@ def test_a_queue_with_another_shard_count_is_not_served_and_the_others_are(node,
 
     def mismatch(one, owner):
         if one.queue == Q:
-            raise QueueResharded("q", 7)
+            raise QueueResharded("q", Layout(7))
         return acquire(one, owner)
 
     one.store.acquire = mismatch

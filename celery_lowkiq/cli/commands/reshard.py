@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.rules.models import MAX_SHARDS
+from celery_lowkiq.rules.layout import MAX_SHARDS
 
 from ..params import command, queue_argument
 

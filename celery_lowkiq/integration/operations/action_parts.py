@@ -10,7 +10,7 @@ from typing import Any
 from celery_lowkiq.integration.app.codec import refuse_constant
 from celery_lowkiq.integration.calls.validation import read_id
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.models import MAX_SHARDS
+from celery_lowkiq.rules.layout import MAX_SHARDS
 from celery_lowkiq.rules.text import count_of
 from celery_lowkiq.rules.validators import is_whole, whole
 from celery_lowkiq.rules.views import Stats

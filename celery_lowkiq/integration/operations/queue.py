@@ -14,14 +14,13 @@ from celery import Celery
 from celery_lowkiq.integration.app.context import AppContext, context_of
 from celery_lowkiq.integration.app.error_text import dump_error_text, load_error
 from celery_lowkiq.integration.calls.call_form import CallForm
-from celery_lowkiq.integration.calls.validation import read_id, read_score, read_time
+from celery_lowkiq.integration.calls.validation import read_id
 from celery_lowkiq.rules.diagnosis import Why, why
 from celery_lowkiq.rules.errors import InvalidCall, UndecodablePayload
 from celery_lowkiq.rules.history import Sample
-from celery_lowkiq.rules.models import MAX_SHARDS, Job, QueueSpec
+from celery_lowkiq.rules.models import Job, QueueSpec
 from celery_lowkiq.rules.repairs import Damage, Repaired
 from celery_lowkiq.rules.reports import ShardReport
-from celery_lowkiq.rules.validators import invalid, is_whole
 from celery_lowkiq.rules.views import Page, Paused, PausedId, Stats, Try, all_items
 from celery_lowkiq.store.admin.actions import Actions, Left, Progress
 from celery_lowkiq.store.admin.pausing import Pausing
@@ -32,11 +31,9 @@ from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.registry import Registry
 
 from .dump_load import Loaded, dump_lines, load_lines
+from .listing_options import read_listing
 from .shown_jobs import JobDecoder, ShownDeadJob, ShownJob, ShownPlaces
 
-BOUNDS = ("minimum", "maximum")
-TIMES = ("perform_in", "updated_at")
-#: Error of a job that never failed, but was moved to the morgue by hand.
 BURIED = "moved to the morgue by hand"
 #: Calls of a job that are made due.
 CALLS = 100
@@ -101,6 +98,10 @@ class OrderedQueue:
         return NodeReports(self._context.store)
 
     @property
+    def _registry(self) -> Registry:
+        return Registry(self._context.store.client)
+
+    @property
     def _pausing(self) -> Pausing:
         return Pausing(self._context.store.client)
 
@@ -110,8 +111,7 @@ class OrderedQueue:
 
     def stored_spec(self) -> QueueSpec:
         """Return the spec with the stored number of shards; the one of the code as long as none is stored."""
-        (stored,) = Registry(self._context.store.client).as_stored([self.spec])
-        return stored
+        return self._registry.as_stored([self.spec])[0]
 
     # -- reads
 
@@ -150,11 +150,13 @@ class OrderedQueue:
 
         Raises InvalidCall.
         """
-        return self._queries.jobs(self.stored_spec(), self._listing(by, options)).map(self._decoder.job)
+        return self._queries.jobs(self.stored_spec(), read_listing(self._app, by, options)).map(
+            self._decoder.job
+        )
 
     def morgue(self, by: str = "id", **options: Any) -> Page[ShownDeadJob]:
         """Return a page of dead jobs, sorted by ``id`` or ``updated_at``; options as for :meth:`jobs`."""
-        page = self._queries.morgue(self.stored_spec(), self._listing(by, options))
+        page = self._queries.morgue(self.stored_spec(), read_listing(self._app, by, options))
         return page.map(self._decoder.dead_job)
 
     def processing(self, **options: Any) -> Page[ShownJob]:
@@ -205,11 +207,9 @@ class OrderedQueue:
         _check_one(shard, job_id)
         if job_id is not None:
             return self.pause_ids([job_id]) == 1
-        return (
-            self._pausing.pause(self.spec)
-            if shard is None
-            else self._pausing.pause_shard(self.stored_spec(), shard)
-        )
+        if shard is not None:
+            return self._pausing.pause_shard(self.stored_spec(), shard)
+        return self._pausing.pause(self.spec)
 
     def resume(self, shard: int | None = None, job_id: Any = None) -> bool:
         """Resume the queue, or one shard (its index), or one id. Return whether this changed anything.
@@ -219,11 +219,9 @@ class OrderedQueue:
         _check_one(shard, job_id)
         if job_id is not None:
             return self.resume_ids([job_id]) == 1
-        return (
-            self._pausing.resume(self.spec)
-            if shard is None
-            else self._pausing.resume_shard(self.stored_spec(), shard)
-        )
+        if shard is not None:
+            return self._pausing.resume_shard(self.stored_spec(), shard)
+        return self._pausing.resume(self.spec)
 
     def pause_ids(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Pause ids. Return how many were not paused before. Raises InvalidCall."""
@@ -323,18 +321,6 @@ class OrderedQueue:
     morgue_delete = delete_dead
     morgue_delete_all = delete_dead_all
 
-    # -- the number of shards
-
-    def reshard(self, shards: int) -> None:
-        """Change the stored number of shards of the queue, which has no waiting, processing or dead job.
-
-        Callers and workers follow without a restart; calls wait for some ms meanwhile. Raises InvalidCall
-        for an invalid number, and QueueInUse when the queue has jobs.
-        """
-        if not is_whole(shards, 1, MAX_SHARDS):
-            raise InvalidCall(invalid("shards", shards, f"a whole number from 1 to {MAX_SHARDS}"))
-        Registry(self._context.store.client).reshard(replace(self.spec, shards=shards))
-
     # -- repairs
 
     def damages(self) -> tuple[Damage, ...]:
@@ -348,7 +334,14 @@ class OrderedQueue:
         """
         return tuple(QueueRepairs(self._context.store).repair(self.spec, progress))
 
-    # -- moving to another Redis
+    # -- moving to another number of shards, or another Redis
+
+    def reshard(self, shards: int) -> None:
+        """Change the stored number of shards; callers and workers follow without a restart.
+
+        Calls wait for some ms. Raises InvalidCall, and QueueInUse when the queue has jobs.
+        """
+        self._registry.reshard(replace(self.spec, shards=shards))
 
     def dump(self) -> Iterator[bytes]:
         """Yield all jobs as lines of JSON: waiting, in processing, and dead.
@@ -377,10 +370,8 @@ class OrderedQueue:
 
     def _with_due_calls(self, queue: QueueSpec, ids: Iterable[str]) -> Iterator[str]:
         for job_id in ids:
-            if self._form.has_times:
-                waiting = self._queries.job(queue, job_id, CALLS).waiting
-                if waiting is not None:
-                    self._make_calls_due(queue, waiting)
+            if self._form.has_times and (waiting := self._queries.job(queue, job_id, CALLS).waiting):
+                self._make_calls_due(queue, waiting)
             yield job_id
 
     def _make_calls_due(self, queue: QueueSpec, job: Job) -> None:
@@ -397,11 +388,6 @@ class OrderedQueue:
     def _decoder(self) -> JobDecoder:
         return JobDecoder(self._context, self._raw)
 
-    def _listing(self, by: str, options: dict[str, Any]) -> Listing:
-        read = partial(read_time, tz=self._app.timezone) if by in TIMES else _read_number
-        bounds = {name: read(name, options[name]) for name in BOUNDS if options.get(name) is not None}
-        return Listing(by, **{**options, **bounds})
-
     def _bytes_of(self, payload: Any) -> bytes:
         return bytes(payload) if self._raw else self._context.codec.dump(payload)
 
@@ -409,7 +395,3 @@ class OrderedQueue:
 def _check_one(shard: Any, job_id: Any) -> None:
     if shard is not None and job_id is not None:
         raise InvalidCall(f"shard={shard!r} and job_id={job_id!r} are invalid: expected one of them, or none")
-
-
-def _read_number(name: str, value: Any) -> float | None:
-    return read_score(value, None, name)

@@ -138,7 +138,7 @@ def _load_call(queue: QueueSpec, header: Header, shard: ShardRef, rest: list[Val
     return load("load").call(
         shard_keys(shard),
         rest,
-        shards=queue.shards,
+        shards=queue.layout.route,
         merge=queue.merge.value,
         policy=queue.policy,
         sender=f"load-{header.dump}",

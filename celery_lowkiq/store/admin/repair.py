@@ -25,7 +25,7 @@ class QueueRepairs:
     def damages(self, queue: QueueSpec) -> list[Damage]:
         """Return the damages of a queue. Changes nothing."""
         registered, found, conditions = self._examine(queue)
-        listed = [damage for condition in conditions for damage in damages(condition, found.shards)]
+        listed = [damage for condition in conditions for damage in damages(condition, found.layout)]
         if registered != found.shards:
             text = f"the registry says {registered} shards, the shards themselves say {found.shards}"
             listed.insert(0, Damage(None, text))
@@ -40,7 +40,7 @@ class QueueRepairs:
         registered = self._registry.register(queue, expected=str(count))
         tally, done = Tally(progress), []
         for condition in conditions:
-            if damages(condition, queue.shards):
+            if damages(condition, queue.layout):
                 tally.begin()
                 done.append(self._repairs.repair(queue, condition, registered))
                 tally.add(1)

@@ -10,7 +10,8 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from celery_lowkiq.rules.errors import LowkiqError, StoreUnavailable
-from celery_lowkiq.rules.models import NewJob, QueueSpec, ShardRef, shard_of
+from celery_lowkiq.rules.layout import shard_of
+from celery_lowkiq.rules.models import NewJob, QueueSpec, ShardRef
 from celery_lowkiq.rules.priorities import MOST_URGENT
 from celery_lowkiq.store.scripts.keys import channel, shard_keys
 from celery_lowkiq.store.scripts.records import id_bytes, number_text
@@ -91,7 +92,7 @@ def push_call(queue: QueueSpec, shard: ShardRef, sender: Sender, jobs: Sequence[
     return load("push").call(
         shard_keys(shard),
         rest + records,
-        shards=queue.shards,
+        shards=queue.layout.route,
         merge=queue.merge.value,
         policy=f"{queue.policy} prioritized=1" if prioritized else queue.policy,
         sender=sender.id,

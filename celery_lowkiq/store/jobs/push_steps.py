@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from celery_lowkiq.rules.errors import QueueResharded
+from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.models import NewJob, QueueSpec, ShardRef
 from celery_lowkiq.store.scripts.client import Client, raise_refused
 from celery_lowkiq.store.scripts.steps import Block, Steps
@@ -27,8 +27,8 @@ class PushSteps:
         self._durability = durability
         #: Called with the calls that a push drops by a policy.
         self.dropped: Dropped | None = None
-        # Stored numbers of shards that differed from those of calls.
-        self._shards: dict[str, int] = {}
+        # Stored layouts of queues that differed from those of calls.
+        self._layouts: dict[str, Layout] = {}
 
     def push(
         self,
@@ -41,7 +41,7 @@ class PushSteps:
         """See ``RedisStore.push``. ``sender`` is not used by another push meanwhile."""
         left, waiting = iter(pauses), jobs
         while waiting:
-            as_stored = self._as_stored(queue)
+            as_stored = queue.with_layout(self._layouts.get(queue.name, queue.layout))
             waiting = yield from self._push(sender, as_stored, waiting, left, stored)
         if jobs:
             # All shards of a Redis share one replication stream, so confirming the last write confirms all.
@@ -66,14 +66,10 @@ class PushSteps:
             replies = yield from retried(pauses, partial(self._send, calls, turn, stored, reporter))
             resharded = next((reply for reply in replies if isinstance(reply, QueueResharded)), None)
             if resharded is not None:
-                self._shards[queue.name] = resharded.shards
+                self._layouts[queue.name] = resharded.layout
                 later = [job for turn in rest for chunk in turn.values() for job in chunk]
                 return [*refused(turn, replies), *later]
         return ()
-
-    def _as_stored(self, queue: QueueSpec) -> QueueSpec:
-        shards = self._shards.get(queue.name, queue.shards)
-        return queue if shards == queue.shards else replace(queue, shards=shards)
 
     def _reporter(
         self, queue: QueueSpec, turn: Mapping[ShardRef, Sequence[NewJob]]

@@ -10,17 +10,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from celery_lowkiq.rules.errors import (
     FormatMismatch,
+    InvalidCall,
     QueueInUse,
     QueueResharded,
     ShardDamaged,
     ShardRepairing,
+    StoreError,
 )
-from celery_lowkiq.rules.models import MAX_SHARDS, QueueSpec, ShardRef, shard_of
+from celery_lowkiq.rules.layout import MAX_SHARDS, Layout, shard_of
+from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.repairs import CLOSED, Registered
+from celery_lowkiq.rules.validators import invalid, is_whole
 from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import FORMAT, queue_key, shard_keys
@@ -53,11 +56,11 @@ class Registry:
         refused: dict[ShardRef, ShardDamaged] = {}
         while shards:
             stored = self._registered(queue)
-            if stored.shards != queue.shards:
-                raise QueueResharded(queue.name, stored.shards)
+            if stored.layout != queue.layout:
+                raise QueueResharded(queue.name, stored.layout)
             # Another process may be changing the count; after the deadline it is considered dead.
             reopen = time.monotonic() > deadline
-            answers = list(zip(shards, self._write(shards, str(queue.shards), stored, reopen), strict=True))
+            answers = list(zip(shards, self._write(shards, queue.layout.route, stored, reopen), strict=True))
             for shard, reply in answers:
                 if not reply and (damaged := self._unrestored(queue, shard, stored)):
                     refused[shard] = damaged
@@ -74,8 +77,12 @@ class Registry:
         except ShardRepairing as error:
             return error
         copy = self._copy(shard)
-        says = f"meta says that the queue has {copy} shards" if copy else "meta does not say how many shards"
-        reason = f"{says}, its registry says {stored.shards}, and the ids in the shard decide nothing"
+        says = (
+            f"meta says that the queue has {copy.route} shards"
+            if copy
+            else "meta does not say how many shards"
+        )
+        reason = f"{says}, its registry says {stored.layout.route}, and the ids in the shard decide nothing"
         return ShardDamaged(shard.queue, shard.index, reason)
 
     def as_stored(self, queues: Sequence[QueueSpec], lenient: bool = False) -> list[QueueSpec]:
@@ -86,7 +93,7 @@ class Registry:
         commands = [("HGET", queue_key(queue.name), "shards") for queue in queues]
         found = self._client.readable(commands) if lenient else self._client.commands(commands)
         return [
-            replace(queue, shards=parse_count(stored) or queue.shards)
+            queue.with_layout(parse_layout(stored) or queue.layout)
             for queue, stored in zip(queues, found, strict=True)
         ]
 
@@ -96,15 +103,18 @@ class Registry:
         Raises FormatMismatch, StoreError.
         """
         call = load("register").call(
-            {"queue": queue_key(queue.name)}, format=FORMAT, shards=queue.shards, expected=expected
+            {"queue": queue_key(queue.name)}, format=FORMAT, shards=queue.layout.route, expected=expected
         )
-        stored_format, shards, pause, since = (value.decode() for value in self._client.call(call))
+        stored_format, route, pause, since = (value.decode() for value in self._client.call(call))
         if int(stored_format) != FORMAT:
             raise FormatMismatch(
                 f"queue {queue.name!r} is stored in format {stored_format}, this version reads {FORMAT}: "
                 "drain it with the version that wrote it"
             )
-        return Registered(int(shards), pause, since)
+        layout = Layout.parse(route)
+        if layout is None:
+            raise StoreError(f"queue {queue.name!r} is stored with {route!r} shards: expected a number")
+        return Registered(layout, pause, since)
 
     def _registered(self, queue: QueueSpec) -> Registered:
         """Register the queue if it is not: a new one as declared, and one whose own key was lost with the
@@ -116,28 +126,30 @@ class Registry:
                 *(("HGET", shard_keys(shard)["meta"], "shards") for shard in queue.shard_refs()),
             ]
         )
-        counts = set() if known else {parse_count(copy) for copy in copies} - {0}
-        return self.register(replace(queue, shards=counts.pop()) if len(counts) == 1 else queue)
+        found = set() if known else {parse_layout(copy) for copy in copies} - {None}
+        return self.register(queue.with_layout(found.pop() or queue.layout) if len(found) == 1 else queue)
 
     def reshard(self, queue: QueueSpec) -> None:
         """Change the stored number of shards of an empty queue to ``queue.shards``.
 
         Closed shards refuse pushes with either number meanwhile. After an error, too, they are reopened with
-        the registered number. Raises QueueInUse, FormatMismatch, StoreError.
+        the registered number. Raises InvalidCall, QueueInUse, FormatMismatch, StoreError.
         """
-        stored = self.register(queue).shards
-        if stored == queue.shards:
+        if not is_whole(queue.shards, 1, MAX_SHARDS):
+            raise InvalidCall(invalid("shards", queue.shards, f"a whole number from 1 to {MAX_SHARDS}"))
+        stored = self.register(queue).layout
+        if stored == queue.layout:
             return
-        shards = [ShardRef(queue.name, index) for index in range(max(stored, queue.shards))]
+        shards = [ShardRef(queue.name, index) for index in range(max(stored.count, queue.shards))]
         try:
             if all(reply == 1 for reply in self._write(shards, CLOSED, self.register(queue), reopen=False)):
-                self.register(queue, expected=str(stored))
+                self.register(queue, expected=stored.route)
                 _move_paused_ids(self._client, shards, queue.shards)
         finally:
             current = self.register(queue)
-            self._write(shards, str(current.shards), current, reopen=True)
-        if current.shards != queue.shards:
-            raise QueueInUse(queue.name, current.shards, queue.shards)
+            self._write(shards, current.layout.route, current, reopen=True)
+        if current.layout != queue.layout:
+            raise QueueInUse(queue.name, current.layout.shards, queue.shards)
 
     def _write(self, shards: Sequence[ShardRef], value: str, known: Registered, reopen: bool) -> list[int]:
         """Write ``value`` into shards. Replies: 1, 0 (it has jobs of another count), CLOSED_BY_OTHER."""
@@ -148,15 +160,14 @@ class Registry:
         ]
         return [int(reply) for reply in self._client.all(calls)]
 
-    def _copy(self, shard: ShardRef) -> int:
+    def _copy(self, shard: ShardRef) -> Layout | None:
         (stored,) = self._client.commands([("HGET", shard_keys(shard)["meta"], "shards")])
-        return parse_count(stored)
+        return parse_layout(stored)
 
 
-def parse_count(stored: bytes | None) -> int:
-    """Parse a number of shards; 0 for foreign data."""
-    count = int(stored) if stored and stored.isdigit() and len(stored) < 10 else 0
-    return count if count <= MAX_SHARDS else 0
+def parse_layout(stored: bytes | None) -> Layout | None:
+    """Parse what a shard or queue stores; None for nothing, and for foreign data."""
+    return Layout.parse((stored or b"").decode("latin-1"))
 
 
 def _move_paused_ids(client: Client, shards: Sequence[ShardRef], count: int) -> None:
