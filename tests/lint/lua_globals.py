@@ -18,6 +18,7 @@ ALLOWED = frozenset(
         "KEYS",
         "assert",
         "cjson",
+        "cmsgpack",
         "error",
         "ipairs",
         "math",

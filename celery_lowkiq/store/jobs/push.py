@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from celery_lowkiq.rules.errors import LowkiqError, StoreUnavailable
-from celery_lowkiq.rules.layout import shard_of
+from celery_lowkiq.rules.layout import Layout, shard_of
 from celery_lowkiq.rules.models import NewJob, QueueSpec, ShardRef
 from celery_lowkiq.rules.priorities import MOST_URGENT
 from celery_lowkiq.store.scripts.keys import channel, shard_keys
@@ -106,8 +106,15 @@ def push_call(queue: QueueSpec, shard: ShardRef, sender: Sender, jobs: Sequence[
         n=next(sender.numbers),
         channel=channel(queue.name),
         index=shard.index,
+        arriving="" if queue.former_shards is None else arriving(queue.layout, jobs),
         records=len(records) // 3,
     )
+
+
+def arriving(layout: Layout, jobs: Sequence[NewJob]) -> str:
+    """Return the positions of the jobs that may have more in their former shards."""
+    found = (n for n, job in enumerate(jobs) if layout.former_home(job.id) is not None)
+    return "".join(f" {position}" for position in found)
 
 
 def taken(turn: Mapping[ShardRef, Sequence[NewJob]], replies: Sequence[Any]) -> list[NewJob]:
