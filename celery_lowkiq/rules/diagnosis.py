@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypedDict
 
 from .models import ShardRef
 from .reports import Running
@@ -11,6 +12,13 @@ from .text import QUOTED, count_of, duration, format_job_ids, last_error_line, m
 
 #: Tolerance in s between the due time of a rate-limited job and the time its id gets a token.
 TOKEN_TOLERANCE = 0.001
+
+
+class Terms(TypedDict):
+    """Options of the task that a diagnosis needs: ``rate`` in runs per second, and ``max_retries``."""
+
+    rate: float | None
+    max_retries: int | None
 
 
 @dataclass(frozen=True)

@@ -57,13 +57,13 @@ class QueueResharded(LowkiqError):
         self.layout = layout
 
 
-class QueueInUse(LowkiqError):
-    """The number of shards cannot change while the queue has waiting, processing or dead jobs."""
+class QueueMigrating(LowkiqError):
+    """The jobs of the queue are moving to another number of shards; what was asked for needs them at rest."""
 
-    def __init__(self, queue: str, shards: int, wanted: int) -> None:
+    def __init__(self, queue: str, layout: Layout) -> None:
         super().__init__(
-            f"shards={wanted} is invalid: expected {shards}, since queue {queue!r} has jobs. Pause its "
-            "calls until it has no waiting, processing or dead job"
+            f"queue {queue!r} is moving from {layout.former} to {layout.shards} shards. Do the same again "
+            f"when that has ended: `celery -A proj lowkiq reshard {queue} {layout.shards}` waits for it"
         )
 
 

@@ -14,11 +14,12 @@ CLOSED = "closed"
 
 
 class Registered(NamedTuple):
-    """The content of a queue's own key: layout; number and begin of its last pause."""
+    """The content of a queue's own key: layout; number and begin of its last pause; whether shards move."""
 
     layout: Layout
     pause: str
     since: str
+    is_migrating: bool = False
 
 
 @dataclass(frozen=True)

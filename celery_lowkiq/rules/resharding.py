@@ -114,9 +114,7 @@ def page_of(shards: int, stuck: int) -> int:
     return max(1, TURN_JOBS // shards) + stuck
 
 
-def turn(
-    migration: Migration, moves: Mapping[int, ShardMoves], strays: Mapping[int, Iterable[str]]
-) -> Turn:
+def turn(migration: Migration, moves: Mapping[int, ShardMoves], strays: Mapping[int, Iterable[str]]) -> Turn:
     """Decide a turn. ``strays``: ids without a waiting job that were found in a shard and leave it.
 
     Ids that calls have brought come first: they wait for an answer of their source.

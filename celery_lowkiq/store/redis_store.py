@@ -39,6 +39,7 @@ from celery_lowkiq.store.leases.observation import observe
 from celery_lowkiq.store.leases.renewals import renew
 from celery_lowkiq.store.repairs.background import BackgroundRepairs
 from celery_lowkiq.store.repairs.repairs import Repairs
+from celery_lowkiq.store.resharding.mover import Mover
 from celery_lowkiq.store.scripts.client import Client, raise_refused
 from celery_lowkiq.store.scripts.keys import (
     nodes_key,
@@ -70,8 +71,9 @@ class RedisStore:
         self, client: redis.Redis, durability: Durability = FAST, sending: type[Client] = Client
     ) -> None:
         self.client: Client = sending(client)
-        self._admission = Admission(self.client, Repairs(self.client))
-        self._taking = Admission(self.client, BackgroundRepairs(self.client))
+        self._durability = durability
+        self._admission = Admission(self.client, Repairs(self.client), self._continue_migration)
+        self._taking = Admission(self.client, BackgroundRepairs(self.client), self._continue_migration)
         self.push_steps: PushSteps = PushSteps(self.client, self._admission, durability)
         self._senders: list[Sender] = []
 
@@ -261,6 +263,18 @@ class RedisStore:
     def memory(self) -> Server:
         """Read the memory limit of Redis and its eviction policy; unknown where INFO is forbidden."""
         return read_memory_limit(self.client)
+
+    # -- migrations
+
+    def mover(self, queue: QueueSpec) -> Mover:
+        """Return what moves the queue to another number of shards, for the use of one thread.
+
+        Any number of movers may work at once.
+        """
+        return Mover(self.client, queue, self._durability)
+
+    def _continue_migration(self, queue: QueueSpec) -> None:
+        self.mover(queue).turn()
 
     # -- waiting for work
 

@@ -172,7 +172,7 @@ def arguments(state):
         "retract_crashes": ({"epoch": state.died}, ()),
         "run_now": ({**ANNOUNCED, "limit": 10}, ()),
         "run_now of ids": ({**ANNOUNCED, "limit": 0}, ("failed",)),
-        "set_shard_count": ({"shards": 2, "reopen": 0, "pause": 0, "since": ""}, ()),
+        "set_shard_count": ({"shards": 2, "pause": 0, "since": ""}, ()),
         "settle": (
             {**owner, "merge": "min", "policy": POLICY, "claim": 0, "done": 0},
             ("runs", state.claim, "die", 0, 0, "error", "last line", 1, 0, "bad"),

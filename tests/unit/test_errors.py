@@ -12,7 +12,7 @@ from celery_lowkiq.rules.layout import Layout
 
 ERRORS = [
     errors.QueueResharded("orders", Layout(5)),
-    errors.QueueInUse("orders", 5, 7),
+    errors.QueueMigrating("orders", Layout(7, 5)),
     errors.ShardRepairing("orders", 2, "its keys are gone"),
     errors.UnknownTracker("abc"),
     errors.ClusterNode(),

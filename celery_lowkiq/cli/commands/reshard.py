@@ -1,4 +1,4 @@
-"""``reshard``: change the number of shards of an empty queue."""
+"""``reshard``: change the number of shards of a queue."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ EXAMPLES = ["reshard sync_order 48"]
 @queue_argument
 @click.argument("shards", type=click.IntRange(1, MAX_SHARDS))
 def reshard(inspector: Inspector, queue: str, shards: int) -> None:
-    """Change the number of shards of QUEUE to SHARDS, while it has no waiting, processing or dead job.
+    """Move QUEUE to SHARDS shards, while calls and workers go on.
 
-    Callers and workers follow without a restart.
+    Each id keeps its order, and callers and workers follow without a restart. If the command is ended, the
+    workers of the queue go on; repeat it to wait for the end.
     """
-    inspector.queue(queue).reshard(shards)
-    click.echo(f"queue {queue} has {shards} shards")
+    count = inspector.queue(queue).reshard(shards)
+    click.echo(f"queue {queue} has {shards} shards, {count} jobs were sorted")

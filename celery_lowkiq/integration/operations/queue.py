@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any
 
 from celery import Celery
 
@@ -15,7 +14,7 @@ from celery_lowkiq.integration.app.context import AppContext, context_of
 from celery_lowkiq.integration.app.error_text import dump_error_text, load_error
 from celery_lowkiq.integration.calls.call_form import CallForm
 from celery_lowkiq.integration.calls.validation import read_id
-from celery_lowkiq.rules.diagnosis import Why, why
+from celery_lowkiq.rules.diagnosis import Terms, Why, why
 from celery_lowkiq.rules.errors import InvalidCall, UndecodablePayload
 from celery_lowkiq.rules.history import Sample
 from celery_lowkiq.rules.models import Job, QueueSpec
@@ -29,6 +28,7 @@ from celery_lowkiq.store.inspect.node_reports import NodeReports
 from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.registry import Registry
+from celery_lowkiq.store.resharding.reshard import reshard
 
 from .dump_load import Loaded, dump_lines, load_lines
 from .listing_options import read_listing
@@ -39,17 +39,11 @@ BURIED = "moved to the morgue by hand"
 CALLS = 100
 
 
-class Terms(TypedDict):
-    """Options of the task that a diagnosis needs: ``rate`` in runs per second, and ``max_retries``."""
-
-    rate: float | None
-    max_retries: int | None
-
-
 class OrderedQueue:
     """Reads of the queue of one task, and actions on it.
 
-    Every method may raise StoreError. The stored number of shards applies, not the declared one.
+    Every method may raise StoreError. The stored number of shards applies, not the declared one. Actions on
+    jobs and ids, and :meth:`load`, raise QueueMigrating while jobs move to another number of shards.
 
     A listing returns a :class:`Page`; pass its ``next`` as ``after`` for the following page. An action
     returns the number of changed jobs, works in bounded steps, is safe to repeat, and calls ``progress`` with
@@ -112,6 +106,9 @@ class OrderedQueue:
     def stored_spec(self) -> QueueSpec:
         """Return the spec with the stored number of shards; the one of the code as long as none is stored."""
         return self._registry.as_stored([self.spec])[0]
+
+    def _at_rest(self) -> QueueSpec:
+        return self._registry.at_rest(self.spec)
 
     # -- reads
 
@@ -208,7 +205,7 @@ class OrderedQueue:
         if job_id is not None:
             return self.pause_ids([job_id]) == 1
         if shard is not None:
-            return self._pausing.pause_shard(self.stored_spec(), shard)
+            return self._pausing.pause_shard(self._at_rest(), shard)
         return self._pausing.pause(self.spec)
 
     def resume(self, shard: int | None = None, job_id: Any = None) -> bool:
@@ -220,27 +217,27 @@ class OrderedQueue:
         if job_id is not None:
             return self.resume_ids([job_id]) == 1
         if shard is not None:
-            return self._pausing.resume_shard(self.stored_spec(), shard)
+            return self._pausing.resume_shard(self._at_rest(), shard)
         return self._pausing.resume(self.spec)
 
     def pause_ids(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Pause ids. Return how many were not paused before. Raises InvalidCall."""
-        return self._pausing.pause_ids(self.stored_spec(), map(read_id, ids), progress)
+        return self._pausing.pause_ids(self._at_rest(), map(read_id, ids), progress)
 
     def resume_ids(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Resume ids. Return how many were paused. Raises InvalidCall."""
-        return self._pausing.resume_ids(self.stored_spec(), map(read_id, ids), progress)
+        return self._pausing.resume_ids(self._at_rest(), map(read_id, ids), progress)
 
     def resume_all_ids(self, progress: Progress | None = None) -> int:
         """Resume all paused ids. Return how many were paused."""
         paused = (one.id for one in all_items(self.paused_ids, limit=1000))
-        return self._pausing.resume_ids(self.stored_spec(), paused, progress)
+        return self._pausing.resume_ids(self._at_rest(), paused, progress)
 
     # -- actions
 
     def run_now_all(self, progress: Progress | None = None) -> int:
         """Make all waiting jobs due now. Jobs of paused ids run after their ids are resumed."""
-        queue = self.stored_spec()
+        queue = self._at_rest()
         if self._form.has_times:
             pages = partial(self._queries.jobs, queue)
             for job in all_items(lambda after: pages(Listing(after=after, payload_limit=CALLS))):
@@ -252,32 +249,32 @@ class OrderedQueue:
 
         Raises InvalidCall.
         """
-        queue = self.stored_spec()
+        queue = self._at_rest()
         return self._actions.run_now(queue, self._with_due_calls(queue, map(read_id, ids)), progress)
 
     def bury(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Move waiting jobs to the morgue; their calls end as FAILURE. Raises InvalidCall."""
         reason = dump_error_text(self._context.settings, BURIED)
-        return self._actions.bury(self.stored_spec(), map(read_id, ids), reason, progress)
+        return self._actions.bury(self._at_rest(), map(read_id, ids), reason, progress)
 
     def bury_failed(self, progress: Progress | None = None) -> int:
         """Move all waiting jobs that failed before to the morgue; their calls end as FAILURE."""
-        return self._actions.bury_failed(self.stored_spec(), progress)
+        return self._actions.bury_failed(self._at_rest(), progress)
 
     def delete(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Delete waiting jobs; their calls end as REVOKED. Running jobs go on. Raises InvalidCall."""
-        return self._actions.delete(self.stored_spec(), map(read_id, ids), progress)
+        return self._actions.delete(self._at_rest(), map(read_id, ids), progress)
 
     def delete_failed(self, progress: Progress | None = None) -> int:
         """Delete all waiting jobs that failed before; their calls end as REVOKED."""
-        return self._actions.delete_failed(self.stored_spec(), progress)
+        return self._actions.delete_failed(self._at_rest(), progress)
 
     def delete_payload(self, job_id: Any, payload: Any) -> bool:
         """Delete one payload of a waiting job; its calls end as REVOKED. Return whether the job had it.
 
         On a :meth:`raw` queue, ``payload`` is the stored bytes. Raises InvalidCall.
         """
-        return self._actions.edit(self.stored_spec(), read_id(job_id), self._bytes_of(payload), None)
+        return self._actions.edit(self._at_rest(), read_id(job_id), self._bytes_of(payload), None)
 
     def edit_payload(self, job_id: Any, payload: Any, value: Any) -> bool:
         """Replace one payload of a waiting job by ``value``, with the same score. Return whether it changed.
@@ -288,26 +285,26 @@ class OrderedQueue:
         name = read_id(job_id)
         self._form.check_edit(name, value)
         new, old = self._context.codec.dump(value), self._bytes_of(payload)
-        return old != new and self._actions.edit(self.stored_spec(), name, old, new)
+        return old != new and self._actions.edit(self._at_rest(), name, old, new)
 
     def delete_dead(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Delete dead jobs. Raises InvalidCall."""
-        return self._actions.delete_dead(self.stored_spec(), map(read_id, ids), progress)
+        return self._actions.delete_dead(self._at_rest(), map(read_id, ids), progress)
 
     def delete_dead_all(self, progress: Progress | None = None) -> int:
         """Delete all jobs that are dead now."""
-        return self._actions.delete_dead_all(self.stored_spec(), progress)
+        return self._actions.delete_dead_all(self._at_rest(), progress)
 
     def requeue(self, ids: Iterable[Any], progress: Progress | None = None, force: bool = False) -> int:
         """Move dead jobs back to the queue, due now, as if they had never failed. Raises InvalidCall.
 
         With the policy ``drop_stale``, payloads older than the last run move only with ``force``.
         """
-        return self._actions.requeue(self.stored_spec(), map(read_id, ids), progress, force)
+        return self._actions.requeue(self._at_rest(), map(read_id, ids), progress, force)
 
     def requeue_all(self, progress: Progress | None = None, force: bool = False) -> int:
         """Move all jobs that are dead now back to the queue; ``force`` as for :meth:`requeue`."""
-        return self._actions.requeue_all(self.stored_spec(), progress, force)
+        return self._actions.requeue_all(self._at_rest(), progress, force)
 
     # -- Lowkiq's names of the actions: aliases that only this class has
 
@@ -336,12 +333,13 @@ class OrderedQueue:
 
     # -- moving to another number of shards, or another Redis
 
-    def reshard(self, shards: int) -> None:
-        """Change the stored number of shards; callers and workers follow without a restart.
+    def reshard(self, shards: int, progress: Progress | None = None) -> int:
+        """Move the queue to another number of shards while it is in use, and return when that has ended.
 
-        Calls wait for some ms. Raises InvalidCall, and QueueInUse when the queue has jobs.
+        Callers and workers follow without a restart. Repeat it after an error. Raises InvalidCall, and
+        QueueMigrating while the queue moves to yet another number.
         """
-        self._registry.reshard(replace(self.spec, shards=shards))
+        return reshard(self._context.store.mover(self.spec), self.spec, shards, progress)
 
     def dump(self) -> Iterator[bytes]:
         """Yield all jobs as lines of JSON: waiting, in processing, and dead.
@@ -365,7 +363,7 @@ class OrderedQueue:
         Raises BadDump, which names the line.
         """
         return load_lines(
-            self._context, self.stored_spec(), lines, renamed=renamed, again=again, progress=progress
+            self._context, self._at_rest(), lines, renamed=renamed, again=again, progress=progress
         )
 
     def _with_due_calls(self, queue: QueueSpec, ids: Iterable[str]) -> Iterator[str]:

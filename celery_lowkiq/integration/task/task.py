@@ -16,9 +16,10 @@ from celery_lowkiq.integration.app.rate_limits import read_rate
 from celery_lowkiq.integration.app.registry import OrderedTaskMarker, add_step, check_names
 from celery_lowkiq.integration.calls.call_form import BatchForm, CallForm, SignatureForm
 from celery_lowkiq.integration.calls.sent_times import install
-from celery_lowkiq.integration.operations.queue import OrderedQueue, Terms
+from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.integration.records.orphans import finish_orphaned_calls
 from celery_lowkiq.integration.runs.outcomes import BusinessFailure
+from celery_lowkiq.rules.diagnosis import Terms
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.models import Merge, QueueSpec
 from celery_lowkiq.rules.validators import invalid

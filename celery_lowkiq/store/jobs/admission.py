@@ -15,7 +15,7 @@ from celery_lowkiq.store.scripts.script import ScriptCall
 from celery_lowkiq.store.scripts.steps import Block, Steps
 
 from .claims import errors_differ
-from .registry import Registry
+from .registry import ContinueMigration, Registry
 
 #: Maximum number of attempts, since a shard may change its count again before the script is sent.
 ADMISSIONS = 5
@@ -34,8 +34,9 @@ class ShardCall(NamedTuple):
 class Admission:
     """Replies of scripts. Methods raise StoreUnavailable, and return other errors."""
 
-    def __init__(self, client: Client, repairs: Repairs) -> None:
+    def __init__(self, client: Client, repairs: Repairs, continue_migration: ContinueMigration) -> None:
         self._client = client
+        self._continue_migration = continue_migration
         self._registry = Registry(client, repairs)
         self._repairs = repairs
 
@@ -95,7 +96,8 @@ class Admission:
 
     def _admit(self, queue: QueueSpec, shards: dict[int, ShardRef]) -> dict[int, LowkiqError | None]:
         refused: dict[ShardRef, ShardDamaged] = {}
-        of_queue = _refusal(lambda: refused.update(self._registry.open_shards(queue, list(shards.values()))))
+        opened = partial(self._registry.open_shards, queue, list(shards.values()), self._continue_migration)
+        of_queue = _refusal(lambda: refused.update(opened()))
         return {place: of_queue or refused.get(shard) for place, shard in shards.items()}
 
 

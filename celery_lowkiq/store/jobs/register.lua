@@ -4,11 +4,11 @@
 -- ARGV: format shards expected
 --   expected: the stored count that `shards` replaces; '' for none
 -- USES:
--- Returns: {format, shards, number of the last pause, start of the pause or ''} as stored now.
+-- Returns: {format, shards, number of the last pause, start of the pause or '', phase of its migration or ''} as stored now.
 -- Cost: O(1).
-local stored = redis.call('HMGET', queue, 'format', 'shards', 'pause', 'paused')
+local stored = redis.call('HMGET', queue, 'format', 'shards', 'pause', 'paused', 'phase')
 if not stored[1] or (stored[1] == format and stored[2] == expected) then
   redis.call('HSET', queue, 'format', format, 'shards', shards)
   stored[1], stored[2] = format, shards
 end
-return {stored[1], stored[2], stored[3] or '0', stored[4] or ''}
+return {stored[1], stored[2], stored[3] or '0', stored[4] or '', stored[5] or ''}

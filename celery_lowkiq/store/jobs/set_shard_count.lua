@@ -1,21 +1,18 @@
--- Writes the queue's number of shards into a shard without waiting, claimed or dead jobs; and the queue's last pause into any
--- shard.
+-- Writes the queue's number of shards into a new shard, and the queue's last pause into any shard. Only a migration changes a
+-- number that is there.
 --
 -- KEYS: meta @waiting! claimed dead
--- ARGV: shards reopen pause since
---   shards: a count, or 'closed', which refuses pushes until a count is written; reopen: '1' replaces 'closed'
+-- ARGV: shards pause since
 --   pause, since: of the queue's last pause, as register.lua returns them
 -- USES: queue_pause
--- Returns: 1; 0 when the shard has jobs of another count; 2 when another caller has closed it.
+-- Returns: 1; 0 when the shard has another count, or jobs and none.
 -- Cost: O(1).
 apply_queue_pause()
 local current = redis.call('HGET', meta, 'shards')
 if current == shards then
   return 1
-elseif current == 'closed' and reopen ~= '1' then
-  return 2
 end
-local jobs = 0
+local jobs = current and 1 or 0
 for _, index in ipairs({due, due_prioritized, due_paused, moving, claimed, dead}) do
   jobs = jobs + redis.call('ZCARD', index)
 end

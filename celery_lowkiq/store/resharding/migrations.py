@@ -7,12 +7,9 @@ from typing import NamedTuple
 from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.resharding import Migration, Phase
 from celery_lowkiq.store.scripts.client import Client
-from celery_lowkiq.store.scripts.keys import FORMAT, queue_key
+from celery_lowkiq.store.scripts.keys import FORMAT, MIGRATING_FORMAT, queue_key
 from celery_lowkiq.store.scripts.script import load
 from celery_lowkiq.store.scripts.steps import Steps
-
-#: Storage format of a queue during a migration: older versions would call around it.
-MIGRATING_FORMAT = 2
 
 
 class StoredMigration(NamedTuple):
@@ -51,7 +48,14 @@ class Migrations:
         gen, phase, route, pause, since = ((value or b"").decode() for value in stored)
         if phase in ("", Phase.IDLE.value):
             return None
-        return StoredMigration(Migration(int(gen), Phase(phase), Layout.parse(route)), pause or "0", since)
+        layout = Layout.parse(route)
+        assert layout is not None
+        return StoredMigration(Migration(int(gen), Phase(phase), layout), pause or "0", since)
+
+    def read(self) -> Migration | None:
+        """Return the migration that is going on; None without one."""
+        stored = self._client.execute(self.read_steps())
+        return stored and stored.migration
 
     def begin_phase_steps(self, migration: Migration, phase: Phase) -> Steps[bool]:
         """Begin the next phase of a migration. False when another mover was first."""

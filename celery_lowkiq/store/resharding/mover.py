@@ -43,7 +43,9 @@ class Mover:
     """Moves one queue. Methods raise StoreError; the next turn goes on after it."""
 
     def __init__(self, client: Client, queue: QueueSpec, durability: Durability | None = None) -> None:
-        self._client = client
+        self.client: Client = client
+        #: Number of jobs that became claimable by this mover.
+        self.sorted_jobs: int = 0
         self._queue = queue
         self._durability = durability or Durability()
         self._migrations = Migrations(client, queue.name)
@@ -57,7 +59,7 @@ class Mover:
 
     def turn(self) -> bool:
         """Do one turn. False when there was nothing to do."""
-        return self._client.execute(self.turn_steps())
+        return self.client.execute(self.turn_steps())
 
     def turn_steps(self) -> Steps[bool]:
         """Steps of :meth:`turn`."""
@@ -121,7 +123,7 @@ class Mover:
         ready = [index for index in migration.sources if has_sorted(migration, index, moves[index])]
         # Searched before the shard was read: what has left it since is not on its way now.
         searched = [index for index in ready if self._search.is_done(index)]
-        yield from self._search.steps(self._client, self._queue.name, migration, ready)
+        yield from self._search.steps(self.client, self._queue.name, migration, ready)
         done = turn(migration, moves, self._search.strays)
         last = [found for index in searched if (found := last_export(migration, index, moves[index]))]
         if len(searched) == len(migration.sources) and all(
@@ -129,6 +131,7 @@ class Mover:
         ):
             return (yield from self._migrations.begin_phase_steps(migration, Phase.SEAL))
         relays = [self._relay(migration, index, ids) for index, ids in done.relays.items()]
+        self.sorted_jobs += sum(map(len, done.relays.values()))
         moved = yield from self._transfer(migration, moves, [*done.exports, *last], relays)
         return bool(relays) or moved
 
@@ -165,6 +168,7 @@ class Mover:
             self._count_stuck(moves, export, {parse_id(job_id) for job_id in busy})
             if number:
                 taken.append((export, number))
+                self.sorted_jobs += len(export.ids) - len(none) - len(busy)
                 imports.append(self._import(migration, export, number, data))
         received = yield from self._send([*imports, *answered])
         arrived = [each for each, reply in zip(taken, received, strict=False) if reply != STALE]
@@ -216,7 +220,7 @@ class Mover:
     # -- seal
 
     def _seal(self, migration: Migration) -> Steps[bool]:
-        """End the migration in each shard; what calls have brought since the last turn has nothing elsewhere."""
+        """End the migration in each shard. Calls that came since the last turn have nothing elsewhere."""
         seals = [
             self._call(
                 "seal",
@@ -246,11 +250,11 @@ class Mover:
     def _send(self, calls: Sequence[ScriptCall]) -> Steps[list[Any]]:
         if not calls:
             return []
-        replies = yield from self._client.call_steps(calls)
+        replies = yield from self.client.call_steps(calls)
         return raise_refused(replies)
 
     def _confirm(self) -> Steps[None]:
-        yield from self._durability.confirm_steps(self._client, self._shard(0))
+        yield from self._durability.confirm_steps(self.client, self._shard(0))
 
 
 def _moves(reply: list[Any]) -> ShardMoves:

@@ -16,6 +16,8 @@ from celery_lowkiq.rules.models import ShardRef
 
 #: Storage format; incremented with each incompatible change.
 FORMAT = 1
+#: Format of a queue during a migration: older versions would call around it.
+MIGRATING_FORMAT = 2
 #: In tests, microseconds to add to Redis's clock.
 CLOCK_KEY = "lowkiq:test:clock"
 
