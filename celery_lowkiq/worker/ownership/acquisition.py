@@ -161,7 +161,9 @@ class Acquisition:
         return found
 
     def _room(self) -> QuotaRoom | None:
-        return self._membership.room([owned.shard for owned in self._table.owned()])
+        return self._membership.room(
+            self._table.without_retired(owned.shard for owned in self._table.owned())
+        )
 
     def _free(self, watch: LeaseWatch, room: QuotaRoom | None) -> bool:
         # Never while a thread of this node still works under an older epoch.
