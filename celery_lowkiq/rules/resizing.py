@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from .models import MAX_SHARDS, QueueSpec, ShardRef
+from .layout import Layout
+from .models import QueueSpec, ShardRef
 
 
 @dataclass(frozen=True)
@@ -17,14 +18,13 @@ class Resize:
 
 
 def resize(queue: QueueSpec, route: str) -> Resize | None:
-    """Return what a stored number of shards changes for a node that serves ``queue``; None for no change.
+    """Return what a stored route changes for a node that serves ``queue``; None for no change.
 
-    So does a number that is missing, or that this version cannot read.
+    So does a route that is missing, or that this version cannot read.
     """
-    if not (route.isdecimal() and len(route) < 10 and 0 < int(route) <= MAX_SHARDS):
+    layout = Layout.parse(route)
+    if layout is None or layout == queue.layout:
         return None
-    stored = replace(queue, shards=int(route))
-    if stored == queue:
-        return None
+    stored = queue.with_layout(layout)
     before, after = queue.shard_refs(), stored.shard_refs()
     return Resize(stored, after[len(before) :], before[len(after) :])

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from celery_lowkiq.rules.errors import ShardCountMismatch, StoreUnavailable
+from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.rules.resizing import Resize, resize
@@ -35,10 +36,11 @@ def per_lane(node):
 
 class TestDecision:
     @pytest.mark.parametrize(
-        ("route", "added", "removed"), [("6", (4, 5), ()), ("1", (), (1, 2, 3)), ("5", (4,), ())]
+        ("route", "added", "removed"),
+        [("6", (4, 5), ()), ("1", (), (1, 2, 3)), ("5", (4,), ()), ("4>6", (4, 5), ()), ("4>2", (), ())],
     )
     def test_shards_are_added_or_removed_at_the_end(self, route, added, removed):
-        stored = replace(Q, shards=int(route))
+        stored = Q.with_layout(Layout.parse(route))
         assert resize(Q, route) == Resize(stored, refs(*added), refs(*removed))
 
     @pytest.mark.parametrize(
@@ -46,6 +48,11 @@ class TestDecision:
     )
     def test_the_same_number_and_what_is_none_change_nothing(self, route):
         assert resize(Q, route) is None
+
+    def test_shards_are_removed_when_the_migration_has_ended(self):
+        moving = Q.with_layout(Layout(2, former=4))
+        assert resize(moving, "2").removed == refs(2, 3)
+        assert resize(Q.with_layout(Layout(6, former=4)), "6") == Resize(replace(Q, shards=6), (), ())
 
     def test_a_queue_keeps_its_other_options(self):
         change = resize(LIMITED, "8")

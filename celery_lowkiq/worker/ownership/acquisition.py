@@ -7,7 +7,14 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from celery_lowkiq.rules.balance import Member, QuotaRoom, least_loaded_lane
 from celery_lowkiq.rules.clock import Clock
-from celery_lowkiq.rules.errors import LowkiqError, NotOwner, ShardDamaged, ShardRepairing, StoreUnavailable
+from celery_lowkiq.rules.errors import (
+    LowkiqError,
+    NotOwner,
+    ShardCountMismatch,
+    ShardDamaged,
+    ShardRepairing,
+    StoreUnavailable,
+)
 from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import Lease, ShardRef
@@ -19,12 +26,12 @@ from ..owned_shard import OwnedShard
 from .lease_table import LeaseTable
 from .membership import Membership
 
-#: Seconds before a queue is tried again after a refusal that needs an operator, such as another shard count.
+#: Seconds before a queue is tried again after a refusal that needs an operator, such as another format.
 REFUSED_RETRY = 60.0
 #: The same for one damaged shard, which costs one request.
 DAMAGED_RETRY = 10.0
-#: The same for a shard under repair.
-REPAIRING_RETRY = 1.0
+#: The same for a shard under repair, and for one whose queue has another number of shards.
+REPAIRING_RETRY = RESHARDED_RETRY = 1.0
 #: Shards acquired in one round trip: about 20 ms of work for Redis.
 SLICE = 500
 #: Seconds between two lines of progress; what takes less is not logged.
@@ -195,6 +202,9 @@ class Acquisition:
                 self._table.postpone([watch.shard], sent_at + DAMAGED_RETRY)
             elif isinstance(answer, NotOwner):
                 overtaken.append(watch)
+            elif isinstance(answer, ShardCountMismatch):
+                # The next heartbeat reads the stored number.
+                self._table.postpone([watch.shard], sent_at + RESHARDED_RETRY)
             else:
                 refused.setdefault(watch.queue.name, answer)
         for queue, error in refused.items():

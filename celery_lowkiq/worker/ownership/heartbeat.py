@@ -37,7 +37,7 @@ class Heartbeat:
         queues: Mapping[str, QueueSpec],
         served: Collection[str],
     ) -> None:
-        """``queues``: all by name, of which samples may be sent; may change."""
+        """``queues``: all whose samples may be sent, by name; may change."""
         self._ctx = ctx
         self._lanes = lanes
         self._queues = queues

@@ -49,7 +49,6 @@ class Ownership:
         """``served``: names of the ``queues`` whose shards are acquired at first."""
         self._ctx = ctx
         self._lanes = lanes
-        #: All queues that the node knows, as they are stored: the whole of ownership reads them here.
         self._queues = by_name = {queue.name: queue for queue in queues}
         self._heartbeat = heartbeat = Heartbeat(ctx, lanes=lanes, queues=by_name, served=served)
         self._membership = membership = Membership(

@@ -23,7 +23,7 @@ class Resizing:
     def __init__(
         self, store: Store, table: LeaseTable, queues: dict[str, QueueSpec], deal: Deal, *, shared: bool
     ) -> None:
-        """``queues``: all by name, as the whole node sees them; changed to what is stored."""
+        """``queues``: all by name; the whole of ownership reads them here, and this keeps them as stored."""
         self._store = store
         self._table = table
         self._queues = queues
@@ -43,28 +43,27 @@ class Resizing:
             self._table.update_queue(change.queue)
             if self._shared:
                 self._apply(change)
-            elif self._has_read:
-                self._warn(change.queue)
+            if change.added or change.removed:
+                self._log(change.queue)
         if changes and not (self._shared or self._has_read):
             self._table.deal_again(self._deal(list(self._queues.values())))
         self._has_read = True
 
     def _apply(self, change: Resize) -> None:
-        queue, dealt = change.queue, self._deal([change.queue])
+        dealt = self._deal([change.queue])
         self._table.add_shards({shard: dealt[shard] for shard in change.added})
         self._table.retire(change.removed)
-        added, removed = len(change.added), len(change.removed)
-        logger.info(
-            "queue %s has %d shards now: %d added, %d removed", queue.name, queue.shards, added, removed
-        )
 
-    def _warn(self, queue: QueueSpec) -> None:
-        logger.warning(
-            "queue %s has %d shards now, but the splitter of this node deals shards once, when it starts: "
-            "restart the node",
-            queue.name,
-            queue.shards,
-        )
+    def _log(self, queue: QueueSpec) -> None:
+        if self._shared or not self._has_read:
+            logger.info("queue %s has %d shards now", queue.name, queue.shards)
+        else:
+            logger.warning(
+                "queue %s has %d shards now, but the splitter of this node deals shards once, when it starts: "
+                "restart the node",
+                queue.name,
+                queue.shards,
+            )
 
     def give_up(self) -> None:
         """Leave removed shards in which no job is left, and forget those not owned. Raises StoreError."""
