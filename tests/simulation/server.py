@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, Due, OpenClaims, SettleReply, SettleRequest
-from celery_lowkiq.rules.errors import NotOwner, ShardCountMismatch, ShardDamaged, StoreError
+from celery_lowkiq.rules.errors import NotOwner, QueueResharded, ShardDamaged, StoreError
+from celery_lowkiq.rules.layout import Layout, shard_of
 from celery_lowkiq.rules.models import (
     Job,
     Lease,
@@ -17,7 +18,6 @@ from celery_lowkiq.rules.models import (
     Payload,
     QueueSpec,
     ShardRef,
-    shard_of,
 )
 from tests.model.jobs import ModelJob
 from tests.model.model import Model
@@ -120,7 +120,7 @@ class Server:
 
     def check_count(self, queue: QueueSpec) -> None:
         if queue.shards != self.count:
-            raise ShardCountMismatch(queue.name, self.count, queue.shards)
+            raise QueueResharded(queue.name, Layout(self.count))
 
     # -- leases
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from celery_lowkiq.rules.errors import ShardCountMismatch, StoreUnavailable
+from celery_lowkiq.rules.errors import QueueResharded, StoreUnavailable
 from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.rules.policies import Policies
@@ -32,6 +32,18 @@ def owned(node, owner="me"):
 
 def per_lane(node):
     return [len(lane["shards"]) for lane in node.runtime.snapshot()["lanes"]]
+
+
+def run_until_gate(node, shard):
+    begun = threading.Event()
+
+    def act(batch):
+        begun.set()
+        node.gate.wait(10)
+
+    node.runner.act = act
+    node.store.push(shard, "runs")
+    assert begun.wait(10)
 
 
 class TestDecision:
@@ -113,15 +125,7 @@ class TestSharedShards:
         )
 
     def test_a_removed_shard_is_served_until_it_is_empty(self, started):
-        begun = threading.Event()
-
-        def act(batch):
-            begun.set()
-            started.gate.wait(10)
-
-        started.runner.act = act
-        started.store.push(ShardRef("q", 3), "runs")
-        assert begun.wait(10)
+        run_until_gate(started, ShardRef("q", 3))
         started.store.push(ShardRef("q", 3), "waits")
         started.store.routes["q"] = "3"
         table = started.runtime._ownership._table
@@ -135,15 +139,7 @@ class TestSharedShards:
         assert started.store.leases[ShardRef("q", 3)].owner == ""
 
     def test_a_removed_shard_whose_last_batch_runs_is_released_by_its_settle(self, started):
-        begun = threading.Event()
-
-        def act(batch):
-            begun.set()
-            started.gate.wait(10)
-
-        started.runner.act = act
-        started.store.push(ShardRef("q", 3), "runs")
-        assert begun.wait(10)
+        run_until_gate(started, ShardRef("q", 3))
         started.store.routes["q"] = "3"
         table = started.runtime._ownership._table
         eventually(lambda: table.retired)
@@ -181,13 +177,14 @@ class TestSharedShards:
         eventually(lambda: owned(one) == list(range(6)))
         assert {state.epoch for state in one.store.leases.values()} == {1}
 
-    def test_a_queue_that_was_refused_with_another_number_is_not_kept_waiting(self, started):
-        """A refusal postpones its shards for a minute."""
+    def test_a_shard_that_is_refused_with_another_number_is_tried_again_with_the_stored_one(
+        self, started, caplog
+    ):
         acquire = started.store.acquire
 
         def refuse(one, owner):
             if one.queue.shards != 5:
-                raise ShardCountMismatch("q", 5, one.queue.shards)
+                raise QueueResharded("q", Layout(5))
             return acquire(one, owner)
 
         started.store.acquire = refuse
@@ -196,6 +193,7 @@ class TestSharedShards:
         eventually(lambda: owned(started) == [0, 2, 3])
         started.store.routes["q"] = "5"
         eventually(lambda: owned(started) == list(range(5)))
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
     def test_an_outage_in_the_middle_is_survived(self, started):
         started.store.fail["next_due"] = once(StoreUnavailable("away"))

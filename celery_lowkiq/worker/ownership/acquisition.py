@@ -10,7 +10,7 @@ from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.errors import (
     LowkiqError,
     NotOwner,
-    ShardCountMismatch,
+    QueueResharded,
     ShardDamaged,
     ShardRepairing,
     StoreUnavailable,
@@ -194,17 +194,10 @@ class Acquisition:
             if isinstance(answer, Lease):
                 owned = OwnedShard(watch.queue, answer, self._ctx.lease_seconds, sent_at)
                 self._table.add(owned, self._emptiest_lane())
-            elif isinstance(answer, ShardRepairing):
-                logger.info("shard %s is not served yet: %s", watch.shard, answer)
-                self._table.postpone([watch.shard], sent_at + REPAIRING_RETRY)
-            elif isinstance(answer, ShardDamaged):
-                logger.error("shard %s is not served: %s", watch.shard, answer)
-                self._table.postpone([watch.shard], sent_at + DAMAGED_RETRY)
             elif isinstance(answer, NotOwner):
                 overtaken.append(watch)
-            elif isinstance(answer, ShardCountMismatch):
-                # The next heartbeat reads the stored number.
-                self._table.postpone([watch.shard], sent_at + RESHARDED_RETRY)
+            elif isinstance(answer, (ShardDamaged, QueueResharded)):
+                self._table.postpone([watch.shard], sent_at + _seconds_to_retry(watch.shard, answer))
             else:
                 refused.setdefault(watch.queue.name, answer)
         for queue, error in refused.items():
@@ -217,6 +210,17 @@ class Acquisition:
         if not self._membership.shared:
             return None
         return self._lanes[least_loaded_lane([lane.load for lane in self._lanes])]
+
+
+def _seconds_to_retry(shard: ShardRef, refused: ShardDamaged | QueueResharded) -> float:
+    if isinstance(refused, QueueResharded):
+        # The next heartbeat reads the stored number of shards.
+        return RESHARDED_RETRY
+    if isinstance(refused, ShardRepairing):
+        logger.info("shard %s is not served yet: %s", shard, refused)
+        return REPAIRING_RETRY
+    logger.error("shard %s is not served: %s", shard, refused)
+    return DAMAGED_RETRY
 
 
 class AcquisitionProgress:

@@ -29,38 +29,43 @@ class Resizing:
         self._queues = queues
         self._deal = deal
         self._shared = shared
-        #: The stored numbers as they were last read, and whether they were.
+        #: The stored numbers as they were last read, by queue.
         self._routes: dict[str, str] = {}
-        self._has_read = False
 
     def follow(self, routes: Mapping[str, str]) -> None:
         """Apply the stored numbers of shards, by queue."""
         changed = {name: route for name, route in routes.items() if route != self._routes.get(name)}
-        self._routes |= changed
         changes = [c for name, route in changed.items() if (c := resize(self._queues[name], route))]
         for change in changes:
+            self._log(change)
             self._queues[change.queue.name] = change.queue
             self._table.update_queue(change.queue)
             if self._shared:
                 self._apply(change)
-            if change.added or change.removed:
-                self._log(change.queue)
-        if changes and not (self._shared or self._has_read):
+        if changes and not (self._shared or self._routes):
             self._table.deal_again(self._deal(list(self._queues.values())))
-        self._has_read = True
+        self._routes |= changed
 
     def _apply(self, change: Resize) -> None:
         dealt = self._deal([change.queue])
         self._table.add_shards({shard: dealt[shard] for shard in change.added})
         self._table.retire(change.removed)
 
-    def _log(self, queue: QueueSpec) -> None:
-        if self._shared or not self._has_read:
-            logger.info("queue %s has %d shards now", queue.name, queue.shards)
-        else:
+    def _log(self, change: Resize) -> None:
+        queue = change.queue
+        if queue.name not in self._routes:
             logger.warning(
-                "queue %s has %d shards now, but the splitter of this node deals shards once, when it starts: "
-                "restart the node",
+                "queue %s has %d shards, the code declares %d; the stored number applies",
+                queue.name,
+                queue.shards,
+                self._queues[queue.name].shards,
+            )
+        elif self._shared:
+            logger.info("queue %s has %d shards now", queue.name, queue.shards)
+        elif change.added or change.removed:
+            logger.warning(
+                "queue %s has %d shards now, but the splitter of this node deals shards once, when it "
+                "starts: restart the node",
                 queue.name,
                 queue.shards,
             )
