@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .layout import Layout
@@ -20,11 +21,17 @@ class Resize:
 def resize(queue: QueueSpec, route: str) -> Resize | None:
     """Return what a stored route changes for a node that serves ``queue``; None for no change.
 
-    So does a route that is missing, or that this version cannot read.
+    So does a route that is missing, or that this version cannot read. It may be followed by a space and the
+    phase of a migration.
     """
-    layout = Layout.parse(route)
+    layout = Layout.parse(route.partition(" ")[0])
     if layout is None or layout == queue.layout:
         return None
     stored = queue.with_layout(layout)
     before, after = queue.shard_refs(), stored.shard_refs()
     return Resize(stored, after[len(before) :], before[len(after) :])
+
+
+def migrating(routes: Mapping[str, str]) -> list[str]:
+    """Return the queues whose route is followed by the phase of a migration."""
+    return [queue for queue, route in routes.items() if " " in route]

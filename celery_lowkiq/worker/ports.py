@@ -38,6 +38,13 @@ class Subscription(Protocol):
         """Free the connection, also while another thread waits in :meth:`wait_pushed`."""
 
 
+class Mover(Protocol):
+    """Moves one queue to another number of shards. Used by one thread."""
+
+    def turn(self) -> bool:
+        """Do one turn of the queue's migration. False when nothing could be done. Raises StoreError."""
+
+
 class Store(Protocol):
     """What a node asks of Redis. Every method may raise StoreUnavailable, and may be repeated then."""
 
@@ -85,6 +92,9 @@ class Store(Protocol):
         Returns lanes and turn of all nodes, and the stored number of shards. A node without ``lanes`` has no
         heartbeat there, and reads the numbers only. A refused report does not affect the heartbeat.
         """
+
+    def mover(self, queue: QueueSpec) -> Mover:
+        """Return what moves the queue to another number of shards."""
 
     def forget_report(self, owner: str) -> None:
         """Remove the report of a node."""

@@ -7,7 +7,7 @@
 --   turn: number of the node's turn; a heartbeat that arrives late moves nothing back
 -- USES:
 -- FLAGS: allow-oom
--- Returns: for each queue, {member, counter, ... of all its nodes, stored number of shards or ''}.
+-- Returns: for each queue, {member, counter, ... of all its nodes, route or ''}; in a migration, ' <phase>' follows the route.
 -- Cost: O(nodes) a queue; the caller bounds the queues. Repeated: nothing changes.
 local found, refused = {}, nil
 for i = 1, #KEYS, 2 do
@@ -22,8 +22,9 @@ for i = 1, #KEYS, 2 do
     end
     reply = redis.call('HGETALL', nodes)
   end
-  local shards = redis.pcall('HGET', KEYS[i + 1], 'shards')
-  reply[#reply + 1] = type(shards) == 'string' and shards or ''
+  local stored = redis.pcall('HMGET', KEYS[i + 1], 'shards', 'phase')
+  local phase = stored[2] and stored[2] ~= 'idle' and ' ' .. stored[2] or ''
+  reply[#reply + 1] = stored[1] and stored[1] .. phase or ''
   found[#found + 1] = reply
 end
 return refused or found

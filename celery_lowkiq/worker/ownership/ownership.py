@@ -10,9 +10,11 @@ from celery_lowkiq.rules.errors import NotOwner, StoreError
 from celery_lowkiq.rules.lease_watch import RENEWALS_PER_LEASE
 from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
+from celery_lowkiq.rules.resizing import migrating
 
 from ..context import WorkerContext
 from ..lane.lane import Lane
+from ..migrations import Migrations
 from ..outage import backoff
 from ..owned_shard import OwnedShard
 from .acquisition import Acquisition
@@ -58,6 +60,7 @@ class Ownership:
         self._deal = deal
         table = self._table = LeaseTable(deal(queues))
         self._resizing = Resizing(ctx.store, table, by_name, deal, shared=shared)
+        self._migrations = Migrations(ctx)
         self._acquisition = Acquisition(ctx, table, lanes=lanes, membership=membership)
         self._rebalancing = Rebalancing(ctx.store, table, lanes=lanes, membership=membership)
         self._overdue = OverdueMonitor(ctx.host, ctx.clock, lanes)
@@ -124,6 +127,7 @@ class Ownership:
                 self._woken = self._ctx.mailbox.begin_turn() or self._woken
             self._release_all()
         finally:
+            self._migrations.stop()
             self.finished.set()
 
     def _turn(self) -> float:
@@ -134,7 +138,9 @@ class Ownership:
             self._renew(stopping=False)
             self._eviction_policy.check()
             self._update_served()
-            self._resizing.follow(self._membership.update())
+            routes = self._membership.update()
+            self._resizing.follow(routes)
+            self._migrations.move([self._queues[name] for name in migrating(routes)])
             self._resizing.give_up()
             done = self._rebalancing.share(self._served, lambda: self._ctx.clock.monotonic() < self._renew_at)
             done = self._acquire() and done

@@ -1,0 +1,60 @@
+"""The thread of a node that moves queues to other numbers of shards; all nodes of a queue move it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from celery_lowkiq.rules.errors import StoreError
+from celery_lowkiq.rules.models import QueueSpec
+
+from .context import WorkerContext
+from .outage import backoff
+from .ports import Mover
+
+#: Seconds between two looks at what cannot move yet: jobs in processing, mostly.
+LOOK = 0.05
+
+
+class Migrations:
+    """Moves queues while their migrations go on. The thread exists only as long."""
+
+    def __init__(self, ctx: WorkerContext) -> None:
+        self._ctx = ctx
+        self._queues: Sequence[QueueSpec] = ()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def move(self, queues: Sequence[QueueSpec]) -> None:
+        """Move these queues from now on, and no others. Called by one thread."""
+        self._queues = queues
+        if queues and (self._thread is None or not self._thread.is_alive()):
+            self._thread = self._ctx.thread("lowkiq-mover", self._main)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End after the turn that is being done."""
+        self._stop.set()
+
+    def _main(self) -> None:
+        movers: dict[str, Mover] = {}
+        pauses = backoff()
+        while (queues := self._queues) and not self._stop.is_set():
+            try:
+                self._ctx.outage.request_started()
+                pause = self._turn(movers, queues)
+                self._ctx.outage.recovered()
+                pauses = backoff()
+            except StoreError as error:
+                self._ctx.outage.failed(error)
+                pause = next(pauses)
+            self._stop.wait(pause)
+
+    def _turn(self, movers: dict[str, Mover], queues: Sequence[QueueSpec]) -> float:
+        """Do a turn of each queue; return how many seconds to wait then: Redis has other work, too."""
+        clock, moved = self._ctx.clock, False
+        began_at = clock.monotonic()
+        for queue in queues:
+            mover = movers[queue.name] = movers.get(queue.name) or self._ctx.store.mover(queue)
+            moved = mover.turn() or moved
+        return clock.monotonic() - began_at if moved else LOOK
