@@ -122,9 +122,13 @@ class UpdateReply(NamedTuple):
 
 
 class BeatResult(NamedTuple):
-    """The answer to a heartbeat: lanes and turn of all nodes, by queue, and the answer to its update."""
+    """The answer to a heartbeat: of each queue, lanes and turn of all nodes, and its stored number of shards;
+    and the answer to its update.
+    """
 
     members: list[dict[str, tuple[int, int]]]
+    #: As text, empty when none is stored.
+    routes: list[str]
     reply: UpdateReply | StoreError | None = None
 
 

@@ -175,13 +175,17 @@ class RedisStore:
     ) -> BeatResult:
         """Move the node's heartbeat in each queue to ``turn`` and write its report, in one round trip.
 
-        Returns lanes and turn of all nodes. A refused report does not affect the heartbeat.
+        Returns lanes and turn of all nodes, and the stored number of shards. A node without ``lanes`` has no
+        heartbeat there, and reads the numbers only. A refused report does not affect the heartbeat.
         """
-        beats = beat_calls(queues, f"{owner} {lanes}", turn)
+        beats = beat_calls(queues, f"{owner} {lanes}" if lanes else "", turn)
         replies = self.client.calls([*beats, *(report_calls(news) if news else [])])
-        found = raise_refused(replies[: len(beats)])
-        members = [parse_members(reply) for part in found for reply in part]
-        return BeatResult(members, heartbeat_reply(news, replies[len(beats) :]) if news else None)
+        found = [reply for part in raise_refused(replies[: len(beats)]) for reply in part]
+        return BeatResult(
+            [parse_members(members) for *members, _ in found],
+            [parse_id(route) for *_, route in found],
+            heartbeat_reply(news, replies[len(beats) :]) if news else None,
+        )
 
     def forget_members(self, queue: str, members: Sequence[tuple[str, int]]) -> None:
         """Remove heartbeats, given by owner and lanes."""

@@ -82,7 +82,8 @@ class Store(Protocol):
     ) -> BeatResult:
         """Move the node's heartbeat in each queue to ``turn`` and write its report, in one round trip.
 
-        Returns lanes and turn of all nodes. A refused report does not affect the heartbeat.
+        Returns lanes and turn of all nodes, and the stored number of shards. A node without ``lanes`` has no
+        heartbeat there, and reads the numbers only. A refused report does not affect the heartbeat.
         """
 
     def forget_report(self, owner: str) -> None:

@@ -76,9 +76,9 @@ class Runtime:
         self.served: frozenset[str] = self.queue_names if served is None else frozenset(served)
         #: Whether an operator made the node quiet: it serves nothing.
         self.is_quiet: bool = False
-        shared, dealt = splitter is lease_splitter, self._deal(queues)
+        shared = splitter is lease_splitter
         self._ownership = Ownership(
-            ctx, lanes=self._lanes, queues=queues, dealt=dealt, served=self.served, shared=shared
+            ctx, lanes=self._lanes, queues=queues, deal=self._deal, served=self.served, shared=shared
         )
         self._waker = Waker(
             ctx, self._queues_to_serve(), announced=self._on_announcement, connected=self._refresh
@@ -104,7 +104,7 @@ class Runtime:
         new = [queue for queue in queues if queue.name not in self.queue_names]
         if not new or self._splitter is not lease_splitter:
             return
-        self._ownership.add_queues(self._deal(new))
+        self._ownership.add_queues(new)
         self._queues = [*self._queues, *new]
         self.queue_names |= {queue.name for queue in new}
 

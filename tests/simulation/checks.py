@@ -33,13 +33,12 @@ class Checks:
     """The ledger of a simulation."""
 
     def __init__(
-        self, world: World, server: Server, queue: str, shards: int, *, strict: bool, lease_seconds: float
+        self, world: World, server: Server, queue: str, *, strict: bool, lease_seconds: float
     ) -> None:
         self._world = world
         self._lease = lease_seconds
-        self._server = server
+        self.server = server
         self._queue = queue
-        self._shards = shards
         self._strict = strict
         self._running: dict[ShardRef, list[Run]] = defaultdict(list)
         server.taken = self.taken
@@ -58,7 +57,7 @@ class Checks:
         self.lost_windows: list[tuple[float, float]] = []
 
     def shard(self, job_id: str) -> ShardRef:
-        return ShardRef(self._queue, shard_of(job_id, self._shards))
+        return ShardRef(self._queue, shard_of(job_id, self.server.count))
 
     # -- runs
 
@@ -96,10 +95,10 @@ class Checks:
             self._world.violated(f"{job.id}: {scores}")
         begun = self._begun[job.id]
         begun.update(payload.data for payload in job.payloads)
-        claimed_at = self._server.claimed_at[batch.shard, batch.lease.epoch, batch.claim]
+        claimed_at = self.server.claimed_at[batch.shard, batch.lease.epoch, batch.claim]
         overtaken = [
             payload
-            for payload in self._server.places(job.id, self.shard(job.id))
+            for payload in self.server.places(job.id, self.shard(job.id))
             if int(payload) < scores[-1]
             and payload not in begun
             and self.acknowledged[job.id].get(payload, claimed_at) < claimed_at
@@ -125,7 +124,7 @@ class Checks:
 
     def taken(self, shard: ShardRef, former: str, owner: str) -> None:
         """I6: a silence of the server costs no living owner a shard: no node could look, nor renew."""
-        server, now = self._server, self._world.now
+        server, now = self.server, self._world.now
         began, ended = server.silent_from, server.silent_until
         noticed = ended - began > NOTICED * self._lease and server.starts == server.silent_start
         if self.lossy or not noticed or now > ended + RETURN * self._lease:
@@ -144,17 +143,17 @@ class Checks:
     def nothing_is_lost(self) -> None:
         """I3: what was acknowledged has been run to its end, or is still somewhere."""
         for job_id, payloads in self.acknowledged.items():
-            known = self._ended[job_id].union(self._server.places(job_id, self.shard(job_id)))
+            known = self._ended[job_id].union(self.server.places(job_id, self.shard(job_id)))
             lost = [p for p in payloads if p not in known and not self._may_be_lost(job_id, p)]
             if lost:
                 self._world.violated(f"{job_id}: {lost} are lost")
 
     def all_is_done(self) -> None:
         """I3 and I5, when the queue has run empty."""
-        if not self._server.idle():
+        if not self.server.idle():
             left = {
                 str(s): list(x.model.waiting) + list(x.model.processing)
-                for s, x in self._server.shards.items()
+                for s, x in self.server.shards.items()
             }
             self._world.violated(f"not drained: {left}")
         self.nothing_is_lost()

@@ -137,6 +137,7 @@ class SimStore:
 
     def acquire_all(self, wanted: Sequence[LeaseWatch], owner: str) -> list[Lease | LowkiqError]:
         def acquire(one: LeaseWatch) -> Lease:
+            self._server.check_count(one.queue)
             return self._server.acquire(one.shard, owner, one.seen, one.known_epoch)
 
         return self._call(lambda: [_answer(partial(acquire, one)) for one in wanted])
@@ -164,7 +165,10 @@ class SimStore:
         if me().machine in self._network.mute:
             raise StoreUnavailable("no heartbeat")
         return self._call(
-            lambda: BeatResult([self._server.beat(queue, owner, lanes, turn) for queue in queues])
+            lambda: BeatResult(
+                [self._server.beat(queue, owner, lanes, turn) for queue in queues],
+                [str(self._server.count)] * len(queues),
+            )
         )
 
     def forget_report(self, owner: str) -> None:
@@ -342,6 +346,10 @@ class Node(Machine):
     def undisturbed_since(self, when: float) -> bool:
         """Whether only the server can have kept it from renewing since then."""
         return not (self.dead or self.ending) and max(self.frozen_until, self.cut_until) < when
+
+    def owned(self) -> list[ShardRef]:
+        """The shards that it takes for its own."""
+        return [one.shard for one in self.runtime._ownership._table.owned()]
 
     # -- its host
 

@@ -8,8 +8,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, Due, OpenClaims, SettleReply, SettleRequest
-from celery_lowkiq.rules.errors import NotOwner, ShardDamaged
-from celery_lowkiq.rules.models import Job, Lease, LeaseState, NewJob, Payload, ShardRef
+from celery_lowkiq.rules.errors import NotOwner, QueueResharded, ShardDamaged, StoreError
+from celery_lowkiq.rules.layout import Layout, shard_of
+from celery_lowkiq.rules.models import (
+    Job,
+    Lease,
+    LeaseState,
+    NewJob,
+    Payload,
+    QueueSpec,
+    ShardRef,
+)
 from tests.model.jobs import ModelJob
 from tests.model.model import Model
 
@@ -40,6 +49,8 @@ class Server:
     def __init__(self, world: World, shards: Sequence[ShardRef]) -> None:
         self.world = world
         self.shards = {shard: Shard() for shard in shards}
+        #: How many shards the queue has; there may be others that it had.
+        self.count = len(shards)
         self.members: dict[str, dict[str, tuple[int, int]]] = {}
         #: Shards whose lease is a key of another type.
         self.damaged: set[ShardRef] = set()
@@ -69,7 +80,7 @@ class Server:
     # -- faults
 
     def copy(self):
-        return copy.deepcopy((self.shards, self.members))
+        return copy.deepcopy((self.shards, self.members, self.count))
 
     def stop(self) -> None:
         self.down = True
@@ -79,7 +90,7 @@ class Server:
         self.down = False
         self.starts += 1
         if older is not None:
-            self.shards, self.members = older
+            self.shards, self.members, self.count = older
 
     @property
     def silent(self) -> bool:
@@ -92,6 +103,24 @@ class Server:
     def cut_listeners(self) -> None:
         for listener in list(self.listeners):
             listener.cut()
+
+    # -- the number of shards
+
+    def resize(self, count: int) -> None:
+        """What an operator does when the queue is empty."""
+        assert self.idle()
+        (queue,) = {shard.queue for shard in self.shards}
+        self.count = count
+        for index in range(count):
+            self.shards.setdefault(ShardRef(queue, index), Shard())
+
+    def current(self) -> list[ShardRef]:
+        """The shards that the queue has now."""
+        return [shard for shard in self.shards if shard.index < self.count]
+
+    def check_count(self, queue: QueueSpec) -> None:
+        if queue.shards != self.count:
+            raise QueueResharded(queue.name, Layout(self.count))
 
     # -- leases
 
@@ -172,6 +201,8 @@ class Server:
     # -- jobs
 
     def push(self, shard: ShardRef, sender: str, n: int, entries: Sequence[tuple[str, bytes, float]]) -> None:
+        if shard.index != shard_of(entries[0][0], self.count):
+            raise StoreError("it was sent before the queue had another number of shards")
         s = self.shards[shard]
         if s.senders.get(sender, 0) >= n:
             return

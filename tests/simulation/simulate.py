@@ -40,7 +40,10 @@ FAULTS = (
     "abandon",
     "join",
     "pause",
+    "resize",
 )
+#: Most shards of a queue whose number changes.
+MOST_SHARDS = 8
 MODULES = (lane, lane_state, ownership, context, outage, runtime, waker, exclusion)
 
 
@@ -51,6 +54,7 @@ class Report:
     trace: tuple[str, ...]
     runs: int
     faults: int
+    resizes: int
     overlaps_of_frozen: int
 
 
@@ -72,15 +76,16 @@ class Simulation:
         self.possible = only or (*FAULTS, "jump" if jumps else "roll_back")
         self.network = Network(self.world, self.server, LEASE)
         self.network.loss = chance.choice([0.0, 0.01, 0.03]) if loss is None else loss
-        self.checks = Checks(
-            self.world, self.server, "q", self.queue.shards, strict=self.strict, lease_seconds=LEASE
-        )
+        self.checks = Checks(self.world, self.server, "q", strict=self.strict, lease_seconds=LEASE)
         self.checks.lossy = self.network.loss > 0
         self.nodes: list[Node] = []
         self.starts = 0
-        self.faults = 0
+        self.faults = self.resizes = 0
         self.pushed = 0
         self.calling = True
+        #: Whether callers wait until the queue is empty, and how many are in the middle of a call.
+        self.holding = False
+        self.calls = 0
         self.callers: list[Task] = []
 
     def run(self) -> Report:
@@ -99,6 +104,9 @@ class Simulation:
         self.world.run(self.world.now + LEASE)
         if not self.world.violations:
             self.checks.all_is_done()
+        if not (self.world.violations or self._shared()):
+            owned = {node.name: sorted(map(str, node.owned())) for node in self._alive()}
+            self.world.violated(f"not shared: {owned} of {self.server.count}")
         self._shut_down()
         self.world.end()
         return Report(
@@ -107,6 +115,7 @@ class Simulation:
             tuple(self.world.trace),
             self.checks.runs,
             self.faults,
+            self.resizes,
             self.checks.overlaps_of_frozen,
         )
 
@@ -132,7 +141,10 @@ class Simulation:
         chance = self.world.random
         while self.calling:
             me().park(chance.random() * 0.1 * LEASE)
+            if self.holding:
+                continue
             n += 1
+            self.calls += 1
             self.pushed += 1
             job_id, payload = f"id-{chance.randrange(IDS)}", b"%d" % self.pushed
             entries = [(job_id, payload, float(self.pushed))]
@@ -140,6 +152,7 @@ class Simulation:
             while not self._accepted(effect):
                 continue
             self.checks.acknowledged[job_id][payload] = self.world.now
+            self.calls -= 1
 
     def _accepted(self, effect: partial[None]) -> bool:
         try:
@@ -209,7 +222,7 @@ class Simulation:
 
     def _damage(self) -> None:
         """A lease that is not renewed, while the heartbeat of its owner moves on."""
-        shard = self.world.random.choice(self.queue.shard_refs())
+        shard = self.world.random.choice(self.server.current())
         seconds = self.world.random.uniform(0.05, 1.5) * LEASE
         self.world.note(f"the lease of {shard} is damaged for {seconds:.3f}")
         self.server.damaged.add(shard)
@@ -238,15 +251,15 @@ class Simulation:
         A loss of even the first lease of a shard is not simulated: a node that starts then cannot know of it
         (docs/invariants.md).
         """
-        if not all(shard.epoch for shard in self.server.shards.values()):
+        if not all(self.server.shards[shard].epoch for shard in self.server.current()):
             return
         chance = self.world.random
-        older, since = self.server.copy(), self.world.now
+        older, since, resizes = self.server.copy(), self.world.now, self.resizes
         lost = chance.uniform(0.1, 3) * LEASE
         if self._alive() and chance.random() < 0.5:
             chance.choice(self._alive()).freeze(lost + chance.uniform(-0.2, 0.5) * LEASE)
         me().park(lost)
-        if self.server.down or self.world.now > TROUBLE * LEASE:
+        if self.server.down or self.world.now > TROUBLE * LEASE or self.resizes != resizes:
             return
         self.checks.lost_windows.append((since, self.world.now + 0.02 * LEASE))
         self._redis_away(chance.choice([0.001, 0.01, 0.5]) * LEASE, older)
@@ -278,10 +291,28 @@ class Simulation:
     def _pause(self) -> None:
         chance = self.world.random
         job_id = chance.choice([None, f"id-{chance.randrange(IDS)}"])
-        shard = self.checks.shard(job_id) if job_id else chance.choice(self.queue.shard_refs())
+        shard = self.checks.shard(job_id) if job_id else chance.choice(self.server.current())
         self.world.note(f"{job_id or shard} is paused")
         self.server.pause(shard, job_id)
         self.world.later(chance.random() * 3 * LEASE, partial(self.server.resume, shard, job_id))
+
+    def _resize(self) -> None:
+        """An empty queue gets another number of shards: callers wait for that."""
+        if not self.holding:
+            self.holding = True
+            self._resize_when_empty()
+
+    def _resize_when_empty(self) -> None:
+        if not self.calling:
+            return
+        if self.calls or self.server.down or not self.server.idle():
+            self.world.later(0.02 * LEASE, self._resize_when_empty)
+            return
+        count = self.world.random.randint(1, MOST_SHARDS)
+        self.world.note(f"the queue has {count} shards, and had {self.server.count}")
+        self.server.resize(count)
+        self.resizes += 1
+        self.holding = False
 
     # -- the end
 
@@ -304,7 +335,13 @@ class Simulation:
 
     def _finished(self) -> bool:
         called = all(caller.done for caller in self.callers)
-        return called and not self.server.down and self.server.idle() and not self.checks.busy()
+        idle = called and not self.server.down and self.server.idle() and not self.checks.busy()
+        return idle and self._shared()
+
+    def _shared(self) -> bool:
+        """Whether the living nodes have the shards of the queue, and no other."""
+        owned = [shard for node in self._alive() for shard in node.owned()]
+        return sorted(owned) == self.server.current()
 
     def _shut_down(self) -> None:
         """Every node can be stopped, and then none has a shard."""

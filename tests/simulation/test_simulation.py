@@ -21,6 +21,7 @@ from celery_lowkiq.worker.owned_shard import OwnedShard
 from celery_lowkiq.worker.ownership.acquisition import Acquisition
 from celery_lowkiq.worker.ownership.heartbeat import Heartbeat
 from celery_lowkiq.worker.ownership.lease_table import LeaseTable
+from celery_lowkiq.worker.ownership.resizing import Resizing
 from tests.model.model import Model
 from tests.simulation import node as nodes_of_simulation
 from tests.simulation.checks import Checks
@@ -35,13 +36,15 @@ CHUNK = 50
 
 
 def check(seeds):
-    runs = faults = 0
+    runs = faults = resizes = 0
     for seed in seeds:
         report = simulate(seed)
         assert not report.violations, f"python -m tests.simulation.simulate {seed}: {report.violations}"
         runs, faults = runs + report.runs, faults + report.faults
+        resizes += report.resizes
     assert runs > 40 * len(seeds)
     assert faults > 2 * len(seeds)
+    assert resizes > len(seeds) // 10
 
 
 @pytest.mark.random
@@ -105,7 +108,7 @@ def taken_after(seed, lease_seconds=1.0):
         world, queue = World(seed), QueueSpec("q", shards=24)
         server = Server(world, queue.shard_refs())
         network = Network(world, server, lease_seconds)
-        checks = Checks(world, server, "q", queue.shards, strict=False, lease_seconds=lease_seconds)
+        checks = Checks(world, server, "q", strict=False, lease_seconds=lease_seconds)
         for number in range(3):
             node = Node(
                 network, threading, checks, queue, f"n{number}", strict=False, lanes=2, restart=lambda: None
@@ -139,7 +142,7 @@ def drains_after_older_data(seed):
         server = Server(world, queue.shard_refs())
         (shard,) = server.shards
         network = Network(world, server, 1.0)
-        checks = Checks(world, server, "q", 1, strict=False, lease_seconds=1.0)
+        checks = Checks(world, server, "q", strict=False, lease_seconds=1.0)
         Node(network, threading, checks, queue, "n", strict=False, lanes=1, restart=lambda: None)
         world.run(2)
         server.push(shard, "sender", 1, [("1", b"1", 1.0)])
@@ -164,7 +167,7 @@ def owned_after(seed, outages, away, nodes=2, lease_seconds=10.0):
             shard.epoch, shard.counter, shard.given_on = 5, 3, "before the restart"
         network = Network(world, server, lease_seconds)
         network.delay = 0.001
-        checks = Checks(world, server, "q", queue.shards, strict=False, lease_seconds=lease_seconds)
+        checks = Checks(world, server, "q", strict=False, lease_seconds=lease_seconds)
         for number in range(nodes):
             node = Node(
                 network, threading, checks, queue, f"n{number}", strict=False, lanes=4, restart=lambda: None
@@ -253,6 +256,14 @@ def _of_the_next_turn(beat):
     return mutant
 
 
+def _only_once(add_shards):
+    def mutant(self, dealt):
+        if not self._watches:
+            add_shards(self, dealt)
+
+    return mutant
+
+
 def patched(target, name, make=None, value=None):
     return mock.patch.object(target, name, make(getattr(target, name)) if make else value)
 
@@ -282,6 +293,8 @@ OFTEN = {
         patched(LeaseWatch, "_unchanged_since", _with_any_turn),
         ("mute",),
     ),
+    "added shards are not taken": (patched(LeaseTable, "add_shards", _only_once), ("resize",)),
+    "removed shards are not left": (patched(Resizing, "give_up", value=lambda self: None), ("resize",)),
 }
 #: Found within a second where Redis does not answer for a while.
 SILENT = patched(LeaseTable, "mark_doubtful", value=lambda self, now: None)

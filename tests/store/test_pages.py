@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_lowkiq.store.scripts.keys import nodes_key
+from celery_lowkiq.store.scripts.keys import nodes_key, queue_key
 
 from .helpers import SHARD, listening, push, take
 
@@ -30,3 +30,20 @@ def test_a_release_is_announced(store):
     with listening(store) as heard:
         assert store.release(lease)
         assert heard() == (SHARD, None)
+
+
+def test_a_heartbeat_reads_the_stored_number_of_shards(store, client):
+    push(store, "1", ("a", 1))
+    assert store.beat(["orders", "new"], "me@host", 4, 1).routes == ["1", ""]
+    client.hset(queue_key("orders"), "shards", "24>48")
+    client.set(queue_key("new"), "planted")
+    result = store.beat(["orders", "new"], "me@host", 4, 2)
+    assert result.routes == ["24>48", ""]
+    assert result.members == [{"me@host": (4, 2)}] * 2
+
+
+def test_a_node_without_lanes_reads_the_number_and_has_no_heartbeat(store):
+    push(store, "1", ("a", 1))
+    result = store.beat(["orders"], "me@host", 0, 1)
+    assert (result.routes, result.members) == (["1"], [{}])
+    assert store.beat(["orders"], "other", 4, 1).members == [{"other": (4, 1)}]

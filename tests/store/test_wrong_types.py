@@ -303,8 +303,8 @@ def script_of(name):
 def call_of(name, state):
     named, repeated = arguments(state)[name]
     script = script_of(name)
-    if script.repeated_key:
-        return script.call_many([Keys()[script.repeated_key]], repeated, **named)
+    if script.repeated_keys:
+        return script.call_many([Keys()[key] for key in script.repeated_keys], repeated, **named)
     return script.call(Keys(), repeated, **named)
 
 
@@ -336,6 +336,7 @@ NOT_REACHED = {
 UNTOUCHED = {
     ("claim", "calls"),
     ("pause_shard resumes", "due_paused"),
+    ("heartbeat", "queue"),
     *((n, "meta") for n in ("delete_call_records", "release", "renew", "replace_call_records")),
     *((name, key) for name, keys in NOT_REACHED.items() for key in keys.split()),
 }
@@ -390,8 +391,7 @@ def planted_keys(name):
     if name in TOLERANT:
         return []
     script = script_of(name)
-    declared = (*script.keys, script.repeated_key) if script.repeated_key else script.keys
-    keys = [key for key in declared if (name, key) not in UNTOUCHED]
+    keys = [key for key in (*script.keys, *script.repeated_keys) if (name, key) not in UNTOUCHED]
     return [(key, type_) for key in keys for type_ in PLANTS if type_ != KEY_TYPES[key]]
 
 

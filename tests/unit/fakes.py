@@ -64,6 +64,8 @@ class FakeStore:
         self.token_requests: list[TokenRequest] = []
         self.open = True
         self.members: dict[str, dict[str, tuple[int, int]]] = {}
+        #: Numbers of shards by queue, as they are stored.
+        self.routes: dict[str, str] = {}
         self.reports: dict[str, NodeReport] = {}
         self.news: list[NodeUpdate] = []
         self.server = Server(policy="noeviction")
@@ -229,10 +231,13 @@ class FakeStore:
     def beat(self, queues: list[str], owner: str, lanes: int, turn: int, news: NodeUpdate) -> BeatResult:
         self._maybe_fail("beat")
         with self.lock:
-            for queue in queues:
+            for queue in queues if lanes else ():
                 members = self.members.setdefault(queue, {})
                 members[owner] = (lanes, turn)
-            return BeatResult([dict(self.members[queue]) for queue in queues], self._tell(news))
+            routes = [self.routes.get(queue, "") for queue in queues]
+            return BeatResult(
+                [dict(self.members.get(queue, {})) for queue in queues], routes, self._tell(news)
+            )
 
     def _tell(self, news: NodeUpdate) -> UpdateReply | StoreError:
         try:

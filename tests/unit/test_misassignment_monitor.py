@@ -31,7 +31,7 @@ def watch():
 
     def watch(seconds, wanted=SHARDS[1::2], owners=("", "", "", ""), alive="other"):
         ctx = SimpleNamespace(store=store, clock=clock, owner="me", lease_seconds=10)
-        monitor = MisassignmentMonitor(ctx, shards=dict.fromkeys(SHARDS, Q), wanted=wanted)
+        monitor = MisassignmentMonitor(ctx, queues={"q": Q}, wanted=frozenset(wanted))
         for turn in range(int(seconds / 2)):
             for shard, owner in zip(SHARDS, owners, strict=True):
                 store.leases[shard] = LeaseState(owner, 5 if owner else 0, turn if owner == alive else 0)

@@ -21,7 +21,14 @@ from celery_lowkiq.rules.reports import (
     node_name,
 )
 from celery_lowkiq.rules.text import ranges
-from celery_lowkiq.store.scripts.keys import history_key, nodes_key, report_key, reports_key, shard_keys
+from celery_lowkiq.store.scripts.keys import (
+    history_key,
+    nodes_key,
+    queue_key,
+    report_key,
+    reports_key,
+    shard_keys,
+)
 from celery_lowkiq.store.scripts.records import number_text
 from celery_lowkiq.store.scripts.script import ScriptCall, Value, load, slices
 
@@ -33,9 +40,11 @@ SHARDS = 500
 
 
 def beat_calls(queues: Sequence[str], member: str, turn: int) -> list[ScriptCall]:
-    """Return the calls that move a node's heartbeat in these queues."""
+    """Return the calls that move a node's heartbeat in these queues, and read their numbers of shards."""
     return [
-        load("heartbeat").call_many([nodes_key(queue) for queue in part], member=member, turn=turn)
+        load("heartbeat").call_many(
+            [key for queue in part for key in (nodes_key(queue), queue_key(queue))], member=member, turn=turn
+        )
         for part in slices(queues, QUEUES)
     ]
 

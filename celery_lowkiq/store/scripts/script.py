@@ -13,7 +13,7 @@ Redis does not roll back, so each part first touches the keys that no part befor
 type is an error before anything is written. A key with a question mark is left to the script, to touch when
 it needs it; after a group, ``?`` leaves all of its keys to the script, and ``!`` none.
 ``-- KEYS: [lease]...`` is a key of each of many shards or queues, which the script reads from KEYS, and
-touches itself. POLICY KEYS are sent only for queues with a policy.
+touches itself; ``[nodes queue]...`` are two keys of each. POLICY KEYS are sent only for queues with a policy.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class Script:
     flags: str
     #: Number of keys, the last ones, that are sent only with a policy.
     policy_keys: int = 0
-    #: Name of the key that the script gets of each of many shards or queues.
-    repeated_key: str = ""
+    #: Names of the keys that the script gets of each of many shards or queues.
+    repeated_keys: tuple[str, ...] = ()
 
     def call_many(self, keys: Sequence[str], rest: Sequence[Value] = (), **args: Value) -> ScriptCall:
-        """Bind ``keys``, each the ``repeated_key`` of a shard or queue; otherwise as :meth:`call`."""
-        if not self.repeated_key:
+        """Bind ``keys``, the ``repeated_keys`` of each shard or queue; otherwise as :meth:`call`."""
+        if not self.repeated_keys:
             raise TypeError(f"{self.name}.lua takes its keys by name")
         return self.call({}, rest, **args)._replace(keys=tuple(keys))
 
@@ -201,4 +201,4 @@ def load(name: str) -> Script:
     binding = _names("KEYS", keys) + _names("ARGV", args) + f"local rest = {len(args) + 1}\n"
     body = binding + _with_probes(_parts(source), [key for key in declared if key in keys])
     repeated = header(source, "KEYS").partition("[")[2].partition("]")[0]
-    return Script(name, body, keys, args, header(source, "FLAGS"), len(of_policies), repeated)
+    return Script(name, body, keys, args, header(source, "FLAGS"), len(of_policies), tuple(repeated.split()))

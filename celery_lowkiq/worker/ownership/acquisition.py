@@ -7,7 +7,14 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from celery_lowkiq.rules.balance import Member, QuotaRoom, least_loaded_lane
 from celery_lowkiq.rules.clock import Clock
-from celery_lowkiq.rules.errors import LowkiqError, NotOwner, ShardDamaged, ShardRepairing, StoreUnavailable
+from celery_lowkiq.rules.errors import (
+    LowkiqError,
+    NotOwner,
+    QueueResharded,
+    ShardDamaged,
+    ShardRepairing,
+    StoreUnavailable,
+)
 from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import Lease, ShardRef
@@ -19,12 +26,12 @@ from ..owned_shard import OwnedShard
 from .lease_table import LeaseTable
 from .membership import Membership
 
-#: Seconds before a queue is tried again after a refusal that needs an operator, such as another shard count.
+#: Seconds before a queue is tried again after a refusal that needs an operator, such as another format.
 REFUSED_RETRY = 60.0
 #: The same for one damaged shard, which costs one request.
 DAMAGED_RETRY = 10.0
-#: The same for a shard under repair.
-REPAIRING_RETRY = 1.0
+#: The same for a shard under repair, and for one whose queue has another number of shards.
+REPAIRING_RETRY = RESHARDED_RETRY = 1.0
 #: Shards acquired in one round trip: about 20 ms of work for Redis.
 SLICE = 500
 #: Seconds between two lines of progress; what takes less is not logged.
@@ -161,7 +168,9 @@ class Acquisition:
         return found
 
     def _room(self) -> QuotaRoom | None:
-        return self._membership.room([owned.shard for owned in self._table.owned()])
+        return self._membership.room(
+            self._table.without_retired(owned.shard for owned in self._table.owned())
+        )
 
     def _free(self, watch: LeaseWatch, room: QuotaRoom | None) -> bool:
         # Never while a thread of this node still works under an older epoch.
@@ -185,14 +194,10 @@ class Acquisition:
             if isinstance(answer, Lease):
                 owned = OwnedShard(watch.queue, answer, self._ctx.lease_seconds, sent_at)
                 self._table.add(owned, self._emptiest_lane())
-            elif isinstance(answer, ShardRepairing):
-                logger.info("shard %s is not served yet: %s", watch.shard, answer)
-                self._table.postpone([watch.shard], sent_at + REPAIRING_RETRY)
-            elif isinstance(answer, ShardDamaged):
-                logger.error("shard %s is not served: %s", watch.shard, answer)
-                self._table.postpone([watch.shard], sent_at + DAMAGED_RETRY)
             elif isinstance(answer, NotOwner):
                 overtaken.append(watch)
+            elif isinstance(answer, (ShardDamaged, QueueResharded)):
+                self._table.postpone([watch.shard], sent_at + _seconds_to_retry(watch.shard, answer))
             else:
                 refused.setdefault(watch.queue.name, answer)
         for queue, error in refused.items():
@@ -205,6 +210,17 @@ class Acquisition:
         if not self._membership.shared:
             return None
         return self._lanes[least_loaded_lane([lane.load for lane in self._lanes])]
+
+
+def _seconds_to_retry(shard: ShardRef, refused: ShardDamaged | QueueResharded) -> float:
+    if isinstance(refused, QueueResharded):
+        # The next heartbeat reads the stored number of shards.
+        return RESHARDED_RETRY
+    if isinstance(refused, ShardRepairing):
+        logger.info("shard %s is not served yet: %s", shard, refused)
+        return REPAIRING_RETRY
+    logger.error("shard %s is not served: %s", shard, refused)
+    return DAMAGED_RETRY
 
 
 class AcquisitionProgress:

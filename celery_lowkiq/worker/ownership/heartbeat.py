@@ -12,6 +12,7 @@ from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.reports import (
     LISTED_IDS,
     LISTED_SHARDS,
+    BeatResult,
     LaneReport,
     NodeReport,
     NodeUpdate,
@@ -36,7 +37,7 @@ class Heartbeat:
         queues: Mapping[str, QueueSpec],
         served: Collection[str],
     ) -> None:
-        """``queues``: all whose samples may be sent, by name; may grow."""
+        """``queues``: all whose samples may be sent, by name; may change."""
         self._ctx = ctx
         self._lanes = lanes
         self._queues = queues
@@ -55,16 +56,16 @@ class Heartbeat:
         #: Shards that wait out a lease given by another Redis process, and until when (monotonic).
         self.free_at: Mapping[ShardRef, float] = {}
 
-    def beat(self, queues: Sequence[str]) -> list[dict[str, tuple[int, int]]]:
-        """Move the heartbeat in these queues; return lanes and turn of all nodes. Raises StoreError."""
-        update = self._update()
-        members, reply = self._ctx.store.beat(queues, self._ctx.owner, len(self._lanes), self.turn, update)
+    def beat(self, queues: Sequence[str], lanes: int) -> BeatResult:
+        """Move the heartbeat in these queues, or just read them without ``lanes``. Raises StoreError."""
+        result = self._ctx.store.beat(queues, self._ctx.owner, lanes, self.turn, self._update())
+        reply = result.reply
         if isinstance(reply, UpdateReply):
             self._offset = reply.now - self._ctx.clock.monotonic()
             if reply.samples:
                 self._samples, self._counted_slot = reply.samples, slot(reply.now)
         self._log_refusal(reply)
-        return members
+        return result
 
     def remove_report(self) -> None:
         """Remove the report of a node that has ended."""

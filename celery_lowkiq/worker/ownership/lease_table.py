@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, KeysView, Mapping
 from dataclasses import replace
 from operator import attrgetter
 
@@ -23,12 +23,48 @@ class LeaseTable:
         self._owned: dict[ShardRef, OwnedShard] = {}
         #: Shards that were lost, each until the node acquires it again.
         self._lost: dict[ShardRef, OwnedShard] = {}
+        #: Shards that their queues do not have any more, until the node has given them up.
+        self.retired: set[ShardRef] = set()
         self.add_shards(dealt)
 
+    # -- the shards that may be acquired
+
     def add_shards(self, dealt: Mapping[ShardRef, tuple[QueueSpec, Lane]]) -> None:
-        """Add shards that may be acquired, each with its lane."""
-        self._lanes.update((shard, lane) for shard, (_, lane) in dealt.items())
-        self._watches.update((shard, LeaseWatch(queue, shard)) for shard, (queue, _) in dealt.items())
+        """Add shards that may be acquired, each with its lane. One that was not given up yet just stays."""
+        self.retired -= dealt.keys()
+        for shard, (queue, lane) in dealt.items():
+            if shard not in self._lanes:
+                self._lanes[shard] = lane
+                known_epoch = self._lost[shard].lease.epoch if shard in self._lost else 0
+                self._watches[shard] = LeaseWatch(queue, shard, known_epoch=known_epoch)
+
+    def deal_again(self, dealt: Mapping[ShardRef, tuple[QueueSpec, Lane]]) -> None:
+        """Replace all shards, of which none was acquired yet."""
+        self._lanes.clear()
+        self._watches.clear()
+        self.add_shards(dealt)
+
+    def update_queue(self, queue: QueueSpec) -> None:
+        """Use another number of shards of a queue; a refusal of the former one postpones nothing any more."""
+        for shard in self.shards_of(queue.name):
+            self._watches[shard] = replace(self._watches[shard], queue=queue, not_before=0.0)
+        for owned in self._owned.values():
+            if owned.shard.queue == queue.name:
+                owned.queue = queue
+
+    def retire(self, shards: Iterable[ShardRef]) -> None:
+        """Acquire these shards no more; those that the node owns are served until it leaves them."""
+        self.retired.update(shards)
+
+    def drop_retired(self) -> None:
+        """Forget the retired shards that the node does not own."""
+        for shard in [one for one in self.retired if one not in self._owned and not self.in_use(one)]:
+            self.retired.remove(shard)
+            del self._lanes[shard], self._watches[shard]
+
+    def known(self) -> KeysView[ShardRef]:
+        """Return a view of all these shards."""
+        return self._lanes.keys()
 
     # -- owned shards and their lanes
 
@@ -106,11 +142,19 @@ class LeaseTable:
         """Return the names of the other owned shards."""
         return [shard for shard, owned in self._owned.items() if not owned.leaving]
 
+    def without_retired(self, shards: Iterable[ShardRef]) -> list[ShardRef]:
+        """Return those of the shards that count for the node's share of its queues."""
+        return [shard for shard in shards if shard not in self.retired]
+
     # -- leases of other nodes
 
     def wanted(self, queues: Collection[str]) -> list[ShardRef]:
         """Return the shards of these queues that the node does not own."""
-        return [shard for shard in self._watches if shard.queue in queues and shard not in self._owned]
+        return [
+            shard
+            for shard in self._watches
+            if shard.queue in queues and shard not in self._owned and shard not in self.retired
+        ]
 
     def watch(self, shard: ShardRef) -> LeaseWatch:
         """Return what was seen of a shard's lease."""

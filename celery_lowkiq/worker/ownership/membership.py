@@ -24,7 +24,7 @@ class Membership:
         served: Collection[str],
         shared: bool,
     ) -> None:
-        """``queues``: all by name, may grow; ``served``: those in which the node takes part at first.
+        """``queues``: all by name, may change; ``served``: those in which the node takes part at first.
 
         Unless ``shared``, it takes part in none: a fixed splitter has dealt the shards, without quotas.
         """
@@ -43,11 +43,16 @@ class Membership:
         if self.shared:
             self._others = {name: self._others.get(name, {}) for name in self._queues if name in queues}
 
-    def update(self) -> None:
-        """Send the heartbeat, read those of others, and remove dead ones. Raises StoreError."""
-        beats = self._heartbeat.beat(list(self._others))
+    def update(self) -> dict[str, str]:
+        """Send the heartbeat, read those of others, and remove dead ones. Raises StoreError.
+
+        Returns the stored number of shards of each queue in which the node takes part; of all, unless shared.
+        """
+        queues = list(self._others if self.shared else self._queues)
+        beats = self._heartbeat.beat(queues, self._lanes if self.shared else 0)
         now = self._ctx.clock.monotonic()
-        for queue, found in zip(list(self._others), beats, strict=True):
+        members = beats.members if self.shared else []
+        for queue, found in zip(list(self._others), members, strict=True):
             seen = self._others[queue]
             self._others[queue] = {
                 name: seen[name].observed(turn, now) if name in seen else Member(name, lanes, turn, now)
@@ -57,6 +62,7 @@ class Membership:
             gone = [one for one in self._others[queue].values() if one.gone(now, self._ctx.lease_seconds)]
             if gone:
                 self._ctx.store.forget_members(queue, [(member.name, member.lanes) for member in gone])
+        return dict(zip(queues, beats.routes, strict=True))
 
     def leave(self) -> None:
         """Take part in no queue from now on. Raises StoreError."""

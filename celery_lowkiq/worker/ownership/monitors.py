@@ -6,7 +6,7 @@ Overdue batches, lost shards and lost data, an eviction policy that drops keys, 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 
 from celery_lowkiq.rules.balance import ORPHAN_TIMEOUT_LEASES
 from celery_lowkiq.rules.clock import Clock
@@ -122,13 +122,12 @@ class EvictionPolicyMonitor:
 class MisassignmentMonitor:
     """Warns when node numbers leave shards unserved, or give shards to two nodes, for three lease times."""
 
-    def __init__(
-        self, ctx: WorkerContext, *, shards: Mapping[ShardRef, QueueSpec], wanted: Collection[ShardRef]
-    ) -> None:
-        """``wanted``: the part of all ``shards`` that this node was dealt."""
+    def __init__(self, ctx: WorkerContext, *, queues: Mapping[str, QueueSpec], wanted: Set[ShardRef]) -> None:
+        """``wanted``: the part of the shards of all ``queues`` that this node was dealt. Both may change."""
         self._ctx = ctx
-        self._wanted = frozenset(wanted)
-        self._watches = {shard: LeaseWatch(queue, shard) for shard, queue in shards.items()}
+        self._queues = queues
+        self._wanted = wanted
+        self._watches: dict[ShardRef, LeaseWatch] = {}
         self._next = self._ctx.clock.monotonic()
         self._shared_since: dict[ShardRef, float] = {}
         self._logged: set[ShardRef] = set()
@@ -136,18 +135,21 @@ class MisassignmentMonitor:
     def check(self) -> None:
         """Observe all shards once in a lease time. Raises StoreError."""
         now = self._ctx.clock.monotonic()
-        if now < self._next or len(self._wanted) == len(self._watches):
+        if now < self._next:
             return
         self._next = now + self._ctx.lease_seconds
-        states = self._ctx.store.observe(list(self._watches))
-        for (shard, watch), state in zip(list(self._watches.items()), states, strict=True):
-            self._watches[shard] = watch.observed(state, now)
+        shards = {shard: queue for queue in self._queues.values() for shard in queue.shard_refs()}
+        if shards.keys() <= self._wanted:
+            return
+        states = self._ctx.store.observe(list(shards))
+        for (shard, queue), state in zip(shards.items(), states, strict=True):
+            self._watches[shard] = self._watches.get(shard, LeaseWatch(queue, shard)).observed(state, now)
         self._log(
-            [s for s in self._watches.keys() - self._wanted if self._orphaned(s, now)],
+            [s for s in shards.keys() - self._wanted if self._orphaned(s, now)],
             "no node serves %s: do the node numbers of all nodes together leave a part out?",
         )
         self._log(
-            [s for s in self._wanted if self._shared(s, now)],
+            [s for s in shards.keys() & self._wanted if self._shared(s, now)],
             "%s are dealt to this node, but a living node owns them: do two nodes have the same number?",
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from celery_lowkiq.rules.errors import NotOwner, StoreError
 from celery_lowkiq.rules.lease_watch import RENEWALS_PER_LEASE
@@ -21,6 +21,7 @@ from .lease_table import LeaseTable
 from .membership import Membership
 from .monitors import EvictionPolicyMonitor, LossMonitor, MisassignmentMonitor, OverdueMonitor
 from .rebalancing import Rebalancing
+from .resizing import Deal, Resizing
 
 #: Maximum seconds between two attempts to renew: leases run out while Redis does not answer.
 MAX_RENEWAL_BACKOFF = 0.25
@@ -32,7 +33,7 @@ class Ownership:
     """Works in turns: renew, rebalance, acquire, check for problems.
 
     Shared shards are divided among the nodes, and go to the lane that has fewest; else the node acquires all
-    that are ``dealt``, each for its lane.
+    that it deals, each for its lane.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Ownership:
         *,
         lanes: Sequence[Lane],
         queues: Sequence[QueueSpec],
-        dealt: Mapping[ShardRef, tuple[QueueSpec, Lane]],
+        deal: Deal,
         served: Collection[str],
         shared: bool,
     ) -> None:
@@ -54,16 +55,17 @@ class Ownership:
             ctx, heartbeat, by_name, lanes=len(lanes), served=served, shared=shared
         )
         self._served = self._to_serve = frozenset(served)
-        table = self._table = LeaseTable(dealt)
+        self._deal = deal
+        table = self._table = LeaseTable(deal(queues))
+        self._resizing = Resizing(ctx.store, table, by_name, deal, shared=shared)
         self._acquisition = Acquisition(ctx, table, lanes=lanes, membership=membership)
         self._rebalancing = Rebalancing(ctx.store, table, lanes=lanes, membership=membership)
         self._overdue = OverdueMonitor(ctx.host, ctx.clock, lanes)
         self._losses = LossMonitor(table)
         self._eviction_policy = EvictionPolicyMonitor(ctx.store, ctx.clock)
-        shards = {shard: queue for queue in queues for shard in queue.shard_refs()}
-        self._misassignment = MisassignmentMonitor(ctx, shards=shards, wanted=dealt)
-        #: Shards of added queues, until the thread reads them.
-        self._added: deque[Mapping[ShardRef, tuple[QueueSpec, Lane]]] = deque()
+        self._misassignment = MisassignmentMonitor(ctx, queues=by_name, wanted=table.known())
+        #: Added queues, until the thread reads them.
+        self._added: deque[Sequence[QueueSpec]] = deque()
         self._draining = False
         self._abandoned = False
         #: Whether the process ends, and its batches with it: no lane is waited for.
@@ -80,9 +82,9 @@ class Ownership:
 
     # -- called from other threads
 
-    def add_queues(self, dealt: Mapping[ShardRef, tuple[QueueSpec, Lane]]) -> None:
-        """Add the shards of more queues; :meth:`serve` may name these queues from now on."""
-        self._added.append(dealt)
+    def add_queues(self, queues: Sequence[QueueSpec]) -> None:
+        """Add more queues, which :meth:`serve` may name from now on."""
+        self._added.append(queues)
 
     def serve(self, queues: Collection[str], quiet: bool) -> None:
         """Serve these queues only: other shards are released, each after its running batch.
@@ -132,12 +134,15 @@ class Ownership:
             self._renew(stopping=False)
             self._eviction_policy.check()
             self._update_served()
+            self._resizing.follow(self._membership.update())
+            self._resizing.give_up()
             done = self._rebalancing.share(self._served, lambda: self._ctx.clock.monotonic() < self._renew_at)
             done = self._acquire() and done
             self._losses.check(self._wanted())
             self._rebalancing.level()
             self._overdue.check()
-            self._misassignment.check()
+            if not self._membership.shared:
+                self._misassignment.check()
         except StoreError as error:
             self._ctx.outage.failed(error)
             self._table.mark_doubtful(self._ctx.clock.monotonic())
@@ -184,9 +189,9 @@ class Ownership:
         if to_serve == self._served:
             return
         while self._added:
-            dealt = self._added.popleft()
-            self._table.add_shards(dealt)
-            self._queues.update((queue.name, queue) for queue, _ in dealt.values())
+            queues = self._added.popleft()
+            self._table.add_shards(self._deal(queues))
+            self._queues.update((queue.name, queue) for queue in queues)
         self._membership.serve(to_serve)
         self._served = to_serve
 

@@ -33,13 +33,12 @@ class Rebalancing:
         self._membership = membership
 
     def share(self, served: Collection[str], go_on: Callable[[], bool]) -> bool:
-        """Send the heartbeat, and release surplus shards, each when its batch has ended, while ``go_on()``.
+        """Release surplus shards, each when its batch has ended, while ``go_on()``.
 
         Returns whether all were tried. Raises StoreError.
         """
         table = self._table
-        self._membership.update()
-        for shard in self._membership.surplus(table.staying(), self._busy()):
+        for shard in self._membership.surplus(table.without_retired(table.staying()), self._busy()):
             table.leave(shard)
         for shard in table.staying():
             if shard.queue not in served:
