@@ -57,7 +57,7 @@ CALLS = {
         lease, [(StoredRecord(b"k", 0, b"x"), b"y")]
     ),
     "as_stored": lambda s, lease, c: Registry(s.client).as_stored([ONE]),
-    "check": lambda s, lease, c: Registry(s.client).check(ONE),
+    "reshard": lambda s, lease, c: Registry(s.client).reshard(ONE),
 }
 
 

@@ -20,15 +20,16 @@ local stored = redis.call('HMGET', meta, 'shards', 'score', 'format')
 if is_newer(stored[3]) then
   return refuse_format(stored[3])
 end
-if stored[1] ~= shards then
-  return redis.error_reply('SHARDS ' .. (stored[1] or '0'))
-end
 
 -- '<n> <s>', or, when calls were dropped, '<n> <text of the reply>|<s>'.
 local last = redis.call('HGET', senders, sender)
 if last and tonumber(string.match(last, '^%d+') or 0) >= tonumber(n) then
   local text = string.match(last, '^' .. n .. ' (.*)|%d+$')
   return text and drops_reply(text) or 0
+end
+-- After the check above: what was stored before the number of shards changed is not stored again in another shard.
+if stored[1] ~= shards then
+  return redis.error_reply('SHARDS ' .. (stored[1] or '0'))
 end
 
 -- USES: time delete_old_fields due_index wake call_records
