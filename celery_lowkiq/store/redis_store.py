@@ -51,8 +51,8 @@ from celery_lowkiq.store.scripts.keys import (
 from celery_lowkiq.store.scripts.records import (
     id_bytes,
     number_text,
+    parse_beats,
     parse_id,
-    parse_members,
 )
 from celery_lowkiq.store.scripts.script import ScriptCall, load
 from celery_lowkiq.store.scripts.server import read_memory_limit
@@ -180,7 +180,7 @@ class RedisStore:
         beats = beat_calls(queues, f"{owner} {lanes}", turn)
         replies = self.client.calls([*beats, *(report_calls(news) if news else [])])
         found = raise_refused(replies[: len(beats)])
-        members = [parse_members(reply) for part in found for reply in part]
+        members = [each for reply in found for each in parse_beats(reply)]
         return BeatResult(members, heartbeat_reply(news, replies[len(beats) :]) if news else None)
 
     def forget_members(self, queue: str, members: Sequence[tuple[str, int]]) -> None:

@@ -150,6 +150,12 @@ def parse_time(text: bytes) -> float | None:
     return float(text) if text else None
 
 
+def parse_beats(reply: Any) -> list[dict[str, tuple[int, int]]]:
+    """Parse the reply of ``heartbeat.lua``: lanes and turn by owner, of each queue."""
+    members = [parse_members(each) for each in reply[0]]
+    return [members[place] for place in reply[1:]]
+
+
 def parse_members(reply: Any) -> dict[str, tuple[int, int]]:
     """Parse the hash of heartbeats: lanes and turn by owner, without foreign data."""
     found = {}
