@@ -5,7 +5,7 @@
 -- ARGV: shards reopen pause since
 --   shards: a count, or 'closed', which refuses pushes until a count is written; reopen: '1' replaces 'closed'
 --   pause, since: of the queue's last pause, as register.lua returns them
--- USES: queue_pause
+-- USES: queue_pause format
 -- Returns: 1; 0 when the shard has jobs of another count; 2 when another caller has closed it.
 -- Cost: O(1).
 apply_queue_pause()
@@ -21,6 +21,9 @@ for _, index in ipairs({due, due_prioritized, due_paused, claimed, dead}) do
 end
 if jobs > 0 then
   return 0
+end
+if not current then
+  begin_format()
 end
 redis.call('HSET', meta, 'shards', shards)
 return 1

@@ -14,7 +14,7 @@ from typing import Any
 
 from celery_lowkiq.rules.models import ShardRef
 
-#: Storage format; incremented with each incompatible change.
+#: Version of the keys' layout; that of a shard's values is in lib/format.lua.
 FORMAT = 1
 #: In tests, microseconds to add to Redis's clock.
 CLOCK_KEY = "lowkiq:test:clock"
