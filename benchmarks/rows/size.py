@@ -25,6 +25,7 @@ def memory(bench: Bench) -> Iterator[Row]:
     jobs, calls = bench.count(50_000, 10_000), bench.count(10_000, 5_000)
     allocator = bench.direct.info("memory")["mem_allocator"]
     short, redis = [{"id": n, "payload": {"v": n}} for n in range(jobs)], bare.BareRedis(bench.url)
+    blank.perform_async(short[:1])  # Redis compiles the script: 430 KB once.
     ours = _grown(bench, jobs, lambda: blank.perform_async(short))
     with sidekiq.client(bench) as client:
         others = (

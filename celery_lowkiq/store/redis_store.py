@@ -52,8 +52,8 @@ from celery_lowkiq.store.scripts.keys import (
 from celery_lowkiq.store.scripts.records import (
     id_bytes,
     number_text,
+    parse_beats,
     parse_id,
-    parse_members,
 )
 from celery_lowkiq.store.scripts.script import ScriptCall, load
 from celery_lowkiq.store.scripts.server import read_memory_limit
@@ -182,10 +182,10 @@ class RedisStore:
         """
         beats = beat_calls(queues, f"{owner} {lanes}" if lanes else "", turn)
         replies = self.client.calls([*beats, *(report_calls(news) if news else [])])
-        found = [reply for part in raise_refused(replies[: len(beats)]) for reply in part]
+        found = [each for reply in raise_refused(replies[: len(beats)]) for each in parse_beats(reply)]
         return BeatResult(
-            [parse_members(members) for *members, _ in found],
-            [parse_id(route) for *_, route in found],
+            [members for members, _ in found],
+            [route for _, route in found],
             heartbeat_reply(news, replies[len(beats) :]) if news else None,
         )
 

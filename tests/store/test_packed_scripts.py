@@ -15,6 +15,7 @@ from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.rules.reports import NodeReport, NodeUpdate
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.inspect.node_reports import NodeReports
+from celery_lowkiq.store.leases.heartbeats import beat_calls
 from celery_lowkiq.store.scripts.keys import nodes_key, shard_keys
 
 from .helpers import claim, push, take
@@ -208,6 +209,20 @@ def test_a_heartbeat_of_many_queues_is_a_few_scripts(store, client, scripts):
     assert found == [{"other": (2, 1), "me": (4, 1)}] * 250
     assert store.beat(QUEUES[:1], "me", 4, 2).members == [{"other": (2, 1), "me": (4, 2)}]
     assert client.hgetall(nodes_key(QUEUES[249])) == {b"other 2": b"1", b"me 4": b"1"}
+
+
+def test_equal_heartbeats_of_queues_are_sent_once(store, client):
+    """No queue gets the nodes of another one, however their names and numbers are written."""
+    alike, later, foreign, joined = QUEUES[:50], QUEUES[50], QUEUES[51], QUEUES[52]
+    store.beat(alike, "a", 2, 7)
+    store.beat([later], "a", 2, 8)
+    client.hset(nodes_key(foreign), mapping={"a 2": "7\0b 2\0007"})
+    client.hset(nodes_key(joined), "a 2\0007\0b 2", "7")
+    asked = [*alike, later, foreign, joined]
+    me, others = {"me": (4, 1)}, [*[{"a": (2, 7)}] * 50, {"a": (2, 8)}, {}, {"a 2\x007\0b": (2, 7)}]
+    assert store.beat(asked, "me", 4, 1).members == [found | me for found in others]
+    (reply,) = store.client.all(beat_calls(asked, "me 4", 1))
+    assert len(reply[0]) == 4
 
 
 def test_samples_of_many_queues_are_a_few_scripts(store, client, scripts):

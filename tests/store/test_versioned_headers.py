@@ -11,7 +11,7 @@ from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.scripts.keys import shard_keys
 from celery_lowkiq.store.scripts.records import parse_items
 
-from .helpers import ONE, SHARD, claim, end, push, take
+from .helpers import ONE, SHARD, claim, contents, end, push, take, waiting
 
 KEYS = shard_keys(SHARD)
 HEADER = b"!1 8 g=7 h=1 "
@@ -57,17 +57,66 @@ def test_a_header_goes_with_the_last_payload(store):
 def test_a_shard_of_a_newer_version_is_refused(store):
     push(store, "1", ("a", 1.0))
     lease = take(store)
-    store.client.redis.hset(KEYS["meta"], "format", "2 g=7")
+    store.client.redis.hset(KEYS["meta"], "format", "3 g=7")
     for step in (
         lambda: push(store, "2", ("a", 1.0)),
         lambda: claim(store, lease),
         lambda: take(store, owner="other"),
     ):
-        with pytest.raises(StoreError, match="stored in format 2, this version reads 1"):
+        with pytest.raises(StoreError, match="stored in format 3, this version reads 2"):
             step()
 
 
 def test_unknown_fields_of_this_version_are_skipped(store):
     push(store, "1", ("a", 1.0))
-    store.client.redis.hset(KEYS["meta"], "format", "1 g=7")
+    store.client.redis.hset(KEYS["meta"], "format", "2 g=7")
     assert claim(store, take(store)).jobs
+
+
+def test_the_payload_of_a_new_job_has_no_length(store):
+    push(store, "1", ("a", 1.0))
+    assert store.client.redis.hget(KEYS["jobs"], "1") == b"1  a"
+    push(store, "1", ("b", 2.0))
+    assert store.client.redis.hget(KEYS["jobs"], "1") == b"1 1 a2 1 b"
+    assert contents(claim(store, take(store))) == {"1": [("a", 1.0), ("b", 2.0)]}
+
+
+@pytest.mark.parametrize("payload", ["", " ", "1 a", " 1 a", "r x", "1  a"])
+@pytest.mark.parametrize("fields", [{}, {"format": "1 g=7"}, {"format": "2 g=7"}])
+def test_a_payload_may_look_like_the_beginning_of_a_record(store, payload, fields):
+    with_format(store, fields)
+    push(store, "1", (payload, 1.5))
+    push(store, "2", (payload, 1.5))
+    push(store, "2", ("b", 2.0))
+    expected = {"1": [(payload, 1.5)], "2": [(payload, 1.5), ("b", 2.0)]}
+    assert {job_id: waiting(store, job_id) for job_id in expected} == expected
+    lease = take(store)
+    claimed = claim(store, lease)
+    assert contents(claimed) == expected
+    end(store, lease, claimed, Disposition.RETURN)
+    assert contents(claim(store, lease)) == expected
+
+
+def test_a_shard_that_an_earlier_version_opened_stays_readable_for_it(store):
+    with_format(store, {})
+    push(store, "1", ("a", 1.0))
+    assert store.client.redis.hget(KEYS["jobs"], "1") == b"1 1 a"
+    assert claim(store, take(store)).jobs
+    assert store.client.redis.hget(KEYS["meta"], "format") is None
+
+
+def test_a_shard_that_lost_its_meta_is_begun_anew(store):
+    push(store, "1", ("a", 1.0))
+    store.client.redis.delete(KEYS["meta"])
+    push(store, "2", ("a", 1.0))
+    assert store.client.redis.hget(KEYS["meta"], "format") == b"2"
+
+
+def with_format(store, fields):
+    """Open the shard as a version does that writes these fields."""
+    push(store, "other", ("a", 1.0))
+    client = store.client.redis
+    client.hdel(KEYS["meta"], "format")
+    if fields:
+        client.hset(KEYS["meta"], mapping=fields)
+    client.delete(KEYS["jobs"], KEYS["due"])

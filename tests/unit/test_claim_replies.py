@@ -22,7 +22,7 @@ heads = st.builds(
 
 @given(heads, numbers, st.sampled_from(["-1", "0", "-1.002001"]), numbers, st.binary(max_size=8), st.data())
 def test_a_usual_record_reads_as_any_other(head, perform_in, retry_count, score, payload, data):
-    length = data.draw(st.sampled_from([len(payload), len(payload) + 1, 0]))
+    length = data.draw(st.sampled_from([len(payload), len(payload) + 1, 0, ""]))
     flag = data.draw(st.sampled_from(["", "r", "R", "x"]))
     record = f"{head} {perform_in} {retry_count} 0 {score} {length}{flag} ".encode() + payload
     assert records.parse_processing(b"1", record) == records._any(b"1", record)
@@ -31,8 +31,9 @@ def test_a_usual_record_reads_as_any_other(head, perform_in, retry_count, score,
 @pytest.mark.parametrize(
     "flag, recorded", [(b"", Recorded.NONE), (b"r", Recorded.SOME), (b"R", Recorded.ALL)]
 )
-def test_a_usual_record_says_which_calls_have_records(flag, recorded):
-    job = records.parse_processing(b"1", b"7@12 5.5 -1 0 1.5 2%s ab" % flag)
+@pytest.mark.parametrize("length", [b"2", b""])
+def test_a_usual_record_says_which_calls_have_records(length, flag, recorded):
+    job = records.parse_processing(b"1", b"7@12 5.5 -1 0 1.5 %s%s ab" % (length, flag))
     assert job == Job("1", (Payload(b"ab", 1.5, recorded),), 5.5, claim=7, payload_count=1, last_call=12)
 
 

@@ -11,12 +11,14 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+import redis
 
 from tests.upgrade.baseline import NoHistory, unpack_baseline
 from tests.waiting import eventually
 
 IDS = 10
 TASKS = ("plain", "recorded")
+SHARDS = 6
 LEASE_SECONDS = 3.0
 
 
@@ -73,8 +75,16 @@ class Fleet:
         found = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
         return [line for line in found if line["event"] == event]
 
+    def wait_for_shards(self) -> None:
+        """Wait until all shards are open: each keeps the format of the release that opens it."""
+        with redis.Redis.from_url(self._env["UPGRADE_URL"].replace("redis+socket", "unix")) as client:
+            eventually(lambda: len(list(client.scan_iter("lowkiq:*:meta", 1000))) == len(TASKS) * SHARDS)
+
     def wait_for_runs_of(self, process: subprocess.Popen[str]) -> None:
         eventually(lambda: any(run["pid"] == process.pid for run in self.lines("run")))
+
+    def log(self, release: str) -> str:
+        return "".join(path.read_text() for path in self.directory.glob(f"*-{release}.log"))
 
     def end(self) -> None:
         for process in self._processes:
@@ -109,6 +119,7 @@ def kill_and_replace(fleet, nodes, release):
 @pytest.mark.full
 def test_up_and_back_under_kills(fleet):
     nodes = [fleet.worker("baseline") for _ in range(2)]
+    fleet.wait_for_shards()
     callers = [fleet.caller(release) for release in ("baseline", "head")]
     for node in nodes:
         fleet.wait_for_runs_of(node)
@@ -130,6 +141,22 @@ def test_up_and_back_under_kills(fleet):
 
     eventually(lambda: not missing(), 120)
     nobody_was_overtaken(fleet.lines("run"))
+
+
+@pytest.mark.full
+def test_the_baseline_leaves_a_queue_alone_that_this_checkout_begins(fleet):
+    head = fleet.worker("head")
+    fleet.wait_for_shards()
+    caller = fleet.caller("head")
+    fleet.wait_for_runs_of(head)
+    baseline = fleet.worker("baseline")
+    refusal = "stored in format 2, this version reads 1"
+    eventually(lambda: refusal in fleet.log("baseline"))
+    caller.communicate("stop\n", timeout=30)
+    (count,) = (line["count"] for line in fleet.lines("called"))
+    eventually(lambda: sum(len(run["numbers"]) for run in fleet.lines("run")) >= len(TASKS) * count, 60)
+    assert {run["pid"] for run in fleet.lines("run")} == {head.pid}
+    assert baseline.poll() is None
 
 
 def nobody_was_overtaken(runs):

@@ -38,6 +38,7 @@ local now = now_us()
 local now_s = seconds(now)
 local score_us = tonumber(stored[2] or 0)
 local last_job = #ARGV - 3 * records
+local has_length = has_lengths(stored[3])
 local flags = call_flags(last_job)
 local merged = 0
 
@@ -78,7 +79,7 @@ local function sort_jobs(from, to)
       if time ~= soonest and (not soonest or tonumber(time) < tonumber(soonest)) then
         soonest = time
       end
-      new[#new + 1], new[#new + 2] = id, score .. ' ' .. #payload .. flag .. ' ' .. payload
+      new[#new + 1], new[#new + 2] = id, score .. ' ' .. (has_length and #payload or '') .. flag .. ' ' .. payload
     else
       merged = merged + 1
       if not items[id] then

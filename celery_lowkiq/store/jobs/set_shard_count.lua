@@ -4,7 +4,7 @@
 -- KEYS: meta @waiting! claimed dead
 -- ARGV: shards pause since
 --   pause, since: of the queue's last pause, as register.lua returns them
--- USES: queue_pause
+-- USES: queue_pause format
 -- Returns: 1; 0 when the shard has another count, or jobs and none.
 -- Cost: O(1).
 apply_queue_pause()
@@ -19,5 +19,6 @@ end
 if jobs > 0 then
   return 0
 end
+begin_format()
 redis.call('HSET', meta, 'shards', shards)
 return 1

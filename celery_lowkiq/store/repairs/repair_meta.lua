@@ -6,7 +6,7 @@
 --   known: the number of shards that meta had, '' for none; score: in us; back, front, call: as returned by
 --   largest_numbers
 --   pause, since: of the queue's last pause, as returned by register
--- USES: queue_pause
+-- USES: queue_pause format
 -- FLAGS: allow-oom
 -- Returns: 1, or 0 when meta has changed.
 -- Cost: O(1). Repeated, or run concurrently: the larger numbers are kept.
@@ -24,5 +24,8 @@ raise_to('first_arrival', front, -1)
 raise_to('last_call', call, 1)
 raise_to('claim', redis.call('ZREVRANGE', claimed, 0, 0, 'WITHSCORES')[2] or '0', 1)
 apply_queue_pause()
+if known == '' then
+  begin_format()
+end
 redis.call('HSET', meta, 'shards', shards)
 return 1

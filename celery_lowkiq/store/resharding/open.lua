@@ -5,7 +5,7 @@
 --   shards: the route of the migration; is_new: '1' for a shard that the former number does not have
 --   score, last_call: the largest of all fenced shards: what is stored here from now on comes after what was stored there
 --   pause, since: of the queue's last pause, as register.lua returns them
--- USES: queue_pause
+-- USES: queue_pause format
 -- FLAGS: allow-oom
 -- Returns: {route, gen} of the shard now.
 -- Cost: O(1). Repeated: no effect.
@@ -13,7 +13,8 @@ local stored = redis.call('HMGET', meta, 'shards', 'gen', 'score', 'last_call')
 local last = tonumber(stored[2] or 0)
 local is_fenced = stored[1] == 'closed' and stored[2] == gen
 if is_fenced or is_new == '1' and last < tonumber(gen) then
-  redis.call('HSET', meta, 'shards', shards, 'gen', gen)
+  -- Jobs may come from a shard of this format. Earlier versions, which cannot read it, are refused in a migration.
+  redis.call('HSET', meta, 'shards', shards, 'gen', gen, 'format', FORMAT)
   for field, floor in pairs({score = score, last_call = last_call}) do
     local known = redis.call('HGET', meta, field)
     if tonumber(known or 0) < tonumber(floor) then

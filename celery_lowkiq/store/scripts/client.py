@@ -23,7 +23,7 @@ from celery_lowkiq.rules.errors import (
 )
 
 from .exchange import exchange
-from .keys import FORMAT, shard_of_key
+from .keys import shard_of_key
 from .records import pairs
 from .script import Script, ScriptCall
 from .steps import Pause, Send, Step, Steps, execute
@@ -123,8 +123,9 @@ def _refused(code: str, rest: str) -> StoreError | None:
     if code == "SHARDS":
         return ShardCountDiffers(rest)
     if code == "FORMAT":
+        stored, _, reads = rest.partition(" ")
         return StoreError(
-            f"the shard is stored in format {rest}, this version reads {FORMAT}: "
+            f"the shard is stored in format {stored}, this version reads {reads}: "
             "use the version that wrote it"
         )
     if code == "FULL":

@@ -14,7 +14,7 @@ from typing import Any
 
 from celery_lowkiq.rules.models import ShardRef
 
-#: Storage format; incremented with each incompatible change.
+#: Version of the keys' layout; that of a shard's values is in lib/format.lua.
 FORMAT = 1
 #: Format of a queue during a migration: older versions would call around it.
 MIGRATING_FORMAT = 2

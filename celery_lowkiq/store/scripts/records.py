@@ -14,13 +14,13 @@ from celery_lowkiq.rules.text import last_error_line
 #: Maximum bytes of an error in the log of tries.
 MAX_TRY_BYTES = 160
 _NUMBER = re.compile(rb"[-+.e\d]+|-?inf")
-_ITEM = re.compile(rb"(\S+) (\d{1,18})([rR]?) ")
+_ITEM = re.compile(rb"(\S+) (\d{0,18})([rR]?) ")
 #: See docs/adr/0020-versioned-headers.md.
 _HEADER = re.compile(rb"!1 (\d{1,18}) ")
 _COUNT = re.compile(rb"\d{1,18}")
 _HEAD = re.compile(rb"(\d{1,18})(?:@(\d{1,18}))?(?:#(\d))? (\S+) (-?\d{1,18}(?:\.\d{1,24})?) (\d{1,18}) ")
 _USUAL = re.compile(
-    rb"(\d{1,18})(?:@(\d{1,18}))? (\d{1,17}(?:\.\d{1,17})?) -1 0 (\d{1,17}(?:\.\d{1,17})?) (\d{1,18})([rR]?) "
+    rb"(\d{1,18})(?:@(\d{1,18}))? (\d{1,17}(?:\.\d{1,17})?) -1 0 (\d{1,17}(?:\.\d{1,17})?) (\d{0,18})([rR]?) "
 )
 _RECORDED = {each.value.encode(): each for each in Recorded}
 _TRIED = re.compile(rb"-?\d{1,18}(?:\.\d{1,24})?")
@@ -52,7 +52,7 @@ def parse_items(record: bytes) -> tuple[Payload, ...]:
         if found is None or score is None:
             items.append(Payload(record[at:], 0.0))
             break
-        stop = found.end() + int(found.group(2))
+        stop = found.end() + int(found.group(2)) if found.group(2) else len(record)
         data, flag = record[found.end() : stop], found.group(3)
         items.append(Payload(data, score, Recorded(flag.decode())) if flag else Payload(data, score))
         at = stop
@@ -81,7 +81,7 @@ def _usual(job_id: bytes, record: bytes) -> Job | None:
         return None
     claim, last_call, perform_in, score, length, recorded = found.groups()
     data = record[found.end() :]
-    if len(data) != int(length):
+    if length and len(data) != int(length):
         return None
     payload = Payload(data, float(score), _RECORDED[recorded]) if recorded else Payload(data, float(score))
     last = int(last_call) if last_call else 0
@@ -148,6 +148,12 @@ def parse_moment(text: bytes | None) -> float | None:
 def parse_time(text: bytes) -> float | None:
     """Parse Unix s; None for the empty text."""
     return float(text) if text else None
+
+
+def parse_beats(reply: Any) -> list[tuple[dict[str, tuple[int, int]], str]]:
+    """Parse the reply of ``heartbeat.lua``: of each queue, lanes and turn by owner, and its route."""
+    members = [parse_members(each) for each in reply[0]]
+    return [(members[place], parse_id(route)) for place, route in pairs(reply[1:])]
 
 
 def parse_members(reply: Any) -> dict[str, tuple[int, int]]:

@@ -1,12 +1,25 @@
 -- The storage format of a shard: meta's field `format`, '<version> <fields>'; missing for version 1.
 --
+-- KEYS: meta
 -- Fields that this version does not know are skipped (docs/adr/0020-versioned-headers.md).
-local FORMAT = 1
+-- Version 2: a push writes the payload of a new job without its length (payload_set_read.lua).
+local FORMAT = '2'
 
+-- Compares text first: most shards have this format and no fields.
 local function is_newer(format)
-  return format and (tonumber(string.match(format, '^%d+')) or 0) > FORMAT
+  return format and format ~= FORMAT and (tonumber(string.match(format, '^%d+')) or 0) > tonumber(FORMAT)
+end
+
+-- Returns true for version 1, in which each payload has a length.
+local function has_lengths(format)
+  return not format or string.sub(format, 1, 1) == '1'
 end
 
 local function refuse_format(format)
-  return redis.error_reply('FORMAT ' .. string.match(format, '^%d+'))
+  return redis.error_reply('FORMAT ' .. string.match(format, '^%d+') .. ' ' .. FORMAT)
+end
+
+-- Gives a shard that begins this version. Others keep theirs, so that an earlier release can go on with them.
+local function begin_format()
+  redis.call('HSETNX', meta, 'format', FORMAT)
 end

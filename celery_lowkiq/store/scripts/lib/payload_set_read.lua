@@ -1,6 +1,7 @@
 -- Reads payload sets: the payloads of one id, by ascending score.
 --
--- A small set is one packed record, '<score> <length><flag> <payload>' repeated, under the id in hash `records`.
+-- A small set is one packed record, '<score> <length><flag> <payload>' repeated, under the id in hash `records`. A payload
+-- without a length reaches to the end.
 -- A set of several payloads above PACKED_BYTES is spilled: its record is the mark 'S', and each payload has an entry
 -- in hash `spill` (id \0 payload -> place) and in `spill_order`, a sorted set of equal scores whose members
 -- (id \0 place payload) sort by id, score and arrival. A place is 16 hex digits of score, 12 hex digits of arrival,
@@ -31,13 +32,14 @@ local function unpack_items(record)
     end
   end
   while at <= #record do
-    local _, stop, score, length, flag = string.find(record, '^(%S+) (%d+)([rR]?) ', at)
+    local _, stop, score, length, flag = string.find(record, '^(%S+) (%d*)([rR]?) ', at)
     if not stop or not is_number(score) then
       items[#items + 1] = {'0', string.sub(record, at), 0, ''}
       break
     end
-    items[#items + 1] = {score, string.sub(record, stop + 1, stop + length), tonumber(score), flag}
-    at = stop + length + 1
+    local last = length == '' and #record or stop + length
+    items[#items + 1] = {score, string.sub(record, stop + 1, last), tonumber(score), flag}
+    at = last + 1
   end
   return items
 end
