@@ -1,28 +1,14 @@
-"""The recipe for another number of shards, as the page has it, on a real worker."""
+"""The page about the number of shards, as code with two numbers sees it."""
 
 from __future__ import annotations
-
-import os
-import re
-import sys
-from pathlib import Path
 
 import pytest
 import redis
 from celery import Celery
 
-from celery_lowkiq import QueueInUse, ordered_task
-from tests.waiting import eventually
-from tests.worker.nodes import ROOT, ProcessContainer
-
-PAGE = (ROOT / "docs" / "changing-shards.md").read_text()
-HEAD = """
-from celery import Celery
-from celery_lowkiq import ordered_task
-
-app = Celery("proj")
-app.conf.lowkiq_lease_seconds = 1
-"""
+from celery_lowkiq import QueueMigrating, ordered_task
+from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.store.resharding.migrations import Migrations
 
 
 @pytest.fixture
@@ -33,50 +19,39 @@ def app(redis_server):
         yield app
 
 
-@pytest.fixture
-def forwarder(app, redis_server, tmp_path: Path):
-    """A worker of the page's code, which holds the new queue back as the page says."""
-    (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    (tmp_path / "resharded.py").write_text(HEAD + block)
-    hold = re.findall(r"`(-X \S+)`", PAGE)[0].split()
-    command = [sys.executable, "-m", "celery", "-A", "resharded", "worker", "-P", "threads", "-c", "2"]
-    command += ["--without-mingle", "--without-gossip", "-l", "INFO", *hold]
-    path = os.pathsep.join([str(tmp_path), str(ROOT)])
-    env = {**os.environ, "PYTHONPATH": path, "CELERY_BROKER_URL": redis_server.url}
-    started: list[ProcessContainer] = []
-
-    def start():
-        started.append(ProcessContainer(command, env, tmp_path / "worker.log"))
-
-    yield start
-    for process in started:
-        process.teardown()
-
-
-def test_all_calls_of_an_id_meet_in_the_new_queue_in_order(app, forwarder):
-    old, new = declared(app, "proj.sync_order", 5), declared(app, "proj.sync_order-2", 24)
-    ids = [str(number) for number in range(20)]
-    for version, caller in enumerate([old, old, new, old], start=1):
-        caller.perform_async([{"id": id_, "payload": version} for id_ in ids])
-    forwarder()
-    eventually(lambda: (stats := old.ordered_queue.stats()).length + stats.busy == 0)
-    assert {id_: waiting(new, id_) for id_ in ids} == {id_: [1, 2, 3, 4] for id_ in ids}
-
-
-def test_an_empty_queue_is_resharded_while_code_with_both_numbers_runs(app):
+def test_a_queue_is_resharded_while_code_with_both_numbers_runs(app):
     other = Celery("proj", broker=app.conf.broker_url, set_as_current=False)
     first = declared(app, "one", 5, queue="proj.q")
     second = declared(other, "two", 24, queue="proj.q")
     first.delay("1")
     second.delay("1", 2)
     assert waiting(first, "1") == waiting(second, "1") == ["", 2]
-    with pytest.raises(QueueInUse, match=r"shards=24.*expected 5"):
-        second.ordered_queue.reshard(24)
-    first.ordered_queue.delete(["1"])
     second.ordered_queue.reshard(24)
+    first.delay("1", 3)
     first.delay("2")
+    assert waiting(first, "1") == waiting(second, "1") == ["", 2, 3]
     assert waiting(second, "2") == [""]
     assert first.ordered_queue.stored_spec().shards == 24
+
+
+def test_actions_wait_for_the_end_of_a_migration(app):
+    task = declared(app, "one", 5)
+    queue = task.ordered_queue
+    task.delay("1")
+    store = context_of(app).store
+    Migrations(store.client, queue.name).begin(7)
+    mover = store.mover(queue.spec)
+    while queue.stored_spec().former_shards is None:
+        mover.turn()
+    with pytest.raises(QueueMigrating, match=r"from 5 to 7 shards.*lowkiq reshard one 7"):
+        queue.delete(["1"])
+    with pytest.raises(QueueMigrating):
+        queue.reshard(9)
+    assert queue.stats().length == 1
+    assert queue.pause()
+    assert queue.resume()
+    queue.reshard(7)
+    assert queue.delete(["1"]) == 1
 
 
 def declared(app, name, shards, queue=None):

@@ -21,5 +21,5 @@ def reshard(inspector: Inspector, queue: str, shards: int) -> None:
     Each id keeps its order, and callers and workers follow without a restart. If the command is ended, the
     workers of the queue go on; repeat it to wait for the end.
     """
-    count = inspector.queue(queue).reshard(shards)
-    click.echo(f"queue {queue} has {shards} shards, {count} jobs were sorted")
+    inspector.queue(queue).reshard(shards)
+    click.echo(f"queue {queue} has {shards} shards")
