@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.validators import is_whole
+from celery_lowkiq.store.jobs.registry import parse_layout
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import announcement, queue_key, shard_keys
 from celery_lowkiq.store.scripts.progress import Progress
@@ -38,12 +39,13 @@ class Pausing:
     def _switch(self, queue: QueueSpec, wanted: bool) -> bool:
         call = load("pause_queue").call({"queue": queue_key(queue.name)}, wanted=int(wanted))
         pause, since, changed, stored = self._client.call(call)
-        shards = [ShardRef(queue.name, index) for index in range(max(queue.shards, int(stored)))]
+        layout = parse_layout(stored)
+        count = max(queue.shards, layout.count if layout else 0)
         script = load("apply_queue_pause")
         applied = self._client.all(
             [
                 script.call(shard_keys(shard), pause=pause, since=since, **announcement(shard))
-                for shard in shards
+                for shard in (ShardRef(queue.name, index) for index in range(count))
             ]
         )
         return bool(changed or any(applied))
