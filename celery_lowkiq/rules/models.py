@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from .isolation import NOT_ISOLATED, Isolation
+from .layout import Layout
 from .policies import NONE as NO_POLICIES
 from .policies import Policies
 from .priorities import MOST_URGENT
@@ -44,10 +45,17 @@ class QueueSpec:
     #: Seconds after which a running batch is reported as overdue.
     max_run: float | None = None
     policies: Policies = NO_POLICIES
+    #: The number of shards before a migration to ``shards``, while that is going on.
+    former: int | None = None
+
+    @property
+    def layout(self) -> Layout:
+        """How ids are dealt to shards."""
+        return Layout(self.shards, self.former)
 
     def shard_refs(self) -> tuple[ShardRef, ...]:
         """All shards of the queue, in order."""
-        return tuple(ShardRef(self.name, index) for index in range(self.shards))
+        return tuple(ShardRef(self.name, index) for index in range(self.layout.count))
 
     @property
     def policy(self) -> str:

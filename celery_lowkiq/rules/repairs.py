@@ -43,8 +43,8 @@ class Condition:
 
 #: Keys that have entries while the shard has jobs or paused ids.
 _USED = (
-    *("jobs", "due", "due_prioritized", "due_paused", "claimed", "processing", "paused", "spill_order"),
-    *("dead", "dead_ids", "dead_jobs", "dead_spill_order"),
+    *("jobs", "due", "due_prioritized", "due_paused", "moving", "claimed", "processing", "paused"),
+    *("spill_order", "dead", "dead_ids", "dead_jobs", "dead_spill_order"),
 )
 
 
@@ -161,7 +161,10 @@ def _of_lists(condition: Condition, counts: Mapping[str, int]) -> Iterator[str]:
 #: Keys whose numbers of entries must agree: that of the first is the sum of the others.
 _PAIRS = (
     (("processing", "claimed"), "{} jobs are in processing, {} are claimed"),
-    (("jobs", "due", "due_prioritized", "due_paused"), "{} jobs wait, {} + {} + {} have a due time"),
+    (
+        ("jobs", "due", "due_prioritized", "due_paused", "moving"),
+        "{} jobs wait, {} + {} + {} + {} have a due time",
+    ),
     (("spill", "spill_order"), "of long jobs {} payloads have a place, {} are in order"),
     (("failed", "errors"), "{} waiting jobs have failed, {} have an error"),
     (("dead_jobs", "dead"), "{} dead jobs have payloads, {} have a time"),

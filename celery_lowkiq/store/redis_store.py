@@ -288,7 +288,7 @@ def _acquire_call(wish: LeaseWatch, owner: str) -> ScriptCall:
         seen_counter=seen.counter,
         seen_server=seen.server,
         known_epoch=wish.known_epoch,
-        shards=queue.shards,
+        shards=queue.layout.route,
         merge=queue.merge.value,
         policy=queue.policy,
         max_crashes=queue.max_crashes,

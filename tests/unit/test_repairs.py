@@ -37,7 +37,7 @@ def test_a_shard_in_use_is_sound():
         (condition("", jobs=1, due=1), "meta has no number of shards, the queue has 4"),
         (condition("8", jobs=1, due=1), "meta has '8' shards, the queue has 4"),
         (condition("8"), "meta has '8' shards, the queue has 4"),
-        (condition(jobs=2, due=1), "2 jobs wait, 1 + 0 + 0 have a due time"),
+        (condition(jobs=2, due=1), "2 jobs wait, 1 + 0 + 0 + 0 have a due time"),
         (condition(processing=1), "1 jobs are in processing, 0 are claimed"),
         (condition(jobs=1, due_prioritized=1), "1 jobs are ordered by priority, 0 have one"),
         (condition(jobs=1, due_paused=1), "1 jobs wait as paused, but no id is paused"),

@@ -15,7 +15,9 @@ local function make_due(id, perform_in)
   end
 end
 
-for _, key in ipairs({due, due_paused, any_prioritized and due_prioritized or nil}) do
+local indexes = {due, due_paused, any_prioritized and due_prioritized or nil}
+indexes[#indexes + 1] = any_moving and moving or nil
+for _, key in ipairs(indexes) do
   local later = redis.call('ZRANGEBYSCORE', key, '(' .. now, '+inf', 'WITHSCORES', 'LIMIT', 0, limit - moved)
   for i = 1, #later, 2 do
     make_due(later[i], later[i + 1])

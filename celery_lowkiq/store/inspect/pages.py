@@ -19,7 +19,7 @@ from celery_lowkiq.store.scripts.records import id_bytes, number_text, pairs
 from celery_lowkiq.store.scripts.script import ScriptCall, load
 
 #: Indexes of waiting jobs by their times.
-WAITING_INDEXES = ("due", "due_prioritized", "due_paused")
+WAITING_INDEXES = ("due", "due_prioritized", "due_paused", "moving")
 #: Maximum length of a page.
 MAX_LIMIT = 1000
 #: Maximum bytes of a payload in a listing; only foreign data is longer. A single job is read whole.

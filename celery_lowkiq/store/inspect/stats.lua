@@ -11,7 +11,7 @@ local counters = redis.call('HMGET', meta, 'processed', 'failed', 'merged', 'dea
 
 local function oldest()
   local oldest
-  for _, index in ipairs({due, due_prioritized, due_paused}) do
+  for _, index in ipairs({due, due_prioritized, due_paused, moving}) do
     local first = redis.call('ZRANGE', index, 0, 0, 'WITHSCORES')[2]
     if first and (not oldest or tonumber(first) < tonumber(oldest)) then
       oldest = first
@@ -25,7 +25,7 @@ return {
   next_due(),
   oldest(),
   redis.call('HMGET', lease, 'owner', 'epoch', 'counter'),
-  redis.call('ZCARD', due) + redis.call('ZCARD', due_prioritized) + paused_count,
+  redis.call('ZCARD', due) + redis.call('ZCARD', due_prioritized) + paused_count + redis.call('ZCARD', moving),
   redis.call('ZCARD', failed),
   redis.call('ZCARD', dead),
   redis.call('ZCARD', claimed),

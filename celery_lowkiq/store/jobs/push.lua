@@ -2,14 +2,15 @@
 --
 -- KEYS: meta? senders? @waiting jobs spill spill_order calls? failed errors processing tries?
 -- POLICY KEYS: debounce? early_due? done_scores?
--- ARGV: shards merge policy sender n channel index records [id payload score when]... [position digest record]*records
---   shards: the declared count; n: larger than that of each former push of the sender to the shard
+-- ARGV: shards merge policy sender n channel index arriving records [id payload score when]... [position digest record]*records
+--   shards: the route of the sender: the stored count, or both counts of a migration; n: larger than that of each former push of the sender to the shard
 --   score: '' generates one; '~<s>': the time of a sender's clock, generated when Redis's clock is behind it
 --   when: '' for now, '+<s>' for a delay, else Unix s; with policy prioritized=1, '<priority> ' before that
+--   arriving: in a migration, ' ' and the index of each job, from 0, whose id was in another shard before; else ''
 --   records: number of call records; position: index of the call's job, from 0; digest: of its payload
 -- USES: format dropped_calls_reply
 -- Returns: 1; 0 for a repeated n; or, when policies dropped calls that have records, the positions of dropped calls in one
---   text, then orphans (see lib/orphans.lua), the same when repeated; error SHARDS <stored count> when the count differs,
+--   text, then orphans (see lib/orphans.lua), the same when repeated; error SHARDS <stored route> when the route differs,
 --   or FULL <length> <allowed>.
 -- Cost: O(log n) a job, and the size of the packed record of its id.
 local RETENTION = 3600
@@ -20,15 +21,16 @@ local stored = redis.call('HMGET', meta, 'shards', 'score', 'format')
 if is_newer(stored[3]) then
   return refuse_format(stored[3])
 end
-if stored[1] ~= shards then
-  return redis.error_reply('SHARDS ' .. (stored[1] or '0'))
-end
 
 -- '<n> <s>', or, when calls were dropped, '<n> <text of the reply>|<s>'.
 local last = redis.call('HGET', senders, sender)
 if last and tonumber(string.match(last, '^%d+') or 0) >= tonumber(n) then
   local text = string.match(last, '^' .. n .. ' (.*)|%d+$')
   return text and drops_reply(text) or 0
+end
+-- After the check above: what was stored before the number of shards changed is not stored again in another shard.
+if stored[1] ~= shards then
+  return redis.error_reply('SHARDS ' .. (stored[1] or '0'))
 end
 
 -- USES: time delete_old_fields due_index wake call_records
@@ -114,8 +116,8 @@ local function finish()
   end
 end
 
--- Most pushes: no policy, no paused id or priority in the shard, and no id with a waiting job.
-local sorted = policy == '' and not any_special and last_job < rest + 4 * UNPACKED and sort_jobs(rest, last_job)
+-- Most pushes: no policy, no paused id or priority in the shard, no migration, and no id with a waiting job.
+local sorted = policy == '' and arriving == '' and not any_special and last_job < rest + 4 * UNPACKED and sort_jobs(rest, last_job)
 local is_first = sorted and sorted.soonest and redis.call('ZCOUNT', due, '-inf', sorted.soonest) == 0
 if sorted and #sorted.ids == 0 then
   begin()
@@ -134,6 +136,20 @@ if refusal then
 end
 local before = not sorted and first_due()
 local members = begin()
+
+-- Jobs whose ids may have more in another shard, by their index in ARGV.
+local arrives = {}
+for position in string.gmatch(arriving, '%d+') do
+  arrives[rest + 4 * position] = true
+end
+
+-- A new job of such an id waits until a mover has asked the other shard; one that is in processing here was asked for.
+local function hold_arriving(i, when)
+  local id = ARGV[i]
+  if arrives[i] and redis.call('HEXISTS', jobs, id) == 0 and redis.call('HEXISTS', processing, id) == 0 then
+    index_hold(id, time_of(when))
+  end
+end
 
 -- The payload of the id that has failed, when a call with this score may get in front of it.
 local function passable(id, given)
@@ -181,6 +197,7 @@ if any_prioritized or next(hooks) or options.anew_on_push then
     end
     local items = {{score, payload, tonumber(score), flag}}
     local failed_one = waits and passable(id, ARGV[i + 2])
+    hold_arriving(i, when)
     set_add(waiting, id, items, false)
     if hooks.trim and not hooks.trim(id, items) then
       return
@@ -205,6 +222,9 @@ if any_prioritized or next(hooks) or options.anew_on_push then
   end
   drops = drops_text and drops_text() or ''
 else
+  for i = rest, arriving == '' and 0 or last_job, 4 do
+    hold_arriving(i, ARGV[i + 3])
+  end
   for i = rest, last_job, 4 * UNPACKED do
     merge_jobs(sorted or sort_jobs(i, math.min(i + 4 * UNPACKED, last_job + 1) - 1))
   end

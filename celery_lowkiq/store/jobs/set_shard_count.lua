@@ -16,7 +16,7 @@ elseif current == 'closed' and reopen ~= '1' then
   return 2
 end
 local jobs = 0
-for _, index in ipairs({due, due_prioritized, due_paused, claimed, dead}) do
+for _, index in ipairs({due, due_prioritized, due_paused, moving, claimed, dead}) do
   jobs = jobs + redis.call('ZCARD', index)
 end
 if jobs > 0 then

@@ -3,18 +3,20 @@
 -- KEYS: meta spill @waiting! jobs spill_order failed errors tries crash_marks
 -- ARGV: default_priority channel index part cursor limit
 --   default_priority: for a job whose priority was lost; limit: approximate number of entries to read
---   part: jobs, then due, due_prioritized, due_paused, by_priority, failed, errors
+--   part: jobs, then due, due_prioritized, due_paused, moving, by_priority, failed, errors
 -- USES: time payload_set_read priority_score
 -- FLAGS: allow-oom
 -- Returns: {cursor, jobs that are due now since their time was lost, other entries rewritten, jobs whose payloads are
 --   lost}.
 -- Cost: O(limit log n). Repeated: no effect.
-local PLACES = {due, due_prioritized, due_paused, by_priority}
+local PLACES = {due, due_prioritized, due_paused, moving, by_priority}
+-- In a migration, a job that has lost its place may belong to another shard.
+local in_migration = string.find(redis.call('HGET', meta, 'shards') or '', '%D')
 local now = seconds(now_us())
 local undated, mended, lost = 0, 0, 0
 
 local function delete_job(id)
-  for _, place in ipairs({due, due_prioritized, due_paused, by_priority, failed}) do
+  for _, place in ipairs({due, due_prioritized, due_paused, moving, by_priority, failed}) do
     redis.call('ZREM', place, id)
   end
   redis.call('HDEL', jobs, id)
@@ -44,7 +46,7 @@ end
 local function index_put(id, perform_in, priority, place)
   local wanted = {[place] = perform_in}
   if priority > 0 then
-    local signed = place == due_paused and -priority or priority
+    local signed = (place == due_paused or place == moving) and -priority or priority
     wanted[by_priority] = redis.call('ZSCORE', by_priority, id)
     if not wanted[by_priority] or math.floor(tonumber(wanted[by_priority]) / PRIORITY_SPAN) ~= signed then
       wanted[by_priority] = priority_score(signed, perform_in)
@@ -77,6 +79,7 @@ function parts.jobs(id, record)
     return
   end
   local at_due, at_prioritized, at_paused = redis.call('ZSCORE', due, id), redis.call('ZSCORE', due_prioritized, id), redis.call('ZSCORE', due_paused, id)
+  local at_moving = redis.call('ZSCORE', moving, id)
   local priority, time_by_priority = priority_of(id)
   if at_paused and not redis.call('ZSCORE', paused, id) then
     redis.call('ZADD', paused, now, id)
@@ -84,8 +87,10 @@ function parts.jobs(id, record)
   end
   local is_paused = redis.call('ZSCORE', paused, id)
   priority = priority or at_prioritized and tonumber(default_priority) or 0
-  local time = at_due or at_prioritized or at_paused or time_by_priority
-  if index_put(id, time or now, priority, is_paused and due_paused or priority > 0 and due_prioritized or due) then
+  local known = at_due or at_prioritized or at_paused
+  local time = known or at_moving or time_by_priority
+  local place = is_paused and due_paused or priority > 0 and due_prioritized or due
+  if index_put(id, time or now, priority, not known and (at_moving or in_migration) and moving or place) then
     return
   elseif time then
     mended = mended + 1
@@ -105,11 +110,11 @@ function parts.due(id)
     lost = lost + 1
   end
 end
-parts.due_prioritized, parts.due_paused = parts.due, parts.due
+parts.due_prioritized, parts.due_paused, parts.moving = parts.due, parts.due, parts.due
 
 -- Entries of jobs that do not wait are removed without counting: lost jobs are counted by their due times.
 function parts.by_priority(id)
-  if not (redis.call('ZSCORE', due_prioritized, id) or redis.call('ZSCORE', due_paused, id)) then
+  if not (redis.call('ZSCORE', due_prioritized, id) or redis.call('ZSCORE', due_paused, id) or redis.call('ZSCORE', moving, id)) then
     redis.call('ZREM', by_priority, id)
   end
 end
@@ -133,7 +138,7 @@ function parts.errors(id)
   end
 end
 
-local KEY = {jobs = jobs, due = due, due_prioritized = due_prioritized, due_paused = due_paused, by_priority = by_priority, failed = failed, errors = errors}
+local KEY = {jobs = jobs, due = due, due_prioritized = due_prioritized, due_paused = due_paused, moving = moving, by_priority = by_priority, failed = failed, errors = errors}
 local scan = (part == 'jobs' or part == 'errors') and 'HSCAN' or 'ZSCAN'
 local found = redis.call(scan, KEY[part], cursor, 'COUNT', limit)
 for i = 1, #found[2], 2 do

@@ -34,7 +34,7 @@ MINOR_REPAIR_INTERVAL = 60.0
 #: Ids per key that are checked against the number of shards.
 SAMPLE = 128
 #: Sorted sets of ids that lie in a shard.
-INDEXES = ("due", "due_prioritized", "due_paused", "claimed", "dead", "paused")
+INDEXES = ("due", "due_prioritized", "due_paused", "moving", "claimed", "dead", "paused")
 #: Parts of the scripts, in the order in which they run.
 NUMBERED_PARTS = (
     "processing",
@@ -45,7 +45,7 @@ NUMBERED_PARTS = (
     "dead_jobs",
     "dead_spill_order",
 )
-WAITING = ("jobs", "due", "due_prioritized", "due_paused", "by_priority", "failed", "errors")
+WAITING = ("jobs", "due", "due_prioritized", "due_paused", "moving", "by_priority", "failed", "errors")
 MORGUE = ("dead_jobs", "dead", "dead_ids", "dead_errors")
 
 

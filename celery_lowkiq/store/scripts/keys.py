@@ -33,6 +33,7 @@ SHARD_KEYS = {
     "by_priority": "zset",  # id -> priority and perform_in, in one number, of a job in due_prioritized
     "paused": "zset",  # paused id -> since when
     "due_paused": "zset",  # id -> perform_in of a waiting job whose id is paused
+    "moving": "zset",  # id -> perform_in of a waiting job that no claim takes until a mover has sorted it
     "jobs": "hash",  # id -> packed payloads of a waiting job
     "spill": "hash",  # id, payload -> place, of waiting jobs with many payloads
     "spill_order": "zset",  # id, place, payload
@@ -53,15 +54,19 @@ SHARD_KEYS = {
     "dead_spill": "hash",
     "dead_spill_order": "zset",
     "dead_errors": "hash",
+    # Of a migration to another number of shards:
+    "inflight": "zset",  # id -> claim number of a job that was in processing when the migration began here
+    # <shard> -> number and records of the transfer to it; sent:<shard>, received:<shard> -> last numbers
+    "outbox": "hash",
 }
 
 #: Keys with entries of ids; ``tests/store/test_kept_of_an_id.py`` checks that each step of a job's life
 #: handles all of them.
-ID_KEYS: frozenset[str] = frozenset(SHARD_KEYS.keys() - {"lease", "meta", "senders"})
+ID_KEYS: frozenset[str] = frozenset(SHARD_KEYS.keys() - {"lease", "meta", "senders", "inflight", "outbox"})
 
 #: Keys that headers of scripts name together, as ``@waiting``. Question mark: see ``script``.
 KEY_GROUPS: dict[str, tuple[str, ...]] = {
-    "waiting": ("due", "due_prioritized?", "by_priority?", "paused?", "due_paused?"),
+    "waiting": ("due", "due_prioritized?", "by_priority?", "paused?", "due_paused?", "moving?"),
     "morgue": ("dead", "dead_ids", "dead_jobs", "dead_spill", "dead_spill_order", "dead_errors"),
 }
 
@@ -114,7 +119,9 @@ class ShardKeys:
 WAITING_KEYS = {"records": "jobs"}
 #: Their keys for dead jobs; ``dead`` replaces each index of waiting jobs.
 MORGUE_KEYS = {
-    **dict.fromkeys(("due", "due_paused", "due_prioritized", "by_priority", "paused", "failed"), "dead"),
+    **dict.fromkeys(
+        ("due", "due_paused", "due_prioritized", "by_priority", "paused", "moving", "failed"), "dead"
+    ),
     "errors": "dead_errors",
     "records": "dead_jobs",
     "spill": "dead_spill",

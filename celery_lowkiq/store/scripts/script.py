@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from .keys import KEY_GROUPS, KEY_TYPES, ShardKeys
 
 #: Packages of the store with Lua files beside their Python. The name of a script is unique among them.
-FOLDERS = ("jobs", "leases", "repairs", "inspect", "admin", "tracking")
+FOLDERS = ("jobs", "leases", "repairs", "inspect", "admin", "tracking", "resharding")
 #: Cheap commands that fail on a key of another type.
 PROBES = {"hash": "HLEN", "zset": "ZCARD"}
 

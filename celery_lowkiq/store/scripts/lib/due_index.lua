@@ -1,11 +1,13 @@
--- The index `due`, in which all waiting jobs are while no id is paused and no job has a priority (waiting_index.lua).
+-- The index `due`, in which all waiting jobs are while no id is paused, no job has a priority, and the shard is not in a
+-- migration (waiting_index.lua).
 --
 -- KEYS: @waiting
 
--- One command finds out whether there is a paused id or a job with a priority.
-local any_special = redis.call('EXISTS', paused, by_priority) > 0
+-- One command finds out whether there is a paused id, or a job that has a priority or is being moved.
+local any_special = redis.call('EXISTS', paused, by_priority, moving) > 0
 local any_paused = any_special and redis.call('ZCARD', paused) > 0
 local any_prioritized = any_special and redis.call('ZCARD', by_priority) > 0
+local any_moving = any_special and redis.call('ZCARD', moving) > 0
 if any_paused then
   redis.call('ZCARD', due_paused)
 end

@@ -1,6 +1,7 @@
 -- Compares the sizes of keys that list the same jobs: they differ only when one of the keys was lost.
 --
 -- KEYS: meta @waiting jobs spill spill_order claimed processing
+-- USES: due_index
 -- Returns the name of a key that differs from its others, or nil. `difference`: of the lengths of spill and spill_order, as a
 -- repair has accepted it.
 local function inconsistent_key(difference)
@@ -12,9 +13,9 @@ local function inconsistent_key(difference)
   end
   local elsewhere = redis.call('HLEN', jobs) - redis.call('ZCARD', due)
   local prioritized, paused_count = redis.call('ZCARD', due_prioritized), redis.call('ZCARD', due_paused)
-  if elsewhere == 0 and prioritized == 0 and paused_count == 0 then
+  if elsewhere == 0 and prioritized == 0 and paused_count == 0 and not any_moving then
     return nil
-  elseif elsewhere ~= prioritized + paused_count then
+  elseif elsewhere ~= prioritized + paused_count + (any_moving and redis.call('ZCARD', moving) or 0) then
     return 'jobs'
   elseif prioritized ~= redis.call('ZCOUNT', by_priority, '(0', '+inf') then
     return 'by_priority'

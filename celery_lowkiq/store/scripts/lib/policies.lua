@@ -11,6 +11,7 @@
 --   drops_call(id, score, flag, waits)  push: true to drop a call; `waits`: whether a job of the id is waiting
 --   due_after_call(id, waits, asked_for, now)  push: perform_in of a job that has not failed; nil keeps it
 --   retry_after_call(id, time)        push: perform_in of a job that waits for its retry; nil keeps it
+--   join_debounce(id, entry, later, due_at)  import_jobs: perform_in of a job with calls in two shards
 --   trim(id, items)                   after items were added to waiting ones: drops payloads; true when an item stays
 --   clear(id)                         a waiting job was removed, or replaced by a restored one
 --   restored(id, job, time)           a claimed job that has not ended waits again, due at `time`

@@ -21,6 +21,19 @@ if options.debounce then
     return tonumber(earliest) > tonumber(due_at) and earliest or due_at
   end
 
+  -- Joins the entry of an id with that of later calls in another shard, which are due at `due_at`. Returns the perform_in of
+  -- the job.
+  function hooks.join_debounce(id, entry, later, due_at)
+    local first, earliest = string.match(entry, '^(%d+) (%S+)$')
+    local asked_for = string.match(later, '^%d+ (%S+)$') or '0'
+    earliest = tonumber(earliest or 0) > tonumber(asked_for) and earliest or asked_for
+    redis.call('HSET', debounce, id, (first or '0') .. ' ' .. earliest)
+    if first and options.debounce_max then
+      due_at = seconds(math.min(tonumber(due_at) * 1000000, first + options.debounce_max * 1000000))
+    end
+    return tonumber(earliest) > tonumber(due_at) and earliest or due_at
+  end
+
   add_hook('clear', function(id)
     redis.call('HDEL', debounce, id)
   end)

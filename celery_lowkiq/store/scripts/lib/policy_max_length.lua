@@ -10,6 +10,9 @@ if options.max_length then
   if any_paused then
     length = length + redis.call('ZCARD', due_paused)
   end
+  if any_moving then
+    length = length + redis.call('ZCARD', moving)
+  end
   if options.when_full == 'drop_oldest' then
     redis.call('HLEN', tries)
   end
@@ -45,11 +48,14 @@ if options.max_length then
     end
   end
 
-  -- Drops the job with the smallest perform_in among the candidates that are not spilled, those of priority 0 last.
+  -- Drops the job with the smallest perform_in among the candidates that are not spilled, those of priority 0 and those
+  -- that are being moved last.
   local function evict()
     local ids = any_prioritized and redis.call('ZRANGE', due_prioritized, 0, EVICTION_CANDIDATES - 1) or {}
-    for _, id in ipairs(redis.call('ZRANGE', due, 0, EVICTION_CANDIDATES - 1)) do
-      ids[#ids + 1] = id
+    for _, index in ipairs({due, any_moving and moving or nil}) do
+      for _, id in ipairs(redis.call('ZRANGE', index, 0, EVICTION_CANDIDATES - 1)) do
+        ids[#ids + 1] = id
+      end
     end
     for _, id in ipairs(ids) do
       local record = redis.call('HGET', jobs, id)

@@ -1,0 +1,172 @@
+"""What a mover does in one turn of a migration: decided from what it has read in each shard.
+
+In a migration, ids go from the shard of the former number of shards, their source, to the one of the new
+number. See docs/adr/0025-resharding.md.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from .layout import Layout
+
+#: Jobs that one turn sorts, in all shards together: a turn delays other work by its longest script.
+TURN_JOBS = 2000
+#: Ids of one transfer, and of one relay.
+TRANSFER_IDS = 100
+RELAY_IDS = 1000
+
+
+class Phase(str, Enum):
+    """The phases of a migration, in their order."""
+
+    #: Workers may take the new shards.
+    PREPARE = "prepare"
+    #: Shards are closed, then opened under the new route.
+    FLIP = "flip"
+    #: Ids move.
+    MOVE = "move"
+    #: All have moved: shards get the new number as their route.
+    SEAL = "seal"
+    IDLE = "idle"
+
+
+@dataclass(frozen=True)
+class Migration:
+    """The state of a queue's migration, as its own key has it."""
+
+    gen: int
+    phase: Phase
+    layout: Layout
+
+    @property
+    def former(self) -> int:
+        """The number of shards before."""
+        assert self.layout.former is not None
+        return self.layout.former
+
+    @property
+    def sources(self) -> range:
+        """Indexes of the shards that ids leave."""
+        return range(self.former)
+
+    @property
+    def shards(self) -> range:
+        """Indexes of all shards."""
+        return range(self.layout.count)
+
+    def sealed(self, index: int) -> str:
+        """The route of a shard after the migration."""
+        return str(self.layout.shards) if index < self.layout.shards else RETIRED
+
+    def leaves(self, index: int, job_id: str) -> bool:
+        """Whether an id that lies in a shard belongs to another one."""
+        return self.layout.home(job_id) != index
+
+
+#: Route of a shard that the new number does not have.
+RETIRED = "retired"
+
+
+@dataclass(frozen=True)
+class ShardMoves:
+    """What a mover reads in a shard."""
+
+    route: str
+    gen: int
+    #: Ids that wait to be sorted, those that are due first; ``waiting`` is the number of all of them.
+    moving: tuple[str, ...] = ()
+    waiting: int = 0
+    #: Ids that were in processing when the shard was closed, and have not left.
+    inflight: tuple[str, ...] = ()
+    #: Shards to which transfers are on their way.
+    pending: tuple[int, ...] = ()
+    #: Number of the last transfer received, by source.
+    received: Mapping[int, int] = field(default_factory=dict)
+    #: Sum of the shard's counts.
+    counts: int = 0
+
+
+@dataclass(frozen=True)
+class Export:
+    """Ids to be taken from one shard to another."""
+
+    source: int
+    shard: int
+    ids: tuple[str, ...] = ()
+    #: Whether the counts of the source go with them.
+    counts: bool = False
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What is done at once: ids that become claimable where they are, and ids that are exported."""
+
+    relays: Mapping[int, tuple[str, ...]]
+    exports: tuple[Export, ...]
+
+
+def page_of(shards: int, stuck: int) -> int:
+    """Return how many ids to read in a shard; ``stuck``: those that could not be sorted before."""
+    return max(1, TURN_JOBS // shards) + stuck
+
+
+def turn(migration: Migration, moves: Mapping[int, ShardMoves], strays: Mapping[int, Iterable[str]]) -> Turn:
+    """Decide a turn. ``strays``: ids without a waiting job that were found in a shard and leave it.
+
+    Ids that calls have brought come first: they wait for an answer of their source.
+    """
+    layout = migration.layout
+    relays: dict[int, list[str]] = defaultdict(list)
+    arriving: dict[tuple[int, int], dict[str, None]] = defaultdict(dict)
+    leaving: dict[tuple[int, int], dict[str, None]] = defaultdict(dict)
+    for index, found in moves.items():
+        for shard in found.pending:
+            leaving[index, shard].update({})
+        for job_id in found.moving:
+            home, source = layout.home(job_id), layout.former_home(job_id)
+            if home != index:
+                leaving[index, home][job_id] = None
+            elif source is None:
+                relays[index].append(job_id)
+            else:
+                arriving[source, index][job_id] = None
+        for job_id in (*found.inflight, *strays.get(index, ())):
+            if migration.leaves(index, job_id):
+                leaving[index, layout.home(job_id)][job_id] = None
+    pairs = dict.fromkeys((*arriving, *leaving))
+    exports = tuple(
+        Export(*pair, tuple(arriving[pair] | leaving[pair])[:TRANSFER_IDS]) for pair in sorted(pairs)
+    )
+    return Turn({index: tuple(ids[:RELAY_IDS]) for index, ids in relays.items()}, exports)
+
+
+def has_sorted(migration: Migration, index: int, moves: ShardMoves) -> bool:
+    """Whether no job that leaves the shard waits or was in processing when it was closed.
+
+    None comes back then: calls go elsewhere, and only those in processing can be restored.
+    """
+    return (
+        moves.gen == migration.gen
+        and moves.waiting == len(moves.moving)
+        and not any(migration.leaves(index, job_id) for job_id in (*moves.moving, *moves.inflight))
+    )
+
+
+def is_finished(migration: Migration, index: int, moves: ShardMoves) -> bool:
+    """Whether a source that has been searched for strays has nothing left that leaves it."""
+    return has_sorted(migration, index, moves) and not moves.pending and not _counts(migration, index, moves)
+
+
+def last_export(migration: Migration, index: int, moves: ShardMoves) -> Export | None:
+    """Return the export of the counts of a source that will be retired, after everything else has left."""
+    if has_sorted(migration, index, moves) and not moves.pending and _counts(migration, index, moves):
+        return Export(index, index % migration.layout.shards, counts=True)
+    return None
+
+
+def _counts(migration: Migration, index: int, moves: ShardMoves) -> bool:
+    return index >= migration.layout.shards and moves.counts > 0

@@ -1,0 +1,21 @@
+-- Closes a shard for the next migration: it refuses calls until it opens, and no claim takes what waits in it until a mover
+-- has sorted that. What is in processing goes on, and is listed in `inflight`.
+--
+-- KEYS: meta @waiting! claimed inflight
+-- ARGV: shards gen
+--   shards: the route before the migration, a count; gen: number of the migration
+-- USES: format waiting_index
+-- FLAGS: allow-oom
+-- Returns: {route, gen, last score, number of the last call} of the shard now.
+-- Cost: O(1), and O(log n) a job in processing, a paused job, or one with a priority. Repeated: no effect.
+local stored = redis.call('HMGET', meta, 'shards', 'gen', 'score', 'last_call', 'format')
+if is_newer(stored[5]) then
+  return refuse_format(stored[5])
+end
+if (stored[1] or shards) == shards and tonumber(stored[2] or 0) == gen - 1 then
+  redis.call('HSET', meta, 'shards', 'closed', 'gen', gen)
+  hold_all()
+  redis.call('ZUNIONSTORE', inflight, 1, claimed)
+  stored[1], stored[2] = 'closed', gen
+end
+return {stored[1] or '', stored[2] or '0', stored[3] or '0', stored[4] or '0'}

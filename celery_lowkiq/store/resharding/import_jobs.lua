@@ -1,0 +1,170 @@
+-- Receives a transfer of ids from another shard. What comes is older than what calls have brought here since: it is merged as a
+-- job that is restored (rule 3), and calls that came meanwhile act as if they had come after it.
+--
+-- KEYS: meta @waiting! jobs spill spill_order calls debounce early_due done_scores buckets failed errors tries crash_marks @morgue outbox
+-- ARGV: merge policy channel index gen shard number data
+--   gen: number of the migration; shard: where the transfer comes from; number, data: as export.lua returns them
+-- USES: time waiting_index wake migration transfer restore policies policy_keep policy_per_run policy_debounce policy_due_on_push policy_priority
+-- FLAGS: allow-oom
+-- Returns: 1; 0 for a number that was received before; -1 when the shard is not in this migration.
+-- Cost: O(log n) a payload. Repeated: no effect.
+local received = 'received:' .. shard
+if tonumber(redis.call('HGET', outbox, received) or 0) >= tonumber(number) then
+  return 0
+elseif not is_open(gen) then
+  return -1
+end
+redis.call('HSET', outbox, received, number)
+local before = first_due()
+local morgue = {records = dead_jobs, spill = dead_spill, spill_order = dead_spill_order}
+local COUNTS = {'processed', 'failed', 'merged', 'dead', 'dropped'}
+
+local function add_counts(record)
+  for _, name in ipairs(COUNTS) do
+    local count = record[name .. '_count']
+    if count then
+      redis.call('HINCRBY', meta, name, count)
+    end
+  end
+end
+
+-- Of two deaths of an id, time and error of the later one stay.
+local function add_dead(id, record)
+  local known = redis.call('ZSCORE', dead, id)
+  if not known or tonumber(known) < tonumber(record.dead) then
+    redis.call('ZADD', dead, record.dead, id)
+    redis.call('HSET', dead_errors, id, record.dead_errors or '')
+  end
+  redis.call('ZADD', dead_ids, 0, id)
+  set_add(morgue, id, unpack_items(record.dead_jobs), true)
+end
+
+-- The value that the order of `first` finds in a text, as a number.
+local function leading(text)
+  return tonumber(string.match(text, '^%S+')) or 0
+end
+
+-- What is kept of an id beside its jobs.
+local function add_history(id, record)
+  local score, mark = redis.call('HGET', done_scores, id), redis.call('HGET', crash_marks, id)
+  if record.done_scores and not (score and leading(score) > leading(record.done_scores)) then
+    redis.call('HSET', done_scores, id, record.done_scores)
+  end
+  if record.crash_marks and not (mark and string.byte(mark) > string.byte(record.crash_marks)) then
+    redis.call('HSET', crash_marks, id, record.crash_marks)
+  end
+  if record.tries then
+    local own = redis.call('HGET', tries, id)
+    redis.call('HSET', tries, id, record.tries .. (own and '\n' .. own or ''))
+  end
+  if record.buckets then
+    redis.call('ZADD', buckets, 'GT', record.buckets, id)
+  end
+  if record.paused then
+    redis.call('ZADD', paused, 'NX', record.paused, id)
+    any_paused = true
+  end
+end
+
+-- Restores the job of an id; then the calls that have come here, due at `own` without it, act on it.
+local function add_job(id, record, own)
+  local entry = redis.call('HGET', debounce, id)
+  local items, priority = unpack_items(record.jobs), tonumber(record.priority or 0)
+  local is_restored = restore_job(id, items, record.perform_in, record.failed or '-1', record.errors or '', priority)
+  if not is_restored then
+    return
+  end
+  for name, key in pairs({debounce = debounce, early_due = early_due}) do
+    if record[name] then
+      redis.call('HSET', key, id, record[name])
+    end
+  end
+  if not own then
+    return
+  end
+  local due_at
+  if redis.call('ZSCORE', failed, id) then
+    due_at = hooks.retry_after_call and hooks.retry_after_call(id, own)
+  elseif entry and record.debounce and hooks.join_debounce then
+    due_at = hooks.join_debounce(id, record.debounce, entry, own)
+  end
+  if due_at then
+    index_put(id, due_at, priority_of(id))
+  end
+  if options.anew_on_push then
+    forget_failure(id)
+  end
+end
+
+-- A part of an id: no claim takes it before the last one.
+local function add_part(id, record)
+  if record.jobs then
+    set_add(waiting, id, unpack_items(record.jobs), true)
+    if not index_score(id) then
+      index_hold(id, record.perform_in)
+    end
+  end
+end
+
+local function add(record)
+  local id = record.id
+  local own = is_moving(id)
+  for from = 1, #(record.calls or {}) do
+    redis.call('ZADD', calls, 0, record.calls[from])
+  end
+  if record.dead_jobs then
+    add_dead(id, record)
+  end
+  if record.part then
+    return add_part(id, record)
+  end
+  add_history(id, record)
+  if record.jobs then
+    add_job(id, record, own ~= record.perform_in and own)
+  end
+  release_moving({id})
+end
+
+-- Plain jobs, of whose ids nothing is here, are added together.
+local PLAIN = {id = true, jobs = true, perform_in = true}
+local plain, ids, others = {}, {}, {}
+
+local function is_plain(record)
+  for name in pairs(record) do
+    if not PLAIN[name] then
+      return false
+    end
+  end
+  return record.jobs and not hooks.trim
+end
+
+for _, record in ipairs(unpack_records(data)) do
+  if record.id == '' then
+    add_counts(record)
+  elseif is_plain(record) then
+    plain[#plain + 1], ids[#ids + 1] = record, record.id
+  else
+    others[#others + 1] = record
+  end
+end
+local known = #ids > 0 and redis.call('HMGET', jobs, unpack(ids)) or {}
+local times, packed = {}, {}
+for i, record in ipairs(plain) do
+  if known[i] then
+    others[#others + 1] = record
+  else
+    times[#times + 1], times[#times + 2] = record.perform_in, record.id
+    packed[#packed + 1], packed[#packed + 2] = record.id, record.jobs
+  end
+end
+if #packed > 0 then
+  redis.call('HSET', jobs, unpack(packed))
+  index_add(times)
+end
+for _, record in ipairs(others) do
+  add(record)
+end
+redis.call('PERSIST', done_scores)
+redis.call('PERSIST', buckets)
+wake(before)
+return 1

@@ -1,0 +1,270 @@
+"""A mover takes a queue through its migration, in turns over all shards.
+
+Any number of movers may work on one queue, and each may stop at any step: what a turn does is safe to repeat.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from celery_lowkiq.rules.models import QueueSpec, ShardRef
+from celery_lowkiq.rules.resharding import (
+    Export,
+    Migration,
+    Phase,
+    ShardMoves,
+    has_sorted,
+    is_finished,
+    last_export,
+    page_of,
+    turn,
+)
+from celery_lowkiq.store.jobs.durability import Durability
+from celery_lowkiq.store.scripts.client import Client, raise_refused
+from celery_lowkiq.store.scripts.keys import announcement, shard_keys
+from celery_lowkiq.store.scripts.records import id_bytes, pairs, parse_id
+from celery_lowkiq.store.scripts.script import ScriptCall, load
+from celery_lowkiq.store.scripts.steps import Steps
+
+from .migrations import Migrations, StoredMigration
+from .strays import StraySearch
+
+#: Limits of a transfer: payloads and call records, and their bytes.
+TRANSFER_PAYLOADS = 1000
+TRANSFER_BYTES = 256 * 1024
+#: Reply of ``import_jobs.lua`` when the shard is not in the migration.
+STALE = -1
+
+
+class Mover:
+    """Moves one queue. Methods raise StoreError; the next turn goes on after it."""
+
+    def __init__(self, client: Client, queue: QueueSpec, durability: Durability | None = None) -> None:
+        self._client = client
+        self._queue = queue
+        self._durability = durability or Durability()
+        self._migrations = Migrations(client, queue.name)
+        self._begin(0)
+
+    def _begin(self, gen: int) -> None:
+        self._gen = gen
+        self._search = StraySearch()
+        #: By shard, ids that the last turn could not sort, since they were in processing.
+        self._stuck: dict[int, int] = defaultdict(int)
+
+    def turn(self) -> bool:
+        """Do one turn. False when there was nothing to do."""
+        return self._client.execute(self.turn_steps())
+
+    def turn_steps(self) -> Steps[bool]:
+        """Steps of :meth:`turn`."""
+        stored = yield from self._migrations.read_steps()
+        if stored is None:
+            return False
+        migration = stored.migration
+        if migration.gen != self._gen:
+            self._begin(migration.gen)
+        if migration.phase is Phase.PREPARE:
+            return (yield from self._migrations.begin_phase_steps(migration, Phase.FLIP))
+        if migration.phase is Phase.FLIP:
+            if not (yield from self._flip(stored)):
+                return False
+            return (yield from self._migrations.begin_phase_steps(migration, Phase.MOVE))
+        if migration.phase is Phase.MOVE:
+            return (yield from self._move(stored))
+        return (yield from self._seal(migration))
+
+    # -- flip
+
+    def _flip(self, stored: StoredMigration) -> Steps[bool]:
+        """Close all shards of the former number, then open all shards. Return whether all are open."""
+        migration = stored.migration
+        fences = [
+            self._call("fence", index, shards=migration.former, gen=migration.gen)
+            for index in migration.sources
+        ]
+        closed = yield from self._send(fences)
+        if any(int(gen) != migration.gen for _, gen, _, _ in closed):
+            return False
+        yield from self._confirm()
+        floors = {
+            "score": max(int(score) for _, _, score, _ in closed),
+            "last_call": max(int(call) for _, _, _, call in closed),
+        }
+        opened = yield from self._send([self._open_call(stored, index, floors) for index in migration.shards])
+        return all(int(gen) == migration.gen and route != b"closed" for route, gen in opened)
+
+    def _open_call(self, stored: StoredMigration, index: int, floors: Mapping[str, int]) -> ScriptCall:
+        migration = stored.migration
+        return self._call(
+            "open",
+            index,
+            shards=migration.layout.route,
+            gen=migration.gen,
+            is_new=int(index >= migration.former),
+            pause=stored.pause,
+            since=stored.since,
+            **floors,
+        )
+
+    # -- move
+
+    def _move(self, stored: StoredMigration) -> Steps[bool]:
+        migration = stored.migration
+        moves = yield from self._read(migration)
+        gens = {found.gen for found in moves.values()}
+        if max(gens) > migration.gen:
+            return False
+        if min(gens) < migration.gen:
+            # A Redis that has lost its last writes.
+            return (yield from self._flip(stored))
+        ready = [index for index in migration.sources if has_sorted(migration, index, moves[index])]
+        # Searched before the shard was read: what has left it since is not on its way now.
+        searched = [index for index in ready if self._search.is_done(index)]
+        yield from self._search.steps(self._client, self._queue.name, migration, ready)
+        done = turn(migration, moves, self._search.strays)
+        last = [found for index in searched if (found := last_export(migration, index, moves[index]))]
+        if len(searched) == len(migration.sources) and all(
+            is_finished(migration, index, moves[index]) for index in searched
+        ):
+            return (yield from self._migrations.begin_phase_steps(migration, Phase.SEAL))
+        relays = [self._relay(migration, index, ids) for index, ids in done.relays.items()]
+        moved = yield from self._transfer(migration, moves, [*done.exports, *last], relays)
+        return bool(relays) or moved
+
+    def _read(self, migration: Migration) -> Steps[dict[int, ShardMoves]]:
+        count = len(migration.shards)
+        calls = [
+            self._call("read_moves", index, limit=page_of(count, self._stuck[index]))
+            for index in migration.shards
+        ]
+        replies = yield from self._send(calls)
+        return {index: _moves(reply) for index, reply in zip(migration.shards, replies, strict=True)}
+
+    def _transfer(
+        self,
+        migration: Migration,
+        moves: Mapping[int, ShardMoves],
+        exports: Sequence[Export],
+        relays: Sequence[ScriptCall],
+    ) -> Steps[bool]:
+        """Take ids from their sources to their shards. Return whether any has moved, or was complete."""
+        calls = [self._export(migration, moves, export) for export in exports]
+        replies = yield from self._send([*calls, *relays])
+        self._stuck.clear()
+        taken: list[tuple[Export, int]] = []
+        imports, answered = [], []
+        for export, reply in zip(exports, replies, strict=False):
+            if not reply:
+                continue
+            number, data, none, busy = reply
+            ids = [parse_id(job_id) for job_id in none]
+            if ids:
+                self._search.forget(export.source, ids)
+                answered.append(self._relay(migration, export.shard, ids))
+            self._count_stuck(moves, export, {parse_id(job_id) for job_id in busy})
+            if number:
+                taken.append((export, number))
+                imports.append(self._import(migration, export, number, data))
+        received = yield from self._send([*imports, *answered])
+        arrived = [each for each, reply in zip(taken, received, strict=False) if reply != STALE]
+        if arrived:
+            yield from self._confirm()
+            yield from self._send(
+                [
+                    self._call("forget_transfer", export.source, shard=export.shard, number=number)
+                    for export, number in arrived
+                ]
+            )
+        return bool(arrived or answered)
+
+    def _export(self, migration: Migration, moves: Mapping[int, ShardMoves], export: Export) -> ScriptCall:
+        return self._call(
+            "export",
+            export.source,
+            list(map(id_bytes, export.ids)),
+            gen=migration.gen,
+            shard=export.shard,
+            number=moves[export.shard].received.get(export.source, 0),
+            counts=int(export.counts),
+            limit=TRANSFER_PAYLOADS,
+            max_bytes=TRANSFER_BYTES,
+        )
+
+    def _import(self, migration: Migration, export: Export, number: int, data: bytes) -> ScriptCall:
+        queue = replace(self._queue, shards=migration.layout.shards)
+        return self._call(
+            "import_jobs",
+            export.shard,
+            merge=queue.merge.value,
+            policy=queue.policy,
+            gen=migration.gen,
+            shard=export.source,
+            number=number,
+            data=data,
+            **announcement(self._shard(export.shard)),
+        )
+
+    def _relay(self, migration: Migration, index: int, ids: Sequence[str]) -> ScriptCall:
+        names = list(map(id_bytes, ids))
+        return self._call("relay", index, names, gen=migration.gen, **announcement(self._shard(index)))
+
+    def _count_stuck(self, moves: Mapping[int, ShardMoves], export: Export, busy: set[str]) -> None:
+        for index in (export.source, export.shard):
+            self._stuck[index] += len(busy.intersection(moves[index].moving))
+
+    # -- seal
+
+    def _seal(self, migration: Migration) -> Steps[bool]:
+        """End the migration in each shard: what calls have brought since the last turn is complete."""
+        seals = [
+            self._call(
+                "seal",
+                index,
+                shards=migration.layout.route,
+                gen=migration.gen,
+                sealed=migration.sealed(index),
+            )
+            for index in migration.shards
+        ]
+        replies = yield from self._send(seals)
+        if all(sealed and not left for sealed, left in replies):
+            return (yield from self._migrations.begin_phase_steps(migration, Phase.IDLE))
+        moves = yield from self._read(migration)
+        relays = [self._relay(migration, n, found.moving) for n, found in moves.items() if found.moving]
+        yield from self._send(relays)
+        return bool(relays)
+
+    # -- Redis
+
+    def _shard(self, index: int) -> ShardRef:
+        return ShardRef(self._queue.name, index)
+
+    def _call(self, name: str, index: int, rest: Sequence[bytes] = (), /, **args: Any) -> ScriptCall:
+        return load(name).call(shard_keys(self._shard(index)), rest, **args)
+
+    def _send(self, calls: Sequence[ScriptCall]) -> Steps[list[Any]]:
+        if not calls:
+            return []
+        replies = yield from self._client.call_steps(calls)
+        return raise_refused(replies)
+
+    def _confirm(self) -> Steps[None]:
+        yield from self._durability.confirm_steps(self._client, self._shard(0))
+
+
+def _moves(reply: list[Any]) -> ShardMoves:
+    route, gen, moving, waiting, inflight, pending, received, counts = reply
+    return ShardMoves(
+        route.decode(),
+        int(gen),
+        tuple(map(parse_id, moving)),
+        waiting,
+        tuple(map(parse_id, inflight)),
+        tuple(map(int, pending)),
+        {int(source): int(number) for source, number in pairs(received)},
+        counts,
+    )

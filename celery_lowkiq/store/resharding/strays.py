@@ -1,0 +1,83 @@
+"""Searches shards for what is kept of ids that have no waiting job, and belong to another shard."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from celery_lowkiq.rules.models import ShardRef
+from celery_lowkiq.rules.resharding import Migration
+from celery_lowkiq.store.scripts.client import Client, member_scores
+from celery_lowkiq.store.scripts.keys import SHARD_KEYS, shard_keys
+from celery_lowkiq.store.scripts.records import parse_id
+from celery_lowkiq.store.scripts.steps import Steps
+
+#: Keys that may have entries of an id without a job in ``moving``. All else belongs to one of these.
+SEARCHED = (
+    *("due", "due_prioritized", "due_paused", "paused", "dead_ids", "calls"),
+    *("done_scores", "buckets", "tries", "crash_marks"),
+)
+#: Entries of one step.
+STEP = 500
+
+
+@dataclass
+class _Place:
+    """How far the search of a shard has come."""
+
+    key: int = 0
+    cursor: int = 0
+
+
+class StraySearch:
+    """A search of each source, in steps.
+
+    It begins after the waiting jobs have left, so it finds all: only what is in processing can come back to
+    where it has been, and that is known.
+    """
+
+    def __init__(self) -> None:
+        #: Found ids, by shard, that may not have left yet.
+        self.strays: dict[int, dict[str, None]] = defaultdict(dict)
+        self._places: dict[int, _Place] = defaultdict(_Place)
+
+    def is_done(self, index: int) -> bool:
+        """Whether a shard was searched, and all that was found has left it."""
+        return self._places[index].key == len(SEARCHED) and not self.strays[index]
+
+    def forget(self, index: int, ids: Iterable[str]) -> None:
+        """Note that nothing is left of ids in a shard."""
+        for job_id in ids:
+            self.strays[index].pop(job_id, None)
+
+    def steps(self, client: Client, queue: str, migration: Migration, shards: Sequence[int]) -> Steps[None]:
+        """Search the next part of each shard that has not been searched."""
+        left = [index for index in shards if self._places[index].key < len(SEARCHED)]
+        commands = [self._command(ShardRef(queue, index)) for index in left]
+        replies = yield from client.command_steps(commands) if commands else _nothing()
+        for index, (cursor, found) in zip(left, replies, strict=True):
+            place = self._places[index]
+            for member, _ in member_scores(_flat(found)):
+                job_id = parse_id(member.partition(b"\0")[0])
+                if migration.leaves(index, job_id):
+                    self.strays[index][job_id] = None
+            place.cursor = int(cursor)
+            if not place.cursor:
+                place.key += 1
+
+    def _command(self, shard: ShardRef) -> tuple[Any, ...]:
+        place = self._places[shard.index]
+        name = SEARCHED[place.key]
+        scan = "ZSCAN" if SHARD_KEYS[name] == "zset" else "HSCAN"
+        return (scan, shard_keys(shard)[name], place.cursor, "COUNT", STEP)
+
+
+def _nothing() -> Steps[list[Any]]:
+    yield from ()
+    return []
+
+
+def _flat(found: Any) -> list[Any]:
+    return list(found.items()) if isinstance(found, dict) else found

@@ -1,0 +1,463 @@
+"""``python -m tests.simulation.resharding SEED [RUNS]`` replays migrations of a queue on a real server.
+
+The scripts and the mover are those of the house; who sends the next command is drawn from a seed. Callers
+know old routes and repeat calls whose reply was lost; workers and movers die at any command, or freeze and go
+on much later; each shard has a clock of its own.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+from unittest import mock
+
+import redis
+
+from celery_lowkiq.embedded import EmbeddedServer
+from celery_lowkiq.rules import resharding as rules
+from celery_lowkiq.rules.claims import ClaimRequest, SettleRequest
+from celery_lowkiq.rules.errors import LowkiqError, NotOwner
+from celery_lowkiq.rules.layout import Layout
+from celery_lowkiq.rules.lease_watch import LeaseWatch
+from celery_lowkiq.rules.models import (
+    Disposition,
+    Job,
+    Lease,
+    LeaseState,
+    NewJob,
+    QueueSpec,
+    Recorded,
+    Settlement,
+    ShardRef,
+)
+from celery_lowkiq.rules.policies import Policies
+from celery_lowkiq.store import redis_store
+from celery_lowkiq.store.jobs.claims import claim_call, claimed, settle_calls
+from celery_lowkiq.store.jobs.push import Sender, push_call
+from celery_lowkiq.store.resharding import mover as movers
+from celery_lowkiq.store.resharding.migrations import Migrations
+from celery_lowkiq.store.resharding.mover import Mover
+from celery_lowkiq.store.scripts.client import Client, ShardCountDiffers
+from celery_lowkiq.store.scripts.keys import queue_key, shard_keys, shard_of_key
+from celery_lowkiq.store.scripts.script import Script, ScriptCall, load
+from celery_lowkiq.store.scripts.steps import Steps
+
+from .resharding_checks import FinalChecks, Violation
+
+QUEUE = "q"
+#: Us of virtual time in a step, and at the beginning.
+STEP, BEGIN = 10, 10**15
+#: Steps with faults; a run that does not come to rest within four times as many has failed.
+STEPS = 2000
+#: Small, so that migrations have many turns, and ids many transfers.
+LIMITS = (
+    (rules, "TURN_JOBS", 12),
+    (rules, "TRANSFER_IDS", 3),
+    (movers, "TRANSFER_PAYLOADS", 4),
+    (movers, "TRANSFER_BYTES", 1500),
+)
+#: Loaded before the first step, so that a seed replays.
+SCRIPTS = (
+    *("push", "claim", "settle", "delete_call_records", "acquire", "begin_migration", "set_phase", "fence"),
+    *("open", "read_moves", "export", "import_jobs", "relay", "forget_transfer", "seal"),
+)
+CLOCK = """
+local virtual_us = tonumber(table.remove(ARGV))
+local server = redis
+local redis = setmetatable({
+  call = function(command, ...)
+    if command ~= 'TIME' then
+      return server.call(command, ...)
+    end
+    return {math.floor(virtual_us / 1000000), virtual_us % 1000000}
+  end,
+}, {__index = server})
+"""
+
+
+@cache
+def clocked(script: Script) -> Script:
+    return replace(script, body=CLOCK + script.body)
+
+
+class VirtualClient(Client):
+    """Its scripts get their time with their arguments."""
+
+    def call_steps(self, calls: Sequence[ScriptCall]) -> Steps[list[Any]]:
+        return super().call_steps([call._replace(script=clocked(call.script)) for call in calls])
+
+
+class Actor:
+    """A process: what it does next is its next command."""
+
+    def __init__(self, kind: str, name: str, steps: Steps[None]) -> None:
+        self.kind, self.name, self.steps = kind, name, steps
+        #: None before its first step.
+        self.commands: Sequence[tuple[Any, ...]] = ()
+        self.replies: list[Any] | None = None
+        self.frozen_until = 0
+
+
+@dataclass
+class Totals:
+    runs: int = 0
+    steps: int = 0
+    payloads: int = 0
+    migrations: int = 0
+    pairs: int = 0
+    lost_replies: int = 0
+    crashes: int = 0
+    freezes: int = 0
+    commands: int = 0
+
+    def add(self, other: Totals) -> None:
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+class Simulation(FinalChecks):
+    """One run."""
+
+    def __init__(self, client: redis.Redis, seed: int, steps: int = STEPS) -> None:
+        self.chance = chance = random.Random(seed)
+        self.redis = client
+        self.redis.flushdb()
+        self.client = VirtualClient(client)
+        for name in SCRIPTS:
+            client.script_load(clocked(load(name)).text(True))
+        self.last = steps
+        self.step = 0
+        self.faults = True
+        self.totals = Totals(runs=1)
+        self.server = client.info("server")["run_id"]
+        self.queue = QueueSpec(
+            QUEUE,
+            shards=chance.choice([1, 2, 3, 4]),
+            batch_size=4,
+            max_crashes=10**6,
+            policies=Policies(
+                drop_stale=chance.choice([None, 1e6]),
+                priority=chance.choice([0, 0, 3]),
+                keep=chance.choice([None, None, 10**6]),
+            ),
+        )
+        self.wanted = self.highest = self.queue.shards
+        client.hset(queue_key(QUEUE), mapping={"format": 1, "shards": self.queue.shards})
+        for index in range(self.queue.shards):
+            client.hset(self.keys(index)["meta"], "shards", self.queue.shards)
+        self.ids = [f"id{n}" for n in range(chance.choice([3, 8, 24]))]
+        self.size = chance.choice([0, 0, 500])
+        self.skew = [chance.choice([0, 0, 300, -200]) for _ in range(8)]
+        targets = [chance.choice([1, 2, 3, 4, 6]) for _ in range(chance.choice([2, 4, 6]))]
+        self.changes = {int(steps * (n + 0.5) / (len(targets) + 1)): m for n, m in enumerate(targets)}
+        self.actors: list[Actor] = []
+        self.weights: dict[str, float] = {}
+        self.born = self.numbers = 0
+        self.sent: dict[bytes, int] = {}
+        self.acked: dict[bytes, int] = {}
+        self.scores: dict[bytes, float] = {}
+        self.done: dict[bytes, list[int]] = defaultdict(list)
+        self.died: dict[bytes, int] = {}
+        #: Payloads whose call records were deleted before they were settled, as far as known.
+        self.ending: set[bytes] = set()
+        self.running: dict[str, str] = {}
+        self.requests: Counter[Lease] = Counter()
+
+    def keys(self, index: int) -> Any:
+        return shard_keys(ShardRef(QUEUE, index))
+
+    def perhaps(self, share: float) -> bool:
+        return self.faults and self.chance.random() < share
+
+    # -- commands
+
+    def send(self, command: tuple[Any, ...]) -> Any:
+        self.totals.commands += 1
+        if command[0] == "EVALSHA":
+            shard = shard_of_key(str(command[3]))
+            skew = self.skew[shard.index] if shard else 0
+            command = (*command, BEGIN + self.step * STEP + skew)
+        try:
+            return self.redis.execute_command(*command)
+        except redis.ResponseError as error:
+            return error
+
+    def advance(self, actor: Actor) -> None:
+        """Send one command, and with the last reply go on to the next ones."""
+        if actor.commands and actor.replies is not None:
+            actor.replies.append(self.send(actor.commands[len(actor.replies)]))
+            if len(actor.replies) < len(actor.commands):
+                return
+        try:
+            found = actor.steps.send(actor.replies)
+        except StopIteration:
+            self.actors.remove(actor)
+            return
+        actor.commands, actor.replies = () if found is None else found.commands, []
+
+    def one(self, call: ScriptCall) -> Steps[Any]:
+        """Run one script; a refusal that is none of the expected ones is a violation."""
+        (reply,) = yield from self.client.call_steps([call])
+        if isinstance(reply, LowkiqError) and not isinstance(reply, (NotOwner, ShardCountDiffers)):
+            raise Violation(f"{call.script.name}: {reply}")
+        return reply
+
+    def route(self) -> Steps[Layout]:
+        (route,) = yield from self.client.command_steps([("HGET", queue_key(QUEUE), "shards")])
+        return Layout.parse(route.decode())
+
+    def known_as(self, layout: Layout) -> QueueSpec:
+        return replace(self.queue, shards=layout.shards, former=layout.former)
+
+    # -- callers
+
+    def caller(self, old: bool) -> Steps[None]:
+        """Calls that go on until they are stored; an ``old`` one knows no migration, and gives up."""
+        sender, layout = Sender(), Layout(self.queue.shards)
+        while self.faults and self.numbers < 400:
+            yield None  # type: ignore[misc]
+            count = min(self.chance.choice([1, 1, 2, 3]), len(self.ids))
+            jobs = [self.new_job(job_id) for job_id in self.chance.sample(self.ids, count)]
+            while jobs:
+                jobs = yield from self.push(sender, layout, jobs)
+                if old:
+                    break
+                if jobs or self.perhaps(0.05):
+                    layout = yield from self.route()
+
+    def new_job(self, job_id: str) -> NewJob:
+        self.numbers += 1
+        payload = b"%s#%d#" % (job_id.encode(), self.numbers) + b"x" * self.size
+        self.sent[payload] = self.step
+        record = b"a call" if self.chance.random() < 0.3 else None
+        return NewJob(job_id, payload, record=record)
+
+    def push(self, sender: Sender, layout: Layout, jobs: list[NewJob]) -> Steps[list[NewJob]]:
+        parts: dict[int, list[NewJob]] = defaultdict(list)
+        for job in jobs:
+            parts[layout.home(job.id)].append(job)
+        refused = []
+        for index, part in parts.items():
+            call = push_call(self.known_as(layout), ShardRef(QUEUE, index), sender, part)
+            reply = yield from self.one(call)
+            while self.perhaps(0.08):
+                self.totals.lost_replies += 1
+                yield None  # type: ignore[misc]
+                reply = yield from self.one(call)
+            if isinstance(reply, LowkiqError):
+                refused += part
+            else:
+                self.acked.update(dict.fromkeys((job.payload for job in part), self.step))
+        return refused
+
+    # -- workers
+
+    def worker(self, me: str) -> Steps[None]:
+        while True:
+            yield None  # type: ignore[misc]
+            index = self.a_shard()
+            lease = yield from self.acquire(me, ShardRef(QUEUE, index))
+            if lease is None:
+                continue
+            self.requests[lease] += 1
+            wish = ClaimRequest(self.queue, lease, self.requests[lease])
+            reply = yield from self.one(claim_call(wish))
+            if isinstance(reply, LowkiqError):
+                continue
+            claim = claimed(wish, reply)
+            assert not isinstance(claim, LowkiqError)
+            for job in claim.jobs:
+                self.begins(me, job)
+            for job in claim.jobs:
+                for _ in range(self.chance.choice([1, 1, 5, 40]) if self.faults else 1):
+                    yield None  # type: ignore[misc]
+                yield from self.settle(lease, job)
+
+    def a_shard(self) -> int:
+        """Any shard; after the faults one that has work, so that a run comes to rest soon."""
+        shards = range(self.highest)
+        if self.faults:
+            return self.chance.choice(shards)
+        names = ("due", "due_prioritized", "claimed")
+        busy = [n for n in shards if self.redis.exists(*(self.keys(n)[name] for name in names))]
+        return self.chance.choice(busy or shards)
+
+    def acquire(self, me: str, shard: ShardRef) -> Steps[Lease | None]:
+        """The worker's lease of a shard; None when the shard has another living owner."""
+        fields = ("HMGET", shard_keys(shard)["lease"], "owner", "epoch", "counter", "server")
+        (found,) = yield from self.client.command_steps([fields])
+        owner, epoch, counter, server = ((value or b"").decode() for value in found)
+        if owner == me:
+            return Lease(shard, me, int(epoch), server)
+        if owner in {actor.name for actor in self.actors}:
+            return None
+        yield None  # type: ignore[misc]
+        layout = yield from self.route()
+        seen = LeaseState(owner, int(epoch or 0), int(counter or 0), self.server, server)
+        wish = LeaseWatch(self.known_as(layout), shard, seen, known_epoch=0)
+        reply = yield from self.one(redis_store._acquire_call(wish, me))
+        if isinstance(reply, LowkiqError):
+            return None
+        return Lease(shard, me, int(reply[0]), reply[1].decode())
+
+    def begins(self, me: str, job: Job) -> None:
+        other = self.running.get(job.id, me)
+        if other != me and other in {actor.name for actor in self.actors}:
+            raise Violation(f"{job.id} runs twice")
+        self.running[job.id] = me
+        scores = [payload.score for payload in job.payloads]
+        if scores != sorted(scores):
+            raise Violation(f"{job.id}: {scores} do not ascend")
+        calls = Counter(record.payload for record in job.calls.records) if job.calls else Counter()
+        for position, payload in enumerate(job.payloads):
+            self.scores[payload.data] = payload.score
+            recorded = payload.recorded is Recorded.ALL and payload.data not in self.ending
+            if recorded and not calls[position]:
+                raise Violation(f"{payload.data!r} has lost its call record")
+
+    def settle(self, lease: Lease, job: Job) -> Steps[None]:
+        fate = self.chance.choices(
+            [Disposition.DONE, Disposition.RETRY, Disposition.DIE, Disposition.RETURN], [7, 2, 0.5, 0.5]
+        )[0]
+        if not self.faults:
+            fate = Disposition.DONE
+        delay = self.chance.choice([0.0, 5e-5, 2e-3]) if fate is Disposition.RETRY else 0.0
+        ends = {Disposition.DONE: len(job.payloads), Disposition.DIE: 1}.get(fate, 0)
+        records = job.calls.records if job.calls else ()
+        ended = tuple((record.key, record.key) for record in records if record.payload < ends)
+        settlement = Settlement(job.id, job.claim, fate, job.retry_count + 1, delay, b"boom", ended=ended)
+        self.ending.update(payload.data for payload in job.payloads[:ends])
+        settle = settle_calls(SettleRequest(self.queue, lease, (settlement,)))
+        replies = yield from self.client.call_steps(settle.calls)
+        reply = settle.reply(replies)
+        if not isinstance(reply, (LowkiqError, type(None))) and job.id in reply.accepted:
+            for payload in job.payloads[:ends]:
+                if fate is Disposition.DONE:
+                    self.done[payload.data].append(self.step)
+                else:
+                    self.died[payload.data] = self.step
+        elif isinstance(reply, LowkiqError) and not isinstance(reply, NotOwner):
+            raise Violation(str(reply))
+        self.running.pop(job.id, None)
+        while self.perhaps(0.05):
+            self.totals.lost_replies += 1
+            yield None  # type: ignore[misc]
+            yield from self.client.call_steps(settle.calls)
+
+    # -- movers
+
+    def mover(self) -> Steps[None]:
+        mover, migrations = Mover(self.client, self.queue), Migrations(self.client, QUEUE)
+        while True:
+            yield None  # type: ignore[misc]
+            stored = yield from migrations.read_steps()
+            if stored is not None:
+                yield from mover.turn_steps()
+            elif (yield from self.route()) != Layout(self.wanted):
+                begun = yield from migrations.begin_steps(self.wanted)
+                self.totals.migrations += begun
+
+    # -- the run
+
+    def add(self, kind: str) -> None:
+        self.born += 1
+        name = f"{kind}-{self.born}"
+        steps = {
+            "caller": lambda: self.caller(old=False),
+            "old": lambda: self.caller(old=True),
+            "worker": lambda: self.worker(name),
+            "mover": self.mover,
+        }[kind]()
+        self.actors.append(Actor(kind, name, steps))
+        self.weights[name] = self.weight()
+
+    def weight(self) -> float:
+        return self.chance.expovariate(1) ** 2 + 0.01 if self.faults else 1.0
+
+    def run(self) -> Totals:
+        for kind, count in (("caller", 3), ("old", 1), ("worker", 3), ("mover", 3)):
+            for _ in range(count):
+                self.add(kind)
+        while not self.is_at_rest():
+            self.step += 1
+            self.wanted = self.changes.get(self.step, self.wanted)
+            self.highest = max(self.highest, self.wanted)
+            if self.step == self.last:
+                self.faults = False
+            if self.step % 120 == 0 or self.step == self.last:
+                self.weights = {actor.name: self.weight() for actor in self.actors}
+            if self.step > 4 * self.last:
+                raise Violation(f"no rest: {self.redis.hgetall(queue_key(QUEUE))} {self.left()}")
+            self.disturb()
+            free = [each for each in self.actors if not self.faults or each.frozen_until <= self.step]
+            if free:
+                (actor,) = self.chance.choices(free, [self.weights[each.name] for each in free])
+                if self.perhaps(0.004) and actor.kind in ("worker", "mover"):
+                    self.crash(actor)
+                else:
+                    self.advance(actor)
+        self.check()
+        self.totals.steps = self.step
+        self.totals.payloads = len(self.acked)
+        return self.totals
+
+    def disturb(self) -> None:
+        if self.perhaps(0.012):
+            self.totals.freezes += 1
+            self.chance.choice(self.actors).frozen_until = self.step + self.chance.choice([60, 300, 900])
+
+    def crash(self, actor: Actor) -> None:
+        self.totals.crashes += 1
+        self.actors.remove(actor)
+        self.running = {job_id: name for job_id, name in self.running.items() if name != actor.name}
+        self.add(actor.kind)
+
+    # -- what must hold in the end
+
+    def is_at_rest(self) -> bool:
+        if self.faults or self.step % 50:
+            return False
+        phase, route = self.redis.hmget(queue_key(QUEUE), "phase", "shards")
+        return phase in (None, b"idle") and route.decode() == str(self.wanted) and not any(self.left())
+
+    def left(self) -> list[int]:
+        names = ("due", "due_prioritized", "moving", "claimed")
+        return [self.redis.zcard(self.keys(n)[name]) for n in range(self.highest) for name in names]
+
+
+@contextmanager
+def limits() -> Iterator[None]:
+    with ExitStack() as stack:
+        for module, name, number in LIMITS:
+            stack.enter_context(mock.patch.object(module, name, number))
+        yield
+
+
+def simulate(client: redis.Redis, seed: int, steps: int = STEPS) -> Totals:
+    """Run one seed. Raises Violation."""
+    with limits():
+        try:
+            return Simulation(client, seed, steps).run()
+        except Violation as violation:
+            raise Violation(f"python -m tests.simulation.resharding {seed}: {violation}") from violation
+
+
+def main(seed: int, runs: int) -> None:
+    totals = Totals()
+    with EmbeddedServer() as server, redis.Redis(unix_socket_path=server.socket_path) as client:
+        for each in range(seed, seed + runs):
+            try:
+                totals.add(simulate(client, each))
+            except Violation as violation:
+                print(violation)
+    print(totals)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1)
