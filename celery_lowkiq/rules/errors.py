@@ -5,6 +5,8 @@ from __future__ import annotations
 import copyreg
 from typing import Any
 
+from .layout import Layout
+
 
 class LowkiqError(Exception):
     """Base class of all errors that celery-lowkiq raises."""
@@ -46,19 +48,23 @@ class BadDump(LowkiqError):
     """A file is not a dump, is truncated, or is the dump of another queue."""
 
 
-class ShardCountMismatch(LowkiqError):
-    """The queue was stored with another number of shards than the code declares."""
+class QueueResharded(LowkiqError):
+    """The number of shards of the queue changed while something was done with the former one."""
 
-    def __init__(self, queue: str, stored: int, declared: int) -> None:
-        super().__init__(
-            f"queue {queue!r} is stored with {stored} shards, but the code declares {declared}. "
-            f"An id would lie in two shards. Deploy shards={stored} again and let the queue drain "
-            f"(no waiting, processing or dead job), then deploy shards={declared}: "
-            "an empty queue adopts the new count."
-        )
+    def __init__(self, queue: str, layout: Layout) -> None:
+        super().__init__(f"queue {queue!r} has {layout.shards} shards since a moment ago. Do the same again")
         self.queue = queue
-        self.stored = stored
-        self.declared = declared
+        self.layout = layout
+
+
+class QueueInUse(LowkiqError):
+    """The number of shards cannot change while the queue has waiting, processing or dead jobs."""
+
+    def __init__(self, queue: str, shards: int, wanted: int) -> None:
+        super().__init__(
+            f"shards={wanted} is invalid: expected {shards}, since queue {queue!r} has jobs. Pause its "
+            "calls until it has no waiting, processing or dead job"
+        )
 
 
 class FormatMismatch(LowkiqError):

@@ -111,16 +111,17 @@ def _findings(state: SystemState) -> Iterator[Finding]:
     yield _clock(state.server)
     yield from _nodes(state)
     for queue in state.queues:
-        # A queue that is stored differently cannot be served: the other checks would only follow from that.
-        found = list(_stored(queue, state.format)) or [
+        # A queue in another format cannot be served: the other checks would only follow from that.
+        found = list(_format(queue, state.format)) or [
             *_damaged(queue),
             *_unserved(queue, state),
             *_unowned(queue, state),
             *_waiting(queue, state),
             *_abandoned(queue),
             *_paused(queue, state.now),
+            *_shard_count(queue),
         ]
-        served = _counted(queue.declared, "shard is served", "shards are served")
+        served = _counted(queue.stored or queue.declared, "shard is served", "shards are served")
         yield from found or [queue.finding(OK, f"{_wait(queue)}, {served}")]
 
 
@@ -209,16 +210,20 @@ def _nodes(state: SystemState) -> Iterator[Finding]:
 # -- queues
 
 
-def _stored(queue: QueueState, reads: int) -> Iterator[Finding]:
+def _format(queue: QueueState, reads: int) -> Iterator[Finding]:
     if queue.format is not None and queue.format != reads:
         text = f"It is stored in format {queue.format}; this version of celery-lowkiq reads {reads}."
         yield queue.finding(ERROR, text, "Drain it with the version that wrote it.")
-    elif queue.stored is not None and queue.stored != queue.declared:
-        text = (
-            f"It is stored with {queue.stored} shards, the code declares {queue.declared}: calls are refused."
+
+
+def _shard_count(queue: QueueState) -> Iterator[Finding]:
+    if queue.stored not in (None, queue.declared):
+        text = f"It has {queue.stored} shards, the code declares {queue.declared}; the stored number applies."
+        advice = (
+            f"Deploy shards={queue.stored}, or, when the queue is empty: "
+            f"celery -A proj lowkiq reshard {queue.name} {queue.declared}."
         )
-        advice = f"Deploy shards={queue.stored} and let it drain, then shards={queue.declared}."
-        yield queue.finding(ERROR, text, advice)
+        yield queue.finding(WARNING, text, advice)
 
 
 def _damaged(queue: QueueState) -> Iterator[Finding]:

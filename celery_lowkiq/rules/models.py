@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import enum
-import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from .isolation import NOT_ISOLATED, Isolation
@@ -15,20 +14,11 @@ from .priorities import MOST_URGENT
 from .tracking import TrackerUpdate
 
 
-def shard_of(job_id: str, shards: int) -> int:
-    """Return the index of an id's shard: ``crc32(id) % shards``, as in Lowkiq."""
-    return zlib.crc32(job_id.encode("utf-8", "surrogateescape")) % shards
-
-
 class Merge(str, enum.Enum):
     """Which score is kept when two payloads of one id are equal."""
 
     MIN = "min"
     MAX = "max"
-
-
-#: Maximum number of shards of a queue.
-MAX_SHARDS = 4096
 
 
 @dataclass(frozen=True)
@@ -37,6 +27,8 @@ class QueueSpec:
 
     name: str
     shards: int = 5
+    #: Number of shards before the migration that is under way; None: there is none.
+    former_shards: int | None = None
     batch_size: int = 1
     merge: Merge = Merge.MIN
     max_crashes: int = 3
@@ -45,17 +37,25 @@ class QueueSpec:
     #: Seconds after which a running batch is reported as overdue.
     max_run: float | None = None
     policies: Policies = NO_POLICIES
-    #: The number of shards before a migration to ``shards``, while that is going on.
-    former: int | None = None
+
+    def shard_refs(self) -> tuple[ShardRef, ...]:
+        """All shards that may have jobs, in order."""
+        return tuple(ShardRef(self.name, index) for index in range(self.layout.count))
+
+    def shard_of(self, job_id: str) -> ShardRef:
+        """The shard of an id."""
+        return ShardRef(self.name, self.layout.home(job_id))
 
     @property
     def layout(self) -> Layout:
         """How ids are dealt to shards."""
-        return Layout(self.shards, self.former)
+        return Layout(self.shards, self.former_shards)
 
-    def shard_refs(self) -> tuple[ShardRef, ...]:
-        """All shards of the queue, in order."""
-        return tuple(ShardRef(self.name, index) for index in range(self.layout.count))
+    def with_layout(self, layout: Layout) -> QueueSpec:
+        """Return the queue with another layout."""
+        if layout == self.layout:
+            return self
+        return replace(self, shards=layout.shards, former_shards=layout.former)
 
     @property
     def policy(self) -> str:

@@ -6,16 +6,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from .models import ShardRef, shard_of
+from .layout import Layout
+from .models import ShardRef
 
 #: Stored in place of the number of shards while that number changes.
 CLOSED = "closed"
 
 
 class Registered(NamedTuple):
-    """The content of a queue's own key: number of shards; number and begin of its last pause."""
+    """The content of a queue's own key: layout; number and begin of its last pause."""
 
-    shards: int
+    layout: Layout
     pause: str
     since: str
 
@@ -88,39 +89,32 @@ class Repaired:
         return "; ".join(_done(self))
 
 
-def can_restore_meta(shard: ShardRef, says: str, registered: int, declared: int, ids: Iterable[str]) -> bool:
-    """Whether meta of a shard may be rewritten with the declared number of shards.
+def can_restore_meta(shard: ShardRef, says: str, registered: Layout, ids: Iterable[str]) -> bool:
+    """Whether meta of a shard may be rewritten with the registered number of shards.
 
-    It may when meta has no number, registry and code agree, and the shard's ids belong there.
+    It may when meta has no number, no migration is under way, and the shard's ids belong there.
     """
     return (
-        not is_count(says)
-        and registered == declared
-        and shard.index < declared
-        and all(shard_of(job_id, declared) == shard.index for job_id in ids)
+        Layout.parse(says) is None
+        and registered.former is None
+        and shard.index < registered.shards
+        and all(registered.home(job_id) == shard.index for job_id in ids)
     )
 
 
-def counted(shards: Sequence[Condition], others: Sequence[Condition], declared: int) -> bool:
-    """Whether the shards confirm the declared number, so that a registry with another number is wrong.
-
-    All jobs are in these shards and none in ``others``, and each shard has the declared number.
-    """
-    used = [shard for shard in shards if shard.used]
-    return bool(used) and all(s.shards == str(declared) for s in used) and not any(s.used for s in others)
+def said_count(shards: Sequence[Condition]) -> int | None:
+    """The number of shards that all shards with jobs have in meta; None when they differ, or have none."""
+    counts = {shard.shards for shard in shards if shard.used}
+    said = Layout.parse(counts.pop()) if len(counts) == 1 else None
+    return said.shards if said and said.former is None else None
 
 
-def is_count(says: str) -> bool:
-    """Whether the text that a shard stores is a number of shards."""
-    return says.isdecimal() and says.isascii() and 0 < len(says) < 5 and int(says) > 0
-
-
-def damages(condition: Condition, registered: int) -> tuple[Damage, ...]:
-    """Return the damages of a shard; ``registered`` is the queue's number of shards in its registry."""
+def damages(condition: Condition, registered: Layout) -> tuple[Damage, ...]:
+    """Return the damages of a shard; ``registered`` is the queue's layout in its registry."""
     return tuple(Damage(condition.shard, text) for text in _damages(condition, registered))
 
 
-def _damages(condition: Condition, registered: int) -> Iterator[str]:
+def _damages(condition: Condition, registered: Layout) -> Iterator[str]:
     for name in condition.wrong:
         yield f"the key {name} has the wrong type"
     # Comparisons with a key of the wrong type would report the same damage again.
@@ -130,14 +124,11 @@ def _damages(condition: Condition, registered: int) -> Iterator[str]:
     yield from _of_lists(condition, counts)
 
 
-def _of_meta(condition: Condition, counts: Mapping[str, int], registered: int) -> Iterator[str]:
-    if (
-        "meta" in counts
-        and condition.shards != str(registered)
-        and (condition.used or is_count(condition.shards))
-    ):
+def _of_meta(condition: Condition, counts: Mapping[str, int], registered: Layout) -> Iterator[str]:
+    differs = condition.shards != registered.route
+    if "meta" in counts and differs and (condition.used or Layout.parse(condition.shards)):
         stored = f"{condition.shards!r} shards" if condition.shards else "no number of shards"
-        yield f"meta has {stored}, the queue has {registered}"
+        yield f"meta has {stored}, the queue has {registered.route}"
 
 
 def _of_pairs(counts: Mapping[str, int]) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """What a mover does in one turn of a migration: decided from what it has read in each shard.
 
 In a migration, ids go from the shard of the former number of shards, their source, to the one of the new
-number. See docs/adr/0025-resharding.md.
+number. See docs/adr/0026-resharding.md.
 """
 
 from __future__ import annotations

@@ -91,9 +91,10 @@ class RedisStore:
         """Merge jobs into the queue, in one round trip per 500 jobs of the fullest shard.
 
         While Redis is unavailable, a round trip is repeated after each of the retry intervals ``pauses`` (s),
-        under its old number. ``stored`` gets the stored jobs after each round trip. Raises
-        ShardCountMismatch, StoreFull, QueueFull, or StoreUnavailable: then the outcome is unknown, and some
-        shards may have stored their part. Pushing the same jobs again is safe.
+        under its old number. Jobs follow the stored number of shards, also when it changes meanwhile.
+        ``stored`` gets the stored jobs after each round trip. Raises StoreFull, QueueFull, or
+        StoreUnavailable: then the outcome is unknown, and some shards may have stored their part. Pushing the
+        same jobs again is safe.
         """
         try:
             sender = self._senders.pop()
@@ -126,7 +127,7 @@ class RedisStore:
     ) -> Lease:
         """Take one shard as :meth:`acquire_all` does, but wait for a repair.
 
-        Raises NotOwner, ShardCountMismatch, StoreError.
+        Raises NotOwner, QueueResharded, StoreError.
         """
         wish = LeaseWatch(queue, shard, seen, known_epoch=known_epoch)
         (answer,) = self._acquired(self._admission, [wish], owner)
@@ -135,7 +136,7 @@ class RedisStore:
     def acquire_all(self, wanted: Sequence[LeaseWatch], owner: str) -> list[Lease | LowkiqError]:
         """Take each shard whose lease is still as ``seen``, and recover its jobs, in one round trip.
 
-        Each answer is a lease or an error: NotOwner when the lease has changed, ShardCountMismatch, or
+        Each answer is a lease or an error: NotOwner when the lease has changed, QueueResharded, or
         ShardRepairing when lost keys are being repaired in the background. Raises StoreUnavailable.
         """
         return self._acquired(self._taking, wanted, owner)

@@ -6,7 +6,7 @@ from celery_lowkiq.rules.errors import (
     InvalidCall,
     LowkiqError,
     PayloadError,
-    ShardCountMismatch,
+    QueueResharded,
     StoreUnavailable,
     UnknownTracker,
 )
@@ -31,7 +31,7 @@ STATUSES: dict[type[LowkiqError], int] = {
     PayloadError: 422,
     UnknownTracker: 404,
     InvalidCall: 400,
-    ShardCountMismatch: 409,
+    QueueResharded: 409,
     TooBusy: 429,
     StoreUnavailable: 503,
 }

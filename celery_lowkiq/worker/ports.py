@@ -47,7 +47,7 @@ class Store(Protocol):
     def acquire_all(self, wanted: Sequence[LeaseWatch], owner: str) -> list[Lease | LowkiqError]:
         """Take each watched shard whose lease is still as ``seen``, and recover its jobs, in one round trip.
 
-        Each answer is a lease or an error: NotOwner when the lease has changed, ShardCountMismatch, and such.
+        Each answer is a lease or an error: NotOwner when the lease has changed, QueueResharded, and such.
         """
 
     def renew(self, leases: Sequence[Lease], lapsed: Sequence[bool], stopping: bool, turn: int) -> list[bool]:

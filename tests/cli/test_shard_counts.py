@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.rules.errors import ShardCountMismatch
+from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import Disposition, NewJob
-from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.inspect.queries import Queries
 from tests.cli import proj
 from tests.cli.conftest import end_all
 
@@ -34,33 +34,17 @@ def stored(spec):
     return store
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "job sync_order w1",
-        "why sync_order w1",
-        "jobs sync_order",
-        "morgue sync_order",
-        "paused sync_order",
-        "requeue sync_order --all",
-        "requeue sync_order d1",
-        "delete sync_order w1 --yes",
-        "delete sync_order --morgue --all --yes",
-        "bury sync_order w1 --yes",
-        "run-now sync_order --all",
-        "run-now sync_order w1",
-        "pause sync_order w1",
-        "pause sync_order --shard 1",
-        "resume sync_order w1",
-        "push sync_order new 1",
-    ],
-)
-def test_what_would_see_or_change_a_part_is_refused(stored, run, words):
-    result = run(*words.split())
-    assert result.exit_code == 1
-    assert result.output.startswith(
-        "Error: queue 'sync_order' is stored with 6 shards, but the code declares 4"
-    )
+def test_reads_and_actions_follow_the_stored_number(stored, spec, queue, run):
+    assert json.loads(run("job", "sync_order", "w1", "--json").stdout)["waiting"]
+    assert run("delete", "sync_order", "w1", "--yes").exit_code == 0
+    assert run("requeue", "sync_order", "--all", "--yes").exit_code == 0
+    assert run("push", "sync_order", "w2", "1").exit_code == 0
+    assert run("pause", "sync_order", "w2").exit_code == 0
+    assert run("pause", "sync_order", "--shard", str(STORED - 1)).exit_code == 0
+    assert run("pause", "sync_order", "--shard", str(STORED)).exit_code == 2
+    found = Queries(stored).stats(spec)
+    assert (found.length, found.morgue_length, found.paused_jobs) == (19, 0, 1)
+    assert queue.shard_of("w2") == spec.shard_of("w2").index
 
 
 def test_counts_are_those_of_the_stored_shards(stored, run):
@@ -71,7 +55,9 @@ def test_counts_are_those_of_the_stored_shards(stored, run):
 
 
 def test_the_doctor_says_it(stored, run):
-    assert "It is stored with 6 shards, the code declares 4" in run("doctor").output
+    found = run("doctor").output
+    assert "It has 6 shards, the code declares 4; the stored number applies" in found
+    assert "celery -A proj lowkiq reshard sync_order 4" in found
 
 
 def test_all_of_it_is_paused(stored, spec, run):
@@ -81,21 +67,20 @@ def test_all_of_it_is_paused(stored, spec, run):
     assert run("resume", "sync_order").exit_code == 0
 
 
-def test_an_empty_queue_may_be_stored_with_any(stored, spec, queue, run):
-    stored.client.redis.flushall()
-    stored.push(spec, [NewJob("1", b"1", 1)])
-    end_all(proj.sync_order, Disposition.DONE, spec=spec)
-    assert (queue.stats().length, queue.job("1").waiting) == (0, None)
-    assert run("push", "sync_order", "1", "2").exit_code == 0
-    assert queue.stats().length == 1
+def test_an_empty_queue_is_resharded(stored, queue, run):
+    refused = run("reshard", "sync_order", "4")
+    assert refused.exit_code == 1
+    assert refused.output.startswith(
+        "Error: shards=4 is invalid: expected 6, since queue 'sync_order' has jobs"
+    )
+    queue.delete_dead_all()
+    queue.delete([f"w{n}" for n in range(10)])
+    assert run("reshard", "sync_order", "4").stdout == "queue sync_order has 4 shards\n"
+    assert queue.stored_spec().shards == 4
+    assert "shards, the code declares" not in run("doctor").output
 
 
-def test_an_id_that_was_paused_in_another_shard_is_not_taken_for_a_free_one(server, spec, queue):
-    store = context_of(proj.app).store
-    store.push(spec, [NewJob("1", b"1", 1)])
-    end_all(proj.sync_order, Disposition.DONE, spec=spec)
-    Pausing(store.client).pause_ids(spec, ["w1"])
-    with pytest.raises(ShardCountMismatch):
-        queue.resume_ids(["w1"])
-    proj.sync_order.delay("w1")
-    assert queue.resume_ids(["w1"]) == 1
+def test_the_number_of_shards_is_checked(queue, run):
+    with pytest.raises(InvalidCall, match="shards=0 is invalid: expected a whole number from 1 to 4096"):
+        queue.reshard(0)
+    assert run("reshard", "sync_order", "5000").exit_code == 2

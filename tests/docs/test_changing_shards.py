@@ -11,7 +11,7 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_lowkiq import ShardCountMismatch, ordered_task
+from celery_lowkiq import QueueInUse, ordered_task
 from tests.waiting import eventually
 from tests.worker.nodes import ROOT, ProcessContainer
 
@@ -63,16 +63,20 @@ def test_all_calls_of_an_id_meet_in_the_new_queue_in_order(app, forwarder):
     assert {id_: waiting(new, id_) for id_ in ids} == {id_: [1, 2, 3, 4] for id_ in ids}
 
 
-def test_an_empty_queue_adopts_a_new_number_and_one_with_a_job_refuses_it(app):
+def test_an_empty_queue_is_resharded_while_code_with_both_numbers_runs(app):
     other = Celery("proj", broker=app.conf.broker_url, set_as_current=False)
     first = declared(app, "one", 5, queue="proj.q")
     second = declared(other, "two", 24, queue="proj.q")
     first.delay("1")
-    with pytest.raises(ShardCountMismatch, match=r"5 shards.*24"):
-        second.delay("2")
+    second.delay("1", 2)
+    assert waiting(first, "1") == waiting(second, "1") == ["", 2]
+    with pytest.raises(QueueInUse, match=r"shards=24.*expected 5"):
+        second.ordered_queue.reshard(24)
     first.ordered_queue.delete(["1"])
-    second.delay("2")
+    second.ordered_queue.reshard(24)
+    first.delay("2")
     assert waiting(second, "2") == [""]
+    assert first.ordered_queue.stored_spec().shards == 24
 
 
 def declared(app, name, shards, queue=None):

@@ -13,7 +13,7 @@ from celery import Celery, signals
 from celery.result import EagerResult
 
 from celery_lowkiq import InvalidCall, OrderedTask, PayloadError, ordered_task, track
-from celery_lowkiq.rules.errors import QueueFull, ShardCountMismatch
+from celery_lowkiq.rules.errors import QueueFull
 from celery_lowkiq.store.loop_store import LoopStore
 from celery_lowkiq.store.redis_store import RedisStore
 
@@ -89,14 +89,12 @@ def test_a_task_of_calls_with_arguments(app):
         asyncio.run(app.tasks["paid"].adelay(status="paid"))
 
 
-def test_another_number_of_shards_is_taken_over_or_refused(empty_redis, task):
-    asyncio.run(task.adelay("1"))
+def test_the_stored_number_of_shards_applies(empty_redis, task):
+    asyncio.run(task.adelay("1", 1))
     other = add_sync(make_app(empty_redis.url), shards=7)
-    with pytest.raises(ShardCountMismatch):
-        asyncio.run(other.adelay("1"))
-    task.ordered_queue.delete(["1"])
-    asyncio.run(other.adelay("1"))
-    assert list(stored(other)) == ["1"]
+    asyncio.run(other.adelay("1", 2))
+    assert list(stored(task)) == list(stored(other)) == ["1"]
+    assert task.ordered_queue.job("1").waiting.payload_count == 2
 
 
 def test_a_script_that_the_server_forgot_is_loaded_again(empty_redis, task):

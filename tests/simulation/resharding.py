@@ -210,10 +210,12 @@ class Simulation(FinalChecks):
 
     def route(self) -> Steps[Layout]:
         (route,) = yield from self.client.command_steps([("HGET", queue_key(QUEUE), "shards")])
-        return Layout.parse(route.decode())
+        layout = Layout.parse(route.decode())
+        assert layout is not None
+        return layout
 
     def known_as(self, layout: Layout) -> QueueSpec:
-        return replace(self.queue, shards=layout.shards, former=layout.former)
+        return replace(self.queue, shards=layout.shards, former_shards=layout.former)
 
     # -- callers
 

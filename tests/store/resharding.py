@@ -21,7 +21,7 @@ def key(name, index=0):
 
 
 def in_migration(queue, shards):
-    return replace(queue, shards=shards, former=queue.shards)
+    return replace(queue, shards=shards, former_shards=queue.shards)
 
 
 def begun(store, queue, shards):

@@ -7,7 +7,7 @@ import uuid
 import pytest
 
 from celery_lowkiq.rules.dumps import Entry, Header, State
-from celery_lowkiq.rules.errors import ShardCountMismatch
+from celery_lowkiq.rules.errors import QueueResharded
 from celery_lowkiq.rules.models import Disposition, Merge, NewJob, Payload, QueueSpec
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.dump_load import dump_entries, load_entries
@@ -142,9 +142,9 @@ def test_another_number_of_shards_is_no_hindrance(store):
     assert Queries(store).stats(QueueSpec("five", shards=5)).length == 50
 
 
-def test_a_queue_that_is_stored_with_another_count_is_refused(store):
+def test_a_queue_that_is_resharded_meanwhile_is_refused(store):
     push(store, "1", ("a", 1))
-    with pytest.raises(ShardCountMismatch):
+    with pytest.raises(QueueResharded, match="1 shards"):
         load(store, [job(str(n), ("a", 1)) for n in range(9)], QueueSpec("orders", shards=2))
 
 

@@ -128,7 +128,7 @@ def test_queues(store, client):
     Pausing(store.client).pause(ONE)
     assert "is paused" in found(store, ONE)["queue orders", WARNING]
     more = QueueSpec("orders", shards=2)
-    assert "stored with 1 shards, the code declares 2" in found(store, more)["queue orders", ERROR]
+    assert "It has 1 shards, the code declares 2" in found(store, more)["queue orders", WARNING]
     client.hset(queue_key("orders"), "format", 7)
     assert "stored in format 7" in found(store, ONE)["queue orders", ERROR]
 

@@ -9,8 +9,9 @@ import pytest
 from celery_lowkiq.rules.claims import OpenClaims
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.history import Sample
+from celery_lowkiq.rules.layout import shard_of
 from celery_lowkiq.rules.lease_watch import LeaseWatch
-from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef, shard_of
+from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.rules.reports import NodeReport, NodeUpdate
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.inspect.node_reports import NodeReports

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.claims import OpenClaims
-from celery_lowkiq.rules.errors import ShardCountMismatch
+from celery_lowkiq.rules.errors import QueueInUse
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec
 from celery_lowkiq.store.admin.actions import STEP, Actions
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.scripts.keys import SHARD_KEYS, shard_keys
 from tests.marks import here_often
 
@@ -214,8 +215,8 @@ def test_delete_and_kill_reach_held_jobs_and_leave_ids_paused(store, client, pau
 def test_a_queue_with_held_jobs_keeps_its_count(store, pausing):
     pausing.pause_ids(TWO, ["1"])
     push(store, "1", ("x", 1), queue=TWO)
-    with pytest.raises(ShardCountMismatch):
-        push(store, "1", ("y", 1), queue=QueueSpec("two", shards=3))
+    with pytest.raises(QueueInUse):
+        Registry(store.client).reshard(QueueSpec("two", shards=3))
     assert waiting(store, "1", TWO) == [("x", 1)]
 
 
@@ -226,6 +227,7 @@ def test_ids_stay_paused_when_an_empty_queue_gets_another_count(store, client, p
     since = {paused.id: paused.since for paused in Queries(store).paused_ids(TWO, limit=1000).items}
     Actions(store).delete(TWO, ["other"])
     three = QueueSpec("two", shards=3)
+    Registry(store.client).reshard(three)
     store.push(three, [NewJob(job_id, b"x") for job_id in ids])
     assert (stats(store, three).paused_jobs, Queries(store).paused(three).ids) == (2500, 2500)
     again = {paused.id: paused.since for paused in Queries(store).paused_ids(three, limit=1000).items}

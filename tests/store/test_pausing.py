@@ -10,6 +10,7 @@ from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, ShardRef
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.scripts.keys import channel, queue_key, shard_keys
 from celery_lowkiq.store.scripts.script import load
 
@@ -155,6 +156,7 @@ def test_new_shards_of_a_paused_queue_are_paused(store, pausing):
     Actions(store).delete(TWO, ["1"])
     pausing.pause(TWO)
     four = QueueSpec("two", shards=4)
+    Registry(store.client).reshard(four)
     store.push(four, [NewJob(str(n), b"x") for n in range(20)])
     assert stats(store, four).paused == 4
     pausing.resume(four)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import threading
+from functools import partial
 
 import pytest
 
-from celery_lowkiq.rules.errors import FormatMismatch, ShardCountMismatch, StoreFull, StoreUnavailable
+from celery_lowkiq.rules.errors import FormatMismatch, QueueInUse, QueueResharded, StoreFull, StoreUnavailable
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, ShardRef
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.push import CHUNK_BYTES, CHUNK_JOBS, Sender, chunked, push_call
+from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.keys import queue_key, shard_keys
 from celery_lowkiq.store.scripts.records import number_text
@@ -76,38 +78,55 @@ def test_chunks_are_bounded_in_jobs_and_bytes():
     assert [len(chunk) for chunk in chunked(full)] == [2, 1]
 
 
-def test_another_shard_count_is_refused_and_nothing_is_stored(store):
+def test_a_push_follows_the_stored_number_of_shards(store, client):
     push(store, "1", ("a", 1))
     other = QueueSpec("orders", shards=4)
-    with pytest.raises(ShardCountMismatch, match=r"with 1 shards.*declares 4.*Deploy shards=1 again"):
-        push(store, "1", ("b", 2), queue=other)
-    with pytest.raises(ShardCountMismatch):
+    push(store, "1", ("b", 2), queue=other)
+    assert waiting(store, "1") == [("a", 1), ("b", 2)]
+    with pytest.raises(QueueResharded, match="has 1 shards"):
         take(store, other)
-    assert waiting(store, "1") == [("a", 1)]
-    push(store, "1", ("c", 3))
+    # The next one knows the number.
+    before = client.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"]
+    push(store, "1", ("c", 3), queue=other)
+    assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == before + 1
 
 
 @pytest.mark.parametrize("before, after", [(1, 4), (4, 1), (3, 2)])
-def test_an_empty_queue_adopts_the_new_count(store, before, after):
+def test_an_empty_queue_is_resharded_and_old_callers_follow(store, client, before, after):
     old, new = QueueSpec("q", shards=before, batch_size=10), QueueSpec("q", shards=after, batch_size=10)
     push(store, "1", ("a", 1), queue=old, perform_in=1.0)
-    with pytest.raises(ShardCountMismatch):
-        push(store, "1", ("b", 2), queue=new)
+    with pytest.raises(QueueInUse, match=f"shards={after} is invalid: expected {before}"):
+        Registry(store.client).reshard(new)
     for shard in range(before):
         lease = take(store, old, shard)
         end(store, lease, claim(store, lease), queue=old)
-    push(store, "1", ("b", 2), queue=new)
-    assert Queries(store).stats(new).length == 1
-    with pytest.raises(ShardCountMismatch, match=rf"with {after} shards.*declares {before}"):
-        push(store, "1", ("c", 3), queue=old)
+    Registry(store.client).reshard(new)
+    jobs = [NewJob(str(n), b"x") for n in range(2 * CHUNK_JOBS * max(before, after))]
+    stored = []
+    store.push(old, jobs, stored=stored.extend)
+    assert sorted(job.id for job in stored) == sorted(job.id for job in jobs)
+    assert Queries(store).stats(new).length == len(jobs)
+    assert Registry(store.client).as_stored([old]) == [new]
+
+
+def test_what_was_stored_before_the_number_of_shards_changed_is_not_stored_twice(store, client):
+    """Its reply was lost, and the queue was resharded before the push was repeated."""
+    old, new, sender = QueueSpec("q", shards=1), QueueSpec("q", shards=2), Sender()
+    push(store, "1", ("registers", 1), queue=old)
+    call = push_call(old, old.shard_of("1"), sender, [NewJob("1", b"x")])
+    assert store.client.call(call) == 1
+    Actions(store).delete(old, ["1"])
+    Registry(store.client).reshard(new)
+    assert store.client.call(call) == 0
+    assert Queries(store).stats(new).length == 0
 
 
 def test_dead_jobs_keep_a_queue_from_changing_its_count(store):
     push(store, "1", ("a", 1), perform_in=1.0)
     lease = take(store)
     end(store, lease, claim(store, lease), Disposition.BURY)
-    with pytest.raises(ShardCountMismatch):
-        push(store, "1", ("b", 2), queue=QueueSpec("orders", shards=2))
+    with pytest.raises(QueueInUse):
+        Registry(store.client).reshard(QueueSpec("orders", shards=2))
 
 
 def test_another_format_is_refused(store, client):
@@ -175,8 +194,9 @@ def test_foreign_messages_on_a_channel_are_no_announcements(store, client):
         assert heard() == (SHARD, 3.5)
 
 
-def test_many_processes_may_adopt_a_new_count_at_once(client):
+def test_pushes_go_on_while_the_number_of_shards_changes(client):
     """No push is refused, and no id lies in two shards."""
+    changed = 0
     for turn in range(15):
         old, new = QueueSpec(f"q{turn}", shards=5), QueueSpec(f"q{turn}", shards=8)
         store = RedisStore(client)
@@ -184,25 +204,35 @@ def test_many_processes_may_adopt_a_new_count_at_once(client):
         Actions(store).delete(old, ["1"])
         errors = []
 
-        def pusher(number, queue=new, errors=errors):
+        def attempt(act, errors=errors):
             try:
-                RedisStore(client).push(queue, [NewJob(f"id-{number}-{step}", b"x") for step in range(20)])
+                act()
+            except QueueInUse:
+                pass
             except Exception as error:  # noqa: BLE001 - the test shows whatever it is
                 errors.append(error)
 
-        threads = [threading.Thread(target=pusher, args=(number,)) for number in range(6)]
+        def pusher(number, queues=(old, new)):
+            jobs = [NewJob(f"id-{number}-{step}", b"x") for step in range(20)]
+            RedisStore(client).push(queues[number % 2], jobs)
+
+        acts = [partial(Registry(store.client).reshard, new)] * 2 + [partial(pusher, n) for n in range(6)]
+        threads = [threading.Thread(target=attempt, args=(act,)) for act in acts]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         assert errors == []
-        assert Queries(store).stats(new).length == 120
-        page = Queries(store).jobs(new, Listing("perform_in", limit=1000)).items
+        (stored,) = Registry(store.client).as_stored([old])
+        changed += stored == new
+        assert Queries(store).stats(stored).length == 120
+        page = Queries(store).jobs(stored, Listing("perform_in", limit=1000)).items
         assert len({job.id for job in page}) == 120
+    assert changed
 
 
 def test_a_closed_shard_is_not_opened_by_a_call_of_the_old_count(store, client):
-    """While the count changes, a caller with the old count waits; then it is refused."""
+    """While the count changes, a caller with the old count waits; then it follows."""
     old, new = QueueSpec("orders", shards=1), QueueSpec("orders", shards=2)
     push(store, "1", ("a", 1), queue=old)
     Actions(store).delete(old, ["1"])
@@ -214,18 +244,15 @@ def test_a_closed_shard_is_not_opened_by_a_call_of_the_old_count(store, client):
     outcome = []
 
     def call():
-        try:
-            push(RedisStore(client), "1", ("old", 1), queue=old)
-            outcome.append("stored")
-        except ShardCountMismatch:
-            outcome.append("refused")
+        push(RedisStore(client), "1", ("old", 1), queue=old)
+        outcome.append("stored")
 
     caller = threading.Thread(target=call)
     caller.start()
     client.hset(queue_key("orders"), "shards", "2")
     caller.join(20)
-    assert outcome == ["refused"]
-    assert waiting(store, "1", new) is None
+    assert outcome == ["stored"]
+    assert waiting(store, "1", new) == [("old", 1)]
 
 
 def test_a_shard_that_stays_closed_is_opened_again(store, client):

@@ -238,7 +238,7 @@ def test_a_damaged_key_of_a_queue_hides_no_other_queue(store):
     registry, declared = Registry(store.client), replace(ONE, shards=2)
     assert registry.as_stored([THREE, declared], lenient=True) == [THREE, ONE]
     with pytest.raises(StoreError, match="WRONGTYPE"):
-        registry.check(THREE)
+        registry.register(THREE)
     damaged, other = HealthReader(store).read([THREE, ONE]).queues
     assert f"the key {queue_key('three')} has the wrong type" in damaged.damages[0].text
     assert (other.damages, other.length) == ((), 1)

@@ -78,6 +78,19 @@ def test_a_fence_comes_once_in_each_migration(store, client):
     assert fence(store)[:2] == [b"1>2", b"1"]
 
 
+def test_only_a_mover_opens_a_shard_in_a_migration(store, client):
+    store.push(ONE, [NewJob("1", b"x")])
+    fence(store)
+
+    def written(index, shards, reopen):
+        return run(store, "set_shard_count", index, shards=shards, reopen=reopen, pause=0, since="")
+
+    assert [written(index, "1>2", reopen=1) for index in (0, 1)] == [2, 2]
+    opened(store)
+    assert written(0, "1", reopen=1) == 2
+    assert client.hget(key("meta"), "shards") == b"1>2"
+
+
 def test_a_shard_of_the_former_number_opens_only_after_its_fence(store, client):
     store.push(ONE, [NewJob("1", b"x")])
     assert opened(store) == [b"1", b"0"]

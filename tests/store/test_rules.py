@@ -8,7 +8,8 @@ import pytest
 
 from celery_lowkiq.rules.claims import OpenClaims
 from celery_lowkiq.rules.errors import NotOwner
-from celery_lowkiq.rules.models import Disposition, Merge, NewJob, QueueSpec, Settlement, ShardRef, shard_of
+from celery_lowkiq.rules.layout import shard_of
+from celery_lowkiq.rules.models import Disposition, Merge, NewJob, QueueSpec, Settlement, ShardRef
 from celery_lowkiq.rules.retry import RetryPolicy, after_failure
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.inspect.queries import Queries

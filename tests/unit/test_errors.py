@@ -8,9 +8,11 @@ import pickle
 import pytest
 
 from celery_lowkiq.rules import errors
+from celery_lowkiq.rules.layout import Layout
 
 ERRORS = [
-    errors.ShardCountMismatch("orders", 5, 7),
+    errors.QueueResharded("orders", Layout(5)),
+    errors.QueueInUse("orders", 5, 7),
     errors.ShardRepairing("orders", 2, "its keys are gone"),
     errors.UnknownTracker("abc"),
     errors.ClusterNode(),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.models import ShardRef, shard_of
-from celery_lowkiq.rules.repairs import Condition, Repaired, can_restore_meta, counted, damages, is_count
+from celery_lowkiq.rules.layout import Layout, shard_of
+from celery_lowkiq.rules.models import ShardRef
+from celery_lowkiq.rules.repairs import Condition, Repaired, can_restore_meta, damages, said_count
 from celery_lowkiq.store.scripts.keys import SHARD_KEYS
 
 SHARD = ShardRef("orders", 1)
@@ -17,7 +18,7 @@ def condition(shards="4", wrong=(), urgent=0, **counts):
 
 
 def texts(found):
-    return [damage.text for damage in damages(found, 4)]
+    return [damage.text for damage in damages(found, Layout(4))]
 
 
 def test_a_shard_that_was_never_used_is_sound():
@@ -53,30 +54,32 @@ def test_what_is_damaged(found, text):
 
 @pytest.mark.parametrize("says", ["", "closed", "x", "-1", "0", "99999", "\u0664"])
 def test_a_shard_that_says_nothing_may_be_told(says):
-    assert not is_count(says)
-    assert can_restore_meta(SHARD, says, 4, 4, MINE)
-    assert can_restore_meta(SHARD, says, 4, 4, [])
+    assert Layout.parse(says) is None
+    assert can_restore_meta(SHARD, says, Layout(4), MINE)
+    assert can_restore_meta(SHARD, says, Layout(4), [])
 
 
 @pytest.mark.parametrize(
-    "says, registered, declared, ids",
+    "says, registered, ids",
     [
-        ("8", 4, 4, MINE),
-        ("", 8, 4, MINE),
-        ("", 1, 1, []),
-        ("", 4, 4, ["of another shard", *(str(n) for n in range(10))]),
+        ("8", Layout(4), MINE),
+        ("4>8", Layout(4), MINE),
+        ("", Layout(8), MINE),
+        ("", Layout(1), []),
+        ("", Layout(4, 2), []),
+        ("", Layout(4), ["of another shard", *(str(n) for n in range(10))]),
     ],
 )
-def test_what_cannot_be_told(says, registered, declared, ids):
-    assert not can_restore_meta(SHARD, says, registered, declared, ids)
+def test_what_cannot_be_told(says, registered, ids):
+    assert not can_restore_meta(SHARD, says, registered, ids)
 
 
 def test_the_shards_contradict_a_registry_only_together():
     mine, unused = condition(jobs=1, due=1), condition("")
-    assert counted([mine, unused], [], 4)
-    assert not counted([mine, condition("8", jobs=1)], [], 4)
-    assert not counted([mine], [mine], 4)
-    assert not counted([unused], [], 4)
+    assert said_count([mine, unused]) == 4
+    assert said_count([mine, condition("8", jobs=1)]) is None
+    assert said_count([unused, condition("closed", jobs=1)]) is None
+    assert said_count([unused]) is None
 
 
 def test_what_was_done_in_words():

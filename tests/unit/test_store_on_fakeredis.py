@@ -5,7 +5,7 @@ from __future__ import annotations
 import fakeredis
 import pytest
 
-from celery_lowkiq.rules.errors import NotOwner, ShardCountMismatch
+from celery_lowkiq.rules.errors import NotOwner
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, Settlement
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.inspect.queries import Queries
@@ -65,5 +65,3 @@ def test_refusals(store):
     take(store, "heir")
     with pytest.raises(NotOwner):
         store.claim(QUEUE, former, 1)
-    with pytest.raises(ShardCountMismatch):
-        store.push(QueueSpec("orders", shards=2), [NewJob("1", b"a")])

@@ -13,7 +13,8 @@ import pytest
 import redis
 
 from celery_lowkiq import track
-from celery_lowkiq.rules.models import ShardRef, shard_of
+from celery_lowkiq.rules.layout import shard_of
+from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.store.scripts.keys import shard_keys
 
 from .pages import submit

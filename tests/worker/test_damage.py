@@ -11,7 +11,8 @@ import pytest
 import redis
 
 from celery_lowkiq.rules.errors import ShardDamaged
-from celery_lowkiq.rules.models import Disposition, NewJob, Settlement, ShardRef, shard_of
+from celery_lowkiq.rules.layout import shard_of
+from celery_lowkiq.rules.models import Disposition, NewJob, Settlement, ShardRef
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.admin.repair import QueueRepairs
 from celery_lowkiq.store.scripts.keys import SHARD_KEYS, shard_keys

@@ -9,7 +9,7 @@ from collections import defaultdict
 
 import pytest
 
-from celery_lowkiq.rules.models import shard_of
+from celery_lowkiq.rules.layout import shard_of
 from celery_lowkiq.store.scripts.keys import shard_keys
 from tests.marks import first_often
 from tests.waiting import eventually

@@ -10,7 +10,7 @@ from typing import Any
 from celery_lowkiq.integration.app.codec import refuse_constant
 from celery_lowkiq.integration.calls.validation import read_id
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.models import MAX_SHARDS
+from celery_lowkiq.rules.layout import MAX_SHARDS
 from celery_lowkiq.rules.text import count_of
 from celery_lowkiq.rules.validators import is_whole, whole
 from celery_lowkiq.rules.views import Stats
@@ -171,8 +171,7 @@ class Action:
         if MARK in self.takes and len(ids) != 1:
             raise InvalidCall(f"action={self.name!r} is invalid with {len(ids)} ids: expected one")
         checked = {one.name: one.check(values[one.name]) for one in self.takes}
-        if checked.get(SHARD.name, 0) >= queue.spec.shards:
-            last = queue.spec.shards - 1
+        if SHARD in self.takes and checked[SHARD.name] > (last := queue.stored_spec().shards - 1):
             raise InvalidCall(f"shard={checked[SHARD.name]} is invalid: expected a shard from 0 to {last}")
         return Target(target.ids, checked)
 

@@ -25,7 +25,6 @@ from celery_lowkiq.rules.dumps import (
 from celery_lowkiq.rules.errors import BadDump, ConfigurationError, InvalidCall, UndecodablePayload
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.store.admin.dump_load import dump_entries, last_score, load_entries
-from celery_lowkiq.store.jobs.registry import Registry
 
 #: Maximum of one round trip of a load. One line may exceed the limits on payloads (with calls) and bytes.
 CHUNK_LINES = 200
@@ -45,8 +44,6 @@ class Loaded:
 
 def dump_lines(context: AppContext, queue: QueueSpec) -> Iterator[bytes]:
     """Yield the lines of a dump, with newlines; memory use is bounded. Raises StoreError."""
-    # A queue that is stored with another number of shards than the code declares can be dumped, too.
-    (queue,) = Registry(context.store.client).as_stored([queue])
     score = last_score(context.store, queue)
     yield header_line(Header(uuid.uuid4().hex, queue.name, queue.shards, context.settings.serializer, score))
     count = 0
@@ -68,7 +65,7 @@ def load_lines(
     """Load the lines of a dump. After an error, the loaded lines stay, and the next load skips them.
 
     ``renamed``: accept the dump of a queue with another name. ``again``: load all lines once more.
-    Raises BadDump, ShardCountMismatch, StoreError.
+    Raises BadDump, QueueResharded, StoreError.
     """
     parsed = _parsed(context, lines)
     header = _header(context, parsed, None if renamed else queue.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypedDict
 
@@ -13,11 +14,11 @@ from celery import Celery
 from celery_lowkiq.integration.app.context import AppContext, context_of
 from celery_lowkiq.integration.app.error_text import dump_error_text, load_error
 from celery_lowkiq.integration.calls.call_form import CallForm
-from celery_lowkiq.integration.calls.validation import read_id, read_score, read_time
+from celery_lowkiq.integration.calls.validation import read_id
 from celery_lowkiq.rules.diagnosis import Why, why
 from celery_lowkiq.rules.errors import InvalidCall, UndecodablePayload
 from celery_lowkiq.rules.history import Sample
-from celery_lowkiq.rules.models import Job, QueueSpec, shard_of
+from celery_lowkiq.rules.models import Job, QueueSpec
 from celery_lowkiq.rules.repairs import Damage, Repaired
 from celery_lowkiq.rules.reports import ShardReport
 from celery_lowkiq.rules.views import Page, Paused, PausedId, Stats, Try, all_items
@@ -30,11 +31,9 @@ from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.registry import Registry
 
 from .dump_load import Loaded, dump_lines, load_lines
+from .listing_options import read_listing
 from .shown_jobs import JobDecoder, ShownDeadJob, ShownJob, ShownPlaces
 
-BOUNDS = ("minimum", "maximum")
-TIMES = ("perform_in", "updated_at")
-#: Error of a job that never failed, but was moved to the morgue by hand.
 BURIED = "moved to the morgue by hand"
 #: Calls of a job that are made due.
 CALLS = 100
@@ -50,8 +49,7 @@ class Terms(TypedDict):
 class OrderedQueue:
     """Reads of the queue of one task, and actions on it.
 
-    Every method may raise StoreError. All but :meth:`dump`, and :meth:`pause` and :meth:`resume` of the whole
-    queue, raise ShardCountMismatch when the queue is stored with another number of shards.
+    Every method may raise StoreError. The stored number of shards applies, not the declared one.
 
     A listing returns a :class:`Page`; pass its ``next`` as ``after`` for the following page. An action
     returns the number of changed jobs, works in bounded steps, is safe to repeat, and calls ``progress`` with
@@ -100,6 +98,10 @@ class OrderedQueue:
         return NodeReports(self._context.store)
 
     @property
+    def _registry(self) -> Registry:
+        return Registry(self._context.store.client)
+
+    @property
     def _pausing(self) -> Pausing:
         return Pausing(self._context.store.client)
 
@@ -107,31 +109,31 @@ class OrderedQueue:
     def _actions(self) -> Actions:
         return Actions(self._context.store, self._left)
 
-    def _checked(self) -> QueueSpec:
-        """Return the spec. Raises ShardCountMismatch."""
-        Registry(self._context.store.client).check(self.spec)
-        return self.spec
+    def stored_spec(self) -> QueueSpec:
+        """Return the spec with the stored number of shards; the one of the code as long as none is stored."""
+        return self._registry.as_stored([self.spec])[0]
 
     # -- reads
 
     def stats(self) -> Stats:
         """Return the counts of the queue, and its lag in s."""
-        return self._queries.stats(self._checked())
+        return self._queries.stats(self.stored_spec())
 
     def shard_stats(self) -> list[Stats]:
         """Return the counts of each shard, by index."""
-        return self._queries.shard_stats(self._checked())
+        return self._queries.shard_stats(self.stored_spec())
 
     def shard_of(self, job_id: Any) -> int:
         """Return the index of the shard of an id. Raises InvalidCall for an invalid id."""
-        return shard_of(read_id(job_id), self.spec.shards)
+        name = read_id(job_id)
+        return self.stored_spec().shard_of(name).index
 
     def job(self, job_id: Any, payload_limit: int = 100, **options: Any) -> ShownPlaces:
         """Return the places of an id, with at most ``payload_limit`` payloads in each.
 
         The option ``payload_bytes`` cuts each payload; a cut payload is not decoded. Raises InvalidCall.
         """
-        found = self._queries.job(self._checked(), read_id(job_id), payload_limit, **options)
+        found = self._queries.job(self.stored_spec(), read_id(job_id), payload_limit, **options)
         return self._decoder.places(found)
 
     def jobs(self, by: str = "id", **options: Any) -> Page[ShownJob]:
@@ -148,11 +150,13 @@ class OrderedQueue:
 
         Raises InvalidCall.
         """
-        return self._queries.jobs(self._checked(), self._listing(by, options)).map(self._decoder.job)
+        return self._queries.jobs(self.stored_spec(), read_listing(self._app, by, options)).map(
+            self._decoder.job
+        )
 
     def morgue(self, by: str = "id", **options: Any) -> Page[ShownDeadJob]:
         """Return a page of dead jobs, sorted by ``id`` or ``updated_at``; options as for :meth:`jobs`."""
-        page = self._queries.morgue(self._checked(), self._listing(by, options))
+        page = self._queries.morgue(self.stored_spec(), read_listing(self._app, by, options))
         return page.map(self._decoder.dead_job)
 
     def processing(self, **options: Any) -> Page[ShownJob]:
@@ -160,20 +164,20 @@ class OrderedQueue:
 
         Options ``limit``, ``after``, ``payload_limit`` and ``payload_bytes`` as for :meth:`jobs`.
         """
-        return self._queries.processing(self._checked(), **options).map(self._decoder.job)
+        return self._queries.processing(self.stored_spec(), **options).map(self._decoder.job)
 
     def shards(self) -> tuple[ShardReport, ...]:
         """Return each shard with its counts, its owner, and the batch that runs."""
-        return self._node_reports.shards(self._checked())
+        return self._node_reports.shards(self.stored_spec())
 
     def tries(self, job_id: Any) -> tuple[Try, ...]:
         """Return the last ten failed runs of a waiting or dead job, oldest first. Raises InvalidCall."""
-        return self._queries.tries(self._checked(), read_id(job_id))
+        return self._queries.tries(self.stored_spec(), read_id(job_id))
 
     def why(self, job_id: Any) -> Why:
         """Return where an id is and why it is not running, as text and facts. Raises InvalidCall."""
         read = partial(load_error, self._context.settings)
-        return why(self._node_reports.facts(self._checked(), read_id(job_id), read=read, **self._terms()))
+        return why(self._node_reports.facts(self.stored_spec(), read_id(job_id), read=read, **self._terms()))
 
     def history(self) -> tuple[Sample, ...]:
         """Return the counters of processed and failed jobs of the last hour, each ten seconds, oldest first.
@@ -185,11 +189,11 @@ class OrderedQueue:
 
     def paused(self) -> Paused:
         """Return since when (Unix s) the queue and its shards are paused, and the number of paused ids."""
-        return self._queries.paused(self._checked())
+        return self._queries.paused(self.stored_spec())
 
     def paused_ids(self, limit: int = 100, after: str | None = None) -> Page[PausedId]:
         """Return a page of the paused ids, the oldest pause first. Raises InvalidCall."""
-        return self._queries.paused_ids(self._checked(), limit=limit, after=after)
+        return self._queries.paused_ids(self.stored_spec(), limit=limit, after=after)
 
     # -- pauses
 
@@ -203,11 +207,9 @@ class OrderedQueue:
         _check_one(shard, job_id)
         if job_id is not None:
             return self.pause_ids([job_id]) == 1
-        return (
-            self._pausing.pause(self.spec)
-            if shard is None
-            else self._pausing.pause_shard(self._checked(), shard)
-        )
+        if shard is not None:
+            return self._pausing.pause_shard(self.stored_spec(), shard)
+        return self._pausing.pause(self.spec)
 
     def resume(self, shard: int | None = None, job_id: Any = None) -> bool:
         """Resume the queue, or one shard (its index), or one id. Return whether this changed anything.
@@ -217,65 +219,65 @@ class OrderedQueue:
         _check_one(shard, job_id)
         if job_id is not None:
             return self.resume_ids([job_id]) == 1
-        return (
-            self._pausing.resume(self.spec)
-            if shard is None
-            else self._pausing.resume_shard(self._checked(), shard)
-        )
+        if shard is not None:
+            return self._pausing.resume_shard(self.stored_spec(), shard)
+        return self._pausing.resume(self.spec)
 
     def pause_ids(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Pause ids. Return how many were not paused before. Raises InvalidCall."""
-        return self._pausing.pause_ids(self._checked(), map(read_id, ids), progress)
+        return self._pausing.pause_ids(self.stored_spec(), map(read_id, ids), progress)
 
     def resume_ids(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Resume ids. Return how many were paused. Raises InvalidCall."""
-        return self._pausing.resume_ids(self._checked(), map(read_id, ids), progress)
+        return self._pausing.resume_ids(self.stored_spec(), map(read_id, ids), progress)
 
     def resume_all_ids(self, progress: Progress | None = None) -> int:
         """Resume all paused ids. Return how many were paused."""
         paused = (one.id for one in all_items(self.paused_ids, limit=1000))
-        return self._pausing.resume_ids(self._checked(), paused, progress)
+        return self._pausing.resume_ids(self.stored_spec(), paused, progress)
 
     # -- actions
 
     def run_now_all(self, progress: Progress | None = None) -> int:
         """Make all waiting jobs due now. Jobs of paused ids run after their ids are resumed."""
+        queue = self.stored_spec()
         if self._form.has_times:
-            pages = partial(self._queries.jobs, self._checked())
+            pages = partial(self._queries.jobs, queue)
             for job in all_items(lambda after: pages(Listing(after=after, payload_limit=CALLS))):
-                self._make_calls_due(job)
-        return self._actions.run_now_all(self._checked(), progress)
+                self._make_calls_due(queue, job)
+        return self._actions.run_now_all(queue, progress)
 
     def run_now(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Make waiting jobs due now, with ``by=`` also their first 100 calls. Return how many were due later.
 
         Raises InvalidCall.
         """
-        return self._actions.run_now(self._checked(), self._with_due_calls(map(read_id, ids)), progress)
+        queue = self.stored_spec()
+        return self._actions.run_now(queue, self._with_due_calls(queue, map(read_id, ids)), progress)
 
     def bury(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Move waiting jobs to the morgue; their calls end as FAILURE. Raises InvalidCall."""
         reason = dump_error_text(self._context.settings, BURIED)
-        return self._actions.bury(self._checked(), map(read_id, ids), reason, progress)
+        return self._actions.bury(self.stored_spec(), map(read_id, ids), reason, progress)
 
     def bury_failed(self, progress: Progress | None = None) -> int:
         """Move all waiting jobs that failed before to the morgue; their calls end as FAILURE."""
-        return self._actions.bury_failed(self._checked(), progress)
+        return self._actions.bury_failed(self.stored_spec(), progress)
 
     def delete(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Delete waiting jobs; their calls end as REVOKED. Running jobs go on. Raises InvalidCall."""
-        return self._actions.delete(self._checked(), map(read_id, ids), progress)
+        return self._actions.delete(self.stored_spec(), map(read_id, ids), progress)
 
     def delete_failed(self, progress: Progress | None = None) -> int:
         """Delete all waiting jobs that failed before; their calls end as REVOKED."""
-        return self._actions.delete_failed(self._checked(), progress)
+        return self._actions.delete_failed(self.stored_spec(), progress)
 
     def delete_payload(self, job_id: Any, payload: Any) -> bool:
         """Delete one payload of a waiting job; its calls end as REVOKED. Return whether the job had it.
 
         On a :meth:`raw` queue, ``payload`` is the stored bytes. Raises InvalidCall.
         """
-        return self._actions.edit(self._checked(), read_id(job_id), self._bytes_of(payload), None)
+        return self._actions.edit(self.stored_spec(), read_id(job_id), self._bytes_of(payload), None)
 
     def edit_payload(self, job_id: Any, payload: Any, value: Any) -> bool:
         """Replace one payload of a waiting job by ``value``, with the same score. Return whether it changed.
@@ -286,26 +288,26 @@ class OrderedQueue:
         name = read_id(job_id)
         self._form.check_edit(name, value)
         new, old = self._context.codec.dump(value), self._bytes_of(payload)
-        return old != new and self._actions.edit(self._checked(), name, old, new)
+        return old != new and self._actions.edit(self.stored_spec(), name, old, new)
 
     def delete_dead(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Delete dead jobs. Raises InvalidCall."""
-        return self._actions.delete_dead(self._checked(), map(read_id, ids), progress)
+        return self._actions.delete_dead(self.stored_spec(), map(read_id, ids), progress)
 
     def delete_dead_all(self, progress: Progress | None = None) -> int:
         """Delete all jobs that are dead now."""
-        return self._actions.delete_dead_all(self._checked(), progress)
+        return self._actions.delete_dead_all(self.stored_spec(), progress)
 
     def requeue(self, ids: Iterable[Any], progress: Progress | None = None, force: bool = False) -> int:
         """Move dead jobs back to the queue, due now, as if they had never failed. Raises InvalidCall.
 
         With the policy ``drop_stale``, payloads older than the last run move only with ``force``.
         """
-        return self._actions.requeue(self._checked(), map(read_id, ids), progress, force)
+        return self._actions.requeue(self.stored_spec(), map(read_id, ids), progress, force)
 
     def requeue_all(self, progress: Progress | None = None, force: bool = False) -> int:
         """Move all jobs that are dead now back to the queue; ``force`` as for :meth:`requeue`."""
-        return self._actions.requeue_all(self._checked(), progress, force)
+        return self._actions.requeue_all(self.stored_spec(), progress, force)
 
     # -- Lowkiq's names of the actions: aliases that only this class has
 
@@ -332,7 +334,14 @@ class OrderedQueue:
         """
         return tuple(QueueRepairs(self._context.store).repair(self.spec, progress))
 
-    # -- moving to another Redis
+    # -- moving to another number of shards, or another Redis
+
+    def reshard(self, shards: int) -> None:
+        """Change the stored number of shards; callers and workers follow without a restart.
+
+        Calls wait for some ms. Raises InvalidCall, and QueueInUse when the queue has jobs.
+        """
+        self._registry.reshard(replace(self.spec, shards=shards))
 
     def dump(self) -> Iterator[bytes]:
         """Yield all jobs as lines of JSON: waiting, in processing, and dead.
@@ -340,7 +349,7 @@ class OrderedQueue:
         A job that stays in one state is yielded once. A job that changes meanwhile may be missing or be
         yielded twice, so pause the queue first.
         """
-        return dump_lines(self._context, self.spec)
+        return dump_lines(self._context, self.stored_spec())
 
     def load(
         self,
@@ -355,34 +364,29 @@ class OrderedQueue:
         ``renamed``: accept the dump of a queue with another name. ``again``: load all lines once more.
         Raises BadDump, which names the line.
         """
-        return load_lines(self._context, self.spec, lines, renamed=renamed, again=again, progress=progress)
+        return load_lines(
+            self._context, self.stored_spec(), lines, renamed=renamed, again=again, progress=progress
+        )
 
-    def _with_due_calls(self, ids: Iterable[str]) -> Iterator[str]:
+    def _with_due_calls(self, queue: QueueSpec, ids: Iterable[str]) -> Iterator[str]:
         for job_id in ids:
-            if self._form.has_times:
-                waiting = self._queries.job(self._checked(), job_id, CALLS).waiting
-                if waiting is not None:
-                    self._make_calls_due(waiting)
+            if self._form.has_times and (waiting := self._queries.job(queue, job_id, CALLS).waiting):
+                self._make_calls_due(queue, waiting)
             yield job_id
 
-    def _make_calls_due(self, job: Job) -> None:
+    def _make_calls_due(self, queue: QueueSpec, job: Job) -> None:
         codec, now = self._context.codec, time.time()
         for payload in job.payloads:
             with suppress(UndecodablePayload):
                 due = self._form.made_due(codec.load(payload.data), now)
                 if due is not None:
-                    self._actions.edit(self.spec, job.id, payload.data, codec.dump(due), keep_calls=True)
+                    self._actions.edit(queue, job.id, payload.data, codec.dump(due), keep_calls=True)
 
     # -- arguments and decoding
 
     @property
     def _decoder(self) -> JobDecoder:
         return JobDecoder(self._context, self._raw)
-
-    def _listing(self, by: str, options: dict[str, Any]) -> Listing:
-        read = partial(read_time, tz=self._app.timezone) if by in TIMES else _read_number
-        bounds = {name: read(name, options[name]) for name in BOUNDS if options.get(name) is not None}
-        return Listing(by, **{**options, **bounds})
 
     def _bytes_of(self, payload: Any) -> bytes:
         return bytes(payload) if self._raw else self._context.codec.dump(payload)
@@ -391,7 +395,3 @@ class OrderedQueue:
 def _check_one(shard: Any, job_id: Any) -> None:
     if shard is not None and job_id is not None:
         raise InvalidCall(f"shard={shard!r} and job_id={job_id!r} are invalid: expected one of them, or none")
-
-
-def _read_number(name: str, value: Any) -> float | None:
-    return read_score(value, None, name)

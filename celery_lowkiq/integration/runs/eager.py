@@ -12,7 +12,7 @@ from celery.states import FAILURE, SUCCESS
 
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.calls.validation import Entry
-from celery_lowkiq.rules.models import Merge, QueueSpec, shard_of
+from celery_lowkiq.rules.models import Merge, QueueSpec
 from celery_lowkiq.rules.policies import surplus
 
 from .base_exceptions import call_user_code
@@ -49,7 +49,7 @@ def info(spec: QueueSpec, payloads_by_id: Mapping[str, list[Any]]) -> RunInfo:
         RunJob(job_id, tuple(payloads), tuple(map(float, range(len(payloads)))), -1, 0.0, None)
         for job_id, payloads in payloads_by_id.items()
     )
-    return RunInfo(spec.name, shard_of(next(iter(payloads_by_id)), spec.shards), 0, jobs, threading.Event())
+    return RunInfo(spec.name, spec.shard_of(next(iter(payloads_by_id))).index, 0, jobs, threading.Event())
 
 
 def eager_outcome(run: Callable[[], Any], payloads_by_id: Mapping[str, list[Any]]) -> Any:

@@ -15,7 +15,7 @@ from celery_lowkiq.integration.app.option_names import check_option_names
 from celery_lowkiq.integration.app.rate_limits import read_rate
 from celery_lowkiq.integration.calls.call_form import PYDANTIC_WRAPPER, By, SignatureForm
 from celery_lowkiq.rules.errors import ConfigurationError
-from celery_lowkiq.rules.models import MAX_SHARDS
+from celery_lowkiq.rules.layout import MAX_SHARDS
 from celery_lowkiq.rules.validators import (
     Option,
     boolean,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from celery_lowkiq.rules.models import QueueSpec, ShardRef, StoredRecord, shard_of
+from celery_lowkiq.rules.models import QueueSpec, ShardRef, StoredRecord
 from celery_lowkiq.store.inspect.node_reports import seconds
 from celery_lowkiq.store.inspect.pages import WAITING_INDEXES, IndexReader, Listing
 from celery_lowkiq.store.jobs.call_records import digest, orphaned_records
@@ -97,7 +97,7 @@ class Actions:
         Its calls end, or become (``keep_calls``) those of ``other``. Return whether the job had the payload.
         """
         kept = keep_calls and other is not None
-        shard = ShardRef(queue.name, shard_of(job_id, queue.shards))
+        shard = queue.shard_of(job_id)
         call = load("edit").call(
             shard_keys(shard),
             merge=queue.merge.value,

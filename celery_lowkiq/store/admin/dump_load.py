@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from celery_lowkiq.rules.dumps import DumpedCall, Entry, Header, State
-from celery_lowkiq.rules.models import Payload, QueueSpec, Recorded, ShardRef, shard_of
+from celery_lowkiq.rules.models import Payload, QueueSpec, Recorded, ShardRef
 from celery_lowkiq.store.inspect.pages import WAITING_INDEXES
 from celery_lowkiq.store.jobs.call_records import PAGE_CALLS, parse_call
 from celery_lowkiq.store.redis_store import RedisStore
@@ -121,11 +121,11 @@ def load_entries(
     """Load numbered lines of a dump, one script per shard. Return the number of lines that were new.
 
     For a week, loading the same lines again changes nothing, even if their jobs have run meanwhile. Raises
-    ShardCountMismatch, StoreError.
+    QueueResharded, StoreError.
     """
     by_shard: dict[ShardRef, list[Value]] = {}
     for number, entry in lines:
-        shard = ShardRef(queue.name, shard_of(entry.id, queue.shards))
+        shard = queue.shard_of(entry.id)
         by_shard.setdefault(shard, []).extend(_values(number, entry))
     return sum(
         store.run_registered(
@@ -138,7 +138,7 @@ def _load_call(queue: QueueSpec, header: Header, shard: ShardRef, rest: list[Val
     return load("load").call(
         shard_keys(shard),
         rest,
-        shards=queue.shards,
+        shards=queue.layout.route,
         merge=queue.merge.value,
         policy=queue.policy,
         sender=f"load-{header.dump}",

@@ -11,6 +11,7 @@ from celery_lowkiq.rules.health_checks import QueueState, Server, SystemState
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.repairs import Damage, damages
 from celery_lowkiq.rules.reports import current
+from celery_lowkiq.store.jobs.registry import parse_layout
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.scripts.keys import FORMAT, queue_key
@@ -75,14 +76,14 @@ class HealthReader:
         if known is None:
             text = f"the key {key} has the wrong type. Delete it: the next call registers the queue again"
             return QueueState(queue.name, queue.shards, None, None, damages=(Damage(None, text),))
-        shards, stored_format = (int(value) if value and value.isdigit() else None for value in known)
-        state = QueueState(queue.name, queue.shards, shards, stored_format)
-        if shards in (None, queue.shards):
-            conditions = self._repairs.conditions(queue.shard_refs())
-            found = [damage for each in conditions for damage in damages(each, queue.shards)]
-            state = replace(state, damages=tuple(found))
-            if any(each.wrong for each in conditions):
-                return state  # its counts cannot be read
+        layout, stored_format = parse_layout(known[0]), int(known[1]) if (known[1] or b"").isdigit() else None
+        state = QueueState(queue.name, queue.shards, layout.shards if layout else None, stored_format)
+        queue = queue.with_layout(layout or queue.layout)
+        conditions = self._repairs.conditions(queue.shard_refs())
+        found = [damage for each in conditions for damage in damages(each, queue.layout)]
+        state = replace(state, damages=tuple(found))
+        if any(each.wrong for each in conditions):
+            return state  # its counts cannot be read
         return replace(state, shards=self._node_reports.shards(queue), paused=self._queries.paused(queue))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from celery_lowkiq.rules.diagnosis import Dead, DiagnosisFacts, Owner, Waiting
 from celery_lowkiq.rules.history import Sample
-from celery_lowkiq.rules.models import QueueSpec, ShardRef, shard_of
+from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.rate import ASKED, seconds_to_token, token_at
 from celery_lowkiq.rules.reports import NodeReport, ShardReport, node_name, seconds_to_wait
 from celery_lowkiq.rules.views import Stats
@@ -79,7 +79,7 @@ class NodeReports:
         ``rate``: the queue's rate limit (runs per second), unless a node has just used another one; ``read``:
         decodes a stored error.
         """
-        shard = ShardRef(queue.name, shard_of(job_id, queue.shards))
+        shard = queue.shard_of(job_id)
         reply = self._client.call(load("why").call(shard_keys(shard), id=id_bytes(job_id)))
         now, owner, since, shard_paused, queue_paused, id_paused, claimed, suspect, *rest = reply
         *waiting, died_at, last_error, full_at = rest

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from celery_lowkiq.rules.errors import InvalidCall, ShardDamaged
-from celery_lowkiq.rules.models import Job, LeaseState, QueueSpec, ShardRef, shard_of
+from celery_lowkiq.rules.models import Job, LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.rules.views import DeadJob, Found, Page, Paused, PausedId, ShardState, Stats, Try, sum_of
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.client import raise_refused
@@ -79,7 +79,7 @@ class Queries:
 
     def has_job(self, queue: QueueSpec, job_id: str) -> bool:
         """Return whether a job of the id waits or runs."""
-        keys = shard_keys(ShardRef(queue.name, shard_of(job_id, queue.shards)))
+        keys = shard_keys(queue.shard_of(job_id))
         exists = [("HEXISTS", keys[name], id_bytes(job_id)) for name in ("jobs", "processing")]
         return any(self._client.commands(exists))
 
@@ -115,7 +115,7 @@ class Queries:
     ) -> Found:
         """Return where an id is: waiting, processing, dead, or nowhere. Raises InvalidCall."""
         listing = Listing(payload_limit=payload_limit, payload_bytes=payload_bytes)
-        entry = IndexEntry(0.0, id_bytes(job_id), ShardRef(queue.name, shard_of(job_id, queue.shards)))
+        entry = IndexEntry(0.0, id_bytes(job_id), queue.shard_of(job_id))
         ((_, waiting),) = self._peek([entry], WAITING_KEYS, listing)
         ((_, dead),) = self._peek([entry], MORGUE_KEYS, listing)
         (record,) = self._client.commands([("HGET", shard_keys(entry.shard)["processing"], entry.id)])
@@ -140,7 +140,7 @@ class Queries:
 
     def tries(self, queue: QueueSpec, job_id: str) -> tuple[Try, ...]:
         """Return the last tries of a job, oldest first; foreign lines are skipped."""
-        shard = ShardRef(queue.name, shard_of(job_id, queue.shards))
+        shard = queue.shard_of(job_id)
         (log,) = self._client.commands([("HGET", shard_keys(shard)["tries"], id_bytes(job_id))])
         lines = map(_TRY.fullmatch, (log or b"").decode("utf-8", "replace").split("\n"))
         return tuple(Try(float(line[1]), int(line[2]), line[3], line[4]) for line in lines if line)

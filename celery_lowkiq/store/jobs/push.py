@@ -10,8 +10,8 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from celery_lowkiq.rules.errors import LowkiqError, StoreUnavailable
-from celery_lowkiq.rules.layout import Layout
-from celery_lowkiq.rules.models import NewJob, QueueSpec, ShardRef, shard_of
+from celery_lowkiq.rules.layout import Layout, shard_of
+from celery_lowkiq.rules.models import NewJob, QueueSpec, ShardRef
 from celery_lowkiq.rules.priorities import MOST_URGENT
 from celery_lowkiq.store.scripts.keys import channel, shard_keys
 from celery_lowkiq.store.scripts.records import id_bytes, number_text
@@ -82,8 +82,15 @@ def push_call(queue: QueueSpec, shard: ShardRef, sender: Sender, jobs: Sequence[
     usual = queue.policies.priority
     prioritized = usual != MOST_URGENT or any(job.priority for job in jobs)
     for position, job in enumerate(jobs):
-        score = "" if job.score is None and job.sent is None else _score(job)
-        when = "" if job.perform_in is None and job.delay is None else _when(job)
+        score = when = ""
+        if job.score is not None:
+            score = number_text(job.score)
+        elif job.sent is not None:
+            score = f"~{number_text(job.sent)}"
+        if job.perform_in is not None:
+            when = number_text(job.perform_in)
+        elif job.delay is not None:
+            when = f"+{number_text(job.delay)}"
         if prioritized:
             when = f"{usual if job.priority is None else job.priority} {when}"
         rest += (id_bytes(job.id), job.payload, score, when)
@@ -99,7 +106,7 @@ def push_call(queue: QueueSpec, shard: ShardRef, sender: Sender, jobs: Sequence[
         n=next(sender.numbers),
         channel=channel(queue.name),
         index=shard.index,
-        arriving="" if queue.former is None else arriving(queue.layout, jobs),
+        arriving="" if queue.former_shards is None else arriving(queue.layout, jobs),
         records=len(records) // 3,
     )
 
@@ -116,6 +123,12 @@ def taken(turn: Mapping[ShardRef, Sequence[NewJob]], replies: Sequence[Any]) -> 
     return [job for jobs, reply in answers if not isinstance(reply, LowkiqError) for job in jobs]
 
 
+def refused(turn: Mapping[ShardRef, Sequence[NewJob]], replies: Sequence[Any]) -> list[NewJob]:
+    """Return the jobs of the shards that have refused them."""
+    answers = zip(turn.values(), replies, strict=True)
+    return [job for jobs, reply in answers if isinstance(reply, LowkiqError) for job in jobs]
+
+
 def retried(pauses: Iterator[float], attempt: Callable[[], Steps[T]]) -> Steps[T]:
     """Repeat steps after each interval (s) while Redis is unavailable. Raises StoreUnavailable after the
     last.
@@ -128,11 +141,3 @@ def retried(pauses: Iterator[float], attempt: Callable[[], Steps[T]]) -> Steps[T
             if pause is None:
                 raise
         yield Pause(pause)
-
-
-def _score(job: NewJob) -> str:
-    return number_text(job.score) if job.score is not None else f"~{number_text(job.sent or 0.0)}"
-
-
-def _when(job: NewJob) -> str:
-    return number_text(job.perform_in) if job.perform_in is not None else f"+{number_text(job.delay or 0.0)}"

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
+from celery_lowkiq.rules.errors import QueueResharded
+from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.models import NewJob, QueueSpec, ShardRef
 from celery_lowkiq.store.scripts.client import Client, raise_refused
 from celery_lowkiq.store.scripts.steps import Block, Steps
 
 from .admission import Admission, ShardCall
 from .durability import Durability
-from .push import Sender, Stored, push_call, retried, taken, turns
+from .push import Sender, Stored, push_call, refused, retried, taken, turns
 from .push_drops import Dropped, DroppedCallReporter
 
 
@@ -24,6 +27,8 @@ class PushSteps:
         self._durability = durability
         #: Called with the calls that a push drops by a policy.
         self.dropped: Dropped | None = None
+        # Stored layouts of queues that differed from those of calls.
+        self._layouts: dict[str, Layout] = {}
 
     def push(
         self,
@@ -34,17 +39,37 @@ class PushSteps:
         stored: Stored | None = None,
     ) -> Steps[None]:
         """See ``RedisStore.push``. ``sender`` is not used by another push meanwhile."""
-        left = iter(pauses)
-        for turn in turns(queue, jobs):
+        left, waiting = iter(pauses), jobs
+        while waiting:
+            as_stored = queue.with_layout(self._layouts.get(queue.name, queue.layout))
+            waiting = yield from self._push(sender, as_stored, waiting, left, stored)
+        if jobs:
+            # All shards of a Redis share one replication stream, so confirming the last write confirms all.
+            yield from self._durability.confirm_steps(self._client, as_stored.shard_of(jobs[-1].id))
+
+    def _push(
+        self,
+        sender: Sender,
+        queue: QueueSpec,
+        jobs: Sequence[NewJob],
+        pauses: Iterator[float],
+        stored: Stored | None,
+    ) -> Steps[Sequence[NewJob]]:
+        """Push jobs; return those that shards refused since the queue has another number of shards."""
+        rest = iter(turns(queue, jobs))
+        for turn in rest:
             calls = [
                 ShardCall(queue, shard, push_call(queue, shard, sender, chunk))
                 for shard, chunk in turn.items()
             ]
             reporter = self._reporter(queue, turn)
-            yield from retried(left, partial(self._send, calls, turn, stored, reporter))
-        if jobs:
-            # All shards of a Redis share one replication stream, so confirming the last write confirms all.
-            yield from self._durability.confirm_steps(self._client, calls[0].shard)
+            replies = yield from retried(pauses, partial(self._send, calls, turn, stored, reporter))
+            resharded = next((reply for reply in replies if isinstance(reply, QueueResharded)), None)
+            if resharded is not None:
+                self._layouts[queue.name] = resharded.layout
+                later = [job for turn in rest for chunk in turn.values() for job in chunk]
+                return [*refused(turn, replies), *later]
+        return ()
 
     def _reporter(
         self, queue: QueueSpec, turn: Mapping[ShardRef, Sequence[NewJob]]
@@ -59,10 +84,11 @@ class PushSteps:
         turn: Mapping[ShardRef, Sequence[NewJob]],
         stored: Stored | None,
         reporter: DroppedCallReporter | None,
-    ) -> Steps[None]:
+    ) -> Steps[list[Any]]:
         replies = yield from self._admission.reply_steps(calls)
         if stored is not None:
             stored(taken(turn, replies))
         if reporter is not None and reporter.finds_drops(replies):
             yield Block(partial(reporter.read, replies))
-        raise_refused(replies)
+        raise_refused([reply for reply in replies if not isinstance(reply, QueueResharded)])
+        return replies

@@ -1,7 +1,8 @@
 """The number of shards of a queue, which each push and acquire checks.
 
 It is stored in the queue's own key, and each shard has a copy, since a script reads one shard only. The
-registry handles scripts that a shard without a copy, or with another number, refuses.
+registry handles scripts that a shard without a copy, or with another number, refuses. The number that the
+code declares is that of a new queue: the stored one applies to all others.
 """
 
 from __future__ import annotations
@@ -9,12 +10,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
-from celery_lowkiq.rules.errors import FormatMismatch, ShardCountMismatch, ShardDamaged, ShardRepairing
-from celery_lowkiq.rules.models import MAX_SHARDS, QueueSpec, ShardRef, shard_of
+from celery_lowkiq.rules.errors import (
+    FormatMismatch,
+    InvalidCall,
+    QueueInUse,
+    QueueResharded,
+    ShardDamaged,
+    ShardRepairing,
+    StoreError,
+)
+from celery_lowkiq.rules.layout import MAX_SHARDS, Layout, shard_of
+from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.repairs import CLOSED, Registered
-from celery_lowkiq.store.repairs.repairs import INDEXES, Repairs
+from celery_lowkiq.rules.validators import invalid, is_whole
+from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import FORMAT, queue_key, shard_keys
 from celery_lowkiq.store.scripts.records import parse_id
@@ -30,7 +40,7 @@ PAGE = 1000
 
 
 class Registry:
-    """Registers queues, and changes the number of shards of empty ones."""
+    """Registers queues, and reshards empty ones."""
 
     def __init__(self, client: Client, repairs: Repairs | None = None) -> None:
         self._client = client
@@ -40,17 +50,17 @@ class Registry:
         """Make shards accept scripts with ``queue.shards``; lost meta is repaired if the rest of the queue
         allows it. Returns the damage of the other shards.
 
-        Raises ShardCountMismatch when jobs of another count are left, FormatMismatch, StoreError.
+        Raises QueueResharded when another number is stored, FormatMismatch, StoreError.
         """
         deadline = time.monotonic() + CLOSED_SECONDS
         refused: dict[ShardRef, ShardDamaged] = {}
         while shards:
-            stored = self.register(queue)
-            if stored.shards != queue.shards:
-                stored = self._adopt(queue, stored.shards)
+            stored = self._registered(queue)
+            if stored.layout != queue.layout:
+                raise QueueResharded(queue.name, stored.layout)
             # Another process may be changing the count; after the deadline it is considered dead.
             reopen = time.monotonic() > deadline
-            answers = list(zip(shards, self._write(shards, str(queue.shards), stored, reopen), strict=True))
+            answers = list(zip(shards, self._write(shards, queue.layout.route, stored, reopen), strict=True))
             for shard, reply in answers:
                 if not reply and (damaged := self._unrestored(queue, shard, stored)):
                     refused[shard] = damaged
@@ -67,8 +77,12 @@ class Registry:
         except ShardRepairing as error:
             return error
         copy = self._copy(shard)
-        says = f"meta says that the queue has {copy} shards" if copy else "meta does not say how many shards"
-        reason = f"{says}, its registry says {stored.shards}, and the ids in the shard decide nothing"
+        says = (
+            f"meta says that the queue has {copy.route} shards"
+            if copy
+            else "meta does not say how many shards"
+        )
+        reason = f"{says}, its registry says {stored.layout.route}, and the ids in the shard decide nothing"
         return ShardDamaged(shard.queue, shard.index, reason)
 
     def as_stored(self, queues: Sequence[QueueSpec], lenient: bool = False) -> list[QueueSpec]:
@@ -79,22 +93,9 @@ class Registry:
         commands = [("HGET", queue_key(queue.name), "shards") for queue in queues]
         found = self._client.readable(commands) if lenient else self._client.commands(commands)
         return [
-            replace(queue, shards=_count(stored) or queue.shards)
+            queue.with_layout(parse_layout(stored) or queue.layout)
             for queue, stored in zip(queues, found, strict=True)
         ]
-
-    def check(self, queue: QueueSpec) -> None:
-        """Raises ShardCountMismatch when jobs or paused ids lie in another number of shards, StoreError.
-
-        An empty queue adopts any number, so the result may change at once.
-        """
-        (stored,) = self.as_stored([queue])
-        if stored.shards != queue.shards and self._is_used(stored):
-            raise ShardCountMismatch(queue.name, stored.shards, queue.shards)
-
-    def _is_used(self, queue: QueueSpec) -> bool:
-        indexes = [shard_keys(shard)[name] for shard in queue.shard_refs() for name in INDEXES]
-        return any(self._client.commands([("ZCARD", index) for index in indexes]))
 
     def register(self, queue: QueueSpec, expected: str = "") -> Registered:
         """Write the number of shards if none, or ``expected``, is stored. Returns what is stored then.
@@ -102,33 +103,53 @@ class Registry:
         Raises FormatMismatch, StoreError.
         """
         call = load("register").call(
-            {"queue": queue_key(queue.name)}, format=FORMAT, shards=queue.shards, expected=expected
+            {"queue": queue_key(queue.name)}, format=FORMAT, shards=queue.layout.route, expected=expected
         )
-        stored_format, shards, pause, since = (value.decode() for value in self._client.call(call))
+        stored_format, route, pause, since = (value.decode() for value in self._client.call(call))
         if int(stored_format) != FORMAT:
             raise FormatMismatch(
                 f"queue {queue.name!r} is stored in format {stored_format}, this version reads {FORMAT}: "
                 "drain it with the version that wrote it"
             )
-        return Registered(int(shards), pause, since)
+        layout = Layout.parse(route)
+        if layout is None:
+            raise StoreError(f"queue {queue.name!r} is stored with {route!r} shards: expected a number")
+        return Registered(layout, pause, since)
 
-    def _adopt(self, queue: QueueSpec, stored: int) -> Registered:
-        """Change the number of shards of an empty queue.
+    def _registered(self, queue: QueueSpec) -> Registered:
+        """Register the queue if it is not: a new one as declared, and one whose own key was lost with the
+        number that its shards have.
+        """
+        known, *copies = self._client.commands(
+            [
+                ("HGET", queue_key(queue.name), "shards"),
+                *(("HGET", shard_keys(shard)["meta"], "shards") for shard in queue.shard_refs()),
+            ]
+        )
+        found = set() if known else {parse_layout(copy) for copy in copies} - {None}
+        return self.register(queue.with_layout(found.pop() or queue.layout) if len(found) == 1 else queue)
+
+    def reshard(self, queue: QueueSpec) -> None:
+        """Change the stored number of shards of an empty queue to ``queue.shards``.
 
         Closed shards refuse pushes with either number meanwhile. After an error, too, they are reopened with
-        the registered number.
+        the registered number. Raises InvalidCall, QueueInUse, FormatMismatch, StoreError.
         """
-        shards = [ShardRef(queue.name, index) for index in range(max(stored, queue.shards))]
+        if not is_whole(queue.shards, 1, MAX_SHARDS):
+            raise InvalidCall(invalid("shards", queue.shards, f"a whole number from 1 to {MAX_SHARDS}"))
+        stored = self.register(queue).layout
+        if stored == queue.layout:
+            return
+        shards = [ShardRef(queue.name, index) for index in range(max(stored.count, queue.shards))]
         try:
             if all(reply == 1 for reply in self._write(shards, CLOSED, self.register(queue), reopen=False)):
-                self.register(queue, expected=str(stored))
+                self.register(queue, expected=stored.route)
                 _move_paused_ids(self._client, shards, queue.shards)
         finally:
             current = self.register(queue)
-            self._write(shards, str(current.shards), current, reopen=True)
-        if current.shards != queue.shards:
-            raise ShardCountMismatch(queue.name, current.shards, queue.shards)
-        return current
+            self._write(shards, current.layout.route, current, reopen=True)
+        if current.layout != queue.layout:
+            raise QueueInUse(queue.name, current.layout.shards, queue.shards)
 
     def _write(self, shards: Sequence[ShardRef], value: str, known: Registered, reopen: bool) -> list[int]:
         """Write ``value`` into shards. Replies: 1, 0 (it has jobs of another count), CLOSED_BY_OTHER."""
@@ -139,15 +160,14 @@ class Registry:
         ]
         return [int(reply) for reply in self._client.all(calls)]
 
-    def _copy(self, shard: ShardRef) -> int:
+    def _copy(self, shard: ShardRef) -> Layout | None:
         (stored,) = self._client.commands([("HGET", shard_keys(shard)["meta"], "shards")])
-        return _count(stored)
+        return parse_layout(stored)
 
 
-def _count(stored: bytes | None) -> int:
-    """Parse a number of shards; 0 for foreign data."""
-    count = int(stored) if stored and stored.isdigit() and len(stored) < 10 else 0
-    return count if count <= MAX_SHARDS else 0
+def parse_layout(stored: bytes | None) -> Layout | None:
+    """Parse what a shard or queue stores; None for nothing, and for foreign data."""
+    return Layout.parse((stored or b"").decode("latin-1"))
 
 
 def _move_paused_ids(client: Client, shards: Sequence[ShardRef], count: int) -> None:

@@ -6,13 +6,14 @@
 --   shards: a count, or 'closed', which refuses pushes until a count is written; reopen: '1' replaces 'closed'
 --   pause, since: of the queue's last pause, as register.lua returns them
 -- USES: queue_pause
--- Returns: 1; 0 when the shard has jobs of another count; 2 when another caller has closed it.
+-- Returns: 1; 0 when the shard has jobs of another count; 2 when another caller has closed it, and when it is, or will be, in
+--   a migration: only movers open it then (open.lua).
 -- Cost: O(1).
 apply_queue_pause()
 local current = redis.call('HGET', meta, 'shards')
 if current == shards then
   return 1
-elseif current == 'closed' and reopen ~= '1' then
+elseif current == 'closed' and reopen ~= '1' or string.find(shards .. ' ' .. (current or ''), '>', 1, true) then
   return 2
 end
 local jobs = 0

@@ -83,7 +83,7 @@ class Repairs:
         call = load("repair_meta").call(
             shard_keys(shard),
             known=stored,
-            shards=queue.shards,
+            shards=registered.layout.route,
             pause=registered.pause,
             since=registered.since,
             **self._largest_numbers(shard),
@@ -99,7 +99,7 @@ class Repairs:
         stored, *ids = self._client.commands([("HGET", keys["meta"], "shards"), *lists])
         stored = stored or b""
         names = [parse_id(job_id) for some in ids for job_id in some]
-        allowed = can_restore_meta(shard, stored.decode("latin-1"), registered.shards, queue.shards, names)
+        allowed = can_restore_meta(shard, stored.decode("latin-1"), registered.layout, names)
         return stored if allowed else None
 
     def clear_meta(self, shard: ShardRef) -> bool:

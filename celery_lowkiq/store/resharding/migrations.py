@@ -49,9 +49,10 @@ class Migrations:
         fields = ("HMGET", self._keys["queue"], "gen", "phase", "migration", "pause", "paused")
         (stored,) = yield from self._client.command_steps([fields])
         gen, phase, route, pause, since = ((value or b"").decode() for value in stored)
-        if phase in ("", Phase.IDLE.value):
+        layout = Layout.parse(route)
+        if layout is None or phase in ("", Phase.IDLE.value):
             return None
-        return StoredMigration(Migration(int(gen), Phase(phase), Layout.parse(route)), pause or "0", since)
+        return StoredMigration(Migration(int(gen), Phase(phase), layout), pause or "0", since)
 
     def begin_phase_steps(self, migration: Migration, phase: Phase) -> Steps[bool]:
         """Begin the next phase of a migration. False when another mover was first."""

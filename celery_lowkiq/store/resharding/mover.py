@@ -95,7 +95,8 @@ class Mover:
             "last_call": max(int(call) for _, _, _, call in closed),
         }
         opened = yield from self._send([self._open_call(stored, index, floors) for index in migration.shards])
-        return all(int(gen) == migration.gen and route != b"closed" for route, gen in opened)
+        route = migration.layout.route.encode()
+        return all(found == [route, str(migration.gen).encode()] for found in opened)
 
     def _open_call(self, stored: StoredMigration, index: int, floors: Mapping[str, int]) -> ScriptCall:
         migration = stored.migration

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from celery_lowkiq.rules.models import QueueSpec, ShardRef, shard_of
+from celery_lowkiq.rules.models import QueueSpec, ShardRef
 
 from .records import id_bytes
 from .script import Value
@@ -44,6 +44,6 @@ def by_shard(queue: QueueSpec, ids: Iterable[str]) -> dict[ShardRef, list[Value]
     """Group ids by their shards."""
     parts: dict[ShardRef, list[Value]] = {}
     for job_id in ids:
-        shard = ShardRef(queue.name, shard_of(job_id, queue.shards))
+        shard = queue.shard_of(job_id)
         parts.setdefault(shard, []).append(id_bytes(job_id))
     return parts
