@@ -1,13 +1,13 @@
 """What a mover does in one turn of a migration: decided from what it has read in each shard.
 
 In a migration, ids go from the shard of the former number of shards, their source, to the one of the new
-number. See docs/adr/0025-resharding.md.
+number. See docs/adr/0026-resharding.md.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -170,8 +170,3 @@ def last_export(migration: Migration, index: int, moves: ShardMoves) -> Export |
 
 def _counts(migration: Migration, index: int, moves: ShardMoves) -> bool:
     return index >= migration.layout.shards and moves.counts > 0
-
-
-def flipped(replies: Sequence[tuple[str, int]], gen: int, routes: Sequence[str]) -> bool:
-    """Whether each shard, by its route and gen, has joined a migration with one of these routes."""
-    return all(found == gen and route in routes for route, found in replies)

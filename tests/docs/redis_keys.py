@@ -21,6 +21,9 @@ from celery.contrib.testing.worker import start_worker
 from celery_lowkiq import ordered_task, track
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.rules.models import NewJob, QueueSpec
+from celery_lowkiq.store.resharding.migrations import Migrations
+from celery_lowkiq.store.resharding.mover import Mover
 from tests.waiting import eventually
 
 PAGE = Path(__file__).parents[2] / "docs" / "data-in-redis.md"
@@ -175,6 +178,20 @@ class Shop:
         stock.ordered_queue.run_now(["coffee", "tea"])
         stock.apply_async(("milk", {"left": 5}), score=7)
 
+    def move(self) -> None:
+        """A queue gets another number of shards while one of its jobs runs, which has been called again."""
+        store, queue = context_of(self.app).store, QueueSpec("parcels", shards=1)
+        jobs = [NewJob(str(number), b'{"kg":3}') for number in range(6)]
+        store.push(queue, jobs[:1])
+        (shard,) = queue.shard_refs()
+        lease = store.acquire(queue, shard, "celery@shop-9f1c2d", store.observe([shard])[0], 0)
+        assert [job.id for job in store.claim(queue, lease, 1).jobs] == ["0"]
+        store.push(queue, jobs)
+        assert Migrations(store.client, queue.name).begin(2)
+        mover = Mover(store.client, queue)
+        for _ in range(3):
+            mover.turn()
+
     def has_run(self) -> bool:
         """Whether all is done that is due and can be."""
         orders, stock = self.orders.ordered_queue.stats(), self.stock.ordered_queue.stats()
@@ -205,6 +222,7 @@ def collected(server: EmbeddedServer, names: set[str]) -> dict[str, Example]:
             return found
 
         shop.call()
+        shop.move()
         look()
         with shop.worker():
             eventually(shop.has_run)

@@ -5,7 +5,7 @@ Scripts and keys come from the scripts' own headers: a new one without its ``arg
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -51,6 +51,8 @@ class State:
     claim: int = 0
     died: int = 0
     server: str = ""
+    #: Data of a transfer from the shard.
+    transfer: bytes = b""
 
 
 def arguments(state):
@@ -74,6 +76,7 @@ def arguments(state):
             (),
         ),
         "apply_queue_pause": ({"pause": 9, "since": 1, **ANNOUNCED}, ()),
+        "begin_migration": ({"gen": 0, "shards": 1, "wanted": 2, "format": 2}, ()),
         "bury": ({"merge": "min", "policy": POLICY, "only_failed": 1, "reason": "", **bounds}, ("failed",)),
         "claim": (
             {
@@ -107,8 +110,19 @@ def arguments(state):
             | {"digest": digest(b"a"), "other_digest": digest(b"b")},
             (),
         ),
+        "export": (
+            {"gen": 1, "shard": 1, "number": 0, "counts": 1, **bounds},
+            ("long", "failed", "dead", "recorded", "held"),
+        ),
+        "fence": ({"shards": 1, "gen": 1}, ()),
         "find_jobs": ({}, ()),
+        "forget_transfer": ({"shard": 1, "number": 1}, ()),
         "heartbeat": ({"member": "me 2", "turn": 1}, ()),
+        "import_jobs": (
+            {"merge": "min", "policy": POLICY, **ANNOUNCED, "gen": 1}
+            | {"shard": 1, "number": 1, "data": state.transfer},
+            (),
+        ),
         "key_counts": ({}, [PROBES[SHARD_KEYS[name]] for name in load("key_counts").keys]),
         "largest_numbers": ({"part": "jobs", "cursor": 0, "limit": 10}, ()),
         "load": (
@@ -120,6 +134,10 @@ def arguments(state):
             ),
         ),
         "next_due": ({"open": "any"}, ()),
+        "open": (
+            {"shards": "1>2", "gen": 1, "is_new": 1, "pause": 9, "since": 1, "score": 9, "last_call": 9},
+            (),
+        ),
         "page": (
             {"minimum": "-inf", "maximum": "+inf", "after_score": "", "after_id": ""}
             | {"past": 1, "limit": 10, "reverse": 0},
@@ -139,16 +157,20 @@ def arguments(state):
                 "sender": "s",
                 "n": 1,
                 **ANNOUNCED,
+                "arriving": " 1",
                 "records": 1,
             },
             ("long", "x", "", "2 ", "new", "x", "1", "0 +5", 1, digest(b"x"), "call"),
         ),
         "push of a new id": (
-            {"shards": 1, "merge": "min", "policy": "", "sender": "s", "n": 1, **ANNOUNCED, "records": 1},
+            {"shards": 1, "merge": "min", "policy": "", "sender": "s", "n": 1}
+            | {**ANNOUNCED, "arriving": "", "records": 1},
             ("new", "x", "", "+5", 0, digest(b"x"), "call"),
         ),
         "read_leases": ({}, ()),
+        "read_moves": ({"limit": 10}, ()),
         "register": ({"format": 1, "shards": 2, "expected": 1}, ()),
+        "relay": ({"gen": 1, **ANNOUNCED}, ("long", "held")),
         "release": ({**owner, **ANNOUNCED, "unsettled": 0}, ()),
         "renew": ({**owner, "stopping": 0, "server": state.server, "turn": 1}, ()),
         "renew_many": ({"owner": "me", "turn": 1}, (state.epoch,)),
@@ -172,6 +194,8 @@ def arguments(state):
         "retract_crashes": ({"epoch": state.died}, ()),
         "run_now": ({**ANNOUNCED, "limit": 10}, ()),
         "run_now of ids": ({**ANNOUNCED, "limit": 0}, ("failed",)),
+        "seal": ({"shards": "1>2", "gen": 1, "sealed": "2"}, ()),
+        "set_phase": ({"gen": 1, "phase": "prepare", "next": "flip", "shards": "1>2", "format": 2}, ()),
         "set_shard_count": ({"shards": 2, "pause": 0, "since": ""}, ()),
         "settle": (
             {**owner, "merge": "min", "policy": POLICY, "claim": 0, "done": 0},
@@ -204,18 +228,8 @@ RECORDED = b"recorded\0" + digest(b"x") + b"%012x" % 1
 NAMES = list(arguments(State()))
 #: Those that change nothing.
 READERS = {
-    "key_counts",
-    "dump",
-    "find_jobs",
-    "largest_numbers",
-    "next_due",
-    "page",
-    "peek",
-    "read_leases",
-    "stats",
-    "sum_counters",
-    "track_page",
-    "why",
+    *("key_counts", "dump", "find_jobs", "largest_numbers", "next_due", "page", "peek", "read_leases"),
+    *("read_moves", "stats", "sum_counters", "track_page", "why"),
 }
 #: The keys that scripts for several kinds of keys are bound to here.
 BOUND = {"index": "due", "second_index": "failed", "records": "jobs"}
@@ -283,6 +297,25 @@ def a_shard_that_has_lost(key, planted=False):
     return prepare
 
 
+def a_shard_in_migration(store):
+    state = a_shard_with_jobs_everywhere(store)
+    for name in ("fence", "open"):
+        store.client.call(call_of(name, state))
+    return state
+
+
+def a_shard_with_a_transfer(store):
+    state = a_shard_in_migration(store)
+    _, transfer, *_ = store.client.call(call_of("export", state))
+    return replace(state, transfer=transfer)
+
+
+def a_queue_in_migration(store):
+    state = an_idle_shard(store)
+    store.client.call(call_of("begin_migration", state))
+    return state
+
+
 def a_tracker(store):
     """With a call that waits, and one that runs."""
     tracker_store = TrackerStore(store.client)
@@ -319,6 +352,12 @@ STATES = {
     "repair_waiting": a_shard_that_has_lost("due"),
     "set_shard_count": an_idle_shard,
     "pause_shard resumes": a_paused_shard,
+    "export": a_shard_in_migration,
+    "import_jobs": a_shard_with_a_transfer,
+    "forget_transfer": a_shard_with_a_transfer,
+    "relay": a_shard_in_migration,
+    "seal": a_shard_in_migration,
+    "set_phase": a_queue_in_migration,
     "push of a new id": an_idle_shard,
     "claim of plain jobs": a_plain_job,
     "settle of done jobs": a_plain_job_in_processing,

@@ -8,7 +8,7 @@
 --   number: of the last transfer that it has received from here: a Redis with older data must not use a number twice
 --   counts: '1' takes the counts of the shard, after its ids: it will be retired
 --   limit, max_bytes: maximum number of payloads and call records of a transfer, and of their bytes
--- USES: payload_set_read payload_set_last waiting_index migration
+-- USES: payload_set_read payload_set_last waiting_index migration transfer
 -- FLAGS: allow-oom
 -- Returns: {number of the pending transfer or 0, its records, {id, ...} of which nothing is left here, {id, ...} in processing};
 --   {} when the shard is not in this migration. With a pending transfer, that is all.
@@ -99,7 +99,7 @@ local function take(id)
     record.dead_jobs, more_dead = take_payloads(morgue, id)
   end
   record.jobs, more = take_payloads(waiting, id)
-  record.part = (more_calls or more_dead or more) or nil
+  record.part = (more_calls or more_dead or more) and '1' or nil
   return record
 end
 
@@ -117,7 +117,7 @@ for i, id in ipairs(ids) do
   if times[i] then
     record.perform_in, is_empty = times[i], false
     local priority = priority_of(id)
-    record.priority = priority > 0 and priority or nil
+    record.priority = priority > 0 and string.format('%d', priority) or nil
   end
   for name, found in pairs(values) do
     if found[i] then
@@ -156,6 +156,6 @@ if #records == 0 then
 end
 local sent = 'sent:' .. shard
 local last = math.max(tonumber(redis.call('HGET', outbox, sent) or 0), tonumber(number)) + 1
-local data = cmsgpack.pack(records)
+local data = pack_records(records)
 redis.call('HSET', outbox, sent, last, shard, last .. ' ' .. data)
 return {last, data, none, busy}

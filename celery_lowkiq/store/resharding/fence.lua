@@ -12,7 +12,8 @@ local stored = redis.call('HMGET', meta, 'shards', 'gen', 'score', 'last_call', 
 if is_newer(stored[5]) then
   return refuse_format(stored[5])
 end
-if (stored[1] or shards) == shards and tonumber(stored[2] or 0) == gen - 1 then
+local last = tonumber(stored[2] or 0)
+if (stored[1] or shards) == shards and (last == gen - 1 or last == tonumber(gen)) then
   redis.call('HSET', meta, 'shards', 'closed', 'gen', gen)
   hold_all()
   redis.call('ZUNIONSTORE', inflight, 1, claimed)

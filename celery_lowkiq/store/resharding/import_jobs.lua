@@ -4,7 +4,7 @@
 -- KEYS: meta @waiting! jobs spill spill_order calls debounce early_due done_scores buckets failed errors tries crash_marks @morgue outbox
 -- ARGV: merge policy channel index gen shard number data
 --   gen: number of the migration; shard: where the transfer comes from; number, data: as export.lua returns them
--- USES: time waiting_index wake migration restore policies policy_keep policy_per_run policy_debounce policy_due_on_push policy_priority
+-- USES: time waiting_index wake migration transfer restore policies policy_keep policy_per_run policy_debounce policy_due_on_push policy_priority
 -- FLAGS: allow-oom
 -- Returns: 1; 0 for a number that was received before; -1 when the shard is not in this migration.
 -- Cost: O(log n) a payload. Repeated: no effect.
@@ -138,7 +138,7 @@ local function is_plain(record)
   return record.jobs and not hooks.trim
 end
 
-for _, record in ipairs(cmsgpack.unpack(data)) do
+for _, record in ipairs(unpack_records(data)) do
   if record.id == '' then
     add_counts(record)
   elseif is_plain(record) then

@@ -46,10 +46,9 @@ class Migrations:
         fields = ("HMGET", self._keys["queue"], "gen", "phase", "migration", "pause", "paused")
         (stored,) = yield from self._client.command_steps([fields])
         gen, phase, route, pause, since = ((value or b"").decode() for value in stored)
-        if phase in ("", Phase.IDLE.value):
-            return None
         layout = Layout.parse(route)
-        assert layout is not None
+        if layout is None or phase in ("", Phase.IDLE.value):
+            return None
         return StoredMigration(Migration(int(gen), Phase(phase), layout), pause or "0", since)
 
     def read(self) -> Migration | None:

@@ -97,7 +97,8 @@ class Mover:
             "last_call": max(int(call) for _, _, _, call in closed),
         }
         opened = yield from self._send([self._open_call(stored, index, floors) for index in migration.shards])
-        return all(int(gen) == migration.gen and route != b"closed" for route, gen in opened)
+        route = migration.layout.route.encode()
+        return all(found == [route, str(migration.gen).encode()] for found in opened)
 
     def _open_call(self, stored: StoredMigration, index: int, floors: Mapping[str, int]) -> ScriptCall:
         migration = stored.migration
@@ -117,8 +118,11 @@ class Mover:
     def _move(self, stored: StoredMigration) -> Steps[bool]:
         migration = stored.migration
         moves = yield from self._read(migration)
-        if any(moves[index].gen < migration.gen for index in migration.sources):
-            # A Redis that has lost the fence.
+        gens = {found.gen for found in moves.values()}
+        if max(gens) > migration.gen:
+            return False
+        if min(gens) < migration.gen:
+            # A Redis that has lost its last writes.
             return (yield from self._flip(stored))
         ready = [index for index in migration.sources if has_sorted(migration, index, moves[index])]
         # Searched before the shard was read: what has left it since is not on its way now.

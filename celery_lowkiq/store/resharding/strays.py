@@ -40,7 +40,7 @@ class StraySearch:
 
     def __init__(self) -> None:
         #: Found ids, by shard, that may not have left yet.
-        self.strays: dict[int, set[str]] = defaultdict(set)
+        self.strays: dict[int, dict[str, None]] = defaultdict(dict)
         self._places: dict[int, _Place] = defaultdict(_Place)
 
     def is_done(self, index: int) -> bool:
@@ -49,7 +49,8 @@ class StraySearch:
 
     def forget(self, index: int, ids: Iterable[str]) -> None:
         """Note that nothing is left of ids in a shard."""
-        self.strays[index].difference_update(ids)
+        for job_id in ids:
+            self.strays[index].pop(job_id, None)
 
     def steps(self, client: Client, queue: str, migration: Migration, shards: Sequence[int]) -> Steps[None]:
         """Search the next part of each shard that has not been searched."""
@@ -58,8 +59,10 @@ class StraySearch:
         replies = yield from client.command_steps(commands) if commands else _nothing()
         for index, (cursor, found) in zip(left, replies, strict=True):
             place = self._places[index]
-            ids = {parse_id(member.partition(b"\0")[0]) for member, _ in member_scores(_flat(found))}
-            self.strays[index].update(job_id for job_id in ids if migration.leaves(index, job_id))
+            for member, _ in member_scores(_flat(found)):
+                job_id = parse_id(member.partition(b"\0")[0])
+                if migration.leaves(index, job_id):
+                    self.strays[index][job_id] = None
             place.cursor = int(cursor)
             if not place.cursor:
                 place.key += 1

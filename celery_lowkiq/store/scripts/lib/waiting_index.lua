@@ -97,6 +97,24 @@ local function hold(id)
   end
 end
 
+-- Jobs of one command: `unpack` takes a limited number of values.
+local HIDDEN = 1000
+
+-- Hides all jobs with a priority from claims.
+local function hide_prioritized()
+  repeat
+    local found = redis.call('ZRANGEBYSCORE', by_priority, '(0', '+inf', 'WITHSCORES', 'LIMIT', 0, HIDDEN)
+    local hidden = {}
+    for i = 1, #found, 2 do
+      local priority = math.floor(tonumber(found[i + 1]) / PRIORITY_SPAN)
+      hidden[i], hidden[i + 1] = priority_score(-priority, found[i + 1] - priority * PRIORITY_SPAN), found[i]
+    end
+    if #hidden > 0 then
+      redis.call('ZADD', by_priority, unpack(hidden))
+    end
+  until #found == 0
+end
+
 -- Moves all waiting jobs to `moving`: the usual ones by one renaming.
 local function hold_all()
   if not any_moving and redis.call('EXISTS', due) == 1 then
@@ -104,8 +122,8 @@ local function hold_all()
   end
   if any_special then
     redis.call('ZUNIONSTORE', moving, 4, moving, due, due_prioritized, due_paused)
-    redis.call('ZUNIONSTORE', by_priority, 2, by_priority, by_priority, 'WEIGHTS', -1, 1, 'AGGREGATE', 'MIN')
     redis.call('DEL', due, due_prioritized, due_paused)
+    hide_prioritized()
   end
 end
 

@@ -1,0 +1,86 @@
+"""What must hold when a run of migrations has come to rest."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from celery_lowkiq.rules.layout import Layout
+from celery_lowkiq.store.scripts.keys import SHARD_KEYS
+from celery_lowkiq.store.scripts.records import parse_items
+
+
+class Violation(AssertionError):
+    """What must hold did not."""
+
+
+class FinalChecks:
+    """Compares what is stored with what the actors of a simulation know."""
+
+    def check(self) -> None:
+        layout = Layout(self.wanted)
+        dead: Counter[bytes] = Counter()
+        for index in range(self.highest):
+            dead.update(self.dead_of(index))
+            for name, type_ in SHARD_KEYS.items():
+                if name in ("lease", "meta", "senders"):
+                    continue
+                key = self.keys(index)[name]
+                found = self.redis.zrange(key, 0, -1) if type_ == "zset" else self.redis.hkeys(key)
+                for member in found:
+                    job_id = member.partition(b"\0")[0].decode()
+                    if name in ("inflight", "outbox", "moving") or layout.home(job_id) != index:
+                        raise Violation(f"{name} of {job_id} is left in shard {index} of {self.wanted}")
+        for payload in self.acked:
+            if not self.done[payload] and not dead[payload]:
+                raise Violation(f"{payload!r} is lost")
+        for payload, steps in self.done.items():
+            if len(steps) + dead[payload] > 1:
+                raise Violation(f"{payload!r} is doubled: {steps}, dead {dead[payload]}")
+        self.check_order()
+        self.check_done_scores(layout)
+        self.check_counts()
+
+    def dead_of(self, index: int) -> Iterator[bytes]:
+        """Payloads in the morgue: all of one id, from its packed record or its spilled set."""
+        keys = self.keys(index)
+        yield from (m.rpartition(b"\0")[2] for m in self.redis.zrange(keys["dead_spill_order"], 0, -1))
+        for record in self.redis.hvals(keys["dead_jobs"]):
+            if record != b"S":
+                yield from (payload.data for payload in parse_items(record))
+
+    def check_order(self) -> None:
+        by_id: dict[bytes, list[bytes]] = defaultdict(list)
+        for payload in self.acked:
+            by_id[payload.partition(b"#")[0]].append(payload)
+        for payloads in by_id.values():
+            for one in payloads:
+                for other in payloads:
+                    if self.acked[one] < self.sent[other]:
+                        self.totals.pairs += 1
+                        self.check_pair(one, other)
+
+    def check_pair(self, one: bytes, other: bytes) -> None:
+        if self.scores[one] >= self.scores[other]:
+            raise Violation(f"scores of {one!r} and {other!r}: {self.scores[one]} {self.scores[other]}")
+        if self.ended(one, 0) > self.ended(other, 10**9):
+            raise Violation(f"{one!r} is done after {other!r}")
+
+    def ended(self, payload: bytes, default: int) -> int:
+        return (self.done[payload] or [self.died.get(payload, default)])[0]
+
+    def check_done_scores(self, layout: Layout) -> None:
+        """A payload that is sent again later must be found stale."""
+        if self.queue.policies.drop_stale is None:
+            return
+        for job_id in self.ids:
+            mark = job_id.encode() + b"#"
+            done = [self.scores[p] for p, steps in self.done.items() if steps and p.startswith(mark)]
+            stored = self.redis.hget(self.keys(layout.home(job_id))["done_scores"], job_id) or b"0"
+            if max(done, default=0.0) > float(stored.split()[0]):
+                raise Violation(f"done_scores of {job_id}: {stored!r}, but {max(done)} is done")
+
+    def check_counts(self) -> None:
+        metas = [self.redis.hget(self.keys(n)["meta"], "dead") or 0 for n in range(self.highest)]
+        if sum(map(int, metas)) != len(self.died):
+            raise Violation(f"counted {metas} dead payloads, not {len(self.died)}")

@@ -1,0 +1,92 @@
+"""Short words for tests of migrations."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+from celery_lowkiq.rules.layout import Layout
+from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, Settlement, ShardRef
+from celery_lowkiq.store.jobs.push import Sender, push_call
+from celery_lowkiq.store.resharding.migrations import Migrations
+from celery_lowkiq.store.resharding.mover import Mover
+from celery_lowkiq.store.scripts.keys import queue_key, shard_keys
+
+NAME = "orders"
+ONE = QueueSpec(NAME, shards=1, batch_size=100)
+
+
+def key(name, index=0):
+    return shard_keys(ShardRef(NAME, index))[name]
+
+
+def in_migration(queue, shards):
+    return replace(queue, shards=shards, former_shards=queue.shards)
+
+
+def begun(store, queue, shards):
+    assert Migrations(store.client, queue.name).begin(shards)
+    return Mover(store.client, queue)
+
+
+def phase(client):
+    return (client.hget(queue_key(NAME), "phase") or b"").decode()
+
+
+def until(client, mover, wanted):
+    for _ in range(500):
+        if phase(client) == wanted:
+            return
+        mover.turn()
+    raise AssertionError(f"it is in phase {phase(client)}")
+
+
+def resharded(store, queue, shards):
+    """Move the whole queue."""
+    until(store.client.redis, begun(store, queue, shards), "idle")
+    return replace(queue, shards=shards)
+
+
+_numbers = itertools.count()
+
+
+def someone(shards, former=None, home=None):
+    """An id whose shard changes, or lies in ``home``."""
+    layout = Layout(shards, former)
+    return next(
+        name
+        for name in map("id-{}".format, _numbers)
+        if (layout.former_home(name) is not None if home is None else layout.home(name) == home)
+    )
+
+
+def pushed(store, queue, job_id, *payloads, **when):
+    """Push on the shard as it is, without following the stored route."""
+    jobs = [NewJob(job_id, payload, **when) for payload in payloads]
+    index = queue.layout.home(job_id)
+    (reply,) = store.client.calls([push_call(queue, ShardRef(NAME, index), Sender(), jobs)])
+    return reply
+
+
+def owned(store, queue, index):
+    shard = ShardRef(NAME, index)
+    (seen,) = store.observe([shard])
+    return store.acquire(queue, shard, "me", seen, 0)
+
+
+_requests = itertools.count(1)
+
+
+def claimed(store, queue, lease):
+    return store.claim(queue, lease, next(_requests))
+
+
+def ended(store, queue, lease, claim, disposition=Disposition.DONE, **settlement):
+    store.settle(
+        queue, lease, [Settlement(job.id, job.claim, disposition, **settlement) for job in claim.jobs]
+    )
+
+
+def fails(store, queue, lease):
+    retry = {"retry_count": 3, "delay": 1e6, "error": b"boom", "try_text": b"boom"}
+    ended(store, queue, lease, claimed(store, queue, lease), Disposition.RETRY, **retry)

@@ -1,0 +1,353 @@
+"""Migrations of a queue to another number of shards: what moves, and what each script refuses."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from celery_lowkiq.rules.errors import LowkiqError
+from celery_lowkiq.rules.layout import Layout
+from celery_lowkiq.rules.models import Disposition, NewJob, ShardRef
+from celery_lowkiq.rules.policies import AfterFailure, Policies, WhenFull
+from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.jobs.push import Sender, push_call
+from celery_lowkiq.store.repairs.repairs import Repairs
+from celery_lowkiq.store.scripts.client import ShardCountDiffers
+from celery_lowkiq.store.scripts.keys import ID_KEYS, SHARD_KEYS
+
+from .helpers import contents, stats
+from .resharding import (
+    NAME,
+    ONE,
+    begun,
+    claimed,
+    ended,
+    fails,
+    in_migration,
+    key,
+    owned,
+    phase,
+    pushed,
+    resharded,
+    someone,
+    until,
+)
+
+#: As many bytes as make a job with a few payloads spill.
+LONG = [b"%03d" % n + b"x" * 200 for n in range(40)]
+POLICIES = Policies(
+    debounce=30.0,
+    drop_stale=1e6,
+    rate_per_id=1e-3,
+    on_push_after_failure=AfterFailure.NOW,
+)
+
+
+# -- all that is kept of an id
+
+
+def kept(client, job_id, shards):
+    """All entries of an id: by key, its value in each shard that has one."""
+    found = {}
+    for name, index in itertools.product(sorted(ID_KEYS), range(shards)):
+        entries = entries_of(client, name, index, job_id.encode())
+        if entries:
+            found.setdefault(name, []).append((index, entries))
+    return found
+
+
+def entries_of(client, name, index, job_id):
+    if SHARD_KEYS[name] == "zset":
+        pairs = client.zrange(key(name, index), 0, -1, withscores=True)
+    else:
+        pairs = client.hgetall(key(name, index)).items()
+    own = {member: value for member, value in pairs if member.partition(b"\0")[0] == job_id}
+    if name in ("spill", "spill_order", "dead_spill", "dead_spill_order"):
+        # Arrival numbers are those of the shard.
+        return sorted(member.rpartition(b"\0")[2] for member in own)
+    return own
+
+
+def an_id_with_everything(store, queue, job_id):
+    """Failed, spilled, with a call record, and dead."""
+    lease = owned(store, queue, 0)
+    store.push(queue, [NewJob(job_id, b"%03d" % n + b"y" * 200, 2.0 + n, 1.0) for n in range(40)])
+    ended(store, queue, lease, claimed(store, queue, lease), Disposition.BURY, error=b"boom")
+    jobs = [NewJob(job_id, payload, 100.0 + n, 1.0) for n, payload in enumerate(LONG)]
+    store.push(queue, [*jobs, NewJob(job_id, b"called", 200.0, 1.0, record=b"call")])
+    fails(store, queue, lease)
+
+
+#: Keys whose entries a migration does not move, and why.
+STAYS = {
+    "claimed": "what is in processing is settled where it was claimed",
+    "processing": "the same",
+    "moving": "it is the index of what is being moved",
+}
+#: Keys whose entry depends on the time of the first test, and is written here by hand.
+BY_HAND = {
+    "done_scores": ("hset", b"77.5 1790000000"),
+    "crash_marks": ("hset", b"2 1790000000:5\nx"),
+    "early_due": ("hset", b"8999999999"),
+    "debounce": ("hset", b"1790000000000000 0"),
+}
+
+
+def test_everything_of_an_id_moves(store, client):
+    """O7: no key that has entries of ids is forgotten."""
+    queue = replace(ONE, policies=POLICIES)
+    job_id, other = someone(3, 1), someone(3, 1)
+    an_id_with_everything(store, ONE, job_id)
+    for name, (command, value) in BY_HAND.items():
+        getattr(client, command)(key(name), job_id, value)
+    client.zadd(key("buckets"), {job_id: 9e15})
+    Pausing(store.client).pause_ids(ONE, [other])
+    store.push(ONE, [NewJob(other, b"1", 5.0, 9e9, priority=4)])
+    client.zadd(key("due_prioritized"), {(ranked := someone(3, 1)): 9e9})
+    client.zadd(key("by_priority"), {ranked: 5 * 2**34 + 9e9})
+    client.hset(key("jobs"), ranked, b"1 1 x")
+    before = {name: kept(client, name, 3) for name in (job_id, other, ranked)}
+    assert set().union(*before.values()) == ID_KEYS - STAYS.keys()
+    resharded(store, queue, 3)
+    layout = Layout(3)
+    for name, was in before.items():
+        home = layout.home(name)
+        assert home != 0
+        assert kept(client, name, 3) == {k: [(home, entries)] for k, [(_, entries)] in was.items()}
+    assert not Repairs(store.client).conditions([ShardRef(NAME, 0)])[0].used
+
+
+@pytest.mark.parametrize("shards", [1, 2, 5, 7])
+def test_payloads_and_order_are_the_same_after_migrations(store, client, shards):
+    queue = replace(ONE, shards=3)
+    jobs = [NewJob(f"id-{n % 17}", b"%d" % n, perform_in=1.0) for n in range(170)]
+    store.push(queue, jobs)
+    store.push(queue, [NewJob("long", payload, perform_in=1.0) for payload in LONG])
+    queue = resharded(store, queue, shards)
+    found = {}
+    for index in range(shards):
+        found |= contents(claimed(store, queue, owned(store, queue, index)))
+    assert {name: [text for text, _ in payloads] for name, payloads in found.items()} == {
+        **{f"id-{n}": [str(m) for m in range(n, 170, 17)] for n in range(17)},
+        "long": [payload.decode() for payload in LONG],
+    }
+
+
+def test_equal_scores_keep_their_order_in_an_id_of_several_transfers(store, client, monkeypatch):
+    monkeypatch.setattr("celery_lowkiq.store.resharding.mover.TRANSFER_PAYLOADS", 7)
+    job_id = someone(2, 1)
+    store.push(ONE, [NewJob(job_id, payload, 1.0, 1.0) for payload in LONG])
+    queue = resharded(store, ONE, 2)
+    claim = claimed(store, queue, owned(store, queue, 1))
+    assert [payload.data for job in claim.jobs for payload in job.payloads] == LONG
+
+
+def test_an_id_of_several_transfers_is_claimed_in_neither_shard_meanwhile(store, client, monkeypatch):
+    monkeypatch.setattr("celery_lowkiq.store.resharding.mover.TRANSFER_PAYLOADS", 7)
+    job_id = someone(2, 1)
+    store.push(ONE, [NewJob(job_id, payload, perform_in=1.0) for payload in LONG])
+    mover, queue = begun(store, ONE, 2), in_migration(ONE, 2)
+    until(client, mover, "move")
+    leases = [owned(store, queue, index) for index in range(2)]
+    seen = set()
+    while client.hlen(key("jobs", 0)):
+        mover.turn()
+        if client.hlen(key("jobs", 0)):
+            assert not any(claimed(store, queue, lease).jobs for lease in leases)
+            seen.add(client.zcard(key("spill_order", 1)))
+    assert len(seen) > 3
+    assert len(claimed(store, queue, leases[1]).jobs[0].payloads) == len(LONG)
+
+
+def test_counts_add_up_in_the_shards_that_stay(store, client):
+    queue = replace(ONE, shards=3)
+    for index in range(3):
+        lease = owned(store, queue, index)
+        store.push(queue, [NewJob(someone(3, home=index), b"x", perform_in=1.0) for _ in range(index + 1)])
+        ended(store, queue, lease, claimed(store, queue, lease))
+        store.push(queue, [NewJob(someone(3, home=index), b"x", perform_in=1.0)])
+        ended(store, queue, lease, claimed(store, queue, lease), Disposition.BURY, error=b"boom")
+    before = stats(store, queue)
+    assert (before.processed, before.dead, before.failed) == (6, 3, 3)
+    after = stats(store, resharded(store, queue, 1))
+    assert (after.processed, after.dead, after.failed) == (6, 3, 3)
+
+
+def test_a_retired_shard_expires_and_comes_back_with_another_migration(store, client):
+    store.push(replace(ONE, shards=2), [NewJob("any", b"x")])
+    queue = resharded(store, replace(ONE, shards=2), 1)
+    assert client.hget(key("meta", 1), "shards") == b"retired"
+    assert 3000 < client.ttl(key("meta", 1)) <= 3600
+    assert isinstance(pushed(store, replace(ONE, shards=2), someone(2, home=1), b"x"), ShardCountDiffers)
+    queue = resharded(store, queue, 3)
+    assert client.ttl(key("meta", 1)) == -1
+    assert pushed(store, queue, someone(3, home=1), b"x") == 1
+
+
+# -- calls
+
+
+def test_a_call_that_was_stored_before_the_route_changed_is_known_when_it_is_repeated(store, client):
+    job_id = someone(2, 1)
+    call = push_call(ONE, ShardRef(NAME, 0), Sender(), [NewJob(job_id, b"x")])
+    store.push(ONE, [NewJob("any", b"x")])
+    assert store.client.call(call) == 1
+    until(client, begun(store, ONE, 2), "move")
+    assert store.client.call(call) == 0
+    assert isinstance(pushed(store, ONE, job_id, b"y"), ShardCountDiffers)
+
+
+@pytest.mark.parametrize("policies", [Policies(), Policies(keep=5), Policies(priority=2)])
+def test_a_call_for_an_id_with_payloads_elsewhere_runs_after_them(store, client, policies):
+    queue = replace(ONE, policies=policies)
+    job_id, new = someone(2, 1), someone(2, 1)
+    store.push(queue, [NewJob(job_id, b"older", perform_in=1.0)])
+    mover, moved = begun(store, queue, 2), in_migration(queue, 2)
+    until(client, mover, "move")
+    for name in (job_id, new):
+        assert pushed(store, moved, name, b"newer", perform_in=2.0) == 1
+    lease = owned(store, moved, 1)
+    claim = claimed(store, moved, lease)
+    assert (claim.jobs, claim.next_due) == ((), None)
+    until(client, mover, "idle")
+    runs = contents(claimed(store, replace(queue, shards=2), lease))
+    assert {name: [text for text, _ in payloads] for name, payloads in runs.items()} == {
+        job_id: ["older", "newer"],
+        new: ["newer"],
+    }
+
+
+def test_a_call_for_an_id_in_processing_elsewhere_waits_until_it_is_settled(store, client):
+    job_id = someone(2, 1)
+    store.push(ONE, [NewJob(job_id, b"older", perform_in=1.0)])
+    lease = owned(store, ONE, 0)
+    running = claimed(store, ONE, lease)
+    mover, moved = begun(store, ONE, 2), in_migration(ONE, 2)
+    until(client, mover, "move")
+    assert pushed(store, moved, job_id, b"newer", perform_in=2.0) == 1
+    for _ in range(20):
+        mover.turn()
+    assert (phase(client), claimed(store, moved, owned(store, moved, 1)).jobs) == ("move", ())
+    ended(store, moved, lease, running, Disposition.RETRY, retry_count=0, delay=0.0, error=b"boom")
+    until(client, mover, "idle")
+    (job,) = claimed(store, replace(ONE, shards=2), owned(store, replace(ONE, shards=2), 1)).jobs
+    assert ([p.data for p in job.payloads], job.retry_count, job.error) == ([b"older", b"newer"], 0, b"boom")
+
+
+def moved_meanwhile(store, client, queue, job_id, *payloads, **when):
+    """The id's job after calls that came while it was moved."""
+    mover, moved = begun(store, queue, 2), in_migration(queue, 2)
+    until(client, mover, "move")
+    assert pushed(store, moved, job_id, *payloads, **when) == 1
+    until(client, mover, "idle")
+    return Queries(store).job(replace(queue, shards=2), job_id).waiting
+
+
+def a_failed_job(store, queue, job_id):
+    lease = owned(store, queue, 0)
+    store.push(queue, [NewJob(job_id, b"older", perform_in=1.0)])
+    fails(store, queue, lease)
+    return Queries(store).job(queue, job_id).waiting.perform_in
+
+
+def test_a_failed_job_keeps_its_time_and_retry_count(store, client):
+    job_id = someone(2, 1)
+    perform_in = a_failed_job(store, ONE, job_id)
+    job = moved_meanwhile(store, client, ONE, job_id, b"newer")
+    assert (job.perform_in, job.retry_count, job.error) == (perform_in, 3, b"boom")
+
+
+def test_a_call_makes_a_failed_job_due_early_if_the_queue_says_so(store, client):
+    queue = replace(ONE, policies=Policies(on_push_after_failure=AfterFailure.NOW))
+    job_id = someone(2, 1)
+    own = a_failed_job(store, queue, job_id)
+    job = moved_meanwhile(store, client, queue, job_id, b"newer")
+    assert job.retry_count == 3
+    assert job.perform_in < own - 1e5
+    assert float(client.hget(key("early_due", 1), job_id)) == own
+
+
+def test_a_call_resets_the_retry_count_if_the_queue_says_so(store, client):
+    queue = replace(ONE, policies=Policies(anew_on_push=True))
+    job_id = someone(2, 1)
+    a_failed_job(store, queue, job_id)
+    assert moved_meanwhile(store, client, queue, job_id, b"newer").retry_count == -1
+
+
+@pytest.mark.parametrize("most, late", [(None, True), (1.0, False)])
+def test_a_call_moves_a_debounced_job_at_most_by_debounce_max(store, client, most, late):
+    queue = replace(ONE, policies=Policies(debounce=1e5, debounce_max=most))
+    job_id = someone(2, 1)
+    store.push(queue, [NewJob(job_id, b"older")])
+    before = Queries(store).job(queue, job_id).waiting.perform_in
+    job = moved_meanwhile(store, client, queue, job_id, b"newer")
+    assert (job.perform_in > before) is late
+    assert [payload.data for payload in job.payloads] == [b"older", b"newer"]
+
+
+def test_the_more_urgent_priority_stays(store, client):
+    queue = replace(ONE, policies=Policies(priority=5))
+    job_id = someone(2, 1)
+    store.push(queue, [NewJob(job_id, b"older")])
+    assert moved_meanwhile(store, client, queue, job_id, b"newer", priority=2).priority == 2
+
+
+def test_jobs_that_are_moved_count_as_waiting(store, client):
+    queue = replace(ONE, policies=Policies(max_length=2, when_full=WhenFull.REFUSE))
+    stays = [someone(2, home=0) for _ in range(3)]
+    store.push(queue, [NewJob(job_id, b"x", perform_in=1.0) for job_id in stays[:2]])
+    mover, moved = begun(store, queue, 2), in_migration(queue, 2)
+    until(client, mover, "move")
+    assert client.zcard(key("moving")) == 2
+    assert stats(store, moved).length == 2
+    assert isinstance(pushed(store, moved, stays[2], b"x"), LowkiqError)
+    assert client.hlen(key("jobs")) == 2
+
+
+def test_an_import_is_never_refused_and_drops_nothing(store, client):
+    policies = Policies(max_length=2, when_full=WhenFull.DROP_OLDEST)
+    queue = replace(ONE, shards=2, policies=policies)
+    ids = [someone(2, home=index) for index in (0, 1)]
+    store.push(queue, [NewJob(job_id, b"x", perform_in=1.0) for job_id in ids])
+    queue = resharded(store, queue, 1)
+    assert stats(store, queue).length == 2
+
+
+# -- paused ids and what operators do
+
+
+def test_a_paused_id_stays_paused(store, client):
+    job_id = someone(2, 1)
+    Pausing(store.client).pause_ids(ONE, [job_id])
+    store.push(ONE, [NewJob(job_id, b"x", perform_in=1.0)])
+    queue = resharded(store, ONE, 2)
+    lease = owned(store, queue, 1)
+    assert claimed(store, queue, lease).jobs == ()
+    Pausing(store.client).resume_ids(queue, [job_id])
+    assert [job.id for job in claimed(store, queue, lease).jobs] == [job_id]
+
+
+def test_what_an_operator_does_leaves_a_job_that_is_moved_where_it_is(store, client):
+    stays = someone(2, home=0)
+    store.push(ONE, [NewJob(stays, b"x", perform_in=9e9)])
+    mover, moved = begun(store, ONE, 2), in_migration(ONE, 2)
+    until(client, mover, "move")
+    Pausing(store.client).pause_ids(moved, [stays])
+    Pausing(store.client).resume_ids(moved, [stays])
+    Actions(store).run_now(moved, [stays])
+    assert client.zrange(key("moving"), 0, -1) == [stays.encode()]
+    lease = owned(store, moved, 0)
+    assert claimed(store, moved, lease).jobs == ()
+    until(client, mover, "idle")
+    assert [job.id for job in claimed(store, replace(ONE, shards=2), lease).jobs] == [stays]
+
+
+def test_the_pause_of_a_queue_holds_in_new_shards(store, client):
+    store.push(ONE, [NewJob("any", b"x")])
+    Pausing(store.client).pause(ONE)
+    queue = resharded(store, ONE, 2)
+    assert stats(store, queue).paused == 2

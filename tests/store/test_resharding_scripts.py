@@ -1,0 +1,206 @@
+"""What each script of a migration does and refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from celery_lowkiq.rules.models import NewJob, ShardRef
+from celery_lowkiq.store.repairs.repairs import Repairs
+from celery_lowkiq.store.resharding.migrations import Migrations
+from celery_lowkiq.store.scripts.client import ShardCountDiffers
+from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.scripts.script import load
+
+from .resharding import (
+    NAME,
+    ONE,
+    begun,
+    claimed,
+    in_migration,
+    key,
+    owned,
+    pushed,
+    someone,
+    until,
+)
+
+
+def run(store, name, index=0, rest=(), /, **args):
+    return store.client.call(load(name).call(shard_keys(ShardRef(NAME, index)), rest, **args))
+
+
+def fence(store, index=0, gen=1, shards=1):
+    return run(store, "fence", index, shards=shards, gen=gen)
+
+
+def opened(store, index=0, gen=1, shards="1>2", **floor):
+    floors = {"score": 0, "last_call": 0, **floor}
+    return run(
+        store,
+        "open",
+        index,
+        shards=shards,
+        gen=gen,
+        is_new=int(index > 0),
+        pause=0,
+        since="",
+        **floors,
+    )
+
+
+def exported(store, ids, shard=1, gen=1, number=0, index=0):
+    limits = {"limit": 1000, "max_bytes": 1 << 20}
+    rest = [job_id.encode() for job_id in ids]
+    return run(store, "export", index, rest, gen=gen, shard=shard, number=number, counts=0, **limits)
+
+
+def imported(store, number, data, index=1, gen=1, source=0):
+    args = {"gen": gen, "shard": source, "number": number, "data": data, "channel": "c", "index": index}
+    return run(store, "import_jobs", index, merge="min", policy="", **args)
+
+
+def test_a_closed_shard_refuses_calls_and_gives_none_of_its_jobs(store, client):
+    store.push(ONE, [NewJob("1", b"x", perform_in=1.0)])
+    lease = owned(store, ONE, 0)
+    assert fence(store)[:2] == [b"closed", b"1"]
+    assert isinstance(pushed(store, ONE, "1", b"y"), ShardCountDiffers)
+    assert isinstance(pushed(store, in_migration(ONE, 2), "1", b"y"), ShardCountDiffers)
+    assert claimed(store, ONE, lease).jobs == ()
+
+
+def test_a_fence_comes_once_in_each_migration(store, client):
+    store.push(ONE, [NewJob("1", b"x")])
+    assert fence(store, gen=2)[0] == b"1"
+    assert fence(store)[0] == fence(store)[0] == b"closed"
+    opened(store)
+    assert fence(store)[:2] == [b"1>2", b"1"]
+
+
+def test_only_a_mover_opens_a_shard_in_a_migration(store, client):
+    store.push(ONE, [NewJob("1", b"x")])
+    fence(store)
+
+    def written(index, shards, reopen):
+        return run(store, "set_shard_count", index, shards=shards, reopen=reopen, pause=0, since="")
+
+    assert [written(index, "1>2", reopen=1) for index in (0, 1)] == [2, 2]
+    opened(store)
+    assert written(0, "1", reopen=1) == 2
+    assert client.hget(key("meta"), "shards") == b"1>2"
+
+
+def test_a_shard_of_the_former_number_opens_only_after_its_fence(store, client):
+    store.push(ONE, [NewJob("1", b"x")])
+    assert opened(store) == [b"1", b"0"]
+    fence(store)
+    assert opened(store) == opened(store) == [b"1>2", b"1"]
+
+
+def test_scores_and_call_numbers_of_an_opened_shard_begin_above_the_floor(store, client):
+    opened(store, 1, score=9 * 10**15, last_call=41)
+    job_id = someone(2, home=1)
+    assert pushed(store, in_migration(ONE, 2), job_id, b"x", record=b"call") == 1
+    assert client.hget(key("meta", 1), "score") == b"9000000000000001"
+    (member,) = client.zrange(key("calls", 1), 0, -1)
+    assert member.endswith(b"%012xcall" % 42)
+
+
+def a_pair(store, *ids):
+    store.push(ONE, [NewJob(job_id, b"x", perform_in=1.0) for job_id in ids])
+    fence(store)
+    opened(store)
+    opened(store, 1)
+
+
+def test_a_pending_transfer_is_returned_until_it_is_forgotten(store, client):
+    first, second = someone(2, 1), someone(2, 1)
+    a_pair(store, first, second)
+    number, data, none, busy = exported(store, [first])
+    assert (number, none, busy) == (1, [], [])
+    assert exported(store, [second]) == [1, data, [], []]
+    assert run(store, "forget_transfer", shard=1, number=2) == 0
+    assert run(store, "forget_transfer", shard=1, number=1) == 1
+    assert exported(store, [second])[0] == 2
+
+
+def test_a_transfer_is_received_once(store, client):
+    job_id = someone(2, 1)
+    a_pair(store, job_id)
+    number, data, *_ = exported(store, [job_id])
+    assert [imported(store, number, data) for _ in range(2)] == [1, 0]
+    assert client.hlen(key("jobs", 1)) == 1
+
+
+def test_a_number_that_the_shard_has_received_is_not_used_again(store, client):
+    job_id = someone(2, 1)
+    a_pair(store, job_id)
+    assert exported(store, [job_id], number=7)[0] == 8
+
+
+def test_an_export_tells_of_ids_without_anything_and_of_ids_in_processing(store, client):
+    gone, runs = someone(2, 1), someone(2, 1)
+    store.push(ONE, [NewJob(runs, b"x", perform_in=1.0)])
+    claimed(store, ONE, owned(store, ONE, 0))
+    a_pair(store)
+    assert exported(store, [gone, runs]) == [0, b"", [gone.encode()], [runs.encode()]]
+    assert client.zrange(key("inflight"), 0, -1) == [runs.encode()]
+
+
+def test_a_transfer_takes_no_more_than_its_limits(store, client):
+    ids = [someone(2, 1) for _ in range(5)]
+    a_pair(store, *ids)
+    limits = {"limit": 2, "max_bytes": 1 << 20, "counts": 0, "number": 0}
+    run(store, "export", 0, [job_id.encode() for job_id in ids], gen=1, shard=1, **limits)
+    assert client.hlen(key("jobs")) == 3
+
+
+@pytest.mark.parametrize("gen", [0, 2])
+def test_a_script_of_another_migration_changes_nothing(store, client, gen):
+    job_id = someone(2, 1)
+    a_pair(store, job_id)
+    assert exported(store, [job_id], gen=gen) == []
+    number, data, *_ = exported(store, [job_id])
+    assert imported(store, number, data, gen=gen) == -1
+    assert run(store, "relay", 0, [b"any"], gen=gen, channel="c", index=0) == 0
+    assert run(store, "seal", 0, gen=gen, shards="1>2", sealed="2")[0] == 0
+    assert client.hget(key("meta"), "shards") == b"1>2"
+
+
+def test_a_sealed_shard_takes_no_transfer(store, client):
+    job_id = someone(2, 1)
+    a_pair(store, job_id)
+    number, data, *_ = exported(store, [job_id])
+    assert run(store, "seal", 1, gen=1, shards="1>2", sealed="2") == [1, 0]
+    assert imported(store, number, data) == -1
+
+
+def test_one_migration_begins_at_a_time(store, client):
+    store.push(ONE, [NewJob("1", b"x")])
+    migrations = Migrations(store.client, NAME)
+    assert not migrations.begin(1)
+    assert migrations.begin(2)
+    assert not migrations.begin(3)
+
+
+def test_a_fence_that_redis_has_lost_is_set_again(store, client):
+    store.push(ONE, [NewJob(job_id := someone(2, 1), b"x", perform_in=1.0)])
+    mover = begun(store, ONE, 2)
+    until(client, mover, "move")
+    client.hset(key("meta"), "shards", 1)
+    client.hdel(key("meta"), "gen")
+    client.rename(key("moving"), key("due"))
+    assert pushed(store, ONE, job_id, b"y", perform_in=1.0) == 1
+    until(client, mover, "idle")
+    queue = replace(ONE, shards=2)
+    (job,) = claimed(store, queue, owned(store, queue, 1)).jobs
+    assert [payload.data for payload in job.payloads] == [b"x", b"y"]
+
+
+def test_a_job_whose_place_is_lost_in_a_migration_is_sorted_again(store, client):
+    job_id = someone(2, 1)
+    a_pair(store, job_id)
+    client.delete(key("moving"))
+    Repairs(store.client).mend(in_migration(ONE, 2), ShardRef(NAME, 0))
+    assert client.zrange(key("moving"), 0, -1) == [job_id.encode()]
