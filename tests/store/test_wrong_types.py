@@ -153,18 +153,16 @@ def arguments(state):
             {
                 "shards": 1,
                 "merge": "min",
-                "policy": POLICY + " prioritized=1",
+                "policy": POLICY + " prioritized=1 arriving=1",
                 "sender": "s",
                 "n": 1,
                 **ANNOUNCED,
-                "arriving": " 1",
                 "records": 1,
             },
             ("long", "x", "", "2 ", "new", "x", "1", "0 +5", 1, digest(b"x"), "call"),
         ),
         "push of a new id": (
-            {"shards": 1, "merge": "min", "policy": "", "sender": "s", "n": 1}
-            | {**ANNOUNCED, "arriving": "", "records": 1},
+            {"shards": 1, "merge": "min", "policy": "", "sender": "s", "n": 1, **ANNOUNCED, "records": 1},
             ("new", "x", "", "+5", 0, digest(b"x"), "call"),
         ),
         "read_leases": ({}, ()),

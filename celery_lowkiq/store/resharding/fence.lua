@@ -4,7 +4,7 @@
 -- KEYS: meta @waiting! claimed inflight
 -- ARGV: shards gen
 --   shards: the route before the migration, a count; gen: number of the migration
--- USES: format waiting_index
+-- USES: format moving_index
 -- FLAGS: allow-oom
 -- Returns: {route, gen, last score, number of the last call} of the shard now.
 -- Cost: O(1), and O(log n) a job in processing, a paused job, or one with a priority. Repeated: no effect.
