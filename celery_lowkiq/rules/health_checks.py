@@ -65,6 +65,8 @@ class QueueState:
     shards: tuple[ShardReport, ...] = ()
     paused: Paused = field(default_factory=lambda: Paused(None, {}, 0))
     damages: tuple[Damage, ...] = ()
+    #: Number of shards before the migration that is going on.
+    former: int | None = None
 
     @property
     def length(self) -> int:
@@ -217,10 +219,14 @@ def _format(queue: QueueState, reads: int) -> Iterator[Finding]:
 
 
 def _shard_count(queue: QueueState) -> Iterator[Finding]:
-    if queue.stored not in (None, queue.declared):
+    if queue.former is not None:
+        text = f"It is moving from {queue.former} to {queue.stored} shards."
+        advice = f"celery -A proj lowkiq reshard {queue.name} {queue.stored} waits for the end."
+        yield queue.finding(WARNING, text, advice)
+    elif queue.stored not in (None, queue.declared):
         text = f"It has {queue.stored} shards, the code declares {queue.declared}; the stored number applies."
         advice = (
-            f"Deploy shards={queue.stored}, or, when the queue is empty: "
+            f"Deploy shards={queue.stored}, or change it: "
             f"celery -A proj lowkiq reshard {queue.name} {queue.declared}."
         )
         yield queue.finding(WARNING, text, advice)

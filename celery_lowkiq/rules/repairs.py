@@ -9,9 +9,6 @@ from typing import NamedTuple
 from .layout import Layout
 from .models import ShardRef
 
-#: Stored in place of the number of shards while that number changes.
-CLOSED = "closed"
-
 
 class Registered(NamedTuple):
     """The content of a queue's own key: layout; number and begin of its last pause; whether shards move."""

@@ -8,6 +8,7 @@ from celery import Celery
 
 from celery_lowkiq import QueueMigrating, ordered_task
 from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.store.resharding.migrations import Migrations
 
 
@@ -48,6 +49,8 @@ def test_actions_wait_for_the_end_of_a_migration(app):
     with pytest.raises(QueueMigrating):
         queue.reshard(9)
     assert queue.stats().length == 1
+    (found,) = [f for f in Inspector(app).doctor() if "moving" in f.text]
+    assert "It is moving from 5 to 7 shards" in found.text
     assert queue.pause()
     assert queue.resume()
     queue.reshard(7)

@@ -82,12 +82,12 @@ def test_only_a_mover_opens_a_shard_in_a_migration(store, client):
     store.push(ONE, [NewJob("1", b"x")])
     fence(store)
 
-    def written(index, shards, reopen):
-        return run(store, "set_shard_count", index, shards=shards, reopen=reopen, pause=0, since="")
+    def written(index, shards):
+        return run(store, "set_shard_count", index, shards=shards, pause=0, since="")
 
-    assert [written(index, "1>2", reopen=1) for index in (0, 1)] == [2, 2]
+    assert [written(index, "1>2") for index in (0, 1)] == [0, 0]
     opened(store)
-    assert written(0, "1", reopen=1) == 2
+    assert written(0, "1") == 0
     assert client.hget(key("meta"), "shards") == b"1>2"
 
 

@@ -14,7 +14,7 @@ from celery_lowkiq.rules.reports import current
 from celery_lowkiq.store.jobs.registry import parse_layout
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.repairs.repairs import Repairs
-from celery_lowkiq.store.scripts.keys import FORMAT, queue_key
+from celery_lowkiq.store.scripts.keys import FORMAT, MIGRATING_FORMAT, queue_key
 from celery_lowkiq.store.scripts.server import reply_if_permitted
 
 from .node_reports import NodeReports, seconds
@@ -77,8 +77,11 @@ class HealthReader:
             text = f"the key {key} has the wrong type. Delete it: the next call registers the queue again"
             return QueueState(queue.name, queue.shards, None, None, damages=(Damage(None, text),))
         layout, stored_format = parse_layout(known[0]), int(known[1]) if (known[1] or b"").isdigit() else None
+        if stored_format == MIGRATING_FORMAT:
+            stored_format = FORMAT
         state = QueueState(queue.name, queue.shards, layout.shards if layout else None, stored_format)
         queue = queue.with_layout(layout or queue.layout)
+        state = replace(state, former=queue.former_shards)
         conditions = self._repairs.conditions(queue.shard_refs())
         found = [damage for each in conditions for damage in damages(each, queue.layout)]
         state = replace(state, damages=tuple(found))

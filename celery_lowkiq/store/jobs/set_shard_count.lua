@@ -5,14 +5,14 @@
 -- ARGV: shards pause since
 --   pause, since: of the queue's last pause, as register.lua returns them
 -- USES: queue_pause format
--- Returns: 1; 0 when the shard has another count, or jobs and none.
+-- Returns: 1; 0 when the shard has another count, or jobs and none, and in a migration.
 -- Cost: O(1).
 apply_queue_pause()
 local current = redis.call('HGET', meta, 'shards')
 if current == shards then
   return 1
 end
-local jobs = current and 1 or 0
+local jobs = (current or string.find(shards, '>', 1, true)) and 1 or 0
 for _, index in ipairs({due, due_prioritized, due_paused, moving, claimed, dead}) do
   jobs = jobs + redis.call('ZCARD', index)
 end

@@ -1,0 +1,281 @@
+"""Migrations of a queue, as its scripts and the mover make them, under random faults.
+
+LOWKIQ_SIMULATIONS is how many, from LOWKIQ_SIMULATION_SEED on.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from contextlib import ExitStack, contextmanager
+from unittest import mock
+
+import pytest
+import redis
+
+from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, ShardRef
+from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.resharding import mover as movers
+from celery_lowkiq.store.resharding import strays
+from celery_lowkiq.store.resharding.mover import Mover
+from celery_lowkiq.store.scripts import script as scripts
+from celery_lowkiq.store.scripts.connect import connect
+from celery_lowkiq.store.scripts.keys import shard_keys
+from tests.chaos.mutants import script
+from tests.simulation.resharding import simulate
+from tests.simulation.resharding_checks import Violation
+from tests.store import resharding as words
+
+COUNT = int(os.environ.get("LOWKIQ_SIMULATIONS", "30"))
+FIRST = int(os.environ.get("LOWKIQ_SIMULATION_SEED", "0"))
+CHUNK = 10
+
+
+@pytest.fixture
+def client(redis_server):
+    with redis.Redis(unix_socket_path=redis_server.socket_path) as client:
+        yield client
+
+
+def check(client, seeds):
+    migrations = pairs = 0
+    for seed in seeds:
+        totals = simulate(client, seed)
+        migrations, pairs = migrations + totals.migrations, pairs + totals.pairs
+    assert migrations >= len(seeds)
+    assert pairs > 100 * len(seeds)
+
+
+@pytest.mark.random
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(FIRST, FIRST + COUNT, CHUNK))
+def test_o7_a_queue_that_is_resharded_loses_doubles_and_reorders_nothing(client, first):
+    check(client, range(first, min(first + CHUNK, FIRST + COUNT)))
+
+
+@pytest.mark.full
+@pytest.mark.random
+@pytest.mark.timeout(0)
+def test_o7_other_runs_each_time(client, rounds):
+    first = random.SystemRandom().randrange(10**6, 10**9)
+    for count in rounds(10 * CHUNK):
+        check(client, range(first, first + count))
+        first += count
+
+
+def test_a_seed_replays(client):
+    assert simulate(client, 3, 500) == simulate(client, 3, 500)
+
+
+# -- seeded faults
+
+
+@contextmanager
+def seeded(*changes):
+    """Scripts and the mover with a fault."""
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(scripts, "_read", scripts._read))
+        for change in changes:
+            if isinstance(change, tuple):
+                stack.enter_context(mock.patch.object(*change))
+            else:
+                change()
+        scripts.load.cache_clear()
+        stack.callback(scripts.load.cache_clear)
+        yield
+
+
+def found(client, changes, seeds):
+    with seeded(*changes):
+        for seed in seeds:
+            try:
+                simulate(client, seed)
+            except Violation:
+                return True
+    return False
+
+
+def _opens_after_each_fence(self, stored):
+    migration = stored.migration
+    for index in migration.sources:
+        fence = self._call("fence", index, shards=migration.former, gen=migration.gen)
+        ((_, gen, score, call),) = yield from self._send([fence])
+        if int(gen) != migration.gen:
+            return False
+        floors = {"score": int(score), "last_call": int(call)}
+        opens = [self._open_call(stored, n, floors) for n in migration.shards]
+        opened = yield from self._send(opens)
+    return all(route != b"closed" for route, _ in opened)
+
+
+CHECKS_ROUTE_FIRST = """if stored[1] ~= shards then
+  return redis.error_reply('SHARDS ' .. (stored[1] or '0'))
+end
+local last = redis.call('HGET', senders, sender)
+"""
+HOLD = "      index_hold(id, record.perform_in)\n"
+#: Found within a second.
+OFTEN = {
+    "a new job of an id that has more elsewhere is due": (
+        script("push.lua", "if arrives[i] and", "if false and"),
+    ),
+    "a repeated push is refused for its route": (
+        script("push.lua", "local last = redis.call('HGET', senders, sender)\n", CHECKS_ROUTE_FIRST),
+    ),
+    "a transfer is forgotten before it is received": (
+        script("export.lua", "sent, last, shard, last .. ' ' .. data)", "sent, last)"),
+    ),
+    "each transfer has the same number": (
+        script(
+            "export.lua",
+            "math.max(tonumber(redis.call('HGET', outbox, sent) or 0), tonumber(number)) + 1",
+            "1",
+        ),
+    ),
+    "a repeated transfer is received again": (
+        script(
+            "import_jobs.lua",
+            "if tonumber(redis.call('HGET', outbox, received) or 0) >= tonumber(number) then",
+            "if false then",
+        ),
+    ),
+    "a push moves what is being moved": (
+        script("lib/waiting_index.lua", "  if is_moving(id) then\n    return moving\n  elseif", "  if"),
+    ),
+    "a part of an id is claimed where it goes": (
+        script("import_jobs.lua", HOLD, HOLD.replace("index_hold(", "due_add({record.perform_in, id}) --")),
+    ),
+    "what has no job stays where it was": ((strays, "SEARCHED", ()),),
+}
+#: Rarer.
+RARE = {
+    "a shard opens with its own last score": (
+        script("open.lua", "if tonumber(known or 0) < tonumber(floor) then", "if false then"),
+    ),
+    "what is in processing leaves": (
+        script(
+            "export.lua",
+            "local is_busy = numbers[i] or redis.call('HEXISTS', processing, id) == 1",
+            "local is_busy = false",
+        ),
+    ),
+    "a part of an id is claimed where it was": (script("export.lua", "      hold(id)\n", ""),),
+    "shards open before all are closed": ((Mover, "_flip", _opens_after_each_fence),),
+    "a migration ends with jobs on their way": (
+        (movers, "has_sorted", lambda *_: True),
+        (movers, "is_finished", lambda *_: True),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", OFTEN)
+def test_a_seeded_fault_is_found(client, fault):
+    assert found(client, OFTEN[fault], range(20))
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("fault", RARE)
+def test_a_rare_seeded_fault_is_found(client, fault):
+    assert found(client, RARE[fault], range(300))
+
+
+# -- movers that wake up in another migration, and others that random runs rarely find
+
+TWO = QueueSpec(words.NAME, shards=2, batch_size=100)
+
+
+def _run(store, name, index, rest=(), /, **args):
+    keys = shard_keys(ShardRef(words.NAME, index))
+    return store.client.call(scripts.load(name).call(keys, rest, **args))
+
+
+def _ids(store, shards):
+    """All ids that wait, by shard."""
+    return {
+        index: {each.decode() for each in store.client.redis.hkeys(words.key("jobs", index))}
+        for index in range(shards)
+    }
+
+
+def a_late_relay(store):
+    """Of the migration before: jobs that another one moves stay where no claim takes them."""
+    ids = [words.someone(4, home=1) for _ in range(3)]
+    store.push(TWO, [NewJob(job_id, b"x") for job_id in ids])
+    four = words.resharded(store, TWO, 4)
+    words.until(store.client.redis, words.begun(store, four, 6), "move")
+    _run(store, "relay", 1, ids, gen=1, channel="c", index=1)
+    assert store.client.redis.zcard(words.key("due", 1)) == 0
+
+
+def a_late_fence(store):
+    """Of a migration before, when the number of shards is the same again: the shard stays open."""
+    store.push(TWO, [NewJob("any", b"x")])
+    queue = words.resharded(store, words.resharded(store, TWO, 4), 2)
+    _run(store, "fence", 0, shards=2, gen=1)
+    assert words.pushed(store, queue, words.someone(2, home=0), b"x") == 1
+
+
+def a_late_import(store):
+    """Of a transfer that was received, and whose job has run since."""
+    job_id = words.someone(4, home=2)
+    store.push(TWO, [NewJob(job_id, b"x", perform_in=1.0)])
+    runs = words.someone(4, home=3)
+    store.push(TWO, [NewJob(runs, b"x", perform_in=1.0)])
+    words.claimed(store, TWO, words.owned(store, TWO, 1))
+    mover, queue = words.begun(store, TWO, 4), words.in_migration(TWO, 4)
+    words.until(store.client.redis, mover, "move")
+    limits = {"limit": 1000, "max_bytes": 10**6, "counts": 0, "number": 0}
+    number, data, *_ = _run(store, "export", 0, [job_id.encode()], gen=1, shard=2, **limits)
+    for _ in range(5):
+        mover.turn()
+    lease = words.owned(store, queue, 2)
+    words.ended(store, queue, lease, words.claimed(store, queue, lease))
+    late = {"gen": 1, "shard": 0, "number": number, "data": data, "merge": "min", "policy": ""}
+    _run(store, "import_jobs", 2, **late, channel="c", index=2)
+    assert words.claimed(store, queue, lease).jobs == ()
+
+
+def a_run_during_a_migration(store):
+    """It fails after everything else has moved: its job follows."""
+    job_id = words.someone(4, home=2)
+    store.push(TWO, [NewJob(job_id, b"x", perform_in=1.0)])
+    lease = words.owned(store, TWO, 0)
+    claim = words.claimed(store, TWO, lease)
+    mover = words.begun(store, TWO, 4)
+    for _ in range(40):
+        mover.turn()
+    words.ended(store, TWO, lease, claim, Disposition.RETRY, retry_count=0, delay=0.0, error=b"boom")
+    words.until(store.client.redis, mover, "idle")
+    assert _ids(store, 4)[2] == {job_id}
+
+
+DIRECTED = {
+    a_late_relay: script("relay.lua", "if state == '' or state == 'closed' then", "if false then"),
+    a_late_fence: script("fence.lua", " and (last == gen - 1 or last == tonumber(gen))", ""),
+    a_late_import: script(
+        "import_jobs.lua",
+        "if tonumber(redis.call('HGET', outbox, received) or 0) >= tonumber(number) then",
+        "if false then",
+    ),
+    a_run_during_a_migration: script("fence.lua", "  redis.call('ZUNIONSTORE', inflight, 1, claimed)\n", ""),
+}
+
+
+@pytest.fixture
+def store(redis_server):
+    client = connect({"path": redis_server.socket_path}, pool_size=2, pool_timeout=5)
+    client.flushall()
+    yield RedisStore(client)
+    client.connection_pool.disconnect()
+
+
+@pytest.mark.parametrize("scenario", DIRECTED)
+def test_a_late_mover_changes_nothing(store, scenario):
+    scenario(store)
+
+
+@pytest.mark.parametrize("scenario", DIRECTED)
+def test_a_seeded_fault_is_found_by_its_scenario(store, scenario):
+    with seeded(DIRECTED[scenario]), pytest.raises(AssertionError):
+        scenario(store)
