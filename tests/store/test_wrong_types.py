@@ -116,7 +116,7 @@ def arguments(state):
         ),
         "fence": ({"shards": 1, "gen": 1}, ()),
         "find_jobs": ({}, ()),
-        "forget_transfer": ({"shard": 1, "number": 1}, ()),
+        "forget_transfer": ({"gen": 1, "shard": 1, "number": 1}, ()),
         "heartbeat": ({"member": "me 2", "turn": 1}, ()),
         "import_jobs": (
             {"merge": "min", "policy": POLICY, **ANNOUNCED, "gen": 1}

@@ -186,7 +186,13 @@ class Mover:
             yield from self._confirm()
             yield from self._send(
                 [
-                    self._call("forget_transfer", export.source, shard=export.shard, number=number)
+                    self._call(
+                        "forget_transfer",
+                        export.source,
+                        gen=migration.gen,
+                        shard=export.shard,
+                        number=number,
+                    )
                     for export, number in arrived
                 ]
             )
