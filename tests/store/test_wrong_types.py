@@ -246,6 +246,12 @@ def an_idle_shard(store):
     return State(lease.epoch)
 
 
+def a_shard_without_a_number(store):
+    state = an_idle_shard(store)
+    store.client.redis.hdel(shard_keys(SHARD)["meta"], "shards")
+    return state
+
+
 def a_paused_shard(store):
     Pausing(store.client).pause_shard(ONE, 0)
     state = an_idle_shard(store)
@@ -348,7 +354,7 @@ STATES = {
     "repair_morgue": a_shard_that_has_lost("dead"),
     "repair_processing": a_shard_that_has_lost("claimed"),
     "repair_waiting": a_shard_that_has_lost("due"),
-    "set_shard_count": an_idle_shard,
+    "set_shard_count": a_shard_without_a_number,
     "pause_shard resumes": a_paused_shard,
     "export": a_shard_in_migration,
     "import_jobs": a_shard_with_a_transfer,
