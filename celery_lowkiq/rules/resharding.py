@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from .layout import Layout
 
-#: Jobs that one turn sorts, in all shards together: a turn delays other work by its longest script.
+#: Jobs that one turn sorts, and shards that it looks at: what it sends at once delays other work.
 TURN_JOBS = 2000
+TURN_SHARDS = 64
 #: Ids of one transfer, and of one relay.
 TRANSFER_IDS = 100
 RELAY_IDS = 1000
@@ -84,8 +85,6 @@ class ShardMoves:
     inflight: tuple[str, ...] = ()
     #: Shards to which transfers are on their way.
     pending: tuple[int, ...] = ()
-    #: Number of the last transfer received, by source.
-    received: Mapping[int, int] = field(default_factory=dict)
     #: Sum of the shard's counts.
     counts: int = 0
 
@@ -107,6 +106,13 @@ class Turn:
 
     relays: Mapping[int, tuple[str, ...]]
     exports: tuple[Export, ...]
+
+
+def shards_of_turn(migration: Migration, number: int) -> range:
+    """Return the shards of a turn, by its number: turns go round, so that no shard waits for another one."""
+    count = len(migration.shards)
+    start = number * TURN_SHARDS % (-(-count // TURN_SHARDS) * TURN_SHARDS)
+    return migration.shards[start : start + TURN_SHARDS]
 
 
 def page_of(shards: int, stuck: int) -> int:

@@ -176,7 +176,7 @@ OF_THE_STORE = {
         "if false then",
     ),
     "a push that overlooks paused ids": script(
-        "push.lua", "arriving == '' and not any_special", "arriving == ''"
+        "push.lua", "policy == '' and not any_special", "policy == ''"
     ),
     "a push that takes no call for a repeated id": script(
         "push.lua", "not record and not first[id]", "not record"

@@ -57,7 +57,8 @@ STEP, BEGIN = 10, 10**15
 STEPS = 2000
 #: Small, so that migrations have many turns, and ids many transfers.
 LIMITS = (
-    (rules, "TURN_JOBS", 12),
+    (rules, "TURN_JOBS", 8),
+    (rules, "TURN_SHARDS", 4),
     (rules, "TRANSFER_IDS", 3),
     (movers, "TRANSFER_PAYLOADS", 4),
     (movers, "TRANSFER_BYTES", 1500),

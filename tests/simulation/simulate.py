@@ -104,7 +104,7 @@ class Simulation:
         self.world.run(self.world.now + LEASE)
         if not self.world.violations:
             self.checks.all_is_done()
-        if not (self.world.violations or self._shared()):
+        if not (self.world.violations or self.world.run(self.world.now + PEACE * LEASE, self._shared)):
             owned = {node.name: sorted(map(str, node.owned())) for node in self._alive()}
             self.world.violated(f"not shared: {owned} of {self.server.count}")
         self._shut_down()
@@ -335,8 +335,7 @@ class Simulation:
 
     def _finished(self) -> bool:
         called = all(caller.done for caller in self.callers)
-        idle = called and not self.server.down and self.server.idle() and not self.checks.busy()
-        return idle and self._shared()
+        return called and not self.server.down and self.server.idle() and not self.checks.busy()
 
     def _shared(self) -> bool:
         """Whether the living nodes have the shards of the queue, and no other."""

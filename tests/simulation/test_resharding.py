@@ -140,12 +140,12 @@ OFTEN = {
         ),
     ),
     "a push moves what is being moved": (
-        script("lib/waiting_index.lua", "  if is_moving(id) then\n    return moving\n  elseif", "  if"),
+        script("lib/waiting_index.lua", "return is_moving(id) and moving or key_of(id)", "return key_of(id)"),
     ),
     "a part of an id is claimed where it goes": (
         script("import_jobs.lua", HOLD, HOLD.replace("index_hold(", "due_add({record.perform_in, id}) --")),
     ),
-    "what has no job stays where it was": ((strays, "SEARCHED", ()),),
+    "what has no job stays where it was": ((strays, "SEARCHED", ("due",)),),
 }
 #: Rarer.
 RARE = {

@@ -43,7 +43,7 @@ def test_a_script_declares_the_arguments_of_its_libraries():
 
 
 #: Beside the library: a repair reads where a job lies from keys that contradict each other.
-MAY_WRITE_INDEX = {"lib/due_index", "lib/waiting_index", "repair_waiting"}
+MAY_WRITE_INDEX = {"lib/due_index", "lib/waiting_index", "lib/moving_index", "repair_waiting"}
 INDEX_KEYS = "due|due_prioritized|by_priority|due_paused|moving"
 
 

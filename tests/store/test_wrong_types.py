@@ -116,7 +116,7 @@ def arguments(state):
         ),
         "fence": ({"shards": 1, "gen": 1}, ()),
         "find_jobs": ({}, ()),
-        "forget_transfer": ({"shard": 1, "number": 1}, ()),
+        "forget_transfer": ({"gen": 1, "shard": 1, "number": 1}, ()),
         "heartbeat": ({"member": "me 2", "turn": 1}, ()),
         "import_jobs": (
             {"merge": "min", "policy": POLICY, **ANNOUNCED, "gen": 1}
@@ -153,18 +153,16 @@ def arguments(state):
             {
                 "shards": 1,
                 "merge": "min",
-                "policy": POLICY + " prioritized=1",
+                "policy": POLICY + " prioritized=1 arriving=1",
                 "sender": "s",
                 "n": 1,
                 **ANNOUNCED,
-                "arriving": " 1",
                 "records": 1,
             },
             ("long", "x", "", "2 ", "new", "x", "1", "0 +5", 1, digest(b"x"), "call"),
         ),
         "push of a new id": (
-            {"shards": 1, "merge": "min", "policy": "", "sender": "s", "n": 1}
-            | {**ANNOUNCED, "arriving": "", "records": 1},
+            {"shards": 1, "merge": "min", "policy": "", "sender": "s", "n": 1, **ANNOUNCED, "records": 1},
             ("new", "x", "", "+5", 0, digest(b"x"), "call"),
         ),
         "read_leases": ({}, ()),

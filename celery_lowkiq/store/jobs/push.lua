@@ -2,11 +2,11 @@
 --
 -- KEYS: meta? senders? @waiting jobs spill spill_order calls? failed errors processing tries?
 -- POLICY KEYS: debounce? early_due? done_scores?
--- ARGV: shards merge policy sender n channel index arriving records [id payload score when]... [position digest record]*records
+-- ARGV: shards merge policy sender n channel index records [id payload score when]... [position digest record]*records
 --   shards: the route of the sender: the stored count, or both counts of a migration; n: larger than that of each former push of the sender to the shard
 --   score: '' generates one; '~<s>': the time of a sender's clock, generated when Redis's clock is behind it
 --   when: '' for now, '+<s>' for a delay, else Unix s; with policy prioritized=1, '<priority> ' before that
---   arriving: in a migration, ' ' and the index of each job, from 0, whose id was in another shard before; else ''
+--   policy arriving=<index>,...: in a migration, the jobs, from 0, whose ids may have more in another shard
 --   records: number of call records; position: index of the call's job, from 0; digest: of its payload
 -- USES: format dropped_calls_reply
 -- Returns: 1; 0 for a repeated n; or, when policies dropped calls that have records, the positions of dropped calls in one
@@ -118,7 +118,7 @@ local function finish()
 end
 
 -- Most pushes: no policy, no paused id or priority in the shard, no migration, and no id with a waiting job.
-local sorted = policy == '' and arriving == '' and not any_special and last_job < rest + 4 * UNPACKED and sort_jobs(rest, last_job)
+local sorted = policy == '' and not any_special and last_job < rest + 4 * UNPACKED and sort_jobs(rest, last_job)
 local is_first = sorted and sorted.soonest and redis.call('ZCOUNT', due, '-inf', sorted.soonest) == 0
 if sorted and #sorted.ids == 0 then
   begin()
@@ -130,6 +130,9 @@ if sorted and #sorted.ids == 0 then
   return 1
 end
 
+-- In a migration, calls may bring jobs that no claim takes before a mover has sorted them.
+any_moving = any_moving or string.find(policy, 'arriving=', 1, true) ~= nil
+
 -- USES: waiting_index payload_set waiting policies policy_per_run policy_priority policy_keep policy_drop_stale policy_max_length policy_debounce policy_due_on_push dropped_calls
 local refusal = hooks.refusal and hooks.refusal(last_job, now_s)
 if refusal then
@@ -138,17 +141,20 @@ end
 local before = not sorted and first_due()
 local members = begin()
 
--- Jobs whose ids may have more in another shard, by their index in ARGV.
-local arrives = {}
-for position in string.gmatch(arriving, '%d+') do
-  arrives[rest + 4 * position] = true
-end
+local hold_arriving
+if options.arriving then
+  -- Jobs whose ids may have more in another shard, by their index in ARGV.
+  local arrives = {}
+  for position in string.gmatch(options.arriving, '%d+') do
+    arrives[rest + 4 * position] = true
+  end
 
--- A new job of such an id waits until a mover has asked the other shard; one that is in processing here was asked for.
-local function hold_arriving(i, when)
-  local id = ARGV[i]
-  if arrives[i] and redis.call('HEXISTS', jobs, id) == 0 and redis.call('HEXISTS', processing, id) == 0 then
-    index_hold(id, time_of(when))
+  -- A new job of such an id waits until a mover has asked the other shard; one that is in processing here was asked for.
+  function hold_arriving(i, when)
+    local id = ARGV[i]
+    if arrives[i] and redis.call('HEXISTS', jobs, id) == 0 and redis.call('HEXISTS', processing, id) == 0 then
+      index_hold(id, time_of(when))
+    end
   end
 end
 
@@ -198,7 +204,9 @@ if any_prioritized or next(hooks) or options.anew_on_push then
     end
     local items = {{score, payload, tonumber(score), flag}}
     local failed_one = waits and passable(id, ARGV[i + 2])
-    hold_arriving(i, when)
+    if hold_arriving then
+      hold_arriving(i, when)
+    end
     set_add(waiting, id, items, false)
     if hooks.trim and not hooks.trim(id, items) then
       return
@@ -223,7 +231,7 @@ if any_prioritized or next(hooks) or options.anew_on_push then
   end
   drops = drops_text and drops_text() or ''
 else
-  for i = rest, arriving == '' and 0 or last_job, 4 do
+  for i = rest, hold_arriving and last_job or 0, 4 do
     hold_arriving(i, ARGV[i + 3])
   end
   for i = rest, last_job, 4 * UNPACKED do

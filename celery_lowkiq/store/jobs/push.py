@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from celery_lowkiq.rules.errors import LowkiqError, StoreUnavailable
-from celery_lowkiq.rules.layout import Layout, shard_of
+from celery_lowkiq.rules.layout import shard_of
 from celery_lowkiq.rules.models import NewJob, QueueSpec, ShardRef
 from celery_lowkiq.rules.priorities import MOST_URGENT
 from celery_lowkiq.store.scripts.keys import channel, shard_keys
@@ -101,20 +101,22 @@ def push_call(queue: QueueSpec, shard: ShardRef, sender: Sender, jobs: Sequence[
         rest + records,
         shards=queue.layout.route,
         merge=queue.merge.value,
-        policy=f"{queue.policy} prioritized=1" if prioritized else queue.policy,
+        policy=queue.policy + (" prioritized=1" if prioritized else "") + _arriving(queue, jobs),
         sender=sender.id,
         n=next(sender.numbers),
         channel=channel(queue.name),
         index=shard.index,
-        arriving="" if queue.former_shards is None else arriving(queue.layout, jobs),
         records=len(records) // 3,
     )
 
 
-def arriving(layout: Layout, jobs: Sequence[NewJob]) -> str:
-    """Return the positions of the jobs that may have more in their former shards."""
-    found = (n for n, job in enumerate(jobs) if layout.former_home(job.id) is not None)
-    return "".join(f" {position}" for position in found)
+def _arriving(queue: QueueSpec, jobs: Sequence[NewJob]) -> str:
+    """Return the word of a policy that names the jobs that may have more in their former shards."""
+    if queue.former_shards is None:
+        return ""
+    layout = queue.layout
+    found = [str(n) for n, job in enumerate(jobs) if layout.former_home(job.id) is not None]
+    return f" arriving={','.join(found)}" if found else ""
 
 
 def taken(turn: Mapping[ShardRef, Sequence[NewJob]], replies: Sequence[Any]) -> list[NewJob]:

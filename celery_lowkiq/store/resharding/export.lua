@@ -8,7 +8,7 @@
 --   number: of the last transfer that it has received from here: a Redis with older data must not use a number twice
 --   counts: '1' takes the counts of the shard, after its ids: it will be retired
 --   limit, max_bytes: maximum number of payloads and call records of a transfer, and of their bytes
--- USES: payload_set_read payload_set_last waiting_index migration transfer
+-- USES: payload_set_read payload_set_last moving_index migration transfer
 -- FLAGS: allow-oom
 -- Returns: {number of the pending transfer or 0, its records, {id, ...} of which nothing is left here, {id, ...} in processing};
 --   {} when the shard is not in this migration. With a pending transfer, that is all.

@@ -4,7 +4,7 @@
 -- KEYS: meta @waiting! claimed inflight
 -- ARGV: shards gen
 --   shards: the route before the migration, a count; gen: number of the migration
--- USES: format waiting_index
+-- USES: format moving_index
 -- FLAGS: allow-oom
 -- Returns: {route, gen, last score, number of the last call} of the shard now.
 -- Cost: O(1), and O(log n) a job in processing, a paused job, or one with a priority. Repeated: no effect.
@@ -12,7 +12,8 @@ local stored = redis.call('HMGET', meta, 'shards', 'gen', 'score', 'last_call', 
 if is_newer(stored[5]) then
   return refuse_format(stored[5])
 end
-local last = tonumber(stored[2] or 0)
+-- Without a number, it was in no migration yet, or has lost its meta since.
+local last = tonumber(stored[2] or gen)
 if (stored[1] or shards) == shards and (last == gen - 1 or last == tonumber(gen)) then
   redis.call('HSET', meta, 'shards', 'closed', 'gen', gen)
   hold_all()

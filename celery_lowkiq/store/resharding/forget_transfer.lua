@@ -1,12 +1,13 @@
 -- Deletes a transfer that its shard has received.
 --
--- KEYS: outbox
--- ARGV: shard number
--- USES:
+-- KEYS: meta outbox
+-- ARGV: gen shard number
+--   gen: number of the migration: the next one counts its transfers from 1 again
+-- USES: migration
 -- FLAGS: allow-oom
--- Returns: 1, or 0 when another transfer is there.
+-- Returns: 1, or 0 when another transfer is there, or the shard is not in this migration.
 -- Cost: O(1). Repeated: no effect.
-if string.match(redis.call('HGET', outbox, shard) or '', '^%d+') == number then
+if is_open(gen) and string.match(redis.call('HGET', outbox, shard) or '', '^%d+') == number then
   return redis.call('HDEL', outbox, shard)
 end
 return 0

@@ -4,7 +4,7 @@
 -- KEYS: meta @waiting! jobs spill spill_order calls debounce early_due done_scores buckets failed errors tries crash_marks @morgue outbox
 -- ARGV: merge policy channel index gen shard number data
 --   gen: number of the migration; shard: where the transfer comes from; number, data: as export.lua returns them
--- USES: time waiting_index wake migration transfer restore policies policy_keep policy_per_run policy_debounce policy_due_on_push policy_priority
+-- USES: time moving_index wake migration transfer restore policies policy_keep policy_per_run policy_debounce policy_due_on_push policy_priority
 -- FLAGS: allow-oom
 -- Returns: 1; 0 for a number that was received before; -1 when the shard is not in this migration.
 -- Cost: O(log n) a payload. Repeated: no effect.

@@ -20,12 +20,13 @@ from celery_lowkiq.rules.resharding import (
     is_finished,
     last_export,
     page_of,
+    shards_of_turn,
     turn,
 )
 from celery_lowkiq.store.jobs.durability import Durability
 from celery_lowkiq.store.scripts.client import Client, raise_refused
 from celery_lowkiq.store.scripts.keys import announcement, shard_keys
-from celery_lowkiq.store.scripts.records import id_bytes, pairs, parse_id
+from celery_lowkiq.store.scripts.records import id_bytes, parse_id
 from celery_lowkiq.store.scripts.script import ScriptCall, load
 from celery_lowkiq.store.scripts.steps import Steps
 
@@ -53,6 +54,8 @@ class Mover:
 
     def _begin(self, gen: int) -> None:
         self._gen = gen
+        self._turns = 0
+        self._finished: set[int] = set()
         self._search = StraySearch()
         #: By shard, ids that the last turn could not sort, since they were in processing.
         self._stuck: dict[int, int] = defaultdict(int)
@@ -117,36 +120,35 @@ class Mover:
 
     def _move(self, stored: StoredMigration) -> Steps[bool]:
         migration = stored.migration
-        moves = yield from self._read(migration)
+        shards = shards_of_turn(migration, self._turns)
+        self._turns += 1
+        moves = yield from self._read(migration, shards)
         gens = {found.gen for found in moves.values()}
         if max(gens) > migration.gen:
             return False
         if min(gens) < migration.gen:
             # A Redis that has lost its last writes.
             return (yield from self._flip(stored))
-        ready = [index for index in migration.sources if has_sorted(migration, index, moves[index])]
+        sources = [index for index in shards if index < migration.former]
+        ready = [index for index in sources if has_sorted(migration, index, moves[index])]
         # Searched before the shard was read: what has left it since is not on its way now.
         searched = [index for index in ready if self._search.is_done(index)]
         yield from self._search.steps(self.client, self._queue.name, migration, ready)
         done = turn(migration, moves, self._search.strays)
         last = [found for index in searched if (found := last_export(migration, index, moves[index]))]
-        if len(searched) == len(migration.sources) and all(
-            is_finished(migration, index, moves[index]) for index in searched
-        ):
+        self._finished.update(n for n in searched if is_finished(migration, n, moves[n]))
+        if len(self._finished) == migration.former:
             return (yield from self._migrations.begin_phase_steps(migration, Phase.SEAL))
         relays = [self._relay(migration, index, ids) for index, ids in done.relays.items()]
         self.sorted_jobs += sum(map(len, done.relays.values()))
         moved = yield from self._transfer(migration, moves, [*done.exports, *last], relays)
         return bool(relays) or moved
 
-    def _read(self, migration: Migration) -> Steps[dict[int, ShardMoves]]:
-        count = len(migration.shards)
-        calls = [
-            self._call("read_moves", index, limit=page_of(count, self._stuck[index]))
-            for index in migration.shards
-        ]
+    def _read(self, migration: Migration, shards: range) -> Steps[dict[int, ShardMoves]]:
+        limits = {index: page_of(len(shards), self._stuck[index]) for index in shards}
+        calls = [self._call("read_moves", index, limit=limit) for index, limit in limits.items()]
         replies = yield from self._send(calls)
-        return {index: _moves(reply) for index, reply in zip(migration.shards, replies, strict=True)}
+        return {index: _moves(reply) for index, reply in zip(shards, replies, strict=True)}
 
     def _transfer(
         self,
@@ -156,9 +158,13 @@ class Mover:
         relays: Sequence[ScriptCall],
     ) -> Steps[bool]:
         """Take ids from their sources to their shards. Return whether any has moved, or was complete."""
-        calls = [self._export(migration, moves, export) for export in exports]
+        numbers = yield from self._received(exports)
+        calls = [
+            self._export(migration, export, number) for export, number in zip(exports, numbers, strict=True)
+        ]
         replies = yield from self._send([*calls, *relays])
-        self._stuck.clear()
+        for index in moves:
+            self._stuck[index] = 0
         taken: list[tuple[Export, int]] = []
         imports, answered = [], []
         for export, reply in zip(exports, replies, strict=False):
@@ -180,20 +186,35 @@ class Mover:
             yield from self._confirm()
             yield from self._send(
                 [
-                    self._call("forget_transfer", export.source, shard=export.shard, number=number)
+                    self._call(
+                        "forget_transfer",
+                        export.source,
+                        gen=migration.gen,
+                        shard=export.shard,
+                        number=number,
+                    )
                     for export, number in arrived
                 ]
             )
         return bool(arrived or answered)
 
-    def _export(self, migration: Migration, moves: Mapping[int, ShardMoves], export: Export) -> ScriptCall:
+    def _received(self, exports: Sequence[Export]) -> Steps[list[int]]:
+        """Read the numbers of the last transfers of these sources and shards."""
+        keys = [shard_keys(self._shard(export.shard))["outbox"] for export in exports]
+        commands = [
+            ("HGET", key, f"received:{export.source}") for key, export in zip(keys, exports, strict=True)
+        ]
+        replies = (yield from self.client.command_steps(commands)) if commands else []
+        return [int(reply or 0) for reply in replies]
+
+    def _export(self, migration: Migration, export: Export, number: int) -> ScriptCall:
         return self._call(
             "export",
             export.source,
             list(map(id_bytes, export.ids)),
             gen=migration.gen,
             shard=export.shard,
-            number=moves[export.shard].received.get(export.source, 0),
+            number=number,
             counts=int(export.counts),
             limit=TRANSFER_PAYLOADS,
             max_bytes=TRANSFER_BYTES,
@@ -218,7 +239,7 @@ class Mover:
         return self._call("relay", index, names, gen=migration.gen, **announcement(self._shard(index)))
 
     def _count_stuck(self, moves: Mapping[int, ShardMoves], export: Export, busy: set[str]) -> None:
-        for index in (export.source, export.shard):
+        for index in moves.keys() & {export.source, export.shard}:
             self._stuck[index] += len(busy.intersection(moves[index].moving))
 
     # -- seal
@@ -238,7 +259,7 @@ class Mover:
         replies = yield from self._send(seals)
         if all(sealed and not left for sealed, left in replies):
             return (yield from self._migrations.begin_phase_steps(migration, Phase.IDLE))
-        moves = yield from self._read(migration)
+        moves = yield from self._read(migration, migration.shards)
         relays = [self._relay(migration, n, found.moving) for n, found in moves.items() if found.moving]
         yield from self._send(relays)
         return bool(relays)
@@ -262,7 +283,7 @@ class Mover:
 
 
 def _moves(reply: list[Any]) -> ShardMoves:
-    route, gen, moving, waiting, inflight, pending, received, counts = reply
+    route, gen, moving, waiting, inflight, pending, counts = reply
     return ShardMoves(
         route.decode(),
         int(gen),
@@ -270,6 +291,5 @@ def _moves(reply: list[Any]) -> ShardMoves:
         waiting,
         tuple(map(parse_id, inflight)),
         tuple(map(int, pending)),
-        {int(source): int(number) for source, number in pairs(received)},
         counts,
     )

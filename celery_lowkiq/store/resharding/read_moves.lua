@@ -5,16 +5,12 @@
 --   limit: maximum number of ids to return that wait to be sorted: those that are due first
 -- USES:
 -- Returns: {route, gen, {id, ...} of these, their whole number, {id, ...} that were in processing at the fence and have not
---   left, {shard, ...} to which transfers are pending, {shard, number, ...} of the last transfers received, counts processed,
---   failed, merged, dead and dropped in all}.
+--   left, {shard, ...} to which transfers are pending, counts processed, failed, merged, dead and dropped in all}.
 -- Cost: O(limit + jobs in processing + transfers).
 local stored = redis.call('HMGET', meta, 'shards', 'gen', 'processed', 'failed', 'merged', 'dead', 'dropped')
-local pending, received, total = {}, {}, 0
+local pending, total = {}, 0
 for _, field in ipairs(redis.call('HKEYS', outbox)) do
-  local source = string.match(field, '^received:(.+)$')
-  if source then
-    received[#received + 1], received[#received + 2] = source, redis.call('HGET', outbox, field)
-  elseif not string.find(field, ':', 1, true) then
+  if not string.find(field, ':', 1, true) then
     pending[#pending + 1] = field
   end
 end
@@ -22,4 +18,4 @@ for i = 3, 7 do
   total = total + tonumber(stored[i] or 0)
 end
 local ids = redis.call('ZRANGE', moving, 0, limit - 1)
-return {stored[1] or '', stored[2] or '0', ids, redis.call('ZCARD', moving), redis.call('ZRANGE', inflight, 0, -1), pending, received, total}
+return {stored[1] or '', stored[2] or '0', ids, redis.call('ZCARD', moving), redis.call('ZRANGE', inflight, 0, -1), pending, total}

@@ -3,7 +3,7 @@
 -- KEYS: meta @waiting!
 -- ARGV: gen channel index [id]...
 --   gen: number of the migration; also after the shard was sealed
--- USES: waiting_index wake migration
+-- USES: moving_index wake migration
 -- FLAGS: allow-oom
 -- Returns: 1; 0 when the shard is not in this migration.
 -- Cost: O(log n) an id. Repeated: no effect.

@@ -41,11 +41,12 @@ class StraySearch:
     def __init__(self) -> None:
         #: Found ids, by shard, that may not have left yet.
         self.strays: dict[int, dict[str, None]] = defaultdict(dict)
-        self._places: dict[int, _Place] = defaultdict(_Place)
+        self._places: dict[int, _Place] = {}
 
     def is_done(self, index: int) -> bool:
         """Whether a shard was searched, and all that was found has left it."""
-        return self._places[index].key == len(SEARCHED) and not self.strays[index]
+        place = self._places.get(index)
+        return place is not None and place.key == len(SEARCHED) and not self.strays[index]
 
     def forget(self, index: int, ids: Iterable[str]) -> None:
         """Note that nothing is left of ids in a shard."""
@@ -54,9 +55,10 @@ class StraySearch:
 
     def steps(self, client: Client, queue: str, migration: Migration, shards: Sequence[int]) -> Steps[None]:
         """Search the next part of each shard that has not been searched."""
+        yield from self._skip_empty(client, [ShardRef(queue, n) for n in shards if n not in self._places])
         left = [index for index in shards if self._places[index].key < len(SEARCHED)]
         commands = [self._command(ShardRef(queue, index)) for index in left]
-        replies = yield from client.command_steps(commands) if commands else _nothing()
+        replies = (yield from client.command_steps(commands)) if commands else []
         for index, (cursor, found) in zip(left, replies, strict=True):
             place = self._places[index]
             for member, _ in member_scores(_flat(found)):
@@ -67,16 +69,17 @@ class StraySearch:
             if not place.cursor:
                 place.key += 1
 
+    def _skip_empty(self, client: Client, shards: Sequence[ShardRef]) -> Steps[None]:
+        commands = [("EXISTS", *(shard_keys(shard)[name] for name in SEARCHED)) for shard in shards]
+        replies = (yield from client.command_steps(commands)) if commands else []
+        for shard, count in zip(shards, replies, strict=True):
+            self._places[shard.index] = _Place(0 if count else len(SEARCHED))
+
     def _command(self, shard: ShardRef) -> tuple[Any, ...]:
         place = self._places[shard.index]
         name = SEARCHED[place.key]
         scan = "ZSCAN" if SHARD_KEYS[name] == "zset" else "HSCAN"
         return (scan, shard_keys(shard)[name], place.cursor, "COUNT", STEP)
-
-
-def _nothing() -> Steps[list[Any]]:
-    yield from ()
-    return []
 
 
 def _flat(found: Any) -> list[Any]:

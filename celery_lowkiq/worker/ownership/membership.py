@@ -104,7 +104,7 @@ class Membership:
         return [
             (
                 frozenset(queues),
-                quotas(sum(self._queues[q].shards for q in queues), dict(nodes))[self._ctx.owner],
+                quotas(sum(self._queues[q].layout.count for q in queues), dict(nodes))[self._ctx.owner],
             )
             for nodes, queues in by_nodes.items()
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from celery_lowkiq.rules.claims import OpenClaims
+from celery_lowkiq.rules.errors import ShardDamaged
 from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.resizing import Resize, resize
@@ -81,12 +82,15 @@ class Resizing:
         if not self._table.retired:
             return
         self._table.drop_retired()
-        staying = self._table.staying()
-        shards = [shard for shard in staying if shard in self._table.retired]
+        shards = [shard for shard in self._table.staying() if shard in self._table.retired]
         if not shards:
             return
         no_claims = [OpenClaims()] * len(shards)
-        dues = self._store.next_due(shards, no_claims, [False] * len(shards))
+        try:
+            dues = self._store.next_due(shards, no_claims, [False] * len(shards))
+        except ShardDamaged:
+            # The lane reports the damage. The other shards of the node must not wait for its repair.
+            return
         for shard, due in zip(shards, dues, strict=True):
             if due.next_due is None:
                 self._table.leave(shard)

@@ -5,7 +5,7 @@
 -- A job is in `due`; with a priority other than 0 in `due_prioritized`; while its id is paused in `due_paused`. Its score there
 -- is its perform_in. `by_priority` also has each job with a priority, by priority and perform_in; the score of a paused one
 -- is negative there, so that no claim finds it. In a migration, a job that may belong elsewhere, or may have more in another
--- shard, is in `moving` in place of these, whatever happens to it, until a mover takes it out (release_moving).
+-- shard, is in `moving` in place of these, whatever happens to it, until a mover takes it out (moving_index.lua).
 
 -- The priority of a waiting job; 0 is the most urgent.
 local function priority_of(id)
@@ -13,15 +13,9 @@ local function priority_of(id)
   return score and math.abs(math.floor(tonumber(score) / PRIORITY_SPAN)) or 0
 end
 
-local function is_moving(id)
-  return any_moving and redis.call('ZSCORE', moving, id)
-end
-
 -- The index of a waiting job of the id.
 local function index_key(id)
-  if is_moving(id) then
-    return moving
-  elseif any_paused and redis.call('ZSCORE', paused, id) then
+  if any_paused and redis.call('ZSCORE', paused, id) then
     return due_paused
   end
   return any_prioritized and priority_of(id) > 0 and due_prioritized or due
@@ -30,7 +24,6 @@ end
 -- The perform_in of a waiting job, nil or false without one; and whether it is paused.
 local function index_score(id)
   local score = redis.call('ZSCORE', due, id) or any_prioritized and redis.call('ZSCORE', due_prioritized, id)
-    or is_moving(id)
   if score or not any_paused then
     return score, false
   end
@@ -44,9 +37,6 @@ local function index_remove(...)
   if any_paused then
     redis.call('ZREM', due_paused, ...)
   end
-  if any_moving then
-    redis.call('ZREM', moving, ...)
-  end
   if any_prioritized then
     redis.call('ZREM', due_prioritized, ...)
     redis.call('ZREM', by_priority, ...)
@@ -55,7 +45,6 @@ end
 
 -- Adds a waiting job, or moves it, to perform_in and priority.
 local function index_put(id, perform_in, priority)
-  local stays = is_moving(id)
   if any_prioritized and priority ~= priority_of(id) then
     index_remove(id)
   end
@@ -63,16 +52,16 @@ local function index_put(id, perform_in, priority)
     any_prioritized = true
     redis.call('ZADD', by_priority, priority_score(priority, perform_in), id)
   end
-  local index = stays and moving or index_key(id)
+  local index = index_key(id)
   redis.call('ZADD', index, perform_in, id)
-  if priority > 0 and (index == due_paused or stays) then
+  if priority > 0 and index == due_paused then
     redis.call('ZADD', by_priority, priority_score(-priority, perform_in), id)
   end
 end
 
 -- Adds jobs of priority 0, {perform_in, id, ...}; one that is waiting keeps its place.
 local function index_add(times)
-  if not (any_paused or any_moving) then
+  if not any_paused then
     due_add(times)
     return
   end
@@ -81,88 +70,10 @@ local function index_add(times)
   end
 end
 
--- Puts a new job into `moving`, where it stays when it is added to an index.
-local function index_hold(id, perform_in)
-  any_moving = true
-  redis.call('ZADD', moving, 'NX', perform_in, id)
-end
-
--- Moves a waiting job to `moving`.
-local function hold(id)
-  if not is_moving(id) then
-    local perform_in, priority = index_score(id), priority_of(id)
-    index_remove(id)
-    index_hold(id, perform_in)
-    index_put(id, perform_in, priority)
-  end
-end
-
--- Jobs of one command: `unpack` takes a limited number of values.
-local HIDDEN = 1000
-
--- Hides all jobs with a priority from claims.
-local function hide_prioritized()
-  repeat
-    local found = redis.call('ZRANGEBYSCORE', by_priority, '(0', '+inf', 'WITHSCORES', 'LIMIT', 0, HIDDEN)
-    local hidden = {}
-    for i = 1, #found, 2 do
-      local priority = math.floor(tonumber(found[i + 1]) / PRIORITY_SPAN)
-      hidden[i], hidden[i + 1] = priority_score(-priority, found[i + 1] - priority * PRIORITY_SPAN), found[i]
-    end
-    if #hidden > 0 then
-      redis.call('ZADD', by_priority, unpack(hidden))
-    end
-  until #found == 0
-end
-
--- Moves all waiting jobs to `moving`: the usual ones by one renaming.
-local function hold_all()
-  if not any_moving and redis.call('EXISTS', due) == 1 then
-    redis.call('RENAME', due, moving)
-  end
-  if any_special then
-    redis.call('ZUNIONSTORE', moving, 4, moving, due, due_prioritized, due_paused)
-    redis.call('DEL', due, due_prioritized, due_paused)
-    hide_prioritized()
-  end
-end
-
--- The perform_in of waiting jobs, most of which are in `moving`; false without one.
-local function moving_scores(ids)
-  local times = redis.call('ZMSCORE', moving, unpack(ids))
-  for i, id in ipairs(ids) do
-    times[i] = times[i] or index_score(id) or false
-  end
-  return times
-end
-
--- Moves jobs from `moving` to their own indexes.
-local function release_moving(ids)
-  local times = any_moving and #ids > 0 and redis.call('ZMSCORE', moving, unpack(ids)) or {}
-  local found, plain = {}, {}
-  for i, id in ipairs(ids) do
-    if times[i] then
-      found[#found + 1] = id
-      plain[#plain + 1], plain[#plain + 2] = times[i], id
-    end
-  end
-  if #found == 0 then
-    return
-  end
-  redis.call('ZREM', moving, unpack(found))
-  if not (any_paused or any_prioritized) then
-    due_add(plain)
-    return
-  end
-  for i = 1, #plain, 2 do
-    index_put(plain[i + 1], plain[i], priority_of(plain[i + 1]))
-  end
-end
-
 -- Moves a waiting job to its other index after its id was paused or resumed. Returns its perform_in; nil or false without one.
 local function index_move(id)
   local perform_in = index_score(id)
-  if perform_in and not is_moving(id) then
+  if perform_in then
     local priority = priority_of(id)
     index_remove(id)
     index_put(id, perform_in, priority)
@@ -208,5 +119,57 @@ if any_prioritized then
       end
     end
     return taken
+  end
+end
+
+-- In a migration: the same with `moving`.
+local is_moving, index_hold
+if any_moving then
+  local key_of, score_of_others, remove_others, put, move = index_key, index_score, index_remove, index_put, index_move
+
+  function is_moving(id)
+    return redis.call('ZSCORE', moving, id)
+  end
+
+  -- Puts a new job into `moving`, where it stays when it is added to an index.
+  function index_hold(id, perform_in)
+    redis.call('ZADD', moving, 'NX', perform_in, id)
+  end
+
+  function index_key(id)
+    return is_moving(id) and moving or key_of(id)
+  end
+
+  function index_score(id)
+    local score, is_paused = score_of_others(id)
+    return score or is_moving(id), is_paused
+  end
+
+  function index_remove(...)
+    remove_others(...)
+    redis.call('ZREM', moving, ...)
+  end
+
+  -- The score in `by_priority` is negative, as that of a paused job.
+  function index_put(id, perform_in, priority)
+    if not is_moving(id) then
+      return put(id, perform_in, priority)
+    end
+    redis.call('ZREM', by_priority, id)
+    redis.call('ZADD', moving, perform_in, id)
+    if priority > 0 then
+      any_prioritized = true
+      redis.call('ZADD', by_priority, priority_score(-priority, perform_in), id)
+    end
+  end
+
+  function index_add(times)
+    for i = 1, #times, 2 do
+      redis.call('ZADD', index_key(times[i + 1]), 'NX', times[i], times[i + 1])
+    end
+  end
+
+  function index_move(id)
+    return is_moving(id) or move(id)
   end
 end

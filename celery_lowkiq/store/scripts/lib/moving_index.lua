@@ -1,0 +1,76 @@
+-- The index `moving`: waiting jobs that no claim takes until a mover has sorted them (waiting_index.lua).
+--
+-- KEYS: @waiting
+-- USES: in_migration waiting_index
+
+-- Moves a waiting job to `moving`.
+local function hold(id)
+  if not is_moving(id) then
+    local perform_in, priority = index_score(id), priority_of(id)
+    index_remove(id)
+    index_hold(id, perform_in)
+    index_put(id, perform_in, priority)
+  end
+end
+
+-- Jobs of one command: `unpack` takes a limited number of values.
+local HIDDEN = 1000
+
+-- Hides all jobs with a priority from claims.
+local function hide_prioritized()
+  repeat
+    local found = redis.call('ZRANGEBYSCORE', by_priority, '(0', '+inf', 'WITHSCORES', 'LIMIT', 0, HIDDEN)
+    local hidden = {}
+    for i = 1, #found, 2 do
+      local priority = math.floor(tonumber(found[i + 1]) / PRIORITY_SPAN)
+      hidden[i], hidden[i + 1] = priority_score(-priority, found[i + 1] - priority * PRIORITY_SPAN), found[i]
+    end
+    if #hidden > 0 then
+      redis.call('ZADD', by_priority, unpack(hidden))
+    end
+  until #found == 0
+end
+
+-- Moves all waiting jobs to `moving`: the usual ones by one renaming.
+local function hold_all()
+  if redis.call('EXISTS', moving) == 0 and redis.call('EXISTS', due) == 1 then
+    redis.call('RENAME', due, moving)
+  end
+  if any_special then
+    redis.call('ZUNIONSTORE', moving, 4, moving, due, due_prioritized, due_paused)
+    redis.call('DEL', due, due_prioritized, due_paused)
+    hide_prioritized()
+  end
+end
+
+-- The perform_in of waiting jobs, most of which are in `moving`; false without one.
+local function moving_scores(ids)
+  local times = redis.call('ZMSCORE', moving, unpack(ids))
+  for i, id in ipairs(ids) do
+    times[i] = times[i] or index_score(id) or false
+  end
+  return times
+end
+
+-- Moves jobs from `moving` to their own indexes.
+local function release_moving(ids)
+  local times = #ids > 0 and redis.call('ZMSCORE', moving, unpack(ids)) or {}
+  local found, plain = {}, {}
+  for i, id in ipairs(ids) do
+    if times[i] then
+      found[#found + 1] = id
+      plain[#plain + 1], plain[#plain + 2] = times[i], id
+    end
+  end
+  if #found == 0 then
+    return
+  end
+  redis.call('ZREM', moving, unpack(found))
+  if not (any_paused or any_prioritized) then
+    due_add(plain)
+    return
+  end
+  for i = 1, #plain, 2 do
+    index_put(plain[i + 1], plain[i], priority_of(plain[i + 1]))
+  end
+end
