@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from dataclasses import replace
 
@@ -295,6 +296,30 @@ class TestFixedSplitter:
         one.store.routes["q"] = "8"
         table = one.runtime._ownership._table
         eventually(lambda: table.watch(ShardRef("q", 2)).queue.shards == 8)
+
+
+def lines_of(caplog):
+    return [text for text in caplog.messages if text.startswith("queue q ")]
+
+
+def test_the_log_names_the_begin_and_the_end_of_a_migration(node, caplog):
+    caplog.set_level(logging.INFO)
+    one = node(splitter=lease_splitter)
+    one.store.routes["q"] = "4"
+    one.start()
+    for route, logged in (("4>8", "queue q is moving from 4 to 8 shards"), ("8", "queue q has 8 shards now")):
+        one.store.routes["q"] = route
+        eventually(lambda logged=logged: lines_of(caplog)[-1:] == [logged])
+    assert len(lines_of(caplog)) == 2
+
+
+def test_a_node_that_starts_during_a_migration_to_the_declared_number_says_only_that(node, caplog):
+    caplog.set_level(logging.INFO)
+    one = node(splitter=lease_splitter)
+    one.store.routes["q"] = "8>4"
+    one.start()
+    eventually(lambda: lines_of(caplog))
+    assert lines_of(caplog) == ["queue q is moving from 8 to 4 shards"]
 
 
 def test_a_queue_without_a_stored_number_is_served_as_declared():

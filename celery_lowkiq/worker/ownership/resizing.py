@@ -53,16 +53,22 @@ class Resizing:
         self._table.retire(change.removed)
 
     def _log(self, change: Resize) -> None:
-        queue = change.queue
-        if queue.name not in self._routes:
-            logger.warning(
-                "queue %s has %d shards, the code declares %d; the stored number applies",
-                queue.name,
-                queue.shards,
-                self._queues[queue.name].shards,
+        queue, declared = change.queue, self._queues[change.queue.name].shards
+        if queue.former_shards is not None:
+            logger.info(
+                "queue %s is moving from %d to %d shards", queue.name, queue.former_shards, queue.shards
             )
+        if queue.name not in self._routes:
+            if queue.shards != declared:
+                logger.warning(
+                    "queue %s has %d shards, the code declares %d; the stored number applies",
+                    queue.name,
+                    queue.shards,
+                    declared,
+                )
         elif self._shared:
-            logger.info("queue %s has %d shards now", queue.name, queue.shards)
+            if queue.former_shards is None:
+                logger.info("queue %s has %d shards now", queue.name, queue.shards)
         elif change.added or change.removed:
             logger.warning(
                 "queue %s has %d shards now, but the splitter of this node deals shards once, when it "
