@@ -114,8 +114,7 @@ end
 local last = redis.call('HGET', senders, sender)
 """
 HOLD = "      index_hold(id, record.perform_in)\n"
-#: Found within a second.
-OFTEN = {
+FAULTS = {
     "a new job of an id that has more elsewhere is due": (
         script("push.lua", "if arrives[i] and", "if false and"),
     ),
@@ -146,9 +145,6 @@ OFTEN = {
         script("import_jobs.lua", HOLD, HOLD.replace("index_hold(", "due_add({record.perform_in, id}) --")),
     ),
     "what has no job stays where it was": ((strays, "SEARCHED", ("due",)),),
-}
-#: Rarer.
-RARE = {
     "a shard opens with its own last score": (
         script("open.lua", "if tonumber(known or 0) < tonumber(floor) then", "if false then"),
     ),
@@ -168,16 +164,10 @@ RARE = {
 }
 
 
-@pytest.mark.parametrize("fault", OFTEN)
-def test_a_seeded_fault_is_found(client, fault):
-    assert found(client, OFTEN[fault], range(20))
-
-
-@pytest.mark.full
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("fault", RARE)
-def test_a_rare_seeded_fault_is_found(client, fault):
-    assert found(client, RARE[fault], range(300))
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_seeded_fault_is_found(client, fault):
+    assert found(client, FAULTS[fault], range(100))
 
 
 # -- movers that wake up in another migration, and others that random runs rarely find
