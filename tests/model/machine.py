@@ -11,6 +11,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.errors import NotOwner, QueueFull
 from celery_lowkiq.rules.isolation import NOT_ISOLATED, Isolation, isolated
+from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.models import (
     Disposition,
     Lease,
@@ -355,7 +356,7 @@ class StoreMachine(PeopleRules):
         """What claims take for damage when it is not so."""
         if hasattr(self, "lease"):
             (found,) = self.repairs.conditions([self.shard])
-            assert damages(found, 1) == ()
+            assert damages(found, Layout(1)) == ()
 
     @invariant()
     def the_store_is_as_the_model_says(self) -> None:
