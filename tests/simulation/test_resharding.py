@@ -49,14 +49,14 @@ def check(client, seeds):
 @pytest.mark.random
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", range(FIRST, FIRST + COUNT, CHUNK))
-def test_o7_a_queue_that_is_resharded_loses_doubles_and_reorders_nothing(client, first):
+def test_a_queue_that_is_resharded_loses_doubles_and_reorders_nothing(client, first):
     check(client, range(first, min(first + CHUNK, FIRST + COUNT)))
 
 
 @pytest.mark.full
 @pytest.mark.random
 @pytest.mark.timeout(0)
-def test_o7_other_runs_each_time(client, rounds):
+def test_other_runs_each_time(client, rounds):
     first = random.SystemRandom().randrange(10**6, 10**9)
     for count in rounds(10 * CHUNK):
         check(client, range(first, first + count))
