@@ -27,7 +27,7 @@ def test_nothing_is_changed_without_yes(server, run):
     for _ in range(2):
         found = run("repair", "sync_order")
         assert found.exit_code == 1
-        assert f"damaged {shard}: 1 jobs wait, 0 + 0 + 0 have a due time" in found.stdout
+        assert f"damaged {shard}: 1 jobs wait, 0 + 0 + 0 + 0 have a due time" in found.stdout
 
 
 def test_with_yes_it_is_repaired_and_what_was_done_is_said(server, run):
@@ -43,7 +43,7 @@ def test_the_doctor_finds_it_and_names_the_command(server, run):
     shard = broken_shard(server)
     shown = run("doctor")
     assert shown.exit_code == 1
-    assert f"It is damaged: {shard}: 1 jobs wait, 0 + 0 + 0 have a due time." in shown.stdout
+    assert f"It is damaged: {shard}: 1 jobs wait, 0 + 0 + 0 + 0 have a due time." in shown.stdout
     assert "celery -A proj lowkiq repair sync_order" in shown.stdout
 
 

@@ -49,14 +49,14 @@ def check(client, seeds):
 @pytest.mark.random
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", range(FIRST, FIRST + COUNT, CHUNK))
-def test_o7_a_queue_that_is_resharded_loses_doubles_and_reorders_nothing(client, first):
+def test_a_queue_that_is_resharded_loses_doubles_and_reorders_nothing(client, first):
     check(client, range(first, min(first + CHUNK, FIRST + COUNT)))
 
 
 @pytest.mark.full
 @pytest.mark.random
 @pytest.mark.timeout(0)
-def test_o7_other_runs_each_time(client, rounds):
+def test_other_runs_each_time(client, rounds):
     first = random.SystemRandom().randrange(10**6, 10**9)
     for count in rounds(10 * CHUNK):
         check(client, range(first, first + count))
@@ -114,8 +114,7 @@ end
 local last = redis.call('HGET', senders, sender)
 """
 HOLD = "      index_hold(id, record.perform_in)\n"
-#: Found within a second.
-OFTEN = {
+FAULTS = {
     "a new job of an id that has more elsewhere is due": (
         script("push.lua", "if arrives[i] and", "if false and"),
     ),
@@ -146,9 +145,6 @@ OFTEN = {
         script("import_jobs.lua", HOLD, HOLD.replace("index_hold(", "due_add({record.perform_in, id}) --")),
     ),
     "what has no job stays where it was": ((strays, "SEARCHED", ("due",)),),
-}
-#: Rarer.
-RARE = {
     "a shard opens with its own last score": (
         script("open.lua", "if tonumber(known or 0) < tonumber(floor) then", "if false then"),
     ),
@@ -168,16 +164,10 @@ RARE = {
 }
 
 
-@pytest.mark.parametrize("fault", OFTEN)
-def test_a_seeded_fault_is_found(client, fault):
-    assert found(client, OFTEN[fault], range(20))
-
-
-@pytest.mark.full
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("fault", RARE)
-def test_a_rare_seeded_fault_is_found(client, fault):
-    assert found(client, RARE[fault], range(300))
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_seeded_fault_is_found(client, fault):
+    assert found(client, FAULTS[fault], range(100))
 
 
 # -- movers that wake up in another migration, and others that random runs rarely find

@@ -98,7 +98,7 @@ BY_HAND = {
 
 
 def test_everything_of_an_id_moves(store, client):
-    """O7: no key that has entries of ids is forgotten."""
+    """No key that has entries of ids is forgotten."""
     queue = replace(ONE, policies=POLICIES)
     job_id, other = someone(3, 1), someone(3, 1)
     an_id_with_everything(store, ONE, job_id)

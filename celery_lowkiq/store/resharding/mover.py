@@ -61,7 +61,7 @@ class Mover:
         self._stuck: dict[int, int] = defaultdict(int)
 
     def turn(self) -> bool:
-        """Do one turn. False when there was nothing to do."""
+        """Do one turn. False when there was nothing to do in its shards."""
         return self.client.execute(self.turn_steps())
 
     def turn_steps(self) -> Steps[bool]:

@@ -1,0 +1,112 @@
+"""What a mover decides in a turn."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_lowkiq.rules import resharding
+from celery_lowkiq.rules.layout import Layout
+from celery_lowkiq.rules.resharding import (
+    Export,
+    Migration,
+    Phase,
+    ShardMoves,
+    has_sorted,
+    is_finished,
+    last_export,
+    page_of,
+    shards_of_turn,
+    turn,
+)
+
+GROWS = Migration(1, Phase.MOVE, Layout(4, 2))
+SHRINKS = Migration(1, Phase.MOVE, Layout(2, 4))
+
+
+def ids(migration, source, home, count=1):
+    """Ids of a former shard and of a new one."""
+    layout = migration.layout
+    found = (
+        name
+        for name in map(str, range(10_000))
+        if (layout.former_home(name), layout.home(name)) == (None if source == home else source, home)
+    )
+    return tuple(next(found) for _ in range(count))
+
+
+def moves(*moving, gen=1, **others):
+    return ShardMoves("2>4", gen, moving, **{"waiting": len(moving), **others})
+
+
+def test_ids_that_stay_become_claimable_and_others_leave():
+    stays, leaves = ids(GROWS, 0, 0), ids(GROWS, 0, 2)
+    done = turn(GROWS, {0: moves(*stays, *leaves)}, {})
+    assert done.relays == {0: stays}
+    assert done.exports == (Export(0, 2, leaves),)
+
+
+def test_a_source_is_asked_for_an_id_that_a_call_has_brought():
+    (job_id,) = ids(GROWS, 0, 2)
+    assert turn(GROWS, {2: moves(job_id)}, {}).exports == (Export(0, 2, (job_id,)),)
+
+
+def test_ids_that_calls_have_brought_come_first(monkeypatch):
+    monkeypatch.setattr(resharding, "TRANSFER_IDS", 2)
+    first, second, third = ids(GROWS, 0, 2, 3)
+    done = turn(GROWS, {0: moves(first, second), 2: moves(third)}, {})
+    assert done.exports == (Export(0, 2, (third, first)),)
+
+
+def test_what_was_in_processing_and_strays_leave_too():
+    runs, dead = ids(GROWS, 1, 3, 2)
+    (stays,) = ids(GROWS, 1, 1)
+    done = turn(GROWS, {1: moves(inflight=(runs, stays))}, {1: [dead]})
+    assert done.exports == (Export(1, 3, (runs, dead)),)
+
+
+def test_a_transfer_that_is_on_its_way_is_asked_for_again():
+    assert turn(GROWS, {0: moves(pending=(2,))}, {}).exports == (Export(0, 2),)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        moves(*ids(GROWS, 0, 2)),
+        moves(inflight=ids(GROWS, 0, 2)),
+        moves(*ids(GROWS, 0, 0), waiting=2),
+        moves(gen=0),
+    ],
+)
+def test_a_source_that_an_id_may_leave_is_not_sorted(found):
+    assert not has_sorted(GROWS, 0, found)
+
+
+def test_a_source_is_finished_when_nothing_is_on_its_way():
+    stays = ids(GROWS, 0, 0)
+    assert is_finished(GROWS, 0, moves(*stays, inflight=stays))
+    assert not is_finished(GROWS, 0, moves(pending=(2,)))
+
+
+def test_counts_leave_a_shard_that_is_retired_after_all_else():
+    assert last_export(SHRINKS, 3, moves(counts=5)) == Export(3, 1, counts=True)
+    assert not is_finished(SHRINKS, 3, moves(counts=5))
+    assert last_export(SHRINKS, 3, moves(*ids(SHRINKS, 3, 1), counts=5)) is None
+    assert last_export(SHRINKS, 1, moves(counts=5)) is None
+    assert is_finished(SHRINKS, 1, moves(counts=5))
+
+
+def test_a_shard_that_the_new_number_does_not_have_is_retired():
+    assert [SHRINKS.sealed(index) for index in range(4)] == ["2", "2", "retired", "retired"]
+
+
+@pytest.mark.parametrize("count", [1, 64, 65, 200])
+def test_turns_go_round_over_all_shards(count):
+    migration = Migration(1, Phase.MOVE, Layout(count, 1))
+    turns = [shards_of_turn(migration, number) for number in range(8)]
+    assert all(turns)
+    assert set().union(*turns[:4]) == set(range(count))
+    assert max(map(len, turns)) <= resharding.TURN_SHARDS
+
+
+def test_pages_share_a_turn_and_grow_by_what_is_stuck():
+    assert (page_of(64, 0), page_of(64, 5), page_of(1, 0), page_of(5000, 0)) == (31, 36, 2000, 1)
