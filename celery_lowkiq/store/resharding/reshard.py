@@ -28,7 +28,7 @@ def reshard(mover: Mover, queue: QueueSpec, shards: int, progress: Progress | No
     if not is_whole(shards, 1, MAX_SHARDS):
         raise InvalidCall(invalid("shards", shards, f"a whole number from 1 to {MAX_SHARDS}"))
     migrations = Migrations(mover.client, queue.name)
-    Registry(mover.client).register(queue)
+    Registry(mover.client).registered(queue)
     migrations.begin(shards)
     tally = Tally(progress)
     while (migration := migrations.read()) is not None:
