@@ -16,6 +16,8 @@ from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.push import Sender, push_call
 from celery_lowkiq.store.repairs.repairs import Repairs
+from celery_lowkiq.store.resharding.migrations import Migrations
+from celery_lowkiq.store.resharding.mover import Mover
 from celery_lowkiq.store.resharding.reshard import reshard
 from celery_lowkiq.store.scripts.client import ShardCountDiffers
 from celery_lowkiq.store.scripts.keys import ID_KEYS, SHARD_KEYS, queue_key
@@ -380,3 +382,17 @@ def test_a_caller_that_remembers_a_migration_begins_the_queue_of_an_empty_redis_
     assert client.hget(queue_key(NAME), "shards") == b"2"
     assert not client.hexists(queue_key(NAME), "phase")
     assert reshard(begun(store, ONE, 3), ONE, 3) == 1
+
+
+def test_a_queue_gets_its_number_after_another_migration_that_ended_just_now(store, client, monkeypatch):
+    store.push(ONE, [NewJob("1", b"x")])
+    begin = Migrations.begin
+
+    def refused(migrations, shards):
+        monkeypatch.setattr(Migrations, "begin", begin)
+        resharded(store, ONE, 2)
+        return False
+
+    monkeypatch.setattr(Migrations, "begin", refused)
+    reshard(Mover(store.client, ONE), ONE, 3)
+    assert client.hget(queue_key(NAME), "shards") == b"3"
