@@ -16,8 +16,11 @@ from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.push import Sender, push_call
 from celery_lowkiq.store.repairs.repairs import Repairs
+from celery_lowkiq.store.resharding.migrations import Migrations
+from celery_lowkiq.store.resharding.mover import Mover
+from celery_lowkiq.store.resharding.reshard import reshard
 from celery_lowkiq.store.scripts.client import ShardCountDiffers
-from celery_lowkiq.store.scripts.keys import ID_KEYS, SHARD_KEYS
+from celery_lowkiq.store.scripts.keys import ID_KEYS, SHARD_KEYS, queue_key
 
 from .helpers import contents, stats
 from .resharding import (
@@ -351,3 +354,45 @@ def test_the_pause_of_a_queue_holds_in_new_shards(store, client):
     Pausing(store.client).pause(ONE)
     queue = resharded(store, ONE, 2)
     assert stats(store, queue).paused == 2
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_a_queue_whose_own_key_is_lost_is_resharded_as_its_shards_are(store, client, turns):
+    store.push(ONE, [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(50)])
+    queue = resharded(store, ONE, 4)
+    mover = begun(store, queue, 3)
+    if turns:
+        until(client, mover, "flip")
+        for _ in range(turns):
+            mover.turn()
+    client.delete(queue_key(NAME))
+    reshard(mover, ONE, 3)
+    assert client.hget(queue_key(NAME), "shards") == b"3"
+    queue = replace(ONE, shards=3)
+    leases = [owned(store, queue, index) for index in range(3)]
+    assert sum(len(claimed(store, queue, lease).jobs) for lease in leases) == 50
+
+
+def test_a_caller_that_remembers_a_migration_begins_the_queue_of_an_empty_redis_anew(store, client):
+    store.push(ONE, [NewJob("1", b"x")])
+    until(client, begun(store, ONE, 2), "move")
+    store.push(ONE, [NewJob("1", b"y")])
+    client.flushall()
+    store.push(ONE, [NewJob("1", b"z")])
+    assert client.hget(queue_key(NAME), "shards") == b"2"
+    assert not client.hexists(queue_key(NAME), "phase")
+    assert reshard(begun(store, ONE, 3), ONE, 3) == 1
+
+
+def test_a_queue_gets_its_number_after_another_migration_that_ended_just_now(store, client, monkeypatch):
+    store.push(ONE, [NewJob("1", b"x")])
+    begin = Migrations.begin
+
+    def refused(migrations, shards):
+        monkeypatch.setattr(Migrations, "begin", begin)
+        resharded(store, ONE, 2)
+        return False
+
+    monkeypatch.setattr(Migrations, "begin", refused)
+    reshard(Mover(store.client, ONE), ONE, 3)
+    assert client.hget(queue_key(NAME), "shards") == b"3"

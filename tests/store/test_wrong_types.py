@@ -167,7 +167,7 @@ def arguments(state):
         ),
         "read_leases": ({}, ()),
         "read_moves": ({"limit": 10}, ()),
-        "register": ({"format": 1, "shards": 2, "expected": 1}, ()),
+        "register": ({"format": 1, "shards": 2, "expected": 1, "gen": 0}, ()),
         "relay": ({"gen": 1, **ANNOUNCED}, ("long", "held")),
         "release": ({**owner, **ANNOUNCED, "unsettled": 0}, ()),
         "renew": ({**owner, "stopping": 0, "server": state.server, "turn": 1}, ()),

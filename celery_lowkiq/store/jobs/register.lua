@@ -1,8 +1,9 @@
 -- Returns the number of shards and the storage format of a queue; writes them when they are missing.
 --
 -- KEYS: queue
--- ARGV: format shards expected
+-- ARGV: format shards expected gen
 --   expected: the stored count that `shards` replaces; '' for none
+--   gen: number of the last migration, '0' without one; when `shards` is the route of one, it is the migration that goes on
 -- USES:
 -- Returns: {format, shards, number of the last pause, start of the pause or '', phase of its migration or ''} as stored now.
 -- Cost: O(1).
@@ -10,5 +11,13 @@ local stored = redis.call('HMGET', queue, 'format', 'shards', 'pause', 'paused',
 if not stored[1] or (stored[1] == format and stored[2] == expected) then
   redis.call('HSET', queue, 'format', format, 'shards', shards)
   stored[1], stored[2] = format, shards
+  if gen ~= '0' then
+    redis.call('HSET', queue, 'gen', gen)
+  end
+  if string.find(shards, '>', 1, true) then
+    -- Shards that are open already stay as they are in this phase.
+    stored[5] = 'flip'
+    redis.call('HSET', queue, 'migration', shards, 'phase', stored[5])
+  end
 end
 return {stored[1], stored[2], stored[3] or '0', stored[4] or '', stored[5] or ''}

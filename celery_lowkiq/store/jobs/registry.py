@@ -48,7 +48,7 @@ class Registry:
         Shards may be closed in a migration whose mover has died, so the caller continues it. Raises
         QueueResharded when another layout is stored, FormatMismatch, StoreError.
         """
-        stored = self._registered(queue)
+        stored = self.registered(queue)
         if stored.layout != queue.layout:
             raise QueueResharded(queue.name, stored.layout)
         if stored.is_migrating:
@@ -95,13 +95,17 @@ class Registry:
             raise QueueMigrating(queue.name, stored.layout)
         return stored
 
-    def register(self, queue: QueueSpec, expected: str = "") -> Registered:
+    def register(self, queue: QueueSpec, expected: str = "", gen: int = 0) -> Registered:
         """Write the number of shards if none, or ``expected``, is stored. Returns what is stored then.
 
-        Raises FormatMismatch, StoreError.
+        ``gen``: number of the queue's last migration. Raises FormatMismatch, StoreError.
         """
         call = load("register").call(
-            {"queue": queue_key(queue.name)}, format=FORMAT, shards=queue.layout.route, expected=expected
+            {"queue": queue_key(queue.name)},
+            format=FORMAT if queue.former_shards is None else MIGRATING_FORMAT,
+            shards=queue.layout.route,
+            expected=expected,
+            gen=gen,
         )
         stored_format, route, pause, since, phase = (value.decode() for value in self._client.call(call))
         if int(stored_format) not in (FORMAT, MIGRATING_FORMAT):
@@ -114,18 +118,24 @@ class Registry:
             raise StoreError(f"queue {queue.name!r} is stored with {route!r} shards: expected a number")
         return Registered(layout, pause, since, is_migrating=phase in CLOSING_PHASES)
 
-    def _registered(self, queue: QueueSpec) -> Registered:
-        """Register the queue if it is not: a new one as declared, and one whose own key was lost with the
-        number that its shards have.
+    def registered(self, queue: QueueSpec) -> Registered:
+        """Register the queue if it is not: a new one as declared, and one whose own key was lost as its
+        shards are, also in a migration. Raises FormatMismatch, StoreError.
         """
         known, *copies = self._client.commands(
             [
                 ("HGET", queue_key(queue.name), "shards"),
-                *(("HGET", shard_keys(shard)["meta"], "shards") for shard in queue.shard_refs()),
+                *(("HMGET", shard_keys(shard)["meta"], "shards", "gen") for shard in queue.shard_refs()),
             ]
         )
-        found = set() if known else {parse_layout(copy) for copy in copies} - {None}
-        return self.register(queue.with_layout(found.pop() or queue.layout) if len(found) == 1 else queue)
+        if known:
+            return self.register(queue)
+        routes = [(layout, int(gen or 0)) for route, gen in copies if (layout := parse_layout(route))]
+        last = max((gen for _, gen in routes), default=0)
+        found = {layout for layout, gen in routes if gen == last}
+        # A caller may remember a migration of which a Redis without data knows nothing.
+        layout = found.pop() if len(found) == 1 else Layout(queue.shards)
+        return self.register(queue.with_layout(layout), gen=last)
 
     def _write(self, shards: Sequence[ShardRef], known: Registered) -> list[int]:
         """Write the layout into shards. Replies: 1, or 0 when the shard has jobs of another one."""

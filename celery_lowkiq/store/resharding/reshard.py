@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from celery_lowkiq.rules.errors import InvalidCall, QueueMigrating
-from celery_lowkiq.rules.layout import MAX_SHARDS
+from celery_lowkiq.rules.layout import MAX_SHARDS, Layout
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.validators import invalid, is_whole
 from celery_lowkiq.store.jobs.registry import Registry
@@ -28,10 +28,12 @@ def reshard(mover: Mover, queue: QueueSpec, shards: int, progress: Progress | No
     if not is_whole(shards, 1, MAX_SHARDS):
         raise InvalidCall(invalid("shards", shards, f"a whole number from 1 to {MAX_SHARDS}"))
     migrations = Migrations(mover.client, queue.name)
-    Registry(mover.client).register(queue)
-    migrations.begin(shards)
+    registry = Registry(mover.client)
     tally = Tally(progress)
-    while (migration := migrations.read()) is not None:
+    while (migration := migrations.read()) or registry.registered(queue).layout != Layout(shards):
+        if migration is None:
+            migrations.begin(shards)
+            continue
         if migration.layout.shards != shards:
             raise QueueMigrating(queue.name, migration.layout)
         tally.begin()
