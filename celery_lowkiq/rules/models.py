@@ -46,6 +46,11 @@ class QueueSpec:
         """The shard of an id."""
         return ShardRef(self.name, self.layout.home(job_id))
 
+    def shards_of(self, job_id: str) -> tuple[ShardRef, ...]:
+        """The shards where an id may be: its own, and during a migration its former one."""
+        homes = (self.layout.home(job_id), self.layout.former_home(job_id))
+        return tuple(ShardRef(self.name, index) for index in homes if index is not None)
+
     @property
     def layout(self) -> Layout:
         """How ids are dealt to shards."""

@@ -69,6 +69,12 @@ class Found:
     processing: Job | None = None
     dead: DeadJob | None = None
 
+    def joined(self, other: Found) -> Found:
+        """Return the places, and those of ``other`` that are empty here."""
+        return Found(
+            self.waiting or other.waiting, self.processing or other.processing, self.dead or other.dead
+        )
+
 
 @dataclass(frozen=True)
 class Try:

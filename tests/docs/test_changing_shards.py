@@ -57,6 +57,35 @@ def test_actions_wait_for_the_end_of_a_migration(app):
     assert queue.delete(["1"]) == 1
 
 
+@pytest.fixture
+def moving(app):
+    """A task whose queue is on its way from 7 shards to 3, with another task beside it."""
+    moving, beside = declared(app, "moving", 7), declared(app, "beside", 7)
+    for number in range(70):
+        moving.delay(str(number), number)
+        beside.delay(str(number), number)
+    store = context_of(app).store
+    Migrations(store.client, "moving").begin(3)
+    mover = store.mover(moving.ordered_queue.spec)
+    while moving.ordered_queue.stored_spec().former_shards is None:
+        mover.turn()
+    return moving
+
+
+def test_all_jobs_are_seen_while_they_move(app, moving):
+    found = Inspector(app).overview().by_queue
+    assert (found["moving"].length, found["beside"].length) == (70, 70)
+    queue = moving.ordered_queue
+    assert queue.paused().ids == 0
+    assert [number for number in range(70) if queue.job(str(number)).waiting is None] == []
+
+
+@pytest.mark.parametrize("read", [lambda q: q.why("1"), lambda q: q.tries("1"), lambda q: list(q.dump())])
+def test_what_would_see_a_part_only_is_refused_while_jobs_move(moving, read):
+    with pytest.raises(QueueMigrating):
+        read(moving.ordered_queue)
+
+
 def declared(app, name, shards, queue=None):
     @ordered_task(app=app, shared=False, name=name, queue_name=queue, shards=shards)
     def task(payloads_by_id): ...

@@ -42,8 +42,9 @@ CALLS = 100
 class OrderedQueue:
     """Reads of the queue of one task, and actions on it.
 
-    Every method may raise StoreError. The stored number of shards applies, not the declared one. Actions on
-    jobs and ids, and :meth:`load`, raise QueueMigrating while jobs move to another number of shards.
+    Every method may raise StoreError. The stored number of shards applies, not the declared one. While jobs
+    move to another one, actions on jobs and ids, :meth:`why`, :meth:`tries`, :meth:`dump` and :meth:`load`
+    raise QueueMigrating.
 
     A listing returns a :class:`Page`; pass its ``next`` as ``after`` for the following page. An action
     returns the number of changed jobs, works in bounded steps, is safe to repeat, and calls ``progress`` with
@@ -164,12 +165,12 @@ class OrderedQueue:
 
     def tries(self, job_id: Any) -> tuple[Try, ...]:
         """Return the last ten failed runs of a waiting or dead job, oldest first. Raises InvalidCall."""
-        return self._queries.tries(self.stored_spec(), read_id(job_id))
+        return self._queries.tries(self._at_rest(), read_id(job_id))
 
     def why(self, job_id: Any) -> Why:
         """Return where an id is and why it is not running, as text and facts. Raises InvalidCall."""
         read = partial(load_error, self._context.settings)
-        return why(self._node_reports.facts(self.stored_spec(), read_id(job_id), read=read, **self._terms()))
+        return why(self._node_reports.facts(self._at_rest(), read_id(job_id), read=read, **self._terms()))
 
     def history(self) -> tuple[Sample, ...]:
         """Return the counters of processed and failed jobs of the last hour, each ten seconds, oldest first.
@@ -342,7 +343,7 @@ class OrderedQueue:
         A job that stays in one state is yielded once. A job that changes meanwhile may be missing or be
         yielded twice, so pause the queue first.
         """
-        return dump_lines(self._context, self.stored_spec())
+        return dump_lines(self._context, self._at_rest())
 
     def load(
         self,

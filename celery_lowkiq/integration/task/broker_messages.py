@@ -170,7 +170,7 @@ class SwitchingHandler:
         task = self._task
         call = read_call(message.payload if body is None else body, message.headers or {})
         job_id = task.entry_of(call.args, call.kwargs, None).id
-        return Queries(context_of(task.app).store).has_job(task.queue_spec, job_id)
+        return Queries(context_of(task.app).store).has_job(task.ordered_queue.stored_spec(), job_id)
 
 
 def _priority(message: Any) -> int | None:

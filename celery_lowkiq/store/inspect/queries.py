@@ -79,8 +79,8 @@ class Queries:
 
     def has_job(self, queue: QueueSpec, job_id: str) -> bool:
         """Return whether a job of the id waits or runs."""
-        keys = shard_keys(queue.shard_of(job_id))
-        exists = [("HEXISTS", keys[name], id_bytes(job_id)) for name in ("jobs", "processing")]
+        keys = [shard_keys(shard) for shard in queue.shards_of(job_id)]
+        exists = [("HEXISTS", key[name], id_bytes(job_id)) for key in keys for name in ("jobs", "processing")]
         return any(self._client.commands(exists))
 
     def morgue(self, queue: QueueSpec, listing: Listing = BY_ID) -> Page[DeadJob]:
@@ -115,12 +115,17 @@ class Queries:
     ) -> Found:
         """Return where an id is: waiting, processing, dead, or nowhere. Raises InvalidCall."""
         listing = Listing(payload_limit=payload_limit, payload_bytes=payload_bytes)
-        entry = IndexEntry(0.0, id_bytes(job_id), queue.shard_of(job_id))
+        found = Found()
+        for shard in queue.shards_of(job_id):
+            found = found.joined(self._job_in(IndexEntry(0.0, id_bytes(job_id), shard), listing))
+        return found
+
+    def _job_in(self, entry: IndexEntry, listing: Listing) -> Found:
         ((_, waiting),) = self._peek([entry], WAITING_KEYS, listing)
         ((_, dead),) = self._peek([entry], MORGUE_KEYS, listing)
         (record,) = self._client.commands([("HGET", shard_keys(entry.shard)["processing"], entry.id)])
         running = parse_processing(entry.id, record) if record else None
-        processing = shortened(running, payload_limit, payload_bytes) if running else None
+        processing = shortened(running, listing.payload_limit, listing.payload_bytes) if running else None
         return Found(_job(entry, waiting), processing, _dead_job(entry, dead))
 
     def _peek(
@@ -154,7 +159,7 @@ class Queries:
     def stats_of(self, queues: Sequence[QueueSpec]) -> list[Stats | ShardDamaged]:
         """Return the counts of several queues, or their damage, in one round trip."""
         states = iter(self.shard_states(queues))
-        return [sum_of(list(islice(states, queue.shards))) for queue in queues]
+        return [sum_of(list(islice(states, queue.layout.count))) for queue in queues]
 
     def shard_stats(self, queue: QueueSpec) -> list[Stats]:
         """Return the counts of each shard, in one round trip. Raises ShardDamaged."""
@@ -180,11 +185,11 @@ class Queries:
                 *(("ZCARD", key["paused"]) for key in keys),
             ]
         )
-        times = enumerate(rest[: queue.shards])
+        times = enumerate(rest[: len(keys)])
         return Paused(
             queue=float(queue_since) if queue_since else None,
             shards={index: float(since) for index, since in times if since},
-            ids=sum(rest[queue.shards :]),
+            ids=sum(rest[len(keys) :]),
         )
 
     def paused_ids(self, queue: QueueSpec, *, limit: int = 100, after: str | None = None) -> Page[PausedId]:
