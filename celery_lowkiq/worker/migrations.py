@@ -52,9 +52,15 @@ class Migrations:
 
     def _turn(self, movers: dict[str, Mover], queues: Sequence[QueueSpec]) -> float:
         """Do a turn of each queue; return how many seconds to wait then: Redis has other work, too."""
-        clock, moved = self._ctx.clock, False
+        clock, moved, failure = self._ctx.clock, False, None
         began_at = clock.monotonic()
         for queue in queues:
             mover = movers[queue.name] = movers.get(queue.name) or self._ctx.store.mover(queue)
-            moved = mover.turn() or moved
+            try:
+                moved = mover.turn() or moved
+            except StoreError as error:
+                # Perhaps damage of this queue: the others move on.
+                failure = error
+        if failure is not None:
+            raise failure
         return clock.monotonic() - began_at if moved else LOOK
