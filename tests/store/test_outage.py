@@ -26,7 +26,7 @@ from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.call_records import CallReader
 from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.resharding.reshard import reshard
+from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.scripts.client import store_error
 from celery_lowkiq.store.scripts.connect import RETRIES, connect
 from tests.outages import away
@@ -59,7 +59,8 @@ CALLS = {
         lease, [(StoredRecord(b"k", 0, b"x"), b"y")]
     ),
     "as_stored": lambda s, lease, c: Registry(s.client).as_stored([ONE]),
-    "reshard": lambda s, lease, c: reshard(s.mover(ONE), ONE, 2),
+    "begin": lambda s, lease, c: Migrations(s.client, "orders").begin(2),
+    "move": lambda s, lease, c: s.mover(ONE).turn(),
 }
 
 
