@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pickle import PicklingError
-from types import FunctionType
 from typing import Any, NoReturn, TypeVar
 
 from celery import Celery, Task
@@ -16,11 +15,15 @@ from celery.app import base, task
 from celery.utils.saferepr import saferepr
 
 from celery_lowkiq.rules.errors import InvalidCall, LowkiqError
+from celery_lowkiq.rules.functions import is_defined_in
 
 from .producer import StoreProducer
 from .validation import SHOWN
 
 T = TypeVar("T")
+
+#: Asked for each call.
+_is_defined_in = lru_cache(maxsize=64)(is_defined_in)
 
 #: Option by which an override is tested: it can be passed on, and not stored.
 PASSED_ON = "lowkiq"
@@ -45,14 +48,9 @@ def override_of(app: Celery) -> str:
     """Name of a method of Celery's for sending calls that is overridden; "" for none."""
     if "send_task" in app.__dict__:
         return "app.send_task"
-    if not _is_celerys(type(app).send_task, base):
+    if not _is_defined_in(type(app).send_task, base):
         return f"{type(app).__name__}.send_task"
-    return "" if _is_celerys(Task.apply_async, task) else "Task.apply_async"
-
-
-@lru_cache(maxsize=64)
-def _is_celerys(function: Any, module: Any) -> bool:
-    return type(function) is FunctionType and function.__code__.co_filename == module.__file__
+    return "" if _is_defined_in(Task.apply_async, task) else "Task.apply_async"
 
 
 def send_whole(

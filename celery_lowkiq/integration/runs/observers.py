@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import FunctionType
 from typing import Any
 
 from celery import signals
@@ -11,6 +10,7 @@ from celery.backends import base as backends
 from celery.loaders import base as loaders
 
 from celery_lowkiq.integration.app.safe_logging import safe_logger as logger
+from celery_lowkiq.rules.functions import is_defined_in
 
 from .request import has_listeners
 
@@ -69,24 +69,16 @@ class RunObservers:
             type(task).__call__ is not getattr(type(task), "run_in_lane", None)
             or any(trace.task_has_custom(task, hook) for hook in HOOKS)
             or (acks_late and app.conf.worker_deduplicate_successful_tasks)
-            or not is_celerys(backend.mark_as_done, backends)
-            or not is_celerys(backend.process_cleanup, backends)
-            or not is_celerys(loader.on_task_init, loaders)
-            or not is_celerys(loader.on_process_cleanup, loaders)
+            or not is_defined_in(backend.mark_as_done, backends)
+            or not is_defined_in(backend.process_cleanup, backends)
+            or not is_defined_in(loader.on_task_init, loaders)
+            or not is_defined_in(loader.on_process_cleanup, loaders)
         )
 
 
 def _variables(tracer: Any) -> dict[str, Any]:
     """The variables of Celery's ``build_tracer`` in its tracer; none for any other function."""
-    if type(tracer) is not FunctionType or tracer.__code__.co_filename != trace.__file__:
+    if not is_defined_in(tracer, trace):
         return {}
     cells = zip(tracer.__code__.co_freevars, tracer.__closure__ or (), strict=True)
     return {name: cell.cell_contents for name, cell in cells}
-
-
-def is_celerys(method: Any, *modules: Any) -> bool:
-    """Whether the bound method is from one of these modules of Celery."""
-    function = getattr(method, "__func__", None)
-    return type(function) is FunctionType and function.__code__.co_filename in [
-        module.__file__ for module in modules
-    ]

@@ -9,7 +9,7 @@ from celery.app.task import Context
 from celery.backends import base, redis
 from celery.states import SUCCESS
 
-from .observers import is_celerys
+from celery_lowkiq.rules.functions import is_defined_in
 
 #: Methods that store a result, and are not called for one that is written here.
 REPLACED = (
@@ -38,7 +38,7 @@ def writes_together(backend: Any) -> bool:
     return (
         not getattr(backend, "always_retry", True)
         and type(backend) is redis.RedisBackend
-        and all(is_celerys(getattr(backend, name), base, redis) for name in REPLACED)
+        and all(is_defined_in(getattr(backend, name), base, redis) for name in REPLACED)
     )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from types import FunctionType
 from typing import Any
 
 import redis
 from redis import exceptions
 from redis.client import Pipeline
+
+from celery_lowkiq.rules.functions import is_defined_in
 
 from .keeping_pool import KeepingPool
 
@@ -65,15 +66,10 @@ def _is_observed(client: redis.Redis) -> bool:
     """Whether a tracer sees what redis-py sends, or a connection of another package sends it."""
     return not (
         client.connection_pool.connection_class.__module__.startswith("redis.")
-        and _is_of_redis_py(client.execute_command)
-        and _is_of_redis_py(Pipeline.execute)
+        and is_defined_in(client.execute_command, redis.client)
+        and is_defined_in(Pipeline.execute, redis.client)
         and (metrics is None or metrics().get_provider_manager() is None)
     )
-
-
-def _is_of_redis_py(function: Any) -> bool:
-    function = getattr(function, "__func__", function)
-    return type(function) is FunctionType and function.__code__.co_filename == redis.client.__file__
 
 
 def _packed(connection: Any, commands: Sequence[Command]) -> Iterator[bytes]:
