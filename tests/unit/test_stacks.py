@@ -39,7 +39,7 @@ def test_a_task_is_the_running_one_until_it_is_popped(kind):
 @pytest.mark.parametrize("is_usual", [True, False])
 def test_the_current_task_is_celerys(is_usual, monkeypatch):
     if not is_usual:
-        monkeypatch.setattr(current_task, "_stacks", None)
+        monkeypatch.setattr(current_task, "_running", None)
     assert current_worker_task() is get_current_worker_task() is None
     task = SimpleNamespace(request=SimpleNamespace(called_directly=False), request_stack=_LocalStack())
     _task_stack.push(task)

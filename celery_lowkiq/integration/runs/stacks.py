@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from celery._state import _task_stack  # type: ignore[attr-defined]
-from celery.utils.threads import _LocalStack
+
+from celery_lowkiq.integration.app.current_task import storage_of
 
 
 class _Storage(NamedTuple):
@@ -52,8 +53,7 @@ class RunStacks:
 
 
 def _storage(tasks: Any, requests: Any) -> _Storage | None:
-    """The storage of both stacks; None unless they are Celery's default ones (see ``USE_FAST_LOCALS``)."""
-    are_usual = all(type(stack) is _LocalStack for stack in (tasks, requests))
-    if not are_usual or tasks.__ident_func__ is not requests.__ident_func__:
+    of_tasks, of_requests = storage_of(tasks), storage_of(requests)
+    if of_tasks is None or of_requests is None or tasks.__ident_func__ is not requests.__ident_func__:
         return None
-    return _Storage(tasks.__ident_func__, tasks._local.__storage__, requests._local.__storage__)
+    return _Storage(tasks.__ident_func__, of_tasks, of_requests)
