@@ -114,7 +114,7 @@ class BatchCalls:
         unwanted, is_revoked = call.position < job.unwanted, record.id in state.revoked
         if not (unwanted or is_revoked or record.headers.get("expires") or stamped):
             return ""
-        request = call_request(record, self.task, self.consumer, {job.id: []}, job.retry_count + 1)
+        request = call_request(record, self.task, self.consumer, {job.id: []}, job.retry_count + 1).full()
         if unwanted:
             reason = SUPERSEDED if self.task.latest else DROPPED
             request.dropped(reason)

@@ -183,23 +183,19 @@ def has_listeners(task: Any, consumer: Any) -> bool:
 
 def call_request(
     record: CallRecord, task: Any, consumer: Any, payloads: PayloadsById, retries: int, play: Any = None
-) -> LaneRequest:
+) -> QuietRequest:
     """The request of one call of a merged job; ``play`` replaces the task function."""
     arguments = task.call_form.of_run(payloads)
-    shown = show_arguments(task, arguments)
-    return _full(_headers(record, task, shown, retries, {"lowkiq_play": play}), arguments, task, consumer)
+    headers = _headers(record, task, show_arguments(task, arguments), retries, {"lowkiq_play": play})
+    return QuietRequest(headers, arguments, task, consumer)
 
 
 def outcome_request(
     record: CallRecord, task: Any, consumer: Any, payloads: PayloadsById, retries: int, play: Any
 ) -> LaneRequest | QuietRequest:
     """The request by which a call of a merged job gets its outcome from ``play``."""
-    if has_listeners(task, consumer):
-        return call_request(record, task, consumer, payloads, retries, play)
-    arguments = task.call_form.of_run(payloads)
-    shown = show_arguments(task, arguments)
-    headers = _headers(record, task, shown, retries, {"lowkiq_play": play})
-    return QuietRequest(headers, arguments, task, consumer)
+    quiet = call_request(record, task, consumer, payloads, retries, play)
+    return quiet.full() if has_listeners(task, consumer) else quiet
 
 
 def new_id() -> str:

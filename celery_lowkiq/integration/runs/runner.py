@@ -93,7 +93,7 @@ class CeleryRunner:
             return self._run_recorded(rules, batch, decoded)
         if revoked is not None:
             (job,) = batch.jobs
-            call_request(revoked, rules.task, self._consumer, {}, job.retry_count + 1).revoked()
+            call_request(revoked, rules.task, self._consumer, {}, job.retry_count + 1).full().revoked()
             decoded = rules.decode(batch, {job.id: {0}})
         return self._run_uncalled(Run(decoded, rules))
 
