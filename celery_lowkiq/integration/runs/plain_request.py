@@ -24,10 +24,12 @@ T = TypeVar("T")
 
 #: Attributes of the request of a run without a call that are the same for all such runs.
 NO_CALL: dict[str, Any] = {**NO_EMBED, **IGNORED_RESULT, "group": None, "parent_id": None}
-DONE = Disposition.DONE
+#: What result backends read of each request.
 READ_BY_BACKENDS = ("group", "parent_id", "ignore_result")
 #: What the tracer reads of a request when its run has succeeded; None unless the function has written it.
 READ_AFTER_SUCCESS = ("callbacks", "chain", "chord", "shadow")
+#: A member of an enum takes longer to find than a global, and each run needs it.
+DONE = Disposition.DONE
 
 
 class _Once(Generic[T]):
@@ -59,10 +61,6 @@ class PlainRequest:
         """``task_id``: None when it is made when it is read."""
         self.batch = batch
         self.call = call
-        #: Whether the result of the call is stored.
-        self.stores_result: bool = call is not None and call.stores_result
-        #: Whether its result is held back, and the settlements with it.
-        self.is_held: bool = False
         # The function may change the lists that it gets.
         given = {job_id: payloads[:] for job_id, payloads in payloads_by_id.items()}
         self.arguments: Arguments = rules.task.call_form.of_run(given)

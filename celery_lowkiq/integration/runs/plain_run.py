@@ -69,16 +69,16 @@ class PlainRuns:
         request = PlainRequest(rules, self._consumer, batch, payloads_by_id, task_id, call)
         request.begins()
         try:
-            make_request = self._call(request)
-            if make_request is not None:
-                return self._repeat(request.run, make_request)
+            context = PlainContext(request)
+            settlements = self._call(request, context)
+            if settlements is None:
+                return self._repeat(request.run, partial(RepeatedRequest, request, context))
+            return settlements
         finally:
             request.ends()
-        return () if request.is_held else request.done()
 
-    def _call(self, request: PlainRequest) -> Callable[[], RepeatedRequest] | None:
-        """Call the function. Returns what makes the tracer's request, unless the run succeeded as a whole."""
-        context = PlainContext(request)
+    def _call(self, request: PlainRequest, context: PlainContext) -> tuple[Settlement, ...] | None:
+        """Call the function. Returns the settlements; None, and sets ``replay``, for Celery's tracer."""
         logs = self._observers.logs_success and trace.logger.isEnabledFor(logging.INFO)
         if logs:
             report(request.keep_shown)
@@ -91,28 +91,30 @@ class PlainRuns:
                 raise
             except BaseException as raised:  # noqa: BLE001 - also one that fails the run though no Exception
                 request.run.replay = partial(_raise, raised)
-                return partial(RepeatedRequest, request, context)
-            if needs_tracer(context) or not self._store_result(request, context, result):
+                return None
+            settlements = None if needs_tracer(context) else self._succeed(request, context, result)
+            if settlements is None:
                 request.run.replay = lambda: result
-                return partial(RepeatedRequest, request, context)
-            if logs:
+            elif logs:
                 log = partial(self._log_success, request, result, time.monotonic() - began_at)
                 report(call_user_code, log)
+            return settlements
         finally:
             self._stacks.pop(was_empty)
-        return None
 
-    def _store_result(self, request: PlainRequest, context: PlainContext, result: Any) -> bool:
-        """Store the result of the call, if it has one, or hold it back. Returns False when that failed."""
-        if not request.stores_result:
-            return True
+    def _succeed(
+        self, request: PlainRequest, context: PlainContext, result: Any
+    ) -> tuple[Settlement, ...] | None:
+        """Store the result of the call, if it has one. Returns the settlements; None when that failed."""
+        if request.call is None or not request.call.stores_result:
+            return request.done()
         try:
-            request.is_held = self._hold_result(request, context, result)
-            if not request.is_held:
-                self._task.backend.mark_as_done(request.id, request.result_of_call(result), context, True)
+            if self._hold_result(request, context, result):
+                return ()
+            self._task.backend.mark_as_done(request.id, request.result_of_call(result), context, True)
         except Exception:  # noqa: BLE001 - the tracer stores it again, and handles the error
-            return False
-        return True
+            return None
+        return request.done()
 
     def _hold_result(self, request: PlainRequest, context: PlainContext, result: Any) -> bool:
         """Hold the result back, to be written with others of the lane. Returns whether that is possible."""
