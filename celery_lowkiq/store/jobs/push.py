@@ -81,8 +81,15 @@ def push_call(queue: QueueSpec, shard: ShardRef, sender: Sender, jobs: Sequence[
     usual = queue.policies.priority
     prioritized = usual != MOST_URGENT or any(job.priority for job in jobs)
     for position, job in enumerate(jobs):
-        score = "" if job.score is None and job.sent is None else _score(job)
-        when = "" if job.perform_in is None and job.delay is None else _when(job)
+        score = when = ""
+        if job.score is not None:
+            score = number_text(job.score)
+        elif job.sent is not None:
+            score = f"~{number_text(job.sent)}"
+        if job.perform_in is not None:
+            when = number_text(job.perform_in)
+        elif job.delay is not None:
+            when = f"+{number_text(job.delay)}"
         if prioritized:
             when = f"{usual if job.priority is None else job.priority} {when}"
         rest += (id_bytes(job.id), job.payload, score, when)
@@ -120,11 +127,3 @@ def retried(pauses: Iterator[float], attempt: Callable[[], Steps[T]]) -> Steps[T
             if pause is None:
                 raise
         yield Pause(pause)
-
-
-def _score(job: NewJob) -> str:
-    return number_text(job.score) if job.score is not None else f"~{number_text(job.sent or 0.0)}"
-
-
-def _when(job: NewJob) -> str:
-    return number_text(job.perform_in) if job.perform_in is not None else f"+{number_text(job.delay or 0.0)}"
