@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from kombu.utils.uuid import uuid
 
 from .. import bare, sidekiq
 from ..bench import Bench
-from ..cost import Cost, called, interleaved
+from ..cost import Cost, Measure, called, interleaved
 from ..row import OURS, Row, Target
 from ..worker import celerys, ordered
 
@@ -19,12 +19,7 @@ SIDEKIQ, CELERY = "Sidekiq", "Celery"
 
 def batch_1(bench: Bench) -> Iterator[Row]:
     count = bench.count(60_000, 6_000)
-    sides = {
-        OURS: lambda: ordered(bench, "blank", count),
-        SIDEKIQ: sidekiq.if_installed(lambda: sidekiq.worked(bench, count)),
-        CELERY: lambda: celerys(bench, bench.count(5_000, 1_000)),
-        bare.NAME: lambda: bare.worked(bench, count, bench.app.tasks["blank"].run),
-    }
+    sides = _blank_sides(bench, count, lambda: bare.worked(bench, count, bench.app.tasks["blank"].run))
     yield Row.of_costs(
         "batch1",
         "process, batch 1, 5 lanes",
@@ -36,18 +31,23 @@ def batch_1(bench: Bench) -> Iterator[Row]:
 
 def info_lines(bench: Bench) -> Iterator[Row]:
     count = bench.count(30_000, 5_000)
-    sides = {
-        OURS: lambda: ordered(bench, "blank", count, level="INFO"),
-        SIDEKIQ: sidekiq.if_installed(lambda: sidekiq.worked(bench, count, "INFO")),
-        CELERY: lambda: celerys(bench, bench.count(5_000, 1_000), level="INFO"),
-        bare.NAME: lambda: _logged(bench, count),
-    }
+    sides = _blank_sides(bench, count, lambda: _logged(bench, count), level="INFO")
     yield Row.of_costs(
         "batch1-info",
         "process, batch 1, 5 lanes, lines of level INFO to a file",
         interleaved(bench.count(3, 1), sides),
         Target(0.7, SIDEKIQ),
     )
+
+
+def _blank_sides(bench: Bench, count: int, limit: Callable[[], Cost], **level: str) -> dict[str, Measure]:
+    """The sides of a row of blank jobs. ``level``: of the log, other than the sides' own."""
+    return {
+        OURS: lambda: ordered(bench, "blank", count, **level),
+        SIDEKIQ: sidekiq.if_installed(lambda: sidekiq.worked(bench, count, **level)),
+        CELERY: lambda: celerys(bench, bench.count(5_000, 1_000), **level),
+        bare.NAME: limit,
+    }
 
 
 def _logged(bench: Bench, count: int) -> Cost:
