@@ -32,7 +32,7 @@ class Bench:
         self.curves: dict[str, list[dict[str, float]]] = {}
 
     def count(self, full: int, quick: int) -> int:
-        """So many jobs, or repeats."""
+        """The number of jobs or repeats: the second one for ``--quick``."""
         return quick if self.quick else full
 
     def empty(self) -> None:

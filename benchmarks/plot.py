@@ -14,7 +14,7 @@ NAMES = {"push": "push", "claim": "claim", "claim-settle": "claim and settle"}
 
 
 def by_lanes(bench: Bench) -> list[dict[str, float]]:
-    """Blank jobs a second on so many lanes; on one interpreter, more lanes only help tasks that wait."""
+    """Blank jobs a second by number of lanes; on one interpreter, more lanes only help tasks that wait."""
     return [
         {"lanes": lanes, "jobs_per_second": 1e6 / ordered(bench, "wide", 10_000, lanes=lanes).wall}
         for lanes in LANES

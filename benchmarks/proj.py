@@ -18,7 +18,7 @@ STAMPS = os.environ.get("BENCH_STAMPS", "")
 NAP = 0.005
 #: The same for rows with few calls.
 LONG_NAP = 0.02
-#: Names of queues that nobody calls.
+#: Names of queues that get no calls.
 IDLE_QUEUES = tuple(f"idle-{number:02d}" for number in range(100))
 
 
@@ -102,13 +102,13 @@ def add_working(app: Celery) -> None:
 
 
 def add_idle(app: Celery) -> None:
-    """Tasks of which nothing is asked."""
+    """Tasks that are never called."""
     for name in IDLE_QUEUES:
         ordered_task(app=app, shared=False, name=name, shards=24)(_idle)
 
 
 def _idle(payloads_by_id: dict[str, list[Any]]) -> None:
-    """Nobody calls it."""
+    """Never runs."""
 
 
 def stamp(value: Any) -> None:

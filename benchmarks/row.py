@@ -41,7 +41,7 @@ class Side:
     figure: float | None
     #: Processor time of those that take part, in the unit of the row.
     cpu: Mapping[str, float] = field(default_factory=dict)
-    #: All rounds, of which the figure is the median.
+    #: The figures of all rounds; ``figure`` is their median.
     repeats: tuple[float, ...] = ()
 
     @classmethod

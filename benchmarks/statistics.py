@@ -12,7 +12,7 @@ __all__ = ["median", "middle_part", "percentile", "rate", "timed", "timings"]
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that so many percent of all do not exceed (nearest rank)."""
+    """The smallest value that at least ``percent`` percent of the values do not exceed (nearest rank)."""
     if not values:
         raise ValueError("no values")
     return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]

@@ -27,7 +27,7 @@ def away(server: EmbeddedServer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def read_only(server: EmbeddedServer) -> Iterator[None]:
-    """The server is a replica of nobody, as a master is after a failover."""
+    """The server is a replica without a master, as a former master is after a failover."""
     with redis.Redis(unix_socket_path=server.socket_path) as client:
         client.replicaof("127.0.0.1", 1)
         try:

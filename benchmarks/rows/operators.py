@@ -49,7 +49,7 @@ def _postpone(bench: Bench, jobs: int) -> None:
 
 
 def _end_all(bench: Bench, jobs: int, disposition: Disposition) -> None:
-    """Push so many, and end all that is due so."""
+    """Push jobs, and settle all that are due with this disposition."""
     spec = replace(bench.spec("blank"), batch_size=1000)
     bench.fill(spec, jobs)
     for lease in acquire_all(bench, spec):

@@ -69,8 +69,9 @@ class SidekiqClient:
         self._process.communicate()
 
     def call(self, kind: str, count: int = 1, first: int = 0) -> tuple[float, float, float]:
-        """Make so many calls, ``bulk``, ``single`` or ``stamped``, with ids from ``first``. Returns when they
-        began (monotonic), the time that they took, and the processor time, in s.
+        """Make ``count`` calls of a kind (``bulk``, ``single`` or ``stamped``), with ids from ``first``.
+
+        Returns in s when they began (monotonic), their wall time, and their processor time.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None

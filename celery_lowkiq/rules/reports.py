@@ -30,7 +30,7 @@ class Running:
 
 @dataclass(frozen=True)
 class LaneReport:
-    """A lane with its shards, not all of which are listed when there are very many."""
+    """A lane with its shards; of very many, only the first are listed."""
 
     name: str
     shards: tuple[ShardRef, ...]

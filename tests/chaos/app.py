@@ -46,7 +46,7 @@ class Stage:
 
 
 def make_app(stage: Stage) -> Celery:
-    """An app with the one ordered task of a run, for whoever pushes."""
+    """An app with the one ordered task of a run, for the processes that push."""
     app = Celery(stage.queue, broker=stage.broker, set_as_current=False)
     # A lost reply is to be noticed well within a lease.
     timeout = stage.lease / 2
@@ -109,7 +109,7 @@ def worker_app(stage: Stage) -> Celery:
 
 
 def __getattr__(name: str) -> Any:
-    """``app``, made when Celery asks for it: nobody but a worker has the environment for it."""
+    """``app``, made when Celery asks for it: only a worker has the environment for it."""
     if name != "app" or VARIABLE not in os.environ:
         raise AttributeError(name)
     globals()["app"] = made = worker_app(Stage(**json.loads(os.environ[VARIABLE])))

@@ -27,9 +27,9 @@ APP = "tests.chaos.compare"
 VARIABLE = "LOWKIQ_CHAOS_COMPARE"
 #: Seconds of work a job.
 WORK = 0.002
-#: Plain Celery gives a job that nobody acknowledged to somebody else after 5 s, and looks every second.
+#: Plain Celery redelivers an unacknowledged job after 5 s, and looks every second.
 TRANSPORT = {"visibility_timeout": 5, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
-#: A side on which nothing was finished for so many s is at its end.
+#: A side ends when it has finished nothing for this many s.
 STALL = 30.0
 LANES = 4
 #: Seconds between two looks.
@@ -163,7 +163,7 @@ class Progress:
         self.done: Counter[int] = Counter()
 
     def until(self, jobs: int) -> None:
-        """Wait until so many jobs are finished, or nothing was for STALL s."""
+        """Wait until ``jobs`` jobs are finished, or none was for STALL s."""
         moved_at = time.monotonic()
         while len(self.done) < jobs and time.monotonic() - moved_at < STALL:
             before = len(self.done)

@@ -33,7 +33,7 @@ class Faults:
         self._count = itertools.count()
 
     def run(self, faults: Iterable[Fault], seconds: float) -> None:
-        """Make each at its time, for so many s; at the end, however it comes, everything is mended."""
+        """Make each fault at its time, in ``seconds``; in the end all are mended, also after an error."""
         began_at = time.monotonic()
         try:
             for fault in faults:

@@ -122,7 +122,7 @@ class History:
 
     @property
     def rollbacks(self) -> tuple[Trouble, ...]:
-        """The times of which Redis forgot what it was told."""
+        """The periods whose writes Redis lost."""
         return tuple(trouble for trouble in self.troubles if trouble.kind == "rollback")
 
 

@@ -22,7 +22,7 @@ STOPPED = (0, -signal.SIGTERM)
 
 @dataclass(frozen=True)
 class Crew:
-    """How nodes are started: ``celery -A app worker`` with so many lanes and these variables."""
+    """How nodes are started: ``celery -A app worker`` with these lanes and variables."""
 
     app: str
     #: Part of the nodes' names.
@@ -59,7 +59,7 @@ class Node:
 
     @property
     def ended_by_itself(self) -> bool:
-        """Whether nobody asked it to end."""
+        """Whether it ended without a signal of ours."""
         return self.ended.is_set() and self._cause is None
 
     def kill(self) -> None:

@@ -32,7 +32,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Freeze:
-    """SIGSTOP to a node, SIGCONT after so many s."""
+    """SIGSTOP to a node, SIGCONT after ``seconds``."""
 
     at: float
     node: int
@@ -41,7 +41,7 @@ class Freeze:
 
 @dataclass(frozen=True)
 class KillRedis:
-    """SIGKILL to Redis, which is started again after so many s."""
+    """SIGKILL to Redis, which is started again after ``seconds``."""
 
     at: float
     seconds: float
@@ -56,7 +56,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Hole:
-    """Connections stay, and for so many s nothing comes through."""
+    """Connections stay, and for ``seconds`` nothing comes through."""
 
     at: float
     seconds: float
@@ -64,7 +64,7 @@ class Hole:
 
 @dataclass(frozen=True)
 class Down:
-    """Connections are closed, and refused for so many s."""
+    """Connections are closed, and refused for ``seconds``."""
 
     at: float
     seconds: float
@@ -80,7 +80,7 @@ class Rollback:
 
 @dataclass(frozen=True)
 class Jump:
-    """The clock of Redis is set to so many s beside the true time."""
+    """The clock of Redis is set ``seconds`` ahead of the true time."""
 
     at: float
     seconds: float
@@ -88,7 +88,7 @@ class Jump:
 
 @dataclass(frozen=True)
 class Resize:
-    """The cluster gets so many nodes; those that leave get SIGTERM."""
+    """The cluster gets ``nodes`` nodes; those that leave get SIGTERM."""
 
     at: float
     nodes: int

@@ -41,7 +41,7 @@ class Queue:
         return int(self._task.ordered_queue.run_now_all())
 
     def shared_by(self, nodes: int, seconds: float) -> Callable[[], bool]:
-        """A condition: so many nodes have all the shards, and each has renewed each of its leases for
+        """A condition: ``nodes`` nodes have all the shards, and each has renewed each of its leases for
         ``seconds`` s of being looked at.
         """
         first: list[LeaseState] = []

@@ -20,7 +20,7 @@ from .mutants import MUTANTS, OF_THE_STORE, VARIABLE
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
-#: Random faults may pass a mutant by: each gets so many seeds.
+#: Random faults may miss a mutant: each gets these seeds.
 SEEDS = (1, 2, 3)
 SECONDS = float(os.environ.get("LOWKIQ_CHAOS_MUTANT_SECONDS", "12"))
 

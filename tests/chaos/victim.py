@@ -57,7 +57,7 @@ class Clock:
         self.executable.chmod(0o700)
 
     def set(self, seconds: float) -> None:
-        """From now on the server's clock is so many s beside the true time."""
+        """Set the server's clock ``seconds`` ahead of the true time."""
         with os.fdopen(os.open(self._file, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
             file.write(struct.pack("q", int(seconds * 1e6)))
 

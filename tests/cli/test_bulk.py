@@ -90,7 +90,7 @@ def check_bounds(scripts, least):
 
 
 def fill(count, disposition, prefix):
-    """So many jobs that end so."""
+    """Push ``count`` jobs, and settle them with this disposition."""
     store, spec = context_of(proj.app).store, proj.sync_order.queue_spec
     jobs = [NewJob(f"{prefix}{n}", b"%d" % n, float(n), 1.0) for n in range(count)]
     for first in range(0, count, 10_000):

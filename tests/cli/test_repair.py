@@ -13,7 +13,7 @@ from tests.cli import proj
 
 
 def broken_shard(server, job_id="42"):
-    """A waiting job of which nothing says when it is due."""
+    """A waiting job whose due time is lost."""
     proj.app.tasks["sync_order"].delay(job_id, {"status": "paid"})
     shard = ShardRef("sync_order", shard_of(job_id, proj.app.tasks["sync_order"].ordered_queue.spec.shards))
     with redis.Redis(unix_socket_path=server.socket_path) as client:

@@ -24,7 +24,7 @@ def few(lowkiq_app):
 
 @pytest.fixture
 def tracker(lowkiq, few, lowkiq_app):
-    """Of three calls, of which the one in the full shard was refused."""
+    """A tracker of three calls; the one in the full shard was refused."""
     few.perform_async([{"id": FULL[0]}])
     tracker = track("in part", lowkiq_app)
     with pytest.raises(QueueFull):
@@ -52,7 +52,7 @@ def test_a_cancel_reaches_those_that_were_stored(lowkiq, tracker):
 
 
 def test_what_may_have_been_stored_has_failed_until_it_runs(lowkiq, few, lowkiq_app, monkeypatch):
-    """All were stored, but not as safely as they should be, or nobody knows."""
+    """All were stored, but perhaps not as durably as asked for."""
 
     def unconfirmed(*args):
         raise StoreUnavailable("not confirmed")

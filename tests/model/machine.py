@@ -341,7 +341,7 @@ class StoreMachine(PeopleRules):
 
     @rule()
     def leave_all_unsettled_and_take_again(self) -> None:
-        """As a process does whose end cannot wait for its batches: nobody is to blame."""
+        """As a process does whose end cannot wait for its batches: no job counts as crashed."""
         assert self.store.release(self.lease, unsettled=True)
         self.stale.append(self.lease)
         self.lease = self._acquire()

@@ -14,7 +14,7 @@ def stale(scores: Sequence[float], peak: float | None) -> int:
 
 
 def has_place(length: int, allowed: int | None) -> bool:
-    """Whether one more job may wait in a shard where so many do."""
+    """Whether one more job may wait in a shard with ``length`` waiting jobs."""
     return allowed is None or length < allowed
 
 

@@ -123,7 +123,7 @@ class CallsMachine(RuleBasedStateMachine):
 
     @rule()
     def take_over(self):
-        """Its former owner was stopping, so nobody is a suspect."""
+        """Its former owner was stopping, so no job is a suspect."""
         if self.owner:
             self.store.renew([self.lease], stopping=True)
         self.owner += 1

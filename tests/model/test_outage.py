@@ -19,7 +19,7 @@ Pause = Callable[[int], float]
 
 
 class Clocked:
-    """One shard, worked by a lane of which every run takes ``run`` s, and fails."""
+    """One shard and its lane; each run takes ``run`` s, and fails."""
 
     def __init__(self, pause: Pause, isolate: bool, run: float, apart: float) -> None:
         self.policy = RetryPolicy(None, lambda error, n: pause(n), isolate_failures=isolate)

@@ -23,7 +23,7 @@ CALLS = st.builds(
     record=st.sampled_from([None, None, b"a call"]),
     priority=PRIORITIES,
 )
-#: Of a run that gets no payload at all, or of which nothing is left.
+#: Outcomes of a run that gets no payload, or leaves none.
 ALL_BAD = st.sampled_from([dict.fromkeys(range(20), reason) for reason in (b"bad", *RemovalReason)])
 #: Calls before and during a run, what becomes of it, after which delay, and of single payloads.
 STEPS = st.tuples(
@@ -53,7 +53,7 @@ POLICIES = st.builds(
 
 
 class PolicyMachine(StoreMachine):
-    """Calls of a task with policies, some of them with records. Nobody is condemned here, and nothing is
+    """Calls of a task with policies, some of them with records. No id is condemned here, and nothing is
     loaded, since records would become more and more.
     """
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .node import Node
 
 
-#: So many lease times a living owner needs at most to renew when Redis answers again.
+#: Lease times that a living owner needs at most to renew when Redis answers again.
 RETURN = 0.9
 #: A silence that all nodes notice, in lease times.
 NOTICED = 0.5
@@ -123,9 +123,7 @@ class Checks:
     # -- leases
 
     def taken(self, shard: ShardRef, former: str, owner: str) -> None:
-        """I6: a server that answered nobody costs no living owner a shard: while nobody could look, nobody
-        could renew.
-        """
+        """I6: a silence of the server costs no living owner a shard: no node could look, nor renew."""
         server, now = self._server, self._world.now
         began, ended = server.silent_from, server.silent_until
         noticed = ended - began > NOTICED * self._lease and server.starts == server.silent_start

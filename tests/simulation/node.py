@@ -22,7 +22,7 @@ from .checks import Checks
 from .server import Server
 from .world import Machine, Task, Threading, World, me
 
-#: A client gives a silent Redis up after so many lease times.
+#: Lease times after which a client gives a silent Redis up.
 PATIENCE = 0.5
 
 

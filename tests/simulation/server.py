@@ -45,7 +45,7 @@ class Server:
         self.damaged: set[ShardRef] = set()
         self.down = False
         self.starts = 1
-        #: The same process answers nobody between these times (the world's).
+        #: The same process does not answer between these times (the world's).
         self.silent_from = self.silent_until = -math.inf
         #: How often it had started when that began.
         self.silent_start = 0

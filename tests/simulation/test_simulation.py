@@ -133,7 +133,7 @@ def test_a_wrong_hint_that_a_shard_is_empty_is_found(hint):
 
 
 def drains_after_older_data(seed):
-    """Whether a job runs again of which Redis forgets that it has run, and of which nobody tells."""
+    """Whether a job runs again after Redis has forgotten that it ran, although no push announces it."""
     with simulated() as threading:
         world, queue = World(seed), QueueSpec("q", shards=1)
         server = Server(world, queue.shard_refs())

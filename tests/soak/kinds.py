@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-#: Number of queues; kinds are repeated until there are so many.
+#: Number of queues; kinds are repeated up to this number.
 QUEUES = 50
 #: Ids of a queue. A bounded set, so that what Redis keeps for each id reaches a steady state.
 IDS = 40

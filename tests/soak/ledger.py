@@ -61,7 +61,7 @@ class Total:
         self._examples: dict[str, list[str]] = defaultdict(list)
 
     def add(self, queue: str, report: Report, excused: int) -> None:
-        """Add a queue, of which so many payloads may be without a run."""
+        """Add a queue; ``excused`` of its payloads may be without a run."""
         for gate in report.gates:
             beyond = (gate.figure or 0.0) - (excused if gate.name == LOST else 0)
             if gate.name in self._counts and beyond > 0:

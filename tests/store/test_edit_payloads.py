@@ -25,7 +25,7 @@ def actions(store):
 
 @pytest.fixture(params=SIZES)
 def many(request, store):
-    """A job with so many payloads, all with the same score, in the order of their arrival."""
+    """A job with many payloads of the same score, in the order of their arrival."""
     payloads = [f"payload {n}" for n in range(SIZES[request.param])]
     for payload in payloads:
         push(store, "1", (payload, 5))

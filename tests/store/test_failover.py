@@ -1,4 +1,4 @@
-"""A Redis that comes back as another process may have lost what was written last: nobody counts on it."""
+"""A Redis that comes back as another process may have lost the last writes: no node relies on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A limit of each id: a claim passes by what has no token, and nobody else waits for that."""
+"""A limit of each id: a claim skips ids without a token, and no other id waits for them."""
 
 from __future__ import annotations
 

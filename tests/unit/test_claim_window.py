@@ -1,4 +1,4 @@
-"""Claiming ahead: short runs are claimed and settled together, and nobody waits for it."""
+"""Claiming ahead: short runs are claimed and settled together, and no other job waits for it."""
 
 from __future__ import annotations
 

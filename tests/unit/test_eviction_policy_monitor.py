@@ -29,7 +29,7 @@ def store():
 
 @pytest.fixture
 def minutes(store, caplog):
-    """Look all the time for so many minutes; the levels of the lines that came."""
+    """Look all the time for some minutes; the levels of the lines that came."""
     caplog.set_level(logging.INFO)
     clock = Clock()
     monitor = EvictionPolicyMonitor(store, clock)

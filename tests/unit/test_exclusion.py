@@ -84,7 +84,7 @@ def kill_logger():
 
 
 def running(kill_logger, seconds, lapsed=0.0):
-    """A strict node whose batch runs under a lease of so many seconds, renewed ``lapsed`` s ago."""
+    """A strict node whose batch runs under a lease of ``seconds``, renewed ``lapsed`` s ago."""
     one = OwnedShard(
         QueueSpec("q"),
         Lease(ShardRef("q", 0), "me", 1),

@@ -1,4 +1,4 @@
-"""A call of which nobody hears skips Celery's message; whatever listens to one brings it back."""
+"""A call that nothing observes skips Celery's message; each listener brings it back."""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ class Secretive(Exception):
 
 
 class Limited(Exception):
-    """An error of a service that gave up after so many tries of its own."""
+    """An error of a service that gave up after tries of its own."""
 
     def __init__(self, max_retries):
         super().__init__("gave up")

@@ -64,11 +64,11 @@ def lane(empty_redis):
 
 
 @pytest.fixture
-def nobody_writes_late(monkeypatch):
+def without_late_writes(monkeypatch):
     monkeypatch.setattr(late_results, "MAX_DELAY", 3600.0)
 
 
-@pytest.mark.usefixtures("nobody_writes_late")
+@pytest.mark.usefixtures("without_late_writes")
 def test_a_job_is_done_when_its_result_is_written(lane):
     for number, task_id in enumerate("abc"):
         assert lane.run(task_id, b"%d" % number) == ()
@@ -81,7 +81,7 @@ def test_a_job_is_done_when_its_result_is_written(lane):
     assert lane.flush() == {}
 
 
-@pytest.mark.usefixtures("nobody_writes_late")
+@pytest.mark.usefixtures("without_late_writes")
 @pytest.mark.parametrize(
     "settings",
     [
@@ -119,7 +119,7 @@ def stored_and_published(lane):
     return message["channel"], ttl, meta
 
 
-@pytest.mark.usefixtures("nobody_writes_late")
+@pytest.mark.usefixtures("without_late_writes")
 def test_the_first_success_of_a_call_is_final(lane):
     lane.backend.mark_as_done("a", "first")
     lane.backend.store_result("b", {"pid": 1}, "STARTED")
@@ -133,7 +133,7 @@ def away(*args, **kwargs):
     raise Unreachable("away")
 
 
-@pytest.mark.usefixtures("nobody_writes_late")
+@pytest.mark.usefixtures("without_late_writes")
 def test_a_job_whose_result_cannot_be_written_runs_again(lane, monkeypatch):
     monkeypatch.setattr(result_buffer, "MAX_REPEATING", 3600.0)
     with monkeypatch.context() as patched:
@@ -153,7 +153,7 @@ def test_a_job_whose_result_cannot_be_written_runs_again(lane, monkeypatch):
     assert lane.result("a") == ("PENDING", None)
 
 
-@pytest.mark.usefixtures("nobody_writes_late")
+@pytest.mark.usefixtures("without_late_writes")
 def test_a_result_that_cannot_be_written_does_not_affect_the_others(lane, monkeypatch):
     monkeypatch.setattr(result_buffer, "MAX_REPEATING", 3600.0)
     lane.backend.client.set(lane.backend.get_key_for_task("b"), b"no result")
@@ -164,7 +164,7 @@ def test_a_result_that_cannot_be_written_does_not_affect_the_others(lane, monkey
     assert [lane.result(task_id) for task_id in "ac"] == [("SUCCESS", 7)] * 2
 
 
-@pytest.mark.usefixtures("nobody_writes_late")
+@pytest.mark.usefixtures("without_late_writes")
 def test_a_backend_that_does_not_answer_takes_little_of_a_lanes_time(lane, monkeypatch, caplog):
     monkeypatch.setattr(result_buffer, "MAX_REPEATING", -1.0)
     monkeypatch.setattr(lane.backend.client, "mget", away)

@@ -26,7 +26,7 @@ PAGES = {
 }
 #: Width, height and pixels a point of a screen.
 SCREENS = {"light": (1200, 800, 1), "dark": (1200, 800, 1), "phone": (390, 780, 2)}
-#: Pages are cut below so many points.
+#: Pages are cut below this height, in points.
 TALLEST = 1150
 
 

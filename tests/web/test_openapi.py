@@ -29,7 +29,7 @@ PATHS = DESCRIPTION["paths"]
 
 
 def operations(wrong: bool):
-    """All, or those of which a request can be wrong."""
+    """All, or those that a wrong request can reach."""
     return [
         (path, method)
         for path, methods in PATHS.items()

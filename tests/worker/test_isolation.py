@@ -18,7 +18,7 @@ def more_tasks(monkeypatch):
 
 
 def run_to_the_end(app, start_worker, name, innocents):
-    """One bad payload and so many others, called before a worker is there: the statistics of the queue."""
+    """The statistics of the queue after a bad payload and ``innocents`` others, called before a worker is."""
     task = app.tasks[name]
     calls = [{"id": f"innocent-{n}", "payload": "good"} for n in range(innocents)]
     calls.insert(innocents // 2, {"id": "culprit", "payload": "bad"})

@@ -36,7 +36,7 @@ class Callers:
         self._thread.start()
 
     def call(self, number):
-        """Make so many more calls, in the background."""
+        """Make ``number`` more calls, in the background."""
         with self._lock:
             self.until += number
             self._lock.notify()

@@ -141,7 +141,7 @@ class BatchForm:
         return ", ".join(parts)
 
     def task_id_of(self, payloads_by_id: PayloadsById) -> str | None:
-        """A payload does not say of which call it is."""
+        """None: a payload does not name its call."""
         return None
 
     def eta_of(self, payloads_by_id: PayloadsById) -> float:

@@ -36,7 +36,7 @@ class Heartbeat:
         queues: Mapping[str, QueueSpec],
         served: Collection[str],
     ) -> None:
-        """``queues``: all by name, of which samples may be sent; may grow."""
+        """``queues``: all whose samples may be sent, by name; may grow."""
         self._ctx = ctx
         self._lanes = lanes
         self._queues = queues
