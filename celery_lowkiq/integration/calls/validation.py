@@ -135,6 +135,7 @@ def id_of(key: Callable[[Any], Any], payload: Any) -> Any:
 
 
 def _entry(job: BulkEntry, tz: tzinfo | None, key: Callable[[Any], Any] | None) -> Entry:
+    # Most jobs have no other key: what follows takes more than twice as long, a seventh of a bulk call.
     if type(job) is dict and "id" in job and len(job) == 1 + ("payload" in job):
         return Entry(read_id(job["id"]), job.get("payload", ""))
     if not isinstance(job, Mapping):

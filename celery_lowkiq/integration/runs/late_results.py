@@ -60,6 +60,7 @@ class ResultBuffers:
         while self._filled.wait(MAX_IDLE) or not self._ends():
             self._filled.clear()
             while any(buffer.waits for buffer in self._all):
+                # No event, which the run of each result would set: that costs it a switch of threads.
                 time.sleep(INTERVAL)
                 for buffer in self._all:
                     buffer.write_late(time.monotonic() - MAX_DELAY)
