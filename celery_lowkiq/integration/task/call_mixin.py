@@ -54,8 +54,8 @@ from .unsupported import check_call, refuse_inline
 
 T = TypeVar("T")
 
-#: Options of a call that gives none.
-NO_WORDS: dict[str, Any] = {}
+#: What a call has that gives no options: see ``CallMixin._take_own``.
+NO_OPTIONS: tuple[dict[str, Any], HeaderValues, str] = ({}, NO_VALUES, "")
 
 
 class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
@@ -117,12 +117,7 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
                 super().apply_async, args, kwargs, task_id, producer, **links, shadow=shadow, **options
             )
         app = self._get_app()
-        words, header, tracker = NO_WORDS, NO_VALUES, ""
-        if options:
-            words = {name: options.pop(name, None) for name in WORDS}
-            check_call(self.name, self.queue_spec.name, options)
-            header = take_header(options, app.timezone)
-            tracker = tracker_of(options.pop("tracker", None), app)
+        words, header, tracker = self._take_own(options) if options else NO_OPTIONS
         if celery_setting(app, "task_always_eager"):
             # With by= as a plain task, whose arguments Celery serializes first.
             run = self.apply if self.by is None else super().apply_async
@@ -140,6 +135,16 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         store = partial(self._store_message, entry, job, tracker)
         options |= {**links, **entry.for_message(), "shadow": shadow}
         return partial(self.make_message, args, kwargs, task_id, store, beyond, **options)
+
+    def _take_own(self, options: dict[str, Any]) -> tuple[dict[str, Any], HeaderValues, str]:
+        """Take out what is not Celery's: the words of a call, the values of its header, and its tracker's id.
+
+        Raises InvalidCall for a wrong option.
+        """
+        app = self._get_app()
+        words = {name: options.pop(name, None) for name in WORDS}
+        check_call(self.name, self.queue_spec.name, options)
+        return words, take_header(options, app.timezone), tracker_of(options.pop("tracker", None), app)
 
     def _push_request(
         self, context: AppContext, entry: Entry, job: NewJob, task_id: str | None, on_loop: bool
