@@ -20,6 +20,8 @@ CALIBRATION_ROUNDS = 300
 def facts(client: redis.Redis) -> dict[str, Any]:
     """Cores, processor, the load so far (others may use the machine), and all versions that count."""
     server: Any = client.info("server")
+    # Its redis_version is that of the Redis that it is compatible with.
+    released = server.get("valkey_version")
     memory: Any = client.info("memory")
     return {
         "cores": os.cpu_count(),
@@ -29,7 +31,7 @@ def facts(client: redis.Redis) -> dict[str, Any]:
         "python": platform.python_version(),
         **{name: _version(name) for name in ("celery", "kombu", "redis", "hiredis")},
         **sidekiq.versions(),
-        "server": f"{server.get('server_name', 'redis')} {server['redis_version']}",
+        "server": f"{server.get('server_name', 'redis')} {released or server['redis_version']}",
         "allocator": memory["mem_allocator"],
     }
 

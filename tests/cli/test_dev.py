@@ -17,8 +17,9 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from celery import Celery
 
-from celery_lowkiq.cli.commands.dev import STOP, _Dev
+from celery_lowkiq.cli.commands.dev import STOP, _Dev, _environ, _in_shell
 from celery_lowkiq.cli.file_watcher import SourceTree, poll_files, source_tree_of, watch_files
 from tests.cli.conftest import ROOT
 from tests.waiting import eventually
@@ -105,6 +106,13 @@ def start_dev(tmp_path, monkeypatch):
     yield start
     for dev in started:
         dev.end()
+
+
+def test_another_shell_gets_broker_and_result_backend():
+    url, app = "redis://x", Celery("other", set_as_current=False)
+    assert _in_shell(_environ(app, url)) == "CELERY_BROKER_URL=redis://x"
+    app.conf.result_backend = "rpc://"
+    assert _in_shell(_environ(app, url)) == "CELERY_BROKER_URL=redis://x CELERY_RESULT_BACKEND=redis://x"
 
 
 @pytest.mark.full

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import os
 import re
 import subprocess
@@ -33,6 +34,15 @@ def test_python_blocks_run_in_order(path, redis_server, monkeypatch):
         exec(compile(block, path, "exec"), names)
     waiting = names["sync_order"].ordered_queue.job("42").waiting
     assert [payload.value for payload in waiting.payloads] == [{"status": "paid", "version": 7}]
+
+
+def test_the_quickstart_lists_the_extras():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    listed = re.findall(
+        r"^\| (`\w+`(?:, `\w+`)*) \|", (ROOT / "docs/quickstart.md").read_text(), re.MULTILINE
+    )
+    assert set(re.findall(r"\w+", " ".join(listed))) == {*setup["options.extras_require"]}
 
 
 PAGES = [page for p in sorted(ROOT.glob("docs/*.md")) if blocks(page := p.relative_to(ROOT).as_posix())]

@@ -59,12 +59,13 @@ def dev(
     if not isinstance(app, str):
         raise click.UsageError("dev starts the app in other processes: name it, celery -A proj lowkiq dev")
     with EmbeddedServer(port=redis_port) as server:
-        _say(f"Redis: {server.url}; from another shell: CELERY_BROKER_URL={server.url} celery -A {app} ...")
+        environ = _environ(inspector.app, server.url)
+        _say(f"Redis: {server.url}; from another shell: {_in_shell(environ)} celery -A {app} ...")
         programs = [_worker(inspector.app, app, server.url, lanes)]
         if not no_web and (dashboard := _dashboard(inspector.app, app, web_port)):
             programs.append(dashboard)
         tree = None if no_reload else source_tree_of(app)
-        context.exit(_Dev(programs, _environ(inspector.app, server.url), tree).run())
+        context.exit(_Dev(programs, environ, tree).run())
 
 
 def _worker(app: Any, name: str, url: str, lanes: int) -> Program:
@@ -91,6 +92,11 @@ def _environ(app: Any, url: str) -> dict[str, str]:
     """The result backend is set only if the app has one."""
     names = (*URLS, "CELERY_RESULT_BACKEND") if app.conf.result_backend else URLS
     return dict.fromkeys(names, url)
+
+
+def _in_shell(environ: dict[str, str]) -> str:
+    """The variables that a command in another shell needs."""
+    return " ".join(f"{name}={url}" for name, url in environ.items() if name not in URLS[1:])
 
 
 def _celery(name: str) -> list[str]:
