@@ -42,6 +42,5 @@ def dump(inspector: Inspector, queue: str) -> None:
     click.echo(f"dumped {lines} lines of jobs of queue {queue}", err=True)
     if stats.busy:
         click.echo(
-            f"{count_of(stats.busy, 'job')} in processing: wait, or they run again after the load",
-            err=True,
+            f"{count_of(stats.busy, 'job')} in processing: wait, or they run again after the load", err=True
         )

@@ -15,16 +15,7 @@ from celery.app import utils
 
 from celery_lowkiq.rules import schedulers, splitters
 from celery_lowkiq.rules.errors import ConfigurationError
-from celery_lowkiq.rules.validators import (
-    Option,
-    Validator,
-    boolean,
-    invalid,
-    one_of,
-    seconds,
-    text,
-    whole,
-)
+from celery_lowkiq.rules.validators import Option, Validator, boolean, invalid, one_of, seconds, text, whole
 
 from .setting_validators import function, functions, read_mapping, read_names, read_weights
 from .tracebacks import format_traceback

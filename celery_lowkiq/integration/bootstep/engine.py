@@ -27,13 +27,7 @@ from celery_lowkiq.worker.ports import NULL_METER, Meter
 from celery_lowkiq.worker.runtime import Runtime
 
 from .command_line import warn_unknown_plain, warn_unknown_weights
-from .shutdown import (
-    drain,
-    drain_on_signal,
-    is_cold_shutdown,
-    release_shards_at_exit,
-    wake_event_loop,
-)
+from .shutdown import drain, drain_on_signal, is_cold_shutdown, release_shards_at_exit, wake_event_loop
 
 #: Timeout in s of a cold shutdown for idle lanes to release their shards.
 COLD_SHUTDOWN_TIMEOUT = 2.0

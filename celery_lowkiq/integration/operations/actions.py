@@ -42,12 +42,7 @@ class PayloadGone(LowkiqError):
 
 
 def _verb(
-    name: str,
-    summary: str,
-    text: str,
-    *actions: Action,
-    examples: tuple[str, ...],
-    **shared: Any,
+    name: str, summary: str, text: str, *actions: Action, examples: tuple[str, ...], **shared: Any
 ) -> Verb:
     """``shared``: fields that all actions of the verb have."""
     lines = tuple(f"{name.replace('_', '-')} {one}" for one in examples)

@@ -59,12 +59,7 @@ class OrderedQueue:
     """
 
     def __init__(
-        self,
-        app: Celery,
-        spec: QueueSpec,
-        left: Left,
-        terms: Callable[[], Terms],
-        form: CallForm,
+        self, app: Celery, spec: QueueSpec, left: Left, terms: Callable[[], Terms], form: CallForm
     ) -> None:
         self._app = app
         self._left = left

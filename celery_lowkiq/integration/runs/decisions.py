@@ -24,16 +24,7 @@ from celery_lowkiq.store.scripts.records import try_text
 
 from .base_exceptions import original_error
 from .decode import NO_POSITIONS, DecodedBatch, DecodedJob, Positions, RunJob, decode_batch
-from .outcomes import (
-    Again,
-    BusinessFailure,
-    CallOutcome,
-    Part,
-    cause_of,
-    delay_of,
-    outcomes,
-    unwrap,
-)
+from .outcomes import Again, BusinessFailure, CallOutcome, Part, cause_of, delay_of, outcomes, unwrap
 
 #: Delay in s before a job that goes back without a result may run again.
 RETURN_DELAY = 1.0
@@ -154,12 +145,7 @@ class Decision(NamedTuple):
         return MaxRetriesExceededError(str(shown)) if isinstance(shown, Retry) else shown
 
     def call_outcome(
-        self,
-        job_id: str,
-        position: int,
-        success: CallOutcome,
-        settings: Settings,
-        now: float,
+        self, job_id: str, position: int, success: CallOutcome, settings: Settings, now: float
     ) -> CallOutcome | None:
         """How the calls of a payload end, ``success`` if they do; None when nothing has happened to them.
 

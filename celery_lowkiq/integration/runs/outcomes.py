@@ -29,10 +29,7 @@ class Again(LowkiqError):
     """
 
     def __init__(
-        self,
-        payloads_left: Sequence[Any] | None = None,
-        after: float | timedelta = 0.0,
-        result: Any = None,
+        self, payloads_left: Sequence[Any] | None = None, after: float | timedelta = 0.0, result: Any = None
     ) -> None:
         if not isinstance(payloads_left, (list, tuple, type(None))):
             raise TypeError(

@@ -205,11 +205,7 @@ def new_id() -> str:
 
 
 def _headers(
-    record: CallRecord,
-    task: Any,
-    shown: tuple[str, str],
-    retries: int,
-    own: dict[str, Any],
+    record: CallRecord, task: Any, shown: tuple[str, str], retries: int, own: dict[str, Any]
 ) -> dict[str, Any]:
     return {
         "lang": "py",

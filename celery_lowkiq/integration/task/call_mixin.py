@@ -235,10 +235,7 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
 
     @overload
     def perform_async(
-        self,
-        jobs: Iterable[BulkEntry],
-        results: Literal[False] = False,
-        tracker: Tracker | str | None = None,
+        self, jobs: Iterable[BulkEntry], results: Literal[False] = False, tracker: Tracker | str | None = None
     ) -> None: ...
 
     @overload

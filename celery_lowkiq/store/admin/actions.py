@@ -12,13 +12,7 @@ from celery_lowkiq.store.inspect.pages import WAITING_INDEXES, IndexReader, List
 from celery_lowkiq.store.jobs.call_records import digest, orphaned_records
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.client import Client
-from celery_lowkiq.store.scripts.keys import (
-    MORGUE_KEYS,
-    WAITING_KEYS,
-    KeyAliases,
-    announcement,
-    shard_keys,
-)
+from celery_lowkiq.store.scripts.keys import MORGUE_KEYS, WAITING_KEYS, KeyAliases, announcement, shard_keys
 from celery_lowkiq.store.scripts.progress import Progress as Progress
 from celery_lowkiq.store.scripts.progress import Tally, by_shard
 from celery_lowkiq.store.scripts.records import id_bytes, number_text, parse_id

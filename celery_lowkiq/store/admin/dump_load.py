@@ -10,13 +10,7 @@ from celery_lowkiq.store.inspect.pages import WAITING_INDEXES
 from celery_lowkiq.store.jobs.call_records import PAGE_CALLS, parse_call
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.client import Client
-from celery_lowkiq.store.scripts.keys import (
-    MORGUE_KEYS,
-    WAITING_KEYS,
-    KeyAliases,
-    announcement,
-    shard_keys,
-)
+from celery_lowkiq.store.scripts.keys import MORGUE_KEYS, WAITING_KEYS, KeyAliases, announcement, shard_keys
 from celery_lowkiq.store.scripts.records import (
     id_bytes,
     number_text,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, OpenClaims, SettleReply, SettleRequest
@@ -108,10 +108,8 @@ def _in_order(batch: list[Any]) -> list[Job]:
     """Read ids and records, in the order of perform_in, then of ids."""
     ids = batch[::2]
     jobs = list(map(parse_processing, ids, batch[1::2]))
-    if len(jobs) < 2:
-        return jobs
-    ordered = sorted(zip([job.perform_in for job in jobs], ids, jobs, strict=True), key=itemgetter(0, 1))
-    return [job for _, _, job in ordered]
+    # The ids differ: no two jobs are compared.
+    return [job for _, _, job in sorted(zip([job.perform_in for job in jobs], ids, jobs, strict=True))]
 
 
 @dataclass(frozen=True)

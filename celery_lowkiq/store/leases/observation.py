@@ -32,15 +32,8 @@ def _states(server: bytes, holders: Sequence[bytes], *leases: bytes | int) -> It
     for place, *texts in zip(*(leases[n::4] for n in range(4)), strict=True):
         owner, given_on, leaving = held_by[int(place)]
         epoch, counter, turn = map(bytes, texts)
-        yield LeaseState(
-            owner,
-            parse_whole(epoch),
-            parse_whole(counter),
-            run_id,
-            given_on,
-            leaving,
-            turn=_turn(turn, epoch),
-        )
+        numbers = parse_whole(epoch), parse_whole(counter)
+        yield LeaseState(owner, *numbers, run_id, given_on, leaving, _turn(turn, epoch))
 
 
 def _turn(text: bytes, epoch: bytes) -> int:

@@ -37,12 +37,7 @@ class Acquisition:
     """
 
     def __init__(
-        self,
-        ctx: WorkerContext,
-        table: LeaseTable,
-        *,
-        lanes: Sequence[Lane],
-        membership: Membership,
+        self, ctx: WorkerContext, table: LeaseTable, *, lanes: Sequence[Lane], membership: Membership
     ) -> None:
         self._ctx = ctx
         self._table = table

@@ -20,12 +20,7 @@ class Rebalancing:
     """Unless shards are shared, a node keeps those of the queues that it serves, each on its lane."""
 
     def __init__(
-        self,
-        store: Store,
-        table: LeaseTable,
-        *,
-        lanes: Sequence[Lane],
-        membership: Membership,
+        self, store: Store, table: LeaseTable, *, lanes: Sequence[Lane], membership: Membership
     ) -> None:
         self._store = store
         self._table = table
