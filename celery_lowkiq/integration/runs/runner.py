@@ -38,7 +38,7 @@ MakeRequest = Callable[[], Any]
 
 
 class _DyingRuns(threading.local):
-    """Of each lane, the runs of its last claim in which jobs have died."""
+    """The runs of a lane's last claim in which jobs have died."""
 
     runs: tuple[Run, ...] = ()
 
@@ -104,11 +104,7 @@ class CeleryRunner:
     def _run_uncalled(self, run: Run, make_request: MakeRequest | None = None) -> tuple[Settlement, ...]:
         """Run a batch whose calls have no record."""
         self._try(run, make_request)
-        settlements = run.decision.settlements
-        if run.decision.jobs:
-            self._report_failures(run, settlements)
-        run.forget_tracebacks()
-        return settlements
+        return self._end(run, run.decision.settlements)
 
     def _repeat(self, run: Run, make_request: MakeRequest) -> tuple[Settlement, ...]:
         """Give a plain run, whose function has run, to Celery's tracer."""
@@ -152,10 +148,7 @@ class CeleryRunner:
                 calls.tracked.interrupted(error)
                 raise
             runtime = time.monotonic() - began_at
-        settlements = CallFinisher(run, calls, runtime, has_reported).finish()
-        self._report_failures(run, settlements)
-        run.forget_tracebacks()
-        return settlements
+        return self._end(run, CallFinisher(run, calls, runtime, has_reported).finish())
 
     def _try(self, run: Run, make_request: MakeRequest | None = None) -> bool:
         """Run the function, if any payload can run. Returns whether Celery has reported the outcome."""
@@ -190,16 +183,17 @@ class CeleryRunner:
 
     # -- after the run
 
-    def _report_failures(self, run: Run, settlements: tuple[Settlement, ...]) -> None:
+    def _end(self, run: Run, settlements: tuple[Settlement, ...]) -> tuple[Settlement, ...]:
         """Log the failures, and keep a run with dead jobs until its claim is settled."""
-        if not run.decision.failures:
-            return
-        log_failures(run)
-        if any(settlement.disposition is Disposition.DIE for settlement in settlements):
-            # All of a claim is settled before the lane's next one runs.
-            claim = run.batch.lease, run.batch.claim
-            kept = [r for r in self._dying.runs if (r.batch.lease, r.batch.claim) == claim]
-            self._dying.runs = (*kept, run)
+        if run.decision.failures:
+            log_failures(run)
+            if any(settlement.disposition is Disposition.DIE for settlement in settlements):
+                # All of a claim is settled before the lane's next one runs.
+                claim = run.batch.lease, run.batch.claim
+                kept = [r for r in self._dying.runs if (r.batch.lease, r.batch.claim) == claim]
+                self._dying.runs = (*kept, run)
+        run.forget_tracebacks()
+        return settlements
 
     def settled(self, batch: Batch, accepted: frozenset[str]) -> None:
         """Call on_retries_exhausted with the jobs that died."""
