@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from functools import partial
@@ -343,3 +344,32 @@ def test_a_subscription_that_redis_cuts_says_so(store, client):
     threading.Thread(target=listen, daemon=True).start()
     eventually(lambda: client.execute_command("CLIENT", "KILL", "TYPE", "pubsub"))
     assert failed.wait(10)
+
+
+def test_two_threads_find_out_at_once_that_a_server_knows_no_script_flags(client):
+    """Redis 6.2: the second one saw that the first had found out, and took its own refusal for an error."""
+    store = RedisStore(client)
+    send, together = store.client._send, threading.Barrier(2)
+
+    def sent_together(commands):
+        replies = send(commands)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            together.wait(2)
+        return replies
+
+    store.client._send = sent_together
+    errors = []
+
+    def beat(number):
+        try:
+            store.beat(["orders"], f"node-{number}", 1, 1)
+        except Exception as error:  # noqa: BLE001 - the test shows whatever it is
+            errors.append(error)
+
+    client.script_flush()
+    threads = [threading.Thread(target=beat, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []

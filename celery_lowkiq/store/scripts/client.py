@@ -266,16 +266,19 @@ class Client:
 
     def _must_load(self, reply: Any) -> bool:
         # fakeredis caches a script without compiling it, and rejects the shebang line only when it runs.
-        if self._flags and isinstance(reply, exceptions.ResponseError) and SHEBANG in str(reply):
-            self._flags = False
-            return True
-        return isinstance(reply, exceptions.NoScriptError)
+        return self._rejects_flags(reply) or isinstance(reply, exceptions.NoScriptError)
+
+    def _rejects_flags(self, reply: Any) -> bool:
+        # Also when another thread has found it out since the script was sent.
+        if not (isinstance(reply, exceptions.ResponseError) and SHEBANG in str(reply)):
+            return False
+        self._flags = False
+        return True
 
     def _load_steps(self, scripts: set[Script]) -> Steps[None]:
         for script in scripts:
             (reply,) = yield Send([("SCRIPT LOAD", script.text(self._flags))])
-            if isinstance(reply, exceptions.ResponseError) and SHEBANG in str(reply) and self._flags:
-                self._flags = False
+            if self._rejects_flags(reply):
                 (reply,) = yield Send([("SCRIPT LOAD", script.text(False))])
             if isinstance(reply, exceptions.RedisError):
                 raise store_error(reply) from reply
