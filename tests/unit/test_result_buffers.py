@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from datetime import datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
 from celery import Celery
 from celery.app.trace import build_tracer
 from celery.backends.redis import RedisBackend
+from celery.result import AsyncResult
+from kombu import serialization
 from redis.exceptions import ConnectionError as Unreachable
 
 from celery_lowkiq import ordered_task
@@ -91,10 +95,12 @@ def test_a_job_is_done_when_its_result_is_written(lane):
         {"result_compression": "gzip"},
         {"result_serializer": "pickle", "result_accept_content": ["pickle"]},
         {"result_backend_transport_options": {"global_keyprefix": "mine"}},
+        {"timezone": "Asia/Kolkata"},
+        {"enable_utc": False},
     ],
     ids=lambda settings: "".join(settings) or "defaults",
 )
-def test_a_result_is_stored_and_published_as_by_the_backend(empty_redis, monkeypatch, settings):
+def test_results_are_stored_and_published_as_by_the_backend(empty_redis, monkeypatch, settings):
     monkeypatch.setattr(result_buffer, "writes_together", lambda backend: False)
     alone = stored_and_published(Lane(empty_redis.url, **settings))
     monkeypatch.undo()
@@ -102,21 +108,39 @@ def test_a_result_is_stored_and_published_as_by_the_backend(empty_redis, monkeyp
     assert together == alone
 
 
+@pytest.mark.usefixtures("without_late_writes")
+def test_results_are_stored_and_published_through_redis_py_where_that_is_observed(lane, monkeypatch):
+    together = stored_and_published(lane)
+    monkeypatch.setattr(redis_results, "transact", lambda client, commands: False)
+    assert stored_and_published(lane) == together
+
+
+#: The headers of calls whose results are written together.
+CALLS = {"a": {}, "b": {}, "c": {"parent_id": "p", "group": "g"}, "d": {"group": "g"}, "e": {}}
+
+
 def stored_and_published(lane):
-    """Key and message, time to live, and meta of a result."""
-    client, key = lane.backend.client, lane.backend.get_key_for_task("a")
+    """Key and message, time to live, and meta of each result."""
+    client = lane.backend.client
+    lane.act = lambda task: task.request.id == "e" and task.request.children.append(AsyncResult("child"))
+    keys = {lane.backend.get_key_for_task(task_id): task_id for task_id in CALLS}
+    found = []
     with client.pubsub(ignore_subscribe_messages=True) as pubsub:
-        pubsub.subscribe(key)
-        pubsub.get_message(timeout=10)
-        lane.run("a", b'["x"]', parent_id="p", group="g")
+        pubsub.subscribe(*keys)
+        for _ in keys:
+            pubsub.get_message(timeout=10)
+        for task_id, headers in CALLS.items():
+            lane.run(task_id, b'["%s"]' % task_id.encode(), **headers)
         lane.flush()
-        message = pubsub.get_message(timeout=10)
-    assert message["data"] == client.get(key)
-    meta = lane.backend.decode(message["data"])
-    assert meta.pop("date_done")
-    ttl = client.ttl(key)
-    client.delete(key)
-    return message["channel"], ttl, meta
+        for key in keys:
+            message = pubsub.get_message(timeout=10)
+            assert message["data"] == client.get(key)
+            meta = lane.backend.decode(message["data"])
+            done = datetime.fromisoformat(meta.pop("date_done"))
+            assert abs(lane.app.now() - done) < timedelta(minutes=1)
+            found.append((message["channel"], client.ttl(key), list(meta), meta, done.utcoffset()))
+    client.delete(*keys)
+    return found
 
 
 @pytest.mark.usefixtures("without_late_writes")
@@ -231,6 +255,22 @@ def test_a_patched_backend_stores_each_result_at_once(lane):
     assert lane.run("a")[0].disposition is Disposition.DONE
     assert lane.result("a") == ("SUCCESS", 7)
     assert len(stored) == 1
+
+
+def test_json_is_written_by_the_serializer_that_the_program_has_registered(lane, monkeypatch):
+    encoders = serialization.registry._encoders
+    own = encoders["json"]._replace(encoder=lambda value: json.dumps(value, indent=1))
+    monkeypatch.setitem(encoders, "json", own)
+    lane.run("a")
+    lane.flush()
+    assert lane.backend.client.get(lane.backend.get_key_for_task("a")).startswith(b"{\n")
+
+
+def test_an_app_with_a_clock_of_its_own_stores_each_result_at_once(lane):
+    now = lane.app.now()
+    lane.app.now = lambda: now
+    assert lane.run("a")[0].disposition is Disposition.DONE
+    assert lane.backend._get_task_meta_for("a")["date_done"] == now.isoformat()
 
 
 @pytest.mark.parametrize("options", [{"backend": Own}, {"result_backend_always_retry": True}], ids=str)

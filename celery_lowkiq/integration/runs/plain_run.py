@@ -121,7 +121,7 @@ class PlainRuns:
         backend, buffer = self._task.backend, self._buffers.own
         if context.ignore_result or not buffer.accepts(backend):
             return False
-        encoded = encode(backend, request.id, request.result_of_call(result), context)
+        encoded = encode(backend, request.id, request.result_of_call(result), context, buffer.common)
         if encoded is None:
             return False
 

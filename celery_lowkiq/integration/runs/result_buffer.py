@@ -37,6 +37,8 @@ class ResultBuffer:
         self._backend: Any = None
         self._is_suitable = False
         self._held: list[HeldResult] = []
+        #: What the results have in common, for :func:`encode`.
+        self.common: dict[str, Any] = {}
         #: How many of these are written.
         self._written = 0
         #: Whether :meth:`write_late` has failed: the lane meets the error, and handles it.
@@ -80,6 +82,7 @@ class ResultBuffer:
         with self._writing:
             held, written = self._held, self._written
             self._held, self._written, self._has_failed = [], 0, False
+            self.common = {}
             try:
                 if written < len(held):
                     write(self._backend, [one.encoded for one in held[written:]], retry=True)

@@ -11,7 +11,7 @@ from redis.client import Pipeline
 
 from celery_lowkiq.rules.functions import is_defined_in
 
-from .keeping_pool import KeepingPool
+from .keeping_pool import NAME, KeepingPool
 
 pack_command: Any
 metrics: Any
@@ -45,8 +45,36 @@ def exchange(client: redis.Redis, commands: Sequence[Command]) -> list[Any] | No
         if _is_observed(client):
             return None
         kept = pool.take_new()
-    connection = kept.connection
+    try:
+        replies = _exchange(kept.connection, commands)
+    except BaseException:
+        pool.release(kept.connection)
+        raise
+    pool.keep(kept)
+    return replies
 
+
+def transact(client: redis.Redis, commands: Sequence[Command]) -> bool:
+    """Execute commands as one transaction, in one round trip over a connection of any pool.
+
+    As redis-py does, repeats it when the connection is lost. Returns False when nothing was sent, since
+    something observes redis-py. Raises RedisError, also that of the first command that was refused.
+    """
+    if _is_observed(client):
+        return False
+    pool: Any = client.connection_pool
+    connection = pool.get_connection(*NAME)
+    try:
+        *queued, done = _exchange(connection, [("MULTI",), *commands, ("EXEC",)])
+    finally:
+        pool.release(connection)
+    for reply in (*queued, *(done if isinstance(done, list) else [done])):
+        if isinstance(reply, exceptions.ResponseError):
+            raise reply
+    return True
+
+
+def _exchange(connection: Any, commands: Sequence[Command]) -> list[Any]:
     def attempt() -> list[Any]:
         connection.send_packed_command(_packed(connection, commands))
         return [_reply(connection) for _ in commands]
@@ -56,9 +84,7 @@ def exchange(client: redis.Redis, commands: Sequence[Command]) -> list[Any] | No
     except BaseException:
         # Replies may be left in it.
         connection.disconnect()
-        pool.release(connection)
         raise
-    pool.keep(kept)
     return replies
 
 
