@@ -50,10 +50,20 @@ class TestDueTable:
         table.record(SHARD, Due(None, 100.0))
         assert table.due() == {}
 
-    def test_nothing_heard_outlives_two_replies(self, table):
+    def test_what_is_heard_outlives_both_replies_of_a_settle_with_a_claim(self, table):
+        """The second reply removed it: a resume was found only by the next poll."""
+        table.begin_change(SHARD)
+        table.begin_change(SHARD)
+        table.announce(SHARD, 50.0)
+        table.record(SHARD, Due(None, 100.0))
+        table.record(SHARD, Due(None, 100.0))
+        assert table.due() == {SHARD: 50.0}
+
+    def test_nothing_heard_outlives_the_reply_to_a_later_question(self, table):
         table.begin_query(SHARD)
         table.announce(SHARD, 50.0)
         table.record(SHARD, Due(None, 100.0))
+        table.begin_query(SHARD)
         table.record(SHARD, Due(None, 101.0))
         assert table.due() == {}
 

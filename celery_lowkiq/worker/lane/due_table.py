@@ -53,15 +53,15 @@ class DueTable:
     ) -> None:
         """Record a reply of the store, to a ``query`` that named these ``open_claims``.
 
-        Announcements since the query was sent stay: the pushes that follow an announced one are silent. A
-        reply to any ``query`` but the last is ignored.
+        Announcements since the query was sent stay, also for the second reply of a settle with a claim: the
+        pushes that follow an announced one are silent. A reply to any ``query`` but the last is ignored.
         """
         if query not in (None, self._last_query.get(shard)):
             return
         self._offset = due.now - self._clock.monotonic()
         self._due.pop(shard, None)
         self._empty.pop(shard, None)
-        for perform_in in (due.next_due, self._announced.pop(shard, None)):
+        for perform_in in (due.next_due, self._announced.get(shard)):
             if perform_in is not None:
                 self._due[shard] = min(perform_in, self._due.get(shard, perform_in))
         if open_claims is not None and shard not in self._due:
