@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -162,11 +162,8 @@ def test_many_threads_push_at_once_and_nothing_is_lost(store):
         for step in range(50):
             store.push(queue, [NewJob(f"{number}-{step}", b"x")])
 
-    threads = [threading.Thread(target=pusher, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(pusher, range(8)))
     assert Queries(store).stats(queue).length == 400
 
 
@@ -202,13 +199,6 @@ def test_pushes_go_on_while_the_number_of_shards_changes(client):
         old, new = QueueSpec(f"q{turn}", shards=5), QueueSpec(f"q{turn}", shards=8)
         store = RedisStore(client)
         push(store, "1", ("a", 1), queue=old)
-        errors = []
-
-        def attempt(act, errors=errors):
-            try:
-                act()
-            except Exception as error:  # noqa: BLE001 - the test shows whatever it is
-                errors.append(error)
 
         def pusher(number, queues=(old, new)):
             jobs = [NewJob(f"id-{number}-{step}", b"x") for step in range(20)]
@@ -216,12 +206,9 @@ def test_pushes_go_on_while_the_number_of_shards_changes(client):
 
         acts = [partial(reshard, store.mover(old), old, 8) for _ in range(2)]
         acts += [partial(pusher, n) for n in range(6)]
-        threads = [threading.Thread(target=attempt, args=(act,)) for act in acts]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert errors == []
+        with ThreadPoolExecutor(len(acts)) as pool:
+            for done in [pool.submit(act) for act in acts]:
+                done.result()
         assert Registry(store.client).as_stored([old]) == [new]
         assert Queries(store).stats(new).length == 121
         page = Queries(store).jobs(new, Listing("perform_in", limit=1000)).items

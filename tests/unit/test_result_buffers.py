@@ -86,6 +86,18 @@ def test_a_job_is_done_when_its_result_is_written(lane):
 
 
 @pytest.mark.usefixtures("without_late_writes")
+def test_a_result_has_nothing_of_another_backend(lane, empty_redis):
+    """A result too large to be held leaves what it has in common with others of its own backend."""
+    lane.act = lambda task: "x" * redis_results.MAX_SIZE
+    lane.run("a")
+    extended = Lane(empty_redis.url, result_extended=True)
+    lane.act, lane.task.backend = lambda task: None, extended.backend
+    lane.run("b")
+    assert "b" in lane.flush()
+    assert extended.backend.get_task_meta("b")["name"] == "t"
+
+
+@pytest.mark.usefixtures("without_late_writes")
 @pytest.mark.parametrize(
     "settings",
     [

@@ -95,7 +95,7 @@ def _environ(app: Any, url: str) -> dict[str, str]:
 
 
 def _in_shell(environ: dict[str, str]) -> str:
-    """The variables that a command in another shell needs."""
+    """The variables that a command in another shell needs; URLs to read and write are the first one's."""
     return " ".join(f"{name}={url}" for name, url in environ.items() if name not in URLS[1:])
 
 

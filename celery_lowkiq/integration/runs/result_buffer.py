@@ -50,6 +50,7 @@ class ResultBuffer:
         """Whether results for this backend can be added."""
         if backend is not self._backend and not self._held:
             self._backend, self._is_suitable = backend, writes_together(backend)
+            self.common = {}
         return self._is_suitable and backend is self._backend
 
     def add(self, held: HeldResult) -> None:

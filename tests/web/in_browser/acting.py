@@ -43,7 +43,10 @@ def press(browser: Any, label: str, within: str = "main") -> None:
 
 def reads(browser: Any, words: str, selector: str = "main") -> None:
     """Waits until a part of the page has the words."""
-    eventually(lambda: words in text(browser, selector))
+    try:
+        eventually(lambda: words in text(browser, selector))
+    except AssertionError:
+        raise AssertionError(f"{words!r} is not in {selector}:\n{text(browser, 'body')}") from None
 
 
 def do(browser: Any, label: str, question: str, within: str = "main") -> None:
