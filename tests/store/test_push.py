@@ -8,7 +8,12 @@ from functools import partial
 
 import pytest
 
-from celery_lowkiq.rules.errors import FormatMismatch, QueueResharded, StoreFull, StoreUnavailable
+from celery_lowkiq.rules.errors import (
+    FormatMismatch,
+    QueueResharded,
+    StoreFull,
+    StoreUnavailable,
+)
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, ShardRef
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.inspect.pages import Listing
@@ -195,7 +200,7 @@ def test_foreign_messages_on_a_channel_are_no_announcements(store, client):
 
 def test_pushes_go_on_while_the_number_of_shards_changes(client):
     """No push is refused, and no id lies in two shards."""
-    for turn in range(15):
+    for turn in range(6):
         old, new = QueueSpec(f"q{turn}", shards=5), QueueSpec(f"q{turn}", shards=8)
         store = RedisStore(client)
         push(store, "1", ("a", 1), queue=old)
@@ -214,6 +219,20 @@ def test_pushes_go_on_while_the_number_of_shards_changes(client):
         page = Queries(store).jobs(new, Listing("perform_in", limit=1000)).items
         assert len({job.id for job in page}) == 121
         assert all(Queries(store).job(new, job.id, 10).waiting for job in page)
+
+
+def test_a_migration_between_two_steps_of_opening_a_shard_is_no_damage(store, monkeypatch):
+    push(store, "1", ("a", 1), queue=(old := QueueSpec("q", shards=2)))
+    write = Registry._write
+
+    def write_after_migration(registry, shards, known):
+        monkeypatch.undo()
+        reshard(store.mover(old), old, 3)
+        return write(registry, shards, known)
+
+    monkeypatch.setattr(Registry, "_write", write_after_migration)
+    with pytest.raises(QueueResharded):
+        Registry(store.client).open_shards(old, old.shard_refs(), store.mover)
 
 
 def test_a_caller_opens_shards_whose_mover_has_died(store, client):

@@ -58,6 +58,9 @@ class Registry:
         for shard, reply in zip(shards, self._write(shards, stored), strict=True):
             if not reply and (damaged := self._unrestored(queue, shard, stored)):
                 refused[shard] = damaged
+        if refused and self.registered(queue) != stored:
+            # A migration has begun or ended meanwhile.
+            return self.open_shards(queue, shards, continue_migration)
         return refused
 
     def _unrestored(self, queue: QueueSpec, shard: ShardRef, stored: Registered) -> ShardDamaged | None:
