@@ -10,8 +10,6 @@ from celery_lowkiq.rules.models import NewJob, ShardRef
 from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.scripts.client import ShardCountDiffers
-from celery_lowkiq.store.scripts.keys import shard_keys
-from celery_lowkiq.store.scripts.script import load
 
 from .resharding import (
     NAME,
@@ -23,17 +21,14 @@ from .resharding import (
     owned,
     pushed,
     resharded,
+    run,
     someone,
     until,
 )
 
 
-def run(store, name, index=0, rest=(), /, **args):
-    return store.client.call(load(name).call(shard_keys(ShardRef(NAME, index)), rest, **args))
-
-
-def fence(store, index=0, gen=1, shards=1):
-    return run(store, "fence", index, shards=shards, gen=gen)
+def fence(store, index=0, gen=1, shards=1, route="1>2"):
+    return run(store, "fence", index, shards=shards, gen=gen, route=route)
 
 
 def opened(store, index=0, gen=1, shards="1>2", **floor):
