@@ -15,7 +15,6 @@ from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.push import Sender, push_call
-from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.resharding.mover import Mover
@@ -37,7 +36,6 @@ from .resharding import (
     phase,
     pushed,
     resharded,
-    run,
     someone,
     until,
 )
@@ -373,63 +371,6 @@ def test_a_queue_whose_own_key_is_lost_is_resharded_as_its_shards_are(store, cli
     queue = replace(ONE, shards=3)
     leases = [owned(store, queue, index) for index in range(3)]
     assert sum(len(claimed(store, queue, lease).jobs) for lease in leases) == 50
-
-
-@pytest.mark.parametrize("closed, open_", [(1, 0), (3, 0), (3, 1), (3, 5)])
-@pytest.mark.parametrize("declared", [1, 3, 9])
-def test_a_queue_whose_own_key_is_lost_while_its_shards_close_goes_on(store, client, declared, closed, open_):
-    """Closed shards keep the route of the migration: callers finish it, and no other number applies."""
-    store.push(replace(ONE, shards=5), [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(50)])
-    queue = resharded(store, resharded(store, replace(ONE, shards=5), 9), 3)
-    begun(store, queue, 5).turn()
-    half_flipped(store, closed, open_)
-    client.delete(queue_key(NAME))
-    caller = replace(ONE, shards=declared)
-    for n in range(50):
-        store.push(caller, [NewJob(f"id-{n}", b"y", perform_in=1.0)])
-    assert client.hmget(queue_key(NAME), "gen", "migration") == [b"3", b"3>5"]
-    until(client, Mover(store.client, caller), "idle")
-    assert runs_of(store, replace(ONE, shards=5)) == {f"id-{n}": ["x", "y"] for n in range(50)}
-
-
-def half_flipped(store, closed, open_):
-    """Close and open only the first shards of 3, in their third migration, to 5."""
-    args = {"gen": 3, "pause": 0, "since": "", "score": 0, "last_call": 0}
-    for index in range(closed):
-        run(store, "fence", index, shards=3, gen=3, route="3>5")
-    for index in range(open_):
-        run(store, "open", index, shards="3>5", is_new=int(index > 2), **args)
-
-
-def runs_of(store, queue):
-    """Texts of all payloads, by id."""
-    found = {}
-    for index in range(queue.shards):
-        found |= contents(claimed(store, queue, owned(store, queue, index)))
-    return {name: [text for text, _ in payloads] for name, payloads in found.items()}
-
-
-def test_a_queue_whose_own_key_is_lost_between_two_seals_ends_its_migration(store, client):
-    store.push(ONE, [NewJob("1", b"x", perform_in=1.0)])
-    mover = begun(store, ONE, 3)
-    until(client, mover, "seal")
-    run(store, "seal", 2, gen=1, shards="1>3", sealed="3")
-    client.delete(queue_key(NAME))
-    Registry(store.client).registered(ONE)
-    until(client, mover, "idle")
-    assert runs_of(store, replace(ONE, shards=3)) == {"1": ["x"]}
-
-
-def test_a_queue_whose_own_key_is_older_than_its_shards_follows_them(store, client):
-    """A failover lost the begin of the migration; shards on other servers have closed."""
-    store.push(ONE, [NewJob("1", b"x", perform_in=1.0)])
-    before = client.dump(queue_key(NAME))
-    begun(store, ONE, 2).turn()
-    run(store, "fence", 0, shards=1, gen=1, route="1>2")
-    client.restore(queue_key(NAME), 0, before, replace=True)
-    store.push(ONE, [NewJob("1", b"y", perform_in=1.0)])
-    until(client, Mover(store.client, ONE), "idle")
-    assert runs_of(store, replace(ONE, shards=2)) == {"1": ["x", "y"]}
 
 
 def test_a_caller_that_remembers_a_migration_begins_the_queue_of_an_empty_redis_anew(store, client):

@@ -214,7 +214,7 @@ def arguments(state):
         "track_open": ({"name": "new", "ttl": 60}, ()),
         "track_page": ({"after": 0, "limit": 10}, (0, 1)),
         "track_progress": ({"current": 1, "total": 2, "text": "said"}, ("runs", 5, 1)),
-        "track_update": ({"channel": "c"}, ("waits", 5, 1, "enqueued", "error", "boom")),
+        "track_update": ({"channel": "c"}, ("waits", 0, 5, 1, "enqueued", "error", "boom")),
         "why": ({"id": "runs"}, ()),
         "write_report": ({"owner": "me", "text": "{}", "uptime": "1.5", "ttl": 60}, ()),
         "write_samples": ({"ttl": 60}, (1, 1, "10.5", 1, 0)),
