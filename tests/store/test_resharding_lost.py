@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from celery_lowkiq.rules.models import NewJob
+from celery_lowkiq.store.admin.repair import QueueRepairs
 from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.resharding.mover import Mover
-from celery_lowkiq.store.scripts.keys import queue_key
+from celery_lowkiq.store.scripts.keys import FORMAT, queue_key
 
 from .helpers import contents
 from .resharding import NAME, ONE, begun, claimed, owned, resharded, run, until
@@ -70,3 +71,31 @@ def test_a_queue_whose_own_key_is_older_than_its_shards_follows_them(store, clie
     store.push(ONE, [NewJob("1", b"y", perform_in=1.0)])
     until(client, Mover(store.client, ONE), "idle")
     assert runs_of(store, replace(ONE, shards=2)) == {"1": ["x", "y"]}
+
+
+@pytest.mark.parametrize("stored", [None, 1, 9])
+def test_a_queue_that_is_repaired_after_a_migration_can_be_resharded(store, client, stored):
+    """Its own key was lost, or written by other code: its shards know the number of the last migration."""
+    store.push(ONE, [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
+    queue = resharded(store, ONE, 5)
+    client.delete(queue_key(NAME))
+    if stored:
+        client.hset(queue_key(NAME), mapping={"shards": stored, "format": FORMAT})
+    QueueRepairs(store).repair(ONE)
+    assert client.hmget(queue_key(NAME), "shards", "gen") == [b"5", b"1"]
+    assert QueueRepairs(store).damages(ONE) == []
+    assert runs_of(store, resharded(store, queue, 2)) == {f"id-{n}": ["x"] for n in range(20)}
+
+
+@pytest.mark.parametrize("phase", ["flip", "move", "seal"])
+def test_a_queue_that_is_repaired_in_a_migration_goes_on_with_it(store, client, phase):
+    store.push(ONE, [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
+    mover = begun(store, ONE, 5)
+    until(client, mover, phase)
+    if phase == "flip":
+        run(store, "fence", 0, shards=1, gen=1, route="1>5")
+    client.delete(queue_key(NAME))
+    QueueRepairs(store).repair(ONE)
+    until(client, mover, "idle")
+    assert client.hget(queue_key(NAME), "gen") == b"1"
+    assert runs_of(store, replace(ONE, shards=5)) == {f"id-{n}": ["x"] for n in range(20)}

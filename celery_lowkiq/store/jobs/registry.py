@@ -126,10 +126,10 @@ class Registry:
         last migration, is registered as its shards are. Raises FormatMismatch, StoreError.
         """
         fields = ("shards", "gen", "migration")
-        copies = self._client.commands(
+        copies = self._client.readable(
             [("HMGET", shard_keys(shard)["meta"], *fields) for shard in queue.shard_refs()]
         )
-        layout, gen = _last_layout(queue, copies)
+        layout, gen = _last_layout(queue, [copy for copy in copies if copy])
         if layout.count > queue.layout.count:
             # The other shards may be in a later migration.
             return self.registered(queue.with_layout(layout))
@@ -157,7 +157,7 @@ def parse_layout(stored: bytes | None) -> Layout | None:
 
 def _last_layout(queue: QueueSpec, copies: Sequence[Sequence[bytes | None]]) -> tuple[Layout, int]:
     """Return the layout of a queue's last migration, by the copies of its shards, and its number."""
-    gen = max(int(gen or 0) for _, gen, _ in copies)
+    gen = max((int(gen or 0) for _, gen, _ in copies), default=0)
     last = [(route, migration) for route, number, migration in copies if int(number or 0) == gen]
     found = {parse_layout(migration if route == b"closed" else route) for route, migration in last} - {None}
     found = {layout for layout in found if layout and layout.former} or found
