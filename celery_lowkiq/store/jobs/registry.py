@@ -111,11 +111,7 @@ class Registry:
             gen=gen,
         )
         stored_format, route, pause, since, phase = (value.decode() for value in self._client.call(call))
-        if int(stored_format) not in (FORMAT, MIGRATING_FORMAT):
-            raise FormatMismatch(
-                f"queue {queue.name!r} is stored in format {stored_format}, this version reads {FORMAT}: "
-                "drain it with the version that wrote it"
-            )
+        check_format(queue.name, stored_format)
         layout = Layout.parse(route)
         if layout is None:
             raise StoreError(f"queue {queue.name!r} is stored with {route!r} shards: expected a number")
@@ -163,3 +159,12 @@ def _last_layout(queue: QueueSpec, copies: Sequence[Sequence[bytes | None]]) -> 
     found = {layout for layout in found if layout and layout.former} or found
     # A caller may remember a migration of which a Redis without data knows nothing.
     return (found.pop() if len(found) == 1 else None) or Layout(queue.shards), gen
+
+
+def check_format(queue: str, stored: str) -> None:
+    """Check the storage format of a queue's own key. Raises FormatMismatch."""
+    if int(stored) not in (FORMAT, MIGRATING_FORMAT):
+        raise FormatMismatch(
+            f"queue {queue!r} is stored in format {stored}, this version reads {FORMAT}: "
+            "drain it with the version that wrote it"
+        )

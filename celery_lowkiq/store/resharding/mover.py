@@ -41,7 +41,7 @@ STALE = -1
 
 
 class Mover:
-    """Moves one queue. Methods raise StoreError; the next turn goes on after it."""
+    """Moves one queue. Methods raise FormatMismatch, StoreError; the next turn goes on after it."""
 
     def __init__(self, client: Client, queue: QueueSpec, durability: Durability | None = None) -> None:
         self.client: Client = client
