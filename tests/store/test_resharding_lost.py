@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from celery_lowkiq.rules.layout import shard_of
 from celery_lowkiq.rules.models import NewJob
 from celery_lowkiq.store.admin.repair import QueueRepairs
 from celery_lowkiq.store.jobs.registry import Registry
@@ -13,7 +15,7 @@ from celery_lowkiq.store.resharding.mover import Mover
 from celery_lowkiq.store.scripts.keys import FORMAT, queue_key
 
 from .helpers import contents
-from .resharding import NAME, ONE, begun, claimed, owned, resharded, run, until
+from .resharding import NAME, ONE, begun, claimed, ended, key, owned, resharded, run, until
 
 
 @pytest.mark.parametrize("closed, open_", [(1, 0), (3, 0), (3, 1), (3, 5)])
@@ -99,3 +101,33 @@ def test_a_queue_that_is_repaired_in_a_migration_goes_on_with_it(store, client, 
     until(client, mover, "idle")
     assert client.hget(queue_key(NAME), "gen") == b"1"
     assert runs_of(store, replace(ONE, shards=5)) == {f"id-{n}": ["x"] for n in range(20)}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_source_that_a_failover_takes_back_after_it_was_finished_is_moved_again(
+    store, client, monkeypatch, count
+):
+    """What was lost is that it was ever closed: its jobs wait as before."""
+    monkeypatch.setattr("celery_lowkiq.rules.resharding.TRANSFER_IDS", 1)
+    two, moves = replace(ONE, shards=2), [name for name in map(str, range(200)) if homes(name) == (0, 2)]
+    stays = next(name for name in map(str, range(200)) if homes(name)[0] == 1)
+    store.push(two, [NewJob(name, b"x", perform_in=1.0) for name in [*moves, stays]])
+    lease = owned(store, two, 1)
+    running = claimed(store, two, lease)
+    before = {name: client.dump(name) for name in client.scan_iter(f"lowkiq:1:{{{NAME}:0}}:*")}
+    movers = [begun(store, two, 3), *(Mover(store.client, two) for _ in range(count - 1))]
+    both = SimpleNamespace(turn=lambda: [mover.turn() for mover in movers])
+    for _ in range(150):
+        both.turn()
+    assert (client.zcard(key("moving")), client.hlen(key("jobs"))) == (0, 0)
+    client.delete(*client.scan_iter(f"lowkiq:1:{{{NAME}:0}}:*"))
+    for name, dumped in before.items():
+        client.restore(name, 0, dumped)
+    ended(store, two, lease, running)
+    until(client, both, "idle")
+    assert client.hlen(key("jobs")) == 0
+    assert runs_of(store, replace(ONE, shards=3)).keys() == set(moves)
+
+
+def homes(name):
+    return shard_of(name, 2), shard_of(name, 3)

@@ -16,6 +16,7 @@ from celery_lowkiq.rules.resharding import (
     Migration,
     Phase,
     ShardMoves,
+    has_leavers,
     has_sorted,
     is_finished,
     last_export,
@@ -133,8 +134,12 @@ class Mover:
         if max(gens) > migration.gen:
             return False
         if min(gens) < migration.gen:
-            # A Redis that has lost its last writes.
+            # A Redis that has lost its last writes: what was finished may not be.
+            self._begin(migration.gen)
             return (yield from self._flip(stored))
+        if any(has_leavers(migration, index, moves[index]) for index in self._finished.intersection(shards)):
+            # Another mover has found that out, and has closed the shard again.
+            self._begin(migration.gen)
         sources = [index for index in shards if index < migration.former]
         ready = [index for index in sources if has_sorted(migration, index, moves[index])]
         # Searched before the shard was read: what has left it since is not on its way now.
