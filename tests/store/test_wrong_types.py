@@ -114,7 +114,7 @@ def arguments(state):
             {"gen": 1, "shard": 1, "number": 0, "counts": 1, **bounds},
             ("long", "failed", "dead", "recorded", "held"),
         ),
-        "fence": ({"shards": 1, "gen": 1}, ()),
+        "fence": ({"shards": 1, "gen": 1, "route": "1>2"}, ()),
         "find_jobs": ({}, ()),
         "forget_transfer": ({"gen": 1, "shard": 1, "number": 1}, ()),
         "heartbeat": ({"member": "me 2", "turn": 1}, ()),
