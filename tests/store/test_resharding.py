@@ -410,3 +410,38 @@ def test_a_queue_gets_its_number_after_another_migration_that_ended_just_now(sto
     monkeypatch.setattr(Migrations, "begin", refused)
     reshard(Mover(store.client, ONE), ONE, 3)
     assert client.hget(queue_key(NAME), "shards") == b"3"
+
+
+def test_the_pause_of_a_removed_shard_ends_with_it(store, client):
+    """Its jobs run where they are now. The shard that is added later is not paused."""
+    two, pausing = replace(ONE, shards=2), Pausing(store.client)
+    names = [someone(2, home=1) for _ in range(3)]
+    store.push(two, [NewJob(names[0], b"x", perform_in=1.0)])
+    lease = owned(store, two, 1)
+    running = claimed(store, two, lease)
+    store.push(two, [NewJob(name, b"x", perform_in=1.0) for name in names[1:]])
+    assert pausing.pause_shard(two, 1)
+    mover = begun(store, two, 1)
+    until(client, mover, "move")
+    ended(store, two, lease, running, Disposition.RETRY, retry_count=0, delay=0.0, error=b"boom")
+    until(client, mover, "idle")
+    lease = owned(store, ONE, 0)
+    moved = claimed(store, ONE, lease)
+    assert contents(moved).keys() == set(names)
+    ended(store, ONE, lease, moved)
+    queue = resharded(store, ONE, 2)
+    assert stats(store, queue).paused == 0
+    assert not pausing.resume_shard(queue, 1)
+
+
+def test_the_pause_of_a_shard_that_stays_holds_for_jobs_that_come_to_it(store, client):
+    store.push(ONE, [NewJob(someone(1, home=0), b"x")])
+    queue = resharded(store, ONE, 2)
+    store.push(queue, [NewJob(job_id := someone(2, home=1), b"x", perform_in=1.0)])
+    pausing = Pausing(store.client)
+    assert pausing.pause_shard(queue, 0)
+    queue = resharded(store, queue, 1)
+    lease = owned(store, queue, 0)
+    assert claimed(store, queue, lease).jobs == ()
+    assert pausing.resume_shard(queue, 0)
+    assert job_id in {job.id for job in claimed(store, queue, lease).jobs}

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.resharding import Migration, Phase
+from celery_lowkiq.store.jobs.registry import check_format
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import FORMAT, MIGRATING_FORMAT, queue_key
 from celery_lowkiq.store.scripts.script import load
@@ -21,10 +22,11 @@ class StoredMigration(NamedTuple):
 
 
 class Migrations:
-    """Migrations of one queue. Methods raise StoreError."""
+    """Migrations of one queue. Methods raise FormatMismatch, StoreError."""
 
     def __init__(self, client: Client, queue: str) -> None:
         self._client = client
+        self._queue = queue
         self._keys = {"queue": queue_key(queue)}
 
     def begin(self, shards: int) -> bool:
@@ -43,9 +45,10 @@ class Migrations:
 
     def read_steps(self) -> Steps[StoredMigration | None]:
         """Read the migration that is going on; None without one."""
-        fields = ("HMGET", self._keys["queue"], "gen", "phase", "migration", "pause", "paused")
+        fields = ("HMGET", self._keys["queue"], "gen", "phase", "migration", "pause", "paused", "format")
         (stored,) = yield from self._client.command_steps([fields])
-        gen, phase, route, pause, since = ((value or b"").decode() for value in stored)
+        gen, phase, route, pause, since, stored_format = ((value or b"").decode() for value in stored)
+        check_format(self._queue, stored_format or str(FORMAT))
         layout = Layout.parse(route)
         if layout is None or phase in ("", Phase.IDLE.value):
             return None
