@@ -26,7 +26,8 @@ BUSY, OWNER = ShardRef("sync_order", 2), "worker@here-1"
 @pytest.fixture
 def late(queue):
     """Four ids in shard 2, due for 40 s; one of them runs in one of four lanes. Shard 1 is paused."""
-    store, spec = context_of(proj.app).store, queue.spec
+    # The app of all tests knows numbers of shards that others gave their queues.
+    store, spec = context_of(proj.app).open_store(1), queue.spec
     ids = islice((str(number) for number in count() if shard_of(str(number), 4) == BUSY.index), 4)
     jobs = [NewJob(job_id, b"1", 1.0, time.time() - 40) for job_id in ids]
     store.push(spec, jobs)
@@ -39,7 +40,8 @@ def late(queue):
     counters = Counters(time.time() - 70, (0,) * 4)
     store.beat([], OWNER, 4, 1, NodeUpdate(report, 60.0, samples=(("sync_order", counters),)))
     store.client.redis.hset(shard_keys(BUSY)["meta"], "processed", 50)
-    return store
+    yield store
+    store.close()
 
 
 def test_the_most_loaded_come_first(late, run):
