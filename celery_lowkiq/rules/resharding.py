@@ -176,3 +176,54 @@ def last_export(migration: Migration, index: int, moves: ShardMoves) -> Export |
 
 def _counts(migration: Migration, index: int, moves: ShardMoves) -> bool:
     return index >= migration.layout.shards and moves.counts > 0
+
+
+@dataclass(frozen=True)
+class ShardProgress:
+    """What a migration has left to do in a shard, counted at one moment."""
+
+    index: int
+    #: A number of shards, ``24>48`` in the migration, ``closed``, or ``retired``.
+    route: str
+    #: Waiting jobs; ``moving``: those of them that no claim takes until a mover has sorted them.
+    waiting: int
+    moving: int
+    #: Jobs in processing; ``in_flight``: ids that were in processing at the fence and have not left.
+    processing: int
+    in_flight: int
+    #: Transfers on their way to other shards, and their bytes.
+    transfers: int
+    transfer_bytes: int
+
+    @property
+    def moved(self) -> int:
+        """Waiting jobs that claims may take."""
+        return self.waiting - self.moving
+
+
+@dataclass(frozen=True)
+class MigrationState:
+    """A migration that is going on, with the counts of its shards. Times are Unix s of Redis's clock."""
+
+    queue: str
+    gen: int
+    phase: Phase
+    #: Number of shards before, and after.
+    former: int
+    shards: int
+    #: None: an older version began it.
+    began_at: float | None
+    #: Since when it is paused; None: it is not.
+    paused_since: float | None
+    #: All shards of both numbers, by index. Each was counted at its own moment.
+    progress: tuple[ShardProgress, ...]
+
+    @property
+    def left(self) -> int:
+        """Waiting jobs that are to be sorted."""
+        return sum(shard.moving for shard in self.progress)
+
+    @property
+    def moved(self) -> int:
+        """Waiting jobs that were sorted, or that calls have brought to their own shards since."""
+        return sum(shard.moved for shard in self.progress)

@@ -167,6 +167,7 @@ def arguments(state):
         ),
         "read_leases": ({}, ()),
         "read_moves": ({"limit": 10}, ()),
+        "read_progress": ({}, ()),
         "register": ({"format": 1, "shards": 2, "expected": 1, "gen": 0}, ()),
         "relay": ({"gen": 1, **ANNOUNCED}, ("long", "held")),
         "release": ({**owner, **ANNOUNCED, "unsettled": 0}, ()),
@@ -227,7 +228,7 @@ NAMES = list(arguments(State()))
 #: Those that change nothing.
 READERS = {
     *("key_counts", "dump", "find_jobs", "largest_numbers", "next_due", "page", "peek", "read_leases"),
-    *("read_moves", "stats", "sum_counters", "track_page", "why"),
+    *("read_moves", "read_progress", "stats", "sum_counters", "track_page", "why"),
 }
 #: The keys that scripts for several kinds of keys are bound to here.
 BOUND = {"index": "due", "second_index": "failed", "records": "jobs"}

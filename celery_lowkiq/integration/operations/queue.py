@@ -20,6 +20,7 @@ from celery_lowkiq.rules.history import Sample
 from celery_lowkiq.rules.models import Job, QueueSpec
 from celery_lowkiq.rules.repairs import Damage, Repaired
 from celery_lowkiq.rules.reports import ShardReport
+from celery_lowkiq.rules.resharding import MigrationState
 from celery_lowkiq.rules.views import Page, Paused, PausedId, Stats, Try, all_items
 from celery_lowkiq.store.admin.actions import Actions, Left, Progress
 from celery_lowkiq.store.admin.pausing import Pausing
@@ -28,6 +29,7 @@ from celery_lowkiq.store.inspect.node_reports import NodeReports
 from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.registry import Registry
+from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.resharding.reshard import reshard
 
 from .dump_load import Loaded, dump_lines, load_lines
@@ -336,6 +338,10 @@ class OrderedQueue:
         QueueMigrating while the queue moves to yet another number.
         """
         return reshard(self._context.store.mover(self.spec), self.spec, shards, progress)
+
+    def migration(self) -> MigrationState | None:
+        """Return the migration that is going on, with the counts of its shards; None without one."""
+        return Migrations(self._context.store.client, self.name).state()
 
     def dump(self) -> Iterator[bytes]:
         """Yield all jobs as lines of JSON: waiting, in processing, and dead.
