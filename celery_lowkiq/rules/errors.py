@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copyreg
+from collections.abc import Sequence
 from typing import Any
 
 from .layout import Layout
@@ -64,6 +65,27 @@ class QueueMigrating(LowkiqError):
         super().__init__(
             f"queue {queue!r} is moving from {layout.former} to {layout.shards} shards. Do the same again "
             f"when that has ended: `celery -A proj lowkiq reshard {queue} {layout.shards}` waits for it"
+        )
+
+
+class MigrationPaused(QueueMigrating):
+    """The queue's migration is paused, so that it does not end."""
+
+    def __init__(self, queue: str, layout: Layout) -> None:
+        LowkiqError.__init__(
+            self,
+            f"queue {queue!r} is moving from {layout.former} to {layout.shards} shards, and the move is "
+            f"paused. Resume it with `celery -A proj lowkiq reshard {queue} --resume`",
+        )
+
+
+class OutdatedNodes(LowkiqError):
+    """Nodes of an older version are alive, which cannot follow a migration."""
+
+    def __init__(self, queue: str, nodes: Sequence[str]) -> None:
+        super().__init__(
+            f"queue {queue!r} cannot move to another number of shards while nodes of an older version run: "
+            f"{', '.join(nodes)}. Stop or upgrade them, and do the same again"
         )
 
 

@@ -13,8 +13,10 @@ from .context import WorkerContext
 from .outage import backoff
 from .ports import Mover
 
-#: Seconds between two looks at what cannot move yet: jobs in processing, mostly.
+#: Seconds between two looks at what cannot move yet: jobs in processing, mostly. They grow slowly to
+#: MAX_LOOK: a migration may be paused for days.
 LOOK = 0.05
+MAX_LOOK = 0.5
 #: Seconds before a queue is tried again that is damaged, or stored in another format.
 REFUSED_RETRY = 1.0
 
@@ -26,6 +28,7 @@ class Migrations:
         self._ctx = ctx
         self._queues: Sequence[QueueSpec] = ()
         self._stop = threading.Event()
+        self._look = LOOK
         self._thread: threading.Thread | None = None
         #: By queue, its last error, and when it is tried again (monotonic). Used by the thread.
         self._refused: dict[str, tuple[str, float]] = {}
@@ -75,4 +78,8 @@ class Migrations:
                 if str(error) != known:
                     logger.error("queue %s does not move: %s", queue.name, error)
                 self._refused[queue.name] = (str(error), began_at + REFUSED_RETRY)
-        return clock.monotonic() - began_at if moved else LOOK
+        if moved:
+            self._look = LOOK
+            return clock.monotonic() - began_at
+        self._look = min(1.02 * self._look, MAX_LOOK)
+        return self._look

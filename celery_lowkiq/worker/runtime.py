@@ -44,6 +44,7 @@ class Runtime:
         served: Collection[str] | None = None,
         rates: Mapping[str, float] | None = None,
         meter: Meter = NULL_METER,
+        auto_reshard: bool = False,
     ) -> None:
         """``owner`` names this start of the process; ``window`` is the maximum number of batches in a claim.
 
@@ -66,12 +67,12 @@ class Runtime:
             poll_interval=poll_interval,
             lease_seconds=lease_seconds,
             window=window,
+            auto_reshard=auto_reshard,
         )
         self._lanes: list[Lane] = []
         for number in range(lanes):
             self._lanes.append(Lane(f"lane-{number}", ctx, scheduler_factory(), self._lanes))
-        self._queues = list(queues)
-        self._splitter = splitter
+        self._queues, self._splitter = list(queues), splitter
         self.queue_names: frozenset[str] = frozenset(queue.name for queue in queues)
         self.served: frozenset[str] = self.queue_names if served is None else frozenset(served)
         #: Whether an operator made the node quiet: it serves nothing.

@@ -29,10 +29,10 @@ from celery_lowkiq.store.inspect.node_reports import NodeReports
 from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.registry import Registry
-from celery_lowkiq.store.resharding.reshard import reshard
 
 from .dump_load import Loaded, dump_lines, load_lines
 from .listing_options import read_listing
+from .reshard_mixin import ReshardMixin
 from .shown_jobs import JobDecoder, ShownDeadJob, ShownJob, ShownPlaces
 
 BURIED = "moved to the morgue by hand"
@@ -40,7 +40,7 @@ BURIED = "moved to the morgue by hand"
 CALLS = 100
 
 
-class OrderedQueue:
+class OrderedQueue(ReshardMixin):
     """Reads of the queue of one task, and actions on it.
 
     Every method may raise StoreError. The stored number of shards applies, not the declared one. While jobs
@@ -335,15 +335,7 @@ class OrderedQueue:
         """
         return tuple(QueueRepairs(self._context.store).repair(self.spec, progress))
 
-    # -- moving to another number of shards, or another Redis
-
-    def reshard(self, shards: int, progress: Progress | None = None) -> int:
-        """Move the queue to another number of shards while it is in use, and return when that has ended.
-
-        Callers and workers follow without a restart. Repeat it after an error. Raises InvalidCall, and
-        QueueMigrating while the queue moves to yet another number.
-        """
-        return reshard(self._context.store.mover(self.spec), self.spec, shards, progress)
+    # -- moving to another Redis
 
     def dump(self) -> Iterator[bytes]:
         """Yield all jobs as lines of JSON: waiting, in processing, and dead.

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from celery_lowkiq.rules.layout import Layout
-from celery_lowkiq.rules.resharding import Migration, Phase
+from celery_lowkiq.rules.models import ShardRef
+from celery_lowkiq.rules.resharding import Migration, MigrationState, Phase, ShardProgress
 from celery_lowkiq.store.jobs.registry import check_format
 from celery_lowkiq.store.scripts.client import Client
-from celery_lowkiq.store.scripts.keys import FORMAT, MIGRATING_FORMAT, queue_key
+from celery_lowkiq.store.scripts.keys import FORMAT, MIGRATING_FORMAT, queue_key, shard_keys
 from celery_lowkiq.store.scripts.script import load
 from celery_lowkiq.store.scripts.steps import Steps
+
+#: Fields of a queue's key: when its migration began, and was paused.
+TIMES = ("migration_began", "migration_paused")
+#: Shards that are counted in one round trip.
+COUNTED_SHARDS = 512
 
 
 class StoredMigration(NamedTuple):
@@ -19,6 +25,13 @@ class StoredMigration(NamedTuple):
     migration: Migration
     pause: str
     since: str
+    began_at: float | None
+    paused_since: float | None
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether an operator paused it, and jobs have not all moved."""
+        return self.paused_since is not None and self.migration.phase is not Phase.SEAL
 
 
 class Migrations:
@@ -45,19 +58,56 @@ class Migrations:
 
     def read_steps(self) -> Steps[StoredMigration | None]:
         """Read the migration that is going on; None without one."""
-        fields = ("HMGET", self._keys["queue"], "gen", "phase", "migration", "pause", "paused", "format")
-        (stored,) = yield from self._client.command_steps([fields])
-        gen, phase, route, pause, since, stored_format = ((value or b"").decode() for value in stored)
+        fields = ("gen", "phase", "migration", "pause", "paused", "format", *TIMES)
+        (stored,) = yield from self._client.command_steps([("HMGET", self._keys["queue"], *fields)])
+        gen, phase, route, pause, since, stored_format, *times = ((value or b"").decode() for value in stored)
         check_format(self._queue, stored_format or str(FORMAT))
         layout = Layout.parse(route)
         if layout is None or phase in ("", Phase.IDLE.value):
             return None
-        return StoredMigration(Migration(int(gen), Phase(phase), layout), pause or "0", since)
+        migration = Migration(int(gen), Phase(phase), layout)
+        began_at, paused_since = (float(time) if time else None for time in times)
+        return StoredMigration(migration, pause or "0", since, began_at, paused_since)
+
+    def pause(self, wanted: bool) -> bool | None:
+        """Pause or resume the migration. Return whether it was not so before; None without one to pause."""
+        changed = self._client.call(load("pause_migration").call(self._keys, wanted=int(wanted)))
+        return None if changed < 0 else bool(changed)
 
     def read(self) -> Migration | None:
         """Return the migration that is going on; None without one."""
-        stored = self._client.execute(self.read_steps())
+        stored = self.stored()
         return stored and stored.migration
+
+    def stored(self) -> StoredMigration | None:
+        """Return the migration that is going on, as it is stored; None without one."""
+        return self._client.execute(self.read_steps())
+
+    def state(self) -> MigrationState | None:
+        """Return the migration that is going on, with the counts of its shards; None without one."""
+        stored = self.stored()
+        if stored is None:
+            return None
+        migration = stored.migration
+        refs = [ShardRef(self._queue, index) for index in migration.shards]
+        replies: list[list[Any]] = []
+        for start in range(0, len(refs), COUNTED_SHARDS):
+            page = refs[start : start + COUNTED_SHARDS]
+            calls = [load("read_progress").call(shard_keys(shard)) for shard in page]
+            replies += self._client.all(calls)
+        return MigrationState(
+            queue=self._queue,
+            gen=migration.gen,
+            phase=migration.phase,
+            former=migration.former,
+            shards=migration.layout.shards,
+            began_at=stored.began_at,
+            paused_since=stored.paused_since if stored.is_paused else None,
+            progress=tuple(
+                ShardProgress(shard.index, route.decode(), *counts)
+                for shard, (route, *counts) in zip(refs, replies, strict=True)
+            ),
+        )
 
     def begin_phase_steps(self, migration: Migration, phase: Phase) -> Steps[bool]:
         """Begin the next phase of a migration. False when another mover was first."""

@@ -1,0 +1,22 @@
+-- Counts what a migration has left to do in a shard, for people.
+--
+-- KEYS: meta @waiting! claimed inflight outbox
+-- ARGV:
+-- USES:
+-- Returns: {route, waiting jobs, those of them that are to be sorted, jobs in processing, ids that were in processing at the
+--   fence and have not left, pending transfers, their bytes}.
+-- Cost: O(transfers).
+local transfers, bytes = 0, 0
+for _, field in ipairs(redis.call('HKEYS', outbox)) do
+  if not string.find(field, ':', 1, true) then
+    transfers, bytes = transfers + 1, bytes + redis.call('HSTRLEN', outbox, field)
+  end
+end
+local unsorted, waiting = redis.call('ZCARD', moving), 0
+for _, index in ipairs({moving, due, due_prioritized, due_paused}) do
+  waiting = waiting + redis.call('ZCARD', index)
+end
+return {
+  redis.call('HGET', meta, 'shards') or '', waiting, unsorted,
+  redis.call('ZCARD', claimed), redis.call('ZCARD', inflight), transfers, bytes,
+}
