@@ -18,6 +18,7 @@ from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.health_checks import Finding
 from celery_lowkiq.rules.history import Sample
 from celery_lowkiq.rules.reports import NodeReport, ShardReport
+from celery_lowkiq.rules.resharding import MigrationState
 from celery_lowkiq.rules.server_info import ServerInfo
 from celery_lowkiq.rules.views import Page, PausedId, Stats
 
@@ -55,6 +56,12 @@ class Shards(NamedTuple):
     shards: tuple[ShardReport, ...]
     paused: float | None
     paused_ids: int
+
+
+class Resharding(NamedTuple):
+    """The migration of a queue to another number of shards; null without one."""
+
+    migration: MigrationState | None
 
 
 class Samples(NamedTuple):
@@ -99,6 +106,11 @@ def shards(request: Request) -> Shards:
     queue = queue_of(request)
     paused = queue.paused()
     return Shards(queue.shards(), paused.queue, paused.ids)
+
+
+def migration(request: Request) -> Resharding:
+    """The move of a queue to another number of shards, and what each shard has left to move."""
+    return Resharding(queue_of(request).migration())
 
 
 def paused_ids(request: Request) -> Page[PausedId]:
@@ -234,6 +246,7 @@ ENDPOINTS = (
     *map(_listing, SORTS),
     Endpoint("GET", "/job", job, PlacesJson, (QUEUE, ID)),
     Endpoint("GET", "/shards", shards, Shards, (QUEUE,)),
+    Endpoint("GET", "/migration", migration, Resharding, (QUEUE,)),
     Endpoint("GET", "/paused_ids", paused_ids, Page[PausedId], (QUEUE, AFTER)),
     Endpoint("GET", "/history", history, Samples, (Query("queue", TEXT),)),
     Endpoint("GET", "/nodes", nodes, Nodes),

@@ -8,7 +8,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from celery_lowkiq.integration.operations.action_parts import Action, Target
+from celery_lowkiq.integration.operations.action_parts import MIGRATION, Action, Target
 from celery_lowkiq.integration.operations.actions import action_of
 from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.rules.errors import InvalidCall
@@ -78,6 +78,8 @@ def _change(request: Request, form: Params) -> Response:
     operation = begin(request, queue, action, action.target(queue, target.ids, target.values))
     if operation.wait(PATIENCE):
         return _back(request, form.text("back", "/"), operation)
+    if action.scope is MIGRATION:
+        return RedirectResponse(link(request, "/queue", queue=queue.name), 303)
     return RedirectResponse(link(request, "/operation", id=operation.id), 303)
 
 

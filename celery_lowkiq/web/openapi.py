@@ -156,5 +156,5 @@ def _change() -> Schema:
 
 
 def _value(parameter: Parameter) -> Schema:
-    bounds = {"minimum": 0, "maximum": parameter.maximum} if parameter.kind is int else {}
+    bounds = {"minimum": parameter.minimum, "maximum": parameter.maximum} if parameter.kind is int else {}
     return {**PLAIN.get(parameter.kind, {}), **bounds, "description": parameter.text}

@@ -19,7 +19,7 @@ from tests.waiting import eventually
 from tests.web.serving import served
 from tests.web.showcase import FAILING, LOOKED_AT
 
-from . import test_operations, test_pages
+from . import test_migration, test_operations, test_pages
 from .acting import leave, press, reads, text, violations
 
 pytestmark = pytest.mark.browser
@@ -67,6 +67,7 @@ ELSEWHERE: dict[tuple[str, str], Callable[..., None]] = {
     ("queue", "resume"): test_pages.test_a_queue_is_paused_and_goes_on,
     ("shards", "pause_shard"): test_pages.test_a_shard_is_paused_and_goes_on,
     ("shards", "resume_shard"): test_pages.test_a_shard_is_paused_and_goes_on,
+    ("shards", "reshard"): test_migration.test_a_queue_is_resharded,
     ("job", "pause_ids"): test_pages.test_an_id_is_paused_and_resumed,
     ("job", "resume_ids"): test_pages.test_an_id_is_paused_and_resumed,
     ("job", "edit_payload"): test_pages.test_a_payload_is_edited_and_another_one_dropped,
