@@ -67,6 +67,17 @@ class QueueMigrating(LowkiqError):
         )
 
 
+class MigrationPaused(QueueMigrating):
+    """The queue's migration is paused, so that it does not end."""
+
+    def __init__(self, queue: str, layout: Layout) -> None:
+        LowkiqError.__init__(
+            self,
+            f"queue {queue!r} is moving from {layout.former} to {layout.shards} shards, and the move is "
+            f"paused. Resume it with `celery -A proj lowkiq reshard {queue} --resume`",
+        )
+
+
 class FormatMismatch(LowkiqError):
     """The queue was written by a version of celery-lowkiq with another storage format."""
 

@@ -12,8 +12,9 @@ from .context import WorkerContext
 from .outage import backoff
 from .ports import Mover
 
-#: Seconds between two looks at what cannot move yet: jobs in processing, mostly.
+#: Seconds between two looks at what cannot move yet: jobs in processing, mostly. They grow to MAX_LOOK.
 LOOK = 0.05
+MAX_LOOK = 0.5
 
 
 class Migrations:
@@ -23,6 +24,7 @@ class Migrations:
         self._ctx = ctx
         self._queues: Sequence[QueueSpec] = ()
         self._stop = threading.Event()
+        self._look = LOOK
         self._thread: threading.Thread | None = None
 
     def move(self, queues: Sequence[QueueSpec]) -> None:
@@ -63,4 +65,8 @@ class Migrations:
                 failure = error
         if failure is not None:
             raise failure
-        return clock.monotonic() - began_at if moved else LOOK
+        if moved:
+            self._look = LOOK
+            return clock.monotonic() - began_at
+        self._look = min(1.2 * self._look, MAX_LOOK)
+        return self._look

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
+import signal
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
 from dataclasses import replace
 
 import pytest
+from celery.bin.celery import celery
 
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import Disposition, NewJob
 from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.resharding.migrations import Migrations
 from tests.cli import proj
-from tests.cli.conftest import end_all
+from tests.cli.conftest import APP, done, end_all, start
 
 FAR = 9_000_000_000.0
 STORED = 6
@@ -79,3 +86,58 @@ def test_the_number_of_shards_is_checked(queue, run):
     with pytest.raises(InvalidCall, match="shards=0 is invalid: expected a whole number from 1 to 4096"):
         queue.reshard(0)
     assert run("reshard", "sync_order", "5000").exit_code == 2
+
+
+def test_a_dry_run_shows_the_cost_and_changes_nothing(stored, queue, run):
+    before = stored.client.redis.dbsize()
+    shown = run("reshard", "sync_order", "12", "--dry-run").stdout
+    assert "queue sync_order has 6 shards\n10 jobs of 20 would change their shards\n" in shown
+    assert "about 0.0 s, at 5000 jobs a second; nothing was changed\n" in shown
+    assert queue.reshard_cost(6).leaving == 0
+    assert (queue.stored_spec().shards, stored.client.redis.dbsize()) == (6, before)
+    assert run("reshard", "sync_order", "4", "--pause").exit_code == 2
+    assert run("reshard", "sync_order").exit_code == 2
+
+
+def test_a_migration_is_paused_watched_and_resumed(stored, queue, run):
+    assert run("reshard", "sync_order", "--pause").exit_code == 2
+    Migrations(stored.client, queue.name).begin(4)
+    said = "the move of queue sync_order to other shards: "
+    assert run("reshard", "sync_order", "--pause").stdout == f"{said}paused\n"
+    again = run("reshard", "sync_order", "--pause")
+    assert (again.exit_code, again.stdout) == (1, f"{said}paused before\n")
+    refused = run("reshard", "sync_order", "4")
+    assert refused.exit_code == 1
+    assert "celery -A proj lowkiq reshard sync_order --resume" in refused.stderr
+    with ThreadPoolExecutor() as pool:
+        watching = pool.submit(done, "reshard", "sync_order", "--watch")
+        assert run("reshard", "sync_order", "--resume").stdout == f"{said}resumed\n"
+        assert run("reshard", "sync_order", "4").exit_code == 0
+        watched = watching.result()
+    assert (watched.returncode, watched.stdout) == (0, "queue sync_order has 4 shards\n")
+
+
+def test_the_progress_is_shown_in_words(stored, queue, run):
+    Migrations(stored.client, queue.name).begin(4)
+    queue.pause_migration()
+    process = start("reshard", "sync_order", "--watch", stderr=subprocess.PIPE)
+    with process:
+        assert process.stderr.readline() == (
+            b"6>4, paused: 0 jobs to be sorted, 0 that ran when it began, 0 transfers on their way\n"
+        )
+        process.send_signal(signal.SIGINT)
+    assert process.returncode == 0
+    assert not queue.pause_migration()
+    assert queue.resume_migration()
+    assert not queue.resume_migration()
+
+
+def test_a_bar_shows_the_progress(stored, queue, run, monkeypatch):
+    monkeypatch.setattr("celery_lowkiq.cli.commands.reshard.LOOK", 0)
+    out, err = io.StringIO(), io.StringIO()
+    err.isatty = lambda: True
+    monkeypatch.setattr("sys.stderr", err)
+    with redirect_stdout(out):
+        celery.main(["-A", APP, "lowkiq", "reshard", "sync_order", "4"], standalone_mode=False)
+    assert "10/10" in err.getvalue()
+    assert "6>4, move" in err.getvalue()

@@ -67,6 +67,7 @@ LIMITS = (
 SCRIPTS = (
     *("push", "claim", "settle", "delete_call_records", "acquire", "begin_migration", "set_phase", "fence"),
     *("open", "read_moves", "export", "import_jobs", "relay", "forget_transfer", "seal"),
+    *("pause_migration", "stay", "hold"),
 )
 CLOCK = """
 local virtual_us = tonumber(table.remove(ARGV))
@@ -115,6 +116,7 @@ class Totals:
     lost_replies: int = 0
     crashes: int = 0
     freezes: int = 0
+    pauses: int = 0
     commands: int = 0
 
     def add(self, other: Totals) -> None:
@@ -366,6 +368,21 @@ class Simulation(FinalChecks):
                 begun = yield from migrations.begin_steps(self.wanted)
                 self.totals.migrations += begun
 
+    # -- an operator
+
+    def operator(self) -> Steps[None]:
+        """Pauses migrations and resumes them; a paused one is resumed at the end."""
+        while self.faults:
+            yield None  # type: ignore[misc]
+            if self.perhaps(0.2):
+                yield from self.pause(self.chance.choice([True, False]))
+        yield from self.pause(False)
+
+    def pause(self, wanted: bool) -> Steps[None]:
+        call = load("pause_migration").call({"queue": queue_key(QUEUE)}, wanted=int(wanted))
+        changed = yield from self.one(call)
+        self.totals.pauses += wanted and changed == 1
+
     # -- the run
 
     def add(self, kind: str) -> None:
@@ -376,6 +393,7 @@ class Simulation(FinalChecks):
             "old": lambda: self.caller(old=True),
             "worker": lambda: self.worker(name),
             "mover": self.mover,
+            "operator": self.operator,
         }[kind]()
         self.actors.append(Actor(kind, name, steps))
         self.weights[name] = self.weight()
@@ -384,7 +402,7 @@ class Simulation(FinalChecks):
         return self.chance.expovariate(1) ** 2 + 0.01 if self.faults else 1.0
 
     def run(self) -> Totals:
-        for kind, count in (("caller", 3), ("old", 1), ("worker", 3), ("mover", 3)):
+        for kind, count in (("caller", 3), ("old", 1), ("worker", 3), ("mover", 3), ("operator", 1)):
             for _ in range(count):
                 self.add(kind)
         while not self.is_at_rest():

@@ -17,6 +17,7 @@ from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, ShardRef
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.resharding import mover as movers
 from celery_lowkiq.store.resharding import strays
+from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.resharding.mover import Mover
 from celery_lowkiq.store.scripts import script as scripts
 from celery_lowkiq.store.scripts.connect import connect
@@ -156,6 +157,9 @@ FAULTS = {
         ),
     ),
     "a part of an id is claimed where it was": (script("export.lua", "      hold(id)\n", ""),),
+    "a part of an id is claimed where it was, in a pause": (
+        script("stay.lua", "redis.call('HEXISTS', outbox, 'part:' .. id) == 1", "false"),
+    ),
     "shards open before all are closed": ((Mover, "_flip", _opens_after_each_fence),),
     "a migration ends with jobs on their way": (
         (movers, "has_sorted", lambda *_: True),
@@ -240,6 +244,41 @@ def a_run_during_a_migration(store):
     assert _ids(store, 4)[2] == {job_id}
 
 
+def a_run_that_began_in_a_pause(store):
+    """It fails after everything else has moved: its job follows."""
+    job_id = words.someone(4, home=2)
+    store.push(TWO, [NewJob(job_id, b"x", perform_in=1.0)])
+    mover, migrations = words.begun(store, TWO, 4), Migrations(store.client, words.NAME)
+    words.until(store.client.redis, mover, "move")
+    migrations.pause(True)
+    mover.turn()
+    lease = words.owned(store, words.in_migration(TWO, 4), 0)
+    claim = words.claimed(store, TWO, lease)
+    assert [job.id for job in claim.jobs] == [job_id]
+    migrations.pause(False)
+    for _ in range(40):
+        mover.turn()
+    words.ended(store, TWO, lease, claim, Disposition.RETRY, retry_count=0, delay=0.0, error=b"boom")
+    words.until(store.client.redis, mover, "idle")
+    assert _ids(store, 4)[2] == {job_id}
+
+
+def a_late_stay(store):
+    """Of a mover that has seen a pause which ended since: the job is waited for."""
+    job_id = words.someone(4, home=2)
+    store.push(TWO, [NewJob(job_id, b"x", perform_in=1.0)])
+    mover = words.begun(store, TWO, 4)
+    words.until(store.client.redis, mover, "move")
+    _run(store, "stay", 0, [job_id], gen=1, channel="c", index=0)
+    lease = words.owned(store, words.in_migration(TWO, 4), 0)
+    claim = words.claimed(store, TWO, lease)
+    for _ in range(40):
+        mover.turn()
+    words.ended(store, TWO, lease, claim, Disposition.RETRY, retry_count=0, delay=0.0, error=b"boom")
+    words.until(store.client.redis, mover, "idle")
+    assert _ids(store, 4)[2] == {job_id}
+
+
 DIRECTED = {
     a_late_relay: script("relay.lua", "if state == '' or state == 'closed' then", "if false then"),
     a_late_fence: script("fence.lua", " and (last == gen - 1 or last == tonumber(gen))", ""),
@@ -249,6 +288,8 @@ DIRECTED = {
         "if false then",
     ),
     a_run_during_a_migration: script("fence.lua", "  redis.call('ZUNIONSTORE', inflight, 1, claimed)\n", ""),
+    a_run_that_began_in_a_pause: script("hold.lua", "redis.call('ZUNIONSTORE', inflight, 1, claimed)\n", ""),
+    a_late_stay: script("read_moves.lua", "stored[8] == stored[2] and 1 or 0", "0"),
 }
 
 

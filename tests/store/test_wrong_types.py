@@ -168,6 +168,9 @@ def arguments(state):
         "read_leases": ({}, ()),
         "read_moves": ({"limit": 10}, ()),
         "read_progress": ({}, ()),
+        "pause_migration": ({"wanted": 1}, ()),
+        "stay": ({"gen": 1, **ANNOUNCED}, ("long", "held")),
+        "hold": ({"gen": 1}, ()),
         "register": ({"format": 1, "shards": 2, "expected": 1, "gen": 0}, ()),
         "relay": ({"gen": 1, **ANNOUNCED}, ("long", "held")),
         "release": ({**owner, **ANNOUNCED, "unsettled": 0}, ()),
@@ -309,6 +312,12 @@ def a_shard_in_migration(store):
     return state
 
 
+def a_shard_whose_jobs_stay(store):
+    state = a_shard_in_migration(store)
+    store.client.call(call_of("stay", state))
+    return state
+
+
 def a_shard_with_a_transfer(store):
     state = a_shard_in_migration(store)
     _, transfer, *_ = store.client.call(call_of("export", state))
@@ -361,6 +370,9 @@ STATES = {
     "import_jobs": a_shard_with_a_transfer,
     "forget_transfer": a_shard_with_a_transfer,
     "relay": a_shard_in_migration,
+    "stay": a_shard_in_migration,
+    "hold": a_shard_whose_jobs_stay,
+    "pause_migration": a_queue_in_migration,
     "seal": a_shard_in_migration,
     "set_phase": a_queue_in_migration,
     "push of a new id": an_idle_shard,

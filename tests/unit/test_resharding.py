@@ -11,10 +11,12 @@ from celery_lowkiq.rules.resharding import (
     Migration,
     Phase,
     ShardMoves,
+    cost,
     has_sorted,
     is_finished,
     last_export,
     page_of,
+    paused_turn,
     shards_of_turn,
     turn,
 )
@@ -110,3 +112,25 @@ def test_turns_go_round_over_all_shards(count):
 
 def test_pages_share_a_turn_and_grow_by_what_is_stuck():
     assert (page_of(64, 0), page_of(64, 5), page_of(1, 0), page_of(5000, 0)) == (31, 36, 2000, 1)
+
+
+def test_in_a_pause_ids_stay_unless_calls_have_brought_them():
+    stays, leaves, arrives = ids(GROWS, 0, 0), ids(GROWS, 0, 2), ids(GROWS, 1, 3)
+    found = {0: moves(*stays, *leaves, inflight=leaves, pending=(2,)), 3: moves(*arrives)}
+    staying, done = paused_turn(GROWS, found)
+    assert staying == {0: leaves}
+    assert done.relays == {0: stays}
+    assert done.exports == (Export(0, 2), Export(1, 3, arrives))
+
+
+def test_a_shard_is_not_finished_while_jobs_that_leave_it_may_be_claimed():
+    assert not is_finished(GROWS, 0, moves(staying=True))
+
+
+def test_the_cost_of_a_migration():
+    def leaving(former, shards):
+        return cost("orders", Layout(shards, former), 600, 1200).leaving
+
+    assert (leaving(24, 48), leaving(48, 24), leaving(2, 3), leaving(5, 5)) == (300, 300, 400, 0)
+    found = cost("orders", Layout(48, 24), 600, 1200)
+    assert (found.leaving_bytes, found.seconds) == (600, 600 / resharding.JOBS_PER_SECOND)

@@ -2,24 +2,150 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
+
 import click
 
 from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.rules.layout import MAX_SHARDS
+from celery_lowkiq.rules.resharding import JOBS_PER_SECOND, MigrationState
+from celery_lowkiq.rules.text import count_of, duration
 
+from ..main import FAILED
 from ..params import command, queue_argument
 
-EXAMPLES = ["reshard sync_order 48"]
+EXAMPLES = [
+    "reshard sync_order 48 --dry-run",
+    "reshard sync_order 48",
+    "reshard sync_order --watch",
+    "reshard sync_order --pause",
+]
+#: Seconds between two looks at the progress.
+LOOK = 0.25
 
 
 @command("Change the number of shards.", EXAMPLES)
 @queue_argument
-@click.argument("shards", type=click.IntRange(1, MAX_SHARDS))
-def reshard(inspector: Inspector, queue: str, shards: int) -> None:
+@click.argument("shards", type=click.IntRange(1, MAX_SHARDS), required=False)
+@click.option("--dry-run", "verb", flag_value="dry-run", help="Show the expected cost; change nothing.")
+@click.option("--watch", "verb", flag_value="watch", help="Show the progress of a move that is going on.")
+@click.option("--pause", "verb", flag_value="pause", help="Stop moving jobs, in all nodes.")
+@click.option("--resume", "verb", flag_value="resume", help="Move jobs again.")
+def reshard(inspector: Inspector, queue: str, shards: int | None, verb: str | None) -> None:
     """Move QUEUE to SHARDS shards, while calls and workers go on.
 
     Each id keeps its order, and callers and workers follow without a restart. If the command is ended, the
-    workers of the queue go on; repeat it to wait for the end.
+    workers of the queue go on; --watch, or the same command, waits for the end.
+
+    Nothing waits for a paused move: jobs run where they are, and an id is moved when a call comes for it.
     """
-    inspector.queue(queue).reshard(shards)
-    click.echo(f"queue {queue} has {shards} shards")
+    if (shards is None) == (verb in (None, "dry-run")):
+        raise click.UsageError("expected SHARDS, SHARDS --dry-run, --watch, --pause or --resume")
+    ordered = inspector.queue(queue)
+    if verb == "dry-run":
+        _show_cost(ordered, shards or 0)
+    elif verb == "watch":
+        _watch(ordered)
+    elif verb in ("pause", "resume"):
+        _pause(ordered, verb)
+    else:
+        with _Progress(ordered) as progress:
+            ordered.reshard(shards or 0, progress.update)
+        click.echo(f"queue {queue} has {shards} shards")
+
+
+def _show_cost(queue: OrderedQueue, shards: int) -> None:
+    cost = queue.reshard_cost(shards)
+    click.echo(f"queue {queue.name} has {cost.former} shards")
+    click.echo(f"{count_of(cost.leaving, 'job')} of {cost.jobs} would change their shards")
+    click.echo(f"they use {cost.leaving_bytes / 2**20:.1f} MiB")
+    click.echo(f"about {duration(cost.seconds)}, at {JOBS_PER_SECOND} jobs a second; nothing was changed")
+
+
+def _pause(queue: OrderedQueue, verb: str) -> None:
+    changed = queue.pause_migration() if verb == "pause" else queue.resume_migration()
+    unchanged = "" if changed else " before" if verb == "pause" else ": it was not paused"
+    click.echo(f"the move of queue {queue.name} to other shards: {verb}d{unchanged}")
+    if not changed:
+        raise click.exceptions.Exit(FAILED)
+
+
+def _watch(queue: OrderedQueue) -> None:
+    """Show the progress until the end, or until Ctrl-C."""
+    pause = threading.Event()
+    try:
+        with _Progress(queue, lines=True) as progress:
+            while not progress.is_over:
+                progress.update()
+                pause.wait(LOOK)
+    except KeyboardInterrupt:
+        return
+    click.echo(f"queue {queue.name} has {queue.stored_spec().shards} shards")
+
+
+class _Progress:
+    """The progress on stderr: a bar on a terminal, else ``lines``, or nothing."""
+
+    def __init__(self, queue: OrderedQueue, lines: bool = False) -> None:
+        self._queue = queue
+        self._bar = None
+        if sys.stderr is not None and sys.stderr.isatty():
+            self._bar = click.progressbar(length=1, label=queue.name, file=sys.stderr, show_pos=True)
+        self._lines = lines
+        self._line = ""
+        self._shown_at = 0.0
+        #: Whether no migration went on at the last look.
+        self.is_over = False
+
+    def __enter__(self) -> _Progress:
+        if self._bar:
+            self._bar.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar:
+            self._bar.render_finish()
+
+    def update(self, _: int = 0) -> None:
+        """Show the progress, a few times a second."""
+        now = time.monotonic()
+        if now - self._shown_at < LOOK or not (self._bar or self._lines):
+            return
+        self._shown_at = now
+        state = self._queue.migration()
+        self.is_over = state is None
+        if self._bar:
+            self._move_bar(state)
+        elif state:
+            self._write(_words(state))
+
+    def _move_bar(self, state: MigrationState | None) -> None:
+        assert self._bar is not None
+        if state:
+            self._bar.label = f"{self._queue.name} {_doing(state)}"
+            self._bar.length = max(1, state.moved + state.left)
+        position = state.moved if state else self._bar.length or 1
+        self._bar.update(position - self._bar.pos)
+        self._bar.render_progress()
+
+    def _write(self, line: str) -> None:
+        if line != self._line:
+            click.echo(line, err=True)
+        self._line = line
+
+
+def _doing(state: MigrationState) -> str:
+    phase = state.phase.value if state.paused_since is None else "paused"
+    return f"{state.former}>{state.shards}, {phase}"
+
+
+def _words(state: MigrationState) -> str:
+    running = sum(shard.in_flight for shard in state.progress)
+    transfers = sum(shard.transfers for shard in state.progress)
+    return (
+        f"{_doing(state)}: {count_of(state.left, 'job')} to be sorted, {running} that ran when it began, "
+        f"{count_of(transfers, 'transfer')} on their way"
+    )

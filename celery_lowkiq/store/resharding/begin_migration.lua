@@ -1,6 +1,6 @@
 -- Begins the migration of a queue to another number of shards, in the queue's own key, which has its state:
 --   gen: number of the last migration; migration: its route, '<n>><m>'; phase: prepare, flip, move, seal, or idle
---   migration_began: when
+--   migration_began: when; migration_paused: since when it is paused
 --   shards: the route that calls have: '<n>', and from flip on '<n>><m>', from seal on '<m>'
 --
 -- KEYS: queue
@@ -17,4 +17,5 @@ if (stored[1] or '0') ~= gen or stored[2] ~= shards or (stored[3] or 'idle') ~= 
 end
 redis.call('HSET', queue, 'gen', gen + 1, 'migration', shards .. '>' .. wanted, 'migration_began', seconds(now_us()))
 redis.call('HSET', queue, 'phase', 'prepare', 'format', format)
+redis.call('HDEL', queue, 'migration_paused')
 return 1

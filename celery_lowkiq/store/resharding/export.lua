@@ -125,6 +125,8 @@ for i, id in ipairs(ids) do
     end
   end
   if record.part then
+    -- It is not claimed here meanwhile: a call record may have left before its payload.
+    redis.call('HSET', outbox, 'part:' .. id, '1')
     if times[i] then
       hold(id)
     end
@@ -141,6 +143,10 @@ if #done > 0 then
   end
   redis.call('ZREM', dead_ids, unpack(done))
   redis.call('ZREM', inflight, unpack(done))
+  for i, id in ipairs(done) do
+    done[i] = 'part:' .. id
+  end
+  redis.call('HDEL', outbox, unpack(done))
 end
 if counts == '1' then
   local taken = redis.call('HMGET', meta, unpack(COUNTS))

@@ -25,6 +25,11 @@ class StoredMigration(NamedTuple):
     began_at: float | None
     paused_since: float | None
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether an operator paused it, and jobs have not all moved."""
+        return self.paused_since is not None and self.migration.phase is not Phase.SEAL
+
 
 class Migrations:
     """Migrations of one queue. Methods raise StoreError."""
@@ -60,14 +65,18 @@ class Migrations:
         began_at, paused_since = (float(time) if time else None for time in (began, stopped))
         return StoredMigration(migration, pause or "0", since, began_at, paused_since)
 
-    def read(self) -> Migration | None:
+    def pause(self, wanted: bool) -> bool | None:
+        """Pause or resume the migration. Return whether it was not so before; None without one to pause."""
+        changed = self._client.call(load("pause_migration").call(self._keys, wanted=int(wanted)))
+        return None if changed < 0 else bool(changed)
+
+    def read(self) -> StoredMigration | None:
         """Return the migration that is going on; None without one."""
-        stored = self._client.execute(self.read_steps())
-        return stored and stored.migration
+        return self._client.execute(self.read_steps())
 
     def state(self) -> MigrationState | None:
         """Return the migration that is going on, with the counts of its shards; None without one."""
-        stored = self._client.execute(self.read_steps())
+        stored = self.read()
         if stored is None:
             return None
         migration = stored.migration
@@ -84,7 +93,7 @@ class Migrations:
             former=migration.former,
             shards=migration.layout.shards,
             began_at=stored.began_at,
-            paused_since=stored.paused_since,
+            paused_since=stored.paused_since if stored.is_paused else None,
             progress=tuple(
                 ShardProgress(shard.index, route.decode(), *counts)
                 for shard, (route, *counts) in zip(refs, replies, strict=True)

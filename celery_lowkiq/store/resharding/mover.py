@@ -20,6 +20,7 @@ from celery_lowkiq.rules.resharding import (
     is_finished,
     last_export,
     page_of,
+    paused_turn,
     shards_of_turn,
     turn,
 )
@@ -73,6 +74,8 @@ class Mover:
         if migration.gen != self._gen:
             self._begin(migration.gen)
         if migration.phase is Phase.PREPARE:
+            if stored.is_paused:
+                return False
             return (yield from self._migrations.begin_phase_steps(migration, Phase.FLIP))
         if migration.phase is Phase.FLIP:
             if not (yield from self._flip(stored)):
@@ -129,6 +132,12 @@ class Mover:
         if min(gens) < migration.gen:
             # A Redis that has lost its last writes.
             return (yield from self._flip(stored))
+        if stored.is_paused:
+            return (yield from self._pause(migration, moves))
+        staying = [index for index, found in moves.items() if found.staying]
+        if staying:
+            yield from self._send([self._call("hold", index, gen=migration.gen) for index in staying])
+            return True
         sources = [index for index in shards if index < migration.former]
         ready = [index for index in sources if has_sorted(migration, index, moves[index])]
         # Searched before the shard was read: what has left it since is not on its way now.
@@ -139,10 +148,25 @@ class Mover:
         self._finished.update(n for n in searched if is_finished(migration, n, moves[n]))
         if len(self._finished) == migration.former:
             return (yield from self._migrations.begin_phase_steps(migration, Phase.SEAL))
-        relays = [self._relay(migration, index, ids) for index, ids in done.relays.items()]
+        relays = [self._release("relay", migration, *of_shard) for of_shard in done.relays.items()]
         self.sorted_jobs += sum(map(len, done.relays.values()))
         moved = yield from self._transfer(migration, moves, [*done.exports, *last], relays)
         return bool(relays) or moved
+
+    def _pause(self, migration: Migration, moves: Mapping[int, ShardMoves]) -> Steps[bool]:
+        """Hold nothing back: jobs that leave may be claimed where they are, unless calls wait for them."""
+        staying, done = paused_turn(migration, moves)
+        stays = [self._release("stay", migration, *of_shard) for of_shard in staying.items()]
+        relays = [self._release("relay", migration, *of_shard) for of_shard in done.relays.items()]
+        parted = yield from self._send(stays)
+        rest = [
+            Export(index, migration.layout.home(job_id), (job_id,))
+            for index, ids in zip(staying, parted, strict=True)
+            for job_id in map(parse_id, ids)
+        ]
+        return (yield from self._transfer(migration, moves, [*done.exports, *rest], relays)) or bool(
+            stays or relays
+        )
 
     def _read(self, migration: Migration, shards: range) -> Steps[dict[int, ShardMoves]]:
         limits = {index: page_of(len(shards), self._stuck[index]) for index in shards}
@@ -174,7 +198,7 @@ class Mover:
             ids = [parse_id(job_id) for job_id in none]
             if ids:
                 self._search.forget(export.source, ids)
-                answered.append(self._relay(migration, export.shard, ids))
+                answered.append(self._release("relay", migration, export.shard, ids))
             self._count_stuck(moves, export, {parse_id(job_id) for job_id in busy})
             if number:
                 taken.append((export, number))
@@ -234,9 +258,9 @@ class Mover:
             **announcement(self._shard(export.shard)),
         )
 
-    def _relay(self, migration: Migration, index: int, ids: Sequence[str]) -> ScriptCall:
+    def _release(self, script: str, migration: Migration, index: int, ids: Sequence[str]) -> ScriptCall:
         names = list(map(id_bytes, ids))
-        return self._call("relay", index, names, gen=migration.gen, **announcement(self._shard(index)))
+        return self._call(script, index, names, gen=migration.gen, **announcement(self._shard(index)))
 
     def _count_stuck(self, moves: Mapping[int, ShardMoves], export: Export, busy: set[str]) -> None:
         for index in moves.keys() & {export.source, export.shard}:
@@ -260,7 +284,9 @@ class Mover:
         if all(sealed and not left for sealed, left in replies):
             return (yield from self._migrations.begin_phase_steps(migration, Phase.IDLE))
         moves = yield from self._read(migration, migration.shards)
-        relays = [self._relay(migration, n, found.moving) for n, found in moves.items() if found.moving]
+        relays = [
+            self._release("relay", migration, n, found.moving) for n, found in moves.items() if found.moving
+        ]
         yield from self._send(relays)
         return bool(relays)
 
@@ -283,7 +309,7 @@ class Mover:
 
 
 def _moves(reply: list[Any]) -> ShardMoves:
-    route, gen, moving, waiting, inflight, pending, counts = reply
+    route, gen, moving, waiting, inflight, pending, counts, staying = reply
     return ShardMoves(
         route.decode(),
         int(gen),
@@ -292,4 +318,5 @@ def _moves(reply: list[Any]) -> ShardMoves:
         tuple(map(parse_id, inflight)),
         tuple(map(int, pending)),
         counts,
+        bool(staying),
     )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 
-from celery_lowkiq.rules.errors import InvalidCall, QueueMigrating
+from celery_lowkiq.rules.errors import InvalidCall, MigrationPaused, QueueMigrating
 from celery_lowkiq.rules.layout import MAX_SHARDS, Layout
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.validators import invalid, is_whole
 from celery_lowkiq.store.jobs.registry import Registry
+from celery_lowkiq.store.scripts.client import Client
+from celery_lowkiq.store.scripts.keys import ID_KEYS, shard_keys
 from celery_lowkiq.store.scripts.progress import Progress, Tally
 
 from .migrations import Migrations
@@ -18,24 +20,38 @@ from .mover import Mover
 LOOK = 0.05
 
 
+def check(shards: int) -> None:
+    """Raise InvalidCall for an invalid number of shards."""
+    if not is_whole(shards, 1, MAX_SHARDS):
+        raise InvalidCall(invalid("shards", shards, f"a whole number from 1 to {MAX_SHARDS}"))
+
+
+def memory(client: Client, queue: QueueSpec) -> int:
+    """Return the bytes of memory that Redis estimates for all ids of a queue. Raises StoreError."""
+    keys = (shard_keys(shard)[name] for shard in queue.shard_refs() for name in sorted(ID_KEYS))
+    return sum(size or 0 for size in client.readable([("MEMORY", "USAGE", key) for key in keys]))
+
+
 def reshard(mover: Mover, queue: QueueSpec, shards: int, progress: Progress | None = None) -> int:
     """Move a queue to another number of shards; return the number of jobs that were sorted here.
 
     Continues a migration to the same number that another process has begun. ``progress`` gets the number of
     jobs sorted so far, and may raise Stop: then the workers of the queue go on. Raises InvalidCall,
-    QueueMigrating, FormatMismatch, StoreError.
+    QueueMigrating, MigrationPaused, FormatMismatch, StoreError.
     """
-    if not is_whole(shards, 1, MAX_SHARDS):
-        raise InvalidCall(invalid("shards", shards, f"a whole number from 1 to {MAX_SHARDS}"))
+    check(shards)
     migrations = Migrations(mover.client, queue.name)
     registry = Registry(mover.client)
     tally = Tally(progress)
-    while (migration := migrations.read()) or registry.registered(queue).layout != Layout(shards):
-        if migration is None:
+    while (stored := migrations.read()) or registry.registered(queue).layout != Layout(shards):
+        if stored is None:
             migrations.begin(shards)
             continue
-        if migration.layout.shards != shards:
-            raise QueueMigrating(queue.name, migration.layout)
+        layout = stored.migration.layout
+        if layout.shards != shards:
+            raise QueueMigrating(queue.name, layout)
+        if stored.is_paused:
+            raise MigrationPaused(queue.name, layout)
         tally.begin()
         before = mover.sorted_jobs
         if not mover.turn():

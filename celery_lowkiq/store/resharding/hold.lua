@@ -1,0 +1,16 @@
+-- Hides the waiting jobs of a shard from claims again, as its fence did, after the migration was paused.
+--
+-- KEYS: meta @waiting! claimed inflight
+-- ARGV: gen
+--   gen: number of the migration
+-- USES: moving_index migration
+-- FLAGS: allow-oom
+-- Returns: 1; 0 when the shard is not in this migration, or no job of it was claimable.
+-- Cost: O(log n) a waiting job. Repeated: no effect.
+if not is_open(gen) or redis.call('HGET', meta, 'staying') ~= gen then
+  return 0
+end
+hold_all()
+redis.call('ZUNIONSTORE', inflight, 1, claimed)
+redis.call('HDEL', meta, 'staying')
+return 1
