@@ -34,6 +34,7 @@ def test_the_form_asks_and_says_to_which_number(browser, queue):
     assert 'name="shards"' in browser.get(f"{PAGE}&list=shards").text
     asked = submit(browser, "reshard", shards="12")
     assert "Reshard: queue record to 12 shards?" in asked.text
+    assert "The queue has 8 shards. 133 of 200 jobs, " in asked.text
     assert ACTIONS["reshard"].effect in asked.text
     assert hidden_fields(asked.text)["shards"] == "12"
     assert queue.stored_spec().shards == 8
@@ -141,6 +142,38 @@ def test_the_api_begins_it_and_tells_its_state(browser, app, queue):
     assert (done["state"], done["count"]) == ("done", 200)
     assert migration() is None
     assert queue.stored_spec().shards == 12
+
+
+def test_a_move_is_paused_and_resumed(browser, app, queue):
+    """Jobs that may run in a shard that will be removed are in a bar, too."""
+    mover = flipped(app, queue, 3)
+    text = browser.get(PAGE).text
+    assert "Pause the move" in text
+    assert "paused the move of queue record" in submit(browser, "pause_migration", back=PAGE).text
+    while mover.turn():
+        pass
+    text = browser.get(PAGE).text
+    assert "jobs run where they are" in text
+    assert "0 jobs to sort" in text
+    found = on_page(text)
+    assert sum(found.left[str(shard)] for shard in range(3, 8)) == sum(found.left.values()) > 0
+    assert sum(found.left.values()) + sum(found.right.values()) == 200
+    submit(browser, "resume_migration")
+    assert "Pause the move" in browser.get(PAGE).text
+
+
+def test_what_does_not_move_cannot_be_paused(browser, queue):
+    assert "is not moving" in submit(browser, "pause_migration", back=PAGE).text
+    assert "Pause the move" not in browser.get(PAGE).text
+
+
+def test_the_api_estimates_the_cost(browser, app, queue):
+    found = browser.get("/api/v1/reshard_cost?queue=record&shards=16").json()
+    assert (found["former"], found["shards"], found["jobs"], found["leaving"]) == (8, 16, 200, 100)
+    assert browser.get("/api/v1/reshard_cost?queue=record&shards=0").status_code == 400
+    assert browser.get("/api/v1/reshard_cost?queue=record").status_code == 400
+    flipped(app, queue, 12)
+    assert browser.get("/api/v1/reshard_cost?queue=record&shards=16").status_code == 409
 
 
 @pytest.mark.parametrize("shards", [0, 4097, "12", None, True])

@@ -107,8 +107,9 @@ IDS = Scope(unit="id", ids=True, listings=("jobs",))
 PAUSED_IDS = Scope(unit="id", ids=True, listings=("paused",))
 WAITING_IDS = Scope("waiting", ids=True, listings=("jobs", "retries"))
 DEAD_IDS = Scope("dead", ids=True, listings=("morgue",))
-#: The move of a queue to another number of shards; the CLI has a command of its own for it.
-MIGRATION = Scope(total=lambda stats: stats.length)
+#: The move of a queue to another number of shards, begun or going on. The CLI has a command of its own.
+RESHARD = Scope(total=lambda stats: stats.length)
+MIGRATION = Scope(unit="")
 PAYLOAD = Scope(unit="payload", ids=True, parameters=(MARK,))
 ALL_WAITING = Scope("waiting", total=lambda stats: stats.length, option="all", listings=("jobs",))
 ALL_FAILED = Scope("failed", total=lambda stats: stats.retries, option="failed", listings=("retries",))
@@ -138,6 +139,8 @@ class Action:
     dangerous: bool = False
     #: Offered only for queues with this policy.
     policy: str = ""
+    #: Returns what it would do now, for the question before a dangerous action. Raises LowkiqError.
+    plan: Callable[[OrderedQueue, Target], str] | None = None
     # What its verb adds.
     verb: str = ""
     done: str = ""
@@ -156,7 +159,7 @@ class Action:
     @property
     def on_command_line(self) -> bool:
         """Whether the CLI makes a command of it. Only pages and the API show the mark of a payload."""
-        return MARK not in self.takes and self.scope is not MIGRATION
+        return MARK not in self.takes and self.scope not in (RESHARD, MIGRATION)
 
     @property
     def needs(self) -> set[str]:
@@ -208,6 +211,8 @@ class Action:
             return f"shard {target.values[SHARD.name]} of queue {queue}"
         if SHARDS.name in target.values:
             return f"queue {queue} to {count_of(target.values[SHARDS.name], 'shard')}"
+        if self.scope is MIGRATION:
+            return f"the move of queue {queue}"
         if not self.scope.unit:
             return f"queue {queue}"
         return f"{count_of(count, f'{self.scope.kind} {self.scope.unit}'.lstrip())} of queue {queue}"

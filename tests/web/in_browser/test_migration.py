@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules import resharding
 from tests.waiting import eventually
-from tests.web import showcase
 from tests.web.migrating import Counts, flipped, in_redis
 from tests.web.serving import served
 
@@ -23,16 +21,6 @@ ROWS = """
       (row) => [...row.querySelectorAll("span:not(.hidden)")].map((part) => part.lastChild.data)));
 """
 PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
-
-
-@pytest.fixture
-def idle_shop():
-    """Where nobody works, so that nobody moves a queue."""
-    with EmbeddedServer() as server:
-        app = showcase.make_app(server.url)
-        showcase.fill(app)
-        yield app
-        app.close()
 
 
 def on_page(browser):
@@ -106,3 +94,18 @@ def test_a_queue_is_resharded(browser, visit, app):
         eventually(lambda: queue.stored_spec().layout.route == str(shards))  # noqa: B023 at once
         reads(browser, str(shards), "#tabs [aria-current] .tab-count")
         assert queue.stats().length == 230
+
+
+def test_a_move_is_paused_and_resumed(idle_shop, browser, contented):
+    queue = idle_shop.tasks["sync_order"].ordered_queue
+    flipped(idle_shop, queue, 7)
+    with served(idle_shop) as url:
+        browser.get(f"{url}/queue?queue=sync_order")
+        press(browser, "Pause the move")
+        reads(browser, "Pause the move: paused the move of queue sync_order", ".did")
+        reads(browser, "paused", "#migration")
+        assert queue.migration().paused_since
+        assert violations(browser) == []
+        press(browser, "Resume the move")
+        eventually(lambda: queue.migration().paused_since is None)
+        leave(browser)
