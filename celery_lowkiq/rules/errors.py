@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copyreg
+from collections.abc import Sequence
 from typing import Any
 
 from .layout import Layout
@@ -75,6 +76,16 @@ class MigrationPaused(QueueMigrating):
             self,
             f"queue {queue!r} is moving from {layout.former} to {layout.shards} shards, and the move is "
             f"paused. Resume it with `celery -A proj lowkiq reshard {queue} --resume`",
+        )
+
+
+class OutdatedNodes(LowkiqError):
+    """Nodes of an older version are alive, which cannot follow a migration."""
+
+    def __init__(self, queue: str, nodes: Sequence[str]) -> None:
+        super().__init__(
+            f"queue {queue!r} cannot move to another number of shards while nodes of an older version run: "
+            f"{', '.join(nodes)}. Stop or upgrade them, and do the same again"
         )
 
 

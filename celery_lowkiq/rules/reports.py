@@ -66,6 +66,8 @@ class NodeReport:
     #: Seconds since the report when it was read.
     silent: float = 0.0
     waits: tuple[Wait, ...] = ()
+    #: The numbers of shards in its code, by queue; None: an older version, which knows no migration.
+    declared: Mapping[str, int] | None = None
 
     @property
     def alive(self) -> bool:

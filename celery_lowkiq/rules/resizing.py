@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .layout import Layout
 from .models import QueueSpec, ShardRef
+from .reports import NodeReport
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,18 @@ def resize(queue: QueueSpec, route: str) -> Resize | None:
     stored = queue.with_layout(layout)
     before, after = queue.shard_refs(), stored.shard_refs()
     return Resize(stored, after[len(before) :], before[len(after) :])
+
+
+def outdated(nodes: Iterable[NodeReport]) -> list[str]:
+    """Return the names of the living nodes of an older version, which cannot follow a migration."""
+    return sorted(node.name for node in nodes if node.alive and node.declared is None)
+
+
+def agreed(nodes: Sequence[NodeReport], queue: str) -> int | None:
+    """Return the number of shards that the code of all living nodes declares; None if they do not agree."""
+    declared = [node.declared for node in nodes if node.alive and node.declared]
+    found = {numbers[queue] for numbers in declared if queue in numbers}
+    return found.pop() if len(found) == 1 and not outdated(nodes) else None
 
 
 def migrating(routes: Mapping[str, str]) -> list[str]:

@@ -20,7 +20,7 @@ from celery_lowkiq.rules.health_checks import Server
 from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.models import Lease, LeaseState, NewJob, QueueSpec, Settlement, ShardRef
 from celery_lowkiq.rules.rate import TokenRequest, Tokens, capacity
-from celery_lowkiq.rules.reports import BeatResult, NodeUpdate
+from celery_lowkiq.rules.reports import BeatResult, NodeReport, NodeUpdate
 from celery_lowkiq.store.jobs.admission import Admission, ShardCall
 from celery_lowkiq.store.jobs.announcements import PushSubscription
 from celery_lowkiq.store.jobs.claims import (
@@ -34,11 +34,12 @@ from celery_lowkiq.store.jobs.due_times import due_times
 from celery_lowkiq.store.jobs.durability import Durability
 from celery_lowkiq.store.jobs.push import Sender, Stored
 from celery_lowkiq.store.jobs.push_steps import PushSteps
-from celery_lowkiq.store.leases.heartbeats import beat_calls, heartbeat_reply, report_calls
+from celery_lowkiq.store.leases.heartbeats import beat_calls, heartbeat_reply, read_nodes, report_calls
 from celery_lowkiq.store.leases.observation import observe
 from celery_lowkiq.store.leases.renewals import renew
 from celery_lowkiq.store.repairs.background import BackgroundRepairs
 from celery_lowkiq.store.repairs.repairs import Repairs
+from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.resharding.mover import Mover
 from celery_lowkiq.store.scripts.client import Client, raise_refused
 from celery_lowkiq.store.scripts.keys import (
@@ -268,6 +269,10 @@ class RedisStore:
         """Read the memory limit of Redis and its eviction policy; unknown where INFO is forbidden."""
         return read_memory_limit(self.client)
 
+    def nodes(self) -> list[NodeReport]:
+        """Return the nodes that reported in the last hour and did not shut down."""
+        return read_nodes(self.client)
+
     # -- migrations
 
     def mover(self, queue: QueueSpec) -> Mover:
@@ -276,6 +281,10 @@ class RedisStore:
         Any number of movers may work at once.
         """
         return Mover(self.client, queue, self._durability)
+
+    def begin_migration(self, queue: str, shards: int) -> bool:
+        """Begin to move a queue to another number of shards; False when it is moving."""
+        return Migrations(self.client, queue).begin(shards)
 
     def _continue_migration(self, queue: QueueSpec) -> None:
         self.mover(queue).turn()

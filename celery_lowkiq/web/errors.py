@@ -5,6 +5,7 @@ from __future__ import annotations
 from celery_lowkiq.rules.errors import (
     InvalidCall,
     LowkiqError,
+    OutdatedNodes,
     PayloadError,
     QueueMigrating,
     QueueResharded,
@@ -32,6 +33,7 @@ STATUSES: dict[type[LowkiqError], int] = {
     PayloadError: 422,
     UnknownTracker: 404,
     InvalidCall: 400,
+    OutdatedNodes: 409,
     QueueMigrating: 409,
     QueueResharded: 409,
     TooBusy: 429,

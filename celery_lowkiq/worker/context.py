@@ -67,6 +67,8 @@ class WorkerContext:
     lease_seconds: float
     #: Maximum number of batches in one claim.
     window: int
+    #: Whether queues move to the number of shards that all nodes declare.
+    auto_reshard: bool
 
     def thread(self, name: str, main: Callable[[], None]) -> threading.Thread:
         """Return a daemon thread. An exception that ends it is a bug of ours, and stops the worker."""

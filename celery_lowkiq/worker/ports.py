@@ -18,7 +18,7 @@ from celery_lowkiq.rules.health_checks import Server
 from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.models import Batch, Lease, LeaseState, QueueSpec, Settlement, ShardRef
 from celery_lowkiq.rules.rate import TokenRequest, Tokens
-from celery_lowkiq.rules.reports import BeatResult, NodeUpdate
+from celery_lowkiq.rules.reports import BeatResult, NodeReport, NodeUpdate
 
 #: Exit status of a worker that crashes, and of a process that a run forked.
 EXIT_CRASHED = 70
@@ -95,6 +95,12 @@ class Store(Protocol):
 
     def mover(self, queue: QueueSpec) -> Mover:
         """Return what moves the queue to another number of shards."""
+
+    def begin_migration(self, queue: str, shards: int) -> bool:
+        """Begin to move a queue to another number of shards; False when it is moving."""
+
+    def nodes(self) -> list[NodeReport]:
+        """Return the last reports of all nodes."""
 
     def forget_report(self, owner: str) -> None:
         """Remove the report of a node."""

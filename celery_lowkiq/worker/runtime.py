@@ -44,6 +44,7 @@ class Runtime:
         served: Collection[str] | None = None,
         rates: Mapping[str, float] | None = None,
         meter: Meter = NULL_METER,
+        auto_reshard: bool = False,
     ) -> None:
         """``owner`` names this start of the process; ``window`` is the maximum number of batches in a claim.
 
@@ -66,6 +67,7 @@ class Runtime:
             poll_interval=poll_interval,
             lease_seconds=lease_seconds,
             window=window,
+            auto_reshard=auto_reshard,
         )
         self._lanes: list[Lane] = []
         for number in range(lanes):

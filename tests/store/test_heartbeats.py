@@ -57,6 +57,13 @@ def test_a_report_of_an_earlier_version_tells_of_no_waits(store, client, node_re
     assert node_reports.nodes()[0].waits == ()
 
 
+def test_a_report_of_an_earlier_version_declares_no_number_of_shards(store, client, node_reports):
+    tell(store)
+    assert node_reports.nodes()[0].declared is None
+    tell(store, replace(REPORT, declared={"orders": 24}))
+    assert node_reports.nodes()[0].declared == {"orders": 24}
+
+
 def test_the_start_of_a_node_stays_what_it_was(store, node_reports):
     tell(store, uptime=100.0)
     tell(store, replace(REPORT, quiet=False), uptime=900.0)

@@ -5,7 +5,15 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 
+import pytest
+
+from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.rules.errors import OutdatedNodes
+from celery_lowkiq.rules.layout import Layout
+from celery_lowkiq.rules.reports import NodeReport, NodeUpdate
+from celery_lowkiq.rules.resharding import Phase
 from tests.waiting import eventually
+from tests.worker.checks import command
 
 IDS = [f"id-{number}" for number in range(40)]
 
@@ -63,3 +71,87 @@ def test_a_queue_in_use_is_resharded(app, start_worker, ledger):
         assert sorted(set(ran[job_id])) == list(range(1, count + 1))
         firsts = [ran[job_id].index(version) for version in range(1, count + 1)]
         assert firsts == sorted(firsts)
+
+
+def report_of_another(app, declared):
+    report = NodeReport("other@host", "other@host-1", 1, 3600.0, False, False, (), (), declared=declared)
+    context_of(app).store.beat([], report.owner, 0, 1, NodeUpdate(report, 1.0))
+    return report
+
+
+def test_workers_reshard_a_queue_when_the_code_of_all_declares_the_same_number(
+    app, settings, start_worker, ledger
+):
+    settings.update(lowkiq_reshard="auto")
+    record = app.tasks["record"]
+    queue = record.ordered_queue
+    queue.reshard(3)
+    report = report_of_another(app, {"record": 3})
+    node = start_worker("-Q", "record,celery")
+    record.delay("1")
+    ledger.wait_for("end")
+    assert queue.stored_spec().shards == 3
+    context_of(app).store.forget_report(report.owner)
+    eventually(lambda: queue.stored_spec().layout == Layout(8))
+    eventually(lambda: "queue record begins to move to 8 shards: all nodes declare that" in node.logs())
+
+
+def test_a_queue_is_not_resharded_while_a_node_of_an_older_version_is_alive(app):
+    queue = app.tasks["record"].ordered_queue
+    queue.reshard(3)
+    report_of_another(app, None)
+    with pytest.raises(OutdatedNodes, match="nodes of an older version run: other@host"):
+        queue.reshard(4)
+    assert queue.reshard(3) == 0
+    assert (queue.stored_spec().shards, queue.migration()) == (3, None)
+
+
+def test_remote_control_reshards_pauses_and_resumes(app, start_worker, ledger, tmp_path):
+    gated = app.tasks["gated"]
+    queue = gated.ordered_queue
+    start_worker("-Q", "gated,celery", lanes=2)
+    before = queue.spec.shards
+    layout = Layout(before - 1, before)
+    moves = next(name for name in map(str, range(100)) if layout.former_home(name) is not None)
+    gated.delay(moves)
+    ledger.wait_for("start")
+    (answer,) = command(app, "lowkiq_reshard", "w0@test", queue="gated", shards=before - 1)
+    assert answer == {"ok": "reshard gated goes on: the worker logs its end"}
+    eventually(lambda: queue.migration().phase is Phase.MOVE)
+    assert command(app, "lowkiq_pause_migration", "w0@test", queue="gated") == [{"ok": 1}]
+    (found,) = command(app, "lowkiq_migration", "w0@test", queue="gated")
+    assert (found["former"], found["shards"], found["phase"]) == (before, before - 1, "move")
+    assert found["paused_since"]
+    (answer,) = command(app, "lowkiq_reshard", "w0@test", queue="gated", shards=before - 1)
+    assert "the move is paused" in answer["error"]
+    (tmp_path / "gate").touch()
+    eventually(lambda: queue.stats().busy == 0)
+    assert queue.migration() is not None
+    assert command(app, "lowkiq_resume_migration", "w0@test", queue="gated") == [{"ok": 1}]
+    eventually(lambda: queue.migration() is None)
+    assert queue.stored_spec().layout == Layout(before - 1)
+    (answer,) = command(app, "lowkiq_resume_migration", "w0@test", queue="gated")
+    assert "is not moving to another number of shards" in answer["error"]
+
+
+def test_nothing_waits_for_a_paused_migration(app, start_worker, ledger):
+    record = app.tasks["record"]
+    queue = record.ordered_queue
+    queue.reshard(4)
+    for name in IDS:
+        record.delay(name, 1)
+    store = context_of(app).store
+    store.begin_migration("record", 8)
+    mover = store.mover(queue.spec)
+    eventually(lambda: mover.turn() and queue.migration().phase is Phase.MOVE)
+    assert queue.migration().left == len(IDS)
+    queue.pause_migration()
+    start_worker("-Q", "record,celery")
+    for name in IDS:
+        record.delay(name, 2)
+    eventually(lambda: sum(len(line["payloads"]) for line in ledger.lines("end")) == 2 * len(IDS))
+    assert queue.migration().paused_since is not None
+    ran = defaultdict(list)
+    for line in ledger.lines("end"):
+        ran[line["id"]] += line["payloads"]
+    assert [ran[name] for name in IDS] == [[1, 2]] * len(IDS)

@@ -29,6 +29,7 @@ _MISSING = object()
 Exclusion = Literal["cooperative", "strict"]
 PushDurability = Literal["fast", "replicated", "fsynced"]
 MessageScore = Literal["arrival", "sent"]
+Reshard = Literal["manual", "auto"]
 LogFailures = Literal["first", "all", "death"]
 
 SCHEDULERS: dict[str, Any] = {"lag": schedulers.lag, "seq": schedulers.seq, "weighted": schedulers.weighted}
@@ -156,6 +157,13 @@ class Settings:
         whole(0, 4095).or_none(),
         'For the splitter `"by_node"`: number of this worker, from 0. None: the environment variable '
         "`LOWKIQ_NODE_NUMBER`.",
+    )
+    reshard: Reshard = _setting(
+        "manual",
+        one_of(Reshard),
+        "Whether workers [change the stored number of shards](changing-shards.md#with-a-deploy). "
+        '`"auto"`: when the code of all living workers declares the same other number, and the splitter is '
+        '`"lease"`. `"manual"`: never.',
     )
     server_middlewares: tuple[Any, ...] = _setting(
         (),

@@ -125,6 +125,7 @@ class Engine:
             window=settings.window,
             meter=self._metrics or NULL_METER,
             exclusion=self._exclusion,
+            auto_reshard=settings.reshard == "auto",
         )
 
     def start(self) -> None:

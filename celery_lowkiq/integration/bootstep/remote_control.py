@@ -17,10 +17,11 @@ from kombu.utils.uuid import uuid
 
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.calls.validation import read_id
-from celery_lowkiq.integration.operations.action_parts import Action, Target, Verb
+from celery_lowkiq.integration.operations.action_parts import Target, Verb
 from celery_lowkiq.integration.operations.actions import VERBS
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.integration.operations.json_records import plain
+from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall, LowkiqError
 from celery_lowkiq.rules.loggers import package_logger as logger
 
@@ -47,6 +48,34 @@ def lowkiq(state: Any, **_: Any) -> Any:
     return _answer(lambda: _picture(_step(state), state))
 
 
+@inspect_command(args=[("queue", str)], signature="<queue>")
+def lowkiq_migration(state: Any, queue: Any = None, **_: Any) -> Any:
+    """The move of a queue to another number of shards, with the counts of each shard."""
+    return _answer(lambda: plain(Inspector(state.app).queue(_name(queue)[0]).migration()))
+
+
+@control_command(args=[("queue", ticketed), ("shards", int)], signature="<queue> <shards>")
+def lowkiq_reshard(state: Any, queue: Any = None, shards: Any = None, **_: Any) -> Any:
+    """Move a queue to another number of shards."""
+    return _answer(lambda: _begin(state, queue, "reshard", lambda found: found.reshard(shards)))
+
+
+@control_command(args=[("queue", ticketed)], signature="<queue>")
+def lowkiq_pause_migration(state: Any, queue: Any = None, **_: Any) -> Any:
+    """Stop moving the jobs of a queue to other shards."""
+    return _answer(
+        lambda: _begin(state, queue, "pause_migration", lambda found: int(found.pause_migration()))
+    )
+
+
+@control_command(args=[("queue", ticketed)], signature="<queue>")
+def lowkiq_resume_migration(state: Any, queue: Any = None, **_: Any) -> Any:
+    """Move the jobs of a queue to other shards again."""
+    return _answer(
+        lambda: _begin(state, queue, "resume_migration", lambda found: int(found.resume_migration()))
+    )
+
+
 def _define(verb: Verb) -> None:
     """Register ``lowkiq_<verb>`` unless all actions of the verb need a question first."""
     on_node = bool(verb.node_reply)
@@ -54,7 +83,7 @@ def _define(verb: Verb) -> None:
         return
 
     def command(state: Any, **given: Any) -> Any:
-        return _answer(lambda: _on_node(state, verb) if on_node else _begin(state, verb, _read(**given)))
+        return _answer(lambda: _on_node(state, verb) if on_node else _act(state, verb, _read(**given)))
 
     command.__doc__ = verb.summary if on_node else f"{verb.summary} Without ids: all of the queue."
     control_command(name=f"lowkiq_{verb.name}", **{} if on_node else _OF_A_QUEUE)(command)
@@ -123,27 +152,40 @@ def _name(queue: Any) -> tuple[str, str | None]:
     return name, ticket
 
 
-def _begin(state: Any, verb: Verb, command: _Command) -> dict[str, Any]:
-    """Act in another thread: the worker's event loop must not wait for a million jobs."""
+def _act(state: Any, verb: Verb, command: _Command) -> dict[str, Any]:
     action = verb.remote(ids=command.ids is not None)
     assert action is not None  # _define has looked
-    what = f"{verb.name} {command.queue}"
+    target = Target(command.ids or ())
+    given = [command.queue, command.ticket] if command.ticket else command.queue
+    return _begin(state, given, verb.name, lambda queue: action.run(queue, target))
+
+
+def _begin(state: Any, queue: Any, verb: str, act: Callable[[OrderedQueue], int]) -> dict[str, Any]:
+    """Act in another thread: the worker's event loop must not wait for a million jobs."""
+    name, ticket = _name(queue)
+    what = f"{verb} {name}"
     reply: dict[str, Any] = {}
     thread = threading.Thread(
-        target=_take_and_act, args=(state, command, action, what, reply), name="lowkiq-command", daemon=True
+        target=_take_and_act, args=(state, name, ticket, act, what, reply), name="lowkiq-command", daemon=True
     )
     thread.start()
     thread.join(REPLY)
     return reply or {"ok": f"{what} goes on: the worker logs its end"}
 
 
-def _take_and_act(state: Any, command: _Command, action: Action, what: str, reply: dict[str, Any]) -> None:
+def _take_and_act(
+    state: Any,
+    name: str,
+    ticket: str | None,
+    act: Callable[[OrderedQueue], int],
+    what: str,
+    reply: dict[str, Any],
+) -> None:
     me = state.hostname
     try:
-        queue = Inspector(state.app).queue(command.queue)
-        taken_by = context_of(state.app).store.take(command.ticket, me) if command.ticket else me
-        mine = taken_by == me
-        answer = action.run(queue, Target(command.ids or ()), None) if mine else f"left to {taken_by}"
+        queue = Inspector(state.app).queue(name)
+        taken_by = context_of(state.app).store.take(ticket, me) if ticket else me
+        answer = act(queue) if taken_by == me else f"left to {taken_by}"
     except LowkiqError as error:
         logger.error("%s: %s", what, error)
         reply["error"] = str(error)

@@ -15,13 +15,14 @@ from celery_lowkiq.integration.app.error_text import dump_error_text, load_error
 from celery_lowkiq.integration.calls.call_form import CallForm
 from celery_lowkiq.integration.calls.validation import read_id
 from celery_lowkiq.rules.diagnosis import Terms, Why, why
-from celery_lowkiq.rules.errors import InvalidCall, UndecodablePayload
+from celery_lowkiq.rules.errors import InvalidCall, OutdatedNodes, UndecodablePayload
 from celery_lowkiq.rules.history import Sample
 from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.models import Job, QueueSpec
 from celery_lowkiq.rules.repairs import Damage, Repaired
 from celery_lowkiq.rules.reports import ShardReport
 from celery_lowkiq.rules.resharding import MigrationState, ReshardCost, cost
+from celery_lowkiq.rules.resizing import outdated
 from celery_lowkiq.rules.views import Page, Paused, PausedId, Stats, Try, all_items
 from celery_lowkiq.store.admin.actions import Actions, Left, Progress
 from celery_lowkiq.store.admin.pausing import Pausing
@@ -339,9 +340,12 @@ class OrderedQueue:
     def reshard(self, shards: int, progress: Progress | None = None) -> int:
         """Move the queue to another number of shards while it is in use, and return when that has ended.
 
-        Callers and workers follow without a restart. Repeat it after an error. Raises InvalidCall,
-        QueueMigrating while the queue moves to yet another number, and MigrationPaused.
+        Callers and workers follow without a restart. Repeat it after an error. Raises InvalidCall;
+        OutdatedNodes; QueueMigrating while the queue moves to yet another number; and MigrationPaused.
         """
+        check(shards)
+        if self.stored_spec().layout.shards != shards and (old := outdated(self._node_reports.nodes())):
+            raise OutdatedNodes(self.name, old)
         return reshard(self._context.store.mover(self.spec), self.spec, shards, progress)
 
     def reshard_cost(self, shards: int) -> ReshardCost:

@@ -7,9 +7,9 @@ from itertools import islice
 from typing import Any
 
 from celery_lowkiq.rules.models import QueueSpec, ShardRef, StoredRecord
-from celery_lowkiq.store.inspect.node_reports import seconds
 from celery_lowkiq.store.inspect.pages import WAITING_INDEXES, IndexReader, Listing
 from celery_lowkiq.store.jobs.call_records import digest, orphaned_records
+from celery_lowkiq.store.leases.heartbeats import seconds
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import MORGUE_KEYS, WAITING_KEYS, KeyAliases, announcement, shard_keys

@@ -12,12 +12,13 @@ from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.repairs import Damage, damages
 from celery_lowkiq.rules.reports import current
 from celery_lowkiq.store.jobs.registry import parse_layout
+from celery_lowkiq.store.leases.heartbeats import seconds
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.scripts.keys import FORMAT, MIGRATING_FORMAT, queue_key
 from celery_lowkiq.store.scripts.server import reply_if_permitted
 
-from .node_reports import NodeReports, seconds
+from .node_reports import NodeReports
 from .queries import Queries
 
 SECTIONS = ("server", "memory", "persistence")

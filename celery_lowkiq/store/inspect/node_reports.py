@@ -11,9 +11,15 @@ from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.rate import ASKED, seconds_to_token, token_at
 from celery_lowkiq.rules.reports import NodeReport, ShardReport, node_name, seconds_to_wait
 from celery_lowkiq.rules.views import Stats
-from celery_lowkiq.store.leases.heartbeats import parse_history, parse_report
+from celery_lowkiq.store.leases.heartbeats import (
+    parse_history,
+    parse_report,
+    read_reports,
+    report_command,
+    seconds,
+)
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.keys import history_key, report_key, reports_key, shard_keys, tokens_key
+from celery_lowkiq.store.scripts.keys import history_key, shard_keys, tokens_key
 from celery_lowkiq.store.scripts.records import (
     id_bytes,
     parse_id,
@@ -25,9 +31,6 @@ from celery_lowkiq.store.scripts.script import load
 
 from .queries import Queries
 
-#: Maximum number of nodes in a report, the most recent ones.
-MOST_NODES = 1000
-REPORT_FIELDS = ("at", "started", "text")
 #: Decodes a stored error.
 ReadError = Callable[["bytes | None"], "str | None"]
 
@@ -36,19 +39,13 @@ class NodeReports:
     """Reads the reports of nodes and the history of queues. Every method may raise StoreError."""
 
     def __init__(self, store: RedisStore) -> None:
+        self._store = store
         self._client = store.client
         self._queries = Queries(store)
 
     def nodes(self) -> list[NodeReport]:
         """Return the nodes that reported in the last hour and did not shut down, in two round trips."""
-        time, owners = self._client.commands([("TIME",), ("ZREVRANGE", reports_key(), 0, MOST_NODES - 1)])
-        return self.reports([parse_id(owner) for owner in owners], seconds(time))
-
-    def reports(self, owners: Sequence[str], now: float) -> list[NodeReport]:
-        """Return the existing reports of owners in one round trip; ``now`` is Redis's time (Unix s)."""
-        replies = self._client.commands([report_command(owner) for owner in owners])
-        reports = [parse_report(owner, fields, now) for owner, fields in zip(owners, replies, strict=True)]
-        return [report for report in reports if report is not None]
+        return self._store.nodes()
 
     def histories(self, queues: Sequence[QueueSpec]) -> list[tuple[Sample, ...]]:
         """Return each queue's samples of the last hour, oldest first, in one round trip."""
@@ -65,7 +62,7 @@ class NodeReports:
         time, *replies = self._client.commands([("TIME",), *lease_reads, *pause_reads])
         leases, pauses = replies[: len(shards)], replies[len(shards) :]
         owners = sorted({parse_id(owner) for owner, _, _ in leases if owner})
-        reports = {report.owner: report for report in self.reports(owners, seconds(time))}
+        reports = {report.owner: report for report in read_reports(self._client, owners, seconds(time))}
         stats = self._queries.shard_stats(queue)
         return tuple(
             _shard_report(*of_shard, reports) for of_shard in zip(shards, stats, leases, pauses, strict=True)
@@ -167,13 +164,3 @@ def _token_wait(
     ago = now - micros / 1_000_000
     rate = (parse_moment(stored_rate) if ago < ASKED else None) or declared
     return rate, seconds_to_token(available, ago, rate) if rate and rate > 0 else 0.0
-
-
-def report_command(owner: str) -> tuple[Any, ...]:
-    """Return the command that reads the fields of ``parse_report``."""
-    return ("HMGET", report_key(owner), *REPORT_FIELDS)
-
-
-def seconds(time: Any) -> float:
-    """Convert the reply of TIME to Unix s."""
-    return float(time[0]) + float(time[1]) / 1_000_000

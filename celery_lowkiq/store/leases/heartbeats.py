@@ -21,6 +21,7 @@ from celery_lowkiq.rules.reports import (
     node_name,
 )
 from celery_lowkiq.rules.text import ranges
+from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import (
     history_key,
     nodes_key,
@@ -29,14 +30,40 @@ from celery_lowkiq.store.scripts.keys import (
     reports_key,
     shard_keys,
 )
-from celery_lowkiq.store.scripts.records import number_text
+from celery_lowkiq.store.scripts.records import number_text, parse_id
 from celery_lowkiq.store.scripts.script import ScriptCall, Value, load, slices
 
 #: Seconds for which a node's last report is kept.
 REPORT_TTL = 3600
+REPORT_FIELDS = ("at", "started", "text")
+#: Maximum number of nodes that are read, the most recent ones.
+MOST_NODES = 1000
 #: Queues and shards that one script handles.
 QUEUES = 100
 SHARDS = 500
+
+
+def read_nodes(client: Client) -> list[NodeReport]:
+    """Return the nodes that reported in the last hour and did not shut down, in two round trips."""
+    time, owners = client.commands([("TIME",), ("ZREVRANGE", reports_key(), 0, MOST_NODES - 1)])
+    return read_reports(client, [parse_id(owner) for owner in owners], seconds(time))
+
+
+def read_reports(client: Client, owners: Sequence[str], now: float) -> list[NodeReport]:
+    """Return the existing reports of owners in one round trip; ``now`` is Redis's time (Unix s)."""
+    replies = client.commands([report_command(owner) for owner in owners])
+    reports = [parse_report(owner, fields, now) for owner, fields in zip(owners, replies, strict=True)]
+    return [report for report in reports if report is not None]
+
+
+def report_command(owner: str) -> tuple[Any, ...]:
+    """Return the command that reads the fields of ``parse_report``."""
+    return ("HMGET", report_key(owner), *REPORT_FIELDS)
+
+
+def seconds(time: Any) -> float:
+    """Convert the reply of TIME to Unix s."""
+    return float(time[0]) + float(time[1]) / 1_000_000
 
 
 def beat_calls(queues: Sequence[str], member: str, turn: int) -> list[ScriptCall]:
@@ -115,6 +142,7 @@ def dump_report(report: NodeReport) -> str:
             "stopping": report.stopping,
             "queues": report.queues,
             "lanes": [_dump_lane(lane) for lane in report.lanes],
+            "declared": report.declared,
             "waits": [[_dump_shards(wait.shards), wait.seconds] for wait in report.waits],
         },
         separators=(",", ":"),
@@ -155,12 +183,17 @@ def parse_report(owner: str, fields: Sequence[bytes | None], now: float) -> Node
             waits=tuple(
                 Wait(_parse_shards(shards), float(seconds)) for shards, seconds in report.get("waits", ())
             ),
+            declared=_parse_declared(report.get("declared")),
             started_at=float(started or ""),
             seen_at=seen_at,
             silent=max(0.0, now - seen_at),
         )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
+
+
+def _parse_declared(declared: Any) -> dict[str, int] | None:
+    return {str(queue): int(shards) for queue, shards in declared.items()} if declared is not None else None
 
 
 def _parse_lane(lane: Any) -> LaneReport:

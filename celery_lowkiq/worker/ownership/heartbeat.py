@@ -49,6 +49,8 @@ class Heartbeat:
         self._refused = False
         #: Number of the turn, which its renewals and then the heartbeat show; set by ownership.
         self.turn = 0
+        #: The numbers of shards in the code, by queue. Those of ``queues`` become the stored ones.
+        self.declared: dict[str, int] = {queue.name: queue.shards for queue in queues.values()}
         # For the report; set by ownership.
         self.served = served
         self.quiet = False
@@ -90,6 +92,7 @@ class Heartbeat:
             queues=tuple(sorted(self.served)),
             lanes=tuple(self._describe(lane, now) for lane in self._lanes),
             waits=waits(self.free_at, now),
+            declared=self.declared,
         )
 
     def _describe(self, lane: Lane, now: float) -> LaneReport:

@@ -18,6 +18,7 @@ from ..migrations import Migrations
 from ..outage import backoff
 from ..owned_shard import OwnedShard
 from .acquisition import Acquisition
+from .auto_reshard import AutoReshard
 from .heartbeat import Heartbeat
 from .lease_table import LeaseTable
 from .membership import Membership
@@ -61,6 +62,7 @@ class Ownership:
         table = self._table = LeaseTable(deal(queues))
         self._resizing = Resizing(ctx.store, table, by_name, deal, shared=shared)
         self._migrations = Migrations(ctx)
+        self._auto_reshard = AutoReshard(ctx, heartbeat.declared)
         self._acquisition = Acquisition(ctx, table, lanes=lanes, membership=membership)
         self._rebalancing = Rebalancing(ctx.store, table, lanes=lanes, membership=membership)
         self._overdue = OverdueMonitor(ctx.host, ctx.clock, lanes)
@@ -141,6 +143,8 @@ class Ownership:
             routes = self._membership.update()
             self._resizing.follow(routes)
             self._migrations.move([self._queues[name] for name in migrating(routes)])
+            if self._ctx.auto_reshard and self._membership.shared:
+                self._auto_reshard.check(routes)
             self._resizing.give_up()
             done = self._rebalancing.share(self._served, lambda: self._ctx.clock.monotonic() < self._renew_at)
             done = self._acquire() and done
@@ -198,6 +202,7 @@ class Ownership:
             queues = self._added.popleft()
             self._table.add_shards(self._deal(queues))
             self._queues.update((queue.name, queue) for queue in queues)
+            self._heartbeat.declared.update((queue.name, queue.shards) for queue in queues)
         self._membership.serve(to_serve)
         self._served = to_serve
 
