@@ -95,6 +95,23 @@ def test_with_fewer_shards_too(browser, app, queue):
     assert (len(found.left), len(found.right)) == (8, 3)
 
 
+def test_jobs_that_a_frozen_mover_has_taken_are_named(browser, app, queue, monkeypatch):
+    mover = flipped(app, queue, 12)
+
+    def freeze(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Mover, "_import", freeze)
+    with pytest.raises(KeyboardInterrupt):
+        mover.turn()
+    transfers = sum(shard.transfers for shard in queue.migration().progress)
+    text = browser.get(PAGE).text
+    assert f"{transfers} transfers on the way, " in text
+    found = on_page(text)
+    assert found == in_redis(app, queue)
+    assert 0 < sum(found.left.values()) + sum(found.right.values()) < 200
+
+
 def test_before_the_shards_are_closed_all_jobs_are_to_be_sorted(browser, app, queue):
     begun(app, queue, 12)
     found = on_page(browser.get(PAGE).text)
