@@ -16,6 +16,7 @@ from . import (
     operators,
     pages,
     process,
+    resharding,
     size,
     sleeping,
     waiting,
@@ -47,6 +48,8 @@ GROUPS: dict[str, Group] = {
     "limits": limits.limits,
     "operators": operators.operators,
     "pages": pages.pages,
+    "reshard": resharding.resharding,
+    "reshard-many": resharding.many,
 }
 #: Too long for ``--quick``.
-LONG = ("million", "idle", "idle-queues", "pages", "deploys")
+LONG = ("million", "idle", "idle-queues", "pages", "deploys", "reshard-many")

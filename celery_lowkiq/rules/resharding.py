@@ -14,9 +14,12 @@ from enum import Enum
 
 from .layout import Layout
 
-#: Jobs that one turn sorts, and shards that it looks at: what it sends at once delays other work.
-TURN_JOBS = 2000
-TURN_SHARDS = 64
+#: Jobs that one turn sorts: what it sends at once delays other work.
+TURN_JOBS = 1000
+#: Shards of a turn, so that a transfer has many ids of each; more for a queue with many shards, most of which
+#: have few jobs.
+TURN_SHARDS = 16
+MAX_TURNS_OF_ROUND = 24
 #: Ids of one transfer, and of one relay.
 TRANSFER_IDS = 100
 RELAY_IDS = 1000
@@ -113,9 +116,18 @@ class Turn:
 
 def shards_of_turn(migration: Migration, number: int) -> range:
     """Return the shards of a turn, by its number: turns go round, so that no shard waits for another one."""
-    count = len(migration.shards)
-    start = number * TURN_SHARDS % (-(-count // TURN_SHARDS) * TURN_SHARDS)
-    return migration.shards[start : start + TURN_SHARDS]
+    size = _shards_of_turn(migration)
+    start = number % turns_of_round(migration) * size
+    return migration.shards[start : start + size]
+
+
+def turns_of_round(migration: Migration) -> int:
+    """Return the number of turns after which each shard had one."""
+    return -(-len(migration.shards) // _shards_of_turn(migration))
+
+
+def _shards_of_turn(migration: Migration) -> int:
+    return max(TURN_SHARDS, -(-len(migration.shards) // MAX_TURNS_OF_ROUND))
 
 
 def page_of(shards: int, stuck: int) -> int:

@@ -12,7 +12,8 @@ from .context import WorkerContext
 from .outage import backoff
 from .ports import Mover
 
-#: Seconds between two looks at what cannot move yet: jobs in processing, mostly. They grow to MAX_LOOK.
+#: Seconds between two looks at what cannot move yet: jobs in processing, mostly. They grow slowly to
+#: MAX_LOOK: a migration may be paused for days.
 LOOK = 0.05
 MAX_LOOK = 0.5
 
@@ -68,5 +69,5 @@ class Migrations:
         if moved:
             self._look = LOOK
             return clock.monotonic() - began_at
-        self._look = min(1.2 * self._look, MAX_LOOK)
+        self._look = min(1.02 * self._look, MAX_LOOK)
         return self._look

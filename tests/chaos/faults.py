@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -11,8 +12,9 @@ from functools import singledispatchmethod
 
 from .journal import Journal
 from .nodes import Cluster
-from .plan import Cut, Down, Fault, Freeze, Hole, Jump, Kill, KillRedis, Resize, Roll, Rollback
+from .plan import Cut, Down, Fault, Freeze, Hole, Jump, Kill, KillRedis, Reshard, Resize, Roll, Rollback
 from .proxy import Proxy
+from .queue import Queue
 from .victim import Victim
 
 #: Seconds between two looks after nodes that ended by themselves.
@@ -24,8 +26,11 @@ class Faults:
     down already is left out.
     """
 
-    def __init__(self, cluster: Cluster, proxy: Proxy, victim: Victim | None, journal: Journal) -> None:
+    def __init__(
+        self, cluster: Cluster, queue: Queue, proxy: Proxy, victim: Victim | None, journal: Journal
+    ) -> None:
         self._cluster = cluster
+        self._queue = queue
         self._proxy = proxy
         self._victim = victim
         self._journal = journal
@@ -153,3 +158,9 @@ class Faults:
             began_at = time.monotonic()
             self._cluster.roll(fault.node)
             self._note("rebalance", began_at)
+
+    @_make.register
+    def _(self, fault: Reshard) -> None:
+        if self._queue.reshard(fault.shards):
+            # How long its migration takes is not waited for: shards come and go until the end.
+            self._mend_after("reshard", math.inf, lambda: None)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from celery_lowkiq.rules.errors import ConfigurationError
 
-#: Every kind of fault; all but the last two are on by default.
-FAULTS = ("kill", "freeze", "redis", "cut", "rollback", "clock", "rebalance")
+#: Every kind of fault; all but the last three are on by default.
+FAULTS = ("kill", "freeze", "redis", "cut", "rollback", "clock", "rebalance", "reshard")
 DEFAULT_FAULTS = frozenset(FAULTS[:5])
 #: Faults that need a Redis of our own.
 OWN_REDIS = frozenset({"redis", "rollback", "clock"})

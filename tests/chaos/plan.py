@@ -12,7 +12,7 @@ from .options import Options
 #: Seconds between two faults, on average.
 PAUSE = 0.4
 #: How often a kind comes, beside 1 of others: a Redis that is always away lets nothing happen.
-WEIGHTS = {"kill": 3, "freeze": 3, "cut": 3, "redis": 2}
+WEIGHTS = {"kill": 3, "freeze": 3, "cut": 3, "redis": 2, "reshard": 4}
 #: Sizes that a cluster is brought to, one after the other.
 SIZES = (1, 4, 2, 8)
 #: Seconds that a cluster gets to settle at each of its sizes.
@@ -20,6 +20,8 @@ SETTLE = 5.0
 #: Seconds that the clock of Redis jumps by.
 JUMPS = (1.0, 60.0, 3600.0)
 YEAR = 365 * 86400.0
+#: Numbers of shards that a queue is brought to, as parts of that of its task.
+SHARDS = (2.0, 1.0, 0.3)
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,15 @@ class Roll:
     node: int
 
 
-Fault: TypeAlias = Kill | Freeze | KillRedis | Cut | Hole | Down | Rollback | Jump | Resize | Roll
+@dataclass(frozen=True)
+class Reshard:
+    """A migration to another number of shards begins."""
+
+    at: float
+    shards: int
+
+
+Fault: TypeAlias = Kill | Freeze | KillRedis | Cut | Hole | Down | Rollback | Jump | Resize | Roll | Reshard
 
 
 def plan(seed: int, options: Options) -> Iterator[Fault]:
@@ -161,6 +171,10 @@ def _resize_or_roll(chance: random.Random, at: float, options: Options) -> Fault
     return Roll(at, chance.randrange(options.nodes))
 
 
+def _reshard(chance: random.Random, at: float, options: Options) -> Fault:
+    return Reshard(at, round(chance.choice(SHARDS) * options.shards))
+
+
 _MAKERS: dict[str, Callable[[random.Random, float, Options], Fault]] = {
     "kill": lambda chance, at, options: Kill(at, chance.randrange(options.nodes)),
     "freeze": _freeze,
@@ -169,4 +183,5 @@ _MAKERS: dict[str, Callable[[random.Random, float, Options], Fault]] = {
     "rollback": lambda chance, at, options: Rollback(at, chance.uniform(0.1, 2.0) * options.lease),
     "clock": _jump,
     "rebalance": _resize_or_roll,
+    "reshard": _reshard,
 }

@@ -9,8 +9,11 @@ from typing import Any
 
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.errors import StoreUnavailable
-from celery_lowkiq.rules.models import LeaseState
+from celery_lowkiq.rules.layout import MAX_SHARDS
+from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
+from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.scripts.keys import history_key, nodes_key, queue_key, shard_keys
 
 #: Seconds between two looks.
@@ -24,17 +27,34 @@ class Queue:
 
     def __init__(self, task: Any) -> None:
         self._task = task
-        self._spec = task.queue_spec
+        self._name = task.queue_spec.name
         self._store: RedisStore = context_of(task.app).store
+        self._migrations = Migrations(self._store.client, self._name)
 
     def leases(self) -> list[LeaseState]:
         """Of all shards, in order."""
-        return self._store.observe(self._spec.shard_refs())
+        return self._store.observe(self._spec().shard_refs())
+
+    def _spec(self) -> QueueSpec:
+        """With the number of shards that it has now."""
+        (stored,) = Registry(self._store.client).as_stored([self._task.queue_spec])
+        return stored
+
+    def reshard(self, shards: int) -> bool:
+        """Begin a migration. False where that is not possible now."""
+        try:
+            return shards != self._spec().shards and self._migrations.begin(shards)
+        except StoreUnavailable:
+            return False
 
     def empty(self) -> bool:
         """Whether nothing waits and nothing is in processing."""
         stats = self._task.ordered_queue.stats()
         return bool(stats.length == stats.busy == 0)
+
+    def at_rest(self) -> bool:
+        """Whether it is empty, and no job is moved."""
+        return self.empty() and self._migrations.read() is None
 
     def make_due(self) -> int:
         """Make due what waits for a time that the clock of Redis had jumped to; how many jobs waited."""
@@ -64,7 +84,7 @@ class Queue:
         found: set[str] = set()
         cursor = b"0"
         while True:
-            scan = ("SCAN", cursor, "MATCH", f"*{self._spec.name}*", "COUNT", 1000)
+            scan = ("SCAN", cursor, "MATCH", f"*{self._name}*", "COUNT", 1000)
             ((cursor, keys),) = self._store.client.commands([scan])
             found |= {key.decode() for key in keys}
             if int(cursor) == 0:
@@ -72,11 +92,11 @@ class Queue:
 
     def leftover(self) -> tuple[str, ...]:
         """Keys that an empty queue does not need."""
-        name = self._spec.name
-        staying = {queue_key(name), nodes_key(name), history_key(name)}
-        for shard in self._spec.shard_refs():
-            staying |= {shard_keys(shard)[name] for name in STAYING}
-        ours = {key for key in self.keys() if f"{{{name}" in key}
+        staying = {queue_key(self._name), nodes_key(self._name), history_key(self._name)}
+        for index in range(MAX_SHARDS):
+            keys = shard_keys(ShardRef(self._name, index))
+            staying |= {keys[name] for name in STAYING}
+        ours = {key for key in self.keys() if f"{{{self._name}" in key}
         return tuple(sorted(ours - staying))
 
     def delete(self) -> None:

@@ -61,7 +61,7 @@ def _history(options: Options, directory: Path, say: Say) -> History:
             cluster.resize(options.nodes)
             if wait_for(queue.shared_by(options.nodes, options.lease), START) is None:
                 say(f"the nodes did not share the shards within {START:.0f} s")
-            faults = Faults(cluster, proxy, victim, journal)
+            faults = Faults(cluster, queue, proxy, victim, journal)
             producer.start()
             try:
                 faults.run(plan(options.seed, options), options.seconds)
@@ -137,7 +137,7 @@ def _drain(options: Options, cluster: Cluster, queue: Queue, faults: Faults, say
     """Wait until the queue is empty, and look how long takeovers take when nothing else is wrong."""
     if "clock" in options.faults:
         say(f"jobs that waited for a time that the clock had jumped to: {queue.make_due()}")
-    seconds = wait_for(queue.empty, NEVER)
+    seconds = wait_for(queue.at_rest, NEVER)
     cluster.resize(options.nodes)
     if "kill" in options.faults:
         for number in range(min(CALM_KILLS, options.nodes)):

@@ -17,6 +17,7 @@ from tests.chaos.plan import (
     Jump,
     Kill,
     KillRedis,
+    Reshard,
     Resize,
     Roll,
     Rollback,
@@ -32,6 +33,7 @@ KINDS = {
     "rollback": {Rollback},
     "clock": {Jump},
     "rebalance": {Resize, Roll},
+    "reshard": {Reshard},
 }
 
 

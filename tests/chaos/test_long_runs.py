@@ -24,6 +24,7 @@ FAULTS = {
     "failovers that lose writes": "kill,freeze,redis,cut,rollback",
     "a clock that jumps": "kill,freeze,clock",
     "nodes that come and go": "rebalance",
+    "shards that come and go": "kill,freeze,redis,cut,rollback,reshard",
 }
 
 

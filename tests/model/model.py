@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from celery_lowkiq.rules.isolation import NOT_ISOLATED, Isolation
-from celery_lowkiq.rules.models import Disposition, NewJob, RemovalReason
+from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Disposition, NewJob, RemovalReason
 from celery_lowkiq.rules.policies import NONE, AfterFailure, Policies, WhenFull, surplus
 from tests.model.jobs import Buckets, Item, ModelJob, score_of
 from tests.model.policies import after_failure, debounced, has_place, reached, stale
@@ -26,7 +26,7 @@ class Model:
     waiting: dict[str, ModelJob] = field(default_factory=dict)
     processing: dict[str, ModelJob] = field(default_factory=dict)
     morgue: dict[str, ModelJob] = field(default_factory=dict)
-    #: By id: level, the payload that deaths are of, and how many.
+    #: By id: level (3: the payload is to be buried), the payload that deaths are of, and how many.
     suspects: dict[str, tuple[int, bytes, int]] = field(default_factory=dict)
     #: Ids that are paused, and whether the shard is: by itself ("shard"), with its queue ("queue").
     paused: set[str] = field(default_factory=set)
@@ -209,12 +209,12 @@ class Model:
         job = self.waiting.pop(job_id)
         self.buckets.take(job_id, now)
         own = self.early.get(job_id, 0.0)
-        level, _, _ = self.suspects.get(job_id, (0, b"", 0))
-        most = 1 if level == 2 else self.policies.per_run
+        level, crashing, count = self.suspects.get(job_id, (0, b"", 0))
+        most = 1 if level > 1 else self.policies.per_run
         taken = {item.payload: item for item in job.in_order()[:most]}
         if len(taken) < len(job.items):
             rest = {payload: item for payload, item in job.items.items() if payload not in taken}
-            at = job.perform_in if level == 2 else now
+            at = job.perform_in if level > 1 else now
             self.waiting[job_id] = replace(job, items=rest, perform_in=at)
             self.firsts.pop(job_id, None)
             if self.policies.per_run == 1:
@@ -223,6 +223,9 @@ class Model:
         else:
             self.forget(job_id)
         job = replace(job, items=taken)
+        if level == 3 and job.first() == crashing:
+            self.suspects[job_id] = (2, crashing, count)
+            job.retry_count = POISON_PILL_RETRY_COUNT
         if own > now:
             job.perform_in, job.early = own, True
         rest = len(self.waiting[job_id].items) if job_id in self.waiting else 0
@@ -307,8 +310,9 @@ class Model:
         if disposition is Disposition.DONE:
             self.processed += 1
             self._reach(job_id, [item.score for item in items], [])
-            if job_id in self.suspects:
-                self.suspects[job_id] = (self.suspects[job_id][0], b"", 0)
+            level, _, _ = self.suspects.get(job_id, (3, b"", 0))
+            if level < 3:
+                self.suspects[job_id] = (level, b"", 0)
         elif disposition is Disposition.RETURN:
             at_once = job.early and job.retry_count >= 0
             time = perform_in if perform_in != now else now if at_once else job.perform_in
@@ -361,8 +365,9 @@ class Model:
             (item,) = items
             _, payload, count = self.suspects[job_id]
             count = count + 1 if payload == item.payload else 1
-            self.suspects[job_id] = (2, item.payload, count)
-            if count >= self.max_crashes:
+            condemned = count >= self.max_crashes
+            self.suspects[job_id] = (3 if condemned and item.flag else 2, item.payload, count)
+            if condemned and not item.flag:
                 self.bury(job_id, items, b"poison pill")
                 items = []
                 if job_id in self.waiting:

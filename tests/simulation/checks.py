@@ -134,6 +134,18 @@ class Checks:
                 f"{owner} takes {shard} from {former}, which lives, {now - ended:.3f} after Redis was silent"
             )
 
+    def all_is_released(self, node: Node) -> None:
+        """A node that was stopped has no shard of the queue. Of what a former server gave it knows nothing.
+
+        Nor may it know of the lease of a removed shard, when the last renewal of it was refused or the answer
+        to its acquisition was lost: it acquires that shard no more, and the lease expires.
+        """
+        server = self.server
+        states = {shard: server.shards[shard] for shard in server.current()}
+        kept = [str(s) for s, x in states.items() if (x.owner, x.given_on) == (node.name, server.name)]
+        if kept:
+            self._world.violated(f"{node.name} has not released {kept}")
+
     # -- payloads
 
     def _may_be_lost(self, job_id: str, payload: bytes) -> bool:

@@ -343,7 +343,7 @@ class Simulation:
         return sorted(owned) == self.server.current()
 
     def _shut_down(self) -> None:
-        """Every node can be stopped, and then none has a shard."""
+        """Every node can be stopped, and then none has a shard of the queue."""
         if self.world.violations:
             return
         nodes = [node for node in self._alive() if not node.leaving]
@@ -353,13 +353,7 @@ class Simulation:
         for node in nodes:
             if not node.drained:
                 self.world.violated(f"{node.name} does not end")
-            # Of what a former server gave it knows nothing any more.
-            names = (node.name, self.server.name)
-            kept = [
-                str(s) for s, state in self.server.shards.items() if (state.owner, state.given_on) == names
-            ]
-            if kept:
-                self.world.violated(f"{node.name} has not released {kept}")
+            self.checks.all_is_released(node)
 
 
 @contextlib.contextmanager

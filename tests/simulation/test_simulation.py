@@ -21,6 +21,7 @@ from celery_lowkiq.worker.owned_shard import OwnedShard
 from celery_lowkiq.worker.ownership.acquisition import Acquisition
 from celery_lowkiq.worker.ownership.heartbeat import Heartbeat
 from celery_lowkiq.worker.ownership.lease_table import LeaseTable
+from celery_lowkiq.worker.ownership.ownership import Ownership
 from celery_lowkiq.worker.ownership.resizing import Resizing
 from tests.model.model import Model
 from tests.simulation import node as nodes_of_simulation
@@ -158,6 +159,27 @@ def drains_after_older_data(seed):
         return server.idle()
 
 
+def test_a_removed_shard_whose_lease_was_lost_before_is_no_shard_to_release():
+    with simulated() as threading:
+        world, queue = World(0), QueueSpec("q", shards=2)
+        server = Server(world, queue.shard_refs())
+        network = Network(world, server, 1.0)
+        checks = Checks(world, server, "q", strict=False, lease_seconds=1.0)
+        node = Node(network, threading, checks, queue, "n", strict=False, lanes=1, restart=lambda: None)
+        assert world.run(4, lambda: len(node.owned()) == 2)
+        lost = max(server.shards)
+        server.damaged.add(lost)
+        server.resize(1)
+        assert world.run(8, lambda: lost not in node.owned())
+        server.damaged.clear()
+        node.shut_down()
+        assert world.run(12, lambda: node.drained)
+        assert server.shards[lost].owner == node.name
+        checks.all_is_released(node)
+        world.end()
+        assert not world.violations
+
+
 def owned_after(seed, outages, away, nodes=2, lease_seconds=10.0):
     """When (virtual s) all shards have an owner."""
     with simulated() as threading:
@@ -280,6 +302,9 @@ PLAIN = {
     "epochs grow by one": patched(Server, "acquire", _naive_epoch),
     "no check of owner and epoch": patched(Server, "_owned", value=_owned_by_anybody),
     "a failure is two changes": patched(Model, "settle", _loses_half_of_a_failure),
+    "a node that stops releases nothing": patched(
+        Ownership, "_release", value=lambda self, owned: self._table.remove(owned)
+    ),
     "nothing is ever taken": patched(Acquisition, "_free", value=lambda self, watch, room: False),
 }
 #: Found within a second by the faults that bring it to light.

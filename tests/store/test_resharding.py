@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from celery_lowkiq.rules import resharding as rules
 from celery_lowkiq.rules.errors import LowkiqError
 from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.models import Disposition, NewJob, ShardRef
@@ -18,6 +19,7 @@ from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.push import Sender, push_call
 from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.resharding import mover as movers
+from celery_lowkiq.store.resharding import strays
 from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.resharding.mover import Mover
 from celery_lowkiq.store.resharding.reshard import reshard
@@ -180,6 +182,18 @@ def test_counts_add_up_in_the_shards_that_stay(store, client):
     assert (before.processed, before.dead, before.failed) == (6, 3, 3)
     after = stats(store, resharded(store, queue, 1))
     assert (after.processed, after.dead, after.failed) == (6, 3, 3)
+
+
+def test_a_mover_waits_for_nothing_while_jobs_can_move(store, client, monkeypatch):
+    """Not in turns over shards without jobs, and not while it searches those that jobs have left."""
+    monkeypatch.setattr(rules, "TURN_SHARDS", 1)
+    monkeypatch.setattr(strays, "STEP", 10)
+    queue = replace(ONE, shards=3)
+    store.push(queue, [NewJob(str(number), b"x") for number in range(300)])
+    mover = begun(store, queue, 8)
+    while phase(client) != "idle":
+        assert mover.turn()
+    assert not mover.turn()
 
 
 def test_a_retired_shard_expires_and_comes_back_with_another_migration(store, client):

@@ -167,6 +167,18 @@ def test_a_killer_with_recorded_calls_is_handed_out_to_be_buried(store):
     assert (rest.retry_count, [p.data for p in rest.payloads]) == (-1, [b"later"])
 
 
+def test_a_payload_before_a_killer_is_not_buried_for_it(store):
+    """Its call arrived after the last death, with a smaller score."""
+    call_and_die(store, 1 + ONE.max_crashes)
+    lease = take(store, owner=next(OWNERS))
+    push(store, "1", ("earlier", 0))
+    for data, retry_count in ((b"earlier", -1), (b"killer", POISON_PILL_RETRY_COUNT)):
+        claimed = claim(store, lease)
+        (job,) = claimed.jobs
+        assert (job.retry_count, [p.data for p in job.payloads]) == (retry_count, [data])
+        end(store, lease, claimed)
+
+
 def test_who_dies_over_burying_it_condemns_it_again(store):
     call_and_die(store, 1 + ONE.max_crashes)
     die_with(store)

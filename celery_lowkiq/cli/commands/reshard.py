@@ -145,7 +145,8 @@ def _doing(state: MigrationState) -> str:
 def _words(state: MigrationState) -> str:
     running = sum(shard.in_flight for shard in state.progress)
     transfers = sum(shard.transfers for shard in state.progress)
+    size = sum(shard.transfer_bytes for shard in state.progress)
     return (
         f"{_doing(state)}: {count_of(state.left, 'job')} to be sorted, {running} that ran when it began, "
-        f"{count_of(transfers, 'transfer')} on their way"
+        f"{count_of(transfers, 'transfer')} with {count_of(size, 'byte')} on their way"
     )

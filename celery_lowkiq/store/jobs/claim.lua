@@ -127,9 +127,17 @@ local payloads_lost = false
 -- Jobs beyond the wanted ones that a claim reads when a policy may defer jobs.
 local DEFERRED = 100
 
+-- Returns CONDEMNED when a mark condemns the payload, and sets its level back to 2, for the next payload of the id.
+local function condemned(id, mark, payload)
+  local level, entries, crashing = read_mark(mark)
+  if level == 3 and crashing == payload then
+    write_mark(id, 2, entries, crashing)
+    return CONDEMNED
+  end
+end
+
 -- Returns the number of payloads and bytes that were moved.
-local function claim_job(id, perform_in, most, stored_retry_count, condemned)
-  local retry_count = condemned or string.match(stored_retry_count or '', '^%-?%d+%.?%d*$') or '-1'
+local function claim_job(id, perform_in, most, stored_retry_count, mark)
   local message = stored_retry_count and redis.call('HGET', errors, id) or ''
   if stored_retry_count and hooks.run_time then
     perform_in = hooks.run_time(id, perform_in, now)
@@ -158,6 +166,8 @@ local function claim_job(id, perform_in, most, stored_retry_count, condemned)
   if #items == 0 then
     return 0, 0
   end
+  local retry_count = mark and condemned(id, mark, items[1][2]) or
+    string.match(stored_retry_count or '', '^%-?%d+%.?%d*$') or '-1'
   local size, last_call = 0, nil
   for _, item in ipairs(items) do
     size = size + #item[2]
@@ -171,13 +181,6 @@ local function claim_job(id, perform_in, most, stored_retry_count, condemned)
     hooks.claimed({id}, now)
   end
   return #items, size
-end
-
--- Sets the level back to 2, for the next payload of the id.
-local function condemn(id, mark)
-  local _, entries, payload = read_mark(mark)
-  write_mark(id, 2, entries, payload)
-  return CONDEMNED
 end
 
 -- Repairs an id whose record was lost with its mark SPILLED, and for which pushes began a packed record: moves that into the
@@ -234,9 +237,7 @@ local function claim_due()
       break
     else
       local level = mark and read_mark(mark) or 0
-      local condemned = level == 3 and condemn(ids[i], mark)
-      local some, weight =
-        claim_job(ids[i], ids[i + 1], level > 1 and 1 or payload_limit, stored_retry_count, condemned)
+      local some, weight = claim_job(ids[i], ids[i + 1], level > 1 and 1 or payload_limit, stored_retry_count, mark)
       payloads, size = payloads + some, size + weight
       if some > 0 then
         moved, isolating = moved + 1, largest ~= nil

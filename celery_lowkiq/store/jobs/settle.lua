@@ -102,11 +102,11 @@ end
 local processed = 0
 local dispositions = {}
 
--- Resets the crash count of a suspect after a success.
+-- Resets the crash count of a suspect after a success, but not that of a condemned payload that is to come.
 local function clear_crashes(id)
   local mark = any_suspect and redis.call('HGET', crash_marks, id)
-  if mark then
-    local level = read_mark(mark)
+  local level = mark and read_mark(mark)
+  if level and level < 3 then
     write_mark(id, level, '', '')
   end
 end

@@ -70,13 +70,18 @@ class Migrations:
         changed = self._client.call(load("pause_migration").call(self._keys, wanted=int(wanted)))
         return None if changed < 0 else bool(changed)
 
-    def read(self) -> StoredMigration | None:
+    def read(self) -> Migration | None:
         """Return the migration that is going on; None without one."""
+        stored = self.stored()
+        return stored and stored.migration
+
+    def stored(self) -> StoredMigration | None:
+        """Return the migration that is going on, as it is stored; None without one."""
         return self._client.execute(self.read_steps())
 
     def state(self) -> MigrationState | None:
         """Return the migration that is going on, with the counts of its shards; None without one."""
-        stored = self.read()
+        stored = self.stored()
         if stored is None:
             return None
         migration = stored.migration

@@ -23,6 +23,7 @@ from celery_lowkiq.rules.resharding import (
     paused_turn,
     shards_of_turn,
     turn,
+    turns_of_round,
 )
 from celery_lowkiq.store.jobs.durability import Durability
 from celery_lowkiq.store.scripts.client import Client, raise_refused
@@ -56,13 +57,15 @@ class Mover:
     def _begin(self, gen: int) -> None:
         self._gen = gen
         self._turns = 0
+        #: Turns since one that had something to do.
+        self._idle_turns = 0
         self._finished: set[int] = set()
         self._search = StraySearch()
         #: By shard, ids that the last turn could not sort, since they were in processing.
         self._stuck: dict[int, int] = defaultdict(int)
 
     def turn(self) -> bool:
-        """Do one turn. False when there was nothing to do in its shards."""
+        """Do one turn. False when there was nothing to do in any shard."""
         return self.client.execute(self.turn_steps())
 
     def turn_steps(self) -> Steps[bool]:
@@ -142,7 +145,7 @@ class Mover:
         ready = [index for index in sources if has_sorted(migration, index, moves[index])]
         # Searched before the shard was read: what has left it since is not on its way now.
         searched = [index for index in ready if self._search.is_done(index)]
-        yield from self._search.steps(self.client, self._queue.name, migration, ready)
+        searching = yield from self._search.steps(self.client, self._queue.name, migration, ready)
         done = turn(migration, moves, self._search.strays)
         last = [found for index in searched if (found := last_export(migration, index, moves[index]))]
         self._finished.update(n for n in searched if is_finished(migration, n, moves[n]))
@@ -151,7 +154,11 @@ class Mover:
         relays = [self._release("relay", migration, *of_shard) for of_shard in done.relays.items()]
         self.sorted_jobs += sum(map(len, done.relays.values()))
         moved = yield from self._transfer(migration, moves, [*done.exports, *last], relays)
-        return bool(relays) or moved
+        return self._goes_on(migration, bool(relays or moved or searching))
+
+    def _goes_on(self, migration: Migration, done: bool) -> bool:
+        self._idle_turns = 0 if done else self._idle_turns + 1
+        return self._idle_turns < turns_of_round(migration)
 
     def _pause(self, migration: Migration, moves: Mapping[int, ShardMoves]) -> Steps[bool]:
         """Hold nothing back: jobs that leave may be claimed where they are, unless calls wait for them."""
@@ -164,9 +171,8 @@ class Mover:
             for index, ids in zip(staying, parted, strict=True)
             for job_id in map(parse_id, ids)
         ]
-        return (yield from self._transfer(migration, moves, [*done.exports, *rest], relays)) or bool(
-            stays or relays
-        )
+        moved = yield from self._transfer(migration, moves, [*done.exports, *rest], relays)
+        return self._goes_on(migration, bool(stays or relays or moved))
 
     def _read(self, migration: Migration, shards: range) -> Steps[dict[int, ShardMoves]]:
         limits = {index: page_of(len(shards), self._stuck[index]) for index in shards}

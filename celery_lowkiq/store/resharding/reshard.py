@@ -43,7 +43,7 @@ def reshard(mover: Mover, queue: QueueSpec, shards: int, progress: Progress | No
     migrations = Migrations(mover.client, queue.name)
     registry = Registry(mover.client)
     tally = Tally(progress)
-    while (stored := migrations.read()) or registry.registered(queue).layout != Layout(shards):
+    while (stored := migrations.stored()) or registry.registered(queue).layout != Layout(shards):
         if stored is None:
             migrations.begin(shards)
             continue

@@ -53,8 +53,8 @@ class StraySearch:
         for job_id in ids:
             self.strays[index].pop(job_id, None)
 
-    def steps(self, client: Client, queue: str, migration: Migration, shards: Sequence[int]) -> Steps[None]:
-        """Search the next part of each shard that has not been searched."""
+    def steps(self, client: Client, queue: str, migration: Migration, shards: Sequence[int]) -> Steps[bool]:
+        """Search the next part of each shard that has not been searched. Return whether there was one."""
         yield from self._skip_empty(client, [ShardRef(queue, n) for n in shards if n not in self._places])
         left = [index for index in shards if self._places[index].key < len(SEARCHED)]
         commands = [self._command(ShardRef(queue, index)) for index in left]
@@ -68,6 +68,7 @@ class StraySearch:
             place.cursor = int(cursor)
             if not place.cursor:
                 place.key += 1
+        return bool(left)
 
     def _skip_empty(self, client: Client, shards: Sequence[ShardRef]) -> Steps[None]:
         commands = [("EXISTS", *(shard_keys(shard)[name] for name in SEARCHED)) for shard in shards]

@@ -27,6 +27,7 @@ SHARD_KEYS = {
     # shards, score, request, claim, kind; last_arrival, first_arrival, last_call: largest numbers given out;
     # senders_cursor, done_scores_cursor: of scans; spill_difference: accept_spill_difference.lua;
     # counts processed, failed, merged, dead, dropped; format: '<version> <fields>', missing for version 1;
+    # gen, staying: of a migration, see lib/migration.lua and stay.lua;
     # pauses: paused (of the shard, since when), queue_paused, queue_pause (number of the queue's last change)
     "meta": "hash",
     "senders": "hash",  # sender -> last n, and its time
@@ -58,7 +59,8 @@ SHARD_KEYS = {
     "dead_errors": "hash",
     # Of a migration to another number of shards:
     "inflight": "zset",  # id -> claim number of a job that was in processing when the migration began here
-    # <shard> -> number and records of the transfer to it; sent:<shard>, received:<shard> -> last numbers
+    # <shard> -> number and records of the transfer to it; sent:<shard>, received:<shard> -> last numbers;
+    # part:<id>, of which a part has left
     "outbox": "hash",
 }
 
