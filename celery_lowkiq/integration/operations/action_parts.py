@@ -159,7 +159,7 @@ class Action:
     @property
     def on_command_line(self) -> bool:
         """Whether the CLI makes a command of it. Only pages and the API show the mark of a payload."""
-        return MARK not in self.takes and self.scope not in (RESHARD, MIGRATION)
+        return MARK not in self.takes and self.scope is not RESHARD and self.scope is not MIGRATION
 
     @property
     def needs(self) -> set[str]:
