@@ -60,7 +60,10 @@ def queue(request: Request) -> Response:
     listed = params.choice("list", (*SORTS, "shards", "paused"), "jobs")
     search = ListingQuery.of(params, listed) if listed in SORTS else None
     paused_ids = shown.paused_ids(after=params.cursor()) if listed == "paused" else None
-    shards, migration = shown.shards(), shown.migration()
+    found = search.of_queue(shown) if search else paused_ids
+    shards = shown.shards()
+    # Its counts are watched: they are read last.
+    migration = shown.migration()
     return page(
         request,
         "queue.html",
@@ -73,7 +76,7 @@ def queue(request: Request) -> Response:
         migration=migration,
         picture=picture_of(migration) if migration else None,
         search=search,
-        found=search.of_queue(shown) if search else paused_ids,
+        found=found,
         history=charts.columns(shown.history(), time.time(), charts.MINUTE),
         actions=ACTIONS,
         offered=offered,
