@@ -72,8 +72,7 @@ class Runtime:
         self._lanes: list[Lane] = []
         for number in range(lanes):
             self._lanes.append(Lane(f"lane-{number}", ctx, scheduler_factory(), self._lanes))
-        self._queues = list(queues)
-        self._splitter = splitter
+        self._queues, self._splitter = list(queues), splitter
         self.queue_names: frozenset[str] = frozenset(queue.name for queue in queues)
         self.served: frozenset[str] = self.queue_names if served is None else frozenset(served)
         #: Whether an operator made the node quiet: it serves nothing.

@@ -123,7 +123,8 @@ def test_the_progress_is_shown_in_words(stored, queue, run):
     process = start("reshard", "sync_order", "--watch", stderr=subprocess.PIPE)
     with process:
         assert process.stderr.readline() == (
-            b"6>4, paused: 0 jobs to be sorted, 0 that ran when it began, 0 transfers with 0 bytes on their way\n"
+            b"6>4, paused: 0 jobs to be sorted, 0 that ran when it began, "
+            b"0 transfers with 0 bytes on their way\n"
         )
         process.send_signal(signal.SIGINT)
     assert process.returncode == 0

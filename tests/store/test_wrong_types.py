@@ -305,29 +305,25 @@ def a_shard_that_has_lost(key, planted=False):
     return prepare
 
 
-def a_shard_in_migration(store):
-    state = a_shard_with_jobs_everywhere(store)
-    for name in ("fence", "open"):
-        store.client.call(call_of(name, state))
-    return state
+def after(prepare, *names):
+    def prepared(store):
+        state = prepare(store)
+        for name in names:
+            store.client.call(call_of(name, state))
+        return state
+
+    return prepared
 
 
-def a_shard_whose_jobs_stay(store):
-    state = a_shard_in_migration(store)
-    store.client.call(call_of("stay", state))
-    return state
+a_shard_in_migration = after(a_shard_with_jobs_everywhere, "fence", "open")
+a_shard_whose_jobs_stay = after(a_shard_in_migration, "stay")
+a_queue_in_migration = after(an_idle_shard, "begin_migration")
 
 
 def a_shard_with_a_transfer(store):
     state = a_shard_in_migration(store)
     _, transfer, *_ = store.client.call(call_of("export", state))
     return replace(state, transfer=transfer)
-
-
-def a_queue_in_migration(store):
-    state = an_idle_shard(store)
-    store.client.call(call_of("begin_migration", state))
-    return state
 
 
 def a_tracker(store):
@@ -366,15 +362,10 @@ STATES = {
     "repair_waiting": a_shard_that_has_lost("due"),
     "set_shard_count": a_shard_without_a_number,
     "pause_shard resumes": a_paused_shard,
-    "export": a_shard_in_migration,
-    "import_jobs": a_shard_with_a_transfer,
-    "forget_transfer": a_shard_with_a_transfer,
-    "relay": a_shard_in_migration,
-    "stay": a_shard_in_migration,
+    **dict.fromkeys(("export", "relay", "seal", "stay"), a_shard_in_migration),
+    **dict.fromkeys(("import_jobs", "forget_transfer"), a_shard_with_a_transfer),
     "hold": a_shard_whose_jobs_stay,
-    "pause_migration": a_queue_in_migration,
-    "seal": a_shard_in_migration,
-    "set_phase": a_queue_in_migration,
+    **dict.fromkeys(("pause_migration", "set_phase"), a_queue_in_migration),
     "push of a new id": an_idle_shard,
     "claim of plain jobs": a_plain_job,
     "settle of done jobs": a_plain_job_in_processing,

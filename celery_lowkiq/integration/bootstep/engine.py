@@ -86,8 +86,7 @@ class Engine:
 
     def __init__(self, consumer: Any, tasks: Mapping[str, Any], served: Collection[str]) -> None:
         """``tasks`` by queue; ``served`` are names of queues. Raises ConfigurationError."""
-        context = context_of(consumer.app)
-        settings = context.settings
+        settings = (context := context_of(consumer.app)).settings
         lanes = settings.lanes or consumer.controller.concurrency
         splitter = settings.make_splitter()
         # Only the lease splitter can deal a queue that is added later.

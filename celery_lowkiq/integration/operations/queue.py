@@ -15,14 +15,11 @@ from celery_lowkiq.integration.app.error_text import dump_error_text, load_error
 from celery_lowkiq.integration.calls.call_form import CallForm
 from celery_lowkiq.integration.calls.validation import read_id
 from celery_lowkiq.rules.diagnosis import Terms, Why, why
-from celery_lowkiq.rules.errors import InvalidCall, OutdatedNodes, UndecodablePayload
+from celery_lowkiq.rules.errors import InvalidCall, UndecodablePayload
 from celery_lowkiq.rules.history import Sample
-from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.models import Job, QueueSpec
 from celery_lowkiq.rules.repairs import Damage, Repaired
 from celery_lowkiq.rules.reports import ShardReport
-from celery_lowkiq.rules.resharding import MigrationState, ReshardCost, cost
-from celery_lowkiq.rules.resizing import outdated
 from celery_lowkiq.rules.views import Page, Paused, PausedId, Stats, Try, all_items
 from celery_lowkiq.store.admin.actions import Actions, Left, Progress
 from celery_lowkiq.store.admin.pausing import Pausing
@@ -31,11 +28,10 @@ from celery_lowkiq.store.inspect.node_reports import NodeReports
 from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.registry import Registry
-from celery_lowkiq.store.resharding.migrations import Migrations
-from celery_lowkiq.store.resharding.reshard import check, memory, reshard
 
 from .dump_load import Loaded, dump_lines, load_lines
 from .listing_options import read_listing
+from .reshard_mixin import ReshardMixin
 from .shown_jobs import JobDecoder, ShownDeadJob, ShownJob, ShownPlaces
 
 BURIED = "moved to the morgue by hand"
@@ -43,7 +39,7 @@ BURIED = "moved to the morgue by hand"
 CALLS = 100
 
 
-class OrderedQueue:
+class OrderedQueue(ReshardMixin):
     """Reads of the queue of one task, and actions on it.
 
     Every method may raise StoreError. The stored number of shards applies, not the declared one. While jobs
@@ -98,10 +94,6 @@ class OrderedQueue:
     @property
     def _pausing(self) -> Pausing:
         return Pausing(self._context.store.client)
-
-    @property
-    def _migrations(self) -> Migrations:
-        return Migrations(self._context.store.client, self.name)
 
     @property
     def _actions(self) -> Actions:
@@ -335,51 +327,7 @@ class OrderedQueue:
         """
         return tuple(QueueRepairs(self._context.store).repair(self.spec, progress))
 
-    # -- moving to another number of shards, or another Redis
-
-    def reshard(self, shards: int, progress: Progress | None = None) -> int:
-        """Move the queue to another number of shards while it is in use, and return when that has ended.
-
-        Callers and workers follow without a restart. Repeat it after an error. Raises InvalidCall;
-        OutdatedNodes; QueueMigrating while the queue moves to yet another number; and MigrationPaused.
-        """
-        check(shards)
-        if self.stored_spec().layout.shards != shards and (old := outdated(self._node_reports.nodes())):
-            raise OutdatedNodes(self.name, old)
-        return reshard(self._context.store.mover(self.spec), self.spec, shards, progress)
-
-    def reshard_cost(self, shards: int) -> ReshardCost:
-        """Estimate what :meth:`reshard` would cost, without a change. Raises InvalidCall, QueueMigrating."""
-        check(shards)
-        queue = self._at_rest()
-        counts = self._queries.stats(queue)
-        used = memory(self._context.store.client, queue)
-        layout = Layout(shards, former=queue.shards)
-        return cost(self.name, layout, counts.length + counts.morgue_length, used)
-
-    def pause_migration(self) -> bool:
-        """Stop moving jobs, in all nodes; return whether it was not paused before.
-
-        Jobs run where they are. An id is moved when a call comes for it. Raises InvalidCall without a
-        migration, or when all jobs have moved.
-        """
-        return self._pause_migration(True)
-
-    def resume_migration(self) -> bool:
-        """Move jobs again after :meth:`pause_migration`; return whether it was paused. Raises InvalidCall."""
-        return self._pause_migration(False)
-
-    def _pause_migration(self, wanted: bool) -> bool:
-        changed = self._migrations.pause(wanted)
-        if changed is None:
-            raise InvalidCall(
-                f"queue {self.name!r} is not moving to another number of shards, or all its jobs have moved"
-            )
-        return changed
-
-    def migration(self) -> MigrationState | None:
-        """Return the migration that is going on, with the counts of its shards; None without one."""
-        return self._migrations.state()
+    # -- moving to another Redis
 
     def dump(self) -> Iterator[bytes]:
         """Yield all jobs as lines of JSON: waiting, in processing, and dead.

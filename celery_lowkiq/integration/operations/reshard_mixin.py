@@ -1,0 +1,79 @@
+"""The part of ``task.ordered_queue`` that moves a queue to another number of shards."""
+
+from __future__ import annotations
+
+from celery import Celery
+
+from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.rules.errors import InvalidCall, OutdatedNodes
+from celery_lowkiq.rules.layout import Layout
+from celery_lowkiq.rules.models import QueueSpec
+from celery_lowkiq.rules.resharding import MigrationState, ReshardCost, cost
+from celery_lowkiq.rules.resizing import outdated
+from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.jobs.registry import Registry
+from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.resharding.migrations import Migrations
+from celery_lowkiq.store.resharding.reshard import check, memory, reshard
+from celery_lowkiq.store.scripts.progress import Progress
+
+
+class ReshardMixin:
+    """Migrations of a queue. Methods raise StoreError."""
+
+    _app: Celery
+    spec: QueueSpec
+
+    def reshard(self, shards: int, progress: Progress | None = None) -> int:
+        """Move the queue to another number of shards while it is in use, and return when that has ended.
+
+        Callers and workers follow without a restart. Repeat it after an error. Raises InvalidCall;
+        OutdatedNodes; QueueMigrating while the queue moves to yet another number; and MigrationPaused.
+        """
+        check(shards)
+        (stored,) = Registry(self._store.client).as_stored([self.spec])
+        if stored.shards != shards and (nodes := outdated(self._store.nodes())):
+            raise OutdatedNodes(self.spec.name, nodes)
+        return reshard(self._store.mover(self.spec), self.spec, shards, progress)
+
+    def reshard_cost(self, shards: int) -> ReshardCost:
+        """Estimate what :meth:`reshard` would cost, without a change. Raises InvalidCall, QueueMigrating."""
+        check(shards)
+        queue = Registry(self._store.client).at_rest(self.spec)
+        counts = Queries(self._store).stats(queue)
+        used = memory(self._store.client, queue)
+        layout = Layout(shards, former=queue.shards)
+        return cost(self.spec.name, layout, counts.length + counts.morgue_length, used)
+
+    def pause_migration(self) -> bool:
+        """Stop moving jobs, in all nodes; return whether it was not paused before.
+
+        Jobs run where they are. An id is moved when a call comes for it. Raises InvalidCall without a
+        migration, or when all jobs have moved.
+        """
+        return self._pause_migration(True)
+
+    def resume_migration(self) -> bool:
+        """Move jobs again after :meth:`pause_migration`; return whether it was paused. Raises InvalidCall."""
+        return self._pause_migration(False)
+
+    def _pause_migration(self, wanted: bool) -> bool:
+        changed = self._migrations.pause(wanted)
+        if changed is None:
+            raise InvalidCall(
+                f"queue {self.spec.name!r} is not moving to another number of shards, or all its jobs "
+                "have moved"
+            )
+        return changed
+
+    def migration(self) -> MigrationState | None:
+        """Return the migration that is going on, with the counts of its shards; None without one."""
+        return self._migrations.state()
+
+    @property
+    def _store(self) -> RedisStore:
+        return context_of(self._app).store
+
+    @property
+    def _migrations(self) -> Migrations:
+        return Migrations(self._store.client, self.spec.name)

@@ -1,0 +1,83 @@
+"""Migrations that an operator pauses."""
+
+from __future__ import annotations
+
+from celery_lowkiq.rules.models import NewJob
+from celery_lowkiq.store.resharding import mover as movers
+from celery_lowkiq.store.resharding.migrations import Migrations
+from celery_lowkiq.store.scripts.keys import queue_key
+
+from .resharding import (
+    NAME,
+    ONE,
+    begun,
+    claimed,
+    ended,
+    in_migration,
+    key,
+    owned,
+    phase,
+    pushed,
+    someone,
+    until,
+)
+
+
+def test_a_paused_migration_holds_nothing_back(store, client):
+    """Jobs run in their former shard; a call for one of them runs after it, in the new shard."""
+    migrations = Migrations(store.client, NAME)
+    assert migrations.pause(True) is None
+    early, late = someone(2, 1), someone(2, 1)
+    store.push(ONE, [NewJob(early, b"1", 1.0, perform_in=1.0), NewJob(late, b"1", 1.0, perform_in=9e9)])
+    mover = begun(store, ONE, 2)
+    until(client, mover, "move")
+    assert (migrations.pause(True), migrations.pause(True)) == (True, False)
+    assert migrations.state().paused_since is not None
+    mover.turn()
+    queue = in_migration(ONE, 2)
+    old, new = owned(store, queue, 0), owned(store, queue, 1)
+    claim = claimed(store, queue, old)
+    assert [job.id for job in claim.jobs] == [early]
+    pushed(store, queue, early, b"2", perform_in=1.0)
+    pushed(store, queue, late, b"2", perform_in=1.0)
+    mover.turn()
+    assert claimed(store, queue, new).jobs == ()
+    ended(store, queue, old, claim)
+    for _ in range(3):
+        mover.turn()
+    assert client.hkeys(key("jobs", 0)) == []
+    assert [job.id for job in claimed(store, queue, new).jobs] == [early]
+    assert client.hget(queue_key(NAME), "phase") == b"move"
+    assert (migrations.pause(False), migrations.pause(False)) == (True, False)
+    until(client, mover, "seal")
+    assert client.zrange(key("due", 1), 0, -1) == [late.encode()]
+
+
+def test_an_id_of_which_a_part_has_left_leaves_in_a_pause(store, client, monkeypatch):
+    """Its call records leave before its payloads: no claim takes it where it was."""
+    monkeypatch.setattr(movers, "TRANSFER_PAYLOADS", 3)
+    job_id = someone(2, 1)
+    jobs = [NewJob(job_id, b"%d" % n, 1.0 + n, perform_in=1.0, record=b"call") for n in range(5)]
+    store.push(ONE, jobs)
+    mover, migrations = begun(store, ONE, 2), Migrations(store.client, NAME)
+    until(client, mover, "move")
+    mover.turn()
+    assert client.zcard(key("calls", 0)) == 2
+    migrations.pause(True)
+    lease = owned(store, in_migration(ONE, 2), 0)
+    for _ in range(6):
+        mover.turn()
+        assert claimed(store, in_migration(ONE, 2), lease).jobs == ()
+    assert client.hkeys(key("jobs", 0)) == []
+    (job,) = claimed(store, in_migration(ONE, 2), owned(store, in_migration(ONE, 2), 1)).jobs
+    assert (len(job.payloads), len(job.calls.records)) == (5, 5)
+    assert client.hkeys(key("outbox", 0)) == [b"sent:1"]
+
+
+def test_a_migration_that_is_paused_before_it_changes_anything_waits(store, client):
+    store.push(ONE, [NewJob("1", b"1")])
+    mover, migrations = begun(store, ONE, 2), Migrations(store.client, NAME)
+    migrations.pause(True)
+    assert not mover.turn()
+    assert phase(client) == "prepare"
+    assert client.hget(queue_key(NAME), "shards") == b"1"
