@@ -11,6 +11,7 @@ from .balance import ORPHAN_TIMEOUT_LEASES
 from .models import ShardRef
 from .repairs import Damage
 from .reports import NodeReport, ShardReport, seconds_to_wait
+from .shard_hints import shard_hints
 from .text import duration, listed, ranges, since
 from .views import Paused
 
@@ -67,6 +68,8 @@ class QueueState:
     damages: tuple[Damage, ...] = ()
     #: Number of shards before the migration that is going on.
     former: int | None = None
+    #: Whether a rate limit applies.
+    limited: bool = False
 
     @property
     def length(self) -> int:
@@ -122,6 +125,7 @@ def _findings(state: SystemState) -> Iterator[Finding]:
             *_abandoned(queue),
             *_paused(queue, state.now),
             *_shard_count(queue),
+            *_load(queue, state.nodes),
         ]
         served = _counted(queue.stored or queue.declared, "shard is served", "shards are served")
         yield from found or [queue.finding(OK, f"{_wait(queue)}, {served}")]
@@ -230,6 +234,12 @@ def _shard_count(queue: QueueState) -> Iterator[Finding]:
             f"celery -A proj lowkiq reshard {queue.name} {queue.declared}."
         )
         yield queue.finding(WARNING, text, advice)
+
+
+def _load(queue: QueueState, nodes: Sequence[NodeReport]) -> Iterator[Finding]:
+    if queue.stored and queue.former is None and not queue.limited:
+        for hint in shard_hints(queue.name, queue.stored, queue.shards, nodes):
+            yield queue.finding(WARNING, *hint)
 
 
 def _damaged(queue: QueueState) -> Iterator[Finding]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 #: Seconds between samples, and seconds for which they are kept.
 STEP = 10
 KEPT = 3600
+#: Seconds between counters by shard, and number of them that are kept.
+SHARDS_STEP, SHARDS_KEPT = 60, 2
 #: Seconds over which rates are averaged, and age in s of the newest sample beyond which there is no rate.
 RATE_SECONDS = 60.0
 STALE = 45.0
@@ -20,6 +23,15 @@ class Sample:
     at: float
     processed: int
     failed: int
+
+
+@dataclass(frozen=True, order=True)
+class Counters:
+    """Counters at a Unix time (s): jobs processed by shard, and failed runs in all of them."""
+
+    at: float
+    processed: tuple[int, ...]
+    failed: int = 0
 
 
 @dataclass(frozen=True)
@@ -49,6 +61,22 @@ def rates(samples: Sequence[Sample], now: float) -> Rates | None:
     if seconds <= 0 or processed < 0 or failed < 0:
         return None
     return Rates(processed / seconds, failed / seconds)
+
+
+def shard_rates(
+    earlier: Iterable[Counters], processed: Sequence[int], now: float
+) -> tuple[float | None, ...]:
+    """Return the jobs a minute of each shard, over the last one to two minutes.
+
+    None when earlier counters are too recent or too old, or when one of them was larger: counters were reset,
+    or those of a removed shard were added to others.
+    """
+    longest = SHARDS_STEP * SHARDS_KEPT + STALE
+    if first := min((one for one in earlier if STEP <= now - one.at <= longest), default=None):
+        done = [new - old for new, old in zip_longest(processed, first.processed, fillvalue=0)]
+        if min(done) >= 0:
+            return tuple(60 * count / (now - first.at) for count in done[: len(processed)])
+    return (None,) * len(processed)
 
 
 def sum_of(histories: Iterable[Sequence[Sample]]) -> tuple[Sample, ...]:

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from .errors import StoreError
-from .history import Sample
+from .history import Counters
 from .models import QueueSpec, ShardRef
 from .views import Stats
 
@@ -103,6 +103,10 @@ class ShardReport:
     running: Running | None
     #: When it was paused, by itself or with its queue; None: it is not.
     paused_since: float | None
+    #: Waiting jobs that a migration has not sorted yet, also in `stats.length`; no claim takes them.
+    moving: int = 0
+    #: Jobs processed a minute, lately; None: not known.
+    jobs_per_minute: float | None = None
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ class NodeUpdate:
     report: NodeReport
     #: Seconds since the node's start.
     uptime: float
-    samples: tuple[tuple[str, Sample], ...] = ()
+    samples: tuple[tuple[str, Counters], ...] = ()
     counted: tuple[QueueSpec, ...] = ()
 
 
@@ -120,7 +124,7 @@ class UpdateReply(NamedTuple):
     """The answer to an update: Redis's clock, and samples of the counted queues."""
 
     now: float
-    samples: tuple[tuple[str, Sample], ...] = ()
+    samples: tuple[tuple[str, Counters], ...] = ()
 
 
 class BeatResult(NamedTuple):

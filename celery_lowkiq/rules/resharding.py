@@ -196,8 +196,13 @@ def has_sorted(migration: Migration, index: int, moves: ShardMoves) -> bool:
         moves.gen == migration.gen
         and not moves.staying
         and moves.waiting == len(moves.moving)
-        and not any(migration.leaves(index, job_id) for job_id in (*moves.moving, *moves.inflight))
+        and not has_leavers(migration, index, moves)
     )
+
+
+def has_leavers(migration: Migration, index: int, moves: ShardMoves) -> bool:
+    """Whether a job that leaves the shard was read there."""
+    return any(migration.leaves(index, job_id) for job_id in (*moves.moving, *moves.inflight))
 
 
 def is_finished(migration: Migration, index: int, moves: ShardMoves) -> bool:

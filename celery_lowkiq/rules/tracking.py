@@ -1,7 +1,8 @@
 """States of tracked calls, and the updates that change them.
 
-An update may come twice, late, or from a worker that has lost its shard. So each one names its run by epoch
-and claim, which only grow; an update of an older run changes nothing.
+An update may come twice, late, or from a worker that has lost its shard. So each one names its run by
+shard, epoch and claim: these numbers only grow in a shard, and claim numbers also when a migration moves the
+call. An update of an older run changes nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class State(str, enum.Enum):
 
 
 class TrackerUpdate(NamedTuple):
-    """An update of a tracked call by the run that ``epoch`` and ``claim`` name.
+    """An update of a tracked call by the run that ``shard``, ``epoch`` and ``claim`` name.
 
     Without them (0) it comes from outside a run and applies only to a pending call.
     """
@@ -38,6 +39,8 @@ class TrackerUpdate(NamedTuple):
     text: str = ""
     epoch: int = 0
     claim: int = 0
+    #: Index of the run's shard.
+    shard: int = 0
 
 
 class NewCall(NamedTuple):
@@ -124,9 +127,9 @@ class TrackedCall:
     messages: tuple[Message, ...]
 
 
-def began(tracker: str, call: str, epoch: int, claim: int) -> TrackerUpdate:
+def began(tracker: str, call: str, epoch: int, claim: int, shard: int = 0) -> TrackerUpdate:
     """Return the update at the start of a run."""
-    return TrackerUpdate(tracker, call, State.WORKING, epoch=epoch, claim=claim)
+    return TrackerUpdate(tracker, call, State.WORKING, epoch=epoch, claim=claim, shard=shard)
 
 
 def waits(tracker: str, call: str) -> TrackerUpdate:

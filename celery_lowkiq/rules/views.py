@@ -39,6 +39,8 @@ class Stats:
     paused: int = 0
     #: Payloads that were dropped without a run: revoked, expired, or by a policy.
     dropped: int = 0
+    #: Waiting jobs that are due and not paused, also those whose ids are in processing.
+    due: int = 0
 
     def __add__(self, other: Stats) -> Stats:
         both = ((name, value, getattr(other, name)) for name, value in vars(self).items())

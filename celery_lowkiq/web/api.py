@@ -21,6 +21,7 @@ from celery_lowkiq.rules.history import Sample
 from celery_lowkiq.rules.reports import NodeReport, ShardReport
 from celery_lowkiq.rules.resharding import MigrationState, ReshardCost
 from celery_lowkiq.rules.server_info import ServerInfo
+from celery_lowkiq.rules.shard_hints import Hint
 from celery_lowkiq.rules.views import Page, PausedId, Stats
 
 from .changes import begin, call_off, operation_of
@@ -52,11 +53,12 @@ class LowkiqStats(NamedTuple):
 
 
 class Shards(NamedTuple):
-    """The shards of a queue, the Unix time (s) of its pause, and the number of paused ids."""
+    """The shards of a queue with hints, the Unix time (s) of its pause, and the number of paused ids."""
 
     shards: tuple[ShardReport, ...]
     paused: float | None
     paused_ids: int
+    hints: tuple[Hint, ...]
 
 
 class Resharding(NamedTuple):
@@ -103,10 +105,10 @@ def job(request: Request) -> PlacesJson:
 
 
 def shards(request: Request) -> Shards:
-    """The shards of a queue, who has each, and what is paused."""
+    """The shards of a queue, who has each, what is paused, and whether more shards would help."""
     queue = queue_of(request)
-    paused = queue.paused()
-    return Shards(queue.shards(), paused.queue, paused.ids)
+    paused, found = queue.paused(), queue.shards()
+    return Shards(found, paused.queue, paused.ids, tuple(queue.shard_hints(found)))
 
 
 def migration(request: Request) -> Resharding:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from celery_lowkiq.integration.operations.actions import ACTIONS, offered
 from celery_lowkiq.integration.operations.json_records import mark_of
 from celery_lowkiq.rules.reports import LaneReport
+from celery_lowkiq.rules.shard_hints import by_load
 from celery_lowkiq.rules.text import ranges
 from celery_lowkiq.rules.views import Stats
 
@@ -71,6 +72,8 @@ def queue(request: Request) -> Response:
         listed=listed,
         shards=shards,
         stats=sum((shard.stats for shard in shards), Stats()),
+        hints=shown.shard_hints(shards) if listed == "shards" else (),
+        by_load=by_load,
         looks=[shards_look(shard) for shard in shards],
         paused=shown.paused(),
         migration=migration,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from celery_lowkiq.rules.reports import ShardReport
+from celery_lowkiq.rules.shard_hints import LATE
 from celery_lowkiq.rules.text import duration
 
 from .formatting import plain
 
-#: Lags (s) from which a shard is late, and very late.
-LATE, VERY_LATE = 10.0, 300.0
+#: Lag (s) from which a shard is very late.
+VERY_LATE = 300.0
 #: Numbers of jobs from which the colour is darker.
 STEPS = (1, 10, 100, 1000)
 
@@ -44,6 +45,7 @@ def _kind(shard: ShardReport) -> str:
 def _text(shard: ShardReport) -> str:
     parts = [f"Shard {shard.index}", f"{shard.stats.length:,} waiting"]
     parts += [f"lag {duration(shard.stats.lag)}"] if shard.stats.lag else []
+    parts += [f"{shard.jobs_per_minute:,.0f} a minute"] if shard.jobs_per_minute else []
     parts += ["paused"] if shard.paused_since is not None else []
     parts.append("no owner" if shard.owner is None else plain(shard.owner))
     parts += ["silent"] if shard.owner and not shard.alive else []

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from celery_lowkiq.rules.errors import StoreError
+from celery_lowkiq.rules.errors import LowkiqError, StoreUnavailable
+from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import QueueSpec
 
 from .context import WorkerContext
@@ -16,6 +17,8 @@ from .ports import Mover
 #: MAX_LOOK: a migration may be paused for days.
 LOOK = 0.05
 MAX_LOOK = 0.5
+#: Seconds before a queue is tried again that is damaged, or stored in another format.
+REFUSED_RETRY = 1.0
 
 
 class Migrations:
@@ -27,6 +30,8 @@ class Migrations:
         self._stop = threading.Event()
         self._look = LOOK
         self._thread: threading.Thread | None = None
+        #: By queue, its last error, and when it is tried again (monotonic). Used by the thread.
+        self._refused: dict[str, tuple[str, float]] = {}
 
     def move(self, queues: Sequence[QueueSpec]) -> None:
         """Move these queues from now on, and no others. Called by one thread."""
@@ -48,24 +53,31 @@ class Migrations:
                 pause = self._turn(movers, queues)
                 self._ctx.outage.recovered()
                 pauses = backoff()
-            except StoreError as error:
+            except StoreUnavailable as error:
                 self._ctx.outage.failed(error)
                 pause = next(pauses)
             self._stop.wait(pause)
+        # The outage goes on only for threads that will send other requests.
+        self._ctx.outage.recovered()
 
     def _turn(self, movers: dict[str, Mover], queues: Sequence[QueueSpec]) -> float:
         """Do a turn of each queue; return how many seconds to wait then: Redis has other work, too."""
-        clock, moved, failure = self._ctx.clock, False, None
+        clock, moved = self._ctx.clock, False
         began_at = clock.monotonic()
         for queue in queues:
+            known, retry_at = self._refused.get(queue.name, ("", began_at))
+            if began_at < retry_at:
+                continue
             mover = movers[queue.name] = movers.get(queue.name) or self._ctx.store.mover(queue)
             try:
                 moved = mover.turn() or moved
-            except StoreError as error:
-                # Perhaps damage of this queue: the others move on.
-                failure = error
-        if failure is not None:
-            raise failure
+                self._refused.pop(queue.name, None)
+            except StoreUnavailable:
+                raise
+            except LowkiqError as error:
+                if str(error) != known:
+                    logger.error("queue %s does not move: %s", queue.name, error)
+                self._refused[queue.name] = (str(error), began_at + REFUSED_RETRY)
         if moved:
             self._look = LOOK
             return clock.monotonic() - began_at

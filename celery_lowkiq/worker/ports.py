@@ -42,7 +42,9 @@ class Mover(Protocol):
     """Moves one queue to another number of shards. Used by one thread."""
 
     def turn(self) -> bool:
-        """Do one turn of the queue's migration. False when nothing could be done. Raises StoreError."""
+        """Do one turn of the queue's migration. False when nothing could be done. Raises FormatMismatch,
+        StoreError.
+        """
 
 
 class Store(Protocol):

@@ -71,6 +71,7 @@ SHOWN = [
     "paused sync_order",
     "paused sync_order --json",
     "paused send_mail",
+    "stats sync_order --shards",
     "nodes",
     "nodes --json",
     "job sync_order d1 --json",

@@ -83,7 +83,7 @@ def test_the_counts_of_other_queues_are_shown_beside_a_damaged_one(server, run):
 def test_commands_on_a_damaged_queue_name_the_shard_and_its_repair(server, run):
     """O6: a listing said no more than that Redis refused a command."""
     shard = with_wrong_key(server)
-    for words in (["stats"], ["jobs"], ["jobs", "--by", "perform_in"], ["dump"]):
+    for words in (["stats"], ["stats", "--shards"], ["jobs"], ["jobs", "--by", "perform_in"], ["dump"]):
         shown = run(words[0], "sync_order", *words[1:])
         assert shown.exit_code == 1
         assert f"shard {shard} is damaged: " in shown.stderr

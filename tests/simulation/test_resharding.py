@@ -99,7 +99,9 @@ def found(client, changes, seeds):
 def _opens_after_each_fence(self, stored):
     migration = stored.migration
     for index in migration.sources:
-        fence = self._call("fence", index, shards=migration.former, gen=migration.gen)
+        fence = self._call(
+            "fence", index, shards=migration.former, gen=migration.gen, route=migration.layout.route
+        )
         ((_, gen, score, call),) = yield from self._send([fence])
         if int(gen) != migration.gen:
             return False
@@ -206,7 +208,7 @@ def a_late_fence(store):
     """Of a migration before, when the number of shards is the same again: the shard stays open."""
     store.push(TWO, [NewJob("any", b"x")])
     queue = words.resharded(store, words.resharded(store, TWO, 4), 2)
-    _run(store, "fence", 0, shards=2, gen=1)
+    _run(store, "fence", 0, shards=2, gen=1, route="2>4")
     assert words.pushed(store, queue, words.someone(2, home=0), b"x") == 1
 
 

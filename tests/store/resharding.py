@@ -11,6 +11,7 @@ from celery_lowkiq.store.jobs.push import Sender, push_call
 from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.resharding.mover import Mover
 from celery_lowkiq.store.scripts.keys import queue_key, shard_keys
+from celery_lowkiq.store.scripts.script import load
 
 NAME = "orders"
 ONE = QueueSpec(NAME, shards=1, batch_size=100)
@@ -18,6 +19,10 @@ ONE = QueueSpec(NAME, shards=1, batch_size=100)
 
 def key(name, index=0):
     return shard_keys(ShardRef(NAME, index))[name]
+
+
+def run(store, name, index=0, rest=(), /, **args):
+    return store.client.call(load(name).call(shard_keys(ShardRef(NAME, index)), rest, **args))
 
 
 def in_migration(queue, shards):

@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 
 from celery_lowkiq.rules.errors import StoreError
-from celery_lowkiq.rules.history import Sample
+from celery_lowkiq.rules.history import Counters, Sample
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.reports import LaneReport, NodeReport, NodeUpdate, Running, Wait
 from celery_lowkiq.store.inspect.node_reports import NodeReports
+from celery_lowkiq.store.leases.heartbeats import SHARDS_FIELDS
 from celery_lowkiq.store.scripts.keys import history_key, report_key, reports_key, shard_keys
 
 from .helpers import ONE, SHARD, claim, end, push, take
@@ -125,7 +126,7 @@ def test_a_queue_is_counted_with_the_report_and_kept_with_the_next(store, node_r
         push(store, {0: "1", 1: "0"}[shard], ("a", 1), perform_in=1.0, queue=two)
         end(store, lease, claim(store, lease), queue=two)
     told = tell(store, counted=(two, QueueSpec("empty", shards=1)))
-    assert dict(told.samples) == {"orders": Sample(told.now, 2, 0), "empty": Sample(told.now, 0, 0)}
+    assert dict(told.samples) == {"orders": Counters(told.now, (0, 2)), "empty": Counters(told.now, (0,))}
     assert tell(store, samples=told.samples).samples == ()
     assert node_reports.histories([two, QueueSpec("other")]) == [(Sample(told.now, 2, 0),), ()]
 
@@ -133,9 +134,9 @@ def test_a_queue_is_counted_with_the_report_and_kept_with_the_next(store, node_r
 def test_a_slot_has_one_sample_and_the_ring_an_hour(store, client, node_reports):
     now = time.time() // 10 * 10
     for at in range(int(now) - 7200, int(now), 10):
-        tell(store, samples=(("orders", Sample(at + 1.5, at, 1)),))
-    tell(store, samples=(("orders", Sample(now - 10 + 3, 7, 7)),))
-    assert client.hlen(history_key("orders")) == 360
+        tell(store, samples=(("orders", Counters(at + 1.5, (at,), 1)),))
+    tell(store, samples=(("orders", Counters(now - 10 + 3, (7,), 7)),))
+    assert client.hlen(history_key("orders")) == 360 + len(SHARDS_FIELDS)
     (found,) = node_reports.histories([ONE])
     assert 355 <= len(found) <= 360
     assert found == tuple(sorted(found))
@@ -143,8 +144,30 @@ def test_a_slot_has_one_sample_and_the_ring_an_hour(store, client, node_reports)
     assert found[0].at > now - 3600
 
 
+def test_counters_by_shard_give_the_jobs_a_minute(store, client, node_reports):
+    def per_minute():
+        return [one.jobs_per_minute for one in node_reports.shards(QueueSpec("orders", shards=2))]
+
+    client.hset(shard_keys(SHARD)["meta"], mapping={"processed": 100})
+    now = tell(store).now
+    assert per_minute() == [None, None]
+    for processed in (40, 99):
+        # A minute that has counters keeps them.
+        tell(store, samples=(("orders", Counters(now - 65, (processed, 0))),))
+    assert per_minute() == [pytest.approx(60 * 60 / 65, rel=0.1), 0.0]
+    for minutes in range(1, 60):
+        tell(store, samples=(("orders", Counters(now - 65 - 60 * minutes, (0, 0))),))
+    assert client.hlen(history_key("orders")) == 60 + len(SHARDS_FIELDS)
+
+
+@pytest.mark.parametrize("value", ["", "1 2", "1 x 1", "1 2 1,", "1 2 -1", "1 2 1.5", "1 2 " + "9" * 5000])
+def test_planted_counters_by_shard_are_not_shown(store, client, node_reports, value):
+    client.hset(history_key("orders"), "shards 0", value)
+    assert node_reports.shards(ONE)[0].jobs_per_minute is None
+
+
 def test_planted_samples_are_not_shown(store, client, node_reports):
-    tell(store, samples=(("orders", Sample(time.time(), 1, 0)),))
+    tell(store, samples=(("orders", Counters(time.time(), (1,))),))
     values = ("", "x", "1 2 3", "1 1.1.1 2 3", "1 -5 2 3", "9 " * 4 * 5000, "1 nan 2 3")
     client.hset(history_key("orders"), mapping={f"planted {n}": value for n, value in enumerate(values)})
     assert len(node_reports.histories([ONE])[0]) == 1

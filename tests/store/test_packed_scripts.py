@@ -8,7 +8,7 @@ import pytest
 
 from celery_lowkiq.rules.claims import OpenClaims
 from celery_lowkiq.rules.errors import StoreError
-from celery_lowkiq.rules.history import Sample
+from celery_lowkiq.rules.history import Counters, Sample
 from celery_lowkiq.rules.layout import shard_of
 from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
@@ -41,7 +41,7 @@ def scripts(client, store, leases):
     store.renew(leases[:1])
     store.next_due(SHARDS[:1])
     store.next_due(SHARDS[:1], (), [True])
-    sample = ("loaded", Sample(1.0, 0, 0))
+    sample = ("loaded", Counters(1.0, (0,)))
     store.beat(["loaded"], "me", 1, 1, NodeUpdate(REPORT, 1.0, (sample,), (QueueSpec("loaded"),)))
 
     def run():
@@ -233,15 +233,17 @@ def test_samples_of_many_queues_are_a_few_scripts(store, client, scripts):
     calls = scripts()
     told = store.beat([], "me", 4, 1, NodeUpdate(REPORT, 1.0, counted=tuple(specs))).reply
     assert scripts() - calls == 1 + 3 + 250
-    assert dict(told.samples) == {spec.name: Sample(told.now, 6, 2) for spec in specs}
+    by_shard = [(3, *(0,) * (spec.shards - 2), 3) for spec in specs]
+    counters = [Counters(told.now, processed, 2) for processed in by_shard]
+    assert told.samples == tuple(zip((spec.name for spec in specs), counters, strict=True))
     calls = scripts()
     store.beat([], "me", 4, 1, NodeUpdate(REPORT, 1.0, samples=told.samples))
     assert scripts() - calls == 1 + 3
     histories = NodeReports(store).histories(specs)
     assert histories == [(Sample(told.now, 6, 2),)] * 251
     # A slot that has a sample keeps it, whatever comes with it.
-    repeated = tuple((name, replace(sample, processed=9)) for name, sample in told.samples[:2])
-    newer = ("other", Sample(told.now, 1, 1))
+    repeated = tuple((name, replace(sample, processed=(9,))) for name, sample in told.samples[:2])
+    newer = ("other", Counters(told.now, (1,), 1))
     store.beat([], "me", 4, 1, NodeUpdate(REPORT, 1.0, samples=(*repeated, newer)))
     assert NodeReports(store).histories([*specs[:1], QueueSpec("other")]) == [
         (Sample(told.now, 6, 2),),

@@ -12,6 +12,7 @@ from celery_lowkiq.rules.errors import InvalidCall, ShardDamaged, StoreError
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, ShardRef
 from celery_lowkiq.rules.views import Stats
 from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.inspect.health import HealthReader
 from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
@@ -171,8 +172,22 @@ def test_stats(queries, store):
     push(store, "e", ("x", 1), perform_in=1.0)
     stats = queries.stats(ONE)
     assert stats.lag > 1e9
-    assert stats == Stats(2, 1, 1, 1, 1, 1, 2, stats.lag, dead=1, oldest=stats.lag)
+    assert stats == Stats(2, 1, 1, 1, 1, 1, 2, stats.lag, dead=1, oldest=stats.lag, due=1)
     assert queries.stats(QueueSpec("nothing", shards=3)) == Stats()
+
+
+def test_due_jobs_are_counted_also_those_whose_ids_run(queries, store):
+    lease = take(store)
+    for job_id in ("a runs", "due"):
+        push(store, job_id, ("x", 1), perform_in=1.0)
+    claim(store, lease, 1)
+    push(store, "a runs", ("y", 2), perform_in=1.0)
+    push(store, "urgent", ("x", 1), perform_in=1.0, priority=9)
+    for job_id in ("paused", "later"):
+        push(store, job_id, ("x", 1), perform_in=9e9 if job_id == "later" else 1.0)
+    Pausing(store.client).pause_ids(ONE, ["paused"])
+    stats = queries.stats(ONE)
+    assert (stats.length, stats.due, stats.busy) == (5, 3, 1)
 
 
 def test_calls_that_merged_are_counted(queries, store):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from dataclasses import replace
 
 import pytest
@@ -413,30 +412,36 @@ def test_a_queue_gets_its_number_after_another_migration_that_ended_just_now(sto
     assert client.hget(queue_key(NAME), "shards") == b"3"
 
 
-def test_the_state_of_a_migration_has_the_counts_of_redis(store, client):
-    migrations = Migrations(store.client, NAME)
-    assert migrations.state() is None
-    queue = replace(ONE, shards=2)
-    lease = owned(store, queue, 0)
-    store.push(queue, [NewJob(someone(2, home=0), b"1", perform_in=1.0)])
-    claimed(store, queue, lease)
-    jobs = [NewJob(f"id-{n}", b"1", perform_in=9e9 - n) for n in range(50)]
-    store.push(queue, jobs)
-    mover = begun(store, queue, 3)
+def test_the_pause_of_a_removed_shard_ends_with_it(store, client):
+    """Its jobs run where they are now. The shard that is added later is not paused."""
+    two, pausing = replace(ONE, shards=2), Pausing(store.client)
+    names = [someone(2, home=1) for _ in range(3)]
+    store.push(two, [NewJob(names[0], b"x", perform_in=1.0)])
+    lease = owned(store, two, 1)
+    running = claimed(store, two, lease)
+    store.push(two, [NewJob(name, b"x", perform_in=1.0) for name in names[1:]])
+    assert pausing.pause_shard(two, 1)
+    mover = begun(store, two, 1)
     until(client, mover, "move")
-    state = migrations.state()
-    assert (state.queue, state.gen, state.phase, state.former, state.shards) == (NAME, 1, "move", 2, 3)
-    assert abs(state.began_at - time.time()) < 60
-    assert state.paused_since is None
-    assert [shard.index for shard in state.progress] == [0, 1, 2]
-    assert [shard.moving for shard in state.progress] == [client.zcard(key("moving", n)) for n in range(3)]
-    assert (state.left, state.moved) == (50, 0)
-    assert [(shard.processing, shard.in_flight) for shard in state.progress] == [(1, 1), (0, 0), (0, 0)]
-    assert {shard.route for shard in state.progress} == {"2>3"}
-    client.hset(key("outbox", 1), "2", "1 abcdef")
-    shard = migrations.state().progress[1]
-    assert (shard.transfers, shard.transfer_bytes) == (1, 8)
-    client.hdel(key("outbox", 1), "2")
-    while (state := migrations.state()).left:
-        mover.turn()
-    assert (state.left, state.moved) == (0, 50)
+    ended(store, two, lease, running, Disposition.RETRY, retry_count=0, delay=0.0, error=b"boom")
+    until(client, mover, "idle")
+    lease = owned(store, ONE, 0)
+    moved = claimed(store, ONE, lease)
+    assert contents(moved).keys() == set(names)
+    ended(store, ONE, lease, moved)
+    queue = resharded(store, ONE, 2)
+    assert stats(store, queue).paused == 0
+    assert not pausing.resume_shard(queue, 1)
+
+
+def test_the_pause_of_a_shard_that_stays_holds_for_jobs_that_come_to_it(store, client):
+    store.push(ONE, [NewJob(someone(1, home=0), b"x")])
+    queue = resharded(store, ONE, 2)
+    store.push(queue, [NewJob(job_id := someone(2, home=1), b"x", perform_in=1.0)])
+    pausing = Pausing(store.client)
+    assert pausing.pause_shard(queue, 0)
+    queue = resharded(store, queue, 1)
+    lease = owned(store, queue, 0)
+    assert claimed(store, queue, lease).jobs == ()
+    assert pausing.resume_shard(queue, 0)
+    assert job_id in {job.id for job in claimed(store, queue, lease).jobs}

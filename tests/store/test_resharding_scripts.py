@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from celery_lowkiq.rules.errors import FormatMismatch
 from celery_lowkiq.rules.models import NewJob, ShardRef
 from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.scripts.client import ShardCountDiffers
-from celery_lowkiq.store.scripts.keys import shard_keys
-from celery_lowkiq.store.scripts.script import load
+from celery_lowkiq.store.scripts.keys import queue_key
 
 from .resharding import (
     NAME,
@@ -23,17 +23,14 @@ from .resharding import (
     owned,
     pushed,
     resharded,
+    run,
     someone,
     until,
 )
 
 
-def run(store, name, index=0, rest=(), /, **args):
-    return store.client.call(load(name).call(shard_keys(ShardRef(NAME, index)), rest, **args))
-
-
-def fence(store, index=0, gen=1, shards=1):
-    return run(store, "fence", index, shards=shards, gen=gen)
+def fence(store, index=0, gen=1, shards=1, route="1>2"):
+    return run(store, "fence", index, shards=shards, gen=gen, route=route)
 
 
 def opened(store, index=0, gen=1, shards="1>2", **floor):
@@ -217,3 +214,13 @@ def test_a_job_whose_place_is_lost_in_a_migration_is_sorted_again(store, client)
     client.delete(key("moving"))
     Repairs(store.client).mend(in_migration(ONE, 2), ShardRef(NAME, 0))
     assert client.zrange(key("moving"), 0, -1) == [job_id.encode()]
+
+
+def test_a_mover_leaves_a_queue_of_a_later_version_alone(store, client):
+    """Its phases may be others."""
+    store.push(ONE, [NewJob("1", b"x")])
+    mover = begun(store, ONE, 2)
+    client.hset(queue_key(NAME), mapping={"format": 9, "phase": "unknown"})
+    with pytest.raises(FormatMismatch, match="format 9"):
+        mover.turn()
+    assert client.hget(key("meta"), "shards") == b"1"

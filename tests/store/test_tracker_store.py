@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import base64
 import time
+from dataclasses import replace
 
 import pytest
 
 from celery_lowkiq.rules.errors import InvalidCall, StoreFull
-from celery_lowkiq.rules.models import Disposition, NewJob, Settlement
+from celery_lowkiq.rules.layout import shard_of
+from celery_lowkiq.rules.models import Disposition, NewJob, Settlement, ShardRef
 from celery_lowkiq.rules.tracking import Counts, NewCall, State, began, ended, ended_without_run
 from celery_lowkiq.store.jobs.tracker_updates import STEP
 from celery_lowkiq.store.scripts.keys import TRACKER_KEYS, TrackerKeys
 from celery_lowkiq.store.tracking.tracker_store import TrackerStore, latest_due
+from tests.store import resharding as moves
 from tests.store.helpers import ONE, claim, push, take
 
 DAY = 86400
@@ -298,4 +301,35 @@ def test_news_go_with_the_settle(store, tracker_store, tracker):
     tracker_store.add(tracker, calls("a"))
     news = ended(began(tracker, "a", lease.epoch, claimed.number), over=True, success=True)
     store.settle(ONE, lease, [Settlement("1", claimed.number, Disposition.DONE, news=(news,))])
+    assert counts(tracker_store, tracker) == Counts(finished=1)
+
+
+def test_a_tracker_follows_a_call_into_a_shard_that_was_acquired_earlier(store, tracker_store, tracker):
+    """Epochs are numbers of one shard: that of the other may be smaller. Claim numbers go on."""
+    two = replace(moves.ONE, shards=2)
+    job_id = next(name for name in map(str, range(99)) if (shard_of(name, 2), shard_of(name, 3)) == (0, 1))
+    tracker_store.add(tracker, [NewCall("call", moves.NAME, job_id, b"x")])
+    store.push(two, [NewJob(job_id, b"x", perform_in=1.0, record=b"call")])
+    new = moves.owned(store, two, 1)
+    (seen,) = store.observe([ShardRef(moves.NAME, 0)])
+    old = store.acquire(two, ShardRef(moves.NAME, 0), "me", seen, new.epoch + 1000)
+
+    def run(queue, lease, over):
+        claim = moves.claimed(store, queue, lease)
+        run = began(tracker, "call", lease.epoch, claim.jobs[0].claim, lease.shard.index)
+        tracker_store.update([run])
+        assert counts(tracker_store, tracker) == Counts(working=1)
+        end = ended(run, over, success=over, text="boom")
+        tracker_store.update([end])
+        if over:
+            moves.ended(store, queue, lease, claim)
+        else:
+            again = {"retry_count": 0, "delay": 0.0, "error": b"boom"}
+            moves.ended(store, queue, lease, claim, Disposition.RETRY, **again)
+        return end
+
+    first = run(two, old, over=False)
+    run(two, old, over=False)
+    run(moves.resharded(store, two, 3), new, over=True)
+    tracker_store.update([first])
     assert counts(tracker_store, tracker) == Counts(finished=1)

@@ -114,7 +114,7 @@ def arguments(state):
             {"gen": 1, "shard": 1, "number": 0, "counts": 1, **bounds},
             ("long", "failed", "dead", "recorded", "held"),
         ),
-        "fence": ({"shards": 1, "gen": 1}, ()),
+        "fence": ({"shards": 1, "gen": 1, "route": "1>2"}, ()),
         "find_jobs": ({}, ()),
         "forget_transfer": ({"gen": 1, "shard": 1, "number": 1}, ()),
         "heartbeat": ({"member": "me 2", "turn": 1}, ()),
@@ -208,7 +208,7 @@ def arguments(state):
             ("plain",),
         ),
         "stats": ({}, ()),
-        "sum_counters": ({}, ()),
+        "read_counters": ({}, ()),
         "take_tokens": (
             {"holder": "me 1", "number": 1, "rate": "0.5", "capacity": 1, "wanted": 1, "surplus": 0},
             (),
@@ -218,10 +218,10 @@ def arguments(state):
         "track_open": ({"name": "new", "ttl": 60}, ()),
         "track_page": ({"after": 0, "limit": 10}, (0, 1)),
         "track_progress": ({"current": 1, "total": 2, "text": "said"}, ("runs", 5, 1)),
-        "track_update": ({"channel": "c"}, ("waits", 5, 1, "enqueued", "error", "boom")),
+        "track_update": ({"channel": "c"}, ("waits", 0, 5, 1, "enqueued", "error", "boom")),
         "why": ({"id": "runs"}, ()),
         "write_report": ({"owner": "me", "text": "{}", "uptime": "1.5", "ttl": 60}, ()),
-        "write_samples": ({"ttl": 60}, (1, 1, "10.5", 1, 0)),
+        "write_samples": ({"ttl": 60}, (1, 1, "10.5 1 0")),
     }
 
 
@@ -231,7 +231,7 @@ NAMES = list(arguments(State()))
 #: Those that change nothing.
 READERS = {
     *("key_counts", "dump", "find_jobs", "largest_numbers", "next_due", "page", "peek", "read_leases"),
-    *("read_moves", "read_progress", "stats", "sum_counters", "track_page", "why"),
+    *("read_moves", "read_progress", "stats", "read_counters", "track_page", "why"),
 }
 #: The keys that scripts for several kinds of keys are bound to here.
 BOUND = {"index": "due", "second_index": "failed", "records": "jobs"}
@@ -493,8 +493,8 @@ def test_a_script_that_ends_early_leaves_other_keys_alone(store, client, name):
 
 
 def test_a_script_that_takes_the_key_as_it_is_would_be_seen(store, client):
-    """``sum_counters`` does not read this key."""
-    state = prepared(store, "sum_counters")
+    """``read_counters`` does not read this key."""
+    state = prepared(store, "read_counters")
     client.delete(Keys()["jobs"])
     client.set(Keys()["jobs"], "planted")
-    assert fault(client, store, "sum_counters", state).startswith("answers [")
+    assert fault(client, store, "read_counters", state).startswith("answers [")

@@ -18,7 +18,7 @@ from celery_lowkiq.rules.claims import (
 )
 from celery_lowkiq.rules.errors import LowkiqError, NotOwner, StoreError, StoreUnavailable
 from celery_lowkiq.rules.health_checks import Server
-from celery_lowkiq.rules.history import Sample
+from celery_lowkiq.rules.history import Counters
 from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.models import (
     Batch,
@@ -246,7 +246,7 @@ class FakeStore:
             return error
         self.news.append(news)
         self.reports[news.report.owner] = news.report
-        return UpdateReply(time.time(), tuple((q.name, Sample(time.time(), 1, 0)) for q in news.counted))
+        return UpdateReply(time.time(), tuple((q.name, Counters(time.time(), (1,))) for q in news.counted))
 
     def forget_report(self, owner: str) -> None:
         self._maybe_fail("forget_report")

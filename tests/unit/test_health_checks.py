@@ -17,7 +17,7 @@ from celery_lowkiq.rules.health_checks import (
     unreachable,
 )
 from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.rules.reports import NodeReport, ShardReport, Wait
+from celery_lowkiq.rules.reports import LaneReport, NodeReport, ShardReport, Wait
 from celery_lowkiq.rules.views import Paused, Stats
 
 NOW = 1_795_000_000.0
@@ -156,6 +156,21 @@ def test_a_queue_that_nobody_serves(nodes):
     assert (WARNING, "queue orders") in levels(findings(nodes=nodes, queues=[empty]))
     (found,) = [f for f in findings(nodes=nodes, queues=[waiting]) if f.subject == "queue orders"]
     assert (found.level, found.text) == (ERROR, "No worker serves it; 2 jobs wait.")
+
+
+def test_shards_that_are_late_while_lanes_are_free():
+    late = shard(1, busy=1, due=9, lag=40.0)
+    lanes = tuple(LaneReport(f"lane-{number}", (), 0) for number in range(4))
+    serving = [replace(node(), lanes=lanes)]
+    found = findings(nodes=serving, queues=[queue(shard(0), late)])
+    (finding,) = [one for one in found if one.level != OK]
+    assert (finding.level, finding.subject) == (WARNING, "queue orders")
+    assert "Ids wait for each other in orders/1" in finding.text
+    assert finding.advice.endswith("celery -A proj lowkiq reshard orders 11")
+    # A rate limit makes jobs late, too; a migration has begun; the queue was never stored.
+    for other in ({"limited": True}, {"former": 1, "declared": 2}, {"stored": None}):
+        found = findings(nodes=serving, queues=[queue(shard(0), late, **other)])
+        assert not any("Ids wait" in one.text for one in found)
 
 
 def test_a_node_that_has_just_started_takes_its_shards_soon():

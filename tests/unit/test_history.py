@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.history import Rates, Sample, rates, sum_of
+from celery_lowkiq.rules.history import Counters, Rates, Sample, rates, shard_rates, sum_of
 
 NOW = 1_000_000.0
 
@@ -38,6 +38,28 @@ def minute(*processed, failed=0, until=NOW - 3):
 )
 def test_rates_over_the_last_minute(samples, found):
     assert rates(samples, NOW) == found
+
+
+@pytest.mark.parametrize(
+    "earlier, found",
+    [
+        ([], (None, None)),
+        ([Counters(NOW - 90, (10, 0))], (60.0, 0.0)),
+        # The older ones count, unless nobody has written since.
+        ([Counters(NOW - 30, (90, 0)), Counters(NOW - 90, (10, 0))], (60.0, 0.0)),
+        ([Counters(NOW - 30, (90, 0)), Counters(NOW - 200, (10, 0))], (20.0, 0.0)),
+        ([Counters(NOW - 9, (90, 0))], (None, None)),
+        # A shard was added.
+        ([Counters(NOW - 90, (10,))], (60.0, 0.0)),
+        # One that had processed nothing was removed; the counts of another one went to the first.
+        ([Counters(NOW - 90, (10, 0, 0))], (60.0, 0.0)),
+        ([Counters(NOW - 90, (10, 0, 5))], (None, None)),
+        # Counters were reset.
+        ([Counters(NOW - 90, (10, 5))], (None, None)),
+    ],
+)
+def test_jobs_a_minute_by_shard(earlier, found):
+    assert shard_rates(earlier, (100, 0), NOW) == found
 
 
 def test_the_sum_of_queues():

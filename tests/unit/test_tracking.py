@@ -17,7 +17,7 @@ from celery_lowkiq.integration.runs.tracker_updates import PROGRESS_INTERVAL, Tr
 from celery_lowkiq.integration.task.run_mixin import read_progress
 from celery_lowkiq.integration.tracking.tracker import read_states
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
-from celery_lowkiq.rules.models import Job
+from celery_lowkiq.rules.models import Job, Lease, ShardRef
 from celery_lowkiq.rules.tracking import (
     Counts,
     State,
@@ -29,7 +29,7 @@ from celery_lowkiq.rules.tracking import (
     waits,
 )
 
-RUN = began("t", "call", 5, 7)
+RUN = began("t", "call", 5, 7, 3)
 SETTINGS = SimpleNamespace(format_error=format_message)
 
 
@@ -89,13 +89,16 @@ class TrackerStore:
         self.told.append(([run.call for run in runs], text, current, total))
 
 
+LEASE = Lease(ShardRef("orders", 3), "me", 5)
+
+
 def job(job_id="1", claim=7):
     return Job(job_id, (), 0.0, claim=claim)
 
 
 def tracked(tracker_store, *calls):
     """Whose calls (id, tracker, job) have begun."""
-    made = TrackedCalls(5, tracker_store, SETTINGS)
+    made = TrackedCalls(LEASE, tracker_store, SETTINGS)
     made.begin((job(job_id), CallRecord(call, tracker=tracker), True) for call, tracker, job_id in calls)
     tracker_store.told.clear()
     return made
@@ -103,7 +106,7 @@ def tracked(tracker_store, *calls):
 
 def test_a_batch_without_tracked_calls_asks_nothing():
     tracker_store = TrackerStore(error=AssertionError("asked"))
-    calls = TrackedCalls(5, tracker_store, SETTINGS)
+    calls = TrackedCalls(LEASE, tracker_store, SETTINGS)
     assert calls.begin([(job(), CallRecord("call"), True)]) == set()
     assert end_of_call(CallRecord("call"), "revoked") == []
     assert calls.ended(job(), CallRecord("call"), None, over=True) == []
@@ -112,21 +115,21 @@ def test_a_batch_without_tracked_calls_asks_nothing():
 
 def test_calls_of_a_cancelled_tracker_shall_not_run_and_hear_of_no_progress():
     tracker_store = TrackerStore(cancelled={"gone"})
-    calls = TrackedCalls(5, tracker_store, SETTINGS)
+    calls = TrackedCalls(LEASE, tracker_store, SETTINGS)
     notes = [CallRecord("a", tracker="gone"), CallRecord("b", tracker="kept"), CallRecord("c")]
     assert calls.begin((job(), note, True) for note in notes) == {"a"}
-    assert tracker_store.told == [[began("gone", "a", 5, 7), began("kept", "b", 5, 7)]]
+    assert tracker_store.told == [[began("gone", "a", 5, 7, 3), began("kept", "b", 5, 7, 3)]]
     calls.progress("half", None, None)
     assert tracker_store.told[1] == (["b"], "half", None, None)
 
 
 def test_calls_that_a_run_is_not_handed_go_on_waiting_unless_their_tracker_was_cancelled():
     tracker_store = TrackerStore(cancelled={"gone"})
-    calls = TrackedCalls(5, tracker_store, SETTINGS)
+    calls = TrackedCalls(LEASE, tracker_store, SETTINGS)
     given = [("a", "t", True), ("b", "t", False), ("c", "gone", False), ("d", "gone", False)]
     shall_not = calls.begin((job(), CallRecord(call, tracker=of), handed) for call, of, handed in given)
     assert shall_not == {"c", "d"}
-    assert tracker_store.told == [[began("t", "a", 5, 7), waits("gone", "d")]]
+    assert tracker_store.told == [[began("t", "a", 5, 7, 3), waits("gone", "d")]]
 
 
 def test_a_run_does_not_begin_while_its_tracker_is_away():
@@ -175,7 +178,7 @@ def test_an_interrupted_run_is_told_at_once(caplog):
     calls = tracked(tracker_store, ("a", "t", "1"))
     calls.interrupted(SystemExit(3))
     text = "interrupted: SystemExit: 3"
-    assert tracker_store.told == [[TrackerUpdate("t", "a", State.ENQUEUED, State.ERROR, text, 5, 7)]]
+    assert tracker_store.told == [[TrackerUpdate("t", "a", State.ENQUEUED, State.ERROR, text, 5, 7, 3)]]
     tracker_store.error = StoreUnavailable("gone")
     calls.interrupted(SystemExit(3))
     assert "the interruption of a run was not reported to trackers: gone" in caplog.text

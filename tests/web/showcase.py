@@ -129,6 +129,9 @@ def remember(app: Celery, client: redis.Redis) -> None:
         for field, text in samples.items():
             slot, at_text, done, lost = text.split()
             lifted[field] = f"{slot} {at_text} {int(done) - lowest[0]} {int(lost) - lowest[1]}"
+        minute = int(now - 70) // 60
+        none = ",".join("0" * app.tasks[queue].queue_spec.shards)
+        lifted[f"shards {minute % 2}"] = f"{minute} {now - 70:.3f} {none}"
         client.delete(history_key(queue))
         client.hset(history_key(queue), mapping=lifted)
 

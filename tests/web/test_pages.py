@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import re
+import time
+from dataclasses import replace
 
 import pytest
 
 from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.operations.queue import OrderedQueue
+from celery_lowkiq.rules.history import Counters
 from celery_lowkiq.rules.models import Disposition, Settlement
+from celery_lowkiq.rules.shard_hints import Hint
 from celery_lowkiq.rules.text import TRACEBACK
+from celery_lowkiq.rules.views import Stats
+from celery_lowkiq.store.leases.heartbeats import sample_call
 from celery_lowkiq.store.scripts.keys import shard_keys
 
 PAGES = [
@@ -56,6 +63,34 @@ def test_a_waiting_job_is_in_its_listing_and_has_a_page(browser, app):
     assert "in 1 h 30 min" in listing
     page = browser.get("/job?queue=record&id=42").text
     assert "&#34;status&#34;: &#34;paid&#34;" in page
+
+
+def test_the_shards_show_their_load_and_what_to_do(browser, app, monkeypatch):
+    hint = Hint("Ids wait for each other <here>.", "celery -A proj lowkiq reshard record 24")
+    monkeypatch.setattr(OrderedQueue, "shard_hints", lambda queue, shards: [hint])
+    spec, store = app.tasks["record"].queue_spec, context_of(app).store
+    shards = browser.get("/queue?queue=record&list=shards").text
+    assert "Ids wait for each other &lt;here&gt;." in shards
+    assert hint.advice in shards
+    assert hint.advice not in browser.get("/queue?queue=record").text
+    assert browser.get("/api/v1/shards?queue=record").json()["hints"] == [hint._asdict()]
+    # The jobs a minute are not known yet; then one shard has had some.
+    assert shards.count('title="not known yet"') == spec.shards
+    store.client.all([sample_call([("record", Counters(time.time() - 70, (0,) * spec.shards))])])
+    store.client.redis.hset(shard_keys(spec.shard_refs()[1])["meta"], "processed", 70)
+    shards = browser.get("/queue?queue=record&list=shards").text
+    assert shards.count('<rect class="done" width="100.0"') == 1
+    assert re.search(r"Shard 1 · 0 waiting · (60|59|58) a minute", shards)
+
+
+def test_of_very_many_shards_those_with_the_most_load_are_listed(browser, app, monkeypatch):
+    (report, *_) = app.tasks["record"].ordered_queue.shards()
+    many = [replace(report, index=n, stats=Stats(length=n // 550)) for n in range(600)]
+    monkeypatch.setattr(OrderedQueue, "shards", lambda queue: tuple(many))
+    shards = browser.get("/queue?queue=record&list=shards").text
+    assert "The 500 shards with the most load, of 600, are listed." in shards
+    assert shards.count('<tr id="shard-') == 500
+    assert 'id="shard-599"' in shards
 
 
 def test_lists_show_what_an_error_says_and_the_page_of_a_job_the_way_to_it(browser, app):

@@ -17,7 +17,8 @@ from ..params import command, json_option
 @json_option
 def doctor(inspector: Inspector, json_: bool) -> None:
     """Check Redis (version, memory policy, persistence, clock), the nodes, and the queues (number of shards,
-    damaged keys, nodes that serve them, shards and jobs without an owner), and say what to do.
+    damaged keys, nodes that serve them, shards and jobs without an owner, jobs that wait while lanes are
+    free), and say what to do.
 
     Status 1 when there is an error; a warning alone is status 0.
     """

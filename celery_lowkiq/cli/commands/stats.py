@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from functools import partial
 
 import click
 
 from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.operations.json_records import OverviewJson
+from celery_lowkiq.integration.operations.json_records import OverviewJson, ShardsJson
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.history import Rates
+from celery_lowkiq.rules.reports import ShardReport
 from celery_lowkiq.rules.text import count_of, duration, escaped
 from celery_lowkiq.rules.views import Stats
 
@@ -22,13 +25,17 @@ AMOUNTS = ("queue", ">length", ">fresh", ">retries", ">paused", ">busy", ">morgu
 HEADER = (*AMOUNTS, ">processed", ">processed/s", ">failed", ">failed/s", "state")
 #: The row of a queue whose counts cannot be read, between its name and the last cell.
 UNKNOWN = ("-",) * (len(HEADER) - 2)
+#: The table of shards.
+SHARDS = ("queue", ">shard", "owner", ">waiting", ">running", ">lag", ">jobs/min", "state")
+EXAMPLES = ["stats", "stats sync_order --json", "stats --watch 1", "stats sync_order --shards"]
 
 
-@command("Counts of all queues, or of one.", ["stats", "stats sync_order --json", "stats --watch 1"])
+@command("Counts of all queues, or of one.", EXAMPLES)
 @click.argument("queue", required=False)
+@click.option("--shards", is_flag=True, help="The shards, those with the most load first.")
 @click.option("--watch", type=click.FloatRange(min=0.05), metavar="SECONDS", help="Repeat at this interval.")
 @json_option
-def stats(inspector: Inspector, queue: str | None, watch: float | None, json_: bool) -> None:
+def stats(inspector: Inspector, queue: str | None, shards: bool, watch: float | None, json_: bool) -> None:
     """Counts of all ordered queues and their sum, or of one QUEUE; how many nodes and lanes there are.
 
     length: waiting jobs; fresh, retries: those that never failed, and the others; paused: those whose ids are
@@ -36,24 +43,29 @@ def stats(inspector: Inspector, queue: str | None, watch: float | None, json_: b
     failed: how many ever; processed/s, failed/s: a second, over the last minute; state: paused shards, or
     damaged.
 
+    With --shards, sorted by lag, then by jobs: jobs/min: processed a minute, over the last one to two minutes
+    (-: not known yet); state: paused, moving (jobs that a migration has to sort), or silent (the owner did
+    not report in time). `doctor` says whether more shards would help.
+
     A queue with a damaged shard is shown without counts, and its error on stderr. Status 1 then.
     """
     names = None if queue is None else [queue]
+    read = partial(inspector.shards_json if shards else inspector.overview_json, names)
     if watch is None:
-        found = inspector.overview_json(names)
+        found = read()
         _show(found, json_)
         if found.damaged:
             raise click.exceptions.Exit(FAILED)
     else:
-        _watch(inspector, names, watch, json_)
+        _watch(read, watch, json_)
 
 
-def _watch(inspector: Inspector, names: list[str] | None, seconds: float, json_: bool) -> None:
+def _watch(read: Callable[[], OverviewJson | ShardsJson], seconds: float, json_: bool) -> None:
     pause = threading.Event()
     try:
         while True:
             try:
-                found = inspector.overview_json(names)
+                found = read()
             except StoreUnavailable as error:
                 click.echo(escaped(str(error)), err=True)
             else:
@@ -73,15 +85,35 @@ def _row(name: str, shards: int, counts: Stats, speed: Rates | None) -> list[str
     return [name, *numbers, duration(counts.lag), *processed, *failed, paused]
 
 
-def _show(found: OverviewJson, json_: bool) -> None:
+def _show(found: OverviewJson | ShardsJson, json_: bool) -> None:
     if json_:
         write_json(found)
         return
+    click.echo(_shards_text(found) if isinstance(found, ShardsJson) else _queues_text(found))
+    for error in found.damaged.values():
+        click.echo(escaped(error), err=True)
+
+
+def _queues_text(found: OverviewJson) -> str:
     rows = [_row(one.name, one.shards, one.stats, one.rates) for one in found.queues]
     rows += [[name, *UNKNOWN, "damaged"] for name in found.damaged]
     total = _row("total", sum(one.shards for one in found.queues), found.total, found.rates)
-    click.echo(table(HEADER, [*rows, total] if len(rows) != 1 else rows))
     nodes, lanes = count_of(found.nodes, "node"), count_of(found.lanes, "lane")
-    click.echo(f"\n{nodes}, {lanes}, {found.lanes_busy} of them busy")
-    for error in found.damaged.values():
-        click.echo(escaped(error), err=True)
+    return (
+        table(HEADER, [*rows, total] if len(rows) != 1 else rows)
+        + f"\n\n{nodes}, {lanes}, {found.lanes_busy} of them busy"
+    )
+
+
+def _shards_text(found: ShardsJson) -> str:
+    return table(SHARDS, [_shard_row(queue.name, shard) for queue in found.queues for shard in queue.shards])
+
+
+def _shard_row(queue: str, shard: ShardReport) -> list[str]:
+    stats = shard.stats
+    per_minute = "-" if shard.jobs_per_minute is None else f"{shard.jobs_per_minute:.1f}"
+    states = ["paused"] if shard.paused_since is not None else []
+    states += [f"moving {shard.moving}"] if shard.moving else []
+    states += ["silent"] if shard.owner and not shard.alive else []
+    counts = str(stats.length), str(stats.busy), duration(stats.lag), per_minute
+    return [queue, str(shard.index), shard.owner or "none", *counts, ", ".join(states)]

@@ -20,6 +20,7 @@ from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.reports import NodeReport, current
 from celery_lowkiq.rules.server_info import ServerInfo
+from celery_lowkiq.rules.shard_hints import by_load
 from celery_lowkiq.rules.tracking import TrackerView
 from celery_lowkiq.rules.views import Page, ShardState, Stats
 from celery_lowkiq.store.inspect.health import HealthReader
@@ -29,7 +30,7 @@ from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.server import read_server
 
-from .json_records import OverviewJson, QueueJson, Reading
+from .json_records import OverviewJson, QueueJson, QueueShardsJson, Reading, ShardsJson
 from .queue import OrderedQueue
 
 
@@ -137,6 +138,17 @@ class Inspector:
             lanes=sum(map(len, lanes)),
             lanes_busy=sum(lane.running is not None for of_node in lanes for lane in of_node),
         )
+
+    def shards_json(self, names: Iterable[str] | None = None) -> ShardsJson:
+        """Return the shards of all queues, or of the named ones, as a record for JSON. Raises InvalidCall."""
+        queues: list[QueueShardsJson] = []
+        damaged: dict[str, str] = {}
+        for name, queue in self._chosen(names).items():
+            try:
+                queues.append(QueueShardsJson(name, by_load(queue.shards())))
+            except ShardDamaged as error:
+                damaged[name] = str(error)
+        return ShardsJson(queues, damaged)
 
     @property
     def reading(self) -> Reading:

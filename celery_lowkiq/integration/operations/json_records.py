@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from functools import singledispatch
@@ -24,7 +24,7 @@ from celery_lowkiq.rules.diagnosis import Reason, Why
 from celery_lowkiq.rules.errors import UndecodablePayload
 from celery_lowkiq.rules.history import Rates
 from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.rules.reports import NodeReport
+from celery_lowkiq.rules.reports import NodeReport, ShardReport
 from celery_lowkiq.rules.text import nested_in_lists, shortened
 from celery_lowkiq.rules.tracking import Counts, TrackedCall, TrackerView
 from celery_lowkiq.rules.views import Stats, Try
@@ -125,6 +125,22 @@ class OverviewJson:
     nodes: int
     lanes: int
     lanes_busy: int
+
+
+@dataclass(frozen=True)
+class QueueShardsJson:
+    """The shards of a queue, those with the most load first."""
+
+    name: str
+    shards: Sequence[ShardReport]
+
+
+@dataclass(frozen=True)
+class ShardsJson:
+    """The shards of all queues; a damaged queue is in ``damaged`` with its error."""
+
+    queues: Sequence[QueueShardsJson]
+    damaged: Mapping[str, str]
 
 
 @singledispatch

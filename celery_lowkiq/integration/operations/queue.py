@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from celery_lowkiq.rules.history import Sample
 from celery_lowkiq.rules.models import Job, QueueSpec
 from celery_lowkiq.rules.repairs import Damage, Repaired
 from celery_lowkiq.rules.reports import ShardReport
+from celery_lowkiq.rules.shard_hints import Hint, shard_hints
 from celery_lowkiq.rules.views import Page, Paused, PausedId, Stats, Try, all_items
 from celery_lowkiq.store.admin.actions import Actions, Left, Progress
 from celery_lowkiq.store.admin.pausing import Pausing
@@ -162,6 +163,13 @@ class OrderedQueue(ReshardMixin):
     def shards(self) -> tuple[ShardReport, ...]:
         """Return each shard with its counts, its owner, and the batch that runs."""
         return self._node_reports.shards(self.stored_spec())
+
+    def shard_hints(self, shards: Sequence[ShardReport]) -> list[Hint]:
+        """Return why the given :meth:`shards` are late, and whether more of them would help."""
+        spec, reports = self.stored_spec(), self._node_reports
+        if spec.former_shards is not None or reports.is_limited(spec):
+            return []
+        return shard_hints(spec.name, spec.shards, shards, reports.nodes())
 
     def tries(self, job_id: Any) -> tuple[Try, ...]:
         """Return the last ten failed runs of a waiting or dead job, oldest first. Raises InvalidCall."""

@@ -115,7 +115,7 @@ class CeleryRunner:
         return self._run_and_finish(run, calls, make_request)
 
     def _calls(self, batch: Batch, rules: RunRules) -> BatchCalls:
-        tracked = TrackedCalls(batch.lease.epoch, self._tracker_store, rules.settings)
+        tracked = TrackedCalls(batch.lease, self._tracker_store, rules.settings)
         return BatchCalls(batch, rules, self._reader, self._consumer, tracked)
 
     def _run_recorded(self, rules: RunRules, batch: Batch, decoded: DecodedBatch) -> tuple[Settlement, ...]:

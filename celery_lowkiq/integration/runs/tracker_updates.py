@@ -12,7 +12,7 @@ from celery_lowkiq.integration.app.settings import Settings
 from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.loggers import package_logger as logger
-from celery_lowkiq.rules.models import Job
+from celery_lowkiq.rules.models import Job, Lease
 from celery_lowkiq.rules.tracking import State, TrackerUpdate, began, ended, waits
 from celery_lowkiq.store.tracking.tracker_store import TrackerStore
 
@@ -27,8 +27,8 @@ PROGRESS_INTERVAL = 0.1
 class TrackedCalls:
     """The tracked calls of one batch, in its lane's thread. Calls without a tracker cost nothing here."""
 
-    def __init__(self, epoch: int, tracker_store: TrackerStore, settings: Settings) -> None:
-        self._epoch = epoch
+    def __init__(self, lease: Lease, tracker_store: TrackerStore, settings: Settings) -> None:
+        self._lease = lease
         self._tracker_store = tracker_store
         self._settings = settings
         #: The report of each run that began, with the id of its job.
@@ -41,17 +41,17 @@ class TrackedCalls:
         Returns the ids of all calls whose tracker is cancelled: they must not run. Raises StoreUnavailable.
         """
         tracked = [(job, record, included) for job, record, included in calls if record.tracker]
-        begin = [
-            (job.id, began(record.tracker, record.id, self._epoch, job.claim))
-            for job, record, included in tracked
-            if included
-        ]
+        begin = [(job.id, self._began(job, record)) for job, record, included in tracked if included]
         running_in = {news.tracker for _, news in begin}
         rest = {record.tracker: record.id for _, record, _ in tracked if record.tracker not in running_in}
         cancelled = self._report([news for _, news in begin] + [waits(*each) for each in rest.items()])
         running = [(job_id, news) for job_id, news in begin if news.tracker not in cancelled]
         self._running += running[: MOST_RUNNING - len(self._running)]
         return {record.id for _, record, _ in tracked if record.tracker in cancelled}
+
+    def _began(self, job: Job, record: CallRecord) -> TrackerUpdate:
+        lease = self._lease
+        return began(record.tracker, record.id, lease.epoch, job.claim, lease.shard.index)
 
     def _report(self, news: list[TrackerUpdate]) -> set[str]:
         """Returns the trackers that are cancelled."""
@@ -93,7 +93,7 @@ class TrackedCalls:
         """The report of a call whose run has ended; not ``over``: the call runs again."""
         if not record.tracker:
             return []
-        run = began(record.tracker, record.id, self._epoch, job.claim)
+        run = self._began(job, record)
         if outcome is None:
             return [run._replace(state=State.ENQUEUED)]
         error = outcome.error

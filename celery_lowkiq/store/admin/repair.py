@@ -36,6 +36,8 @@ class QueueRepairs:
 
         ``progress`` gets the number of repaired shards, and may raise Stop.
         """
+        # What the queue's own key has lost of its last migration is known to the shards.
+        self._registry.registered(queue)
         count, queue, conditions = self._examine(queue)
         registered = self._registry.register(queue, expected=str(count))
         tally, done = Tally(progress), []

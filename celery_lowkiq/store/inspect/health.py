@@ -88,7 +88,12 @@ class HealthReader:
         state = replace(state, damages=tuple(found))
         if any(each.wrong for each in conditions):
             return state  # its counts cannot be read
-        return replace(state, shards=self._node_reports.shards(queue), paused=self._queries.paused(queue))
+        return replace(
+            state,
+            shards=self._node_reports.shards(queue),
+            paused=self._queries.paused(queue),
+            limited=self._node_reports.is_limited(queue),
+        )
 
 
 def _written(info: Mapping[str, Any]) -> bool:

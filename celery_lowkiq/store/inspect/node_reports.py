@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from celery_lowkiq.rules.diagnosis import Dead, DiagnosisFacts, Owner, Waiting
-from celery_lowkiq.rules.history import Sample
+from celery_lowkiq.rules.history import Sample, shard_rates
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.rate import ASKED, seconds_to_token, token_at
 from celery_lowkiq.rules.reports import NodeReport, ShardReport, node_name, seconds_to_wait
 from celery_lowkiq.rules.views import Stats
 from celery_lowkiq.store.leases.heartbeats import (
+    SHARDS_FIELDS,
+    parse_counters,
     parse_history,
     parse_report,
     read_reports,
@@ -59,14 +61,27 @@ class NodeReports:
         shards = queue.shard_refs()
         lease_reads = [("HMGET", shard_keys(shard)["lease"], "owner", "epoch", "since") for shard in shards]
         pause_reads = [("HMGET", shard_keys(shard)["meta"], "paused", "queue_paused") for shard in shards]
-        time, *replies = self._client.commands([("TIME",), *lease_reads, *pause_reads])
-        leases, pauses = replies[: len(shards)], replies[len(shards) :]
+        moving_reads = [("ZCARD", shard_keys(shard)["moving"]) for shard in shards]
+        time, counters, *replies = self._client.commands(
+            [
+                ("TIME",),
+                ("HMGET", history_key(queue.name), *SHARDS_FIELDS),
+                *(*lease_reads, *pause_reads, *moving_reads),
+            ]
+        )
+        leases, pauses, moving = (replies[i * len(shards) :][: len(shards)] for i in range(3))
         owners = sorted({parse_id(owner) for owner, _, _ in leases if owner})
         reports = {report.owner: report for report in read_reports(self._client, owners, seconds(time))}
         stats = self._queries.shard_stats(queue)
-        return tuple(
-            _shard_report(*of_shard, reports) for of_shard in zip(shards, stats, leases, pauses, strict=True)
-        )
+        per_minute = shard_rates(parse_counters(counters), [one.processed for one in stats], seconds(time))
+        columns = shards, stats, leases, pauses, moving, per_minute
+        return tuple(_shard_report(reports, *of_shard) for of_shard in zip(*columns, strict=True))
+
+    def is_limited(self, queue: QueueSpec) -> bool:
+        """Return whether workers have just asked for tokens of the queue's rate limit."""
+        time, tokens = self._client.commands([("TIME",), ("HMGET", tokens_key(queue.name), "left", "rate")])
+        left, rate = tokens
+        return _token_wait(left, rate, None, seconds(time))[0] is not None
 
     def facts(
         self, queue: QueueSpec, job_id: str, *, rate: float | None, max_retries: int | None, read: ReadError
@@ -108,11 +123,13 @@ class NodeReports:
 
 
 def _shard_report(
+    nodes: Mapping[str, NodeReport],
     shard: ShardRef,
     stats: Stats,
     lease: Sequence[bytes | None],
     pauses: Sequence[bytes | None],
-    nodes: Mapping[str, NodeReport],
+    moving: int,
+    jobs_per_minute: float | None,
 ) -> ShardReport:
     owner, epoch, since = lease
     node = nodes.get(parse_id(owner)) if owner else None
@@ -126,6 +143,8 @@ def _shard_report(
         silent=node.silent if node is not None else None,
         running=node.running(shard) if node is not None else None,
         paused_since=min((at for text in pauses if (at := parse_moment(text)) is not None), default=None),
+        moving=moving,
+        jobs_per_minute=jobs_per_minute,
     )
 
 

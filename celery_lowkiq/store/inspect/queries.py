@@ -38,7 +38,7 @@ BY_ID = Listing()
 #: Counts of a shard in the order of ``stats.lua``.
 COUNTS = (
     *("length", "retries", "morgue_length", "busy", "processed", "failed", "merged", "dead"),
-    *("paused_jobs", "paused", "dropped"),
+    *("paused_jobs", "paused", "dropped", "due"),
 )
 #: A line of ``scripts/lib/tries.lua``.
 _TRY = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\t(-?\d{1,9})\t([^\t]*)\t(.*)")

@@ -6,6 +6,7 @@
 -- Returns: {now, next_due or '', smallest perform_in of all waiting jobs or '', {owner, epoch, counter}, counts in the
 --   order of COUNTS in queries.py}.
 -- Cost: O(log n + jobs in processing).
+local now = seconds(now_us())
 local paused_count = redis.call('ZCARD', due_paused)
 local counters = redis.call('HMGET', meta, 'processed', 'failed', 'merged', 'dead', 'dropped')
 
@@ -21,7 +22,7 @@ local function oldest()
 end
 
 return {
-  seconds(now_us()),
+  now,
   next_due(),
   oldest(),
   redis.call('HMGET', lease, 'owner', 'epoch', 'counter'),
@@ -36,4 +37,5 @@ return {
   paused_count,
   shard_paused and 1 or 0,
   tonumber(counters[5] or 0),
+  redis.call('ZCOUNT', due, '-inf', now) + redis.call('ZCOUNT', due_prioritized, '-inf', now),
 }

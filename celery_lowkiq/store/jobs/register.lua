@@ -1,4 +1,5 @@
--- Returns the number of shards and the storage format of a queue; writes them when they are missing.
+-- Returns the number of shards and the storage format of a queue; writes them when they are missing, or older than those of
+-- its shards.
 --
 -- KEYS: queue
 -- ARGV: format shards expected gen
@@ -7,8 +8,9 @@
 -- USES:
 -- Returns: {format, shards, number of the last pause, start of the pause or '', phase of its migration or ''} as stored now.
 -- Cost: O(1).
-local stored = redis.call('HMGET', queue, 'format', 'shards', 'pause', 'paused', 'phase')
-if not stored[1] or (stored[1] == format and stored[2] == expected) then
+local stored = redis.call('HMGET', queue, 'format', 'shards', 'pause', 'paused', 'phase', 'gen')
+local is_older = tonumber(stored[6] or 0) < tonumber(gen)
+if not stored[1] or is_older or (stored[1] == format and stored[2] == expected) then
   redis.call('HSET', queue, 'format', format, 'shards', shards)
   stored[1], stored[2] = format, shards
   if gen ~= '0' then

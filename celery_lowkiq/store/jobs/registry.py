@@ -111,34 +111,25 @@ class Registry:
             gen=gen,
         )
         stored_format, route, pause, since, phase = (value.decode() for value in self._client.call(call))
-        if int(stored_format) not in (FORMAT, MIGRATING_FORMAT):
-            raise FormatMismatch(
-                f"queue {queue.name!r} is stored in format {stored_format}, this version reads {FORMAT}: "
-                "drain it with the version that wrote it"
-            )
+        check_format(queue.name, stored_format)
         layout = Layout.parse(route)
         if layout is None:
             raise StoreError(f"queue {queue.name!r} is stored with {route!r} shards: expected a number")
         return Registered(layout, pause, since, is_migrating=phase in CLOSING_PHASES)
 
     def registered(self, queue: QueueSpec) -> Registered:
-        """Register the queue if it is not: a new one as declared, and one whose own key was lost as its
-        shards are, also in a migration. Raises FormatMismatch, StoreError.
+        """Register the queue if it is not: a new one as declared. One whose own key was lost, or has lost its
+        last migration, is registered as its shards are. Raises FormatMismatch, StoreError.
         """
-        known, *copies = self._client.commands(
-            [
-                ("HGET", queue_key(queue.name), "shards"),
-                *(("HMGET", shard_keys(shard)["meta"], "shards", "gen") for shard in queue.shard_refs()),
-            ]
+        fields = ("shards", "gen", "migration")
+        copies = self._client.readable(
+            [("HMGET", shard_keys(shard)["meta"], *fields) for shard in queue.shard_refs()]
         )
-        if known:
-            return self.register(queue)
-        routes = [(layout, int(gen or 0)) for route, gen in copies if (layout := parse_layout(route))]
-        last = max((gen for _, gen in routes), default=0)
-        found = {layout for layout, gen in routes if gen == last}
-        # A caller may remember a migration of which a Redis without data knows nothing.
-        layout = found.pop() if len(found) == 1 else Layout(queue.shards)
-        return self.register(queue.with_layout(layout), gen=last)
+        layout, gen = _last_layout(queue, [copy for copy in copies if copy])
+        if layout.count > queue.layout.count:
+            # The other shards may be in a later migration.
+            return self.registered(queue.with_layout(layout))
+        return self.register(queue.with_layout(layout), gen=gen)
 
     def _write(self, shards: Sequence[ShardRef], known: Registered) -> list[int]:
         """Write the layout into shards. Replies: 1, or 0 when the shard has jobs of another one."""
@@ -158,3 +149,22 @@ class Registry:
 def parse_layout(stored: bytes | None) -> Layout | None:
     """Parse what a shard or queue stores; None for nothing, and for foreign data."""
     return Layout.parse((stored or b"").decode("latin-1"))
+
+
+def _last_layout(queue: QueueSpec, copies: Sequence[Sequence[bytes | None]]) -> tuple[Layout, int]:
+    """Return the layout of a queue's last migration, by the copies of its shards, and its number."""
+    gen = max((int(gen or 0) for _, gen, _ in copies), default=0)
+    last = [(route, migration) for route, number, migration in copies if int(number or 0) == gen]
+    found = {parse_layout(migration if route == b"closed" else route) for route, migration in last} - {None}
+    found = {layout for layout in found if layout and layout.former} or found
+    # A caller may remember a migration of which a Redis without data knows nothing.
+    return (found.pop() if len(found) == 1 else None) or Layout(queue.shards), gen
+
+
+def check_format(queue: str, stored: str) -> None:
+    """Check the storage format of a queue's own key. Raises FormatMismatch."""
+    if int(stored) not in (FORMAT, MIGRATING_FORMAT):
+        raise FormatMismatch(
+            f"queue {queue!r} is stored in format {stored}, this version reads {FORMAT}: "
+            "drain it with the version that wrote it"
+        )

@@ -2,8 +2,8 @@
 -- run (epoch, claim) only grows, and its end comes after its start.
 --
 -- KEYS: tracker tracked places messages
--- ARGV: channel [call epoch claim state said_in text]...
---   epoch, claim: of the run; 0 for an update from outside a run, which applies only to a pending call
+-- ARGV: channel [call shard epoch claim state said_in text]...
+--   shard, epoch, claim: of the run; epoch 0 for an update from outside a run, which applies only to a pending call
 --   said_in, text: state and text of a message to keep, unless empty
 -- USES: time track
 -- FLAGS: allow-oom
@@ -15,41 +15,43 @@ if not cancelled then
 end
 may_write()
 
-local function is_newer(epoch, claim, ended, last_epoch, last_claim, last_ended)
-  if epoch ~= last_epoch then
-    return epoch > last_epoch
+-- Epochs are numbers of one shard. A call that a migration has moved gets larger claim numbers in its new shard.
+local function is_newer(run, last)
+  if run.shard == last.shard and run.epoch ~= last.epoch then
+    return run.epoch > last.epoch
   end
-  if claim ~= last_claim then
-    return claim > last_claim
+  if run.claim ~= last.claim then
+    return run.claim > last.claim
   end
-  return ended > last_ended
+  return run.shard == last.shard and run.ended > last.ended
 end
 
-for i = rest, #ARGV, 6 do
-  local call, epoch, claim, state, said_in, text = unpack(ARGV, i, i + 5)
+for i = rest, #ARGV, 7 do
+  local call, shard, epoch, claim, state, said_in, text = unpack(ARGV, i, i + 6)
   local former, arrival = where(call)
-  epoch, claim = tonumber(epoch), tonumber(claim)
-  local ended = state == 'working' and 0 or 1
-  if former and epoch == 0 then
+  local run = {
+    shard = tonumber(shard), epoch = tonumber(epoch), claim = tonumber(claim), ended = state == 'working' and 0 or 1,
+  }
+  if former and run.epoch == 0 then
     if is_pending(former) then
       place(call, arrival, state, former)
       add_message(call, said_in, text)
     end
   elseif former then
-    local last_epoch, last_claim, last_ended, what = known(call)
-    if is_newer(epoch, claim, ended, last_epoch, last_claim, last_ended) then
-      if ended == 0 and cancelled == '1' then
+    local last, what = known(call)
+    if is_newer(run, last) then
+      if run.ended == 0 and cancelled == '1' then
         if is_pending(former) then
           place(call, arrival, 'failed', former)
           add_message(call, 'failed', 'cancelled')
         end
       else
-        if ended == 0 and last_epoch > 0 and last_ended == 0 then
+        if run.ended == 0 and last.epoch > 0 and last.ended == 0 then
           add_message(call, 'error', 'interrupted: the worker of its last run is gone')
         end
         place(call, arrival, state, former)
         add_message(call, said_in, text)
-        write_call(call, epoch, claim, ended, '-', '-', what)
+        write_call(call, run, '-', '-', what)
       end
     end
   end

@@ -53,6 +53,7 @@ def text_bytes(text: str) -> bytes:
 def _news_values(news: TrackerUpdate) -> tuple[Value, ...]:
     return (
         news.call,
+        news.shard,
         news.epoch,
         news.claim,
         news.state.value,

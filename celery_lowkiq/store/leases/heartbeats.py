@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby, islice
 from typing import Any
 
 from celery_lowkiq.rules.errors import StoreError
-from celery_lowkiq.rules.history import KEPT, STEP, Sample, slot
+from celery_lowkiq.rules.history import KEPT, SHARDS_KEPT, SHARDS_STEP, STEP, Counters, Sample, slot
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.reports import (
     LISTED_SHARDS,
@@ -38,6 +39,9 @@ REPORT_TTL = 3600
 REPORT_FIELDS = ("at", "started", "text")
 #: Maximum number of nodes that are read, the most recent ones.
 MOST_NODES = 1000
+#: Fields of the history with counters by shard, ``<minute> <at> <processed>,<processed>...``.
+SHARDS_FIELDS = tuple(f"shards {place}" for place in range(SHARDS_KEPT))
+_COUNTERS = re.compile(rb"\d+ (\d{1,12}(?:\.\d{1,9})?) (\d{1,18}(?:,\d{1,18})*)")
 #: Queues and shards that one script handles.
 QUEUES = 100
 SHARDS = 500
@@ -86,22 +90,23 @@ def report_calls(news: NodeUpdate) -> list[ScriptCall]:
         ttl=REPORT_TTL,
     )
     counters = [
-        load("sum_counters").call_many([shard_keys(shard)["meta"] for shard in part])
+        load("read_counters").call_many([shard_keys(shard)["meta"] for shard in part])
         for queue in news.counted
         for part in slices(queue.shard_refs(), SHARDS)
     ]
     return [report, *counters, *(sample_call(part) for part in slices(news.samples, QUEUES))]
 
 
-def sample_call(samples: Sequence[tuple[str, Sample]]) -> ScriptCall:
-    """Return the call that stores a sample of the counters of each of these queues."""
+def sample_call(samples: Sequence[tuple[str, Counters]]) -> ScriptCall:
+    """Return the call that stores a sample of the counters of each of these queues, and those by shard."""
     values: list[Value] = []
-    for _, sample in samples:
-        number = slot(sample.at)
-        values += (number % (KEPT // STEP), number, number_text(sample.at), sample.processed, sample.failed)
-    return load("write_samples").call_many(
-        [history_key(queue) for queue, _ in samples], values, ttl=KEPT + STEP
-    )
+    for _, counters in samples:
+        number, minute, at = slot(counters.at), int(counters.at // SHARDS_STEP), number_text(counters.at)
+        values += (number % (KEPT // STEP), number, f"{at} {sum(counters.processed)} {counters.failed}")
+        by_shard = ",".join(map(str, counters.processed))
+        values += (SHARDS_FIELDS[minute % SHARDS_KEPT], minute, f"{at} {by_shard}")
+    keys = [history_key(queue) for queue, _ in samples for _ in range(2)]
+    return load("write_samples").call_many(keys, values, ttl=KEPT + STEP)
 
 
 def heartbeat_reply(news: NodeUpdate, replies: Sequence[Any]) -> UpdateReply | StoreError:
@@ -113,7 +118,8 @@ def heartbeat_reply(news: NodeUpdate, replies: Sequence[Any]) -> UpdateReply | S
     samples = []
     for queue in news.counted:
         parts = list(islice(counters, len(slices(queue.shard_refs(), SHARDS))))
-        samples.append((queue.name, Sample(now, sum(p for p, _ in parts), sum(f for _, f in parts))))
+        processed = tuple(count for _, *of_part in parts for count in of_part)
+        samples.append((queue.name, Counters(now, processed, sum(failed for failed, *_ in parts))))
     return UpdateReply(now, tuple(samples))
 
 
@@ -127,6 +133,12 @@ def parse_history(flat: Sequence[bytes], now: float) -> tuple[Sample, ...]:
             if now - KEPT < at <= now + STEP:
                 samples.append(Sample(at, int(float(words[2])), int(float(words[3]))))
     return tuple(sorted(samples))
+
+
+def parse_counters(values: Iterable[bytes | None]) -> list[Counters]:
+    """Return the counters of the fields SHARDS_FIELDS; missing and foreign values are skipped."""
+    found = (_COUNTERS.fullmatch(value or b"") for value in values)
+    return [Counters(float(one[1]), tuple(map(int, one[2].split(b",")))) for one in found if one]
 
 
 # -- encoding

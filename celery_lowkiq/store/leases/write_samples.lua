@@ -1,7 +1,7 @@
--- Stores samples of counters, each in the ring of its queue, one sample per time slot.
+-- Stores samples of counters, each in a ring of its queue, one sample per time slot.
 --
 -- KEYS: [history]...
--- ARGV: ttl [place slot at processed failed]...
+-- ARGV: ttl [place slot sample]...
 --   place: position of the slot in the ring; ttl: s
 -- USES:
 -- FLAGS: allow-oom
@@ -12,11 +12,11 @@ for _, history in ipairs(KEYS) do
 end
 local count = 0
 for i, history in ipairs(KEYS) do
-  local first = rest + (i - 1) * 5
+  local first = rest + (i - 1) * 3
   local place, slot = ARGV[first], ARGV[first + 1]
   local stored = redis.call('HGET', history, place)
   if not stored or string.match(stored, '^%d+') ~= slot then
-    redis.call('HSET', history, place, table.concat(ARGV, ' ', first + 1, first + 4))
+    redis.call('HSET', history, place, slot .. ' ' .. ARGV[first + 2])
     redis.call('EXPIRE', history, ttl)
     count = count + 1
   end

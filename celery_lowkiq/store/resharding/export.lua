@@ -88,12 +88,14 @@ local function take_payloads(set, id)
 end
 
 local any_calls, any_dead = redis.call('ZCARD', calls) > 0, redis.call('HLEN', dead_jobs) > 0
+local last_claim = any_calls and redis.call('HGET', meta, 'claim')
 
 -- Takes the payloads and call records of an id. Returns its record; record.part is set when there are others.
 local function take(id)
   local record, more_calls, more_dead, more = {id = id}, false, false, false
   if any_calls then
     record.calls, more_calls = take_calls(id)
+    record.claim = record.calls and last_claim or nil
   end
   if any_dead then
     record.dead_jobs, more_dead = take_payloads(morgue, id)

@@ -2,8 +2,9 @@
 -- has sorted that. What is in processing goes on, and is listed in `inflight`.
 --
 -- KEYS: meta @waiting! claimed inflight
--- ARGV: shards gen
---   shards: the route before the migration, a count; gen: number of the migration
+-- ARGV: shards gen route
+--   shards: the route before the migration, a count; gen: number of the migration; route: of the migration, which a closed shard
+--   keeps for a queue whose own key is lost
 -- USES: format moving_index
 -- FLAGS: allow-oom
 -- Returns: {route, gen, last score, number of the last call} of the shard now.
@@ -15,7 +16,7 @@ end
 -- Without a number, it was in no migration yet, or has lost its meta since.
 local last = tonumber(stored[2] or gen)
 if (stored[1] or shards) == shards and (last == gen - 1 or last == tonumber(gen)) then
-  redis.call('HSET', meta, 'shards', 'closed', 'gen', gen)
+  redis.call('HSET', meta, 'shards', 'closed', 'gen', gen, 'migration', route)
   hold_all()
   redis.call('ZUNIONSTORE', inflight, 1, claimed)
   stored[1], stored[2] = 'closed', gen

@@ -112,6 +112,10 @@ local function add(record)
   for from = 1, #(record.calls or {}) do
     redis.call('ZADD', calls, 0, record.calls[from])
   end
+  -- A tracker orders the runs of a call by these numbers (track_update.lua).
+  if tonumber(record.claim or 0) > tonumber(redis.call('HGET', meta, 'claim') or 0) then
+    redis.call('HSET', meta, 'claim', record.claim)
+  end
   if record.dead_jobs then
     add_dead(id, record)
   end

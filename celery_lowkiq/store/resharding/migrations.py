@@ -7,11 +7,14 @@ from typing import Any, NamedTuple
 from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.resharding import Migration, MigrationState, Phase, ShardProgress
+from celery_lowkiq.store.jobs.registry import check_format
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import FORMAT, MIGRATING_FORMAT, queue_key, shard_keys
 from celery_lowkiq.store.scripts.script import load
 from celery_lowkiq.store.scripts.steps import Steps
 
+#: Fields of a queue's key: when its migration began, and was paused.
+TIMES = ("migration_began", "migration_paused")
 #: Shards that are counted in one round trip.
 COUNTED_SHARDS = 512
 
@@ -32,7 +35,7 @@ class StoredMigration(NamedTuple):
 
 
 class Migrations:
-    """Migrations of one queue. Methods raise StoreError."""
+    """Migrations of one queue. Methods raise FormatMismatch, StoreError."""
 
     def __init__(self, client: Client, queue: str) -> None:
         self._client = client
@@ -55,14 +58,15 @@ class Migrations:
 
     def read_steps(self) -> Steps[StoredMigration | None]:
         """Read the migration that is going on; None without one."""
-        fields = ("gen", "phase", "migration", "pause", "paused", "migration_began", "migration_paused")
+        fields = ("gen", "phase", "migration", "pause", "paused", "format", *TIMES)
         (stored,) = yield from self._client.command_steps([("HMGET", self._keys["queue"], *fields)])
-        gen, phase, route, pause, since, began, stopped = ((value or b"").decode() for value in stored)
+        gen, phase, route, pause, since, stored_format, *times = ((value or b"").decode() for value in stored)
+        check_format(self._queue, stored_format or str(FORMAT))
         layout = Layout.parse(route)
         if layout is None or phase in ("", Phase.IDLE.value):
             return None
         migration = Migration(int(gen), Phase(phase), layout)
-        began_at, paused_since = (float(time) if time else None for time in (began, stopped))
+        began_at, paused_since = (float(time) if time else None for time in times)
         return StoredMigration(migration, pause or "0", since, began_at, paused_since)
 
     def pause(self, wanted: bool) -> bool | None:

@@ -16,6 +16,7 @@ from celery_lowkiq.rules.resharding import (
     Migration,
     Phase,
     ShardMoves,
+    has_leavers,
     has_sorted,
     is_finished,
     last_export,
@@ -43,7 +44,7 @@ STALE = -1
 
 
 class Mover:
-    """Moves one queue. Methods raise StoreError; the next turn goes on after it."""
+    """Moves one queue. Methods raise FormatMismatch, StoreError; the next turn goes on after it."""
 
     def __init__(self, client: Client, queue: QueueSpec, durability: Durability | None = None) -> None:
         self.client: Client = client
@@ -94,7 +95,9 @@ class Mover:
         """Close all shards of the former number, then open all shards. Return whether all are open."""
         migration = stored.migration
         fences = [
-            self._call("fence", index, shards=migration.former, gen=migration.gen)
+            self._call(
+                "fence", index, shards=migration.former, gen=migration.gen, route=migration.layout.route
+            )
             for index in migration.sources
         ]
         closed = yield from self._send(fences)
@@ -106,8 +109,12 @@ class Mover:
             "last_call": max(int(call) for _, _, _, call in closed),
         }
         opened = yield from self._send([self._open_call(stored, index, floors) for index in migration.shards])
-        route = migration.layout.route.encode()
-        return all(found == [route, str(migration.gen).encode()] for found in opened)
+        # Some are sealed already when the queue's own key was lost.
+        routes = [(migration.layout.route, migration.sealed(index)) for index in migration.shards]
+        return all(
+            int(gen) == migration.gen and route.decode() in expected
+            for (route, gen), expected in zip(opened, routes, strict=True)
+        )
 
     def _open_call(self, stored: StoredMigration, index: int, floors: Mapping[str, int]) -> ScriptCall:
         migration = stored.migration
@@ -133,7 +140,8 @@ class Mover:
         if max(gens) > migration.gen:
             return False
         if min(gens) < migration.gen:
-            # A Redis that has lost its last writes.
+            # A Redis that has lost its last writes: what was finished may not be.
+            self._begin(migration.gen)
             return (yield from self._flip(stored))
         if stored.is_paused:
             return (yield from self._pause(migration, moves))
@@ -141,6 +149,9 @@ class Mover:
         if staying:
             yield from self._send([self._call("hold", index, gen=migration.gen) for index in staying])
             return True
+        if any(has_leavers(migration, index, moves[index]) for index in self._finished.intersection(shards)):
+            # Another mover has found that out, and has closed the shard again.
+            self._begin(migration.gen)
         sources = [index for index in shards if index < migration.former]
         ready = [index for index in sources if has_sorted(migration, index, moves[index])]
         # Searched before the shard was read: what has left it since is not on its way now.

@@ -2,7 +2,8 @@
 --
 -- KEYS: meta lease senders
 -- ARGV: shards gen is_new score last_call pause since
---   shards: the route of the migration; is_new: '1' for a shard that the former number does not have
+--   shards: the route of the migration; is_new: '1' for a shard that the former number does not have. It begins
+--   without a pause of its own: one that it had ended when it was retired
 --   score, last_call: the largest of all fenced shards: what is stored here from now on comes after what was stored there
 --   pause, since: of the queue's last pause, as register.lua returns them
 -- USES: queue_pause format
@@ -20,6 +21,9 @@ if is_fenced or is_new == '1' and last < tonumber(gen) then
     if tonumber(known or 0) < tonumber(floor) then
       redis.call('HSET', meta, field, floor)
     end
+  end
+  if is_new == '1' then
+    redis.call('HDEL', meta, 'paused')
   end
   -- It may be one that was retired.
   for _, key in ipairs({meta, lease, senders}) do

@@ -183,7 +183,9 @@ def reports_key() -> str:
 
 
 def history_key(queue: str) -> str:
-    """Hash, a ring buffer: index of a time slot -> ``<slot> <at> <processed> <failed>``."""
+    """Hash with ring buffers: index of a time slot -> ``<slot> <at> <processed> <failed>``, and by shard
+    ``shards <index>`` -> ``<minute> <at> <processed>,<processed>...``.
+    """
     return f"lowkiq:{FORMAT}:history:{{{queue}}}"
 
 

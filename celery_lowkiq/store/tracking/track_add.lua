@@ -30,7 +30,7 @@ for i = rest, #ARGV, 2 do
   if not state then
     arrival = arrival + 1
     place(call, arrival, first)
-    write_call(call, 0, 0, 0, '-', '-', ARGV[i + 1])
+    write_call(call, {shard = 0, epoch = 0, claim = 0, ended = 0}, '-', '-', ARGV[i + 1])
     add_message(call, first, cancelled and 'cancelled' or '')
   elseif not is_pending(state) then
     place(call, place_of_it, first, state)

@@ -9,9 +9,9 @@
 local kept = 0
 for i = rest, #ARGV, 3 do
   local call, epoch, claim = unpack(ARGV, i, i + 2)
-  local last_epoch, last_claim, ended, what = known(call)
-  if last_epoch == tonumber(epoch) and last_claim == tonumber(claim) and ended == 0 then
-    write_call(call, last_epoch, last_claim, ended, current, total, what)
+  local last, what = known(call)
+  if last.epoch == tonumber(epoch) and last.claim == tonumber(claim) and last.ended == 0 then
+    write_call(call, last, current, total, what)
     add_message(call, 'working', text)
     kept = kept + 1
   end

@@ -36,7 +36,7 @@ UNKNOWN, CANCELLED = b"unknown", b"cancelled"
 _STATES = tuple(State)
 _ID = re.compile(r"[0-9a-f]{32}")
 _FIELDS = ("name", "opened", "closed", "cancelled", *(state.value for state in State))
-_CALL_RECORD = re.compile(rb"\d+ \d+ [01] (\d+\.\d+) (\S+) (\S+) (\d+) (\d+) ")
+_CALL_RECORD = re.compile(rb"\d+ \d+ \d+ [01] (\d+\.\d+) (\S+) (\S+) (\d+) (\d+) ")
 _MESSAGE = re.compile(rb"(\d+\.\d+) ([a-z]+) (\d+) ")
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 
 from celery_lowkiq.rules.errors import StoreError
-from celery_lowkiq.rules.history import Sample, slot
+from celery_lowkiq.rules.history import Counters, slot
 from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.reports import (
@@ -42,7 +42,7 @@ class Heartbeat:
         self._lanes = lanes
         self._queues = queues
         self._started_at = self._ctx.clock.monotonic()
-        self._samples: tuple[tuple[str, Sample], ...] = ()
+        self._samples: tuple[tuple[str, Counters], ...] = ()
         #: Redis's clock minus the monotonic one, once it is known.
         self._offset: float | None = None
         self._counted_slot = 0

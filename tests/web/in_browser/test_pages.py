@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+from celery_lowkiq.integration.operations.queue import OrderedQueue
+from celery_lowkiq.rules.shard_hints import Hint
 from tests.waiting import eventually
 from tests.web.showcase import FAILING
 
@@ -99,6 +101,15 @@ def test_a_shard_is_paused_and_goes_on(browser, visit, orders):
     eventually(lambda: 2 in orders.paused().shards)
     press(browser, "Resume", "tr[@id='shard-2']")
     eventually(lambda: 2 not in orders.paused().shards)
+
+
+def test_the_load_of_shards_is_shown_with_what_to_do(browser, visit, monkeypatch):
+    hint = Hint("Ids wait for each other in sync_order/3.", "celery -A proj lowkiq reshard sync_order 48")
+    monkeypatch.setattr(OrderedQueue, "shard_hints", lambda queue, shards: [hint])
+    visit(PAGES["shards"])
+    assert text(browser, "#hints").split("\n") == [f"{hint.text} {hint.advice}"]
+    assert browser.find_elements("css selector", "#shards svg.bar rect[width='100.0']")
+    assert violations(browser) == []
 
 
 def test_a_failed_job_tells_why_it_waits_and_is_run_now(browser, visit, orders):

@@ -3,8 +3,8 @@
 -- KEYS: tracker tracked places messages
 -- USES: time
 -- Scripts that call finish_update have ARGV channel.
--- A call's entry in `tracked` is `<epoch> <claim> <ended> <updated> <current> <total> <description>`. Its score in `places` has
--- its state and its arrival number.
+-- A call's entry in `tracked` is `<shard> <epoch> <claim> <ended> <updated> <current> <total> <description>`: the first four are
+-- of its last run. Its score in `places` has its state and its arrival number.
 local SPAN = 1099511627776
 local STATES = {'enqueued', 'working', 'finished', 'failed', 'error'}
 local MESSAGES = 20
@@ -44,16 +44,19 @@ local function is_pending(state)
   return state == 'enqueued' or state == 'working'
 end
 
--- Epoch, claim and `ended` of the last run, and the description of the call. Foreign data counts as no run.
+-- The last run, and the description of the call. Foreign data counts as no run.
 local function known(call)
   local record = redis.call('HGET', tracked, call) or ''
-  local epoch, claim, ended, start = string.match(record, '^(%d+) (%d+) ([01]) %S+ %S+ %S+ ()')
-  return tonumber(epoch or 0), tonumber(claim or 0), tonumber(ended or 0), string.sub(record, start or 1)
+  local shard, epoch, claim, ended, start = string.match(record, '^(%d+) (%d+) (%d+) ([01]) %S+ %S+ %S+ ()')
+  local run = {
+    shard = tonumber(shard or 0), epoch = tonumber(epoch or 0), claim = tonumber(claim or 0), ended = tonumber(ended or 0),
+  }
+  return run, string.sub(record, start or 1)
 end
 
-local function write_call(call, epoch, claim, ended, current, total, what)
-  local run = string.format('%.0f %.0f %d ', epoch, claim, ended)
-  redis.call('HSET', tracked, call, run .. now_s .. ' ' .. current .. ' ' .. total .. ' ' .. what)
+local function write_call(call, run, current, total, what)
+  local numbers = string.format('%d %.0f %.0f %d ', run.shard, run.epoch, run.claim, run.ended)
+  redis.call('HSET', tracked, call, numbers .. now_s .. ' ' .. current .. ' ' .. total .. ' ' .. what)
 end
 
 -- Adds a message of a call, and removes the oldest above MESSAGES.

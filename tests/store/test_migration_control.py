@@ -1,6 +1,9 @@
-"""Migrations that an operator pauses."""
+"""What an operator sees of migrations, and that they may be paused."""
 
 from __future__ import annotations
+
+import time
+from dataclasses import replace
 
 from celery_lowkiq.rules.models import NewJob
 from celery_lowkiq.store.resharding import mover as movers
@@ -81,3 +84,32 @@ def test_a_migration_that_is_paused_before_it_changes_anything_waits(store, clie
     assert not mover.turn()
     assert phase(client) == "prepare"
     assert client.hget(queue_key(NAME), "shards") == b"1"
+
+
+def test_the_state_of_a_migration_has_the_counts_of_redis(store, client):
+    migrations = Migrations(store.client, NAME)
+    assert migrations.state() is None
+    queue = replace(ONE, shards=2)
+    lease = owned(store, queue, 0)
+    store.push(queue, [NewJob(someone(2, home=0), b"1", perform_in=1.0)])
+    claimed(store, queue, lease)
+    jobs = [NewJob(f"job-{n}", b"1", perform_in=9e9 - n) for n in range(50)]
+    store.push(queue, jobs)
+    mover = begun(store, queue, 3)
+    until(client, mover, "move")
+    state = migrations.state()
+    assert (state.queue, state.gen, state.phase, state.former, state.shards) == (NAME, 1, "move", 2, 3)
+    assert abs(state.began_at - time.time()) < 60
+    assert state.paused_since is None
+    assert [shard.index for shard in state.progress] == [0, 1, 2]
+    assert [shard.moving for shard in state.progress] == [client.zcard(key("moving", n)) for n in range(3)]
+    assert (state.left, state.moved) == (50, 0)
+    assert [(shard.processing, shard.in_flight) for shard in state.progress] == [(1, 1), (0, 0), (0, 0)]
+    assert {shard.route for shard in state.progress} == {"2>3"}
+    client.hset(key("outbox", 1), "2", "1 abcdef")
+    shard = migrations.state().progress[1]
+    assert (shard.transfers, shard.transfer_bytes) == (1, 8)
+    client.hdel(key("outbox", 1), "2")
+    while (state := migrations.state()).left:
+        mover.turn()
+    assert (state.left, state.moved) == (0, 50)

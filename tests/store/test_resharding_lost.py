@@ -1,0 +1,133 @@
+"""A queue that loses its own key in or after a migration goes on with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from celery_lowkiq.rules.layout import shard_of
+from celery_lowkiq.rules.models import NewJob
+from celery_lowkiq.store.admin.repair import QueueRepairs
+from celery_lowkiq.store.jobs.registry import Registry
+from celery_lowkiq.store.resharding.mover import Mover
+from celery_lowkiq.store.scripts.keys import FORMAT, queue_key
+
+from .helpers import contents
+from .resharding import NAME, ONE, begun, claimed, ended, key, owned, resharded, run, until
+
+
+@pytest.mark.parametrize("closed, open_", [(1, 0), (3, 0), (3, 1), (3, 5)])
+@pytest.mark.parametrize("declared", [1, 3, 9])
+def test_a_queue_whose_own_key_is_lost_while_its_shards_close_goes_on(store, client, declared, closed, open_):
+    """Closed shards keep the route of the migration: callers finish it, and no other number applies."""
+    store.push(replace(ONE, shards=5), [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(50)])
+    queue = resharded(store, resharded(store, replace(ONE, shards=5), 9), 3)
+    begun(store, queue, 5).turn()
+    half_flipped(store, closed, open_)
+    client.delete(queue_key(NAME))
+    caller = replace(ONE, shards=declared)
+    for n in range(50):
+        store.push(caller, [NewJob(f"id-{n}", b"y", perform_in=1.0)])
+    assert client.hmget(queue_key(NAME), "gen", "migration") == [b"3", b"3>5"]
+    until(client, Mover(store.client, caller), "idle")
+    assert runs_of(store, replace(ONE, shards=5)) == {f"id-{n}": ["x", "y"] for n in range(50)}
+
+
+def half_flipped(store, closed, open_):
+    """Close and open only the first shards of 3, in their third migration, to 5."""
+    args = {"gen": 3, "pause": 0, "since": "", "score": 0, "last_call": 0}
+    for index in range(closed):
+        run(store, "fence", index, shards=3, gen=3, route="3>5")
+    for index in range(open_):
+        run(store, "open", index, shards="3>5", is_new=int(index > 2), **args)
+
+
+def runs_of(store, queue):
+    """Texts of all payloads, by id."""
+    found = {}
+    for index in range(queue.shards):
+        found |= contents(claimed(store, queue, owned(store, queue, index)))
+    return {name: [text for text, _ in payloads] for name, payloads in found.items()}
+
+
+def test_a_queue_whose_own_key_is_lost_between_two_seals_ends_its_migration(store, client):
+    store.push(ONE, [NewJob("1", b"x", perform_in=1.0)])
+    mover = begun(store, ONE, 3)
+    until(client, mover, "seal")
+    run(store, "seal", 2, gen=1, shards="1>3", sealed="3")
+    client.delete(queue_key(NAME))
+    Registry(store.client).registered(ONE)
+    until(client, mover, "idle")
+    assert runs_of(store, replace(ONE, shards=3)) == {"1": ["x"]}
+
+
+def test_a_queue_whose_own_key_is_older_than_its_shards_follows_them(store, client):
+    """A failover lost the begin of the migration; shards on other servers have closed."""
+    store.push(ONE, [NewJob("1", b"x", perform_in=1.0)])
+    before = client.dump(queue_key(NAME))
+    begun(store, ONE, 2).turn()
+    run(store, "fence", 0, shards=1, gen=1, route="1>2")
+    client.restore(queue_key(NAME), 0, before, replace=True)
+    store.push(ONE, [NewJob("1", b"y", perform_in=1.0)])
+    until(client, Mover(store.client, ONE), "idle")
+    assert runs_of(store, replace(ONE, shards=2)) == {"1": ["x", "y"]}
+
+
+@pytest.mark.parametrize("stored", [None, 1, 9])
+def test_a_queue_that_is_repaired_after_a_migration_can_be_resharded(store, client, stored):
+    """Its own key was lost, or written by other code: its shards know the number of the last migration."""
+    store.push(ONE, [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
+    queue = resharded(store, ONE, 5)
+    client.delete(queue_key(NAME))
+    if stored:
+        client.hset(queue_key(NAME), mapping={"shards": stored, "format": FORMAT})
+    QueueRepairs(store).repair(ONE)
+    assert client.hmget(queue_key(NAME), "shards", "gen") == [b"5", b"1"]
+    assert QueueRepairs(store).damages(ONE) == []
+    assert runs_of(store, resharded(store, queue, 2)) == {f"id-{n}": ["x"] for n in range(20)}
+
+
+@pytest.mark.parametrize("phase", ["flip", "move", "seal"])
+def test_a_queue_that_is_repaired_in_a_migration_goes_on_with_it(store, client, phase):
+    store.push(ONE, [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
+    mover = begun(store, ONE, 5)
+    until(client, mover, phase)
+    if phase == "flip":
+        run(store, "fence", 0, shards=1, gen=1, route="1>5")
+    client.delete(queue_key(NAME))
+    QueueRepairs(store).repair(ONE)
+    until(client, mover, "idle")
+    assert client.hget(queue_key(NAME), "gen") == b"1"
+    assert runs_of(store, replace(ONE, shards=5)) == {f"id-{n}": ["x"] for n in range(20)}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_source_that_a_failover_takes_back_after_it_was_finished_is_moved_again(
+    store, client, monkeypatch, count
+):
+    """What was lost is that it was ever closed: its jobs wait as before."""
+    monkeypatch.setattr("celery_lowkiq.rules.resharding.TRANSFER_IDS", 1)
+    two, moves = replace(ONE, shards=2), [name for name in map(str, range(200)) if homes(name) == (0, 2)]
+    stays = next(name for name in map(str, range(200)) if homes(name)[0] == 1)
+    store.push(two, [NewJob(name, b"x", perform_in=1.0) for name in [*moves, stays]])
+    lease = owned(store, two, 1)
+    running = claimed(store, two, lease)
+    before = {name: client.dump(name) for name in client.scan_iter(f"lowkiq:1:{{{NAME}:0}}:*")}
+    movers = [begun(store, two, 3), *(Mover(store.client, two) for _ in range(count - 1))]
+    both = SimpleNamespace(turn=lambda: [mover.turn() for mover in movers])
+    for _ in range(150):
+        both.turn()
+    assert (client.zcard(key("moving")), client.hlen(key("jobs"))) == (0, 0)
+    client.delete(*client.scan_iter(f"lowkiq:1:{{{NAME}:0}}:*"))
+    for name, dumped in before.items():
+        client.restore(name, 0, dumped)
+    ended(store, two, lease, running)
+    until(client, both, "idle")
+    assert client.hlen(key("jobs")) == 0
+    assert runs_of(store, replace(ONE, shards=3)).keys() == set(moves)
+
+
+def homes(name):
+    return shard_of(name, 2), shard_of(name, 3)
