@@ -13,7 +13,7 @@ from flower.utils import strtobool
 from tornado.ioloop import IOLoop
 from tornado.web import HTTPError, RequestHandler, authenticated
 
-from celery_lowkiq.integration.operations.action_parts import Action, Target
+from celery_lowkiq.integration.operations.action_parts import MIGRATION, Action, Target
 from celery_lowkiq.integration.operations.actions import ACTIONS
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.integration.operations.json_records import encode
@@ -39,7 +39,9 @@ T = TypeVar("T")
 PAGE = 100
 LONGEST = 300
 #: The actions of the tab: those that need no question before and no page of their own.
-OFFERED = {name: one for name, one in ACTIONS.items() if not one.dangerous and not one.takes}
+OFFERED = {
+    name: one for name, one in ACTIONS.items() if not (one.dangerous or one.takes or one.scope is MIGRATION)
+}
 #: What templates call.
 TEXT: dict[str, Callable[..., str]] = {
     "span": duration,

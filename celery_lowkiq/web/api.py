@@ -11,6 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from celery_lowkiq.integration.operations.action_parts import SHARDS
 from celery_lowkiq.integration.operations.actions import action_of
 from celery_lowkiq.integration.operations.json_records import OverviewJson, PlacesJson, places_json
 from celery_lowkiq.integration.operations.shown_jobs import ShownDeadJob, ShownJob
@@ -18,6 +19,7 @@ from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.health_checks import Finding
 from celery_lowkiq.rules.history import Sample
 from celery_lowkiq.rules.reports import NodeReport, ShardReport
+from celery_lowkiq.rules.resharding import MigrationState, ReshardCost
 from celery_lowkiq.rules.server_info import ServerInfo
 from celery_lowkiq.rules.shard_hints import Hint
 from celery_lowkiq.rules.views import Page, PausedId, Stats
@@ -26,7 +28,7 @@ from .changes import begin, call_off, operation_of
 from .endpoints import AFTER, ID, LIMIT, QUEUE, TEXT, Endpoint, Query, json_response
 from .errors import Refused
 from .listing import SORTS, ListingQuery
-from .openapi import MAX_WAIT
+from .openapi import MAX_WAIT, value_schema
 from .operations import Operation
 from .pages import JOB
 from .params import Params, body_of, field
@@ -57,6 +59,12 @@ class Shards(NamedTuple):
     paused: float | None
     paused_ids: int
     hints: tuple[Hint, ...]
+
+
+class Resharding(NamedTuple):
+    """The migration of a queue to another number of shards; null without one."""
+
+    migration: MigrationState | None
 
 
 class Samples(NamedTuple):
@@ -101,6 +109,17 @@ def shards(request: Request) -> Shards:
     queue = queue_of(request)
     paused, found = queue.paused(), queue.shards()
     return Shards(found, paused.queue, paused.ids, tuple(queue.shard_hints(found)))
+
+
+def migration(request: Request) -> Resharding:
+    """The move of a queue to another number of shards, and what each shard has left to move."""
+    return Resharding(queue_of(request).migration())
+
+
+def reshard_cost(request: Request) -> ReshardCost:
+    """An estimate of what the action `reshard` would cost."""
+    shards = SHARDS.read(Params.query(request).text(SHARDS.name))
+    return queue_of(request).reshard_cost(shards)
 
 
 def paused_ids(request: Request) -> Page[PausedId]:
@@ -236,6 +255,14 @@ ENDPOINTS = (
     *map(_listing, SORTS),
     Endpoint("GET", "/job", job, PlacesJson, (QUEUE, ID)),
     Endpoint("GET", "/shards", shards, Shards, (QUEUE,)),
+    Endpoint("GET", "/migration", migration, Resharding, (QUEUE,)),
+    Endpoint(
+        "GET",
+        "/reshard_cost",
+        reshard_cost,
+        ReshardCost,
+        (QUEUE, Query(SHARDS.name, value_schema(SHARDS), True)),
+    ),
     Endpoint("GET", "/paused_ids", paused_ids, Page[PausedId], (QUEUE, AFTER)),
     Endpoint("GET", "/history", history, Samples, (Query("queue", TEXT),)),
     Endpoint("GET", "/nodes", nodes, Nodes),

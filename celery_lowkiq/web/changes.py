@@ -8,7 +8,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from celery_lowkiq.integration.operations.action_parts import Action, Target
+from celery_lowkiq.integration.operations.action_parts import RESHARD, Action, Target
 from celery_lowkiq.integration.operations.actions import action_of
 from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.rules.errors import InvalidCall
@@ -72,12 +72,15 @@ def _change(request: Request, form: Params) -> Response:
             given={
                 one.name: one.write(target.values[one.name]) for one in action.takes if one not in missing
             },
+            plan=action.plan(queue, target) if action.plan and not missing else "",
             question=action.question(queue.name, target, action.total(queue, target)),
             back=_own_path(form.text("back", "/")),
         )
     operation = begin(request, queue, action, action.target(queue, target.ids, target.values))
     if operation.wait(PATIENCE):
         return _back(request, form.text("back", "/"), operation)
+    if action.scope is RESHARD:
+        return RedirectResponse(link(request, "/queue", queue=queue.name), 303)
     return RedirectResponse(link(request, "/operation", id=operation.id), 303)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,6 +15,7 @@ from celery_lowkiq.rules.history import KEPT, Sample
 MINUTE, MINUTES = 60, 150
 WIDTH, HEIGHT = 1200, 140
 SMALL_WIDTH, SMALL_HEIGHT = 96, 20
+BAR_WIDTH, BAR_HEIGHT = 400, 10
 #: Minimum height of a column that is not empty.
 LEAST = 2.0
 
@@ -63,6 +64,19 @@ def sparkline(found: Sequence[Column]) -> Markup:
     body = _columns(found, SMALL_WIDTH, SMALL_HEIGHT, labelled=False)
     return Markup(  # noqa: S704 numbers only
         f'<svg class="spark" viewBox="0 0 {SMALL_WIDTH} {SMALL_HEIGHT}" aria-hidden="true">{body}</svg>'
+    )
+
+
+def stacked_bar(counts: Mapping[str, int], most: int) -> Markup:
+    """Return a horizontal bar of counts by their kinds; ``most`` fills its width."""
+    text, at = "", 0.0
+    for kind, count in counts.items():
+        width = _height(count, most, BAR_WIDTH)
+        text += _rect(kind, at, 0, min(width, BAR_WIDTH - at), BAR_HEIGHT)
+        at += width
+    return Markup(  # noqa: S704 numbers and fixed words
+        f'<svg class="bar" viewBox="0 0 {BAR_WIDTH} {BAR_HEIGHT}" preserveAspectRatio="none" '
+        f'aria-hidden="true">{text}</svg>'
     )
 
 

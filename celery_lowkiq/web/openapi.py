@@ -33,10 +33,10 @@ ERRORS = {
     401: "a name and a password are required",
     403: "not allowed",
     404: "not found",
+    409: "the queue is moving, or was moved, to another number of shards",
     503: "Redis does not answer",
 }
 CHANGE_ERRORS = {
-    409: "the queue is stored with another number of shards",
     413: "the request is too large",
     415: "the request is not JSON",
     422: "the payload is too large",
@@ -139,7 +139,7 @@ def _parameter(query: Query, where: str) -> Schema:
 
 def _change() -> Schema:
     """The body of a change: what all actions take."""
-    taken = {one.name: _value(one) for action in ACTIONS.values() for one in action.takes}
+    taken = {one.name: value_schema(one) for action in ACTIONS.values() for one in action.takes}
     ids = {"type": "array", "items": TEXT, "maxItems": MAX_IDS}
     wait = {"type": "number", "minimum": 0, "maximum": MAX_WAIT, "description": "seconds to wait for its end"}
     lines = [
@@ -155,6 +155,7 @@ def _change() -> Schema:
     }
 
 
-def _value(parameter: Parameter) -> Schema:
-    bounds = {"minimum": 0, "maximum": parameter.maximum} if parameter.kind is int else {}
+def value_schema(parameter: Parameter) -> Schema:
+    """The schema of a parameter of an action."""
+    bounds = {"minimum": parameter.minimum, "maximum": parameter.maximum} if parameter.kind is int else {}
     return {**PLAIN.get(parameter.kind, {}), **bounds, "description": parameter.text}

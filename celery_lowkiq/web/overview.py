@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 
+from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.views import ShardState, Stats, sum_of
 
 
@@ -20,6 +21,8 @@ class QueueLook:
     stats: Stats
     unowned: int
     damage: str = ""
+    #: While its jobs move to another number of shards.
+    migrating: Layout | None = None
 
     @property
     def unserved(self) -> bool:
@@ -37,13 +40,19 @@ class QueueLook:
 
 
 def queues_look(
-    names: Iterable[str], states: Iterable[ShardState], owners: Collection[str]
+    names: Iterable[str],
+    states: Iterable[ShardState],
+    owners: Collection[str],
+    migrating: Mapping[str, Layout],
 ) -> list[QueueLook]:
     """Return the queues, the largest lag first; ``owners`` are those of the living nodes."""
     by_queue: dict[str, list[ShardState]] = {name: [] for name in names}
     for state in states:
         by_queue[state.shard.queue].append(state)
-    found = [_queue(name, shards, owners) for name, shards in by_queue.items()]
+    found = [
+        replace(_queue(name, shards, owners), migrating=migrating.get(name))
+        for name, shards in by_queue.items()
+    ]
     return sorted(found, key=lambda queue: (-queue.stats.lag, queue.name))
 
 

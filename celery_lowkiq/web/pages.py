@@ -20,6 +20,7 @@ from . import charts
 from .changes import operation_of
 from .formatting import Texts, bytes_text
 from .listing import SORTS, ListingQuery
+from .migration import picture_of
 from .overview import queues_look
 from .params import Params
 from .render import page
@@ -39,7 +40,8 @@ def overview(request: Request) -> Response:
     inspector, now = site_of(request).inspector, time.time()
     history = inspector.history()
     alive = [node for node in inspector.nodes() if node.alive]
-    queues = queues_look(history.by_queue, inspector.shard_states(), {node.owner for node in alive})
+    owners = {node.owner for node in alive}
+    queues = queues_look(history.by_queue, inspector.shard_states(), owners, inspector.migrating())
     return page(
         request,
         "overview.html",
@@ -59,7 +61,10 @@ def queue(request: Request) -> Response:
     listed = params.choice("list", (*SORTS, "shards", "paused"), "jobs")
     search = ListingQuery.of(params, listed) if listed in SORTS else None
     paused_ids = shown.paused_ids(after=params.cursor()) if listed == "paused" else None
+    found = search.of_queue(shown) if search else paused_ids
     shards = shown.shards()
+    # Its counts are watched: they are read last.
+    migration = shown.migration()
     return page(
         request,
         "queue.html",
@@ -71,8 +76,10 @@ def queue(request: Request) -> Response:
         by_load=by_load,
         looks=[shards_look(shard) for shard in shards],
         paused=shown.paused(),
+        migration=migration,
+        picture=picture_of(migration) if migration else None,
         search=search,
-        found=search.of_queue(shown) if search else paused_ids,
+        found=found,
         history=charts.columns(shown.history(), time.time(), charts.MINUTE),
         actions=ACTIONS,
         offered=offered,

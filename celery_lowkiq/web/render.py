@@ -17,7 +17,7 @@ from starlette.responses import HTMLResponse
 from celery_lowkiq.rules.text import duration, last_error_line, moment, relative
 
 from . import formatting
-from .charts import history_chart, peak, sparkline
+from .charts import history_chart, peak, sparkline, stacked_bar
 from .guard import TOKEN, USER, path_of
 from .site import site_of
 
@@ -49,7 +49,9 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(FILTERS)
-    environment.globals.update(history_chart=history_chart, peak=peak, sparkline=sparkline)
+    environment.globals.update(
+        history_chart=history_chart, peak=peak, sparkline=sparkline, stacked_bar=stacked_bar
+    )
     return environment
 
 

@@ -47,6 +47,9 @@ def server(redis_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> Emb
         client.flushall()
     monkeypatch.setenv("CELERY_BROKER_URL", redis_server.url)
     drop_shared(proj.app, proj.__name__)
+    # A store remembers the numbers of shards of another test's queues.
+    if context := proj.app.__dict__.pop("_lowkiq_context", None):
+        context.store.close()
     return redis_server
 
 

@@ -9,6 +9,8 @@ import pytest
 from celery_lowkiq.flower.handlers import done
 from celery_lowkiq.flower.tab import with_tab
 from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.rules.resharding import Phase
+from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.scripts.keys import shard_keys
 from tests.flower.processes import flower
 from tests.waiting import eventually
@@ -52,6 +54,21 @@ def test_all_queues_with_their_counts(site, outcome):
     for name in ("record", "batches", "gated", "outcome"):
         assert f'href="/ordered/queue?queue={name}"' in text
     assert counts(site)["outcome"]["morgue_length"] == 3
+
+
+def test_a_queue_that_moves_to_other_shards_is_marked(site, app):
+    queue, store = app.tasks["batches"].ordered_queue, context_of(app).store
+    migrations, former = Migrations(store.client, queue.name), queue.stored_spec().shards
+    assert migrations.begin(former + 1)
+    queue.pause_migration()
+    store.client.execute(migrations.begin_phase_steps(migrations.read(), Phase.FLIP))
+    while queue.migration().phase is Phase.FLIP:
+        store.mover(queue.spec).turn()
+    assert f"resharding {former} → {former + 1}" in site.get("/ordered")
+    queue.resume_migration()
+    queue.reshard(former + 1)
+    queue.reshard(former)
+    assert "resharding" not in site.get("/ordered")
 
 
 @pytest.fixture

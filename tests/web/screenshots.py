@@ -10,7 +10,10 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 from celery_lowkiq.embedded import EmbeddedServer
+from celery_lowkiq.rules import resharding
 from tests.browsing import chromium
+from tests.web import showcase
+from tests.web.migrating import flipped
 from tests.web.serving import served, shop
 from tests.web.showcase import FAILING
 
@@ -60,6 +63,18 @@ def change(url: str) -> None:
         urlopen(asked).close()
 
 
+def show_move(browser: Any, folder: Path) -> None:
+    """A queue whose move to another number of shards stands still halfway."""
+    with EmbeddedServer() as server:
+        app = showcase.make_app(server.url)
+        showcase.fill(app)
+        resharding.TURN_JOBS = 400
+        flipped(app, app.tasks["sync_order"].ordered_queue, 36).turn()
+        with served(app) as url:
+            for screen in SCREENS:
+                take(browser, f"{url}/queue?queue=sync_order", screen, folder / f"resharding-{screen}.png")
+
+
 def main(folder: Path) -> None:
     """All pictures, into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,6 +89,7 @@ def main(folder: Path) -> None:
         for page, path in PAGES.items():
             for screen in SCREENS:
                 take(browser, url + path, screen, folder / f"{page}-{screen}.png")
+        show_move(browser, folder)
 
 
 if __name__ == "__main__":

@@ -24,19 +24,20 @@ MAX_IDS = 1000
 
 @dataclass(frozen=True)
 class Parameter:
-    """A value that an action takes beside ids. ``kind``: str, object for any JSON, or int from 0 on."""
+    """A value that an action takes beside ids. ``kind``: str, object for any JSON, or int."""
 
     name: str
     kind: type
     text: str
     maximum: int = 0
+    minimum: int = 0
 
     def check(self, value: Any) -> Any:
         """Return the value. Raises InvalidCall."""
         if self.kind is object:
             return _json(self, json.dumps(value))
-        if self.kind is int and not is_whole(value, 0, self.maximum):
-            raise self._invalid(value, whole(0, self.maximum).expected)
+        if self.kind is int and not is_whole(value, self.minimum, self.maximum):
+            raise self._invalid(value, whole(self.minimum, self.maximum).expected)
         if self.kind is str and not isinstance(value, str):
             raise self._invalid(value, "a text")
         return value
@@ -64,6 +65,7 @@ def _json(parameter: Parameter, text: str) -> Any:
 
 
 SHARD = Parameter("shard", int, "number of the shard", maximum=MAX_SHARDS - 1)
+SHARDS = Parameter("shards", int, "number of shards", minimum=1, maximum=MAX_SHARDS)
 MARK = Parameter("mark", str, "mark of the payload, as the job shows it")
 VALUE = Parameter("value", object, "the new payload")
 
@@ -105,6 +107,9 @@ IDS = Scope(unit="id", ids=True, listings=("jobs",))
 PAUSED_IDS = Scope(unit="id", ids=True, listings=("paused",))
 WAITING_IDS = Scope("waiting", ids=True, listings=("jobs", "retries"))
 DEAD_IDS = Scope("dead", ids=True, listings=("morgue",))
+#: The move of a queue to another number of shards, begun or going on. The CLI has a command of its own.
+RESHARD = Scope(total=lambda stats: stats.length)
+MIGRATION = Scope(unit="")
 PAYLOAD = Scope(unit="payload", ids=True, parameters=(MARK,))
 ALL_WAITING = Scope("waiting", total=lambda stats: stats.length, option="all", listings=("jobs",))
 ALL_FAILED = Scope("failed", total=lambda stats: stats.retries, option="failed", listings=("retries",))
@@ -134,6 +139,8 @@ class Action:
     dangerous: bool = False
     #: Offered only for queues with this policy.
     policy: str = ""
+    #: Returns what it would do now, for the question before a dangerous action. Raises LowkiqError.
+    plan: Callable[[OrderedQueue, Target], str] | None = None
     # What its verb adds.
     verb: str = ""
     done: str = ""
@@ -151,8 +158,8 @@ class Action:
 
     @property
     def on_command_line(self) -> bool:
-        """Whether the CLI offers it. Only pages and the API show the mark that names a payload."""
-        return MARK not in self.takes
+        """Whether the CLI makes a command of it. Only pages and the API show the mark of a payload."""
+        return MARK not in self.takes and self.scope is not RESHARD and self.scope is not MIGRATION
 
     @property
     def needs(self) -> set[str]:
@@ -202,6 +209,10 @@ class Action:
     def _things(self, queue: str, target: Target, count: int) -> str:
         if self.scope is ONE_SHARD:
             return f"shard {target.values[SHARD.name]} of queue {queue}"
+        if SHARDS.name in target.values:
+            return f"queue {queue} to {count_of(target.values[SHARDS.name], 'shard')}"
+        if self.scope is MIGRATION:
+            return f"the move of queue {queue}"
         if not self.scope.unit:
             return f"queue {queue}"
         return f"{count_of(count, f'{self.scope.kind} {self.scope.unit}'.lstrip())} of queue {queue}"

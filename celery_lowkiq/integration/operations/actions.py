@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from celery_lowkiq.rules.errors import InvalidCall, LowkiqError
+from celery_lowkiq.rules.text import count_of, duration
 from celery_lowkiq.store.scripts.progress import Progress
 
 from .action_parts import (
@@ -20,10 +21,13 @@ from .action_parts import (
     DEAD_IDS,
     IDS,
     MARK,
+    MIGRATION,
     ONE_SHARD,
     PAUSED_IDS,
     PAYLOAD,
     QUEUE,
+    RESHARD,
+    SHARDS,
     VALUE,
     WAITING_IDS,
     Action,
@@ -65,6 +69,14 @@ def _delete_payload(queue: OrderedQueue, target: Target, _: Progress | None) -> 
 def _edit(queue: OrderedQueue, target: Target, _: Progress | None) -> int:
     old, new = _payload(queue, target), target.values[VALUE.name]
     return int(queue.raw().edit_payload(target.ids[0], old, new))
+
+
+def _reshard_plan(queue: OrderedQueue, target: Target) -> str:
+    cost = queue.reshard_cost(target.values[SHARDS.name])
+    return (
+        f"The queue has {count_of(cost.former, 'shard')}. {cost.leaving} of {count_of(cost.jobs, 'job')}, "
+        f"{cost.leaving_bytes / 2**20:.1f} MiB, would change shards: about {duration(cost.seconds)}."
+    )
 
 
 VERBS = (
@@ -246,6 +258,53 @@ VERBS = (
             parameters=(VALUE,),
         ),
         done="replaced",
+        examples=(),
+    ),
+    _verb(
+        "reshard",
+        "Change the number of shards.",
+        "",
+        Action(
+            "reshard",
+            RESHARD,
+            "Reshard",
+            "Jobs move to the new number of shards while calls and workers go on; each id keeps its order.",
+            call=lambda queue, target, progress: queue.reshard(target.values["shards"], progress),
+            parameters=(SHARDS,),
+            dangerous=True,
+            plan=_reshard_plan,
+        ),
+        done="moved",
+        examples=(),
+    ),
+    _verb(
+        "pause_migration",
+        "Pause the move to another number of shards.",
+        "",
+        Action(
+            "pause_migration",
+            MIGRATION,
+            "Pause the move",
+            "No more jobs move: they run where they are. An id is moved when a call comes for it.",
+            call=lambda queue, *_: int(queue.pause_migration()),
+        ),
+        done="paused",
+        unchanged="paused before",
+        examples=(),
+    ),
+    _verb(
+        "resume_migration",
+        "Resume the move to another number of shards.",
+        "",
+        Action(
+            "resume_migration",
+            MIGRATION,
+            "Resume the move",
+            "Jobs move again.",
+            call=lambda queue, *_: int(queue.resume_migration()),
+        ),
+        done="resumed",
+        unchanged="not paused",
         examples=(),
     ),
     Verb(

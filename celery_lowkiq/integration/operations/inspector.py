@@ -16,6 +16,7 @@ from celery_lowkiq.integration.tracking.tracker import Tracker, trackers
 from celery_lowkiq.rules.errors import ConfigurationError, ShardDamaged, StoreError
 from celery_lowkiq.rules.health_checks import OK, Finding, check_health, unreachable
 from celery_lowkiq.rules.history import Sample, rates, sum_of
+from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.reports import NodeReport, current
 from celery_lowkiq.rules.server_info import ServerInfo
@@ -44,6 +45,8 @@ class Overview:
     by_queue: Mapping[str, Stats]
     shards: Mapping[str, int]
     damaged: Mapping[str, ShardDamaged] = field(default_factory=dict)
+    #: Queues that move to another number of shards.
+    migrating: Mapping[str, Layout] = field(default_factory=dict)
 
     def counts(self, queue: str) -> Stats:
         """Return the counts of one queue. Raises ShardDamaged."""
@@ -110,7 +113,7 @@ class Inspector:
         by_queue = {name: counts for name, counts in found.items() if isinstance(counts, Stats)}
         damaged = {name: error for name, error in found.items() if isinstance(error, ShardDamaged)}
         shards = {spec.name: spec.shards for spec in specs}
-        return Overview(sum(by_queue.values(), Stats()), by_queue, shards, damaged)
+        return Overview(sum(by_queue.values(), Stats()), by_queue, shards, damaged, _migrating(specs))
 
     def overview_json(self, names: Iterable[str] | None = None) -> OverviewJson:
         """Return the overview with rates, nodes and lanes, as a record for JSON. Raises InvalidCall."""
@@ -119,7 +122,13 @@ class Inspector:
         lanes = [node.lanes for node in self.nodes() if node.alive]
         return OverviewJson(
             queues=tuple(
-                QueueJson(name, found.shards[name], stats, rates(past.by_queue[name], now))
+                QueueJson(
+                    name,
+                    found.shards[name],
+                    layout.former if (layout := found.migrating.get(name)) else None,
+                    stats,
+                    rates(past.by_queue[name], now),
+                )
                 for name, stats in found.by_queue.items()
             ),
             total=found.total,
@@ -174,6 +183,10 @@ class Inspector:
         """Return counts and lease, or the damage, of each stored shard of all queues, in two round trips."""
         return Queries(self._store).shard_states(self._as_stored(self.queues()))
 
+    def migrating(self) -> dict[str, Layout]:
+        """Return the layouts of the queues that move to another number of shards, in one round trip."""
+        return _migrating(self._as_stored(self.queues()))
+
     def trackers(self, limit: int = 100, after: str | None = None) -> Page[TrackerView]:
         """Return a page of the tracked groups of calls, the latest first. Raises InvalidCall."""
         return trackers(self.app, limit, after)
@@ -196,3 +209,7 @@ class Inspector:
         except StoreError as error:
             return (unreachable(str(error)),)
         return (Finding(OK, "connection", "Redis answers."), *check_health(state))
+
+
+def _migrating(specs: Iterable[QueueSpec]) -> dict[str, Layout]:
+    return {spec.name: spec.layout for spec in specs if spec.former_shards is not None}

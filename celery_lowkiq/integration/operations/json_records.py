@@ -102,10 +102,14 @@ class PlacesJson:
 
 @dataclass(frozen=True)
 class QueueJson:
-    """A queue with its counts, and jobs a second over the last minute (null: unknown)."""
+    """A queue with its counts, and jobs a second over the last minute (null: unknown).
+
+    ``former_shards``: the number of shards from which its jobs move to ``shards``.
+    """
 
     name: str
     shards: int
+    former_shards: int | None
     stats: Stats
     rates: Rates | None
 

@@ -15,6 +15,7 @@ from celery import Celery
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.integration.operations.queue import OrderedQueue
 from tests.browsing import chromium, complaints
+from tests.web import showcase
 from tests.web.serving import served, shop
 
 from .acting import press, reads
@@ -88,6 +89,16 @@ def stock(app: Celery) -> OrderedQueue:
     queue: OrderedQueue = app.tasks["update_stock"].ordered_queue
     queue.delete([job.id for job in queue.jobs("perform_in", maximum=time.time(), limit=1000).items])
     return queue
+
+
+@pytest.fixture
+def idle_shop() -> Iterator[Celery]:
+    """Where nobody works, so that nobody moves a queue."""
+    with EmbeddedServer() as server:
+        app = showcase.make_app(server.url)
+        showcase.fill(app)
+        yield app
+        app.close()
 
 
 @pytest.fixture

@@ -16,10 +16,11 @@ from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.integration.operations.json_records import mark_of
 from celery_lowkiq.web import make_app
 from tests.waiting import eventually
+from tests.web.migrating import flipped
 from tests.web.serving import served
 from tests.web.showcase import FAILING, LOOKED_AT
 
-from . import test_operations, test_pages
+from . import test_migration, test_operations, test_pages
 from .acting import leave, press, reads, text, violations
 
 pytestmark = pytest.mark.browser
@@ -67,6 +68,9 @@ ELSEWHERE: dict[tuple[str, str], Callable[..., None]] = {
     ("queue", "resume"): test_pages.test_a_queue_is_paused_and_goes_on,
     ("shards", "pause_shard"): test_pages.test_a_shard_is_paused_and_goes_on,
     ("shards", "resume_shard"): test_pages.test_a_shard_is_paused_and_goes_on,
+    ("shards", "reshard"): test_migration.test_a_queue_is_resharded,
+    ("queue", "pause_migration"): test_migration.test_a_move_is_paused_and_resumed,
+    ("queue", "resume_migration"): test_migration.test_a_move_is_paused_and_resumed,
     ("job", "pause_ids"): test_pages.test_an_id_is_paused_and_resumed,
     ("job", "resume_ids"): test_pages.test_an_id_is_paused_and_resumed,
     ("job", "edit_payload"): test_pages.test_a_payload_is_edited_and_another_one_dropped,
@@ -174,13 +178,25 @@ def pages_with_forms(app):
     stock.resume(shard=0)
 
 
-def test_no_form_and_no_page_is_forgotten(app, browser, visit, watched):
+def forms_of_a_move(app, browser):
+    """While it goes on, and while it is paused."""
+    flipped(app, queue := app.tasks["sync_order"].ordered_queue, 7)
+    with served(app) as url:
+        for _ in range(2):
+            browser.get(f"{url}/queue?queue=sync_order")
+            yield from forms(browser)
+            queue.pause_migration()
+        leave(browser)
+
+
+def test_no_form_and_no_page_is_forgotten(app, idle_shop, browser, visit, watched):
     """What can be pressed stands in the tables above, and what stands there can be pressed."""
     found, seen = set(forms(browser)), {"/operation"}
     for path in pages_with_forms(app):
         visit(path)
         found |= set(forms(browser))
         seen.add(path.partition("?")[0])
+    found |= set(forms_of_a_move(idle_shop, browser))
     assert found == {(walk.page, walk.action) for walk in WALKS} | set(ELSEWHERE)
     assert {action for _, action in found} >= set(ACTIONS)
     routes = [route for route in make_app(app).routes if isinstance(route, Route)]
