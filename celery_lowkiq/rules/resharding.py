@@ -130,6 +130,13 @@ def _shards_of_turn(migration: Migration) -> int:
     return max(TURN_SHARDS, -(-len(migration.shards) // MAX_TURNS_OF_ROUND))
 
 
+def pause_after(seconds: float, movers: int) -> float:
+    """Return how many seconds a mover waits after a turn that took so many, for other work of Redis: all
+    movers together take at most half of the time.
+    """
+    return seconds * (2 * movers - 1)
+
+
 def page_of(shards: int, stuck: int) -> int:
     """Return how many ids to read in a shard; ``stuck``: those that could not be sorted before."""
     return max(1, TURN_JOBS // shards) + stuck

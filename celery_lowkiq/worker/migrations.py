@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from celery_lowkiq.rules.errors import LowkiqError, StoreUnavailable
 from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import QueueSpec
+from celery_lowkiq.rules.resharding import pause_after
 
 from .context import WorkerContext
 from .outage import backoff
@@ -27,15 +28,16 @@ class Migrations:
     def __init__(self, ctx: WorkerContext) -> None:
         self._ctx = ctx
         self._queues: Sequence[QueueSpec] = ()
+        self._nodes = 1
         self._stop = threading.Event()
         self._look = LOOK
         self._thread: threading.Thread | None = None
         #: By queue, its last error, and when it is tried again (monotonic). Used by the thread.
         self._refused: dict[str, tuple[str, float]] = {}
 
-    def move(self, queues: Sequence[QueueSpec]) -> None:
-        """Move these queues from now on, and no others. Called by one thread."""
-        self._queues = queues
+    def move(self, queues: Sequence[QueueSpec], nodes: int) -> None:
+        """Move these queues from now on, and no others, beside other nodes. Called by one thread."""
+        self._queues, self._nodes = queues, nodes
         if queues and (self._thread is None or not self._thread.is_alive()):
             self._thread = self._ctx.thread("lowkiq-mover", self._main)
             self._thread.start()
@@ -80,6 +82,6 @@ class Migrations:
                 self._refused[queue.name] = (str(error), began_at + REFUSED_RETRY)
         if moved:
             self._look = LOOK
-            return clock.monotonic() - began_at
+            return pause_after(clock.monotonic() - began_at, self._nodes)
         self._look = min(1.02 * self._look, MAX_LOOK)
         return self._look

@@ -45,7 +45,7 @@ def moved():
         )
         migrations = Migrations(ctx)
         started.append(migrations)
-        migrations.move([QueueSpec(name, shards=1) for name in movers])
+        migrations.move([QueueSpec(name, shards=1) for name in movers], 1)
         return migrations, outage
 
     yield start
@@ -87,6 +87,6 @@ def test_redis_is_back_for_a_mover_that_has_no_more_queues(moved, caplog):
     away = FakeMover(*[StoreUnavailable("away")] * 1000)
     migrations, _ = moved(away=away)
     eventually(lambda: messages(caplog), 10)
-    migrations.move([])
+    migrations.move([], 1)
     eventually(lambda: len(messages(caplog)) > 1, 10)
     assert "Redis is back" in messages(caplog)[1]

@@ -16,6 +16,7 @@ from celery_lowkiq.rules.resharding import (
     is_finished,
     last_export,
     page_of,
+    pause_after,
     paused_turn,
     shards_of_turn,
     turn,
@@ -109,6 +110,12 @@ def test_turns_go_round_over_all_shards(count, round_of):
     turns = [shards_of_turn(migration, number) for number in range(2 * round_of)]
     assert all(turns)
     assert [index for turn in turns for index in turn] == 2 * list(range(count))
+
+
+@pytest.mark.parametrize("movers", [1, 2, 8])
+def test_movers_together_leave_half_of_the_time_to_other_work(movers):
+    pause = pause_after(0.01, movers)
+    assert movers * 0.01 / (0.01 + pause) == pytest.approx(0.5)
 
 
 def test_pages_share_a_turn_and_grow_by_what_is_stuck():

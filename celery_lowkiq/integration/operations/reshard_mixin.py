@@ -32,9 +32,11 @@ class ReshardMixin:
         """
         check(shards)
         (stored,) = Registry(self._store.client).as_stored([self.spec])
-        if stored.shards != shards and (nodes := outdated(self._store.nodes())):
-            raise OutdatedNodes(self.spec.name, nodes)
-        return reshard(self._store.mover(self.spec), self.spec, shards, progress)
+        nodes = self._store.nodes()
+        if stored.shards != shards and (names := outdated(nodes)):
+            raise OutdatedNodes(self.spec.name, names)
+        movers = 1 + sum(node.alive and self.spec.name in node.queues for node in nodes)
+        return reshard(self._store.mover(self.spec), self.spec, shards, progress, movers)
 
     def reshard_cost(self, shards: int) -> ReshardCost:
         """Estimate what :meth:`reshard` would cost, without a change. Raises InvalidCall, QueueMigrating."""

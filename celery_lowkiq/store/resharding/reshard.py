@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 
 from celery_lowkiq.rules.errors import InvalidCall, MigrationPaused, QueueMigrating
 from celery_lowkiq.rules.layout import MAX_SHARDS, Layout
 from celery_lowkiq.rules.models import QueueSpec
+from celery_lowkiq.rules.resharding import pause_after
 from celery_lowkiq.rules.validators import invalid, is_whole
 from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.scripts.client import Client
@@ -32,12 +34,14 @@ def memory(client: Client, queue: QueueSpec) -> int:
     return sum(size or 0 for size in client.readable([("MEMORY", "USAGE", key) for key in keys]))
 
 
-def reshard(mover: Mover, queue: QueueSpec, shards: int, progress: Progress | None = None) -> int:
+def reshard(
+    mover: Mover, queue: QueueSpec, shards: int, progress: Progress | None = None, movers: int = 1
+) -> int:
     """Move a queue to another number of shards; return the number of jobs that were sorted here.
 
     Continues a migration to the same number that another process has begun. ``progress`` gets the number of
-    jobs sorted so far, and may raise Stop: then the workers of the queue go on. Raises InvalidCall,
-    QueueMigrating, MigrationPaused, FormatMismatch, StoreError.
+    jobs sorted so far, and may raise Stop: then the workers of the queue go on. ``movers``: the number of
+    these workers, and one. Raises InvalidCall, QueueMigrating, MigrationPaused, FormatMismatch, StoreError.
     """
     check(shards)
     migrations = Migrations(mover.client, queue.name)
@@ -53,8 +57,8 @@ def reshard(mover: Mover, queue: QueueSpec, shards: int, progress: Progress | No
         if stored.is_paused:
             raise MigrationPaused(queue.name, layout)
         tally.begin()
-        before = mover.sorted_jobs
-        if not mover.turn():
-            threading.Event().wait(LOOK)
+        before, began_at = mover.sorted_jobs, time.monotonic()
+        moved = mover.turn()
+        threading.Event().wait(pause_after(time.monotonic() - began_at, movers) if moved else LOOK)
         tally.add(mover.sorted_jobs - before)
     return tally.count

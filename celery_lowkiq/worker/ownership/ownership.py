@@ -142,7 +142,7 @@ class Ownership:
             self._update_served()
             routes = self._membership.update()
             self._resizing.follow(routes)
-            self._migrations.move([self._queues[name] for name in migrating(routes)])
+            self._move(migrating(routes))
             if self._ctx.auto_reshard and self._membership.shared:
                 self._auto_reshard.check(routes)
             self._resizing.give_up()
@@ -164,6 +164,10 @@ class Ownership:
             return 0.0
         seconds_to_observation = self._acquisition.seconds_to_observation(self._wanted())
         return min(self._ctx.lease_seconds / RENEWALS_PER_LEASE, seconds_to_observation)
+
+    def _move(self, queues: Sequence[str]) -> None:
+        nodes = max((len(self._membership.lanes_by_node(queue)) for queue in queues), default=1)
+        self._migrations.move([self._queues[queue] for queue in queues], nodes)
 
     def _renew(self, stopping: bool) -> None:
         for gone in self._ctx.mailbox.take_gone():
