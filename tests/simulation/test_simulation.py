@@ -37,6 +37,7 @@ CHUNK = 50
 
 
 def check(seeds):
+    """Run the clusters; return how often they were resized. Few of them may not be."""
     runs = faults = resizes = 0
     for seed in seeds:
         report = simulate(seed)
@@ -45,14 +46,15 @@ def check(seeds):
         resizes += report.resizes
     assert runs > 40 * len(seeds)
     assert faults > 2 * len(seeds)
-    assert resizes > len(seeds) // 10
+    return resizes
 
 
 @pytest.mark.random
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", range(FIRST, FIRST + COUNT, CHUNK))
 def test_whatever_dies_nothing_is_lost_doubled_or_overtaken(first):
-    check(range(first, min(first + CHUNK, FIRST + COUNT)))
+    seeds = range(first, min(first + CHUNK, FIRST + COUNT))
+    assert check(seeds) > len(seeds) // 10
 
 
 @pytest.mark.full
