@@ -30,7 +30,9 @@ def on_page(browser):
 
 def looks_fine(browser):
     for scheme in ("light", "dark"):
-        media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        # Colours that are about to change have no contrast.
+        features = {"prefers-color-scheme": scheme, "prefers-reduced-motion": "reduce"}
+        media = {"features": [{"name": name, "value": value} for name, value in features.items()]}
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
         assert violations(browser) == []
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
