@@ -64,7 +64,7 @@ class QueueMigrating(LowkiqError):
     def __init__(self, queue: str, layout: Layout) -> None:
         super().__init__(
             f"queue {queue!r} is moving from {layout.former} to {layout.shards} shards. Do the same again "
-            f"when that has ended: `celery -A proj lowkiq reshard {queue} {layout.shards}` waits for it"
+            f"when that has ended: `celery -A proj lowkiq reshard {queue} --watch` waits for it"
         )
 
 

@@ -225,7 +225,8 @@ def _format(queue: QueueState, reads: int) -> Iterator[Finding]:
 def _shard_count(queue: QueueState) -> Iterator[Finding]:
     if queue.former is not None:
         text = f"It is moving from {queue.former} to {queue.stored} shards."
-        advice = f"celery -A proj lowkiq reshard {queue.name} {queue.stored} waits for the end."
+        command = f"celery -A proj lowkiq reshard {queue.name} --watch"
+        advice = f"{command} shows whether it is paused, and waits for the end."
         yield queue.finding(WARNING, text, advice)
     elif queue.stored not in (None, queue.declared):
         text = f"It has {queue.stored} shards, the code declares {queue.declared}; the stored number applies."

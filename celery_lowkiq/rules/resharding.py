@@ -245,11 +245,6 @@ class ShardProgress:
     transfers: int
     transfer_bytes: int
 
-    @property
-    def moved(self) -> int:
-        """Waiting jobs that claims may take."""
-        return self.waiting - self.moving
-
 
 @dataclass(frozen=True)
 class ReshardCost:
@@ -305,9 +300,13 @@ class MigrationState:
     @property
     def left(self) -> int:
         """Waiting jobs that are to be sorted."""
-        return sum(shard.moving for shard in self.progress)
+        return sum(map(self.unsorted, self.progress))
 
     @property
     def moved(self) -> int:
         """Waiting jobs that were sorted, or that calls have brought to their own shards since."""
-        return sum(shard.moved for shard in self.progress)
+        return sum(shard.waiting for shard in self.progress) - self.left
+
+    def unsorted(self, shard: ShardProgress) -> int:
+        """Return the waiting jobs of a shard that are to be sorted: all of one that was not closed yet."""
+        return shard.waiting if shard.route == str(self.former) else shard.moving

@@ -54,8 +54,7 @@ def picture_of(state: MigrationState) -> Picture:
     former, shards = state.former, state.shards
     left, right = [], []
     for shard in state.progress:
-        # Jobs of a shard that was not closed yet are all to be sorted.
-        unsorted = shard.waiting if shard.route == str(former) else shard.moving
+        unsorted = state.unsorted(shard)
         done = shard.waiting - unsorted
         if shard.index < former:
             left.append((0 if shard.index < shards else done, unsorted))

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from celery.bin.celery import celery
 
+from celery_lowkiq.cli.commands.reshard import Progress
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import Disposition, NewJob
+from celery_lowkiq.rules.resharding import Phase
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.resharding.migrations import Migrations
 from tests.cli import proj
@@ -97,6 +101,7 @@ def test_a_dry_run_shows_the_cost_and_changes_nothing(stored, queue, run):
     assert (queue.stored_spec().shards, stored.client.redis.dbsize()) == (6, before)
     assert run("reshard", "sync_order", "4", "--pause").exit_code == 2
     assert run("reshard", "sync_order").exit_code == 2
+    assert run("reshard", "sync_order", "--pause", "--resume").exit_code == 2
 
 
 def test_a_migration_is_paused_watched_and_resumed(stored, queue, run):
@@ -123,7 +128,7 @@ def test_the_progress_is_shown_in_words(stored, queue, run):
     process = start("reshard", "sync_order", "--watch", stderr=subprocess.PIPE)
     with process:
         assert process.stderr.readline() == (
-            b"6>4, paused: 0 jobs to be sorted, 0 that ran when it began, "
+            b"6>4, paused: 10 jobs to be sorted, 0 that ran when it began, "
             b"0 transfers with 0 bytes on their way\n"
         )
         process.send_signal(signal.SIGINT)
@@ -142,3 +147,20 @@ def test_a_bar_shows_the_progress(stored, queue, run, monkeypatch):
         celery.main(["-A", APP, "lowkiq", "reshard", "sync_order", "4"], standalone_mode=False)
     assert "10/10" in err.getvalue()
     assert "6>4, move" in err.getvalue()
+
+
+def test_a_bar_follows_jobs_that_are_to_be_sorted_again(monkeypatch):
+    """After a pause; and calls make it longer."""
+    monkeypatch.setattr("celery_lowkiq.cli.commands.reshard.LOOK", 0)
+    err = io.StringIO()
+    err.isatty = lambda: True
+    monkeypatch.setattr("sys.stderr", err)
+    states = [
+        SimpleNamespace(phase=Phase.MOVE, paused_since=None, former=6, shards=4, moved=moved, left=left)
+        for moved, left in ((60, 0), (10, 50), (50, 20))
+    ]
+    shown = iter(states)
+    with Progress(SimpleNamespace(name="sync_order", migration=lambda: next(shown))) as progress:
+        for _ in states:
+            progress.update()
+    assert re.findall(r"-?\d+/\d+", err.getvalue()) == ["0/1", "60/60", "10/60", "50/70"]

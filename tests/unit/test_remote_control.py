@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from types import SimpleNamespace
 
+import click
 import pytest
 from celery.worker.control import Panel
 
@@ -109,3 +110,10 @@ def test_what_is_not_understood_is_refused_and_nothing_is_done(app, acted, given
 )
 def test_what_the_command_line_makes_of_its_words(words, ids):
     assert remote_control._read(remote_control.ticketed("orders"), **words).ids == ids
+
+
+def test_a_number_of_shards_is_read_from_the_command_line():
+    _, (_, read) = Panel.meta["lowkiq_reshard"].args
+    assert read("48") == 48
+    with pytest.raises(click.BadParameter, match="not a valid integer"):
+        read("many")

@@ -30,11 +30,11 @@ LOOK = 0.25
 @command("Change the number of shards.", EXAMPLES)
 @queue_argument
 @click.argument("shards", type=click.IntRange(1, MAX_SHARDS), required=False)
-@click.option("--dry-run", "verb", flag_value="dry-run", help="Show the expected cost; change nothing.")
-@click.option("--watch", "verb", flag_value="watch", help="Show the progress of a move that is going on.")
-@click.option("--pause", "verb", flag_value="pause", help="Stop moving jobs, in all nodes.")
-@click.option("--resume", "verb", flag_value="resume", help="Move jobs again.")
-def reshard(inspector: Inspector, queue: str, shards: int | None, verb: str | None) -> None:
+@click.option("--dry-run", is_flag=True, help="Show the expected cost; change nothing.")
+@click.option("--watch", is_flag=True, help="Show the progress of a move that is going on.")
+@click.option("--pause", is_flag=True, help="Stop moving jobs, in all nodes.")
+@click.option("--resume", is_flag=True, help="Move jobs again.")
+def reshard(inspector: Inspector, queue: str, shards: int | None, **options: bool) -> None:
     """Move QUEUE to SHARDS shards, while calls and workers go on.
 
     Each id keeps its order, and callers and workers follow without a restart. If the command is ended, the
@@ -42,17 +42,19 @@ def reshard(inspector: Inspector, queue: str, shards: int | None, verb: str | No
 
     Nothing waits for a paused move: jobs run where they are, and an id is moved when a call comes for it.
     """
-    if (shards is None) == (verb in (None, "dry-run")):
+    verbs = [name for name, is_given in options.items() if is_given]
+    verb = verbs[0] if verbs else None
+    if len(verbs) > 1 or (shards is None) == (verb in (None, "dry_run")):
         raise click.UsageError("expected SHARDS, SHARDS --dry-run, --watch, --pause or --resume")
     ordered = inspector.queue(queue)
-    if verb == "dry-run":
+    if verb == "dry_run":
         _show_cost(ordered, shards or 0)
     elif verb == "watch":
         _watch(ordered)
     elif verb in ("pause", "resume"):
         _pause(ordered, verb)
     else:
-        with _Progress(ordered) as progress:
+        with Progress(ordered) as progress:
             ordered.reshard(shards or 0, progress.update)
         click.echo(f"queue {queue} has {shards} shards")
 
@@ -77,7 +79,7 @@ def _watch(queue: OrderedQueue) -> None:
     """Show the progress until the end, or until Ctrl-C."""
     pause = threading.Event()
     try:
-        with _Progress(queue, lines=True) as progress:
+        with Progress(queue, lines=True) as progress:
             while not progress.is_over:
                 progress.update()
                 pause.wait(LOOK)
@@ -86,7 +88,7 @@ def _watch(queue: OrderedQueue) -> None:
     click.echo(f"queue {queue.name} has {queue.stored_spec().shards} shards")
 
 
-class _Progress:
+class Progress:
     """The progress on stderr: a bar on a terminal, else ``lines``, or nothing."""
 
     def __init__(self, queue: OrderedQueue, lines: bool = False) -> None:
@@ -100,7 +102,7 @@ class _Progress:
         #: Whether no migration went on at the last look.
         self.is_over = False
 
-    def __enter__(self) -> _Progress:
+    def __enter__(self) -> Progress:
         if self._bar:
             self._bar.__enter__()
         return self
@@ -128,7 +130,8 @@ class _Progress:
             self._bar.label = f"{self._queue.name} {_doing(state)}"
             self._bar.length = max(1, state.moved + state.left)
         position = state.moved if state else self._bar.length or 1
-        self._bar.update(position - self._bar.pos)
+        # The length grows with calls, and jobs are to be sorted again after a pause: update() only adds up.
+        self._bar.pos = position
         self._bar.render_progress()
 
     def _write(self, line: str) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import click
 from celery.worker.control import control_command, inspect_command
 from kombu.utils.uuid import uuid
 
@@ -54,7 +55,7 @@ def lowkiq_migration(state: Any, queue: Any = None, **_: Any) -> Any:
     return _answer(lambda: plain(Inspector(state.app).queue(_name(queue)[0]).migration()))
 
 
-@control_command(args=[("queue", ticketed), ("shards", int)], signature="<queue> <shards>")
+@control_command(args=[("queue", ticketed), ("shards", click.INT)], signature="<queue> <shards>")
 def lowkiq_reshard(state: Any, queue: Any = None, shards: Any = None, **_: Any) -> Any:
     """Move a queue to another number of shards."""
     return _answer(lambda: _begin(state, queue, "reshard", lambda found: found.reshard(shards)))
