@@ -20,6 +20,8 @@ TURN_JOBS = 1000
 #: have few jobs.
 TURN_SHARDS = 16
 MAX_TURNS_OF_ROUND = 24
+#: Seconds of Redis's time that a turn takes at most; a longer one has waited for something else.
+LONGEST_TURN = 0.25
 #: Ids of one transfer, and of one relay.
 TRANSFER_IDS = 100
 RELAY_IDS = 1000
@@ -134,7 +136,7 @@ def pause_after(seconds: float, movers: int) -> float:
     """Return how many seconds a mover waits after a turn that took so many, for other work of Redis: all
     movers together take at most half of the time.
     """
-    return seconds * (2 * movers - 1)
+    return min(seconds, LONGEST_TURN) * (2 * movers - 1)
 
 
 def page_of(shards: int, stuck: int) -> int:

@@ -80,8 +80,9 @@ class Migrations:
                 if str(error) != known:
                     logger.error("queue %s does not move: %s", queue.name, error)
                 self._refused[queue.name] = (str(error), began_at + REFUSED_RETRY)
+        pause = pause_after(clock.monotonic() - began_at, self._nodes)
         if moved:
             self._look = LOOK
-            return pause_after(clock.monotonic() - began_at, self._nodes)
+            return pause
         self._look = min(1.02 * self._look, MAX_LOOK)
-        return self._look
+        return max(self._look, pause)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import replace
 
@@ -54,6 +55,28 @@ def test_a_paused_migration_holds_nothing_back(store, client):
     assert (migrations.pause(False), migrations.pause(False)) == (True, False)
     until(client, mover, "seal")
     assert client.zrange(key("due", 1), 0, -1) == [late.encode()]
+
+
+def test_a_call_is_found_at_the_next_look_in_any_of_many_shards(store, client):
+    queue = replace(ONE, shards=60)
+    store.push(queue, [NewJob("1", b"1")])
+    mover = begun(store, queue, 90)
+    until(client, mover, "move")
+    Migrations(store.client, NAME).pause(True)
+    while mover.turn():
+        pass
+    moving = in_migration(queue, 90)
+    for home in (0, 30, 59, 89):
+        job_id = next(
+            name
+            for name in map("call-{}".format, itertools.count())
+            if moving.layout.home(name) == home and moving.layout.former_home(name) is not None
+        )
+        pushed(store, moving, job_id, b"1", perform_in=1.0)
+        assert mover.turn()
+        assert client.zrange(key("due", home), 0, -1) == [job_id.encode()]
+        while mover.turn():
+            pass
 
 
 def test_an_id_of_which_a_part_has_left_leaves_in_a_pause(store, client, monkeypatch):

@@ -68,6 +68,22 @@ def test_a_closed_shard_refuses_calls_and_gives_none_of_its_jobs(store, client):
     assert claimed(store, ONE, lease).jobs == ()
 
 
+@pytest.mark.parametrize("index", ["due_paused", "moving"])
+def test_a_fence_writes_few_jobs_when_few_are_not_usual_ones(store, client, index):
+    """The usual ones are renamed: writing them anew would take as long as there are jobs."""
+    times = {f"id-{number}": number + 0.123456 for number in range(3000)}
+    store.push(ONE, [NewJob(name, b"1", perform_in=time) for name, time in times.items()])
+    client.zadd(key("paused"), {"other": 1.0})
+    client.zadd(key(index), {"other": 7.5})
+    client.config_resetstat()
+    fence(store)
+    calls = {name: found["calls"] for name, found in client.info("commandstats").items()}
+    assert (calls["cmdstat_rename"], calls["cmdstat_zadd"]) == (1, 1)
+    moving = client.zrange(key("moving"), 0, -1, withscores=True)
+    assert {name.decode(): time for name, time in moving} == {**times, "other": 7.5}
+    assert client.exists(key("due"), key("due_paused")) == 0
+
+
 def test_a_fence_comes_once_in_each_migration(store, client):
     store.push(ONE, [NewJob("1", b"x")])
     assert fence(store)[0] == fence(store)[0] == b"closed"

@@ -7,6 +7,7 @@ import pytest
 from celery_lowkiq.rules import resharding
 from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.resharding import (
+    LONGEST_TURN,
     Export,
     Migration,
     Phase,
@@ -116,6 +117,10 @@ def test_turns_go_round_over_all_shards(count, round_of):
 def test_movers_together_leave_half_of_the_time_to_other_work(movers):
     pause = pause_after(0.01, movers)
     assert movers * 0.01 / (0.01 + pause) == pytest.approx(0.5)
+
+
+def test_a_mover_that_was_frozen_in_a_turn_goes_on_soon():
+    assert pause_after(3600.0, 8) == 15 * LONGEST_TURN
 
 
 def test_pages_share_a_turn_and_grow_by_what_is_stuck():

@@ -6,7 +6,7 @@
 -- USES: moving_index migration
 -- FLAGS: allow-oom
 -- Returns: 1; 0 when the shard is not in this migration, or no job of it was claimable.
--- Cost: O(log n) a waiting job. Repeated: no effect.
+-- Cost: as of the fence; O(log n) a job that is in `moving`, or that is claimable, whichever are fewer. Repeated: no effect.
 if not is_open(gen) or redis.call('HGET', meta, 'staying') ~= gen then
   return 0
 end

@@ -133,7 +133,9 @@ class Mover:
 
     def _move(self, stored: StoredMigration) -> Steps[bool]:
         migration = stored.migration
-        shards = shards_of_turn(migration, self._turns)
+        # A mover that has nothing to do waits between its turns: each looks at all shards then.
+        is_idle = self._idle_turns >= turns_of_round(migration)
+        shards = migration.shards if is_idle else shards_of_turn(migration, self._turns)
         self._turns += 1
         moves = yield from self._read(migration, shards)
         gens = {found.gen for found in moves.values()}

@@ -31,14 +31,34 @@ local function hide_prioritized()
   until #found == 0
 end
 
--- Moves all waiting jobs to `moving`: the usual ones by one renaming.
+-- Moves the jobs of an index to `moving`: adds the smaller one of the two to the other.
+local function hold_index(index)
+  local from, into, start = index, moving, 0
+  if redis.call('ZCARD', index) > redis.call('ZCARD', moving) then
+    from, into = moving, index
+  end
+  repeat
+    local found = redis.call('ZRANGE', from, start, start + HIDDEN - 1, 'WITHSCORES')
+    for i = 1, #found, 2 do
+      found[i], found[i + 1] = found[i + 1], found[i]
+    end
+    if #found > 0 then
+      redis.call('ZADD', into, unpack(found))
+    end
+    start = start + HIDDEN
+  until #found == 0
+  redis.call('DEL', from)
+  if into == index then
+    redis.call('RENAME', index, moving)
+  end
+end
+
+-- Moves all waiting jobs to `moving`.
 local function hold_all()
-  if redis.call('EXISTS', moving) == 0 and redis.call('EXISTS', due) == 1 then
-    redis.call('RENAME', due, moving)
+  for _, index in ipairs(any_special and {due, due_prioritized, due_paused} or {due}) do
+    hold_index(index)
   end
   if any_special then
-    redis.call('ZUNIONSTORE', moving, 4, moving, due, due_prioritized, due_paused)
-    redis.call('DEL', due, due_prioritized, due_paused)
     hide_prioritized()
   end
 end
