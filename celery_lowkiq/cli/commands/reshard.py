@@ -100,7 +100,7 @@ class Progress:
         self._line = ""
         self._shown_at = 0.0
         #: Whether no migration went on at the last look.
-        self.is_over = False
+        self.is_over: bool = False
 
     def __enter__(self) -> Progress:
         if self._bar:
