@@ -44,7 +44,7 @@ def test_actions_wait_for_the_end_of_a_migration(app):
     mover = store.mover(queue.spec)
     while queue.stored_spec().former_shards is None:
         mover.turn()
-    with pytest.raises(QueueMigrating, match=r"from 5 to 7 shards.*lowkiq reshard one 7"):
+    with pytest.raises(QueueMigrating, match=r"from 5 to 7 shards.*lowkiq reshard one --watch"):
         queue.delete(["1"])
     with pytest.raises(QueueMigrating):
         queue.reshard(9)
