@@ -31,14 +31,24 @@ class Leases:
         """Whether the one with the smaller epoch could no longer rely on its lease when the other's was
         granted; then only its own thread could have kept it from going on.
         """
-        if former.epoch > later.epoch:
-            former, later = later, former
-        granted = self._granted.get((later.shard, later.epoch))
-        if former.epoch == later.epoch or granted is None:
+        if former.shard != later.shard:
+            granted = self._granted_between(former, later)
+        else:
+            if former.epoch > later.epoch:
+                former, later = later, former
+            granted = self._granted.get((later.shard, later.epoch)) if former.epoch < later.epoch else None
+        if granted is None:
             return False
         renewed = self._renewed.get((former.shard, former.epoch), ())
         last = max((at for at in renewed if at <= granted.called_at), default=None)
         return last is not None and granted.called_at >= last + DEADLINE * self._history.lease
+
+    def _granted_between(self, former: Execution, later: Execution) -> Acquire | None:
+        """The grant after the former one's, before a migration moved the id to the shard of the later one."""
+        if (former.shard, former.epoch) not in self._granted:
+            return None
+        granted = self.next_after(former.shard, former.epoch)
+        return granted if granted is not None and granted.at < later.claimed_at else None
 
     def stale_settles(self) -> Iterator[str]:
         """Settles that were accepted although a larger epoch had been granted before they were asked for.

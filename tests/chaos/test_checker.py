@@ -66,6 +66,12 @@ def without(name, position):
 FROZEN = replace(
     CLEAN, executions=(*CLEAN.executions[:2], ran(ONE, 10, 4.8, 7.0, b=(3,)), CLEAN.executions[3])
 )
+#: The same, and a migration moved the id before TWO ran it, in a shard that it had all the time.
+MOVED = replace(
+    FROZEN,
+    executions=(*FROZEN.executions[:3], replace(FROZEN.executions[3], shard=1, epoch=5)),
+    acquires=(*FROZEN.acquires, Acquire(TWO, "two", 1, 5, 0.0, 0.1)),
+)
 
 
 def calm(**more):
@@ -101,6 +107,10 @@ SEEDED = {
     "a former owner that is still running, in strict mode": (
         "overlapping executions",
         replace(FROZEN, strict=True),
+    ),
+    "a former owner whose shard nobody took before the id was moved": (
+        "overlapping executions",
+        replace(MOVED, acquires=(MOVED.acquires[0], MOVED.acquires[2]), deaths=(), settles=()),
     ),
     "a settle of an older epoch": (
         "accepted stale writes",
@@ -176,6 +186,10 @@ ALLOWED = {
     "a former owner that was frozen past its lease": (
         "frozen overlaps",
         FROZEN,
+    ),
+    "a former owner that was frozen past its lease, from whose shard the id was moved": (
+        "frozen overlaps",
+        MOVED,
     ),
     "runs again after a crash": ("duplicates", with_(executions=(ran(TWO, 20, 7.0, 7.2, a=(2,)),))),
 }
