@@ -38,7 +38,7 @@ class Mover(Process):
 
 
 class Caller(threading.Thread):
-    """Calls with new ids, so many a second, until it is stopped. What is late is made up for."""
+    """Makes ``rate`` calls a second with new ids until it is stopped. Late calls are made at once."""
 
     def __init__(self, bench: Bench, queue: QueueSpec, rate: float, chunk: int = 1) -> None:
         super().__init__()
@@ -91,7 +91,6 @@ def resharding(bench: Bench) -> Iterator[Row]:
 
 
 def many(bench: Bench) -> Iterator[Row]:
-    queue, other = _filled(bench, 1_000_000), bench.spec("idle-01")
     queue, other = _filled(bench, 1_000_000), bench.spec("idle-01")
     caller = Caller(bench, other, _paced(bench, bench.spec("idle-02")), CHUNK)
     caller.start()
