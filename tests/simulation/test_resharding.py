@@ -227,13 +227,8 @@ def a_late_import(store):
     assert words.claimed(store, queue, lease).jobs == ()
 
 
-def a_run_during_a_migration(store):
-    """It fails after everything else has moved: its job follows."""
-    job_id = words.someone(4, home=2)
-    store.push(TWO, [NewJob(job_id, b"x", perform_in=1.0)])
-    lease = words.owned(store, TWO, 0)
-    claim = words.claimed(store, TWO, lease)
-    mover = words.begun(store, TWO, 4)
+def _fails_when_all_else_has_moved(store, mover, lease, claim, job_id):
+    """The job of a run follows."""
     for _ in range(40):
         mover.turn()
     words.ended(store, TWO, lease, claim, Disposition.RETRY, retry_count=0, delay=0.0, error=b"boom")
@@ -241,8 +236,16 @@ def a_run_during_a_migration(store):
     assert _ids(store, 4)[2] == {job_id}
 
 
+def a_run_during_a_migration(store):
+    job_id = words.someone(4, home=2)
+    store.push(TWO, [NewJob(job_id, b"x", perform_in=1.0)])
+    lease = words.owned(store, TWO, 0)
+    claim = words.claimed(store, TWO, lease)
+    mover = words.begun(store, TWO, 4)
+    _fails_when_all_else_has_moved(store, mover, lease, claim, job_id)
+
+
 def a_run_that_began_in_a_pause(store):
-    """It fails after everything else has moved: its job follows."""
     job_id = words.someone(4, home=2)
     store.push(TWO, [NewJob(job_id, b"x", perform_in=1.0)])
     mover, migrations = words.begun(store, TWO, 4), Migrations(store.client, words.NAME)
@@ -253,11 +256,7 @@ def a_run_that_began_in_a_pause(store):
     claim = words.claimed(store, TWO, lease)
     assert [job.id for job in claim.jobs] == [job_id]
     migrations.pause(False)
-    for _ in range(40):
-        mover.turn()
-    words.ended(store, TWO, lease, claim, Disposition.RETRY, retry_count=0, delay=0.0, error=b"boom")
-    words.until(store.client.redis, mover, "idle")
-    assert _ids(store, 4)[2] == {job_id}
+    _fails_when_all_else_has_moved(store, mover, lease, claim, job_id)
 
 
 def a_late_stay(store):
@@ -269,11 +268,7 @@ def a_late_stay(store):
     _run(store, "stay", 0, [job_id], gen=1, channel="c", index=0)
     lease = words.owned(store, words.in_migration(TWO, 4), 0)
     claim = words.claimed(store, TWO, lease)
-    for _ in range(40):
-        mover.turn()
-    words.ended(store, TWO, lease, claim, Disposition.RETRY, retry_count=0, delay=0.0, error=b"boom")
-    words.until(store.client.redis, mover, "idle")
-    assert _ids(store, 4)[2] == {job_id}
+    _fails_when_all_else_has_moved(store, mover, lease, claim, job_id)
 
 
 DIRECTED = {
