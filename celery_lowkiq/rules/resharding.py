@@ -16,9 +16,9 @@ from .layout import Layout
 
 #: Jobs that one turn sorts: what it sends at once delays other work.
 TURN_JOBS = 1000
-#: Shards of a turn, so that a transfer has many ids of each; more for a queue with many shards, most of which
-#: have few jobs.
+#: Shards of a turn: few, so that a transfer has many ids.
 TURN_SHARDS = 16
+#: Maximum number of turns over all shards: a turn has more of them in a queue with many shards.
 MAX_TURNS_OF_ROUND = 24
 #: Seconds of Redis's time that a turn takes at most; a longer one has waited for something else.
 LONGEST_TURN = 0.25
@@ -133,8 +133,9 @@ def _shards_of_turn(migration: Migration) -> int:
 
 
 def pause_after(seconds: float, movers: int) -> float:
-    """Return how many seconds a mover waits after a turn that took so many, for other work of Redis: all
-    movers together take at most half of the time.
+    """Return the pause (s) of a mover after a turn that took ``seconds``.
+
+    It leaves half of Redis's time to other work, however many movers there are.
     """
     return min(seconds, LONGEST_TURN) * (2 * movers - 1)
 

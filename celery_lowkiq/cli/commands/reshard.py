@@ -44,7 +44,8 @@ def reshard(inspector: Inspector, queue: str, shards: int | None, **options: boo
     """
     verbs = [name for name, is_given in options.items() if is_given]
     verb = verbs[0] if verbs else None
-    if len(verbs) > 1 or (shards is None) == (verb in (None, "dry_run")):
+    takes_shards = verb in (None, "dry_run")
+    if len(verbs) > 1 or takes_shards != (shards is not None):
         raise click.UsageError("expected SHARDS, SHARDS --dry-run, --watch, --pause or --resume")
     ordered = inspector.queue(queue)
     if verb == "dry_run":

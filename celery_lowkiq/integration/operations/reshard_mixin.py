@@ -14,7 +14,7 @@ from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.resharding.migrations import Migrations
-from celery_lowkiq.store.resharding.reshard import check, memory, reshard
+from celery_lowkiq.store.resharding.reshard import check_shards, memory_of, reshard
 from celery_lowkiq.store.scripts.progress import Progress
 
 
@@ -30,7 +30,7 @@ class ReshardMixin:
         Callers and workers follow without a restart. Repeat it after an error. Raises InvalidCall;
         OutdatedNodes; QueueMigrating while the queue moves to yet another number; and MigrationPaused.
         """
-        check(shards)
+        check_shards(shards)
         (stored,) = Registry(self._store.client).as_stored([self.spec])
         nodes = self._store.nodes()
         if stored.shards != shards and (names := outdated(nodes)):
@@ -40,10 +40,10 @@ class ReshardMixin:
 
     def reshard_cost(self, shards: int) -> ReshardCost:
         """Estimate what :meth:`reshard` would cost, without a change. Raises InvalidCall, QueueMigrating."""
-        check(shards)
+        check_shards(shards)
         queue = Registry(self._store.client).at_rest(self.spec)
         counts = Queries(self._store).stats(queue)
-        used = memory(self._store.client, queue)
+        used = memory_of(self._store.client, queue)
         layout = Layout(shards, former=queue.shards)
         return cost(self.spec.name, layout, counts.length + counts.morgue_length, used)
 

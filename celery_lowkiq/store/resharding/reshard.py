@@ -22,13 +22,13 @@ from .mover import Mover
 LOOK = 0.05
 
 
-def check(shards: int) -> None:
+def check_shards(shards: int) -> None:
     """Raise InvalidCall for an invalid number of shards."""
     if not is_whole(shards, 1, MAX_SHARDS):
         raise InvalidCall(invalid("shards", shards, f"a whole number from 1 to {MAX_SHARDS}"))
 
 
-def memory(client: Client, queue: QueueSpec) -> int:
+def memory_of(client: Client, queue: QueueSpec) -> int:
     """Return the bytes of memory that Redis estimates for all ids of a queue. Raises StoreError."""
     keys = (shard_keys(shard)[name] for shard in queue.shard_refs() for name in sorted(ID_KEYS))
     return sum(size or 0 for size in client.readable([("MEMORY", "USAGE", key) for key in keys]))
@@ -43,7 +43,7 @@ def reshard(
     jobs sorted so far, and may raise Stop: then the workers of the queue go on. ``movers``: the number of
     these workers, and one. Raises InvalidCall, QueueMigrating, MigrationPaused, FormatMismatch, StoreError.
     """
-    check(shards)
+    check_shards(shards)
     migrations = Migrations(mover.client, queue.name)
     registry = Registry(mover.client)
     tally = Tally(progress)
