@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
@@ -16,7 +17,9 @@ SETTINGS = json.loads(os.environ.get("BENCH_SETTINGS", "{}"))
 STAMPS = os.environ.get("BENCH_STAMPS", "")
 #: What a task of I/O does, in s.
 NAP = 0.005
-#: The same for rows with few calls.
+#: What a coroutine awaits, in s.
+AWAITED = 0.1
+#: The same as NAP for rows with few calls.
 LONG_NAP = 0.02
 #: Names of queues that get no calls.
 IDLE_QUEUES = tuple(f"idle-{number:02d}" for number in range(100))
@@ -85,6 +88,10 @@ def add_working(app: Celery) -> None:
     @ordered_task(**ordered, name="naps", shards=40)
     def naps(payloads_by_id: dict[str, list[Any]]) -> None:
         time.sleep(NAP)
+
+    @ordered_task(**ordered, name="awaits", shards=64, batch_size=50, per_id=True)
+    async def awaits(job_id: str, payloads: list[Any]) -> None:
+        await asyncio.sleep(AWAITED)
 
     @app.task(shared=False, name="plain-stamped-naps", acks_late=True)
     def plain_stamped_naps(value: str) -> None:

@@ -44,6 +44,7 @@ GROUPS: dict[str, Group] = {
     "idle-queues": idle_queues.idle_queues,
     "nodes": sleeping.nodes,
     "lanes": sleeping.lanes,
+    "async": sleeping.bodies,
     "deploys": deploys.deploys,
     "limits": limits.limits,
     "operators": operators.operators,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 from ..bench import Bench
-from ..proj import NAP
+from ..proj import AWAITED, NAP
 from ..row import Row, Side, Target
 from ..worker import Worker
 
@@ -37,6 +37,28 @@ def lanes(bench: Bench) -> Iterator[Row]:
         (Target(0.95, "ideal", at_least=True),),
         more_is_better=True,
     )
+
+
+def bodies(bench: Bench) -> Iterator[Row]:
+    """20 lanes of 50 coroutines each."""
+    count = bench.count(60_000, 20_000)
+    bench.empty()
+    queue = bench.spec("awaits")
+    with Worker(bench, "awaits", lanes=20) as worker:
+        worker.until(lambda: "" not in bench.owned(queue))
+        bench.fill(queue, count)
+        cost = worker.cost(lambda: bench.processed(queue), count)
+    cpu = cost.cpu["worker"]
+    yield Row(
+        "async",
+        "100 ms of awaited I/O, 20 lanes of 50 ids",
+        "ids/s",
+        1e6 / cost.wall,
+        (Side("ideal", 20 * 50 / AWAITED),),
+        (Target(5_000, at_least=True),),
+        more_is_better=True,
+    )
+    yield Row("async-cpu", "the same, processor time", "us/id", cpu, (), (Target(50),), yardstick="machine")
 
 
 def _throughput(bench: Bench, nodes: int, lanes: int, count: int) -> float:

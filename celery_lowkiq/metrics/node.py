@@ -21,11 +21,13 @@ from .server import Server, listen
 #: Upper bounds of the buckets of histograms.
 RUN_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 1800)
 WAIT_SECONDS = (0.01, 0.05, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 21600)
+LAG_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10)
 BATCH_JOBS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 LEASE_RENEWALS = ("lowkiq_lease_renewals", "Renewals of leases")
 LEASES_LOST = ("lowkiq_leases_lost", "Shards that were lost to another node")
 REDIS_ERRORS = ("lowkiq_redis_errors", "Requests that Redis did not answer, or refused")
+LOOP_LAG = ("lowkiq_loop_lag_seconds", "Seconds by which the event loop of async def tasks was late")
 REDIS_OUTAGES = ("lowkiq_redis_outages", "Outages of Redis")
 
 
@@ -55,6 +57,8 @@ class NodeMetrics(Collector):
         self._lost = self._counter(*LEASES_LOST)
         self._errors = self._counter(*REDIS_ERRORS)
         self._outages = self._counter(*REDIS_OUTAGES)
+        lag = Histogram(*LOOP_LAG, ["node"], buckets=LAG_SECONDS, registry=self._registry)
+        self._lag = lag.labels(node)
         seconds = self._histogram("lowkiq_run_seconds", "How long a batch ran", RUN_SECONDS)
         jobs = self._histogram("lowkiq_batch_jobs", "Jobs of a batch", BATCH_JOBS)
         wait = self._histogram("lowkiq_wait_seconds", "Seconds from due until started", WAIT_SECONDS)
@@ -123,6 +127,10 @@ class NodeMetrics(Collector):
     def outage(self) -> None:
         """Count an outage of Redis."""
         self._outages.inc()
+
+    def loop_lag(self, seconds: float) -> None:
+        """Observe by how much the event loop is late."""
+        self._lag.observe(seconds)
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(name, text, ["node"], registry=self._registry).labels(self._node)

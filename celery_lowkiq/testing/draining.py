@@ -34,7 +34,7 @@ def drain(app: Celery, context: AppContext, tasks: Mapping[str, Any], most: int)
     runner = CeleryRunner(tasks, consumer, context, CallReader(store.client), context.tracker_store)
     specs = [task.queue_spec for task in tasks.values()]
     runs = 0
-    with _traced(app, tasks.values()), _shards(store, specs) as shards:
+    with contextlib.closing(runner.loops), _traced(app, tasks.values()), _shards(store, specs) as shards:
         while sum(shard.run(runner) for shard in shards):
             runs = sum(shard.runs for shard in shards)
             assert runs < most, f"something is still due after {runs} runs: does a task call itself?"

@@ -180,6 +180,9 @@ class Meter(Protocol):
     def outage(self) -> None:
         """Count an outage of Redis, once until all threads have been answered again."""
 
+    def loop_lag(self, seconds: float) -> None:
+        """Measure by how many ``seconds`` the event loop of ``async def`` tasks is late."""
+
 
 class NullMeter:
     """A meter that counts nothing."""
@@ -193,6 +196,8 @@ class NullMeter:
     def refused(self) -> None: ...
 
     def outage(self) -> None: ...
+
+    def loop_lag(self, seconds: float) -> None: ...
 
 
 NULL_METER = NullMeter()

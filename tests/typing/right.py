@@ -103,3 +103,67 @@ async def calls_from_asyncio() -> None:
     assert_type(await bare.aperform_async([{"id": 0}]), None)
     assert_type(await bare.aperform_async([{"id": 0}], results=True), Sequence[AsyncResult[int]])
     assert_type(await in_place.adelay(42, status="paid"), AsyncResult[str])
+
+
+@ordered_task
+async def awaiting(payloads_by_id: dict[str, list[Any]]) -> int:
+    return len(payloads_by_id)
+
+
+@ordered_task(shards=24, soft_time_limit=5)
+async def awaiting_with_options(payloads_by_id: dict[str, list[Any]]) -> str:
+    return "done"
+
+
+@ordered_task(bind=True)
+async def awaiting_bound(self: OrderedTask, payloads_by_id: dict[str, list[Any]]) -> str:
+    return "done"
+
+
+@ordered_task(per_id=True, batch_size=50)
+async def awaiting_per_id(job_id: str, payloads: list[dict[str, Any]]) -> int:
+    return len(payloads)
+
+
+@ordered_task(per_id=True, bind=True)
+async def awaiting_per_id_bound(self: OrderedTask, job_id: str, payloads: list[str]) -> int:
+    return len(payloads)
+
+
+@ordered_task(per_id=True)
+def per_id(job_id: str, payloads: list[str]) -> int:
+    return len(payloads)
+
+
+@ordered_task(per_id=True, bind=True)
+def per_id_bound(self: OrderedTask, job_id: str, payloads: list[str]) -> int:
+    return len(payloads)
+
+
+@ordered_task(by="order_id")
+async def awaiting_in_place(order_id: int, status: str) -> str:
+    return status
+
+
+@ordered_task(by="order_id", bind=True)
+async def awaiting_in_place_bound(self: OrderedTask, order_id: int) -> str:
+    return "done"
+
+
+async def async_tasks() -> None:
+    assert_type(awaiting.delay("42"), AsyncResult[int])
+    assert_type(awaiting_with_options.delay("42").get(), str)
+    assert_type(awaiting_bound.delay("42"), AsyncResult[str])
+    assert_type(awaiting_per_id.delay("42", {}), AsyncResult[int])
+    assert_type(awaiting_per_id_bound.delay("42", {}), AsyncResult[int])
+    assert_type(per_id.delay("42", {}), AsyncResult[int])
+    assert_type(per_id_bound.delay("42", {}), AsyncResult[int])
+    assert_type(per_id("42", []), int)
+    assert_type(awaiting_in_place.delay(42, status="paid"), AsyncResult[str])
+    assert_type(awaiting_in_place_bound.delay(42), AsyncResult[str])
+    assert_type(await awaiting({"42": [{}]}), int)
+    assert_type(await awaiting_per_id.run("42", []), int)
+    assert_type(await awaiting_in_place(42, "paid"), str)
+    assert_type(await awaiting_in_place_bound(42), str)
+    assert_type(await awaiting_in_place.run(42, "paid"), str)
+    assert_type(awaiting.apply(("42",)).get(), int)

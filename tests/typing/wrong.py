@@ -55,3 +55,15 @@ in_place.adelay(42, state="paid")  # error
 
 @ordered_task(latest=True)  # error
 def latest_of_a_batch(payloads_by_id: dict[str, list[str]]) -> None: ...
+
+
+@ordered_task(per_id=True)  # error
+def per_id_of_a_batch(payloads_by_id: dict[str, list[str]]) -> None: ...
+
+
+@ordered_task(by="order_id")
+async def awaiting_in_place(order_id: int) -> int:
+    return 1
+
+
+awaiting_in_place.delay("42")  # error

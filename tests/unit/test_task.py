@@ -68,13 +68,6 @@ class TestDecorating:
         assert task.on_retries_exhausted([1]) == [1]
         assert task.key({"id": 9}) == 9
 
-    def test_async_functions_are_refused(self):
-        with pytest.raises(ConfigurationError, match=r"is async.*def sync_order\(payloads_by_id\)"):
-
-            @ordered_task
-            async def wrong(payloads_by_id):
-                pass
-
     def test_generators_are_refused(self):
         """Their body would never run, and the job count as done."""
         with pytest.raises(ConfigurationError, match="is a generator"):
@@ -82,6 +75,55 @@ class TestDecorating:
             @ordered_task
             def wrong(payloads_by_id):
                 yield
+
+        with pytest.raises(ConfigurationError, match="is a generator"):
+
+            @ordered_task
+            async def wrong_too(payloads_by_id):
+                yield
+
+    def test_a_function_of_one_id_takes_an_id_and_payloads(self):
+        with pytest.raises(
+            ConfigurationError, match=r"an id and its payloads: write .*\(self, id, payloads\)"
+        ):
+
+            @ordered_task(per_id=True, bind=True)
+            async def wrong(self, payloads_by_id):
+                pass
+
+        with pytest.raises(ConfigurationError, match=r"per_id=True is invalid: expected no by= beside it"):
+
+            @ordered_task(per_id=True, by="order_id")
+            def wrong_too(order_id):
+                pass
+
+    def test_only_an_async_function_has_a_soft_time_limit(self, app):
+        @ordered_task(app=app, soft_time_limit=2.5)
+        async def awaits(payloads_by_id):
+            pass
+
+        assert awaits.soft_time_limit == 2.5
+        with pytest.raises(
+            ConfigurationError, match="an async def task, whose decorator takes soft_time_limit="
+        ):
+
+            @ordered_task(soft_time_limit=2.5)
+            def wrong(payloads_by_id):
+                pass
+
+        with pytest.raises(
+            ConfigurationError, match="soft_time_limit=0 is invalid: expected seconds above 0"
+        ):
+
+            @ordered_task(soft_time_limit=0)
+            async def wrong_too(payloads_by_id):
+                pass
+
+        with pytest.raises(ConfigurationError, match="no time_limit="):
+
+            @ordered_task(time_limit=5)
+            async def never(payloads_by_id):
+                pass
 
     def test_a_class_may_borrow_functions_or_define_methods(self, app):
         def pause(retry_count):

@@ -21,3 +21,31 @@ def current_worker_task() -> Any:
     if _running is not None and _task_stack.__ident_func__() not in _running:
         return None
     return get_current_worker_task()
+
+
+def running(task: Any) -> Any:
+    """What :func:`replace` takes to make this task the running one."""
+    return task if _running is None else {"stack": [task]}
+
+
+def replace(own: Any) -> Any:
+    """Make a task the running one of this thread. Return what :func:`restore` takes.
+
+    As a push, in a tenth of its time: each step of a coroutine needs it.
+    """
+    if _running is None:
+        return _task_stack.push(own)
+    thread = _task_stack.__ident_func__()
+    before = _running.get(thread)
+    _running[thread] = own
+    return before
+
+
+def restore(before: Any) -> None:
+    """Undo :func:`replace`."""
+    if _running is None:
+        _task_stack.pop()
+    elif before is None:
+        _running.pop(_task_stack.__ident_func__(), None)
+    else:
+        _running[_task_stack.__ident_func__()] = before

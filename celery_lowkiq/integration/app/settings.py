@@ -31,6 +31,7 @@ PushDurability = Literal["fast", "replicated", "fsynced"]
 MessageScore = Literal["arrival", "sent"]
 Reshard = Literal["manual", "auto"]
 LogFailures = Literal["first", "all", "death"]
+LoopOf = Literal["node", "lane"]
 
 SCHEDULERS: dict[str, Any] = {"lag": schedulers.lag, "seq": schedulers.seq, "weighted": schedulers.weighted}
 SPLITTERS: dict[str, Any] = {
@@ -123,6 +124,25 @@ class Settings:
         50,
         whole(1, 1000),
         "Largest number of batches that a lane claims, and settles, at once. See [the window](#the-window).",
+    )
+    loop: LoopOf = _setting(
+        "node",
+        one_of(LoopOf),
+        'Where [`async def` tasks](async-tasks.md) run. `"node"`: on one event loop of the worker, in a '
+        'thread of its own. `"lane"`: each lane has a loop in its own thread, so that a task that blocks '
+        "stops only its own lane.",
+    )
+    loop_factory: Callable[[], Any] | None = _setting(
+        None, function().or_none(), "Makes the event loop, such as `uvloop.new_event_loop`. None: asyncio's."
+    )
+    loop_start: Callable[[], Any] | None = _setting(
+        None,
+        function().or_none(),
+        "An `async def` function without arguments, called in each event loop before its first run: it opens "
+        "clients and pools.",
+    )
+    loop_stop: Callable[[], Any] | None = _setting(
+        None, function().or_none(), "The same after the last run of an event loop: it closes them."
     )
     scheduler: Callable[[], schedulers.Scheduler] = _setting(
         None,

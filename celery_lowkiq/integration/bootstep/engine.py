@@ -12,6 +12,7 @@ from kombu.utils.imports import symbol_by_name
 
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.app.rate_limits import read_rate
+from celery_lowkiq.integration.loops.loops import Loops
 from celery_lowkiq.integration.runs.log_filter import install_batch_filter
 from celery_lowkiq.integration.runs.runner import CeleryRunner
 from celery_lowkiq.rules.clock import SystemClock
@@ -23,7 +24,7 @@ from celery_lowkiq.store.jobs.call_records import CallReader
 from celery_lowkiq.store.tracking.tracker_store import TrackerStore
 from celery_lowkiq.worker.exclusion import Cooperative, Exclusion, KillLogger, Strict
 from celery_lowkiq.worker.kernel_timer import KernelTimer
-from celery_lowkiq.worker.ports import NULL_METER, Meter
+from celery_lowkiq.worker.ports import EXIT_CRASHED, NULL_METER, Meter
 from celery_lowkiq.worker.runtime import Runtime
 
 from .command_line import warn_unknown_plain, warn_unknown_weights
@@ -104,6 +105,7 @@ class Engine:
         self._runner = CeleryRunner(tasks, consumer, context, CallReader(client), TrackerStore(client))
         self._host = CeleryHost(consumer, self._runner)
         self._metrics = _open_metrics(consumer.app, consumer.hostname)
+        self._loops = self._watched_loops()
         self._exclusion: Exclusion = Cooperative()
         if settings.exclusion == "strict":
             self._exclusion = Strict(KernelTimer(), KillLogger(SystemClock()))
@@ -145,9 +147,13 @@ class Engine:
         self._stop()
         if is_cold_shutdown():
             runtime.abandon()
+            self._loops.close()
             runtime.join(COLD_SHUTDOWN_TIMEOUT)
         else:
             drain(self._consumer, runtime, context_of(self._consumer.app).settings.shutdown_timeout)
+            if self._loops.close():
+                # What was cancelled goes back to the queue.
+                runtime.join(COLD_SHUTDOWN_TIMEOUT)
         if self._metrics is not None:
             self._metrics.close()
         if not runtime.join(0):
@@ -159,6 +165,17 @@ class Engine:
             self._exclusion.close()
         if self._host.exitcode is not None:
             controller.exitcode = self._host.exitcode
+
+    def _watched_loops(self) -> Loops:
+        loops = self._runner.loops
+        loops.meter = (self._metrics or NULL_METER).loop_lag
+        loops.died = self._on_dead_loop
+        return loops
+
+    def _on_dead_loop(self, error: BaseException | None) -> None:
+        if error is not None:
+            self._host.last_words(error)
+        self._host.stop(EXIT_CRASHED, f"the event loop of async def tasks has ended: {error!r}")
 
 
 def _warn_idle_lanes(lanes: int, shards: int) -> None:

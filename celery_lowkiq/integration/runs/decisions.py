@@ -17,6 +17,7 @@ from celery_lowkiq.integration.app.error_text import (
     load_error,
 )
 from celery_lowkiq.integration.app.settings import Settings
+from celery_lowkiq.integration.loops.loops import Loops
 from celery_lowkiq.rules.errors import LowkiqError, UndecodablePayload
 from celery_lowkiq.rules.models import Batch, Disposition, Job, PayloadRemoval, RemovalReason, Settlement
 from celery_lowkiq.rules.retry import RetryPolicy, after_failure
@@ -50,6 +51,8 @@ class RunRules:
     codec: Codec
     record_codec: Codec
     settings: Settings
+    #: Where the bodies of an ``async def`` task run.
+    loops: Loops | None = None
 
     def decode(self, batch: Batch, dropped: Positions = NO_POSITIONS) -> DecodedBatch:
         """Decode the payloads of a batch that the task can take, except those at ``dropped`` positions."""

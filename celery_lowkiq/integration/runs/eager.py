@@ -92,5 +92,6 @@ def _own(result: Any, job_id: str) -> Any:
     if isinstance(value, ById):
         value = value.get(job_id)
     elif isinstance(value, JobsFailed) and value.errors:
-        value, state = value.errors.get(job_id), FAILURE if job_id in value.errors else SUCCESS
+        failed = job_id in value.errors
+        value, state = (value.errors if failed else value.results).get(job_id), FAILURE if failed else SUCCESS
     return EagerResult(result.id, value, state, result.traceback)

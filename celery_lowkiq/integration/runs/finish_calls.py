@@ -20,9 +20,10 @@ from celery_lowkiq.rules.tracking import TrackerUpdate
 from .batch_calls import BatchCalls, StoredCall
 from .decisions import RETURN_DELAY, retry_for_results
 from .outcomes import CallOutcome
-from .request import outcome_request
+from .request import call_request, outcome_request
 from .run import Run
-from .tracing import traced
+from .task_function import RunRevoked
+from .tracing import report, traced
 
 
 @dataclass
@@ -94,6 +95,9 @@ class CallFinisher:
             return outcome.final
         payloads, retries = self._run.decoded.payloads_of(job.id, call.position), job.retry_count + 1
         task, consumer = self._calls.task, self._calls.consumer
+        if isinstance(outcome.error, RunRevoked):
+            report(call_request(call.record, task, consumer, payloads, retries).full().terminated)
+            return True
         request = outcome_request(call.record, task, consumer, payloads, retries, self._play(outcome))
         try:
             traced(task, request, consumer, self._runtime)

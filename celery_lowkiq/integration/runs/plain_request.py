@@ -64,7 +64,7 @@ class PlainRequest:
         # The function may change the lists that it gets.
         given = {job_id: payloads[:] for job_id, payloads in payloads_by_id.items()}
         self.arguments: Arguments = rules.task.call_form.of_run(given)
-        self._rules = rules
+        self.rules = rules
         self._consumer = consumer
         self._payloads_by_id = payloads_by_id
         self._is_active = False
@@ -73,7 +73,7 @@ class PlainRequest:
 
     def begins(self) -> None:
         """Count the run as active."""
-        name = self._rules.task.name
+        name = self.rules.task.name
         state.active_requests.add(self)
         state.total_count[name] += 1
         state.all_total_count[0] += 1
@@ -106,20 +106,20 @@ class PlainRequest:
 
     def keep_shown(self) -> None:
         """Keep how the arguments are shown now, before the function may change them."""
-        shown = show_arguments(self._rules.task, self.arguments, is_small(self.batch))
+        shown = show_arguments(self.rules.task, self.arguments, is_small(self.batch))
         self.__dict__["shown"] = shown
 
     @_Once
     def shown(self) -> tuple[str, str]:
         """The arguments in events and logs."""
         # Decoded anew: the function may have changed them.
-        arguments = self._rules.task.call_form.of_run(self.run.decode_again())
-        return show_arguments(self._rules.task, arguments, is_small(self.batch))
+        arguments = self.rules.task.call_form.of_run(self.run.decode_again())
+        return show_arguments(self.rules.task, arguments, is_small(self.batch))
 
     @_Once
     def decoded(self) -> DecodedBatch:
         """The batch as the function and its callbacks see it."""
-        return plain_batch(self.batch, self._payloads_by_id, self._rules.settings)
+        return plain_batch(self.batch, self._payloads_by_id, self.rules.settings)
 
     def result_of_call(self, result: Any) -> Any:
         """What the call gets of what the function returned; all of it in a run without a call."""
@@ -141,14 +141,14 @@ class PlainRequest:
         place = self.call.record.headers
         return {
             **NO_CALL,
-            "ignore_result": bool(self._rules.task.ignore_result),
+            "ignore_result": bool(self.rules.task.ignore_result),
             **{name: place[name] for name in READ_BY_BACKENDS if name in place},
         }
 
     @_Once
     def run(self) -> Run:
         """What is decided of its jobs."""
-        return Run(self.decoded, self._rules, self.call.record if self.call else None)
+        return Run(self.decoded, self.rules, self.call.record if self.call else None)
 
     @_Once
     def quiet(self) -> QuietRequest:

@@ -16,6 +16,7 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from celery_lowkiq.integration.calls.call_form import ARGUMENTS_SHOWN, Arguments, PayloadsById
+from celery_lowkiq.integration.loops.bodies import Cancelled
 from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.rules.loggers import package_logger as logger
 
@@ -45,7 +46,10 @@ class LaneRequest(Request):
         """Do nothing: a thread cannot be cancelled; after a cold shutdown the job is recovered."""
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
-        """Warn that ``terminate=True`` has no effect."""
+        """Cancel the bodies of an ``async def`` task; else warn that ``terminate=True`` has no effect."""
+        run: Run | None = self.request_dict.get("lowkiq_run")
+        if run is not None and run.rules.loops and run.rules.loops.cancel(run.batch, Cancelled.REVOKED):
+            return
         logger.warning(
             "%s[%s] goes on: a lane is a thread, which nothing can end from outside (max_run= raises an "
             "alarm)",
@@ -56,6 +60,10 @@ class LaneRequest(Request):
     def dropped(self, reason: str) -> None:
         """End as REVOKED: a policy has dropped the payload."""
         self._announce_revoked(reason, False, None, False)  # type: ignore[attr-defined]
+
+    def terminated(self) -> None:
+        """End as REVOKED: the run of the call was cancelled."""
+        self._announce_revoked("terminated", True, None, False)  # type: ignore[attr-defined]
 
     def begins(self, consumer: Any) -> None:
         """Send signal and events, as Celery does for a broker message, and count the request as active."""

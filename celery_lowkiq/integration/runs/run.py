@@ -17,7 +17,7 @@ from celery_lowkiq.worker.forks import staying
 from .base_exceptions import ENDS_WORKER, as_failure, forget_tracebacks
 from .decisions import Decision, RunRules, decide_failure, decide_poison_pill, decide_rejection
 from .decode import DecodedBatch
-from .outcomes import ById, CallOutcome, cause_of
+from .outcomes import ById, CallOutcome, JobsFailed, cause_of, unwrap
 from .tracker_updates import TrackedCalls
 
 
@@ -55,7 +55,7 @@ class Run:
         self.decided: bool = False
         #: What becomes of its jobs and calls.
         self.decision: Decision = Decision(decoded)
-        self._rules = rules
+        self.rules: RunRules = rules
         self._result: Any = None
         #: Raised by the function: its jobs are done, and its calls get no result.
         self._ignored: Ignore | None = None
@@ -110,18 +110,21 @@ class Run:
             return self._fail(refused)
 
     def _fail(self, error: Exception) -> Exception | None:
-        decision = decide_failure(error, self.decoded, self._rules)
+        failed = unwrap(error)
+        if isinstance(failed, JobsFailed):
+            self._result = failed.results
+        decision = decide_failure(error, self.decoded, self.rules)
         self._described = decision.describe(error, time.time())
         self.decision, self._ignored, self.decided = decision, None, True
         return self._described
 
     def reject(self, error: Exception, requeue: bool) -> None:
         """The task has raised Reject."""
-        self.decision = decide_rejection(error, requeue, self.decision, self._rules)
+        self.decision = decide_rejection(error, requeue, self.decision, self.rules)
 
     def bury_poison_pill(self) -> None:
         """The batch must not run: it took workers down too often."""
-        self.decision, self.decided = decide_poison_pill(self.decoded, self._rules), True
+        self.decision, self.decided = decide_poison_pill(self.decoded, self.rules), True
 
     def replace_calls(self, replace_call: Callable[[], Any]) -> None:
         """The function has replaced the task: ``replace_call`` does so for each call."""
@@ -131,7 +134,7 @@ class Run:
         """The payloads by id, in new objects."""
         jobs = self.decoded.jobs_by_id.values()
         return {
-            job.claimed.id: [self._rules.codec.load(job.claimed.payloads[n].data) for n in job.positions]
+            job.claimed.id: [self.rules.codec.load(job.claimed.payloads[n].data) for n in job.positions]
             for job in jobs
         }
 

@@ -14,6 +14,7 @@ from celery.worker import state
 
 from celery_lowkiq.integration.app.context import AppContext
 from celery_lowkiq.integration.app.safe_logging import safe_logger as logger
+from celery_lowkiq.integration.loops.loops import Loops
 from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Batch, Disposition, Settlement
 from celery_lowkiq.store.jobs.call_records import CallReader
@@ -30,6 +31,7 @@ from .plain_run import PlainRuns
 from .request import IGNORED_RESULT, call_request, run_request
 from .retry_policy import policy_of
 from .run import Run
+from .task_function import RunRevoked
 from .tracing import traced
 from .tracker_updates import TrackedCalls
 
@@ -62,11 +64,13 @@ class CeleryRunner:
         self._tracker_store = tracker_store
         self._dying = _DyingRuns()
         self._buffers = ResultBuffers()
+        #: Of ``async def`` tasks; the owner of the runner closes them.
+        self.loops: Loops = Loops(context.settings)
         self.add_tasks(tasks)
 
     def add_tasks(self, tasks: Mapping[str, Any]) -> None:
         """Add tasks, by the names of their queues."""
-        of_app = self._context.codec, self._context.record_codec, self._context.settings
+        of_app = self._context.codec, self._context.record_codec, self._context.settings, self.loops
         rules = {name: RunRules(task, policy_of(task), *of_app) for name, task in tasks.items()}
         # Lanes read these meanwhile.
         self._rules = {**self._rules, **rules}
@@ -173,6 +177,8 @@ class CeleryRunner:
             return False
         if info is None:
             return True
+        if isinstance(info.retval, RunRevoked):
+            return False
         if info.state == REJECTED:
             run.reject(info.retval, info.retval.requeue)
             return False

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, overload
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Protocol, overload
 
 from celery import Celery, shared_task
 from celery.app.task import Task
@@ -24,7 +24,11 @@ from .task import OrderedTask
 Batch = dict[str, list[Any]]
 Function = Callable[[Batch], R]
 BoundFunction = Callable[[Any, Batch], R]
+#: The function of a task with ``per_id=True``: the id, and its payloads.
+IdFunction = Callable[[str, list[Any]], R]
+BoundIdFunction = Callable[[Any, str, list[Any]], R]
 P = ParamSpec("P")
+Awaited = Coroutine[Any, Any, R]
 TaskT = TypeVar("TaskT", bound=OrderedTask[Any])
 
 
@@ -54,46 +58,110 @@ if TYPE_CHECKING:
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
+    class AsyncTask(OrderedTask[R]):
+        """A task whose function is ``async def``: a direct call is that of its function."""
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Awaited[R]: ...  # type: ignore[override]
+
+        def run(self, *args: Any, **kwargs: Any) -> Awaited[R]: ...
+
+    class AsyncInPlaceTask(InPlaceTask[P, R]):
+        """A task with ``by=`` whose function is ``async def``."""
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Awaited[R]: ...  # type: ignore[override]
+
+        def run(self, *args: P.args, **kwargs: P.kwargs) -> Awaited[R]: ...
+
+    class _Plain(Protocol):
+        @overload
+        def __call__(self, function: Function[Awaited[R]], /) -> AsyncTask[R]: ...
+        @overload
+        def __call__(self, function: Function[R], /) -> OrderedTask[R]: ...
+
+    class _Bound(Protocol):
+        @overload
+        def __call__(self, function: BoundFunction[Awaited[R]], /) -> AsyncTask[R]: ...
+        @overload
+        def __call__(self, function: BoundFunction[R], /) -> OrderedTask[R]: ...
+
+    class _PerId(Protocol):
+        @overload
+        def __call__(self, function: IdFunction[Awaited[R]], /) -> AsyncTask[R]: ...
+        @overload
+        def __call__(self, function: IdFunction[R], /) -> OrderedTask[R]: ...
+
+    class _BoundPerId(Protocol):
+        @overload
+        def __call__(self, function: BoundIdFunction[Awaited[R]], /) -> AsyncTask[R]: ...
+        @overload
+        def __call__(self, function: BoundIdFunction[R], /) -> OrderedTask[R]: ...
+
+    class _InPlace(Protocol):
+        @overload
+        def __call__(self, function: Callable[P, Awaited[R]], /) -> AsyncInPlaceTask[P, R]: ...
+        @overload
+        def __call__(self, function: Callable[P, R], /) -> InPlaceTask[P, R]: ...
+
+    class _BoundInPlace(Protocol):
+        @overload
+        def __call__(
+            self, function: Callable[Concatenate[Any, P], Awaited[R]], /
+        ) -> AsyncInPlaceTask[P, R]: ...
+        @overload
+        def __call__(self, function: Callable[Concatenate[Any, P], R], /) -> InPlaceTask[P, R]: ...
+
+
+# The overload of an async def function comes before that of any function, which would take it, too.
+
+
+@overload
+def ordered_task(function: Function[Awaited[R]], **options: Unpack[TaskOptions]) -> AsyncTask[R]: ...
+
 
 @overload
 def ordered_task(function: Function[R], **options: Unpack[TaskOptions]) -> OrderedTask[R]: ...
 
 
 @overload
-def ordered_task(
-    *, by: By, bind: Literal[True], **options: Unpack[InPlaceOptions]
-) -> Callable[[Callable[Concatenate[Any, P], R]], InPlaceTask[P, R]]: ...
+def ordered_task(*, by: By, bind: Literal[True], **options: Unpack[InPlaceOptions]) -> _BoundInPlace: ...
+
+
+@overload
+def ordered_task(*, by: By, bind: Literal[False] = False, **options: Unpack[InPlaceOptions]) -> _InPlace: ...
 
 
 @overload
 def ordered_task(
-    *, by: By, bind: Literal[False] = False, **options: Unpack[InPlaceOptions]
-) -> Callable[[Callable[P, R]], InPlaceTask[P, R]]: ...
+    *, per_id: Literal[True], bind: Literal[True], **options: Unpack[TaskOptions]
+) -> _BoundPerId: ...
 
 
 @overload
 def ordered_task(
-    *, bind: Literal[True], **options: Unpack[TaskOptions]
-) -> Callable[[BoundFunction[R]], OrderedTask[R]]: ...
+    *, per_id: Literal[True], bind: Literal[False] = False, **options: Unpack[TaskOptions]
+) -> _PerId: ...
+
+
+@overload
+def ordered_task(*, bind: Literal[True], **options: Unpack[TaskOptions]) -> _Bound: ...
 
 
 @overload
 def ordered_task(
-    *, base: type[TaskT], bind: bool = False, **options: Unpack[TaskOptions]
+    *, base: type[TaskT], bind: bool = False, per_id: bool = False, **options: Unpack[TaskOptions]
 ) -> Callable[[Callable[..., Any]], TaskT]: ...
 
 
 @overload
-def ordered_task(
-    *, bind: Literal[False] = False, **options: Unpack[TaskOptions]
-) -> Callable[[Function[R]], OrderedTask[R]]: ...
+def ordered_task(*, bind: Literal[False] = False, **options: Unpack[TaskOptions]) -> _Plain: ...
 
 
 def ordered_task(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Make an ordered task of a function, with or without options, before or after any app exists.
 
-    The function is called with ``{id: [payload, ...]}``, or with ``by=``, as its callers call it. Options are
-    those of :class:`TaskOptions`; ``app`` registers the task in that app only, else it belongs to every app.
+    The function, which may be ``async def``, is called with ``{id: [payload, ...]}``, with ``per_id=True``
+    with an id and its payloads, or with ``by=`` as its callers call it. Options are those of
+    :class:`TaskOptions`; ``app`` registers the task in that app only, else it belongs to every app.
     A task of Celery's in place of the function is made ordered itself.
     Raises ConfigurationError for an invalid option, and for a function that a lane cannot call.
     """
@@ -107,9 +175,9 @@ def ordered_task(function: Callable[..., Any] | None = None, **options: Any) -> 
         with naming(str(options.get("name") or getattr(function, "__qualname__", function))):
             base = _ordered(options.get("base", AppBoundTask))
             check_names_of(options, base)
-            check_options(options, base)
-            by = options.get("by", getattr(base, "by", None))
-            check_function(function, bool(options.get("bind")), by)
+            check_options({**options, "run": function}, base)
+            by, per_id = (options.get(name, getattr(base, name, None)) for name in ("by", "per_id"))
+            check_function(function, bool(options.get("bind")), by, bool(per_id))
         attributes = {**as_attributes(options), "base": base}
         if app is None:
             shared_task(**attributes)(function)

@@ -68,7 +68,7 @@ def _check(task: Any, options: Mapping[str, Any]) -> None:
     check_queue_name(options.get("queue_name") or task.name)
     check_names_of(options, OrderedTask, type(task))
     check_options({**_own_options(task), **options}, OrderedTask)
-    check_function(*function_of(type(task)), options.get("by"))
+    check_function(*function_of(type(task)), options.get("by"), bool(options.get("per_id")))
 
 
 def _own_options(task: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from celery.app.annotations import resolve_all as resolve_all_annotations
 from celery_lowkiq.integration.app.option_names import check_option_names
 from celery_lowkiq.integration.app.rate_limits import read_rate
 from celery_lowkiq.integration.calls.call_form import PYDANTIC_WRAPPER, By, SignatureForm
+from celery_lowkiq.integration.runs.task_function import is_async
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.layout import MAX_SHARDS
 from celery_lowkiq.rules.validators import (
@@ -38,7 +39,6 @@ QUEUE_NAME = matching(
     "1 to 255 printable ASCII characters without space and braces",
     lambda value: isinstance(value, str) and bool(re.fullmatch(r"[!-z|~]{1,255}", value)),
 )
-RIGHT_FORM = "def sync_order(payloads_by_id): ..."
 
 MergeRule = Literal["min", "max"]
 
@@ -74,6 +74,7 @@ class CeleryOptions(TypedDict, total=False):
     retry_kwargs: dict[str, Any]
     send_events: bool
     shared: bool
+    soft_time_limit: float | None
     store_errors_even_if_ignored: bool
     throws: Exceptions
     track_started: bool
@@ -178,10 +179,20 @@ class TaskOptions(BasicOptions, RetryOptions, QueueOptions, CeleryOptions, total
 
 
 class InPlaceOptions(TaskOptions, KeptSignatureOptions, total=False):
-    """All options but ``by``, for a task that has it."""
+    """All options but ``by`` and ``per_id``, which change what a function takes."""
 
 
 class _AllOptions(InPlaceOptions, total=False):
+    per_id: Annotated[
+        bool,
+        Option(
+            False,
+            boolean,
+            "Whether the function is called for each id of a batch, as `f(id, payloads)`. It returns the "
+            "result of the id, and its exception fails this id only. See [a function of one id]"
+            "(async-tasks.md#a-function-of-one-id).",
+        ),
+    ]
     by: Annotated[
         By | None,
         Option(
@@ -218,7 +229,8 @@ def check_options(options: Mapping[str, Any], base: Any) -> None:
     conflicts = (*_call_conflicts(all_options), *queue_conflicts(all_options), *retry_conflicts(given))
     for name, expected, fix in conflicts:
         raise ConfigurationError(invalid(name, all_options[name], expected, fix))
-    check_celery_options(options, keeps_signature=all_options["by"] is not None)
+    keeps_signature = all_options["by"] is not None
+    check_celery_options(options, keeps_signature, is_async(options.get("run", getattr(base, "run", None))))
 
 
 _ALONE = "Each call of a task with by= runs alone: take it out"
@@ -228,6 +240,7 @@ _WITHOUT_BY = {
     "batch_size": (1, _ALONE),
     "max_payloads_per_run": (None, _ALONE),
     "keep": ("all", "Use latest=True to run the newest call alone"),
+    "per_id": (False, _ALONE),
 }
 #: Options that need by=: their default, and what to do.
 _WITH_BY = {
@@ -272,20 +285,20 @@ def check_queue_name(name: str) -> None:
 def function_of(cls: type) -> tuple[Callable[..., Any], bool]:
     """Return the function of a task class, and whether it takes the task as ``self``."""
     run = inspect.getattr_static(cls, "run")
+    run = getattr(run, "lowkiq_own", run)
     return (run.__func__, False) if isinstance(run, staticmethod) else (run, True)
 
 
-def check_function(function: Callable[..., Any], bound: bool, by: By | None = None) -> None:
-    """Raises ConfigurationError unless a lane can call the function, with the payloads by id or, with
-    ``by``, the arguments of a call.
+def check_function(
+    function: Callable[..., Any], bound: bool, by: By | None = None, per_id: bool = False
+) -> None:
+    """Raises ConfigurationError unless a lane can call the function: with the payloads by id; ``per_id``,
+    with an id and its payloads; or with ``by``, with the arguments of a call.
     """
     name = getattr(function, "__qualname__", repr(function))
     if by is None and getattr(function, "__globals__", {}).get("__name__") == PYDANTIC_WRAPPER:
         check_celery_options({"pydantic": True})
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        form = RIGHT_FORM if by is None else "a function without async"
-        raise ConfigurationError(f"{name} is async, which a lane cannot run: write {form}")
-    if inspect.isgeneratorfunction(function):
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigurationError(
             f"{name} is a generator, whose body would never run: write a function without yield"
         )
@@ -296,13 +309,13 @@ def check_function(function: Callable[..., Any], bound: bool, by: By | None = No
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         return
+    taken = "an id and its payloads" if per_id else "one argument, the payloads by id"
+    given = [*(["self"] if bound else []), *(["id", "payloads"] if per_id else ["payloads_by_id"])]
     try:
-        signature.bind(*([None, None] if bound else [None]))
+        signature.bind(*given)
     except TypeError:
-        form = "def sync_order(self, payloads_by_id): ..." if bound else RIGHT_FORM
-        raise ConfigurationError(
-            f"{name}{signature} cannot be called with one argument, the payloads by id: write {form}"
-        ) from None
+        form = f"def sync_order({', '.join(given)}): ..."
+        raise ConfigurationError(f"{name}{signature} cannot be called with {taken}: write {form}") from None
 
 
 def as_attributes(options: Mapping[str, Any], owner: str = "") -> dict[str, Any]:

@@ -19,6 +19,7 @@ from celery_lowkiq.integration.calls.sent_times import install
 from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.integration.records.orphans import finish_orphaned_calls
 from celery_lowkiq.integration.runs.outcomes import BusinessFailure
+from celery_lowkiq.integration.runs.task_function import adapt_function
 from celery_lowkiq.rules.diagnosis import Terms
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.models import Merge, QueueSpec
@@ -71,7 +72,7 @@ class OrderedTask(AsyncCallMixin[R], RunMixin[R], OrderedTaskMarker):
         with naming(str(declared.get("name") or cls.__qualname__)):
             check_names_of(data_names(declared), *cls.__bases__)
         if declared.get("run") is not None:
-            check_function(*function_of(cls), cls.by)
+            check_function(*function_of(cls), cls.by, cls.per_id)
         for name, value in as_attributes(declared, cls.__qualname__).items():
             if value is not declared[name]:
                 setattr(cls, name, value)
@@ -89,6 +90,7 @@ class OrderedTask(AsyncCallMixin[R], RunMixin[R], OrderedTaskMarker):
             check_annotations(cls, app)
             if cls.queue_name is None:
                 check_queue_name(cls.name)
+        adapt_function(cls)
         add_step(app, cls.queue_name or cls.name)
         adopt_on_commit(cls, app)
 

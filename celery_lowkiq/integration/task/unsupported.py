@@ -7,10 +7,11 @@ from typing import Any, NoReturn
 
 from celery_lowkiq.integration.app.option_names import check_call_names
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall
-from celery_lowkiq.rules.validators import invalid
+from celery_lowkiq.rules.validators import invalid, is_number
 
 FIXED = "the number of lanes is fixed when the worker starts. Use -c, or lowkiq_lanes"
 ENDLESS = "a lane is a thread, which cannot be stopped from outside. Use max_run= for an alarm"
+_SOFT = f"{ENDLESS}, or an async def task, whose decorator takes soft_time_limit="
 _MERGED = "calls of one id are merged into one job"
 _STORED = "calls go to the store, not to a broker"
 _SHOWN = (
@@ -20,7 +21,7 @@ _SHOWN = (
 #: Refused at a call and at the decorator.
 _BOTH = {
     "time_limit": ENDLESS,
-    "soft_time_limit": ENDLESS,
+    "soft_time_limit": _SOFT,
     "compression": "payloads are stored as their serializer writes them. Send a reference to large data",
     "serializer": f"{_MERGED}, so all have one serializer. Set lowkiq_serializer",
     "exchange": f"{_STORED}. Use queue_name= to name the ordered queue",
@@ -61,9 +62,16 @@ _RETRY = ("exc", "countdown", "eta", "max_retries", "throw")
 _INLINE = {"celery.map": "map", "celery.starmap": "starmap"}
 
 
-def check_celery_options(options: Mapping[str, Any], keeps_signature: bool = False) -> None:
+def check_celery_options(
+    options: Mapping[str, Any], keeps_signature: bool = False, is_async: bool = False
+) -> None:
     """Raises ConfigurationError for the first option of the decorator, or of a class, that is refused."""
+    limit = options.get("soft_time_limit")
+    if is_async and limit is not None and not (is_number(limit, 0) and limit > 0):
+        raise ConfigurationError(invalid("soft_time_limit", limit, "seconds above 0"))
     for name, reason in REFUSED.items():
+        if is_async and name == "soft_time_limit":
+            continue
         if options.get(name) not in (None, False) and not (keeps_signature and name in _OF_PLAIN_TASKS):
             raise ConfigurationError(invalid(name, options[name], f"no {name}=, since {reason}"))
     if options.get("retry_backoff") and not (options.get("autoretry_for") or keeps_signature):
@@ -96,7 +104,7 @@ def check_message(task: str, headers: Mapping[str, Any], properties: Mapping[str
             _refuse(name, properties[name], task, _BY_NAME.format(name=name))
     for name, value in zip(("time_limit", "soft_time_limit"), headers.get("timelimit") or (), strict=False):
         if value is not None:
-            _refuse(name, value, task, ENDLESS)
+            _refuse(name, value, task, _BOTH[name])
 
 
 def _refuse(name: str, value: Any, task: str, reason: str) -> NoReturn:

@@ -1,0 +1,143 @@
+"""Calls the function of a task that is ``async def``, or has ``per_id=True``, as a function of a batch."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from celery.app.task import Context
+from celery.exceptions import Ignore, SoftTimeLimitExceeded
+
+from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.loops.bodies import Bodies, Cancelled
+from celery_lowkiq.integration.loops.context_stack import ContextStack
+from celery_lowkiq.integration.loops.event_loop import NoLoop
+from celery_lowkiq.integration.loops.loops import run_alone
+
+from .base_exceptions import ENDS_WORKER, as_failure
+from .decisions import RETURN_DELAY
+from .outcomes import Again, ById, JobsFailed
+
+#: Key of the only body of a function that is called once for all.
+WHOLE = ""
+#: Returns the attributes that a request has; ``vars()`` would complete one of a plain run.
+_attributes = Context.__dict__["__dict__"].__get__
+
+
+class RunRevoked(Ignore):
+    """The run was ended by ``revoke(terminate=True)``: its calls end as REVOKED."""
+
+
+def is_async(function: Any) -> bool:
+    """Whether a function, or what its decorators wrap, is ``async def``."""
+    found = function.__func__ if isinstance(function, staticmethod) else function
+    return inspect.iscoroutinefunction(inspect.unwrap(found))
+
+
+def adapt_function(cls: Any) -> None:
+    """Give a task class a ``run`` that its lane can call, if its function is none."""
+    own = inspect.getattr_static(cls, "run")
+    if hasattr(own, "lowkiq_own") or not (cls.per_id or is_async(own)):
+        return
+
+    @functools.wraps(own)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return _call(self, own.__get__(self, type(self)), args, kwargs)
+
+    run.__dict__["lowkiq_own"] = own
+    cls.run = run
+    if is_async(own):
+        cls.request_stack = ContextStack()
+
+
+def _call(task: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call the function in a run, to its end. A direct call is the function's own."""
+    request = task.request_stack.top
+    if request is None or request.called_directly:
+        return function(*args, **kwargs)
+    attributes = _attributes(request)
+    if "lowkiq_began" in attributes:
+        # ``await self.run(...)`` in the function.
+        return function(*args, **kwargs)
+    request.lowkiq_began = True
+    run = attributes.get("_plain") or attributes.get("lowkiq_run")
+    if task.per_id:
+        return _call_per_id(task, function, args[0], run)
+    result = function(*args, **kwargs)
+    if not asyncio.iscoroutine(result):
+        return result
+    values, errors = _run(task, {WHOLE: result}, run)
+    if errors:
+        raise errors[WHOLE]
+    return values[WHOLE]
+
+
+def _call_per_id(
+    task: Any, function: Callable[..., Any], payloads_by_id: Mapping[str, Any], run: Any
+) -> ById:
+    values = ById()
+    errors: dict[str, BaseException] = {}
+    for job_id, payloads in payloads_by_id.items():
+        try:
+            values[job_id] = function(job_id, payloads)
+        except ENDS_WORKER:
+            raise
+        except BaseException as error:  # noqa: BLE001 - it fails one id
+            errors[job_id] = error
+    coroutines = {job_id: value for job_id, value in values.items() if asyncio.iscoroutine(value)}
+    if coroutines:
+        found, failed = _run(task, coroutines, run)
+        values = ById({job_id: found.get(job_id, value) for job_id, value in values.items()})
+        errors |= failed
+    for failure in errors.values():
+        if len(payloads_by_id) == 1 or isinstance(failure, (RunRevoked, *ENDS_WORKER)):
+            raise failure
+    if errors:
+        results = {job_id: value for job_id, value in values.items() if job_id not in errors}
+        raise JobsFailed({job_id: as_failure(error) for job_id, error in errors.items()}, results)
+    return values
+
+
+def _run(
+    task: Any, coroutines: Mapping[str, Coroutine[Any, Any, Any]], run: Any
+) -> tuple[dict[str, Any], dict[str, BaseException]]:
+    """Run coroutines together. Returns what they returned and raised. ``run``: None outside a worker."""
+    name = threading.current_thread().name
+    try:
+        if run is None:
+            bodies = Bodies(task, coroutines, name)
+            run_alone(context_of(task._get_app()).settings, bodies)
+        else:
+            bodies = Bodies(task, coroutines, name, run.batch)
+            run.rules.loops.run(bodies)
+    except NoLoop as error:
+        raise Again(after=RETURN_DELAY) from error
+    finally:
+        for coroutine in coroutines.values():
+            if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+                coroutine.close()
+    values, errors = {}, {}
+    for key, body in bodies.by_id.items():
+        if body.error is None:
+            values[key] = body.value
+        else:
+            errors[key] = _meaning(body.error, bodies.reason, task)
+    return values, errors
+
+
+def _meaning(error: BaseException, reason: Cancelled | None, task: Any) -> BaseException:
+    """The error of a body; if it was cancelled and obeyed, what that means for its run."""
+    if reason is None or not isinstance(error, asyncio.CancelledError):
+        return error
+    meaning: Exception
+    if reason is Cancelled.TIMEOUT:
+        meaning = SoftTimeLimitExceeded(task.soft_time_limit)
+    elif reason is Cancelled.REVOKED:
+        meaning = RunRevoked("terminated")
+    else:
+        meaning = Again(after=RETURN_DELAY)
+    return meaning.with_traceback(error.__traceback__)
