@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             exclusion=given.exclusion,
             faults=frozenset(filter(None, given.faults.split(","))),
             redis_url=given.redis,
+            awaits=given.awaits,
         )
         _say(
             f"seed {seed}, {options.nodes} nodes, {options.seconds:g} s, lease {options.lease:g} s, "
@@ -90,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"any of {','.join(FAULTS)}; default %(default)s",
     )
     parser.add_argument("--redis", metavar="URL", help="your Redis, in place of one of its own")
+    parser.add_argument("--async", action="store_true", dest="awaits", help="the task is an async def")
     parser.add_argument("--compare-celery", action="store_true", help="plain Celery's losses beside ours")
     parser.add_argument("--jobs", type=int, default=2000, help="jobs of the comparison (2000)")
     parser.add_argument("--kills", type=int, default=10, help="kills of the comparison (10)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
@@ -37,6 +38,8 @@ class Stage:
     shards: int = 12
     batch_size: int = 10
     exclusion: str = "cooperative"
+    #: Whether the task is an ``async def``.
+    awaits: bool = False
     #: Fixed seconds of work an id; None draws them.
     work: float | None = None
 
@@ -69,7 +72,28 @@ def add_task(app: Celery, stage: Stage, journal: Journal | None = None, recordin
     runs = itertools.count()
     chance = random.Random()
 
-    @ordered_task(
+    def begin(task: Any, payloads_by_id: dict[str, list[int]]) -> tuple[Journal, int, float]:
+        assert journal is not None
+        run, info = next(runs), task.request.lowkiq
+        claimed_at = recording.claimed_at() if recording is not None else time.monotonic()
+        place = {"thread": threading.get_ident(), "shard": info.shard, "epoch": info.fence}
+        journal.note("start", run=run, payloads=payloads_by_id, claimed_at=claimed_at, **place)
+        return journal, run, sum(_seconds(chance, stage) for _ in payloads_by_id)
+
+    def work(self: Any, payloads_by_id: dict[str, list[int]]) -> None:
+        ledger, run, seconds = begin(self, payloads_by_id)
+        time.sleep(seconds)
+        ledger.note("end", run=run)
+
+    async def awaiting_work(self: Any, payloads_by_id: dict[str, list[int]]) -> None:
+        ledger, run, seconds = begin(self, payloads_by_id)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            # Also when it is cancelled, since its lease is lost.
+            ledger.note("end", run=run)
+
+    decorate: Any = ordered_task(
         app=app,
         name=stage.queue,
         shards=stage.shards,
@@ -77,16 +101,7 @@ def add_task(app: Celery, stage: Stage, journal: Journal | None = None, recordin
         max_crashes=1000,
         bind=True,
     )
-    def work(self: Any, payloads_by_id: dict[str, list[int]]) -> None:
-        assert journal is not None
-        run, info = next(runs), self.request.lowkiq
-        claimed_at = recording.claimed_at() if recording is not None else time.monotonic()
-        place = {"thread": threading.get_ident(), "shard": info.shard, "epoch": info.fence}
-        journal.note("start", run=run, payloads=payloads_by_id, claimed_at=claimed_at, **place)
-        time.sleep(sum(_seconds(chance, stage) for _ in payloads_by_id))
-        journal.note("end", run=run)
-
-    return work
+    return decorate(awaiting_work if stage.awaits else work)
 
 
 def _seconds(chance: random.Random, stage: Stage) -> float:

@@ -33,6 +33,8 @@ class Options:
     shards: int = 12
     ids: int = 100
     app: str = APP
+    #: Whether the task is an ``async def``.
+    awaits: bool = False
 
     def __post_init__(self) -> None:
         """Raises ConfigurationError."""

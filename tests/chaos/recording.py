@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from celery import Celery
@@ -20,11 +20,14 @@ from .journal import Journal
 
 
 class Recording:
-    """The node's journal, as its store and its task share it. Claim and task run in the lane's thread."""
+    """The node's journal, as its store and its task share it.
+
+    The context of a lane has the claim; a coroutine that runs for the lane inherits it.
+    """
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
-        self._lane = threading.local()
+        self._claim: ContextVar[tuple[Lease, int, float] | None] = ContextVar("claim", default=None)
 
     def record(self, app: Celery) -> None:
         """Record the stores that the app opens for its workers."""
@@ -34,13 +37,15 @@ class Recording:
 
     def claims(self, lease: Lease, request: int) -> None:
         """A claim is asked for; asked again, it may have been answered the first time."""
-        if getattr(self._lane, "request", None) != (lease, request):
-            self._lane.request, self._lane.claimed_at = (lease, request), time.monotonic()
+        claim = self._claim.get()
+        if claim is None or claim[:2] != (lease, request):
+            self._claim.set((lease, request, time.monotonic()))
 
     def claimed_at(self) -> float:
-        """When this thread first asked for what it runs now."""
-        claimed_at: float = self._lane.claimed_at
-        return claimed_at
+        """When this lane first asked for what it runs now."""
+        claim = self._claim.get()
+        assert claim is not None
+        return claim[2]
 
 
 class RecordedStore:

@@ -125,6 +125,7 @@ def _stage_of(options: Options, directory: Path, url: str) -> Stage:
         lease=options.lease,
         shards=options.shards,
         exclusion=options.exclusion,
+        awaits=options.awaits,
     )
 
 

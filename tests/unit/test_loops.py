@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import logging
 import threading
@@ -181,10 +182,8 @@ def test_a_body_that_does_not_obey_is_logged_with_its_stack(node, monkeypatch, c
 
     async def stubborn_inside():
         while not go_on.is_set():
-            try:
+            with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(0.01)
-            except asyncio.CancelledError:
-                pass
         return "went on"
 
     async def stubborn():

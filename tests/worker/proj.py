@@ -167,6 +167,24 @@ def add_more(app: Celery) -> None:
         FORKS.get(what, print)(app)
         note("end", id=job_id)
 
+    @ordered_task(**ordered, name="awaits", shards=1, per_id=True, batch_size=2, max_crashes=2)
+    async def awaits(job_id: str, payloads: list[Any]) -> None:
+        note("start", id=job_id)
+        what = payloads[0]
+        try:
+            await asyncio.sleep(0.01)
+            if what == "exit":
+                raise SystemExit(3)
+            if what == "stop":
+                asyncio.get_running_loop().stop()
+                await asyncio.sleep(60)
+            if what == "fork":
+                forked(int)
+            if what == "sleep":
+                await asyncio.sleep(60)
+        finally:
+            note("end", id=job_id)
+
 
 def make_app(**settings: Any) -> Celery:
     """A new app with its own tasks."""

@@ -167,6 +167,8 @@ class RunMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         In a run of several calls, it replaces each call that has a record.
         """
         run = getattr(self.request, "lowkiq_run", None)
+        if self.per_id and run is not None and len(run.decoded.jobs) > 1:
+            raise InvalidCall("self.replace() replaces the calls of all ids of a run: set batch_size=1")
         if run is None or not run.has_callers:
             return super().replace(sig)
         run.replace_calls(lambda: self.replace(sig.clone()))
