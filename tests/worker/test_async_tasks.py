@@ -356,15 +356,13 @@ async def sync(job_id, payloads):
         raise ValueError("a bad one")
 """
 COMMON = """
-import pytest
-import proj
+import proj, pytest
 from proj import app, seen, sync
 
 @pytest.fixture
 def lowkiq_app(lowkiq_server):
     app.conf.broker_url = lowkiq_server.url
     return app
-
 """
 
 

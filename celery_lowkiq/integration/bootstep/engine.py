@@ -12,7 +12,6 @@ from kombu.utils.imports import symbol_by_name
 
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.app.rate_limits import read_rate
-from celery_lowkiq.integration.loops.loops import Loops
 from celery_lowkiq.integration.runs.log_filter import install_batch_filter
 from celery_lowkiq.integration.runs.runner import CeleryRunner
 from celery_lowkiq.rules.clock import SystemClock
@@ -105,7 +104,6 @@ class Engine:
         self._runner = CeleryRunner(tasks, consumer, context, CallReader(client), TrackerStore(client))
         self._host = CeleryHost(consumer, self._runner)
         self._metrics = _open_metrics(consumer.app, consumer.hostname)
-        self._loops = self._watched_loops()
         self._exclusion: Exclusion = Cooperative()
         if settings.exclusion == "strict":
             self._exclusion = Strict(KernelTimer(), KillLogger(SystemClock()))
@@ -132,6 +130,8 @@ class Engine:
     def start(self) -> None:
         """Start the lanes, and the metrics server of ``lowkiq_metrics_port``."""
         self._stop = drain_on_signal(self._consumer.controller, self.runtime)
+        self._runner.loops.meter = (self._metrics or NULL_METER).loop_lag
+        self._runner.loops.died = self._on_dead_loop
         self.runtime.start()
         if self._metrics is not None:
             self._metrics.serve(self.runtime)
@@ -147,11 +147,11 @@ class Engine:
         self._stop()
         if is_cold_shutdown():
             runtime.abandon()
-            self._loops.close()
+            self._runner.loops.close()
             runtime.join(COLD_SHUTDOWN_TIMEOUT)
         else:
             drain(self._consumer, runtime, context_of(self._consumer.app).settings.shutdown_timeout)
-            if self._loops.close():
+            if self._runner.loops.close():
                 # What was cancelled goes back to the queue.
                 runtime.join(COLD_SHUTDOWN_TIMEOUT)
         if self._metrics is not None:
@@ -165,12 +165,6 @@ class Engine:
             self._exclusion.close()
         if self._host.exitcode is not None:
             controller.exitcode = self._host.exitcode
-
-    def _watched_loops(self) -> Loops:
-        loops = self._runner.loops
-        loops.meter = (self._metrics or NULL_METER).loop_lag
-        loops.died = self._on_dead_loop
-        return loops
 
     def _on_dead_loop(self, error: BaseException | None) -> None:
         if error is not None:

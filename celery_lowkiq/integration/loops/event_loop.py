@@ -186,7 +186,7 @@ class NodeLoop(EventLoop):
                 raise NoLoop("the event loop is closed")
             if self._dead:
                 raise SystemExit(EXIT_CRASHED)
-            self.running |= {bodies}
+            super()._add(bodies)
 
     def _submit(self, bodies: Bodies) -> None:
         bodies.when_ended = bodies.ended.release
