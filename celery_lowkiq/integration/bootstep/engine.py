@@ -12,7 +12,7 @@ from kombu.utils.imports import symbol_by_name
 
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.app.rate_limits import read_rate
-from celery_lowkiq.integration.runs.log_filter import install_batch_filter
+from celery_lowkiq.integration.runs.log_lines import set_up_log
 from celery_lowkiq.integration.runs.runner import CeleryRunner
 from celery_lowkiq.rules.clock import SystemClock
 from celery_lowkiq.rules.errors import ConfigurationError
@@ -97,7 +97,7 @@ class Engine:
         warn_unknown_weights(tasks, settings.queue_weights)
         warn_unknown_plain(consumer.app, settings.plain)
         _warn_idle_lanes(lanes, sum(spec.shards for spec in specs if spec.name in served))
-        install_batch_filter()
+        set_up_log()
         self._consumer = consumer
         self._store = context.open_store(lanes + OTHER_CONNECTIONS)
         client = self._store.client
