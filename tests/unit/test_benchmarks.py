@@ -17,6 +17,7 @@ from benchmarks.report import (
     Change,
     changes,
     compare,
+    guard,
     into,
     measured,
     number,
@@ -157,6 +158,15 @@ def test_runs_are_compared_by_processor_time_too():
 def test_only_what_became_slower_by_more_than_5_percent_is_marked():
     lines = changes([Change("a", 0.051, "other"), Change("b", 0.049, "machine"), Change("c", -0.5, "other")])
     assert [line.split("|")[1].strip() for line in lines.splitlines() if "SLOWER" in line] == ["a"]
+
+
+def test_the_guard_fails_when_a_row_is_slower(capsys):
+    before, worse = row(others=beside(100.0)), row(ours=10.6, others=beside(100.0))
+    guard([before], [row(ours=10.4, others=beside(100.0)), row(name="new")])
+    assert "SLOWER" not in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="slower than before: r"):
+        guard([before], [worse])
+    assert "SLOWER" in capsys.readouterr().out
 
 
 def cells_of(text: str) -> list[list[str]]:
