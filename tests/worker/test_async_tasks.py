@@ -357,12 +357,12 @@ async def sync(job_id, payloads):
 """
 COMMON = """
 import proj, pytest
-from proj import app, seen, sync
+from proj import seen, sync
 
 @pytest.fixture
 def lowkiq_app(lowkiq_server):
-    app.conf.broker_url = lowkiq_server.url
-    return app
+    proj.app.conf.broker_url = lowkiq_server.url
+    return proj.app
 """
 
 
