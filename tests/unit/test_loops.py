@@ -153,9 +153,10 @@ def test_a_stack_of_requests_is_inherited_by_tasks_and_not_shared():
 
 @pytest.mark.parametrize("reason", [Cancelled.LOST, Cancelled.REVOKED, Cancelled.TIMEOUT, Cancelled.STOPPING])
 def test_a_body_is_cancelled_where_it_awaits(loops, reason):
-    done = []
+    began, done = threading.Event(), []
 
     async def cleans_up():
+        began.set()
         try:
             await asyncio.sleep(600)
         finally:
@@ -163,12 +164,12 @@ def test_a_body_is_cancelled_where_it_awaits(loops, reason):
 
     limited = SimpleNamespace(name="sync", soft_time_limit=0.1 if reason is Cancelled.TIMEOUT else None)
     run = Run(loops, cleans_up(), limited)
+    assert began.wait(60)
     if reason is Cancelled.LOST:
         run.batch.lost.set()
     elif reason is Cancelled.REVOKED:
-        eventually(lambda: loops.cancel(run.batch, reason))
+        assert loops.cancel(run.batch, reason)
     elif reason is Cancelled.STOPPING:
-        eventually(lambda: run.bodies._tasks)
         assert loops.close()
         assert not loops.close()
     assert isinstance(run.join().error, asyncio.CancelledError)
@@ -231,7 +232,7 @@ def test_lanes_end_and_the_node_stops_when_the_loop_has_ended(node):
     assert repr(run.error) == "SystemExit(70)"
     assert died == [None]
     later = Run(node, sleeps())
-    later.join()
+    later.join().close()
     assert repr(later.error) == "SystemExit(70)"
 
 
