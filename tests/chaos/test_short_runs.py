@@ -18,8 +18,9 @@ OF_TIME = {"drain s", "takeover s", "hand-over s"}
 
 @pytest.mark.full
 @pytest.mark.parametrize("exclusion", ["cooperative", "strict"])
-def test_nothing_is_lost_overlaps_or_gets_out_of_order(exclusion):
-    options = Options(seed=1, nodes=2, seconds=4.0, exclusion=exclusion)
+@pytest.mark.parametrize("awaits", [False, True], ids=["def", "async def"])
+def test_nothing_is_lost_overlaps_or_gets_out_of_order(exclusion, awaits):
+    options = Options(seed=1, nodes=2, seconds=4.0, exclusion=exclusion, awaits=awaits)
     report = run(options, print)
     assert report.failed() - OF_TIME == set(), [gate for gate in report.gates if not gate.passed]
     assert report.figures["faults"] > 0

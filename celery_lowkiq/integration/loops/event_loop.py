@@ -147,7 +147,8 @@ class LaneLoop(EventLoop):
         self.loop.call_soon(self._begin, bodies)
 
     def _wait(self, bodies: Bodies) -> None:
-        self._run_forever()
+        if not bodies.over:
+            self._run_forever()
 
     def close(self) -> None:
         """Call ``lowkiq_loop_stop`` and close the loop."""

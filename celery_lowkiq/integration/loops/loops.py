@@ -85,7 +85,8 @@ class Loops:
         loop: LaneLoop | None = getattr(self._own, "loop", None)
         if loop is None:
             loop = self._own.loop = LaneLoop(self._settings, _ignore)
-            self._lanes = [*self._lanes, loop]
+            with self._lock:
+                self._lanes = [*self._lanes, loop]
         return loop
 
     def _of_node(self) -> NodeLoop:
