@@ -26,3 +26,5 @@ class Tally:
 
     def outage(self) -> None:
         self.outages += 1
+
+    def loop_lag(self, seconds: float) -> None: ...

@@ -214,6 +214,10 @@ class TestOnRetriesExhausted:
 
 
 class TestEachJob:
+    def test_the_results_of_the_others_can_be_pickled(self):
+        failed = pickle.loads(pickle.dumps(JobsFailed({"1": ValueError("boom")}, {"2": "done"})))
+        assert (repr(failed.errors), failed.results) == ("{'1': ValueError('boom')}", {"2": "done"})
+
     def test_every_kind_in_one_batch(self):
         def function(self, payloads_by_id):
             raise JobsFailed(

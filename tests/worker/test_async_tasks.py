@@ -10,7 +10,8 @@ import pytest
 from celery import Celery, current_task, signals
 from celery.exceptions import Ignore, SoftTimeLimitExceeded, TaskRevokedError
 
-from celery_lowkiq import Again, BusinessFailure, ordered_task
+from celery_lowkiq import Again, BusinessFailure, OrderedTask, ordered_task
+from celery_lowkiq.integration.app.settings import read_settings
 from tests.waiting import eventually
 from tests.worker.users import users_pytest
 
@@ -56,6 +57,17 @@ def test_a_function_of_a_batch(lowkiq, ordered):
     results = [sync.delay(n, "x") for n in range(3)]
     assert lowkiq.drain() == 1
     assert [result.get(WAIT) for result in results] == [{"0": ["x"], "1": ["x"], "2": ["x"]}] * 3
+
+
+def test_a_run_of_several_ids_replaces_no_call(lowkiq, lowkiq_app, ordered):
+    @ordered(per_id=True, batch_size=2, bind=True)
+    async def work(self, job_id, payloads):
+        self.replace(lowkiq_app.signature("other"))
+
+    results = [work.delay(n) for n in range(2)]
+    assert lowkiq.drain() == 1
+    errors = [str(result.get(WAIT, propagate=False)) for result in results]
+    assert errors == ["self.replace() replaces the calls of all ids of a run: set batch_size=1"] * 2
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
@@ -128,8 +140,6 @@ def test_a_function_that_keeps_its_signature(lowkiq, ordered):
 
 
 def test_a_class(lowkiq, lowkiq_app):
-    from celery_lowkiq import OrderedTask
-
     class Work(OrderedTask):
         name, abstract, shards, ignore_result, per_id = "of-a-class", False, 1, False, True
 
@@ -166,8 +176,6 @@ def test_autoretry_sees_the_error_of_a_coroutine(lowkiq, lowkiq_app):
 @pytest.mark.parametrize("loop", ["node", "lane"])
 def test_the_request_is_right_in_the_body_and_in_its_children(lowkiq, lowkiq_app, ordered, observed, loop):
     lowkiq_app.conf.lowkiq_loop = loop
-    from celery_lowkiq.integration.app.settings import read_settings
-
     lowkiq._context.settings = read_settings(lowkiq_app)
     found = {}
 
@@ -312,8 +320,6 @@ def test_a_lost_lease_cancels_the_bodies_of_its_shard(lowkiq, ordered):
 
 def test_a_worker_that_may_not_wait_cancels_its_bodies_and_returns_their_jobs(lowkiq, lowkiq_app, ordered):
     lowkiq_app.conf.lowkiq_shutdown_timeout = 0.0
-    from celery_lowkiq.integration.app.settings import read_settings
-
     lowkiq._context.settings = read_settings(lowkiq_app)
     began, ended = threading.Event(), []
 
@@ -332,6 +338,23 @@ def test_a_worker_that_may_not_wait_cancels_its_bodies_and_returns_their_jobs(lo
     job = work.ordered_queue.job("1")
     assert (job.waiting.retry_count, job.processing) == (-1, None)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith(("lane", "lowkiq-loop"))]
+
+
+def test_the_lag_of_the_event_loop_is_a_metric(lowkiq, lowkiq_app, ordered):
+    pytest.importorskip("prometheus_client")
+    lowkiq_app.conf.lowkiq_metrics_port = 0
+    lowkiq._context.settings = read_settings(lowkiq_app)
+
+    @ordered()
+    async def work(payloads_by_id):
+        await asyncio.sleep(0.1)
+
+    result = work.delay("1")
+    with lowkiq.worker() as worker:
+        result.get(WAIT)
+        metrics = worker.consumer.ordered_queues._engine._metrics
+        labels = {"node": worker.hostname}
+        eventually(lambda: metrics._registry.get_sample_value("lowkiq_loop_lag_seconds_count", labels))
 
 
 # -- instruments
