@@ -297,6 +297,8 @@ class MigrationState:
     began_at: float | None
     #: Since when it is paused; None: it is not.
     paused_since: float | None
+    #: When the one before was aborted, which this one takes back; None: it takes back none.
+    aborted_at: float | None
     #: All shards of both numbers, by index. Each was counted at its own moment.
     progress: tuple[ShardProgress, ...]
 

@@ -122,6 +122,16 @@ def test_a_migration_is_paused_watched_and_resumed(stored, queue, run):
     assert (watched.returncode, watched.stdout) == (0, "queue sync_order has 4 shards\n")
 
 
+def test_a_migration_is_aborted(stored, queue, run):
+    assert run("reshard", "sync_order", "--abort").exit_code == 2
+    migrations = Migrations(stored.client, queue.name)
+    migrations.begin(4)
+    while migrations.read().phase is not Phase.MOVE:
+        stored.mover(queue.spec).turn()
+    assert run("reshard", "sync_order", "--abort").stdout == "queue sync_order has 6 shards\n"
+    assert (queue.migration(), queue.stats().length) == (None, 10)
+
+
 def test_the_progress_is_shown_in_words(stored, queue, run):
     Migrations(stored.client, queue.name).begin(4)
     queue.pause_migration()

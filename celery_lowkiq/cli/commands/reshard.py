@@ -22,6 +22,7 @@ EXAMPLES = [
     "reshard sync_order 48",
     "reshard sync_order --watch",
     "reshard sync_order --pause",
+    "reshard sync_order --abort",
 ]
 #: Seconds between two looks at the progress.
 LOOK = 0.25
@@ -34,6 +35,7 @@ LOOK = 0.25
 @click.option("--watch", is_flag=True, help="Show the progress of a move that is going on.")
 @click.option("--pause", is_flag=True, help="Stop moving jobs, in all nodes.")
 @click.option("--resume", is_flag=True, help="Move jobs again.")
+@click.option("--abort", is_flag=True, help="Move back to the former number of shards.")
 def reshard(inspector: Inspector, queue: str, shards: int | None, **options: bool) -> None:
     """Move QUEUE to SHARDS shards, while calls and workers go on.
 
@@ -46,7 +48,7 @@ def reshard(inspector: Inspector, queue: str, shards: int | None, **options: boo
     verb = verbs[0] if verbs else None
     takes_shards = verb in (None, "dry_run")
     if len(verbs) > 1 or takes_shards != (shards is not None):
-        raise click.UsageError("expected SHARDS, SHARDS --dry-run, --watch, --pause or --resume")
+        raise click.UsageError("expected SHARDS, SHARDS --dry-run, --watch, --pause, --resume or --abort")
     ordered = inspector.queue(queue)
     if verb == "dry_run":
         _show_cost(ordered, shards or 0)
@@ -55,8 +57,9 @@ def reshard(inspector: Inspector, queue: str, shards: int | None, **options: boo
     elif verb in ("pause", "resume"):
         _pause(ordered, verb)
     else:
+        shards = shards or ordered.abort_migration()
         with Progress(ordered) as progress:
-            ordered.reshard(shards or 0, progress.update)
+            ordered.reshard(shards, progress.update)
         click.echo(f"queue {queue} has {shards} shards")
 
 

@@ -28,7 +28,8 @@ class ReshardMixin:
         """Move the queue to another number of shards while it is in use, and return when that has ended.
 
         Callers and workers follow without a restart. Repeat it after an error. Raises InvalidCall;
-        OutdatedNodes; QueueMigrating while the queue moves to yet another number; and MigrationPaused.
+        OutdatedNodes; QueueMigrating while the queue moves to yet another number; MigrationPaused; and
+        MigrationAborted.
         """
         check_shards(shards)
         (stored,) = Registry(self._store.client).as_stored([self.spec])
@@ -59,14 +60,27 @@ class ReshardMixin:
         """Move jobs again after :meth:`pause_migration`; return whether it was paused. Raises InvalidCall."""
         return self._pause_migration(False)
 
+    def abort_migration(self) -> int:
+        """Begin to move all back to the former number of shards; return that number.
+
+        Nodes do it; ``reshard`` to that number waits for it. A migration that takes another one back goes on.
+        Raises InvalidCall without a migration, or when all jobs have moved.
+        """
+        former = self._migrations.abort()
+        if former is None:
+            raise self._not_moving()
+        return former
+
     def _pause_migration(self, wanted: bool) -> bool:
         changed = self._migrations.pause(wanted)
         if changed is None:
-            raise InvalidCall(
-                f"queue {self.spec.name!r} is not moving to another number of shards, or all its jobs "
-                "have moved"
-            )
+            raise self._not_moving()
         return changed
+
+    def _not_moving(self) -> InvalidCall:
+        return InvalidCall(
+            f"queue {self.spec.name!r} is not moving to another number of shards, or all its jobs have moved"
+        )
 
     def migration(self) -> MigrationState | None:
         """Return the migration that is going on, with the counts of its shards; None without one."""

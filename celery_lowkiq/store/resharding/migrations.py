@@ -13,8 +13,8 @@ from celery_lowkiq.store.scripts.keys import FORMAT, MIGRATING_FORMAT, queue_key
 from celery_lowkiq.store.scripts.script import load
 from celery_lowkiq.store.scripts.steps import Steps
 
-#: Fields of a queue's key: when its migration began, and was paused.
-TIMES = ("migration_began", "migration_paused")
+#: Fields of a queue's key: when its migration began, was paused, and was aborted.
+TIMES = ("migration_began", "migration_paused", "migration_aborted")
 #: Shards that are counted in one round trip.
 COUNTED_SHARDS = 512
 
@@ -27,6 +27,7 @@ class StoredMigration(NamedTuple):
     since: str
     began_at: float | None
     paused_since: float | None
+    aborted_at: float | None
 
     @property
     def is_paused(self) -> bool:
@@ -66,13 +67,19 @@ class Migrations:
         if layout is None or phase in ("", Phase.IDLE.value):
             return None
         migration = Migration(int(gen), Phase(phase), layout)
-        began_at, paused_since = (float(time) if time else None for time in times)
-        return StoredMigration(migration, pause or "0", since, began_at, paused_since)
+        return StoredMigration(
+            migration, pause or "0", since, *(float(time) if time else None for time in times)
+        )
 
     def pause(self, wanted: bool) -> bool | None:
         """Pause or resume the migration. Return whether it was not so before; None without one to pause."""
         changed = self._client.call(load("pause_migration").call(self._keys, wanted=int(wanted)))
         return None if changed < 0 else bool(changed)
+
+    def abort(self) -> int | None:
+        """Go back to the former number of shards. Return it; None without a migration to abort."""
+        former = self._client.call(load("abort_migration").call(self._keys, format=FORMAT))
+        return int(former) if former else None
 
     def read(self) -> Migration | None:
         """Return the migration that is going on; None without one."""
@@ -103,6 +110,7 @@ class Migrations:
             shards=migration.layout.shards,
             began_at=stored.began_at,
             paused_since=stored.paused_since if stored.is_paused else None,
+            aborted_at=stored.aborted_at,
             progress=tuple(
                 ShardProgress(shard.index, route.decode(), *counts)
                 for shard, (route, *counts) in zip(refs, replies, strict=True)
