@@ -169,7 +169,7 @@ class Simulation(FinalChecks):
         self.scores: dict[bytes, float] = {}
         self.done: dict[bytes, list[int]] = defaultdict(list)
         self.died: dict[bytes, int] = {}
-        self.retries: dict[bytes, int] = {}
+        self.retries: dict[str, dict[bytes, int]] = defaultdict(dict)
         #: Payloads whose call records were deleted before they were settled, as far as known.
         self.ending: set[bytes] = set()
         self.running: dict[str, str] = {}
@@ -325,7 +325,7 @@ class Simulation(FinalChecks):
         calls = Counter(record.payload for record in job.calls.records) if job.calls else Counter()
         for position, payload in enumerate(job.payloads):
             self.scores[payload.data] = payload.score
-            if job.retry_count < self.retries.get(payload.data, -1):
+            if job.retry_count < self.retries[job.id].get(payload.data, -1):
                 raise Violation(f"{payload.data!r} has failed, and is not known to have")
             recorded = payload.recorded is Recorded.ALL and payload.data not in self.ending
             if recorded and not calls[position]:
@@ -348,7 +348,8 @@ class Simulation(FinalChecks):
         reply = settle.reply(replies)
         if not isinstance(reply, (LowkiqError, type(None))) and job.id in reply.accepted:
             retry = -1 if ends else job.retry_count + (fate is Disposition.RETRY)
-            self.retries.update(dict.fromkeys((payload.data for payload in job.payloads), retry))
+            known = {} if fate is Disposition.DIE else self.retries[job.id]
+            self.retries[job.id] = known | dict.fromkeys((one.data for one in job.payloads), retry)
             for payload in job.payloads[:ends]:
                 if fate is Disposition.DONE:
                     self.done[payload.data].append(self.step)
@@ -389,9 +390,8 @@ class Simulation(FinalChecks):
 
     def abort(self) -> Steps[None]:
         """Movers begin the migration again when it was taken back."""
-        call = load("abort_migration").call({"queue": queue_key(QUEUE)}, format=FORMAT)
         before = self.redis.hmget(queue_key(QUEUE), "phase", "migration_aborted")
-        yield from self.one(call)
+        yield from self.one(load("abort_migration").call({"queue": queue_key(QUEUE)}, format=FORMAT))
         self.totals.aborts += before == [b"move", None]
 
     def pause(self, wanted: bool) -> Steps[None]:
