@@ -179,6 +179,22 @@ def a_part_has_left(store):
             mover.turn()
 
 
+def parts_come_back_to_a_job_that_a_run_has_left(store):
+    """No claim takes it before the last one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(movers, "TRANSFER_PAYLOADS", 3)
+        job_id, mover, lease, claim = _runs(store)
+        sent = [b"%d" % n + b"x" * 400 for n in range(3, 8)]
+        words.pushed(store, THERE, job_id, *sent, perform_in=1.0)
+        aborted(store, mover)
+        words.ended(store, BACK, lease, claim, Disposition.RETRY, retry_count=0, delay=0.0, error=b"boom")
+        while not store.client.redis.zcard(words.key("spill_order")):
+            mover.turn()
+        assert texts(store, 0, BACK) == []
+        to(store, mover, "idle")
+        assert the_job(store, job_id)[0] == [b"1", b"2", *sent]
+
+
 def a_pause_while_it_is_taken_back(store):
     """A call does not run before the job that it came after."""
     job_id, mover = a_migration(store, (b"1", None, 1.0))
@@ -222,6 +238,7 @@ SCENARIOS = {
     a_job_was_on_its_way: script("import_jobs.lua", "  hold_all()\n", ""),
     calls_came_after_a_job_that_was_on_its_way: (Mover, "_deliver", _delivers_nothing),
     a_job_was_received_and_not_forgotten: script("forget_transfer.lua", "has_joined(gen)", "is_open(gen)"),
+    parts_come_back_to_a_job_that_a_run_has_left: script("import_jobs.lua", "      hold(id)\n", ""),
     a_pause_while_it_is_taken_back: script("stay.lua", " or redis.call('ZSCORE', arrived, id)", ""),
     a_late_fence_and_a_late_opening: script("fence.lua", "tonumber(stored[2] or 0) < tonumber(gen)", "true"),
 }

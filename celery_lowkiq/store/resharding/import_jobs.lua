@@ -115,7 +115,9 @@ end
 local function add_part(id, record, is_older)
   if record.jobs then
     set_add(waiting, id, unpack_items(record.jobs), is_older)
-    if not index_score(id) then
+    if index_score(id) then
+      hold(id)
+    else
       index_hold(id, record.perform_in)
       redis.call('ZADD', arrived, 0, id)
     end
