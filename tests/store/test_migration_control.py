@@ -51,6 +51,7 @@ def test_a_paused_migration_holds_nothing_back(store, client):
     assert (migrations.pause(True), migrations.pause(True)) == (True, False)
     assert migrations.state().paused_since is not None
     mover.turn()
+    assert [shard.staying for shard in migrations.state().progress] == [2, 0]
     queue = in_migration(ONE, 2)
     old, new = owned(store, queue, 0), owned(store, queue, 1)
     claim = claimed(store, queue, old)

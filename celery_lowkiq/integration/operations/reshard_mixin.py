@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from celery import Celery
 
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.errors import InvalidCall, OutdatedNodes
 from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.models import QueueSpec
+from celery_lowkiq.rules.reports import NodeReport
 from celery_lowkiq.rules.resharding import MigrationState, ReshardCost, cost
 from celery_lowkiq.rules.resizing import outdated
 from celery_lowkiq.store.inspect.queries import Queries
@@ -36,8 +39,12 @@ class ReshardMixin:
         nodes = self._store.nodes()
         if stored.shards != shards and (names := outdated(nodes)):
             raise OutdatedNodes(self.spec.name, names)
-        movers = 1 + sum(node.alive and self.spec.name in node.queues for node in nodes)
-        return reshard(self._store.mover(self.spec), self.spec, shards, progress, movers)
+        return reshard(self._store.mover(self.spec), self.spec, shards, progress, 1 + self.movers(nodes))
+
+    def movers(self, nodes: Sequence[NodeReport] | None = None) -> int:
+        """Return the number of living nodes that serve the queue, and so move it."""
+        nodes = self._store.nodes() if nodes is None else nodes
+        return sum(node.alive and self.spec.name in node.queues for node in nodes)
 
     def reshard_cost(self, shards: int) -> ReshardCost:
         """Estimate what :meth:`reshard` would cost, without a change. Raises InvalidCall, QueueMigrating."""

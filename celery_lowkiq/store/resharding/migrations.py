@@ -10,6 +10,7 @@ from celery_lowkiq.rules.resharding import Migration, MigrationState, Phase, Sha
 from celery_lowkiq.store.jobs.registry import check_format
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import FORMAT, MIGRATING_FORMAT, queue_key, shard_keys
+from celery_lowkiq.store.scripts.records import parse_id
 from celery_lowkiq.store.scripts.script import load
 from celery_lowkiq.store.scripts.steps import Steps
 
@@ -17,6 +18,8 @@ from celery_lowkiq.store.scripts.steps import Steps
 TIMES = ("migration_began", "migration_paused", "migration_aborted")
 #: Shards that are counted in one round trip.
 COUNTED_SHARDS = 512
+#: Jobs of all shards by which those are estimated that will leave their shards.
+SAMPLED_JOBS = 5000
 
 
 class StoredMigration(NamedTuple):
@@ -102,6 +105,9 @@ class Migrations:
             page = refs[start : start + COUNTED_SHARDS]
             calls = [load("read_progress").call(shard_keys(shard)) for shard in page]
             replies += self._client.all(calls)
+        if stored.is_paused and migration.phase is Phase.MOVE:
+            staying = self._staying(migration, refs, replies)
+            replies = [[*reply, count] for reply, count in zip(replies, staying, strict=True)]
         return MigrationState(
             queue=self._queue,
             gen=migration.gen,
@@ -116,6 +122,16 @@ class Migrations:
                 for shard, (route, *counts) in zip(refs, replies, strict=True)
             ),
         )
+
+    def _staying(self, migration: Migration, refs: list[ShardRef], counts: list[list[Any]]) -> list[int]:
+        """Estimate how many jobs of each shard will leave it after a pause, by some that are due next."""
+        last = SAMPLED_JOBS // len(refs)
+        samples = self._client.commands([("ZRANGE", shard_keys(shard)["due"], 0, last) for shard in refs])
+        found = []
+        for shard, (_, waiting, unsorted, *_), ids in zip(refs, counts, samples, strict=True):
+            leaving = sum(migration.leaves(shard.index, parse_id(job_id)) for job_id in ids)
+            found.append(round((waiting - unsorted) * leaving / max(1, len(ids))))
+        return found
 
     def begin_phase_steps(self, migration: Migration, phase: Phase) -> Steps[bool]:
         """Begin the next phase of a migration. False when another mover was first."""
