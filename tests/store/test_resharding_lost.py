@@ -9,6 +9,7 @@ import pytest
 
 from celery_lowkiq.rules.layout import shard_of
 from celery_lowkiq.rules.models import NewJob
+from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.admin.repair import QueueRepairs
 from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.resharding.mover import Mover
@@ -73,6 +74,23 @@ def test_a_queue_whose_own_key_is_older_than_its_shards_follows_them(store, clie
     store.push(ONE, [NewJob("1", b"y", perform_in=1.0)])
     until(client, Mover(store.client, ONE), "idle")
     assert runs_of(store, replace(ONE, shards=2)) == {"1": ["x", "y"]}
+
+
+def test_a_queue_whose_own_key_is_lost_in_a_migration_stays_paused(store, client):
+    store.push(ONE, [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
+    Pausing(store.client).pause(ONE)
+    mover = begun(store, ONE, 3)
+    until(client, mover, "flip")
+    run(store, "fence", 0, gen=1, route="1>3")
+    since = client.hget(queue_key(NAME), "paused")
+    client.delete(queue_key(NAME))
+    store.push(ONE, [NewJob("another", b"x", perform_in=1.0)])
+    assert client.hget(queue_key(NAME), "paused") == since
+    until(client, mover, "idle")
+    queue = replace(ONE, shards=3)
+    assert runs_of(store, queue) == {}
+    Pausing(store.client).resume(queue)
+    assert len(runs_of(store, queue)) == 21
 
 
 @pytest.mark.parametrize("stored", [None, 1, 9])
