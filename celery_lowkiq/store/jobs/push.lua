@@ -1,7 +1,7 @@
 -- Merges jobs into the waiting jobs of a shard (rule 2). Repeated: no effect.
 --
--- KEYS: meta? senders? @waiting jobs spill spill_order calls? failed errors processing tries? inflight? arrived?
--- POLICY KEYS: debounce? early_due? done_scores?
+-- KEYS: meta? senders? @waiting jobs spill spill_order calls? failed errors processing tries?
+-- POLICY KEYS: debounce? early_due? done_scores? inflight? arrived?
 -- ARGV: shards merge policy sender n channel index records [id payload score when]... [position digest record]*records
 --   shards: the route of the sender: the stored count, or both counts of a migration; n: larger than that of each former push of the sender to the shard
 --   score: '' generates one; '~<s>': the time of a sender's clock, generated when Redis's clock is behind it
