@@ -76,6 +76,8 @@ class DiagnosisFacts:
     dead: Dead | None = None
     #: Whether it was in processing when its worker died.
     suspect: bool = False
+    #: Whether no claim takes it before a mover has sorted it: the queue gets another number of shards.
+    moving: bool = False
     #: None: the shard has no owner since ``unowned_since``; None there, too: it never had one.
     owner: Owner | None = None
     unowned_since: float | None = None
@@ -125,8 +127,8 @@ class Why:
 def why(facts: DiagnosisFacts) -> Why:
     """Return where the id is and what it waits for.
 
-    Kinds: nowhere, running, claimed, behind_itself, paused, scheduled, unowned, silent, leaving, limited,
-    suspect, behind, due, dead.
+    Kinds: nowhere, running, claimed, behind_itself, paused, moving, scheduled, unowned, silent, leaving,
+    limited, suspect, behind, due, dead.
     """
     reasons = tuple(_reasons(facts))
     return Why(reasons[0].kind, " ".join(reason.text for reason in reasons), reasons, facts)
@@ -137,6 +139,10 @@ def _reasons(facts: DiagnosisFacts) -> Iterator[Reason]:
         yield _claimed(facts)
         if facts.waiting is not None:
             yield Reason("behind_itself", "Another call waits behind it, and runs after it.")
+    elif facts.waiting is not None and facts.moving:
+        yield from _pauses(facts)
+        text = f"Queue {facts.shard.queue} gets another number of shards, and the job is not sorted yet."
+        yield Reason("moving", text)
     elif facts.waiting is not None:
         yield from _reasons_to_wait(facts, facts.waiting)
     if facts.dead is not None:

@@ -79,6 +79,13 @@ class MigrationPaused(QueueMigrating):
         )
 
 
+class MigrationAborted(LowkiqError):
+    """The queue's migration was aborted while something waited for its end."""
+
+    def __init__(self, queue: str, shards: int) -> None:
+        super().__init__(f"the move of queue {queue!r} to {shards} shards was aborted")
+
+
 class OutdatedNodes(LowkiqError):
     """Nodes of an older version are alive, which cannot follow a migration."""
 

@@ -247,6 +247,8 @@ class ShardProgress:
     #: Transfers on their way to other shards, and their bytes.
     transfers: int
     transfer_bytes: int
+    #: In a pause, waiting jobs that leave the shard after it. Estimated when there are many.
+    staying: int = 0
 
 
 @dataclass(frozen=True)
@@ -297,6 +299,8 @@ class MigrationState:
     began_at: float | None
     #: Since when it is paused; None: it is not.
     paused_since: float | None
+    #: When the one before was aborted, which this one takes back; None: it takes back none.
+    aborted_at: float | None
     #: All shards of both numbers, by index. Each was counted at its own moment.
     progress: tuple[ShardProgress, ...]
 
@@ -304,6 +308,11 @@ class MigrationState:
     def left(self) -> int:
         """Waiting jobs that are to be sorted."""
         return sum(map(self.unsorted, self.progress))
+
+    @property
+    def staying(self) -> int:
+        """In a pause, waiting jobs that will leave their shards after it, about."""
+        return sum(shard.staying for shard in self.progress)
 
     @property
     def moved(self) -> int:

@@ -95,7 +95,7 @@ def test_the_number_of_shards_is_checked(queue, run):
 def test_a_dry_run_shows_the_cost_and_changes_nothing(stored, queue, run):
     before = stored.client.redis.dbsize()
     shown = run("reshard", "sync_order", "12", "--dry-run").stdout
-    assert "queue sync_order has 6 shards\n10 jobs of 20 would change their shards\n" in shown
+    assert "queue sync_order has 6 shards\n10 of 20 jobs, 0.0 MiB, would change shards\n" in shown
     assert "about 0.0 s, at 5000 jobs a second; nothing was changed\n" in shown
     assert queue.reshard_cost(6).leaving == 0
     assert (queue.stored_spec().shards, stored.client.redis.dbsize()) == (6, before)
@@ -122,15 +122,23 @@ def test_a_migration_is_paused_watched_and_resumed(stored, queue, run):
     assert (watched.returncode, watched.stdout) == (0, "queue sync_order has 4 shards\n")
 
 
+def test_a_migration_is_aborted(stored, queue, run):
+    assert run("reshard", "sync_order", "--abort").exit_code == 2
+    migrations = Migrations(stored.client, queue.name)
+    migrations.begin(4)
+    while migrations.read().phase is not Phase.MOVE:
+        stored.mover(queue.spec).turn()
+    assert run("reshard", "sync_order", "--abort").stdout == "queue sync_order has 6 shards\n"
+    assert (queue.migration(), queue.stats().length) == (None, 10)
+
+
 def test_the_progress_is_shown_in_words(stored, queue, run):
     Migrations(stored.client, queue.name).begin(4)
     queue.pause_migration()
     process = start("reshard", "sync_order", "--watch", stderr=subprocess.PIPE)
     with process:
-        assert process.stderr.readline() == (
-            b"6>4, paused: 10 jobs to be sorted, 0 that ran when it began, "
-            b"0 transfers with 0 bytes on their way\n"
-        )
+        assert process.stderr.readline() == (b"6>4, paused: about 10 jobs left to move\n")
+        assert b"no worker that serves queue sync_order is alive" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
     assert process.returncode == 0
     assert not queue.pause_migration()

@@ -191,6 +191,7 @@ class Shop:
         mover = Mover(store.client, queue)
         for _ in range(3):
             mover.turn()
+        store.push(queue, jobs[:1])
 
     def has_run(self) -> bool:
         """Whether all is done that is due and can be."""

@@ -10,6 +10,7 @@ from celery_lowkiq import QueueMigrating, ordered_task
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.store.resharding.migrations import Migrations
+from celery_lowkiq.store.scripts.keys import shard_keys
 
 
 @pytest.fixture
@@ -80,10 +81,20 @@ def test_all_jobs_are_seen_while_they_move(app, moving):
     assert [number for number in range(70) if queue.job(str(number)).waiting is None] == []
 
 
-@pytest.mark.parametrize("read", [lambda q: q.why("1"), lambda q: q.tries("1"), lambda q: list(q.dump())])
-def test_what_would_see_a_part_only_is_refused_while_jobs_move(moving, read):
+def test_an_id_is_found_while_jobs_move(app, moving):
+    """In the shard that has it."""
+    queue, client = moving.ordered_queue, context_of(app).store.client.redis
+    for number in range(70):
+        shard = queue.stored_spec().shards_of(str(number))[-1]
+        client.hset(shard_keys(shard)["tries"], str(number), f"1.5\t{number}\tnode\tboom")
+        found = queue.why(str(number))
+        assert (found.facts.shard, found.facts.waiting is None) == (shard, False)
+        assert [one.retry_count for one in queue.tries(str(number))] == [number]
+
+
+def test_what_would_see_a_part_only_is_refused_while_jobs_move(moving):
     with pytest.raises(QueueMigrating):
-        read(moving.ordered_queue)
+        list(moving.ordered_queue.dump())
 
 
 def declared(app, name, shards, queue=None):

@@ -44,7 +44,7 @@ from celery_lowkiq.store.resharding import mover as movers
 from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.resharding.mover import Mover
 from celery_lowkiq.store.scripts.client import Client, ShardCountDiffers
-from celery_lowkiq.store.scripts.keys import queue_key, shard_keys, shard_of_key
+from celery_lowkiq.store.scripts.keys import FORMAT, queue_key, shard_keys, shard_of_key
 from celery_lowkiq.store.scripts.script import Script, ScriptCall, load
 from celery_lowkiq.store.scripts.steps import Steps
 
@@ -53,7 +53,7 @@ from .resharding_checks import FinalChecks, Violation
 QUEUE = "q"
 #: Us of virtual time in a step, and at the beginning.
 STEP, BEGIN = 10, 10**15
-#: Steps with faults; a run that does not come to rest within four times as many has failed.
+#: Steps with faults; a run that does not come to rest within eight times as many has failed.
 STEPS = 2000
 #: Small, so that migrations have many turns, and ids many transfers.
 LIMITS = (
@@ -67,7 +67,7 @@ LIMITS = (
 SCRIPTS = (
     *("push", "claim", "settle", "delete_call_records", "acquire", "begin_migration", "set_phase", "fence"),
     *("open", "read_moves", "export", "import_jobs", "relay", "forget_transfer", "seal"),
-    *("pause_migration", "stay", "hold"),
+    *("pause_migration", "stay", "hold", "abort_migration"),
 )
 CLOCK = """
 local virtual_us = tonumber(table.remove(ARGV))
@@ -117,6 +117,7 @@ class Totals:
     crashes: int = 0
     freezes: int = 0
     pauses: int = 0
+    aborts: int = 0
     commands: int = 0
 
     def add(self, other: Totals) -> None:
@@ -159,6 +160,7 @@ class Simulation(FinalChecks):
         self.skew = [chance.choice([0, 0, 300, -200]) for _ in range(8)]
         targets = [chance.choice([1, 2, 3, 4, 6]) for _ in range(chance.choice([2, 4, 6]))]
         self.changes = {int(steps * (n + 0.5) / (len(targets) + 1)): m for n, m in enumerate(targets)}
+        self.aborts = chance.choice([0, 0.05, 0.3])
         self.actors: list[Actor] = []
         self.weights: dict[str, float] = {}
         self.born = self.numbers = 0
@@ -167,6 +169,7 @@ class Simulation(FinalChecks):
         self.scores: dict[bytes, float] = {}
         self.done: dict[bytes, list[int]] = defaultdict(list)
         self.died: dict[bytes, int] = {}
+        self.retries: dict[str, dict[bytes, int]] = defaultdict(dict)
         #: Payloads whose call records were deleted before they were settled, as far as known.
         self.ending: set[bytes] = set()
         self.running: dict[str, str] = {}
@@ -322,6 +325,8 @@ class Simulation(FinalChecks):
         calls = Counter(record.payload for record in job.calls.records) if job.calls else Counter()
         for position, payload in enumerate(job.payloads):
             self.scores[payload.data] = payload.score
+            if job.retry_count < self.retries[job.id].get(payload.data, -1):
+                raise Violation(f"{payload.data!r} has failed, and is not known to have")
             recorded = payload.recorded is Recorded.ALL and payload.data not in self.ending
             if recorded and not calls[position]:
                 raise Violation(f"{payload.data!r} has lost its call record")
@@ -342,6 +347,9 @@ class Simulation(FinalChecks):
         replies = yield from self.client.call_steps(settle.calls)
         reply = settle.reply(replies)
         if not isinstance(reply, (LowkiqError, type(None))) and job.id in reply.accepted:
+            retry = -1 if ends else job.retry_count + (fate is Disposition.RETRY)
+            known = {} if fate is Disposition.DIE else self.retries[job.id]
+            self.retries[job.id] = known | dict.fromkeys((one.data for one in job.payloads), retry)
             for payload in job.payloads[:ends]:
                 if fate is Disposition.DONE:
                     self.done[payload.data].append(self.step)
@@ -371,12 +379,20 @@ class Simulation(FinalChecks):
     # -- an operator
 
     def operator(self) -> Steps[None]:
-        """Pauses migrations and resumes them; a paused one is resumed at the end."""
+        """Pauses migrations, resumes and aborts them; a paused one is resumed at the end."""
         while self.faults:
             yield None  # type: ignore[misc]
             if self.perhaps(0.2):
                 yield from self.pause(self.chance.choice([True, False]))
+            if self.perhaps(self.aborts):
+                yield from self.abort()
         yield from self.pause(False)
+
+    def abort(self) -> Steps[None]:
+        """Movers begin the migration again when it was taken back."""
+        before = self.redis.hmget(queue_key(QUEUE), "phase", "migration_aborted")
+        yield from self.one(load("abort_migration").call({"queue": queue_key(QUEUE)}, format=FORMAT))
+        self.totals.aborts += before == [b"move", None]
 
     def pause(self, wanted: bool) -> Steps[None]:
         call = load("pause_migration").call({"queue": queue_key(QUEUE)}, wanted=int(wanted))
@@ -413,7 +429,7 @@ class Simulation(FinalChecks):
                 self.faults = False
             if self.step % 120 == 0 or self.step == self.last:
                 self.weights = {actor.name: self.weight() for actor in self.actors}
-            if self.step > 4 * self.last:
+            if self.step > 8 * self.last:
                 raise Violation(f"no rest: {self.redis.hgetall(queue_key(QUEUE))} {self.left()}")
             self.disturb()
             free = [each for each in self.actors if not self.faults or each.frozen_until <= self.step]

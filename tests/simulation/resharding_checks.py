@@ -29,7 +29,7 @@ class FinalChecks:
                 found = self.redis.zrange(key, 0, -1) if type_ == "zset" else self.redis.hkeys(key)
                 for member in found:
                     job_id = member.partition(b"\0")[0].decode()
-                    if name in ("inflight", "outbox", "moving") or layout.home(job_id) != index:
+                    if name in ("inflight", "arrived", "outbox", "moving") or layout.home(job_id) != index:
                         raise Violation(f"{name} of {job_id} is left in shard {index} of {self.wanted}")
         for payload in self.acked:
             if not self.done[payload] and not dead[payload]:

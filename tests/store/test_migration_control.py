@@ -5,10 +5,20 @@ from __future__ import annotations
 import itertools
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
+import pytest
+
+from celery_lowkiq.rules.errors import MigrationAborted
 from celery_lowkiq.rules.models import NewJob
+from celery_lowkiq.rules.policies import AfterFailure, Policies
+from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.resharding import mover as movers
 from celery_lowkiq.store.resharding.migrations import Migrations
+from celery_lowkiq.store.resharding.mover import Mover
+from celery_lowkiq.store.resharding.reshard import reshard
 from celery_lowkiq.store.scripts.keys import queue_key
 
 from .resharding import (
@@ -17,11 +27,14 @@ from .resharding import (
     begun,
     claimed,
     ended,
+    fails,
     in_migration,
     key,
     owned,
     phase,
     pushed,
+    resharded,
+    run,
     someone,
     until,
 )
@@ -38,6 +51,7 @@ def test_a_paused_migration_holds_nothing_back(store, client):
     assert (migrations.pause(True), migrations.pause(True)) == (True, False)
     assert migrations.state().paused_since is not None
     mover.turn()
+    assert [shard.staying for shard in migrations.state().progress] == [2, 0]
     queue = in_migration(ONE, 2)
     old, new = owned(store, queue, 0), owned(store, queue, 1)
     claim = claimed(store, queue, old)
@@ -136,3 +150,133 @@ def test_the_state_of_a_migration_has_the_counts_of_redis(store, client):
     while (state := migrations.state()).left:
         mover.turn()
     assert (state.left, state.moved) == (0, 50)
+
+
+# -- abort
+
+
+def test_a_migration_is_aborted(store, client):
+    """All comes back; the queue can be resharded again."""
+    queue = replace(ONE, shards=3)
+    store.push(queue, [NewJob(f"job-{n}", b"1", 5.0 + n, perform_in=9e9 - n) for n in range(50)])
+    before = {index: client.zrange(key("due", index), 0, -1, withscores=True) for index in range(3)}
+    mover, migrations = begun(store, queue, 5), Migrations(store.client, NAME)
+    until(client, mover, "move")
+    migrations.pause(True)
+    mover.turn()
+    assert (migrations.abort(), migrations.abort()) == (3, 3)
+    state = migrations.state()
+    assert (state.gen, state.former, state.shards, state.paused_since) == (2, 5, 3, None)
+    assert state.aborted_at >= state.began_at
+    until(client, mover, "idle")
+    assert migrations.abort() is None
+    assert {n: client.zrange(key("due", n), 0, -1, withscores=True) for n in range(3)} == before
+    assert client.exists(*(key(name, n) for name in ("jobs", "moving", "arrived") for n in (3, 4))) == 0
+    assert [client.hget(key("meta", n), "shards") for n in (0, 4)] == [b"3", b"retired"]
+    assert reshard(mover, queue, 5) == 50
+    assert migrations.state() is None
+
+
+@pytest.mark.parametrize("fenced", [0, 1, 3])
+def test_a_migration_is_aborted_before_any_shard_is_open(store, client, fenced):
+    queue = replace(ONE, shards=3)
+    store.push(queue, [NewJob(f"job-{n}", b"1", perform_in=1.0) for n in range(20)])
+    mover, migrations = begun(store, queue, 5), Migrations(store.client, NAME)
+    until(client, mover, "flip")
+    for index in range(fenced):
+        run(store, "fence", index, gen=1, route="3>5")
+    assert migrations.abort() == 3
+    store.push(queue, [NewJob(f"job-{n}", b"2", perform_in=1.0) for n in range(20)])
+    until(client, mover, "idle")
+    claims = [claimed(store, queue, owned(store, queue, index)) for index in range(3)]
+    assert {len(job.payloads) for claim in claims for job in claim.jobs} == {2}
+    assert sum(len(claim.jobs) for claim in claims) == 20
+
+
+def test_a_migration_that_has_changed_nothing_ends_when_it_is_aborted(store, client):
+    store.push(ONE, [NewJob("1", b"1", perform_in=1.0)])
+    mover, migrations = begun(store, ONE, 2), Migrations(store.client, NAME)
+    assert migrations.abort() == 1
+    assert client.hmget(queue_key(NAME), "shards", "phase", "format") == [b"1", b"idle", b"1"]
+    assert not mover.turn()
+    assert reshard(mover, ONE, 2) == 1
+
+
+def test_what_has_all_moved_is_not_aborted(store, client):
+    store.push(ONE, [NewJob("1", b"1")])
+    mover = begun(store, ONE, 2)
+    until(client, mover, "seal")
+    assert Migrations(store.client, NAME).abort() is None
+
+
+def test_who_waits_for_an_aborted_migration_is_told(store, client, monkeypatch):
+    store.push(ONE, [NewJob("1", b"1")])
+    mover, migrations, turn = Mover(store.client, ONE), Migrations(store.client, NAME), Mover.turn
+
+    def aborted(self):
+        if phase(client) == "move":
+            migrations.abort()
+            until(client, SimpleNamespace(turn=lambda: turn(self)), "idle")
+        return turn(self)
+
+    monkeypatch.setattr(Mover, "turn", aborted)
+    with pytest.raises(MigrationAborted, match="the move of queue 'orders' to 2 shards was aborted"):
+        reshard(mover, ONE, 2)
+    assert client.hget(queue_key(NAME), "shards") == b"1"
+
+
+def test_an_aborted_migration_whose_queue_loses_its_own_key_goes_back(store, client):
+    store.push(ONE, [NewJob(f"job-{n}", b"1", perform_in=1.0) for n in range(20)])
+    mover, migrations = begun(store, ONE, 2), Migrations(store.client, NAME)
+    until(client, mover, "move")
+    mover.turn()
+    migrations.abort()
+    until(client, mover, "move")
+    client.delete(queue_key(NAME))
+    Registry(store.client).registered(ONE)
+    until(client, mover, "idle")
+    assert len(claimed(store, ONE, owned(store, ONE, 0)).jobs) == 20
+
+
+def test_a_shard_that_would_be_removed_keeps_its_pause(store, client):
+    """One that is removed does not."""
+    queue = replace(ONE, shards=3)
+    store.push(queue, [NewJob(f"job-{n}", b"1") for n in range(20)])
+    Pausing(store.client).pause_shard(queue, 2)
+    mover = begun(store, queue, 2)
+    until(client, mover, "move")
+    Migrations(store.client, NAME).abort()
+    until(client, mover, "idle")
+    assert client.hexists(key("meta", 2), "paused")
+    resharded(store, resharded(store, queue, 2), 3)
+    assert not client.hexists(key("meta", 2), "paused")
+
+
+@pytest.mark.parametrize("priority, wanted", [(2, 1), (0, 0)])
+def test_the_more_urgent_of_both_jobs_decides(store, client, priority, wanted):
+    """The older one has priority 1."""
+    queue, job_id = replace(ONE, policies=Policies(priority=3)), someone(2, home=1)
+    store.push(queue, [NewJob(job_id, b"1", perform_in=9e8, priority=1)])
+    mover = begun(store, queue, 2)
+    until(client, mover, "move")
+    pushed(store, in_migration(queue, 2), job_id, b"2", perform_in=7e8, priority=priority)
+    Migrations(store.client, NAME).abort()
+    until(client, mover, "idle")
+    job = Queries(store).job(queue, job_id).waiting
+    assert (job.perform_in, job.priority, len(job.payloads)) == (9e8, wanted, 2)
+
+
+@pytest.mark.parametrize("policies, due_at", [({}, 9e9), ({"on_push_after_failure": AfterFailure.NOW}, 5.0)])
+def test_a_call_that_comes_back_acts_on_a_job_that_waits_for_its_retry(store, client, policies, due_at):
+    queue, job_id = replace(ONE, policies=Policies(**policies)), someone(2, home=1)
+    store.push(queue, [NewJob(job_id, b"1", perform_in=1.0)])
+    lease = owned(store, queue, 0)
+    fails(store, queue, lease)
+    client.zadd(key("due"), {job_id: 9e9})
+    mover = begun(store, queue, 2)
+    until(client, mover, "move")
+    pushed(store, in_migration(queue, 2), job_id, b"2", perform_in=5.0)
+    Migrations(store.client, NAME).abort()
+    until(client, mover, "idle")
+    job = Queries(store).job(queue, job_id).waiting
+    assert (job.perform_in, job.retry_count) == (due_at, 3)

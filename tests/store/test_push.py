@@ -243,7 +243,7 @@ def test_a_caller_opens_shards_whose_mover_has_died(store, client):
     migration = Migrations(store.client, "q").read()
     for index in migration.sources:
         shard = shard_keys(ShardRef("q", index))
-        store.client.call(load("fence").call(shard, shards=2, gen=migration.gen, route="2>4"))
+        store.client.call(load("fence").call(shard, gen=migration.gen, route="2>4"))
     push(RedisStore(client), "1", ("b", 2), queue=old)
     push(RedisStore(client), "2", ("b", 2), queue=old)
     assert reshard(mover, old, 4) > 0

@@ -9,6 +9,7 @@ import pytest
 
 from celery_lowkiq.rules.layout import shard_of
 from celery_lowkiq.rules.models import NewJob
+from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.admin.repair import QueueRepairs
 from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.resharding.mover import Mover
@@ -38,10 +39,10 @@ def test_a_queue_whose_own_key_is_lost_while_its_shards_close_goes_on(store, cli
 def half_flipped(store, closed, open_):
     """Close and open only the first shards of 3, in their third migration, to 5."""
     args = {"gen": 3, "pause": 0, "since": "", "score": 0, "last_call": 0}
-    for index in range(closed):
-        run(store, "fence", index, shards=3, gen=3, route="3>5")
+    for index in range(max(closed, open_)):
+        run(store, "fence", index, gen=3, route="3>5")
     for index in range(open_):
-        run(store, "open", index, shards="3>5", is_new=int(index > 2), **args)
+        run(store, "open", index, shards="3>5", **args)
 
 
 def runs_of(store, queue):
@@ -68,11 +69,28 @@ def test_a_queue_whose_own_key_is_older_than_its_shards_follows_them(store, clie
     store.push(ONE, [NewJob("1", b"x", perform_in=1.0)])
     before = client.dump(queue_key(NAME))
     begun(store, ONE, 2).turn()
-    run(store, "fence", 0, shards=1, gen=1, route="1>2")
+    run(store, "fence", 0, gen=1, route="1>2")
     client.restore(queue_key(NAME), 0, before, replace=True)
     store.push(ONE, [NewJob("1", b"y", perform_in=1.0)])
     until(client, Mover(store.client, ONE), "idle")
     assert runs_of(store, replace(ONE, shards=2)) == {"1": ["x", "y"]}
+
+
+def test_a_queue_whose_own_key_is_lost_in_a_migration_stays_paused(store, client):
+    store.push(ONE, [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
+    Pausing(store.client).pause(ONE)
+    mover = begun(store, ONE, 3)
+    until(client, mover, "flip")
+    run(store, "fence", 0, gen=1, route="1>3")
+    since = client.hget(queue_key(NAME), "paused")
+    client.delete(queue_key(NAME))
+    store.push(ONE, [NewJob("another", b"x", perform_in=1.0)])
+    assert client.hget(queue_key(NAME), "paused") == since
+    until(client, mover, "idle")
+    queue = replace(ONE, shards=3)
+    assert runs_of(store, queue) == {}
+    Pausing(store.client).resume(queue)
+    assert len(runs_of(store, queue)) == 21
 
 
 @pytest.mark.parametrize("stored", [None, 1, 9])
@@ -95,7 +113,7 @@ def test_a_queue_that_is_repaired_in_a_migration_goes_on_with_it(store, client, 
     mover = begun(store, ONE, 5)
     until(client, mover, phase)
     if phase == "flip":
-        run(store, "fence", 0, shards=1, gen=1, route="1>5")
+        run(store, "fence", 0, gen=1, route="1>5")
     client.delete(queue_key(NAME))
     QueueRepairs(store).repair(ONE)
     until(client, mover, "idle")

@@ -114,7 +114,7 @@ def arguments(state):
             {"gen": 1, "shard": 1, "number": 0, "counts": 1, **bounds},
             ("long", "failed", "dead", "recorded", "held"),
         ),
-        "fence": ({"shards": 1, "gen": 1, "route": "1>2"}, ()),
+        "fence": ({"gen": 1, "route": "1>2"}, ()),
         "find_jobs": ({}, ()),
         "forget_transfer": ({"gen": 1, "shard": 1, "number": 1}, ()),
         "heartbeat": ({"member": "me 2", "turn": 1}, ()),
@@ -134,10 +134,7 @@ def arguments(state):
             ),
         ),
         "next_due": ({"open": "any"}, ()),
-        "open": (
-            {"shards": "1>2", "gen": 1, "is_new": 1, "pause": 9, "since": 1, "score": 9, "last_call": 9},
-            (),
-        ),
+        "open": ({"shards": "1>2", "gen": 1, "pause": 9, "since": 1, "score": 9, "last_call": 9}, ()),
         "page": (
             {"minimum": "-inf", "maximum": "+inf", "after_score": "", "after_id": ""}
             | {"past": 1, "limit": 10, "reverse": 0},
@@ -168,10 +165,11 @@ def arguments(state):
         "read_leases": ({}, ()),
         "read_moves": ({"limit": 10}, ()),
         "read_progress": ({}, ()),
+        "abort_migration": ({"format": 1}, ()),
         "pause_migration": ({"wanted": 1}, ()),
         "stay": ({"gen": 1, **ANNOUNCED}, ("long", "held")),
         "hold": ({"gen": 1}, ()),
-        "register": ({"format": 1, "shards": 2, "expected": 1, "gen": 0}, ()),
+        "register": ({"format": 1, "shards": 2, "expected": 1, "gen": 0, "pause": 9, "since": 1}, ()),
         "relay": ({"gen": 1, **ANNOUNCED}, ("long", "held")),
         "release": ({**owner, **ANNOUNCED, "unsettled": 0}, ()),
         "renew": ({**owner, "stopping": 0, "server": state.server, "turn": 1}, ()),
@@ -364,8 +362,9 @@ STATES = {
     "pause_shard resumes": a_paused_shard,
     **dict.fromkeys(("export", "relay", "seal", "stay"), a_shard_in_migration),
     **dict.fromkeys(("import_jobs", "forget_transfer"), a_shard_with_a_transfer),
+    "open": after(a_shard_with_jobs_everywhere, "fence"),
     "hold": a_shard_whose_jobs_stay,
-    **dict.fromkeys(("pause_migration", "set_phase"), a_queue_in_migration),
+    **dict.fromkeys(("abort_migration", "pause_migration", "set_phase"), a_queue_in_migration),
     "push of a new id": an_idle_shard,
     "claim of plain jobs": a_plain_job,
     "settle of done jobs": a_plain_job_in_processing,
@@ -374,17 +373,18 @@ OF_POLICIES = "debounce early_due done_scores buckets"
 #: Keys that only later parts of a script use, which these calls do not reach.
 NOT_REACHED = {
     "push of a new id": "due_prioritized due_paused spill spill_order failed errors processing tries "
-    + OF_POLICIES,
-    "claim of plain jobs": f"calls {OF_POLICIES}",
-    "settle of done jobs": "due_prioritized due_paused spill spill_order failed errors "
+    f"arrived inflight {OF_POLICIES}",
+    "claim of plain jobs": f"calls arrived {OF_POLICIES}",
+    "settle of done jobs": "due_prioritized due_paused spill spill_order failed errors arrived "
     f"dead_ids dead_jobs dead_spill dead_spill_order dead_errors {OF_POLICIES}",
 }
-#: Keys that are looked at only when something is amiss.
+#: Keys that are looked at only when something is amiss, and in a migration.
 UNTOUCHED = {
     ("claim", "calls"),
     ("pause_shard resumes", "due_paused"),
     ("heartbeat", "queue"),
     *((n, "meta") for n in ("delete_call_records", "release", "renew", "replace_call_records")),
+    *((n, key) for n in NAMES for key in ("arrived", "inflight") if n not in (*STATES, "fence")),
     *((name, key) for name, keys in NOT_REACHED.items() for key in keys.split()),
 }
 #: Those that are there for keys of another type, or leave a shard that has one to another script.

@@ -121,6 +121,11 @@ ANSWERS = {
         ["running", "behind_itself"],
         f"It has been running for 40 s, on {X}. Another call waits behind it, and runs after it.",
     ),
+    "to be sorted": (
+        {"waiting": DUE, "moving": True, "owner": owner()},
+        ["moving"],
+        "Queue orders gets another number of shards, and the job is not sorted yet.",
+    ),
     "claimed ahead": (
         {"claimed": True, "owner": owner(run("41"))},
         ["claimed"],

@@ -179,6 +179,22 @@ def test_a_move_is_paused_and_resumed(browser, app, queue):
     assert "Pause the move" in browser.get(PAGE).text
 
 
+def test_a_move_is_aborted(browser, app, queue):
+    mover = flipped(app, queue, 12)
+    assert "Abort the move" in browser.get(PAGE).text
+    assert "Abort the move" in submit(browser, "abort_migration", back=PAGE).text
+    said = submit(browser, "abort_migration", back=PAGE, confirmed="1").text
+    assert "aborted the move of queue record" in said
+    text = browser.get(PAGE).text
+    assert "Resharding 12 → 8" in text
+    assert "moves back" in text
+    assert "Abort the move" not in text
+    assert browser.get("/api/v1/migration?queue=record").json()["migration"]["aborted_at"] > 0
+    while queue.migration():
+        mover.turn()
+    assert queue.stored_spec().shards == 8
+
+
 def test_what_does_not_move_cannot_be_paused(browser, queue):
     assert "is not moving" in submit(browser, "pause_migration", back=PAGE).text
     assert "Pause the move" not in browser.get(PAGE).text
@@ -209,7 +225,7 @@ def test_who_may_change_nothing_sees_the_picture_and_no_form(app, queue, visit):
 def test_many_shards_share_bars():
     counts = {"waiting": 3, "moving": 1, "processing": 0, "in_flight": 0, "transfers": 0, "transfer_bytes": 0}
     shards = tuple(ShardProgress(index, "100>4096", **counts) for index in range(4096))
-    found = picture_of(MigrationState("q", 1, Phase.MOVE, 100, 4096, None, None, shards))
+    found = picture_of(MigrationState("q", 1, Phase.MOVE, 100, 4096, None, None, None, shards))
     assert len(found.left) <= MAX_BARS >= len(found.right)
     assert (found.left[0].shards, found.left[-1].shards) == ("0-2", "99")
     assert (found.unsorted, found.sorted) == (4096, 2 * 4096)

@@ -118,7 +118,9 @@ def test_remote_control_reshards_pauses_and_resumes(app, start_worker, ledger, t
     (answer,) = command(app, "lowkiq_reshard", "w0@test", queue="gated", shards=before - 1)
     assert answer == {"ok": "reshard gated goes on: the worker logs its end"}
     eventually(lambda: queue.migration().phase is Phase.MOVE)
-    assert command(app, "lowkiq_pause_migration", "w0@test", queue="gated") == [{"ok": 1}]
+    assert command(app, "lowkiq_pause_migration", "w0@test", queue="gated") == [
+        {"ok": "paused the move of queue gated"}
+    ]
     (found,) = command(app, "lowkiq_migration", "w0@test", queue="gated")
     assert (found["former"], found["shards"], found["phase"]) == (before, before - 1, "move")
     assert found["paused_since"]
@@ -127,11 +129,37 @@ def test_remote_control_reshards_pauses_and_resumes(app, start_worker, ledger, t
     (tmp_path / "gate").touch()
     eventually(lambda: queue.stats().busy == 0)
     assert queue.migration() is not None
-    assert command(app, "lowkiq_resume_migration", "w0@test", queue="gated") == [{"ok": 1}]
+    assert command(app, "lowkiq_resume_migration", "w0@test", queue="gated") == [
+        {"ok": "resumed the move of queue gated"}
+    ]
     eventually(lambda: queue.migration() is None)
     assert queue.stored_spec().layout == Layout(before - 1)
     (answer,) = command(app, "lowkiq_resume_migration", "w0@test", queue="gated")
     assert "is not moving to another number of shards" in answer["error"]
+
+
+def test_remote_control_aborts(app, start_worker, ledger, tmp_path):
+    """What runs in a shard of the other number goes back when it has ended."""
+    gated = app.tasks["gated"]
+    queue = gated.ordered_queue
+    start_worker("-Q", "gated,celery", lanes=2)
+    before = queue.stored_spec().shards
+    (answer,) = command(app, "lowkiq_abort_migration", "w0@test", queue="gated")
+    assert "is not moving to another number of shards" in answer["error"]
+    layout = Layout(before + 1, before)
+    moves = next(name for name in map(str, range(100)) if layout.former_home(name) is not None)
+    gated.delay(moves)
+    ledger.wait_for("start")
+    command(app, "lowkiq_reshard", "w0@test", queue="gated", shards=before + 1)
+    eventually(lambda: queue.migration().phase is Phase.MOVE)
+    gated.delay(moves)
+    (answer,) = command(app, "lowkiq_abort_migration", "w0@test", queue="gated")
+    assert answer == {"ok": "aborted the move of queue gated"}
+    gated.delay(moves)
+    (tmp_path / "gate").touch()
+    eventually(lambda: queue.migration() is None)
+    assert queue.stored_spec().layout == Layout(before)
+    eventually(lambda: len(ledger.lines("end")) >= 2 and queue.stats().length == 0)
 
 
 def test_nothing_waits_for_a_paused_migration(app, start_worker, ledger):

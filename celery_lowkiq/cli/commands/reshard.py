@@ -22,9 +22,14 @@ EXAMPLES = [
     "reshard sync_order 48",
     "reshard sync_order --watch",
     "reshard sync_order --pause",
+    "reshard sync_order --abort",
 ]
 #: Seconds between two looks at the progress.
 LOOK = 0.25
+NO_WORKER = (
+    "no worker that serves queue {queue} is alive, so its jobs do not move. Start one, or repeat the command "
+    "that began the move"
+)
 
 
 @command("Change the number of shards.", EXAMPLES)
@@ -34,6 +39,7 @@ LOOK = 0.25
 @click.option("--watch", is_flag=True, help="Show the progress of a move that is going on.")
 @click.option("--pause", is_flag=True, help="Stop moving jobs, in all nodes.")
 @click.option("--resume", is_flag=True, help="Move jobs again.")
+@click.option("--abort", is_flag=True, help="Move back to the former number of shards.")
 def reshard(inspector: Inspector, queue: str, shards: int | None, **options: bool) -> None:
     """Move QUEUE to SHARDS shards, while calls and workers go on.
 
@@ -46,7 +52,7 @@ def reshard(inspector: Inspector, queue: str, shards: int | None, **options: boo
     verb = verbs[0] if verbs else None
     takes_shards = verb in (None, "dry_run")
     if len(verbs) > 1 or takes_shards != (shards is not None):
-        raise click.UsageError("expected SHARDS, SHARDS --dry-run, --watch, --pause or --resume")
+        raise click.UsageError("expected SHARDS, SHARDS --dry-run, --watch, --pause, --resume or --abort")
     ordered = inspector.queue(queue)
     if verb == "dry_run":
         _show_cost(ordered, shards or 0)
@@ -55,16 +61,17 @@ def reshard(inspector: Inspector, queue: str, shards: int | None, **options: boo
     elif verb in ("pause", "resume"):
         _pause(ordered, verb)
     else:
+        shards = shards or ordered.abort_migration()
         with Progress(ordered) as progress:
-            ordered.reshard(shards or 0, progress.update)
+            ordered.reshard(shards, progress.update)
         click.echo(f"queue {queue} has {shards} shards")
 
 
 def _show_cost(queue: OrderedQueue, shards: int) -> None:
     cost = queue.reshard_cost(shards)
     click.echo(f"queue {queue.name} has {cost.former} shards")
-    click.echo(f"{count_of(cost.leaving, 'job')} of {cost.jobs} would change their shards")
-    click.echo(f"they use {cost.leaving_bytes / 2**20:.1f} MiB")
+    size = f"{cost.leaving_bytes / 2**20:.1f} MiB"
+    click.echo(f"{cost.leaving} of {count_of(cost.jobs, 'job')}, {size}, would change shards")
     click.echo(f"about {duration(cost.seconds)}, at {JOBS_PER_SECOND} jobs a second; nothing was changed")
 
 
@@ -78,11 +85,14 @@ def _pause(queue: OrderedQueue, verb: str) -> None:
 
 def _watch(queue: OrderedQueue) -> None:
     """Show the progress until the end, or until Ctrl-C."""
-    pause = threading.Event()
+    pause, said = threading.Event(), False
     try:
         with Progress(queue, lines=True) as progress:
             while not progress.is_over:
                 progress.update()
+                if not (progress.is_over or queue.movers() or said):
+                    said = True
+                    click.echo(NO_WORKER.format(queue=queue.name), err=True)
                 pause.wait(LOOK)
     except KeyboardInterrupt:
         return
@@ -147,6 +157,8 @@ def _doing(state: MigrationState) -> str:
 
 
 def _words(state: MigrationState) -> str:
+    if state.paused_since is not None:
+        return f"{_doing(state)}: about {count_of(state.staying + state.left, 'job')} left to move"
     running = sum(shard.in_flight for shard in state.progress)
     transfers = sum(shard.transfers for shard in state.progress)
     size = sum(shard.transfer_bytes for shard in state.progress)

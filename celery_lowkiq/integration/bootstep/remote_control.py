@@ -8,7 +8,7 @@ first find little left to do.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,8 @@ from kombu.utils.uuid import uuid
 
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.calls.validation import read_id
-from celery_lowkiq.integration.operations.action_parts import Target, Verb
-from celery_lowkiq.integration.operations.actions import VERBS
+from celery_lowkiq.integration.operations.action_parts import SHARDS, Target, Verb
+from celery_lowkiq.integration.operations.actions import ACTIONS, VERBS
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.integration.operations.json_records import plain
 from celery_lowkiq.integration.operations.queue import OrderedQueue
@@ -58,23 +58,25 @@ def lowkiq_migration(state: Any, queue: Any = None, **_: Any) -> Any:
 @control_command(args=[("queue", ticketed), ("shards", click.INT)], signature="<queue> <shards>")
 def lowkiq_reshard(state: Any, queue: Any = None, shards: Any = None, **_: Any) -> Any:
     """Move a queue to another number of shards."""
-    return _answer(lambda: _begin(state, queue, "reshard", lambda found: found.reshard(shards)))
+    return _move(state, queue, "reshard", {SHARDS.name: shards})
 
 
 @control_command(args=[("queue", ticketed)], signature="<queue>")
 def lowkiq_pause_migration(state: Any, queue: Any = None, **_: Any) -> Any:
     """Stop moving the jobs of a queue to other shards."""
-    return _answer(
-        lambda: _begin(state, queue, "pause_migration", lambda found: int(found.pause_migration()))
-    )
+    return _move(state, queue, "pause_migration")
 
 
 @control_command(args=[("queue", ticketed)], signature="<queue>")
 def lowkiq_resume_migration(state: Any, queue: Any = None, **_: Any) -> Any:
     """Move the jobs of a queue to other shards again."""
-    return _answer(
-        lambda: _begin(state, queue, "resume_migration", lambda found: int(found.resume_migration()))
-    )
+    return _move(state, queue, "resume_migration")
+
+
+@control_command(args=[("queue", ticketed)], signature="<queue>")
+def lowkiq_abort_migration(state: Any, queue: Any = None, **_: Any) -> Any:
+    """Move a queue back to its former number of shards."""
+    return _move(state, queue, "abort_migration")
 
 
 def _define(verb: Verb) -> None:
@@ -161,7 +163,17 @@ def _act(state: Any, verb: Verb, command: _Command) -> dict[str, Any]:
     return _begin(state, given, verb.name, lambda queue: action.run(queue, target))
 
 
-def _begin(state: Any, queue: Any, verb: str, act: Callable[[OrderedQueue], int]) -> dict[str, Any]:
+def _move(state: Any, queue: Any, name: str, values: Mapping[str, Any] | None = None) -> Any:
+    """Run an action on the shards of a queue; the reply says in words what it did."""
+    action, target = ACTIONS[name], Target(values=values or {})
+    return _answer(
+        lambda: _begin(
+            state, queue, name, lambda found: action.said(found.name, target, action.run(found, target))
+        )
+    )
+
+
+def _begin(state: Any, queue: Any, verb: str, act: Callable[[OrderedQueue], object]) -> dict[str, Any]:
     """Act in another thread: the worker's event loop must not wait for a million jobs."""
     name, ticket = _name(queue)
     what = f"{verb} {name}"
@@ -178,7 +190,7 @@ def _take_and_act(
     state: Any,
     name: str,
     ticket: str | None,
-    act: Callable[[OrderedQueue], int],
+    act: Callable[[OrderedQueue], object],
     what: str,
     reply: dict[str, Any],
 ) -> None:

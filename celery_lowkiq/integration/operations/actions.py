@@ -307,6 +307,21 @@ VERBS = (
         unchanged="not paused",
         examples=(),
     ),
+    _verb(
+        "abort_migration",
+        "Move back to the former number of shards.",
+        "",
+        Action(
+            "abort_migration",
+            MIGRATION,
+            "Abort the move",
+            "Jobs go back to the former number of shards; each id keeps its order.",
+            call=lambda queue, *_: queue.abort_migration(),
+            dangerous=True,
+        ),
+        done="aborted",
+        examples=(),
+    ),
     Verb(
         "quiet",
         "Let a node finish and start nothing new.",

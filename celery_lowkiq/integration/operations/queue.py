@@ -173,12 +173,13 @@ class OrderedQueue(ReshardMixin):
 
     def tries(self, job_id: Any) -> tuple[Try, ...]:
         """Return the last ten failed runs of a waiting or dead job, oldest first. Raises InvalidCall."""
-        return self._queries.tries(self._at_rest(), read_id(job_id))
+        return self._queries.tries(self.stored_spec(), read_id(job_id))
 
     def why(self, job_id: Any) -> Why:
         """Return where an id is and why it is not running, as text and facts. Raises InvalidCall."""
         read = partial(load_error, self._context.settings)
-        return why(self._node_reports.facts(self._at_rest(), read_id(job_id), read=read, **self._terms()))
+        facts = self._node_reports.facts(self.stored_spec(), read_id(job_id), read=read, **self._terms())
+        return why(facts)
 
     def history(self) -> tuple[Sample, ...]:
         """Return the counters of processed and failed jobs of the last hour, each ten seconds, oldest first.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from celery import Celery
 
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.errors import InvalidCall, OutdatedNodes
 from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.models import QueueSpec
+from celery_lowkiq.rules.reports import NodeReport
 from celery_lowkiq.rules.resharding import MigrationState, ReshardCost, cost
 from celery_lowkiq.rules.resizing import outdated
 from celery_lowkiq.store.inspect.queries import Queries
@@ -28,15 +31,20 @@ class ReshardMixin:
         """Move the queue to another number of shards while it is in use, and return when that has ended.
 
         Callers and workers follow without a restart. Repeat it after an error. Raises InvalidCall;
-        OutdatedNodes; QueueMigrating while the queue moves to yet another number; and MigrationPaused.
+        OutdatedNodes; QueueMigrating while the queue moves to yet another number; MigrationPaused; and
+        MigrationAborted.
         """
         check_shards(shards)
         (stored,) = Registry(self._store.client).as_stored([self.spec])
         nodes = self._store.nodes()
         if stored.shards != shards and (names := outdated(nodes)):
             raise OutdatedNodes(self.spec.name, names)
-        movers = 1 + sum(node.alive and self.spec.name in node.queues for node in nodes)
-        return reshard(self._store.mover(self.spec), self.spec, shards, progress, movers)
+        return reshard(self._store.mover(self.spec), self.spec, shards, progress, 1 + self.movers(nodes))
+
+    def movers(self, nodes: Sequence[NodeReport] | None = None) -> int:
+        """Return the number of living nodes that serve the queue, and so move it."""
+        nodes = self._store.nodes() if nodes is None else nodes
+        return sum(node.alive and self.spec.name in node.queues for node in nodes)
 
     def reshard_cost(self, shards: int) -> ReshardCost:
         """Estimate what :meth:`reshard` would cost, without a change. Raises InvalidCall, QueueMigrating."""
@@ -59,14 +67,27 @@ class ReshardMixin:
         """Move jobs again after :meth:`pause_migration`; return whether it was paused. Raises InvalidCall."""
         return self._pause_migration(False)
 
+    def abort_migration(self) -> int:
+        """Begin to move all back to the former number of shards; return that number.
+
+        Nodes do it; ``reshard`` to that number waits for it. A migration that takes another one back goes on.
+        Raises InvalidCall without a migration, or when all jobs have moved.
+        """
+        former = self._migrations.abort()
+        if former is None:
+            raise self._not_moving()
+        return former
+
     def _pause_migration(self, wanted: bool) -> bool:
         changed = self._migrations.pause(wanted)
         if changed is None:
-            raise InvalidCall(
-                f"queue {self.spec.name!r} is not moving to another number of shards, or all its jobs "
-                "have moved"
-            )
+            raise self._not_moving()
         return changed
+
+    def _not_moving(self) -> InvalidCall:
+        return InvalidCall(
+            f"queue {self.spec.name!r} is not moving to another number of shards, or all its jobs have moved"
+        )
 
     def migration(self) -> MigrationState | None:
         """Return the migration that is going on, with the counts of its shards; None without one."""

@@ -1,6 +1,6 @@
 -- Moves dead jobs from the morgue back to the queue (rule 4).
 --
--- KEYS: meta @waiting jobs spill spill_order failed errors @morgue
+-- KEYS: meta @waiting jobs spill spill_order failed errors @morgue arrived?
 -- POLICY KEYS: debounce? early_due? done_scores?
 -- ARGV: merge policy channel index maximum force limit max_bytes [id]...
 --   maximum: moves only jobs whose updated_at is at most this; force: '1' also moves stale payloads

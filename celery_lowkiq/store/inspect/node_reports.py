@@ -89,12 +89,13 @@ class NodeReports:
         """Return the facts for the diagnosis of an id, in two round trips, or four without an owner.
 
         ``rate``: the queue's rate limit (runs per second), unless a node has just used another one; ``read``:
-        decodes a stored error.
+        decodes a stored error. In a migration, they are those of the shard where the id has most to do.
         """
-        shard = queue.shard_of(job_id)
-        reply = self._client.call(load("why").call(shard_keys(shard), id=id_bytes(job_id)))
+        shards = queue.shards_of(job_id)
+        replies = self._client.all([load("why").call(shard_keys(s), id=id_bytes(job_id)) for s in shards])
+        shard, reply = max(zip(shards, replies, strict=True), key=lambda found: _urgency(found[1]))
         now, owner, since, shard_paused, queue_paused, id_paused, claimed, suspect, *rest = reply
-        *waiting, died_at, last_error, full_at = rest
+        *waiting, died_at, last_error, full_at, moving = rest
         id_rate = queue.policies.rate_per_id
         commands = [report_command(parse_id(owner)), ("HMGET", tokens_key(queue.name), "left", "rate")]
         fields, (tokens, stored_rate) = self._client.commands(commands)
@@ -106,6 +107,7 @@ class NodeReports:
             now=float(now),
             claimed=bool(claimed),
             suspect=bool(suspect),
+            moving=bool(moving),
             waiting=_waiting(waiting, read),
             dead=Dead(float(died_at), read(last_error or None)) if died_at else None,
             owner=_owner(parse_id(owner), parse_moment(since), shard, node) if owner else None,
@@ -146,6 +148,11 @@ def _shard_report(
         moving=moving,
         jobs_per_minute=jobs_per_minute,
     )
+
+
+def _urgency(reply: Sequence[Any]) -> tuple[bool, bool, bool]:
+    """Whether an id is claimed, waits, or is dead in the shard of a reply."""
+    return bool(reply[6]), bool(reply[8]), bool(reply[12])
 
 
 def _waiting(reply: Sequence[Any], read: ReadError) -> Waiting | None:

@@ -145,9 +145,10 @@ class Queries:
 
     def tries(self, queue: QueueSpec, job_id: str) -> tuple[Try, ...]:
         """Return the last tries of a job, oldest first; foreign lines are skipped."""
-        shard = queue.shard_of(job_id)
-        (log,) = self._client.commands([("HGET", shard_keys(shard)["tries"], id_bytes(job_id))])
-        lines = map(_TRY.fullmatch, (log or b"").decode("utf-8", "replace").split("\n"))
+        keys = [shard_keys(shard)["tries"] for shard in reversed(queue.shards_of(job_id))]
+        logs = self._client.commands([("HGET", key, id_bytes(job_id)) for key in keys])
+        text = b"\n".join(log or b"" for log in logs).decode("utf-8", "replace")
+        lines = map(_TRY.fullmatch, text.split("\n"))
         return tuple(Try(float(line[1]), int(line[2]), line[3], line[4]) for line in lines if line)
 
     # -- counts

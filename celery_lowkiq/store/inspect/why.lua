@@ -5,7 +5,7 @@
 -- USES: time waiting_index
 -- Returns: {now, owner or '', since or '', when shard, queue and id were paused or '', 1 when claimed, 1 when a suspect,
 --   perform_in or '', retry_count, number of jobs before it, error, updated_at in the morgue or '', error there,
---   when the id's bucket is full again (us) or ''}.
+--   when the id's bucket is full again (us) or '', 1 when no claim takes it before a mover has sorted it}.
 -- Cost: O(log n).
 local function text(value)
   return value or ''
@@ -43,4 +43,5 @@ return {
   text(redis.call('ZSCORE', dead, id)),
   text(redis.call('HGET', dead_errors, id)),
   text(redis.call('ZSCORE', buckets, id)),
+  any_moving and is_moving(id) and 1 or 0,
 }

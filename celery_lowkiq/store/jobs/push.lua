@@ -1,7 +1,7 @@
 -- Merges jobs into the waiting jobs of a shard (rule 2). Repeated: no effect.
 --
 -- KEYS: meta? senders? @waiting jobs spill spill_order calls? failed errors processing tries?
--- POLICY KEYS: debounce? early_due? done_scores?
+-- POLICY KEYS: debounce? early_due? done_scores? inflight? arrived?
 -- ARGV: shards merge policy sender n channel index records [id payload score when]... [position digest record]*records
 --   shards: the route of the sender: the stored count, or both counts of a migration; n: larger than that of each former push of the sender to the shard
 --   score: '' generates one; '~<s>': the time of a sender's clock, generated when Redis's clock is behind it
@@ -133,7 +133,7 @@ end
 -- In a migration, calls may bring jobs that no claim takes before a mover has sorted them.
 any_moving = any_moving or string.find(policy, 'arriving=', 1, true) ~= nil
 
--- USES: waiting_index payload_set waiting policies policy_per_run policy_priority policy_keep policy_drop_stale policy_max_length policy_debounce policy_due_on_push dropped_calls
+-- USES: waiting_index moving_index payload_set waiting policies policy_per_run policy_priority policy_keep policy_drop_stale policy_max_length policy_debounce policy_due_on_push dropped_calls
 local refusal = hooks.refusal and hooks.refusal(last_job, now_s)
 if refusal then
   return refusal
@@ -143,17 +143,24 @@ local members = begin()
 
 local hold_arriving
 if options.arriving then
+  redis.call('ZCARD', inflight)
+  redis.call('ZCARD', arrived)
   -- Jobs whose ids may have more in another shard, by their index in ARGV.
   local arrives = {}
   for position in string.gmatch(options.arriving, '%d+') do
     arrives[rest + 4 * position] = true
   end
 
-  -- A new job of such an id waits until a mover has asked the other shard; one that is in processing here was asked for.
+  -- A new job of such an id waits until a mover has asked the other shard; one that is in processing here was asked for,
+  -- unless it was so at the fence: then also a job waits that it has left.
   function hold_arriving(i, when)
     local id = ARGV[i]
-    if arrives[i] and redis.call('HEXISTS', jobs, id) == 0 and redis.call('HEXISTS', processing, id) == 0 then
+    local ran, waits = arrives[i] and redis.call('ZSCORE', inflight, id), redis.call('HEXISTS', jobs, id) == 1
+    if ran and waits then
+      hold(id)
+    elseif arrives[i] and not waits and (ran or redis.call('HEXISTS', processing, id) == 0) then
       index_hold(id, time_of(when))
+      redis.call('ZADD', arrived, 0, id)
     end
   end
 end

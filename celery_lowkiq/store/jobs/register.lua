@@ -2,9 +2,10 @@
 -- its shards.
 --
 -- KEYS: queue
--- ARGV: format shards expected gen
+-- ARGV: format shards expected gen pause since
 --   expected: the stored count that `shards` replaces; '' for none
 --   gen: number of the last migration, '0' without one; when `shards` is the route of one, it is the migration that goes on
+--   pause, since: of the queue's last pause that its shards have followed, '0' and '' without one
 -- USES:
 -- Returns: {format, shards, number of the last pause, start of the pause or '', phase of its migration or ''} as stored now.
 -- Cost: O(1).
@@ -21,5 +22,12 @@ if not stored[1] or is_older or (stored[1] == format and stored[2] == expected) 
     stored[5] = 'flip'
     redis.call('HSET', queue, 'migration', shards, 'phase', stored[5])
   end
+end
+if tonumber(pause) > tonumber(stored[3] or 0) then
+  redis.call('HSET', queue, 'pause', pause, 'paused', since)
+  if since == '' then
+    redis.call('HDEL', queue, 'paused')
+  end
+  stored[3], stored[4] = pause, since
 end
 return {stored[1], stored[2], stored[3] or '0', stored[4] or '', stored[5] or ''}

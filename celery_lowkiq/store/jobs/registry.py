@@ -28,6 +28,8 @@ from celery_lowkiq.store.scripts.script import load
 
 #: Phases of a migration in which shards may refuse calls.
 CLOSING_PHASES = (Phase.FLIP.value, Phase.MOVE.value, Phase.SEAL.value)
+#: Number and begin of the pause of a queue that was never paused.
+NO_PAUSE = (0, b"")
 #: Continues the migration of a queue.
 ContinueMigration = Callable[[QueueSpec], object]
 
@@ -98,10 +100,13 @@ class Registry:
             raise QueueMigrating(queue.name, stored.layout)
         return stored
 
-    def register(self, queue: QueueSpec, expected: str = "", gen: int = 0) -> Registered:
+    def register(
+        self, queue: QueueSpec, expected: str = "", gen: int = 0, last_pause: tuple[int, bytes] = NO_PAUSE
+    ) -> Registered:
         """Write the number of shards if none, or ``expected``, is stored. Returns what is stored then.
 
-        ``gen``: number of the queue's last migration. Raises FormatMismatch, StoreError.
+        ``gen``: number of the queue's last migration; ``last_pause``: that its shards have followed.
+        Raises FormatMismatch, StoreError.
         """
         call = load("register").call(
             {"queue": queue_key(queue.name)},
@@ -109,6 +114,8 @@ class Registry:
             shards=queue.layout.route,
             expected=expected,
             gen=gen,
+            pause=last_pause[0],
+            since=last_pause[1],
         )
         stored_format, route, pause, since, phase = (value.decode() for value in self._client.call(call))
         check_format(queue.name, stored_format)
@@ -119,17 +126,18 @@ class Registry:
 
     def registered(self, queue: QueueSpec) -> Registered:
         """Register the queue if it is not: a new one as declared. One whose own key was lost, or has lost its
-        last migration, is registered as its shards are. Raises FormatMismatch, StoreError.
+        last migration or pause, is registered as its shards are. Raises FormatMismatch, StoreError.
         """
-        fields = ("shards", "gen", "migration")
+        fields = ("shards", "gen", "migration", "queue_pause", "queue_paused")
         copies = self._client.readable(
             [("HMGET", shard_keys(shard)["meta"], *fields) for shard in queue.shard_refs()]
         )
-        layout, gen = _last_layout(queue, [copy for copy in copies if copy])
+        layout, gen = _last_layout(queue, [copy[:3] for copy in copies if copy])
         if layout.count > queue.layout.count:
             # The other shards may be in a later migration.
             return self.registered(queue.with_layout(layout))
-        return self.register(queue.with_layout(layout), gen=gen)
+        pauses = [(int(pause or 0), since or b"") for *_, pause, since in filter(None, copies)]
+        return self.register(queue.with_layout(layout), gen=gen, last_pause=max(pauses, default=NO_PAUSE))
 
     def _write(self, shards: Sequence[ShardRef], known: Registered) -> list[int]:
         """Write the layout into shards. Replies: 1, or 0 when the shard has jobs of another one."""

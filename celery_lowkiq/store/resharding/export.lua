@@ -11,15 +11,14 @@
 -- USES: payload_set_read payload_set_last moving_index migration transfer
 -- FLAGS: allow-oom
 -- Returns: {number of the pending transfer or 0, its records, {id, ...} of which nothing is left here, {id, ...} in processing};
---   {} when the shard is not in this migration. With a pending transfer, that is all.
+--   {} when the shard is not in this migration. With a pending transfer, that is all, and all that a closed shard gives.
 -- Cost: O(log n) a payload. Repeated: the same transfer, until it is forgotten.
-if not is_open(gen) then
-  return {}
-end
-local pending = redis.call('HGET', outbox, shard)
+local pending = has_joined(gen) and redis.call('HGET', outbox, shard)
 if pending then
   local last, data = string.match(pending, '^(%d+) (.*)$')
   return {tonumber(last), data, {}, {}}
+elseif not is_open(gen) then
+  return {}
 end
 
 local COUNTS = {'processed', 'failed', 'merged', 'dead', 'dropped'}

@@ -7,7 +7,7 @@
 -- FLAGS: allow-oom
 -- Returns: 1, or 0 when another transfer is there, or the shard is not in this migration.
 -- Cost: O(1). Repeated: no effect.
-if is_open(gen) and string.match(redis.call('HGET', outbox, shard) or '', '^%d+') == number then
+if has_joined(gen) and string.match(redis.call('HGET', outbox, shard) or '', '^%d+') == number then
   return redis.call('HDEL', outbox, shard)
 end
 return 0

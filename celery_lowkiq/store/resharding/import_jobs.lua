@@ -1,7 +1,8 @@
 -- Receives a transfer of ids from another shard. What comes is older than what calls have brought here since: it is merged as a
--- job that is restored (rule 3), and calls that came meanwhile act as if they had come after it.
+-- job that is restored (rule 3), and calls that came meanwhile act as if they had come after it. After an aborted migration,
+-- a job may be here that is older than what comes: that acts on it as calls do.
 --
--- KEYS: meta @waiting! jobs spill spill_order calls debounce early_due done_scores buckets failed errors tries crash_marks @morgue outbox
+-- KEYS: meta @waiting! jobs spill spill_order calls debounce early_due done_scores buckets failed errors tries crash_marks @morgue arrived outbox
 -- ARGV: merge policy channel index gen shard number data
 --   gen: number of the migration; shard: where the transfer comes from; number, data: as export.lua returns them
 -- USES: time moving_index wake migration transfer restore policies policy_keep policy_per_run policy_debounce policy_due_on_push policy_priority
@@ -11,7 +12,7 @@
 local received = 'received:' .. shard
 if tonumber(redis.call('HGET', outbox, received) or 0) >= tonumber(number) then
   return 0
-elseif not is_open(gen) then
+elseif not has_joined(gen) then
   return -1
 end
 redis.call('HSET', outbox, received, number)
@@ -66,6 +67,22 @@ local function add_history(id, record)
   end
 end
 
+-- Calls, due at `time` without the waiting job of the id, act on it. entry, later: of debounce, of the job and of the calls.
+local function act_on(id, time, priority, entry, later)
+  local due_at
+  if redis.call('ZSCORE', failed, id) then
+    due_at = hooks.retry_after_call and hooks.retry_after_call(id, time)
+  elseif entry and later and hooks.join_debounce then
+    due_at = hooks.join_debounce(id, entry, later, time)
+  end
+  if due_at or priority < priority_of(id) then
+    index_put(id, due_at or index_score(id), math.min(priority, priority_of(id)))
+  end
+  if options.anew_on_push then
+    forget_failure(id)
+  end
+end
+
 -- Restores the job of an id; then the calls that have come here, due at `own` without it, act on it.
 local function add_job(id, record, own)
   local entry = redis.call('HGET', debounce, id)
@@ -79,36 +96,38 @@ local function add_job(id, record, own)
       redis.call('HSET', key, id, record[name])
     end
   end
-  if not own then
-    return
+  if own then
+    act_on(id, own, priority_of(id), record.debounce, entry)
   end
-  local due_at
-  if redis.call('ZSCORE', failed, id) then
-    due_at = hooks.retry_after_call and hooks.retry_after_call(id, own)
-  elseif entry and record.debounce and hooks.join_debounce then
-    due_at = hooks.join_debounce(id, record.debounce, entry, own)
-  end
-  if due_at then
-    index_put(id, due_at, priority_of(id))
-  end
-  if options.anew_on_push then
-    forget_failure(id)
+end
+
+-- Adds calls to the job of an id, which is older.
+local function add_calls(id, record)
+  local items, payload = unpack_items(record.jobs), failed_payload(id)
+  set_add(waiting, id, items, false)
+  forget_if_passed(id, payload)
+  if not hooks.trim or hooks.trim(id, items) then
+    act_on(id, record.perform_in, tonumber(record.priority or 0), redis.call('HGET', debounce, id), record.debounce)
   end
 end
 
 -- A part of an id: no claim takes it before the last one.
-local function add_part(id, record)
+local function add_part(id, record, is_older)
   if record.jobs then
-    set_add(waiting, id, unpack_items(record.jobs), true)
-    if not index_score(id) then
+    set_add(waiting, id, unpack_items(record.jobs), is_older)
+    if index_score(id) then
+      hold(id)
+    else
       index_hold(id, record.perform_in)
+      redis.call('ZADD', arrived, 0, id)
     end
   end
 end
 
 local function add(record)
   local id = record.id
-  local own = is_moving(id)
+  local own = index_score(id)
+  local is_older = not own or redis.call('ZSCORE', arrived, id)
   for from = 1, #(record.calls or {}) do
     redis.call('ZADD', calls, 0, record.calls[from])
   end
@@ -120,13 +139,16 @@ local function add(record)
     add_dead(id, record)
   end
   if record.part then
-    return add_part(id, record)
+    return add_part(id, record, is_older and true)
   end
   add_history(id, record)
-  if record.jobs then
+  if record.jobs and is_older then
     add_job(id, record, own ~= record.perform_in and own)
+  elseif record.jobs then
+    add_calls(id, record)
   end
   release_moving({id})
+  redis.call('ZREM', arrived, id)
 end
 
 -- Plain jobs, of whose ids nothing is here, are added together.
@@ -170,5 +192,11 @@ for _, record in ipairs(others) do
 end
 redis.call('PERSIST', done_scores)
 redis.call('PERSIST', buckets)
-wake(before)
+if is_open(gen) then
+  wake(before)
+else
+  -- What belongs elsewhere is sorted when the shard has opened.
+  any_special = true
+  hold_all()
+end
 return 1

@@ -10,13 +10,16 @@ from celery_lowkiq.rules.resharding import Migration, MigrationState, Phase, Sha
 from celery_lowkiq.store.jobs.registry import check_format
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import FORMAT, MIGRATING_FORMAT, queue_key, shard_keys
+from celery_lowkiq.store.scripts.records import parse_id
 from celery_lowkiq.store.scripts.script import load
 from celery_lowkiq.store.scripts.steps import Steps
 
-#: Fields of a queue's key: when its migration began, and was paused.
-TIMES = ("migration_began", "migration_paused")
+#: Fields of a queue's key: when its migration began, was paused, and was aborted.
+TIMES = ("migration_began", "migration_paused", "migration_aborted")
 #: Shards that are counted in one round trip.
 COUNTED_SHARDS = 512
+#: Jobs of all shards by which those are estimated that will leave their shards.
+SAMPLED_JOBS = 5000
 
 
 class StoredMigration(NamedTuple):
@@ -27,6 +30,7 @@ class StoredMigration(NamedTuple):
     since: str
     began_at: float | None
     paused_since: float | None
+    aborted_at: float | None
 
     @property
     def is_paused(self) -> bool:
@@ -66,13 +70,19 @@ class Migrations:
         if layout is None or phase in ("", Phase.IDLE.value):
             return None
         migration = Migration(int(gen), Phase(phase), layout)
-        began_at, paused_since = (float(time) if time else None for time in times)
-        return StoredMigration(migration, pause or "0", since, began_at, paused_since)
+        return StoredMigration(
+            migration, pause or "0", since, *(float(time) if time else None for time in times)
+        )
 
     def pause(self, wanted: bool) -> bool | None:
         """Pause or resume the migration. Return whether it was not so before; None without one to pause."""
         changed = self._client.call(load("pause_migration").call(self._keys, wanted=int(wanted)))
         return None if changed < 0 else bool(changed)
+
+    def abort(self) -> int | None:
+        """Go back to the former number of shards. Return it; None without a migration to abort."""
+        former = self._client.call(load("abort_migration").call(self._keys, format=FORMAT))
+        return int(former) if former else None
 
     def read(self) -> Migration | None:
         """Return the migration that is going on; None without one."""
@@ -95,6 +105,9 @@ class Migrations:
             page = refs[start : start + COUNTED_SHARDS]
             calls = [load("read_progress").call(shard_keys(shard)) for shard in page]
             replies += self._client.all(calls)
+        if stored.is_paused and migration.phase is Phase.MOVE:
+            staying = self._staying(migration, refs, replies)
+            replies = [[*reply, count] for reply, count in zip(replies, staying, strict=True)]
         return MigrationState(
             queue=self._queue,
             gen=migration.gen,
@@ -103,11 +116,22 @@ class Migrations:
             shards=migration.layout.shards,
             began_at=stored.began_at,
             paused_since=stored.paused_since if stored.is_paused else None,
+            aborted_at=stored.aborted_at,
             progress=tuple(
                 ShardProgress(shard.index, route.decode(), *counts)
                 for shard, (route, *counts) in zip(refs, replies, strict=True)
             ),
         )
+
+    def _staying(self, migration: Migration, refs: list[ShardRef], counts: list[list[Any]]) -> list[int]:
+        """Estimate how many jobs of each shard will leave it after a pause, by some that are due next."""
+        last = SAMPLED_JOBS // len(refs)
+        samples = self._client.commands([("ZRANGE", shard_keys(shard)["due"], 0, last) for shard in refs])
+        found = []
+        for shard, (_, waiting, unsorted, *_), ids in zip(refs, counts, samples, strict=True):
+            leaving = sum(migration.leaves(shard.index, parse_id(job_id)) for job_id in ids)
+            found.append(round((waiting - unsorted) * leaving / max(1, len(ids))))
+        return found
 
     def begin_phase_steps(self, migration: Migration, phase: Phase) -> Steps[bool]:
         """Begin the next phase of a migration. False when another mover was first."""

@@ -92,29 +92,35 @@ class Mover:
     # -- flip
 
     def _flip(self, stored: StoredMigration) -> Steps[bool]:
-        """Close all shards of the former number, then open all shards. Return whether all are open."""
+        """Close all shards of both numbers, then open them. Return whether all are open."""
         migration = stored.migration
-        fences = [
-            self._call(
-                "fence", index, shards=migration.former, gen=migration.gen, route=migration.layout.route
-            )
-            for index in migration.sources
-        ]
+        route = migration.layout.route
+        fences = [self._call("fence", index, gen=migration.gen, route=route) for index in migration.shards]
         closed = yield from self._send(fences)
-        if any(int(gen) != migration.gen for _, gen, _, _ in closed):
+        if any(int(gen) != migration.gen for _, gen, *_ in closed):
             return False
         yield from self._confirm()
+        if any(transfers for *_, transfers in closed) and not (yield from self._deliver(migration)):
+            return False
         floors = {
-            "score": max(int(score) for _, _, score, _ in closed),
-            "last_call": max(int(call) for _, _, _, call in closed),
+            "score": max(int(score) for _, _, score, _, _ in closed),
+            "last_call": max(int(call) for _, _, _, call, _ in closed),
         }
         opened = yield from self._send([self._open_call(stored, index, floors) for index in migration.shards])
         # Some are sealed already when the queue's own key was lost.
-        routes = [(migration.layout.route, migration.sealed(index)) for index in migration.shards]
+        routes = [(route, migration.sealed(index)) for index in migration.shards]
         return all(
-            int(gen) == migration.gen and route.decode() in expected
-            for (route, gen), expected in zip(opened, routes, strict=True)
+            int(gen) == migration.gen and stored_route.decode() in expected
+            for (stored_route, gen), expected in zip(opened, routes, strict=True)
         )
+
+    def _deliver(self, migration: Migration) -> Steps[bool]:
+        """Deliver the transfers of a migration that was aborted. Return whether none is left."""
+        moves = yield from self._read(migration, migration.shards)
+        left = [Export(index, shard) for index, found in moves.items() for shard in found.pending]
+        yield from self._transfer(migration, moves, left, ())
+        moves = yield from self._read(migration, migration.shards)
+        return not any(found.pending for found in moves.values())
 
     def _open_call(self, stored: StoredMigration, index: int, floors: Mapping[str, int]) -> ScriptCall:
         migration = stored.migration
@@ -123,7 +129,6 @@ class Mover:
             index,
             shards=migration.layout.route,
             gen=migration.gen,
-            is_new=int(index >= migration.former),
             pause=stored.pause,
             since=stored.since,
             **floors,

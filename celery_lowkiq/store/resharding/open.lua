@@ -1,9 +1,8 @@
--- Opens a shard for the calls of a migration, after all shards of the former number were fenced.
+-- Opens a shard for the calls of a migration, after all shards of both numbers were fenced.
 --
 -- KEYS: meta lease senders
--- ARGV: shards gen is_new score last_call pause since
---   shards: the route of the migration; is_new: '1' for a shard that the former number does not have. It begins
---   without a pause of its own: one that it had ended when it was retired
+-- ARGV: shards gen score last_call pause since
+--   shards: the route of the migration
 --   score, last_call: the largest of all fenced shards: what is stored here from now on comes after what was stored there
 --   pause, since: of the queue's last pause, as register.lua returns them
 -- USES: queue_pause format
@@ -11,9 +10,7 @@
 -- Returns: {route, gen} of the shard now.
 -- Cost: O(1). Repeated: no effect.
 local stored = redis.call('HMGET', meta, 'shards', 'gen', 'score', 'last_call')
-local last = tonumber(stored[2] or 0)
-local is_fenced = stored[1] == 'closed' and stored[2] == gen
-if is_fenced or is_new == '1' and last < tonumber(gen) then
+if stored[1] == 'closed' and stored[2] == gen then
   -- Jobs may come from a shard of this format. Earlier versions, which cannot read it, are refused in a migration.
   redis.call('HSET', meta, 'shards', shards, 'gen', gen, 'format', FORMAT)
   for field, floor in pairs({score = score, last_call = last_call}) do
@@ -21,9 +18,6 @@ if is_fenced or is_new == '1' and last < tonumber(gen) then
     if tonumber(known or 0) < tonumber(floor) then
       redis.call('HSET', meta, field, floor)
     end
-  end
-  if is_new == '1' then
-    redis.call('HDEL', meta, 'paused')
   end
   -- It may be one that was retired.
   for _, key in ipairs({meta, lease, senders}) do

@@ -2,15 +2,13 @@
 --
 -- KEYS: meta @waiting! claimed inflight outbox
 -- ARGV:
--- USES:
+-- USES: pending_transfers
 -- Returns: {route, waiting jobs, those of them that are to be sorted, jobs in processing, ids that were in processing at the
 --   fence and have not left, pending transfers, their bytes}.
 -- Cost: O(transfers).
-local transfers, bytes = 0, 0
-for _, field in ipairs(redis.call('HKEYS', outbox)) do
-  if not string.find(field, ':', 1, true) then
-    transfers, bytes = transfers + 1, bytes + redis.call('HSTRLEN', outbox, field)
-  end
+local transfers, bytes = pending_transfers(), 0
+for _, field in ipairs(transfers) do
+  bytes = bytes + redis.call('HSTRLEN', outbox, field)
 end
 local unsorted, waiting = redis.call('ZCARD', moving), 0
 for _, index in ipairs({moving, due, due_prioritized, due_paused}) do
@@ -18,5 +16,5 @@ for _, index in ipairs({moving, due, due_prioritized, due_paused}) do
 end
 return {
   redis.call('HGET', meta, 'shards') or '', waiting, unsorted,
-  redis.call('ZCARD', claimed), redis.call('ZCARD', inflight), transfers, bytes,
+  redis.call('ZCARD', claimed), redis.call('ZCARD', inflight), #transfers, bytes,
 }

@@ -1,6 +1,6 @@
 -- Makes jobs claimable that a mover has found to be complete in this shard, at their own times.
 --
--- KEYS: meta @waiting!
+-- KEYS: meta @waiting! inflight arrived
 -- ARGV: gen channel index [id]...
 --   gen: number of the migration; also after the shard was sealed
 -- USES: moving_index wake migration
@@ -12,6 +12,11 @@ if state == '' or state == 'closed' then
   return 0
 end
 local before = first_due()
-release_moving({unpack(ARGV, rest)})
+local ids = {unpack(ARGV, rest)}
+if #ids > 0 then
+  release_moving(ids)
+  redis.call('ZREM', inflight, unpack(ids))
+  redis.call('ZREM', arrived, unpack(ids))
+end
 wake(before)
 return 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from celery_lowkiq.rules.errors import InvalidCall, MigrationPaused, QueueMigrating
+from celery_lowkiq.rules.errors import InvalidCall, MigrationAborted, MigrationPaused, QueueMigrating
 from celery_lowkiq.rules.layout import MAX_SHARDS, Layout
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.resharding import pause_after
@@ -41,17 +41,21 @@ def reshard(
 
     Continues a migration to the same number that another process has begun. ``progress`` gets the number of
     jobs sorted so far, and may raise Stop: then the workers of the queue go on. ``movers``: the number of
-    these workers, and one. Raises InvalidCall, QueueMigrating, MigrationPaused, FormatMismatch, StoreError.
+    these workers, and one. Raises InvalidCall, QueueMigrating, MigrationPaused, MigrationAborted,
+    FormatMismatch, StoreError.
     """
     check_shards(shards)
     migrations = Migrations(mover.client, queue.name)
     registry = Registry(mover.client)
     tally = Tally(progress)
+    moves = False
     while (stored := migrations.stored()) or registry.registered(queue).layout != Layout(shards):
-        if stored is None:
-            migrations.begin(shards)
+        if stored is None and not moves:
+            moves = migrations.begin(shards)
             continue
-        layout = stored.migration.layout
+        if stored is None or (moves and stored.migration.layout.shards != shards):
+            raise MigrationAborted(queue.name, shards)
+        moves, layout = True, stored.migration.layout
         if layout.shards != shards:
             raise QueueMigrating(queue.name, layout)
         if stored.is_paused:

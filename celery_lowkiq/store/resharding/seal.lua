@@ -1,7 +1,7 @@
 -- Ends a migration in a shard: one of the new number has that as its route from now on. One that the new number does not have
 -- is retired; what it knows of senders stays for an hour, so that their repeated pushes are recognised.
 --
--- KEYS: meta lease senders moving inflight outbox
+-- KEYS: meta lease senders moving inflight arrived outbox
 -- ARGV: shards gen sealed
 --   shards: the route of the migration; sealed: the new number, or 'retired'
 -- USES: migration
@@ -12,8 +12,9 @@ local RETENTION = 3600
 
 if state_of(gen) == shards then
   redis.call('HSET', meta, 'shards', sealed)
-  redis.call('DEL', inflight, outbox)
+  redis.call('DEL', inflight, arrived, outbox)
   if sealed == 'retired' then
+    redis.call('HDEL', meta, 'paused')
     for _, key in ipairs({meta, lease, senders}) do
       redis.call('EXPIRE', key, RETENTION)
     end

@@ -59,6 +59,7 @@ SHARD_KEYS = {
     "dead_errors": "hash",
     # Of a migration to another number of shards:
     "inflight": "zset",  # id -> claim number of a job that was in processing when the migration began here
+    "arrived": "zset",  # equal scores: ids whose waiting job is newer than what another shard may have
     # <shard> -> number and records of the transfer to it; sent:<shard>, received:<shard> -> last numbers;
     # part:<id>, of which a part has left
     "outbox": "hash",
@@ -66,7 +67,9 @@ SHARD_KEYS = {
 
 #: Keys with entries of ids; ``tests/store/test_kept_of_an_id.py`` checks that each step of a job's life
 #: handles all of them.
-ID_KEYS: frozenset[str] = frozenset(SHARD_KEYS.keys() - {"lease", "meta", "senders", "inflight", "outbox"})
+ID_KEYS: frozenset[str] = frozenset(
+    SHARD_KEYS.keys() - {"lease", "meta", "senders", "inflight", "arrived", "outbox"}
+)
 
 #: Keys that headers of scripts name together, as ``@waiting``. Question mark: see ``script``.
 KEY_GROUPS: dict[str, tuple[str, ...]] = {

@@ -98,7 +98,7 @@ def test_a_queue_is_resharded(browser, visit, app):
         assert queue.stats().length == 230
 
 
-def test_a_move_is_paused_and_resumed(idle_shop, browser, contented):
+def test_a_move_is_paused_resumed_and_aborted(idle_shop, browser, contented):
     queue = idle_shop.tasks["sync_order"].ordered_queue
     flipped(idle_shop, queue, 7)
     with served(idle_shop) as url:
@@ -110,4 +110,8 @@ def test_a_move_is_paused_and_resumed(idle_shop, browser, contented):
         assert violations(browser) == []
         press(browser, "Resume the move")
         eventually(lambda: queue.migration().paused_since is None)
+        press(browser, "Abort the move")
+        press(browser, "Abort the move")
+        reads(browser, "moves back", "#migration")
+        assert (queue.migration().former, queue.migration().shards) == (7, queue.spec.shards)
         leave(browser)

@@ -12,3 +12,8 @@ end
 local function is_open(gen)
   return string.find(state_of(gen), '>', 1, true) ~= nil
 end
+
+-- Returns true also while the shard is closed, when it receives and forgets the transfers of a migration that was aborted.
+local function has_joined(gen)
+  return state_of(gen) == 'closed' or is_open(gen)
+end

@@ -1,8 +1,11 @@
 -- Moves jobs back to the queue.
 --
--- KEYS: jobs failed errors
+-- KEYS: jobs failed errors arrived
 -- USES: payload_set waiting_index waiting policies policy_per_run policy_keep policy_debounce policy_due_on_push policy_priority
---
+if any_moving then
+  redis.call('ZCARD', arrived)
+end
+
 -- Restores a job: adds its payloads, as the older ones, to those of the waiting job; its perform_in, retry_count and error
 -- replace those of the waiting job; the more urgent priority stays. Without payloads, or when newer ones displace all of
 -- them, the waiting job keeps its own, and the result is false; else it is the retry_count.
@@ -18,6 +21,9 @@ local function restore_job(id, items, perform_in, retry_count, message, priority
     return false
   end
   index_put(id, perform_in, priority)
+  if any_moving then
+    redis.call('ZREM', arrived, id)
+  end
   if hooks.clear then
     hooks.clear(id)
   end

@@ -1,0 +1,28 @@
+-- Takes a queue back to the number of shards that it had before its migration, in the queue's own key. A migration that has
+-- changed no shard ends; any other is replaced by the next one, with both numbers exchanged (begin_migration.lua).
+--   migration_aborted: when
+--
+-- KEYS: queue
+-- ARGV: format
+--   format: storage format without a migration
+-- USES: time
+-- FLAGS: allow-oom
+-- Returns: the number of shards before; '' without a migration, or when all jobs have moved.
+-- Cost: O(1). Repeated: no effect.
+local stored = redis.call('HMGET', queue, 'phase', 'migration', 'migration_aborted', 'gen')
+if not ({prepare = 1, flip = 1, move = 1})[stored[1] or ''] then
+  return ''
+end
+local former, shards = string.match(stored[2], '^(%d+)>(%d+)$')
+if stored[3] then
+  return shards
+end
+redis.call('HDEL', queue, 'migration_paused')
+if stored[1] == 'prepare' then
+  redis.call('HSET', queue, 'phase', 'idle', 'format', format)
+  return former
+end
+local route = shards .. '>' .. former
+redis.call('HSET', queue, 'gen', stored[4] + 1, 'migration', route, 'shards', route, 'phase', 'flip')
+redis.call('HSET', queue, 'migration_aborted', seconds(now_us()))
+return former
