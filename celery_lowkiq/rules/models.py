@@ -213,6 +213,8 @@ class Disposition(str, enum.Enum):
     BURY = "bury"
     #: Waiting again, unchanged: it did not run.
     RETURN = "return"
+    #: Its process died: waiting again as a suspect, or in the morgue after ``retry_count`` deaths.
+    CRASH = "crash"
 
 
 class RemovalReason(str, enum.Enum):
