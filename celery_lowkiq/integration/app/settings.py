@@ -31,6 +31,7 @@ PushDurability = Literal["fast", "replicated", "fsynced"]
 MessageScore = Literal["arrival", "sent"]
 Reshard = Literal["manual", "auto"]
 LogFailures = Literal["first", "all", "death"]
+RunIn = Literal["thread", "process"]
 
 SCHEDULERS: dict[str, Any] = {"lag": schedulers.lag, "seq": schedulers.seq, "weighted": schedulers.weighted}
 SPLITTERS: dict[str, Any] = {
@@ -118,6 +119,11 @@ class Settings:
     )
     lanes: int | None = _setting(
         None, whole(1, 1000).or_none(), "Number of threads for ordered tasks in a worker. None: `-c`."
+    )
+    run_in: RunIn = _setting(
+        "thread",
+        one_of(RunIn),
+        'Where tasks run that give no `run_in`: `"thread"`, or [`"process"`](processes.md).',
     )
     window: int = _setting(
         50,

@@ -13,6 +13,7 @@ from celery.app.annotations import resolve_all as resolve_all_annotations
 
 from celery_lowkiq.integration.app.option_names import check_option_names
 from celery_lowkiq.integration.app.rate_limits import read_rate
+from celery_lowkiq.integration.app.settings import RunIn
 from celery_lowkiq.integration.calls.call_form import PYDANTIC_WRAPPER, By, SignatureForm
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.layout import MAX_SHARDS
@@ -30,7 +31,7 @@ from celery_lowkiq.rules.validators import (
 
 from .queue_options import QueueOptions, queue_conflicts
 from .retry_options import RetryOptions, retry_conflicts
-from .unsupported import REFUSED, check_celery_options
+from .unsupported import ENDLESS, REFUSED, check_celery_options
 
 MAX_BATCH = 1000
 MAX_PAYLOADS = 1000
@@ -38,6 +39,7 @@ QUEUE_NAME = matching(
     "1 to 255 printable ASCII characters without space and braces",
     lambda value: isinstance(value, str) and bool(re.fullmatch(r"[!-z|~]{1,255}", value)),
 )
+LIMIT = matching("seconds above 0", lambda value: is_number(value, 0) and value > 0).or_none()
 RIGHT_FORM = "def sync_order(payloads_by_id): ..."
 
 MergeRule = Literal["min", "max"]
@@ -137,12 +139,36 @@ class BasicOptions(TypedDict, total=False):
         float | None,
         Option(
             None,
-            matching("seconds above 0", lambda value: is_number(value, 0) and value > 0).or_none(),
+            LIMIT,
             "Seconds after which a run is overdue: it is logged once as an error, shown in `inspect stats`, "
             "and sent as the event `lowkiq-overdue`. A thread cannot be stopped, so the run goes on. With "
             '[`lowkiq_exclusion = "strict"`](fencing.md#strict-exclusion) its lease is not renewed any '
             "more: its worker process ends, and other workers go on.",
         ),
+    ]
+
+    run_in: Annotated[
+        RunIn | None,
+        Option(
+            None,
+            one_of(RunIn).or_none(),
+            'Where a lane runs the function. `"thread"`: in its thread. `"process"`: in [a child process]'
+            "(processes.md), which has a GIL of its own, may be killed, and may die alone.",
+            default_words="`lowkiq_run_in`",
+        ),
+    ]
+    soft_time_limit: Annotated[
+        float | None,
+        Option(
+            None,
+            LIMIT,
+            "Seconds after which the function gets a SoftTimeLimitExceeded. With "
+            '`run_in="process"`, see [time limits](processes.md#time-limits).',
+        ),
+    ]
+    time_limit: Annotated[
+        float | None,
+        Option(None, LIMIT, 'Seconds after which a run is killed, and fails. With `run_in="process"`.'),
     ]
 
 
@@ -242,6 +268,9 @@ def _call_conflicts(options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]
     for name, (default, fix) in (_WITHOUT_BY if has_by else _WITH_BY).items():
         if options[name] != default:
             yield name, "no by= beside it" if has_by else "by= beside it", fix
+    for name in ("time_limit", "soft_time_limit"):
+        if options[name] is not None and options["run_in"] != "process":
+            yield name, "run_in='process' beside it, since a lane is a thread", ENDLESS
     if options["latest"] and options["merge"] is not None:
         yield "merge", "no latest= beside it", "With latest=True one call of an id waits: take merge= out"
 
