@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -88,7 +89,8 @@ ACTIONS: dict[str, Callable[[], Any]] = {
     "hold": lambda: ctypes.PyDLL(None).sleep(60),
     "gate": lambda: wait_for_gate("gate"),
     "grow": grows,
-    "nap": lambda: time.sleep(0.3),
+    "nap": lambda: time.sleep(0.02),
+    "compute": lambda: sum(number * number for number in range(3_000_000)),
 }
 
 
@@ -111,7 +113,7 @@ def make_app(**settings: Any) -> Celery:
             waits_for_loss(self)
         else:
             ACTIONS.get(what, int)()
-        note("end", id=job_id)
+        note("end", id=job_id, lane=multiprocessing.current_process().name)
         return f"{what} done"
 
     def note_dead(jobs: list[Any]) -> None:

@@ -19,6 +19,8 @@ from tests.waiting import eventually
 from tests.worker import in_processes
 from tests.worker.checks import command, suspects
 
+#: Seconds that a machine that has other things to do may take longer.
+BUSY_MACHINE = 3.0
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="run_in='process' forks")
 
 
@@ -137,14 +139,15 @@ def test_a_worker_that_dies_leaves_no_process(app, start, ledger, what):
     for number in range(6):
         app.tasks["act"].delay(str(number), what)
     ledger.wait_for("start", 2)
-    pids = [child.pid for child in psutil.Process(pid_of(node)).children(recursive=True)]
-    pids += [line["pid"] for line in ledger.lines("start")]
-    pids += [line["other"] for line in ledger.lines("other")]
+    servers = [child.pid for child in psutil.Process(pid_of(node)).children()]
+    pids = [line["pid"] for line in ledger.lines("start")] + [line["other"] for line in ledger.lines("other")]
     node.kill("SIGKILL")
     died_at = time.monotonic()
     eventually(lambda: not any(map(is_alive, pids)), 20)
-    print(f"the last process ended {time.monotonic() - died_at:.2f} s after its worker")
-    assert time.monotonic() - died_at < 1 + 2
+    lived = time.monotonic() - died_at
+    print(f"the last child ended {lived:.2f} s after its worker")
+    assert lived < 1.0 + BUSY_MACHINE
+    eventually(lambda: not any(map(is_alive, servers)), 20)
 
 
 def test_a_process_is_replaced_after_as_many_runs_as_celery_is_told(app, settings, start, ledger):

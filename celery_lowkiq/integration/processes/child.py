@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pickle
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterable
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
 
 from billiard.compat import mem_rss
-from celery import Celery, platforms
+from celery import Celery
 from celery.app import trace
 from celery.concurrency.prefork import process_destructor, process_initializer
 from celery.exceptions import SoftTimeLimitExceeded
@@ -55,13 +55,11 @@ class ChildOptions(NamedTuple):
     max_memory_kib: int | None
 
 
-def main(end: socket.socket, control: Connection, options: ChildOptions) -> None:
+def main(end: socket.socket, control: Connection, lifeline: Connection, options: ChildOptions) -> None:
     """Run batches until the lane or the worker ends, or this process is spent."""
     # What a run starts belongs to this group, and ends with it.
     os.setsid()
-    on_death: Any = platforms
-    on_death.set_pdeathsig("SIGKILL")
-    _leave_fork_server()
+    _end_with_worker(lifeline)
     lost = LostLease()
     threading.Thread(target=lost.watch, args=(control,), name="lowkiq-control", daemon=True).start()
     app: Celery = symbol_by_name(options.app)
@@ -79,14 +77,16 @@ def main(end: socket.socket, control: Connection, options: ChildOptions) -> None
         Child(app, Channel(end, MAX_IDLE), lost, options).serve()
 
 
-def _leave_fork_server() -> None:
-    """Let the fork server end with the worker, while this process lives.
+def _end_with_worker(lifeline: Connection) -> None:
+    """Let the kernel end this process group when the worker has died, also while no thread can run Python.
 
-    It then ends all children (PDEATHSIG), also one whose threads cannot run.
+    Elsewhere than on Linux a thread does so (:meth:`LostLease.watch`).
     """
-    server: Any = forkserver
-    os.close(server._forkserver._forkserver_alive_fd)
-    server._forkserver._forkserver_alive_fd = None
+    if hasattr(fcntl, "F_SETSIG"):
+        fd = lifeline.fileno()
+        fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpgid(0))
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def _end_run(signum: int, _: Any) -> NoReturn:

@@ -61,7 +61,9 @@ class LaneProcess:
         end, childs_end = socket.socketpair()
         self._work = Channel(end, LOOK)
         controls_end, self._control = context.Pipe(duplex=False)
-        arguments = childs_end, controls_end, options
+        # Nothing is sent on it: it closes with the worker.
+        lifelines_end, self._lifeline = context.Pipe(duplex=False)
+        arguments = childs_end, controls_end, lifelines_end, options
         self._process = context.Process(target=main, args=arguments, name=self._name)
         try:
             self._process.start()
@@ -69,8 +71,8 @@ class LaneProcess:
             self.close_pipes()
             raise NotStarted(f"{self._name} has no child process: {error!r}") from error
         finally:
-            childs_end.close()
-            controls_end.close()
+            for one in (childs_end, controls_end, lifelines_end):
+                one.close()
         # Else an exiting worker would wait for it, and it for the end of the worker.
         vars(processes)["_children"].discard(self._process)
 
@@ -167,6 +169,7 @@ class LaneProcess:
         """Close this end of the pipes."""
         self._work.close()
         self._control.close()
+        self._lifeline.close()
 
 
 def _ended_by(exitcode: int | None) -> str:
