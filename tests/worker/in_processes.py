@@ -76,6 +76,13 @@ def grows() -> None:
     grown.append(bytearray(60_000_000))
 
 
+def in_django() -> None:
+    from django.apps import apps
+
+    names = {getattr(receiver(), "__qualname__", "") for _, receiver in signals.task_prerun.receivers}
+    note("django", ready=apps.ready, closes="DjangoWorkerFixup.on_task_prerun" in names)
+
+
 grown: list[bytearray] = []
 ACTIONS: dict[str, Callable[[], Any]] = {
     **DEATHS,
@@ -89,6 +96,7 @@ ACTIONS: dict[str, Callable[[], Any]] = {
     "hold": lambda: ctypes.PyDLL(None).sleep(60),
     "gate": lambda: wait_for_gate("gate"),
     "grow": grows,
+    "django": in_django,
     "nap": lambda: time.sleep(0.02),
     "compute": lambda: sum(number * number for number in range(3_000_000)),
 }

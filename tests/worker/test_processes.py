@@ -228,3 +228,35 @@ def test_strict_exclusion_is_refused(settings, start):
     node = start(wait=False)
     assert node.exit_status(60) != 0
     assert "lowkiq_exclusion='strict' is invalid: expected 'cooperative', since" in node.logs()
+
+
+def test_a_worker_that_stops_waits_for_its_children(app, start, ledger, tmp_path):
+    node = start()
+    app.tasks["act"].delay("1", "gate")
+    (begun,) = ledger.wait_for("start")
+    node.kill("SIGTERM")
+    eventually(lambda: "ordered queues stop: 1 batches" in node.logs())
+    (tmp_path / "gate").touch()
+    assert node.exit_status() == 0
+    assert len(ledger.lines("end")) == 1
+    assert not is_alive(begun["pid"])
+
+
+def test_a_cold_shutdown_leaves_the_batch_to_the_next_worker_and_blames_nothing(app, start, ledger, tmp_path):
+    node, act = start(), app.tasks["act"]
+    result = act.delay("1", "gate")
+    (begun,) = ledger.wait_for("start")
+    node.kill("SIGQUIT")
+    node.exit_status(60)
+    eventually(lambda: not is_alive(begun["pid"]))
+    (tmp_path / "gate").touch()
+    start()
+    assert result.get(timeout=60) == "gate done"
+    assert suspects(act) == 0
+
+
+def test_a_child_is_set_up_for_django(app, start, ledger):
+    start(DJANGO_SETTINGS_MODULE="django.conf.global_settings")
+    app.tasks["act"].delay("1", "django")
+    (found,) = ledger.wait_for("django")
+    assert (found["ready"], found["closes"]) == (True, True)
