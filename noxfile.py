@@ -95,6 +95,15 @@ def full(session: nox.Session) -> None:
 
 
 @nox.session
+def processes(session: nox.Session) -> None:
+    """Children of lanes: each way to end 100 times, and 10,000 replaced ones. Half an hour on two cores."""
+    _install(session)
+    env = {"LOWKIQ_PROCESS_ROUNDS": "100", "LOWKIQ_RECYCLINGS": "10000"}
+    paths = session.posargs or ("tests/worker/test_processes.py", "tests/worker/test_process_long.py")
+    session.run("pytest", "-s", "--timeout", "7200", *paths, env=env)
+
+
+@nox.session
 def coverage(session: nox.Session) -> None:
     """Branches of the package that all tests but chaos reach, with those of worker processes."""
     _install(session)

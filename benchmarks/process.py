@@ -29,6 +29,7 @@ class Process:
         self._bench = bench
         self.log = bench.directory / f"{name}.log"
         self.stamps = bench.directory / f"{name}.stamps"
+        self.counts_children = False
         self._command = list(command)
         self._env = {**os.environ, "BENCH_STAMPS": str(self.stamps), **env}
 
@@ -49,9 +50,10 @@ class Process:
             self._process.wait()
 
     def cpu_seconds(self) -> float:
-        """Processor time of the process so far, in s."""
-        times = psutil.Process(self._process.pid).cpu_times()
-        return float(times.user + times.system)
+        """Processor time of the process so far, in s, and of its children with ``counts_children``."""
+        main = psutil.Process(self._process.pid)
+        children = main.children(recursive=True) if self.counts_children else []
+        return sum(times.user + times.system for times in (each.cpu_times() for each in (main, *children)))
 
     def started(self) -> dict[str, tuple[float, float]]:
         """When each job started: monotonic and Unix time in s, by what the job was called with."""

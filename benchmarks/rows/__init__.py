@@ -30,6 +30,7 @@ GROUPS: dict[str, Group] = {
     "batch1-results": process.results,
     "batch100": process.batch_100,
     "events": process.events,
+    "process": process.in_child,
     "bulk": enqueue.bulk,
     "delay": enqueue.delay,
     "delay-signals": enqueue.delay_with_receivers,

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from kombu.utils.uuid import uuid
 
 from .. import bare, sidekiq
 from ..bench import Bench
-from ..cost import Cost, Measure, called, interleaved
-from ..row import OURS, Row, Target
-from ..worker import celerys, ordered
+from ..cost import Cost, Measure, called, interleaved, medians
+from ..row import OURS, Row, Side, Target
+from ..worker import Worker, celerys, ordered
 
 SIDEKIQ, CELERY = "Sidekiq", "Celery"
 
@@ -58,6 +59,40 @@ def _logged(bench: Bench, count: int) -> Cost:
     logger.addHandler(handler)
     with contextlib.closing(handler):
         return bare.worked(bench, count, lambda jobs: logger.info("Task %s succeeded", jobs))
+
+
+def in_child(bench: Bench) -> Iterator[Row]:
+    count = bench.count(20_000, 4_000)
+    sides = {
+        name: partial(_warm, bench, count, lanes, run_in)
+        for lanes, of in ((1, "1 lane"), (5, "5 lanes"))
+        for name, run_in in ((of, "thread"), (f"{of}, child", "process"))
+    }
+    costs = interleaved(bench.count(5, 3), sides)
+    found = {name: medians(each).worker or 0.0 for name, each in costs.items()}
+    more = {of: found[f"{of}, child"] - found[of] for of in ("1 lane", "5 lanes")}
+    yield Row(
+        "process",
+        'run_in="process", batch 1, 5 lanes: CPU of worker and children over that of threads',
+        "us/batch",
+        more["5 lanes"],
+        (Side("1 lane", more["1 lane"]),),
+        (Target(150.0),),
+        yardstick="machine",
+        note=", ".join(f"{name}: {cpu:.0f} us CPU" for name, cpu in found.items()),
+    )
+
+
+def _warm(bench: Bench, count: int, lanes: int, run_in: str) -> Cost:
+    """The cost when all lanes have their child processes."""
+    bench.empty()
+    queue, before = bench.spec("blank"), 500
+    with Worker(bench, "blank", lanes=lanes, lowkiq_run_in=run_in) as worker:
+        worker.counts_children = run_in == "process"
+        bench.fill(queue, before)
+        worker.until(lambda: bench.processed(queue) >= before)
+        bench.fill(queue, count, start=before)
+        return worker.cost(lambda: bench.processed(queue) - before, count)
 
 
 def results(bench: Bench) -> Iterator[Row]:

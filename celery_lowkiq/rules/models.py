@@ -218,6 +218,8 @@ class Disposition(str, enum.Enum):
     BURY = "bury"
     #: Waiting again, unchanged: it did not run.
     RETURN = "return"
+    #: Its process died: waiting again as a suspect, or in the morgue after ``retry_count`` deaths.
+    CRASH = "crash"
 
 
 class RemovalReason(str, enum.Enum):
@@ -291,6 +293,8 @@ class Batch:
     began_at: float = field(compare=False, default=0.0)
     #: Redis's clock at the claim (Unix s).
     claimed_at: float = field(compare=False, default=0.0)
+    #: Id of its run, if that has been chosen.
+    run_id: str = field(compare=False, default="")
 
     def overdue(self, now: float) -> bool:
         """Whether it runs for longer than ``max_run``; ``now`` is monotonic, in s."""

@@ -256,6 +256,8 @@ class StoreMachine(PeopleRules):
         known = self.model.processing.get(job_id)
         if known is not None and known.claim == claim and known.early and disposition is Disposition.RETRY:
             settlement = settlement._replace(retry_count=known.retry_count, perform_in=known.perform_in)
+        if disposition is Disposition.CRASH:
+            settlement = settlement._replace(retry_count=self.max_crashes, error=self.queue.poison_error)
         settled = [self.store.settle(self.queue, self.lease, [settlement]) for _ in range(repeats)]
         assert not any(repeat.accepted for repeat in settled[1:])
         now = settled[0].now

@@ -317,6 +317,8 @@ class Model:
             at_once = job.early and job.retry_count >= 0
             time = perform_in if perform_in != now else now if at_once else job.perform_in
             self.put_unfinished(job_id, job, items, time)
+        elif disposition is Disposition.CRASH:
+            self.put_unfinished(job_id, job, self._suspect(job_id, items) if items else items, now)
         else:
             self.failed += 1
         if disposition is Disposition.RETRY:

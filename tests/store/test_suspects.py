@@ -12,7 +12,7 @@ from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.scripts.keys import shard_keys
 
-from .helpers import ONE, SHARD, claim, contents, dead, end, push, take
+from .helpers import ONE, SHARD, claim, contents, dead, end, ids_of, push, take
 
 OWNERS = (f"owner-{number}" for number in itertools.count())
 
@@ -261,3 +261,36 @@ def test_a_job_that_kills_its_owners_is_not_delivered_for_ever(store):
         deliveries += len(claim(store, take(store, owner=f"owner-{number}")).jobs)
     assert deliveries == 1 + ONE.max_crashes
     assert dead(store, "1") == [("killer", 1)]
+
+
+def crash(store, lease, claimed):
+    """The process of the run died; the owner lives."""
+    return end(store, lease, claimed, Disposition.CRASH, retry_count=ONE.max_crashes, error=ONE.poison_error)
+
+
+def test_a_process_that_dies_counts_as_an_owner_that_does(store):
+    """It runs in a batch of two ids; its owner goes on."""
+    push(store, "good", ("x", 1), perform_in=1.0)
+    push(store, "killer", ("y", 1), perform_in=1.0)
+    lease, batches = take(store), []
+    while (claimed := claim(store, lease)).jobs:
+        batches.append((ids_of(claimed), claimed.suspect))
+        if "killer" in ids_of(claimed):
+            crash(store, lease, claimed)
+        else:
+            end(store, lease, claimed)
+    alone = [(["killer"], True)] * ONE.max_crashes
+    assert batches[0] == (["good", "killer"], False)
+    assert sorted(batches[1:]) == [(["good"], True), *alone]
+    assert dead(store, "killer") == [("y", 1)]
+
+
+def test_crashes_of_processes_are_not_taken_back_with_those_of_their_owner(store):
+    push(store, "1", ("x", 1), perform_in=1.0)
+    lease = take(store)
+    crash(store, lease, claim(store, lease))
+    for _ in range(ONE.max_crashes):
+        assert dead(store, "1") is None
+        store.retract_crashes(lease)
+        crash(store, lease, claim(store, lease))
+    assert dead(store, "1") == [("x", 1)]

@@ -177,9 +177,11 @@ class TestDecorating:
             ({"queue": "mine"}, "queue='mine' is invalid.*queue_name="),
             (
                 {"time_limit": 5},
-                "time_limit=5 is invalid: expected no time_limit=, since a lane is a thread.*max_run=",
+                "time_limit=5 is invalid: expected run_in='process' beside it, since a lane is a .*max_run=",
             ),
             ({"soft_time_limit": 5}, "soft_time_limit=5"),
+            ({"soft_time_limit": 0, "run_in": "process"}, "soft_time_limit=0 is invalid: expected seconds"),
+            ({"run_in": "fork"}, "run_in='fork' is invalid: expected 'thread' or 'process', or None"),
             (
                 {"priority": 10},
                 "priority=10 is invalid: expected a whole number from 0, the most urgent, to 9, or None",

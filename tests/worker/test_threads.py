@@ -56,5 +56,5 @@ def test_settings_without_effect_are_in_the_log(app, settings, start_worker, led
 @pytest.mark.full
 def test_time_limits_at_run_time_are_refused(app, start_worker):
     start_worker(lanes=1)
-    assert ask(app, "time_limit", task_name="record", hard=5)["error"].startswith("time_limit: a lane is")
+    assert ask(app, "time_limit", task_name="record", hard=5)["error"].startswith("time_limit: its lane runs")
     assert ask(app, "time_limit", task_name="plain", hard=5) == {"ok": "time limits set successfully"}

@@ -32,6 +32,7 @@ MessageScore = Literal["arrival", "sent"]
 Reshard = Literal["manual", "auto"]
 LogFailures = Literal["first", "all", "death"]
 LoopOf = Literal["node", "lane"]
+RunIn = Literal["thread", "process"]
 
 SCHEDULERS: dict[str, Any] = {"lag": schedulers.lag, "seq": schedulers.seq, "weighted": schedulers.weighted}
 SPLITTERS: dict[str, Any] = {
@@ -119,6 +120,11 @@ class Settings:
     )
     lanes: int | None = _setting(
         None, whole(1, 1000).or_none(), "Number of threads for ordered tasks in a worker. None: `-c`."
+    )
+    run_in: RunIn = _setting(
+        "thread",
+        one_of(RunIn),
+        'Where tasks run that give no `run_in`: `"thread"`, or [`"process"`](processes.md).',
     )
     window: int = _setting(
         50,

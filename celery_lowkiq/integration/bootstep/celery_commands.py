@@ -9,8 +9,10 @@ from typing import Any
 from celery.worker.control import Panel
 from kombu import Exchange, Queue
 
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.app.rate_limits import read_rate
-from celery_lowkiq.integration.task.unsupported import ENDLESS, FIXED
+from celery_lowkiq.integration.processes.process_runner import runs_in_process
+from celery_lowkiq.integration.task.unsupported import FIXED, THREADS
 from celery_lowkiq.rules.errors import ConfigurationError
 
 Command = Callable[..., Any]
@@ -76,9 +78,10 @@ def rate_limit(step: Any, celerys: Command, task_name: str, rate_limit: Any, **_
 
 @_instead
 def time_limit(step: Any, celerys: Command, task_name: str | None = None, **_: Any) -> Any:
-    """Refuse limits of an ordered task."""
-    ordered = any(task.name == task_name for task in step.tasks.values())
-    return {"error": f"time_limit: {ENDLESS}"} if ordered else celerys()
+    """Refuse limits of an ordered task that runs in threads."""
+    named = [task for task in step.tasks.values() if task.name == task_name]
+    in_threads = [task for task in named if not runs_in_process(task, context_of(task.app).settings)]
+    return {"error": f"time_limit: {THREADS}"} if in_threads else celerys()
 
 
 @_instead

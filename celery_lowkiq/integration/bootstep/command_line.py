@@ -8,11 +8,12 @@ from typing import Any
 from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 
-from celery_lowkiq.integration.task.unsupported import ENDLESS, FIXED
+from celery_lowkiq.integration.task.unsupported import FIXED
 from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.names import did_you_mean, full_names
 
 NO_CHILD = "there is no child to replace"
+ENDLESS = "a lane is a thread, which cannot be stopped from outside"
 #: Attributes of a worker that Celery's thread pool ignores: the setting of each, and the reason.
 WITHOUT_EFFECT = {
     "max_tasks_per_child": ("worker_max_tasks_per_child", NO_CHILD),
@@ -34,15 +35,16 @@ def named(names: Collection[str], options: Mapping[str, Any]) -> list[str]:
     return [name for name in names if name in include]
 
 
-def check_threads(controller: Any) -> None:
+def check_threads(controller: Any, any_process: bool) -> None:
     """Check a worker that serves ordered queues. Raises ImproperlyConfigured for --autoscale.
 
-    Settings without effect only get a warning, since other workers of the app may use them.
+    Settings without effect only get a warning, since other workers of the app may use them. ``any_process``:
+    some of its tasks run in child processes, for which they have an effect.
     """
     if controller.autoscale:
         raise ImproperlyConfigured(f"--autoscale is not supported with ordered queues: {FIXED}")
     for name, (setting, why) in WITHOUT_EFFECT.items():
-        if getattr(controller, name, None):
+        if getattr(controller, name, None) and not any_process:
             logger.warning("%s has no effect on a thread pool: %s", setting, why)
 
 

@@ -14,15 +14,13 @@ from kombu.utils.imports import symbol_by_name
 
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.app.rate_limits import read_rate
+from celery_lowkiq.integration.processes.process_runner import ProcessRunner
 from celery_lowkiq.integration.runs.log_lines import set_up_log
-from celery_lowkiq.integration.runs.runner import CeleryRunner
 from celery_lowkiq.rules.clock import SystemClock
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.rules.models import Batch, QueueSpec
 from celery_lowkiq.rules.splitters import lease_splitter
-from celery_lowkiq.store.jobs.call_records import CallReader
-from celery_lowkiq.store.tracking.tracker_store import TrackerStore
 from celery_lowkiq.worker.exclusion import Cooperative, Exclusion, KillLogger, Strict
 from celery_lowkiq.worker.kernel_timer import KernelTimer
 from celery_lowkiq.worker.ports import EXIT_CRASHED, NULL_METER, Meter
@@ -52,7 +50,7 @@ class Metrics(Meter, Protocol):
 class CeleryHost:
     """``worker.ports.Host``: the worker process."""
 
-    def __init__(self, consumer: Any, runner: CeleryRunner) -> None:
+    def __init__(self, consumer: Any, runner: ProcessRunner) -> None:
         self.exitcode: int | None = None
         self._consumer = consumer
         self._runner = runner
@@ -102,8 +100,7 @@ class Engine:
         set_up_log()
         self._consumer = consumer
         self._store = context.open_store(lanes + OTHER_CONNECTIONS)
-        client = self._store.client
-        self._runner = CeleryRunner(tasks, consumer, context, CallReader(client), TrackerStore(client))
+        self._runner = ProcessRunner(tasks, consumer, context, self._store.client)
         self._host = CeleryHost(consumer, self._runner)
         self._metrics = _open_metrics(consumer.app, consumer.hostname)
         self._exclusion: Exclusion = Cooperative()
@@ -164,6 +161,7 @@ class Engine:
             release_shards_at_exit(runtime)
         else:
             # The process may go on, as in a test. Running batches would still need the connections.
+            self._runner.close()
             self._store.close()
             self._exclusion.close()
         if self._host.exitcode is not None:

@@ -18,6 +18,7 @@ from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.app.rate_limits import read_rate
 from celery_lowkiq.integration.app.redis_params import source_of
 from celery_lowkiq.integration.app.registry import ordered_tasks, worker_options
+from celery_lowkiq.integration.processes.process_runner import runs_in_process
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.loggers import package_logger as logger
 
@@ -68,9 +69,10 @@ class OrderedQueues(bootsteps.StartStopStep):
     def _prepare(self, served: frozenset[str], explicit: list[str]) -> None:
         """Check the requirements of queues to serve; ``explicit``: those named by -Q."""
         if served and not self._obstacle and self._engine is None:
-            check_threads(self._consumer.controller)
             # A wrong setting ends the worker; without a Redis, its other tasks may run.
             settings = context_of(self._consumer.app).settings
+            any_process = any(runs_in_process(task, settings) for task in self.tasks.values())
+            check_threads(self._consumer.controller, any_process)
             try:
                 source_of(self._consumer.app, settings)
             except ConfigurationError as error:

@@ -47,17 +47,21 @@ class BatchCalls:
         self._batch = batch
         self._reader = reader
         self._codec = rules.record_codec
+        self._terminated = 0
         #: The living calls of jobs that have few.
         self._few: dict[str, list[StoredCall]] = {}
 
     # -- before the run
 
-    def admit(self, decoded: DecodedBatch) -> dict[str, set[int]]:
+    def admit(self, decoded: DecodedBatch, terminated: int = 0) -> dict[str, set[int]]:
         """Announce the calls of a batch that is about to run, and end those that are revoked or expired.
+
+        ``terminated``: end all, since ``revoke(terminate=True)`` has sent this signal to their run.
 
         Returns the positions of payloads without a living call, by id of their job. Raises StoreError, and
         the errors of a result backend.
         """
+        self._terminated = terminated
         recorded = self.take()
         self._announce(decoded, ((job, call) for job in recorded for call in self._few.get(job.id, ())))
         dropped = {job.id: self._admit_job(decoded, job) for job in recorded}
@@ -112,9 +116,12 @@ class BatchCalls:
         record = call.record.before_its_job_failed() if job.retry_count < 0 else call.record
         stamped = record.headers.get("stamped_headers") and state.revoked_stamps
         unwanted, is_revoked = call.position < job.unwanted, record.id in state.revoked
-        if not (unwanted or is_revoked or record.headers.get("expires") or stamped):
+        if not (unwanted or is_revoked or record.headers.get("expires") or stamped or self._terminated):
             return ""
         request = call_request(record, self.task, self.consumer, {job.id: []}, job.retry_count + 1).full()
+        if self._terminated:
+            request.terminated(self._terminated)
+            return "terminated"
         if unwanted:
             reason = SUPERSEDED if self.task.latest else DROPPED
             request.dropped(reason)

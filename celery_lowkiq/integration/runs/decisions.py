@@ -235,6 +235,15 @@ def return_batch(batch: Batch, delay: float = RETURN_DELAY) -> tuple[Settlement,
     return tuple(Settlement(job.id, job.claim, Disposition.RETURN, delay=delay) for job in batch.jobs)
 
 
+def crash_batch(batch: Batch) -> tuple[Settlement, ...]:
+    """The settlements of a batch whose process died: it may be a poison pill."""
+    queue = batch.queue
+    return tuple(
+        Settlement(job.id, job.claim, Disposition.CRASH, queue.max_crashes, error=queue.poison_error)
+        for job in batch.jobs
+    )
+
+
 def retry_for_results(job: DecodedJob, error: Exception, settings: Settings) -> Settlement:
     """Return the settlement of a job that is done, but some of whose calls have no result.
 

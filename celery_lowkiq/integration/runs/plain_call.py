@@ -21,8 +21,8 @@ class PlainCall(NamedTuple):
     stores_result: bool
 
 
-def plain_call(batch: Batch, rules: RunRules) -> PlainCall | None:
-    """The only call of a batch with one payload; None when there is none, or it needs Celery's tracer."""
+def only_call(batch: Batch, rules: RunRules) -> tuple[bytes, CallRecord] | None:
+    """Key and record of the only call of a batch with one payload; None when there is none."""
     if len(batch.jobs) != 1:
         return None
     (job,) = batch.jobs
@@ -32,13 +32,21 @@ def plain_call(batch: Batch, rules: RunRules) -> PlainCall | None:
     if job.payloads[0].recorded is not Recorded.ALL or job.retry_count == POISON_PILL_RETRY_COUNT:
         return None
     try:
-        record = CallRecord.load(found.records[0].data, rules.record_codec)
+        return found.records[0].key, CallRecord.load(found.records[0].data, rules.record_codec)
     except UndecodablePayload:
         return None
+
+
+def plain_call(batch: Batch, rules: RunRules) -> PlainCall | None:
+    """The only call of a batch with one payload; None when there is none, or it needs Celery's tracer."""
+    found = only_call(batch, rules)
+    if found is None:
+        return None
+    key, record = found
     if record.embed or record.tracker or not PLACE.issuperset(record.headers):
         return None
     stores_result = not record.headers.get("ignore_result", rules.task.ignore_result)
     # Celery's tracer also stores the state STARTED.
     if stores_result and rules.task.track_started:
         return None
-    return PlainCall(found.records[0].key, record, stores_result)
+    return PlainCall(key, record, stores_result)

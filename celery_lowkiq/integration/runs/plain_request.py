@@ -93,7 +93,7 @@ class PlainRequest:
         """Celery's id of the run, made when it is read: nothing can look for it before."""
         found: str | None = self.__dict__.get("_id")
         if found is None:
-            found = self.__dict__.setdefault("_id", new_id())
+            found = self.__dict__.setdefault("_id", self.batch.run_id or new_id())
             self._register(found)
         return found
 
@@ -174,9 +174,6 @@ class RepeatedRequest:
         self.kwargs: Mapping[str, Any] = request.arguments.kwargs
         #: With what the function wrote into its request.
         self.request_dict: dict[str, Any] = {**vars(context), "_protected": 0}
-
-    def begins(self, consumer: Any) -> None:
-        """It has begun."""
 
     def vanishes(self) -> None:
         """Its PlainRequest counts its end."""

@@ -26,6 +26,9 @@ from .run import Run
 NO_EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 #: Seeded by the system. Ids need only differ.
 _random = random.Random()  # noqa: S311 - an id, no secret
+if hasattr(os, "register_at_fork"):
+    # Forks of one process must not make the same ids.
+    os.register_at_fork(after_in_child=_random.seed)
 #: The bits of a UUID that give its version, 4 (RFC 9562).
 _FIXED = 0x4 << 76 | 0x8 << 60
 _NOT_FIXED = ~(0xF << 76 | 0xC << 60)
@@ -57,13 +60,13 @@ class LaneRequest(Request):
             self.id,
         )
 
+    def terminated(self, signum: int | None = None) -> None:
+        """End as REVOKED: ``revoke(terminate=True)`` has ended its run, or its process by this signal."""
+        self._announce_revoked("terminated", True, signum, False)  # type: ignore[attr-defined]
+
     def dropped(self, reason: str) -> None:
         """End as REVOKED: a policy has dropped the payload."""
         self._announce_revoked(reason, False, None, False)  # type: ignore[attr-defined]
-
-    def terminated(self) -> None:
-        """End as REVOKED: the run of the call was cancelled."""
-        self._announce_revoked("terminated", True, None, False)  # type: ignore[attr-defined]
 
     def begins(self, consumer: Any) -> None:
         """Send signal and events, as Celery does for a broker message, and count the request as active."""
@@ -162,7 +165,8 @@ def show_arguments(task: Any, arguments: Arguments, small: bool = False) -> tupl
 def run_request(run: Run, consumer: Any) -> LaneRequest | QuietRequest:
     """The request of a run: under the id and headers of its single call, or with an id of its own."""
     task, form, payloads = run.task, run.task.call_form, run.decoded.payloads_by_id
-    record = run.call or CallRecord(form.task_id_of(payloads) or new_id(), IGNORED_RESULT)
+    own_id = form.task_id_of(payloads) or run.batch.run_id or new_id()
+    record = run.call or CallRecord(own_id, IGNORED_RESULT)
     arguments = form.of_run(payloads)
     shown = show_arguments(task, arguments, is_small(run.batch))
     quiet = quiet_request(run, record, shown, arguments, consumer)
@@ -226,7 +230,7 @@ def _headers(
         "kwargsrepr": shown[1],
         "origin": "lowkiq",
         "ignore_result": bool(task.ignore_result),
-        "timelimit": (None, None),
+        "timelimit": (task.time_limit, task.soft_time_limit),
         "is_eager": False,
         **NO_EMBED,
         **record.headers,

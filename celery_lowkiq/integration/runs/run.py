@@ -34,6 +34,7 @@ class Run:
         call: CallRecord | None = None,
         callers: Callable[[], Iterable[CallRecord]] | None = None,
         tracked: TrackedCalls | None = None,
+        replay: Callable[[], Any] | None = None,
     ) -> None:
         self.decoded = decoded
         self.batch: Batch = decoded.batch
@@ -45,8 +46,8 @@ class Run:
         self.callers = callers
         #: Reports to the trackers of its calls; None when no call has a record.
         self.tracked = tracked
-        #: Returns or raises what the function did in a plain run, for Celery's tracer.
-        self.replay: Callable[[], Any] | None = None
+        #: Returns or raises what the function has done, for Celery's tracer.
+        self.replay: Callable[[], Any] | None = replay
         #: The process that it began in.
         self.pid: int = os.getpid()
         #: Celery's id of the run; "" before it begins.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from celery_lowkiq.store.tracking.tracker_store import TrackerStore
 from .base_exceptions import call_user_code
 from .batch_calls import BatchCalls
 from .decisions import RunRules, return_batch
-from .decode import DecodedBatch
+from .decode import DecodedBatch, RunJob
 from .failure_log import log_failures
 from .finish_calls import CallFinisher
 from .late_results import ResultBuffers
@@ -33,7 +33,7 @@ from .request import IGNORED_RESULT, call_request, run_request
 from .retry_policy import policy_of
 from .run import Run
 from .task_function import RunRevoked
-from .tracing import traced
+from .tracing import report, traced
 from .tracker_updates import TrackedCalls
 
 #: Makes the request of a run that is repeated.
@@ -56,7 +56,9 @@ class CeleryRunner:
         context: AppContext,
         reader: CallReader,
         tracker_store: TrackerStore,
+        buffers: ResultBuffers | None = None,
     ) -> None:
+        """``buffers`` hold results back, by default until :meth:`flush`."""
         self._rules: dict[str, RunRules] = {}
         self._plain: dict[str, PlainRuns] = {}
         self._consumer = consumer
@@ -64,7 +66,7 @@ class CeleryRunner:
         self._reader = reader
         self._tracker_store = tracker_store
         self._dying = _DyingRuns()
-        self._buffers = ResultBuffers()
+        self._buffers = buffers or ResultBuffers()
         #: Of ``async def`` tasks; the owner of the runner closes them.
         self.loops: Loops = Loops(context.settings)
         self.add_tasks(tasks)
@@ -79,14 +81,23 @@ class CeleryRunner:
         plain = {name: PlainRuns(one, *shared) for name, one in rules.items()}
         self._plain = {**self._plain, **plain}
 
+    def rules_of(self, queue: str) -> RunRules:
+        """What all runs of the queue's task have in common."""
+        return self._rules[queue]
+
     def run(self, batch: Batch) -> tuple[Settlement, ...]:
         """Run a batch. Returns its settlements; none if its result is held back, until :meth:`flush`.
 
         An unexpected exception around the function fails the run.
         """
         settlements = self._plain[batch.queue.name].run(batch)
-        if settlements is not None:
-            return settlements
+        return self.run_traced(batch) if settlements is None else settlements
+
+    def run_traced(self, batch: Batch, replay: Callable[[], Any] | None = None) -> tuple[Settlement, ...]:
+        """Run a batch through Celery's tracer.
+
+        ``replay`` returns or raises what the function did, in a run that has begun elsewhere.
+        """
         rules = self._rules[batch.queue.name]
         decoded = rules.decode(batch)
         revoked = _revoked_call(rules, batch, decoded)
@@ -95,12 +106,29 @@ class CeleryRunner:
             # A job with `by=` has the time of its first call; this one asked for a later time.
             return return_batch(batch, wait)
         if any(job.recorded for job in batch.jobs):
-            return self._run_recorded(rules, batch, decoded)
+            return self._run_recorded(rules, batch, decoded, replay)
         if revoked is not None:
             (job,) = batch.jobs
             call_request(revoked, rules.task, self._consumer, {}, job.retry_count + 1).full().revoked()
             decoded = rules.decode(batch, {job.id: {0}})
-        return self._run_uncalled(Run(decoded, rules))
+        return self._run_uncalled(Run(decoded, rules, replay=replay))
+
+    def end_terminated(self, batch: Batch, task_id: str, signum: int) -> tuple[Settlement, ...]:
+        """End a batch whose process ``revoke(terminate=True)`` has ended by this signal; revoke its calls."""
+        rules = self._rules[batch.queue.name]
+        if any(job.recorded for job in batch.jobs):
+            try:
+                self._calls(batch, rules).admit(rules.decode(batch), signum)
+            except Exception:
+                logger.exception(
+                    "a batch of %s runs again, since its calls cannot be ended", batch.queue.name
+                )
+                return return_batch(batch)
+        else:
+            request = call_request(CallRecord(task_id, IGNORED_RESULT), rules.task, self._consumer, {}, 0)
+            report(request.full().terminated, signum)
+        everything = {job.id: range(len(job.payloads)) for job in batch.jobs}
+        return Run(rules.decode(batch, everything), rules).decision.settlements
 
     def flush(self) -> tuple[Settlement, ...]:
         """Write what runs of this lane have left. Returns the settlements that wait for that."""
@@ -124,7 +152,9 @@ class CeleryRunner:
         tracked = TrackedCalls(batch.lease, self._tracker_store, rules.settings)
         return BatchCalls(batch, rules, self._reader, self._consumer, tracked)
 
-    def _run_recorded(self, rules: RunRules, batch: Batch, decoded: DecodedBatch) -> tuple[Settlement, ...]:
+    def _run_recorded(
+        self, rules: RunRules, batch: Batch, decoded: DecodedBatch, replay: Callable[[], Any] | None
+    ) -> tuple[Settlement, ...]:
         """Run a batch with recorded calls, which may be revoked, and get results."""
         calls = self._calls(batch, rules)
         try:
@@ -135,7 +165,9 @@ class CeleryRunner:
         if dropped:
             decoded = rules.decode(batch, dropped)
         call = calls.single(decoded)
-        run = Run(decoded, rules, call, None if call else partial(calls.running, decoded), calls.tracked)
+        run = Run(
+            decoded, rules, call, None if call else partial(calls.running, decoded), calls.tracked, replay
+        )
         if call is None:
             calls.report_started(decoded)
         return self._run_and_finish(run, calls)
@@ -172,7 +204,7 @@ class CeleryRunner:
     def _execute(self, run: Run, request: Any) -> bool:
         run.begin(request.id)
         try:
-            info = traced(run.task, request, self._consumer)
+            info = traced(run.task, request, self._consumer, has_begun=run.replay is not None)
         except Reject as error:
             # Celery's tracer lets a Reject out that on_success raised.
             run.reject(error, getattr(error, "requeue", False))
@@ -205,14 +237,23 @@ class CeleryRunner:
 
     def settled(self, batch: Batch, accepted: frozenset[str]) -> None:
         """Call on_retries_exhausted with the jobs that died."""
-        for run in self._dying.runs:
-            dead = run.decision.dead_jobs(accepted) if run.batch is batch else []
-            if dead and run.task.on_retries_exhausted is not None:
-                try:
-                    call_user_code(partial(run.task.on_retries_exhausted, dead))
-                except Exception as error:
-                    logger.exception("on_retries_exhausted of %s failed", batch.queue.name)
-                    self.last_words(error)
+        self.report_dead(batch.queue.name, self.dead_jobs(batch, accepted))
+
+    def dead_jobs(self, batch: Batch, accepted: Collection[str]) -> list[RunJob]:
+        """The jobs of the lane's last claim that died, if their settle was accepted."""
+        return [
+            job for run in self._dying.runs if run.batch is batch for job in run.decision.dead_jobs(accepted)
+        ]
+
+    def report_dead(self, queue: str, dead: list[RunJob]) -> None:
+        """Call on_retries_exhausted with jobs that died."""
+        react = self._rules[queue].task.on_retries_exhausted
+        if dead and react is not None:
+            try:
+                call_user_code(partial(react, dead))
+            except Exception as error:
+                logger.exception("on_retries_exhausted of %s failed", queue)
+                self.last_words(error)
 
     def last_words(self, error: BaseException) -> None:
         """Call ``lowkiq_last_words``."""

@@ -17,13 +17,17 @@ class ReportingFailed(LowkiqError):
     """Celery's tracer failed itself: the result backend or the broker is unreachable, or a link is broken."""
 
 
-def traced(task: Any, request: Any, consumer: Any, runtime: float | None = None) -> Any:
+def traced(
+    task: Any, request: Any, consumer: Any, runtime: float | None = None, has_begun: bool = False
+) -> Any:
     """Run the request. Returns the tracer's info: None for a success.
 
-    ``runtime`` in s replaces the measured one in events. Raises ReportingFailed, or another Exception, when
-    links or the result were not sent; Reject when ``on_success`` does; and exceptions that end a worker.
+    ``runtime`` in s replaces the measured one in events. ``has_begun``: its beginning was reported. Raises
+    ReportingFailed, or another Exception, when links or the result were not sent; Reject when ``on_success``
+    does; and exceptions that end a worker.
     """
-    report(request.begins, consumer)
+    if not has_begun:
+        report(request.begins, consumer)
     try:
         # Read anew each time: a reconnect to the broker rebuilds it.
         result, info, measured, text = call_user_code(

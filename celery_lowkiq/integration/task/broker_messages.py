@@ -97,7 +97,8 @@ class BrokerMessageHandler:
 
     def _push(self, call: MessagedCall, priority: int | None) -> None:
         context = context_of(self._task.app)
-        check_message(self._task.name, call.headers, call.properties)
+        limits = self._task.time_limit, self._task.soft_time_limit
+        check_message(self._task.name, call.headers, call.properties, limits)
         check_arguments(call.args, call.kwargs)
         job = self._entry(call, priority, context.settings.message_score).job(context.codec)
         if call.headers.get("id"):

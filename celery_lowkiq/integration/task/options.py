@@ -13,6 +13,7 @@ from celery.app.annotations import resolve_all as resolve_all_annotations
 
 from celery_lowkiq.integration.app.option_names import check_option_names
 from celery_lowkiq.integration.app.rate_limits import read_rate
+from celery_lowkiq.integration.app.settings import RunIn
 from celery_lowkiq.integration.calls.call_form import PYDANTIC_WRAPPER, By, SignatureForm
 from celery_lowkiq.integration.runs.task_function import is_async
 from celery_lowkiq.rules.errors import ConfigurationError
@@ -31,7 +32,7 @@ from celery_lowkiq.rules.validators import (
 
 from .queue_options import QueueOptions, queue_conflicts
 from .retry_options import RetryOptions, retry_conflicts
-from .unsupported import REFUSED, check_celery_options
+from .unsupported import ENDLESS, REFUSED, check_celery_options
 
 MAX_BATCH = 1000
 MAX_PAYLOADS = 1000
@@ -39,6 +40,7 @@ QUEUE_NAME = matching(
     "1 to 255 printable ASCII characters without space and braces",
     lambda value: isinstance(value, str) and bool(re.fullmatch(r"[!-z|~]{1,255}", value)),
 )
+LIMIT = matching("seconds above 0", lambda value: is_number(value, 0) and value > 0).or_none()
 
 MergeRule = Literal["min", "max"]
 
@@ -74,7 +76,6 @@ class CeleryOptions(TypedDict, total=False):
     retry_kwargs: dict[str, Any]
     send_events: bool
     shared: bool
-    soft_time_limit: float | None
     store_errors_even_if_ignored: bool
     throws: Exceptions
     track_started: bool
@@ -138,12 +139,37 @@ class BasicOptions(TypedDict, total=False):
         float | None,
         Option(
             None,
-            matching("seconds above 0", lambda value: is_number(value, 0) and value > 0).or_none(),
+            LIMIT,
             "Seconds after which a run is overdue: it is logged once as an error, shown in `inspect stats`, "
             "and sent as the event `lowkiq-overdue`. A thread cannot be stopped, so the run goes on. With "
             '[`lowkiq_exclusion = "strict"`](fencing.md#strict-exclusion) its lease is not renewed any '
             "more: its worker process ends, and other workers go on.",
         ),
+    ]
+
+    run_in: Annotated[
+        RunIn | None,
+        Option(
+            None,
+            one_of(RunIn).or_none(),
+            'Where a lane runs the function. `"thread"`: in its thread. `"process"`: in [a child process]'
+            "(processes.md), which has a GIL of its own, may be killed, and may die alone.",
+            default_words="`lowkiq_run_in`",
+        ),
+    ]
+    soft_time_limit: Annotated[
+        float | None,
+        Option(
+            None,
+            LIMIT,
+            "Seconds after which the function gets a SoftTimeLimitExceeded. With "
+            '`run_in="process"`, see [time limits](processes.md#time-limits), and of '
+            "[an `async def` function](async-tasks.md#what-ends-a-body).",
+        ),
+    ]
+    time_limit: Annotated[
+        float | None,
+        Option(None, LIMIT, 'Seconds after which a run is killed, and fails. With `run_in="process"`.'),
     ]
 
 
@@ -226,11 +252,11 @@ def check_options(options: Mapping[str, Any], base: Any) -> None:
             option.valid.check(name, given[name])
     read_rate(given.get("rate_limit"))
     all_options = {name: given.get(name, getattr(base, name)) for name in (*OPTIONS, *RELATED)}
+    all_options["run"] = options.get("run", getattr(base, "run", None))
     conflicts = (*_call_conflicts(all_options), *queue_conflicts(all_options), *retry_conflicts(given))
     for name, expected, fix in conflicts:
         raise ConfigurationError(invalid(name, all_options[name], expected, fix))
-    keeps_signature = all_options["by"] is not None
-    check_celery_options(options, keeps_signature, is_async(options.get("run", getattr(base, "run", None))))
+    check_celery_options(options, keeps_signature=all_options["by"] is not None)
 
 
 _ALONE = "Each call of a task with by= runs alone: take it out"
@@ -255,6 +281,12 @@ def _call_conflicts(options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]
     for name, (default, fix) in (_WITHOUT_BY if has_by else _WITH_BY).items():
         if options[name] != default:
             yield name, "no by= beside it" if has_by else "by= beside it", fix
+    if options["run_in"] != "process":
+        if options["time_limit"] is not None:
+            yield "time_limit", "run_in='process' beside it, since a lane is a thread", ENDLESS
+        if options["soft_time_limit"] is not None and not is_async(options["run"]):
+            expected = "run_in='process' beside it, or an async def function, since a lane is a thread"
+            yield "soft_time_limit", expected, ENDLESS
     if options["latest"] and options["merge"] is not None:
         yield "merge", "no latest= beside it", "With latest=True one call of an id waits: take merge= out"
 

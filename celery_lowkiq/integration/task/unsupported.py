@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from celery_lowkiq.integration.app.option_names import check_call_names
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall
-from celery_lowkiq.rules.validators import invalid, is_number
+from celery_lowkiq.rules.validators import invalid
 
 FIXED = "the number of lanes is fixed when the worker starts. Use -c, or lowkiq_lanes"
-ENDLESS = "a lane is a thread, which cannot be stopped from outside. Use max_run= for an alarm"
-_SOFT = f"{ENDLESS}, or an async def task, whose decorator takes soft_time_limit="
+ENDLESS = "A thread cannot be stopped from outside. Give run_in='process', or max_run= for an alarm"
+THREADS = (
+    "its lane runs it in a thread, which cannot be stopped. Use run_in='process', or max_run= for an alarm"
+)
 _MERGED = "calls of one id are merged into one job"
 _STORED = "calls go to the store, not to a broker"
+LIMITED = (
+    f"{_MERGED}, which has the limits of its task. Give it at the decorator, with run_in='process', or "
+    "max_run= for an alarm"
+)
 _SHOWN = (
     "events and listings show the payloads of a run, cut short. Give a reference to what must stay hidden"
 )
 
 #: Refused at a call and at the decorator.
 _BOTH = {
-    "time_limit": ENDLESS,
-    "soft_time_limit": _SOFT,
     "compression": "payloads are stored as their serializer writes them. Send a reference to large data",
     "serializer": f"{_MERGED}, so all have one serializer. Set lowkiq_serializer",
     "exchange": f"{_STORED}. Use queue_name= to name the ordered queue",
@@ -33,6 +37,8 @@ _BOTH = {
 #: Refused at a call.
 REFUSED_AT_A_CALL = {
     **_BOTH,
+    "time_limit": LIMITED,
+    "soft_time_limit": LIMITED,
     "connection": f"{_STORED}. Set lowkiq_url, which says where that is",
     "expiration": f"{_STORED}. Use expires= to say until when a call may run",
     "retries": "the store counts them. Use max_retries= at the decorator, or self.retry(max_retries=)",
@@ -62,16 +68,9 @@ _RETRY = ("exc", "countdown", "eta", "max_retries", "throw")
 _INLINE = {"celery.map": "map", "celery.starmap": "starmap"}
 
 
-def check_celery_options(
-    options: Mapping[str, Any], keeps_signature: bool = False, is_async: bool = False
-) -> None:
+def check_celery_options(options: Mapping[str, Any], keeps_signature: bool = False) -> None:
     """Raises ConfigurationError for the first option of the decorator, or of a class, that is refused."""
-    limit = options.get("soft_time_limit")
-    if is_async and limit is not None and not (is_number(limit, 0) and limit > 0):
-        raise ConfigurationError(invalid("soft_time_limit", limit, "seconds above 0"))
     for name, reason in REFUSED.items():
-        if is_async and name == "soft_time_limit":
-            continue
         if options.get(name) not in (None, False) and not (keeps_signature and name in _OF_PLAIN_TASKS):
             raise ConfigurationError(invalid(name, options[name], f"no {name}=, since {reason}"))
     if options.get("retry_backoff") and not (options.get("autoretry_for") or keeps_signature):
@@ -97,14 +96,20 @@ def check_call(task: str, queue: str, options: Mapping[str, Any]) -> None:
     check_call_names(task, options)
 
 
-def check_message(task: str, headers: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
-    """Raises InvalidCall for what a call by name may not ask for; its sender does not know the task."""
+def check_message(
+    task: str, headers: Mapping[str, Any], properties: Mapping[str, Any], limits: Sequence[float | None]
+) -> None:
+    """Raises InvalidCall for what a call by name may not ask for; its sender does not know the task.
+
+    ``limits``: ``time_limit`` and ``soft_time_limit`` of the task.
+    """
     for name in ("score", "perform_in"):
         if properties.get(name) is not None:
             _refuse(name, properties[name], task, _BY_NAME.format(name=name))
-    for name, value in zip(("time_limit", "soft_time_limit"), headers.get("timelimit") or (), strict=False):
-        if value is not None:
-            _refuse(name, value, task, _BOTH[name])
+    names = "time_limit", "soft_time_limit"
+    for name, value, own in zip(names, headers.get("timelimit") or (), limits, strict=False):
+        if value not in (None, own):
+            _refuse(name, value, task, LIMITED)
 
 
 def _refuse(name: str, value: Any, task: str, reason: str) -> NoReturn:

@@ -6,7 +6,7 @@
 -- ARGV: owner epoch merge policy claim done [id]*done [id claim disposition retry_count delay error try bad [position error]*bad]...
 --   claim, done: number of ids of that claim that are done and have no bad payloads
 --   disposition: done; retry (retry_count: with isolation, see claim.lua; delay: s, or '@<perform_in>'); die; bury; return (delay: '0'
---   keeps perform_in)
+--   keeps perform_in); crash (its process died; retry_count: max_crashes; error: of a poison pill)
 --   try: line for the log of the job's tries, or ''
 --   bad: number of payloads with a disposition of their own: position and error buries one; -1 - position with '' drops it, with
 --   'over' or 'done' ends it after a run
@@ -54,7 +54,7 @@ if at > #ARGV and #ended == tonumber(done) and #ended > 0 and policy == '' and n
   return {now_s, next_due(), 1}
 end
 
--- USES: payload_set_read waiting_index waiting restore morgue processing suspects policy_drop_stale policy_rate_per_id
+-- USES: payload_set_read waiting_index waiting restore morgue processing crashes policy_drop_stale policy_rate_per_id
 -- Buries, drops or ends the bad payloads of a job (ARGV from `at`: position, error). Returns the other items, and whether any
 -- bad payload has run.
 local function remove_payloads(id, items, at, count)
@@ -161,6 +161,13 @@ end
 dispositions['return'] = function(id, job, items, retry_count, delay)
   local time = tonumber(delay) > 0 and delayed(now, delay) or hooks.return_time and hooks.return_time(job, now) or job.perform_in
   restore_unfinished(id, job, items, time)
+end
+
+function dispositions.crash(id, job, items, max_crashes, delay, poison_error)
+  if #items > 0 then
+    suspect(id, items, now, '0', max_crashes, poison_error)
+  end
+  restore_unfinished(id, job, items, now_s)
 end
 
 for _, id in ipairs(unlisted) do

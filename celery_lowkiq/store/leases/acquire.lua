@@ -6,7 +6,7 @@
 -- ARGV: owner seen_owner seen_epoch seen_counter seen_server known_epoch shards merge policy max_crashes poison_error
 --   seen_server: the server that the lease was read from; another one may have lost later writes
 --   known_epoch: the largest known to the caller, so that a Redis restored from an old copy does not repeat an epoch
--- USES: format time server restore morgue processing suspects
+-- USES: format time server restore processing crashes
 -- FLAGS: allow-oom
 -- Returns: {epoch as text, server} (the same when repeated); error NOTOWNER <epoch>, SHARDS <stored count>, or
 --   DAMAGED processing when a key needed for the recovery was lost.
@@ -51,40 +51,13 @@ epoch = string.format('%.0f', next_epoch)
 -- If Redis restarted too, do not count this as a job-caused crash.
 local crashed = former ~= '' and former ~= owner and current[4] ~= '1' and given_here
 
--- Counts a crash of the owner against a job; after max_crashes, its payload goes to the morgue.
-local function suspect(id, items)
-  local mark = redis.call('HGET', crash_marks, id)
-  if not mark then
-    write_mark(id, 1, '', '')
-    return
-  end
-  local _, entries, payload = read_mark(mark)
-  if #items > 1 then
-    write_mark(id, 2, '', '')
-    return
-  end
-  local kept, count = recent(payload == items[1][2] and entries or '', now / 1000000)
-  local died = count + 1 >= tonumber(max_crashes)
-  if not died or items[1][4] ~= '' then
-    local death = ' ' .. math.floor(now / 1000000) .. ':' .. current[2]
-    write_mark(id, died and 3 or 2, kept .. death, items[1][2])
-    return
-  end
-  bury(id, {table.remove(items, 1), header = items.header}, poison_error, now_s)
-  if redis.call('HEXISTS', jobs, id) == 1 then
-    write_mark(id, 2, '', '')
-  else
-    redis.call('HDEL', crash_marks, id)
-  end
-end
-
 -- Recovered jobs are due in the order of their claims. Times of jobs with a priority are less exact, so steps are larger.
 local at = now
 
 local function recover(id)
   local job = take_processing(id)
   if crashed and #job.items > 0 then
-    suspect(id, job.items)
+    suspect(id, job.items, now, current[2], max_crashes, poison_error)
   end
   restore_unfinished(id, job, job.items, seconds(at))
   at = at + (job.priority > 0 and 32 or 1)

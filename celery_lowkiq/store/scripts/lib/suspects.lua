@@ -1,4 +1,4 @@
--- Suspects: ids that were in processing when their owner died.
+-- Suspects: ids that were in processing when their owner, or the process of their run, died.
 --
 -- KEYS: crash_marks
 -- A suspect runs alone (level 1), and after another crash payload by payload (level 2). Only crashes of a single payload

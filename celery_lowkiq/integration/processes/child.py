@@ -1,0 +1,287 @@
+"""The child process of a lane: runs the batches that its lane sends, one at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pickle
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from multiprocessing.connection import Connection
+from types import SimpleNamespace
+from typing import Any, NamedTuple, NoReturn
+
+from billiard.compat import mem_rss
+from celery import Celery
+from celery.app import trace
+from celery.concurrency.prefork import process_destructor, process_initializer
+from celery.exceptions import SoftTimeLimitExceeded
+from celery.worker import state
+from kombu.utils.imports import symbol_by_name
+
+from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app.registry import ordered_tasks
+from celery_lowkiq.integration.app.safe_logging import safe_logger as logger
+from celery_lowkiq.integration.runs.late_results import ResultBuffers
+from celery_lowkiq.integration.runs.log_filter import install_batch_filter
+from celery_lowkiq.integration.runs.result_buffer import HeldResult, ResultBuffer
+from celery_lowkiq.integration.runs.runner import CeleryRunner
+from celery_lowkiq.rules.models import Batch, Disposition
+from celery_lowkiq.store.jobs.call_records import CallReader
+from celery_lowkiq.store.tracking.tracker_store import TrackerStore
+from celery_lowkiq.worker.forks import end_forks_by_signal
+from celery_lowkiq.worker.ports import EXIT_CRASHED
+
+from . import messages
+from .channel import Channel
+from .messages import OutcomeMessage, RunMessage
+
+#: A child ends when its lane has sent nothing for this many s.
+MAX_IDLE = 300.0
+#: Connections to the store of a run: for itself, and for a thread of the task.
+CONNECTIONS = 2
+
+
+class ChildOptions(NamedTuple):
+    """What a child gets when it starts."""
+
+    #: ``module:attribute`` of the app.
+    app: str
+    hostname: str
+    #: Celery's limits, after which a child ends; None: no limit.
+    max_tasks: int | None
+    max_memory_kib: int | None
+
+
+def main(end: socket.socket, control: Connection, lifeline: Connection, options: ChildOptions) -> None:
+    """Run batches until the lane or the worker ends, or this process is spent."""
+    # What a run starts belongs to this group, and ends with it.
+    os.setsid()
+    _end_with_worker(lifeline)
+    lost = LostLease()
+    threading.Thread(target=lost.watch, args=(control,), name="lowkiq-control", daemon=True).start()
+    app: Celery = symbol_by_name(options.app)
+    for fixup in getattr(app, "_fixups", ()):
+        # As in Celery's own children, where the parent has done it before the fork.
+        if hasattr(fixup, "worker_fixup"):
+            fixup.worker_fixup.install()
+    trace.setup_worker_optimizations(app, options.hostname)
+    process_initializer(app, options.hostname)
+    install_batch_filter()
+    end_forks_by_signal()
+    signal.signal(signal.SIGTERM, _end_run)
+    with contextlib.ExitStack() as at_end, contextlib.suppress(EOFError):
+        at_end.callback(process_destructor, os.getpid(), 0)
+        child = Child(app, Channel(end, MAX_IDLE), lost, options)
+        at_end.callback(child.close)
+        child.serve()
+
+
+def _end_with_worker(lifeline: Connection) -> None:
+    """Let the kernel end this process group when the worker has died, also while no thread can run Python.
+
+    Elsewhere than on Linux a thread does so (:meth:`LostLease.watch`).
+    """
+    if hasattr(fcntl, "F_SETSIG"):
+        fd = lifeline.fileno()
+        fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpgid(0))
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def _end_run(signum: int, _: Any) -> NoReturn:
+    # SIGKILL follows. Another signal must not interrupt what cleans up.
+    signal.signal(signum, signal.SIG_IGN)
+    raise SystemExit(128 + signum)
+
+
+def _crash(error: BaseException | None) -> NoReturn:
+    logger.critical("the event loop of async def tasks has ended: %r", error)
+    os._exit(EXIT_CRASHED)
+
+
+class LostLease:
+    """Set while another worker may own the shard of the running batch."""
+
+    def __init__(self) -> None:
+        self.flag = threading.Event()
+        self._number = 0
+        self._lock = threading.Lock()
+
+    def begin(self, number: int, is_lost: bool) -> None:
+        """A run begins."""
+        with self._lock:
+            self._number = number
+            self._set(is_lost)
+
+    def _set(self, is_lost: bool) -> None:
+        if is_lost:
+            self.flag.set()
+        elif self.flag.is_set():
+            self.flag.clear()
+
+    def watch(self, control: Connection) -> None:
+        """Receive changes. When the worker is dead, end this process and all that its run has started."""
+        try:
+            while True:
+                number, is_lost = messages.read(control.recv_bytes())
+                with self._lock:
+                    if number == self._number:
+                        self._set(is_lost)
+        except (EOFError, OSError):
+            os.killpg(0, signal.SIGKILL)
+
+
+class SoftLimit:
+    """Raises SoftTimeLimitExceeded on SIGUSR1, in a task's function and nowhere else."""
+
+    def __init__(self, tasks: Iterable[Any]) -> None:
+        self._is_running = False
+        for task in tasks:
+            task.run = self._around(task.run)
+        signal.signal(signal.SIGUSR1, self._on_signal)
+
+    def _around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self._is_running = True
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._is_running = False
+
+        return run
+
+    def _on_signal(self, *_: Any) -> None:
+        if self._is_running:
+            self._is_running = False
+            raise SoftTimeLimitExceeded
+
+
+class EventRelay:
+    """Stands in for Celery's event dispatcher: the lane sends the events."""
+
+    def __init__(self, work: Channel) -> None:
+        self._work = work
+        self.enabled = False
+        self.groups: tuple[str, ...] = ()
+
+    def switch(self, groups: tuple[str, ...] | None) -> None:
+        """Send events of these groups, none for all; None: send no events."""
+        self.enabled, self.groups = groups is not None, groups or ()
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Send an event. Raises the errors of ``pickle``."""
+        self._work.send(messages.write((messages.EVENT, kind, pickle.dumps(fields))))
+
+
+class RelayedBuffer(ResultBuffer):
+    """Keeps the result of a run for its outcome: the lane holds results back."""
+
+    held: HeldResult | None = None
+
+    def add(self, held: HeldResult) -> None:
+        """Keep a result."""
+        self.held = held
+
+    def take(self) -> HeldResult | None:
+        """Remove and return the result."""
+        held, self.held = self.held, None
+        return held
+
+
+class RelayedBuffers(ResultBuffers):
+    """The buffer of the only lane here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.buffer = RelayedBuffer()
+
+    @property
+    def own(self) -> ResultBuffer:
+        """The buffer."""
+        return self.buffer
+
+    def watch(self) -> None:
+        """Nothing waits here."""
+
+
+class Child:
+    """Answers the messages of the lane."""
+
+    def __init__(self, app: Celery, work: Channel, lost: LostLease, options: ChildOptions) -> None:
+        context = context_of(app)
+        client = context.open_store(CONNECTIONS).client
+        self._work = work
+        self._lost = lost
+        self._options = options
+        self._runs = 0
+        self._buffers = RelayedBuffers()
+        self._events = EventRelay(work)
+        self._tasks = ordered_tasks(app)
+        consumer = SimpleNamespace(app=app, hostname=options.hostname, event_dispatcher=self._events)
+        stores = CallReader(client), TrackerStore(client)
+        self._runner = CeleryRunner(self._tasks, consumer, context, *stores, self._buffers)
+        self._runner.loops.died = _crash
+        SoftLimit(self._tasks.values())
+
+    def close(self) -> None:
+        """Close the event loop of ``async def`` tasks."""
+        self._runner.loops.close()
+
+    def serve(self) -> None:
+        """Answer until there is nothing to do, or a limit of Celery's is reached."""
+        self._send((messages.READY,))
+        while (data := self._work.receive()) is not None:
+            message = messages.read(data)
+            kind = message[0]
+            if kind == messages.RUN:
+                if self._run(RunMessage._make(message)):
+                    return
+            elif kind == messages.EXHAUSTED:
+                _, queue, dead = message
+                self._runner.report_dead(queue, pickle.loads(dead))  # noqa: S301 - written by the lane
+                self._send(OutcomeMessage(messages.OUTCOME, False))
+            else:
+                return
+        self._send((messages.ENDED,))
+
+    def _send(self, message: tuple[Any, ...]) -> None:
+        self._work.send(messages.write(message))
+
+    def _run(self, message: RunMessage) -> bool:
+        """Run a batch. Returns whether this process is spent."""
+        self._runs += 1
+        self._events.switch(message.events)
+        state.revoked.update(message.revoked)
+        if message.stamps:
+            state.revoked_stamps.update(pickle.loads(message.stamps))  # noqa: S301 - written by the lane
+        self._lost.begin(message.number, message.is_lost)
+        reply: tuple[Any, ...]
+        try:
+            batch = messages.read_batch(message, self._tasks[message.queue].queue_spec, self._lost.flag)
+            outcome = self._outcome(batch)
+            is_spent, reply = outcome.is_spent, outcome
+        except Exception as error:
+            logger.exception("a batch of %s could not run in this process", message.queue)
+            is_spent, reply = False, (messages.FAILED, repr(error))
+        self._send(reply)
+        return is_spent
+
+    def _outcome(self, batch: Batch) -> OutcomeMessage:
+        settlements = self._runner.run(batch)
+        held = self._buffers.buffer.take()
+        if held is not None:
+            key, value = held.encoded
+            record = held.done[0].ended[0][0]
+            return OutcomeMessage(messages.OUTCOME, self._is_spent(), held=(key, value, record))
+        dead: list[Any] = []
+        if any(settlement.disposition is Disposition.DIE for settlement in settlements):
+            dead = self._runner.dead_jobs(batch, [job.id for job in batch.jobs])
+        return messages.outcome(settlements, dead, self._is_spent())
+
+    def _is_spent(self) -> bool:
+        most, kib = self._options.max_tasks, self._options.max_memory_kib
+        return (most is not None and self._runs >= most) or (kib is not None and mem_rss() > kib)

@@ -1,0 +1,164 @@
+"""What a lane and its child process send each other: plain values, written by ``marshal``.
+
+What is rare, and made of classes, travels as a pickle inside of that.
+"""
+
+from __future__ import annotations
+
+import marshal
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from celery_lowkiq.rules.isolation import NOT_ISOLATED, Isolation
+from celery_lowkiq.rules.models import (
+    Batch,
+    ClaimedCallRecords,
+    Disposition,
+    Flag,
+    Job,
+    Lease,
+    Payload,
+    QueueSpec,
+    Recorded,
+    Settlement,
+    ShardRef,
+    StoredRecord,
+)
+
+#: Kinds of messages to the child: run a batch, call on_retries_exhausted, end.
+RUN, EXHAUSTED, END = range(3)
+#: Kinds of messages of the child: it can run batches, an event, the outcome of a run, no outcome, and that it
+#: has ended by itself, without the last batch that was sent to it.
+READY, EVENT, OUTCOME, FAILED, ENDED = range(5)
+
+_RECORDED = {each.value: each for each in Recorded}
+
+
+class RunMessage(NamedTuple):
+    """A batch to run, and what has changed since the last one."""
+
+    kind: int
+    #: Number of the run in this child.
+    number: int
+    queue: str
+    #: Shard, owner, epoch and server of the lease.
+    lease: tuple[int, str, int, str]
+    claim: int
+    jobs: tuple[Any, ...]
+    began_at: float
+    claimed_at: float
+    run_id: str
+    is_lost: bool
+    #: Groups of events that are sent; None: no events.
+    events: tuple[str, ...] | None
+    #: Ids of calls that were revoked.
+    revoked: Sequence[str]
+    #: A pickle of Celery's revoked stamps.
+    stamps: bytes
+
+
+class OutcomeMessage(NamedTuple):
+    """What becomes of the jobs of a batch."""
+
+    kind: int
+    #: Whether the child ends now.
+    is_spent: bool
+    #: A pickle of settlements and dead jobs; empty when all jobs are done, and nothing else is to store.
+    settlements: bytes = b""
+    #: Key and value of the result to write before the settle, and the key of its call's record.
+    held: tuple[bytes, Any, bytes] | None = None
+
+
+def run_message(
+    batch: Batch,
+    number: int,
+    events: tuple[str, ...] | None,
+    revoked: Sequence[str],
+    stamps: Mapping[str, Any],
+) -> bytes:
+    """Return the message that has the child run a batch."""
+    lease = batch.lease
+    return write(
+        RunMessage(
+            RUN,
+            number,
+            batch.queue.name,
+            (lease.shard.index, lease.owner, lease.epoch, lease.server),
+            batch.claim,
+            tuple([_plain_job(job) for job in batch.jobs]),
+            batch.began_at,
+            batch.claimed_at,
+            batch.run_id,
+            batch.lost.is_set(),
+            events,
+            revoked,
+            pickle.dumps(dict(stamps)) if stamps else b"",
+        )
+    )
+
+
+def read_batch(message: RunMessage, queue: QueueSpec, lost: Flag) -> Batch:
+    """Return the batch of a message."""
+    index, owner, epoch, server = message.lease
+    return Batch(
+        queue,
+        Lease(ShardRef(queue.name, index), owner, epoch, server),
+        message.claim,
+        tuple([_read_job(job) for job in message.jobs]),
+        lost,
+        message.began_at,
+        message.claimed_at,
+        message.run_id,
+    )
+
+
+def outcome(settlements: Sequence[Settlement], dead: Sequence[Any], is_spent: bool) -> OutcomeMessage:
+    """Return the message about a run whose result is not held back. Raises the errors of ``pickle``."""
+    if not dead and all(each == Settlement(each.id, each.claim, Disposition.DONE) for each in settlements):
+        return OutcomeMessage(OUTCOME, is_spent)
+    return OutcomeMessage(OUTCOME, is_spent, pickle.dumps((tuple(settlements), list(dead))))
+
+
+def read_settlements(message: OutcomeMessage, batch: Batch) -> tuple[tuple[Settlement, ...], list[Any]]:
+    """Return the settlements of a batch, and its jobs that have died."""
+    if message.settlements:
+        # Written by a child of this process.
+        settlements, dead = pickle.loads(message.settlements)  # noqa: S301
+        return settlements, dead
+    ended = ((message.held[2], message.held[2]),) if message.held else ()
+    return tuple([Settlement(job.id, job.claim, Disposition.DONE, ended=ended) for job in batch.jobs]), []
+
+
+def write(message: tuple[Any, ...]) -> bytes:
+    """Return the bytes of a message."""
+    return marshal.dumps(tuple(message))
+
+
+def read(data: bytes) -> tuple[Any, ...]:
+    """Return the fields of a message; the first is its kind."""
+    # Written by the process at the other end of the pipe, of the same interpreter.
+    message: tuple[Any, ...] = marshal.loads(data)  # noqa: S302
+    return message
+
+
+def _plain_job(job: Job) -> tuple[Any, ...]:
+    calls = job.calls
+    values = job._asdict()
+    values["payloads"] = tuple([(data, score, of.value, cut) for data, score, of, cut in job.payloads])
+    if calls is not None:
+        values["calls"] = tuple([tuple(record) for record in calls.records]), calls.complete
+    values["isolation"] = None if job.isolation is NOT_ISOLATED else tuple(job.isolation)
+    return tuple(values.values())
+
+
+def _read_job(plain: tuple[Any, ...]) -> Job:
+    values = dict(zip(Job._fields, plain, strict=True))
+    values["payloads"] = tuple(
+        [Payload(data, score, _RECORDED[of], cut) for data, score, of, cut in values["payloads"]]
+    )
+    if (calls := values["calls"]) is not None:
+        values["calls"] = ClaimedCallRecords(tuple(map(StoredRecord._make, calls[0])), calls[1])
+    isolation = values["isolation"]
+    values["isolation"] = NOT_ISOLATED if isolation is None else Isolation(*isolation)
+    return Job(**values)

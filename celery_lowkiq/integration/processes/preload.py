@@ -1,0 +1,23 @@
+"""Imported by the fork server: loads the app, which the child processes then have from their start."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from celery import Celery
+from kombu.utils.imports import symbol_by_name
+
+from .app_reference import PRELOADED_APP
+
+
+def load(reference: str) -> None:
+    """Import the modules of the app. An error is left to the child, which imports them again."""
+    with contextlib.suppress(Exception):
+        app: Celery = symbol_by_name(reference)
+        app.loader.import_default_modules()
+        app.finalize()
+
+
+if PRELOADED_APP in os.environ:
+    load(os.environ[PRELOADED_APP])

@@ -1,0 +1,309 @@
+"""Runs the batches of tasks with ``run_in="process"`` in a child process of their lane."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import takewhile
+from typing import Any, NoReturn
+
+from celery.exceptions import TimeLimitExceeded
+from celery.worker import state
+
+from celery_lowkiq.integration.app.context import AppContext
+from celery_lowkiq.integration.app.safe_logging import safe_logger as logger
+from celery_lowkiq.integration.app.settings import Settings
+from celery_lowkiq.integration.loops.loops import Loops
+from celery_lowkiq.integration.runs.decisions import crash_batch, return_batch
+from celery_lowkiq.integration.runs.decode import RunJob
+from celery_lowkiq.integration.runs.late_results import ResultBuffers
+from celery_lowkiq.integration.runs.redis_results import EncodedResult
+from celery_lowkiq.integration.runs.result_buffer import HeldResult
+from celery_lowkiq.integration.runs.runner import CeleryRunner
+from celery_lowkiq.integration.runs.tracing import report
+from celery_lowkiq.rules.errors import ConfigurationError
+from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Batch, Settlement
+from celery_lowkiq.rules.validators import invalid
+from celery_lowkiq.store.jobs.call_records import CallReader
+from celery_lowkiq.store.scripts.client import Client
+from celery_lowkiq.store.tracking.tracker_store import TrackerStore
+
+from . import messages
+from .app_reference import reference_to
+from .child import ChildOptions
+from .lane_process import END_TIMEOUT, LaneProcess, NotStarted, ProcessDied
+from .messages import OutcomeMessage
+from .process_run import ProcessRun
+
+#: Seconds until a batch whose process cannot start is tried again.
+START_DELAY = 5.0
+
+
+def runs_in_process(task: Any, settings: Settings) -> bool:
+    """Whether lanes run the task in a child process."""
+    return (task.run_in or settings.run_in) == "process"
+
+
+class _Lane:
+    """The child process of a lane, and what the lane has to do after its settle."""
+
+    def __init__(self) -> None:
+        self.process: LaneProcess | None = None
+        #: Whether the process ends by itself.
+        self.is_spent = False
+        #: Batches of the last claim in which jobs have died, with these.
+        self.dead: list[tuple[Batch, list[RunJob]]] = []
+
+    def running_process(self, options: ChildOptions) -> LaneProcess:
+        """Return the child process, a new one when there is none. Raises NotStarted."""
+        if self.is_spent:
+            self.replace()
+        if self.process is None:
+            self.process = LaneProcess(threading.current_thread().name.split()[0], options)
+        return self.process
+
+    def replace(self) -> None:
+        """Wait for the end of a process that has ended, or ends by itself."""
+        if self.process is not None:
+            self.process.end()
+        self.process, self.is_spent = None, False
+
+
+class ProcessRunner:
+    """``worker.ports.Runner``: a child process for each lane that runs such tasks; others run in the lane."""
+
+    def __init__(self, tasks: Mapping[str, Any], consumer: Any, context: AppContext, client: Client) -> None:
+        """``tasks``: by the names of their queues. Raises ConfigurationError."""
+        self._consumer = consumer
+        self._context = context
+        self._buffers = ResultBuffers()
+        stores = CallReader(client), TrackerStore(client)
+        self._in_lane = CeleryRunner(tasks, consumer, context, *stores, self._buffers)
+        self._queues: frozenset[str] = frozenset()
+        self._options: ChildOptions | None = None
+        self._local = threading.local()
+        self._lanes: list[_Lane] = []
+        self._add(tasks)
+
+    def add_tasks(self, tasks: Mapping[str, Any]) -> None:
+        """Add tasks, by the names of their queues. Raises ConfigurationError."""
+        self._add(tasks)
+        self._in_lane.add_tasks(tasks)
+
+    def _add(self, tasks: Mapping[str, Any]) -> None:
+        settings = self._context.settings
+        found = {queue: task for queue, task in tasks.items() if runs_in_process(task, settings)}
+        for task in found.values():
+            _check(task, settings)
+        if found and self._options is None:
+            worker = self._consumer.controller
+            limits = worker.max_tasks_per_child, worker.max_memory_per_child
+            app = self._consumer.app
+            self._options = ChildOptions(reference_to(app), self._consumer.hostname, *limits)
+        self._queues |= found.keys()
+
+    @property
+    def loops(self) -> Loops:
+        """The event loops of ``async def`` tasks that run in lanes."""
+        return self._in_lane.loops
+
+    @property
+    def _lane(self) -> _Lane:
+        lane: _Lane | None = getattr(self._local, "lane", None)
+        if lane is None:
+            lane = self._local.lane = _Lane()
+            self._lanes.append(lane)
+        return lane
+
+    def run(self, batch: Batch) -> tuple[Settlement, ...]:
+        """Run a batch, see ``worker.ports.Runner``."""
+        if batch.queue.name not in self._queues or batch.jobs[0].retry_count == POISON_PILL_RETRY_COUNT:
+            return self._in_lane.run(batch)
+        run = ProcessRun(self._in_lane.rules_of(batch.queue.name), self._consumer, batch)
+        run.begins()
+        try:
+            return self._run(run, self._lane)
+        except Exception as error:
+            logger.exception("a batch of %s failed outside its function", batch.queue.name)
+            self.last_words(error)
+            return return_batch(batch)
+        finally:
+            run.ends()
+
+    def flush(self) -> tuple[Settlement, ...]:
+        """Write the results that runs of this lane have left, see ``worker.ports.Runner``."""
+        return self._in_lane.flush()
+
+    def last_words(self, error: BaseException) -> None:
+        """Call ``lowkiq_last_words``."""
+        self._in_lane.last_words(error)
+
+    def settled(self, batch: Batch, accepted: frozenset[str]) -> None:
+        """Call on_retries_exhausted with the jobs that died, in the child if their run ended there."""
+        self._in_lane.settled(batch, accepted)
+        lane = self._lane
+        found = [job for of, dead in lane.dead if of is batch for job in dead if job.id in accepted]
+        if not found:
+            return
+        message = messages.write((messages.EXHAUSTED, batch.queue.name, pickle.dumps(found)))
+        try:
+            self._ask(lane, message)
+        except (NotStarted, ProcessDied) as error:
+            logger.error("on_retries_exhausted of %s failed: %s", batch.queue.name, error)
+
+    def close(self) -> None:
+        """End the child processes, when all lanes have ended."""
+        living = [lane for lane in self._lanes if lane.process is not None]
+        for lane in living:
+            if lane.process is not None:
+                lane.process.ask_to_end()
+        for lane in living:
+            lane.replace()
+
+    # -- a run
+
+    def _run(self, run: ProcessRun, lane: _Lane) -> tuple[Settlement, ...]:
+        batch = run.batch
+        try:
+            kind, *rest = self._answer(run, lane)
+        except NotStarted as error:
+            logger.error("a batch of shard %s waits for %.0f s: %s", batch.shard, START_DELAY, error)
+            return return_batch(batch, START_DELAY)
+        except TimeLimitExceeded as error:
+            lane.process = None
+            logger.error("hard time limit (%s s) exceeded for %s[%s]", *error.args, run.task.name, run.id)
+            return self._in_lane.run_traced(batch, partial(_raise, error))
+        except ProcessDied as error:
+            lane.process = None
+            if run.terminated:
+                return self._in_lane.end_terminated(batch, run.id, run.terminated)
+            ids = [job.id for job in batch.jobs]
+            logger.error("shard %s: the process that ran %s ended by %s", batch.shard, ids, error)
+            return crash_batch(batch)
+        if kind == messages.FAILED:
+            logger.error("a batch of shard %s waits, since its run failed: %s", batch.shard, rest[0])
+            return return_batch(batch, START_DELAY)
+        return self._read_outcome(OutcomeMessage(kind, *rest), batch, lane)
+
+    def _answer(self, run: ProcessRun, lane: _Lane) -> tuple[Any, ...]:
+        """Run the batch in the lane's child. Raises NotStarted, ProcessDied, TimeLimitExceeded."""
+        while True:
+            assert self._options is not None
+            process = lane.running_process(self._options)
+            process.runs += 1
+            if process.send(self._message(process, run.batch)):
+                run.runs_in(process)
+                try:
+                    answer = self._wait(run, process)
+                finally:
+                    run.runs_in(None)
+                if answer[0] != messages.ENDED:
+                    return answer
+            # It ended before this batch.
+            lane.replace()
+
+    def _message(self, process: LaneProcess, batch: Batch) -> bytes:
+        events, groups = self._consumer.event_dispatcher, None
+        if events is not None and events.enabled:
+            groups = tuple(events.groups or ())
+        revoked = _revoked_since(process)
+        return messages.run_message(batch, process.runs, groups, revoked, state.revoked_stamps)
+
+    def _wait(self, run: ProcessRun, process: LaneProcess) -> tuple[Any, ...]:
+        """Return the answer of the child. Raises ProcessDied, TimeLimitExceeded."""
+        task, worker, batch = run.task, self._consumer.controller, run.batch
+        hard = task.time_limit or worker.time_limit
+        soft = task.soft_time_limit or worker.soft_time_limit
+        began_at = time.monotonic()
+        was_lost = batch.lost.is_set()
+        while True:
+            answer = process.receive()
+            if answer is not None and answer[0] != messages.EVENT:
+                return answer
+            if answer is not None:
+                report(self._send_event, *answer[1:])
+            ran = time.monotonic() - began_at
+            if hard and ran >= hard:
+                process.kill()
+                raise TimeLimitExceeded(hard)
+            if soft and ran >= soft:
+                logger.warning("soft time limit (%s s) exceeded for %s[%s]", soft, task.name, run.id)
+                process.signal(signal.SIGUSR1)
+                soft = None
+            if run.terminated and time.monotonic() - run.terminated_at >= END_TIMEOUT:
+                process.signal(signal.SIGKILL, whole_group=True)
+            if batch.lost.is_set() is not was_lost:
+                was_lost = not was_lost
+                process.tell_lost(was_lost)
+
+    def _send_event(self, kind: str, fields: bytes) -> None:
+        # Written by a child of this process.
+        self._consumer.event_dispatcher.send(kind, **pickle.loads(fields))  # noqa: S301
+
+    def _read_outcome(self, outcome: OutcomeMessage, batch: Batch, lane: _Lane) -> tuple[Settlement, ...]:
+        lane.is_spent = outcome.is_spent
+        settlements, dead = messages.read_settlements(outcome, batch)
+        if dead:
+            # All of a claim is settled before the lane's next one runs.
+            claim = batch.lease, batch.claim
+            lane.dead = [each for each in lane.dead if (each[0].lease, each[0].claim) == claim]
+            lane.dead.append((batch, dead))
+        if outcome.held is None:
+            return settlements
+        task = self._in_lane.rules_of(batch.queue.name).task
+        key, value, _ = outcome.held
+        buffer, again = self._buffers.own, partial(return_batch, batch)
+        buffer.accepts(task.backend)
+        buffer.add(HeldResult(time.monotonic(), EncodedResult(key, value), batch, settlements, again))
+        self._buffers.watch()
+        return ()
+
+    def _ask(self, lane: _Lane, message: bytes) -> None:
+        """Have the child do something else. Raises NotStarted, ProcessDied."""
+        while True:
+            assert self._options is not None
+            process = lane.running_process(self._options)
+            if process.send(message):
+                try:
+                    while (answer := process.receive()) is None or answer[0] == messages.EVENT:
+                        if answer is not None:
+                            report(self._send_event, *answer[1:])
+                except ProcessDied:
+                    lane.process = None
+                    raise
+                if answer[0] != messages.ENDED:
+                    return
+            lane.replace()
+
+
+def _revoked_since(process: LaneProcess) -> Sequence[str]:
+    """The ids that were revoked since the process was told; each is told once."""
+    revoked: Any = state.revoked
+    entries = revoked._data
+    newest = next(reversed(entries.values()), None)
+    if newest is process.revoked:
+        return ()
+    known, process.revoked = process.revoked, newest
+    new = takewhile(lambda entry: entry is not known, reversed(list(entries.values())))
+    return [task_id for _, task_id in new]
+
+
+def _check(task: Any, settings: Settings) -> None:
+    """Raises ConfigurationError for a task that cannot run in a process of this worker."""
+    if settings.exclusion == "strict":
+        expected = f"'cooperative', since {task.name} has run_in='process'"
+        fix = "A frozen worker cannot end its children when their leases do: run the task in threads"
+        raise ConfigurationError(invalid("lowkiq_exclusion", settings.exclusion, expected, fix))
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        raise ConfigurationError(
+            invalid("run_in", "process", f"'thread' for {task.name}", "This system cannot fork processes")
+        )
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error

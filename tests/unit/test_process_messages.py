@@ -1,0 +1,133 @@
+"""What a lane and its child process send each other arrives as it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+
+import pytest
+
+from celery_lowkiq.integration.processes import messages
+from celery_lowkiq.integration.processes.channel import Channel
+from celery_lowkiq.integration.runs.request import new_id
+from celery_lowkiq.rules.isolation import Isolation
+from celery_lowkiq.rules.models import (
+    Batch,
+    ClaimedCallRecords,
+    Disposition,
+    Job,
+    Lease,
+    Payload,
+    QueueSpec,
+    Recorded,
+    Settlement,
+    ShardRef,
+    StoredRecord,
+)
+
+QUEUE = QueueSpec("q", shards=3)
+PLAIN = Job("1", (Payload(b"x", 1.5),), perform_in=2.0, claim=7, payload_count=1)
+FULL = Job(
+    "2",
+    (Payload(b"a", 1.0, Recorded.ALL), Payload(b"b", 2.0, Recorded.SOME, 99)),
+    perform_in=3.25,
+    retry_count=4,
+    error=b"boom",
+    claim=7,
+    payload_count=2,
+    last_call=9,
+    calls=ClaimedCallRecords((StoredRecord(b"k", 0, b"record"),), complete=True),
+    unwanted=1,
+    early=True,
+    paused=True,
+    priority=3,
+    isolation=Isolation(2, 8),
+)
+
+
+def batch(*jobs: Job) -> Batch:
+    lost = threading.Event()
+    return Batch(QUEUE, Lease(ShardRef("q", 2), "me", 5, "server"), 7, jobs, lost, 1.0, 2.0, "run")
+
+
+def test_a_batch_arrives_as_it_was():
+    sent = batch(PLAIN, FULL)
+    data = messages.run_message(sent, 3, ("task",), ["revoked"], {"stamp": ["1"]})
+    message = messages.RunMessage._make(messages.read(data))
+    received = messages.read_batch(message, QUEUE, threading.Event())
+    assert received == sent
+    assert (received.began_at, received.claimed_at, received.run_id) == (1.0, 2.0, "run")
+    assert (message.number, message.events, message.revoked) == (3, ("task",), ["revoked"])
+    assert not message.is_lost
+
+
+@pytest.mark.parametrize(
+    "settlements, dead",
+    [
+        ([Settlement("1", 7, Disposition.DONE)], []),
+        ([Settlement("1", 7, Disposition.DONE, ended=((b"k", b"k"),))], []),
+        ([Settlement("1", 7, Disposition.DIE, 4, error=b"boom", isolation=Isolation(1, 2))], ["dead"]),
+    ],
+)
+def test_an_outcome_arrives_as_it_was(settlements, dead):
+    sent = messages.outcome(settlements, dead, is_spent=True)
+    received = messages.OutcomeMessage._make(messages.read(messages.write(sent)))
+    assert messages.read_settlements(received, batch(PLAIN)) == (tuple(settlements), dead)
+    assert received.is_spent
+
+
+def test_a_held_result_ends_its_call():
+    held = messages.OutcomeMessage(messages.OUTCOME, False, held=(b"key", "value", b"record"))
+    ((settlement,), dead) = messages.read_settlements(held, batch(PLAIN))
+    assert (settlement.disposition, settlement.ended, dead) == (
+        Disposition.DONE,
+        ((b"record", b"record"),),
+        [],
+    )
+
+
+@pytest.fixture
+def ends():
+    one, other = socket.socketpair()
+    yield Channel(one, 0.05), Channel(other, 20)
+    one.close()
+    other.close()
+
+
+@pytest.mark.parametrize("sizes", [[0], [1, 2, 3], [65_536], [3_000_000, 1]])
+def test_messages_arrive_whole_and_in_order(ends, sizes):
+    one, other = ends
+    sent = [bytes([n]) * size for n, size in enumerate(sizes)]
+    sender = threading.Thread(target=lambda: [one.send(message) for message in sent])
+    sender.start()
+    assert [other.receive() for _ in sizes] == sent
+    sender.join(20)
+
+
+def test_a_channel_waits_as_long_as_it_is_told(ends):
+    one, other = ends
+    assert one.is_silent()
+    assert one.receive() is None
+    other.send(b"x")
+    assert not one.is_silent()
+    assert one.receive() == b"x"
+    other.close()
+    assert not one.is_silent()
+    with pytest.raises(EOFError):
+        one.receive()
+
+
+def test_forks_of_one_process_make_different_ids(tmp_path):
+    """Also of the fork server, which has the state of the generator from its start."""
+    pids = []
+    for number in range(2):
+        pid = os.fork()
+        if pid == 0:
+            (tmp_path / str(number)).write_text(new_id())
+            os.kill(os.getpid(), signal.SIGKILL)
+        pids.append(pid)
+    for pid in pids:
+        os.waitpid(pid, 0)
+    assert (tmp_path / "0").read_text() != (tmp_path / "1").read_text()

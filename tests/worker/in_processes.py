@@ -1,0 +1,138 @@
+"""The app of tests of ``run_in="process"``: each payload says what its process does."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from celery import Celery, current_task, signals
+from celery.exceptions import SoftTimeLimitExceeded
+
+from celery_lowkiq import ordered_task
+from celery_lowkiq.integration.processes import child
+from tests.worker import proj
+from tests.worker.proj import DEATHS, SETTINGS, note, wait_for_gate
+
+child.MAX_IDLE = float(os.environ.get("PROJ_IDLE", child.MAX_IDLE))
+
+
+@signals.worker_process_init.connect
+def note_start(**_: Any) -> None:
+    note("process starts", group=os.getpgid(0))
+
+
+@signals.worker_process_shutdown.connect
+def note_end(**_: Any) -> None:
+    note("process ends")
+
+
+def starts_another() -> None:
+    """The run waits for a process that it has started."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
+        note("other", other=other.pid)
+        time.sleep(60)
+
+
+def cleans_up() -> None:
+    try:
+        time.sleep(60)
+    finally:
+        note("cleaned up")
+
+
+def stubborn() -> None:
+    """No exception ends it."""
+    while True:
+        try:
+            time.sleep(60)
+        except BaseException as error:  # noqa: BLE001
+            note("ignored", error=repr(error))
+
+
+def softly() -> None:
+    try:
+        time.sleep(60)
+    except SoftTimeLimitExceeded:
+        note("soft limit")
+        raise
+
+
+def fails() -> None:
+    raise ValueError("as asked")
+
+
+def waits_for_loss(task: Any) -> None:
+    lost = task.request.lowkiq.lease_lost
+    note("lost", was_set=lost.wait(30))
+
+
+def grows() -> None:
+    grown.append(bytearray(60_000_000))
+
+
+def in_django() -> None:
+    from django.apps import apps
+
+    names = {getattr(receiver(), "__qualname__", "") for _, receiver in signals.task_prerun.receivers}
+    note("django", ready=apps.ready, closes="DjangoWorkerFixup.on_task_prerun" in names)
+
+
+grown: list[bytearray] = []
+ACTIONS: dict[str, Callable[[], Any]] = {
+    **DEATHS,
+    "leave": lambda: sys.exit(3),
+    "fail": fails,
+    "start another": starts_another,
+    "clean up": cleans_up,
+    "stubborn": stubborn,
+    "softly": softly,
+    # A function of C that keeps the interpreter's lock.
+    "hold": lambda: ctypes.PyDLL(None).sleep(60),
+    "gate": lambda: wait_for_gate("gate"),
+    "grow": grows,
+    "django": in_django,
+    "nap": lambda: time.sleep(0.02),
+    "compute": lambda: sum(number * number for number in range(3_000_000)),
+}
+
+
+def make_app(**settings: Any) -> Celery:
+    """A new app with its own tasks."""
+    app = proj.make_app(**{"lowkiq_run_in": "process", "task_ignore_result": False, **settings})
+    ordered = {
+        "app": app,
+        "shared": False,
+        "bind": True,
+        "max_retries": 1,
+        "retry_in": 0.05,
+        "max_crashes": 2,
+    }
+
+    def run(self: Any, payloads_by_id: dict[str, list[Any]]) -> Any:
+        ((job_id, (what, *_)),) = payloads_by_id.items()
+        note("start", id=job_id, parent=os.getppid(), task_id=self.request.id, known=current_task is not None)
+        if what == "lost":
+            waits_for_loss(self)
+        else:
+            ACTIONS.get(what, int)()
+        note("end", id=job_id, lane=multiprocessing.current_process().name)
+        return f"{what} done"
+
+    def note_dead(jobs: list[Any]) -> None:
+        note("exhausted", ids=[job.id for job in jobs], error=jobs[0].error)
+
+    ordered_task(**ordered, name="act", shards=4, on_retries_exhausted=note_dead)(run)
+    limits = {"time_limit": 2.5, "soft_time_limit": 1.0, "run_in": "process"}
+    ordered_task(**ordered, name="limited", shards=1, on_retries_exhausted=note_dead, **limits)(run)
+    ordered_task(**ordered, name="hard", shards=1, time_limit=1.0, run_in="process")(run)
+    ordered_task(**ordered, name="in thread", queue_name="in-thread", shards=1, run_in="thread")(run)
+    return app
+
+
+app = make_app(**SETTINGS)

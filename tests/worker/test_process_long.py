@@ -1,0 +1,142 @@
+"""``run_in="process"`` for long, and under load: ``nox -s processes`` runs these with more rounds."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import time
+from collections import Counter
+from functools import partial
+from statistics import median
+
+import psutil
+import pytest
+
+from tests.waiting import eventually
+from tests.worker import in_processes
+from tests.worker.checks import overlaps, suspects
+
+pytestmark = pytest.mark.full
+
+#: How often each way to end is tried, and how often a child is replaced.
+ROUNDS = int(os.environ.get("LOWKIQ_PROCESS_ROUNDS", "5"))
+RECYCLINGS = int(os.environ.get("LOWKIQ_RECYCLINGS", "200"))
+#: Seconds that one run may take on a busy machine, with a new process for it.
+SLOW = 3.0
+ENDS = ("segfault", "kill", "exit", "leave", "fail")
+
+
+@pytest.fixture
+def app(settings):
+    settings.update(task_ignore_result=True, lowkiq_lease_seconds=10.0)
+    made = in_processes.make_app(**settings)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def start(start_worker):
+    return partial(start_worker, module="tests.worker.in_processes")
+
+
+def settled(*tasks):
+    found = [task.ordered_queue.stats() for task in tasks]
+    return all(stats.length == stats.busy == 0 for stats in found)
+
+
+def test_whatever_processes_die_of_no_job_is_lost_or_settled_twice(app, start, ledger):
+    """Each way to end again and again, among runs that end well, on four lanes."""
+    node, act, hard = start(lanes=4), app.tasks["act"], app.tasks["hard"]
+    ways = [(f"{end}-{n}", end) for end in ENDS for n in range(ROUNDS)]
+    good = [(f"good-{n}", "good") for n in range(20 * ROUNDS)]
+    random.Random(1).shuffle(jobs := ways + good)
+    act.perform_async([{"id": job_id, "payload": end} for job_id, end in jobs])
+    hard.perform_async(
+        [{"id": f"{end}-{n}", "payload": end} for end in ("stubborn", "hold") for n in range(2)]
+    )
+    runs = len(jobs) + 3 * len(ways)
+    eventually(lambda: settled(act, hard), 120 + runs * SLOW)
+    stats = act.ordered_queue.stats()
+    assert (stats.processed, stats.morgue_length) == (len(good), len(ways))
+    ended = Counter(line["id"] for line in ledger.lines("end"))
+    assert ended == dict.fromkeys((job_id for job_id, _ in good), 1)
+    begun = Counter(line["id"] for line in ledger.lines("start"))
+    deaths = {job_id: 2 if end == "fail" else 1 + act.max_crashes for job_id, end in ways}
+    assert {job_id: begun[job_id] for job_id in deaths} == deaths
+    assert overlaps(ledger.lines()) == []
+    assert (suspects(act), hard.ordered_queue.stats().morgue_length) == (0, 4)
+    assert node.container.status == "running"
+
+
+def test_what_a_worker_has_stays_flat_while_children_are_replaced(app, settings, start):
+    settings["worker_max_tasks_per_child"] = 1
+    node, act = start(lanes=4), app.tasks["act"]
+    worker = psutil.Process(node.container.process.pid)
+
+    def figures():
+        server = next(each for each in worker.children() if "forkserver" in " ".join(each.cmdline()))
+        both = worker, server
+        return [each.num_fds() for each in both], [each.memory_info().rss / 2**20 for each in both]
+
+    def recycle(count):
+        before = act.ordered_queue.stats().processed
+        act.perform_async([{"id": str(n), "payload": "good"} for n in range(count)])
+        eventually(lambda: act.ordered_queue.stats().processed == before + count, 60 + count * SLOW)
+
+    recycle(max(20, RECYCLINGS // 10))
+    fds, memory = figures()
+    recycle(RECYCLINGS)
+    later_fds, later_memory = figures()
+    print(f"{RECYCLINGS} recyclings: descriptors {fds} -> {later_fds}, MiB {memory} -> {later_memory}")
+    # Pipes of the lanes that have a child at that moment.
+    assert all(after <= before + 12 for before, after in zip(fds, later_fds, strict=True))
+    assert all(after <= before + 8 for before, after in zip(memory, later_memory, strict=True))
+
+
+def test_a_poison_pill_does_not_slow_other_lanes(app, start, ledger):
+    node, act, pills = start(lanes=4), app.tasks["act"], app.tasks["hard"]
+
+    def seconds_a_run(round_, with_pills):
+        """The median over the lanes without the pills."""
+        count = len(ledger.lines())
+        if with_pills:
+            pills.perform_async([{"id": f"{round_}-{n}", "payload": "segfault"} for n in range(20)])
+        act.perform_async([{"id": f"{round_}-{n}", "payload": "nap"} for n in range(400)])
+        eventually(lambda: settled(act, pills), 300)
+        by_lane = {}
+        for line in ledger.lines()[count:]:
+            if line["event"] == "end":
+                by_lane.setdefault(line["lane"], []).append(line["at"])
+        slowest = max(by_lane, key=lambda lane: (by_lane[lane][-1] - by_lane[lane][0]) / len(by_lane[lane]))
+        if with_pills:
+            del by_lane[slowest]
+        return median(later - at for ends in by_lane.values() for at, later in itertools.pairwise(ends))
+
+    seconds_a_run("warm", False)
+    rounds = [(seconds_a_run(f"a{n}", False), seconds_a_run(f"b{n}", True)) for n in range(3)]
+    without, beside = (median(each) for each in zip(*rounds, strict=True))
+    print(f"a run takes {without * 1e3:.1f} ms, beside pills {beside * 1e3:.1f} ms")
+    assert beside < 1.1 * without
+    assert node.container.status == "running"
+
+
+def test_lanes_that_compute_use_all_cores(app, settings, start):
+    """Beside the same in threads, of which one computes at a time."""
+    took = {}
+    for run_in in ("thread", "process"):
+        settings["lowkiq_run_in"] = run_in
+        node, act = start(lanes=4), app.tasks["act"]
+        before = act.ordered_queue.stats().processed
+        # All lanes have a process.
+        act.perform_async([{"id": str(n), "payload": "nap"} for n in range(40)])
+        eventually(lambda: act.ordered_queue.stats().processed == before + 40, 60)  # noqa: B023
+        began = time.monotonic()
+        act.perform_async([{"id": str(n), "payload": "compute"} for n in range(40)])
+        eventually(lambda: act.ordered_queue.stats().processed == before + 80, 300)  # noqa: B023
+        took[run_in] = time.monotonic() - began
+        node.kill("SIGTERM")
+        assert node.exit_status() == 0
+    gain = took["thread"] / took["process"]
+    print(f"40 computing runs: {took}, {gain:.2f} times, load {os.getloadavg()[0]:.1f}")
+    assert gain > min(4, psutil.cpu_count() or 1) * 0.6
