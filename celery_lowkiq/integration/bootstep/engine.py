@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from celery import Celery
@@ -27,10 +27,8 @@ from celery_lowkiq.worker.ports import NULL_METER, Meter
 from celery_lowkiq.worker.runtime import Runtime
 
 from .command_line import warn_unknown_plain, warn_unknown_weights
-from .shutdown import drain, drain_on_signal, is_cold_shutdown, release_shards_at_exit, wake_event_loop
+from .shutdown import release_shards_at_exit, wake_event_loop
 
-#: Timeout in s of a cold shutdown for idle lanes to release their shards.
-COLD_SHUTDOWN_TIMEOUT = 2.0
 #: Pooled connections of a worker besides one per lane: leases, the window reaper, and a spare one.
 OTHER_CONNECTIONS = 3
 #: Needs an extra package, so it is imported only when enabled.
@@ -47,10 +45,69 @@ class Metrics(Meter, Protocol):
         """Stop the server."""
 
 
+class LaneConsumer(Protocol):
+    """What lanes and their runs need of Celery's consumer; also the sender of the signal task_received."""
+
+    app: Celery
+    hostname: str
+    #: ``send(type, **fields)``, ``enabled`` and ``groups``; None without a broker connection.
+    event_dispatcher: Any
+    disable_rate_limits: bool
+
+    def call_soon(self, p: Callable[[], None]) -> Any:
+        """Call it in the main thread, which looks at ``celery.worker.state.should_stop`` then."""
+
+
+class Shutdown(Protocol):
+    """How the lanes of a process end."""
+
+    def watch(self, runtime: Runtime) -> None:
+        """Stop claiming as soon as a signal asks for it."""
+
+    def drain(self, runtime: Runtime, timeout: float | None) -> None:
+        """Wait for the lanes for at most ``timeout`` s (None: any time)."""
+
+    def exit_with(self, exitcode: int) -> None:
+        """Set the exit status of the worker."""
+
+
+class LaneEngine(Protocol):
+    """Lanes, as the bootstep controls them: in this process (:class:`Engine`), or in a node process."""
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether an operator made the node quiet."""
+
+    @property
+    def queue_names(self) -> frozenset[str]:
+        """The queues that may be served."""
+
+    def start(self) -> None:
+        """Start the lanes."""
+
+    def end(self) -> None:
+        """Stop the lanes."""
+
+    def add_tasks(self, new: Mapping[str, Any], specs: Sequence[QueueSpec]) -> None:
+        """Take tasks (by queue) that were registered after the start. Raises ConfigurationError."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what each lane serves and runs, as plain values."""
+
+    def quiet(self, yes: bool) -> None:
+        """Stop claiming jobs, or go on. Raises ConfigurationError."""
+
+    def serve(self, queues: Collection[str]) -> None:
+        """Serve these queues from now on. Raises ConfigurationError."""
+
+    def limit(self, queue: str) -> None:
+        """Apply the current ``rate_limit`` of the queue's task. Raises ConfigurationError."""
+
+
 class CeleryHost:
     """``worker.ports.Host``: the worker process."""
 
-    def __init__(self, consumer: Any, runner: CeleryRunner) -> None:
+    def __init__(self, consumer: LaneConsumer, runner: CeleryRunner) -> None:
         self.exitcode: int | None = None
         self._consumer = consumer
         self._runner = runner
@@ -84,10 +141,17 @@ class CeleryHost:
 class Engine:
     """The runtime of a worker, and what it uses: made when the worker first serves an ordered queue."""
 
-    def __init__(self, consumer: Any, tasks: Mapping[str, Any], served: Collection[str]) -> None:
-        """``tasks`` by queue; ``served`` are names of queues. Raises ConfigurationError."""
+    def __init__(
+        self,
+        consumer: LaneConsumer,
+        tasks: Mapping[str, Any],
+        served: Collection[str],
+        concurrency: int,
+        shutdown: Shutdown,
+    ) -> None:
+        """``tasks`` by queue; ``served``: queues; ``concurrency``: -c. Raises ConfigurationError."""
         settings = (context := context_of(consumer.app)).settings
-        lanes = settings.lanes or consumer.controller.concurrency
+        lanes = settings.lanes or concurrency
         splitter = settings.make_splitter()
         # Only the lease splitter can deal a queue that is added later.
         dealt = tasks if splitter is lease_splitter else served
@@ -98,7 +162,7 @@ class Engine:
         warn_unknown_plain(consumer.app, settings.plain)
         _warn_idle_lanes(lanes, sum(spec.shards for spec in specs if spec.name in served))
         install_batch_filter()
-        self._consumer = consumer
+        self._consumer, self._tasks, self._shutdown = consumer, tasks, shutdown
         self._store = context.open_store(lanes + OTHER_CONNECTIONS)
         client = self._store.client
         self._runner = CeleryRunner(tasks, consumer, context, CallReader(client), TrackerStore(client))
@@ -129,25 +193,49 @@ class Engine:
 
     def start(self) -> None:
         """Start the lanes, and the metrics server of ``lowkiq_metrics_port``."""
-        self._stop = drain_on_signal(self._consumer.controller, self.runtime)
+        self._shutdown.watch(self.runtime)
         self.runtime.start()
         if self._metrics is not None:
             self._metrics.serve(self.runtime)
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether an operator made the node quiet."""
+        return self.runtime.is_quiet
+
+    @property
+    def queue_names(self) -> frozenset[str]:
+        """The queues that may be served."""
+        return self.runtime.queue_names
+
     def add_tasks(self, new: Mapping[str, Any], specs: Sequence[QueueSpec]) -> None:
         """Take tasks (by queue) that were registered after the start."""
+        self._tasks = {**self._tasks, **new}
         self._runner.add_tasks(new)
         self.runtime.add_queues(specs)
 
+    def snapshot(self) -> dict[str, Any]:
+        """Return what each lane serves and runs; readable until the last batch has ended."""
+        return self.runtime.snapshot()
+
+    def quiet(self, yes: bool) -> None:
+        """Stop claiming jobs, or go on."""
+        self.runtime.quiet(yes)
+
+    def serve(self, queues: Collection[str]) -> None:
+        """Serve these queues from now on."""
+        self.runtime.serve(queues)
+
+    def limit(self, queue: str) -> None:
+        """Apply the current ``rate_limit`` of the queue's task. Raises ConfigurationError."""
+        rate = read_rate(self._tasks[queue].rate_limit)
+        if not self._consumer.disable_rate_limits:
+            self.runtime.set_rate(queue, rate)
+
     def end(self) -> None:
         """Stop the lanes. The runtime stays readable for remote control until the last batch ends."""
-        runtime, controller = self.runtime, self._consumer.controller
-        self._stop()
-        if is_cold_shutdown():
-            runtime.abandon()
-            runtime.join(COLD_SHUTDOWN_TIMEOUT)
-        else:
-            drain(self._consumer, runtime, context_of(self._consumer.app).settings.shutdown_timeout)
+        runtime = self.runtime
+        self._shutdown.drain(runtime, context_of(self._consumer.app).settings.shutdown_timeout)
         if self._metrics is not None:
             self._metrics.close()
         if not runtime.join(0):
@@ -158,7 +246,7 @@ class Engine:
             self._store.close()
             self._exclusion.close()
         if self._host.exitcode is not None:
-            controller.exitcode = self._host.exitcode
+            self._shutdown.exit_with(self._host.exitcode)
 
 
 def _warn_idle_lanes(lanes: int, shards: int) -> None:
