@@ -16,6 +16,7 @@ from tests.marks import first_often
 from tests.waiting import eventually
 from tests.worker import proj
 from tests.worker.checks import command, overlaps, released, shares, suspects
+from tests.worker.test_deaths import settled
 from tests.worker.test_watching import Listener
 
 #: Seconds that plain tasks and ordered calls run beside each other, in which Celery forks all the time.
@@ -55,7 +56,7 @@ def test_ordered_calls_run_in_order_beside_plain_tasks(app, start_prefork, ledge
         plain.delay(number)
     node = start_prefork()
     ledger.wait_for("plain", 20)
-    eventually(lambda: record.ordered_queue.stats().length == record.ordered_queue.stats().busy == 0)
+    eventually(lambda: settled(record))
     lines = ledger.lines("end")
     for job_id in map(str, range(10)):
         ran = [number for line in lines if line["id"] == job_id for number in line["payloads"]]
@@ -185,6 +186,19 @@ def test_a_node_process_that_dies_is_replaced(app, start_prefork, ledger, tmp_pa
     assert node.exit_status() == 0
 
 
+def test_a_payload_that_kills_is_buried_and_the_worker_lives(app, start_prefork, ledger):
+    batches = app.tasks["batches"]
+    payloads = {"killer": "kill", "mate-1": "good", "mate-2": "good"}
+    batches.perform_async([{"id": name, "payload": what} for name, what in payloads.items()])
+    node = start_prefork()
+    eventually(lambda: settled(batches), 180)
+    (buried,) = batches.ordered_queue.morgue().items
+    assert buried.error.startswith("poison pill")
+    survivors = [job_id for line in ledger.lines("survived") for job_id in line["ids"]]
+    assert sorted(survivors) == ["mate-1", "mate-2"]
+    assert node.logs().count("has ended with status -9") == 1 + batches.max_crashes
+
+
 def test_no_process_outlives_a_killed_worker(app, start_prefork, ledger):
     """Its running batch is the next owner's and no crash; idle shards are free at once."""
     gated = app.tasks["gated"]
@@ -260,7 +274,7 @@ def test_calls_are_revoked(app, settings, start_prefork, ledger, tmp_path):
     (tmp_path / "gate").touch()
     assert running.get(timeout=30) is None
     eventually(lambda: waiting.state == "REVOKED")
-    eventually(lambda: gated.ordered_queue.stats().length == gated.ordered_queue.stats().busy == 0)
+    eventually(lambda: settled(gated))
     assert len(ledger.lines("start")) == 1
 
 
@@ -346,13 +360,13 @@ def test_celerys_children_are_replaced_beside_lanes(app, start_prefork, ledger):
     while sent == 0 or time.monotonic() < ends_at:
         if sent > 20:
             # A child that hangs stops this.
-            ledger.wait_for("plain", sent - 20, 30)
+            ledger.wait_for("plain", sent - 20, 120)
         for number in range(sent, sent + 10):
             plain.delay(number)
         record.perform_async([{"id": n % 50, "payload": n, "score": n} for n in range(sent, sent + 10)])
         sent += 10
-    ledger.wait_for("plain", sent, 60)
-    eventually(lambda: record.ordered_queue.stats().length == record.ordered_queue.stats().busy == 0)
+    ledger.wait_for("plain", sent, 120)
+    eventually(lambda: settled(record))
     lines = ledger.lines()
     ran = [number for line in lines if line["event"] == "end" for number in line["payloads"]]
     assert sorted(ran) == list(range(sent))
