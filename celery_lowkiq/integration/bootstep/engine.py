@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
@@ -12,7 +13,7 @@ from kombu.utils.imports import symbol_by_name
 
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.app.rate_limits import read_rate
-from celery_lowkiq.integration.runs.log_filter import install_batch_filter
+from celery_lowkiq.integration.runs.log_lines import set_up_log
 from celery_lowkiq.integration.runs.runner import CeleryRunner
 from celery_lowkiq.rules.clock import SystemClock
 from celery_lowkiq.rules.errors import ConfigurationError
@@ -60,6 +61,9 @@ class LaneConsumer(Protocol):
 
 class Shutdown(Protocol):
     """How the lanes of a process end."""
+
+    #: Whether the process serves nothing else. A worker in a user's test shares its process with the test.
+    is_program: bool
 
     def watch(self, runtime: Runtime) -> None:
         """Stop claiming as soon as a signal asks for it."""
@@ -161,7 +165,7 @@ class Engine:
         warn_unknown_weights(tasks, settings.queue_weights)
         warn_unknown_plain(consumer.app, settings.plain)
         _warn_idle_lanes(lanes, sum(spec.shards for spec in specs if spec.name in served))
-        install_batch_filter()
+        set_up_log()
         self._consumer, self._tasks, self._shutdown = consumer, tasks, shutdown
         self._store = context.open_store(lanes + OTHER_CONNECTIONS)
         client = self._store.client
@@ -194,6 +198,8 @@ class Engine:
     def start(self) -> None:
         """Start the lanes, and the metrics server of ``lowkiq_metrics_port``."""
         self._shutdown.watch(self.runtime)
+        if self._shutdown.is_program:
+            freeze_objects()
         self.runtime.start()
         if self._metrics is not None:
             self._metrics.serve(self.runtime)
@@ -247,6 +253,16 @@ class Engine:
             self._exclusion.close()
         if self._host.exitcode is not None:
             self._shutdown.exit_with(self._host.exitcode)
+
+
+def freeze_objects() -> None:
+    """Let the garbage collector leave out what was loaded before the first job.
+
+    The objects of large batches make it look through all that lives, also through modules, which stops all
+    lanes for some tens of ms.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _warn_idle_lanes(lanes: int, shards: int) -> None:

@@ -10,6 +10,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from celery import signals
+from celery.apps.worker import Worker
 from celery.exceptions import WorkerShutdown
 from celery.worker import state
 
@@ -142,6 +143,7 @@ class ConsumerShutdown:
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
+        self.is_program: bool = isinstance(consumer.controller, Worker)
 
     def watch(self, runtime: Runtime) -> None:
         """Stop claiming at the first signal."""

@@ -58,6 +58,7 @@ class NodeServer:
 
     #: The bootstep's, which has lanes elsewhere then.
     node: Any = None
+    is_program: bool = True
 
     def __init__(self, app: Celery, connection: Connection, options: NodeOptions) -> None:
         """Raises ConfigurationError."""
