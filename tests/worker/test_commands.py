@@ -208,7 +208,7 @@ def test_a_quiet_node_serves_afterwards_what_it_was_told_meanwhile(app, start_wo
 
 
 def test_a_worker_without_lanes_says_so(app, start_worker):
-    start_worker(pool="prefork", lanes=1)
+    start_worker(pool="solo", lanes=1)
     (answer,) = command(app, "lowkiq_quiet", "w0@test")
     assert answer == {"error": "this worker serves no ordered queue"}
     (answer,) = command(app, "lowkiq", "w0@test")

@@ -122,7 +122,7 @@ def test_a_fixed_splitter_takes_no_queue_that_comes_later(app, settings, start_w
 
 @pytest.mark.full
 def test_other_pools_say_why_they_cannot(app, start_worker):
-    start_worker(pool="prefork", lanes=1)
+    start_worker(pool="solo", lanes=1)
     (answer,) = command(app, "add_consumer", "w0@test", queue="record")
     assert answer == {
         "error": "ordered queue record: ordered queues need a thread pool: start a worker with -P threads"

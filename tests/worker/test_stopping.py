@@ -205,7 +205,7 @@ def test_a_trace_says_which_lane_works_on_what(app, start_worker, ledger, tmp_pa
 @pytest.mark.full
 def test_other_pools_write_the_trace_too(app, start_worker, ledger):
     """P4"""
-    node = start_worker(pool="prefork", lanes=1)
+    node = start_worker(pool="solo", lanes=1)
     os.kill(node.container.process.pid, signal.SIGTTIN)
     node.wait_for_log("LOCAL VARIABLES")
     app.tasks["plain"].delay(1)
@@ -216,7 +216,7 @@ class TestOtherPools:
     @pytest.mark.full
     def test_they_start_as_before_warn_once_and_serve_no_ordered_queue(self, app, start_worker, ledger):
         app.tasks["record"].delay("1")
-        node = start_worker(pool="prefork", lanes=1)
+        node = start_worker(pool="solo", lanes=1)
         app.tasks["plain"].delay(1)
         ledger.wait_for("plain")
         assert node.logs().count("are not served: ordered queues need a thread pool") == 1
@@ -227,7 +227,7 @@ class TestOtherPools:
         assert app.tasks["record"].ordered_queue.stats().length == 1
 
     def test_they_are_refused_an_ordered_queue_by_name(self, app, start_worker):
-        node = start_worker("-Q", "celery,record", pool="prefork", lanes=1, wait=False)
+        node = start_worker("-Q", "celery,record", pool="solo", lanes=1, wait=False)
         assert node.exit_status() != 0
         assert "-Q names the ordered queues record: ordered queues need a thread pool" in node.logs()
 

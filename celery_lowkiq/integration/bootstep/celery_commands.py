@@ -6,6 +6,9 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
 
+from billiard.common import TERM_SIGNAME
+from celery.utils.functional import maybe_list
+from celery.worker import state
 from celery.worker.control import Panel
 from kombu import Exchange, Queue
 
@@ -101,3 +104,87 @@ def active_queues(step: Any, celerys: Command, **_: Any) -> Any:
     """List the ordered queues, too."""
     ordered = [Queue(name, STORE, name).as_dict(recurse=True) for name in step.served]
     return [*celerys(), *ordered]
+
+
+# -- for lanes in a node process: what Celery knows only of its own process
+
+
+@_instead
+def active(step: Any, celerys: Command, **arguments: Any) -> Any:
+    """List the runs of ordered queues, too."""
+    return [*celerys(), *_of_node(step, [], "command", "active", arguments)]
+
+
+Panel.data["dump_active"] = Panel.data["active"]
+
+
+@_instead
+def query_task(step: Any, celerys: Command, **arguments: Any) -> Any:
+    """Find the runs of ordered queues, too."""
+    return {**celerys(), **_of_node(step, {}, "command", "query_task", arguments)}
+
+
+@_instead
+def revoke(step: Any, celerys: Command, task_id: Any, terminate: bool = False, **arguments: Any) -> Any:
+    """Revoke calls that run in the node process there: here they would look as if they did not run."""
+    return _revoke(step, celerys, task_id, (arguments.get("signal") or TERM_SIGNAME) if terminate else None)
+
+
+@_instead
+def terminate(step: Any, celerys: Command, signal: Any, task_id: Any, **_: Any) -> Any:
+    """As :func:`revoke`."""
+    return _revoke(step, celerys, task_id, signal)
+
+
+def _revoke(step: Any, celerys: Command, task_id: Any, signal: Any) -> Any:
+    ids = maybe_list(task_id) or []
+    running = _of_node(step, [], "revoke", ids, signal)
+    if not running:
+        return celerys()
+    state.revoked.update(running)
+    others = [each for each in ids if each not in running]
+    if others:
+        celerys(task_id=others)
+    return {
+        "ok": f"terminate: {', '.join(running)}" if signal else f"tasks {', '.join(ids)} flagged as revoked"
+    }
+
+
+@_instead
+def revoke_by_stamped_headers(step: Any, celerys: Command, **arguments: Any) -> Any:
+    """Revoke calls of ordered queues, too."""
+    _of_node(step, None, "command", "revoke_by_stamped_headers", arguments)
+    return celerys()
+
+
+@_instead
+def enable_events(step: Any, celerys: Command, **_: Any) -> Any:
+    """Send events of ordered queues, too."""
+    return _switch_events(step, celerys)
+
+
+@_instead
+def disable_events(step: Any, celerys: Command, **_: Any) -> Any:
+    """Send no events of ordered queues, either."""
+    return _switch_events(step, celerys)
+
+
+def _switch_events(step: Any, celerys: Command) -> Any:
+    reply = celerys()
+    if step.node is not None:
+        step.node.switch_events()
+    return reply
+
+
+@_instead
+def pool_restart(step: Any, celerys: Command, **_: Any) -> Any:
+    """Restart the node process, too: it has imported the modules by itself."""
+    reply = celerys()
+    if step.node is not None:
+        step.node.restart()
+    return reply
+
+
+def _of_node(step: Any, otherwise: Any, name: str, *about: Any) -> Any:
+    """The answer of the worker's node process; ``otherwise`` if it has none."""
+    return otherwise if step.node is None else step.node.ask_or(otherwise, name, *about)

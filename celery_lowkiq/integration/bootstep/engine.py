@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import gc
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from celery import Celery
-from celery.apps.worker import Worker
 from celery.worker import state
 from kombu.utils.imports import symbol_by_name
 
@@ -27,10 +26,8 @@ from celery_lowkiq.worker.ports import EXIT_CRASHED, NULL_METER, Meter
 from celery_lowkiq.worker.runtime import Runtime
 
 from .command_line import warn_unknown_plain, warn_unknown_weights
-from .shutdown import drain, drain_on_signal, is_cold_shutdown, release_shards_at_exit, wake_event_loop
+from .shutdown import COLD_SHUTDOWN_TIMEOUT, is_cold_shutdown, release_shards_at_exit, wake_event_loop
 
-#: Timeout in s of a cold shutdown for idle lanes to release their shards.
-COLD_SHUTDOWN_TIMEOUT = 2.0
 #: Pooled connections of a worker besides one per lane: leases, the window reaper, and a spare one.
 OTHER_CONNECTIONS = 3
 #: Needs an extra package, so it is imported only when enabled.
@@ -47,10 +44,85 @@ class Metrics(Meter, Protocol):
         """Stop the server."""
 
 
+class RunLimits(Protocol):
+    """Limits that the command line or settings of a worker give; None: no limit."""
+
+    time_limit: float | None
+    soft_time_limit: float | None
+    max_tasks_per_child: int | None
+    max_memory_per_child: int | None
+
+
+class LaneConsumer(Protocol):
+    """What lanes and their runs need of Celery's consumer; also the sender of the signal task_received."""
+
+    app: Celery
+    hostname: str
+    #: ``send(type, **fields)``, ``enabled`` and ``groups``; None without a broker connection.
+    event_dispatcher: Any
+    disable_rate_limits: bool
+
+    @property
+    def controller(self) -> RunLimits:
+        """The worker."""
+
+    def call_soon(self, p: Callable[[], None]) -> Any:
+        """Call it in the main thread, which looks at ``celery.worker.state.should_stop`` then."""
+
+
+class Shutdown(Protocol):
+    """How the lanes of a process end."""
+
+    #: Whether the process serves nothing else. A worker in a user's test shares its process with the test.
+    is_program: bool
+
+    def watch(self, runtime: Runtime) -> None:
+        """Stop claiming as soon as a signal asks for it."""
+
+    def drain(self, runtime: Runtime, timeout: float | None) -> None:
+        """Wait for the lanes for at most ``timeout`` s (None: any time)."""
+
+    def exit_with(self, exitcode: int) -> None:
+        """Set the exit status of the worker."""
+
+
+class LaneEngine(Protocol):
+    """Lanes, as the bootstep controls them: in this process (:class:`Engine`), or in a node process."""
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether an operator made the node quiet."""
+
+    @property
+    def queue_names(self) -> frozenset[str]:
+        """The queues that may be served."""
+
+    def start(self) -> None:
+        """Start the lanes."""
+
+    def end(self) -> None:
+        """Stop the lanes."""
+
+    def add_tasks(self, new: Mapping[str, Any], specs: Sequence[QueueSpec]) -> None:
+        """Take tasks (by queue) that were registered after the start. Raises ConfigurationError."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what each lane serves and runs, as plain values."""
+
+    def quiet(self, yes: bool) -> None:
+        """Stop claiming jobs, or go on. Raises ConfigurationError."""
+
+    def serve(self, queues: Collection[str]) -> None:
+        """Serve these queues from now on. Raises ConfigurationError."""
+
+    def limit(self, queue: str) -> None:
+        """Apply the current ``rate_limit`` of the queue's task. Raises ConfigurationError."""
+
+
 class CeleryHost:
     """``worker.ports.Host``: the worker process."""
 
-    def __init__(self, consumer: Any, runner: ProcessRunner) -> None:
+    def __init__(self, consumer: LaneConsumer, runner: ProcessRunner) -> None:
         self.exitcode: int | None = None
         self._consumer = consumer
         self._runner = runner
@@ -84,10 +156,17 @@ class CeleryHost:
 class Engine:
     """The runtime of a worker, and what it uses: made when the worker first serves an ordered queue."""
 
-    def __init__(self, consumer: Any, tasks: Mapping[str, Any], served: Collection[str]) -> None:
-        """``tasks`` by queue; ``served`` are names of queues. Raises ConfigurationError."""
+    def __init__(
+        self,
+        consumer: LaneConsumer,
+        tasks: Mapping[str, Any],
+        served: Collection[str],
+        concurrency: int,
+        shutdown: Shutdown,
+    ) -> None:
+        """``tasks`` by queue; ``served``: queues; ``concurrency``: -c. Raises ConfigurationError."""
         settings = (context := context_of(consumer.app)).settings
-        lanes = settings.lanes or consumer.controller.concurrency
+        lanes = settings.lanes or concurrency
         splitter = settings.make_splitter()
         # Only the lease splitter can deal a queue that is added later.
         dealt = tasks if splitter is lease_splitter else served
@@ -98,7 +177,7 @@ class Engine:
         warn_unknown_plain(consumer.app, settings.plain)
         _warn_idle_lanes(lanes, sum(spec.shards for spec in specs if spec.name in served))
         set_up_log()
-        self._consumer = consumer
+        self._consumer, self._tasks, self._shutdown = consumer, tasks, shutdown
         self._store = context.open_store(lanes + OTHER_CONNECTIONS)
         self._runner = ProcessRunner(tasks, consumer, context, self._store.client)
         self._host = CeleryHost(consumer, self._runner)
@@ -128,32 +207,56 @@ class Engine:
 
     def start(self) -> None:
         """Start the lanes, and the metrics server of ``lowkiq_metrics_port``."""
-        self._stop = drain_on_signal(self._consumer.controller, self.runtime)
+        self._shutdown.watch(self.runtime)
         self._runner.loops.meter = (self._metrics or NULL_METER).loop_lag
         self._runner.loops.died = self._on_dead_loop
-        freeze_objects(self._consumer.controller)
+        if self._shutdown.is_program:
+            freeze_objects()
         self.runtime.start()
         if self._metrics is not None:
             self._metrics.serve(self.runtime)
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether an operator made the node quiet."""
+        return self.runtime.is_quiet
+
+    @property
+    def queue_names(self) -> frozenset[str]:
+        """The queues that may be served."""
+        return self.runtime.queue_names
+
     def add_tasks(self, new: Mapping[str, Any], specs: Sequence[QueueSpec]) -> None:
         """Take tasks (by queue) that were registered after the start."""
+        self._tasks = {**self._tasks, **new}
         self._runner.add_tasks(new)
         self.runtime.add_queues(specs)
 
+    def snapshot(self) -> dict[str, Any]:
+        """Return what each lane serves and runs; readable until the last batch has ended."""
+        return self.runtime.snapshot()
+
+    def quiet(self, yes: bool) -> None:
+        """Stop claiming jobs, or go on."""
+        self.runtime.quiet(yes)
+
+    def serve(self, queues: Collection[str]) -> None:
+        """Serve these queues from now on."""
+        self.runtime.serve(queues)
+
+    def limit(self, queue: str) -> None:
+        """Apply the current ``rate_limit`` of the queue's task. Raises ConfigurationError."""
+        rate = read_rate(self._tasks[queue].rate_limit)
+        if not self._consumer.disable_rate_limits:
+            self.runtime.set_rate(queue, rate)
+
     def end(self) -> None:
         """Stop the lanes. The runtime stays readable for remote control until the last batch ends."""
-        runtime, controller = self.runtime, self._consumer.controller
-        self._stop()
-        if is_cold_shutdown():
-            runtime.abandon()
-            self._runner.loops.close()
+        runtime, was_cold = self.runtime, is_cold_shutdown()
+        self._shutdown.drain(runtime, context_of(self._consumer.app).settings.shutdown_timeout)
+        if self._runner.loops.close() or was_cold:
+            # What was cancelled goes back to the queue.
             runtime.join(COLD_SHUTDOWN_TIMEOUT)
-        else:
-            drain(self._consumer, runtime, context_of(self._consumer.app).settings.shutdown_timeout)
-            if self._runner.loops.close():
-                # What was cancelled goes back to the queue.
-                runtime.join(COLD_SHUTDOWN_TIMEOUT)
         if self._metrics is not None:
             self._metrics.close()
         if not runtime.join(0):
@@ -165,7 +268,7 @@ class Engine:
             self._store.close()
             self._exclusion.close()
         if self._host.exitcode is not None:
-            controller.exitcode = self._host.exitcode
+            self._shutdown.exit_with(self._host.exitcode)
 
     def _on_dead_loop(self, error: BaseException | None) -> None:
         if error is not None:
@@ -173,15 +276,14 @@ class Engine:
         self._host.stop(EXIT_CRASHED, f"the event loop of async def tasks has ended: {error!r}")
 
 
-def freeze_objects(controller: Any) -> None:
-    """Let the garbage collector leave out what was loaded before the first job, in a process of its own.
+def freeze_objects() -> None:
+    """Let the garbage collector leave out what was loaded before the first job.
 
     The objects of large batches make it look through all that lives, also through modules, which stops all
-    lanes for some tens of ms. A worker in a user's test shares its process with the test.
+    lanes for some tens of ms.
     """
-    if isinstance(controller, Worker):
-        gc.collect()
-        gc.freeze()
+    gc.collect()
+    gc.freeze()
 
 
 def _warn_idle_lanes(lanes: int, shards: int) -> None:

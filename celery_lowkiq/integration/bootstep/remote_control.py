@@ -10,10 +10,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import click
-from celery.worker.control import control_command, inspect_command
+from celery.worker.control import Panel, control_command, inspect_command
 from kombu.utils.uuid import uuid
 
 from celery_lowkiq.integration.app.context import context_of
@@ -94,6 +95,25 @@ def _define(verb: Verb) -> None:
 
 for _each in VERBS:
     _define(_each)
+
+
+def _relay(name: str) -> None:
+    """Execute a command of ours in the worker's node process, if it has one."""
+    here = Panel.data[name]
+
+    @wraps(here)
+    def command(state: Any, **arguments: Any) -> Any:
+        step = getattr(getattr(state, "consumer", None), "ordered_queues", None)
+        node = getattr(step, "node", None)
+        return here(state, **arguments) if node is None else node.command(name, arguments)
+
+    Panel.data[name] = command
+
+
+#: The worker itself is made quiet, so that its next node process is, too.
+_OF_WORKER = {f"lowkiq_{verb.name}" for verb in VERBS if verb.node_reply}
+for _name_of in [name for name in Panel.data if name.startswith("lowkiq") and name not in _OF_WORKER]:
+    _relay(_name_of)
 
 
 def _step(state: Any) -> Any:

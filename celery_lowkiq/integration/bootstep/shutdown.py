@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
 from celery import signals
+from celery.apps.worker import Worker
 from celery.exceptions import WorkerShutdown
 from celery.worker import state
 
@@ -16,6 +18,8 @@ from celery_lowkiq.rules.lease_watch import EXIT_TIMEOUT
 from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.worker.runtime import Runtime
 
+#: Timeout in s of a cold shutdown for idle lanes to release their shards.
+COLD_SHUTDOWN_TIMEOUT = 2.0
 #: Seconds between checks for a second signal when the worker's event loop cannot run.
 DRAIN_LOOK = 0.2
 #: Logged when no signal, command or lane stopped the worker, but a broker error that Celery gives up at.
@@ -29,22 +33,38 @@ ENDED_BY_CELERY = (
 _exit_hooks: list[_ExitHook] = []
 
 
-def drain_on_signal(controller: Any, runtime: Runtime) -> Callable[[], None]:
-    """Stop claiming and begin to drain as soon as a shutdown signal arrives. Return a function that does so.
+def drain_on_signal(controller: Any, runtime: Runtime) -> Callable[..., None]:
+    """Stop claiming and begin to drain when a shutdown signal arrives. Return a function that does so."""
+    stop = stopper(runtime, lambda: forget())
+    forget = call_at_shutdown(controller, stop)
+    return stop
 
-    Celery's handlers only notify the event loop, which may wait for 1 s, or sleep through a soft shutdown. A
-    signal handler must take no lock, so a thread drains; ``SimpleQueue.put`` is reentrant.
+
+def stopper(runtime: Runtime, forget: Callable[[], Any] = lambda: None) -> Callable[..., None]:
+    """Return a function that stops claiming and begins to drain; ``forget`` is called before that, once.
+
+    A signal handler may call it, so it takes no lock: a thread drains, and ``SimpleQueue.put`` is reentrant.
     """
     requests: SimpleQueue[None] = SimpleQueue()
 
     def drain_on_request() -> None:
         requests.get()
-        signals.worker_shutting_down.disconnect(stop)
+        forget()
         runtime.drain()
 
     def stop(**_: Any) -> None:
         runtime.stop_claiming()
         requests.put(None)
+
+    threading.Thread(target=drain_on_request, name="lowkiq-stop", daemon=True).start()
+    return stop
+
+
+def call_at_shutdown(controller: Any, stop: Callable[..., None]) -> Callable[[], Any]:
+    """Call ``stop`` as soon as a shutdown signal arrives. Return a function that ends this.
+
+    Celery's handlers only notify the event loop, which may wait for 1 s, or sleep through a soft shutdown.
+    """
 
     def stop_and_wait() -> Any:
         stop()
@@ -53,8 +73,7 @@ def drain_on_signal(controller: Any, runtime: Runtime) -> Callable[[], None]:
     celerys_wait = controller.wait_for_soft_shutdown
     controller.wait_for_soft_shutdown = stop_and_wait
     signals.worker_shutting_down.connect(stop, weak=False)
-    threading.Thread(target=drain_on_request, name="lowkiq-stop", daemon=True).start()
-    return stop
+    return partial(signals.worker_shutting_down.disconnect, stop)
 
 
 def is_cold_shutdown() -> bool:
@@ -70,15 +89,11 @@ def wake_event_loop(consumer: Any) -> None:
 def _do_nothing() -> None: ...
 
 
-def drain(consumer: Any, runtime: Runtime, timeout: float | None) -> None:
-    """Wait for the lanes at most ``timeout`` s (None: any time), or until a cold shutdown.
+def drain(runtime: Runtime, timeout: float | None, wake: Callable[[], None]) -> threading.Event:
+    """Drain the lanes for at most ``timeout`` s (None: any time). The returned event is set after that.
 
-    Heartbeat and remote control go on.
+    ``wake`` is called then, in another thread.
     """
-    status = consumer.controller.exitcode
-    # It is a text after a shutdown by remote control.
-    if isinstance(status, int) and status and not state.should_stop:
-        logger.warning(ENDED_BY_CELERY, status)
     logger.info("ordered queues stop: %d batches are running", runtime.busy())
     runtime.drain()
     ended = threading.Event()
@@ -88,13 +103,29 @@ def drain(consumer: Any, runtime: Runtime, timeout: float | None) -> None:
             running = [lane["running"] for lane in runtime.snapshot()["lanes"] if lane["running"]]
             logger.warning("left to the next worker after %.1f s: %s", timeout, running)
         ended.set()
-        wake_event_loop(consumer)
+        wake()
 
     threading.Thread(target=wait_for_lanes, name="lowkiq-drain", daemon=True).start()
+    return ended
+
+
+def warn_ended_by_celery(consumer: Any) -> None:
+    """Log it when Celery gave up, for a reason of its own."""
+    status = consumer.controller.exitcode
+    # It is a text after a shutdown by remote control.
+    if isinstance(status, int) and status and not state.should_stop:
+        logger.warning(ENDED_BY_CELERY, status)
+
+
+def run_event_loop_until(consumer: Any, ended: Callable[[float], bool]) -> None:
+    """Run the worker's event loop until ``ended(0)``, or a cold shutdown: heartbeat and remote control go on.
+
+    ``ended`` waits for at most the given time (s), in place of an event loop that cannot run.
+    """
     run_event_loop = _event_loop(consumer)
-    while not ended.is_set() and not is_cold_shutdown():
+    while not ended(0) and not is_cold_shutdown():
         if run_event_loop is None:
-            ended.wait(DRAIN_LOOK)
+            ended(DRAIN_LOOK)
             continue
         try:
             run_event_loop()
@@ -105,6 +136,32 @@ def drain(consumer: Any, runtime: Runtime, timeout: float | None) -> None:
         except Exception:
             logger.debug("the event loop failed during the drain", exc_info=True)
             run_event_loop = None
+
+
+class ConsumerShutdown:
+    """``engine.Shutdown`` of lanes in the worker's own process."""
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+        self.is_program: bool = isinstance(consumer.controller, Worker)
+
+    def watch(self, runtime: Runtime) -> None:
+        """Stop claiming at the first signal."""
+        self._stop = drain_on_signal(self._consumer.controller, runtime)
+
+    def drain(self, runtime: Runtime, timeout: float | None) -> None:
+        """Wait for the lanes while the worker's event loop runs."""
+        consumer = self._consumer
+        self._stop()
+        if is_cold_shutdown():
+            runtime.abandon()
+            return
+        warn_ended_by_celery(consumer)
+        run_event_loop_until(consumer, drain(runtime, timeout, partial(wake_event_loop, consumer)).wait)
+
+    def exit_with(self, exitcode: int) -> None:
+        """Set the worker's exit status."""
+        self._consumer.controller.exitcode = exitcode
 
 
 def _event_loop(consumer: Any) -> Callable[[], Any] | None:

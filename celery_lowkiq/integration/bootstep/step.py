@@ -9,29 +9,34 @@ from typing import Any
 
 from celery import bootsteps
 from celery.apps.worker import install_cry_handler  # type: ignore[attr-defined]
+from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.concurrency.thread import TaskPool as ThreadPool
 from celery.exceptions import ImproperlyConfigured
 from celery.worker.consumer import Agent, Control, Gossip, Heart, Tasks
 from celery.worker.consumer.delayed_delivery import DelayedDelivery
 
 from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.app.rate_limits import read_rate
 from celery_lowkiq.integration.app.redis_params import source_of
 from celery_lowkiq.integration.app.registry import ordered_tasks, worker_options
+from celery_lowkiq.integration.processes.app_reference import locate
 from celery_lowkiq.integration.processes.process_runner import runs_in_process
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.loggers import package_logger as logger
 
 from . import celery_commands, remote_control  # noqa: F401 - remote control commands
 from .command_line import check_threads, chosen, deselect_from_broker, named, warn_short_names
-from .engine import Engine
+from .engine import Engine, LaneEngine
 from .late_tasks import LateTasks
+from .node.launch import NO_MODULE
+from .node.proxy import NodeProxy
+from .shutdown import ConsumerShutdown
 
 NO_THREADS = "ordered queues need a thread pool: start a worker with -P threads"
 
 
 class OrderedQueues(bootsteps.StartStopStep):
-    """Serves ordered queues beside the worker's pool.
+    """Serves ordered queues beside the worker's pool: by lanes in this process beside threads, in a node
+    process beside Celery's own processes.
 
     It starts last, so that it stops first, while events, heartbeat and remote control still work.
     """
@@ -39,11 +44,11 @@ class OrderedQueues(bootsteps.StartStopStep):
     requires: tuple[type, ...] = (Tasks, Control, Heart, Gossip, DelayedDelivery, Agent)
 
     def __init__(self, consumer: Any, **options: Any) -> None:
-        """Raises ImproperlyConfigured when -Q names an ordered queue but the pool is not a thread pool or the
-        app has no Redis, and for --autoscale with a thread pool.
+        """Raises ImproperlyConfigured when -Q names an ordered queue but the pool cannot serve it or the app
+        has no Redis, and for --autoscale with a thread pool.
         """
         super().__init__(consumer, **options)
-        self._engine: Engine | None = None
+        self._engine: LaneEngine | None = None
         #: A test may call ``reload()`` in another thread.
         self._starting = threading.Lock()
         self._stopping = False
@@ -53,9 +58,10 @@ class OrderedQueues(bootsteps.StartStopStep):
         self.tasks: Mapping[str, Any] = ordered_tasks(consumer.app)
         options = worker_options(consumer.app)
         self._served = frozenset(chosen(self.tasks, options))
-        self._threads = issubclass(consumer.controller.pool_cls, ThreadPool)
+        pool = consumer.controller.pool_cls
+        self._threads, self._processes = issubclass(pool, ThreadPool), issubclass(pool, PreforkPool)
         #: Why this worker cannot serve ordered queues; "" when it can.
-        self._obstacle = "" if self._threads else NO_THREADS
+        self._obstacle = "" if self._threads or self._processes else NO_THREADS
         if self.tasks and not self._served:
             logger.info("no ordered queue is served: -Q and -X leave none of %s", ", ".join(self.tasks))
         explicit = named(self.tasks, options)
@@ -71,8 +77,11 @@ class OrderedQueues(bootsteps.StartStopStep):
         if served and not self._obstacle and self._engine is None:
             # A wrong setting ends the worker; without a Redis, its other tasks may run.
             settings = context_of(self._consumer.app).settings
-            any_process = any(runs_in_process(task, settings) for task in self.tasks.values())
-            check_threads(self._consumer.controller, any_process)
+            if self._threads:
+                any_process = any(runs_in_process(task, settings) for task in self.tasks.values())
+                check_threads(self._consumer.controller, any_process)
+            elif locate(self._consumer.app) is None:
+                self._obstacle = NO_MODULE
             try:
                 source_of(self._consumer.app, settings)
             except ConfigurationError as error:
@@ -81,7 +90,7 @@ class OrderedQueues(bootsteps.StartStopStep):
             raise ImproperlyConfigured(f"-Q names the ordered queues {', '.join(explicit)}: {self._obstacle}")
         if self._obstacle and served:
             # Another worker of the app may have threads. None serves the queues without Redis.
-            log = logger.error if self._threads else logger.warning
+            log = logger.warning if self._obstacle == NO_THREADS else logger.error
             log("ordered queues (%s) are not served: %s", ", ".join(sorted(served)), self._obstacle)
 
     def _list_in_banner(self, worker: Any) -> None:
@@ -102,9 +111,22 @@ class OrderedQueues(bootsteps.StartStopStep):
         """Start the lanes. Celery calls this at the start and after each reconnect to the broker."""
         with self._starting:
             if self._engine is None and self._served and not (self._obstacle or self._stopping):
-                self._engine = Engine(consumer, self.tasks, self._served)
+                self._engine = self._make_engine(consumer)
                 self._engine.start()
+            elif self.node is not None:
+                self.node.reconnected()
         self._late.watch()
+
+    def _make_engine(self, consumer: Any) -> LaneEngine:
+        if self._processes:
+            return NodeProxy(consumer, self.tasks, self._served)
+        concurrency = consumer.controller.concurrency
+        return Engine(consumer, self.tasks, self._served, concurrency, ConsumerShutdown(consumer))
+
+    def register_with_event_loop(self, consumer: Any, hub: Any) -> None:
+        """Read from the node process. Celery calls this before each start of its event loop."""
+        if self.node is not None:
+            self.node.register(hub)
 
     def stop(self, consumer: Any) -> None:
         """Drain when the worker stops. A reconnect to the broker leaves the lanes alone."""
@@ -127,25 +149,30 @@ class OrderedQueues(bootsteps.StartStopStep):
 
     @property
     def has_lanes(self) -> bool:
-        """Whether lanes were started; they stay when the last queue is removed."""
-        return self._engine is not None
+        """Whether this process has lanes; they stay when the last queue is removed."""
+        return isinstance(self._engine, Engine)
+
+    @property
+    def node(self) -> NodeProxy | None:
+        """The node process, if the lanes are in one."""
+        return self._engine if isinstance(self._engine, NodeProxy) else None
 
     @property
     def served(self) -> list[str]:
         """The ordered queues that this node serves now."""
         engine = self._engine
-        return [] if engine is None or engine.runtime.is_quiet or self._stopping else sorted(self._served)
+        return [] if engine is None or engine.is_quiet or self._stopping else sorted(self._served)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the shards and the running batch of each lane, as plain values."""
-        return self._engine.runtime.snapshot() if self._engine else {"quiet": False, "lanes": []}
+        return self._engine.snapshot() if self._engine else {"quiet": False, "lanes": []}
 
     def quiet(self, yes: bool) -> None:
         """Stop claiming jobs, or go on. Raises ConfigurationError without lanes, and during a shutdown."""
         self._check_running()
         if self._engine is None:
             raise ConfigurationError("this worker serves no ordered queue")
-        self._engine.runtime.quiet(yes)
+        self._engine.quiet(yes)
 
     def serve(self, queue: str, yes: bool) -> None:
         """Start or stop serving an ordered queue. Raises ConfigurationError when that is impossible."""
@@ -156,9 +183,8 @@ class OrderedQueues(bootsteps.StartStopStep):
 
     def limit(self, queue: str) -> None:
         """Apply the current ``rate_limit`` of the queue's task. Raises ConfigurationError."""
-        rate = read_rate(self.tasks[queue].rate_limit)
-        if self._engine is not None and not self._consumer.disable_rate_limits:
-            self._engine.runtime.set_rate(queue, rate)
+        if self._engine is not None:
+            self._engine.limit(queue)
 
     def _check_running(self) -> None:
         if self._stopping or self._consumer.blueprint.state != bootsteps.RUN:  # type: ignore[attr-defined]
@@ -186,13 +212,12 @@ class OrderedQueues(bootsteps.StartStopStep):
             self._served = served
             self.start(self._consumer)
             return
-        runtime = self._engine.runtime
-        if not served <= runtime.queue_names:
+        if not served <= self._engine.queue_names:
             raise ConfigurationError(
                 "the splitter of this worker deals shards once, when it starts: name the queue with -Q then"
             )
         self._served = served
-        runtime.serve(served)
+        self._engine.serve(served)
 
     def _end(self) -> None:
         """Stop the lanes, once."""

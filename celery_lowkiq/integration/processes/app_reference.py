@@ -12,20 +12,29 @@ from celery_lowkiq.rules.errors import ConfigurationError
 PRELOADED_APP = "LOWKIQ_PRELOADED_APP"
 
 
-def reference_to(app: Celery) -> str:
-    """Return ``module:attribute`` of the app. Raises ConfigurationError when no module has it."""
+#: Packages whose own variables name the app only while this process lives.
+NOT_OF_USERS = ("celery", "kombu", "celery_lowkiq")
+
+
+def locate(app: Celery) -> str | None:
+    """Return ``module:attribute`` of the app; None if no module has it."""
     found = sorted(
         # In the program itself only when no module has it: a child imports the program under another name.
         (module_name == "__main__", module_name, name)
         for module_name, module in list(sys.modules.items())
-        if not module_name.startswith("celery.")
+        if module_name.partition(".")[0] not in NOT_OF_USERS
         for name, value in list(getattr(module, "__dict__", {}).items())
         if value is app
     )
-    if not found:
+    return f"{found[0][1]}:{found[0][2]}" if found else None
+
+
+def reference_to(app: Celery) -> str:
+    """Return ``module:attribute`` of the app. Raises ConfigurationError when no module has it."""
+    found = locate(app)
+    if found is None:
         raise ConfigurationError(
             f"run_in='process' is invalid: expected an app that a module has, and none has {app!r}. "
             "Assign it to a name at the top of a module"
         )
-    _, module_name, name = found[0]
-    return f"{module_name}:{name}"
+    return found

@@ -1,0 +1,370 @@
+"""The lanes of a worker with Celery's pool of processes: in a node process, which it starts and asks."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from celery.platforms import EX_FAILURE
+from celery.worker import state
+
+from celery_lowkiq.integration.bootstep.shutdown import (
+    call_at_shutdown,
+    is_cold_shutdown,
+    run_event_loop_until,
+    warn_ended_by_celery,
+)
+from celery_lowkiq.integration.processes.app_reference import locate
+from celery_lowkiq.rules.errors import ConfigurationError
+from celery_lowkiq.rules.loggers import package_logger as logger
+from celery_lowkiq.rules.models import QueueSpec
+
+from .launch import NodeLimits, NodeOptions, changed_settings, launch, revoked_calls
+
+#: Seconds that the worker waits for an answer of its node process.
+ANSWER = 5.0
+#: Seconds between looks at the connection without Celery's event loop.
+LOOK = 0.2
+#: Seconds that the process has to end after a cold shutdown has begun.
+COLD_END = 10.0
+#: Seconds until a node process that has died is started again: the first one, and the longest.
+FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
+#: Messages that are read before the event loop goes on.
+PART = 20
+NO_ANSWER = "the node process, which serves the ordered queues, does not answer"
+NOT_READY = "the node process, which serves the ordered queues, is starting"
+
+
+class NodeProxy:
+    """``engine.LaneEngine`` in the worker's process, which has neither lanes nor threads for them.
+
+    Celery forks this process again and again. A fork of a process with lanes may hang, on a lock that a
+    thread held at that moment; see docs/adr/0029.
+    """
+
+    def __init__(self, consumer: Any, tasks: Mapping[str, Any], served: Collection[str]) -> None:
+        """``tasks`` by queue; ``served`` are names of queues."""
+        self.is_quiet: bool = False
+        #: All, until the process has told its own.
+        self.queue_names: frozenset[str] = frozenset(tasks)
+        self._consumer = consumer
+        self._tasks = dict(tasks)
+        self._served = frozenset(served)
+        self._modules: list[str] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        #: A timer may be a thread of its own.
+        self._lock = threading.RLock()
+        self._tickets = itertools.count()
+        self._replies: dict[int, tuple[Any, str]] = {}
+        self._is_ready = self._was_ready = False
+        self._is_stopping = False
+        self._exitcode: int | None = None
+        self._wait = 0.0
+        self._launched_at = 0.0
+        #: Entries of Celery's timer: the next start, and looks at the connection.
+        self._next_launch: Any = None
+        self._looks: Any = None
+
+    # -- the process
+
+    def start(self) -> None:
+        """Start the process; it begins to serve by itself."""
+        self._forget = call_at_shutdown(self._consumer.controller, self._on_shutdown)
+        for name in ("SIGUSR1", "SIGTTIN"):
+            self._relay_signal(getattr(signal, name, None))
+        self._launch()
+        self.reconnected()
+
+    def reconnected(self) -> None:
+        """Go on after a reconnect to the broker, which clears Celery's timer and renews its events."""
+        with self._lock:
+            self._cancel_timers()
+            if self._connection is None and not self._is_stopping:
+                self._launch_later()
+            self.switch_events()
+            if self._consumer.hub is None:
+                self._looks = self._consumer.timer.call_repeatedly(LOOK, self._read)
+
+    def _cancel_timers(self) -> None:
+        for entry in (self._next_launch, self._looks):
+            if entry is not None:
+                self._consumer.timer.cancel(entry)
+
+    def register(self, hub: Any) -> None:
+        """Read what the process sends, in Celery's event loop."""
+        if self._connection is not None:
+            hub.add_reader(self._connection.fileno(), self._read)
+
+    def _launch(self) -> None:
+        with self._lock:
+            if self._is_stopping or self._connection is not None:
+                return
+            self._launched_at = time.monotonic()
+            self._process, self._connection = launch(self._options())
+            self._is_ready = False
+            logger.info("ordered queues are served by process %d", self._process.pid)
+            if self._consumer.hub is not None:
+                self.register(self._consumer.hub)
+
+    def _options(self) -> NodeOptions:
+        consumer = self._consumer
+        app, no_color = consumer.app, getattr(consumer.controller, "no_color", None)
+        location = locate(app)
+        assert location is not None  # the bootstep has looked
+        return NodeOptions(
+            app=location,
+            hostname=consumer.hostname,
+            concurrency=consumer.controller.concurrency,
+            served=self._served,
+            disable_rate_limits=bool(consumer.disable_rate_limits),
+            limits=NodeLimits.of(consumer.controller),
+            colorize=None if no_color is None else not no_color,
+            is_quiet=self.is_quiet,
+            modules=tuple(self._modules),
+            changes=changed_settings(app),
+            rate_limits={queue: task.rate_limit for queue, task in self._tasks.items()},
+            events=self._events(),
+            **revoked_calls(),
+        )
+
+    def _launch_later(self) -> None:
+        """Start it again; soon, unless the last one has died soon, too."""
+        if time.monotonic() - self._launched_at > LONGEST_WAIT:
+            self._wait = 0.0
+        wait, self._wait = self._wait, min(max(2 * self._wait, FIRST_WAIT), LONGEST_WAIT)
+        self._next_launch = self._consumer.timer.call_after(wait, self._launch)
+
+    def _on_end(self) -> None:
+        """The process has ended: start another one, unless the worker stops."""
+        connection, self._connection = self._connection, None
+        self._is_ready = False
+        assert connection is not None
+        assert self._process is not None
+        if self._consumer.hub is not None:
+            self._consumer.hub.remove_reader(connection.fileno())
+        connection.close()
+        status = self._process.wait()
+        if self._is_stopping:
+            return
+        level = logging.ERROR if status else logging.INFO
+        logger.log(
+            level,
+            "the node process %d has ended with status %d: its ordered queues are served again by the next "
+            "one, or by other workers when its leases run out",
+            self._process.pid,
+            status,
+        )
+        if status == EX_FAILURE and not self._was_ready:
+            self._stop_worker(EX_FAILURE)
+        else:
+            self._launch_later()
+
+    def _stop_worker(self, exitcode: int) -> None:
+        self._exitcode = exitcode
+        state.should_stop = exitcode  # type: ignore[assignment]
+
+    def _relay_signal(self, number: int | None) -> None:
+        """Have the process write its stacks, too, when this one does."""
+        if number is None or threading.current_thread() is not threading.main_thread():
+            return
+        handler = signal.getsignal(number)
+
+        def dump_both(*about: Any) -> None:
+            if callable(handler):
+                handler(*about)
+            self._signal(number)
+
+        signal.signal(number, dump_both)
+
+    def _signal(self, number: int) -> None:
+        """Also in a signal handler."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    # -- its end
+
+    def _on_shutdown(self, **_: Any) -> None:
+        """Drain as soon as a signal arrives."""
+        self._is_stopping = True
+        self._signal(signal.SIGTERM)
+
+    def end(self) -> None:
+        """Stop the process, and wait for it while the worker's event loop runs."""
+        consumer = self._consumer
+        self._forget()
+        self._is_stopping = True
+        self._cancel_timers()
+        if not is_cold_shutdown():
+            warn_ended_by_celery(consumer)
+            self._tell("end", False)
+            if consumer.hub is not None:
+                self.register(consumer.hub)
+            run_event_loop_until(consumer, self._has_ended)
+        if is_cold_shutdown():
+            self._tell("end", True)
+            deadline = time.monotonic() + COLD_END
+            while not self._has_ended(0.1) and time.monotonic() < deadline:
+                pass
+        self._kill()
+        if self._exitcode is not None:
+            consumer.controller.exitcode = self._exitcode
+
+    def _has_ended(self, timeout: float) -> bool:
+        """Read until the process has ended, for at most ``timeout`` s. Returns whether it has."""
+        with self._lock:
+            if self._connection is not None and self._connection.poll(timeout):
+                self._read()
+            return self._connection is None
+
+    def _kill(self) -> None:
+        with self._lock:
+            if self._connection is not None and self._process is not None:
+                logger.error("the node process %d does not end: it is killed", self._process.pid)
+                self._process.kill()
+                self._on_end()
+
+    # -- messages
+
+    def _read(self) -> None:
+        """Take over what the process has sent."""
+        with self._lock:
+            for _ in range(PART):
+                if self._connection is None or not self._connection.poll():
+                    return
+                try:
+                    messages = self._connection.recv()
+                except (EOFError, OSError):
+                    self._on_end()
+                    return
+                for kind, *about in messages:
+                    self._take[kind](self, *about)
+
+    def _take_event(self, kind: str, fields: dict[str, Any]) -> None:
+        dispatcher = self._consumer.event_dispatcher
+        if dispatcher is not None:
+            try:
+                dispatcher.send(kind, **fields)
+            except Exception:
+                logger.exception("could not send the event %s", kind)
+
+    def _take_reply(self, ticket: int, value: Any, error: str) -> None:
+        self._replies[ticket] = value, error
+
+    def _take_counts(self, runs: dict[str, int]) -> None:
+        state.total_count.update(runs)
+        state.all_total_count[0] += sum(runs.values())
+
+    def _take_ready(self, queue_names: frozenset[str]) -> None:
+        self._is_ready = self._was_ready = True
+        self.queue_names = queue_names
+        # Also what was revoked since its start.
+        self._tell("revoke", list(state.revoked), None)
+
+    #: By the kind of a message.
+    _take: Mapping[str, Callable[..., None]] = {
+        "event": _take_event,
+        "reply": _take_reply,
+        "counts": _take_counts,
+        "ready": _take_ready,
+        "stop": _stop_worker,
+    }
+
+    def _tell(self, name: str, *about: Any, ticket: int | None = None) -> None:
+        """Send a request; one without a ticket is not answered."""
+        with self._lock:
+            if self._connection is None:
+                return
+            try:
+                # A process that is stopped reads nothing: then this one must not wait for it.
+                if select.select([], [self._connection], [], 0)[1]:
+                    self._connection.send((ticket, name, about))
+            except OSError:
+                self._on_end()
+
+    def ask(self, name: str, *about: Any) -> Any:
+        """Return the answer of the process. Raises ConfigurationError."""
+        ticket, deadline = next(self._tickets), time.monotonic() + ANSWER
+        with self._lock:
+            if not self._is_ready:
+                raise ConfigurationError(NOT_READY)
+            self._replies.clear()
+            self._tell(name, *about, ticket=ticket)
+            while ticket not in self._replies:
+                if self._connection is None or not self._connection.poll(deadline - time.monotonic()):
+                    raise ConfigurationError(NO_ANSWER)
+                self._read()
+            value, error = self._replies.pop(ticket)
+        if error:
+            raise ConfigurationError(error)
+        return value
+
+    def ask_or(self, otherwise: Any, name: str, *about: Any) -> Any:
+        """Return the answer, or ``otherwise`` when there is none, which is logged."""
+        try:
+            return self.ask(name, *about)
+        except ConfigurationError as error:
+            logger.warning("%s: %s", name, error)
+            return otherwise
+
+    def command(self, name: str, arguments: dict[str, Any]) -> Any:
+        """Execute a remote control command in the process."""
+        try:
+            return self.ask("command", name, arguments)
+        except ConfigurationError as error:
+            return {"error": str(error)}
+
+    # -- events
+
+    def switch_events(self) -> None:
+        """Have the process send events as the worker does now."""
+        self._tell("events", *self._events())
+
+    def _events(self) -> tuple[bool, frozenset[str]]:
+        dispatcher = self._consumer.event_dispatcher
+        if dispatcher is None:
+            return False, frozenset()
+        return bool(dispatcher.enabled), frozenset(dispatcher.groups)
+
+    # -- LaneEngine
+
+    def add_tasks(self, new: Mapping[str, Any], specs: Sequence[QueueSpec]) -> None:
+        """Have the process import the modules of new tasks. Raises ConfigurationError."""
+        modules = sorted({task.__module__ for task in new.values()})
+        self.queue_names = self.ask("add", modules, [spec.name for spec in specs])
+        self._modules += modules
+        self._tasks.update(new)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what each lane serves and runs, as plain values."""
+        try:
+            snapshot: dict[str, Any] = self.ask("snapshot")
+        except ConfigurationError as error:
+            return {"quiet": self.is_quiet, "lanes": [], "error": str(error)}
+        return snapshot
+
+    def quiet(self, yes: bool) -> None:
+        """Stop claiming jobs, or go on; the next process, too."""
+        self.is_quiet = yes
+        self._tell("quiet", yes)
+
+    def serve(self, queues: Collection[str]) -> None:
+        """Serve these queues from now on; the next process, too."""
+        self._served = frozenset(queues)
+        self._tell("serve", self._served)
+
+    def limit(self, queue: str) -> None:
+        """Apply the current ``rate_limit`` of the queue's task; in the next process, too."""
+        self._tell("limit", queue, self._tasks[queue].rate_limit)
+
+    def restart(self) -> None:
+        """Replace the process by one that imports all modules anew, after the running batches."""
+        self._signal(signal.SIGTERM)

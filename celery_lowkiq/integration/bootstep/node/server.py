@@ -1,0 +1,245 @@
+"""Serves the ordered queues in the node process, as the worker's bootstep tells it to."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+from celery import Celery
+from celery.app import trace
+from celery.platforms import EX_FAILURE, EX_OK
+from celery.worker import state
+from celery.worker.control import Panel
+
+from celery_lowkiq.integration.app.registry import ordered_tasks
+from celery_lowkiq.integration.bootstep import celery_commands, remote_control  # noqa: F401 - remote commands
+from celery_lowkiq.integration.bootstep.engine import Engine
+from celery_lowkiq.integration.bootstep.shutdown import (
+    drain,
+    is_cold_shutdown,
+    stopper,
+)
+from celery_lowkiq.rules.errors import ConfigurationError, LowkiqError
+from celery_lowkiq.rules.loggers import package_logger as logger
+from celery_lowkiq.worker.runtime import Runtime
+
+from .launch import NodeLimits, NodeOptions, close_in_forks
+from .outbox import Outbox, RelayedEvents
+
+#: Seconds that idle lanes, then the others, have to release their shards when the worker has died.
+IDLE_TIMEOUT, BUSY_TIMEOUT = 0.4, 0.2
+
+
+class NodeConsumer:
+    """``engine.LaneConsumer`` in the node process."""
+
+    def __init__(self, app: Celery, options: NodeOptions, events: RelayedEvents, wake: Callable[[], None]):
+        self.app = app
+        self.hostname: str = options.hostname
+        self.event_dispatcher: RelayedEvents = events
+        self.disable_rate_limits: bool = options.disable_rate_limits
+        self.controller: NodeLimits = options.limits
+        self._wake = wake
+
+    def call_soon(self, p: Callable[[], None]) -> None:
+        """Wake the main thread."""
+        self._wake()
+
+
+class NodeServer:
+    """The lanes, and what the worker asks of them; ``engine.Shutdown`` of their engine.
+
+    For remote control commands, which the worker relays, it stands in for the bootstep.
+    """
+
+    #: The bootstep's, which has lanes elsewhere then.
+    node: Any = None
+    is_program: bool = True
+
+    def __init__(self, app: Celery, connection: Connection, options: NodeOptions) -> None:
+        """Raises ConfigurationError."""
+        self._connection = connection
+        close_in_forks(connection)
+        self._wakes, self._waker = os.pipe()
+        os.set_blocking(self._waker, False)
+        self._outbox = Outbox(connection)
+        self._events = RelayedEvents(self._outbox, *options.events)
+        self._consumer = NodeConsumer(app, options, self._events, self._wake)
+        self._is_stopping = False
+        self._told_status: int | None = None
+        self._status = EX_OK
+        self.tasks: dict[str, Any] = ordered_tasks(app)
+        for queue, limit in options.rate_limits.items():
+            if queue in self.tasks:
+                self.tasks[queue].rate_limit = limit
+        state.revoked.update(options.revoked)
+        state.revoked_stamps.update(options.revoked_stamps)
+        self._served = self._known(options.served)
+        self._engine = Engine(self._consumer, self.tasks, self._served, options.concurrency, self)
+        if options.is_quiet:
+            self._engine.quiet(True)
+        self._answers: dict[str, Callable[..., Any]] = {
+            "snapshot": self.snapshot,
+            "quiet": self._engine.quiet,
+            "serve": self._serve,
+            "limit": self._limit,
+            "add": self._add,
+            "command": self._command,
+            "revoke": self._revoke,
+            "events": self._events.switch,
+            "end": self._end,
+        }
+
+    def run(self) -> int:
+        """Serve until the worker, or a signal, ends it. Returns the exit status."""
+        self._engine.start()
+        self._outbox.put("ready", self._engine.queue_names)
+        while not self._is_stopping:
+            self._turn()
+        self._engine.end()
+        self._outbox.close()
+        return self._status
+
+    def _wake(self) -> None:
+        # Also in a signal handler. A full pipe wakes, too.
+        try:
+            os.write(self._waker, b"-")
+        except BlockingIOError:
+            return
+
+    def _turn(self) -> None:
+        ready = wait([self._connection, self._wakes])
+        if self._wakes in ready:
+            os.read(self._wakes, 4096)
+        # Written by CeleryHost.
+        wanted: Any = state.should_stop
+        if wanted is not None and self._told_status is None:
+            self._told_status = wanted
+            self._outbox.put("stop", wanted)
+        if self._connection in ready:
+            try:
+                message = self._connection.recv()
+            except (EOFError, OSError):
+                self._leave()
+            self._answer(*message)
+
+    def _answer(self, ticket: int | None, name: str, about: tuple[Any, ...]) -> None:
+        value, error = None, ""
+        try:
+            value = self._answers[name](*about)
+        except LowkiqError as refused:
+            error = str(refused)
+        except Exception as failed:
+            logger.exception("%s failed in the node process", name)
+            error = f"{name} failed in the node process: {failed!r}"
+        if ticket is not None:
+            self._outbox.put("reply", ticket, value, error)
+
+    def _leave(self) -> NoReturn:
+        """End at once: no process must outlive its worker. The next owners run what is left, as no crash."""
+        logger.critical("the worker has died: its ordered queues are left to other workers")
+        runtime = self._engine.runtime
+        runtime.abandon()
+        if not runtime.join(IDLE_TIMEOUT):
+            runtime.release_at_exit(BUSY_TIMEOUT)
+        os._exit(EX_FAILURE)
+
+    # -- Shutdown
+
+    def watch(self, runtime: Runtime) -> None:
+        """Stop claiming, and end, at SIGTERM: the worker sends it from its own signal handler."""
+        self._stop = stopper(runtime)
+
+        def on_signal(*_: Any) -> None:
+            self._stop()
+            self._is_stopping = True
+            self._wake()
+
+        signal.signal(signal.SIGTERM, on_signal)
+
+    def drain(self, runtime: Runtime, timeout: float | None) -> None:
+        """Wait for the lanes; the worker may ask for a cold shutdown meanwhile."""
+        self._stop()
+        if is_cold_shutdown():
+            runtime.abandon()
+            return
+        ended = drain(runtime, timeout, self._wake)
+        while not ended.is_set() and not is_cold_shutdown():
+            self._turn()
+
+    def exit_with(self, exitcode: int) -> None:
+        """Set the exit status of this process; the worker has been told its own."""
+        self._status = exitcode
+
+    def _end(self, is_cold: bool) -> None:
+        self._is_stopping = True
+        if is_cold:
+            state.should_terminate = True  # type: ignore[assignment]
+
+    # -- what the worker asks
+
+    @property
+    def served(self) -> list[str]:
+        """The ordered queues that this node serves now."""
+        return [] if self._engine.is_quiet or self._is_stopping else sorted(self._served)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the shards and the running batch of each lane, and this process."""
+        return {**self._engine.snapshot(), "pid": os.getpid()}
+
+    def _known(self, queues: frozenset[str]) -> frozenset[str]:
+        missing = queues - set(self.tasks)
+        if missing:
+            logger.error(
+                "ordered queues (%s) are not served: no module that the node process imports has their tasks",
+                ", ".join(sorted(missing)),
+            )
+        return queues - missing
+
+    def _serve(self, queues: frozenset[str]) -> None:
+        self._served = self._known(queues)
+        self._engine.serve(self._served)
+
+    def _limit(self, queue: str, rate_limit: Any) -> None:
+        self.tasks[queue].rate_limit = rate_limit
+        self._engine.limit(queue)
+
+    def _add(self, modules: list[str], queues: list[str]) -> frozenset[str]:
+        """Import modules that register ordered tasks. Returns the queues that may be served."""
+        app: Any = self._consumer.app
+        for module in modules:
+            app.loader.import_task_module(module)
+        found = ordered_tasks(app)
+        missing = sorted(set(queues) - set(found))
+        if missing:
+            raise ConfigurationError(
+                f"their modules do not register {', '.join(missing)} in the node process"
+            )
+        new = {queue: found[queue] for queue in queues}
+        for task in new.values():
+            hostname = self._consumer.hostname
+            task.__trace__ = trace.build_tracer(task.name, task, app.loader, hostname, app=app)
+        self.tasks.update(new)
+        self._engine.add_tasks(new, [task.queue_spec for task in new.values()])
+        return self._engine.queue_names
+
+    def _command(self, name: str, arguments: dict[str, Any]) -> Any:
+        """Execute a remote control command here."""
+        consumer = SimpleNamespace(ordered_queues=self, pool=None)
+        context = SimpleNamespace(
+            app=self._consumer.app, hostname=self._consumer.hostname, consumer=consumer, tset=set
+        )
+        return Panel.data[name](context, **arguments)
+
+    def _revoke(self, ids: list[str], signal_name: str | None) -> list[str]:
+        """Do not run these calls; stop those that run, if a signal is named. Returns the latter's ids."""
+        state.revoked.update(ids)
+        running = [state.requests[task_id] for task_id in ids if task_id in state.requests]
+        if signal_name is not None:
+            for request in running:
+                request.terminate(None, signal=signal_name)
+        return [request.id for request in running]
