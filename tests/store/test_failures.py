@@ -6,7 +6,6 @@ import logging
 
 from celery_lowkiq.rules.models import Disposition, Failure, Settlement
 from celery_lowkiq.store.inspect.failures import FailureReader
-from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.jobs.failures import MAX_GROUPS
 from celery_lowkiq.store.scripts.keys import failure_ranks_key, failures_key
 
@@ -88,10 +87,19 @@ def test_errors_of_failing_and_dead_jobs_are_read_without_payloads(store):
     lease = take(store)
     fail(store, lease, "a")
     reader = FailureReader(store.client)
-    (failing,) = reader.jobs(ONE, Listing("retry_count"), dead=False).items
+    ((failing,),) = reader.jobs(ONE, dead=False)
     assert (failing.id, failing.error) == ("0", b"error")
     fail(store, lease, "a", disposition=Disposition.BURY)
-    (dead,) = reader.jobs(ONE, Listing("updated_at"), dead=True).items
+    ((dead,),) = reader.jobs(ONE, dead=True)
     assert (dead.id, dead.error) == ("0", b"error")
-    assert dead.at <= reader.now()
+    assert list(reader.jobs(ONE, dead=True, since=dead.at + 1)) == []
     assert (reader.count(ONE, dead=True), reader.count(ONE, dead=False)) == (1, 0)
+
+
+def test_all_pages_of_all_shards_are_read(store, monkeypatch):
+    monkeypatch.setattr("celery_lowkiq.store.inspect.failures.PAGE", 3)
+    lease = take(store)
+    fail(store, lease, *"aaaaaaa", disposition=Disposition.BURY)
+    pages = list(FailureReader(store.client).jobs(ONE, dead=True))
+    assert [len(page) for page in pages] == [3, 3, 1]
+    assert sorted(job.id for page in pages for job in page) == list("0123456")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from threading import Event
 from time import monotonic
 
@@ -16,13 +17,10 @@ from celery_lowkiq.rules.fingerprints import read_mark, text_fingerprint
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.text import last_error_line
 from celery_lowkiq.rules.views import FailedJob, StoredGroup
-from celery_lowkiq.store.inspect.failures import FailureReader
-from celery_lowkiq.store.inspect.pages import Listing
+from celery_lowkiq.store.inspect.failures import PAGE, FailureReader
 from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.scripts.progress import Progress, Tally
 
-#: Jobs of a page of a search.
-PAGE = 500
 #: Jobs that are searched for the counts of groups, of failing and of dead ones each.
 SEARCHED = 10_000
 #: Ids that a search returns.
@@ -175,23 +173,13 @@ class FailuresMixin:
         return self._reader.count(self._stored(), dead=dead)
 
     def _search(self, wanted: FailureFilter, dead: bool, limit: int | None) -> Iterator[_Found]:
-        """Yield jobs that may match, the dead ones of the time that is wanted, and not those of later."""
-        settings, reader, queue = context_of(self._app).settings, self._reader, self._stored()
-        listing = Listing("updated_at" if dead else "retry_count")
-        if dead:
-            listing = replace(listing, minimum=wanted.since, maximum=reader.now())
-        after, left = None, limit
-        while left is None or left > 0:
-            size = PAGE if left is None else min(PAGE, left)
-            page = reader.jobs(queue, replace(listing, limit=size, after=after), dead=dead)
-            for job in page.items:
-                fingerprint, _ = read_mark(job.error)
-                text = load_error(settings, job.error) or ""
-                yield _Found(job, text, fingerprint or text_fingerprint(text).id)
-            after = page.next
-            if after is None:
-                return
-            left = None if left is None else left - len(page.items)
+        """Yield at most ``limit`` jobs that may match."""
+        settings = context_of(self._app).settings
+        pages = self._reader.jobs(self._stored(), dead=dead, since=wanted.since)
+        for job in islice(chain.from_iterable(pages), limit):
+            fingerprint, _ = read_mark(job.error)
+            text = load_error(settings, job.error) or ""
+            yield _Found(job, text, fingerprint or text_fingerprint(text).id)
 
     def _batches(self, wanted: FailureFilter, dead: bool, size: int, tally: Tally) -> Iterator[list[str]]:
         """Yield ids that match. Raises Stop between two pages."""

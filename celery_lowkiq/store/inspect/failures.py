@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from celery_lowkiq.rules.models import QueueSpec
-from celery_lowkiq.rules.views import FailedJob, Page, StoredGroup
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from celery_lowkiq.rules.models import QueueSpec, ShardRef
+from celery_lowkiq.rules.views import FailedJob, StoredGroup
 from celery_lowkiq.store.scripts.client import Client
+from celery_lowkiq.store.scripts.cursors import dump_position
 from celery_lowkiq.store.scripts.keys import failures_key, shard_keys
 from celery_lowkiq.store.scripts.records import pairs, parse_id, parse_moment
 
-from .pages import IndexReader, Listing
+from .pages import Listing
 
 ABOUT = b"about:"
+#: Jobs that are read together.
+PAGE = 500
 
 
 class FailureReader:
@@ -18,7 +24,6 @@ class FailureReader:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._index = IndexReader(client)
 
     def groups(self, queue: QueueSpec) -> list[StoredGroup]:
         """Return the groups of failures, in no order, in one round trip; foreign data is skipped."""
@@ -37,30 +42,48 @@ class FailureReader:
         (found,) = self._client.commands([("HGET", failures_key(queue.name), ABOUT + fingerprint.encode())])
         return found if found is None else bytes(found)
 
-    def now(self) -> float:
-        """Return Redis's time (Unix s)."""
-        ((seconds, us),) = self._client.commands([("TIME",)])
-        return int(seconds) + int(us) / 1_000_000
-
     def count(self, queue: QueueSpec, *, dead: bool) -> int:
         """Return the number of dead jobs, or of waiting ones that failed."""
-        index = "dead" if dead else "failed"
-        return sum(self._client.commands([("ZCARD", shard_keys(one)[index]) for one in queue.shard_refs()]))
+        return sum(self._counts(queue, _keys(dead)[0]))
 
-    def jobs(self, queue: QueueSpec, listing: Listing, *, dead: bool) -> Page[FailedJob]:
-        """Return a page of dead jobs by ``updated_at``, or of waiting jobs that failed by ``retry_count``."""
-        index, errors = ("dead", "dead_errors") if dead else ("failed", "errors")
-        entries, cursor = self._index.page(queue, (index,), listing)
-        keys = [shard_keys(entry.shard) for entry in entries]
-        places = list(zip(entries, keys, strict=True))
-        reads = [("HGET", key[errors], entry.id) for entry, key in places]
-        logs = [] if dead else [("HGET", key["tries"], entry.id) for entry, key in places]
-        replies = self._client.commands([*reads, *logs]) if reads else []
-        found = []
-        for place, entry in enumerate(entries):
-            at = entry.score if dead else _last_try(replies[len(entries) + place])
-            found.append(FailedJob(parse_id(entry.id), at, replies[place] or b""))
-        return Page(tuple(found), cursor)
+    def jobs(
+        self, queue: QueueSpec, *, dead: bool, since: float | None = None
+    ) -> Iterator[Sequence[FailedJob]]:
+        """Yield the waiting jobs that failed, or the dead ones that died from ``since`` (Unix s) until now.
+
+        They come shard by shard, in parts of at most PAGE.
+        """
+        index, _ = _keys(dead)
+        counts = self._counts(queue, index)
+        ((seconds, us),) = self._client.commands([("TIME",)])
+        listing = Listing(limit=PAGE)
+        if dead:
+            listing = replace(listing, minimum=since, maximum=int(seconds) + int(us) / 1_000_000)
+        for shard, count in zip(queue.shard_refs(), counts, strict=True):
+            if count:
+                yield from self._jobs_of(shard, listing, dead)
+
+    def _counts(self, queue: QueueSpec, index: str) -> list[int]:
+        return self._client.commands([("ZCARD", shard_keys(one)[index]) for one in queue.shard_refs()])
+
+    def _jobs_of(self, shard: ShardRef, listing: Listing, dead: bool) -> Iterator[Sequence[FailedJob]]:
+        index, errors = _keys(dead)
+        keys = shard_keys(shard)
+        while found := pairs(self._client.call(listing.call(shard, index))):
+            ids = [job_id for job_id, _ in found]
+            names = (errors,) if dead else (errors, "tries")
+            stored = self._client.commands([("HMGET", keys[name], *ids) for name in names])
+            times = [float(score) for _, score in found] if dead else map(_last_try, stored[1])
+            jobs = zip(ids, times, stored[0], strict=True)
+            yield [FailedJob(parse_id(job_id), at, error or b"") for job_id, at, error in jobs]
+            if len(found) < listing.limit:
+                return
+            listing = replace(listing, after=dump_position(float(found[-1][1]), ids[-1]))
+
+
+def _keys(dead: bool) -> tuple[str, str]:
+    """The index and the errors of failing or dead jobs."""
+    return ("dead", "dead_errors") if dead else ("failed", "errors")
 
 
 def _last_try(log: bytes | None) -> float:
