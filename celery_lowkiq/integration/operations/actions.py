@@ -245,7 +245,7 @@ VERBS = (
         ),
         matching(
             "delete_matching",
-            "Delete all that match",
+            "Delete all failing that match",
             "delete",
             "Waiting jobs whose failure matches are deleted; their calls end as REVOKED.",
             dead=False,
@@ -253,7 +253,7 @@ VERBS = (
         ),
         matching(
             "delete_dead_matching",
-            "Delete all that match",
+            "Delete all dead that match",
             "delete_dead",
             "All dead jobs that match are deleted.",
             dead=True,
