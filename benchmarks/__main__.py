@@ -115,7 +115,7 @@ def run(bench: Bench, options: argparse.Namespace) -> None:
         plot.draw(bench.curves, path.with_suffix(".svg"))
     print(f"written to {path}")
     if before:
-        print(report.changes(report.compare(before, rows)))
+        report.guard(before, rows)
 
 
 def main() -> None:

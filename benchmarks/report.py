@@ -148,6 +148,14 @@ def changes(found: Sequence[Change]) -> str:
     return _aligned(lines)
 
 
+def guard(before: Sequence[Row], after: Sequence[Row]) -> None:
+    """Print the comparison. Raises SystemExit when a row is marked."""
+    found = compare(before, after)
+    print(changes(found))
+    if marked := {change.name: None for change in found if change.slower}:
+        raise SystemExit(f"slower than before: {', '.join(marked)}")
+
+
 def worst(runs: Sequence[Sequence[Row]]) -> list[Row]:
     """Each row from the run in which its hardest target was nearest to be missed; without a target, from the
     run with the highest cost.
@@ -190,8 +198,14 @@ def main() -> None:
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="results of the bench")
     parser.add_argument("--write", action="store_true", help="write the table into docs/performance.md")
+    parser.add_argument(
+        "--against", type=Path, metavar="FILE", help="compare the last one with an earlier one"
+    )
     options = parser.parse_args()
     files = sorted(options.files)
+    if options.against:
+        guard(read(options.against), read(files[-1]))
+        return
     section = measured([json.loads(path.read_text()) for path in files])
     if not options.write:
         print(section)

@@ -19,6 +19,19 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 
+#: What a key may be used for; a certificate says yes or no to each.
+USAGES = (
+    "digital_signature",
+    "content_commitment",
+    "key_encipherment",
+    "data_encipherment",
+    "key_agreement",
+    "key_cert_sign",
+    "crl_sign",
+    "encipher_only",
+    "decipher_only",
+)
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -105,6 +118,9 @@ def _subject(name: str) -> x509.Name:
 def _signed(subject: x509.Name, key: Any, issuer: x509.Name, issuers_key: Any, is_authority: bool) -> Any:
     now = datetime.datetime.now(datetime.timezone.utc)
     names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    # From Python 3.13 on, a chain without these is refused.
+    of_issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuers_key.public_key())
+    usage = dict.fromkeys(USAGES, False) | {"digital_signature": True, "key_cert_sign": is_authority}
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -115,6 +131,9 @@ def _signed(subject: x509.Name, key: Any, issuer: x509.Name, issuers_key: Any, i
         .not_valid_after(now + datetime.timedelta(days=1))
         .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(of_issuer, critical=False)
+        .add_extension(x509.KeyUsage(**usage), critical=True)
         .sign(issuers_key, hashes.SHA256())
     )
 

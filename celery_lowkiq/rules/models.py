@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 from .isolation import NOT_ISOLATED, Isolation
@@ -19,6 +20,10 @@ class Merge(str, enum.Enum):
 
     MIN = "min"
     MAX = "max"
+
+
+#: Each call and each claim asks for it.
+_layout = lru_cache(maxsize=8192)(Layout)
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ class QueueSpec:
     @property
     def layout(self) -> Layout:
         """How ids are dealt to shards."""
-        return Layout(self.shards, self.former_shards)
+        return _layout(self.shards, self.former_shards)
 
     def with_layout(self, layout: Layout) -> QueueSpec:
         """Return the queue with another layout."""

@@ -17,6 +17,7 @@ from benchmarks.report import (
     Change,
     changes,
     compare,
+    guard,
     into,
     measured,
     number,
@@ -93,19 +94,19 @@ def test_a_row_survives_the_results_file():
     assert Row.from_json(json.loads(json.dumps(whole.as_json()))) == whole
 
 
-def test_rounds_are_interleaved():
+def test_rounds_are_interleaved_in_changing_orders():
     order: list[str] = []
 
     def measure(name: str) -> Cost:
         order.append(name)
         return Cost(float(len(order)), worker=1.0)
 
-    found = interleaved(2, {"ours": lambda: measure("a"), "gone": None, "Celery": lambda: measure("b")})
-    assert order == ["a", "b", "a", "b"]
+    found = interleaved(9, {"ours": lambda: measure("a"), "gone": None, "Celery": lambda: measure("b")})
+    rounds = list(zip(order[::2], order[1::2], strict=True))
+    assert set(rounds) == {("a", "b"), ("b", "a")}
     assert {name: [cost.wall for cost in costs] for name, costs in found.items()} == {
-        "ours": [1.0, 3.0],
-        "gone": [],
-        "Celery": [2.0, 4.0],
+        name: [place for place, each in enumerate(order, 1) if each == side]
+        for name, side in {"ours": "a", "gone": "", "Celery": "b"}.items()
     }
 
 
@@ -157,6 +158,15 @@ def test_runs_are_compared_by_processor_time_too():
 def test_only_what_became_slower_by_more_than_5_percent_is_marked():
     lines = changes([Change("a", 0.051, "other"), Change("b", 0.049, "machine"), Change("c", -0.5, "other")])
     assert [line.split("|")[1].strip() for line in lines.splitlines() if "SLOWER" in line] == ["a"]
+
+
+def test_the_guard_fails_when_a_row_is_slower(capsys):
+    before, worse = row(others=beside(100.0)), row(ours=10.6, others=beside(100.0))
+    guard([before], [row(ours=10.4, others=beside(100.0)), row(name="new")])
+    assert "SLOWER" not in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="slower than before: r"):
+        guard([before], [worse])
+    assert "SLOWER" in capsys.readouterr().out
 
 
 def cells_of(text: str) -> list[list[str]]:

@@ -29,6 +29,8 @@ LARGEST_SCORE = 2**53
 SHOWN = 100
 #: Options of ``apply_async`` that are read here.
 WORDS = ("score", "countdown", "eta", "priority")
+#: Makes a named tuple of all its values, in half of the time of a call of its class.
+_new = tuple.__new__
 PRIORITIES = f"a whole number from {MOST_URGENT}, the most urgent, to {LEAST_URGENT}, or None"
 
 
@@ -73,8 +75,9 @@ class Entry(NamedTuple):
 
     def job(self, codec: Codec) -> NewJob:
         """The job for the store. Raises PayloadError."""
-        data = codec.dump(self.payload)
-        return NewJob(self.id, data, self.score, self.perform_in, self.delay, None, self.priority, self.sent)
+        job_id, payload, score, perform_in, delay, priority, sent = self
+        data = codec.dump(payload)
+        return _new(NewJob, (job_id, data, score, perform_in, delay, None, priority, sent))
 
 
 def single(
@@ -115,12 +118,12 @@ def to_jobs(entries: Iterable[Entry], codec: Codec) -> list[NewJob]:
 
 
 def _each(jobs: Iterable[A], read: Callable[[A], B]) -> list[B]:
-    found = []
-    for position, job in enumerate(jobs):
+    found: list[B] = []
+    for job in jobs:
         try:
             found.append(read(job))
         except InvalidCall as error:
-            raise type(error)(f"job {position} of the list: {error}") from error.__cause__
+            raise type(error)(f"job {len(found)} of the list: {error}") from error.__cause__
     return found
 
 
@@ -137,7 +140,7 @@ def id_of(key: Callable[[Any], Any], payload: Any) -> Any:
 def _entry(job: BulkEntry, tz: tzinfo | None, key: Callable[[Any], Any] | None) -> Entry:
     # Most jobs have no other key: what follows takes more than twice as long, a seventh of a bulk call.
     if type(job) is dict and "id" in job and len(job) == 1 + ("payload" in job):
-        return Entry(read_id(job["id"]), job.get("payload", ""))
+        return _new(Entry, (read_id(job["id"]), job.get("payload", ""), None, None, None, None, None))
     if not isinstance(job, Mapping):
         raise InvalidCall(f"a job is a dict with the keys {sorted(KEYS)}, got {type(job).__name__}")
     unknown = job.keys() - KEYS

@@ -41,7 +41,8 @@ class PushSteps:
         """See ``RedisStore.push``. ``sender`` is not used by another push meanwhile."""
         left, waiting = iter(pauses), jobs
         while waiting:
-            as_stored = queue.with_layout(self._layouts.get(queue.name, queue.layout))
+            layout = self._layouts.get(queue.name)
+            as_stored = queue if layout is None else queue.with_layout(layout)
             waiting = yield from self._push(sender, as_stored, waiting, left, stored)
         if jobs:
             # All shards of a Redis share one replication stream, so confirming the last write confirms all.

@@ -24,8 +24,8 @@ try:
 except ImportError:
     metrics = None
 
-#: Commands of this many bytes are sent while the next ones are packed.
-PART_BYTES = 16 * 1024
+#: Commands of this many bytes are sent while the next ones are packed: more than 1,000 small jobs.
+PART_BYTES = 64 * 1024
 #: Commands whose replies redis-py does not change.
 SCRIPTS = {"EVALSHA"}
 Command = tuple[Any, ...]
