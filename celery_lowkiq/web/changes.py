@@ -93,7 +93,7 @@ def _target(form: Params, action: Action) -> Target:
     given = {one.name: form.texts(one.name) for one in action.takes}
     return Target(
         form.texts("id"),
-        {one.name: one.read(given[one.name][0]) for one in action.takes if any(given[one.name])},
+        {one.name: one.read(given[one.name][0]) for one in action.takes if given[one.name]},
     )
 
 
