@@ -70,20 +70,29 @@ def _queue_command(verb: Verb) -> Callable[..., None]:
         inspector: Inspector, queue: str, ids: tuple[str, ...] = (), yes: bool = False, **given: Any
     ) -> None:
         action = _chosen(actions, ids, given)
-        values = {one.name: given[one.name] for one in action.takes}
-        _act(action, inspector.queue(queue), ids, values, yes)
+        values = {one.name: given[one.name] for one in action.takes if given[one.name] is not None}
+        if given.get("dry_run"):
+            _preview(action, inspector.queue(queue), values)
+        else:
+            _act(action, inspector.queue(queue), ids, values, yes)
 
-    made: Callable[..., None] = run
+    return queue_argument(_with_options(run, actions))
+
+
+def _with_options(run: Callable[..., None], actions: list[Action]) -> Callable[..., None]:
+    made = run
     if any(one.dangerous for one in actions):
         made = yes_option(made)
+    if any(one.optional for one in actions):
+        made = click.option("--dry-run", is_flag=True, help="Only count the jobs that match.")(made)
     for name in sorted({name for one in actions for name in one.all_options}, reverse=True):
         made = click.option(f"--{name}", is_flag=True, help=OPTIONS[name])(made)
-    for one in {one.name: one for action in actions for one in action.takes}.values():
+    for one in reversed({one.name: one for action in actions for one in action.takes}.values()):
         kind = int if one.kind is int else str
         made = click.option(f"--{one.name}", type=kind, help=f"The {one.text}.")(made)
     if any(one.scope.ids for one in actions):
         made = ids_argument(made)
-    return queue_argument(made)
+    return made
 
 
 def _chosen(actions: list[Action], ids: tuple[str, ...], given: Mapping[str, Any]) -> Action:
@@ -91,20 +100,30 @@ def _chosen(actions: list[Action], ids: tuple[str, ...], given: Mapping[str, Any
     options = {name for name in OPTIONS if given.get(name.replace("-", "_"))}
     names = {name for name, value in given.items() if value is not None and not isinstance(value, bool)}
     for one in actions:
-        if set(one.all_options) == options and one.needs == names | ({"ids"} if ids else set()):
+        if set(one.all_options) == options and one.suits(names | ({"ids"} if ids else set())):
             return one
     raise click.UsageError(f"expected one of: {', '.join(map(_usage, actions))}")
 
 
 def _usage(action: Action) -> str:
-    words = [f"--{name}" for name in action.all_options] + [f"--{one.name} N" for one in action.takes]
+    words = [f"--{name}" for name in action.all_options]
+    words += [f"--{one.name} N" for one in action.takes if one not in action.optional]
+    words += ["--error (or --failure, --since)"] if action.optional else []
     return " ".join([*words, *(["IDS"] if action.scope.ids else [])]) or "QUEUE alone"
+
+
+def _preview(action: Action, queue: OrderedQueue, values: Mapping[str, Any]) -> None:
+    if not (action.optional and action.plan):
+        raise click.UsageError("--dry-run goes with --error, --failure or --since")
+    click.echo(action.plan(queue, action.target(queue, (), values)))
 
 
 def _act(
     action: Action, queue: OrderedQueue, ids: tuple[str, ...], values: Mapping[str, Any], yes: bool
 ) -> None:
     asked = Target(ids, values)
+    if action.optional:
+        asked = action.target(queue, (), values)
     total = action.total(queue, asked)
     if action.dangerous:
         confirm(_question(action, queue.name, asked, total), yes)
@@ -117,7 +136,7 @@ def _act(
 
     count = with_progress(action.verb, total, act)
     click.echo(action.said(queue.name, asked, count))
-    if count or action.scope.total:
+    if count or action.scope.total or action.optional:
         return
     if len(ids) == 1 and ids != (STDIN,):
         click.echo(escaped(queue.why(ids[0]).text), err=True)

@@ -245,6 +245,13 @@ class PayloadRemoval:
     gone: RemovalReason = RemovalReason.DROPPED
 
 
+class Failure(NamedTuple):
+    """A failed run for its group: the fingerprint, and the stored description of the group."""
+
+    fingerprint: str
+    description: bytes
+
+
 class Settlement(NamedTuple):
     """The outcome of a claimed job.
 
@@ -266,6 +273,8 @@ class Settlement(NamedTuple):
     perform_in: float = 0.0
     #: Line for the log of the job's tries; empty: no line.
     try_text: bytes = b""
+    #: Counted with its group; None: no run failed.
+    failure: Failure | None = None
     #: Limits on the job's next batch, for RETRY.
     isolation: Isolation = NOT_ISOLATED
 

@@ -89,6 +89,26 @@ class Try:
 
 
 @dataclass(frozen=True)
+class FailedJob:
+    """A failing or dead job without its payloads: when it failed last (Unix s; 0: unknown), and its error."""
+
+    id: str
+    at: float
+    error: bytes
+
+
+@dataclass(frozen=True)
+class StoredGroup:
+    """A group of failures as it is stored; times are Unix times in s."""
+
+    fingerprint: str
+    count: int
+    first_seen: float
+    last_seen: float
+    about: bytes
+
+
+@dataclass(frozen=True)
 class Paused:
     """When (Unix s) a queue and single shards were paused, and the number of paused ids."""
 

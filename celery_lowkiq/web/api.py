@@ -11,8 +11,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from celery_lowkiq.integration.operations.action_parts import SHARDS
+from celery_lowkiq.integration.operations.action_parts import FILTERS, SHARDS
 from celery_lowkiq.integration.operations.actions import action_of
+from celery_lowkiq.integration.operations.failure_selection import failure_filter
+from celery_lowkiq.integration.operations.failures_mixin import Failures, Matches
 from celery_lowkiq.integration.operations.json_records import OverviewJson, PlacesJson, places_json
 from celery_lowkiq.integration.operations.shown_jobs import ShownDeadJob, ShownJob
 from celery_lowkiq.rules.errors import InvalidCall
@@ -27,7 +29,7 @@ from celery_lowkiq.rules.views import Page, PausedId, Stats
 from .changes import begin, call_off, operation_of
 from .endpoints import AFTER, ID, LIMIT, QUEUE, TEXT, Endpoint, Query, json_response
 from .errors import Refused
-from .listing import SORTS, ListingQuery
+from .listing import MATCHED, SORTS, ListingQuery
 from .openapi import MAX_WAIT, value_schema
 from .operations import Operation
 from .pages import JOB
@@ -125,6 +127,18 @@ def reshard_cost(request: Request) -> ReshardCost:
 def paused_ids(request: Request) -> Page[PausedId]:
     """A page of the paused ids of a queue."""
     return queue_of(request).paused_ids(after=Params.query(request).cursor())
+
+
+def failures(request: Request) -> Failures:
+    """The groups of failures of a queue, or the one with a fingerprint, each with an example."""
+    return queue_of(request).failures(Params.query(request).text("failure", ""))
+
+
+def matches(request: Request) -> Matches:
+    """How many dead jobs, or waiting ones that failed, match a filter; the search is bounded."""
+    params = Params.query(request)
+    wanted = failure_filter({one.name: params.text(one.name, "") for one in FILTERS})
+    return queue_of(request).matching(wanted, dead=params.choice("list", MATCHED) == "morgue")
 
 
 def history(request: Request) -> Samples:
@@ -264,6 +278,18 @@ ENDPOINTS = (
         (QUEUE, Query(SHARDS.name, value_schema(SHARDS), True)),
     ),
     Endpoint("GET", "/paused_ids", paused_ids, Page[PausedId], (QUEUE, AFTER)),
+    Endpoint("GET", "/failures", failures, Failures, (QUEUE, Query("failure", TEXT))),
+    Endpoint(
+        "GET",
+        "/matches",
+        matches,
+        Matches,
+        (
+            QUEUE,
+            Query("list", {"enum": list(MATCHED)}, required=True),
+            *(Query(one.name, value_schema(one)) for one in FILTERS),
+        ),
+    ),
     Endpoint("GET", "/history", history, Samples, (Query("queue", TEXT),)),
     Endpoint("GET", "/nodes", nodes, Nodes),
     Endpoint("GET", "/redis", server, ServerInfo),

@@ -98,6 +98,7 @@ def _routes() -> list[Route | Mount]:
         Route("/", pages.overview),
         Route("/queue", pages.queue),
         Route("/job", pages.job),
+        Route("/failures", pages.failures),
         Route("/nodes", pages.nodes),
         Route("/doctor", pages.doctor),
         Route("/operations", pages.operations),

@@ -60,8 +60,10 @@ def _change(request: Request, form: Params) -> Response:
     target = _target(form, action)
     if action.scope.ids and not target.ids:
         raise InvalidCall("no job is selected. Select some jobs, then press a button")
+    if action.optional:
+        target = action.target(queue, target.ids, target.values)
     missing = [one for one in action.parameters if one.name not in target.values]
-    if missing or (action.dangerous and not form.flag("confirmed")):
+    if missing or ((action.dangerous or action.optional) and not form.flag("confirmed")):
         return page(
             request,
             "confirm.html",
@@ -70,7 +72,9 @@ def _change(request: Request, form: Params) -> Response:
             target=target,
             missing=missing,
             given={
-                one.name: one.write(target.values[one.name]) for one in action.takes if one not in missing
+                one.name: one.write(target.values[one.name])
+                for one in action.takes
+                if one.name in target.values
             },
             plan=action.plan(queue, target) if action.plan and not missing else "",
             question=action.question(queue.name, target, action.total(queue, target)),
@@ -88,7 +92,8 @@ def _target(form: Params, action: Action) -> Target:
     """The target that a form names."""
     given = {one.name: form.texts(one.name) for one in action.takes}
     return Target(
-        form.texts("id"), {one.name: one.read(given[one.name][0]) for one in action.takes if given[one.name]}
+        form.texts("id"),
+        {one.name: one.read(given[one.name][0]) for one in action.takes if given[one.name]},
     )
 
 

@@ -20,6 +20,8 @@ SORTS: dict[str, tuple[str, ...]] = {
     "morgue": ("updated_at", "id"),
     "processing": ("claim",),
 }
+#: Listings whose jobs a filter of failures may match.
+MATCHED = ("morgue", "retries")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from enum import Enum
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from celery_lowkiq.integration.operations.action_parts import MAX_IDS, Parameter
+from celery_lowkiq.integration.operations.action_parts import MAX_IDS, Action, Parameter
 from celery_lowkiq.integration.operations.actions import ACTIONS
 from celery_lowkiq.integration.operations.json_records import COMPUTED, record_of
 from celery_lowkiq.rules.models import ShardRef
@@ -143,7 +143,7 @@ def _change() -> Schema:
     ids = {"type": "array", "items": TEXT, "maxItems": MAX_IDS}
     wait = {"type": "number", "minimum": 0, "maximum": MAX_WAIT, "description": "seconds to wait for its end"}
     lines = [
-        f"- `{one.name}` ({', '.join(sorted(one.needs)) or 'nothing else'}): {one.effect}"
+        f"- `{one.name}` ({', '.join(_taken(one)) or 'nothing else'}): {one.effect}"
         for one in ACTIONS.values()
     ]
     return {
@@ -153,6 +153,11 @@ def _change() -> Schema:
         "additionalProperties": False,
         "description": "Actions and what they take:\n\n" + "\n".join(lines),
     }
+
+
+def _taken(action: Action) -> list[str]:
+    """Names of what an action takes, with a question mark for what may be left out."""
+    return [*sorted(action.needs), *(f"{one.name}?" for one in action.optional)]
 
 
 def value_schema(parameter: Parameter) -> Schema:

@@ -9,7 +9,9 @@ from itertools import groupby
 from starlette.requests import Request
 from starlette.responses import Response
 
+from celery_lowkiq.integration.operations.action_parts import FILTERS
 from celery_lowkiq.integration.operations.actions import ACTIONS, offered
+from celery_lowkiq.integration.operations.failure_selection import failure_filter
 from celery_lowkiq.integration.operations.json_records import mark_of
 from celery_lowkiq.rules.reports import LaneReport
 from celery_lowkiq.rules.shard_hints import by_load
@@ -19,7 +21,7 @@ from celery_lowkiq.rules.views import Stats
 from . import charts
 from .changes import operation_of
 from .formatting import Texts, bytes_text
-from .listing import SORTS, ListingQuery
+from .listing import MATCHED, SORTS, ListingQuery
 from .migration import picture_of
 from .overview import queues_look
 from .params import Params
@@ -124,6 +126,27 @@ def shard_parts(lane: LaneReport) -> list[ShardsPart]:
     found = groupby(sorted(lane.shards), key=lambda shard: shard.queue)
     parts = [ShardsPart(name, ranges(shard.index for shard in shards)) for name, shards in found]
     return parts[:MAX_PARTS]
+
+
+def failures(request: Request) -> Response:
+    """The groups of failures of a queue, or the jobs that match a group, an error or a time."""
+    params, shown = Params.query(request), queue_of(request)
+    given = {one.name: params.text(one.name, "") for one in FILTERS}
+    wanted = failure_filter(given)
+    searched = any(given.values())
+    found = shown.failures(wanted.failure)
+    return page(
+        request,
+        "failures.html",
+        queue=shown,
+        found=found,
+        given=given,
+        matches={
+            listed: shown.matching(wanted, dead=listed == "morgue")
+            for listed in (MATCHED if searched else ())
+        },
+        verbs=[one for one in ACTIONS.values() if one.optional],
+    )
 
 
 def nodes(request: Request) -> Response:

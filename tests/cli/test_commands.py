@@ -77,6 +77,10 @@ SHOWN = [
     "job sync_order d1 --json",
     "morgue sync_order",
     "morgue sync_order --by updated_at --from -1h --json",
+    "failures sync_order",
+    "failures sync_order --json",
+    "failures sync_order a85184bf405adf39",
+    "failures send_mail",
 ]
 
 
@@ -157,10 +161,16 @@ def test_no_text_of_a_job_forges_a_line_or_speaks_to_the_terminal(filled, run):
         ("jobs sync_order --reverse", 2, "by='id' has no order"),
         ("jobs sync_order --by perform_in --from lunch", 2, "'lunch' is invalid: expected now"),
         ("morgue sync_order --by perform_in", 2, "Invalid value for '--by'"),
-        ("requeue sync_order", 2, "expected one of: IDS, --all, --force IDS, --all --force"),
+        ("requeue sync_order", 2, "expected one of: IDS, --all, --error (or --failure, --since), --force"),
+        ("requeue sync_order --all --error x", 2, "expected one of: IDS"),
+        ("requeue sync_order --limit 5", 2, "expected one of: IDS"),
+        ("requeue sync_order --all --dry-run", 2, "--dry-run goes with --error, --failure or --since"),
+        ("requeue sync_order --since lunch", 2, "since='lunch' is invalid: expected an age such as 30min"),
+        ("requeue sync_order --error x --rate fast", 2, "rate='fast' is invalid: expected a rate such as"),
+        ("failures sync_order 0123456789abcdef", 1, "none"),
         ("requeue sync_order d1 --all", 2, "expected one of: IDS, --all"),
         ("requeue sync_order nobody", 1, "requeued 0 dead jobs"),
-        ("delete sync_order --all --yes", 2, "expected one of: IDS, --failed, --morgue IDS, --all --morgue"),
+        ("delete sync_order --all --yes", 2, "expected one of: IDS, --failed, --failed --error (or"),
         ("delete sync_order --failed --morgue --yes", 2, "expected one of: IDS, --failed"),
         ("delete sync_order nobody --yes", 1, "deleted 0 waiting jobs"),
         ("bury sync_order", 2, "expected one of: IDS, --failed"),
@@ -221,6 +231,29 @@ def test_dead_jobs_go_back(filled, run):
     assert filled.job("d1").waiting.retry_count == -1
     assert run("requeue", "sync_order", "--all").stdout == "requeued 1 dead job of queue sync_order\n"
     assert filled.stats().morgue_length == 0
+
+
+def test_jobs_that_match_go_back(filled, run):
+    (failing,) = [
+        json.loads(line)["fingerprint"]
+        for line in run("failures", "sync_order", "--json").stdout.splitlines()
+        if json.loads(line)["failing"]
+    ]
+    assert run("bury", "sync_order", "--failed", "--error", "KeyError", "-y").stdout.startswith("buried 0 ")
+    buried = run("bury", "sync_order", "--failed", "--failure", failing, "-y")
+    assert buried.stdout == "buried 1 failed job of queue sync_order\n"
+    wanted = "--error", "ValueError: l*", "--since", "2h"
+    preview = run("requeue", "sync_order", *wanted, "--dry-run")
+    assert (preview.exit_code, preview.stdout) == (
+        0,
+        "1 dead jobs match: searched 3 of 3.\n",
+    )
+    assert filled.stats().morgue_length == 3
+    found = run("requeue", "sync_order", *wanted, "--limit", "10", "--rate", "50/s")
+    assert (found.exit_code, found.stdout) == (0, "requeued 1 dead job of queue sync_order\n")
+    assert filled.job("f1").waiting.retry_count == -1
+    assert "Not a terminal" in run("delete", "sync_order", "--morgue", "--since", "1h").stderr
+    assert run("delete", "sync_order", "--morgue", "--since", "1h", "-y").stdout.startswith("deleted 2 dead")
 
 
 @pytest.mark.parametrize("which", ["1", "--all"])

@@ -13,6 +13,7 @@ from tests.docs.redis_keys import PAGE, RENAMED, collected, wanted
 TEXT = PAGE.read_text()
 #: Beside those of shards and trackers. `ticket` and `trackers` are read by no script.
 OTHERS = {"queue": "hash", "nodes": "hash", "tokens": "hash", "report": "hash", "reports": "zset"}
+OTHERS |= {"failures": "hash", "failure_ranks": "zset"}
 OTHERS |= {"history": "hash", "ticket": "hash", "trackers": "zset"}
 KEYS = {RENAMED.get(name, name): type_ for name, type_ in (SHARD_KEYS | TRACKER_KEYS | OTHERS).items()}
 TYPES = {"hash": "hash", "sorted set": "zset"}

@@ -14,18 +14,15 @@ from celery_lowkiq.rules.models import Disposition, NewJob
 from celery_lowkiq.rules.tracking import NewCall, began
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.jobs.call_records import digest
+from celery_lowkiq.store.scripts import keys
 from celery_lowkiq.store.scripts.keys import (
     KEY_TYPES,
     SHARD_KEYS,
     TRACKER_KEYS,
     TrackerKeys,
-    history_key,
-    nodes_key,
-    queue_key,
     report_key,
     reports_key,
     shard_keys,
-    tokens_key,
 )
 from celery_lowkiq.store.scripts.script import PROBES, load, lua_files
 from celery_lowkiq.store.tracking.tracker_store import TrackerStore
@@ -205,6 +202,7 @@ def arguments(state):
             {**owner, "merge": "min", "policy": "", "claim": state.claim, "done": 1},
             ("plain",),
         ),
+        "record_failures": ({"most": 1}, ("a", 1, "text", "b", 2, "text")),
         "stats": ({}, ()),
         "read_counters": ({}, ()),
         "take_tokens": (
@@ -399,9 +397,9 @@ def prepared(store, name):
 
 class Keys:
     def __getitem__(self, name):
-        of_queues = {"queue": queue_key("orders"), "nodes": nodes_key("orders")}
-        of_queues |= {"tokens": tokens_key("orders"), "history": history_key("orders")}
-        of_queues |= {"report": report_key("me"), "reports": reports_key()}
+        of_queues = {"report": report_key("me"), "reports": reports_key()}
+        for other in ("queue", "nodes", "tokens", "history", "failures", "failure_ranks"):
+            of_queues[other] = getattr(keys, f"{other}_key")("orders")
         if name in TRACKER_KEYS:
             return TrackerKeys(TRACKER)[name]
         return of_queues.get(name) or shard_keys(SHARD)[BOUND.get(name, name)]

@@ -13,6 +13,7 @@ from celery_lowkiq import BusinessFailure, ById, JobsFailed
 from celery_lowkiq.integration.app.error_text import MAX_ERROR_BYTES
 from celery_lowkiq.integration.runs import log_filter
 from celery_lowkiq.integration.runs.failure_log import MOST_CHARACTERS, MOST_JOBS, MOST_TRACEBACKS
+from celery_lowkiq.rules.fingerprints import read_mark
 from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Disposition, Recorded
 from celery_lowkiq.rules.text import TRACEBACK, moment
 from tests.unit.lanes import Lane, job
@@ -99,7 +100,8 @@ def test_the_traceback_is_stored_from_the_function_on_without_locals(log):
         boom(self, payloads_by_id)
 
     (settlement,) = Lane(function).run(plain())
-    text = settlement.error.decode()
+    assert read_mark(settlement.error)[1].endswith(b"\nValueError: boom")
+    text = settlement.failure.description.decode()
     first, second, *_ = (line for line in text.splitlines() if line.startswith("  File"))
     assert first.endswith("in function")
     assert second.endswith("in boom")
@@ -240,7 +242,7 @@ def test_an_error_that_cannot_be_shown_is_told(log):
 
 def test_without_a_stored_traceback_the_log_has_it_all_the_same(log):
     (settlement,) = Lane(boom, {"lowkiq_format_error": "message"}).run(plain())
-    assert settlement.error == b"ValueError: boom"
+    assert read_mark(settlement.error)[1] == b"ValueError: boom"
     assert [count for _, _, count in log()] == [1]
 
 

@@ -10,6 +10,7 @@ import pytest
 from celery.exceptions import Ignore, Reject, Retry
 
 from celery_lowkiq import Again, BusinessFailure, ConfigurationError, InvalidCall, JobsFailed, ordered_task
+from celery_lowkiq.rules.fingerprints import read_mark
 from celery_lowkiq.rules.models import Disposition, PayloadRemoval, Recorded, RemovalReason
 from tests.unit.lanes import Lane, job
 
@@ -240,7 +241,10 @@ class TestEachJob:
             "error": Disposition.RETRY,
             "done": Disposition.DONE,
         }
-        assert (settlements["retry"].delay, settlements["retry"].error) == (7.0, b"KeyError: 'busy'")
+        assert (settlements["retry"].delay, read_mark(settlements["retry"].error)[1]) == (
+            7.0,
+            b"KeyError: 'busy'",
+        )
         assert (settlements["error"].delay, settlements["again"].delay) == (300.0, 9.0)
 
     def test_a_retry_at_a_time(self):

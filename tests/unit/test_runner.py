@@ -19,6 +19,7 @@ from celery_lowkiq import Again, ConfigurationError, JobsFailed, OrderedTask, or
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.runs import request
 from celery_lowkiq.integration.runs.runner import CeleryRunner
+from celery_lowkiq.rules.fingerprints import read_mark
 from celery_lowkiq.rules.models import Batch, Disposition, Job, Lease, Payload, ShardRef
 from celery_lowkiq.rules.text import last_error_line
 
@@ -58,7 +59,7 @@ def run():
 
 
 def said(settlement):
-    return last_error_line(settlement.error.decode())
+    return last_error_line(read_mark(settlement.error)[1].decode())
 
 
 def returns(self, payloads_by_id):

@@ -9,7 +9,13 @@ import traceback
 import pytest
 from celery import Celery
 
-from celery_lowkiq.integration.app.error_text import MAX_ERROR_BYTES, dump_error
+from celery_lowkiq.integration.app.error_text import (
+    MAX_ERROR_BYTES,
+    dump_error,
+    error_text,
+    load_error,
+    with_frames,
+)
 from celery_lowkiq.integration.app.settings import format_message, read_settings
 from celery_lowkiq.integration.app.tracebacks import FRAMEWORK, format_traceback
 from celery_lowkiq.rules.text import last_error_line
@@ -108,3 +114,32 @@ def test_a_text_of_a_users_function_that_is_too_long_keeps_both_ends():
     assert len(data) <= MAX_ERROR_BYTES
     assert data.startswith(b"begins x")
     assert data.endswith(b"x the end")
+
+
+def stored_as(form, error):
+    app = Celery(set_as_current=False)
+    app.conf.lowkiq_format_error = form
+    settings = read_settings(app)
+    text = error_text(settings, error)
+    return text, load_error(settings, text.data), load_error(settings, text.failure.description)
+
+
+@pytest.mark.parametrize("code", ["int('x')", "1 +", "raise ValueError('two\\nlines')"])
+def test_a_job_keeps_the_message_and_its_group_the_frames(code):
+    error = raised(Exception, lambda: eval(compile(code, "tasks.py", "exec")))
+    text, kept, about = stored_as("traceback", error)
+    frames = f"  [its frames are with failure {text.failure.fingerprint}]"
+    assert kept.splitlines()[:2] == ["Traceback (most recent call last):", frames]
+    assert last_error_line(kept) == last_error_line(text.text)
+    assert text.text == text.traceback == format_traceback(error)
+    *_, group_frames, message = about.split("\0")
+    assert kept.endswith(message)
+    assert with_frames(kept, text.failure.fingerprint, group_frames) == format_traceback(error)
+    assert with_frames(kept, text.failure.fingerprint, "") == kept
+
+
+@pytest.mark.parametrize("form", ["message", lambda error: f"event of {error}"])
+def test_text_of_another_format_stays_with_its_job(form):
+    _, kept, about = stored_as(form, ValueError("x"))
+    assert kept == about.split("\0")[-1]
+    assert kept in ("ValueError: x", "event of x")

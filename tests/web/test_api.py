@@ -107,6 +107,23 @@ def test_pauses(browser, record, change):
     assert change("resume_all_ids")["count"] == 1
 
 
+def test_failures_and_the_jobs_that_match(browser, record, change):
+    for job_id in ("1", "2"):
+        record.apply_async((job_id, "x"), countdown=100)
+    change("bury", ids=["1", "2"])
+    (group,) = get(browser, "/failures", queue="record")["groups"]
+    assert (group["error"], group["dead"]) == ("moved to the morgue by hand", 2)
+    failure = group["fingerprint"]
+    assert get(browser, "/failures", queue="record", failure=failure)["groups"] == [group]
+    assert get(browser, "/failures", queue="record", failure="0")["groups"] == []
+    found = get(browser, "/matches", queue="record", list="morgue", failure=failure)
+    assert (found["count"], found["searched"], found["jobs"], sorted(found["ids"])) == (2, 2, 2, ["1", "2"])
+    assert get(browser, "/matches", queue="record", list="retries", failure=failure)["count"] == 0
+    assert change("requeue_matching", failure=failure, limit=1)["count"] == 1
+    done = change("delete_dead_matching", error="moved*", since="1h", rate="100/s")
+    assert (done["count"], done["total"]) == (1, 1)
+
+
 def test_shards_and_paused_ids(browser, change):
     change("pause_shard", shard=3)
     change("pause_ids", ids=["1"])
@@ -140,6 +157,13 @@ def test_the_end_of_a_change_is_waited_for_and_remembered(browser, record, chang
         ({"queue": "record", "action": "pause_shard", "shard": 8}, 400),
         ({"queue": "record", "action": "pause_shard", "shard": True}, 400),
         ({"queue": "record", "action": "pause", "wait": 31}, 400),
+        ({"queue": "record", "action": "requeue_matching"}, 400),
+        ({"queue": "record", "action": "requeue_matching", "limit": 5}, 400),
+        ({"queue": "record", "action": "requeue_matching", "error": "x", "limit": 0}, 400),
+        ({"queue": "record", "action": "requeue_matching", "error": "x", "rate": "fast"}, 400),
+        ({"queue": "record", "action": "requeue_matching", "since": "lunch"}, 400),
+        ({"queue": "record", "action": "requeue_matching", "error": ""}, 400),
+        ({"queue": "record", "action": "requeue_all", "error": "x"}, 400),
         ({"queue": "record", "action": "pause", "wait": "x"}, 400),
         ({"queue": "record", "action": "pause", "wait": 10**400}, 400),
         ({"queue": "record", "action": "delete_payload", "ids": ["1", "2"], "mark": "x"}, 400),

@@ -43,6 +43,20 @@ def test_a_dangerous_action_is_asked_about_first(browser, record):
     assert [job.id for job in record.ordered_queue.jobs().items] == ["c"]
 
 
+def test_all_that_match_are_counted_first(browser, record):
+    for job_id in ("a", "b", "c"):
+        record.delay(job_id, "x")
+    record.ordered_queue.bury(["a", "b"])
+    asked = submit(browser, "requeue_matching", error="moved*")
+    assert "Requeue all that match: 2 dead jobs of queue record?" in asked.text
+    assert "2 dead jobs match: searched 2 of 2." in asked.text
+    assert record.ordered_queue.stats().morgue_length == 2
+    assert hidden_fields(asked.text)["error"] == "moved*"
+    done = submit(browser, "requeue_matching", error="moved*", confirmed="1", back="/queue?queue=record")
+    assert "requeued 2 dead jobs of queue record" in done.text
+    assert record.ordered_queue.stats().morgue_length == 0
+
+
 def test_nothing_chosen_is_said(browser):
     assert "no job is selected" in submit(browser, "delete").text
 

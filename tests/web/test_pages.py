@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import time
 from dataclasses import replace
@@ -26,6 +27,8 @@ PAGES = [
     "/queue?queue=record&list=morgue",
     "/queue?queue=record&list=processing",
     "/job?queue=record&id=42",
+    "/failures?queue=record",
+    "/failures?queue=record&failure=0123456789abcdef&error=ValueError&since=2h",
 ]
 
 
@@ -63,6 +66,17 @@ def test_a_waiting_job_is_in_its_listing_and_has_a_page(browser, app):
     assert "in 1 h 30 min" in listing
     page = browser.get("/job?queue=record&id=42").text
     assert "&#34;status&#34;: &#34;paid&#34;" in page
+
+
+def test_failures_lead_to_their_jobs(browser, app):
+    app.tasks["record"].apply_async(("42", "x"), countdown=100)
+    app.tasks["record"].ordered_queue.bury(["42"])
+    text = browser.get("/failures?queue=record").text
+    (link,) = re.findall(r'href="(/failures\?queue=record&amp;failure=\w+)">moved to the morgue', text)
+    group = browser.get(html.unescape(link)).text
+    assert 'href="/job?queue=record&amp;id=42"' in group
+    assert 'value="requeue_matching"' in group
+    assert 'value="bury_matching"' not in group
 
 
 def test_the_shards_show_their_load_and_what_to_do(browser, app, monkeypatch):

@@ -8,27 +8,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from celery_lowkiq.rules.text import last_error_line
+from celery_lowkiq.rules.fingerprints import fingerprint, mark_error, read_mark
+from celery_lowkiq.rules.models import Failure
+from celery_lowkiq.rules.text import TRACEBACK, last_error_line
 
 from .safe_logging import safe_logger as logger
 from .settings import Settings, format_message
-from .tracebacks import cut, format_traceback
+from .tracebacks import FRAMEWORK, cut, format_traceback, traceback_parts
 
 #: Maximum size of a stored error, in bytes.
 MAX_ERROR_BYTES = 8 * 1024
 #: Bytes kept of a longer text: of its beginning, and of its end, where a traceback has its error.
 BEGINNING, END = 1000, 7000
+#: Stands in the error of a job for the frames, which its group keeps.
+FRAMES = "  [its frames are with failure {}]"
 
 
 class ErrorText(NamedTuple):
     """The stored and logged forms of an exception."""
 
-    #: The stored bytes, at most 8 KiB.
+    #: The stored bytes: at most 8 KiB, and the fingerprint.
     data: bytes
     #: The text decoded from ``data``.
     text: str
     #: The traceback, for the log.
     traceback: str
+    failure: Failure | None = None
 
     @property
     def line(self) -> str:
@@ -38,10 +43,33 @@ class ErrorText(NamedTuple):
 
 def error_text(settings: Settings, error: BaseException) -> ErrorText:
     """Return the stored and logged forms of an exception."""
-    text = format_error(settings, error)
-    stored = dump_error_text(settings, text)
-    trace = text if settings.format_error is format_traceback else _formatted(format_traceback, error)
-    return ErrorText(stored, load_error(settings, stored) or "", trace)
+    own = fingerprint(error, FRAMEWORK)
+    frames, message = _frames_and_message(settings, error)
+    stored = dump_error_text(settings, frames + message)
+    shown = load_error(settings, stored) or ""
+    if frames:
+        # The last line of the frames of a SyntaxError is the indent of its message.
+        indent = frames.rpartition("\n")[2]
+        stored = dump_error_text(settings, f"{TRACEBACK}\n{FRAMES.format(own.id)}\n{indent}{message}")
+    trace = frames + message if frames else _formatted(format_traceback, error)
+    about = dump_error_text(settings, "\0".join((own.error, own.where, frames, message)))
+    return ErrorText(mark_error(own.id, stored), shown, trace, Failure(own.id, about))
+
+
+def _frames_and_message(settings: Settings, error: BaseException) -> tuple[str, str]:
+    """The parts of a traceback. Text of another format has no frames that failures have in common."""
+    if settings.format_error is format_traceback:
+        try:
+            return traceback_parts(error)
+        except Exception:
+            logger.exception("could not format a traceback")
+    return "", format_error(settings, error)
+
+
+def with_frames(text: str, print_id: str, frames: str) -> str:
+    """Put the frames of its group into the text of an error."""
+    begin = f"{TRACEBACK}\n{FRAMES.format(print_id)}\n"
+    return text.replace(begin, frames.rstrip(" "), 1) if frames else text
 
 
 def said(settings: Settings, error: BaseException) -> str:
@@ -71,6 +99,7 @@ def load_error(settings: Settings, data: bytes | None) -> str | None:
     """Return the text of a stored error; when ``lowkiq_load_error`` fails, decode the bytes as UTF-8."""
     if data is None:
         return None
+    _, data = read_mark(data)
     try:
         return str(settings.load_error(data))
     except Exception:

@@ -17,12 +17,17 @@ FRAMES_BEGINNING, FRAMES_END, MESSAGE = 1000, 4500, 2000
 
 def format_traceback(error: BaseException) -> str:
     """Format as Python does, from the task's function on, without local variables; at most 8 KiB."""
+    return "".join(traceback_parts(error))
+
+
+def traceback_parts(error: BaseException) -> tuple[str, str]:
+    """Return the frames and the message of :func:`format_traceback`."""
     formatter = traceback.TracebackException(type(error), error, _from_user_code(error.__traceback__))
     message = "".join(formatter.format_exception_only()).strip()
     whole = "".join(formatter.format()).strip()
     # An exception group has its message before its errors.
     frames = whole.removesuffix(message) if whole.endswith(message) else f"{whole}\n"
-    return cut(frames, FRAMES_BEGINNING, FRAMES_END) + cut(message, MESSAGE, 0)
+    return cut(frames, FRAMES_BEGINNING, FRAMES_END), cut(message, MESSAGE, 0)
 
 
 def cut(text: str, beginning: int, end: int) -> str:

@@ -16,6 +16,7 @@ from celery_lowkiq.rules.validators import is_whole, whole
 from celery_lowkiq.rules.views import Stats
 from celery_lowkiq.store.scripts.progress import Progress
 
+from .failure_selection import read_rate, read_since, read_text
 from .queue import OrderedQueue
 
 #: Maximum number of ids of one change.
@@ -31,6 +32,8 @@ class Parameter:
     text: str
     maximum: int = 0
     minimum: int = 0
+    #: Raises InvalidCall for a text that is invalid.
+    read_text: Callable[[str], object] | None = None
 
     def check(self, value: Any) -> Any:
         """Return the value. Raises InvalidCall."""
@@ -40,6 +43,8 @@ class Parameter:
             raise self._invalid(value, whole(self.minimum, self.maximum).expected)
         if self.kind is str and not isinstance(value, str):
             raise self._invalid(value, "a text")
+        if self.read_text is not None:
+            self.read_text(value)
         return value
 
     def read(self, text: str) -> Any:
@@ -68,6 +73,23 @@ SHARD = Parameter("shard", int, "number of the shard", maximum=MAX_SHARDS - 1)
 SHARDS = Parameter("shards", int, "number of shards", minimum=1, maximum=MAX_SHARDS)
 MARK = Parameter("mark", str, "mark of the payload, as the job shows it")
 VALUE = Parameter("value", object, "the new payload")
+
+
+#: Parameters of actions on the jobs that match; at least one of the first three is given.
+ERROR = Parameter(
+    "error", str, "error of the jobs: its type, or a pattern of its line with * and ?", read_text=read_text
+)
+FAILURE = Parameter("failure", str, "fingerprint of the group of failures", read_text=read_text)
+SINCE = Parameter(
+    "since",
+    str,
+    "time since when the jobs failed: 30min, 2h, 7d ago, or a Unix time in s",
+    read_text=read_since,
+)
+LIMIT = Parameter("limit", int, "maximum number of jobs", minimum=1, maximum=10**9)
+RATE = Parameter("rate", str, "maximum rate, as 50/s or 600/m", read_text=read_rate)
+FILTERS = (ERROR, FAILURE, SINCE)
+MATCHING = (*FILTERS, LIMIT, RATE)
 
 
 @dataclass(frozen=True)
@@ -114,6 +136,9 @@ PAYLOAD = Scope(unit="payload", ids=True, parameters=(MARK,))
 ALL_WAITING = Scope("waiting", total=lambda stats: stats.length, option="all", listings=("jobs",))
 ALL_FAILED = Scope("failed", total=lambda stats: stats.retries, option="failed", listings=("retries",))
 ALL_DEAD = Scope("dead", total=lambda stats: stats.morgue_length, option="all", listings=("morgue",))
+#: Jobs that match a filter; the ones of dead jobs need no option.
+MATCHING_FAILED = Scope("failed")
+MATCHING_DEAD = Scope("dead")
 ALL_PAUSED_IDS = Scope(
     "paused", "id", total=lambda stats: stats.paused_jobs, option="all-ids", listings=("paused",)
 )
@@ -135,6 +160,10 @@ class Action:
     #: Options of the CLI command that choose this action, beside the one of its scope.
     options: tuple[str, ...] = ()
     parameters: tuple[Parameter, ...] = ()
+    #: Further parameters that may be left out.
+    optional: tuple[Parameter, ...] = ()
+    #: Returns the number of jobs that it would change; None: all of its scope.
+    count: Callable[[OrderedQueue, Target], int] | None = None
     #: Needs a confirmation; not offered in Flower and by remote control, which cannot ask.
     dangerous: bool = False
     #: Offered only for queues with this policy.
@@ -149,7 +178,7 @@ class Action:
     @property
     def takes(self) -> tuple[Parameter, ...]:
         """All its parameters."""
-        return (*self.scope.parameters, *self.parameters)
+        return (*self.scope.parameters, *self.parameters, *self.optional)
 
     @property
     def all_options(self) -> tuple[str, ...]:
@@ -164,20 +193,28 @@ class Action:
     @property
     def needs(self) -> set[str]:
         """Names of all that must be given."""
-        return {*(one.name for one in self.takes), *(["ids"] if self.scope.ids else [])}
+        needed = (one.name for one in self.takes if one not in self.optional)
+        return {*needed, *(["ids"] if self.scope.ids else [])}
+
+    def suits(self, given: set[str]) -> bool:
+        """Whether all that must be given is there, and nothing else; of filters at least one."""
+        filters = {one.name for one in FILTERS if one in self.optional}
+        extra = {one.name for one in self.optional}
+        return self.needs <= given <= self.needs | extra and (not filters or bool(filters & given))
 
     def target(self, queue: OrderedQueue, ids: Sequence[str], values: Mapping[str, Any]) -> Target:
         """The checked target. Raises InvalidCall."""
         target = Target(tuple(map(read_id, ids)), values)
-        if target.given != self.needs:
+        if not self.suits(target.given):
+            expected = _names(self.needs) if not self.optional else "at least one of error, failure and since"
             raise InvalidCall(
-                f"action={self.name!r} is invalid with {_names(target.given)}: expected {_names(self.needs)}"
+                f"action={self.name!r} is invalid with {_names(target.given)}: expected {expected}"
             )
         if len(ids) > MAX_IDS:
             raise InvalidCall(f"{len(ids)} ids are invalid: expected at most {MAX_IDS} at once")
         if MARK in self.takes and len(ids) != 1:
             raise InvalidCall(f"action={self.name!r} is invalid with {len(ids)} ids: expected one")
-        checked = {one.name: one.check(values[one.name]) for one in self.takes}
+        checked = {one.name: one.check(values[one.name]) for one in self.takes if one.name in values}
         if SHARD in self.takes and checked[SHARD.name] > (last := queue.stored_spec().shards - 1):
             raise InvalidCall(f"shard={checked[SHARD.name]} is invalid: expected a shard from 0 to {last}")
         return Target(target.ids, checked)
@@ -191,6 +228,8 @@ class Action:
 
     def total(self, queue: OrderedQueue, target: Target) -> int:
         """Return the approximate number of its jobs. Raises StoreError."""
+        if self.count is not None:
+            return self.count(queue, target)
         return self.scope.total(queue.stats()) if self.scope.total else max(1, len(target.ids))
 
     def fits(self, queue: OrderedQueue) -> bool:

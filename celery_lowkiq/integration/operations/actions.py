@@ -35,6 +35,7 @@ from .action_parts import (
     Verb,
 )
 from .json_records import mark_of
+from .matching_actions import matching
 from .queue import OrderedQueue
 
 #: Payloads of a job that are searched for a mark, those with the smallest scores.
@@ -150,7 +151,7 @@ VERBS = (
         "Move dead jobs back to the queue.",
         """Move dead jobs of QUEUE back to the queue: due now, as if they had never failed.
 
-        IDS may be -: they come from stdin, one a line.
+        IDS may be -: they come from stdin, one a line. With --error, --failure or --since: all that match.
         """,
         Action("requeue", DEAD_IDS, "Requeue", "These dead jobs go back to the queue, due now, as new."),
         Action(
@@ -158,6 +159,13 @@ VERBS = (
             ALL_DEAD,
             "Requeue all",
             "All jobs that are dead now go back to the queue, due now, as new.",
+        ),
+        matching(
+            "requeue_matching",
+            "Requeue all that match",
+            "requeue",
+            "All dead jobs that match go back to the queue, due now, as new.",
+            dead=True,
         ),
         Action(
             "requeue_forced",
@@ -180,7 +188,13 @@ VERBS = (
             policy="drop_stale",
         ),
         done="requeued",
-        examples=("sync_order --all", "sync_order 42 43", "sync_order - < ids.txt"),
+        examples=(
+            "sync_order --all",
+            "sync_order 42 43",
+            "sync_order - < ids.txt",
+            "sync_order --error 'ValueError: bad sku*' --since 2h --dry-run",
+            "sync_order --failure 9f86d081884c7d65 --limit 100 --rate 50/s",
+        ),
     ),
     _verb(
         "bury",
@@ -197,6 +211,14 @@ VERBS = (
             ALL_FAILED,
             "Bury all",
             "Waiting jobs that failed before move to the morgue; their calls end as FAILURE.",
+        ),
+        matching(
+            "bury_matching",
+            "Bury all that match",
+            "bury",
+            "Waiting jobs whose failure matches move to the morgue; their calls end as FAILURE.",
+            dead=False,
+            options=("failed",),
         ),
         dangerous=True,
         done="buried",
@@ -220,6 +242,22 @@ VERBS = (
             ALL_FAILED,
             "Delete all",
             "Waiting jobs that failed before are deleted; their calls end as REVOKED.",
+        ),
+        matching(
+            "delete_matching",
+            "Delete all failing that match",
+            "delete",
+            "Waiting jobs whose failure matches are deleted; their calls end as REVOKED.",
+            dead=False,
+            options=("failed",),
+        ),
+        matching(
+            "delete_dead_matching",
+            "Delete all dead that match",
+            "delete_dead",
+            "All dead jobs that match are deleted.",
+            dead=True,
+            options=("morgue",),
         ),
         Action("delete_dead", DEAD_IDS, "Delete", "These dead jobs are deleted.", options=("morgue",)),
         Action(

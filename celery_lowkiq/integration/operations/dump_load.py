@@ -23,6 +23,7 @@ from celery_lowkiq.rules.dumps import (
     read_line,
 )
 from celery_lowkiq.rules.errors import BadDump, ConfigurationError, InvalidCall, UndecodablePayload
+from celery_lowkiq.rules.fingerprints import read_mark
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.store.admin.dump_load import dump_entries, last_score, load_entries
 
@@ -104,7 +105,7 @@ def _check(context: AppContext, entry: Entry) -> None:
     if len(entry.payloads) + len(entry.calls) > LINE_PAYLOADS:
         raise InvalidCall(f"it has more than {LINE_PAYLOADS} payloads or calls: write them in several lines")
     sizes = [len(payload.data) for payload in entry.payloads]
-    if max(sizes, default=0) > LARGEST_PAYLOAD or len(entry.error or b"") > MAX_ERROR_BYTES:
+    if max(sizes, default=0) > LARGEST_PAYLOAD or len(read_mark(entry.error or b"")[1]) > MAX_ERROR_BYTES:
         raise InvalidCall(f"a payload or error is larger than {LARGEST_PAYLOAD} or {MAX_ERROR_BYTES} bytes")
     for payload in entry.payloads if entry.state is not State.DEAD else ():
         context.codec.check_accepted(payload.data)

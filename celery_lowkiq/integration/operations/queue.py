@@ -31,6 +31,7 @@ from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.registry import Registry
 
 from .dump_load import Loaded, dump_lines, load_lines
+from .failures_mixin import FailuresMixin
 from .listing_options import read_listing
 from .reshard_mixin import ReshardMixin
 from .shown_jobs import JobDecoder, ShownDeadJob, ShownJob, ShownPlaces
@@ -40,7 +41,7 @@ BURIED = "moved to the morgue by hand"
 CALLS = 100
 
 
-class OrderedQueue(ReshardMixin):
+class OrderedQueue(FailuresMixin, ReshardMixin):
     """Reads of the queue of one task, and actions on it.
 
     Every method may raise StoreError. The stored number of shards applies, not the declared one. While jobs
@@ -128,7 +129,7 @@ class OrderedQueue(ReshardMixin):
         The option ``payload_bytes`` cuts each payload; a cut payload is not decoded. Raises InvalidCall.
         """
         found = self._queries.job(self.stored_spec(), read_id(job_id), payload_limit, **options)
-        return self._decoder.places(found)
+        return self._decoder.places(found, self.frames_of)
 
     def jobs(self, by: str = "id", **options: Any) -> Page[ShownJob]:
         """Return a page of waiting jobs, sorted by ``perform_in`` or ``retry_count`` (failed jobs only).
@@ -257,18 +258,20 @@ class OrderedQueue(ReshardMixin):
         queue = self._at_rest()
         return self._actions.run_now(queue, self._with_due_calls(queue, map(read_id, ids)), progress)
 
-    def bury(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
+    def bury(self, ids: Iterable[Any], progress: Progress | None = None, *, only_failed: bool = False) -> int:
         """Move waiting jobs to the morgue; their calls end as FAILURE. Raises InvalidCall."""
         reason = dump_error_text(self._context.settings, BURIED)
-        return self._actions.bury(self._at_rest(), map(read_id, ids), reason, progress)
+        return self._actions.bury(self._at_rest(), map(read_id, ids), reason, progress, only_failed)
 
     def bury_failed(self, progress: Progress | None = None) -> int:
         """Move all waiting jobs that failed before to the morgue; their calls end as FAILURE."""
         return self._actions.bury_failed(self._at_rest(), progress)
 
-    def delete(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
+    def delete(
+        self, ids: Iterable[Any], progress: Progress | None = None, *, only_failed: bool = False
+    ) -> int:
         """Delete waiting jobs; their calls end as REVOKED. Running jobs go on. Raises InvalidCall."""
-        return self._actions.delete(self._at_rest(), map(read_id, ids), progress)
+        return self._actions.delete(self._at_rest(), map(read_id, ids), progress, only_failed)
 
     def delete_failed(self, progress: Progress | None = None) -> int:
         """Delete all waiting jobs that failed before; their calls end as REVOKED."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from celery_lowkiq.integration.app.context import AppContext
-from celery_lowkiq.integration.app.error_text import load_error
+from celery_lowkiq.integration.app.error_text import load_error, with_frames
 from celery_lowkiq.rules.errors import UndecodablePayload
+from celery_lowkiq.rules.fingerprints import read_mark
 from celery_lowkiq.rules.models import Job, Payload
 from celery_lowkiq.rules.priorities import MOST_URGENT
 from celery_lowkiq.rules.views import DeadJob, Found
@@ -62,6 +64,9 @@ class ShownPlaces:
     dead: ShownDeadJob | None
 
 
+J = TypeVar("J", ShownJob, ShownDeadJob)
+
+
 class JobDecoder:
     """Decodes payloads and errors of stored jobs. ``raw``: payloads are the stored bytes."""
 
@@ -81,12 +86,19 @@ class JobDecoder:
         error = load_error(self._context.settings, job.error)
         return ShownDeadJob(job.id, payloads, job.payload_count, job.updated_at, error)
 
-    def places(self, found: Found) -> ShownPlaces:
-        """Decode the jobs of an id."""
+    def places(self, found: Found, frames_of: Callable[[str], str]) -> ShownPlaces:
+        """Decode the jobs of an id, with tracebacks; ``frames_of`` returns the frames of a fingerprint."""
+        waiting, processing, dead = found.waiting, found.processing, found.dead
+
+        def whole(shown: J, data: bytes | None) -> J:
+            fingerprint, _ = read_mark(data or b"")
+            text = shown.error and with_frames(shown.error, fingerprint, frames_of(fingerprint))
+            return replace(shown, error=text) if fingerprint else shown
+
         return ShownPlaces(
-            waiting=self.job(found.waiting) if found.waiting else None,
-            processing=self.job(found.processing) if found.processing else None,
-            dead=self.dead_job(found.dead) if found.dead else None,
+            waiting=whole(self.job(waiting), waiting.error) if waiting else None,
+            processing=whole(self.job(processing), processing.error) if processing else None,
+            dead=whole(self.dead_job(dead), dead.error) if dead else None,
         )
 
     def _payload(self, payload: Payload) -> ShownPayload:

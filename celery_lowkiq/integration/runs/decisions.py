@@ -294,7 +294,9 @@ def _failed(
         texts[id(raised)] = error_text(rules.settings, raised)
     text = texts[id(raised)]
     settlement = after_failure(job.claimed, policy, text.data, delay, job.bad, raised, together)
-    return _decision(job, settlement._replace(try_text=try_text(text.text)), error, text)
+    return _decision(
+        job, settlement._replace(try_text=try_text(text.text), failure=text.failure), error, text
+    )
 
 
 def _with_left(job: DecodedJob, settlement: Settlement, left: Collection[int]) -> Settlement:

@@ -107,9 +107,15 @@ class Actions:
         self._end_calls(shard, orphans, dead=False, of=payload)
         return bool(changed)
 
-    def delete(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
+    def delete(
+        self,
+        queue: QueueSpec,
+        ids: Iterable[str],
+        progress: Progress | None = None,
+        only_failed: bool = False,
+    ) -> int:
         """Delete waiting jobs; jobs in processing go on."""
-        return self._delete(queue, [ids], progress)
+        return self._delete(queue, [ids], progress, only_failed=int(only_failed))
 
     def delete_failed(self, queue: QueueSpec, progress: Progress | None = None) -> int:
         """Delete waiting jobs that failed before."""
@@ -130,10 +136,15 @@ class Actions:
         return self._move("bury", queue, pages, progress, only_failed=1, reason=b"")
 
     def bury(
-        self, queue: QueueSpec, ids: Iterable[str], reason: bytes, progress: Progress | None = None
+        self,
+        queue: QueueSpec,
+        ids: Iterable[str],
+        reason: bytes,
+        progress: Progress | None = None,
+        only_failed: bool = False,
     ) -> int:
         """Move waiting jobs to the morgue; ``reason`` is the error of those that have not failed."""
-        return self._move("bury", queue, [ids], progress, only_failed=0, reason=reason)
+        return self._move("bury", queue, [ids], progress, only_failed=int(only_failed), reason=reason)
 
     def requeue(
         self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None, force: bool = False

@@ -25,6 +25,7 @@ from celery_lowkiq.store.scripts.records import (
 from celery_lowkiq.store.scripts.script import ScriptCall, Value, load
 
 from .call_records import end_calls, jobs_with_calls
+from .failures import record_call
 from .tracker_updates import update_commands
 
 A = TypeVar("A")
@@ -121,8 +122,8 @@ class SettleCalls:
 
     shard: ShardRef
     calls: list[ScriptCall]
-    #: The first calls update trackers.
-    tracker_updates: int
+    #: The first calls, of trackers and of groups of failures; they do not decide about the settle.
+    side_calls: int
     #: Ids that the settle call settles together.
     done: frozenset[str]
     releases: bool
@@ -130,18 +131,20 @@ class SettleCalls:
     def reply(self, replies: Sequence[Any]) -> SettleReply | StoreError:
         """Read the replies; the first error among them.
 
-        Errors of trackers are logged. A release that fails leaves the shard to its owner.
+        Errors of side calls are logged. A release that fails leaves the shard to its owner.
         """
         released = False
         if self.releases:
             *replies, release_reply = replies
             released = release_reply == 1
-        for reply in replies[: self.tracker_updates]:
+        for reply in replies[: self.side_calls]:
             if isinstance(reply, StoreError):
                 logger.warning(
-                    "trackers: the end of some calls of shard %s is unknown: %s", self.shard, reply
+                    "trackers and failures: the end of some calls of shard %s is unknown: %s",
+                    self.shard,
+                    reply,
                 )
-        for reply in replies[self.tracker_updates :]:
+        for reply in replies[self.side_calls :]:
             if isinstance(reply, StoreError):
                 return reply
         now, next_due, all_done, *ids = replies[-1]
@@ -163,7 +166,9 @@ def settle_calls(settle: SettleRequest) -> SettleCalls:
         rest += _settlement_values(settlement)
     news = [each for settlement in settle.settlements for each in settlement.news]
     calls = [call for _, call in update_commands(news)] if news else []
-    tracker_updates = len(calls)
+    if failures := [each.failure for each in others if each.failure is not None]:
+        calls.append(record_call(settle.lease.shard.queue, failures))
+    side_calls = len(calls)
     if ended := [run for settlement in settle.settlements for run in settlement.ended]:
         calls.append(end_calls(settle.lease, ended))
     words = {"merge": settle.queue.merge.value, "policy": settle.queue.policy}
@@ -171,7 +176,7 @@ def settle_calls(settle: SettleRequest) -> SettleCalls:
     calls.append(owned("settle", settle.lease, rest, claim=claim, done=len(done), **words))
     if settle.release:
         calls.append(release_call(settle.lease))
-    return SettleCalls(settle.lease.shard, calls, tracker_updates, frozenset(ids), settle.release)
+    return SettleCalls(settle.lease.shard, calls, side_calls, frozenset(ids), settle.release)
 
 
 def _split(settle: SettleRequest) -> tuple[list[Settlement], list[Settlement]]:

@@ -96,6 +96,8 @@ KEY_TYPES = SHARD_KEYS | {
     "report": "hash",
     "reports": "zset",
     "history": "hash",
+    "failures": "hash",
+    "failure_ranks": "zset",
     **TRACKER_KEYS,
 }
 
@@ -190,6 +192,18 @@ def history_key(queue: str) -> str:
     ``shards <index>`` -> ``<minute> <at> <processed>,<processed>...``.
     """
     return f"lowkiq:{FORMAT}:history:{{{queue}}}"
+
+
+def failures_key(queue: str) -> str:
+    """Hash of groups of failures: fingerprint -> ``<count> <first> <last>``; ``about:<fingerprint>`` -> its
+    description.
+    """
+    return f"lowkiq:{FORMAT}:failures:{{{queue}}}"
+
+
+def failure_ranks_key(queue: str) -> str:
+    """Sorted set of these fingerprints; the one with the smallest rank is removed first."""
+    return f"lowkiq:{FORMAT}:failure_ranks:{{{queue}}}"
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ PAGES = {
     "tracked groups": "/trackers",
     "operations": "/operations",
     "doctor": "/doctor",
+    "failures": "/failures?queue=sync_order",
+    "failures that match": "/failures?queue=sync_order&error=*",
     "error": "/queue?queue=nobody",
 }
 SERIOUS = ("serious", "critical")

@@ -53,6 +53,10 @@ WALKS = (
     Walk("morgue", "delete_dead", "dead", "gone"),
     Walk("morgue", "requeue_all", "dead", "ran"),
     Walk("morgue", "delete_dead_all", "dead", "gone"),
+    Walk("/failures", "requeue_matching", "dead", "ran"),
+    Walk("/failures", "delete_dead_matching", "dead", "gone"),
+    Walk("/failures", "bury_matching", "failed", "dead"),
+    Walk("/failures", "delete_matching", "failed", "gone"),
     Walk("paused", "resume_ids", "paused", "waiting"),
     Walk("paused", "resume_all_ids", "paused", "waiting"),
     Walk("job", "run_now", "waiting", "ran"),
@@ -120,20 +124,23 @@ def test_a_form_does_what_it_says(app, browser, visit, walk):
     changed = ids[:1] if walk.page == "job" else ids
     if walk.page == "job":
         visit(f"/job?queue={queue.name}&id={ids[0]}")
+    elif walk.page == "/failures":
+        visit(f"/failures?queue={queue.name}&error=*")
     else:
         visit(f"/queue?queue={queue.name}&list={walk.page}&limit=500")
     if walk.page != "job" and action.scope.ids:
         for job_id in ids:
             browser.find_element("css selector", f"input[value='{job_id}']").click()
     press(browser, action.label, "section")
-    if action.dangerous:
+    if action.dangerous or action.optional:
         reads(browser, f"{action.label}: ", "h1")
         assert action.effect in text(browser)
         assert violations(browser) == []
         press(browser, action.label)
     reads(
         browser,
-        f"{action.label}: {action.done} " + ("" if action.scope.total else f"{len(changed)} "),
+        f"{action.label}: {action.done} "
+        + ("" if action.scope.total or action.optional else f"{len(changed)} "),
         ".did",
     )
     ends = "gone" if walk.ends == "ran" else walk.ends
@@ -170,6 +177,7 @@ def pages_with_forms(app):
     for listing in LISTINGS:
         yield f"/queue?queue=update_stock&list={listing}"
     yield "/queue?queue=sync_order&list=retries"
+    yield from (f"/failures?queue={queue}&error=*" for queue in ("update_stock", "sync_order"))
     yield "/queue?queue=index_product"
     for state in ("waiting", "paused", "dead"):
         yield f"/job?queue=update_stock&id={shop[state]}"

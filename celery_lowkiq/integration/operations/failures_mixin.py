@@ -1,0 +1,228 @@
+"""The part of ``task.ordered_queue`` that groups failures, and finds the jobs of a group or an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from threading import Event
+from time import monotonic
+
+from celery import Celery
+
+from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app.error_text import load_error
+from celery_lowkiq.rules.failure_filter import FailureFilter
+from celery_lowkiq.rules.fingerprints import read_mark, text_fingerprint
+from celery_lowkiq.rules.models import QueueSpec
+from celery_lowkiq.rules.text import last_error_line
+from celery_lowkiq.rules.views import FailedJob, StoredGroup
+from celery_lowkiq.store.inspect.failures import PAGE, FailureReader
+from celery_lowkiq.store.jobs.registry import Registry
+from celery_lowkiq.store.scripts.progress import Progress, Tally
+
+#: Jobs that are searched for the counts of groups, of failing and of dead ones each.
+SEARCHED = 10_000
+#: Ids that a search returns.
+SHOWN_IDS = 100
+#: Largest time in s between two looks at a request to stop.
+PATIENCE = 0.25
+#: Changes jobs by ids. Returns how many.
+Change = Callable[[list[str]], int]
+
+
+@dataclass(frozen=True)
+class FailureGroup:
+    """Failures with one fingerprint.
+
+    ``count``: runs that failed since ``first_seen`` (Unix s; None: unknown). ``failing`` and ``dead``: its
+    jobs now, as far as they were searched. ``example`` is a recent error with its traceback.
+    """
+
+    fingerprint: str
+    error: str
+    where: str
+    count: int
+    first_seen: float | None
+    last_seen: float | None
+    failing: int
+    dead: int
+    example: str
+
+
+@dataclass(frozen=True)
+class Failures:
+    """The groups of a queue, the last seen first. ``searched`` of ``jobs`` failing and dead jobs were
+    counted.
+    """
+
+    groups: tuple[FailureGroup, ...]
+    searched: int
+    jobs: int
+
+
+@dataclass(frozen=True)
+class Matches:
+    """How many of the ``searched`` jobs match, of all ``jobs``; ``ids`` of the first ones."""
+
+    count: int
+    searched: int
+    jobs: int
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A failing or dead job with what a filter asks for."""
+
+    job: FailedJob
+    text: str
+    fingerprint: str
+
+    @property
+    def line(self) -> str:
+        return last_error_line(self.text)
+
+
+class FailuresMixin:
+    """Groups of failures, and actions on jobs that match a filter. Methods raise StoreError."""
+
+    _app: Celery
+    spec: QueueSpec
+
+    def failures(self, fingerprint: str = "") -> Failures:
+        """Return the groups of failures, or the one with a fingerprint.
+
+        Jobs of errors without a group, such as poison pills, make groups of their own; ``count`` is then
+        that of the jobs.
+        """
+        groups = {one.fingerprint: self._shown(one) for one in self._reader.groups(self._stored())}
+        searched = 0
+        for dead in (True, False):
+            for found in self._search(FailureFilter(), dead, SEARCHED):
+                searched += 1
+                group = groups.get(found.fingerprint) or _group_of(found)
+                groups[found.fingerprint] = _with_job(group, found.job.at, dead)
+        shown = (one for one in groups.values() if fingerprint in ("", one.fingerprint))
+        by_time = sorted(shown, key=lambda one: (-(one.last_seen or 0), one.fingerprint))
+        return Failures(tuple(by_time), searched, self._count(True) + self._count(False))
+
+    def matching(self, wanted: FailureFilter, *, dead: bool, limit: int | None = SEARCHED) -> Matches:
+        """Find the dead jobs, or the waiting ones that failed, that match. Searches ``limit`` of them."""
+        count = searched = 0
+        ids: list[str] = []
+        for found in self._search(wanted, dead, limit):
+            searched += 1
+            if _matches(wanted, found):
+                count += 1
+                ids += [found.job.id] if count <= SHOWN_IDS else []
+        return Matches(count, searched, self._count(dead), tuple(ids))
+
+    def change_matching(
+        self,
+        change: Change,
+        wanted: FailureFilter,
+        *,
+        dead: bool,
+        limit: int | None = None,
+        rate: float | None = None,
+        progress: Progress | None = None,
+    ) -> int:
+        """Change the jobs that match now, at most ``limit``, and ``rate`` a second. Returns how many.
+
+        ``progress`` may raise Stop after each step: the other jobs stay as they are.
+        """
+        tally, began_at, given = Tally(progress), monotonic(), 0
+        step = PAGE if rate is None else max(1, min(PAGE, int(rate * PATIENCE)))
+        for ids in self._batches(wanted, dead, step, tally):
+            part = ids if limit is None else ids[: limit - given]
+            given += len(part)
+            tally.begin()
+            tally.add(change(part))
+            if given == limit:
+                break
+            if rate is not None:
+                _wait_until(began_at + given / rate, tally)
+        return tally.count
+
+    def frames_of(self, fingerprint: str) -> str:
+        """Return the frames that the jobs of a group have in common; "" when the group is gone."""
+        about = self._reader.about(self.spec, fingerprint) if fingerprint else None
+        return self._description(about)[2] if about is not None else ""
+
+    # -- helpers
+
+    @property
+    def _reader(self) -> FailureReader:
+        return FailureReader(context_of(self._app).store.client)
+
+    def _stored(self) -> QueueSpec:
+        return Registry(context_of(self._app).store.client).as_stored([self.spec])[0]
+
+    def _description(self, about: bytes) -> list[str]:
+        """Error, place, frames and message of a group."""
+        parts = (load_error(context_of(self._app).settings, about) or "").split("\0", 3)
+        return [*parts, "", "", ""][:4]
+
+    def _shown(self, one: StoredGroup) -> FailureGroup:
+        error, where, frames, message = self._description(one.about)
+        times = one.count, one.first_seen, one.last_seen
+        return FailureGroup(one.fingerprint, error, where, *times, 0, 0, frames + message)
+
+    def _count(self, dead: bool) -> int:
+        return self._reader.count(self._stored(), dead=dead)
+
+    def _search(self, wanted: FailureFilter, dead: bool, limit: int | None) -> Iterator[_Found]:
+        """Yield at most ``limit`` jobs that may match."""
+        settings = context_of(self._app).settings
+        pages = self._reader.jobs(self._stored(), dead=dead, since=wanted.since)
+        for job in islice(chain.from_iterable(pages), limit):
+            fingerprint, _ = read_mark(job.error)
+            text = load_error(settings, job.error) or ""
+            yield _Found(job, text, fingerprint or text_fingerprint(text).id)
+
+    def _batches(self, wanted: FailureFilter, dead: bool, size: int, tally: Tally) -> Iterator[list[str]]:
+        """Yield ids that match. Raises Stop between two pages."""
+        ids: list[str] = []
+        for number, found in enumerate(self._search(wanted, dead, None)):
+            if number % PAGE == 0:
+                _may_stop(tally)
+            if _matches(wanted, found):
+                ids.append(found.job.id)
+            if len(ids) == size:
+                yield ids
+                ids = []
+        if ids:
+            yield ids
+
+
+def _matches(wanted: FailureFilter, found: _Found) -> bool:
+    return wanted.matches(found.line, found.fingerprint, found.job.at)
+
+
+def _group_of(found: _Found) -> FailureGroup:
+    """The group of a job whose error has none in the store."""
+    error = text_fingerprint(found.text).error
+    return FailureGroup(found.fingerprint, error, "", 0, None, None, 0, 0, found.text)
+
+
+def _with_job(group: FailureGroup, at: float, dead: bool) -> FailureGroup:
+    failing, died = group.failing + (not dead), group.dead + dead
+    count = max(group.count, failing + died)
+    times = [time for time in (group.first_seen, group.last_seen, at) if time]
+    first, last = min(times, default=None), max(times, default=None)
+    return replace(group, failing=failing, dead=died, count=count, first_seen=first, last_seen=last)
+
+
+def _may_stop(tally: Tally) -> None:
+    """Raises Stop after a request to stop."""
+    tally.add(0)
+    tally.begin()
+
+
+def _wait_until(moment: float, tally: Tally) -> None:
+    """Wait until a monotonic time. Raises Stop."""
+    never = Event()
+    while (left := moment - monotonic()) > 0:
+        never.wait(min(left, PATIENCE))
+        _may_stop(tally)

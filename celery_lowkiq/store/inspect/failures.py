@@ -1,0 +1,91 @@
+"""Reads of failures: their groups, and the errors of failing and dead jobs without payloads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from celery_lowkiq.rules.models import QueueSpec, ShardRef
+from celery_lowkiq.rules.views import FailedJob, StoredGroup
+from celery_lowkiq.store.scripts.client import Client
+from celery_lowkiq.store.scripts.cursors import dump_position
+from celery_lowkiq.store.scripts.keys import failures_key, shard_keys
+from celery_lowkiq.store.scripts.records import pairs, parse_id, parse_moment
+
+from .pages import Listing
+
+ABOUT = b"about:"
+#: Jobs that are read together.
+PAGE = 500
+
+
+class FailureReader:
+    """Every method may raise StoreError."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def groups(self, queue: QueueSpec) -> list[StoredGroup]:
+        """Return the groups of failures, in no order, in one round trip; foreign data is skipped."""
+        (reply,) = self._client.commands([("HGETALL", failures_key(queue.name))])
+        stored = dict(reply.items() if isinstance(reply, dict) else pairs(reply))
+        found = []
+        for field, value in stored.items():
+            about = stored.get(ABOUT + field)
+            count, first, last = (*map(parse_moment, value.split(b" ")), None, None, None)[:3]
+            if about is not None and count is not None and first is not None and last is not None:
+                found.append(StoredGroup(parse_id(field), int(count), first, last, about))
+        return found
+
+    def about(self, queue: QueueSpec, fingerprint: str) -> bytes | None:
+        """Return the description of a group."""
+        (found,) = self._client.commands([("HGET", failures_key(queue.name), ABOUT + fingerprint.encode())])
+        return found if found is None else bytes(found)
+
+    def count(self, queue: QueueSpec, *, dead: bool) -> int:
+        """Return the number of dead jobs, or of waiting ones that failed."""
+        return sum(self._counts(queue, _keys(dead)[0]))
+
+    def jobs(
+        self, queue: QueueSpec, *, dead: bool, since: float | None = None
+    ) -> Iterator[Sequence[FailedJob]]:
+        """Yield the waiting jobs that failed, or the dead ones that died from ``since`` (Unix s) until now.
+
+        They come shard by shard, in parts of at most PAGE.
+        """
+        index, _ = _keys(dead)
+        counts = self._counts(queue, index)
+        ((seconds, us),) = self._client.commands([("TIME",)])
+        listing = Listing(limit=PAGE)
+        if dead:
+            listing = replace(listing, minimum=since, maximum=int(seconds) + int(us) / 1_000_000)
+        for shard, count in zip(queue.shard_refs(), counts, strict=True):
+            if count:
+                yield from self._jobs_of(shard, listing, dead)
+
+    def _counts(self, queue: QueueSpec, index: str) -> list[int]:
+        return self._client.commands([("ZCARD", shard_keys(one)[index]) for one in queue.shard_refs()])
+
+    def _jobs_of(self, shard: ShardRef, listing: Listing, dead: bool) -> Iterator[Sequence[FailedJob]]:
+        index, errors = _keys(dead)
+        keys = shard_keys(shard)
+        while found := pairs(self._client.call(listing.call(shard, index))):
+            ids = [job_id for job_id, _ in found]
+            names = (errors,) if dead else (errors, "tries")
+            stored = self._client.commands([("HMGET", keys[name], *ids) for name in names])
+            times = [float(score) for _, score in found] if dead else map(_last_try, stored[1])
+            jobs = zip(ids, times, stored[0], strict=True)
+            yield [FailedJob(parse_id(job_id), at, error or b"") for job_id, at, error in jobs]
+            if len(found) < listing.limit:
+                return
+            listing = replace(listing, after=dump_position(float(found[-1][1]), ids[-1]))
+
+
+def _keys(dead: bool) -> tuple[str, str]:
+    """The index and the errors of failing or dead jobs."""
+    return ("dead", "dead_errors") if dead else ("failed", "errors")
+
+
+def _last_try(log: bytes | None) -> float:
+    """The Unix time (s) of the last line of a log of tries; 0 when unknown."""
+    return parse_moment((log or b"").rpartition(b"\n")[2].partition(b"\t")[0]) or 0.0

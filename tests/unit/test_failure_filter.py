@@ -1,0 +1,52 @@
+"""Which failed jobs a filter means."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_lowkiq.integration.operations.failure_selection import failure_filter, read_rate
+from celery_lowkiq.rules.errors import InvalidCall
+from celery_lowkiq.rules.failure_filter import FailureFilter, age_seconds
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matches"),
+    [
+        ("ValueError", True),
+        ("ValueError: bad sku*", True),
+        ("ValueError: bad sku 4?", True),
+        ("*sku*", True),
+        ("Value", False),
+        ("ValueError: bad", False),
+        ("valueerror", False),
+        ("ValueError: bad sku [0-9]*", False),
+    ],
+)
+def test_patterns_of_errors(pattern, matches):
+    assert FailureFilter(error=pattern).matches("ValueError: bad sku 42", "f", 1.0) is matches
+
+
+def test_all_that_is_given_must_match():
+    wanted = FailureFilter("ValueError", "f", 10.0)
+    assert wanted.matches("ValueError: x", "f", 10.0)
+    assert not wanted.matches("ValueError: x", "g", 10.0)
+    assert not wanted.matches("ValueError: x", "f", 9.9)
+
+
+def test_ages_and_rates():
+    assert [age_seconds(text) for text in ("90s", "30min", "5m", "2h", "7d")] == [90, 1800, 300, 7200, 604800]
+    assert age_seconds("2") is None
+    assert (read_rate("50/s"), read_rate("600/m")) == (50, 10)
+    assert failure_filter({"since": "1700000000.5"}).since == 1700000000.5
+
+
+@pytest.mark.parametrize("values", [{"since": "tomorrow"}, {"since": "-2h"}])
+def test_an_invalid_time(values):
+    with pytest.raises(InvalidCall, match="expected an age such as"):
+        failure_filter(values)
+
+
+@pytest.mark.parametrize("rate", ["0/s", "fast", "50", "1e9/s"])
+def test_an_invalid_rate(rate):
+    with pytest.raises(InvalidCall, match="expected a rate such as"):
+        read_rate(rate)
