@@ -6,6 +6,9 @@ import asyncio
 import contextlib
 import contextvars
 import logging
+import os
+import signal
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -211,14 +214,15 @@ def test_no_exception_of_a_body_ends_the_loop(node, error):
     assert Run(node, asyncio.sleep(0, "next")).join().value == "next"
 
 
-def test_a_systemexit_in_a_task_that_a_body_has_made_does_not_end_the_loop(node):
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
+def test_what_a_task_raises_that_a_body_has_made_does_not_end_the_loop(node, error):
     async def exits():
-        raise SystemExit(3)
+        raise error
 
     async def gathers():
         await asyncio.gather(exits())
 
-    assert repr(Run(node, gathers()).join().error) == "SystemExit(3)"
+    assert Run(node, gathers()).join().error is error
     assert Run(node, asyncio.sleep(0, "next")).join().value == "next"
 
 
@@ -333,6 +337,29 @@ def test_each_lane_has_a_loop_of_its_own_where_that_is_set():
     assert (first[0], second[0]) == ("lane-0", "lane-0")
     assert first[1] != second[1]
     loops.close()
+
+
+def test_outside_a_worker_a_signal_handler_may_end_the_run():
+    """As Celery's in a process of its pool: it raises SystemExit wherever the main thread is."""
+    ended = []
+
+    async def waits():
+        try:
+            os.kill(os.getpid(), signal.SIGUSR2)
+            await asyncio.sleep(600)
+        finally:
+            ended.append("cleaned up")
+
+    def exits(number, frame):
+        asyncio.get_running_loop().call_soon(sys.exit, 3)
+
+    before = signal.signal(signal.SIGUSR2, exits)
+    try:
+        with pytest.raises(SystemExit):
+            run_alone(settings(), Bodies(TASK, {"": waits()}, "MainThread"))
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert ended == ["cleaned up"]
 
 
 def test_outside_a_worker_a_body_needs_a_thread_without_a_loop(caplog):

@@ -101,15 +101,6 @@ class EventLoop:
         if self.running:
             self._look_later()
 
-    def _run_forever(self) -> None:
-        """Run until the loop is stopped. A SystemExit in a task that a body has made does not end it."""
-        while True:
-            try:
-                self.loop.run_forever()
-                return
-            except SystemExit as error:
-                logger.error("a task that a body of a run has made raised %r: the event loop goes on", error)
-
     def _open(self) -> None:
         self.loop.run_until_complete(_call(self._settings.loop_start))
 
@@ -148,7 +139,7 @@ class LaneLoop(EventLoop):
 
     def _wait(self, bodies: Bodies) -> None:
         if not bodies.over:
-            self._run_forever()
+            self.loop.run_forever()
 
     def close(self) -> None:
         """Call ``lowkiq_loop_stop`` and close the loop."""
@@ -217,6 +208,15 @@ class NodeLoop(EventLoop):
             self._close()
         else:
             self._die(died)
+
+    def _run_forever(self) -> None:
+        """Run until the loop is stopped. What ends other loops in a task that a body has made does not."""
+        while True:
+            try:
+                self.loop.run_forever()
+                return
+            except (SystemExit, KeyboardInterrupt) as error:
+                logger.error("a task that a body of a run has made raised %r: the event loop goes on", error)
 
     def _die(self, error: BaseException | None) -> None:
         with self._changed:
