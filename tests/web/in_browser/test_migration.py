@@ -9,7 +9,7 @@ from tests.waiting import eventually
 from tests.web.migrating import Counts, flipped, in_redis
 from tests.web.serving import served
 
-from .acting import leave, press, reads, text, violations
+from .acting import do, leave, press, reads, text, violations
 
 pytestmark = pytest.mark.browser
 
@@ -110,8 +110,8 @@ def test_a_move_is_paused_resumed_and_aborted(idle_shop, browser, contented):
         assert violations(browser) == []
         press(browser, "Resume the move")
         eventually(lambda: queue.migration().paused_since is None)
-        press(browser, "Abort the move")
-        press(browser, "Abort the move")
+        browser.get(f"{url}/queue?queue=sync_order")
+        do(browser, "Abort the move", "Abort the move: the move of queue sync_order?")
         reads(browser, "moves back", "#migration")
         assert (queue.migration().former, queue.migration().shards) == (7, queue.spec.shards)
         leave(browser)
