@@ -20,6 +20,7 @@ from .failure_log import is_logged
 
 #: Celery's logger of how runs end.
 TRACE = "celery.app.trace"
+_logger = logging.getLogger(TRACE)
 #: Maximum number of ids listed per line.
 IDS_SHOWN = 5
 ABOUT = " queue=%(queue)s shard=%(shard)d jobs=%(jobs)d ids=%(ids)s"
@@ -97,10 +98,10 @@ def plain_success(about: dict[str, Any], batch: Batch) -> tuple[str, dict[str, A
 
 def is_installed() -> bool:
     """Whether Celery's logger has the filter."""
-    return any(isinstance(each, BatchFilter) for each in logging.getLogger(TRACE).filters)
+    return any(isinstance(each, BatchFilter) for each in _logger.filters)
 
 
 def install_batch_filter() -> None:
     """Add the filter to Celery's logger, once in a process."""
     if not is_installed():
-        logging.getLogger(TRACE).addFilter(BatchFilter())
+        _logger.addFilter(BatchFilter())

@@ -26,6 +26,7 @@ from .decisions import RunRules
 from .decode import decode_plain
 from .late_results import ResultBuffers
 from .log_filter import plain_success
+from .log_lines import log_success
 from .observers import RunObservers
 from .plain_call import plain_call
 from .plain_request import PlainContext, PlainRequest, RepeatedRequest, needs_tracer
@@ -155,7 +156,7 @@ class PlainRuns:
             "args": args,
             "kwargs": kwargs,
         }
-        trace.info(*plain_success(about, request.batch))
+        log_success(*plain_success(about, request.batch))
 
 
 def _raise(raised: BaseException) -> NoReturn:

@@ -26,6 +26,7 @@ from .decode import DecodedBatch, RunJob
 from .failure_log import log_failures
 from .finish_calls import CallFinisher
 from .late_results import ResultBuffers
+from .log_lines import wait_for_lines
 from .plain_run import PlainRuns
 from .request import IGNORED_RESULT, call_request, run_request
 from .retry_policy import policy_of
@@ -126,7 +127,8 @@ class CeleryRunner:
         return Run(rules.decode(batch, everything), rules).decision.settlements
 
     def flush(self) -> tuple[Settlement, ...]:
-        """Write the results that runs of this lane have left. Returns the settlements that wait for that."""
+        """Write what runs of this lane have left. Returns the settlements that wait for that."""
+        wait_for_lines()
         return self._buffers.own.flush()
 
     def _run_uncalled(self, run: Run, make_request: MakeRequest | None = None) -> tuple[Settlement, ...]:
