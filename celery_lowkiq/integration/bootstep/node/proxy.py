@@ -109,8 +109,12 @@ class NodeProxy:
             if self._is_stopping or self._connection is not None:
                 return
             self._launched_at = time.monotonic()
-            self._process, self._connection = launch(self._options())
-            self._is_ready = False
+            try:
+                self._process, self._connection = launch(self._options())
+            except OSError:
+                logger.exception("the node process, which serves the ordered queues, could not be started")
+                self._launch_later()
+                return
             logger.info("ordered queues are served by process %d", self._process.pid)
             if self._consumer.hub is not None:
                 self.register(self._consumer.hub)
