@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, cast
 
 import pytest
-from celery import Celery, current_app
+from celery import Celery, _state, current_app
 from celery.signals import setup_logging
 
 from celery_lowkiq.embedded import EmbeddedServer
@@ -33,6 +33,17 @@ __all__ = ["Clock", "Lowkiq"]
 PAYLOADS = 1000
 #: Maximum number of runs in one drain; more indicate a task that calls itself endlessly.
 MOST_RUNS = 10_000
+
+
+@contextlib.contextmanager
+def _current_app_unchanged() -> Iterator[None]:
+    """Restore Celery's current and default app: a worker makes its own app both."""
+    state: Any = _state
+    current, default = state._tls.current_app, state.default_app
+    try:
+        yield
+    finally:
+        state._tls.current_app, state.default_app = current, default
 
 
 @contextlib.contextmanager
@@ -110,13 +121,14 @@ class Lowkiq:
         """Run a real worker in threads of this process, on the app's broker.
 
         ``options`` are those of ``celery.contrib.testing.worker.start_worker``. Logging stays as the test
-        set it up, unless they have ``loglevel`` or ``logfile``.
+        set it up, unless they have ``loglevel`` or ``logfile``. Afterwards the current app is what it was.
         """
         from celery.contrib.testing.worker import start_worker
 
         logs = contextlib.nullcontext() if {"loglevel", "logfile"} & options.keys() else _logging_unchanged()
         options = {"pool": "threads", "perform_ping_check": False, **options}
-        with logs, start_worker(self.app, concurrency=concurrency, **options) as worker:
+        start = start_worker(self.app, concurrency=concurrency, **options)
+        with _current_app_unchanged(), logs, start as worker:
             yield worker
 
     # -- assertions

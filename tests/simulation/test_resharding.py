@@ -91,11 +91,9 @@ def found(client, changes, seeds):
 
 def _opens_after_each_fence(self, stored):
     migration = stored.migration
-    for index in migration.sources:
-        fence = self._call(
-            "fence", index, shards=migration.former, gen=migration.gen, route=migration.layout.route
-        )
-        ((_, gen, score, call),) = yield from self._send([fence])
+    for index in migration.shards:
+        fence = self._call("fence", index, gen=migration.gen, route=migration.layout.route)
+        ((_, gen, score, call, _),) = yield from self._send([fence])
         if int(gen) != migration.gen:
             return False
         floors = {"score": int(score), "last_call": int(call)}
@@ -166,7 +164,7 @@ FAULTS = {
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_seeded_fault_is_found(client, fault):
-    assert found(client, FAULTS[fault], range(100))
+    assert found(client, FAULTS[fault], range(200))
 
 
 # -- movers that wake up in another migration, and others that random runs rarely find

@@ -103,9 +103,7 @@ class TestDecorating:
             pass
 
         assert awaits.soft_time_limit == 2.5
-        with pytest.raises(
-            ConfigurationError, match="an async def task, whose decorator takes soft_time_limit="
-        ):
+        with pytest.raises(ConfigurationError, match="or an async def function"):
 
             @ordered_task(soft_time_limit=2.5)
             def wrong(payloads_by_id):
@@ -119,7 +117,7 @@ class TestDecorating:
             async def wrong_too(payloads_by_id):
                 pass
 
-        with pytest.raises(ConfigurationError, match="no time_limit="):
+        with pytest.raises(ConfigurationError, match="time_limit=5 is invalid: expected run_in='process'"):
 
             @ordered_task(time_limit=5)
             async def never(payloads_by_id):

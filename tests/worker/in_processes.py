@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import multiprocessing
 import os
@@ -124,6 +125,13 @@ def make_app(**settings: Any) -> Celery:
         note("end", id=job_id, lane=multiprocessing.current_process().name)
         return f"{what} done"
 
+    async def run_async(self: Any, payloads_by_id: dict[str, list[Any]]) -> Any:
+        ((job_id, (what, *_)),) = payloads_by_id.items()
+        note("start", id=job_id, task_id=self.request.id)
+        await asyncio.sleep(60 if what == "sleep" else 0)
+        note("end", id=job_id)
+        return f"{what} done"
+
     def note_dead(jobs: list[Any]) -> None:
         note("exhausted", ids=[job.id for job in jobs], error=jobs[0].error)
 
@@ -132,6 +140,8 @@ def make_app(**settings: Any) -> Celery:
     ordered_task(**ordered, name="limited", shards=1, on_retries_exhausted=note_dead, **limits)(run)
     ordered_task(**ordered, name="hard", shards=1, time_limit=1.0, run_in="process")(run)
     ordered_task(**ordered, name="in thread", queue_name="in-thread", shards=1, run_in="thread")(run)
+    in_loop = {"name": "in loop", "queue_name": "in-loop", "shards": 1, "soft_time_limit": 1.0}
+    ordered_task(**ordered, **in_loop, run_in="process")(run_async)
     return app
 
 

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from celery import Celery, current_task, signals
+from celery import Celery, _state, current_task, signals
 from celery.exceptions import Ignore, SoftTimeLimitExceeded, TaskRevokedError
 
 from celery_lowkiq import Again, BusinessFailure, OrderedTask, ordered_task
@@ -137,6 +137,15 @@ def test_a_function_that_keeps_its_signature(lowkiq, ordered):
     assert save.apply((42,)).get()[1:] == [42, "new"]
     with lowkiq.worker():
         assert save.delay(43).get(WAIT)[1:] == [43, "new"]
+
+
+def test_a_worker_does_not_stay_the_current_app(lowkiq, monkeypatch):
+    other = Celery("other", set_as_current=False)
+    monkeypatch.setattr(_state._tls, "current_app", other)
+    monkeypatch.setattr(_state, "default_app", other)
+    with lowkiq.worker():
+        pass
+    assert _state._tls.current_app is _state.default_app is other
 
 
 def test_a_class(lowkiq, lowkiq_app):

@@ -15,7 +15,7 @@ from celery_lowkiq.integration.bootstep.node import launch
 from celery_lowkiq.integration.processes.app_reference import locate
 from tests.marks import first_often
 from tests.waiting import eventually
-from tests.worker import proj
+from tests.worker import in_processes, proj
 from tests.worker.checks import command, overlaps, released, shares, suspects
 from tests.worker.test_deaths import settled
 from tests.worker.test_watching import Listener
@@ -68,6 +68,22 @@ def test_ordered_calls_run_in_order_beside_plain_tasks(app, start_prefork, ledge
     assert lanes not in children
     assert node.container.process.pid not in {lanes, *children}
     assert "[ordered queues]" in node.logs()
+
+
+def test_lanes_of_the_node_process_have_child_processes(settings, start_prefork, ledger):
+    settings["result_backend"] = settings["broker_url"]
+    app = in_processes.make_app(**settings)
+    node = start_prefork(module="tests.worker.in_processes")
+    assert app.tasks["act"].delay("1", "good").get(timeout=30) == "good done"
+    with pytest.raises(Exception, match="poison pill"):
+        app.tasks["act"].delay("2", "kill").get(timeout=60)
+    assert app.tasks["in loop"].delay("3", "good").get(timeout=30) == "good done"
+    (worker, *others) = family(node)
+    runs = {line["pid"] for line in ledger.lines("start")}
+    assert runs.isdisjoint(child.pid for child in worker.children())
+    node.kill("SIGKILL")
+    eventually(lambda: not alive([worker, *others]))
+    app.close()
 
 
 def test_only_the_node_process_has_threads(app, start_prefork, ledger):

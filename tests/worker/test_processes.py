@@ -103,6 +103,21 @@ def test_the_soft_limit_raises_in_the_function_and_the_hard_one_kills(app, start
     assert [job.id for job in limited.ordered_queue.morgue().items] == ["1", "2"]
 
 
+def test_a_coroutine_runs_in_the_process_and_its_limit_cancels_it(app, start, ledger):
+    node = start()
+    in_loop = app.tasks["in loop"]
+    good, slow = in_loop.delay("1", "good"), in_loop.delay("2", "sleep")
+    assert good.get(timeout=30) == "good done"
+    with pytest.raises(Exception, match="SoftTimeLimitExceeded"):
+        slow.get(timeout=60)
+    assert pid_of(node) not in {line["pid"] for line in ledger.lines("start")}
+    third = in_loop.delay("3", "good")
+    assert third.get(timeout=30) == "good done"
+    assert [line["id"] for line in ledger.lines("end")] == ["1", "3"]
+    node.kill("SIGTERM")
+    assert node.exit_status() == 0
+
+
 def test_a_kill_ends_all_that_the_run_has_started(app, start, ledger):
     """Also a function that keeps the interpreter's lock; the next run begins when the process is gone."""
     start()

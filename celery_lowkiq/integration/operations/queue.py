@@ -129,7 +129,7 @@ class OrderedQueue(FailuresMixin, ReshardMixin):
         The option ``payload_bytes`` cuts each payload; a cut payload is not decoded. Raises InvalidCall.
         """
         found = self._queries.job(self.stored_spec(), read_id(job_id), payload_limit, **options)
-        return self._decoder.places(found, self.frames_of)
+        return self._decoder.places(found)
 
     def jobs(self, by: str = "id", **options: Any) -> Page[ShownJob]:
         """Return a page of waiting jobs, sorted by ``perform_in`` or ``retry_count`` (failed jobs only).
@@ -384,7 +384,7 @@ class OrderedQueue(FailuresMixin, ReshardMixin):
 
     @property
     def _decoder(self) -> JobDecoder:
-        return JobDecoder(self._context, self._raw)
+        return JobDecoder(self._context, self._raw, self.frames_of)
 
     def _bytes_of(self, payload: Any) -> bytes:
         return bytes(payload) if self._raw else self._context.codec.dump(payload)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 from celery_lowkiq.integration.app.context import AppContext
 from celery_lowkiq.integration.app.error_text import load_error, with_frames
@@ -64,42 +65,39 @@ class ShownPlaces:
     dead: ShownDeadJob | None
 
 
-J = TypeVar("J", ShownJob, ShownDeadJob)
-
-
 class JobDecoder:
-    """Decodes payloads and errors of stored jobs. ``raw``: payloads are the stored bytes."""
+    """Decodes payloads and errors of stored jobs. ``raw``: payloads are the stored bytes.
 
-    def __init__(self, context: AppContext, raw: bool) -> None:
+    ``frames_of`` returns the frames that the failures of a fingerprint have in common; called once for each.
+    """
+
+    def __init__(self, context: AppContext, raw: bool, frames_of: Callable[[str], str]) -> None:
         self._context = context
         self._raw = raw
+        self._frames_of = cache(frames_of)
 
     def job(self, job: Job) -> ShownJob:
         """Decode a waiting job, or one in processing."""
-        error = load_error(self._context.settings, job.error)
-        state = (job.perform_in, job.retry_count, error, job.paused, job.priority)
+        state = (job.perform_in, job.retry_count, self._error(job.error), job.paused, job.priority)
         return ShownJob(job.id, tuple(map(self._payload, job.payloads)), job.payload_count, *state)
 
     def dead_job(self, job: DeadJob) -> ShownDeadJob:
         """Decode a dead job."""
         payloads = tuple(map(self._payload, job.payloads))
-        error = load_error(self._context.settings, job.error)
-        return ShownDeadJob(job.id, payloads, job.payload_count, job.updated_at, error)
+        return ShownDeadJob(job.id, payloads, job.payload_count, job.updated_at, self._error(job.error))
 
-    def places(self, found: Found, frames_of: Callable[[str], str]) -> ShownPlaces:
-        """Decode the jobs of an id, with tracebacks; ``frames_of`` returns the frames of a fingerprint."""
-        waiting, processing, dead = found.waiting, found.processing, found.dead
-
-        def whole(shown: J, data: bytes | None) -> J:
-            fingerprint, _ = read_mark(data or b"")
-            text = shown.error and with_frames(shown.error, fingerprint, frames_of(fingerprint))
-            return replace(shown, error=text) if fingerprint else shown
-
+    def places(self, found: Found) -> ShownPlaces:
+        """Decode the jobs of an id."""
         return ShownPlaces(
-            waiting=whole(self.job(waiting), waiting.error) if waiting else None,
-            processing=whole(self.job(processing), processing.error) if processing else None,
-            dead=whole(self.dead_job(dead), dead.error) if dead else None,
+            waiting=self.job(found.waiting) if found.waiting else None,
+            processing=self.job(found.processing) if found.processing else None,
+            dead=self.dead_job(found.dead) if found.dead else None,
         )
+
+    def _error(self, data: bytes | None) -> str | None:
+        text = load_error(self._context.settings, data)
+        fingerprint, _ = read_mark(data or b"")
+        return with_frames(text, fingerprint, self._frames_of(fingerprint)) if text and fingerprint else text
 
     def _payload(self, payload: Payload) -> ShownPayload:
         if self._raw or payload.cut_from:
