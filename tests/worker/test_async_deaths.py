@@ -26,6 +26,7 @@ def test_a_body_that_ends_its_worker(app, start_worker, ledger, what, status):
     assert (job.waiting, job.processing is not None) == (None, True)
 
 
+@pytest.mark.full
 def test_a_process_in_which_a_body_comes_back_ends_there(app, start_worker, ledger):
     awaits = app.tasks["awaits"]
     awaits.perform_async([{"id": "1", "payload": "fork"}, {"id": "2", "payload": "x"}])

@@ -134,6 +134,7 @@ def test_term_and_int_drain(app, start_prefork, ledger, tmp_path, name, status):
     assert "has ended with status" not in node.logs()
 
 
+@pytest.mark.full
 def test_quit_leaves_the_running_job_to_the_next_start(app, start_prefork, ledger, tmp_path):
     gated = app.tasks["gated"]
     gated.delay("1", "payload")
@@ -151,6 +152,7 @@ def test_quit_leaves_the_running_job_to_the_next_start(app, start_prefork, ledge
     eventually(lambda: gated.ordered_queue.stats().processed == 1)
 
 
+@pytest.mark.full
 def test_quit_ends_a_drain(app, start_prefork, ledger):
     app.tasks["gated"].delay("1")
     node = start_prefork()
@@ -203,6 +205,7 @@ def test_a_node_process_that_dies_is_replaced(app, start_prefork, ledger, tmp_pa
     assert node.exit_status() == 0
 
 
+@pytest.mark.full
 def test_a_payload_that_kills_is_buried_and_the_worker_lives(app, start_prefork, ledger):
     batches = app.tasks["batches"]
     payloads = {"killer": "kill", "mate-1": "good", "mate-2": "good"}
@@ -262,6 +265,7 @@ def test_remote_control(app, start_prefork, ledger, tmp_path):
     ledger.wait_for("end", 2)
 
 
+@pytest.mark.full
 def test_a_rate_limit_is_set_at_run_time_and_stays(app, start_prefork, ledger):
     node = start_prefork()
     first = node_pid(app)
@@ -319,6 +323,7 @@ def test_events_come_from_the_worker(app, start_prefork, ledger):
     assert clocks == sorted(clocks)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", first_often(["SIGUSR1", "SIGTTIN"]))
 def test_a_trace_says_which_lane_works_on_what(app, start_prefork, ledger, tmp_path, name):
     node = start_prefork()
@@ -333,6 +338,7 @@ def test_a_trace_says_which_lane_works_on_what(app, start_prefork, ledger, tmp_p
     assert node.exit_status() == 0
 
 
+@pytest.mark.full
 def test_the_log_is_one_file_in_one_format(app, start_prefork, ledger, tmp_path):
     log = tmp_path / "worker.log"
     node = start_prefork("-f", str(log), wait=False)
@@ -354,6 +360,7 @@ def test_a_start_that_fails_ends_the_worker(app, settings, start_prefork):
     assert "no_module" in node.logs()
 
 
+@pytest.mark.full
 def test_a_restart_of_the_pool_restarts_the_node_process(app, settings, start_prefork, ledger, tmp_path):
     """It imports all modules anew. A running batch ends first."""
     settings["worker_pool_restarts"] = True
@@ -369,6 +376,7 @@ def test_a_restart_of_the_pool_restarts_the_node_process(app, settings, start_pr
     assert node_pid(app) != first
 
 
+@pytest.mark.full
 def test_celerys_children_are_replaced_beside_lanes(app, start_prefork, ledger):
     """Each plain task ends its child. A fork of a process with lanes hangs in half of the cases."""
     record, plain = app.tasks["record"], app.tasks["plain"]

@@ -174,6 +174,7 @@ def test_a_process_is_replaced_after_as_many_runs_as_celery_is_told(app, setting
     assert len(ledger.wait_for("process ends", 2)) >= 2
 
 
+@pytest.mark.full
 def test_a_process_is_replaced_when_it_has_grown(app, settings, start, ledger):
     settings["worker_max_memory_per_child"] = 150_000
     start(lanes=1)
@@ -181,6 +182,7 @@ def test_a_process_is_replaced_when_it_has_grown(app, settings, start, ledger):
     assert 1 < len({line["pid"] for line in ledger.lines("end")}) <= 4
 
 
+@pytest.mark.full
 def test_an_idle_process_ends_and_another_one_comes(app, start, ledger):
     start(lanes=1, PROJ_IDLE="0.2")
     act = app.tasks["act"]
@@ -212,6 +214,7 @@ def test_a_function_learns_that_its_lease_is_lost(settings, app, start, ledger):
         assert lost["was_set"]
 
 
+@pytest.mark.full
 def test_events_of_a_run_come_from_the_worker(app, start, ledger):
     start("-E")
     seen = []
@@ -227,6 +230,7 @@ def test_events_of_a_run_come_from_the_worker(app, start, ledger):
     assert {event["hostname"] for event in seen} == {"w0@test"}
 
 
+@pytest.mark.full
 def test_limits_are_set_at_run_time(app, start, ledger):
     start()
     reply = command(app, "time_limit", "w0@test", task_name="act", hard=0.5)
@@ -257,6 +261,7 @@ def test_a_worker_that_stops_waits_for_its_children(app, start, ledger, tmp_path
     assert not is_alive(begun["pid"])
 
 
+@pytest.mark.full
 def test_a_cold_shutdown_leaves_the_batch_to_the_next_worker_and_blames_nothing(app, start, ledger, tmp_path):
     node, act = start(), app.tasks["act"]
     result = act.delay("1", "gate")
@@ -270,6 +275,7 @@ def test_a_cold_shutdown_leaves_the_batch_to_the_next_worker_and_blames_nothing(
     assert suspects(act) == 0
 
 
+@pytest.mark.full
 def test_a_child_is_set_up_for_django(app, start, ledger):
     start(DJANGO_SETTINGS_MODULE="django.conf.global_settings")
     app.tasks["act"].delay("1", "django")
