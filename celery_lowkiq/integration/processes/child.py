@@ -107,7 +107,7 @@ class LostLease:
     """Set while another worker may own the shard of the running batch."""
 
     def __init__(self) -> None:
-        self.flag = threading.Event()
+        self.flag: threading.Event = threading.Event()
         self._number = 0
         self._lock = threading.Lock()
 
@@ -165,7 +165,7 @@ class EventRelay:
 
     def __init__(self, work: Channel) -> None:
         self._work = work
-        self.enabled = False
+        self.enabled: bool = False
         self.groups: tuple[str, ...] = ()
 
     def switch(self, groups: tuple[str, ...] | None) -> None:
@@ -197,7 +197,7 @@ class RelayedBuffers(ResultBuffers):
 
     def __init__(self) -> None:
         super().__init__()
-        self.buffer = RelayedBuffer()
+        self.buffer: RelayedBuffer = RelayedBuffer()
 
     @property
     def own(self) -> ResultBuffer:

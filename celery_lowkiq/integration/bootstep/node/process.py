@@ -17,7 +17,7 @@ from kombu.utils.imports import symbol_by_name
 
 from .launch import NodeOptions
 
-logger = logging.getLogger("celery_lowkiq")
+logger: logging.Logger = logging.getLogger("celery_lowkiq")
 #: A terminal sends them to all processes, and the worker says by the connection what is to be done. Not
 #: ignored, since programs that runs start would ignore them, too.
 FOR_WORKER = ("SIGINT", "SIGQUIT", "SIGHUP")
