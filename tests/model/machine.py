@@ -257,7 +257,9 @@ class StoreMachine(PeopleRules):
         if known is not None and known.claim == claim and known.early and disposition is Disposition.RETRY:
             settlement = settlement._replace(retry_count=known.retry_count, perform_in=known.perform_in)
         if disposition is Disposition.CRASH:
-            settlement = settlement._replace(retry_count=self.max_crashes, error=self.queue.poison_error)
+            # As ``crash_batch`` makes it: a crash says nothing of a try, or of the job's next batch.
+            about = {"retry_count": self.max_crashes, "error": self.queue.poison_error}
+            settlement = settlement._replace(**about, try_text=b"", isolation=NOT_ISOLATED)
         settled = [self.store.settle(self.queue, self.lease, [settlement]) for _ in range(repeats)]
         assert not any(repeat.accepted for repeat in settled[1:])
         now = settled[0].now
