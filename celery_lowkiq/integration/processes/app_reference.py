@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 
 from celery import Celery
+from celery.utils.imports import import_from_cwd
+from kombu.utils.imports import symbol_by_name
 
 from celery_lowkiq.rules.errors import ConfigurationError
 
@@ -38,3 +40,9 @@ def reference_to(app: Celery) -> str:
             "Assign it to a name at the top of a module"
         )
     return found
+
+
+def import_app(reference: str) -> Celery:
+    """Import the app of ``module:attribute``, as ``celery -A`` does: modules may be in the current folder."""
+    app: Celery = symbol_by_name(reference, imp=import_from_cwd)
+    return app

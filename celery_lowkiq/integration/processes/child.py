@@ -20,7 +20,6 @@ from celery.app import trace
 from celery.concurrency.prefork import process_destructor, process_initializer
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.worker import state
-from kombu.utils.imports import symbol_by_name
 
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.app.registry import ordered_tasks
@@ -36,6 +35,7 @@ from celery_lowkiq.worker.forks import end_forks_by_signal
 from celery_lowkiq.worker.ports import EXIT_CRASHED
 
 from . import messages
+from .app_reference import import_app
 from .channel import Channel
 from .messages import OutcomeMessage, RunMessage
 
@@ -63,7 +63,7 @@ def main(end: socket.socket, control: Connection, lifeline: Connection, options:
     _end_with_worker(lifeline)
     lost = LostLease()
     threading.Thread(target=lost.watch, args=(control,), name="lowkiq-control", daemon=True).start()
-    app: Celery = symbol_by_name(options.app)
+    app = import_app(options.app)
     for fixup in getattr(app, "_fixups", ()):
         # As in Celery's own children, where the parent has done it before the fork.
         if hasattr(fixup, "worker_fixup"):

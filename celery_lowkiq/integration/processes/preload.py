@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 
-from celery import Celery
-from kombu.utils.imports import symbol_by_name
-
-from .app_reference import PRELOADED_APP
+from .app_reference import PRELOADED_APP, import_app
 
 
 def load(reference: str) -> None:
     """Import the modules of the app. An error is left to the child, which imports them again."""
     with contextlib.suppress(Exception):
-        app: Celery = symbol_by_name(reference)
+        app = import_app(reference)
         app.loader.import_default_modules()
         app.finalize()
 

@@ -13,7 +13,8 @@ from celery import Celery, platforms, signals
 from celery.apps.worker import install_cry_handler  # type: ignore[attr-defined]
 from celery.concurrency.thread import TaskPool
 from celery.platforms import EX_FAILURE
-from kombu.utils.imports import symbol_by_name
+
+from celery_lowkiq.integration.processes.app_reference import import_app
 
 from .launch import NodeOptions
 
@@ -49,7 +50,7 @@ def _leave_to_worker(*_: Any) -> None: ...
 
 def _set_up(options: NodeOptions) -> Celery:
     """Prepare the app and the process, as Celery does for a child that it does not fork."""
-    app: Any = symbol_by_name(options.app)
+    app: Any = import_app(options.app)
     app.conf.update(options.changes)
     app.loader.init_worker()
     for module in options.modules:
