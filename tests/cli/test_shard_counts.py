@@ -136,11 +136,14 @@ def test_the_progress_is_shown_in_words(stored, queue, run):
     Migrations(stored.client, queue.name).begin(4)
     queue.pause_migration()
     process = start("reshard", "sync_order", "--watch", stderr=subprocess.PIPE)
-    with process:
+    try:
         assert process.stderr.readline() == (b"6>4, paused: about 10 jobs left to move\n")
         assert b"no worker that serves queue sync_order is alive" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
-    assert process.returncode == 0
+        _, said = process.communicate(timeout=60)
+        assert (process.returncode, said) == (0, b"")
+    finally:
+        process.kill()
     assert not queue.pause_migration()
     assert queue.resume_migration()
     assert not queue.resume_migration()
