@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import time
 from typing import Any
 
 import psutil
@@ -19,9 +18,6 @@ from tests.worker import in_processes, proj
 from tests.worker.checks import command, overlaps, released, shares, suspects
 from tests.worker.test_deaths import settled
 from tests.worker.test_watching import Listener
-
-#: Seconds that plain tasks and ordered calls run beside each other, in which Celery forks all the time.
-FORKING_SECONDS = float(os.environ.get("LOWKIQ_PREFORK_SECONDS", "5"))
 
 
 @pytest.fixture
@@ -373,31 +369,6 @@ def test_a_restart_of_the_pool_restarts_the_node_process(app, settings, start_pr
     ledger.wait_for("end")
     node.wait_for_log(f"the node process {first} has ended with status 0")
     assert node_pid(app) != first
-
-
-@pytest.mark.full
-def test_celerys_children_are_replaced_beside_lanes(app, start_prefork, ledger):
-    """Each plain task ends its child. A fork of a process with lanes hangs in half of the cases."""
-    record, plain = app.tasks["record"], app.tasks["plain"]
-    node = start_prefork("--max-tasks-per-child=1", PROJ_WORK="0.001")
-    ends_at, sent = time.monotonic() + FORKING_SECONDS, 0
-    while sent == 0 or time.monotonic() < ends_at:
-        if sent > 20:
-            # A child that hangs stops this.
-            ledger.wait_for("plain", sent - 20, 120)
-        for number in range(sent, sent + 10):
-            plain.delay(number)
-        record.perform_async([{"id": n % 50, "payload": n, "score": n} for n in range(sent, sent + 10)])
-        sent += 10
-    ledger.wait_for("plain", sent, 120)
-    eventually(lambda: settled(record))
-    lines = ledger.lines()
-    ran = [number for line in lines if line["event"] == "end" for number in line["payloads"]]
-    assert sorted(ran) == list(range(sent))
-    assert sorted(line["value"] for line in lines if line["event"] == "plain") == list(range(sent))
-    assert overlaps(lines) == []
-    node.kill("SIGTERM")
-    assert node.exit_status() == 0, node.logs()
 
 
 def test_an_app_that_no_module_has_is_not_found():
