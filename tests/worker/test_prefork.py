@@ -60,6 +60,9 @@ def test_ordered_calls_run_in_order_beside_plain_tasks(app, start_prefork, ledge
         assert ran == list(range(20))
     assert overlaps(ledger.lines()) == []
     (lanes,) = {line["pid"] for line in lines}
+    title = " ".join(psutil.Process(lanes).cmdline())
+    assert "lowkiq-node" in title
+    assert "w0@test" in title
     children = {line["pid"] for line in ledger.lines("plain")}
     assert lanes not in children
     assert node.container.process.pid not in {lanes, *children}

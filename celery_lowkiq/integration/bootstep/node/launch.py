@@ -111,7 +111,8 @@ def launch(options: NodeOptions) -> tuple[subprocess.Popen[bytes], Connection]:
     env = {name: value for name, value in os.environ.items() if name != COPIED_APP}
     try:
         process = subprocess.Popen(
-            [sys.executable, *flags, "-c", BOOT, str(theirs.fileno())],
+            # The last word is for ps.
+            [sys.executable, *flags, "-c", BOOT, str(theirs.fileno()), f"{NAME}:{options.hostname}"],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
             env=env,
