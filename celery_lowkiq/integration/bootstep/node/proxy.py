@@ -162,7 +162,7 @@ class NodeProxy:
             self._consumer.hub.remove_reader(connection.fileno())
         connection.close()
         status = self._process.wait()
-        if self._is_stopping:
+        if self._is_stopping and (status >= 0 or status == -signal.SIGTERM):
             return
         level = logging.ERROR if status else logging.INFO
         logger.log(
@@ -174,7 +174,7 @@ class NodeProxy:
         )
         if status == EX_FAILURE and not self._was_ready:
             self._stop_worker(EX_FAILURE)
-        else:
+        elif not self._is_stopping:
             self._launch_later()
 
     def _stop_worker(self, exitcode: int) -> None:
