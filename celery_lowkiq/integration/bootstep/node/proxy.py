@@ -27,7 +27,7 @@ from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.rules.models import QueueSpec
 
-from .heartbeats import count_in_heartbeats
+from .celery_heartbeat import count_in_heartbeats
 from .launch import NodeLimits, NodeOptions, changed_settings, launch, modules_of, revoked_calls, task_limits
 
 #: Seconds that the worker waits for an answer of its node process.

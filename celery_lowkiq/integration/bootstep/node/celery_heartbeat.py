@@ -1,4 +1,4 @@
-"""Heartbeats of the worker, which count the runs of its node process as active."""
+"""The heartbeat that Celery sends: it counts the runs of the node process as active."""
 
 from __future__ import annotations
 
