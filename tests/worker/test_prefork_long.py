@@ -49,7 +49,7 @@ def figures(node):
     return process.num_threads(), process.num_fds(), round(process.memory_info().rss / 2**20, 1)
 
 
-@pytest.mark.timeout(60 * MINUTES + 600)
+@pytest.mark.timeout(180 * MINUTES + 600)
 def test_celerys_children_are_replaced_beside_lanes(app, empty_redis, start_worker, ledger):
     """Each plain task ends its child. A fork of a process with lanes hangs in half of the cases.
 

@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from tests.waiting import eventually
+from tests.worker import in_processes
 from tests.worker.checks import command, shares
 from tests.worker.test_deaths import settled
 from tests.worker.test_prefork import node_pid
@@ -115,6 +116,21 @@ def test_the_next_node_process_knows_what_was_asked_of_the_first(app, start_pref
     ledger.wait_for("end")
     assert len(ledger.lines("run")) == 1
     assert len(command(app, "lowkiq", "w0@test")[0]["lanes"]) == 2
+
+
+@pytest.mark.full
+def test_a_time_limit_is_set_at_run_time_and_stays(settings, start_prefork, ledger):
+    app = in_processes.make_app(**settings)
+    node = start_prefork(module="tests.worker.in_processes")
+    (said,) = command(app, "time_limit", "w0@test", task_name="act", hard=0.5)
+    assert said == {"ok": "time limits set successfully"}
+    for turn in range(2):
+        app.tasks["act"].delay(str(turn), "hold")
+        ledger.wait_for("exhausted", turn + 1)
+        os.kill(command(app, "stats", "w0@test")[0]["lowkiq"]["pid"], signal.SIGKILL)
+        eventually(lambda: node.logs().count("ordered queues are served by process") == turn + 2)  # noqa: B023
+    assert "TimeLimitExceeded(0.5" in ledger.lines("exhausted")[1]["error"]
+    app.close()
 
 
 def test_heartbeats_count_runs_of_the_node_process(app, start_prefork, ledger, tmp_path):
