@@ -77,18 +77,24 @@ def test_what_a_worker_has_stays_flat_while_children_are_replaced(app, settings,
     def figures():
         server = next(each for each in worker.children() if "forkserver" in " ".join(each.cmdline()))
         both = worker, server
-        return [each.num_fds() for each in both], [each.memory_info().rss / 2**20 for each in both]
+        cpu = sum(sum(each.cpu_times()[:4]) for each in both)
+        return [each.num_fds() for each in both], [each.memory_info().rss / 2**20 for each in both], cpu
 
     def recycle(count):
         before = act.ordered_queue.stats().processed
         act.perform_async([{"id": str(n), "payload": "good"} for n in range(count)])
         eventually(lambda: act.ordered_queue.stats().processed == before + count, 60 + count * SLOW)
+        return figures()
 
-    recycle(max(20, RECYCLINGS // 10))
-    fds, memory = figures()
-    recycle(RECYCLINGS)
-    later_fds, later_memory = figures()
-    print(f"{RECYCLINGS} recyclings: descriptors {fds} -> {later_fds}, MiB {memory} -> {later_memory}")
+    fds, memory, cpu = recycle(max(20, RECYCLINGS // 10))
+    for part in range(1, 5):
+        later_fds, later_memory, later_cpu = recycle(RECYCLINGS // 4)
+        count = RECYCLINGS // 4 * part
+        print(
+            f"{count} recyclings: descriptors {fds} -> {later_fds}, MiB {memory} -> {later_memory}, "
+            f"{(later_cpu - cpu) / count * 1e3:.1f} ms CPU each, load {os.getloadavg()[0]:.1f}",
+            flush=True,
+        )
     # Pipes of the lanes that have a child at that moment.
     assert all(after <= before + 12 for before, after in zip(fds, later_fds, strict=True))
     assert all(after <= before + 8 for before, after in zip(memory, later_memory, strict=True))
