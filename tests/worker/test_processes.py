@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
@@ -17,7 +16,7 @@ from tests.marks import first_often
 from tests.outages import away
 from tests.waiting import eventually
 from tests.worker import in_processes
-from tests.worker.checks import command, suspects
+from tests.worker.checks import command, is_alive, suspects
 
 #: Seconds that a machine that has other things to do may take longer.
 BUSY_MACHINE = 3.0
@@ -39,12 +38,6 @@ def start(start_worker):
 
 def pid_of(node):
     return node.container.process.pid
-
-
-def is_alive(pid):
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 def settled(task):

@@ -139,15 +139,21 @@ class SoftLimit:
     """Raises SoftTimeLimitExceeded on SIGUSR1, in a task's function and nowhere else."""
 
     def __init__(self, tasks: Iterable[Any]) -> None:
-        self._is_running = False
+        self._is_running = self._is_due = False
         for task in tasks:
             task.run = self._around(task.run)
         signal.signal(signal.SIGUSR1, self._on_signal)
+
+    def begin(self) -> None:
+        """A batch begins."""
+        self._is_due = False
 
     def _around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
             self._is_running = True
             try:
+                if self._is_due:
+                    raise SoftTimeLimitExceeded
                 return function(*args, **kwargs)
             finally:
                 self._is_running = False
@@ -158,6 +164,8 @@ class SoftLimit:
         if self._is_running:
             self._is_running = False
             raise SoftTimeLimitExceeded
+        # What precedes the function took that long.
+        self._is_due = True
 
 
 class EventRelay:
@@ -225,7 +233,7 @@ class Child:
         stores = CallReader(client), TrackerStore(client)
         self._runner = CeleryRunner(self._tasks, consumer, context, *stores, self._buffers)
         self._runner.loops.died = _crash
-        SoftLimit(self._tasks.values())
+        self._soft_limit = SoftLimit(self._tasks.values())
 
     def close(self) -> None:
         """Close the event loop of ``async def`` tasks."""
@@ -259,6 +267,7 @@ class Child:
         if message.stamps:
             state.revoked_stamps.update(pickle.loads(message.stamps))  # noqa: S301 - written by the lane
         self._lost.begin(message.number, message.is_lost)
+        self._soft_limit.begin()
         reply: tuple[Any, ...]
         try:
             batch = messages.read_batch(message, self._tasks[message.queue].queue_spec, self._lost.flag)
