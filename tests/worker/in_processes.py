@@ -129,7 +129,8 @@ def make_app(**settings: Any) -> Celery:
 
     def run(self: Any, payloads_by_id: dict[str, list[Any]]) -> Any:
         ((job_id, (what, *_)),) = payloads_by_id.items()
-        note("start", id=job_id, parent=os.getppid(), task_id=self.request.id, known=current_task is not None)
+        method = multiprocessing.get_start_method()
+        note("start", id=job_id, task_id=self.request.id, known=current_task is not None, method=method)
         if what in OF_LOSS:
             OF_LOSS[what](self)
         else:
@@ -143,6 +144,16 @@ def make_app(**settings: Any) -> Celery:
         await asyncio.sleep(60 if what == "sleep" else 0)
         note("end", id=job_id)
         return f"{what} done"
+
+    async def run_each_async(job_id: str, payloads: list[Any]) -> None:
+        note("start", id=job_id)
+        await asyncio.sleep(float(payloads[0]))
+        note("end", id=job_id)
+
+    def run_each(job_id: str, payloads: list[Any]) -> None:
+        note("start", id=job_id)
+        time.sleep(float(payloads[0]))
+        note("end", id=job_id)
 
     def note_dead(jobs: list[Any]) -> None:
         note("exhausted", ids=[job.id for job in jobs], error=jobs[0].error)
@@ -159,6 +170,10 @@ def make_app(**settings: Any) -> Celery:
     ordered_task(**ordered, name="in thread", queue_name="in-thread", shards=1, run_in="thread")(run)
     in_loop = {"name": "in loop", "queue_name": "in-loop", "shards": 1, "soft_time_limit": 1.0}
     ordered_task(**ordered, **in_loop, run_in="process")(run_async)
+    each = {"app": app, "shared": False, "shards": 1, "batch_size": 5, "per_id": True, "max_retries": 0}
+    for name, function in (("each async", run_each_async), ("each", run_each)):
+        limited = {"queue_name": name.replace(" ", "-"), "soft_time_limit": 1.0, "run_in": "process"}
+        ordered_task(**each, name=name, **limited)(function)
     return app
 
 
