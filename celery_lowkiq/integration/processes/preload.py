@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from billiard.util import get_pdeathsig
+from billiard.util import get_pdeathsig  # type: ignore[attr-defined]
 
 from celery_lowkiq.integration.app.context import context_of
 
