@@ -229,7 +229,9 @@ def _shard_count(queue: QueueState) -> Iterator[Finding]:
         text = f"It is moving from {queue.former} to {queue.stored} shards"
         command = f"celery -A proj lowkiq reshard {queue.name}"
         if queue.migration_paused:
-            yield queue.finding(WARNING, f"{text}, and the move is paused.", f"Resume it: {command} --resume.")
+            yield queue.finding(
+                WARNING, f"{text}, and the move is paused.", f"Resume it: {command} --resume."
+            )
         else:
             yield queue.finding(WARNING, f"{text}.", f"{command} --watch waits for the end.")
     elif queue.stored not in (None, queue.declared):

@@ -137,7 +137,7 @@ def pause_after(seconds: float, movers: int) -> float:
 
 
 def pages_of(migration: Migration, shards: range) -> dict[int, int]:
-    """Return how many ids to read in each of these shards: sources have as many as if there were no others."""
+    """Return how many ids to read in each shard of a turn: sources share it as if there were no others."""
     sources = sum(index < migration.former for index in shards)
     return {
         index: max(1, TURN_JOBS // (sources if index < migration.former else len(shards))) for index in shards

@@ -77,9 +77,7 @@ def _watch(read: Callable[[], OverviewJson | ShardsJson], seconds: float, json_:
         pass
 
 
-def _row(
-    name: str, shards: int, counts: Stats, speed: Rates | None, former: int | None = None
-) -> list[str]:
+def _row(name: str, shards: int, counts: Stats, speed: Rates | None, former: int | None = None) -> list[str]:
     numbers = [str(getattr(counts, name)) for name in COUNTS]
     processed = [str(counts.processed), f"{speed.processed:.1f}" if speed else "-"]
     failed = [str(counts.failed), f"{speed.failed:.1f}" if speed else "-"]

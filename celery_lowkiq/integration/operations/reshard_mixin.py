@@ -64,7 +64,7 @@ class ReshardMixin:
         return self._pause_migration(True)
 
     def resume_migration(self) -> bool:
-        """Move jobs again after :meth:`pause_migration`; return whether it was paused. Raises NotMigrating."""
+        """Move jobs again after :meth:`pause_migration`; return whether it was. Raises NotMigrating."""
         return self._pause_migration(False)
 
     def abort_migration(self) -> int:
