@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 
 from celery_lowkiq.rules.errors import ConfigurationError
 
-#: Every kind of fault; all but the last three are on by default.
-FAULTS = ("kill", "freeze", "redis", "cut", "rollback", "clock", "rebalance", "reshard")
+#: Every kind of fault; the first five are on by default.
+FAULTS = ("kill", "freeze", "redis", "cut", "rollback", "clock", "rebalance", "reshard", "failover")
 DEFAULT_FAULTS = frozenset(FAULTS[:5])
 #: Faults that need a Redis of our own.
-OWN_REDIS = frozenset({"redis", "rollback", "clock"})
+OWN_REDIS = frozenset({"redis", "rollback", "clock", "failover"})
+#: A migration doubles them.
+MAX_CHAOS_SHARDS = 500
 EXCLUSIONS = ("cooperative", "strict")
 #: Module with the workers' app.
 APP = "tests.chaos.app"
@@ -49,6 +51,10 @@ class Options:
             )
         if self.nodes < 1 or self.seconds <= 0:
             raise ConfigurationError("a run needs at least one node and some seconds")
+        if not 1 <= self.shards <= MAX_CHAOS_SHARDS:
+            raise ConfigurationError(
+                f"shards={self.shards} is not allowed: a number from 1 to {MAX_CHAOS_SHARDS}"
+            )
         if not 0.5 <= self.lease <= 60:
             raise ConfigurationError(f"lease={self.lease:g} is not allowed: seconds from 0.5 to 60")
 

@@ -20,8 +20,8 @@ SETTLE = 5.0
 #: Seconds that the clock of Redis jumps by.
 JUMPS = (1.0, 60.0, 3600.0)
 YEAR = 365 * 86400.0
-#: Numbers of shards that a queue is brought to, as parts of that of its task.
-SHARDS = (2.0, 1.0, 0.3)
+#: Numbers of shards that a queue is brought to, one after the other, as parts of that of its task.
+SHARDS = (2.0, 1.0, 0.3, 1.0)
 
 
 @dataclass(frozen=True)
@@ -106,13 +106,25 @@ class Roll:
 
 @dataclass(frozen=True)
 class Reshard:
-    """A migration to another number of shards begins."""
+    """A migration to the next number of shards begins."""
 
     at: float
-    shards: int
 
 
-Fault: TypeAlias = Kill | Freeze | KillRedis | Cut | Hole | Down | Rollback | Jump | Resize | Roll | Reshard
+@dataclass(frozen=True)
+class Failover:
+    """SIGKILL to the master, ``lag`` s after its replica has followed it no more; ``seconds`` later, the
+    replica takes its place.
+    """
+
+    at: float
+    lag: float
+    seconds: float
+
+
+Fault: TypeAlias = (
+    Kill | Freeze | KillRedis | Cut | Hole | Down | Rollback | Jump | Resize | Roll | Reshard | Failover
+)
 
 
 def plan(seed: int, options: Options) -> Iterator[Fault]:
@@ -171,8 +183,9 @@ def _resize_or_roll(chance: random.Random, at: float, options: Options) -> Fault
     return Roll(at, chance.randrange(options.nodes))
 
 
-def _reshard(chance: random.Random, at: float, options: Options) -> Fault:
-    return Reshard(at, round(chance.choice(SHARDS) * options.shards))
+def _failover(chance: random.Random, at: float, options: Options) -> Fault:
+    lag = chance.choice((0.0, chance.uniform(0.05, 0.5))) * options.lease
+    return Failover(at, lag, chance.choice((0.05, 0.5, 1.5)) * options.lease)
 
 
 _MAKERS: dict[str, Callable[[random.Random, float, Options], Fault]] = {
@@ -183,5 +196,6 @@ _MAKERS: dict[str, Callable[[random.Random, float, Options], Fault]] = {
     "rollback": lambda chance, at, options: Rollback(at, chance.uniform(0.1, 2.0) * options.lease),
     "clock": _jump,
     "rebalance": _resize_or_roll,
-    "reshard": _reshard,
+    "reshard": lambda chance, at, options: Reshard(at),
+    "failover": _failover,
 }

@@ -12,6 +12,7 @@ from tests.chaos.plan import (
     YEAR,
     Cut,
     Down,
+    Failover,
     Freeze,
     Hole,
     Jump,
@@ -34,6 +35,7 @@ KINDS = {
     "clock": {Jump},
     "rebalance": {Resize, Roll},
     "reshard": {Reshard},
+    "failover": {Failover},
 }
 
 
@@ -64,6 +66,9 @@ def test_times_are_those_of_the_test_plan():
             assert fault.seconds in (0.05 * lease, 0.5 * lease, 1.5 * lease)
         elif isinstance(fault, (Hole, Down)):
             assert 0 < fault.seconds <= 1.5 * lease
+        elif isinstance(fault, Failover):
+            assert 0 <= fault.lag <= 0.5 * lease
+            assert fault.seconds in (0.05 * lease, 0.5 * lease, 1.5 * lease)
         elif isinstance(fault, Rollback):
             assert 0.1 * lease <= fault.seconds <= 2 * lease
         elif isinstance(fault, Jump):
@@ -88,6 +93,7 @@ def test_rebalancing_alone_is_a_plan_of_its_own():
         {"nodes": 0},
         {"seconds": 0},
         {"lease": 0.1},
+        {"shards": 0},
     ],
 )
 def test_an_impossible_run_is_refused(bad):
