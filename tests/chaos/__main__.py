@@ -29,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             nodes=given.nodes,
             seconds=given.seconds,
             lease=given.lease,
+            pause=given.pause,
             exclusion=given.exclusion,
             faults=frozenset(filter(None, given.faults.split(","))),
             redis_url=given.redis,
@@ -90,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--nodes", type=int, default=4, help="worker processes (4)")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long faults are made (60)")
     parser.add_argument("--lease", type=float, default=1.0, help="lease time in s (1)")
+    parser.add_argument("--pause", type=float, default=0.4, help="average time between two faults in s (0.4)")
     parser.add_argument("--seed", type=int, help="repeats the faults of a run; drawn when left out")
     parser.add_argument("--exclusion", choices=EXCLUSIONS, default=EXCLUSIONS[0])
     parser.add_argument(

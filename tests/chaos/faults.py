@@ -193,11 +193,13 @@ class Faults:
             self._note("rebalance", began_at)
 
     @_make.register
-    def _(self, _: Reshard) -> None:
-        if self._queue.reshard(self._shards[0]):
+    def _(self, fault: Reshard) -> None:
+        shards = self._shards[0]
+        if self._queue.reshard(shards):
             self._shards.rotate(-1)
             # How long its migration takes is not waited for: shards come and go until the end.
             self._mend_after("reshard", math.inf, lambda: None)
+            self._mend_in(fault.seconds, self._cluster.move(shards))
 
     @_make.register
     def _(self, fault: Failover) -> None:

@@ -21,12 +21,15 @@ APP = "tests.chaos.app"
 
 @dataclass(frozen=True)
 class Options:
-    """``seconds`` is how long faults are made, ``lease`` the lease time T; both in s."""
+    """``seconds`` is how long faults are made, ``lease`` the lease time T, ``pause`` the time between two
+    faults on average; all in s.
+    """
 
     seed: int
     nodes: int = 4
     seconds: float = 60.0
     lease: float = 1.0
+    pause: float = 0.4
     exclusion: str = "cooperative"
     faults: frozenset[str] = DEFAULT_FAULTS
     #: A Redis of the user's; None starts one.
@@ -49,8 +52,10 @@ class Options:
             raise ConfigurationError(
                 f"exclusion={self.exclusion!r} is not allowed: {' or '.join(EXCLUSIONS)}"
             )
-        if self.nodes < 1 or self.seconds <= 0:
-            raise ConfigurationError("a run needs at least one node and some seconds")
+        if self.nodes < 1 or self.seconds <= 0 or self.pause <= 0:
+            raise ConfigurationError(
+                "a run needs at least one node, some seconds, and a pause between faults"
+            )
         if not 1 <= self.shards <= MAX_CHAOS_SHARDS:
             raise ConfigurationError(
                 f"shards={self.shards} is not allowed: a number from 1 to {MAX_CHAOS_SHARDS}"

@@ -9,10 +9,8 @@ from typing import TypeAlias
 
 from .options import Options
 
-#: Seconds between two faults, on average.
-PAUSE = 0.4
 #: How often a kind comes, beside 1 of others: a Redis that is always away lets nothing happen.
-WEIGHTS = {"kill": 3, "freeze": 3, "cut": 3, "redis": 2, "reshard": 4}
+WEIGHTS = {"kill": 3, "freeze": 3, "cut": 3, "redis": 2, "reshard": 4, "failover": 3}
 #: Sizes that a cluster is brought to, one after the other.
 SIZES = (1, 4, 2, 8)
 #: Seconds that a cluster gets to settle at each of its sizes.
@@ -106,9 +104,12 @@ class Roll:
 
 @dataclass(frozen=True)
 class Reshard:
-    """A migration to the next number of shards begins."""
+    """A migration to the next number of shards begins. A command moves the queue, beside all workers; it gets
+    SIGKILL after ``seconds``.
+    """
 
     at: float
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def _mixed(chance: random.Random, options: Options) -> Iterator[Fault]:
     weights = [WEIGHTS.get(kind, 1) for kind in kinds]
     at = 0.0
     while kinds:
-        at += chance.uniform(PAUSE / 2, PAUSE * 3 / 2)
+        at += options.pause * chance.uniform(0.5, 1.5)
         if at >= options.seconds:
             return
         (kind,) = chance.choices(kinds, weights)
@@ -196,6 +197,6 @@ _MAKERS: dict[str, Callable[[random.Random, float, Options], Fault]] = {
     "rollback": lambda chance, at, options: Rollback(at, chance.uniform(0.1, 2.0) * options.lease),
     "clock": _jump,
     "rebalance": _resize_or_roll,
-    "reshard": lambda chance, at, options: Reshard(at),
+    "reshard": lambda chance, at, options: Reshard(at, chance.uniform(0.5, 8.0) * options.lease),
     "failover": _failover,
 }

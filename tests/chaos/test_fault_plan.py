@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -49,6 +50,8 @@ def test_faults_come_in_order_every_0_4_seconds_or_so():
     assert all(0.2 <= b - a <= 0.6 for a, b in pairwise(times))
     assert times[-1] < ALL.seconds
     assert len(times) == pytest.approx(600 / 0.4, rel=0.1)
+    slow = [fault.at for fault in plan(7, replace(ALL, pause=4.0))]
+    assert len(slow) == pytest.approx(600 / 4.0, rel=0.2)
 
 
 def test_every_kind_that_is_asked_for_comes_and_no_other():
@@ -94,6 +97,7 @@ def test_rebalancing_alone_is_a_plan_of_its_own():
         {"seconds": 0},
         {"lease": 0.1},
         {"shards": 0},
+        {"pause": 0},
     ],
 )
 def test_an_impossible_run_is_refused(bad):
