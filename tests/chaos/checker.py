@@ -151,7 +151,7 @@ def _not_confirmed(history: History) -> dict[str, Any]:
 def _settled_twice(history: History) -> Iterator[str]:
     """Payloads that were settled as done, and run and settled again, though nobody pushed them meanwhile.
 
-    Not where a rollback or a failover made Redis forget the first settle.
+    Not where a rollback or a failover made Redis forget the first claim or its settle.
     """
     pushed: dict[tuple[str, int], float] = {}
     for push in (*history.pushes, *history.unconfirmed):
@@ -167,7 +167,7 @@ def _settled_twice(history: History) -> Iterator[str]:
                 or pushed.get(one, 0.0) > known[0].claimed_at
             ):
                 continue
-            if not any(loss.touches(known[1].called_at, known[1].at) for loss in history.losses):
+            if not any(loss.touches(known[0].claimed_at, known[1].at) for loss in history.losses):
                 yield f"id {one[0]} payload {one[1]}: at {known[1].at:.3f} and at {settle.at:.3f}"
 
 

@@ -216,6 +216,14 @@ ALLOWED = {
             troubles=(Trouble("failover", 1.0, 2.2),),
         ),
     ),
+    "runs again after a failover that lost its claim": (
+        "duplicates",
+        with_(
+            executions=(ran(TWO, 20, 7.0, 7.2, a=(1,)),),
+            settles=(Settle(TWO, 0, 20, 7.2, 7.25),),
+            troubles=(Trouble("failover", 0.9, 1.1),),
+        ),
+    ),
     "runs again since its call was repeated": (
         "duplicates",
         with_(
